@@ -1,0 +1,81 @@
+# How every target of the project is compiled, and how the include direction is enforced.
+#
+# troupe_library(<folder> SOURCES ... LINKS ...) makes the library `troupe_<folder>`, alias
+# `troupe::<folder>`. Its headers stand beside its sources and are included as
+# "troupe/<folder>/name.hpp". Each folder gets an include root of its own in the build tree that holds
+# nothing but that folder, so a target can include only what it links.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+find_program(TROUPE_CCACHE ccache)
+if(TROUPE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${TROUPE_CCACHE}")
+endif()
+
+find_package(Threads REQUIRED)
+
+function(troupe_compile_settings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                         -Wold-style-cast -Wconversion -Wno-sign-conversion)
+  if(TROUPE_WARNINGS_AS_ERRORS)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(TROUPE_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${TROUPE_SANITIZE} -fno-omit-frame-pointer
+                           -fno-sanitize-recover=all)
+    target_link_options(${target} PRIVATE -fsanitize=${TROUPE_SANITIZE})
+  endif()
+endfunction()
+
+function(troupe_library folder)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  set(target troupe_${folder})
+  add_library(${target} STATIC ${arg_SOURCES})
+  add_library(troupe::${folder} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
+  set(root "${PROJECT_BINARY_DIR}/include/${folder}")
+  file(MAKE_DIRECTORY "${root}/troupe")
+  file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${root}/troupe/${folder}" SYMBOLIC)
+  target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${root}>"
+                             "$<INSTALL_INTERFACE:include>")
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS})
+  troupe_compile_settings(${target})
+  troupe_check_headers(${target} ${folder})
+  set_property(GLOBAL APPEND PROPERTY TROUPE_LIBRARIES ${target})
+endfunction()
+
+# Every header of a folder compiles by itself: one generated source per header, built with the library.
+function(troupe_check_headers target folder)
+  if(NOT TROUPE_CHECK_HEADERS)
+    return()
+  endif()
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}" "*.hpp")
+  set(sources)
+  foreach(header IN LISTS headers)
+    string(MAKE_C_IDENTIFIER "${header}" name)
+    set(source "${PROJECT_BINARY_DIR}/header_checks/${folder}/${name}.cpp")
+    set(text "#include \"troupe/${folder}/${header}\"\n#include \"troupe/${folder}/${header}\"\n")
+    set(old "")
+    if(EXISTS "${source}")
+      file(READ "${source}" old)
+    endif()
+    if(NOT old STREQUAL text)
+      file(WRITE "${source}" "${text}")
+    endif()
+    list(APPEND sources "${source}")
+  endforeach()
+  if(sources)
+    add_library(${target}_header_checks OBJECT ${sources})
+    target_link_libraries(${target}_header_checks PRIVATE ${target})
+    troupe_compile_settings(${target}_header_checks)
+  endif()
+endfunction()
