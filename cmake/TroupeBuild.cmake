@@ -20,7 +20,19 @@ if(TROUPE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${TROUPE_CCACHE}")
 endif()
 
+if(TROUPE_FUZZ AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  message(FATAL_ERROR "TROUPE_FUZZ needs clang's libFuzzer; configure with --preset fuzz, "
+                      "or with -DCMAKE_CXX_COMPILER=clang++-14")
+endif()
+
 find_package(Threads REQUIRED)
+
+# Adds a folder of the project if it has something to build.
+function(troupe_add_folder folder)
+  if(EXISTS "${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt")
+    add_subdirectory("${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_BINARY_DIR}/${folder}")
+  endif()
+endfunction()
 
 function(troupe_compile_settings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
@@ -29,9 +41,25 @@ function(troupe_compile_settings target)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
   if(TROUPE_SANITIZE)
+    # Every finding ends the program. Null references are left to tests/sanitizers/options.cpp, which ends
+    # the program too, save for the ones of a library's headers that it names.
     target_compile_options(${target} PRIVATE -fsanitize=${TROUPE_SANITIZE} -fno-omit-frame-pointer
                            -fno-sanitize-recover=all)
     target_link_options(${target} PRIVATE -fsanitize=${TROUPE_SANITIZE})
+    if(TROUPE_SANITIZE MATCHES "undefined")
+      target_compile_options(${target} PRIVATE -fsanitize-recover=null)
+    endif()
+    get_target_property(type ${target} TYPE)
+    if(type STREQUAL "EXECUTABLE")
+      target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests/sanitizers/options.cpp")
+    endif()
+    if(TROUPE_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # The sanitizer does not model fences, which g++ warns of at each; what it reports is still right.
+      target_compile_options(${target} PRIVATE -Wno-tsan)
+    endif()
+  endif()
+  if(TROUPE_FUZZ)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
 endfunction()
 

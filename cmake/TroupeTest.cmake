@@ -1,0 +1,87 @@
+# How tests and fuzz targets are declared.
+#
+#   troupe_test(<name> SOURCES a.cpp b.cpp LINKS troupe::kvcache LABELS unit
+#               [TIMEOUT seconds] [RUN_SERIAL] [ENVIRONMENT "NAME=value"...] [DEPENDS target...])
+#
+# makes the executable `<name>` with GoogleTest's main and registers each of its tests with ctest as
+# `<name>.<suite>.<test>` under one of the labels unit, integration, faults. DEPENDS names targets that
+# the tests run, such as the `troupe` command, so that they are built first.
+#
+#   troupe_fuzz_target(<name> SOURCES a.cpp LINKS troupe::transport)
+#
+# makes a libFuzzer executable out of a source that defines LLVMFuzzerTestOneInput and registers it under
+# the label fuzz. It does nothing unless TROUPE_FUZZ is on. Only code without CAF can be fuzzed.
+# Inputs in corpus/<name>/ beside the CMakeLists.txt are where the fuzzer begins.
+
+find_package(GTest REQUIRED)
+include(GoogleTest)
+
+function(troupe_test name)
+  cmake_parse_arguments(arg "RUN_SERIAL" "TIMEOUT" "SOURCES;LINKS;LABELS;ENVIRONMENT;DEPENDS" ${ARGN})
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "troupe_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT arg_SOURCES)
+    message(FATAL_ERROR "troupe_test(${name}): name its sources after SOURCES")
+  endif()
+  if(NOT arg_LABELS MATCHES "^(unit|integration|faults)$")
+    message(FATAL_ERROR "troupe_test(${name}): LABELS must be one of unit, integration, faults, "
+                        "found '${arg_LABELS}'")
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} GTest::gmock_main)
+  troupe_compile_settings(${name})
+  if(arg_DEPENDS)
+    add_dependencies(${name} ${arg_DEPENDS})
+  endif()
+  # `troupe_tests_unit` and so on build all tests of one label.
+  if(NOT TARGET troupe_tests_${arg_LABELS})
+    add_custom_target(troupe_tests_${arg_LABELS})
+  endif()
+  add_dependencies(troupe_tests_${arg_LABELS} ${name})
+
+  set(properties LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+  if(arg_RUN_SERIAL)
+    list(APPEND properties RUN_SERIAL TRUE)
+  endif()
+  if(arg_ENVIRONMENT)
+    # gtest_discover_tests passes the list through three calls; each of them takes one level of quoting.
+    list(JOIN arg_ENVIRONMENT [[\\\\\\\\;]] environment)
+    list(APPEND properties ENVIRONMENT "${environment}")
+  endif()
+  # Tests are listed when ctest starts, not while building: a build never runs what it made.
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                       PROPERTIES ${properties})
+endfunction()
+
+function(troupe_fuzz_target name)
+  if(NOT TROUPE_FUZZ)
+    return()
+  endif()
+  cmake_parse_arguments(arg "" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINKS})
+  troupe_compile_settings(${name})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  if(NOT TARGET troupe_tests_fuzz)
+    add_custom_target(troupe_tests_fuzz)
+  endif()
+  add_dependencies(troupe_tests_fuzz ${name})
+
+  # What the fuzzer finds goes to the build tree; the inputs of the repository are only read.
+  set(found "${CMAKE_CURRENT_BINARY_DIR}/corpus/${name}")
+  set(seeds "${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name}")
+  file(MAKE_DIRECTORY "${found}")
+  if(NOT IS_DIRECTORY "${seeds}")
+    set(seeds)
+  endif()
+  add_test(NAME fuzz.${name}
+           COMMAND sh -c "exec \"$0\" -max_total_time=\"\${TROUPE_FUZZ_SECONDS:-60}\" \"$@\""
+                   $<TARGET_FILE:${name}> -timeout=10 -rss_limit_mb=2048 -max_len=65536
+                   -print_final_stats=1 "-artifact_prefix=${CMAKE_CURRENT_BINARY_DIR}/${name}."
+                   "${found}" ${seeds})
+  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 3600)
+endfunction()
