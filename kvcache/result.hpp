@@ -15,7 +15,7 @@ namespace troupe {
 /// Thrown by `result::value()` on an error, as `std::expected` does. Code of ours checks first.
 class bad_result_access : public std::exception {
  public:
-  explicit bad_result_access(error e) : error_{std::move(e)}, text_{to_string(error_)} {}
+  explicit bad_result_access(troupe::error e) : error_{std::move(e)}, text_{to_string(error_)} {}
   [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] const troupe::error& error() const noexcept { return error_; }
 

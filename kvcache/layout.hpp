@@ -1,0 +1,220 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::kvcache {
+
+// -- logical geometry: what both sides of a transfer must agree on
+// ------------------------------------
+
+/// What a layer keeps per token. Numbers are part of the encoded form: append, never renumber.
+enum class layer_kind : std::uint8_t {
+  attention = 1,  ///< keys and values, `kv_heads` heads of `head_dim` elements each: planes K, V
+  mla = 2,        ///< one latent of `head_dim` elements, no heads, same on every rank: one plane
+  recurrent = 3,  ///< nothing per token (its memory is a state tensor): no plane
+};
+[[nodiscard]] std::string_view to_string(layer_kind kind) noexcept;
+
+/// One layer as the model has it, before any sharding.
+struct layer_shape {
+  layer_kind kind{layer_kind::attention};
+  std::uint32_t kv_heads{0};  ///< of the whole model; 0 unless `attention`
+  std::uint32_t head_dim{
+      0};  ///< elements of one head of K (and of V), or of the latent; 0: recurrent
+
+  friend bool operator==(const layer_shape&, const layer_shape&) = default;
+};
+
+/// How a state tensor is spread over the tensor-parallel ranks of a replica.
+enum class state_sharding : std::uint8_t {
+  replicated = 1,  ///< every rank holds all of it
+  sliced = 2,      ///< rank r of T holds bytes [r * n, (r + 1) * n) of T * n
+};
+
+/// The heads that a rank holds: [begin, end) of the model's.
+struct head_span {
+  std::uint32_t begin{0};
+  std::uint32_t end{0};
+
+  [[nodiscard]] constexpr std::uint32_t count() const noexcept { return end - begin; }
+  friend bool operator==(const head_span&, const head_span&) = default;
+};
+
+/// With H heads over T ranks, rank r holds [r*H/T, (r+1)*H/T) when T <= H, else the one head r*H/T.
+/// 1 -> 4 ranks with H = 2 is heads 0, 0, 1, 1. Needs heads >= 1 and rank < ranks (else an empty
+/// span).
+[[nodiscard]] head_span head_range(std::uint32_t heads, std::uint32_t ranks,
+                                   std::uint32_t rank) noexcept;
+
+/// Bytes of an element of a type known by name ("fp8", "int8", "fp16", "bf16", "fp32"); 0 for
+/// another name, whose size the caller must then give.
+[[nodiscard]] std::uint32_t dtype_size(std::string_view name) noexcept;
+
+// -- physical layout: where one rank keeps it, free to differ between the sides
+// -----------------------
+
+/// Where K, V or the latent of one layer lies. The bytes of local head h of token t (0 <= t <
+/// block_tokens) of block b are `[at, at + head_bytes)` of region `region`, with
+/// at = base + b * block_stride + t * token_stride + h * head_stride. All in bytes.
+struct plane {
+  std::uint32_t region{0};  ///< index into the list of regions that the engine registers
+  std::uint32_t heads{1};   ///< that this rank holds; 1 for a latent
+  std::uint64_t base{0};
+  std::uint64_t block_stride{0};
+  std::uint64_t token_stride{0};
+  std::uint64_t head_stride{0};
+  std::uint64_t head_bytes{0};  ///< head_dim * element size, contiguous
+
+  friend bool operator==(const plane&, const plane&) = default;
+};
+
+struct layer_layout {
+  layer_shape shape;
+  std::vector<plane> planes;  ///< attention: K, V; mla: the latent; recurrent: none
+
+  friend bool operator==(const layer_layout&, const layer_layout&) = default;
+};
+
+/// A tensor that a request has one slot of, whatever its length (Mamba, sliding window, sparse
+/// attention). A request uses the same slot number in every state tensor. Moved whole, with the
+/// last chunk.
+struct state_tensor {
+  std::string name;  ///< 1..64 bytes; matched by position and name between the sides
+  state_sharding sharding{state_sharding::replicated};
+  std::uint32_t region{0};
+  std::uint32_t slots{0};
+  std::uint64_t base{0};
+  std::uint64_t slot_stride{0};
+  std::uint64_t slot_bytes{0};  ///< that this rank holds of one request
+
+  friend bool operator==(const state_tensor&, const state_tensor&) = default;
+};
+
+/// Limits on what is accepted from anyone; all far above any model.
+inline constexpr std::uint32_t max_layers = 2048;
+inline constexpr std::uint32_t max_block_tokens = 1024;
+inline constexpr std::uint32_t max_ranks = 4096;
+inline constexpr std::uint32_t max_heads = 65'536;
+inline constexpr std::uint32_t max_head_dim = 65'536;
+inline constexpr std::uint32_t max_regions = 4096;
+inline constexpr std::uint32_t max_states = 4096;
+
+/// How one rank's cache lies in its regions. A value; build it with `make_layout` or fill it in by
+/// hand for an arrangement that has no name, then `check` it.
+struct cache_layout {
+  std::string dtype;              ///< 1..32 bytes, e.g. "bf16"
+  std::uint32_t element_size{0};  ///< bytes of one element
+  std::uint32_t block_tokens{0};  ///< 1..max_block_tokens
+  std::uint32_t blocks{0};        ///< in this rank's pool; need not be equal on the two sides
+  std::uint32_t tp_rank{0};
+  std::uint32_t tp_size{1};
+  std::vector<layer_layout> layers;
+  std::vector<state_tensor> states;
+
+  friend bool operator==(const cache_layout&, const cache_layout&) = default;
+};
+
+/// Whether the layout is one: every number in its limits, every layer with the planes of its kind,
+/// every plane with the heads of this rank, strides that nest (no byte is two elements), no address
+/// that wraps. `invalid_config` naming the field. Does not look at regions. O(layers).
+[[nodiscard]] result<void> check(const cache_layout& layout);
+
+/// `check`, and: every byte of every plane and state lies in its region (`region_sizes[i]` is the
+/// size of region i in bytes), and no two planes or states share a byte. `out_of_range` or
+/// `invalid_config`, naming layer and plane. For registration, not for the hot path.
+[[nodiscard]] result<void> validate(const cache_layout& layout,
+                                    std::span<const std::uint64_t> region_sizes);
+
+/// Bytes of one block over all layers that this rank holds (its share of heads, K and V, padding
+/// not counted). The layout must have passed `check`.
+[[nodiscard]] std::uint64_t bytes_per_block(const cache_layout& layout) noexcept;
+/// Bytes of one layer's part of one block that this rank holds.
+[[nodiscard]] std::uint64_t bytes_per_block(const cache_layout& layout,
+                                            std::uint32_t layer) noexcept;
+/// Bytes of the state of one request that this rank holds.
+[[nodiscard]] std::uint64_t bytes_per_state(const cache_layout& layout) noexcept;
+/// The smallest size of each region that the layout fits into; one entry per region index in use.
+/// The layout must have passed `check`.
+[[nodiscard]] std::vector<std::uint64_t> region_sizes(const cache_layout& layout);
+
+/// Whether a cache of the one side can be mapped onto the other: layers, kind, heads and head dim
+/// of each, dtype and its size, block tokens, states. Strides, pools and parallel sizes may differ.
+/// `layout_mismatch` naming the field and both values.
+[[nodiscard]] result<void> check_compatible(const cache_layout& local, const cache_layout& remote);
+
+// -- the arrangements that have a name
+// ---------------------------------------------------------------
+
+/// Order of the dimensions in a region, outermost first, K and V `together` / `separate`.
+enum class block_order : std::uint8_t {
+  layers_first,       ///< [layer][block][kv] / [layer][kv][block]
+  blocks_first,       ///< [block][kv][layer] / [kv][block][layer]
+  block_interleaved,  ///< [block][layer][kv]: K and V of all layers of a block are adjacent
+};
+/// Whether a layer's K and V of one block stand in one block or in two.
+enum class kv_placement : std::uint8_t { together, separate };
+/// Order inside K or V of a block: [token][head][dim] or [head][token][dim].
+enum class block_inner : std::uint8_t { token_major, head_major };
+enum class region_use : std::uint8_t {
+  single,     ///< everything in region 0, states behind the planes, 64-byte aligned
+  per_layer,  ///< layer i in region i, states in one more; `layers_first` only
+};
+
+struct arrangement {
+  block_order order{block_order::layers_first};
+  kv_placement kv{kv_placement::together};
+  block_inner inner{block_inner::token_major};
+  region_use regions{region_use::single};
+};
+
+/// What `make_layout` needs to know of the model and the rank.
+struct cache_shape {
+  std::vector<layer_shape> layers;
+  std::string dtype{"bf16"};
+  std::uint32_t element_size{0};  ///< 0: the size that `dtype_size(dtype)` knows
+  std::uint32_t block_tokens{16};
+  std::uint32_t blocks{0};
+  std::uint32_t tp_rank{0};
+  std::uint32_t tp_size{1};
+
+  struct state {
+    std::string name;
+    std::uint64_t bytes{0};  ///< of one request on one rank
+    state_sharding sharding{state_sharding::replicated};
+  };
+  std::vector<state> states;
+  std::uint32_t state_slots{0};  ///< requests that can have a state at once
+};
+
+/// `count` equal attention layers.
+[[nodiscard]] std::vector<layer_shape> attention_layers(std::uint32_t count, std::uint32_t kv_heads,
+                                                        std::uint32_t head_dim);
+/// `count` equal MLA layers.
+[[nodiscard]] std::vector<layer_shape> mla_layers(std::uint32_t count, std::uint32_t latent_dim);
+
+/// The layout of a named arrangement, packed without padding. `invalid_config` for a shape out of
+/// its limits, for `block_interleaved` with K and V apart, or regions per layer with blocks
+/// outermost.
+[[nodiscard]] result<cache_layout> make_layout(const cache_shape& shape, const arrangement& how);
+
+// -- the form that travels
+// ---------------------------------------------------------------------------
+
+/// Longest encoding that `decode` looks at.
+inline constexpr std::size_t max_encoded_layout = 1U << 20U;
+
+/// A versioned byte form, equal on every machine; a regular layout takes a few bytes per layer.
+[[nodiscard]] std::vector<std::byte> encode(const cache_layout& layout);
+/// The reverse. Trusts no length and allocates nothing that the bytes do not account for; what it
+/// returns has passed `check`. `invalid_config` for anything else, `version_mismatch` for another
+/// version.
+[[nodiscard]] result<cache_layout> decode(std::span<const std::byte> bytes);
+
+}  // namespace troupe::kvcache

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/layout.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/kvcache/segment.hpp"
+
+namespace troupe::kvcache {
+
+/// Which of the two layouts the bytes come from. The prefill side's plan of a write and the decode
+/// side's plan of a read name the same bytes; only "local" and "remote" are swapped.
+enum class data_flow : std::uint8_t {
+  to_remote = 1,  ///< local is the source (prefill)
+  to_local = 2,   ///< remote is the source
+};
+
+/// Layers [begin, end).
+struct layer_range {
+  std::uint32_t begin{0};
+  std::uint32_t end{0};
+  friend bool operator==(const layer_range&, const layer_range&) = default;
+};
+
+/// Positions [begin, end) in the request. `begin > 0` leaves out a prefix that is already there, or
+/// earlier chunks; neither end need be at a block's edge.
+struct token_range {
+  std::uint64_t begin{0};
+  std::uint64_t end{0};
+  friend bool operator==(const token_range&, const token_range&) = default;
+};
+
+/// The segments between one local and one remote region (indices into each side's list of regions).
+struct plan_piece {
+  std::uint32_t local_region{0};
+  std::uint32_t remote_region{0};
+  std::vector<segment> segments;
+  friend bool operator==(const plan_piece&, const plan_piece&) = default;
+};
+
+/// What is to move, and the numbers for the transfer's log line.
+struct transfer_plan {
+  std::vector<plan_piece> pieces;  ///< none twice for a pair of regions; none without segments
+  std::uint64_t bytes{0};
+  std::uint64_t segments_before{
+      0};  ///< contiguous copies, were each block of each plane described alone
+  std::uint64_t segments_after{0};  ///< segments in `pieces`
+};
+
+/// One region's part of what a grant must permit; `extents` sorted by offset, disjoint.
+struct region_extents {
+  std::uint32_t region{0};
+  std::vector<extent> extents;
+  friend bool operator==(const region_extents&, const region_extents&) = default;
+};
+
+/// The prepared mapping between two ranks' caches. Made once per pair of layouts (a link's
+/// handshake), then used for every transfer between them. Immutable, cheap to copy, may be used by
+/// many threads.
+///
+/// Which source sends what. Several source ranks hold the same head when there are more ranks than
+/// heads (and all hold an MLA latent or a replicated state). Of the n source ranks that hold a head
+/// and the m destination ranks that want it, both in rank order, destination number i gets it from
+/// source number i * n / m (integer division). So equal sizes pair rank by rank, and the work is
+/// spread evenly. A rank that is not the designated source plans nothing for that head.
+class transfer_geometry {
+ public:
+  /// `invalid_config` when either layout does not pass `check`, `layout_mismatch` when they do not
+  /// map.
+  [[nodiscard]] static result<transfer_geometry> create(const cache_layout& local,
+                                                        const cache_layout& remote, data_flow flow);
+
+  /// The segments that move `tokens` of `layers`. Token t is in block `blocks[t / block_tokens]` of
+  /// either side, so both lists start at the request's first token; entries before the range may be
+  /// anything. Never overlaps at the destination, never leaves a plane. An empty range is an empty
+  /// plan. `out_of_range` for layers or tokens past the end, a list that is too short or a block
+  /// that is not in the pool; `invalid_config` when a destination block is named twice in the
+  /// range.
+  [[nodiscard]] result<transfer_plan> plan(layer_range layers, token_range tokens,
+                                           std::span<const block_id> local_blocks,
+                                           std::span<const block_id> remote_blocks) const;
+
+  /// The segments that move one request's state tensors (empty when the model has none, or when
+  /// this rank is not the designated source). `out_of_range` for a slot that is not there.
+  [[nodiscard]] result<transfer_plan> plan_state(std::uint32_t local_slot,
+                                                 std::uint32_t remote_slot) const;
+
+  /// Whether any byte moves between these two ranks at all.
+  [[nodiscard]] bool moves_anything() const noexcept;
+  /// Bytes that one token of all layers moves between these two ranks.
+  [[nodiscard]] std::uint64_t bytes_per_token() const noexcept;
+  [[nodiscard]] std::uint32_t layers() const noexcept;
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept;
+  [[nodiscard]] bool has_state() const noexcept;
+
+ private:
+  struct prepared;
+  explicit transfer_geometry(std::shared_ptr<const prepared> state);
+  std::shared_ptr<const prepared> state_;
+};
+
+/// Ranks of the prefill side that send something to `decode_rank`, ascending. `shape` gives layers
+/// and states (either side's layout; its parallel coordinates are not looked at).
+[[nodiscard]] std::vector<std::uint32_t> sources_for(const cache_layout& shape,
+                                                     std::uint32_t prefill_ranks,
+                                                     std::uint32_t decode_ranks,
+                                                     std::uint32_t decode_rank);
+/// Ranks of the decode side that `prefill_rank` sends something to, ascending. Empty for a rank
+/// that is no one's designated source.
+[[nodiscard]] std::vector<std::uint32_t> targets_for(const cache_layout& shape,
+                                                     std::uint32_t prefill_ranks,
+                                                     std::uint32_t decode_ranks,
+                                                     std::uint32_t prefill_rank);
+
+/// The fewest extents that cover these blocks of every layer (all tokens, all heads of this rank)
+/// and, when given, one state slot: what the owner grants for a transfer. Order and repetition of
+/// `blocks` do not matter. `out_of_range` for a block or slot that is not there, `invalid_config`
+/// for a layout that does not pass `check`.
+[[nodiscard]] result<std::vector<region_extents>> granted_extents(
+    const cache_layout& layout, std::span<const block_id> blocks,
+    std::optional<std::uint32_t> state_slot = std::nullopt);
+
+}  // namespace troupe::kvcache
