@@ -105,6 +105,7 @@ inline constexpr std::uint32_t max_heads = 65'536;
 inline constexpr std::uint32_t max_head_dim = 65'536;
 inline constexpr std::uint32_t max_regions = 4096;
 inline constexpr std::uint32_t max_states = 4096;
+inline constexpr std::uint64_t max_offset = std::uint64_t{1} << 60U;  ///< end of anything, bytes
 
 /// How one rank's cache lies in its regions. A value; build it with `make_layout` or fill it in by
 /// hand for an arrangement that has no name, then `check` it.
@@ -164,7 +165,8 @@ enum class kv_placement : std::uint8_t { together, separate };
 enum class block_inner : std::uint8_t { token_major, head_major };
 enum class region_use : std::uint8_t {
   single,     ///< everything in region 0, states behind the planes, 64-byte aligned
-  per_layer,  ///< layer i in region i, states in one more; `layers_first` only
+  per_layer,  ///< a region for each layer that has planes, in order, and one more for the states
+              ///< if there are any; `layers_first` only
 };
 
 struct arrangement {

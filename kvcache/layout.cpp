@@ -1,0 +1,338 @@
+#include "troupe/kvcache/layout.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace troupe::kvcache {
+namespace {
+
+constexpr std::uint32_t max_element_size = 64;
+constexpr std::size_t max_dtype_name = 32;
+constexpr std::size_t max_state_name = 64;
+
+std::size_t planes_of(layer_kind kind) noexcept {
+  switch (kind) {
+    case layer_kind::attention:
+      return 2;
+    case layer_kind::mla:
+      return 1;
+    case layer_kind::recurrent:
+      return 0;
+  }
+  return 0;
+}
+
+unexpected refuse(const std::string& what, const std::string& found, const std::string& expected) {
+  return fail(errc::invalid_config, "layout: " + what + " is " + found + ", expected " + expected);
+}
+
+result<void> in_range(const std::string& what, std::uint64_t value, std::uint64_t low,
+                      std::uint64_t high) {
+  if (value >= low && value <= high) return {};
+  return refuse(what, std::to_string(value), std::to_string(low) + " to " + std::to_string(high));
+}
+
+struct dimension {
+  std::uint64_t count;
+  std::uint64_t stride;
+};
+
+/// One past the last byte of the nested repetitions, or nothing when it passes `max_offset`.
+bool end_within_limit(std::uint64_t base, std::span<const dimension> dimensions,
+                      std::uint64_t length) {
+  std::uint64_t end = base;
+  for (const auto& d : dimensions) {
+    if (d.count < 2) continue;
+    std::uint64_t reach = 0;
+    if (__builtin_mul_overflow(d.count - 1, d.stride, &reach) || reach > max_offset ||
+        end > max_offset) {
+      return false;
+    }
+    end += reach;
+  }
+  return end <= max_offset && length <= max_offset - end;
+}
+
+/// Whether each stride, smallest first, steps over all that the smaller ones reach.
+bool strides_nest(std::span<const dimension> dimensions, std::uint64_t length) {
+  std::vector<dimension> sorted;
+  for (const auto& d : dimensions) {
+    if (d.count > 1) sorted.push_back(d);
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const dimension& a, const dimension& b) { return a.stride < b.stride; });
+  std::uint64_t reach = length;
+  for (const auto& d : sorted) {
+    if (d.stride < reach) return false;
+    reach += (d.count - 1) * d.stride;
+  }
+  return true;
+}
+
+result<void> check_plane(const cache_layout& layout, const layer_shape& shape, const plane& p,
+                         const std::string& name) {
+  const std::uint32_t heads =
+      shape.kind == layer_kind::attention
+          ? head_range(shape.kv_heads, layout.tp_size, layout.tp_rank).count()
+          : 1;
+  if (p.heads != heads) {
+    return refuse(name + " heads", std::to_string(p.heads),
+                  std::to_string(heads) + " for rank " + std::to_string(layout.tp_rank) + " of " +
+                      std::to_string(layout.tp_size));
+  }
+  const std::uint64_t bytes = std::uint64_t{shape.head_dim} * layout.element_size;
+  if (p.head_bytes != bytes) {
+    return refuse(name + " head_bytes", std::to_string(p.head_bytes),
+                  std::to_string(bytes) + " (head_dim times element size)");
+  }
+  if (p.region >= max_regions) {
+    return refuse(name + " region", std::to_string(p.region),
+                  "less than " + std::to_string(max_regions));
+  }
+  const std::array<dimension, 3> dimensions{{{layout.blocks, p.block_stride},
+                                             {layout.block_tokens, p.token_stride},
+                                             {p.heads, p.head_stride}}};
+  if (!end_within_limit(p.base, dimensions, p.head_bytes)) {
+    return refuse(name + " end", "beyond any memory", "at most 2^60 bytes; check base and strides");
+  }
+  if (!strides_nest(dimensions, p.head_bytes)) {
+    return refuse(name + " strides",
+                  "block " + std::to_string(p.block_stride) + ", token " +
+                      std::to_string(p.token_stride) + ", head " + std::to_string(p.head_stride),
+                  "strides that keep every head of every token apart");
+  }
+  return {};
+}
+
+result<void> check_shape(const layer_shape& shape, const std::string& name) {
+  switch (shape.kind) {
+    case layer_kind::attention:
+      if (auto ok = in_range(name + " kv_heads", shape.kv_heads, 1, max_heads); !ok) return ok;
+      return in_range(name + " head_dim", shape.head_dim, 1, max_head_dim);
+    case layer_kind::mla:
+      if (auto ok = in_range(name + " kv_heads", shape.kv_heads, 0, 0); !ok) return ok;
+      return in_range(name + " latent_dim", shape.head_dim, 1, max_head_dim);
+    case layer_kind::recurrent:
+      if (auto ok = in_range(name + " kv_heads", shape.kv_heads, 0, 0); !ok) return ok;
+      return in_range(name + " head_dim", shape.head_dim, 0, 0);
+  }
+  return refuse(name + " kind", std::to_string(static_cast<unsigned>(shape.kind)), "1 to 3");
+}
+
+result<void> check_layer(const cache_layout& layout, std::size_t index) {
+  const layer_layout& layer = layout.layers[index];
+  const std::string name = "layer " + std::to_string(index);
+  if (auto ok = check_shape(layer.shape, name); !ok) return ok;
+  if (layer.planes.size() != planes_of(layer.shape.kind)) {
+    return refuse(name + " planes", std::to_string(layer.planes.size()),
+                  std::to_string(planes_of(layer.shape.kind)) + " for kind " +
+                      std::string{to_string(layer.shape.kind)});
+  }
+  for (std::size_t p = 0; p < layer.planes.size(); ++p) {
+    const std::string plane_name = name + " plane " + std::to_string(p);
+    if (auto ok = check_plane(layout, layer.shape, layer.planes[p], plane_name); !ok) return ok;
+  }
+  return {};
+}
+
+result<void> check_state(const state_tensor& state, std::size_t index) {
+  const std::string name = "state " + std::to_string(index);
+  if (state.name.empty() || state.name.size() > max_state_name) {
+    return refuse(name + " name", std::to_string(state.name.size()) + " bytes long", "1 to 64");
+  }
+  if (state.sharding != state_sharding::replicated && state.sharding != state_sharding::sliced) {
+    return refuse(name + " sharding", std::to_string(static_cast<unsigned>(state.sharding)),
+                  "1 or 2");
+  }
+  if (state.region >= max_regions) {
+    return refuse(name + " region", std::to_string(state.region),
+                  "less than " + std::to_string(max_regions));
+  }
+  if (auto ok = in_range(name + " slots", state.slots, 1, 0xffff'ffffU); !ok) return ok;
+  if (auto ok = in_range(name + " slot_bytes", state.slot_bytes, 1, max_offset / max_ranks); !ok) {
+    return ok;
+  }
+  const std::array<dimension, 1> slots{{{state.slots, state.slot_stride}}};
+  if (!end_within_limit(state.base, slots, state.slot_bytes)) {
+    return refuse(name + " end", "beyond any memory", "at most 2^60 bytes; check base and stride");
+  }
+  if (!strides_nest(slots, state.slot_bytes)) {
+    return refuse(name + " slot_stride", std::to_string(state.slot_stride),
+                  "at least slot_bytes, " + std::to_string(state.slot_bytes));
+  }
+  return {};
+}
+
+std::uint64_t plane_block_bytes(const cache_layout& layout, const plane& p) noexcept {
+  return std::uint64_t{layout.block_tokens} * p.heads * p.head_bytes;
+}
+
+unexpected mismatch(const std::string& what, const std::string& local, const std::string& remote) {
+  return fail(errc::layout_mismatch, what + " is " + local + " here and " + remote +
+                                         " at the peer; both stages must serve the same model with "
+                                         "the same cache settings");
+}
+
+result<void> equal(const std::string& what, std::uint64_t local, std::uint64_t remote) {
+  if (local == remote) return {};
+  return mismatch(what, std::to_string(local), std::to_string(remote));
+}
+
+std::string quoted(const std::string& text) {
+  return "'" + text + "'";
+}
+
+result<void> check_compatible_layer(const layer_shape& local, const layer_shape& remote,
+                                    std::size_t index) {
+  const std::string name = "layer " + std::to_string(index);
+  if (local.kind != remote.kind) {
+    return mismatch(name + " kind", std::string{to_string(local.kind)},
+                    std::string{to_string(remote.kind)});
+  }
+  if (auto ok = equal(name + " kv_heads", local.kv_heads, remote.kv_heads); !ok) return ok;
+  return equal(name + (local.kind == layer_kind::mla ? " latent_dim" : " head_dim"), local.head_dim,
+               remote.head_dim);
+}
+
+std::string_view to_string(state_sharding sharding) noexcept {
+  return sharding == state_sharding::sliced ? "sliced" : "replicated";
+}
+
+result<void> check_compatible_state(const cache_layout& local, const cache_layout& remote,
+                                    std::size_t index) {
+  const state_tensor& a = local.states[index];
+  const state_tensor& b = remote.states[index];
+  const std::string name = "state " + std::to_string(index);
+  if (a.name != b.name) return mismatch(name + " name", quoted(a.name), quoted(b.name));
+  if (a.sharding != b.sharding) {
+    return mismatch(name + " sharding", std::string{to_string(a.sharding)},
+                    std::string{to_string(b.sharding)});
+  }
+  const bool sliced = a.sharding == state_sharding::sliced;
+  return equal(name + " bytes per request", a.slot_bytes * (sliced ? local.tp_size : 1),
+               b.slot_bytes * (sliced ? remote.tp_size : 1));
+}
+
+}  // namespace
+
+std::string_view to_string(layer_kind kind) noexcept {
+  switch (kind) {
+    case layer_kind::attention:
+      return "attention";
+    case layer_kind::mla:
+      return "mla";
+    case layer_kind::recurrent:
+      return "recurrent";
+  }
+  return "unknown";
+}
+
+head_span head_range(std::uint32_t heads, std::uint32_t ranks, std::uint32_t rank) noexcept {
+  if (heads == 0 || rank >= ranks) return {};
+  const auto first = static_cast<std::uint32_t>(std::uint64_t{rank} * heads / ranks);
+  if (ranks > heads) return {first, first + 1};
+  return {first, static_cast<std::uint32_t>((std::uint64_t{rank} + 1) * heads / ranks)};
+}
+
+std::uint32_t dtype_size(std::string_view name) noexcept {
+  struct known {
+    std::string_view name;
+    std::uint32_t size;
+  };
+  constexpr std::array<known, 5> types{
+      {{"fp8", 1}, {"int8", 1}, {"fp16", 2}, {"bf16", 2}, {"fp32", 4}}};
+  for (const auto& type : types) {
+    if (type.name == name) return type.size;
+  }
+  return 0;
+}
+
+result<void> check(const cache_layout& layout) {
+  if (layout.dtype.empty() || layout.dtype.size() > max_dtype_name) {
+    return refuse("dtype name", std::to_string(layout.dtype.size()) + " bytes long", "1 to 32");
+  }
+  if (auto ok = in_range("element size", layout.element_size, 1, max_element_size); !ok) return ok;
+  if (const auto known = dtype_size(layout.dtype); known != 0 && known != layout.element_size) {
+    return refuse("element size", std::to_string(layout.element_size),
+                  std::to_string(known) + " for " + layout.dtype);
+  }
+  if (auto ok = in_range("block_tokens", layout.block_tokens, 1, max_block_tokens); !ok) return ok;
+  if (auto ok = in_range("blocks", layout.blocks, 1, 0xffff'ffffU); !ok) return ok;
+  if (auto ok = in_range("tp_size", layout.tp_size, 1, max_ranks); !ok) return ok;
+  if (auto ok = in_range("tp_rank", layout.tp_rank, 0, layout.tp_size - 1); !ok) return ok;
+  if (auto ok = in_range("number of layers", layout.layers.size(), 1, max_layers); !ok) return ok;
+  if (auto ok = in_range("number of states", layout.states.size(), 0, max_states); !ok) return ok;
+  for (std::size_t i = 0; i < layout.layers.size(); ++i) {
+    if (auto ok = check_layer(layout, i); !ok) return ok;
+  }
+  for (std::size_t i = 0; i < layout.states.size(); ++i) {
+    if (auto ok = check_state(layout.states[i], i); !ok) return ok;
+  }
+  return {};
+}
+
+std::uint64_t bytes_per_block(const cache_layout& layout, std::uint32_t layer) noexcept {
+  if (layer >= layout.layers.size()) return 0;
+  std::uint64_t sum = 0;
+  for (const auto& p : layout.layers[layer].planes) sum += plane_block_bytes(layout, p);
+  return sum;
+}
+
+std::uint64_t bytes_per_block(const cache_layout& layout) noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& layer : layout.layers) {
+    for (const auto& p : layer.planes) sum += plane_block_bytes(layout, p);
+  }
+  return sum;
+}
+
+std::uint64_t bytes_per_state(const cache_layout& layout) noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& state : layout.states) sum += state.slot_bytes;
+  return sum;
+}
+
+std::vector<std::uint64_t> region_sizes(const cache_layout& layout) {
+  std::vector<std::uint64_t> sizes;
+  const auto reach = [&sizes](std::uint32_t region, std::uint64_t end) {
+    if (region >= sizes.size()) sizes.resize(std::size_t{region} + 1);
+    sizes[region] = std::max(sizes[region], end);
+  };
+  for (const auto& layer : layout.layers) {
+    for (const auto& p : layer.planes) {
+      const std::uint64_t tokens = layout.block_tokens - std::uint64_t{1};
+      reach(p.region, p.base + (layout.blocks - std::uint64_t{1}) * p.block_stride +
+                          tokens * p.token_stride + (p.heads - std::uint64_t{1}) * p.head_stride +
+                          p.head_bytes);
+    }
+  }
+  for (const auto& s : layout.states) {
+    reach(s.region, s.base + (s.slots - std::uint64_t{1}) * s.slot_stride + s.slot_bytes);
+  }
+  return sizes;
+}
+
+result<void> check_compatible(const cache_layout& local, const cache_layout& remote) {
+  if (local.dtype != remote.dtype) {
+    return mismatch("dtype", quoted(local.dtype), quoted(remote.dtype));
+  }
+  if (auto ok = equal("element size", local.element_size, remote.element_size); !ok) return ok;
+  if (auto ok = equal("block_tokens", local.block_tokens, remote.block_tokens); !ok) return ok;
+  if (auto ok = equal("number of layers", local.layers.size(), remote.layers.size()); !ok) {
+    return ok;
+  }
+  for (std::size_t i = 0; i < local.layers.size(); ++i) {
+    auto ok = check_compatible_layer(local.layers[i].shape, remote.layers[i].shape, i);
+    if (!ok) return ok;
+  }
+  if (auto ok = equal("number of states", local.states.size(), remote.states.size()); !ok) {
+    return ok;
+  }
+  for (std::size_t i = 0; i < local.states.size(); ++i) {
+    if (auto ok = check_compatible_state(local, remote, i); !ok) return ok;
+  }
+  return {};
+}
+
+}  // namespace troupe::kvcache
