@@ -25,7 +25,7 @@ if(TROUPE_FUZZ AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
                       "or with -DCMAKE_CXX_COMPILER=clang++-14")
 endif()
 
-find_package(Threads REQUIRED)
+include(GNUInstallDirs)
 
 # Adds a folder of the project if it has something to build.
 function(troupe_add_folder folder)
@@ -73,13 +73,15 @@ function(troupe_library folder)
   file(MAKE_DIRECTORY "${root}/troupe")
   file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${root}/troupe/${folder}" SYMBOLIC)
   target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${root}>"
-                             "$<INSTALL_INTERFACE:include>")
+                             "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS})
   troupe_compile_settings(${target})
   troupe_check_headers(${target} ${folder})
   set_property(GLOBAL APPEND PROPERTY TROUPE_LIBRARIES ${target})
 endfunction()
+
+add_custom_target(troupe_header_checks)
 
 # Every header of a folder compiles by itself: one generated source per header, built with the library.
 function(troupe_check_headers target folder)
@@ -105,5 +107,6 @@ function(troupe_check_headers target folder)
     add_library(${target}_header_checks OBJECT ${sources})
     target_link_libraries(${target}_header_checks PRIVATE ${target})
     troupe_compile_settings(${target}_header_checks)
+    add_dependencies(troupe_header_checks ${target}_header_checks)
   endif()
 endfunction()

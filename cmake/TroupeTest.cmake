@@ -16,6 +16,11 @@
 find_package(GTest REQUIRED)
 include(GoogleTest)
 
+# `troupe_tests_unit` and so on build all tests of one label.
+foreach(label unit integration faults fuzz)
+  add_custom_target(troupe_tests_${label})
+endforeach()
+
 function(troupe_test name)
   cmake_parse_arguments(arg "RUN_SERIAL" "TIMEOUT" "SOURCES;LINKS;LABELS;ENVIRONMENT;DEPENDS" ${ARGN})
   if(arg_UNPARSED_ARGUMENTS)
@@ -36,10 +41,6 @@ function(troupe_test name)
   troupe_compile_settings(${name})
   if(arg_DEPENDS)
     add_dependencies(${name} ${arg_DEPENDS})
-  endif()
-  # `troupe_tests_unit` and so on build all tests of one label.
-  if(NOT TARGET troupe_tests_${arg_LABELS})
-    add_custom_target(troupe_tests_${arg_LABELS})
   endif()
   add_dependencies(troupe_tests_${arg_LABELS} ${name})
 
@@ -66,9 +67,6 @@ function(troupe_fuzz_target name)
   target_link_libraries(${name} PRIVATE ${arg_LINKS})
   troupe_compile_settings(${name})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-  if(NOT TARGET troupe_tests_fuzz)
-    add_custom_target(troupe_tests_fuzz)
-  endif()
   add_dependencies(troupe_tests_fuzz ${name})
 
   # What the fuzzer finds goes to the build tree; the inputs of the repository are only read.
