@@ -15,10 +15,11 @@ struct strong_id {
   friend constexpr auto operator<=>(const strong_id&, const strong_id&) = default;
 };
 
-/// A node's life: random, drawn at its start, part of every identity that crosses the network. 0 is never drawn.
+/// A node's life: random, drawn at its start, part of every identity that crosses the network. 0 is
+/// never drawn.
 using incarnation = strong_id<struct incarnation_tag, std::uint64_t>;
-/// What one request moves between one prefill rank and one decode rank. Drawn by the decode side, random
-/// enough that two decode nodes never meet in it; what logs of both nodes are searched for.
+/// What one request moves between one prefill rank and one decode rank. Drawn by the decode side,
+/// random enough that two decode nodes never meet in it; what logs of both nodes are searched for.
 using transfer_id = strong_id<struct transfer_tag, std::uint64_t>;
 /// A page of a layer's cache, counted from 0 in its pool. The same index in every layer.
 using block_id = strong_id<struct block_tag, std::uint32_t>;

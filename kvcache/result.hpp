@@ -32,10 +32,12 @@ struct unexpected {
 [[nodiscard]] inline unexpected fail(errc code, std::string message) {
   return unexpected{troupe::error{code, std::move(message)}};
 }
-[[nodiscard]] inline unexpected fail(troupe::error e) { return unexpected{std::move(e)}; }
+[[nodiscard]] inline unexpected fail(troupe::error e) {
+  return unexpected{std::move(e)};
+}
 
-/// A value or an `error`. The part of `std::expected<T, error>` that is used here, under the same names
-/// (that header does not exist for every compiler that reads this code).
+/// A value or an `error`. The part of `std::expected<T, error>` that is used here, under the same
+/// names (that header does not exist for every compiler that reads this code).
 template <class T>
 class [[nodiscard]] result {
   using stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
@@ -45,11 +47,13 @@ class [[nodiscard]] result {
 
   result() requires std::is_void_v<T> : state_{std::in_place_index<0>} {}
   template <class U = stored>
-    requires(!std::is_void_v<T> && std::is_constructible_v<stored, U &&> &&
-             !std::is_same_v<std::remove_cvref_t<U>, result> &&
-             !std::is_same_v<std::remove_cvref_t<U>, unexpected>)
-  result(U&& value) : state_{std::in_place_index<0>, std::forward<U>(value)} {}
-  result(unexpected e) : state_{std::in_place_index<1>, std::move(e.value)} {}
+  requires(!std::is_void_v<T> && std::is_constructible_v<stored, U&&> &&
+           !std::is_same_v<std::remove_cvref_t<U>, result> &&
+           !std::is_same_v<std::remove_cvref_t<U>, unexpected>)
+      result(U&& value)  // NOLINT(google-explicit-constructor): a value is returned as it is
+      : state_{std::in_place_index<0>, std::forward<U>(value)} {}
+  result(unexpected e)  // NOLINT(google-explicit-constructor): and so is fail(...)
+      : state_{std::in_place_index<1>, std::move(e.value)} {}
 
   [[nodiscard]] bool has_value() const noexcept { return state_.index() == 0; }
   explicit operator bool() const noexcept { return has_value(); }

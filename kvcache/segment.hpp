@@ -9,9 +9,9 @@
 
 namespace troupe {
 
-/// A run of bytes to move between a local and a remote region, possibly repeated with a stride on each
-/// side, so that a head slice of many tokens is one descriptor. All in bytes. Repetition `i` (0 <= i <
-/// count) moves `length` bytes at `local_offset + i * local_stride` to or from
+/// A run of bytes to move between a local and a remote region, possibly repeated with a stride on
+/// each side, so that a head slice of many tokens is one descriptor. All in bytes. Repetition `i`
+/// (0 <= i < count) moves `length` bytes at `local_offset + i * local_stride` to or from
 /// `remote_offset + i * remote_stride`. With `count == 1` the strides mean nothing and are 0.
 struct segment {
   std::uint64_t local_offset{0};
@@ -34,7 +34,8 @@ struct extent {
   friend bool operator==(const extent&, const extent&) = default;
 };
 
-/// Bytes that the segments move. Segments must have passed `check_segments` (else the sum may wrap).
+/// Bytes that the segments move. Segments must have passed `check_segments` (else the sum may
+/// wrap).
 [[nodiscard]] std::uint64_t total_bytes(std::span<const segment> segments) noexcept;
 
 /// `ok` when offset + length stays within `size` without wrapping, repetitions included.
