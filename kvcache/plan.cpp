@@ -1,0 +1,433 @@
+#include "troupe/kvcache/plan.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "troupe/kvcache/strided_copy.hpp"
+#include "troupe/kvcache/tp_map.hpp"
+
+namespace troupe::kvcache {
+namespace {
+
+/// One side of a plane that moves: where the first common head of block 0, token 0 is, and the
+/// strides.
+struct place {
+  std::uint64_t base{0};
+  std::uint64_t block{0};
+  std::uint64_t token{0};
+  std::uint64_t head{0};
+
+  [[nodiscard]] bool same_strides(const place& other) const noexcept {
+    return block == other.block && token == other.token && head == other.head;
+  }
+};
+
+/// A distance on both sides at once.
+struct step {
+  std::uint64_t local{0};
+  std::uint64_t remote{0};
+  friend bool operator==(const step&, const step&) = default;
+};
+
+/// What of one plane moves between these two ranks.
+struct moved_plane {
+  std::size_t regions{0};  ///< index into the pairs of regions
+  std::uint64_t heads{0};
+  std::uint64_t head_bytes{0};
+  place local;
+  place remote;
+
+  [[nodiscard]] bool same_form(const moved_plane& other) const noexcept {
+    return regions == other.regions && heads == other.heads && head_bytes == other.head_bytes &&
+           local.same_strides(other.local) && remote.same_strides(other.remote);
+  }
+};
+
+/// How far `b` is from `a` on both sides, when it has the same form and stands behind it.
+std::optional<step> forward_step(const moved_plane& a, const moved_plane& b) noexcept {
+  if (!a.same_form(b) || b.local.base <= a.local.base || b.remote.base <= a.remote.base) {
+    return std::nullopt;
+  }
+  return step{b.local.base - a.local.base, b.remote.base - a.remote.base};
+}
+
+struct moved_layer {
+  std::uint32_t layer{0};
+  std::vector<moved_plane> planes;     ///< one or two
+  std::optional<step> between_planes;  ///< from K to V
+  std::optional<step> to_next;         ///< from here to the next moved layer, alike for all planes
+};
+
+struct moved_state {
+  std::size_t regions{0};
+  step base;    ///< of the first common byte in slot 0
+  step stride;  ///< from slot to slot
+  std::uint64_t bytes{0};
+};
+
+/// A run of blocks that are consecutive on both sides, and the tokens of each that move.
+struct block_run {
+  std::uint64_t local{0};
+  std::uint64_t remote{0};
+  std::uint64_t count{0};
+  std::uint64_t first_token{0};
+  std::uint64_t tokens{0};
+};
+
+std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) noexcept {
+  return a / b + (a % b != 0);
+}
+
+/// Contiguous copies that one block's part of a plane would take, described on its own.
+std::uint64_t copies_per_block(const moved_plane& p, std::uint64_t tokens) noexcept {
+  strided_copy copy{p.head_bytes};
+  copy.repeat(p.heads, p.local.head, p.remote.head);
+  copy.repeat(tokens, p.local.token, p.remote.token);
+  copy.simplify();
+  return copy.copies();
+}
+
+result<void> check_blocks(std::span<const block_id> blocks, std::uint64_t first, std::uint64_t last,
+                          std::uint64_t in_pool, const char* side) {
+  if (last > blocks.size()) {
+    return fail(errc::out_of_range, "plan: the tokens need " + std::to_string(last) + " " + side +
+                                        " blocks, but the list has " +
+                                        std::to_string(blocks.size()));
+  }
+  for (std::uint64_t i = first; i < last; ++i) {
+    if (blocks[i].value >= in_pool) {
+      return fail(errc::out_of_range, std::string{"plan: "} + side + " block " +
+                                          std::to_string(blocks[i].value) + " at position " +
+                                          std::to_string(i) + " is not among the pool's " +
+                                          std::to_string(in_pool) + " blocks");
+    }
+  }
+  return {};
+}
+
+/// Cuts the token range into runs of blocks; blocks that are not moved whole are runs of their own.
+std::vector<block_run> runs_of(token_range tokens, std::uint64_t block_tokens,
+                               std::span<const block_id> local, std::span<const block_id> remote) {
+  std::vector<block_run> runs;
+  for (std::uint64_t at = tokens.begin; at < tokens.end;) {
+    const std::uint64_t index = at / block_tokens;
+    const std::uint64_t first = at % block_tokens;
+    const std::uint64_t count = std::min(block_tokens - first, tokens.end - at);
+    at += count;
+    const bool whole = count == block_tokens;
+    if (!runs.empty() && whole && runs.back().tokens == block_tokens &&
+        runs.back().local + runs.back().count == local[index].value &&
+        runs.back().remote + runs.back().count == remote[index].value) {
+      ++runs.back().count;
+    } else {
+      runs.push_back({local[index].value, remote[index].value, 1, first, count});
+    }
+  }
+  return runs;
+}
+
+result<void> check_distinct(const std::vector<block_run>& runs, data_flow flow) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> written;
+  written.reserve(runs.size());
+  for (const auto& run : runs) {
+    written.emplace_back(flow == data_flow::to_remote ? run.remote : run.local, run.count);
+  }
+  if (!std::is_sorted(written.begin(), written.end())) std::sort(written.begin(), written.end());
+  for (std::size_t i = 1; i < written.size(); ++i) {
+    if (written[i - 1].first + written[i - 1].second > written[i].first) {
+      return fail(errc::invalid_config, "plan: destination block " +
+                                            std::to_string(written[i].first) +
+                                            " is named twice; each block of a request is another");
+    }
+  }
+  return {};
+}
+
+place place_of(const plane& p, std::uint64_t first_head) noexcept {
+  return {p.base + first_head * p.head_stride, p.block_stride, p.token_stride, p.head_stride};
+}
+
+/// Gathers segments by pair of regions.
+class plan_writer {
+ public:
+  explicit plan_writer(std::size_t pairs) : piece_of_(pairs, none) {}
+
+  std::vector<segment>& segments(std::size_t pair,
+                                 std::pair<std::uint32_t, std::uint32_t> regions) {
+    if (piece_of_[pair] == none) {
+      piece_of_[pair] = plan_.pieces.size();
+      plan_.pieces.push_back({regions.first, regions.second, {}});
+    }
+    return plan_.pieces[piece_of_[pair]].segments;
+  }
+  void count(std::uint64_t bytes, std::uint64_t copies) {
+    plan_.bytes += bytes;
+    plan_.segments_before += copies;
+  }
+  [[nodiscard]] transfer_plan finish() && {
+    for (auto& piece : plan_.pieces) {
+      if (piece.segments.size() > 1) piece.segments = merge_segments(piece.segments);
+      plan_.segments_after += piece.segments.size();
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  std::vector<std::size_t> piece_of_;
+  transfer_plan plan_;
+};
+
+}  // namespace
+
+struct transfer_geometry::prepared {
+  data_flow flow{data_flow::to_remote};
+  std::uint32_t layers{0};
+  std::uint32_t block_tokens{0};
+  std::uint64_t local_blocks{0};
+  std::uint64_t remote_blocks{0};
+  std::uint64_t bytes_per_token{0};
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> region_pairs;
+  std::vector<moved_layer> moved;  ///< layers with something to move, ascending
+  std::vector<moved_state> states;
+  std::uint64_t local_slots{0};
+  std::uint64_t remote_slots{0};
+
+  std::size_t pair_index(std::uint32_t local, std::uint32_t remote) {
+    const std::pair wanted{local, remote};
+    // The last pair first: with a region per layer, a search from the front would be quadratic.
+    if (!region_pairs.empty() && region_pairs.back() == wanted) return region_pairs.size() - 1;
+    const auto found = std::find(region_pairs.begin(), region_pairs.end(), wanted);
+    if (found != region_pairs.end()) return static_cast<std::size_t>(found - region_pairs.begin());
+    region_pairs.push_back(wanted);
+    return region_pairs.size() - 1;
+  }
+
+  void add_layers(const cache_layout& local, const cache_layout& remote, const rank_pair& ranks);
+  void add_states(const cache_layout& local, const cache_layout& remote, const rank_pair& ranks);
+  void link_layers();
+  void append(plan_writer& out, const moved_plane& p, std::span<const block_run> runs,
+              std::uint64_t layer_count, step layer_step, std::uint64_t plane_count,
+              step plane_step) const;
+};
+
+void transfer_geometry::prepared::add_layers(const cache_layout& local, const cache_layout& remote,
+                                             const rank_pair& ranks) {
+  for (std::uint32_t i = 0; i < layers; ++i) {
+    const layer_layout& here = local.layers[i];
+    const layer_layout& there = remote.layers[i];
+    const bool heads_matter = here.shape.kind == layer_kind::attention;
+    const std::uint32_t heads = heads_matter ? here.shape.kv_heads : 1;
+    const head_span common = heads_to_send(heads, ranks);
+    if (here.planes.empty() || common.count() == 0) continue;
+    const auto first_here =
+        common.begin - (heads_matter ? head_range(heads, local.tp_size, local.tp_rank).begin : 0);
+    const auto first_there =
+        common.begin - (heads_matter ? head_range(heads, remote.tp_size, remote.tp_rank).begin : 0);
+    moved_layer layer;
+    layer.layer = i;
+    for (std::size_t p = 0; p < here.planes.size(); ++p) {
+      layer.planes.push_back({pair_index(here.planes[p].region, there.planes[p].region),
+                              common.count(), here.planes[p].head_bytes,
+                              place_of(here.planes[p], first_here),
+                              place_of(there.planes[p], first_there)});
+      bytes_per_token += common.count() * here.planes[p].head_bytes;
+    }
+    if (layer.planes.size() == 2) {
+      layer.between_planes = forward_step(layer.planes[0], layer.planes[1]);
+    }
+    moved.push_back(std::move(layer));
+  }
+}
+
+/// Finds out where the next layer is the same again, a fixed distance on.
+void transfer_geometry::prepared::link_layers() {
+  for (std::size_t i = 0; i + 1 < moved.size(); ++i) {
+    const auto& planes = moved[i].planes;
+    const auto& next = moved[i + 1].planes;
+    if (planes.size() != next.size()) continue;
+    const auto first = forward_step(planes[0], next[0]);
+    const bool alike = planes.size() == 1 || forward_step(planes[1], next[1]) == first;
+    if (alike) moved[i].to_next = first;
+  }
+}
+
+void transfer_geometry::prepared::add_states(const cache_layout& local, const cache_layout& remote,
+                                             const rank_pair& ranks) {
+  for (std::size_t i = 0; i < local.states.size(); ++i) {
+    const state_tensor& here = local.states[i];
+    const state_tensor& there = remote.states[i];
+    moved_state state;
+    state.stride = {here.slot_stride, there.slot_stride};
+    std::uint64_t begin_here = 0;
+    std::uint64_t begin_there = 0;
+    if (here.sharding == state_sharding::sliced) {
+      const std::uint64_t start_here = here.slot_bytes * local.tp_rank;
+      const std::uint64_t start_there = there.slot_bytes * remote.tp_rank;
+      const std::uint64_t begin = std::max(start_here, start_there);
+      const std::uint64_t end =
+          std::min(start_here + here.slot_bytes, start_there + there.slot_bytes);
+      if (begin >= end) continue;
+      begin_here = begin - start_here;
+      begin_there = begin - start_there;
+      state.bytes = end - begin;
+    } else {
+      if (heads_to_send(1, ranks).count() == 0) continue;
+      state.bytes = here.slot_bytes;
+    }
+    state.base = {here.base + begin_here, there.base + begin_there};
+    state.regions = pair_index(here.region, there.region);
+    states.push_back(state);
+  }
+}
+
+void transfer_geometry::prepared::append(plan_writer& out, const moved_plane& p,
+                                         std::span<const block_run> runs, std::uint64_t layer_count,
+                                         step layer_step, std::uint64_t plane_count,
+                                         step plane_step) const {
+  auto& segments = out.segments(p.regions, region_pairs[p.regions]);
+  std::optional<strided_copy> copy;
+  const block_run* shape = nullptr;  // the run that `copy` was made for
+  std::uint64_t copies = 0;
+  for (const auto& run : runs) {
+    if (shape == nullptr || shape->tokens != run.tokens || shape->count != run.count) {
+      copy.emplace(p.head_bytes);
+      copy->repeat(p.heads, p.local.head, p.remote.head);
+      copy->repeat(run.tokens, p.local.token, p.remote.token);
+      copy->repeat(run.count, p.local.block, p.remote.block);
+      copy->repeat(plane_count, plane_step.local, plane_step.remote);
+      copy->repeat(layer_count, layer_step.local, layer_step.remote);
+      copy->simplify();
+      if (shape == nullptr || shape->tokens != run.tokens) copies = copies_per_block(p, run.tokens);
+      shape = &run;
+    }
+    copy->append_to(segments,
+                    p.local.base + run.local * p.local.block + run.first_token * p.local.token,
+                    p.remote.base + run.remote * p.remote.block + run.first_token * p.remote.token);
+    const std::uint64_t repeated = run.count * plane_count * layer_count;
+    out.count(repeated * run.tokens * p.heads * p.head_bytes, repeated * copies);
+  }
+}
+
+transfer_geometry::transfer_geometry(std::shared_ptr<const prepared> state)
+    : state_{std::move(state)} {}
+
+result<transfer_geometry> transfer_geometry::create(const cache_layout& local,
+                                                    const cache_layout& remote, data_flow flow) {
+  if (auto ok = check(local); !ok) {
+    return fail(ok.error().code, "local " + ok.error().message);
+  }
+  if (auto ok = check(remote); !ok) {
+    return fail(ok.error().code, "remote " + ok.error().message);
+  }
+  if (auto ok = check_compatible(local, remote); !ok) return fail(ok.error());
+  auto state = std::make_shared<prepared>();
+  state->flow = flow;
+  state->layers = static_cast<std::uint32_t>(local.layers.size());
+  state->block_tokens = local.block_tokens;
+  state->local_blocks = local.blocks;
+  state->remote_blocks = remote.blocks;
+  const bool from_here = flow == data_flow::to_remote;
+  const cache_layout& source = from_here ? local : remote;
+  const cache_layout& destination = from_here ? remote : local;
+  const rank_pair ranks{source.tp_size, source.tp_rank, destination.tp_size, destination.tp_rank};
+  state->add_layers(local, remote, ranks);
+  state->link_layers();
+  state->add_states(local, remote, ranks);
+  state->local_slots = state->remote_slots = 0xffff'ffffU;
+  for (const auto& s : local.states) {
+    state->local_slots = std::min<std::uint64_t>(state->local_slots, s.slots);
+  }
+  for (const auto& s : remote.states) {
+    state->remote_slots = std::min<std::uint64_t>(state->remote_slots, s.slots);
+  }
+  return transfer_geometry{std::move(state)};
+}
+
+result<transfer_plan> transfer_geometry::plan(layer_range layers, token_range tokens,
+                                              std::span<const block_id> local_blocks,
+                                              std::span<const block_id> remote_blocks) const {
+  const prepared& g = *state_;
+  if (layers.begin > layers.end || layers.end > g.layers) {
+    return fail(errc::out_of_range, "plan: layers " + std::to_string(layers.begin) + " to " +
+                                        std::to_string(layers.end) + " of a model with " +
+                                        std::to_string(g.layers));
+  }
+  if (tokens.begin > tokens.end) {
+    return fail(errc::out_of_range, "plan: tokens from " + std::to_string(tokens.begin) + " to " +
+                                        std::to_string(tokens.end) + " end before they begin");
+  }
+  if (layers.begin == layers.end || tokens.begin == tokens.end) return transfer_plan{};
+  const std::uint64_t first = tokens.begin / g.block_tokens;
+  const std::uint64_t last = divide_up(tokens.end, g.block_tokens);
+  if (auto ok = check_blocks(local_blocks, first, last, g.local_blocks, "local"); !ok) {
+    return fail(ok.error());
+  }
+  if (auto ok = check_blocks(remote_blocks, first, last, g.remote_blocks, "remote"); !ok) {
+    return fail(ok.error());
+  }
+  const auto runs = runs_of(tokens, g.block_tokens, local_blocks, remote_blocks);
+  if (auto ok = check_distinct(runs, g.flow); !ok) return fail(ok.error());
+
+  plan_writer out{g.region_pairs.size()};
+  auto at = std::partition_point(g.moved.begin(), g.moved.end(), [&](const moved_layer& layer) {
+    return layer.layer < layers.begin;
+  });
+  while (at != g.moved.end() && at->layer < layers.end) {
+    // As many layers as go on at one distance are one more dimension of the copy.
+    auto until = at;
+    while (until->to_next && until->to_next == at->to_next &&
+           std::next(until)->layer < layers.end) {
+      ++until;
+    }
+    ++until;
+    const auto count = static_cast<std::uint64_t>(until - at);
+    const step layer_step = at->to_next.value_or(step{});
+    if (at->between_planes) {
+      g.append(out, at->planes[0], runs, count, layer_step, 2, *at->between_planes);
+    } else {
+      for (const auto& p : at->planes) g.append(out, p, runs, count, layer_step, 1, {});
+    }
+    at = until;
+  }
+  return std::move(out).finish();
+}
+
+result<transfer_plan> transfer_geometry::plan_state(std::uint32_t local_slot,
+                                                    std::uint32_t remote_slot) const {
+  const prepared& g = *state_;
+  if (g.states.empty()) return transfer_plan{};
+  const auto missing = [](const char* side, std::uint32_t slot, std::uint64_t slots) {
+    return fail(errc::out_of_range, std::string{"plan: "} + side + " state slot " +
+                                        std::to_string(slot) + " of " + std::to_string(slots));
+  };
+  if (local_slot >= g.local_slots) return missing("local", local_slot, g.local_slots);
+  if (remote_slot >= g.remote_slots) return missing("remote", remote_slot, g.remote_slots);
+  plan_writer out{g.region_pairs.size()};
+  for (const auto& s : g.states) {
+    out.segments(s.regions, g.region_pairs[s.regions])
+        .push_back({s.base.local + local_slot * s.stride.local,
+                    s.base.remote + remote_slot * s.stride.remote, s.bytes, 0, 0, 1});
+    out.count(s.bytes, 1);
+  }
+  return std::move(out).finish();
+}
+
+bool transfer_geometry::moves_anything() const noexcept {
+  return !state_->moved.empty() || !state_->states.empty();
+}
+std::uint64_t transfer_geometry::bytes_per_token() const noexcept {
+  return state_->bytes_per_token;
+}
+std::uint32_t transfer_geometry::layers() const noexcept {
+  return state_->layers;
+}
+std::uint32_t transfer_geometry::block_tokens() const noexcept {
+  return state_->block_tokens;
+}
+bool transfer_geometry::has_state() const noexcept {
+  return !state_->states.empty();
+}
+
+}  // namespace troupe::kvcache
