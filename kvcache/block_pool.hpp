@@ -140,6 +140,7 @@ class block_pool {
   void take_run(std::uint32_t start, std::uint32_t length, std::uint32_t count, allocation& into);
   void return_blocks(std::vector<std::uint32_t> ids);
   void return_run(std::uint32_t start, std::uint32_t length);
+  void leave_queue(std::map<waiter_id, waiter>::iterator at);
   [[nodiscard]] error exhausted(std::uint32_t count) const;
 
   std::vector<block> blocks_;
