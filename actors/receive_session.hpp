@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "troupe/actors/session_actions.hpp"
+
+namespace troupe::actors {
+
+/// The decode side of one transfer, from the request to the release. Plain class, not thread-safe.
+///
+///   state       event                          next       actions
+///   ----------  -----------------------------  ---------
+///   ------------------------------------------------- idle        start requested  send
+///   transfer_request idle        start, nothing to move         requested  the same: the prefill
+///   side must release its source idle        local_abort, link_lost, expire fencing
+///   conclude(failure), fence_transfer: the request may
+///                                                         hold grants
+///   requested/  landed (write mode)            receiving  tell_layers
+///   receiving
+///   requested/  sealed (write mode)            receiving  none while batches are missing
+///   receiving
+///   requested/  sealed and all its batches     fencing    send transfer_release, fence_transfer
+///   receiving   landed, slice covered
+///   requested   sealed or offer, either mode,  fencing    send transfer_release, fence_transfer
+///               nothing to move
+///   requested   offer (read mode)              receiving  post_slice per group of layers, bounded
+///   in flight receiving   batch_completed (read mode)    receiving  tell_layers; after the last:
+///   release, fence any live    peer_abort, local_abort,       fencing    transfer_abort unless the
+///   peer told us or is gone,
+///               link_lost, expire, batch                  conclude(failure), fence_transfer
+///               failure, nonsense of the peer
+///   receiving   batch failure grant_revoked    receiving  none: the peer fenced, its abort says
+///   why fencing,    peer_abort, local_abort,       fencing    conclude(failure) not told    expire
+///   fencing     link_lost, anything else       fencing    none
+///   fencing     quiescent                      finished   conclude(done) on success not yet told,
+///                                                         transfer_quiescent in answer to a peer's
+///                                                         abort, unpin
+///   finished    anything                       finished   none
+///
+/// Success is concluded only behind the fence: from then on nobody but the engine writes to the
+/// blocks. A fence that stays pending past the deadline turns a success that was not yet told into
+/// `deadline`; an abort of either side that crosses it turns it into that abort. A link that is
+/// lost does not: all is here. What the peer says is checked: slices within the request, no layer
+/// ahead of the layout, no token of a layer twice, sealed or offered once, and nothing missing when
+/// everything that was sealed has landed; else the transfer fails with `out_of_range`. Batches may
+/// land in any order; layers are told in token order.
+class receive_session {
+ public:
+  struct options {
+    std::uint32_t layers{0};
+    std::uint32_t layers_per_batch{
+        0};  ///< read mode: at most so many layers in one pull; 0: no bound
+    std::uint32_t max_in_flight{8};
+    bool has_state{false};
+    time_point deadline;
+  };
+  enum class state : std::uint8_t { idle, requested, receiving, fencing, finished };
+
+  receive_session(options opts, transfer_request request);
+
+  [[nodiscard]] session_actions start();
+  [[nodiscard]] session_actions landed(const layers_landed& message);
+  [[nodiscard]] session_actions sealed(const transfer_sealed& message);
+  [[nodiscard]] session_actions offered(const transfer_offer& message);
+  [[nodiscard]] session_actions batch_completed(transport::batch_id id,
+                                                const std::optional<troupe::error>& failure);
+  [[nodiscard]] session_actions peer_aborted(troupe::error why);
+  [[nodiscard]] session_actions local_abort(troupe::error why);
+  [[nodiscard]] session_actions link_lost(troupe::error why);
+  [[nodiscard]] session_actions quiescent();
+  [[nodiscard]] session_actions expire(time_point now);
+
+  [[nodiscard]] state current() const noexcept { return state_; }
+  [[nodiscard]] transfer_id id() const noexcept { return request_.transfer; }
+
+ private:
+  struct pull {
+    transport::batch_id id;
+    cache_slice slice;
+  };
+
+  [[nodiscard]] bool empty() const noexcept;
+  [[nodiscard]] std::optional<error> check(const cache_slice& slice, bool with_state) const;
+  [[nodiscard]] std::optional<error> take(std::uint32_t layer, const cache_slice& slice);
+  [[nodiscard]] session_actions pull_more();
+  [[nodiscard]] session_actions complete_if_all_landed(session_actions before);
+  [[nodiscard]] session_actions succeed(session_actions before);
+  [[nodiscard]] session_actions fence_with(error why, bool tell);
+  [[nodiscard]] session_actions nonsense(std::string what);
+  [[nodiscard]] session_actions overturn(error why);
+
+  options options_;
+  state state_{state::idle};
+  transfer_request request_;  ///< its lists are gone once it was sent
+  std::vector<std::byte> aux_;
+  // write mode
+  std::vector<std::uint32_t> here_;  ///< per layer, the first token that has not landed
+  /// Landed ahead of a gap: (layer, first token) -> end token.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> ahead_;
+  std::uint32_t landed_batches_{0};
+  std::optional<std::uint32_t> sealed_batches_;
+  bool state_here_{false};
+  // read mode
+  std::vector<pull> in_flight_;
+  std::uint32_t next_layer_{0};
+  std::uint32_t pulls_{0};
+  bool state_pulled_{false};
+  bool revoked_{false};  ///< the peer fenced; its reason is on the way
+
+  bool told_{false};  ///< the outcome was concluded
+  bool peer_gone_{false};
+  bool owes_quiescent_{false};  ///< the peer aborted and waits for `transfer_quiescent`
+};
+
+[[nodiscard]] std::string_view to_string(receive_session::state s) noexcept;
+
+}  // namespace troupe::actors

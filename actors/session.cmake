@@ -1,0 +1,17 @@
+# The protocol of a transfer without its actors: session messages and the two state machines. A library of
+# its own, `troupe::session`, which needs no CAF: fuzzing, sanitizers and simulations use it where
+# TROUPE_BUILD_ACTORS is off. Its headers are among those of actors/; troupe::actors links it.
+add_library(troupe_session STATIC receive_session.cpp send_session.cpp session_messages.cpp)
+add_library(troupe::session ALIAS troupe_session)
+set_target_properties(troupe_session PROPERTIES EXPORT_NAME session)
+set(session_root "${PROJECT_BINARY_DIR}/include/actors")
+file(MAKE_DIRECTORY "${session_root}/troupe")
+file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${session_root}/troupe/actors" SYMBOLIC)
+target_include_directories(troupe_session PUBLIC "$<BUILD_INTERFACE:${session_root}>"
+                           "$<INSTALL_INTERFACE:include>")
+target_compile_features(troupe_session PUBLIC cxx_std_20)
+target_link_libraries(troupe_session PUBLIC troupe::kvcache troupe::transport)
+troupe_compile_settings(troupe_session)
+if(TROUPE_BUILD_ACTORS)
+  set_property(GLOBAL APPEND PROPERTY TROUPE_LIBRARIES troupe_session)
+endif()

@@ -1,0 +1,186 @@
+#pragma once
+
+/// What two nodes say to each other over a link about one transfer or one keyed value: the session
+/// messages, and their frames byte by byte. No CAF here: the same code is fuzzed and runs in
+/// simulations.
+///
+/// A frame is little-endian: `u16 version` (`session_version`), `u16 type` (the index of the
+/// alternative in `session_message`, counted from 1), then the fields in the order of the struct.
+/// Integers have their own width; a string or byte list is `u32 length` and its bytes; a list is
+/// `u32 count` and its items; an enum is its number and must be in range; `std::optional` is `u8
+/// 0|1` and the value. A frame ends with its last field: left-over bytes are an error.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/types.hpp"
+
+namespace troupe::actors {
+
+inline constexpr std::uint16_t session_version = 1;
+
+enum class transfer_mode : std::uint8_t {
+  write = 1,  ///< the prefill side pushes each layer as it is computed
+  read = 2,   ///< the decode side pulls when the prefill side says that the blocks are ready
+};
+
+/// Layers [layer_begin, layer_end) at token positions [token_begin, token_end) of a request.
+struct cache_slice {
+  std::uint32_t layer_begin{0}, layer_end{0};
+  std::uint32_t token_begin{0}, token_end{0};
+  friend bool operator==(const cache_slice&, const cache_slice&) = default;
+};
+
+// -- one transfer
+// --------------------------------------------------------------------------------------------
+
+/// decode -> prefill, first message of a transfer: what is wanted and where it may be written to.
+struct transfer_request {
+  transfer_id transfer;
+  std::string request;  ///< the id that both engines know; 1 to 256 bytes
+  transfer_mode mode{transfer_mode::write};
+  std::uint32_t rank{0}, ranks{1};  ///< of the decode side
+  std::uint32_t token_begin{0};     ///< the prefix before it is already at the decode side
+  std::uint32_t token_end{0};  ///< tokens of the prompt; token_begin == token_end: nothing to move
+  std::vector<block_id> blocks;  ///< destination of tokens [0, token_end), block_tokens each
+  std::vector<std::uint32_t> state_slots;       ///< destination slots of per-request state tensors
+  std::vector<transport::remote_grant> grants;  ///< write mode: one per destination region
+  std::uint32_t deadline_ms{0};                 ///< what is left of it
+  friend bool operator==(const transfer_request&, const transfer_request&) = default;
+};
+/// prefill -> decode, read mode: everything is ready and may be read.
+struct transfer_offer {
+  transfer_id transfer;
+  std::uint32_t token_end{0};
+  std::vector<block_id> blocks;  ///< source of tokens [0, token_end)
+  std::vector<std::uint32_t> state_slots;
+  std::vector<transport::remote_grant> grants;
+  std::vector<std::byte> aux;  ///< small data of the engine (first token, logits), see `max_aux`
+  friend bool operator==(const transfer_offer&, const transfer_offer&) = default;
+};
+/// prefill -> decode, write mode, behind the bytes of a batch: these have landed.
+struct layers_landed {
+  transfer_id transfer;
+  cache_slice slice;
+  bool state{false};  ///< the state tensors came with this batch; the slice may then be empty
+  friend bool operator==(const layers_landed&, const layers_landed&) = default;
+};
+/// prefill -> decode, write mode: everything was posted, in so many batches. Both modes: the answer
+/// to a request that has nothing to move, with no batches.
+struct transfer_sealed {
+  transfer_id transfer;
+  std::uint32_t token_end{0};
+  std::uint32_t batches{0};
+  std::vector<std::byte> aux;
+  friend bool operator==(const transfer_sealed&, const transfer_sealed&) = default;
+};
+/// decode -> prefill: all is here and verified complete; the source may go.
+struct transfer_release {
+  transfer_id transfer;
+  friend bool operator==(const transfer_release&, const transfer_release&) = default;
+};
+/// either -> other: this side failed the transfer, and why.
+struct transfer_abort {
+  transfer_id transfer;
+  errc code{errc::aborted};
+  std::string reason;  ///< at most `max_sentence` bytes, see `make_abort`
+  friend bool operator==(const transfer_abort&, const transfer_abort&) = default;
+};
+/// either -> other: in answer to an abort, nothing of mine can touch your memory any more.
+struct transfer_quiescent {
+  transfer_id transfer;
+  friend bool operator==(const transfer_quiescent&, const transfer_quiescent&) = default;
+};
+
+// -- the cache of a node
+// ---------------------------------------------------------------------------------------
+
+/// either -> other: the engine registered its cache after the link was made.
+struct cache_announce {
+  std::vector<std::byte> layout;  ///< `kvcache::encode(cache_layout)`
+  friend bool operator==(const cache_announce&, const cache_announce&) = default;
+};
+
+// -- keyed values
+// -------------------------------------------------------------------------------------------------
+
+/// A value of at most `max_inline` bytes travels in the frame; a larger one is read through the
+/// grant.
+struct store_put {
+  std::uint64_t op{0};
+  std::string key;  ///< 1 to 512 bytes
+  std::uint64_t size{0};
+  std::uint64_t ttl_ms{0};  ///< 0: no end
+  std::vector<std::byte> value;
+  std::optional<transport::remote_grant> source;
+  friend bool operator==(const store_put&, const store_put&) = default;
+};
+struct store_get {
+  std::uint64_t op{0};
+  std::string key;
+  std::uint64_t max_size{0};  ///< a larger value is refused with `out_of_range`
+  friend bool operator==(const store_get&, const store_get&) = default;
+};
+struct store_query {
+  std::uint64_t op{0};
+  std::string key;
+  friend bool operator==(const store_query&, const store_query&) = default;
+};
+struct store_remove {
+  std::uint64_t op{0};
+  std::string key;
+  friend bool operator==(const store_remove&, const store_remove&) = default;
+};
+/// The answer to each of the four; `failed` 0 or an `errc`.
+struct store_reply {
+  std::uint64_t op{0};
+  std::uint8_t failed{0};
+  std::string sentence;
+  std::uint64_t size{0};
+  std::uint64_t ttl_ms{0};
+  std::vector<std::byte> value;
+  std::optional<transport::remote_grant> source;  ///< pinned until `store_release`
+  friend bool operator==(const store_reply&, const store_reply&) = default;
+};
+/// The reader has the bytes: the value may be unpinned.
+struct store_release {
+  std::uint64_t op{0};
+  friend bool operator==(const store_release&, const store_release&) = default;
+};
+
+using session_message =
+    std::variant<transfer_request, transfer_offer, layers_landed, transfer_sealed, transfer_release,
+                 transfer_abort, transfer_quiescent, cache_announce, store_put, store_get,
+                 store_query, store_remove, store_reply, store_release>;
+
+inline constexpr std::size_t max_request_id = 256;
+inline constexpr std::size_t max_key = 512;
+inline constexpr std::size_t max_aux = 64u << 10;
+inline constexpr std::size_t max_inline = 32u << 10;
+/// Of an abort's reason and a reply's sentence.
+inline constexpr std::size_t max_sentence = 4096;
+
+/// `out_of_range` when a field exceeds its bound or the frame `transport::link::max_frame`, naming
+/// the field.
+[[nodiscard]] result<std::vector<std::byte>> encode(const session_message& message);
+/// `version_mismatch`, or `out_of_range` naming type and field. Allocates nothing that the frame's
+/// own bytes do not pay for.
+[[nodiscard]] result<session_message> decode(std::span<const std::byte> frame);
+
+/// The abort that tells a peer of `why`; a longer sentence is cut to `max_sentence` bytes at a
+/// character.
+[[nodiscard]] transfer_abort make_abort(transfer_id transfer, const error& why);
+
+/// The transfer that a message speaks of; 0 for those that speak of none.
+[[nodiscard]] transfer_id transfer_of(const session_message& message) noexcept;
+/// "transfer_request", for logs.
+[[nodiscard]] std::string_view type_name(const session_message& message) noexcept;
+
+}  // namespace troupe::actors
