@@ -1,0 +1,159 @@
+#include "troupe/transport/endpoint.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "troupe/transport/backend_context.hpp"
+#ifdef TROUPE_WITH_TCP
+#include "troupe/transport/tcp/tcp_backend.hpp"
+#endif
+#ifdef TROUPE_WITH_SHM
+#include "troupe/transport/shm/shm_backend.hpp"
+#endif
+
+namespace troupe::transport {
+
+namespace {
+
+// DESIGN.md section 5: the order in which `auto` chooses.
+constexpr std::array preference{backend_kind::xgmi, backend_kind::shm, backend_kind::rdma,
+                                backend_kind::tcp};
+constexpr const char* not_compiled_in = "not compiled in";
+
+class local_endpoint final : public endpoint {
+ public:
+  explicit local_endpoint(endpoint_options options)
+      : options_{std::move(options)},
+        identity_{host_identity::of_this_process()},
+        regions_{options_.max_regions} {}
+
+  ~local_endpoint() override {
+    // The threads end first, so that nothing calls into a backend or a link while it goes.
+    if (progress_) progress_->stop();
+    backends_.clear();
+  }
+
+  [[nodiscard]] result<void> start();
+
+  [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name) override {
+    return regions_.allocate(size, std::move(name));
+  }
+  [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes,
+                                                  std::string name) override {
+    return regions_.add(bytes, std::move(name));
+  }
+  [[nodiscard]] result<void> deregister(region_id id) override { return regions_.remove(id); }
+  [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const override {
+    return regions_.bytes(id);
+  }
+
+  [[nodiscard]] std::vector<backend_status> backends() const override;
+  [[nodiscard]] host_identity identity() const override { return identity_; }
+  [[nodiscard]] result<backend_choice> choose(
+      const host_identity& peer, std::optional<backend_kind> wanted,
+      std::span<const backend_kind> excluded) const override;
+  [[nodiscard]] result<std::shared_ptr<link>> open(backend_kind kind, const link_options& options,
+                                                   std::shared_ptr<link_sink> sink) override;
+
+  bool poll() override { return progress_->poll(); }
+  [[nodiscard]] std::uint16_t data_port() const override { return tcp_port_; }
+
+ private:
+  [[nodiscard]] const backend* find(backend_kind kind) const {
+    for (const auto& candidate : backends_) {
+      if (candidate->kind() == kind) return candidate.get();
+    }
+    return nullptr;
+  }
+  /// Whether `kind` can join us with `peer` now, and why (not).
+  [[nodiscard]] usability judge(backend_kind kind, const host_identity& peer,
+                                std::span<const backend_kind> excluded) const;
+
+  const endpoint_options options_;
+  const host_identity identity_;
+  region_table regions_;
+  std::unique_ptr<progress_pool> progress_;
+  std::unique_ptr<backend_context> context_;
+  std::vector<std::unique_ptr<backend>> backends_;
+  std::uint16_t tcp_port_{0};
+};
+
+result<void> local_endpoint::start() {
+  auto pool = progress_pool::create(options_.num_workers, options_.spin, options_.after_progress);
+  if (!pool) return fail(std::move(pool).error());
+  progress_ = std::move(*pool);
+  context_ =
+      std::make_unique<backend_context>(backend_context{options_, identity_, regions_, *progress_});
+#ifdef TROUPE_WITH_SHM
+  backends_.push_back(make_shm_backend(*context_));
+#endif
+#ifdef TROUPE_WITH_TCP
+  auto tcp = make_tcp_backend(*context_);
+  if (!tcp) return fail(std::move(tcp).error());
+  tcp_port_ = (*tcp)->port();
+  backends_.push_back(std::move(*tcp));
+#endif
+  return {};
+}
+
+std::vector<backend_status> local_endpoint::backends() const {
+  std::vector<backend_status> all;
+  for (const auto kind : preference) {
+    const auto* found = find(kind);
+    all.push_back({kind, found != nullptr ? found->probe() : usability{false, not_compiled_in}});
+  }
+  return all;
+}
+
+usability local_endpoint::judge(backend_kind kind, const host_identity& peer,
+                                std::span<const backend_kind> excluded) const {
+  if (std::find(excluded.begin(), excluded.end(), kind) != excluded.end()) {
+    return {false, "excluded: it failed before"};
+  }
+  const auto* found = find(kind);
+  if (found == nullptr) return {false, not_compiled_in};
+  if (auto here = found->probe(); !here.usable) return here;
+  return found->reaches(peer);
+}
+
+result<backend_choice> local_endpoint::choose(const host_identity& peer,
+                                              std::optional<backend_kind> wanted,
+                                              std::span<const backend_kind> excluded) const {
+  std::string passed_over;  // "xgmi: not compiled in; shm: another host"
+  for (const auto kind : preference) {
+    if (wanted && kind != *wanted) continue;
+    const auto verdict = judge(kind, peer, excluded);
+    if (verdict.usable) {
+      auto reason = wanted ? "asked for; " + verdict.reason : verdict.reason;
+      if (!passed_over.empty()) reason += "; " + passed_over;
+      return backend_choice{kind, std::move(reason)};
+    }
+    if (!passed_over.empty()) passed_over += "; ";
+    passed_over += std::string{to_string(kind)} + ": " + verdict.reason;
+  }
+  return fail(errc::backend_unavailable,
+              "no backend can join this node with the peer: " +
+                  (passed_over.empty() ? "none was allowed" : passed_over));
+}
+
+result<std::shared_ptr<link>> local_endpoint::open(backend_kind kind, const link_options& options,
+                                                   std::shared_ptr<link_sink> sink) {
+  for (const auto& candidate : backends_) {
+    if (candidate->kind() == kind) return candidate->open(options, std::move(sink));
+  }
+  return fail(errc::backend_unavailable,
+              "backend " + std::string{to_string(kind)} + ": " + not_compiled_in);
+}
+
+}  // namespace
+
+result<std::unique_ptr<endpoint>> endpoint::create(endpoint_options options) {
+  if (options.self.value == 0) {
+    return fail(errc::invalid_config, "endpoint: the incarnation must not be 0; draw one");
+  }
+  auto made = std::make_unique<local_endpoint>(std::move(options));
+  if (auto ok = made->start(); !ok) return fail(std::move(ok).error());
+  return std::unique_ptr<endpoint>{std::move(made)};
+}
+
+}  // namespace troupe::transport

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "troupe/transport/backend.hpp"
+
+namespace troupe::transport {
+
+struct endpoint_options {
+  incarnation self;               ///< must not be 0
+  std::string host{"127.0.0.1"};  ///< address that tcp listens on and offers to peers
+  std::uint16_t data_port{0};     ///< of the tcp listener; 0: the OS chooses
+  std::uint32_t num_workers{1};   ///< progress threads; 0: none, the owner calls `poll`
+  std::chrono::microseconds spin{
+      50};  ///< how long a progress thread polls after work before it sleeps
+  std::uint64_t max_regions{4096};
+  std::uint32_t max_pending_connections{64};  ///< accepted sockets that have not shown a token yet
+  /// Called on a progress thread (or in `poll`) after each round that did work, with no lock held.
+  /// Lets the owner run what the round's callbacks made runnable on the same thread.
+  std::function<void()> after_progress;
+  /// Told about strangers at the data port (wrong token, garbage), at most one sentence a second
+  /// with the number of those that were left out. Called on a progress thread; must not block.
+  std::function<void(const std::string& sentence)> notice;
+};
+
+struct backend_status {
+  backend_kind kind{backend_kind::tcp};
+  usability state;
+};
+
+/// The choice of a backend for one peer, with what is said about it in the log and in `troupe
+/// status`.
+struct backend_choice {
+  backend_kind kind{backend_kind::tcp};
+  std::string reason;  ///< "same host and namespaces; xgmi: not compiled in"
+};
+
+/// Everything of one node that moves bytes: its registered memory, its backends, its progress
+/// threads. Thread-safe. Destroyed last: after every link of it is closed and its owner's sinks may
+/// die.
+class endpoint {
+ public:
+  [[nodiscard]] static result<std::unique_ptr<endpoint>> create(endpoint_options options);
+  virtual ~endpoint() = default;
+
+  // -- memory
+  // -----------------------------------------------------------------------------------------------
+
+  /// Allocates zeroed host memory (a memfd, so that `shm` peers can map it and nothing outlives the
+  /// process) and registers it. Freed by `deregister`. `invalid_config` (size 0), `pool_exhausted`
+  /// (the OS refuses; the sentence says how much was asked and is free).
+  [[nodiscard]] virtual result<region_id> allocate(std::uint64_t size, std::string name) = 0;
+  /// Registers memory that the caller owns and keeps alive until `deregister`. `already_exists`
+  /// when it overlaps a registered range (naming that region), `invalid_config` (null or empty),
+  /// `overloaded`.
+  [[nodiscard]] virtual result<region_id> register_memory(std::span<std::byte> bytes,
+                                                          std::string name) = 0;
+  /// `unknown_region`; `overloaded` while a grant or a batch still uses it (fence first).
+  [[nodiscard]] virtual result<void> deregister(region_id region) = 0;
+  [[nodiscard]] virtual result<std::span<std::byte>> bytes(region_id region) const = 0;
+
+  // -- links
+  // --------------------------------------------------------------------------------------------------
+
+  [[nodiscard]] virtual std::vector<backend_status> backends() const = 0;
+  [[nodiscard]] virtual host_identity identity() const = 0;
+  /// Picks for a peer: the `wanted` backend only, or (no value) the best of DESIGN.md section 5
+  /// that is usable here and reaches it. `excluded` are those that failed before (fallback).
+  /// `backend_unavailable` with every candidate's reason.
+  [[nodiscard]] virtual result<backend_choice> choose(
+      const host_identity& peer, std::optional<backend_kind> wanted,
+      std::span<const backend_kind> excluded = {}) const = 0;
+  [[nodiscard]] virtual result<std::shared_ptr<link>> open(backend_kind kind,
+                                                           const link_options& options,
+                                                           std::shared_ptr<link_sink> sink) = 0;
+
+  // -- progress
+  // -----------------------------------------------------------------------------------------------
+
+  /// One round over all links from the calling thread. True: something was done. May be called
+  /// beside the progress threads (they step aside for a caller that polls).
+  virtual bool poll() = 0;
+  /// The port that the tcp listener was really given.
+  [[nodiscard]] virtual std::uint16_t data_port() const = 0;
+};
+
+}  // namespace troupe::transport

@@ -1,0 +1,143 @@
+#include "troupe/transport/grant_table.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "troupe/transport/random.hpp"
+
+namespace troupe::transport {
+
+bool revocable::revoke() noexcept {
+  const bool first = !revoked_.exchange(true, std::memory_order_seq_cst);
+  // A pin lasts one system call that does not block: microseconds. Yield, for its holder may have
+  // been preempted on this very core.
+  for (int round = 0; pins_.load(std::memory_order_seq_cst) != 0; ++round) {
+    if (round > 64) std::this_thread::yield();
+  }
+  return first;
+}
+
+bool given_grant::permits_range(const extent& range) const noexcept {
+  if (extents.size() > 8 && range.count == 1) {
+    // Extents are sorted by offset but may overlap: the last one that begins at or before the range
+    // is the likely one, `covered` decides the rest.
+    const auto after =
+        std::upper_bound(extents.begin(), extents.end(), range.offset,
+                         [](std::uint64_t offset, const extent& e) { return offset < e.offset; });
+    if (after != extents.begin() && covered(range, {&*std::prev(after), 1})) return true;
+  }
+  return covered(range, extents);
+}
+
+result<void> given_grant::check(const extent& range, access wanted,
+                                transfer_id for_transfer) const {
+  if (for_transfer != transfer) {
+    return fail(errc::unauthorized, "the grant was given for another transfer");
+  }
+  if (!permits(rights, wanted)) {
+    return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit to read"
+                                                           : "the grant does not permit to write");
+  }
+  if (!permits_range(range)) {
+    return fail(errc::out_of_range, "offset " + std::to_string(range.offset) + ", length " +
+                                        std::to_string(range.length) + ", count " +
+                                        std::to_string(range.count) + ", stride " +
+                                        std::to_string(range.stride) +
+                                        " is not within what the grant permits");
+  }
+  return {};
+}
+
+result<remote_grant> grant_table::give(region_use memory, std::vector<extent> extents,
+                                       access rights, transfer_id transfer) {
+  if (extents.empty() || extents.size() > remote_grant::max_extents) {
+    return fail(errc::out_of_range, "a grant names between 1 and " +
+                                        std::to_string(remote_grant::max_extents) +
+                                        " extents, found " + std::to_string(extents.size()));
+  }
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (auto ok = check_range(extents[i], memory->size()); !ok) {
+      return fail(ok.error().code, "extent " + std::to_string(i) + " of region " +
+                                       std::to_string(memory->id().value) + ": " +
+                                       ok.error().message);
+    }
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const extent& a, const extent& b) { return a.offset < b.offset; });
+  auto given = std::make_shared<given_grant>();
+  given->id = random_id();
+  given->transfer = transfer;
+  given->rights = rights;
+  given->extents = extents;
+  given->base = memory->data();
+  given->region_size = memory->size();
+  given->region = memory->id();
+  given->memory = std::move(memory);
+  remote_grant said{.id = given->id,
+                    .region = given->region,
+                    .owner = self_,
+                    .transfer = transfer,
+                    .rights = rights,
+                    .region_size = given->region_size,
+                    .extents = std::move(extents),
+                    .key = {}};
+
+  const std::unique_lock lock{mutex_};
+  if (grants_.size() >= max_grants_) {
+    return fail(errc::overloaded,
+                std::to_string(grants_.size()) +
+                    " grants are open on this link, the maximum; fence transfers");
+  }
+  by_transfer_.emplace(transfer, given->id);
+  grants_.emplace(given->id, std::move(given));
+  return said;
+}
+
+std::shared_ptr<given_grant> grant_table::find(std::uint64_t id) const {
+  const std::shared_lock lock{mutex_};
+  const auto at = grants_.find(id);
+  return at == grants_.end() ? nullptr : at->second;
+}
+
+std::size_t grant_table::revoke(transfer_id transfer) {
+  std::vector<std::shared_ptr<given_grant>> ended;
+  {
+    const std::shared_lock lock{mutex_};
+    const auto [first, last] = by_transfer_.equal_range(transfer);
+    for (auto at = first; at != last; ++at) ended.push_back(grants_.at(at->second));
+  }
+  return end(ended);
+}
+
+std::size_t grant_table::revoke_all() {
+  std::vector<std::shared_ptr<given_grant>> ended;
+  {
+    const std::shared_lock lock{mutex_};
+    for (const auto& [id, given] : grants_) ended.push_back(given);
+  }
+  return end(ended);
+}
+
+// A grant stays in the table until its pins are gone, so that of two fences at once both wait.
+std::size_t grant_table::end(const std::vector<std::shared_ptr<given_grant>>& ended) {
+  std::size_t count = 0;
+  for (const auto& given : ended) count += given->guard.revoke() ? 1U : 0U;
+  const std::unique_lock lock{mutex_};
+  for (const auto& given : ended) {
+    if (grants_.erase(given->id) == 0) continue;
+    const auto [first, last] = by_transfer_.equal_range(given->transfer);
+    by_transfer_.erase(
+        std::find_if(first, last, [&](const auto& entry) { return entry.second == given->id; }));
+    given->memory.release();
+  }
+  return count;
+}
+
+std::size_t grant_table::size() const {
+  const std::shared_lock lock{mutex_};
+  return grants_.size();
+}
+
+}  // namespace troupe::transport

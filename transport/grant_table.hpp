@@ -1,0 +1,109 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/kvcache/segment.hpp"
+#include "troupe/transport/region_table.hpp"
+#include "troupe/transport/types.hpp"
+
+namespace troupe::transport {
+
+/// A permission to touch memory that can be withdrawn for good. Whoever touches the memory holds a
+/// `pin` meanwhile, for one non-blocking system call or one copy at most, and never while calling
+/// back into a user's code; so `revoke` may wait for the pins, and when it returns nobody touches
+/// the memory again.
+class revocable {
+ public:
+  /// Whether the memory may be touched; if so it is pinned until `unpin`.
+  [[nodiscard]] bool pin() noexcept {
+    // Sequentially consistent on both sides: either this sees the flag, or `revoke` sees the pin.
+    pins_.fetch_add(1, std::memory_order_seq_cst);
+    if (!revoked_.load(std::memory_order_seq_cst)) return true;
+    unpin();
+    return false;
+  }
+  void unpin() noexcept { pins_.fetch_sub(1, std::memory_order_release); }
+  [[nodiscard]] bool revoked() const noexcept { return revoked_.load(std::memory_order_acquire); }
+  /// Withdraws the permission and waits until no pin is held. True for the call that withdrew it.
+  bool revoke() noexcept;
+
+ private:
+  std::atomic<bool> revoked_{false};
+  std::atomic<std::uint32_t> pins_{0};
+};
+
+/// Unpins at the end of the scope. Converts to false when the permission was withdrawn.
+class scoped_pin {
+ public:
+  explicit scoped_pin(revocable& what) noexcept : what_{what.pin() ? &what : nullptr} {}
+  scoped_pin(const scoped_pin&) = delete;
+  scoped_pin& operator=(const scoped_pin&) = delete;
+  ~scoped_pin() {
+    if (what_ != nullptr) what_->unpin();
+  }
+  explicit operator bool() const noexcept { return what_ != nullptr; }
+
+ private:
+  revocable* what_;
+};
+
+/// One grant that was given. `region`, `extents`, `rights` never change; only `guard` does.
+struct given_grant {
+  std::uint64_t id{0};
+  transfer_id transfer;
+  access rights{access::read};
+  std::vector<extent> extents;  ///< sorted by offset
+  region_use memory;            ///< keeps the region registered; released when revoked
+  std::byte* base{
+      nullptr};  ///< first byte of the region; to be touched under a pin of `guard` only
+  std::uint64_t region_size{0};
+  region_id region;
+  revocable guard;
+
+  /// What the target must ask before an operation of the peer touches memory: `unauthorized`
+  /// (rights, or another transfer's), `out_of_range`. Cheap for one extent and for extents sorted
+  /// by offset.
+  [[nodiscard]] result<void> check(const extent& range, access wanted,
+                                   transfer_id for_transfer) const;
+  /// The range part of `check` alone, for the segments of an operation whose rights were checked.
+  [[nodiscard]] bool permits_range(const extent& range) const noexcept;
+};
+
+/// The grants that one link's end has given to its peer. Thread-safe. Bounded by `max_grants`.
+class grant_table {
+ public:
+  explicit grant_table(incarnation self, std::size_t max_grants = 65'536)
+      : self_{self}, max_grants_{max_grants} {}
+
+  /// `out_of_range` (an extent outside the region, empty, none, or too many), `overloaded`. The
+  /// answer's `key` is empty: the backend fills it.
+  [[nodiscard]] result<remote_grant> give(region_use memory, std::vector<extent> extents,
+                                          access rights, transfer_id transfer);
+  /// Null when it was never given or was revoked. One that is just being revoked may still be
+  /// found; it cannot be pinned.
+  [[nodiscard]] std::shared_ptr<given_grant> find(std::uint64_t id) const;
+  /// Revokes every grant of the transfer. When it returns, nobody is inside a pin of one of them
+  /// any more and none can be pinned again. Returns how many there were.
+  std::size_t revoke(transfer_id transfer);
+  /// Revokes all; for a link that ends.
+  std::size_t revoke_all();
+  [[nodiscard]] std::size_t size() const;
+
+ private:
+  std::size_t end(const std::vector<std::shared_ptr<given_grant>>& ended);
+
+  const incarnation self_;
+  const std::size_t max_grants_;
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<given_grant>> grants_;
+  std::unordered_multimap<transfer_id, std::uint64_t> by_transfer_;
+};
+
+}  // namespace troupe::transport

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::transport {
+
+using steady_time = std::chrono::steady_clock::time_point;
+
+/// What a progress engine drives: a link, a listener. The engine holds it by `shared_ptr` while it
+/// is registered and during each call; a call may unregister anything, itself too. Calls of one
+/// engine never overlap and no lock of the engine is held in them.
+class pollable {
+ public:
+  virtual ~pollable() = default;
+  /// A watched descriptor is ready (`events`: EPOLLIN ...; level-triggered). `key` as given to
+  /// `watch`. True: something was done.
+  virtual bool on_ready(std::uint64_t key, std::uint32_t events) = 0;
+  /// The time given to `call_at` has come.
+  virtual void on_timer(std::uint64_t key, steady_time now) {
+    static_cast<void>(key);
+    static_cast<void>(now);
+  }
+  /// For those given to `add_poller`: once per round while the engine polls. True: something was
+  /// done.
+  virtual bool on_poll(steady_time now) {
+    static_cast<void>(now);
+    return false;
+  }
+  /// For pollers: the engine is about to sleep. Arm whatever wakes it (a doorbell descriptor), then
+  /// look once more; false: there is work, do not sleep.
+  virtual bool before_sleep() { return true; }
+  /// For pollers: the engine woke up (or did not sleep after all); disarm.
+  virtual void after_sleep() {}
+};
+
+using watch_id = strong_id<struct watch_tag, std::uint64_t>;
+using timer_id = strong_id<struct timer_tag, std::uint64_t>;
+
+/// One epoll set and the thread that drives it. After work the thread polls for `spin`, then it
+/// sleeps in epoll_wait: an idle engine takes no CPU. A caller of `poll_once` drives it from its
+/// own thread; while it does (its last call is less than 1 ms ago) the thread keeps out of the way.
+/// Thread-safe.
+class progress_engine {
+ public:
+  struct settings {
+    bool own_thread{true};
+    std::chrono::microseconds spin{50};
+    std::function<void()> after_progress;  ///< after each round that did work; no lock held
+  };
+
+  [[nodiscard]] static result<std::unique_ptr<progress_engine>> create(settings with);
+  progress_engine(const progress_engine&) = delete;
+  progress_engine& operator=(const progress_engine&) = delete;
+  ~progress_engine();
+
+  /// Ends the thread. Afterwards nothing is called but by `poll_once`.
+  void stop();
+
+  /// `events` as for epoll_ctl; the descriptor stays the caller's and must be open until `unwatch`.
+  [[nodiscard]] result<watch_id> watch(int fd, std::uint32_t events, std::shared_ptr<pollable> who,
+                                       std::uint64_t key);
+  void rearm(watch_id id, std::uint32_t events);
+  /// A call that runs just now may still end afterwards.
+  void unwatch(watch_id id);
+
+  void add_poller(std::shared_ptr<pollable> who);
+  void remove_poller(const pollable* who);
+
+  timer_id call_at(steady_time when, std::shared_ptr<pollable> who, std::uint64_t key);
+  void cancel(timer_id id);
+
+  /// Makes a sleeping thread run a round and poll for `spin`.
+  void wake();
+  /// One round from the calling thread; false at once when another thread (or a caller up the
+  /// stack) runs one.
+  bool poll_once();
+
+ private:
+  explicit progress_engine(settings with, int epoll_fd, int wake_fd);
+
+  struct watch_entry {
+    int fd;
+    std::uint32_t events;
+    std::shared_ptr<pollable> who;
+    std::uint64_t key;
+  };
+  struct timer_entry {
+    steady_time when;
+    std::shared_ptr<pollable> who;
+    std::uint64_t key;
+  };
+
+  void run();
+  void stand_aside();
+  bool round(std::chrono::milliseconds sleep);
+  bool run_round(std::chrono::milliseconds sleep);
+  bool take_events(int timeout_ms);
+  bool run_timers(steady_time now);
+  bool poll_pollers(steady_time now);
+  bool prepare_sleep();
+  void end_sleep();
+  [[nodiscard]] std::chrono::milliseconds until_timer(steady_time now) const;
+  void refresh_pollers();
+  void drain_wake();
+
+  const settings with_;
+  const int epoll_fd_;
+  const int wake_fd_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> running_{false};  ///< a round runs (in whichever thread)
+  std::atomic<bool> woken_{false};    ///< a wake is on its way: one write to the eventfd is enough
+  std::atomic<std::int64_t> caller_ns_{0};  ///< when `poll_once` was last called
+
+  mutable std::mutex mutex_;
+  std::uint64_t last_watch_{0};
+  std::unordered_map<std::uint64_t, watch_entry> watches_;
+  std::map<std::pair<steady_time, std::uint64_t>, timer_entry> timers_;
+  std::unordered_map<std::uint64_t, steady_time> timer_times_;
+  std::uint64_t last_timer_{0};
+  std::vector<std::shared_ptr<pollable>> pollers_;
+  std::atomic<std::uint64_t> pollers_version_{0};
+  std::atomic<std::int64_t> next_timer_ns_{INT64_MAX};
+
+  // Of the round that runs:
+  std::vector<std::shared_ptr<pollable>> round_pollers_;
+  std::uint64_t round_pollers_version_{0};
+  std::uint32_t rounds_since_events_{0};
+
+  std::thread thread_;
+};
+
+/// The engines of one endpoint; links are given to them in turn.
+class progress_pool {
+ public:
+  /// `num_workers` 0: one engine without a thread, driven by `poll` only.
+  [[nodiscard]] static result<std::unique_ptr<progress_pool>> create(
+      std::uint32_t num_workers, std::chrono::microseconds spin,
+      std::function<void()> after_progress);
+
+  [[nodiscard]] progress_engine& next() noexcept {
+    return *engines_[turn_.fetch_add(1, std::memory_order_relaxed) % engines_.size()];
+  }
+  bool poll();
+  /// Ends all threads.
+  void stop();
+
+ private:
+  progress_pool() = default;
+  std::vector<std::unique_ptr<progress_engine>> engines_;
+  std::atomic<std::size_t> turn_{0};
+};
+
+}  // namespace troupe::transport

@@ -1,0 +1,181 @@
+#include "troupe/transport/region_table.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+namespace troupe::transport {
+
+namespace {
+
+std::string what_errno(int number) {
+  return std::system_category().message(number);
+}
+
+std::string free_memory() {
+  struct sysinfo info {};
+  if (::sysinfo(&info) != 0) return "an unknown amount is free";
+  const auto bytes = (std::uint64_t{info.freeram} + info.bufferram) * info.mem_unit;
+  return std::to_string(bytes >> 20) + " MiB are free";
+}
+
+// A mapping of a new memfd, sealed so that neither we nor a peer that maps it can shrink it under
+// the other (which would turn an access into SIGBUS).
+result<region::description> map_memfd(std::uint64_t size, std::string name) {
+  const auto refused = [&](const char* call) {
+    return fail(errc::pool_exhausted, "region '" + name + "' of " + std::to_string(size) +
+                                          " bytes: " + call + ": " + what_errno(errno) + "; " +
+                                          free_memory());
+  };
+  const int fd =
+      ::memfd_create(("troupe:" + name.substr(0, 200)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return refused("memfd_create");
+  const auto refused_after_open = [&](const char* call) {
+    auto said = refused(call);
+    ::close(fd);
+    return said;
+  };
+  if (size > static_cast<std::uint64_t>(INT64_MAX) ||
+      ::ftruncate(fd, static_cast<off_t>(size)) != 0) {
+    return refused_after_open("ftruncate");
+  }
+  // Reserves the pages now: an OS that is out of memory then says so here and not by a signal
+  // later.
+  if (::fallocate(fd, 0, 0, static_cast<off_t>(size)) != 0) return refused_after_open("fallocate");
+  if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return refused_after_open("fcntl(F_ADD_SEALS)");
+  }
+  void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return refused_after_open("mmap");
+  return region::description{.id = {},
+                             .bytes = {static_cast<std::byte*>(at), size},
+                             .kind = memory_kind::host,
+                             .name = std::move(name),
+                             .fd = fd};
+}
+
+}  // namespace
+
+region::~region() {
+  if (what_.fd < 0) return;
+  ::munmap(what_.bytes.data(), what_.bytes.size());
+  ::close(what_.fd);
+}
+
+region_use& region_use::operator=(region_use&& other) noexcept {
+  if (this != &other) {
+    release();
+    region_ = std::move(other.region_);
+  }
+  return *this;
+}
+
+void region_use::release() noexcept {
+  if (!region_) return;
+  region_->uses_.fetch_sub(1, std::memory_order_acq_rel);
+  region_.reset();
+}
+
+result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
+  if (size == 0) {
+    return fail(errc::invalid_config,
+                "region '" + name + "': its size is 0; ask for at least 1 byte");
+  }
+  auto mapped = map_memfd(size, std::move(name));
+  if (!mapped) return fail(std::move(mapped).error());
+  return insert(std::move(*mapped));
+}
+
+result<region_id> region_table::add(std::span<std::byte> bytes, std::string name) {
+  if (bytes.data() == nullptr || bytes.empty()) {
+    return fail(errc::invalid_config,
+                "region '" + name + "': the memory to register is null or empty");
+  }
+  return insert(
+      {.id = {}, .bytes = bytes, .kind = memory_kind::host, .name = std::move(name), .fd = -1});
+}
+
+result<region_id> region_table::insert(region::description what) {
+  // Made before the lock is taken, so that a refusal unmaps after the lock is gone.
+  auto made = std::make_shared<region>(std::move(what));
+  const auto begin = reinterpret_cast<std::uintptr_t>(made->data());
+  const auto end = begin + made->size();
+  if (end < begin) {
+    return fail(errc::invalid_config, "region '" + made->name() + "': its end wraps around");
+  }
+  const std::unique_lock lock{mutex_};
+  if (regions_.size() >= max_regions_ || last_id_ == UINT32_MAX) {
+    return fail(errc::overloaded, "region '" + made->name() +
+                                      "': " + std::to_string(regions_.size()) +
+                                      " regions are registered, the maximum; deregister one first");
+  }
+  auto next = by_address_.lower_bound(begin);
+  const region* other = nullptr;
+  if (next != by_address_.end() && next->first < end) other = next->second.get();
+  if (next != by_address_.begin()) {
+    const auto& previous = std::prev(next)->second;
+    if (reinterpret_cast<std::uintptr_t>(previous->data()) + previous->size() > begin) {
+      other = previous.get();
+    }
+  }
+  if (other != nullptr) {
+    return fail(errc::already_exists, "region '" + made->name() + "' overlaps region " +
+                                          std::to_string(other->id().value) + " '" + other->name() +
+                                          "'");
+  }
+  made->what_.id = region_id{++last_id_};
+  by_address_.emplace(begin, made);
+  regions_.emplace(made->id(), made);
+  return made->id();
+}
+
+result<void> region_table::remove(region_id id) {
+  std::shared_ptr<region> removed;  // dies after the lock: unmapping may take long
+  const std::unique_lock lock{mutex_};
+  const auto at = regions_.find(id);
+  if (at == regions_.end()) {
+    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
+  }
+  // Uses are only added under the shared lock, so 0 stays 0 here.
+  if (const auto uses = at->second->uses_.load(std::memory_order_acquire); uses != 0) {
+    return fail(errc::overloaded, "region " + std::to_string(id.value) + " '" + at->second->name() +
+                                      "' is used by " + std::to_string(uses) +
+                                      " grants and batches; fence their transfers first");
+  }
+  removed = std::move(at->second);
+  regions_.erase(at);
+  by_address_.erase(reinterpret_cast<std::uintptr_t>(removed->data()));
+  return {};
+}
+
+result<region_use> region_table::use(region_id id) const {
+  const std::shared_lock lock{mutex_};
+  const auto at = regions_.find(id);
+  if (at == regions_.end()) {
+    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
+  }
+  at->second->uses_.fetch_add(1, std::memory_order_acq_rel);
+  return region_use{at->second};
+}
+
+result<std::span<std::byte>> region_table::bytes(region_id id) const {
+  const std::shared_lock lock{mutex_};
+  const auto at = regions_.find(id);
+  if (at == regions_.end()) {
+    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
+  }
+  return at->second->bytes();
+}
+
+std::size_t region_table::size() const {
+  const std::shared_lock lock{mutex_};
+  return regions_.size();
+}
+
+}  // namespace troupe::transport

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/types.hpp"
+
+namespace troupe::transport {
+
+/// One registered range of memory. Immutable but for its use count. Owns the mapping and the
+/// descriptor of memory that the endpoint allocated; memory of the engine stays the engine's.
+class region {
+ public:
+  struct description {
+    region_id id;
+    std::span<std::byte> bytes;
+    memory_kind kind{memory_kind::host};
+    std::string name;
+    int fd{-1};  ///< the memfd behind the bytes, from its offset 0; -1 for memory of the engine
+  };
+
+  explicit region(description what) : what_{std::move(what)} {}
+  region(const region&) = delete;
+  region& operator=(const region&) = delete;
+  /// Unmaps and closes what the endpoint allocated.
+  ~region();
+
+  [[nodiscard]] region_id id() const noexcept { return what_.id; }
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return what_.bytes; }
+  [[nodiscard]] std::byte* data() const noexcept { return what_.bytes.data(); }
+  [[nodiscard]] std::uint64_t size() const noexcept { return what_.bytes.size(); }
+  [[nodiscard]] memory_kind kind() const noexcept { return what_.kind; }
+  [[nodiscard]] const std::string& name() const noexcept { return what_.name; }
+  /// -1 for memory that the engine owns.
+  [[nodiscard]] int fd() const noexcept { return what_.fd; }
+
+ private:
+  friend class region_use;
+  friend class region_table;
+  description what_;
+  std::atomic<std::uint32_t> uses_{0};
+};
+
+/// Keeps a region registered while a grant or a batch needs it. Movable; an empty one uses nothing.
+class region_use {
+ public:
+  region_use() = default;
+  region_use(region_use&& other) noexcept = default;
+  region_use& operator=(region_use&& other) noexcept;
+  ~region_use() { release(); }
+
+  explicit operator bool() const noexcept { return static_cast<bool>(region_); }
+  const region& operator*() const noexcept { return *region_; }
+  const region* operator->() const noexcept { return region_.get(); }
+  /// Ends the use early.
+  void release() noexcept;
+
+ private:
+  friend class region_table;
+  explicit region_use(std::shared_ptr<region> used) noexcept : region_{std::move(used)} {}
+  std::shared_ptr<region> region_;
+};
+
+/// The registered memory of one endpoint. Thread-safe. Lookups take a shared lock, once per grant
+/// or batch and piece; what moves bytes then works on the `region_use`.
+class region_table {
+ public:
+  explicit region_table(std::uint64_t max_regions) : max_regions_{max_regions} {}
+
+  /// Zeroed memory in a sealed memfd. `invalid_config`, `pool_exhausted`, `overloaded`.
+  [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name);
+  /// Memory of the engine. `invalid_config`, `already_exists`, `overloaded`.
+  [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name);
+  /// `unknown_region`, `overloaded` while it is used.
+  [[nodiscard]] result<void> remove(region_id id);
+  /// `unknown_region`.
+  [[nodiscard]] result<region_use> use(region_id id) const;
+  /// `unknown_region`.
+  [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const;
+  [[nodiscard]] std::size_t size() const;
+
+ private:
+  [[nodiscard]] result<region_id> insert(region::description what);
+
+  const std::uint64_t max_regions_;
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<region_id, std::shared_ptr<region>> regions_;
+  std::map<std::uintptr_t, std::shared_ptr<region>> by_address_;
+  std::uint32_t last_id_{0};
+};
+
+}  // namespace troupe::transport

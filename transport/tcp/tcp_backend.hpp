@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/backend.hpp"
+#include "troupe/transport/backend_context.hpp"
+
+namespace troupe::transport {
+
+/// One-sided frames over TCP sockets; the wire is described in transport/tcp/PROTOCOL.md.
+class tcp_backend : public backend {
+ public:
+  /// The port that the listener was given.
+  [[nodiscard]] virtual std::uint16_t port() const noexcept = 0;
+};
+
+/// Binds the listener. `invalid_config` when the host is not an address of this machine or the port
+/// is taken; the sentence names both.
+[[nodiscard]] result<std::unique_ptr<tcp_backend>> make_tcp_backend(backend_context& context);
+
+}  // namespace troupe::transport

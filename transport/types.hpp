@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/kvcache/segment.hpp"
+
+namespace troupe::transport {
+
+/// How bytes travel. Numbers are part of the wire protocol.
+enum class backend_kind : std::uint8_t { shm = 1, tcp = 2, rdma = 3, xgmi = 4 };
+enum class memory_kind : std::uint8_t { host = 1, device = 2 };
+/// What a grant permits the peer to do with our memory.
+enum class access : std::uint8_t { read = 1, write = 2, read_write = 3 };
+/// Seen from the initiator: `write` moves local to remote, `read` remote to local.
+enum class direction : std::uint8_t { write = 1, read = 2 };
+
+[[nodiscard]] std::string_view to_string(backend_kind kind) noexcept;
+[[nodiscard]] std::optional<backend_kind> backend_kind_from(std::string_view name) noexcept;
+[[nodiscard]] constexpr bool permits(access granted, access wanted) noexcept {
+  return (static_cast<std::uint8_t>(granted) & static_cast<std::uint8_t>(wanted)) ==
+         static_cast<std::uint8_t>(wanted);
+}
+
+/// Where a process runs, as far as backends need to know to prove that memory can be shared. Two
+/// processes are on one host when `boot_id` is equal; they can meet over `shm` when the namespaces
+/// are equal too.
+struct host_identity {
+  std::string boot_id;
+  std::uint64_t network_namespace{0};
+  std::uint64_t pid_namespace{0};
+  std::uint32_t pid{0};
+  std::uint32_t uid{0};
+
+  [[nodiscard]] static host_identity of_this_process();
+  friend bool operator==(const host_identity&, const host_identity&) = default;
+};
+
+/// A peer's permission to read or write parts of one of our regions, in the form that travels to it
+/// in a message. Made by `link::grant` at the owner, valid on that link only, until the owner
+/// fences the transfer. Offsets in segments that use it are bytes from the start of the region.
+struct remote_grant {
+  std::uint64_t id{0};   ///< unguessable, never reused
+  region_id region;      ///< of the owner
+  incarnation owner;     ///< the life of the node that the grant belongs to
+  transfer_id transfer;  ///< what it was given for
+  access rights{access::read};
+  std::uint64_t region_size{0};  ///< bytes
+  std::vector<extent> extents;   ///< the permitted parts; sorted by offset; never empty
+  std::vector<std::byte> key;  ///< what the backend needs (a slot, an rkey); at most `max_key_size`
+
+  static constexpr std::size_t max_key_size = 64;
+  static constexpr std::size_t max_extents = 65'536;
+  friend bool operator==(const remote_grant&, const remote_grant&) = default;
+};
+
+/// How to reach one side of a link that is being made. Travels in a cluster message; opaque outside
+/// its backend. At most `max_payload` bytes.
+struct link_offer {
+  backend_kind kind{backend_kind::tcp};
+  incarnation owner;
+  std::vector<std::byte> payload;
+
+  static constexpr std::size_t max_payload = 4096;
+};
+
+}  // namespace troupe::transport
