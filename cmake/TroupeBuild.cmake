@@ -78,7 +78,6 @@ function(troupe_library folder)
   target_link_libraries(${target} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS})
   troupe_compile_settings(${target})
   troupe_check_headers(${target} ${folder})
-  set_property(GLOBAL APPEND PROPERTY TROUPE_LIBRARIES ${target})
 endfunction()
 
 add_custom_target(troupe_header_checks)

@@ -8,13 +8,13 @@
 include(CMakePackageConfigHelpers)
 
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/Troupe")
-get_property(libraries GLOBAL PROPERTY TROUPE_LIBRARIES)
-
-install(TARGETS ${libraries} EXPORT TroupeTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-foreach(library IN LISTS libraries)
-  string(REPLACE "troupe_" "" folder "${library}")
-  install(DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}/"
-          DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/${folder}" FILES_MATCHING PATTERN "*.hpp")
+foreach(folder config kvcache transport actors)
+  if(TARGET troupe_${folder})
+    install(TARGETS troupe_${folder} EXPORT TroupeTargets
+            ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    install(DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}/"
+            DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/${folder}" FILES_MATCHING PATTERN "*.hpp")
+  endif()
 endforeach()
 if(TARGET troupe)
   install(TARGETS troupe RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
