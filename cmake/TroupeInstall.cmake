@@ -8,13 +8,20 @@
 include(CMakePackageConfigHelpers)
 
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/Troupe")
-foreach(folder config kvcache transport actors)
-  if(TARGET troupe_${folder})
-    install(TARGETS troupe_${folder} EXPORT TroupeTargets
-            ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-    install(DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}/"
-            DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/${folder}" FILES_MATCHING PATTERN "*.hpp")
+set(headers config kvcache transport)
+set(targets troupe_config troupe_kvcache troupe_transport)
+if(TROUPE_BUILD_ACTORS)
+  list(APPEND headers actors)
+  list(APPEND targets troupe_session troupe_actors)
+endif()
+foreach(target IN LISTS targets)
+  if(TARGET ${target})
+    install(TARGETS ${target} EXPORT TroupeTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   endif()
+endforeach()
+foreach(folder IN LISTS headers)
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}/"
+          DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/${folder}" FILES_MATCHING PATTERN "*.hpp")
 endforeach()
 if(TARGET troupe)
   install(TARGETS troupe RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
