@@ -1,0 +1,188 @@
+#include "troupe/actors/cluster_client.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <caf/scoped_actor.hpp>
+
+namespace troupe::actors {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t max_cached_nodes = 1024;
+
+std::string name_of(const node_info& node) {
+  return "node '" + node.name + "' at " + node.host + ":" + std::to_string(node.port);
+}
+
+/// The error inside a reply that says `failed`. A number that is no `errc` comes from another
+/// release.
+template <class Reply>
+troupe::error refusal(const Reply& reply) {
+  const auto code = is_errc(reply.failed) ? static_cast<errc>(reply.failed) : errc::internal;
+  return {code, reply.sentence};
+}
+
+bool connection_is_useless(const troupe::error& e) {
+  return e.code == errc::peer_lost || e.code == errc::deadline;
+}
+
+}  // namespace
+
+cluster_client::cluster_client(cluster_client_options options)
+    : options_{std::move(options)}, host_{options_.actors} {}
+
+result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_options options) {
+  std::unique_ptr<cluster_client> client{new cluster_client{std::move(options)}};
+  if (auto there = client->supervisor(); !there) return fail(there.error());
+  return client;
+}
+
+// -- calls
+// ------------------------------------------------------------------------------------------------
+
+result<membership> cluster_client::members() {
+  auto whom = supervisor();
+  if (!whom) return fail(whom.error());
+  auto reply = ask<membership>(*whom, "the supervisor", options_.timeout, members_atom_v);
+  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
+  return reply;
+}
+
+result<placement> cluster_client::place(const placement_request& request) {
+  auto whom = supervisor();
+  if (!whom) return fail(whom.error());
+  auto reply =
+      ask<placement>(*whom, "the supervisor", options_.timeout + milliseconds{request.timeout_ms},
+                     place_atom_v, request);
+  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
+  if (reply && reply->failed != 0) return fail(refusal(*reply));
+  return reply;
+}
+
+result<void> cluster_client::finished(const std::string& request) {
+  auto whom = supervisor();
+  if (!whom) return fail(whom.error());
+  caf::scoped_actor self{host_.system()};
+  self->send(*whom, placed_atom_v, request);
+  return {};
+}
+
+result<node_report> cluster_client::report(const std::string& node) {
+  const auto found = find(node);
+  if (!found) return fail(found.error());
+  return report(*found);
+}
+
+result<node_report> cluster_client::report(const node_info& node) {
+  auto whom = reach(node);
+  if (!whom) return fail(whom.error());
+  auto reply = ask<node_report>(*whom, name_of(node), options_.timeout, report_atom_v);
+  if (!reply && connection_is_useless(reply.error())) forget(node);
+  return reply;
+}
+
+result<std::vector<std::uint8_t>> cluster_client::call(const std::string& node,
+                                                       const call_request& request) {
+  const auto found = find(node);
+  if (!found) return fail(found.error());
+  return call(*found, request);
+}
+
+result<std::vector<std::uint8_t>> cluster_client::call(const node_info& node,
+                                                       const call_request& request) {
+  if (request.payload.size() > max_call_bytes) {
+    return fail(errc::out_of_range,
+                "a call carries at most " + std::to_string(max_call_bytes) + " bytes, this has " +
+                    std::to_string(request.payload.size()) + "; put bulk data on an edge");
+  }
+  auto whom = reach(node);
+  if (!whom) return fail(whom.error());
+  // The node judges its own deadline; ours comes after it, for a node that cannot answer at all.
+  call_request sent = request;
+  auto timeout = options_.timeout;
+  if (sent.timeout_ms == 0) {
+    sent.timeout_ms = static_cast<std::uint32_t>(options_.timeout.count());
+    timeout += milliseconds{500};
+  } else {
+    timeout += milliseconds{sent.timeout_ms};
+  }
+  auto reply = ask<call_reply>(*whom, name_of(node), timeout, std::move(sent));
+  if (!reply && connection_is_useless(reply.error())) forget(node);
+  if (!reply) return fail(reply.error());
+  if (reply->failed != 0) return fail(refusal(*reply));
+  return std::move(reply->payload);
+}
+
+// -- connections
+// ------------------------------------------------------------------------------------------
+
+result<supervisor_actor> cluster_client::supervisor() {
+  {
+    const std::lock_guard lock{mutex_};
+    if (supervisor_) return supervisor_;
+  }
+  auto made = host_.connect<supervisor_actor>(options_.host, options_.port, options_.timeout);
+  if (!made) {
+    return fail(made.error().code, "no supervisor: " + made.error().message);
+  }
+  const std::lock_guard lock{mutex_};
+  supervisor_ = *made;
+  return supervisor_;
+}
+
+result<node_actor> cluster_client::reach(const node_info& node) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (const auto it = nodes_.find(node.incarnation); it != nodes_.end()) return it->second;
+  }
+  auto made = host_.connect<node_actor>(node.host, node.port, options_.timeout);
+  if (!made) return fail(made.error().code, "node '" + node.name + "': " + made.error().message);
+  const std::lock_guard lock{mutex_};
+  if (nodes_.size() >= max_cached_nodes) nodes_.clear();
+  nodes_[node.incarnation] = *made;
+  return *made;
+}
+
+result<node_info> cluster_client::find(const std::string& node) {
+  const auto list = members();
+  if (!list) return fail(list.error());
+  const auto it =
+      std::ranges::find(list->members, node, [](const member& m) { return m.node.name; });
+  if (it != list->members.end()) return it->node;
+  return fail(errc::not_found, "no node '" + node + "' has registered with cluster '" +
+                                   list->cluster + "'; start it, or check its name");
+}
+
+void cluster_client::forget(const node_info& node) {
+  const std::lock_guard lock{mutex_};
+  nodes_.erase(node.incarnation);
+}
+
+void cluster_client::forget_supervisor() {
+  const std::lock_guard lock{mutex_};
+  supervisor_ = nullptr;
+}
+
+template <class Reply, class Handle, class... Args>
+result<Reply> cluster_client::ask(const Handle& whom, const std::string& who, milliseconds timeout,
+                                  Args&&... args) {
+  caf::scoped_actor self{host_.system()};
+  result<Reply> outcome = fail(errc::internal, "no reply");
+  self->request(whom, timeout, std::forward<Args>(args)...)
+      .receive([&](Reply& reply) { outcome = std::move(reply); },
+               [&](caf::error& e) {
+                 if (e == caf::sec::request_timeout) {
+                   outcome = fail(errc::deadline, who + " did not answer within " +
+                                                      std::to_string(timeout.count()) +
+                                                      " ms; it is overloaded or frozen");
+                 } else {
+                   outcome = fail(errc::peer_lost, who + " was lost: " + host_.system().render(e));
+                 }
+               });
+  return outcome;
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,79 @@
+#pragma once
+
+/// A cluster seen from outside, for command lines, frontends and benchmarks: blocking calls, each
+/// with a deadline and a `result`. It connects to the supervisor and, for reports and calls,
+/// straight to the node.
+///
+///     auto cluster = cluster_client::connect({.host = "127.0.0.1", .port = 7400});
+///     if (!cluster) return cluster.error();
+///     auto where = (*cluster)->place({.request = "r1", .from = "prefill", .to = "decode"});
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/messages.hpp"
+#include "troupe/actors/system.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::actors {
+
+struct cluster_client_options {
+  std::string host{"127.0.0.1"};  ///< of the supervisor
+  std::uint16_t port{0};
+  std::chrono::milliseconds timeout{3000};  ///< of every step that has no deadline of its own
+  actor_host_options actors;
+};
+
+/// Thread-safe; calls of different threads run side by side. Errors of every call:
+/// `peer_unreachable`, `deadline` (the peer is there and says nothing), `peer_lost` (its connection
+/// broke), and those that the other side answers with. A connection that broke is made anew by the
+/// next call, so that a client outlives a restarted supervisor or node.
+class cluster_client {
+ public:
+  /// Connects to the supervisor, within `options.timeout`.
+  [[nodiscard]] static result<std::unique_ptr<cluster_client>> connect(
+      cluster_client_options options);
+
+  /// Every node that registered, its state and newest load.
+  [[nodiscard]] result<membership> members();
+  /// Waits up to `request.timeout_ms` for replicas of both stages to be up. The error of a refused
+  /// placement is the supervisor's own.
+  [[nodiscard]] result<placement> place(const placement_request& request);
+  /// Tells the supervisor that a placed request ended. Not answered.
+  [[nodiscard]] result<void> finished(const std::string& request);
+  /// What a node owns and does. `not_found` when no node of that name ever registered.
+  [[nodiscard]] result<node_report> report(const std::string& node);
+  [[nodiscard]] result<node_report> report(const node_info& node);
+  /// A small request to the engine behind a node, answered within `request.timeout_ms` (0: the
+  /// client's own timeout). At most `max_call_bytes`, else `out_of_range`.
+  [[nodiscard]] result<std::vector<std::uint8_t>> call(const std::string& node,
+                                                       const call_request& request);
+  [[nodiscard]] result<std::vector<std::uint8_t>> call(const node_info& node,
+                                                       const call_request& request);
+
+ private:
+  explicit cluster_client(cluster_client_options options);
+
+  [[nodiscard]] result<supervisor_actor> supervisor();
+  [[nodiscard]] result<node_actor> reach(const node_info& node);
+  [[nodiscard]] result<node_info> find(const std::string& node);
+  void forget(const node_info& node);
+  void forget_supervisor();
+  template <class Reply, class Handle, class... Args>
+  [[nodiscard]] result<Reply> ask(const Handle& whom, const std::string& who,
+                                  std::chrono::milliseconds timeout, Args&&... args);
+
+  cluster_client_options options_;
+  actor_host host_;
+  std::mutex mutex_;
+  supervisor_actor supervisor_;
+  std::map<std::uint64_t, node_actor> nodes_;  ///< by incarnation
+};
+
+}  // namespace troupe::actors

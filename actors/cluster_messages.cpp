@@ -1,0 +1,38 @@
+#include "troupe/actors/cluster_messages.hpp"
+
+namespace troupe::actors {
+
+std::string_view to_string(node_role role) noexcept {
+  switch (role) {
+    case node_role::supervisor: return "supervisor";
+    case node_role::prefill: return "prefill";
+    case node_role::decode: return "decode";
+    case node_role::store: return "store";
+  }
+  return "unknown role";
+}
+
+std::string_view to_string(node_state state) noexcept {
+  switch (state) {
+    case node_state::joining: return "joining";
+    case node_state::up: return "up";
+    case node_state::suspect: return "suspect";
+    case node_state::down: return "down";
+    case node_state::leaving: return "leaving";
+  }
+  return "unknown state";
+}
+
+std::optional<node_role> node_role_from(std::uint8_t number) noexcept {
+  if (number < static_cast<std::uint8_t>(node_role::supervisor)) return std::nullopt;
+  if (number > static_cast<std::uint8_t>(node_role::store)) return std::nullopt;
+  return static_cast<node_role>(number);
+}
+
+std::optional<node_state> node_state_from(std::uint8_t number) noexcept {
+  if (number < static_cast<std::uint8_t>(node_state::joining)) return std::nullopt;
+  if (number > static_cast<std::uint8_t>(node_state::leaving)) return std::nullopt;
+  return static_cast<node_state>(number);
+}
+
+}  // namespace troupe::actors

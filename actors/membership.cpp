@@ -1,0 +1,316 @@
+#include "troupe/actors/membership.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe::actors {
+
+namespace {
+
+constexpr std::size_t max_replaced = 16;
+constexpr std::size_t max_listed_names = 8;
+constexpr std::size_t max_host_length = 255;
+
+std::string milliseconds_text(std::chrono::steady_clock::duration d) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(d).count()) + " ms";
+}
+
+std::string address(const node_info& node) {
+  return quoted(node.host) + " port " + std::to_string(node.port) + " (pid " +
+         std::to_string(node.pid) + ")";
+}
+
+unexpected differs(const expected_slot& slot, std::string_view what, const std::string& found,
+                   const std::string& expected) {
+  return fail(errc::invalid_config, "node '" + slot.name + "' registers with " + std::string{what} +
+                                        " " + found + " but the deployment says " + expected +
+                                        "; start it from the same file as the supervisor");
+}
+
+}  // namespace
+
+std::string quoted(std::string_view text) {
+  constexpr std::size_t limit = 64;
+  std::string out = "'";
+  for (char c : text.substr(0, limit)) out += (c >= ' ' && c <= '~' && c != '\'') ? c : '?';
+  if (text.size() > limit) out += "...";
+  return out + "'";
+}
+
+membership_table::membership_table(membership_options options) : options_{std::move(options)} {
+  entries_.reserve(options_.slots.size());
+  for (const auto& slot : options_.slots) {
+    if (index_.emplace(slot.name, entries_.size()).second) {
+      entries_.emplace_back().slot = slot;
+    }
+  }
+}
+
+// -- events
+// -----------------------------------------------------------------------------------------------
+
+result<registration> membership_table::registered(const registration_request& request,
+                                                  steady_time now) {
+  if (auto ok = check_identity(request); !ok) return fail(ok.error());
+  entry& e = *find(request.node.name);
+  if (auto ok = check_slot(request.node, e.slot); !ok) return fail(ok.error());
+  if (auto ok = check_replacement(request.node, e, now); !ok) return fail(ok.error());
+
+  const bool same_life = e.state && e.info.incarnation == request.node.incarnation;
+  const bool moved =
+      !same_life || e.info.host != request.node.host || e.info.port != request.node.port;
+  const bool returns =
+      !same_life || *e.state == node_state::down || *e.state == node_state::leaving;
+  std::string reason = same_life ? "registered again" : "registered";
+  if (e.state && !same_life) {
+    if (*e.state != node_state::down) reason = "replaces the former life of that node";
+    e.replaced.push_back(e.info.incarnation);
+    if (e.replaced.size() > max_replaced) e.replaced.pop_front();
+  }
+  e.info = request.node;
+  e.info.replica = e.slot.replica;
+  e.sequence = 0;
+  e.heard = std::max(e.heard, now);
+  if (returns) {
+    e.load = {};
+    change(e, node_state::joining, std::move(reason));
+  } else if (moved) {
+    change(e, *e.state, "registered again under another address");
+  }
+
+  registration reply;
+  reply.replica = e.slot.replica;
+  reply.epoch = epoch_;
+  reply.supervisor_incarnation = options_.supervisor_incarnation;
+  reply.heartbeat_interval_ms = static_cast<std::uint32_t>(options_.heartbeat_interval.count());
+  return reply;
+}
+
+heartbeat_verdict membership_table::heard(const heartbeat& beat, steady_time now) {
+  entry* e = find(beat.name);
+  if (e == nullptr || !e->state) return heartbeat_verdict::unknown;
+  if (e->info.incarnation != beat.incarnation) {
+    const bool former = std::ranges::find(e->replaced, beat.incarnation) != e->replaced.end();
+    return former ? heartbeat_verdict::stale : heartbeat_verdict::unknown;
+  }
+  switch (*e->state) {
+    case node_state::down: return heartbeat_verdict::unknown;
+    case node_state::joining: change(*e, node_state::up, "first heartbeat"); break;
+    case node_state::suspect: change(*e, node_state::up, "heard again"); break;
+    case node_state::up:
+    case node_state::leaving: break;
+  }
+  e->heard = std::max(e->heard, now);
+  if (beat.sequence >= e->sequence) {
+    e->sequence = beat.sequence;
+    e->load = beat.load;
+  }
+  return heartbeat_verdict::known;
+}
+
+bool membership_table::leave(std::string_view name, std::uint64_t incarnation, steady_time now) {
+  entry* e = find(name);
+  if (e == nullptr || !e->state || e->info.incarnation != incarnation) return false;
+  switch (*e->state) {
+    case node_state::down: return false;
+    case node_state::leaving: break;
+    case node_state::joining:
+    case node_state::up:
+    case node_state::suspect: change(*e, node_state::leaving, "stops in good order"); break;
+  }
+  e->heard = std::max(e->heard, now);
+  return true;
+}
+
+bool membership_table::connection_lost(std::string_view name, std::uint64_t incarnation,
+                                       std::string_view reason, steady_time /*now*/) {
+  entry* e = find(name);
+  if (e == nullptr || !e->state || e->info.incarnation != incarnation) return false;
+  switch (*e->state) {
+    case node_state::down: return false;
+    case node_state::leaving: change(*e, node_state::down, "left"); break;
+    case node_state::joining:
+    case node_state::up:
+    case node_state::suspect:
+      change(*e, node_state::down, "connection lost: " + std::string{reason});
+      break;
+  }
+  return true;
+}
+
+void membership_table::tick(steady_time now) {
+  if (last_tick_ && now - *last_tick_ > options_.stall_tolerance) {
+    // This process stood still; what the nodes sent meanwhile still waits to be read.
+    const auto gap = now - *last_tick_;
+    for (entry& e : entries_) e.heard = std::max(e.heard, std::min(now, e.heard + gap));
+  }
+  if (!last_tick_ || now > *last_tick_) last_tick_ = now;
+  for (entry& e : entries_) judge(e, now);
+}
+
+void membership_table::judge(entry& e, steady_time now) {
+  if (!e.state) return;
+  const auto silent = now - e.heard;
+  const bool timed_out = silent >= options_.heartbeat_timeout;
+  const bool missed = silent >= suspect_after();
+  const auto silence = [&] { return "not heard for " + milliseconds_text(silent); };
+  switch (*e.state) {
+    case node_state::down: break;
+    case node_state::joining:
+    case node_state::leaving:
+      if (timed_out) change(e, node_state::down, silence());
+      break;
+    case node_state::up:
+      if (timed_out) {
+        change(e, node_state::down, silence());
+      } else if (missed) {
+        change(e, node_state::suspect, silence());
+      }
+      break;
+    case node_state::suspect:
+      if (timed_out) change(e, node_state::down, silence());
+      break;
+  }
+}
+
+// -- checks
+// -----------------------------------------------------------------------------------------------
+
+result<void> membership_table::check_identity(const registration_request& request) const {
+  const node_info& node = request.node;
+  if (request.version != protocol_version) {
+    return fail(errc::version_mismatch,
+                "node " + quoted(node.name) + " speaks protocol version " +
+                    std::to_string(request.version) + ", this supervisor speaks version " +
+                    std::to_string(protocol_version) + "; run the same release on every host");
+  }
+  if (request.cluster != options_.cluster) {
+    return fail(errc::invalid_config,
+                "node " + quoted(node.name) + " belongs to cluster " + quoted(request.cluster) +
+                    ", this supervisor to cluster " + quoted(options_.cluster) +
+                    "; check the supervisor's address in the node's file");
+  }
+  if (find(node.name) == nullptr) {
+    std::string names;
+    for (std::size_t i = 0; i < std::min(entries_.size(), max_listed_names); ++i) {
+      names += (i == 0 ? "" : ", ") + entries_[i].slot.name;
+    }
+    if (entries_.size() > max_listed_names) names += ", ...";
+    return fail(errc::not_found, "the deployment has no node " + quoted(node.name) + " (it has " +
+                                     (names.empty() ? "none" : names) +
+                                     "); start the node under one of these names");
+  }
+  if (node.incarnation == 0 || node.port == 0 || node.host.empty() ||
+      node.host.size() > max_host_length) {
+    return fail(errc::invalid_config,
+                "node " + quoted(node.name) +
+                    " registers without a host, a bound port or an incarnation; it must bind its "
+                    "port first and register what was bound");
+  }
+  return {};
+}
+
+result<void> membership_table::check_slot(const node_info& node, const expected_slot& slot) const {
+  const auto role = node_role_from(node.role);
+  if (!role || *role != slot.role) {
+    return differs(slot, "role",
+                   role ? std::string{to_string(*role)} : "number " + std::to_string(node.role),
+                   std::string{to_string(slot.role)});
+  }
+  if (node.stage != slot.stage) return differs(slot, "stage", quoted(node.stage), slot.stage);
+  if (node.rank != slot.rank) {
+    return differs(slot, "rank", std::to_string(node.rank), std::to_string(slot.rank));
+  }
+  if (node.ranks != slot.ranks) {
+    return differs(slot, "tensor-parallel size", std::to_string(node.ranks),
+                   std::to_string(slot.ranks));
+  }
+  return {};
+}
+
+result<void> membership_table::check_replacement(const node_info& node, const entry& e,
+                                                 steady_time now) const {
+  if (std::ranges::find(e.replaced, node.incarnation) != e.replaced.end()) {
+    return fail(errc::stale_incarnation, "this life of node '" + e.slot.name +
+                                             "' was replaced by the one at " + address(e.info) +
+                                             "; stop one of the two processes");
+  }
+  if (!e.state || e.info.incarnation == node.incarnation) return {};
+  switch (*e.state) {
+    case node_state::down:
+    case node_state::leaving: return {};
+    case node_state::joining:
+    case node_state::up:
+    case node_state::suspect: break;
+  }
+  // Whoever listens on the address of the old life proves that the old life does not.
+  if (e.info.host == node.host && e.info.port == node.port) return {};
+  if (now - e.heard >= suspect_after()) return {};
+  return fail(errc::already_exists,
+              "node '" + e.slot.name + "' is " + std::string{to_string(*e.state)} + " at " +
+                  address(e.info) + ", heard " + milliseconds_text(now - e.heard) +
+                  " ago; stop that process first, or start this one under another name");
+}
+
+// -- results
+// ----------------------------------------------------------------------------------------------
+
+void membership_table::change(entry& e, node_state to, std::string reason) {
+  ++epoch_;
+  transitions_.push_back({e.slot.name, e.info.incarnation, e.state, to, epoch_, std::move(reason)});
+  e.state = to;
+}
+
+std::vector<node_transition> membership_table::take_transitions() {
+  return std::exchange(transitions_, {});
+}
+
+std::optional<membership> membership_table::take_broadcast(steady_time now) {
+  if (broadcast_epoch_ == epoch_) return std::nullopt;
+  if (last_broadcast_ && now - *last_broadcast_ < options_.broadcast_interval) return std::nullopt;
+  broadcast_epoch_ = epoch_;
+  last_broadcast_ = now;
+  return view();
+}
+
+membership membership_table::view() const {
+  membership out;
+  out.cluster = options_.cluster;
+  out.supervisor_incarnation = options_.supervisor_incarnation;
+  out.epoch = epoch_;
+  for (const entry& e : entries_) {
+    if (e.state) out.members.push_back({e.info, static_cast<std::uint8_t>(*e.state), e.load});
+  }
+  return out;
+}
+
+std::optional<node_state> membership_table::state_of(std::string_view name) const {
+  const entry* e = find(name);
+  return e == nullptr ? std::nullopt : e->state;
+}
+
+std::optional<std::uint64_t> membership_table::incarnation_of(std::string_view name) const {
+  const entry* e = find(name);
+  if (e == nullptr || !e->state) return std::nullopt;
+  return e->info.incarnation;
+}
+
+heartbeat_ack membership_table::ack(heartbeat_verdict verdict) const noexcept {
+  return {verdict == heartbeat_verdict::known, epoch_, options_.supervisor_incarnation};
+}
+
+std::chrono::milliseconds membership_table::suspect_after() const noexcept {
+  return options_.heartbeat_interval * options_.suspect_after_missed;
+}
+
+membership_table::entry* membership_table::find(std::string_view name) {
+  const auto it = index_.find(name);
+  return it == index_.end() ? nullptr : &entries_[it->second];
+}
+
+const membership_table::entry* membership_table::find(std::string_view name) const {
+  const auto it = index_.find(name);
+  return it == index_.end() ? nullptr : &entries_[it->second];
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,167 @@
+#pragma once
+
+/// Who is in the cluster and how well: the supervisor's table. A plain class without threads, I/O
+/// or a clock; time comes in with every call. The `supervisor` actor feeds it and carries out what
+/// it says.
+///
+/// One entry per name of the deployment. A name holds at most one incarnation at a time; every
+/// other incarnation under that name is told to register again or is refused.
+///
+/// | state   | registered | heartbeat | silent (3 intervals) | silent (timeout) | connection lost |
+/// leave   | | ------- | ---------- | --------- | -------------------- | ---------------- |
+/// --------------- | ------- | | absent  | joining    | unknown   | -                    | - | - |
+/// -       | | joining | (1)        | up        | joining              | down             | down |
+/// leaving | | up      | (1)        | up        | suspect              | down             | down |
+/// leaving | | suspect | (1)        | up        | suspect              | down             | down |
+/// leaving | | leaving | joining    | leaving   | leaving              | down             | down |
+/// leaving | | down    | joining    | unknown   | down                 | down             | down |
+/// down    |
+///
+/// (1) The same incarnation again (its reply was lost): the state stays. Another incarnation:
+/// `joining` when the old one is provably or probably gone, that is when it is silent for as long
+/// as a suspect is or when the new one has bound the very host and port of the old;
+/// `already_exists` else.
+///
+/// A `joining` node has registered and said nothing since; its first heartbeat makes it `up`. It
+/// gets the whole heartbeat timeout for that. An incarnation that another one replaced is refused
+/// as `stale_incarnation` from then on, whatever becomes of its successor.
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::actors {
+
+/// Monotonic; nothing here may look at the wall clock.
+using steady_time = std::chrono::steady_clock::time_point;
+
+/// A node that the deployment names, and the place that it gets.
+struct expected_slot {
+  std::string name;
+  std::string stage;
+  node_role role{node_role::prefill};
+  std::uint32_t replica{0};
+  std::uint32_t rank{0};
+  std::uint32_t ranks{1};
+};
+
+struct membership_options {
+  std::string cluster;
+  std::uint64_t supervisor_incarnation{0};
+  std::vector<expected_slot> slots;
+  std::chrono::milliseconds heartbeat_interval{1000};
+  std::chrono::milliseconds heartbeat_timeout{5000};
+  std::uint32_t suspect_after_missed{3};              ///< heartbeats
+  std::chrono::milliseconds broadcast_interval{100};  ///< at most one broadcast in this time
+  /// A longer gap between two ticks means that the supervisor itself stood still. Nodes are not
+  /// blamed for it.
+  std::chrono::milliseconds stall_tolerance{1000};
+};
+
+/// What happened to one node, for the log.
+struct node_transition {
+  std::string name;
+  std::uint64_t incarnation{0};
+  std::optional<node_state> from;  ///< none: it was absent
+  node_state to{node_state::joining};
+  std::uint64_t epoch{0};  ///< that this change made
+  std::string reason;
+};
+
+enum class heartbeat_verdict : std::uint8_t {
+  known,    ///< recorded
+  unknown,  ///< nobody of that name and incarnation is registered, or it was declared down:
+            ///< register again
+  stale,    ///< another incarnation replaced this one: it cannot come back
+};
+
+class membership_table {
+ public:
+  explicit membership_table(membership_options options);
+
+  // -- events
+  // ---------------------------------------------------------------------------------------------
+
+  /// A node wants in. The reply carries the replica that it serves. Errors: `version_mismatch`,
+  /// `invalid_config` (another cluster, or not what the deployment says of that name), `not_found`
+  /// (a name that the deployment does not have), `already_exists`, `stale_incarnation`.
+  [[nodiscard]] result<registration> registered(const registration_request& request,
+                                                steady_time now);
+  /// A node says that it lives, and how busy it is. Never makes its remaining time shorter. A load
+  /// that was overtaken by a newer one (by sequence) is not recorded.
+  [[nodiscard]] heartbeat_verdict heard(const heartbeat& beat, steady_time now);
+  /// A node stops in good order. Ignored (false) unless that incarnation is there and not down.
+  bool leave(std::string_view name, std::uint64_t incarnation, steady_time now);
+  /// The connection to a node broke or its process ended. Ignored (false) unless that incarnation
+  /// is there.
+  bool connection_lost(std::string_view name, std::uint64_t incarnation, std::string_view reason,
+                       steady_time now);
+  /// Judges silence. To be called several times per heartbeat interval.
+  void tick(steady_time now);
+
+  // -- what follows from them
+  // -------------------------------------------------------------------------------
+
+  /// Changes since the last call, oldest first.
+  [[nodiscard]] std::vector<node_transition> take_transitions();
+  /// The full list, when its epoch was not broadcast yet and the last broadcast is
+  /// `broadcast_interval` ago.
+  [[nodiscard]] std::optional<membership> take_broadcast(steady_time now);
+
+  // -- properties
+  // -------------------------------------------------------------------------------------------
+
+  /// Every node that registered since the supervisor started, in the deployment's order.
+  [[nodiscard]] membership view() const;
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  /// Empty when that name never registered.
+  [[nodiscard]] std::optional<node_state> state_of(std::string_view name) const;
+  [[nodiscard]] std::optional<std::uint64_t> incarnation_of(std::string_view name) const;
+  [[nodiscard]] heartbeat_ack ack(heartbeat_verdict verdict) const noexcept;
+  [[nodiscard]] const membership_options& options() const noexcept { return options_; }
+
+ private:
+  struct entry {
+    expected_slot slot;
+    std::optional<node_state> state;
+    node_info info;
+    load_report load;
+    std::uint64_t sequence{0};
+    steady_time heard{};
+    std::deque<std::uint64_t>
+        replaced;  ///< former incarnations, newest last, at most `max_replaced`
+  };
+
+  [[nodiscard]] entry* find(std::string_view name);
+  [[nodiscard]] const entry* find(std::string_view name) const;
+  [[nodiscard]] result<void> check_identity(const registration_request& request) const;
+  [[nodiscard]] result<void> check_slot(const node_info& node, const expected_slot& slot) const;
+  [[nodiscard]] result<void> check_replacement(const node_info& node, const entry& e,
+                                               steady_time now) const;
+  [[nodiscard]] std::chrono::milliseconds suspect_after() const noexcept;
+  void judge(entry& e, steady_time now);
+  void change(entry& e, node_state to, std::string reason);
+
+  membership_options options_;
+  std::vector<entry> entries_;
+  std::map<std::string, std::size_t, std::less<>> index_;
+  std::uint64_t epoch_{0};
+  std::uint64_t broadcast_epoch_{0};
+  std::optional<steady_time> last_broadcast_;
+  std::optional<steady_time> last_tick_;
+  std::vector<node_transition> transitions_;
+};
+
+/// A string of a stranger as it may stand in a sentence: in quotes, cut to 64 characters,
+/// printable.
+[[nodiscard]] std::string quoted(std::string_view text);
+
+}  // namespace troupe::actors

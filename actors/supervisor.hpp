@@ -1,0 +1,33 @@
+#pragma once
+
+/// The supervisor of a cluster: the actor around `membership_table` and `router`. It owns both,
+/// monitors the node actors (a closed socket is a node down at once) and counts their heartbeats (a
+/// frozen process closes nothing), and tells every node of every change, at most once per
+/// `broadcast_interval`.
+///
+/// It keeps nothing on disk. A supervisor that starts anew answers the heartbeats of nodes that it
+/// does not know with `known = false`; they register again, and it has its cluster back.
+
+#include <chrono>
+
+#include <caf/fwd.hpp>
+
+#include "troupe/actors/membership.hpp"
+#include "troupe/actors/messages.hpp"
+#include "troupe/actors/router.hpp"
+
+namespace troupe::actors {
+
+struct supervisor_options {
+  membership_options members;
+  router_options routes;
+  /// Of the supervisor's own clock: the resolution of heartbeats judged and of placement deadlines.
+  std::chrono::milliseconds tick{50};
+};
+
+/// Starts a supervisor. It ends when it gets an exit message; requests that wait for a placement
+/// get `aborted` then. `members.supervisor_incarnation` is drawn when it is 0.
+[[nodiscard]] supervisor_actor spawn_supervisor(caf::actor_system& system,
+                                                supervisor_options options);
+
+}  // namespace troupe::actors

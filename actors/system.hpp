@@ -1,0 +1,119 @@
+#pragma once
+
+/// CAF's actor system as Troupe uses it: types announced, network layer loaded, limits and handlers
+/// set, and ports, connections and the end of it all wrapped so that each returns a `result` and
+/// none can hang.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <caf/actor_cast.hpp>
+#include <caf/actor_system.hpp>
+#include <caf/actor_system_config.hpp>
+#include <caf/scheduled_actor.hpp>
+
+#include "troupe/actors/messages.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::actors {
+
+struct actor_host_options {
+  std::size_t threads{2};  ///< of the scheduler that all actors of the process share
+  /// CAF's own keep-alive between two processes. Without it a frozen peer is never noticed.
+  std::chrono::milliseconds network_heartbeat{1000};
+  /// A connection is closed when nothing came over it for so long. More than `network_heartbeat` of
+  /// any peer.
+  std::chrono::milliseconds connection_timeout{5000};
+  /// How long `shutdown` waits for actors to end before it stops waiting for them.
+  std::chrono::milliseconds shutdown_timeout{2000};
+};
+
+/// One per process. Not movable. `publish`, `connect` and `system` may be called from any thread
+/// that is not an actor's (they block); `shutdown` and the destructor from one thread only, when
+/// the others are done.
+class actor_host {
+ public:
+  explicit actor_host(actor_host_options options = {});
+  /// `shutdown`, then the actor system's own end.
+  ~actor_host();
+  actor_host(const actor_host&) = delete;
+  actor_host& operator=(const actor_host&) = delete;
+
+  [[nodiscard]] caf::actor_system& system() noexcept { return *system_; }
+
+  /// Makes `handle` what whoever connects to host:port gets. Port 0 asks the OS; the reply is the
+  /// port that was bound. One published actor per process: peers look everything else up through
+  /// it. Errors: `already_exists` (port taken), `invalid_config` (not an address of this host, or
+  /// no right to bind it).
+  template <class Handle>
+  [[nodiscard]] result<std::uint16_t> publish(const Handle& handle, const std::string& host,
+                                              std::uint16_t port) {
+    return publish_actor(caf::actor_cast<caf::strong_actor_ptr>(handle),
+                         system_->message_types<Handle>(), host, port);
+  }
+
+  /// The actor published at host:port. Errors: `peer_unreachable` (nothing listens there, no such
+  /// host), `deadline` (something listens and says nothing), `version_mismatch` (an actor with
+  /// other messages, or not an actor at all). Never takes much longer than `timeout`, whatever the
+  /// peer does.
+  template <class Handle>
+  [[nodiscard]] result<Handle> connect(const std::string& host, std::uint16_t port,
+                                       std::chrono::milliseconds timeout) {
+    auto found = connect_actor(system_->message_types<Handle>(), host, port, timeout);
+    if (!found) return fail(found.error());
+    return caf::actor_cast<Handle>(*found);
+  }
+
+  /// An actor that `shutdown` shall tell to end. Published ones are told anyway.
+  template <class Handle>
+  void own(const Handle& handle) {
+    owned_.push_back(caf::actor_cast<caf::strong_actor_ptr>(handle));
+  }
+
+  /// Closes the ports, tells published and owned actors to end and waits for all actors, at most
+  /// `shutdown_timeout`. Called again it does nothing. False when some actor had not ended by then.
+  bool shutdown();
+
+ private:
+  [[nodiscard]] result<std::uint16_t> publish_actor(const caf::strong_actor_ptr& whom,
+                                                    std::set<std::string> messages,
+                                                    const std::string& host, std::uint16_t port);
+  [[nodiscard]] result<caf::strong_actor_ptr> connect_actor(const std::set<std::string>& messages,
+                                                            const std::string& host,
+                                                            std::uint16_t port,
+                                                            std::chrono::milliseconds timeout);
+
+  struct published {
+    caf::strong_actor_ptr actor;
+    std::uint16_t port{0};
+  };
+
+  actor_host_options options_;
+  std::unique_ptr<caf::actor_system_config> config_;
+  std::unique_ptr<caf::actor_system> system_;
+  std::vector<published> published_;
+  std::vector<caf::strong_actor_ptr> owned_;
+  std::optional<bool> ended_;
+};
+
+/// What CAF would otherwise write to standard error, as lines of `component`'s logger: messages
+/// that the actor does not know (dropped, at most one line a second), errors sent to it, actors of
+/// its that ended, and exceptions that escaped a handler (the actor ends, with `internal` in the
+/// line). Call it first in the behaviour function; a handler set after it replaces its own.
+void set_log_handlers(caf::scheduled_actor& self, std::string component);
+
+/// A fresh incarnation: random, never 0.
+[[nodiscard]] std::uint64_t draw_incarnation();
+
+/// Connects and closes a TCP connection to host:port, waiting no longer than `timeout`. What an
+/// actor, which must not block, leaves to `actor_host::connect`. Errors as there.
+[[nodiscard]] result<void> probe_listener(const std::string& host, std::uint16_t port,
+                                          std::chrono::milliseconds timeout);
+
+}  // namespace troupe::actors
