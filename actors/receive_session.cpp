@@ -47,7 +47,7 @@ session_actions receive_session::start() {
   kept.token_end = request_.token_end;
   auto sent = std::exchange(request_, std::move(kept));
   session_actions out;
-  out.push_back(send_message{std::move(sent)});
+  out.emplace_back(send_message{std::move(sent)});
   return out;
 }
 
@@ -70,7 +70,7 @@ session_actions receive_session::landed(const layers_landed& message) {
   session_actions out;
   cache_slice news{};
   const auto tell = [&out, &news] {
-    if (news.layer_end > news.layer_begin) out.push_back(tell_layers{news});
+    if (news.layer_end > news.layer_begin) out.emplace_back(tell_layers{news});
   };
   for (auto layer = message.slice.layer_begin; layer < message.slice.layer_end; ++layer) {
     const auto before = here_[layer];
@@ -155,7 +155,7 @@ session_actions receive_session::batch_completed(transport::batch_id id,
     return {};
   }
   session_actions out;
-  if (slice.layer_end > slice.layer_begin) out.push_back(tell_layers{slice});
+  if (slice.layer_end > slice.layer_begin) out.emplace_back(tell_layers{slice});
   if (revoked_) return out;
   auto more = pull_more();
   std::move(more.begin(), more.end(), std::back_inserter(out));
@@ -189,9 +189,9 @@ session_actions receive_session::quiescent() {
   }
   state_ = state::finished;
   session_actions out;
-  if (!std::exchange(told_, true)) out.push_back(conclude{std::nullopt, std::move(aux_)});
-  if (owes_quiescent_ && !peer_gone_) out.push_back(send_message{transfer_quiescent{id()}});
-  out.push_back(unpin{});
+  if (!std::exchange(told_, true)) out.emplace_back(conclude{std::nullopt, std::move(aux_)});
+  if (owes_quiescent_ && !peer_gone_) out.emplace_back(send_message{transfer_quiescent{id()}});
+  out.emplace_back(unpin{});
   return out;
 }
 
@@ -290,7 +290,7 @@ session_actions receive_session::pull_more() {
     state_pulled_ = state_pulled_ || with_state;
     const transport::batch_id id{++pulls_};
     in_flight_.push_back({id, slice});
-    out.push_back(post_slice{id, slice, with_state});
+    out.emplace_back(post_slice{id, slice, with_state});
   }
   return out;
 }
@@ -311,8 +311,8 @@ session_actions receive_session::complete_if_all_landed(session_actions before) 
 
 session_actions receive_session::succeed(session_actions before) {
   state_ = state::fencing;
-  before.push_back(send_message{transfer_release{id()}});
-  before.push_back(fence_transfer{});
+  before.emplace_back(send_message{transfer_release{id()}});
+  before.emplace_back(fence_transfer{});
   return before;
 }
 
@@ -329,9 +329,9 @@ session_actions receive_session::fence_with(error why, bool tell) {
   }
   state_ = state::fencing;
   told_ = true;
-  if (tell && known_to_peer && !peer_gone_) out.push_back(send_message{make_abort(id(), why)});
-  out.push_back(conclude{std::move(why), {}});
-  out.push_back(fence_transfer{});
+  if (tell && known_to_peer && !peer_gone_) out.emplace_back(send_message{make_abort(id(), why)});
+  out.emplace_back(conclude{std::move(why), {}});
+  out.emplace_back(fence_transfer{});
   return out;
 }
 
@@ -342,7 +342,7 @@ session_actions receive_session::nonsense(std::string what) {
 /// Fencing: a success that was not told yet becomes a failure.
 session_actions receive_session::overturn(error why) {
   session_actions out;
-  if (!std::exchange(told_, true)) out.push_back(conclude{std::move(why), {}});
+  if (!std::exchange(told_, true)) out.emplace_back(conclude{std::move(why), {}});
   return out;
 }
 

@@ -147,8 +147,8 @@ session_actions send_session::quiescent() {
   }
   state_ = state::finished;
   session_actions out;
-  if (owes_quiescent_ && !peer_gone_) out.push_back(send_message{transfer_quiescent{transfer_}});
-  out.push_back(unpin{});
+  if (owes_quiescent_ && !peer_gone_) out.emplace_back(send_message{transfer_quiescent{transfer_}});
+  out.emplace_back(unpin{});
   return out;
 }
 
@@ -203,7 +203,7 @@ session_actions send_session::advance() {
   if (mode_ == transfer_mode::read && !empty) {
     if (sealed_) {
       state_ = state::draining;
-      out.push_back(
+      out.emplace_back(
           send_offer{{0, options_.layers, token_begin_, token_end_}, state_due_, std::move(aux_)});
     }
     return out;
@@ -213,17 +213,17 @@ session_actions send_session::advance() {
     auto next = post(*range);
     range = next_range();
     if (sealed_ && !range) next.state = std::exchange(state_due_, false);
-    out.push_back(next);
+    out.emplace_back(next);
   }
   if (range || !sealed_) return out;
   if (state_due_) {
     if (in_flight_.size() >= options_.max_in_flight) return out;
     auto last = post({0, 0, token_end_, token_end_});
     last.state = std::exchange(state_due_, false);
-    out.push_back(last);
+    out.emplace_back(last);
   }
   state_ = state::draining;
-  out.push_back(send_message{transfer_sealed{transfer_, token_end_, batches_, std::move(aux_)}});
+  out.emplace_back(send_message{transfer_sealed{transfer_, token_end_, batches_, std::move(aux_)}});
   return out;
 }
 
@@ -259,15 +259,15 @@ session_actions send_session::fence_with(error why, bool tell) {
     case state::idle:
       // Nothing was granted or posted: there is nothing to fence.
       state_ = state::finished;
-      out.push_back(conclude{std::move(why), {}});
-      out.push_back(unpin{});
+      out.emplace_back(conclude{std::move(why), {}});
+      out.emplace_back(unpin{});
       return out;
     case state::streaming:
     case state::draining:
       state_ = state::fencing;
-      if (tell && !peer_gone_) out.push_back(send_message{make_abort(transfer_, why)});
-      out.push_back(conclude{std::move(why), {}});
-      out.push_back(fence_transfer{});
+      if (tell && !peer_gone_) out.emplace_back(send_message{make_abort(transfer_, why)});
+      out.emplace_back(conclude{std::move(why), {}});
+      out.emplace_back(fence_transfer{});
       return out;
     case state::fencing:
     case state::finished: return out;

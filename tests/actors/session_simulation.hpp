@@ -1,0 +1,43 @@
+#pragma once
+
+/// Both sides of one transfer over a network that does everything a network may do, under virtual
+/// time. A seed says all: geometry, mode, latencies, order, faults. The same seed runs the same way
+/// again.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "troupe/kvcache/errc.hpp"
+
+namespace troupe::actors::simulation {
+
+/// What may go wrong in a run.
+enum fault : std::uint32_t {
+  decode_abort = 1u << 0,   ///< the decode engine gives up
+  prefill_abort = 1u << 1,  ///< the prefill engine gives up
+  link_loss = 1u << 2,
+  decode_deadline = 1u << 3,  ///< a deadline that may pass
+  prefill_deadline = 1u << 4,
+  post_refused = 1u << 5,  ///< one post cannot be started
+  never_seals = 1u << 6,   ///< the prefill engine never seals (with a deadline)
+  short_seal = 1u << 7,    ///< it seals with fewer tokens than were asked for
+  unready_seal = 1u << 8,  ///< it seals while a layer is not ready
+};
+
+struct report {
+  std::string violation;  ///< empty: every invariant held after every event
+  std::uint32_t faults{0};
+  bool decode_done{false};
+  bool prefill_done{false};
+  std::optional<errc> decode_failure, prefill_failure;
+  std::uint64_t events{0};
+};
+
+/// Runs one seed; `trace` gets a line per event and action.
+[[nodiscard]] report run(std::uint64_t seed, std::string* trace = nullptr);
+
+/// For people: what a set of faults is called.
+[[nodiscard]] std::string describe_faults(std::uint32_t faults);
+
+}  // namespace troupe::actors::simulation
