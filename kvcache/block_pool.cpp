@@ -144,10 +144,6 @@ result<release_count> block_pool::free(block_owner owner, std::span<const block_
 result<void> block_pool::pin(block_owner owner, std::span<const block_id> ids) {
   for (const auto id : ids) {
     if (auto ok = owned(owner, id, "pin"); !ok) return ok;
-    if (blocks_[id.value].state == block_state::quarantined) {
-      return fail(errc::not_found, "pool: cannot pin block " + std::to_string(id.value) +
-                                       ", it was freed and waits in quarantine");
-    }
   }
   for (const auto id : ids) {
     if (blocks_[id.value].pins++ == 0) ++counters_.pinned;

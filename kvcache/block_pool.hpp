@@ -61,7 +61,7 @@ struct pool_counters {
 /// | allocated   | pin / unpin                  | allocated, pins +1 / -1                  |
 /// | allocated   | last free, no pin            | free                                     |
 /// | allocated   | last free, pinned            | quarantined                              |
-/// | quarantined | unpin with more left         | quarantined, pins -1                     |
+/// | quarantined | pin / unpin with more left   | quarantined, pins +1 / -1                |
 /// | quarantined | last unpin                   | free                                     |
 ///
 /// Everything else (a block of another owner, a second free, an unpin without a pin) is an error

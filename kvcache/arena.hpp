@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::kvcache {
+
+/// Bytes [offset, offset + size) of an arena. `serial` is never reused, so that a stale range
+/// cannot free what is now someone else's.
+struct arena_range {
+  std::uint64_t offset{0};
+  std::uint64_t size{0};
+  std::uint64_t serial{0};
+
+  friend bool operator==(const arena_range&, const arena_range&) = default;
+};
+
+struct arena_counters {
+  std::uint64_t total{0};         ///< bytes
+  std::uint64_t used{0};          ///< bytes in ranges; total = used + free
+  std::uint64_t free{0};          ///< bytes
+  std::uint64_t largest_free{0};  ///< bytes of the largest gap
+  std::uint64_t ranges{0};
+  std::uint64_t gaps{0};
+};
+
+/// Gives out ranges of `size` bytes, the lowest gap that fits first; neighbouring gaps become one
+/// as ranges come back. Bookkeeping only: it touches no memory. Not thread-safe. The search is
+/// linear in the number of gaps, everything else logarithmic.
+class arena {
+ public:
+  explicit arena(std::uint64_t size);
+
+  /// `size` bytes at a multiple of `alignment` (a power of two, counted from the arena's start).
+  /// `invalid_config` (size 0, alignment not a power of two), `pool_exhausted` with what is free.
+  [[nodiscard]] result<arena_range> allocate(std::uint64_t size, std::uint64_t alignment = 64);
+  /// Gives a range back. `not_found` for one that is free already, that was given out again since,
+  /// or that was never given out as it is; the sentence says which. Nothing changes then.
+  [[nodiscard]] result<void> free(const arena_range& range);
+
+  /// O(gaps), for status.
+  [[nodiscard]] arena_counters counters() const noexcept;
+  [[nodiscard]] std::uint64_t free_bytes() const noexcept { return size_ - used_bytes_; }
+
+ private:
+  struct held {
+    std::uint64_t size{0};
+    std::uint64_t serial{0};
+  };
+
+  void take(std::map<std::uint64_t, std::uint64_t>::iterator gap, std::uint64_t offset,
+            std::uint64_t size);
+  void give_back(std::uint64_t offset, std::uint64_t size);
+
+  std::map<std::uint64_t, std::uint64_t> gaps_;  // offset -> bytes; no two touch
+  std::map<std::uint64_t, held> held_;           // offset -> range
+  std::uint64_t size_;
+  std::uint64_t used_bytes_{0};
+  std::uint64_t next_serial_{1};
+};
+
+}  // namespace troupe::kvcache

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::kvcache {
+
+/// A token as the model numbers it.
+using token_id = std::uint32_t;
+
+/// The hash of one block given the hash of what stands before it. Exchangeable so that a test can
+/// make everything collide; the index never believes a hash without comparing the tokens.
+using block_hash = std::uint64_t (*)(std::uint64_t before, std::span<const token_id> tokens);
+/// XXH3 over the tokens, seeded with the hash before.
+[[nodiscard]] std::uint64_t xxh3_block_hash(std::uint64_t before,
+                                            std::span<const token_id> tokens) noexcept;
+
+struct prefix_match {
+  std::vector<block_id> blocks;  ///< of the prefix, in order
+  std::uint64_t tokens{0};       ///< blocks.size() * block_tokens
+};
+
+struct prefix_counters {
+  std::size_t blocks{0};
+  std::uint64_t looked_up{0};  ///< tokens, since the start
+  std::uint64_t matched{0};    ///< tokens, since the start
+};
+
+/// Which full blocks of which token sequences are in the cache, so that a request with a known
+/// beginning moves and computes only the rest. A tree: a block is found only behind the very blocks
+/// it was computed behind. Holds block numbers, not memory: the caller keeps one reference in the
+/// pool for every block that is in here, and takes one more for each that `match` returns while it
+/// uses it. Not thread-safe. Costs depend on the tokens given, not on the size of the index.
+class prefix_index {
+ public:
+  /// `max_blocks` bounds the memory (tokens are kept for comparing: 4 bytes each, and about 200 a
+  /// block).
+  prefix_index(std::uint32_t block_tokens, std::size_t max_blocks,
+               block_hash hash = &xxh3_block_hash);
+
+  /// The longest cached prefix in whole blocks. `salt` separates what must not be shared (tenants,
+  /// adapters): only what was inserted with the same one is found. Counts as use.
+  [[nodiscard]] prefix_match match(std::span<const token_id> tokens, std::uint64_t salt = 0);
+
+  /// Makes the whole blocks of `tokens` known; `blocks[i]` holds tokens [i * block_tokens, ...).
+  /// Where a block with the same beginning is known, that one stays. Returns the blocks that are
+  /// new in the index; fewer when `max_blocks` is reached (`evict` first). `out_of_range` when
+  /// there are more full blocks of tokens than blocks, `already_exists` when a block to be added is
+  /// in the index for other tokens: nothing changes then.
+  [[nodiscard]] result<std::vector<block_id>> insert(std::span<const token_id> tokens,
+                                                     std::span<const block_id> blocks,
+                                                     std::uint64_t salt = 0);
+
+  /// Forgets up to `count` blocks, the least recently used first, none before those behind it.
+  /// Returns them, for the caller to give up its reference.
+  [[nodiscard]] std::vector<block_id> evict(std::size_t count);
+  /// Forgets a block and all that stand behind it (bad or overwritten content). Returns them; empty
+  /// for a block that is not in the index.
+  [[nodiscard]] std::vector<block_id> erase(block_id block);
+
+  [[nodiscard]] prefix_counters counters() const noexcept;
+
+ private:
+  using node_number = std::uint64_t;  // 0: before the first block
+  struct node {
+    node_number parent{0};
+    std::uint64_t salt{0};
+    std::uint64_t hash{0};
+    block_id block;
+    std::vector<token_id> tokens;
+    std::vector<node_number> children;
+    std::list<node_number>::iterator use;
+  };
+  /// The known part of a sequence: its nodes from the first block on, and the hash behind the last.
+  struct walk {
+    std::vector<node_number> nodes;
+    std::uint64_t hash{0};
+  };
+
+  [[nodiscard]] walk follow(std::span<const token_id> tokens, std::uint64_t salt) const;
+  [[nodiscard]] node_number find_child(node_number parent, std::uint64_t hash, std::uint64_t salt,
+                                       std::span<const token_id> tokens) const;
+  void touch(const std::vector<node_number>& path);
+  void forget(node_number number);
+
+  std::uint32_t block_tokens_;
+  std::size_t max_blocks_;
+  block_hash hash_;
+  std::unordered_map<node_number, node> nodes_;
+  std::unordered_multimap<std::uint64_t, node_number> by_hash_;
+  std::unordered_map<block_id, node_number> by_block_;
+  std::list<node_number> by_use_;  // least recently used first; a child always before its parent
+  node_number next_node_{1};
+  prefix_counters counters_;
+};
+
+}  // namespace troupe::kvcache
