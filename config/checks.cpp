@@ -1,0 +1,126 @@
+#include "troupe/config/checks.hpp"
+
+#include <utility>
+
+#include "troupe/config/hosts.hpp"
+#include "troupe/config/units.hpp"
+
+namespace troupe::config {
+namespace {
+
+void check_heartbeats(findings& into, const supervisor_config& value) {
+  if (into.failed("supervisor")) return;
+  const auto least = 3 * value.heartbeat_interval;
+  if (value.heartbeat_timeout >= least) return;
+  const bool named = into.has("supervisor.heartbeat_timeout");
+  into.refuse(named ? "supervisor.heartbeat_timeout" : "supervisor.heartbeat_interval",
+              named ? "at least " + format_duration(least)
+                    : "at most a third of heartbeat_timeout (" +
+                          format_duration(value.heartbeat_timeout) + ")",
+              "a node is suspect after 3 missed heartbeats and down after the timeout");
+}
+
+void refuse_open_host(findings& into, const std::string& host, const std::string& path) {
+  if (is_loopback(host) || into.failed(path)) return;
+  into.refuse(path, "a loopback address such as 127.0.0.1",
+              "with security.mode none anyone who reaches the node's port can crash it or take it "
+              "over, and tls arrives with a later release");
+}
+
+void check_exposure(findings& into, const deployment& value) {
+  refuse_open_host(into, value.supervisor.host, "supervisor.host");
+  for (std::size_t i = 0; i < value.stages.size(); ++i) {
+    const std::string path = item_path("stages", i) + ".hosts";
+    if (into.failed(path)) continue;
+    for (std::size_t h = 0; h < value.stages[i].hosts.size(); ++h) {
+      refuse_open_host(into, value.stages[i].hosts[h], item_path(path, h));
+    }
+  }
+}
+
+/// The stage that an edge's end names; refuses a name that no stage has.
+const stage_config* end_of(findings& into, const deployment& value, const std::string& name,
+                           const std::string& path) {
+  if (into.failed(path)) return nullptr;
+  const stage_config* stage = find_stage(value, name);
+  // A stage whose own name was refused may be the one that is meant.
+  if (stage != nullptr || into.failed("stages")) return stage;
+  std::set<std::string, std::less<>> names;
+  std::string list;
+  for (const auto& known : value.stages) {
+    if (names.insert(known.name).second) list += (list.empty() ? "" : ", ") + known.name;
+  }
+  const std::string meant = nearest(name, names);
+  into.refuse(path, "the name of a stage (" + list + ")",
+              meant.empty() ? "" : "did you mean `" + meant + "`?");
+  return nullptr;
+}
+
+void check_mode(findings& into, edge_config& edge, const stage_config& from, const stage_config& to,
+                const std::string& path) {
+  if (from.role == role::prefill && to.role == role::decode) {
+    if (!edge.mode) edge.mode = transfer_mode::write;
+    return;
+  }
+  if (!into.has(path + ".mode")) return;
+  const bool reversed = from.role == role::decode && to.role == role::prefill;
+  into.refuse(path + ".mode", "",
+              reversed
+                  ? "layers move from a prefill to a decode stage; swap `from` and `to`, or leave "
+                    "the mode out for an edge of keyed values"
+                  : "only an edge from a prefill to a decode stage moves layers; leave the mode "
+                    "out for an edge of keyed values");
+}
+
+void check_edges(findings& into, deployment& value) {
+  std::set<std::pair<std::string, std::string>> seen;
+  for (std::size_t i = 0; i < value.edges.size(); ++i) {
+    auto& edge = value.edges[i];
+    const std::string path = item_path("edges", i);
+    const stage_config* from = end_of(into, value, edge.from, path + ".from");
+    const stage_config* to = end_of(into, value, edge.to, path + ".to");
+    if (from == nullptr || to == nullptr) continue;
+    if (from == to) {
+      into.refuse(path + ".to", "another stage than `from`");
+    } else if (!seen.emplace(edge.from, edge.to).second) {
+      into.refuse(path, "", "an edge from " + edge.from + " to " + edge.to + " is there already");
+    } else {
+      check_mode(into, edge, *from, *to, path);
+    }
+  }
+}
+
+void check_layout(findings& into, const cache_arrangement& layout, bool mla,
+                  const std::string& path) {
+  if (into.failed(path)) return;
+  if (layout.order == block_order::block_interleaved && layout.kv == kv_placement::separate) {
+    into.refuse(path, "", "block_interleaved keeps K and V of a block together; separate does not");
+  }
+  if (mla && (layout.kv == kv_placement::separate || layout.inner == block_inner::head_major)) {
+    into.refuse(path, "kv: together and inner: token_major",
+                "an MLA cache has one latent and no heads");
+  }
+}
+
+void check_model(findings& into, const deployment& value) {
+  if (!value.model || into.failed("model")) return;
+  check_layout(into, value.model->layout, value.model->is_mla(), "model.layout");
+  if (into.failed("model.layout")) return;
+  for (std::size_t i = 0; i < value.stages.size(); ++i) {
+    const auto& layout = value.stages[i].layout;
+    if (layout)
+      check_layout(into, *layout, value.model->is_mla(), item_path("stages", i) + ".layout");
+  }
+}
+
+}  // namespace
+
+void check_deployment(findings& into, deployment& value) {
+  check_heartbeats(into, value.supervisor);
+  check_exposure(into, value);
+  check_model(into, value);
+  check_stages(into, value);
+  check_edges(into, value);
+}
+
+}  // namespace troupe::config

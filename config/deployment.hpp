@@ -1,0 +1,246 @@
+#pragma once
+
+/// What one deployment file says, as plain values. `parse.hpp` makes them from YAML and checks
+/// them, `print.hpp` writes them back with every default spelt out, `resolve.hpp` expands them into
+/// nodes.
+///
+/// The file. Keys in [brackets] may be left out; what follows `=` is then used. Durations and sizes
+/// carry a unit (`units.hpp`): 100ms, 1s, 5min, 1h; 64KiB, 1GiB, 500MB. A key that is not listed
+/// here is an error, and so is a value that a later release brings (`tls`, `rdma`, `xgmi`, GPU
+/// pools, restart policies).
+///
+///     cluster: demo                  # 1..64 of a-z 0-9 _ -, beginning with a letter or a digit
+///     [supervisor]:
+///       [host] = 127.0.0.1
+///       [port] = 7400                # 0: the OS chooses, for tests and demos that start all nodes
+///       [heartbeat_interval] = 1s    # 10ms..1min
+///       [heartbeat_timeout] = 5s     # at least 3 intervals, at most 1h: then a node is `down`
+///     [security]:
+///       [mode] = none                # none: every host must be a loopback address
+///     [model]:                       # left out: every engine registers its own layout
+///       layers: 28                   # 1..2048
+///       kv_heads: 4                  # of the whole model, 1..65536; not with `mla`
+///       head_dim: 128                # elements, 1..65536; not with `mla`
+///       [mla]: {latent_dim: 576}     # one latent per token and layer instead of heads
+///       [dtype] = bf16               # fp32 | fp16 | bf16 | fp8 | int8
+///       [block_tokens] = 16          # 1..1024
+///       [layout]:                    # how a rank's pool is arranged; a stage may have its own
+///         [order] = layers_first     # layers_first | blocks_first | block_interleaved
+///         [kv] = together            # together | separate
+///         [inner] = token_major      # token_major | head_major
+///       [state]:                     # a tensor of each request besides its blocks (Mamba and
+///       such)
+///         bytes: 64KiB               # of one request on one rank
+///         [slots] = 64               # requests that have one at once, 1..65536
+///     stages:                        # 1..64
+///       - name: decode               # unique, 1..32 of a-z 0-9 _ -; not `supervisor`
+///         role: decode               # prefill | decode | store
+///         [replicas] = 1
+///         [tensor_parallel] = 1      # ranks of a replica; divides kv_heads or is a multiple of it
+///         [hosts] = [127.0.0.1]      # replica r stands on hosts[r mod count]; or one host per
+///         node [port] or [ports] = 0      # one for all nodes, or a list with one per node; 0: OS
+///         chooses [policy] = round-robin     # random | round-robin | least-queue-length [engine]
+///         = reference       # reference | external; a store takes none. external: a process
+///                                    # of the user's that embeds the library
+///         [layout]                   # as in `model`, = the model's; only where there is a `model`
+///         [pool]:                    # memory of one node; only `engine: external` can do without
+///           [device] = cpu
+///           size: 1GiB               # at least one block of all layers and the state slots
+///           [on_full] = wait         # wait | fail
+///         [transport]:
+///           [backend] = auto         # auto | shm | tcp
+///           [fallback] = []          # tried in this order once `backend` has failed for good
+///           [device] = auto
+///           [qp_per_transfer] = 4    # lanes of a link, 1..64
+///           [post_batch_size] = -1   # segments per submission, 1..65536; -1: the backend's best
+///           [num_workers] = 1        # progress threads, 1..64
+///           [data_port] = 0          # where tcp listens for data; 0: the OS chooses
+///           [connect_timeout] = 2s   # 1ms..10min
+///           [max_reconnects] = 3     # before `fallback`, 0..1000
+///     [edges] = []:                  # at most 1024
+///       - from: prefill              # a stage
+///         to: decode                 # another stage
+///         [mode] = write             # write | read; only from a prefill to a decode stage, where
+///         it
+///                                    # says how layers move. Every edge can carry keyed put/get
+///     [limits]:                      # of each node
+///       [transfer_deadline] = 30s    # of a transfer whose engine names none, 1ms..24h
+///       [retry_window] = 10s         # a source whose decode died waits so long for another,
+///       0s..1h [max_operations] = 16384     # transfers, puts, gets and so on at once, 1..1048576
+///       [max_waiting] = 4096         # requests in the router's line, 1..1048576
+///
+/// A file has at most 1 MiB, 100,000 values and 32 levels; a deployment at most 1024 nodes.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe::config {
+
+inline constexpr std::size_t max_nodes = 1024;  ///< of a deployment, the supervisor among them
+inline constexpr std::size_t max_stages = 64;
+inline constexpr std::size_t max_edges = 1024;
+
+enum class role : std::uint8_t { supervisor, prefill, decode, store };
+enum class placement_policy : std::uint8_t { random, round_robin, least_queue_length };
+/// What happens to an allocation that the pool cannot serve: it waits in line, or fails at once.
+enum class pool_full : std::uint8_t { wait, fail };
+enum class pool_device : std::uint8_t { cpu };
+/// What runs in a `troupe node` process of a stage. `external`: such a process is the user's own.
+enum class engine_kind : std::uint8_t { none, reference, external };
+enum class backend_kind : std::uint8_t { automatic, shm, tcp };
+enum class transport_device : std::uint8_t { automatic };
+enum class transfer_mode : std::uint8_t { write, read };
+enum class security_mode : std::uint8_t { none };
+/// Order of the dimensions of a pool, outermost first.
+enum class block_order : std::uint8_t { layers_first, blocks_first, block_interleaved };
+/// Whether K and V of a layer's block stand in one block or in two.
+enum class kv_placement : std::uint8_t { together, separate };
+/// Order inside K or V of a block: [token][head][dim] or [head][token][dim].
+enum class block_inner : std::uint8_t { token_major, head_major };
+
+/// The word that the file uses.
+[[nodiscard]] std::string_view to_string(role value) noexcept;
+[[nodiscard]] std::string_view to_string(placement_policy value) noexcept;
+[[nodiscard]] std::string_view to_string(pool_full value) noexcept;
+[[nodiscard]] std::string_view to_string(pool_device value) noexcept;
+[[nodiscard]] std::string_view to_string(engine_kind value) noexcept;
+[[nodiscard]] std::string_view to_string(backend_kind value) noexcept;
+[[nodiscard]] std::string_view to_string(transport_device value) noexcept;
+[[nodiscard]] std::string_view to_string(transfer_mode value) noexcept;
+[[nodiscard]] std::string_view to_string(security_mode value) noexcept;
+[[nodiscard]] std::string_view to_string(block_order value) noexcept;
+[[nodiscard]] std::string_view to_string(kv_placement value) noexcept;
+[[nodiscard]] std::string_view to_string(block_inner value) noexcept;
+
+struct supervisor_config {
+  std::string host{"127.0.0.1"};
+  std::uint16_t port{7400};
+  std::chrono::milliseconds heartbeat_interval{1000};
+  std::chrono::milliseconds heartbeat_timeout{5000};
+
+  friend bool operator==(const supervisor_config&, const supervisor_config&) = default;
+};
+
+struct security_config {
+  security_mode mode{security_mode::none};
+
+  friend bool operator==(const security_config&, const security_config&) = default;
+};
+
+struct cache_arrangement {
+  block_order order{block_order::layers_first};
+  kv_placement kv{kv_placement::together};
+  block_inner inner{block_inner::token_major};
+
+  friend bool operator==(const cache_arrangement&, const cache_arrangement&) = default;
+};
+
+struct state_config {
+  std::uint64_t bytes{0};   ///< of one request on one rank
+  std::uint32_t slots{64};  ///< requests that have a state at once
+
+  friend bool operator==(const state_config&, const state_config&) = default;
+};
+
+/// The geometry of the cache: `layers` equal layers with either heads or a latent.
+struct model_config {
+  std::uint32_t layers{0};
+  std::uint32_t kv_heads{0};    ///< 0 if and only if `latent_dim` is set
+  std::uint32_t head_dim{0};    ///< 0 if and only if `latent_dim` is set
+  std::uint32_t latent_dim{0};  ///< MLA: elements of the latent; else 0
+  std::string dtype{"bf16"};
+  std::uint32_t block_tokens{16};
+  cache_arrangement layout;
+  std::optional<state_config> state;
+
+  [[nodiscard]] bool is_mla() const noexcept { return latent_dim != 0; }
+  friend bool operator==(const model_config&, const model_config&) = default;
+};
+
+struct pool_config {
+  pool_device device{pool_device::cpu};
+  std::uint64_t size{0};  ///< bytes, of each node
+  pool_full on_full{pool_full::wait};
+
+  friend bool operator==(const pool_config&, const pool_config&) = default;
+};
+
+struct transport_config {
+  backend_kind backend{backend_kind::automatic};
+  std::vector<backend_kind> fallback;  ///< distinct, none `automatic`, none equal to `backend`
+  transport_device device{transport_device::automatic};
+  std::uint32_t qp_per_transfer{4};
+  std::int32_t post_batch_size{-1};
+  std::uint32_t num_workers{1};
+  std::uint16_t data_port{0};
+  std::chrono::milliseconds connect_timeout{2000};
+  std::uint32_t max_reconnects{3};
+
+  friend bool operator==(const transport_config&, const transport_config&) = default;
+};
+
+struct stage_config {
+  std::string name;
+  config::role role{role::prefill};
+  std::uint32_t replicas{1};
+  std::uint32_t tensor_parallel{1};
+  std::vector<std::string> hosts{"127.0.0.1"};
+  std::vector<std::uint16_t> ports;  ///< one per node, replica by replica, rank by rank; 0: any
+  placement_policy policy{placement_policy::round_robin};
+  engine_kind engine{engine_kind::reference};  ///< `none` if and only if the role is `store`
+  std::optional<cache_arrangement> layout;  ///< set where there is a model and the role has blocks
+  std::optional<pool_config> pool;          ///< empty only for `external`
+  transport_config transport;
+
+  [[nodiscard]] std::size_t node_count() const noexcept {
+    return std::size_t{replicas} * tensor_parallel;
+  }
+  friend bool operator==(const stage_config&, const stage_config&) = default;
+};
+
+struct edge_config {
+  std::string from;
+  std::string to;
+  std::optional<transfer_mode> mode;  ///< set if and only if from a prefill to a decode stage
+
+  friend bool operator==(const edge_config&, const edge_config&) = default;
+};
+
+struct limits_config {
+  std::chrono::milliseconds transfer_deadline{30'000};
+  std::chrono::milliseconds retry_window{10'000};
+  std::uint32_t max_operations{16'384};
+  std::uint32_t max_waiting{4096};
+
+  friend bool operator==(const limits_config&, const limits_config&) = default;
+};
+
+struct deployment {
+  std::string cluster;
+  supervisor_config supervisor;
+  security_config security;
+  std::optional<model_config> model;
+  std::vector<stage_config> stages;
+  std::vector<edge_config> edges;
+  limits_config limits;
+
+  friend bool operator==(const deployment&, const deployment&) = default;
+};
+
+/// Bytes of one element; 0 for a name that `dtype` does not take.
+[[nodiscard]] std::uint32_t dtype_size(std::string_view dtype) noexcept;
+
+/// Bytes of one block over all layers that one of `tensor_parallel` ranks holds (the largest share
+/// if they differ). 0 when it does not fit into 64 bits.
+[[nodiscard]] std::uint64_t bytes_per_block(const model_config& model,
+                                            std::uint32_t tensor_parallel) noexcept;
+
+/// The stage of that name, or null. The pointer is into `of`.
+[[nodiscard]] const stage_config* find_stage(const deployment& of, std::string_view name) noexcept;
+
+}  // namespace troupe::config

@@ -1,0 +1,71 @@
+#include "troupe/config/parse.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "troupe/config/checks.hpp"
+#include "troupe/config/reader.hpp"
+#include "troupe/config/sections.hpp"
+#include "troupe/config/syntax.hpp"
+
+namespace troupe::config {
+namespace {
+
+parse_outcome unreadable(const std::string& path, std::string why) {
+  issue what;
+  what.file = path;
+  what.message = std::move(why);
+  return {std::nullopt, {std::move(what)}};
+}
+
+}  // namespace
+
+std::string to_string(const issue& what) {
+  std::string text = what.file;
+  if (what.line > 0) text.append(":").append(std::to_string(what.line));
+  text += ": ";
+  if (!what.key.empty()) text.append("key `").append(what.key).append("`: ");
+  std::string said;
+  if (!what.found.empty()) said.append("found ").append(what.found);
+  if (!what.expected.empty()) {
+    said.append(said.empty() ? "expected " : ", expected ").append(what.expected);
+  }
+  if (!what.message.empty()) said.append(said.empty() ? "" : "; ").append(what.message);
+  return text + said;
+}
+
+std::string to_string(const std::vector<issue>& issues) {
+  std::string text;
+  for (const auto& what : issues) text += to_string(what) + "\n";
+  return text;
+}
+
+parse_outcome parse(std::string_view text, std::string file_name) {
+  auto tree = read_yaml(text, file_name);
+  if (!tree.root) return {std::nullopt, {*std::move(tree.wrong)}};
+  findings into{std::move(file_name)};
+  deployment value = read_deployment(into, *tree.root);
+  check_deployment(into, value);
+  auto issues = into.take();
+  if (!issues.empty()) return {std::nullopt, std::move(issues)};
+  return {std::move(value), {}};
+}
+
+parse_outcome load(const std::string& path) {
+  errno = 0;
+  std::ifstream file{path, std::ios::binary};
+  if (!file) return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});
+  // One byte more than is accepted tells a file that is too large from one that just fits.
+  std::string text(max_file_bytes + 1, '\0');
+  errno = 0;
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad() || (errno != 0 && file.gcount() == 0)) {
+    return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});
+  }
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return parse(text, path);
+}
+
+}  // namespace troupe::config

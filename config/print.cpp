@@ -1,0 +1,112 @@
+#include "troupe/config/print.hpp"
+
+#include <sstream>
+
+#include "troupe/config/units.hpp"
+
+namespace troupe::config {
+namespace {
+
+/// A name or a host as a YAML scalar: plain unless YAML would read something else into it.
+std::string scalar(const std::string& text) {
+  const bool plain =
+      text.find(':') == std::string::npos && text != "null" && text != "Null" && text != "NULL";
+  return plain ? text : "\"" + text + "\"";
+}
+
+template <typename List, typename Format>
+std::string list_of(const List& list, Format format) {
+  std::string text;
+  for (const auto& item : list) {
+    if (!text.empty()) text += ", ";
+    text += format(item);
+  }
+  return "[" + text + "]";
+}
+
+void print_layout(std::ostream& out, const cache_arrangement& value, const std::string& indent) {
+  out << indent << "layout: {order: " << to_string(value.order) << ", kv: " << to_string(value.kv)
+      << ", inner: " << to_string(value.inner) << "}\n";
+}
+
+void print_model(std::ostream& out, const model_config& value) {
+  out << "model:\n  layers: " << value.layers << "\n";
+  if (value.is_mla()) {
+    out << "  mla: {latent_dim: " << value.latent_dim << "}\n";
+  } else {
+    out << "  kv_heads: " << value.kv_heads << "\n  head_dim: " << value.head_dim << "\n";
+  }
+  out << "  dtype: " << value.dtype << "\n  block_tokens: " << value.block_tokens << "\n";
+  print_layout(out, value.layout, "  ");
+  if (value.state) {
+    out << "  state: {bytes: " << format_size(value.state->bytes)
+        << ", slots: " << value.state->slots << "}\n";
+  }
+}
+
+void print_transport(std::ostream& out, const transport_config& value) {
+  const auto word = [](backend_kind kind) { return std::string{to_string(kind)}; };
+  out << "    transport:\n"
+      << "      backend: " << to_string(value.backend) << "\n"
+      << "      fallback: " << list_of(value.fallback, word) << "\n"
+      << "      device: " << to_string(value.device) << "\n"
+      << "      qp_per_transfer: " << value.qp_per_transfer << "\n"
+      << "      post_batch_size: " << value.post_batch_size << "\n"
+      << "      num_workers: " << value.num_workers << "\n"
+      << "      data_port: " << value.data_port << "\n"
+      << "      connect_timeout: " << format_duration(value.connect_timeout) << "\n"
+      << "      max_reconnects: " << value.max_reconnects << "\n";
+}
+
+void print_stage(std::ostream& out, const stage_config& value) {
+  out << "  - name: " << scalar(value.name) << "\n"
+      << "    role: " << to_string(value.role) << "\n"
+      << "    replicas: " << value.replicas << "\n"
+      << "    tensor_parallel: " << value.tensor_parallel << "\n"
+      << "    hosts: " << list_of(value.hosts, scalar) << "\n"
+      << "    ports: "
+      << list_of(value.ports, [](std::uint16_t port) { return std::to_string(port); }) << "\n"
+      << "    policy: " << to_string(value.policy) << "\n";
+  if (value.engine != engine_kind::none) out << "    engine: " << to_string(value.engine) << "\n";
+  if (value.layout) print_layout(out, *value.layout, "    ");
+  if (value.pool) {
+    out << "    pool: {device: " << to_string(value.pool->device)
+        << ", size: " << format_size(value.pool->size)
+        << ", on_full: " << to_string(value.pool->on_full) << "}\n";
+  }
+  print_transport(out, value.transport);
+}
+
+void print_edges(std::ostream& out, const std::vector<edge_config>& edges) {
+  out << "edges:" << (edges.empty() ? " []\n" : "\n");
+  for (const auto& edge : edges) {
+    out << "  - {from: " << scalar(edge.from) << ", to: " << scalar(edge.to);
+    if (edge.mode) out << ", mode: " << to_string(*edge.mode);
+    out << "}\n";
+  }
+}
+
+}  // namespace
+
+std::string print(const deployment& of) {
+  std::ostringstream out;
+  out << "cluster: " << scalar(of.cluster) << "\n"
+      << "supervisor:\n"
+      << "  host: " << scalar(of.supervisor.host) << "\n"
+      << "  port: " << of.supervisor.port << "\n"
+      << "  heartbeat_interval: " << format_duration(of.supervisor.heartbeat_interval) << "\n"
+      << "  heartbeat_timeout: " << format_duration(of.supervisor.heartbeat_timeout) << "\n"
+      << "security: {mode: " << to_string(of.security.mode) << "}\n";
+  if (of.model) print_model(out, *of.model);
+  out << "stages:\n";
+  for (const auto& stage : of.stages) print_stage(out, stage);
+  print_edges(out, of.edges);
+  out << "limits:\n"
+      << "  transfer_deadline: " << format_duration(of.limits.transfer_deadline) << "\n"
+      << "  retry_window: " << format_duration(of.limits.retry_window) << "\n"
+      << "  max_operations: " << of.limits.max_operations << "\n"
+      << "  max_waiting: " << of.limits.max_waiting << "\n";
+  return out.str();
+}
+
+}  // namespace troupe::config

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "troupe/config/parse.hpp"
+#include "troupe/config/syntax.hpp"
+#include "troupe/config/words.hpp"
+
+/// How sections of the file are read: typed access to the keys of one mapping, which collects what
+/// is wrong instead of stopping at it.
+namespace troupe::config {
+
+/// A word that a later release will take, and the sentence that refuses it until then. `word`
+/// ending in
+/// `*` stands for everything that begins so.
+struct later_word {
+  std::string_view word;
+  std::string_view why;
+};
+
+/// What is wrong so far, and where each key stands.
+class findings {
+ public:
+  explicit findings(std::string file) : file_{std::move(file)} {}
+
+  /// Remembers where a key stands, for issues that are found later.
+  void locate(const std::string& path, int line, int column, std::string text);
+  /// An issue at `path`, or at the nearest section around it that is in the file. What is found
+  /// there is said only if `path` itself is there.
+  void refuse(const std::string& path, std::string expected, std::string message = {});
+  /// An issue whose place and text are not those of the key's value.
+  void refuse_at(const std::string& path, int line, int column, std::string found,
+                 std::string expected, std::string message = {});
+
+  /// Whether something at or below `path` was refused, so that what follows from it need not be.
+  [[nodiscard]] bool failed(const std::string& path) const;
+  [[nodiscard]] bool has(const std::string& path) const { return places_.contains(path); }
+
+  /// By line, without repetitions, at most `max_issues` and a last one that says so.
+  [[nodiscard]] std::vector<issue> take();
+
+ private:
+  struct place {
+    int line{0};
+    int column{0};
+    std::string text;
+  };
+
+  std::string file_;
+  std::map<std::string, place> places_;
+  std::set<std::string> failed_;
+  std::vector<issue> issues_;
+};
+
+/// One mapping of the file. Ask for every key that it may have, then call `finish`.
+class section {
+ public:
+  /// `node` null: the section is not in the file, and every key gives its default.
+  section(findings& into, const yaml_node* node, std::string path);
+
+  [[nodiscard]] bool has(std::string_view key) const;
+  [[nodiscard]] std::string path_of(std::string_view key) const;
+  [[nodiscard]] findings& into() const noexcept { return *into_; }
+
+  /// The value of `key`, null when it is not there (or has no value, which is refused).
+  const yaml_node* get(std::string_view key);
+  /// The mapping or the items of the sequence under `key`; refuses anything else.
+  const yaml_node* mapping(std::string_view key);
+  const yaml_node* sequence(std::string_view key);
+
+  /// Refuses the section if the key is missing.
+  void require(std::string_view key, const std::string& expected);
+
+  /// A scalar's text, whether in quotes or not.
+  std::optional<std::string> text(std::string_view key, const std::string& expected);
+  std::int64_t integer(std::string_view key, std::int64_t low, std::int64_t high,
+                       std::int64_t otherwise);
+  std::chrono::milliseconds duration(std::string_view key, std::chrono::milliseconds low,
+                                     std::chrono::milliseconds high,
+                                     std::chrono::milliseconds otherwise);
+  std::uint64_t size(std::string_view key, std::uint64_t otherwise);
+  /// a-z 0-9 _ -, beginning with a letter or a digit.
+  std::string name(std::string_view key, std::size_t longest, std::string otherwise);
+  std::string host(std::string_view key, std::string otherwise);
+
+  template <typename Enum>
+  Enum word(std::string_view key, Enum otherwise, std::span<const later_word> later = {}) {
+    const auto chosen = text(key, one_of<Enum>());
+    return chosen ? word_in<Enum>(*chosen, path_of(key), later).value_or(otherwise) : otherwise;
+  }
+  /// The enum that `text`, standing at `path`, names; refuses another one.
+  template <typename Enum>
+  std::optional<Enum> word_in(const std::string& chosen, const std::string& path,
+                              std::span<const later_word> later = {}) {
+    for (const auto& [value, word] : words<Enum>::all) {
+      if (word == chosen) return value;
+    }
+    refuse_word(chosen, path, one_of<Enum>(), later);
+    return std::nullopt;
+  }
+
+  /// Refuses a key by name, if it is there.
+  void later(std::span<const later_word> keys);
+  /// Refuses every key that was not asked for, naming the one that was probably meant.
+  void finish();
+
+ private:
+  template <typename Enum>
+  static std::string one_of() {
+    std::string list = words<Enum>::all.size() > 1 ? "one of " : "";
+    for (const auto& [value, word] : words<Enum>::all) {
+      if (value != words<Enum>::all.front().first) list += ", ";
+      list += word;
+    }
+    return list;
+  }
+  void refuse_word(const std::string& chosen, const std::string& path, const std::string& expected,
+                   std::span<const later_word> later);
+
+  findings* into_;
+  const yaml_node* node_;
+  std::string path_;
+  std::set<std::string, std::less<>> known_;
+};
+
+/// The items of a sequence as texts with their paths; refuses items that are no scalars.
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> texts_of(
+    findings& into, const yaml_node& sequence, const std::string& path,
+    const std::string& expected);
+/// Whether `text` is a host; refuses it at `path` if not.
+bool check_host(findings& into, const std::string& text, const std::string& path);
+/// A whole number in decimal digits. Empty for anything else.
+[[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text);
+/// What stands there, as a message shows it.
+[[nodiscard]] std::string shown(const yaml_node& node);
+[[nodiscard]] std::string item_path(const std::string& path, std::size_t index);
+/// The one of `known` that `word` was probably meant to be; empty if none is near.
+[[nodiscard]] std::string nearest(std::string_view word,
+                                  const std::set<std::string, std::less<>>& known);
+
+}  // namespace troupe::config

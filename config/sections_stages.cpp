@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <array>
+
+#include "troupe/config/sections.hpp"
+
+namespace troupe::config {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+
+constexpr std::array<later_word, 4> later_backends{
+    {{"rdma", "rdma arrives with a later release; use tcp between machines until then"},
+     {"xgmi", "xgmi arrives with a later release; use shm within a machine until then"},
+     {"cuda*", "GPU copies arrive with a later release; use shm within a machine until then"},
+     {"hip*", "GPU copies arrive with a later release; use shm within a machine until then"}}};
+
+constexpr std::string_view restart_later =
+    "restart policies arrive with a later release; leave the key out";
+
+constexpr std::array<later_word, 9> later_stage_keys{
+    {{"restart*", restart_later},
+     {"max_restarts", restart_later},
+     {"supervision", restart_later},
+     {"failover*", "failover settings arrive with a later release; leave the key out"},
+     {"affinity", "affinity arrives with a later release; leave the key out"},
+     {"autoscale*", "scaling arrives with a later release; leave the key out"},
+     {"pipeline_parallel",
+      "pipeline parallel ranks arrive with a later release; leave the key out"},
+     {"data_parallel", "use `replicas`: each of them serves a copy of the model"},
+     {"devices", "GPU pools arrive with a later release; leave the key out"}}};
+
+std::optional<pool_config> read_pool(section& stage) {
+  const yaml_node* node = stage.mapping("pool");
+  if (node == nullptr) return std::nullopt;
+  section in{stage.into(), node, stage.path_of("pool")};
+  static constexpr std::array<later_word, 3> later{
+      {{"gpu*", "GPU pools arrive with a later release; use cpu until then"},
+       {"cuda*", "GPU pools arrive with a later release; use cpu until then"},
+       {"hip*", "GPU pools arrive with a later release; use cpu until then"}}};
+  pool_config value;
+  value.device = in.word("device", value.device, later);
+  in.require("size", "a size such as 1GiB");
+  value.size = in.size("size", 0);
+  value.on_full = in.word("on_full", value.on_full);
+  in.finish();
+  return value;
+}
+
+std::vector<backend_kind> read_fallback(section& transport, backend_kind first) {
+  const yaml_node* list = transport.sequence("fallback");
+  std::vector<backend_kind> result;
+  if (list == nullptr) return result;
+  const std::string path = transport.path_of("fallback");
+  for (const auto& [text, at] : texts_of(transport.into(), *list, path, "one of shm, tcp")) {
+    const auto kind = transport.word_in<backend_kind>(text, at, later_backends);
+    if (!kind) continue;
+    const bool repeated = std::find(result.begin(), result.end(), *kind) != result.end();
+    if (*kind == backend_kind::automatic) {
+      transport.into().refuse(at, "one of shm, tcp", "a fallback is named, not chosen");
+    } else if (*kind == first || repeated) {
+      transport.into().refuse(at, "", "it has been tried before it comes to this entry");
+    } else {
+      result.push_back(*kind);
+    }
+  }
+  return result;
+}
+
+transport_config read_transport(section& stage) {
+  section in{stage.into(), stage.mapping("transport"), stage.path_of("transport")};
+  static constexpr std::array<later_word, 1> later_devices{
+      {{"*", "devices are chosen for rdma, which arrives with a later release"}}};
+  transport_config value;
+  const auto number = [&in](std::string_view key, std::int64_t low, std::int64_t high,
+                            std::uint32_t otherwise) {
+    return static_cast<std::uint32_t>(in.integer(key, low, high, otherwise));
+  };
+  value.backend = in.word("backend", value.backend, later_backends);
+  value.fallback = read_fallback(in, value.backend);
+  value.device = in.word("device", value.device, later_devices);
+  value.qp_per_transfer = number("qp_per_transfer", 1, 64, value.qp_per_transfer);
+  value.post_batch_size =
+      static_cast<std::int32_t>(in.integer("post_batch_size", -1, 65'536, value.post_batch_size));
+  if (value.post_batch_size == 0) {
+    in.into().refuse(in.path_of("post_batch_size"), "-1 (the backend's best) or 1 to 65536");
+  }
+  value.num_workers = number("num_workers", 1, 64, value.num_workers);
+  value.data_port = static_cast<std::uint16_t>(number("data_port", 0, 65'535, value.data_port));
+  value.connect_timeout =
+      in.duration("connect_timeout", milliseconds{1}, minutes{10}, value.connect_timeout);
+  value.max_reconnects = number("max_reconnects", 0, 1000, value.max_reconnects);
+  in.finish();
+  return value;
+}
+
+std::vector<std::string> read_hosts(section& stage, std::vector<std::string> otherwise) {
+  const yaml_node* list = stage.sequence("hosts");
+  if (list == nullptr) return otherwise;
+  const std::string path = stage.path_of("hosts");
+  std::vector<std::string> result;
+  if (list->items.empty()) stage.into().refuse(path, "at least one host");
+  if (list->items.size() > max_nodes) {
+    stage.into().refuse(path, "at most " + std::to_string(max_nodes) + " hosts");
+    return otherwise;
+  }
+  for (const auto& [text, at] :
+       texts_of(stage.into(), *list, path, "a host name or an IP address")) {
+    if (check_host(stage.into(), text, at)) result.push_back(text);
+  }
+  return result.empty() ? otherwise : result;
+}
+
+/// One port per node: those of `ports`, or `port` for every node.
+std::vector<std::uint16_t> read_ports(section& stage, std::size_t nodes) {
+  const auto same = static_cast<std::uint16_t>(stage.integer("port", 0, 65'535, 0));
+  std::vector<std::uint16_t> result(nodes, same);
+  const yaml_node* list = stage.sequence("ports");
+  if (list == nullptr) return result;
+  const std::string path = stage.path_of("ports");
+  if (stage.has("port")) stage.into().refuse(path, "", "`port` is there already; keep one of them");
+  if (list->items.size() != nodes) {
+    stage.into().refuse(path,
+                        std::to_string(nodes) +
+                            " ports, one per node (replicas times "
+                            "tensor_parallel)",
+                        "it has " + std::to_string(list->items.size()));
+    return result;
+  }
+  result.clear();
+  const std::string expected = "a whole number from 0 to 65535";
+  for (const auto& [text, at] : texts_of(stage.into(), *list, path, expected)) {
+    const auto value = parse_integer(text);
+    const bool good = value && *value >= 0 && *value <= 65'535;
+    if (!good) stage.into().refuse(at, expected);
+    result.push_back(static_cast<std::uint16_t>(good ? *value : 0));
+  }
+  result.resize(nodes);
+  return result;
+}
+
+engine_kind read_engine(section& in, config::role role) {
+  if (role != role::store) return in.word("engine", engine_kind::reference);
+  if (in.get("engine") != nullptr) {
+    in.into().refuse(in.path_of("engine"), "", "a store runs no engine; leave the key out");
+  }
+  return engine_kind::none;
+}
+
+std::optional<cache_arrangement> read_stage_layout(section& in, config::role role,
+                                                   const std::optional<model_config>& model) {
+  if (role != role::store && model) return read_arrangement(in, model->layout);
+  if (in.get("layout") != nullptr) {
+    in.into().refuse(in.path_of("layout"), "",
+                     role == role::store
+                         ? "a store keeps values, not blocks; leave the key out"
+                         : "there is no `model` to lay out; the engine registers its own layout");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+stage_config read_stage(findings& into, const yaml_node& node, const std::string& path,
+                        const std::optional<model_config>& model) {
+  section in{into, &node, path};
+  static constexpr std::array<later_word, 1> no_roles{
+      {{"supervisor", "the supervisor has a section of its own"}}};
+  in.later(later_stage_keys);
+  stage_config value;
+  in.require("name", "a name that no other stage has");
+  value.name = in.name("name", 32, "");
+  in.require("role", "one of prefill, decode, store");
+  value.role = in.word("role", value.role, no_roles);
+  const auto count = [&in](std::string_view key) {
+    return static_cast<std::uint32_t>(in.integer(key, 1, max_nodes, 1));
+  };
+  value.replicas = count("replicas");
+  value.tensor_parallel = count("tensor_parallel");
+  value.hosts = read_hosts(in, value.hosts);
+  if (value.node_count() < max_nodes) {
+    value.ports = read_ports(in, value.node_count());
+  } else {
+    in.get("port");
+    in.get("ports");
+    into.refuse(path, "fewer than " + std::to_string(max_nodes) + " nodes in a deployment",
+                "this stage alone has " + std::to_string(value.node_count()));
+  }
+  value.policy = in.word("policy", value.policy);
+  // What a role allows is judged only where the role could be read.
+  value.engine = read_engine(in, value.role);
+  value.layout = read_stage_layout(in, value.role, model);
+  value.pool = read_pool(in);
+  value.transport = read_transport(in);
+  in.finish();
+  return value;
+}
+
+}  // namespace troupe::config

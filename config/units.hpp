@@ -1,0 +1,32 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+/// Durations and sizes as the deployment file writes them: a whole number, at most one space, a
+/// unit.
+namespace troupe::config {
+
+/// Largest size that is accepted anywhere, in bytes (the end of any region).
+inline constexpr std::uint64_t max_size = std::uint64_t{1} << 60U;
+/// Longest duration that is accepted anywhere.
+inline constexpr std::chrono::milliseconds max_duration = std::chrono::hours{24 * 365};
+
+/// "100ms", "1 s", "5min", "1h". Empty when it is none, lacks its unit, or is longer than
+/// `max_duration`. `m` is no unit: it could be a minute or a month, or a mistyped `ms`.
+[[nodiscard]] std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
+
+/// "512B", "64KiB", "1 GiB", "2TiB" (powers of 1024), "500MB" (powers of 1000: KB, MB, GB, TB).
+/// Empty when it is none, lacks its unit, or exceeds `max_size`. `K`, `M`, `G` alone are no units:
+/// people mean both powers by them.
+[[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text);
+
+/// In the largest unit that says it exactly; `parse_duration` gives it back.
+[[nodiscard]] std::string format_duration(std::chrono::milliseconds value);
+/// In the largest power of 1024 that says it exactly; `parse_size` gives it back.
+[[nodiscard]] std::string format_size(std::uint64_t bytes);
+
+}  // namespace troupe::config
