@@ -44,44 +44,70 @@ token choose_token(std::span<const float> logits, const sampling& how, std::uint
   return top;
 }
 
-result<generation> prefill(const transformer& model, std::span<const token> prompt,
-                           std::uint32_t first, std::uint32_t chunk, const sampling& how,
-                           model_cache& cache, const chunk_callback& on_chunk_layer) {
+result<chunked_prefill> chunked_prefill::create(std::vector<token> prompt, std::uint32_t first,
+                                                std::uint32_t chunk, const sampling& how) {
   if (first >= prompt.size())
     return fail(errc::out_of_range, "a prompt of " + std::to_string(prompt.size()) +
                                         " tokens has nothing to compute from token " +
                                         std::to_string(first) + " on");
-  const auto whole = static_cast<std::uint32_t>(prompt.size());
-  const std::uint32_t step = chunk == 0 ? whole : chunk;
-  std::vector<float> logits;
-  for (std::uint32_t at = first; at < whole;) {
-    const std::uint32_t count = std::min(step, whole - at);
-    const auto tell = [&](std::uint32_t layer) -> result<void> {
-      return on_chunk_layer ? on_chunk_layer(layer, at + count) : result<void>{};
-    };
-    auto computed = model.forward(prompt.subspan(at, count), at, cache, tell);
-    if (!computed) return fail(computed.error());
-    logits = std::move(*computed);
-    at += count;
+  chunked_prefill run;
+  run.chunk_ = chunk == 0 ? static_cast<std::uint32_t>(prompt.size()) : chunk;
+  run.prompt_ = std::move(prompt);
+  run.at_ = first;
+  run.how_ = how;
+  return run;
+}
+
+result<void> chunked_prefill::step(const transformer& model, model_cache& cache,
+                                   const chunk_callback& on_chunk_layer) {
+  const auto whole = static_cast<std::uint32_t>(prompt_.size());
+  const std::uint32_t end = at_ + std::min(chunk_, whole - at_);
+  const auto tell = [&](std::uint32_t layer) -> result<void> {
+    return on_chunk_layer ? on_chunk_layer(layer, end) : result<void>{};
+  };
+  const auto chunk = std::span<const token>{prompt_}.subspan(at_, end - at_);
+  const auto logits = model.forward(chunk, at_, cache, tell);
+  if (!logits) return fail(logits.error());
+  at_ = end;
+  if (finished()) {
+    text_.tokens = {choose_token(*logits, how_, whole)};
+    text_.logits_checksum = checksum(*logits);
   }
-  generation text;
-  text.tokens.push_back(choose_token(logits, how, whole));
-  text.logits_checksum = checksum(logits);
-  return text;
+  return {};
+}
+
+result<generation> prefill(const transformer& model, std::span<const token> prompt,
+                           std::uint32_t first, std::uint32_t chunk, const sampling& how,
+                           model_cache& cache, const chunk_callback& on_chunk_layer) {
+  auto run = chunked_prefill::create({prompt.begin(), prompt.end()}, first, chunk, how);
+  if (!run) return fail(run.error());
+  while (!run->finished())
+    if (auto ok = run->step(model, cache, on_chunk_layer); !ok) return fail(ok.error());
+  return run->text();
+}
+
+bool is_complete(const generation& text, std::uint32_t max_tokens) noexcept {
+  return text.tokens.size() >= max_tokens ||
+         (!text.tokens.empty() && text.tokens.back() == end_token);
+}
+
+result<void> decode_step(const transformer& model, std::uint32_t prompt_tokens, generation& text,
+                         const sampling& how, model_cache& cache) {
+  if (text.tokens.empty())
+    return fail(errc::invalid_config, "decoding needs the first token, which the prefill chose");
+  const auto position = prompt_tokens + static_cast<std::uint32_t>(text.tokens.size()) - 1;
+  const auto logits = model.forward(std::span{text.tokens}.last(1), position, cache);
+  if (!logits) return fail(logits.error());
+  text.tokens.push_back(choose_token(*logits, how, position + 1));
+  text.logits_checksum = checksum(*logits, text.logits_checksum);
+  return {};
 }
 
 result<generation> decode(const transformer& model, std::uint32_t prompt_tokens,
                           std::uint32_t max_tokens, generation text, const sampling& how,
                           model_cache& cache) {
-  if (text.tokens.empty())
-    return fail(errc::invalid_config, "decoding needs the first token, which the prefill chose");
-  while (text.tokens.size() < max_tokens && text.tokens.back() != end_token) {
-    const auto position = prompt_tokens + static_cast<std::uint32_t>(text.tokens.size()) - 1;
-    auto logits = model.forward(std::span{text.tokens}.last(1), position, cache);
-    if (!logits) return fail(logits.error());
-    text.tokens.push_back(choose_token(*logits, how, position + 1));
-    text.logits_checksum = checksum(*logits, text.logits_checksum);
-  }
+  while (!is_complete(text, max_tokens))
+    if (auto ok = decode_step(model, prompt_tokens, text, how, cache); !ok) return fail(ok.error());
   return text;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,19 +31,47 @@ struct generation {
   friend bool operator==(const generation&, const generation&) = default;
 };
 
-/// Computes the prompt from position `first` (what is before is in the cache) in chunks of at most
-/// `chunk` tokens (0: at once) and chooses the first token. `on_chunk_layer(layer, end)`: that
-/// layer's cache is written up to token `end`. Errors of `transformer::forward`, and of the
-/// callback.
+/// `(layer, token_end)`: that layer's cache is written up to token `token_end` (exclusive).
 using chunk_callback = std::function<result<void>(std::uint32_t layer, std::uint32_t token_end)>;
+
+/// A prompt being computed, one chunk at a time, so that an engine can do other work in between.
+class chunked_prefill {
+ public:
+  /// From position `first` on (what is before is in the cache), at most `chunk` tokens at a time
+  /// (0: all at once). `out_of_range` when nothing is left to compute.
+  [[nodiscard]] static result<chunked_prefill> create(std::vector<token> prompt,
+                                                      std::uint32_t first, std::uint32_t chunk,
+                                                      const sampling& how);
+  /// Computes the next chunk; not after the last one. Errors of `transformer::forward` and of the
+  /// callback.
+  [[nodiscard]] result<void> step(const transformer& model, model_cache& cache,
+                                  const chunk_callback& on_chunk_layer);
+  [[nodiscard]] bool finished() const noexcept { return at_ == prompt_.size(); }
+  /// Once finished: the first token and the checksum of its logits.
+  [[nodiscard]] const generation& text() const noexcept { return text_; }
+
+ private:
+  chunked_prefill() = default;
+  std::vector<token> prompt_;
+  std::uint32_t at_{0};
+  std::uint32_t chunk_{0};
+  sampling how_;
+  generation text_;
+};
+
+/// A `chunked_prefill` to its end.
 [[nodiscard]] result<generation> prefill(const transformer& model, std::span<const token> prompt,
                                          std::uint32_t first, std::uint32_t chunk,
                                          const sampling& how, model_cache& cache,
                                          const chunk_callback& on_chunk_layer = {});
 
-/// Continues a text whose prompt of `prompt_tokens` tokens is in the cache, until `text` has
-/// `max_tokens` tokens or ends with `end_token`. The cache must hold prompt_tokens + max_tokens - 1
-/// tokens.
+/// Whether `text` has `max_tokens` tokens or ends with `end_token`.
+[[nodiscard]] bool is_complete(const generation& text, std::uint32_t max_tokens) noexcept;
+/// Adds one token to a text that has its first and whose prompt of `prompt_tokens` tokens is in the
+/// cache. A text of n tokens needs a cache of prompt_tokens + n - 1.
+[[nodiscard]] result<void> decode_step(const transformer& model, std::uint32_t prompt_tokens,
+                                       generation& text, const sampling& how, model_cache& cache);
+/// `decode_step` until it is complete.
 [[nodiscard]] result<generation> decode(const transformer& model, std::uint32_t prompt_tokens,
                                         std::uint32_t max_tokens, generation text,
                                         const sampling& how, model_cache& cache);

@@ -1,0 +1,98 @@
+#pragma once
+
+/// What a frontend asks the reference engine for, as JSON in the payload of a `call`. Fields that
+/// are left out have the defaults below; times are milliseconds, clock readings nanoseconds of
+/// CLOCK_MONOTONIC.
+///
+///     method   payload                          reply
+///     prefill  prefill_call                     prefill_reply, when the cache was handed over
+///     decode   decode_call                      decode_reply, when the text is complete
+///     abort    {"request": ID}                  {} ; `not_found` when no such request lives here
+///     model    {}                               model_reply
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "troupe/deploy/reference_engine/generation.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::reference {
+
+inline constexpr std::uint32_t max_prompt_tokens = 100'000;
+inline constexpr std::uint32_t max_new_tokens = 100'000;
+
+/// Compute the prompt's cache and hand it to whoever asks for the request.
+struct prefill_call {
+  std::string request;        ///< 1 to 256 bytes
+  std::vector<token> prompt;  ///< token numbers
+  std::uint32_t chunk{0};     ///< tokens computed at a time; 0: the whole prompt
+  sampling how;
+  std::uint32_t consumers{0};    ///< decode ranks that will take it; 0: as their parallel size says
+  std::uint32_t deadline_ms{0};  ///< 0: the deployment's
+};
+struct prefill_reply {
+  std::uint32_t prompt_tokens{0};
+  token first_token{0};
+  std::uint64_t bytes{0};  ///< handed over by this rank
+  std::int64_t started_ns{0}, computed_ns{0}, done_ns{0};
+};
+
+/// Take the cache from `sources` and continue the text.
+struct decode_call {
+  std::string request;
+  std::vector<std::string> sources;  ///< nodes of the prefill replica, in rank order
+  std::vector<std::string>
+      replica;                ///< nodes of this replica, in rank order; may be empty with one rank
+  std::string mode{"write"};  ///< write, read
+  std::vector<token> prompt;
+  std::uint32_t max_tokens{1};  ///< of the text, the prefill's first token among them
+  sampling how;
+  bool reuse_prefix{false};  ///< take over what a finished request left, and leave this one's
+  std::uint32_t deadline_ms{0};
+};
+struct decode_reply {
+  generation text;         ///< empty from ranks other than 0, which hand their heads to rank 0
+  std::uint64_t bytes{0};  ///< that arrived at this rank
+  std::uint32_t prefix_tokens{0};  ///< that did not have to be moved
+  std::int64_t started_ns{0}, received_ns{0}, done_ns{0};
+  std::int64_t computed_ns{0};  ///< the prefill side's clock when it had computed everything
+  /// Share of the moved cache that had landed before `computed_ns`, 0 to 1. Means something when
+  /// both processes have one clock: on one host.
+  double landed_early{0.0};
+};
+
+/// What the prefill side seals with.
+struct handoff {
+  generation text;  ///< the first token
+  std::int64_t computed_ns{0};
+};
+
+struct model_reply {
+  model_config model;
+  std::string dtype;
+  std::uint32_t block_tokens{0}, blocks{0};
+};
+
+using payload = std::vector<std::uint8_t>;
+
+[[nodiscard]] payload to_json(const prefill_call& call);
+[[nodiscard]] payload to_json(const prefill_reply& reply);
+[[nodiscard]] payload to_json(const decode_call& call);
+[[nodiscard]] payload to_json(const decode_reply& reply);
+[[nodiscard]] payload to_json(const model_reply& reply);
+[[nodiscard]] payload abort_to_json(const std::string& request);
+[[nodiscard]] std::vector<std::byte> to_aux(const handoff& what);
+
+/// `invalid_config` naming what is wrong; what they return is within the bounds above.
+[[nodiscard]] result<prefill_call> prefill_call_from(std::span<const std::uint8_t> json);
+[[nodiscard]] result<prefill_reply> prefill_reply_from(std::span<const std::uint8_t> json);
+[[nodiscard]] result<decode_call> decode_call_from(std::span<const std::uint8_t> json);
+[[nodiscard]] result<decode_reply> decode_reply_from(std::span<const std::uint8_t> json);
+[[nodiscard]] result<model_reply> model_reply_from(std::span<const std::uint8_t> json);
+[[nodiscard]] result<std::string> abort_from(std::span<const std::uint8_t> json);
+[[nodiscard]] result<handoff> handoff_from(std::span<const std::byte> aux);
+
+}  // namespace troupe::reference
