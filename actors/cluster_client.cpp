@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
 
 namespace troupe::actors {
 
@@ -46,7 +46,8 @@ result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_o
 result<membership> cluster_client::members() {
   auto whom = supervisor();
   if (!whom) return fail(whom.error());
-  auto reply = ask<membership>(*whom, "the supervisor", options_.timeout, members_atom_v);
+  auto reply =
+      ask<membership>(host_.system(), *whom, "the supervisor", options_.timeout, members_atom_v);
   if (!reply && connection_is_useless(reply.error())) forget_supervisor();
   return reply;
 }
@@ -55,8 +56,8 @@ result<placement> cluster_client::place(const placement_request& request) {
   auto whom = supervisor();
   if (!whom) return fail(whom.error());
   auto reply =
-      ask<placement>(*whom, "the supervisor", options_.timeout + milliseconds{request.timeout_ms},
-                     place_atom_v, request);
+      ask<placement>(host_.system(), *whom, "the supervisor",
+                     options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request);
   if (!reply && connection_is_useless(reply.error())) forget_supervisor();
   if (reply && reply->failed != 0) return fail(refusal(*reply));
   return reply;
@@ -65,8 +66,7 @@ result<placement> cluster_client::place(const placement_request& request) {
 result<void> cluster_client::finished(const std::string& request) {
   auto whom = supervisor();
   if (!whom) return fail(whom.error());
-  caf::scoped_actor self{host_.system()};
-  self->send(*whom, placed_atom_v, request);
+  caf::anon_send(*whom, placed_atom_v, request);
   return {};
 }
 
@@ -79,7 +79,8 @@ result<node_report> cluster_client::report(const std::string& node) {
 result<node_report> cluster_client::report(const node_info& node) {
   auto whom = reach(node);
   if (!whom) return fail(whom.error());
-  auto reply = ask<node_report>(*whom, name_of(node), options_.timeout, report_atom_v);
+  auto reply =
+      ask<node_report>(host_.system(), *whom, name_of(node), options_.timeout, report_atom_v);
   if (!reply && connection_is_useless(reply.error())) forget(node);
   return reply;
 }
@@ -109,7 +110,7 @@ result<std::vector<std::uint8_t>> cluster_client::call(const node_info& node,
   } else {
     timeout += milliseconds{sent.timeout_ms};
   }
-  auto reply = ask<call_reply>(*whom, name_of(node), timeout, std::move(sent));
+  auto reply = ask<call_reply>(host_.system(), *whom, name_of(node), timeout, std::move(sent));
   if (!reply && connection_is_useless(reply.error())) forget(node);
   if (!reply) return fail(reply.error());
   if (reply->failed != 0) return fail(refusal(*reply));
@@ -164,25 +165,6 @@ void cluster_client::forget(const node_info& node) {
 void cluster_client::forget_supervisor() {
   const std::lock_guard lock{mutex_};
   supervisor_ = nullptr;
-}
-
-template <class Reply, class Handle, class... Args>
-result<Reply> cluster_client::ask(const Handle& whom, const std::string& who, milliseconds timeout,
-                                  Args&&... args) {
-  caf::scoped_actor self{host_.system()};
-  result<Reply> outcome = fail(errc::internal, "no reply");
-  self->request(whom, timeout, std::forward<Args>(args)...)
-      .receive([&](Reply& reply) { outcome = std::move(reply); },
-               [&](caf::error& e) {
-                 if (e == caf::sec::request_timeout) {
-                   outcome = fail(errc::deadline, who + " did not answer within " +
-                                                      std::to_string(timeout.count()) +
-                                                      " ms; it is overloaded or frozen");
-                 } else {
-                   outcome = fail(errc::peer_lost, who + " was lost: " + host_.system().render(e));
-                 }
-               });
-  return outcome;
 }
 
 }  // namespace troupe::actors

@@ -27,7 +27,7 @@ struct cluster_client_options {
   std::string host{"127.0.0.1"};  ///< of the supervisor
   std::uint16_t port{0};
   std::chrono::milliseconds timeout{3000};  ///< of every step that has no deadline of its own
-  actor_host_options actors;
+  actor_host_options actors{};
 };
 
 /// Thread-safe; calls of different threads run side by side. Errors of every call:
@@ -65,9 +65,6 @@ class cluster_client {
   [[nodiscard]] result<node_info> find(const std::string& node);
   void forget(const node_info& node);
   void forget_supervisor();
-  template <class Reply, class Handle, class... Args>
-  [[nodiscard]] result<Reply> ask(const Handle& whom, const std::string& who,
-                                  std::chrono::milliseconds timeout, Args&&... args);
 
   cluster_client_options options_;
   actor_host host_;

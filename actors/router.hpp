@@ -40,7 +40,7 @@ enum class placement_policy : std::uint8_t { round_robin, least_queue_length, ra
 struct router_edge {
   std::string from;
   std::string to;
-  std::string mode;  ///< `write` or `read`
+  std::string mode;  ///< `write` or `read`; empty where only keyed put and get go along
 };
 
 struct router_options {

@@ -15,15 +15,19 @@
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/router.hpp"
+#include "troupe/config/deployment.hpp"
 
 namespace troupe::actors {
 
 struct supervisor_options {
   membership_options members;
   router_options routes;
-  /// Of the supervisor's own clock: the resolution of heartbeats judged and of placement deadlines.
+  /// Of the supervisor's own clock: how finely heartbeats and placement deadlines are judged.
   std::chrono::milliseconds tick{50};
 };
+
+/// What a deployment says of its supervisor: its slots, edges, policies, intervals and limits.
+[[nodiscard]] supervisor_options supervisor_options_from(const config::deployment& deployment);
 
 /// Starts a supervisor. It ends when it gets an exit message; requests that wait for a placement
 /// get `aborted` then. `members.supervisor_incarnation` is drawn when it is 0.

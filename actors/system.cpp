@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -177,7 +178,11 @@ result<std::uint16_t> actor_host::publish_actor(const caf::strong_actor_ptr& who
                 port, whom, std::move(messages), host, true)
       .receive([&](std::uint16_t bound) { outcome = bound; },
                [&](caf::error&) { outcome = fail(bind_failure(host, port)); });
-  if (outcome) published_.push_back({whom, *outcome});
+  if (outcome) {
+    published_.push_back({whom, *outcome});
+  } else {
+    caf::anon_send_exit(whom, caf::exit_reason::user_shutdown);
+  }
   return outcome;
 }
 

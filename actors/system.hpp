@@ -6,9 +6,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,7 +16,10 @@
 #include <caf/actor_cast.hpp>
 #include <caf/actor_system.hpp>
 #include <caf/actor_system_config.hpp>
+#include <caf/event_based_actor.hpp>
+#include <caf/exit_reason.hpp>
 #include <caf/scheduled_actor.hpp>
+#include <caf/send.hpp>
 
 #include "troupe/actors/messages.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -107,6 +110,42 @@ class actor_host {
 /// its that ended, and exceptions that escaped a handler (the actor ends, with `internal` in the
 /// line). Call it first in the behaviour function; a handler set after it replaces its own.
 void set_log_handlers(caf::scheduled_actor& self, std::string component);
+
+/// Asks an actor from a thread that may block, and waits at most `timeout` for the reply. `who`
+/// names the other side in sentences. Errors: `peer_lost` (it ended or its connection broke,
+/// noticed at once), `deadline` (it is silent), `internal` (it answered with an error of CAF's).
+/// Leaves no timer behind, so that it may be called at any rate. Not for use inside an actor.
+template <class Reply, class Handle, class... Args>
+[[nodiscard]] result<Reply> ask(caf::actor_system& system, const Handle& whom,
+                                const std::string& who, std::chrono::milliseconds timeout,
+                                Args... args) {
+  const auto promise = std::make_shared<std::promise<result<Reply>>>();
+  auto outcome = promise->get_future();
+  const auto asker = system.spawn([=](caf::event_based_actor* self) {
+    self->set_down_handler([=](caf::down_msg& down) {
+      promise->set_value(
+          fail(errc::peer_lost, who + " was lost: " + self->system().render(down.reason) +
+                                    "; is its process still running?"));
+      self->quit();
+    });
+    self->monitor(whom);
+    self->request(whom, caf::infinite, args...)
+        .then(
+            [=](Reply& reply) {
+              promise->set_value(std::move(reply));
+              self->quit();
+            },
+            [=](caf::error& e) {
+              promise->set_value(fail(
+                  errc::internal, who + " answered with an error: " + self->system().render(e)));
+              self->quit();
+            });
+  });
+  if (outcome.wait_for(timeout) == std::future_status::ready) return outcome.get();
+  caf::anon_send_exit(asker, caf::exit_reason::kill);
+  return fail(errc::deadline, who + " did not answer within " + std::to_string(timeout.count()) +
+                                  " ms; it is overloaded or frozen");
+}
 
 /// A fresh incarnation: random, never 0.
 [[nodiscard]] std::uint64_t draw_incarnation();

@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <string>
+
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+#include "troupe/config/resolve.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+node_role role_of(config::role role) noexcept {
+  switch (role) {
+    case config::role::supervisor: return node_role::supervisor;
+    case config::role::prefill: return node_role::prefill;
+    case config::role::decode: return node_role::decode;
+    case config::role::store: return node_role::store;
+  }
+  return node_role::supervisor;
+}
+
+placement_policy policy_of(config::placement_policy policy) noexcept {
+  switch (policy) {
+    case config::placement_policy::random: return placement_policy::random;
+    case config::placement_policy::round_robin: return placement_policy::round_robin;
+    case config::placement_policy::least_queue_length: return placement_policy::least_queue_length;
+  }
+  return placement_policy::round_robin;
+}
+
+}  // namespace
+
+supervisor_options supervisor_options_from(const config::deployment& deployment) {
+  supervisor_options out;
+  out.members.cluster = deployment.cluster;
+  out.members.heartbeat_interval = deployment.supervisor.heartbeat_interval;
+  out.members.heartbeat_timeout = deployment.supervisor.heartbeat_timeout;
+  out.members.stall_tolerance = deployment.supervisor.heartbeat_interval;
+  for (const config::resolved_node& node : config::resolve(deployment, {})) {
+    if (node.role == config::role::supervisor) continue;
+    out.members.slots.push_back(
+        {node.name, node.stage, role_of(node.role), node.replica, node.rank, node.tensor_parallel});
+  }
+  for (const config::stage_config& stage : deployment.stages) {
+    out.routes.policies[stage.name] = policy_of(stage.policy);
+  }
+  for (const config::edge_config& edge : deployment.edges) {
+    const auto mode = edge.mode ? std::string{to_string(*edge.mode)} : std::string{};
+    out.routes.edges.push_back({edge.from, edge.to, mode});
+  }
+  out.routes.max_waiting = deployment.limits.max_waiting;
+  out.routes.seed = draw_incarnation();
+  // Judged at a twentieth of the interval, yet neither a busy loop nor coarser than a broadcast.
+  using std::chrono::milliseconds;
+  out.tick =
+      std::clamp(deployment.supervisor.heartbeat_interval / 20, milliseconds{5}, milliseconds{50});
+  return out;
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,117 @@
+#pragma once
+
+/// What the supervisor's tests speak to: a node actor that does nothing but remember what it was
+/// told, and a deployment of three nodes.
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <caf/event_based_actor.hpp>
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+
+namespace troupe::actors::testing {
+
+/// What a node actor was told. Shared by the actor and the test.
+class told {
+ public:
+  void hear(membership m) {
+    const std::lock_guard lock{mutex_};
+    last_ = std::move(m);
+    ++count_;
+    changed_.notify_all();
+  }
+  void rejoin() {
+    const std::lock_guard lock{mutex_};
+    ++rejoins_;
+    changed_.notify_all();
+  }
+  /// Waits until `holds(last membership)`; false after five seconds.
+  template <class F>
+  bool wait_for(F holds) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, std::chrono::seconds{5}, [&] { return last_ && holds(*last_); });
+  }
+  bool wait_for_rejoin() {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, std::chrono::seconds{5}, [&] { return rejoins_ > 0; });
+  }
+  int count() {
+    const std::lock_guard lock{mutex_};
+    return count_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<membership> last_;
+  int count_{0};
+  int rejoins_{0};
+};
+
+inline node_actor::behavior_type listening_node(node_actor::pointer self, std::shared_ptr<told> ear,
+                                                node_info info) {
+  set_log_handlers(*self, "node");
+  return {
+      [ear](members_atom, const membership& m) { ear->hear(m); },
+      [ear](rejoin_atom) { ear->rejoin(); },
+      [](const link_request&) { return link_reply{}; },
+      [info](report_atom) {
+        node_report report;
+        report.node = info;
+        report.uptime_ms = 12;
+        return report;
+      },
+      [](const call_request& request) {
+        call_reply reply;
+        if (request.method != "echo") {
+          reply.failed = static_cast<std::uint8_t>(errc::not_found);
+          reply.sentence = "this engine has no method '" + request.method + "'";
+        }
+        reply.payload = request.payload;
+        return reply;
+      },
+  };
+}
+
+/// Three nodes and an edge. Nodes are down after ten heartbeats missed: after the default interval,
+/// which is long, only in a test that waits for it.
+inline supervisor_options three_nodes(
+    std::chrono::milliseconds interval = std::chrono::milliseconds{3000}) {
+  supervisor_options o;
+  o.members.cluster = "demo";
+  o.members.slots = {{"prefill-0", "prefill", node_role::prefill, 0, 0, 1},
+                     {"decode-0", "decode", node_role::decode, 0, 0, 1},
+                     {"decode-1", "decode", node_role::decode, 1, 0, 1}};
+  o.members.heartbeat_interval = interval;
+  o.members.heartbeat_timeout = interval * 10;
+  o.members.stall_tolerance = interval * 5;
+  o.routes.edges = {{"prefill", "decode", "read"}};
+  o.tick = std::chrono::milliseconds{10};
+  return o;
+}
+
+inline registration_request request_of(const std::string& name, std::uint64_t incarnation,
+                                       std::uint16_t port = 1) {
+  registration_request r;
+  r.cluster = "demo";
+  for (const expected_slot& slot : three_nodes().members.slots) {
+    if (slot.name != name) continue;
+    r.node.stage = slot.stage;
+    r.node.role = static_cast<std::uint8_t>(slot.role);
+    r.wanted_replica = slot.replica;
+  }
+  r.node.name = name;
+  r.node.host = "127.0.0.1";
+  r.node.port = port;
+  r.node.incarnation = incarnation;
+  return r;
+}
+
+}  // namespace troupe::actors::testing
