@@ -99,7 +99,7 @@ result<std::vector<block_id>> prefix_index::insert(std::span<const token_id> tok
     fresh.block = blocks[i];
     fresh.tokens.assign(part.begin(), part.end());
     fresh.use = by_use_.insert(by_use_.end(), number);
-    if (fresh.parent != 0) nodes_.find(fresh.parent)->second.children.push_back(number);
+    if (fresh.parent != 0) nodes_.find(fresh.parent)->second.children.insert(number);
     by_hash_.emplace(fresh.hash, number);
     by_block_.emplace(fresh.block, number);
     nodes_.emplace(number, std::move(fresh));
@@ -139,7 +139,7 @@ std::vector<block_id> prefix_index::erase(block_id block) {
 void prefix_index::forget(node_number number) {
   const auto at = nodes_.find(number);
   const node& n = at->second;
-  if (n.parent != 0) std::erase(nodes_.find(n.parent)->second.children, number);
+  if (n.parent != 0) nodes_.find(n.parent)->second.children.erase(number);
   const auto [first, last] = by_hash_.equal_range(n.hash);
   by_hash_.erase(std::find_if(first, last, [number](const auto& e) { return e.second == number; }));
   by_block_.erase(n.block);

@@ -5,6 +5,7 @@
 #include <list>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "troupe/kvcache/ids.hpp"
@@ -75,7 +76,7 @@ class prefix_index {
     std::uint64_t hash{0};
     block_id block;
     std::vector<token_id> tokens;
-    std::vector<node_number> children;
+    std::unordered_set<node_number> children;
     std::list<node_number>::iterator use;
   };
   /// The known part of a sequence: its nodes from the first block on, and the hash behind the last.
