@@ -31,11 +31,22 @@ void check_exposure(findings& into, const deployment& value) {
   refuse_open_host(into, value.supervisor.host, "supervisor.host");
   for (std::size_t i = 0; i < value.stages.size(); ++i) {
     const std::string path = item_path("stages", i) + ".hosts";
-    if (into.failed(path)) continue;
+    if (into.refused(path)) continue;
     for (std::size_t h = 0; h < value.stages[i].hosts.size(); ++h) {
       refuse_open_host(into, value.stages[i].hosts[h], item_path(path, h));
     }
   }
+}
+
+/// Whether every stage has a name that was accepted; else one that was refused may be what is
+/// meant.
+bool all_names_known(const findings& into, const deployment& value) {
+  if (into.refused("stages")) return false;
+  for (std::size_t i = 0; i < value.stages.size(); ++i) {
+    const std::string path = item_path("stages", i);
+    if (into.refused(path) || into.failed(path + ".name")) return false;
+  }
+  return true;
 }
 
 /// The stage that an edge's end names; refuses a name that no stage has.
@@ -43,8 +54,7 @@ const stage_config* end_of(findings& into, const deployment& value, const std::s
                            const std::string& path) {
   if (into.failed(path)) return nullptr;
   const stage_config* stage = find_stage(value, name);
-  // A stage whose own name was refused may be the one that is meant.
-  if (stage != nullptr || into.failed("stages")) return stage;
+  if (stage != nullptr || !all_names_known(into, value)) return stage;
   std::set<std::string, std::less<>> names;
   std::string list;
   for (const auto& known : value.stages) {
@@ -77,6 +87,7 @@ void check_edges(findings& into, deployment& value) {
   for (std::size_t i = 0; i < value.edges.size(); ++i) {
     auto& edge = value.edges[i];
     const std::string path = item_path("edges", i);
+    if (into.refused(path)) continue;
     const stage_config* from = end_of(into, value, edge.from, path + ".from");
     const stage_config* to = end_of(into, value, edge.to, path + ".to");
     if (from == nullptr || to == nullptr) continue;

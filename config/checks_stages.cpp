@@ -14,7 +14,7 @@ void check_names(findings& into, const deployment& value) {
   std::map<std::string, std::size_t> first;
   for (std::size_t i = 0; i < value.stages.size(); ++i) {
     const std::string path = item_path("stages", i) + ".name";
-    if (into.failed(path)) continue;
+    if (into.failed(path) || into.refused(item_path("stages", i))) continue;
     const auto [known, fresh] = first.emplace(value.stages[i].name, i);
     if (!fresh) {
       into.refuse(path, "a name that no other stage has",
@@ -32,10 +32,11 @@ bool check_hosts(findings& into, const stage_config& stage, const std::string& p
   }
   const std::size_t hosts = stage.hosts.size();
   if (hosts <= stage.replicas || hosts == stage.node_count()) return true;
-  into.refuse(path + ".hosts",
-              "at most " + std::to_string(stage.replicas) + " hosts (one per replica) or exactly " +
-                  std::to_string(stage.node_count()) + " (one per node)",
-              "it has " + std::to_string(hosts));
+  std::string expected = "at most " + std::to_string(stage.replicas) + " entries, one per replica";
+  if (stage.tensor_parallel > 1) {
+    expected += ", or " + std::to_string(stage.node_count()) + ", one per node";
+  }
+  into.refuse(path + ".hosts", std::move(expected), "it has " + std::to_string(hosts));
   return false;
 }
 
@@ -145,7 +146,10 @@ void check_data_port(findings& into, const stage_config& stage, const std::strin
 void check_total(findings& into, const deployment& value) {
   std::size_t nodes = 1;
   for (const auto& stage : value.stages) nodes += stage.node_count();
-  if (nodes <= max_nodes || into.failed("stages")) return;
+  if (nodes <= max_nodes || into.refused("stages")) return;
+  for (std::size_t i = 0; i < value.stages.size(); ++i) {
+    if (into.refused(item_path("stages", i))) return;  // one that is too large by itself
+  }
   into.refuse("stages",
               "at most " + std::to_string(max_nodes) + " nodes, the supervisor among them",
               "the stages make " + std::to_string(nodes));
@@ -161,6 +165,7 @@ void check_stages(findings& into, const deployment& value) {
   for (std::size_t i = 0; i < value.stages.size(); ++i) {
     const auto& stage = value.stages[i];
     const std::string path = item_path("stages", i);
+    if (into.refused(path)) continue;
     const bool placed = check_hosts(into, stage, path);
     check_engine(into, value, stage, path);
     if (!into.failed(path + ".role")) {

@@ -72,8 +72,10 @@ void findings::refuse(const std::string& path, std::string expected, std::string
     at = places_.find(around);
   }
   const place where = at == places_.end() ? place{1, 1, {}} : at->second;
-  refuse_at(path, where.line, where.column, there ? where.text : "", std::move(expected),
-            std::move(message));
+  // That a list is a list says nothing where the message tells what is wrong with it.
+  const bool obvious = !message.empty() && (where.text == "a list" || where.text == "a mapping");
+  refuse_at(path, where.line, where.column, there && !obvious ? where.text : "",
+            std::move(expected), std::move(message));
 }
 
 void findings::refuse_at(const std::string& path, int line, int column, std::string found,
@@ -310,7 +312,7 @@ std::optional<std::int64_t> parse_integer(std::string_view text) {
 std::string shown(const yaml_node& node) {
   switch (node.kind) {
     case yaml_node::form::null: return "no value";
-    case yaml_node::form::sequence: return "a list";
+    case yaml_node::form::sequence: return node.items.empty() ? "an empty list" : "a list";
     case yaml_node::form::mapping: return "a mapping";
     case yaml_node::form::scalar:
       return node.quoted ? "`\"" + shorten(node.text) + "\"`" : "`" + shorten(node.text) + "`";

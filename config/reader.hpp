@@ -43,6 +43,8 @@ class findings {
 
   /// Whether something at or below `path` was refused, so that what follows from it need not be.
   [[nodiscard]] bool failed(const std::string& path) const;
+  /// Whether `path` itself was refused, whatever is below it.
+  [[nodiscard]] bool refused(const std::string& path) const { return failed_.contains(path); }
   [[nodiscard]] bool has(const std::string& path) const { return places_.contains(path); }
 
   /// By line, without repetitions, at most `max_issues` and a last one that says so.

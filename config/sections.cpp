@@ -147,7 +147,8 @@ limits_config read_limits(section& root) {
   return value;
 }
 
-/// The mappings of the list under `key`; refuses items of another kind and more than `most`.
+/// The items of the list under `key` with their paths; refuses more than `most`, and items that are
+/// no mappings, which come back as null so that positions stay.
 std::vector<std::pair<const yaml_node*, std::string>> mappings_of(section& root,
                                                                   std::string_view key,
                                                                   std::size_t most) {
@@ -167,6 +168,7 @@ std::vector<std::pair<const yaml_node*, std::string>> mappings_of(section& root,
       result.emplace_back(&item, std::move(path));
     } else {
       root.into().refuse(path, "a mapping of keys to values");
+      result.emplace_back(nullptr, std::move(path));
     }
   }
   return result;
@@ -195,13 +197,14 @@ deployment read_deployment(findings& into, const yaml_node& root_node) {
   value.model = read_model(root);
   root.require("stages", "a list of stages");
   for (const auto& [node, path] : mappings_of(root, "stages", max_stages)) {
-    value.stages.push_back(read_stage(into, *node, path, value.model));
+    value.stages.push_back(node == nullptr ? stage_config{}
+                                           : read_stage(into, *node, path, value.model));
   }
   if (value.stages.empty() && !into.failed("stages")) {
     into.refuse("stages", "at least one stage");
   }
   for (const auto& [node, path] : mappings_of(root, "edges", max_edges)) {
-    value.edges.push_back(read_edge(into, *node, path));
+    value.edges.push_back(node == nullptr ? edge_config{} : read_edge(into, *node, path));
   }
   value.limits = read_limits(root);
   root.finish();

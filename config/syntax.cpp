@@ -1,5 +1,6 @@
 #include "troupe/config/syntax.hpp"
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -41,6 +42,9 @@ class tree_builder : public YAML::EventHandler {
     // What the copy costs is known before it is made.
     count(known->second.values, mark);
     if (open_.size() + known->second.depth > max_depth) throw too_deep(mark);
+    if (!open_.empty()) {
+      open_.back().depth = std::max(open_.back().depth, known->second.depth + 1);
+    }
     add(known->second.node, 0, mark);
   }
 
@@ -169,6 +173,7 @@ class tree_builder : public YAML::EventHandler {
 struct place_in_text {
   int line{1};
   int column{1};
+  bool control{false};  ///< text, but a control character
 };
 
 /// Length of the UTF-8 sequence at the front of `text`, which is not empty; 0: there is none.
@@ -199,9 +204,10 @@ std::optional<place_in_text> first_bad_byte(std::string_view text) {
     const bool control =
         (first < 0x20 && first != '\t' && first != '\n' && first != '\r') || first == 0x7F;
     const std::size_t length = utf8_length(text);
+    at.control = control;
     if (control || length == 0) return at;
     at.column += 1;
-    if (first == '\n') at = {at.line + 1, 1};
+    if (first == '\n') at = {at.line + 1, 1, false};
     text.remove_prefix(length);
   }
   return std::nullopt;
@@ -245,6 +251,9 @@ yaml_outcome build_tree(std::string_view text, const std::string& file) {
     const bool known = !e.mark.is_null();
     const int line = known ? e.mark.line + 1 : 0;
     std::string why = "not YAML: " + e.msg;
+    if (e.msg == YAML::ErrorMsg::END_OF_MAP_FLOW || e.msg == YAML::ErrorMsg::END_OF_SEQ_FLOW) {
+      why += "; a bracket, a quote or a comma is missing before";
+    }
     if (known && indented_with_tab(text, line)) {
       why = "not YAML: the line is indented with a tab; indent with spaces";
     }
@@ -262,7 +271,9 @@ yaml_outcome read_yaml(std::string_view text, const std::string& file) {
   }
   if (const auto bad = first_bad_byte(text)) {
     return refuse(whole_file(file, bad->line, bad->column,
-                             "found a byte that is no UTF-8 text; save the file as UTF-8"));
+                             bad->control
+                                 ? "found a control character; a deployment file is text"
+                                 : "found a byte that is no UTF-8 text; save the file as UTF-8"));
   }
   auto tree = build_tree(text, file);
   if (!tree.root) return tree;

@@ -1,0 +1,187 @@
+#include "troupe/config/parse.hpp"
+
+#include <chrono>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "troupe/config/print.hpp"
+
+namespace troupe::config {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+constexpr std::string_view design_example = R"(cluster: demo
+supervisor: {host: 127.0.0.1, port: 7400, heartbeat_interval: 1s, heartbeat_timeout: 5s}
+security: {mode: none}            # none: loopback only; tls: certificate, key, ca
+model: {layers: 28, kv_heads: 4, head_dim: 128, dtype: bf16, block_tokens: 16}   # or the engine's own
+stages:
+  - {name: prefill, role: prefill, replicas: 1, tensor_parallel: 1, hosts: [127.0.0.1], pool: {device: cpu, size: 1GiB}}
+  - name: decode
+    role: decode
+    replicas: 2
+    policy: least-queue-length    # random | round-robin | least-queue-length
+    hosts: [127.0.0.1]
+    pool: {device: cpu, size: 1GiB, on_full: wait}
+    transport: {backend: auto, fallback: [tcp], device: auto, qp_per_transfer: 4, post_batch_size: -1, num_workers: 1}
+edges:
+  - {from: prefill, to: decode, mode: write}
+)";
+
+constexpr std::string_view least =
+    "cluster: c\nstages: [{name: p, role: prefill, engine: external}]\n";
+
+TEST(parse, the_example_of_the_design_gives_what_it_says) {
+  const auto outcome = parse(design_example, "demo.yaml");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  const auto& value = *outcome.value;
+  EXPECT_EQ(value.cluster, "demo");
+  EXPECT_EQ(value.supervisor.port, 7400);
+  EXPECT_EQ(value.supervisor.heartbeat_timeout, milliseconds{5000});
+  ASSERT_TRUE(value.model);
+  EXPECT_EQ(value.model->layers, 28U);
+  EXPECT_EQ(value.model->dtype, "bf16");
+  ASSERT_THAT(value.stages, SizeIs(2));
+  EXPECT_EQ(value.stages[0].pool->size, std::uint64_t{1} << 30U);
+  EXPECT_EQ(value.stages[0].policy, placement_policy::round_robin);
+  EXPECT_EQ(value.stages[1].replicas, 2U);
+  EXPECT_EQ(value.stages[1].policy, placement_policy::least_queue_length);
+  EXPECT_THAT(value.stages[1].transport.fallback, testing::ElementsAre(backend_kind::tcp));
+  ASSERT_THAT(value.edges, SizeIs(1));
+  EXPECT_EQ(value.edges[0].mode, transfer_mode::write);
+}
+
+TEST(parse, what_a_file_leaves_out_has_the_documented_default) {
+  const auto outcome = parse(least, "least.yaml");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  deployment expected;
+  expected.cluster = "c";
+  stage_config stage;
+  stage.name = "p";
+  stage.engine = engine_kind::external;
+  stage.ports = {0};
+  expected.stages = {stage};
+  EXPECT_EQ(*outcome.value, expected);
+  EXPECT_EQ(expected.supervisor.heartbeat_interval, milliseconds{1000});
+}
+
+TEST(parse, a_stage_takes_the_layout_of_the_model_key_by_key) {
+  const auto outcome = parse(
+      "cluster: c\n"
+      "model: {layers: 2, kv_heads: 2, head_dim: 8, layout: {order: blocks_first, kv: separate}}\n"
+      "stages:\n"
+      "  - {name: p, role: prefill, engine: external, layout: {kv: together}}\n"
+      "  - {name: d, role: decode, engine: external}\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  EXPECT_EQ(outcome.value->stages[0].layout,
+            (cache_arrangement{block_order::blocks_first, kv_placement::together, {}}));
+  EXPECT_EQ(outcome.value->stages[1].layout, outcome.value->model->layout);
+}
+
+TEST(parse, an_edge_of_layers_is_written_unless_it_says_read_and_others_have_no_mode) {
+  const auto outcome = parse(
+      "cluster: c\nstages:\n"
+      "  - {name: p, role: prefill, engine: external}\n"
+      "  - {name: d, role: decode, engine: external}\n"
+      "  - {name: s, role: store, pool: {size: 1MiB}}\n"
+      "edges: [{from: p, to: d}, {from: d, to: p}, {from: s, to: d}]\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  EXPECT_EQ(outcome.value->edges[0].mode, transfer_mode::write);
+  EXPECT_EQ(outcome.value->edges[1].mode, std::nullopt);
+  EXPECT_EQ(outcome.value->edges[2].mode, std::nullopt);
+  EXPECT_EQ(outcome.value->stages[2].engine, engine_kind::none);
+}
+
+TEST(parse, an_alias_stands_for_a_copy_of_what_it_names) {
+  const auto outcome = parse(
+      "cluster: c\nstages:\n"
+      "  - {name: p, role: prefill, engine: external, pool: &pool {size: 2MiB, on_full: fail}}\n"
+      "  - {name: d, role: decode, engine: external, pool: *pool}\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  EXPECT_EQ(outcome.value->stages[1].pool, outcome.value->stages[0].pool);
+  EXPECT_EQ(outcome.value->stages[1].pool->size, std::uint64_t{2} << 20U);
+}
+
+TEST(parse, nodes_of_one_stage_may_share_a_port_where_their_addresses_differ) {
+  const auto outcome = parse(
+      "cluster: c\nstages:\n"
+      "  - {name: p, role: prefill, engine: external, replicas: 2, port: 7500,\n"
+      "     hosts: [127.0.0.1, 127.0.0.2]}\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  EXPECT_THAT(outcome.value->stages[0].ports, testing::ElementsAre(7500, 7500));
+}
+
+TEST(parse, ranks_may_outnumber_the_heads_if_they_share_them_evenly) {
+  const std::string head =
+      "cluster: c\nmodel: {layers: 2, kv_heads: 2, head_dim: 8}\nstages:\n"
+      "  - {name: d, role: decode, engine: external, tensor_parallel: ";
+  EXPECT_TRUE(parse(head + "4}\n", "f").value);
+  EXPECT_TRUE(parse(head + "1}\n", "f").value);
+  EXPECT_FALSE(parse(head + "3}\n", "f").value);
+}
+
+TEST(parse, a_pool_of_exactly_one_block_is_enough_and_a_byte_less_is_not) {
+  // 2 (K, V) * 3 layers * 1 of 2 heads * 8 elements * 2 bytes * 4 tokens = 384
+  const std::string head =
+      "cluster: c\nmodel: {layers: 3, kv_heads: 2, head_dim: 8, block_tokens: 4}\nstages:\n"
+      "  - {name: d, role: decode, engine: external, tensor_parallel: 2, pool: {size: ";
+  EXPECT_TRUE(parse(head + "384B}}\n", "f").value);
+  const auto outcome = parse(head + "383B}}\n", "f");
+  ASSERT_THAT(outcome.issues, SizeIs(1));
+  EXPECT_EQ(outcome.issues[0].key, "stages[0].pool.size");
+  EXPECT_EQ(outcome.issues[0].expected, "at least 384B");
+}
+
+TEST(parse, an_issue_names_file_line_column_key_what_was_found_and_what_was_expected) {
+  const auto outcome =
+      parse("cluster: c\nsupervisor:\n  port: seven\n" + std::string{least.substr(11)}, "a/b.yaml");
+  ASSERT_THAT(outcome.issues, SizeIs(1));
+  const issue expected{
+      "a/b.yaml", 3, 9, "supervisor.port", "`seven`", "a whole number from 0 to 65535", ""};
+  EXPECT_EQ(outcome.issues[0], expected);
+  EXPECT_EQ(
+      to_string(expected),
+      "a/b.yaml:3: key `supervisor.port`: found `seven`, expected a whole number from 0 to 65535");
+}
+
+TEST(parse, the_list_of_issues_is_bounded_and_says_that_there_are_more) {
+  std::string text{least};
+  for (int i = 0; i < 5000; ++i) text += "unknown_" + std::to_string(i) + ": 1\n";
+  const auto outcome = parse(text, "f");
+  ASSERT_THAT(outcome.issues, SizeIs(max_issues + 1));
+  EXPECT_THAT(outcome.issues.back().message, HasSubstr("more is wrong"));
+}
+
+TEST(parse, a_long_value_is_shortened_in_the_message) {
+  const auto outcome =
+      parse("cluster: " + std::string(10'000, 'X') + "\n" + std::string{least.substr(11)}, "f");
+  ASSERT_THAT(outcome.issues, SizeIs(1));
+  EXPECT_LT(to_string(outcome.issues[0]).size(), 300U);
+}
+
+TEST(load, a_file_that_cannot_be_read_is_an_issue_with_the_reason) {
+  const auto missing = load("/nonexistent/demo.yaml");
+  ASSERT_THAT(missing.issues, SizeIs(1));
+  EXPECT_EQ(to_string(missing.issues[0]),
+            "/nonexistent/demo.yaml: cannot be read: No such file or directory");
+  const auto folder = load("/");
+  ASSERT_THAT(folder.issues, SizeIs(1));
+  EXPECT_EQ(to_string(folder.issues[0]), "/: cannot be read: Is a directory");
+}
+
+TEST(load, a_file_without_end_is_refused_after_a_bounded_read) {
+  const auto outcome = load("/dev/zero");
+  ASSERT_THAT(outcome.issues, SizeIs(1));
+  EXPECT_THAT(outcome.issues[0].message, HasSubstr("larger than 1 MiB"));
+}
+
+}  // namespace
+}  // namespace troupe::config

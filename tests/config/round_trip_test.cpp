@@ -1,0 +1,181 @@
+// A deployment that is printed and parsed again is the same deployment, for 1000 generated ones.
+
+#include <array>
+#include <random>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "troupe/config/parse.hpp"
+#include "troupe/config/print.hpp"
+
+namespace troupe::config {
+namespace {
+
+class generator {
+ public:
+  explicit generator(std::uint64_t seed) : random_{seed} {}
+
+  deployment make() {
+    deployment value;
+    value.cluster = name("c");
+    value.supervisor.host = host();
+    value.supervisor.port = port();
+    value.supervisor.heartbeat_interval = milliseconds(10, 60'000);
+    value.supervisor.heartbeat_timeout =
+        3 * value.supervisor.heartbeat_interval + milliseconds(0, 100'000);
+    if (chance()) value.model = model();
+    const auto stages = number(1, 6);
+    for (std::uint64_t i = 0; i < stages; ++i) value.stages.push_back(stage(i, value.model));
+    edges(value);
+    value.limits.transfer_deadline = milliseconds(1, 86'400'000);
+    value.limits.retry_window = milliseconds(0, 3'600'000);
+    value.limits.max_operations = small(1, 1'048'576);
+    value.limits.max_waiting = small(1, 1'048'576);
+    return value;
+  }
+
+ private:
+  std::uint64_t number(std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>{low, high}(random_);
+  }
+  std::uint32_t small(std::uint32_t low, std::uint32_t high) {
+    return static_cast<std::uint32_t>(number(low, high));
+  }
+  std::chrono::milliseconds milliseconds(std::uint64_t low, std::uint64_t high) {
+    const std::array<std::uint64_t, 3> grains{1, 1000, 60'000};
+    const auto grain = grains[number(0, 2)];
+    const auto value = number(low, high);
+    return std::chrono::milliseconds{value / grain * grain >= low ? value / grain * grain : value};
+  }
+  bool chance() { return number(0, 1) == 1; }
+  template <typename Enum>
+  Enum any(std::initializer_list<Enum> all) {
+    return *(all.begin() + number(0, all.size() - 1));
+  }
+  std::string name(const std::string& stem) {
+    const std::array<std::string, 7> words{"null", "true", "0x10", "1e3", "a-b_c", "7", "no"};
+    return chance() ? words[number(0, 6)] : stem + std::to_string(number(0, 1'000'000));
+  }
+  std::string host() {
+    return any<std::string>({"127.0.0.1", "localhost", "::1", "127.1.2.3", "LOCALHOST"});
+  }
+  // Each fixed port is used once, so that none clash.
+  std::uint16_t port() { return chance() ? std::uint16_t{0} : next_port_++; }
+
+  cache_arrangement arrangement(bool mla) {
+    cache_arrangement value;
+    value.order =
+        any({block_order::layers_first, block_order::blocks_first, block_order::block_interleaved});
+    if (mla) return value;
+    if (value.order != block_order::block_interleaved && chance())
+      value.kv = kv_placement::separate;
+    if (chance()) value.inner = block_inner::head_major;
+    return value;
+  }
+
+  model_config model() {
+    model_config value;
+    value.layers = small(1, 2048);
+    if (number(0, 3) == 0) {
+      value.latent_dim = small(1, 65'536);
+    } else {
+      value.kv_heads = 8;
+      value.head_dim = small(1, 1024);
+    }
+    value.dtype = any<std::string>({"fp32", "fp16", "bf16", "fp8", "int8"});
+    value.block_tokens = small(1, 1024);
+    value.layout = arrangement(value.is_mla());
+    if (chance()) value.state = state_config{number(1, 1U << 20U), small(1, 65'536)};
+    return value;
+  }
+
+  stage_config stage(std::uint64_t index, const std::optional<model_config>& model) {
+    stage_config value;
+    value.name = name("s") + "-" + std::to_string(index);
+    value.role = any({role::prefill, role::decode, role::store});
+    value.replicas = small(1, 4);
+    if (value.role != role::store) value.tensor_parallel = any({1U, 2U, 4U, 8U, 16U});
+    value.hosts.clear();
+    const auto hosts = chance() ? number(1, value.replicas) : value.node_count();
+    for (std::uint64_t i = 0; i < hosts; ++i) value.hosts.push_back(host());
+    for (std::size_t i = 0; i < value.node_count(); ++i) value.ports.push_back(port());
+    value.policy = any({placement_policy::random, placement_policy::round_robin,
+                        placement_policy::least_queue_length});
+    value.engine = value.role == role::store ? engine_kind::none
+                   : model && chance()       ? engine_kind::reference
+                                             : engine_kind::external;
+    if (model && value.role != role::store) value.layout = arrangement(model->is_mla());
+    if (value.engine != engine_kind::external || chance()) {
+      pool_config pool;
+      const auto least = model ? bytes_per_block(*model, value.tensor_parallel) +
+                                     (model->state ? model->state->bytes * model->state->slots : 0)
+                               : 1;
+      pool.size = least + number(0, std::uint64_t{1} << 40U);
+      pool.on_full = any({pool_full::wait, pool_full::fail});
+      value.pool = pool;
+    }
+    value.transport = transport(value.node_count());
+    return value;
+  }
+
+  transport_config transport(std::size_t nodes) {
+    transport_config value;
+    value.backend = any({backend_kind::automatic, backend_kind::shm, backend_kind::tcp});
+    if (value.backend != backend_kind::tcp && chance()) value.fallback.push_back(backend_kind::tcp);
+    if (value.backend != backend_kind::shm && chance()) value.fallback.push_back(backend_kind::shm);
+    value.qp_per_transfer = small(1, 64);
+    value.post_batch_size = chance() ? -1 : static_cast<std::int32_t>(number(1, 65'536));
+    value.num_workers = small(1, 64);
+    if (nodes == 1 && value.backend != backend_kind::shm) value.data_port = port();
+    value.connect_timeout = milliseconds(1, 600'000);
+    value.max_reconnects = small(0, 1000);
+    return value;
+  }
+
+  void edges(deployment& value) {
+    for (const auto& from : value.stages) {
+      for (const auto& to : value.stages) {
+        if (from.name == to.name || !chance()) continue;
+        edge_config edge{from.name, to.name, std::nullopt};
+        if (from.role == role::prefill && to.role == role::decode) {
+          edge.mode = any({transfer_mode::write, transfer_mode::read});
+        }
+        value.edges.push_back(std::move(edge));
+      }
+    }
+  }
+
+  std::mt19937_64 random_;
+  std::uint16_t next_port_{10'000};
+};
+
+TEST(round_trip, a_printed_deployment_parses_to_the_same_structs) {
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    const deployment value = generator{seed}.make();
+    const std::string text = print(value);
+    const auto outcome = parse(text, "seed-" + std::to_string(seed));
+    ASSERT_TRUE(outcome.value) << to_string(outcome.issues) << text;
+    ASSERT_EQ(*outcome.value, value) << "seed " << seed << "\n" << text;
+    ASSERT_EQ(print(*outcome.value), text) << "seed " << seed;
+  }
+}
+
+TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
+  // Two deployments that differ print differently, or the round trip above would prove nothing.
+  deployment first = generator{1}.make();
+  const std::string text = print(first);
+  const auto differs = [&](auto change) {
+    deployment changed = first;
+    change(changed);
+    return print(changed) != text;
+  };
+  EXPECT_TRUE(
+      differs([](auto& d) { d.supervisor.heartbeat_timeout += std::chrono::milliseconds{1}; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.max_reconnects += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].ports[0] += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.limits.max_waiting += 1; }));
+}
+
+}  // namespace
+}  // namespace troupe::config
