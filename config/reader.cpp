@@ -186,9 +186,7 @@ std::int64_t section::integer(std::string_view key, std::int64_t low, std::int64
                               std::int64_t otherwise) {
   const yaml_node* node = get(key);
   if (node == nullptr) return otherwise;
-  const auto value = node->kind == yaml_node::form::scalar && !node->quoted
-                         ? parse_integer(node->text)
-                         : std::nullopt;
+  const auto value = parse_integer(*node);
   if (value && *value >= low && *value <= high) return *value;
   into_->refuse(path_of(key),
                 "a whole number from " + std::to_string(low) + " to " + std::to_string(high));
@@ -275,19 +273,18 @@ void section::finish() {
   }
 }
 
-std::vector<std::pair<std::string, std::string>> texts_of(findings& into, const yaml_node& sequence,
-                                                          const std::string& path,
-                                                          const std::string& expected) {
-  std::vector<std::pair<std::string, std::string>> result;
+std::vector<std::pair<const yaml_node*, std::string>> scalars_of(findings& into,
+                                                                 const yaml_node& sequence,
+                                                                 const std::string& path,
+                                                                 const std::string& expected) {
+  std::vector<std::pair<const yaml_node*, std::string>> result;
   for (std::size_t i = 0; i < sequence.items.size(); ++i) {
     const auto& item = sequence.items[i];
-    std::string at = item_path(path, i);
+    const std::string at = item_path(path, i);
     into.locate(at, item.line, item.column, shown(item));
-    if (item.kind == yaml_node::form::scalar) {
-      result.emplace_back(item.text, std::move(at));
-    } else {
-      into.refuse(at, expected);
-    }
+    const bool good = item.kind == yaml_node::form::scalar;
+    if (!good) into.refuse(at, expected);
+    result.emplace_back(good ? &item : nullptr, at);
   }
   return result;
 }
@@ -302,10 +299,12 @@ bool check_host(findings& into, const std::string& text, const std::string& path
   return false;
 }
 
-std::optional<std::int64_t> parse_integer(std::string_view text) {
+std::optional<std::int64_t> parse_integer(const yaml_node& node) {
+  if (node.kind != yaml_node::form::scalar || node.quoted) return std::nullopt;
+  const char* const last = node.text.data() + node.text.size();
   std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  const auto [end, error] = std::from_chars(node.text.data(), last, value);
+  if (error != std::errc{} || end != last) return std::nullopt;
   return value;
 }
 

@@ -134,14 +134,15 @@ class section {
   std::set<std::string, std::less<>> known_;
 };
 
-/// The items of a sequence as texts with their paths; refuses items that are no scalars.
-[[nodiscard]] std::vector<std::pair<std::string, std::string>> texts_of(
+/// The items of a sequence with their paths; refuses items that are no scalars, which come back as
+/// null so that positions stay.
+[[nodiscard]] std::vector<std::pair<const yaml_node*, std::string>> scalars_of(
     findings& into, const yaml_node& sequence, const std::string& path,
     const std::string& expected);
 /// Whether `text` is a host; refuses it at `path` if not.
 bool check_host(findings& into, const std::string& text, const std::string& path);
-/// A whole number in decimal digits. Empty for anything else.
-[[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text);
+/// A whole number in decimal digits, not in quotes. Empty for anything else.
+[[nodiscard]] std::optional<std::int64_t> parse_integer(const yaml_node& node);
 /// What stands there, as a message shows it.
 [[nodiscard]] std::string shown(const yaml_node& node);
 [[nodiscard]] std::string item_path(const std::string& path, std::size_t index);

@@ -52,8 +52,9 @@ std::vector<backend_kind> read_fallback(section& transport, backend_kind first) 
   std::vector<backend_kind> result;
   if (list == nullptr) return result;
   const std::string path = transport.path_of("fallback");
-  for (const auto& [text, at] : texts_of(transport.into(), *list, path, "one of shm, tcp")) {
-    const auto kind = transport.word_in<backend_kind>(text, at, later_backends);
+  for (const auto& [node, at] : scalars_of(transport.into(), *list, path, "one of shm, tcp")) {
+    if (node == nullptr) continue;
+    const auto kind = transport.word_in<backend_kind>(node->text, at, later_backends);
     if (!kind) continue;
     const bool repeated = std::find(result.begin(), result.end(), *kind) != result.end();
     if (*kind == backend_kind::automatic) {
@@ -104,9 +105,10 @@ std::vector<std::string> read_hosts(section& stage, std::vector<std::string> oth
     stage.into().refuse(path, "at most " + std::to_string(max_nodes) + " hosts");
     return otherwise;
   }
-  for (const auto& [text, at] :
-       texts_of(stage.into(), *list, path, "a host name or an IP address")) {
-    if (check_host(stage.into(), text, at)) result.push_back(text);
+  for (const auto& [node, at] :
+       scalars_of(stage.into(), *list, path, "a host name or an IP address")) {
+    const bool good = node != nullptr && check_host(stage.into(), node->text, at);
+    result.push_back(good ? node->text : otherwise.front());  // what was refused keeps its place
   }
   return result.empty() ? otherwise : result;
 }
@@ -129,13 +131,12 @@ std::vector<std::uint16_t> read_ports(section& stage, std::size_t nodes) {
   }
   result.clear();
   const std::string expected = "a whole number from 0 to 65535";
-  for (const auto& [text, at] : texts_of(stage.into(), *list, path, expected)) {
-    const auto value = parse_integer(text);
+  for (const auto& [node, at] : scalars_of(stage.into(), *list, path, expected)) {
+    const auto value = node != nullptr ? parse_integer(*node) : std::nullopt;
     const bool good = value && *value >= 0 && *value <= 65'535;
-    if (!good) stage.into().refuse(at, expected);
+    if (node != nullptr && !good) stage.into().refuse(at, expected);
     result.push_back(static_cast<std::uint16_t>(good ? *value : 0));
   }
-  result.resize(nodes);
   return result;
 }
 
