@@ -106,6 +106,8 @@ function(troupe_check_headers target folder)
     add_library(${target}_header_checks OBJECT ${sources})
     target_link_libraries(${target}_header_checks PRIVATE ${target})
     troupe_compile_settings(${target}_header_checks)
+    # Nothing is run: reading the header is the whole check.
+    target_compile_options(${target}_header_checks PRIVATE -O0)
     add_dependencies(troupe_header_checks ${target}_header_checks)
   endif()
 endfunction()
