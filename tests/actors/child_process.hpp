@@ -44,7 +44,13 @@ class child_process {
   child_process(const child_process&) = delete;
   child_process& operator=(const child_process&) = delete;
 
-  void send(int signal) const { ::kill(pid_, signal); }
+  /// Stops it; when this returns, it stands still.
+  void stop() const {
+    ::kill(pid_, SIGSTOP);
+    int status = 0;
+    waitpid(pid_, &status, WUNTRACED);
+  }
+  void go_on() const { ::kill(pid_, SIGCONT); }
   /// Kills it if it still runs, and waits for its end.
   void end() {
     if (pid_ <= 0) return;

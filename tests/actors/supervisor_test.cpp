@@ -218,10 +218,10 @@ TEST_F(cluster, a_stopped_node_is_suspect_then_down_and_is_told_to_register_when
   auto node = peer("decode-0", 5);
   ASSERT_EQ(node.line(), "registered");
   ASSERT_TRUE(becomes("decode-0", node_state::up, milliseconds{2000}));
-  node.send(SIGSTOP);
+  node.stop();
   EXPECT_TRUE(becomes("decode-0", node_state::suspect, milliseconds{2000}));
   EXPECT_TRUE(becomes("decode-0", node_state::down, milliseconds{3000}));
-  node.send(SIGCONT);
+  node.go_on();
   EXPECT_EQ(node.line(), "unknown");
   EXPECT_EQ(state("decode-0"), node_state::down) << "heartbeats alone bring nobody back";
 }
@@ -338,7 +338,7 @@ TEST_F(cluster, a_frozen_peer_loses_its_connection_and_an_idle_one_keeps_it) {
     return lost;
   };
   EXPECT_FALSE(lost_within(milliseconds{2500})) << "idle";
-  process.send(SIGSTOP);
+  process.stop();
   EXPECT_TRUE(lost_within(milliseconds{4000})) << "frozen";
 }
 
@@ -393,7 +393,7 @@ TEST_F(cluster, a_client_outlives_a_supervisor_that_is_killed_and_gives_up_on_a_
   ASSERT_TRUE(client) << client.error().message;
   ASSERT_TRUE((*client)->members());
 
-  process->send(SIGSTOP);
+  process->stop();
   const auto begin = steady_clock::now();
   const auto silent = (*client)->members();
   ASSERT_FALSE(silent);
