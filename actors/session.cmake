@@ -12,6 +12,3 @@ target_include_directories(troupe_session PUBLIC "$<BUILD_INTERFACE:${session_ro
 target_compile_features(troupe_session PUBLIC cxx_std_20)
 target_link_libraries(troupe_session PUBLIC troupe::kvcache troupe::transport)
 troupe_compile_settings(troupe_session)
-if(TROUPE_BUILD_ACTORS)
-  set_property(GLOBAL APPEND PROPERTY TROUPE_LIBRARIES troupe_session)
-endif()
