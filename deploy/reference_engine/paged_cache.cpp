@@ -7,8 +7,7 @@
 
 namespace troupe::reference {
 
-// -- cache_memory
-// -----------------------------------------------------------------------------------------
+// -- cache_memory ---------------------------------------------------------------------------------
 
 result<std::shared_ptr<const cache_memory>> cache_memory::create(
     kvcache::cache_layout layout, std::vector<std::span<std::byte>> regions) {
@@ -40,8 +39,7 @@ result<std::shared_ptr<const cache_memory>> cache_memory::allocate(kvcache::cach
   return memory;
 }
 
-// -- paged_cache
-// ------------------------------------------------------------------------------------------
+// -- paged_cache ----------------------------------------------------------------------------------
 
 result<paged_cache> paged_cache::create(std::shared_ptr<const cache_memory> memory,
                                         std::vector<block_id> blocks,
@@ -112,8 +110,52 @@ paged_cache::state_part paged_cache::state(std::size_t index) const {
   return {first, memory_->region(tensor.region).subspan(offset, tensor.slot_bytes)};
 }
 
-// -- model_cache
-// ------------------------------------------------------------------------------------------
+namespace {
+
+/// Calls `visit` with every run of bytes that a rank holds of the tokens, in canonical order.
+template <class At, class Visit>
+void for_each_run(const kvcache::cache_layout& layout, std::uint32_t tokens, At at, Visit visit) {
+  for (const auto& layer : layout.layers)
+    for (const auto& plane : layer.planes)
+      for (std::uint32_t token = 0; token < tokens; ++token)
+        for (std::uint32_t head = 0; head < plane.heads; ++head)
+          visit(std::span<std::byte>{at(plane, head, token), plane.head_bytes});
+}
+
+}  // namespace
+
+std::vector<std::byte> paged_cache::export_tokens(std::uint32_t tokens) const {
+  std::vector<std::byte> bytes;
+  const auto append = [&](std::span<const std::byte> run) {
+    bytes.insert(bytes.end(), run.begin(), run.end());
+  };
+  for_each_run(
+      layout(), tokens,
+      [&](const auto& plane, auto head, auto token) { return at(plane, head, token); }, append);
+  for (std::size_t i = 0; i < layout().states.size(); ++i) append(state(i).bytes);
+  return bytes;
+}
+
+result<void> paged_cache::import_tokens(std::uint32_t tokens, std::span<const std::byte> bytes) {
+  const std::uint64_t per_token = kvcache::bytes_per_block(layout()) / layout().block_tokens;
+  const std::uint64_t wanted = per_token * tokens + kvcache::bytes_per_state(layout());
+  if (tokens > capacity() || bytes.size() != wanted)
+    return fail(errc::layout_mismatch, "a rank's part of " + std::to_string(tokens) +
+                                           " tokens has " + std::to_string(wanted) +
+                                           " bytes, found " + std::to_string(bytes.size()));
+  std::size_t from = 0;
+  const auto take = [&](std::span<std::byte> run) {
+    std::memcpy(run.data(), bytes.data() + from, run.size());
+    from += run.size();
+  };
+  for_each_run(
+      layout(), tokens,
+      [&](const auto& plane, auto head, auto token) { return at(plane, head, token); }, take);
+  for (std::size_t i = 0; i < layout().states.size(); ++i) take(state(i).bytes);
+  return {};
+}
+
+// -- model_cache ----------------------------------------------------------------------------------
 
 namespace {
 

@@ -62,6 +62,13 @@ class paged_cache {
   void read(std::uint32_t layer, std::uint32_t plane, std::uint32_t head, std::uint32_t tokens,
             std::span<float> values) const;
 
+  /// All that this rank holds of the tokens [0, tokens) and of the state, in an order that depends
+  /// on the model and the parallel coordinates only, not on the arrangement.
+  [[nodiscard]] std::vector<std::byte> export_tokens(std::uint32_t tokens) const;
+  /// The reverse, into a cache of the same model, rank and stored type. `layout_mismatch` when the
+  /// bytes are not as many as these tokens have.
+  [[nodiscard]] result<void> import_tokens(std::uint32_t tokens, std::span<const std::byte> bytes);
+
   /// This rank's part of the request's state tensor `index`: bytes [first, first + size) of the
   /// model's.
   struct state_part {

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/config/deployment.hpp"
+#include "troupe/kvcache/layout.hpp"
+#include "troupe/kvcache/result.hpp"
+
+/// A complete inference engine on top of `troupe::engine`, small enough to be read in one go: what
+/// someone who integrates an engine of their own may copy. It is also what `troupe node` runs for
+/// stages with `engine: reference`.
+///
+///     calls of frontends ->  inbox  -> one worker thread -> transformer (compute)
+///     events of Troupe   -> event_fd ->      |           -> troupe::engine (send, receive, ...)
+///
+/// One thread owns all requests, so nothing needs a lock: it takes calls and events, and between
+/// them computes a chunk of each prompt or a token of each text. What the two roles do with a
+/// request is in prefill_worker.cpp and decode_worker.cpp; what can be asked for in calls.hpp.
+namespace troupe::reference {
+
+struct reference_options {
+  std::uint64_t model_seed{1};  ///< of the weights; equal in all processes of a deployment
+  /// Instead of the deployment's model and pool: a cache of the engine's own in this arrangement.
+  std::optional<kvcache::cache_layout> layout;
+};
+
+/// Thread-safe.
+class reference_engine {
+ public:
+  /// Starts node `name`, which must have the role prefill or decode. Errors of `engine::start`, and
+  /// `invalid_config` for another role or a model that this engine cannot run.
+  [[nodiscard]] static result<std::unique_ptr<reference_engine>> start(
+      const config::deployment& deployment, std::string_view name, reference_options options = {});
+  virtual ~reference_engine() = default;
+
+  /// Ends every request with `aborted`, leaves the cluster and waits for the thread. Idempotent.
+  virtual void stop() = 0;
+  /// The node below, for its report and for whoever waits for its registration.
+  [[nodiscard]] virtual troupe::engine& node() = 0;
+};
+
+}  // namespace troupe::reference
