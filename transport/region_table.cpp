@@ -137,7 +137,7 @@ result<region_id> region_table::insert(region::description what) {
 
 result<void> region_table::remove(region_id id) {
   std::shared_ptr<region> removed;  // dies after the lock: unmapping may take long
-  const std::unique_lock lock{mutex_};
+  std::unique_lock lock{mutex_};
   const auto at = regions_.find(id);
   if (at == regions_.end()) {
     return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
@@ -151,7 +151,14 @@ result<void> region_table::remove(region_id id) {
   removed = std::move(at->second);
   regions_.erase(at);
   by_address_.erase(reinterpret_cast<std::uintptr_t>(removed->data()));
+  lock.unlock();
+  if (removed_) removed_(id);
   return {};
+}
+
+void region_table::on_removed(std::function<void(region_id)> handler) {
+  const std::unique_lock lock{mutex_};
+  removed_ = std::move(handler);
 }
 
 result<region_use> region_table::use(region_id id) const {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <shared_mutex>
@@ -83,6 +84,9 @@ class region_table {
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name);
   /// `unknown_region`, `overloaded` while it is used.
   [[nodiscard]] result<void> remove(region_id id);
+  /// Who wants to know of each removal (null: nobody any more). Called by the thread that removed,
+  /// after the region is out of the table and without a lock. To be set while nothing is removed.
+  void on_removed(std::function<void(region_id)> handler);
   /// `unknown_region`.
   [[nodiscard]] result<region_use> use(region_id id) const;
   /// `unknown_region`.
@@ -97,6 +101,7 @@ class region_table {
   std::unordered_map<region_id, std::shared_ptr<region>> regions_;
   std::map<std::uintptr_t, std::shared_ptr<region>> by_address_;
   std::uint32_t last_id_{0};
+  std::function<void(region_id)> removed_;
 };
 
 }  // namespace troupe::transport

@@ -1,0 +1,171 @@
+#include "troupe/transport/shm/copy_job.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+
+#include <limits.h>
+#include <sys/uio.h>
+
+namespace troupe::transport::shm {
+
+namespace {
+
+struct packed_key {
+  std::uint32_t slot;
+  std::uint8_t how;
+  std::array<std::uint8_t, 3> unused;
+  std::uint64_t address;
+};
+static_assert(sizeof(packed_key) == 16 && sizeof(packed_key) <= remote_grant::max_key_size);
+
+}  // namespace
+
+std::vector<std::byte> grant_key::encode() const {
+  const packed_key packed{slot, static_cast<std::uint8_t>(how), {}, address};
+  std::vector<std::byte> bytes(sizeof packed);
+  std::memcpy(bytes.data(), &packed, sizeof packed);
+  return bytes;
+}
+
+result<grant_key> grant_key::decode(std::span<const std::byte> key) {
+  packed_key packed{};
+  if (key.size() != sizeof packed) {
+    return fail(errc::unauthorized, "the grant's key has " + std::to_string(key.size()) +
+                                        " bytes, one of shm has " + std::to_string(sizeof packed));
+  }
+  std::memcpy(&packed, key.data(), sizeof packed);
+  const auto how = static_cast<memory>(packed.how);
+  if (packed.slot >= slots_per_direction || (how != memory::mapped && how != memory::process)) {
+    return fail(errc::unauthorized, "the grant's key names slot " + std::to_string(packed.slot) +
+                                        " and kind " + std::to_string(packed.how) +
+                                        ", which do not exist");
+  }
+  return grant_key{packed.slot, how, packed.address};
+}
+
+job_runner::job_runner(std::uint32_t peer_pid, std::int32_t batch_size) noexcept
+    : peer_pid_{peer_pid},
+      runs_per_call_{batch_size > 0
+                         ? std::min<std::size_t>(static_cast<std::size_t>(batch_size), chunk_runs)
+                         : chunk_runs} {
+  static_assert(chunk_runs <= IOV_MAX);
+}
+
+void job_runner::fill(const copy_job& job, chunk& out, std::size_t max_runs) {
+  const auto& piece = job.pieces[job.at.piece];
+  const auto& segments = job.work.pieces[job.at.piece].segments;
+  std::byte* const local = piece.local->data();
+  // Of a process that is not ours the address is only a number; it is never followed here.
+  auto* const remote = reinterpret_cast<std::byte*>(piece.remote_address);
+  const bool writing = job.work.dir == direction::write;
+  out.count = 0;
+  out.bytes = 0;
+  out.end = job.at;
+  auto& at = out.end;
+  while (at.segment < segments.size() && out.count < max_runs && out.bytes < chunk_bytes) {
+    const auto& s = segments[at.segment];
+    if (at.repetition >= s.count || s.length == 0) {
+      at.segment += 1;
+      at.repetition = 0;
+      at.offset = 0;
+      continue;
+    }
+    const std::uint64_t length = std::min(s.length - at.offset, chunk_bytes - out.bytes);
+    std::byte* const here = local + s.local_offset + at.repetition * s.local_stride + at.offset;
+    std::byte* const there = remote + s.remote_offset + at.repetition * s.remote_stride + at.offset;
+    out.runs[out.count++] = writing ? copy_run{there, here, length} : copy_run{here, there, length};
+    out.bytes += length;
+    at.offset += length;
+    if (at.offset < s.length) continue;
+    at.offset = 0;
+    at.repetition += 1;
+    if (at.repetition == s.count) {
+      at.segment += 1;
+      at.repetition = 0;
+    }
+  }
+}
+
+job_runner::outcome job_runner::step(copy_job& job) const {
+  while (job.at.piece < job.pieces.size() &&
+         job.at.segment >= job.work.pieces[job.at.piece].segments.size()) {
+    job.at = {.piece = job.at.piece + 1};
+  }
+  if (job.at.piece == job.pieces.size()) return {progress::done};
+  const auto& piece = job.pieces[job.at.piece];
+  chunk next;
+  fill(job, next, piece.mapped ? chunk_runs : runs_per_call_);
+
+  slot_visit visit{*piece.slot, piece.grant};
+  if (!visit) {
+    job.failure = troupe::error{errc::grant_revoked, "the peer has revoked the grant of piece " +
+                                                         std::to_string(job.at.piece) +
+                                                         "; its transfer has ended there"};
+    return {progress::done, true};
+  }
+  if (piece.mapped) {
+    copier_.copy({next.runs.data(), next.count});
+  } else if (auto copied = copy_through_kernel(job.work.dir, next); !copied) {
+    job.failure = std::move(copied).error();
+    return {progress::done, visit.leave()};
+  }
+  job.moved += next.bytes;
+  job.at = next.end;
+  return {progress::more, visit.leave()};
+}
+
+result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk& what) const {
+  std::array<iovec, chunk_runs> here{};
+  std::array<iovec, chunk_runs> there{};
+  for (std::size_t i = 0; i < what.count; ++i) {
+    const auto& run = what.runs[i];
+    auto* from = const_cast<std::byte*>(run.from);
+    here[i] = {dir == direction::write ? from : run.to, run.length};
+    there[i] = {dir == direction::write ? run.to : from, run.length};
+  }
+  std::size_t first = 0;
+  std::uint64_t moved = 0;
+  while (first < what.count) {
+    const auto pid = static_cast<pid_t>(peer_pid_);
+    const auto count = what.count - first;
+    const ssize_t got = dir == direction::write
+                            ? ::process_vm_writev(pid, &here[first], count, &there[first], count, 0)
+                            : ::process_vm_readv(pid, &here[first], count, &there[first], count, 0);
+    if (got <= 0) {
+      if (got < 0 && errno == EINTR) continue;
+      const int why = got < 0 ? errno : EFAULT;
+      const auto code = why == ESRCH   ? errc::peer_lost
+                        : why == EPERM ? errc::backend_unavailable
+                                       : errc::out_of_range;
+      return fail(code, "process_vm_" + std::string{dir == direction::write ? "writev" : "readv"} +
+                            " of the peer's memory: " + std::system_category().message(why));
+    }
+    // A short transfer ends at a byte: go on from there.
+    auto left = static_cast<std::size_t>(got);
+    moved += left;
+    while (first < what.count && left >= here[first].iov_len) left -= here[first++].iov_len;
+    if (left != 0) {
+      here[first] = {static_cast<std::byte*>(here[first].iov_base) + left,
+                     here[first].iov_len - left};
+      there[first] = {static_cast<std::byte*>(there[first].iov_base) + left,
+                      there[first].iov_len - left};
+    }
+  }
+  return moved;
+}
+
+std::vector<std::uint32_t> unfinished_segments(const copy_job& job) {
+  std::vector<std::uint32_t> bad;
+  std::uint32_t index = 0;
+  for (std::size_t p = 0; p < job.work.pieces.size(); ++p) {
+    for (std::size_t s = 0; s < job.work.pieces[p].segments.size(); ++s, ++index) {
+      if (p > job.at.piece || (p == job.at.piece && s >= job.at.segment)) bad.push_back(index);
+    }
+  }
+  return bad;
+}
+
+}  // namespace troupe::transport::shm

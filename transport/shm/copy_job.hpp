@@ -1,0 +1,104 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/backend.hpp"
+#include "troupe/transport/region_table.hpp"
+#include "troupe/transport/shm/copy.hpp"
+#include "troupe/transport/shm/grant_slots.hpp"
+#include "troupe/transport/shm/peer_regions.hpp"
+
+namespace troupe::transport::shm {
+
+/// What `remote_grant::key` holds for this backend.
+struct grant_key {
+  enum class memory : std::uint8_t { mapped = 1, process = 2 };
+
+  std::uint32_t slot{0};
+  memory how{memory::mapped};
+  std::uint64_t address{0};  ///< of the region in its owner's process; used when `how` is `process`
+
+  [[nodiscard]] std::vector<std::byte> encode() const;
+  /// `unauthorized`: not a key of this backend.
+  [[nodiscard]] static result<grant_key> decode(std::span<const std::byte> key);
+};
+
+/// One piece of a batch with everything that copying it needs.
+struct job_piece {
+  region_use local;
+  std::shared_ptr<const mapped_region> mapped;  ///< null: by process_vm_*
+  std::uint64_t remote_address{0};              ///< of the region, in this process or in the peer's
+  grant_slot* slot{nullptr};
+  std::uint64_t grant{0};
+};
+
+/// Where the next byte is: piece, segment in it, repetition of the segment, byte in the repetition.
+struct job_cursor {
+  std::size_t piece{0};
+  std::size_t segment{0};
+  std::uint32_t repetition{0};
+  std::uint64_t offset{0};
+};
+
+/// A batch on its way. One thread at a time works on it (`running`, under the link's lock).
+struct copy_job {
+  batch work;
+  std::vector<job_piece> pieces;
+  std::uint64_t total{0};
+
+  job_cursor at;
+  std::uint64_t moved{0};
+  std::optional<troupe::error> failure;
+
+  bool running{false};
+  std::atomic<bool> cancelled{false};
+};
+
+/// Copies chunks of jobs. Stateless but for what it knows of the machine and the peer.
+class job_runner {
+ public:
+  /// Bytes in one visit of a slot: how long an honest peer's fence may have to wait for us.
+  static constexpr std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
+  static constexpr std::size_t chunk_runs = 256;
+
+  enum class progress : std::uint8_t {
+    more,  ///< call again
+    done,  ///< all moved, or `failure` is set
+  };
+  struct outcome {
+    progress state{progress::more};
+    bool owner_waits{false};  ///< the grant was revoked meanwhile: ring the peer
+  };
+
+  job_runner(std::uint32_t peer_pid, std::int32_t batch_size) noexcept;
+  /// Copies at most one chunk of one piece.
+  [[nodiscard]] outcome step(copy_job& job) const;
+
+ private:
+  struct chunk {
+    std::array<copy_run, chunk_runs> runs;
+    std::size_t count{0};
+    std::uint64_t bytes{0};
+    job_cursor end;
+  };
+
+  static void fill(const copy_job& job, chunk& out, std::size_t max_runs);
+  [[nodiscard]] result<std::uint64_t> copy_through_kernel(direction dir, const chunk& what) const;
+
+  copier copier_;
+  std::uint32_t peer_pid_;
+  std::size_t runs_per_call_;
+};
+
+/// Indices, over all pieces in order, of the segments that are not certain to have arrived.
+[[nodiscard]] std::vector<std::uint32_t> unfinished_segments(const copy_job& job);
+
+}  // namespace troupe::transport::shm

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/region_table.hpp"
+#include "troupe/transport/shm/control_memory.hpp"
+
+namespace troupe::transport::shm {
+
+/// The owner's side of the slots of one link: which grant has which slot, and which slots still
+/// have the peer inside. Not thread-safe.
+///
+/// | slot     | on                  | becomes                                       |
+/// | -------- | ------------------- | --------------------------------------------- |
+/// | free     | give                | given                                         |
+/// | given    | revoke, not busy    | free                                          |
+/// | given    | revoke, busy        | draining: the region stays in use             |
+/// | draining | sweep, not busy     | free                                          |
+/// | draining | peer_is_dead        | free                                          |
+class slot_owner {
+ public:
+  explicit slot_owner(std::span<grant_slot> shared);
+
+  /// Takes a slot for grant `id` and keeps `memory` in use until the slot is free again.
+  /// `overloaded`.
+  [[nodiscard]] result<std::uint32_t> give(std::uint64_t id, transfer_id transfer,
+                                           region_use memory);
+  /// Revokes every slot of the transfer. True when none of them is draining.
+  bool revoke(transfer_id transfer);
+  void revoke_all();
+  /// Frees what the peer has left since. True: something was freed.
+  bool sweep();
+  /// Nobody can be inside any more: frees all that drains, now and from now on.
+  void peer_is_dead();
+
+  [[nodiscard]] bool draining(transfer_id transfer) const;
+  [[nodiscard]] bool any_draining() const noexcept { return !draining_.empty(); }
+  [[nodiscard]] std::size_t given() const noexcept { return given_; }
+
+ private:
+  struct record {
+    transfer_id transfer;
+    region_use memory;
+  };
+
+  void revoke_slot(std::uint32_t slot);
+  void release(std::uint32_t slot);
+
+  std::span<grant_slot> shared_;
+  std::vector<record> records_;      ///< as many as slots were ever in use
+  std::vector<std::uint32_t> free_;  ///< used last, first: keeps the touched part of the page small
+  std::vector<std::uint32_t> draining_;
+  std::unordered_map<transfer_id, std::vector<std::uint32_t>> by_transfer_;
+  std::size_t given_{0};
+  bool peer_dead_{false};
+};
+
+/// The initiator's presence in a slot while it copies one chunk. Converts to false when the grant
+/// is gone.
+class slot_visit {
+ public:
+  slot_visit(grant_slot& slot, std::uint64_t id) noexcept : slot_{&slot}, id_{id} {
+    slot.busy.fetch_add(1, std::memory_order_seq_cst);
+    entered_ = slot.id.load(std::memory_order_seq_cst) == id;
+    if (!entered_) leave();
+  }
+  slot_visit(const slot_visit&) = delete;
+  slot_visit& operator=(const slot_visit&) = delete;
+  ~slot_visit() {
+    if (entered_) leave();
+  }
+  explicit operator bool() const noexcept { return entered_; }
+
+  /// Ends the visit. True when the grant was revoked meanwhile: the owner may wait for us and must
+  /// be rung.
+  bool leave() noexcept {
+    entered_ = false;
+    slot_->busy.fetch_sub(1, std::memory_order_seq_cst);
+    return slot_->id.load(std::memory_order_seq_cst) != id_;
+  }
+
+ private:
+  grant_slot* slot_;
+  std::uint64_t id_;
+  bool entered_;
+};
+
+}  // namespace troupe::transport::shm

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/shm/wire.hpp"
+
+namespace troupe::transport::shm {
+
+/// One region of the peer, mapped here. Unmapped with its last user, so a copy that runs keeps it.
+class mapped_region {
+ public:
+  mapped_region(std::byte* base, std::uint64_t size) noexcept : base_{base}, size_{size} {}
+  mapped_region(const mapped_region&) = delete;
+  mapped_region& operator=(const mapped_region&) = delete;
+  ~mapped_region();
+
+  [[nodiscard]] std::byte* base() const noexcept { return base_; }
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+
+ private:
+  std::byte* base_;
+  std::uint64_t size_;
+};
+
+/// The regions of one link's peer that are mapped here. Thread-safe.
+class peer_regions {
+ public:
+  static constexpr std::size_t max_regions = 4096;
+
+  /// Maps what the peer shared. `unauthorized` (no, a short or an unsealed file), `overloaded`.
+  [[nodiscard]] result<void> add(const region_shared_message& shared, owned_fd fd);
+  void remove(region_id region);
+  void clear();
+  /// Null: not mapped.
+  [[nodiscard]] std::shared_ptr<const mapped_region> find(region_id region) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<region_id, std::shared_ptr<const mapped_region>> regions_;
+};
+
+}  // namespace troupe::transport::shm

@@ -1,0 +1,425 @@
+#include "troupe/transport/shm/shm_link.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <sys/eventfd.h>
+
+#include "troupe/transport/random.hpp"
+
+namespace troupe::transport::shm {
+
+namespace {
+
+constexpr std::size_t max_fenced_remembered = 16'384;
+
+}  // namespace
+
+shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
+                   const link_options& options, std::shared_ptr<link_sink> sink)
+    : options_{options},
+      self_{context.options.self},
+      our_uid_{context.identity.uid},
+      regions_{context.regions},
+      engine_{context.progress.next()},
+      listener_{std::move(listener)},
+      events_{std::move(sink)},
+      probe_value_{random_id()} {
+  random_bytes(secret_);
+}
+
+unexpected shm_link::not_up() const {
+  switch (state_) {
+    case state::opened:
+    case state::connecting: return fail(errc::link_broken, "the shm link is not up yet");
+    case state::up: break;
+    case state::broken:
+      return fail(errc::link_broken, "the shm link is broken: " + why_broken_->message);
+    case state::closed: return fail(errc::link_broken, "the shm link was closed");
+  }
+  return fail(errc::internal, "the shm link is up");
+}
+
+// -- target side
+// ------------------------------------------------------------------------------------------
+
+result<remote_grant> shm_link::grant(region_id region, std::vector<extent> extents, access rights,
+                                     transfer_id transfer) {
+  auto memory = regions_.use(region);
+  if (!memory) return fail(std::move(memory).error());
+  if (extents.empty() || extents.size() > remote_grant::max_extents) {
+    return fail(errc::out_of_range, "a grant names between 1 and " +
+                                        std::to_string(remote_grant::max_extents) +
+                                        " extents, found " + std::to_string(extents.size()));
+  }
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (auto ok = check_range(extents[i], (*memory)->size()); !ok) {
+      return fail(ok.error().code, "extent " + std::to_string(i) + " of region " +
+                                       std::to_string(region.value) + ": " + ok.error().message);
+    }
+  }
+  std::ranges::sort(extents, {}, &extent::offset);
+
+  remote_grant given{.id = random_id(),
+                     .region = region,
+                     .owner = self_,
+                     .transfer = transfer,
+                     .rights = rights,
+                     .region_size = (*memory)->size(),
+                     .extents = std::move(extents),
+                     .key = {}};
+  grant_key key;
+  key.how = (*memory)->fd() >= 0 ? grant_key::memory::mapped : grant_key::memory::process;
+  key.address = reinterpret_cast<std::uintptr_t>((*memory)->data());
+
+  const std::lock_guard lock{mutex_};
+  if (state_ != state::up) return not_up();
+  if (auto ok = share_region(**memory); !ok) return fail(std::move(ok).error());
+  auto slot = slots_->give(given.id, transfer, std::move(*memory));
+  if (!slot) return fail(std::move(slot).error());
+  key.slot = *slot;
+  given.key = key.encode();
+  return given;
+}
+
+/// Sees to it that the peer can reach the region. The descriptor is in the peer's socket before the
+/// grant can be anywhere, so whoever holds the grant finds it there.
+result<void> shm_link::share_region(const region& memory) {
+  if (memory.fd() < 0) {
+    if (peer_reaches_our_memory_) return {};
+    return fail(
+        errc::backend_unavailable,
+        "region " + std::to_string(memory.id().value) + " '" + memory.name() +
+            "' is memory of the engine, and the kernel does not let the peer access this "
+            "process (process_vm_readv; see /proc/sys/kernel/yama/ptrace_scope): allocate the "
+            "region through the endpoint, or use backend tcp");
+  }
+  if (shared_regions_.contains(memory.id())) return {};
+  const int fd = memory.fd();
+  region_shared_message said;
+  said.region = memory.id().value;
+  said.size = memory.size();
+  if (auto ok = send_message(socket_.get(), said, {&fd, 1}); !ok) return ok;
+  shared_regions_.insert(memory.id());
+  return {};
+}
+
+void shm_link::region_removed(region_id region) {
+  const std::lock_guard lock{mutex_};
+  if (shared_regions_.erase(region) == 0 || state_ != state::up) return;
+  gone_regions_.push_back(region);
+  send_gone_regions();
+}
+
+void shm_link::send_gone_regions() {
+  while (!gone_regions_.empty()) {
+    const region_gone_message said{gone_regions_.back().value};
+    if (!send_message(socket_.get(), said)) {
+      attention_.store(true, std::memory_order_release);
+      return;
+    }
+    gone_regions_.pop_back();
+  }
+}
+
+// -- fences
+// -----------------------------------------------------------------------------------------------
+
+fence_state shm_link::fence(transfer_id transfer) {
+  bool quiescent = true;
+  {
+    const std::lock_guard lock{mutex_};
+    if (fenced_.insert(transfer).second) {
+      fenced_by_age_.push_back(transfer);
+      if (fenced_by_age_.size() > max_fenced_remembered) {
+        fenced_.erase(fenced_by_age_.front());
+        fenced_by_age_.pop_front();
+      }
+    }
+    if (slots_) {
+      slots_->sweep();
+      quiescent = slots_->revoke(transfer);
+    }
+    std::vector<std::shared_ptr<copy_job>> stopped;
+    for (const auto& job : active_) {
+      if (job->work.transfer != transfer) continue;
+      job->cancelled.store(true, std::memory_order_release);
+      if (job->running) {
+        quiescent = false;
+      } else {
+        stopped.push_back(job);
+      }
+    }
+    for (const auto& job : stopped) {
+      job->failure = troupe::error{errc::aborted, "the transfer was fenced here"};
+      finish(job);
+    }
+    if (!quiescent) {
+      pending_fences_.insert(transfer);
+      attention_.store(true, std::memory_order_release);
+    }
+  }
+  events_.deliver();
+  return quiescent ? fence_state::quiescent : fence_state::pending;
+}
+
+/// Under the lock: frees what the peer has left and answers the fences that became true.
+void shm_link::collect_quiescent() {
+  if (slots_) slots_->sweep();
+  std::erase_if(pending_fences_, [&](transfer_id transfer) {
+    const bool copying = std::ranges::any_of(
+        active_, [&](const auto& job) { return job->running && job->work.transfer == transfer; });
+    if (copying || (slots_ && slots_->draining(transfer))) return false;
+    events_.put(quiescent_event{transfer});
+    return true;
+  });
+}
+
+// -- progress
+// -----------------------------------------------------------------------------------------------
+
+bool shm_link::poll() {
+  if (on_poll({})) return true;
+  {
+    const std::lock_guard lock{mutex_};
+    if (state_ == state::closed) return false;
+  }
+  return engine_.poll_once();
+}
+
+bool shm_link::on_poll(steady_time /*now*/) {
+  bool worked = false;
+  if (up_.load(std::memory_order_acquire)) worked = drain_frames();
+  if (queued_count_.load(std::memory_order_acquire) != 0) worked = run_slice() || worked;
+  if (attention_.load(std::memory_order_acquire)) worked = attend() || worked;
+  return worked;
+}
+
+/// The rare things. True: something was done.
+bool shm_link::attend() {
+  std::optional<ending> end;
+  bool worked = false;
+  {
+    const std::lock_guard lock{mutex_};
+    attention_.store(false, std::memory_order_relaxed);
+    const auto fences = pending_fences_.size();
+    const auto frames = waiting_frames_.size();
+    collect_quiescent();
+    if (state_ == state::up) {
+      flush_frames();
+      send_gone_regions();
+      if (ending_ && !reading_.exchange(true, std::memory_order_acquire)) {
+        if (!consumer_->ready()) end = ending_;
+        reading_.store(false, std::memory_order_release);
+      }
+    }
+    worked = fences != pending_fences_.size() || frames != waiting_frames_.size() || end;
+    if (!pending_fences_.empty() || !waiting_frames_.empty() || !gone_regions_.empty() ||
+        (ending_ && state_ == state::up)) {
+      attention_.store(true, std::memory_order_relaxed);
+    }
+  }
+  events_.deliver();
+  if (end) break_link(std::move(end->why), end->peer_is_dead);
+  return worked;
+}
+
+bool shm_link::before_sleep() {
+  if (!up_.load(std::memory_order_acquire)) return true;
+  if (queued_count_.load(std::memory_order_acquire) != 0) return false;
+  if (reading_.exchange(true, std::memory_order_acquire)) return false;
+  bool may_sleep = consumer_->prepare_sleep();
+  reading_.store(false, std::memory_order_release);
+  if (may_sleep && attention_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock{mutex_};
+    // Pending fences and frames without room are woken by the peer's doorbell; these two are not.
+    may_sleep = !ending_ && gone_regions_.empty();
+  }
+  return may_sleep;
+}
+
+void shm_link::after_sleep() {
+  if (!up_.load(std::memory_order_acquire)) return;
+  incoming_->ring.words.consumer_sleeps.store(0, std::memory_order_relaxed);
+}
+
+bool shm_link::on_ready(std::uint64_t key, std::uint32_t /*events*/) {
+  const auto self = shared_from_this();
+  switch (static_cast<watch_key>(key)) {
+    case socket_key: drain_control(); return true;
+    case doorbell_key: {
+      std::uint64_t count = 0;
+      {
+        const std::lock_guard lock{mutex_};
+        if (our_doorbell_) [[maybe_unused]]
+          const auto got = ::eventfd_read(our_doorbell_.get(), &count);
+      }
+      on_poll({});
+      settle();
+      return true;
+    }
+    case death_key: {
+      const std::lock_guard lock{mutex_};
+      if (death_watch_) engine_.unwatch(*std::exchange(death_watch_, std::nullopt));
+    }
+      end_after_frames({errc::peer_lost, "the peer's process has ended"}, true);
+      return true;
+  }
+  return false;
+}
+
+void shm_link::on_timer(std::uint64_t key, steady_time /*now*/) {
+  const auto self = shared_from_this();
+  switch (static_cast<timer_key>(key)) {
+    case deadline_timer: {
+      {
+        const std::lock_guard lock{mutex_};
+        deadline_.reset();
+        if (state_ != state::connecting) return;
+      }
+      break_link(
+          {errc::peer_unreachable, "the shm peer did not complete the handshake within " +
+                                       std::to_string(options_.connect_timeout.count()) + " ms"},
+          false);
+      return;
+    }
+    case dial_timer: dial(); return;
+    case settle_timer: {
+      const std::lock_guard lock{mutex_};
+      settle_timer_set_ = false;
+    }
+      attend();
+      settle();
+      return;
+  }
+}
+
+// -- ending
+// -------------------------------------------------------------------------------------------------
+
+/// Under the lock: ends every batch. Those that run end when their thread comes back.
+void shm_link::cancel_jobs(const troupe::error& why) {
+  std::vector<std::shared_ptr<copy_job>> stopped;
+  for (const auto& job : active_) {
+    job->cancelled.store(true, std::memory_order_release);
+    if (!job->running) stopped.push_back(job);
+  }
+  for (const auto& job : stopped) {
+    job->failure = why;
+    finish(job);
+  }
+}
+
+void shm_link::break_link(troupe::error why, bool peer_is_dead) {
+  const auto self = shared_from_this();
+  {
+    const std::lock_guard lock{mutex_};
+    if (peer_is_dead && slots_) slots_->peer_is_dead();
+    if (state_ != state::broken && state_ != state::closed) {
+      if (state_ == state::up && !peer_is_dead) {
+        // The peer breaks as well; when its queue is full it sees the socket close instead.
+        static_cast<void>(send_message(socket_.get(), bye_message{}));
+      }
+      state_ = state::broken;
+      why_broken_ = why;
+      up_.store(false, std::memory_order_release);
+      if (slots_) slots_->revoke_all();
+      waiting_frames_.clear();
+      waiting_bytes_ = 0;
+      cancel_jobs(why);
+      broken_event_due_ = running_ != 0;
+      if (!broken_event_due_) events_.put(broken_event{std::move(why)});
+    }
+    collect_quiescent();
+  }
+  events_.deliver();
+  settle();
+}
+
+void shm_link::end_after_frames(troupe::error why, bool peer_is_dead) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (state_ == state::up) {
+      if (!ending_) {
+        ending_ = ending{why, peer_is_dead};
+      } else {
+        ending_->peer_is_dead = ending_->peer_is_dead || peer_is_dead;
+      }
+      attention_.store(true, std::memory_order_release);
+    }
+  }
+  on_poll({});
+  {
+    const std::lock_guard lock{mutex_};
+    if (state_ == state::up) return;
+  }
+  break_link(std::move(why), peer_is_dead);
+}
+
+void shm_link::close() {
+  const auto self = shared_from_this();
+  {
+    const std::lock_guard lock{mutex_};
+    if (state_ == state::closed) return;
+    if (state_ == state::up) static_cast<void>(send_message(socket_.get(), bye_message{}));
+    state_ = state::closed;
+    up_.store(false, std::memory_order_release);
+    broken_event_due_ = false;
+    if (slots_) slots_->revoke_all();
+    waiting_frames_.clear();
+    waiting_bytes_ = 0;
+    cancel_jobs({errc::aborted, "the link was closed"});
+    collect_quiescent();
+  }
+  events_.deliver();
+  settle();
+}
+
+/// Lets go of the engine and of every descriptor once a broken or closed end is quiescent on both
+/// sides.
+void shm_link::settle() {
+  const std::lock_guard control_lock{control_mutex_};
+  const std::lock_guard lock{mutex_};
+  if (settled_ || (state_ != state::broken && state_ != state::closed)) return;
+  if (running_ != 0 || (slots_ && slots_->any_draining())) {
+    if (!std::exchange(settle_timer_set_, true)) {
+      engine_.call_at(std::chrono::steady_clock::now() + std::chrono::milliseconds{20},
+                      shared_from_this(), settle_timer);
+    }
+    return;
+  }
+  settled_ = true;
+  listener_->forget(secret_);
+  for (auto* watch : {&socket_watch_, &doorbell_watch_, &death_watch_}) {
+    if (*watch) engine_.unwatch(**watch);
+    watch->reset();
+  }
+  if (deadline_) engine_.cancel(*std::exchange(deadline_, std::nullopt));
+  if (std::exchange(polled_, false)) engine_.remove_poller(this);
+  parked_.reset();
+  socket_.reset();
+  our_doorbell_.reset();
+  peer_doorbell_.reset();
+  peer_process_.reset();
+  peer_regions_.clear();
+}
+
+link_stats shm_link::stats() const {
+  const std::lock_guard lock{mutex_};
+  link_stats now = stats_;
+  now.lanes = 1;
+  now.in_flight = active_.size();
+  if (outgoing_ != nullptr) {
+    const auto& ours = outgoing_->counters;
+    const auto& theirs = incoming_->counters;
+    now.bytes_out = ours.bytes_written.load(std::memory_order_relaxed) +
+                    theirs.bytes_read.load(std::memory_order_relaxed);
+    now.bytes_in = ours.bytes_read.load(std::memory_order_relaxed) +
+                   theirs.bytes_written.load(std::memory_order_relaxed);
+    now.refused = theirs.refused.load(std::memory_order_relaxed);
+  }
+  return now;
+}
+
+}  // namespace troupe::transport::shm

@@ -1,0 +1,203 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "troupe/transport/backend.hpp"
+#include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/progress_engine.hpp"
+#include "troupe/transport/shm/control_memory.hpp"
+#include "troupe/transport/shm/copy_job.hpp"
+#include "troupe/transport/shm/event_queue.hpp"
+#include "troupe/transport/shm/grant_slots.hpp"
+#include "troupe/transport/shm/peer_regions.hpp"
+#include "troupe/transport/shm/ring.hpp"
+#include "troupe/transport/shm/shm_listener.hpp"
+
+namespace troupe::transport::shm {
+
+/// One end of an `shm` link.
+///
+/// | state      | on                                        | becomes    |
+/// | ---------- | ----------------------------------------- | ---------- |
+/// | opened     | connect                                   | connecting |
+/// | connecting | welcome (dialer), ready (acceptor)        | up         |
+/// | connecting | deadline, refusal, wrong proof            | broken     |
+/// | up         | peer dies, says bye, or writes nonsense   | broken     |
+/// | any        | close                                     | closed     |
+///
+/// A broken or closed end takes all its grants back. It lets go of its descriptors, and so tells
+/// the peer that it will never touch the peer's memory again, once none of its own copies runs and
+/// the peer is in none of its slots (`settled_`).
+///
+/// Locks: `control_mutex_` (who reads the socket) before `mutex_` (all other state). Neither is
+/// held while bytes are copied or a sink is called.
+class shm_link final : public link,
+                       public pollable,
+                       public dial_in_target,
+                       public std::enable_shared_from_this<shm_link> {
+ public:
+  shm_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
+           const link_options& options, std::shared_ptr<link_sink> sink);
+
+  /// Makes the listener take this end's dialer. Called once, right after construction.
+  void expect_dialer();
+  /// A region of ours was deregistered: its mapping at the peer must go.
+  void region_removed(region_id region);
+
+  // -- link
+  // -------------------------------------------------------------------------------------------
+  [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::shm; }
+  [[nodiscard]] link_offer offer() const override;
+  [[nodiscard]] result<void> connect(const link_offer& peer) override;
+  [[nodiscard]] result<remote_grant> grant(region_id region, std::vector<extent> extents,
+                                           access rights, transfer_id transfer) override;
+  [[nodiscard]] result<void> post(batch work) override;
+  [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
+  fence_state fence(transfer_id transfer) override;
+  bool poll() override;
+  void close() override;
+  [[nodiscard]] link_stats stats() const override;
+
+  // -- pollable
+  // ---------------------------------------------------------------------------------------
+  bool on_ready(std::uint64_t key, std::uint32_t events) override;
+  void on_timer(std::uint64_t key, steady_time now) override;
+  bool on_poll(steady_time now) override;
+  bool before_sleep() override;
+  void after_sleep() override;
+
+  // -- dial_in_target
+  // ---------------------------------------------------------------------------------
+  void accept(dial_in caller) override;
+
+ private:
+  enum class state : std::uint8_t { opened, connecting, up, broken, closed };
+  /// Why the link must end. `peer_is_dead`: nobody can be inside our slots any more.
+  struct ending {
+    troupe::error why;
+    bool peer_is_dead{false};
+  };
+  enum watch_key : std::uint64_t { socket_key = 1, doorbell_key, death_key };
+  enum timer_key : std::uint64_t { deadline_timer = 1, dial_timer, settle_timer };
+
+  // -- establishment (shm_link_establish.cpp)
+  // -----------------------------------------------------------
+  void dial();
+  [[nodiscard]] result<void> try_dial();
+  [[nodiscard]] result<void> answer_dialer(dial_in caller);
+  [[nodiscard]] result<void> check_credentials(const peer_credentials& from) const;
+  [[nodiscard]] result<void> watch_socket(owned_fd socket);
+  [[nodiscard]] result<void> on_welcome(received& in);
+  [[nodiscard]] result<void> on_ready_message(const ready_message& in);
+  [[nodiscard]] result<void> become_up();
+  void use_control(control_mapping control);
+  /// Reads what the socket holds; returns why the link must end, if it must.
+  [[nodiscard]] std::optional<ending> read_socket();
+  [[nodiscard]] result<void> on_message(received in);
+  void drain_control();
+
+  // -- copying and frames (shm_link_post.cpp)
+  // -----------------------------------------------------------
+  [[nodiscard]] result<std::shared_ptr<copy_job>> prepare(batch work);
+  [[nodiscard]] result<job_piece> prepare_piece(const batch& work, std::size_t index);
+  [[nodiscard]] result<void> admit(const std::shared_ptr<copy_job>& job);
+  void run(copy_job& job, std::uint64_t most_bytes);
+  bool run_slice();
+  void finish(const std::shared_ptr<copy_job>& job);
+  [[nodiscard]] completion conclude(copy_job& job);
+  void put_frame(std::vector<std::byte> frame);
+  void flush_frames();
+  bool drain_frames();
+  void ring_peer() noexcept;
+
+  // -- ending (shm_link.cpp)
+  // ----------------------------------------------------------------------------
+  void break_link(troupe::error why, bool peer_is_dead);
+  void cancel_jobs(const troupe::error& why);
+  void collect_quiescent();
+  void settle();
+  /// Ends the link when the peer's last frames are delivered; at once when it is not up.
+  void end_after_frames(troupe::error why, bool peer_is_dead);
+  bool attend();
+  [[nodiscard]] unexpected not_up() const;
+  [[nodiscard]] result<void> share_region(const region& memory);
+  void send_gone_regions();
+
+  const link_options options_;
+  const incarnation self_;
+  const std::uint32_t our_uid_;
+  region_table& regions_;
+  progress_engine& engine_;
+  const std::shared_ptr<shm_listener> listener_;
+  event_queue events_;
+  token secret_{};
+  std::uint64_t probe_value_{0};  ///< read by the peer to prove that it can reach our memory
+
+  std::mutex control_mutex_;
+
+  mutable std::mutex mutex_;
+  state state_{state::opened};
+  std::optional<troupe::error> why_broken_;
+  bool broken_event_due_{false};  ///< `on_broken` waits for copies that run
+  bool settled_{false};
+  bool settle_timer_set_{false};
+  std::optional<shm_offer> peer_offer_;
+  std::optional<dial_in> parked_;  ///< a dialer that came before our `connect`
+  std::uint32_t peer_pid_{0};
+  bool we_reach_peer_memory_{false};
+  bool peer_reaches_our_memory_{false};
+
+  owned_fd socket_;
+  owned_fd our_doorbell_;
+  owned_fd peer_doorbell_;
+  owned_fd peer_process_;
+  std::optional<watch_id> socket_watch_;
+  std::optional<watch_id> doorbell_watch_;
+  std::optional<watch_id> death_watch_;
+  std::optional<timer_id> deadline_;
+  bool polled_{false};
+
+  control_mapping control_;
+  direction_memory* outgoing_{nullptr};  ///< where we are the initiator
+  direction_memory* incoming_{nullptr};
+  std::optional<slot_owner> slots_;
+  std::optional<ring_producer> producer_;
+  std::optional<job_runner> runner_;
+
+  peer_regions peer_regions_;
+  std::unordered_set<region_id> shared_regions_;
+  std::vector<region_id> gone_regions_;  ///< to be told to the peer
+
+  std::vector<std::shared_ptr<copy_job>> active_;  ///< posted, not completed
+  std::deque<std::shared_ptr<copy_job>> queued_;   ///< those of them that wait for `run_slice`
+  std::uint32_t running_{0};
+  std::set<transfer_id> pending_fences_;
+  std::unordered_set<transfer_id> fenced_;
+  std::deque<transfer_id> fenced_by_age_;
+
+  std::deque<std::vector<std::byte>> waiting_frames_;
+  std::size_t front_done_{0};  ///< bytes of the first waiting frame that are in the ring
+  std::uint64_t waiting_bytes_{0};
+  std::uint64_t reserved_bytes_{0};  ///< frames of batches that are on their way
+  link_stats stats_;
+
+  std::optional<ring_consumer> consumer_;  ///< belongs to whoever holds `reading_`
+  std::atomic<bool> reading_{false};
+  std::atomic<bool> slicing_{false};
+  std::atomic<bool> up_{false};
+  std::atomic<std::uint32_t> queued_count_{0};
+  /// Something rare waits for a round: pending fences, frames without room, a lost peer.
+  std::atomic<bool> attention_{false};
+  std::optional<ending> ending_;  ///< the peer's last frames come first
+};
+
+}  // namespace troupe::transport::shm

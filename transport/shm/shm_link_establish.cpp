@@ -1,0 +1,313 @@
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "troupe/transport/shm/shm_link.hpp"
+
+// How an `shm` link comes up: offers, the handshake over the socket, and what the socket says
+// later.
+
+namespace troupe::transport::shm {
+
+namespace {
+
+constexpr std::chrono::milliseconds dial_again{5};
+
+/// Whether process_vm_* works on the peer: proven by reading the number that it told us.
+bool reaches_memory(std::uint32_t pid, const memory_probe& probe) {
+  std::uint64_t value = 0;
+  iovec here{&value, sizeof value};
+  iovec there{reinterpret_cast<void*>(probe.address), sizeof value};
+  const auto got = ::process_vm_readv(static_cast<pid_t>(pid), &here, 1, &there, 1, 0);
+  return got == static_cast<ssize_t>(sizeof value) && value == probe.value;
+}
+
+owned_fd open_process(std::uint32_t pid) {
+  return owned_fd{static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0))};
+}
+
+owned_fd new_doorbell() {
+  return owned_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+}
+
+}  // namespace
+
+// -- offers
+// ---------------------------------------------------------------------------------------------
+
+void shm_link::expect_dialer() {
+  if (options_.role == link_role::acceptor) listener_->expect(secret_, weak_from_this());
+}
+
+link_offer shm_link::offer() const {
+  shm_offer said;
+  said.secret = secret_;
+  said.pid = static_cast<std::uint32_t>(::getpid());
+  const auto& address = listener_->address();
+  std::copy_n(address.begin(), std::min(address.size(), said.address.size() - 1),
+              said.address.begin());
+  return {.kind = backend_kind::shm, .owner = self_, .payload = said.encode()};
+}
+
+result<void> shm_link::connect(const link_offer& peer) {
+  if (peer.kind != backend_kind::shm) {
+    return fail(errc::invalid_config, "an shm link cannot connect to an offer of backend " +
+                                          std::string{to_string(peer.kind)});
+  }
+  if (peer.owner != options_.peer) {
+    return fail(errc::stale_incarnation, "the offer is of incarnation " +
+                                             std::to_string(peer.owner.value) + ", expected " +
+                                             std::to_string(options_.peer.value));
+  }
+  auto decoded = shm_offer::decode(peer.payload);
+  if (!decoded) return fail(std::move(decoded).error());
+  std::optional<dial_in> parked;
+  {
+    const std::lock_guard lock{mutex_};
+    if (state_ == state::closed || state_ == state::broken) return not_up();
+    if (state_ != state::opened) {
+      return fail(errc::already_exists, "the shm link was told to connect before");
+    }
+    state_ = state::connecting;
+    peer_offer_ = *decoded;
+    deadline_ = engine_.call_at(std::chrono::steady_clock::now() + options_.connect_timeout,
+                                shared_from_this(), deadline_timer);
+    parked = std::exchange(parked_, std::nullopt);
+  }
+  if (options_.role == link_role::initiator) {
+    dial();
+  } else if (parked) {
+    accept(std::move(*parked));
+  }
+  return {};
+}
+
+result<void> shm_link::check_credentials(const peer_credentials& from) const {
+  if (from.uid != our_uid_ || from.pid != peer_offer_->pid) {
+    return fail(errc::unauthorized, "the shm peer is process " + std::to_string(from.pid) +
+                                        " of user " + std::to_string(from.uid) +
+                                        ", its offer was made by process " +
+                                        std::to_string(peer_offer_->pid) + ", and we are user " +
+                                        std::to_string(our_uid_));
+  }
+  return {};
+}
+
+// -- dialer
+// ---------------------------------------------------------------------------------------------
+
+void shm_link::dial() {
+  if (auto dialed = try_dial(); !dialed) break_link(std::move(dialed).error(), false);
+}
+
+result<void> shm_link::try_dial() {
+  const std::lock_guard control_lock{control_mutex_};
+  const std::lock_guard lock{mutex_};
+  if (state_ != state::connecting || socket_) return {};
+  auto socket = connect_to(peer_offer_->address.data());
+  if (!socket) {
+    if (socket.error().code != errc::overloaded) return fail(std::move(socket).error());
+    engine_.call_at(std::chrono::steady_clock::now() + dial_again, shared_from_this(), dial_timer);
+    return {};
+  }
+  auto from = credentials_of(socket->get());
+  if (!from) return fail(std::move(from).error());
+  if (auto ok = check_credentials(*from); !ok) return ok;
+  peer_pid_ = from->pid;
+  hello_message hello;
+  hello.acceptor_token = peer_offer_->secret;
+  hello.dialer = self_.value;
+  hello.acceptor = options_.peer.value;
+  hello.probe = {reinterpret_cast<std::uintptr_t>(&probe_value_), probe_value_};
+  if (auto ok = send_message(socket->get(), hello); !ok) return ok;
+  return watch_socket(std::move(*socket));
+}
+
+/// Under both locks.
+result<void> shm_link::watch_socket(owned_fd socket) {
+  auto watch = engine_.watch(socket.get(), EPOLLIN, shared_from_this(), socket_key);
+  if (!watch) return fail(std::move(watch).error());
+  socket_ = std::move(socket);
+  socket_watch_ = *watch;
+  return {};
+}
+
+/// Under both locks.
+result<void> shm_link::on_welcome(received& in) {
+  const auto& said = std::get<welcome_message>(in.body);
+  if (options_.role != link_role::initiator || state_ != state::connecting) {
+    return fail(errc::unauthorized, "the shm peer sent a welcome out of turn");
+  }
+  if (said.dialer_token != secret_ || said.dialer != self_.value ||
+      said.acceptor != options_.peer.value || in.fds.size() != 3) {
+    return fail(errc::unauthorized, "the shm peer's welcome does not prove that it has our offer");
+  }
+  auto control = control_mapping::map(std::move(in.fds[0]));
+  if (!control) return fail(std::move(control).error());
+  our_doorbell_ = std::move(in.fds[1]);
+  peer_doorbell_ = std::move(in.fds[2]);
+  use_control(std::move(*control));
+  we_reach_peer_memory_ = reaches_memory(peer_pid_, said.probe);
+  peer_reaches_our_memory_ = said.reaches_dialer_memory == 1;
+  ready_message ready;
+  ready.reaches_acceptor_memory = we_reach_peer_memory_ ? 1 : 0;
+  if (auto ok = send_message(socket_.get(), ready); !ok) return ok;
+  return become_up();
+}
+
+// -- acceptor
+// -------------------------------------------------------------------------------------------
+
+void shm_link::accept(dial_in caller) {
+  auto answered = answer_dialer(std::move(caller));
+  if (!answered) break_link(std::move(answered).error(), false);
+}
+
+/// An error here ends the link; a caller that is merely not the right one is sent away without one.
+result<void> shm_link::answer_dialer(dial_in caller) {
+  const std::lock_guard control_lock{control_mutex_};
+  const std::lock_guard lock{mutex_};
+  if (state_ == state::opened) {
+    parked_ = std::move(caller);
+    return {};
+  }
+  if (state_ != state::connecting || socket_) return {};
+  if (caller.hello.dialer != options_.peer.value || caller.hello.acceptor != self_.value) {
+    return fail(errc::stale_incarnation, "the shm dialer is incarnation " +
+                                             std::to_string(caller.hello.dialer) + ", expected " +
+                                             std::to_string(options_.peer.value));
+  }
+  if (auto ok = check_credentials(caller.from); !ok) return ok;
+  auto control = control_mapping::create();
+  if (!control) return fail(std::move(control).error());
+  auto dialers_bell = new_doorbell();
+  our_doorbell_ = new_doorbell();
+  if (!dialers_bell || !our_doorbell_) {
+    return fail(errc::overloaded, "eventfd: " + std::system_category().message(errno) +
+                                      "; raise the limit of open files");
+  }
+  peer_pid_ = caller.from.pid;
+  welcome_message welcome;
+  welcome.dialer_token = peer_offer_->secret;
+  welcome.dialer = options_.peer.value;
+  welcome.acceptor = self_.value;
+  welcome.probe = {reinterpret_cast<std::uintptr_t>(&probe_value_), probe_value_};
+  we_reach_peer_memory_ = reaches_memory(peer_pid_, caller.hello.probe);
+  welcome.reaches_dialer_memory = we_reach_peer_memory_ ? 1 : 0;
+  const std::array fds{control->fd(), dialers_bell.get(), our_doorbell_.get()};
+  if (auto ok = send_message(caller.socket.get(), welcome, fds); !ok) return ok;
+  peer_doorbell_ = std::move(dialers_bell);
+  use_control(std::move(*control));
+  return watch_socket(std::move(caller.socket));
+}
+
+/// Under both locks.
+result<void> shm_link::on_ready_message(const ready_message& in) {
+  if (options_.role != link_role::acceptor || state_ != state::connecting || !control_) {
+    return fail(errc::unauthorized, "the shm peer sent a ready out of turn");
+  }
+  peer_reaches_our_memory_ = in.reaches_acceptor_memory == 1;
+  return become_up();
+}
+
+// -- up
+// -------------------------------------------------------------------------------------------------
+
+void shm_link::use_control(control_mapping control) {
+  control_ = std::move(control);
+  control_.close_fd();
+  const bool dialer = options_.role == link_role::initiator;
+  outgoing_ = dialer ? &control_->of_dialer : &control_->of_acceptor;
+  incoming_ = dialer ? &control_->of_acceptor : &control_->of_dialer;
+  // The peer initiates on `incoming_`, so the grants that we give live there.
+  slots_.emplace(std::span{incoming_->slots});
+  producer_.emplace(outgoing_->ring);
+  consumer_.emplace(incoming_->ring);
+  runner_.emplace(peer_pid_, options_.post_batch_size);
+}
+
+/// Under both locks.
+result<void> shm_link::become_up() {
+  auto bell = engine_.watch(our_doorbell_.get(), EPOLLIN, shared_from_this(), doorbell_key);
+  if (!bell) return fail(std::move(bell).error());
+  doorbell_watch_ = *bell;
+  // Not on every kernel, and not needed: the socket's end says the same, but for a child that holds
+  // it open.
+  peer_process_ = open_process(peer_pid_);
+  if (peer_process_) {
+    if (auto death = engine_.watch(peer_process_.get(), EPOLLIN, shared_from_this(), death_key)) {
+      death_watch_ = *death;
+    }
+  }
+  listener_->forget(secret_);
+  if (deadline_) engine_.cancel(*std::exchange(deadline_, std::nullopt));
+  state_ = state::up;
+  up_.store(true, std::memory_order_release);
+  polled_ = true;
+  engine_.add_poller(shared_from_this());
+  events_.put(up_event{});
+  return {};
+}
+
+// -- what the socket says
+// -------------------------------------------------------------------------------
+
+void shm_link::drain_control() {
+  std::optional<ending> end;
+  {
+    const std::lock_guard control_lock{control_mutex_};
+    end = read_socket();
+  }
+  events_.deliver();
+  if (end) end_after_frames(std::move(end->why), end->peer_is_dead);
+}
+
+/// Under the control lock.
+std::optional<shm_link::ending> shm_link::read_socket() {
+  while (socket_) {
+    auto got = receive_message(socket_.get(), fds_allowed::yes);
+    if (!got) return ending{std::move(got).error(), false};
+    if (const auto* nothing = std::get_if<socket_state>(&*got)) {
+      if (*nothing == socket_state::would_block) return std::nullopt;
+      const std::lock_guard lock{mutex_};
+      // Level-triggered: an end of file that nobody unwatches would be reported for ever.
+      if (socket_watch_) engine_.unwatch(*std::exchange(socket_watch_, std::nullopt));
+      return ending{
+          {errc::peer_lost, "the shm peer's end of the link is gone; its process has ended"}, true};
+    }
+    auto& in = std::get<received>(*got);
+    if (std::holds_alternative<bye_message>(in.body)) {
+      return ending{{errc::link_broken, "the peer closed the link"}, false};
+    }
+    if (auto ok = on_message(std::move(in)); !ok) return ending{std::move(ok).error(), false};
+  }
+  return std::nullopt;
+}
+
+/// Under the control lock.
+result<void> shm_link::on_message(received in) {
+  if (const auto* shared = std::get_if<region_shared_message>(&in.body)) {
+    if (in.fds.size() != 1) return fail(errc::unauthorized, "the shm peer shared no descriptor");
+    return peer_regions_.add(*shared, std::move(in.fds.front()));
+  }
+  if (const auto* gone = std::get_if<region_gone_message>(&in.body)) {
+    peer_regions_.remove(region_id{gone->region});
+    return {};
+  }
+  const std::lock_guard lock{mutex_};
+  if (state_ == state::broken || state_ == state::closed) return {};
+  if (std::holds_alternative<welcome_message>(in.body)) return on_welcome(in);
+  if (const auto* ready = std::get_if<ready_message>(&in.body)) return on_ready_message(*ready);
+  return fail(errc::unauthorized, "the shm peer sent a hello on a link that is up");
+}
+
+}  // namespace troupe::transport::shm

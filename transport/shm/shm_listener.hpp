@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/progress_engine.hpp"
+#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/shm/wire.hpp"
+
+namespace troupe::transport::shm {
+
+/// A connection that showed a token of ours and comes from our uid.
+struct dial_in {
+  owned_fd socket;
+  hello_message hello;
+  peer_credentials from;
+};
+
+/// A link that waits for its peer to dial.
+class dial_in_target {
+ public:
+  virtual ~dial_in_target() = default;
+  virtual void accept(dial_in caller) = 0;
+};
+
+/// The one listening socket of a node's `shm` backend, on an unguessable abstract name, and the
+/// connections that have not said hello yet. Strangers of another uid are closed at once; of silent
+/// connections the oldest makes room for the newest, and each lives at most `hello_timeout`.
+/// Thread-safe.
+class shm_listener final : public pollable, public std::enable_shared_from_this<shm_listener> {
+ public:
+  static constexpr std::chrono::milliseconds hello_timeout{2000};
+
+  /// `backend_unavailable`.
+  [[nodiscard]] static result<std::shared_ptr<shm_listener>> start(const backend_context& context);
+  /// Lets go of the engine; nothing is accepted afterwards.
+  void stop();
+
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+  void expect(const token& secret, std::weak_ptr<dial_in_target> target);
+  void forget(const token& secret);
+
+  bool on_ready(std::uint64_t key, std::uint32_t events) override;
+  void on_timer(std::uint64_t key, steady_time now) override;
+
+  /// Connections that wait for their hello.
+  [[nodiscard]] std::size_t pending() const;
+
+ private:
+  struct stranger {
+    owned_fd socket;
+    watch_id watch;
+    steady_time until;
+    peer_credentials from;
+  };
+
+  shm_listener(const backend_context& context, owned_fd socket, std::string address);
+  void take_connections();
+  /// True: it said something (right or wrong) or went away, and is not a stranger any more.
+  bool hear(int socket, const peer_credentials& from, owned_fd& owner);
+  void drop(std::map<std::uint64_t, stranger>::iterator which);
+
+  progress_engine& engine_;
+  const std::uint32_t uid_;
+  const std::size_t max_pending_;
+  const owned_fd socket_;
+  const std::string address_;
+  watch_id watch_;
+
+  mutable std::mutex mutex_;
+  bool stopped_{false};
+  bool timer_set_{false};
+  std::map<token, std::weak_ptr<dial_in_target>> expected_;
+  std::map<std::uint64_t, stranger> strangers_;  ///< by age
+  std::uint64_t last_stranger_{0};
+};
+
+}  // namespace troupe::transport::shm

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/types.hpp"
+
+/// What two ends of an `shm` link say over their socket (abstract unix, SOCK_SEQPACKET, one message
+/// per packet). The socket makes the link, hands descriptors over, and its end of file says that
+/// the peer is gone; session frames and data never pass through it. Both ends are on one machine:
+/// native byte order.
+///
+/// | message       | from     | descriptors                            | when | | ------------- |
+/// -------- | -------------------------------------- | ------------------------------------- | |
+/// hello         | dialer   | none                                   | first, at once | | welcome
+/// | acceptor | control page, dialer's and acceptor's doorbell | answers a hello that it believes |
+/// | ready         | dialer   | none                                   | answers a welcome that it
+/// believes    | | region_shared | both     | the region's memfd                     | before the
+/// first grant of a region    | | region_gone   | both     | none | the region was deregistered:
+/// unmap it | | bye           | both     | none                                   | the link was
+/// closed                   |
+///
+/// A hello proves that the dialer holds the acceptor's offer (its token), the welcome that the
+/// acceptor holds the dialer's. Anything else, or anything late, closes the socket.
+namespace troupe::transport::shm {
+
+using token = std::array<std::byte, 16>;
+inline constexpr std::uint16_t wire_version = 1;
+inline constexpr std::uint32_t wire_magic = 0x54525031;
+
+/// The payload of a `link_offer` of this backend.
+struct shm_offer {
+  token secret{};
+  std::uint32_t pid{0};
+  /// Name of the abstract socket, without the leading 0 byte.
+  std::array<char, 48> address{};
+
+  [[nodiscard]] std::vector<std::byte> encode() const;
+  /// `invalid_config`: what is wrong.
+  [[nodiscard]] static result<shm_offer> decode(std::span<const std::byte> payload);
+};
+
+/// A number at an address of the sender. Who can read it over with process_vm_readv can reach its
+/// memory.
+struct memory_probe {
+  std::uint64_t address{0};
+  std::uint64_t value{0};
+};
+
+struct hello_message {
+  token acceptor_token{};
+  std::uint64_t dialer{0};    ///< incarnation of the sender
+  std::uint64_t acceptor{0};  ///< incarnation that it expects here
+  memory_probe probe;
+};
+
+struct welcome_message {
+  token dialer_token{};
+  std::uint64_t dialer{0};
+  std::uint64_t acceptor{0};
+  memory_probe probe;
+  std::uint32_t reaches_dialer_memory{0};  ///< 1: process_vm_* from acceptor to dialer works
+  std::uint32_t unused{0};
+};
+
+struct ready_message {
+  std::uint32_t reaches_acceptor_memory{0};  ///< 1: process_vm_* from dialer to acceptor works
+};
+
+struct region_shared_message {
+  std::uint32_t region{0};
+  std::uint32_t unused{0};
+  std::uint64_t size{0};
+};
+
+struct region_gone_message {
+  std::uint32_t region{0};
+};
+
+struct bye_message {
+  std::uint32_t unused{0};
+};
+
+using message = std::variant<hello_message, welcome_message, ready_message, region_shared_message,
+                             region_gone_message, bye_message>;
+
+struct received {
+  message body;
+  std::vector<owned_fd> fds;
+};
+
+enum class fds_allowed : std::uint8_t { no, yes };
+
+enum class socket_state : std::uint8_t { would_block, closed };
+
+/// Sends one message without blocking. `overloaded`: the peer does not read; `peer_lost`: it is
+/// gone.
+[[nodiscard]] result<void> send_message(int socket, const message& what,
+                                        std::span<const int> fds = {});
+
+/// Receives one message without blocking. `unauthorized`: not a message of ours. With
+/// `fds_allowed::no` the kernel throws descriptors of a stranger away.
+[[nodiscard]] result<std::variant<received, socket_state>> receive_message(int socket,
+                                                                           fds_allowed allowed);
+
+/// Who is at the other end of a connected unix socket.
+struct peer_credentials {
+  std::uint32_t pid{0};
+  std::uint32_t uid{0};
+};
+[[nodiscard]] result<peer_credentials> credentials_of(int socket);
+
+/// A listening socket on an abstract name. `backend_unavailable`.
+[[nodiscard]] result<owned_fd> listen_at(const std::string& name);
+/// A connection, without blocking. `overloaded`: its queue is full, try again; `peer_unreachable`.
+[[nodiscard]] result<owned_fd> connect_to(const std::string& name);
+
+}  // namespace troupe::transport::shm
