@@ -1,0 +1,144 @@
+#include "troupe/deploy/child_process.hpp"
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/pidfd.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace troupe::deploy {
+
+namespace {
+
+/// Between fork and exec: only calls that are safe in a process copied from one with threads.
+[[noreturn]] void become(const char* program, char* const* arguments, int log, int report,
+                         pid_t parent) {
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  // The parent may have died before the line above.
+  if (::getppid() != parent) ::_exit(127);
+  if (log >= 0) {
+    ::dup2(log, STDOUT_FILENO);
+    ::dup2(log, STDERR_FILENO);
+  }
+  ::execv(program, arguments);
+  const int why = errno;
+  [[maybe_unused]] const auto told = ::write(report, &why, sizeof why);
+  ::_exit(127);
+}
+
+/// Empty: the program runs. Else the errno of exec.
+std::optional<int> read_report(int fd) {
+  int why = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(fd, &why, sizeof why);
+  } while (count < 0 && errno == EINTR);
+  if (count == sizeof why) return why;
+  return std::nullopt;
+}
+
+struct descriptor {
+  int fd{-1};
+  ~descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+}  // namespace
+
+result<child_process> child_process::start(const std::string& program,
+                                           std::vector<std::string> arguments,
+                                           const std::string& log) {
+  const auto refused = [](const char* what) {
+    return fail(errc::internal, std::string{what} + ": " + std::strerror(errno));
+  };
+  descriptor log_file;
+  if (!log.empty()) {
+    log_file.fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (log_file.fd < 0) return refused(("cannot write " + log).c_str());
+  }
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return refused("cannot make a pipe");
+  const descriptor reader{ends[0]};
+  descriptor writer{ends[1]};
+  arguments.insert(arguments.begin(), program);
+  std::vector<char*> raw;
+  for (auto& argument : arguments) raw.push_back(argument.data());
+  raw.push_back(nullptr);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) return refused("cannot start a process");
+  if (pid == 0) become(program.c_str(), raw.data(), log_file.fd, writer.fd, parent);
+  child_process child{pid, ::pidfd_open(pid, 0)};
+  if (child.handle_ < 0) {
+    const auto why = refused("cannot watch a process");
+    ::kill(pid, SIGKILL);
+    return why;
+  }
+  ::close(std::exchange(writer.fd, -1));
+  if (const auto why = read_report(reader.fd))
+    return fail(errc::not_found, "cannot run " + program + ": " + std::strerror(*why));
+  return child;
+}
+
+child_process::~child_process() {
+  if (pid_ <= 0) return;
+  stop(std::chrono::seconds{5});
+  if (handle_ >= 0) ::close(handle_);
+}
+
+child_process::child_process(child_process&& other) noexcept
+    : pid_{std::exchange(other.pid_, -1)},
+      handle_{std::exchange(other.handle_, -1)},
+      status_{std::exchange(other.status_, std::nullopt)} {}
+
+child_process& child_process::operator=(child_process&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(handle_, other.handle_);
+  std::swap(status_, other.status_);
+  return *this;
+}
+
+std::optional<std::string> child_process::ended() {
+  if (!status_) {
+    int status = 0;
+    if (pid_ > 0 && ::waitpid(pid_, &status, WNOHANG) == pid_) status_ = status;
+  }
+  if (!status_) return std::nullopt;
+  if (WIFSIGNALED(*status_)) return "signal " + std::to_string(WTERMSIG(*status_));
+  return "exit code " + std::to_string(WEXITSTATUS(*status_));
+}
+
+bool child_process::wait(std::chrono::milliseconds timeout) {
+  if (ended()) return true;
+  pollfd fd{handle_, POLLIN, 0};
+  while (::poll(&fd, 1, static_cast<int>(timeout.count())) < 0 && errno == EINTR) {
+  }
+  return ended().has_value();
+}
+
+void child_process::terminate() const noexcept {
+  if (handle_ >= 0) ::pidfd_send_signal(handle_, SIGTERM, nullptr, 0);
+}
+
+bool child_process::stop(std::chrono::milliseconds patience) {
+  if (ended()) return true;
+  terminate();
+  if (wait(patience)) return true;
+  ::kill(pid_, SIGKILL);
+  while (!wait(std::chrono::seconds{1})) {
+  }
+  return false;
+}
+
+}  // namespace troupe::deploy

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::deploy {
+
+/// A process of ours: it gets SIGTERM when we die, and is stopped when this object goes. Movable.
+/// Start it from a thread that lives as long as it shall: the kernel watches the thread, not the
+/// process.
+class child_process {
+ public:
+  /// Runs `program` with `arguments` (the program's name is put in front). Standard output and
+  /// error go to `log`, appended; empty: they stay ours. Its process group is its own, so that
+  /// Ctrl-C at a terminal reaches it through us only. `internal` when the system refuses,
+  /// `not_found` when there is no such program.
+  [[nodiscard]] static result<child_process> start(const std::string& program,
+                                                   std::vector<std::string> arguments,
+                                                   const std::string& log = {});
+  /// `stop` with five seconds of patience.
+  ~child_process();
+  child_process(child_process&& other) noexcept;
+  child_process& operator=(child_process&& other) noexcept;
+  child_process(const child_process&) = delete;
+  child_process& operator=(const child_process&) = delete;
+
+  [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+  /// How it ended, in words ("exit code 2", "signal 9"); empty while it runs.
+  [[nodiscard]] std::optional<std::string> ended();
+  /// Waits until it has ended. False: it still runs.
+  [[nodiscard]] bool wait(std::chrono::milliseconds timeout);
+  /// Asks it to stop in good order. Safe from any thread while the object lives; may be repeated.
+  void terminate() const noexcept;
+  /// `terminate`, and SIGKILL when it has not ended after `patience`. True: it ended by itself.
+  bool stop(std::chrono::milliseconds patience);
+
+ private:
+  child_process(pid_t pid, int handle) noexcept : pid_{pid}, handle_{handle} {}
+  pid_t pid_{-1};   ///< -1: moved from
+  int handle_{-1};  ///< of the process: unlike its number it is never another's
+  std::optional<int> status_;
+};
+
+}  // namespace troupe::deploy

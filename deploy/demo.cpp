@@ -1,0 +1,486 @@
+#include "troupe/deploy/demo.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <iomanip>
+#include <memory>
+#include <mutex>
+#include <ostream>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "troupe/actors/cluster_client.hpp"
+#include "troupe/deploy/child_process.hpp"
+#include "troupe/deploy/interrupt_watch.hpp"
+#include "troupe/deploy/reference_engine/calls.hpp"
+#include "troupe/deploy/reference_engine/generation.hpp"
+
+namespace troupe::deploy {
+
+namespace {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+constexpr std::uint32_t layers = 8;
+constexpr std::uint32_t kv_heads = 4;
+constexpr std::uint32_t head_dim = 32;
+constexpr std::uint32_t block_tokens = 16;
+constexpr std::uint32_t chunk_tokens = 64;
+constexpr const char* dtype = "bf16";
+constexpr auto start_patience = 20s;
+constexpr auto request_patience = 60s;
+
+constexpr const char* default_prompt =
+    "A prefill engine reads this prompt once and fills a cache of keys and values, layer by layer. "
+    "While it still computes, the layers that are done already travel to a decode engine in "
+    "another "
+    "process, which continues the text from there:";
+
+/// A folder that goes when the demo ends in good order. After a failure it stays, for its logs.
+class work_folder {
+ public:
+  static result<work_folder> make() {
+    const char* base = std::getenv("TMPDIR");
+    std::string path = std::string{base != nullptr ? base : "/tmp"} + "/troupe-demo-XXXXXX";
+    if (::mkdtemp(path.data()) == nullptr)
+      return fail(errc::internal, "cannot make a folder " + path + "; set TMPDIR to where we can");
+    return work_folder{std::move(path)};
+  }
+  [[nodiscard]] std::string file(const std::string& name) const { return path_ + "/" + name; }
+  void remove() const {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+ private:
+  explicit work_folder(std::string path) : path_{std::move(path)} {}
+  std::string path_;
+};
+
+/// A port that nobody listens on now.
+result<std::uint16_t> free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  const bool ok =
+      fd >= 0 && ::bind(fd, generic, size) == 0 && ::getsockname(fd, generic, &size) == 0;
+  if (fd >= 0) ::close(fd);
+  if (!ok) return fail(errc::internal, "no free port on 127.0.0.1");
+  return ntohs(address.sin_port);
+}
+
+std::string deployment_text(const demo_options& options, std::uint16_t port) {
+  std::ostringstream yaml;
+  const auto stage = [&](const char* name) {
+    yaml << "  - name: " << name << "\n    role: " << name << "\n    engine: reference\n"
+         << "    hosts: [127.0.0.1]\n    pool: {device: cpu, size: 64MiB}\n"
+         << "    transport: {backend: " << options.backend << "}\n";
+  };
+  yaml << "cluster: demo\n"
+       << "supervisor: {host: 127.0.0.1, port: " << port << "}\n"
+       << "model: {layers: " << layers << ", kv_heads: " << kv_heads << ", head_dim: " << head_dim
+       << ", dtype: " << dtype << ", block_tokens: " << block_tokens << "}\n"
+       << "stages:\n";
+  stage("prefill");
+  stage("decode");
+  yaml << "edges:\n  - {from: prefill, to: decode, mode: " << options.mode << "}\n";
+  return yaml.str();
+}
+
+/// The last lines of a node's log, for whoever wants to know why it ended.
+std::string tail_of(const std::string& log) {
+  std::ifstream in{log};
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back("    " + line + "\n");
+    if (lines.size() > 8) lines.erase(lines.begin());
+  }
+  std::string text;
+  for (const auto& line : lines) text += line;
+  return text;
+}
+
+/// Bytes as a person can read them on one line.
+std::string printable(const std::string& text) {
+  std::ostringstream out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f)
+      out << c;
+    else
+      out << "\\x" << std::hex << std::setw(2) << std::setfill('0') << unsigned{byte};
+  }
+  return out.str();
+}
+
+std::string size_text(std::uint64_t bytes) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (1 << 20) << " MiB";
+  return out.str();
+}
+
+std::string ms_text(std::int64_t from_ns, std::int64_t to_ns) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << static_cast<double>(to_ns - from_ns) / 1e6 << " ms";
+  return out.str();
+}
+
+/// The processes of the demo.
+class demo_nodes {
+ public:
+  struct node {
+    std::string name;
+    std::string log;
+    child_process process;
+  };
+
+  demo_nodes(const work_folder& folder, std::string program)
+      : folder_{folder}, program_{std::move(program)} {}
+
+  result<void> start(const std::string& name) {
+    const auto log = folder_.file(name + ".log");
+    auto child = child_process::start(
+        program_, {"node", folder_.file("deployment.yaml"), "--name", name}, log);
+    if (!child) return fail(child.error());
+    auto started = std::make_unique<node>(node{name, log, std::move(*child)});
+    const std::lock_guard lock{mutex_};
+    nodes_.push_back(std::move(started));
+    return {};
+  }
+
+  /// `peer_lost` with the end of its log when a process has ended.
+  result<void> check_alive() {
+    for (const auto& n : nodes_)
+      if (const auto how = n->process.ended())
+        return fail(errc::peer_lost,
+                    n->name + " ended with " + *how + "; its last words:\n" + tail_of(n->log));
+    return {};
+  }
+
+  /// From any thread.
+  void terminate() const {
+    const std::lock_guard lock{mutex_};
+    for (const auto& n : nodes_) n->process.terminate();
+  }
+
+  /// Engines first, so that each can leave in good order. False: one had to be killed.
+  bool stop() {
+    bool clean = true;
+    for (auto n = nodes_.rbegin(); n != nodes_.rend(); ++n) clean &= (*n)->process.stop(5s);
+    return clean;
+  }
+
+ private:
+  const work_folder& folder_;
+  std::string program_;
+  mutable std::mutex mutex_;  ///< of the list, which `terminate` walks
+  std::vector<std::unique_ptr<node>> nodes_;
+};
+
+/// One prompt's way through the cluster.
+struct outcome {
+  reference::prefill_reply prefill;
+  reference::decode_reply decode;
+  std::string prefill_node, decode_node;
+};
+
+class demo {
+ public:
+  demo(const demo_options& options, std::ostream& out, const work_folder& folder)
+      : options_{options},
+        out_{out},
+        folder_{folder},
+        nodes_{folder, options.program.empty() ? "/proc/self/exe" : options.program},
+        watch_{[this] { nodes_.terminate(); }} {}
+
+  [[nodiscard]] bool interrupted() const noexcept { return watch_.interrupted(); }
+
+  /// True: every text was identical.
+  result<bool> run() {
+    if (auto ok = start(); !ok) return fail(ok.error());
+    print_head();
+    bool identical = true;
+    for (std::uint32_t i = 0; i < options_.requests; ++i) {
+      auto same = one_request(i);
+      if (!same) return fail(explained(same.error()));
+      identical &= *same;
+    }
+    print_link();
+    client_.reset();
+    const bool clean = nodes_.stop();
+    out_ << "identical: " << (identical ? "yes" : "NO")
+         << (clean ? "" : "  (a node had to be killed)") << "\n";
+    return identical && clean;
+  }
+
+  /// Whatever is still there.
+  void stop() {
+    client_.reset();
+    nodes_.stop();
+  }
+
+ private:
+  // -- the cluster
+  // ----------------------------------------------------------------------------------
+
+  result<void> start() {
+    auto port = free_port();
+    if (!port) return fail(port.error());
+    std::ofstream{folder_.file("deployment.yaml")} << deployment_text(options_, *port);
+    for (const auto* name : {"supervisor", "prefill-0", "decode-0"})
+      if (auto ok = nodes_.start(name); !ok) return ok;
+    return wait_until_up(*port);
+  }
+
+  result<void> wait_until_up(std::uint16_t port) {
+    error last{errc::deadline, "nothing answered"};
+    const auto until = clock::now() + start_patience;
+    while (clock::now() < until) {
+      if (interrupted()) return fail(errc::aborted, "interrupted");
+      if (auto ok = nodes_.check_alive(); !ok) return ok;
+      auto up = is_up(port);
+      if (up && *up) return {};
+      if (!up) last = up.error();
+      std::this_thread::sleep_for(20ms);
+    }
+    return fail(errc::deadline,
+                "the nodes did not come up; the last answer was " + to_string(last));
+  }
+
+  result<bool> is_up(std::uint16_t port) {
+    if (!client_) {
+      actors::cluster_client_options options;
+      options.port = port;
+      auto client = actors::cluster_client::connect(options);
+      if (!client) return fail(client.error());
+      client_ = std::move(*client);
+    }
+    auto members = client_->members();
+    if (!members) return fail(members.error());
+    members_ = std::move(*members);
+    const auto up = std::count_if(
+        members_.members.begin(), members_.members.end(), [](const actors::member& m) {
+          return m.state == static_cast<std::uint8_t>(actors::node_state::up);
+        });
+    return up == 2;
+  }
+
+  /// A node that died explains a failed call better than the call's own error.
+  error explained(const error& why) {
+    if (interrupted()) return {errc::aborted, "interrupted"};
+    if (auto ok = nodes_.check_alive(); !ok) return ok.error();
+    return why;
+  }
+
+  // -- requests
+  // -------------------------------------------------------------------------------------
+
+  result<bool> one_request(std::uint32_t index) {
+    const auto prompt = reference::encode_text(options_.prompt.empty() ? std::string{default_prompt}
+                                                                       : options_.prompt);
+    const reference::sampling how{0.8f, index + 1, true};
+    const std::string id = "demo-" + std::to_string(index + 1);
+    const auto began = clock::now();
+    auto done = send(id, prompt, how);
+    if (!done) return fail(done.error());
+    const auto total = clock::now() - began;
+    auto alone = compute_alone(prompt, how);
+    if (!alone) return fail(alone.error());
+    const bool same = done->decode.text == *alone;
+    print_request(id, *done, prompt.size(), total);
+    print_texts(done->decode.text, *alone, same);
+    return same;
+  }
+
+  result<outcome> send(const std::string& id, const std::vector<reference::token>& prompt,
+                       const reference::sampling& how) {
+    actors::placement_request request;
+    request.request = id;
+    request.from = "prefill";
+    request.to = "decode";
+    request.timeout_ms = 5'000;
+    auto where = client_->place(request);
+    if (!where) return fail(where.error());
+    auto answers = call_both(id, *where, prompt, how);
+    // The request is over for the router, whatever came of it.
+    (void)client_->finished(id);
+    return answers;
+  }
+
+  result<outcome> call_both(const std::string& id, const actors::placement& where,
+                            const std::vector<reference::token>& prompt,
+                            const reference::sampling& how) {
+    reference::prefill_call prefill;
+    prefill.request = id;
+    prefill.prompt = prompt;
+    prefill.chunk = chunk_tokens;
+    prefill.how = how;
+    reference::decode_call decode;
+    decode.request = id;
+    for (const auto& node : where.prefill) decode.sources.push_back(node.name);
+    for (const auto& node : where.decode) decode.replica.push_back(node.name);
+    decode.mode = where.mode;
+    decode.prompt = prompt;
+    decode.max_tokens = options_.max_tokens;
+    decode.how = how;
+    auto from_prefill = std::async(std::launch::async, [&] {
+      return call(where.prefill.front(), "prefill", reference::to_json(prefill));
+    });
+    auto from_decode = call(where.decode.front(), "decode", reference::to_json(decode));
+    const auto prefill_answer = from_prefill.get();
+    // Either failure makes the other side fail too; the one that says more than `aborted` is the
+    // cause.
+    if (!from_decode && (prefill_answer || prefill_answer.error().code == errc::aborted ||
+                         from_decode.error().code != errc::aborted))
+      return fail(from_decode.error());
+    if (!prefill_answer) return fail(prefill_answer.error());
+    outcome done;
+    done.prefill_node = where.prefill.front().name;
+    done.decode_node = where.decode.front().name;
+    auto first = reference::prefill_reply_from(*prefill_answer);
+    if (!first) return fail(first.error());
+    auto second = reference::decode_reply_from(*from_decode);
+    if (!second) return fail(second.error());
+    done.prefill = std::move(*first);
+    done.decode = std::move(*second);
+    return done;
+  }
+
+  result<reference::payload> call(const actors::node_info& node, const std::string& method,
+                                  reference::payload payload) {
+    actors::call_request request;
+    request.method = method;
+    request.payload = std::move(payload);
+    request.timeout_ms =
+        static_cast<std::uint32_t>(std::chrono::milliseconds{request_patience}.count());
+    return client_->call(node, request);
+  }
+
+  /// The same text in this process: no transfer, another cache, the same weights.
+  result<reference::generation> compute_alone(const std::vector<reference::token>& prompt,
+                                              const reference::sampling& how) {
+    if (!model_) {
+      auto model =
+          reference::transformer::create(reference::attention_model(layers, kv_heads, head_dim, 1));
+      if (!model) return fail(model.error());
+      model_ = std::move(*model);
+    }
+    return reference::generate_alone(*model_, prompt, options_.max_tokens, how, dtype,
+                                     block_tokens);
+  }
+
+  // -- what is said
+  // ---------------------------------------------------------------------------------
+
+  void print_head() {
+    out_ << "nodes      ";
+    for (const auto& m : members_.members)
+      out_ << m.node.name << " (pid " << m.node.pid << ", " << m.node.host << ":" << m.node.port
+           << ")  ";
+    out_ << "\nmodel      " << layers << " layers, " << kv_heads << " KV heads of " << head_dim
+         << ", " << dtype << ", blocks of " << block_tokens
+         << " tokens; random weights, so the text is noise\nprompt     "
+         << printable(options_.prompt.empty() ? default_prompt : options_.prompt) << "\n"
+         << std::flush;
+  }
+
+  void print_request(const std::string& id, const outcome& done, std::size_t tokens,
+                     clock::duration total) {
+    out_ << id << "     " << tokens << " tokens, " << size_text(done.decode.bytes) << " from "
+         << done.prefill_node << " to " << done.decode_node << " (" << options_.mode << ")\n"
+         << "           prefill " << ms_text(done.prefill.started_ns, done.prefill.computed_ns);
+    if (options_.mode == "write")
+      out_ << "; " << std::lround(done.decode.landed_early * 100.0)
+           << "% of the cache had landed before it ended";
+    out_ << "; all of it was there " << ms_text(done.decode.computed_ns, done.decode.received_ns)
+         << " after; " << options_.max_tokens << " tokens after "
+         << std::chrono::duration_cast<std::chrono::milliseconds>(total).count() << " ms\n";
+  }
+
+  void print_texts(const reference::generation& moved, const reference::generation& alone,
+                   bool same) {
+    out_ << "  moved    " << printable(reference::decode_text(moved.tokens)) << "\n  alone    "
+         << printable(reference::decode_text(alone.tokens)) << "\n";
+    if (!same && moved.tokens == alone.tokens)
+      out_ << "  the tokens agree, but not every bit of the logits\n";
+    out_ << std::flush;
+  }
+
+  void print_link() {
+    const auto report = client_->report("decode-0");
+    if (!report) return;
+    for (const auto& link : report->links)
+      out_ << "link       decode-0 <-> " << link.peer << " over " << link.backend << ", "
+           << link.lanes << (link.lanes == 1 ? " lane: " : " lanes: ") << link.reason << "\n";
+  }
+
+  const demo_options& options_;
+  std::ostream& out_;
+  const work_folder& folder_;
+  demo_nodes nodes_;
+  interrupt_watch watch_;
+  std::unique_ptr<actors::cluster_client> client_;
+  actors::membership members_;
+  std::shared_ptr<const reference::transformer> model_;
+};
+
+result<void> check(const demo_options& options) {
+  if (options.mode != "write" && options.mode != "read")
+    return fail(errc::invalid_config, "--mode must be write or read, found " + options.mode);
+  if (options.backend != "auto" && options.backend != "shm" && options.backend != "tcp")
+    return fail(errc::invalid_config,
+                "--backend must be auto, shm or tcp, found " + options.backend);
+  if (options.requests == 0 || options.requests > 1000)
+    return fail(errc::invalid_config, "--requests must be 1 to 1000");
+  if (options.prompt.size() > 8192)
+    return fail(errc::invalid_config, "--prompt takes at most 8192 bytes");
+  return {};
+}
+
+}  // namespace
+
+int run_demo(const demo_options& options, std::ostream& out) {
+  constexpr int failed = 1;
+  constexpr int interrupted = 130;
+  if (auto ok = check(options); !ok) {
+    out << "troupe demo: " << to_string(ok.error()) << "\n";
+    return failed;
+  }
+  auto folder = work_folder::make();
+  if (!folder) {
+    out << "troupe demo: " << to_string(folder.error()) << "\n";
+    return failed;
+  }
+  demo show{options, out, *folder};
+  const auto identical = show.run();
+  show.stop();
+  if (show.interrupted()) {
+    folder->remove();
+    out << "troupe demo: interrupted; every process was stopped\n";
+    return interrupted;
+  }
+  if (!identical) {
+    out << "troupe demo: " << to_string(identical.error())
+        << "\nThe deployment and the logs are in " << folder->file("") << "\n";
+    return failed;
+  }
+  folder->remove();
+  return *identical ? 0 : failed;
+}
+
+}  // namespace troupe::deploy

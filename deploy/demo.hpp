@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+
+namespace troupe::deploy {
+
+/// What `troupe demo` can be told.
+struct demo_options {
+  std::string prompt;           ///< empty: a text of its own
+  std::string mode{"write"};    ///< write, read
+  std::string backend{"auto"};  ///< auto, shm, tcp
+  std::uint32_t requests{1};
+  std::uint32_t max_tokens{48};  ///< of each text
+  std::string program;           ///< the `troupe` command to start nodes with; empty: this program
+};
+
+/// Starts a supervisor, a prefill and a decode process on this machine, sends prompts through them
+/// and compares each text with what one process alone computes. Writes what it does to `out`.
+/// Everything it started has ended when it returns, also after SIGINT or SIGTERM. Call it before
+/// any other thread is made. The exit code: 0 all texts are identical, 1 they are not or something
+/// failed, 130 interrupted.
+[[nodiscard]] int run_demo(const demo_options& options, std::ostream& out);
+
+}  // namespace troupe::deploy
