@@ -1,0 +1,368 @@
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+
+#include <sys/un.h>
+
+#include "troupe/transport/shm/wire.hpp"
+
+#include "processes.hpp"
+
+// Two processes, one of which is killed, stopped, or hostile.
+
+namespace troupe::transport::shm_test {
+namespace {
+
+constexpr incarnation ours{101};
+constexpr incarnation theirs{202};
+constexpr std::uint64_t size = 32 << 20;
+
+/// The other process: writes `value` over the whole of what it is granted, batch after batch, for
+/// ever.
+void write_for_ever(channel& line) {
+  node self{theirs.value};
+  join(self, ours, link_role::initiator, line);
+  const auto from = self.allocate(size);
+  std::ranges::fill(self.memory(from), std::byte{0xbb});
+  for (std::uint64_t id = 1;; id += 1000) {
+    // One grant after another, each used until it is revoked.
+    const auto grant = line.receive_grant();
+    for (std::uint64_t i = 0;; ++i) {
+      const auto done = self.said->completions();
+      if (std::ranges::any_of(done, [&](const auto& c) { return c.id.value >= id && c.failure; }))
+        break;
+      if (done.size() + 2 <= id % 1000 + i) {
+        std::this_thread::sleep_for(50us);
+        continue;
+      }
+      if (!self.to_peer->post(simple_batch(id + i, direction::write, from, grant,
+                                           {{.length = grant.extents[0].length}}))) {
+        break;
+      }
+      std::this_thread::sleep_for(100us);
+    }
+    line.send_value(int{1});
+  }
+}
+
+bool intact(std::span<const std::byte> memory, std::byte value) {
+  return std::ranges::all_of(memory, [&](std::byte b) { return b == value; });
+}
+
+remote_grant grant_all(node& self, region_id region, transfer_id transfer) {
+  auto made = self.to_peer->grant(region, {{.offset = 0, .length = size}}, access::write, transfer);
+  EXPECT_TRUE(made) << made.error().message;
+  return *made;
+}
+
+bool becomes_quiescent(node& self, transfer_id transfer, std::chrono::milliseconds within) {
+  return eventually([&] { return std::ranges::count(self.said->quiescent(), transfer) == 1; },
+                    within);
+}
+
+TEST(shm_faults, a_writer_killed_in_the_middle_is_peer_lost_once_and_its_blocks_can_be_used_again) {
+  other_process other{write_for_ever};
+  node self{ours.value};
+  join(self, theirs, link_role::acceptor, other.line());
+  const auto region = self.allocate(size);
+  other.line().send_grant(grant_all(self, region, transfer_id{1}));
+  auto memory = self.memory(region);
+  ASSERT_TRUE(eventually([&] {
+    return std::atomic_ref{memory[size / 2]}.load(std::memory_order_relaxed) == std::byte{0xbb};
+  }));
+  other.kill();
+  ASSERT_TRUE(eventually([&] { return self.said->broken().size() == 1; }, 2000ms));
+  EXPECT_EQ(self.said->broken()[0].code, errc::peer_lost);
+  EXPECT_EQ(self.to_peer->fence(transfer_id{1}), fence_state::quiescent);
+  std::ranges::fill(memory, std::byte{0x11});
+  std::this_thread::sleep_for(100ms);
+  EXPECT_TRUE(intact(memory, std::byte{0x11}));
+  EXPECT_EQ(self.said->broken().size(), 1u);
+  EXPECT_TRUE(self.place->deregister(region));
+}
+
+TEST(shm_faults, a_target_killed_in_the_middle_fails_every_batch_with_peer_lost_and_harms_nobody) {
+  other_process other{[](channel& line) {
+    node self{theirs.value};
+    join(self, ours, link_role::acceptor, line);
+    const auto region = self.allocate(size);
+    line.send_grant(grant_all(self, region, transfer_id{1}));
+    while (true) ::pause();
+  }};
+  node self{ours.value};
+  join(self, theirs, link_role::initiator, other.line());
+  const auto grant = other.line().receive_grant();
+  const auto from = self.allocate(size);
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    ASSERT_TRUE(self.to_peer->post(
+        simple_batch(i, direction::write, from, grant, {{.length = size}}, "landed")));
+  }
+  other.kill();
+  ASSERT_TRUE(eventually([&] { return self.said->broken().size() == 1; }, 2000ms));
+  const auto done = self.said->completions();
+  ASSERT_EQ(done.size(), 200u);
+  EXPECT_EQ(done.back().failure->code, errc::peer_lost);
+  EXPECT_EQ(self.to_peer->fence(transfer_id{1}), fence_state::quiescent);
+  EXPECT_TRUE(self.place->deregister(from));
+}
+
+TEST(shm_faults, a_writer_stopped_inside_a_copy_never_writes_into_blocks_that_are_used_again) {
+  other_process other{write_for_ever};
+  node self{ours.value};
+  join(self, theirs, link_role::acceptor, other.line());
+  const auto region = self.allocate(size);
+  auto memory = self.memory(region);
+  int found_inside = 0;
+  for (std::uint64_t round = 1; round <= 25; ++round) {
+    std::ranges::fill(memory, std::byte{0});
+    const transfer_id transfer{round};
+    other.line().send_grant(grant_all(self, region, transfer));
+    const std::size_t probe = (round * 7919) % 31 * (1 << 20);
+    ASSERT_TRUE(eventually([&] {
+      return std::atomic_ref{memory[probe]}.load(std::memory_order_relaxed) == std::byte{0xbb};
+    }));
+    other.stop();
+    const bool pending = self.to_peer->fence(transfer) == fence_state::pending;
+    if (pending) {
+      ++found_inside;
+      std::this_thread::sleep_for(20ms);
+      EXPECT_TRUE(std::ranges::count(self.said->quiescent(), transfer) == 0)
+          << "quiescent while the writer is frozen inside";
+      EXPECT_FALSE(self.place->deregister(region));
+      other.go_on();
+      ASSERT_TRUE(becomes_quiescent(self, transfer, 2000ms));
+      std::ranges::fill(memory, std::byte{0x11});
+    } else {
+      std::ranges::fill(memory, std::byte{0x11});
+      other.go_on();
+    }
+    other.line().receive_value<int>();  // it found its grant revoked
+    std::this_thread::sleep_for(2ms);
+    ASSERT_TRUE(intact(memory, std::byte{0x11})) << "round " << round;
+  }
+  EXPECT_GT(found_inside, 0) << "never stopped it inside a copy; the test proves nothing";
+}
+
+TEST(shm_faults, a_writer_stopped_inside_a_copy_and_then_killed_ends_the_fence_that_waits_for_it) {
+  for (int attempt = 0; attempt < 30; ++attempt) {
+    other_process other{write_for_ever};
+    node self{ours.value};
+    join(self, theirs, link_role::acceptor, other.line());
+    const auto region = self.allocate(size);
+    auto memory = self.memory(region);
+    other.line().send_grant(grant_all(self, region, transfer_id{1}));
+    ASSERT_TRUE(eventually([&] {
+      return std::atomic_ref{memory[static_cast<std::size_t>(attempt) << 20]}.load() ==
+             std::byte{0xbb};
+    }));
+    other.stop();
+    if (self.to_peer->fence(transfer_id{1}) == fence_state::quiescent) continue;
+    std::this_thread::sleep_for(20ms);
+    EXPECT_TRUE(self.said->quiescent().empty());
+    other.kill();
+    EXPECT_TRUE(becomes_quiescent(self, transfer_id{1}, 2000ms));
+    EXPECT_TRUE(eventually([&] { return self.said->broken().size() == 1; }));
+    EXPECT_TRUE(self.place->deregister(region));
+    return;
+  }
+  FAIL() << "never stopped it inside a copy";
+}
+
+TEST(shm_faults, a_closed_end_still_answers_the_fence_when_its_frozen_peer_goes_on) {
+  for (int attempt = 0; attempt < 30; ++attempt) {
+    other_process other{write_for_ever};
+    node self{ours.value};
+    join(self, theirs, link_role::acceptor, other.line());
+    const auto region = self.allocate(size);
+    auto memory = self.memory(region);
+    other.line().send_grant(grant_all(self, region, transfer_id{1}));
+    ASSERT_TRUE(eventually([&] {
+      return std::atomic_ref{memory[static_cast<std::size_t>(attempt) << 20]}.load() ==
+             std::byte{0xbb};
+    }));
+    other.stop();
+    self.to_peer->close();
+    if (self.to_peer->fence(transfer_id{1}) == fence_state::quiescent) continue;
+    EXPECT_FALSE(self.place->deregister(region));
+    other.go_on();
+    EXPECT_TRUE(becomes_quiescent(self, transfer_id{1}, 2000ms));
+    EXPECT_TRUE(self.said->broken().empty());
+    EXPECT_TRUE(self.place->deregister(region));
+    return;
+  }
+  FAIL() << "never stopped it inside a copy";
+}
+
+TEST(shm_faults, a_dead_peer_whose_forked_child_lives_on_is_noticed_all_the_same) {
+  other_process other{[](channel& line) {
+    node self{theirs.value};
+    join(self, ours, link_role::initiator, line);
+    const auto grandchild = ::fork();  // inherits the socket and keeps it open
+    if (grandchild == 0) {
+      while (true) ::pause();
+    }
+    line.send_value(grandchild);
+    while (true) ::pause();
+  }};
+  node self{ours.value};
+  join(self, theirs, link_role::acceptor, other.line());
+  const auto grandchild = other.line().receive_value<pid_t>();
+  other.kill();
+  EXPECT_TRUE(eventually([&] { return self.said->broken().size() == 1; }, 2000ms));
+  ::kill(grandchild, SIGKILL);
+}
+
+// -- strangers
+// --------------------------------------------------------------------------------------------
+
+shm::owned_fd dial(const link_offer& offer) {
+  const auto decoded = shm::shm_offer::decode(offer.payload);
+  EXPECT_TRUE(decoded);
+  auto socket = shm::connect_to(decoded->address.data());
+  EXPECT_TRUE(socket) << socket.error().message;
+  return socket ? std::move(*socket) : shm::owned_fd{};
+}
+
+bool is_closed(int socket) {
+  return eventually([&] {
+    auto got = shm::receive_message(socket, shm::fds_allowed::yes);
+    return got && std::holds_alternative<shm::socket_state>(*got) &&
+           std::get<shm::socket_state>(*got) == shm::socket_state::closed;
+  });
+}
+
+TEST(shm_faults, a_stranger_with_a_wrong_token_is_closed_and_the_real_peer_still_gets_in) {
+  node dialer{101};
+  node acceptor{202};
+  dialer.open(acceptor.self, link_role::initiator);
+  acceptor.open(dialer.self, link_role::acceptor);
+  ASSERT_TRUE(acceptor.to_peer->connect(dialer.to_peer->offer()));
+  const auto offer = acceptor.to_peer->offer();
+
+  const auto stranger = dial(offer);
+  shm::hello_message hello;
+  hello.dialer = dialer.self.value;
+  hello.acceptor = acceptor.self.value;
+  ASSERT_TRUE(shm::send_message(stranger.get(), hello));
+  EXPECT_TRUE(is_closed(stranger.get()));
+
+  const auto noise = dial(offer);
+  ASSERT_EQ(::send(noise.get(), "GET / HTTP/1.1", 14, MSG_NOSIGNAL), 14);
+  EXPECT_TRUE(is_closed(noise.get()));
+
+  ASSERT_TRUE(dialer.to_peer->connect(offer));
+  EXPECT_TRUE(eventually([&] { return dialer.said->ups() == 1 && acceptor.said->ups() == 1; }));
+}
+
+std::size_t open_descriptors() {
+  return static_cast<std::size_t>(
+      std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {}));
+}
+
+TEST(shm_faults, silent_connections_are_bounded_and_do_not_keep_the_real_peer_out) {
+  node dialer{101};
+  node acceptor{202};
+  dialer.open(acceptor.self, link_role::initiator);
+  acceptor.open(dialer.self, link_role::acceptor);
+  ASSERT_TRUE(acceptor.to_peer->connect(dialer.to_peer->offer()));
+  const auto offer = acceptor.to_peer->offer();
+  const auto before = open_descriptors();
+  std::vector<shm::owned_fd> silent;
+  const auto decoded = shm::shm_offer::decode(offer.payload);
+  ASSERT_TRUE(decoded);
+  while (silent.size() < 400) {
+    auto socket = shm::connect_to(decoded->address.data());
+    if (socket) {
+      silent.push_back(std::move(*socket));
+    } else {
+      std::this_thread::sleep_for(100us);
+    }
+  }
+  // Each of ours has an end at the listener only while it is one of the newest 64.
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= before + 400 + 64; }));
+  ASSERT_TRUE(dialer.to_peer->connect(offer));
+  EXPECT_TRUE(eventually([&] { return dialer.said->ups() == 1 && acceptor.said->ups() == 1; }));
+  // After the hello timeout none is left.
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= before + 400 + 20; }, 4000ms));
+}
+
+TEST(shm_faults, a_peer_that_sends_nonsense_over_the_socket_of_a_link_ends_only_that_link) {
+  node acceptor{202};
+  acceptor.open(ours, link_role::acceptor);
+  // A peer made by hand: it has the offer, so it gets as far as a real one.
+  shm::shm_offer self;
+  self.pid = static_cast<std::uint32_t>(::getpid());
+  self.address[0] = 'x';
+  ASSERT_TRUE(acceptor.to_peer->connect({backend_kind::shm, ours, self.encode()}));
+  const auto offer = acceptor.to_peer->offer();
+  const auto socket = dial(offer);
+  shm::hello_message hello;
+  hello.acceptor_token = shm::shm_offer::decode(offer.payload)->secret;
+  hello.dialer = ours.value;
+  hello.acceptor = acceptor.self.value;
+  ASSERT_TRUE(shm::send_message(socket.get(), hello));
+  std::this_thread::sleep_for(20ms);
+  ASSERT_TRUE(shm::send_message(socket.get(), shm::ready_message{}));
+  ASSERT_TRUE(eventually([&] { return acceptor.said->ups() == 1; }));
+  shm::region_shared_message nothing_attached;
+  nothing_attached.region = 1;
+  nothing_attached.size = 4096;
+  ASSERT_TRUE(shm::send_message(socket.get(), nothing_attached));
+  ASSERT_TRUE(eventually([&] { return acceptor.said->broken().size() == 1; }));
+  EXPECT_EQ(acceptor.said->broken()[0].code, errc::unauthorized);
+}
+
+// -- leaks
+// ------------------------------------------------------------------------------------------------
+
+std::uint64_t resident_kib() {
+  std::ifstream status{"/proc/self/status"};
+  std::string word;
+  while (status >> word) {
+    if (word == "VmRSS:") {
+      std::uint64_t kib = 0;
+      status >> kib;
+      return kib;
+    }
+  }
+  return 0;
+}
+
+TEST(shm_faults, a_thousand_links_leave_no_descriptor_and_no_memory_behind) {
+  node dialer{101};
+  node acceptor{202};
+  const auto region = acceptor.allocate(1 << 20);
+  const auto from = dialer.allocate(1 << 20);
+  std::size_t descriptors = 0;
+  std::uint64_t resident = 0;
+  for (int round = 0; round < 1000; ++round) {
+    dialer.open(acceptor.self, link_role::initiator);
+    acceptor.open(dialer.self, link_role::acceptor);
+    ASSERT_TRUE(acceptor.to_peer->connect(dialer.to_peer->offer()));
+    ASSERT_TRUE(dialer.to_peer->connect(acceptor.to_peer->offer()));
+    ASSERT_TRUE(eventually([&] { return dialer.said->ups() == 1 && acceptor.said->ups() == 1; }));
+    auto grant = acceptor.to_peer->grant(region, {{.offset = 0, .length = 1 << 20}}, access::write,
+                                         transfer_id{1});
+    ASSERT_TRUE(grant);
+    ASSERT_TRUE(dialer.to_peer->post(
+        simple_batch(1, direction::write, from, *grant, {{.length = 1000}}, "x")));
+    ASSERT_TRUE(eventually([&] { return acceptor.said->frames().size() == 1; }));
+    (round % 2 == 0 ? dialer : acceptor).to_peer->close();
+    auto& other = round % 2 == 0 ? acceptor : dialer;
+    ASSERT_TRUE(eventually([&] { return other.said->broken().size() == 1; }));
+    other.to_peer->close();
+    if (round == 100) {
+      descriptors = open_descriptors();
+      resident = resident_kib();
+    }
+  }
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors; }))
+      << open_descriptors() << " of " << descriptors;
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LE(resident_kib(), resident + resident / 10 + 1024);
+#endif
+}
+
+}  // namespace
+}  // namespace troupe::transport::shm_test
