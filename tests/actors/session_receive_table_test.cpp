@@ -1,0 +1,350 @@
+#include <array>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "troupe/actors/receive_session.hpp"
+
+#include "session_table.hpp"
+
+namespace troupe::actors {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint32_t layers = 2;
+constexpr std::uint32_t tokens = 8;
+const time_point deadline = time_point{} + std::chrono::seconds{10};
+const error broken{errc::link_broken, "the link broke"};
+const error given_up{errc::aborted, "the engine gave up"};
+const error refused{errc::overloaded, "too much"};
+const error revoked{errc::grant_revoked, "fenced"};
+
+receive_session begin(transfer_mode mode, std::uint32_t prefix = 0, std::uint32_t end = tokens) {
+  receive_session::options o;
+  o.layers = layers;
+  o.layers_per_batch = 1;
+  o.max_in_flight = 1;
+  o.deadline = deadline;
+  transfer_request r;
+  r.transfer = transfer_id{5};
+  r.request = std::string{"r"};
+  r.mode = mode;
+  r.token_begin = prefix;
+  r.token_end = end;
+  return receive_session{o, r};
+}
+
+using make = std::function<receive_session()>;
+using act = std::function<session_actions(receive_session&)>;
+
+/// Layer 1, where layer 0 came before.
+layers_landed rest() {
+  return {transfer_id{5}, {1, 2, 0, tokens}, false};
+}
+
+/// The situations in which events arrive: the states, and what makes a difference within one.
+receive_session idle() {
+  return begin(transfer_mode::write);
+}
+receive_session requested(transfer_mode mode, std::uint32_t prefix = 0) {
+  auto s = begin(mode, prefix);
+  EXPECT_EQ(describe(s.start()), "send(transfer_request)");
+  return s;
+}
+receive_session requested_write() {
+  return requested(transfer_mode::write);
+}
+receive_session requested_read() {
+  return requested(transfer_mode::read);
+}
+receive_session requested_empty() {
+  return requested(transfer_mode::read, tokens);
+}
+/// One of two batches is here, and the seal that says so.
+receive_session receiving_write() {
+  auto s = requested_write();
+  EXPECT_EQ(describe(s.landed({transfer_id{5}, {0, 1, 0, tokens}, false})), "tell(0-1 x 0-8)");
+  EXPECT_EQ(describe(s.sealed({transfer_id{5}, tokens, 2, {}})), "");
+  return s;
+}
+/// The first pull is in flight.
+receive_session receiving_read() {
+  auto s = requested_read();
+  EXPECT_EQ(describe(s.offered({transfer_id{5}, tokens, {}, {}, {}, {}})), "post(1: 0-1 x 0-8)");
+  return s;
+}
+receive_session fencing_done() {
+  auto s = receiving_write();
+  EXPECT_EQ(describe(s.landed(rest())), "tell(1-2 x 0-8) send(transfer_release) fence");
+  return s;
+}
+receive_session fencing_failed() {
+  auto s = receiving_write();
+  EXPECT_EQ(describe(s.local_abort(given_up)),
+            "send(transfer_abort aborted) conclude(aborted) fence");
+  return s;
+}
+receive_session finished() {
+  auto s = fencing_done();
+  EXPECT_EQ(describe(s.quiescent()), "conclude(done) unpin");
+  return s;
+}
+
+session_actions join(session_actions first, session_actions second) {
+  for (auto& action : second) first.emplace_back(std::move(action));
+  return first;
+}
+session_actions then_quiescent(receive_session& s, session_actions first) {
+  return join(std::move(first), s.quiescent());
+}
+session_actions aborted_and_lost(receive_session& s) {
+  auto did = s.peer_aborted(given_up);
+  did = join(std::move(did), s.link_lost(broken));
+  return then_quiescent(s, std::move(did));
+}
+
+struct situation {
+  const char* name;
+  make in;
+};
+const std::vector<situation> situations{{"idle", idle},
+                                        {"requested_write", requested_write},
+                                        {"requested_read", requested_read},
+                                        {"requested_empty", requested_empty},
+                                        {"receiving_write", receiving_write},
+                                        {"receiving_read", receiving_read},
+                                        {"fencing_done", fencing_done},
+                                        {"fencing_failed", fencing_failed},
+                                        {"finished", finished}};
+
+struct row {
+  const char* event;
+  act happens;
+  /// "next state: actions" per situation, in the order above; "=": stays, does nothing.
+  std::array<const char*, 9> expected;
+};
+
+const char* const stays = "=";
+
+const std::vector<row>& table() {
+  static const std::vector<row> rows{
+      {"start again",
+       [](auto& s) { return s.start(); },
+       {"requested: send(transfer_request)", stays, stays, stays, stays, stays, stays, stays,
+        stays}},
+      {"landed, the rest",
+       [](auto& s) { return s.landed(rest()); },
+       {stays, "receiving: tell(1-2 x 0-8)",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: tell(1-2 x 0-8) send(transfer_release) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"landed, outside the request",
+       [](auto& s) {
+         return s.landed({transfer_id{5}, {0, layers, 0, tokens + 1}, false});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"landed, no layer",
+       [](auto& s) {
+         return s.landed({transfer_id{5}, {1, 1, 0, tokens}, false});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"landed, a layer ahead of the layout",
+       [](auto& s) {
+         return s.landed({transfer_id{5}, {0, layers + 1, 0, tokens}, false});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"landed, state that is not",
+       [](auto& s) {
+         return s.landed({transfer_id{5}, {1, 2, 0, tokens}, true});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"landed, what had landed",
+       [](auto& s) {
+         return s.landed({transfer_id{5}, {0, 1, 0, tokens}, false});
+       },
+       {stays, "receiving: tell(0-1 x 0-8)",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"sealed, two batches",
+       [](auto& s) {
+         return s.sealed({transfer_id{5}, tokens, 2, {}});
+       },
+       {stays,
+        "receiving: ", "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"sealed, no batches",
+       [](auto& s) {
+         return s.sealed({transfer_id{5}, tokens, 0, {}});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_release) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"sealed, another length",
+       [](auto& s) {
+         return s.sealed({transfer_id{5}, tokens + 1, 2, {}});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"offered",
+       [](auto& s) {
+         return s.offered({transfer_id{5}, tokens, {}, {}, {}, {}});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "receiving: post(1: 0-1 x 0-8)", "fencing: send(transfer_release) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"offered, more than asked for",
+       [](auto& s) {
+         return s.offered({transfer_id{5}, tokens + 1, {}, {}, {}, {}});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "receiving: post(1: 0-1 x 0-8)", "fencing: send(transfer_release) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"offered, too few",
+       [](auto& s) {
+         return s.offered({transfer_id{5}, tokens - 1, {}, {}, {}, {}});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
+      {"batch_completed",
+       [](auto& s) { return s.batch_completed(transport::batch_id{1}, std::nullopt); },
+       {stays, stays, stays, stays, stays, "receiving: tell(0-1 x 0-8) post(2: 1-2 x 0-8)", stays,
+        stays, stays}},
+      {"batch_completed, failure",
+       [](auto& s) { return s.batch_completed(transport::batch_id{1}, refused); },
+       {stays, stays, stays, stays, stays,
+        "fencing: send(transfer_abort overloaded) conclude(overloaded) fence", stays, stays,
+        stays}},
+      {"batch_completed, revoked",
+       [](auto& s) { return s.batch_completed(transport::batch_id{1}, revoked); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"batch_completed, unknown",
+       [](auto& s) { return s.batch_completed(transport::batch_id{9}, refused); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"peer_aborted",
+       [](auto& s) { return s.peer_aborted(given_up); },
+       {"fencing: conclude(aborted) fence", "fencing: conclude(aborted) fence",
+        "fencing: conclude(aborted) fence", "fencing: conclude(aborted) fence",
+        "fencing: conclude(aborted) fence", "fencing: conclude(aborted) fence",
+        "fencing: conclude(aborted)", stays, stays}},
+      {"peer_aborted, then quiescent",
+       [](auto& s) { return then_quiescent(s, s.peer_aborted(given_up)); },
+       {"finished: conclude(aborted) fence unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) send(transfer_quiescent) unpin",
+        "finished: send(transfer_quiescent) unpin", stays}},
+      {"local_abort",
+       [](auto& s) { return s.local_abort(given_up); },
+       {"fencing: conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: conclude(aborted)", stays, stays}},
+      {"link_lost",
+       [](auto& s) { return s.link_lost(broken); },
+       {"fencing: conclude(link_broken) fence", "fencing: conclude(link_broken) fence",
+        "fencing: conclude(link_broken) fence", "fencing: conclude(link_broken) fence",
+        "fencing: conclude(link_broken) fence", "fencing: conclude(link_broken) fence", stays,
+        stays, stays}},
+      {"link_lost, then quiescent",
+       [](auto& s) { return then_quiescent(s, s.link_lost(broken)); },
+       {"finished: conclude(link_broken) fence unpin",
+        "finished: conclude(link_broken) fence unpin",
+        "finished: conclude(link_broken) fence unpin",
+        "finished: conclude(link_broken) fence unpin",
+        "finished: conclude(link_broken) fence unpin",
+        "finished: conclude(link_broken) fence unpin", "finished: conclude(done) unpin",
+        "finished: unpin", stays}},
+      {"peer_aborted, link_lost, quiescent",
+       [](auto& s) { return aborted_and_lost(s); },
+       {"finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
+        "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
+        "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
+        "finished: conclude(aborted) unpin", "finished: unpin", stays}},
+      {"quiescent",
+       [](auto& s) { return s.quiescent(); },
+       {stays, stays, stays, stays, stays, stays, "finished: conclude(done) unpin",
+        "finished: unpin", stays}},
+      {"expire too early",
+       [](auto& s) { return s.expire(deadline - std::chrono::milliseconds{1}); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"expire",
+       [](auto& s) { return s.expire(deadline); },
+       {"fencing: conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: conclude(deadline)", stays, stays}},
+  };
+  return rows;
+}
+
+TEST(receive_session, takes_every_event_in_every_state_as_its_table_says) {
+  for (const auto& r : table()) {
+    for (std::size_t i = 0; i < situations.size(); ++i) {
+      auto s = situations[i].in();
+      const auto before = s.current();
+      const auto did = r.happens(s);
+      const auto found = describe(before, s.current(), did);
+      EXPECT_EQ(found, r.expected[i]) << r.event << " in " << situations[i].name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace troupe::actors

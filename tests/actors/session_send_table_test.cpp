@@ -1,0 +1,263 @@
+#include <array>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "troupe/actors/send_session.hpp"
+
+#include "session_table.hpp"
+
+namespace troupe::actors {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint32_t layers = 2;
+constexpr std::uint32_t tokens = 8;
+const time_point deadline = time_point{} + std::chrono::seconds{10};
+const error broken{errc::link_broken, "the link broke"};
+const error given_up{errc::aborted, "the engine gave up"};
+const error refused{errc::overloaded, "too much"};
+const error revoked{errc::grant_revoked, "fenced"};
+
+transfer_request request_for(transfer_mode mode, std::uint32_t begin = 0,
+                             std::uint32_t end = tokens) {
+  transfer_request r;
+  r.transfer = transfer_id{5};
+  r.request = std::string{"r"};
+  r.mode = mode;
+  r.token_begin = begin;
+  r.token_end = end;
+  return r;
+}
+
+send_session::options usual() {
+  send_session::options o;
+  o.layers = layers;
+  o.deadline = deadline;
+  return o;
+}
+
+session_actions begin(send_session& s, transfer_mode mode, std::uint32_t first = 0,
+                      std::uint32_t end = tokens) {
+  const std::array<std::uint32_t, layers> nothing{};
+  return s.start(request_for(mode, first, end), nothing, std::nullopt, {});
+}
+
+using make = std::function<send_session()>;
+using act = std::function<session_actions(send_session&)>;
+
+/// The situations in which events arrive: the states, and what makes a difference within one.
+send_session idle() {
+  return send_session{usual()};
+}
+send_session streaming_write() {
+  auto s = idle();
+  EXPECT_EQ(describe(begin(s, transfer_mode::write)), "");
+  EXPECT_EQ(describe(s.source_ready(0, 1, tokens)), "post(1: 0-1 x 0-8)");
+  return s;
+}
+send_session streaming_read() {
+  auto s = idle();
+  EXPECT_EQ(describe(begin(s, transfer_mode::read)), "");
+  EXPECT_EQ(describe(s.source_ready(0, layers, tokens)), "");
+  return s;
+}
+send_session draining_write() {
+  auto s = streaming_write();
+  EXPECT_EQ(describe(s.source_ready(1, 2, tokens)), "post(2: 1-2 x 0-8)");
+  EXPECT_EQ(describe(s.sealed(tokens, {})), "send(transfer_sealed 2)");
+  return s;
+}
+send_session draining_read() {
+  auto s = streaming_read();
+  EXPECT_EQ(describe(s.sealed(tokens, {})), "offer(0-2 x 0-8)");
+  return s;
+}
+send_session draining_empty() {
+  auto s = idle();
+  EXPECT_EQ(describe(begin(s, transfer_mode::read, 4, 4)), "send(transfer_sealed 0)");
+  return s;
+}
+send_session fencing_done() {
+  auto s = draining_write();
+  EXPECT_EQ(describe(s.peer_released()), "conclude(done) fence");
+  return s;
+}
+send_session fencing_failed() {
+  auto s = streaming_write();
+  EXPECT_EQ(describe(s.local_abort(given_up)),
+            "send(transfer_abort aborted) conclude(aborted) fence");
+  return s;
+}
+send_session finished() {
+  auto s = fencing_done();
+  EXPECT_EQ(describe(s.quiescent()), "unpin");
+  return s;
+}
+
+session_actions join(session_actions first, session_actions second) {
+  for (auto& action : second) first.emplace_back(std::move(action));
+  return first;
+}
+session_actions then_quiescent(send_session& s, session_actions first) {
+  return join(std::move(first), s.quiescent());
+}
+session_actions aborted_and_lost(send_session& s) {
+  auto did = s.peer_aborted(given_up);
+  did = join(std::move(did), s.link_lost(broken));
+  return then_quiescent(s, std::move(did));
+}
+session_actions sealed_when_ready(send_session& s) {
+  static_cast<void>(s.source_ready(0, layers, tokens));
+  return s.sealed(tokens, {});
+}
+
+struct situation {
+  const char* name;
+  make in;
+};
+const std::vector<situation> situations{{"idle", idle},
+                                        {"streaming_write", streaming_write},
+                                        {"streaming_read", streaming_read},
+                                        {"draining_write", draining_write},
+                                        {"draining_read", draining_read},
+                                        {"draining_empty", draining_empty},
+                                        {"fencing_done", fencing_done},
+                                        {"fencing_failed", fencing_failed},
+                                        {"finished", finished}};
+
+struct row {
+  const char* event;
+  act happens;
+  /// "next state: actions" per situation, in the order above; "=": stays, does nothing.
+  std::array<const char*, 9> expected;
+};
+
+const char* const stays = "=";
+
+const std::vector<row>& table() {
+  static const std::vector<row> rows{
+      {"start again",
+       [](auto& s) { return begin(s, transfer_mode::write, 0, tokens); },
+       {"streaming: ", stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"start with everything ready and sealed",
+       [](auto& s) {
+         return s.start(request_for(transfer_mode::write), std::array{tokens, tokens}, tokens, {});
+       },
+       {"draining: post(1: 0-2 x 0-8) send(transfer_sealed 1)", stays, stays, stays, stays, stays,
+        stays, stays, stays}},
+      {"source_ready",
+       [](auto& s) { return s.source_ready(0, layers, tokens); },
+       {stays, "streaming: post(2: 1-2 x 0-8)", stays, stays, stays, stays, stays, stays, stays}},
+      {"source_ready of a layer that is not",
+       [](auto& s) { return s.source_ready(0, layers + 1, tokens); },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays, stays, stays, stays}},
+      {"sealed with all ready",
+       [](auto& s) { return sealed_when_ready(s); },
+       {stays, "draining: send(transfer_sealed 2)", "draining: offer(0-2 x 0-8)", stays, stays,
+        stays, stays, stays, stays}},
+      {"sealed with a layer missing",
+       [](auto& s) { return s.sealed(tokens + 1, {}); },
+       {stays, "fencing: send(transfer_abort invalid_config) conclude(invalid_config) fence",
+        "fencing: send(transfer_abort invalid_config) conclude(invalid_config) fence", stays, stays,
+        stays, stays, stays, stays}},
+      {"sealed with too few tokens",
+       [](auto& s) { return s.sealed(tokens - 1, {}); },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays, stays, stays, stays}},
+      {"batch_completed",
+       [](auto& s) { return s.batch_completed(transport::batch_id{1}, std::nullopt); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"batch_completed, failure",
+       [](auto& s) { return s.batch_completed(transport::batch_id{1}, refused); },
+       {stays, "fencing: send(transfer_abort overloaded) conclude(overloaded) fence", stays,
+        "fencing: send(transfer_abort overloaded) conclude(overloaded) fence", stays, stays, stays,
+        stays, stays}},
+      {"batch_completed, revoked",
+       [](auto& s) { return s.batch_completed(transport::batch_id{1}, revoked); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"batch_completed, unknown",
+       [](auto& s) { return s.batch_completed(transport::batch_id{9}, refused); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"peer_released",
+       [](auto& s) { return s.peer_released(); },
+       {stays, "fencing: send(transfer_abort internal) conclude(internal) fence",
+        "fencing: send(transfer_abort internal) conclude(internal) fence",
+        "fencing: conclude(done) fence", "fencing: conclude(done) fence",
+        "fencing: conclude(done) fence", stays, stays, stays}},
+      {"peer_aborted",
+       [](auto& s) { return s.peer_aborted(given_up); },
+       {"finished: conclude(aborted) unpin", "fencing: conclude(aborted) fence",
+        "fencing: conclude(aborted) fence", "fencing: conclude(aborted) fence",
+        "fencing: conclude(aborted) fence", "fencing: conclude(aborted) fence", stays, stays,
+        stays}},
+      {"peer_aborted, then quiescent",
+       [](auto& s) { return then_quiescent(s, s.peer_aborted(given_up)); },
+       {"finished: conclude(aborted) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: conclude(aborted) fence send(transfer_quiescent) unpin",
+        "finished: send(transfer_quiescent) unpin", "finished: send(transfer_quiescent) unpin",
+        stays}},
+      {"local_abort",
+       [](auto& s) { return s.local_abort(given_up); },
+       {"finished: conclude(aborted) unpin",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence",
+        "fencing: send(transfer_abort aborted) conclude(aborted) fence", stays, stays, stays}},
+      {"link_lost",
+       [](auto& s) { return s.link_lost(broken); },
+       {"finished: conclude(link_broken) unpin", "fencing: conclude(link_broken) fence",
+        "fencing: conclude(link_broken) fence", "fencing: conclude(link_broken) fence",
+        "fencing: conclude(link_broken) fence", "fencing: conclude(link_broken) fence", stays,
+        stays, stays}},
+      {"peer_aborted, link_lost, quiescent",
+       [](auto& s) { return aborted_and_lost(s); },
+       {"finished: conclude(aborted) unpin", "finished: conclude(aborted) fence unpin",
+        "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
+        "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
+        "finished: unpin", "finished: unpin", stays}},
+      {"quiescent",
+       [](auto& s) { return s.quiescent(); },
+       {stays, stays, stays, stays, stays, stays, "finished: unpin", "finished: unpin", stays}},
+      {"expire too early",
+       [](auto& s) { return s.expire(deadline - std::chrono::milliseconds{1}); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"expire",
+       [](auto& s) { return s.expire(deadline); },
+       {"finished: conclude(deadline) unpin",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence",
+        "fencing: send(transfer_abort deadline) conclude(deadline) fence", stays, stays, stays}},
+  };
+  return rows;
+}
+
+TEST(send_session, takes_every_event_in_every_state_as_its_table_says) {
+  for (const auto& r : table()) {
+    for (std::size_t i = 0; i < situations.size(); ++i) {
+      auto s = situations[i].in();
+      const auto before = s.current();
+      const auto did = r.happens(s);
+      const auto found = describe(before, s.current(), did);
+      EXPECT_EQ(found, r.expected[i]) << r.event << " in " << situations[i].name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace troupe::actors
