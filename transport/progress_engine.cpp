@@ -176,8 +176,12 @@ void progress_engine::wake() {
 // -- rounds
 // -------------------------------------------------------------------------------------------
 
-bool progress_engine::poll_once() {
+void progress_engine::caller_polls() noexcept {
   caller_ns_.store(nanoseconds(steady_clock::now()), std::memory_order_release);
+}
+
+bool progress_engine::poll_once() {
+  caller_polls();
   return run_round(milliseconds{0});
 }
 

@@ -83,6 +83,9 @@ class progress_engine {
 
   /// Makes a sleeping thread run a round and poll for `spin`.
   void wake();
+  /// Says that the caller does by itself, just now, what a round would do: the thread keeps out of
+  /// the way.
+  void caller_polls() noexcept;
   /// One round from the calling thread; false at once when another thread (or a caller up the
   /// stack) runs one.
   bool poll_once();

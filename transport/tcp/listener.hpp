@@ -1,0 +1,87 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/progress_engine.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/tcp/wire.hpp"
+
+namespace troupe::transport::tcp {
+
+/// A link that waits for lanes.
+class lane_acceptor {
+ public:
+  virtual ~lane_acceptor() = default;
+  [[nodiscard]] virtual const token& secret() const noexcept = 0;
+  /// The token was right. Takes the descriptor, or says why it does not.
+  [[nodiscard]] virtual std::optional<troupe::error> accept_lane(unique_fd& fd,
+                                                                 const hello& said) = 0;
+};
+
+/// The endpoint's one listening socket. Trusts nobody: a connection holds 80 bytes of memory and
+/// one descriptor until it has shown the token of a link that waits, two seconds at most; of those
+/// that have not, at most `max_pending_connections` are kept, the oldest goes first.
+class listener final : public pollable, public std::enable_shared_from_this<listener> {
+ public:
+  [[nodiscard]] static result<std::shared_ptr<listener>> create(backend_context& context);
+  ~listener() override = default;
+
+  [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
+  [[nodiscard]] const std::string& host() const noexcept { return context_.options.host; }
+
+  void expect(std::uint64_t link, std::weak_ptr<lane_acceptor> who);
+  void forget(std::uint64_t link);
+  /// Before the endpoint goes.
+  void stop();
+
+  bool on_ready(std::uint64_t key, std::uint32_t events) override;
+  void on_timer(std::uint64_t key, steady_time now) override;
+
+ private:
+  struct stranger {
+    std::uint64_t key;
+    unique_fd fd;
+    watch_id watch;
+    steady_time until;
+    std::array<std::byte, hello_size> said{};
+    std::size_t got{0};
+  };
+  using strangers = std::list<stranger>;  // oldest first
+
+  listener(backend_context& context, unique_fd fd);
+  bool accept_all();
+  void admit(int fd);
+  void listen_to(strangers::iterator who);
+  void judge(strangers::iterator who, const hello& said);
+  void refuse(strangers::iterator who, const troupe::error& why);
+  void drop(strangers::iterator who);
+  void notice(const std::string& what);
+
+  backend_context& context_;
+  progress_engine& engine_;
+  const unique_fd fd_;
+  const std::uint16_t port_;
+  watch_id watch_;
+
+  // Touched by calls of the engine only, which never overlap.
+  unique_fd spare_;  ///< given up to take and drop a connection when descriptors run out
+  strangers strangers_;
+  std::unordered_map<std::uint64_t, strangers::iterator> by_key_;
+  std::uint64_t last_key_{0};
+  bool timer_set_{false};
+  steady_time last_notice_{};
+  std::uint64_t unsaid_{0};
+
+  std::mutex mutex_;  // of `waiting_`
+  std::unordered_map<std::uint64_t, std::weak_ptr<lane_acceptor>> waiting_;
+};
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,212 @@
+#include "troupe/transport/tcp/receiver.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include <sys/socket.h>
+
+namespace troupe::transport::tcp {
+
+namespace {
+
+constexpr std::size_t max_pieces = 1023;  // of data; one more takes what follows them
+
+}  // namespace
+
+lane_receiver::lane_receiver(int fd, frame_handler& handler)
+    : fd_{fd}, handler_{handler}, buffer_(buffer_size) {}
+
+lane_receiver::outcome lane_receiver::run(std::size_t budget) {
+  bool worked = false;
+  while (true) {
+    if (consume() == step::failed) return outcome::failed;
+    if (budget == 0) return outcome::worked;
+    const auto got = receive();
+    if (got == 0) return outcome::ended;
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK)
+        return worked ? outcome::worked : outcome::nothing;
+      error_ = {errc::peer_lost,
+                "the connection to the peer failed: " + std::system_category().message(errno)};
+      return outcome::failed;
+    }
+    worked = true;
+    const auto bytes = static_cast<std::size_t>(got);
+    // Less than was asked for: the socket is empty, do not pay for being told so.
+    budget = bytes < asked_ ? 0 : budget - std::min(budget, bytes);
+  }
+}
+
+// -- bytes in the buffer
+// ----------------------------------------------------------------------------------
+
+lane_receiver::step lane_receiver::consume() {
+  while (true) {
+    auto in = std::span<const std::byte>{buffer_}.subspan(begin_, end_ - begin_);
+    const auto event = decoder_.next(in);
+    begin_ = end_ - in.size();
+    if (event.what == frame_decoder::kind::need_more) return step::need_bytes;
+    if (handle(event) == step::failed) return step::failed;
+  }
+}
+
+lane_receiver::step lane_receiver::handle(const frame_decoder::event& event) {
+  switch (event.what) {
+    case frame_decoder::kind::need_more: return step::need_bytes;
+    case frame_decoder::kind::begin: {
+      session_ = {};
+      session_in_buffer_ = false;
+      stored_.clear();
+      landed_ = true;
+      auto where = handler_.on_begin(decoder_.header(), event.bytes);
+      if (!where) return refuse(std::move(where).error());
+      landing_ = std::move(*where);
+      return step::go_on;
+    }
+    case frame_decoder::kind::session: keep_session(event.bytes); return step::go_on;
+    case frame_decoder::kind::data: land(event.bytes); return step::go_on;
+    case frame_decoder::kind::end: return end_frame();
+    case frame_decoder::kind::malformed:
+      return refuse({errc::link_broken, "the peer broke the tcp protocol: " + decoder_.reason()});
+  }
+  return step::failed;
+}
+
+lane_receiver::step lane_receiver::end_frame() {
+  auto ok =
+      handler_.on_end(decoder_.header(), session_, landed_, landing_, decoder_.trailer_status());
+  landing_ = {};
+  session_ = {};
+  session_in_buffer_ = false;
+  if (stored_.capacity() > buffer_size) stored_ = {};
+  return ok ? step::go_on : refuse(std::move(ok).error());
+}
+
+lane_receiver::step lane_receiver::refuse(troupe::error why) {
+  error_ = std::move(why);
+  return step::failed;
+}
+
+void lane_receiver::keep_session(std::span<const std::byte> part) {
+  if (part.size() == decoder_.header().session_size) {
+    session_ = part;
+    session_in_buffer_ = true;
+    return;
+  }
+  // Grows by what has arrived, never by what was announced.
+  stored_.insert(stored_.end(), part.begin(), part.end());
+  session_ = stored_;
+}
+
+void lane_receiver::save_session() {
+  if (!session_in_buffer_) return;
+  stored_.assign(session_.begin(), session_.end());
+  session_ = stored_;
+  session_in_buffer_ = false;
+}
+
+// Data that came along with the head of their frame.
+void lane_receiver::land(std::span<const std::byte> bytes) {
+  payload_ += bytes.size();
+  if (!landing_.guard) {
+    landed_ = false;
+    return;
+  }
+  const scoped_pin pin{*landing_.guard};
+  if (!pin) {
+    landed_ = false;
+    return;
+  }
+  while (!bytes.empty()) {
+    std::array<iovec, 16> pieces{};
+    const auto count = landing_.cursor.peek(*landing_.runs, pieces, bytes.size());
+    if (count == 0) return;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::memcpy(pieces[i].iov_base, bytes.data(), pieces[i].iov_len);
+      bytes = bytes.subspan(pieces[i].iov_len);
+      landing_.cursor.advance(*landing_.runs, pieces[i].iov_len);
+    }
+  }
+}
+
+// -- bytes from the socket
+// ----------------------------------------------------------------------------------
+
+long lane_receiver::receive() {
+  save_session();  // the buffer is about to change
+  if (decoder_.data_left() == 0) return receive_head();
+  return landing_.guard && landed_ ? receive_data() : receive_to_drop();
+}
+
+long lane_receiver::receive_head() {
+  if (begin_ == end_) {
+    begin_ = end_ = 0;
+  } else if (buffer_size - end_ < read_ahead) {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  // A long session frame passes through the whole buffer; anything else only through its beginning,
+  // since what follows may have a place of its own.
+  asked_ = std::min(buffer_size - end_, std::max(read_ahead, decoder_.session_left()));
+  const auto got = ::recv(fd_, buffer_.data() + end_, asked_, MSG_DONTWAIT);
+  if (got > 0) end_ += static_cast<std::size_t>(got);
+  return got;
+}
+
+long lane_receiver::receive_data() {
+  std::array<iovec, max_pieces + 1> pieces;
+  const auto left = decoder_.data_left();
+  auto count = landing_.cursor.peek(*landing_.runs, std::span{pieces}.first(max_pieces), left);
+  std::size_t in_place = 0;
+  for (std::size_t i = 0; i < count; ++i) in_place += pieces[i].iov_len;
+  if (in_place == 0) {  // cannot be: on_begin saw to it that the runs hold the data
+    landed_ = false;
+    return receive_to_drop();
+  }
+  asked_ = in_place;
+  begin_ = end_ = 0;  // data left to come: the buffer is used up
+  if (in_place == left) {
+    pieces[count++] = {buffer_.data(), read_ahead};
+    asked_ += read_ahead;
+  }
+  long got = 0;
+  {
+    const scoped_pin pin{*landing_.guard};
+    if (!pin) {
+      landed_ = false;
+      return receive_to_drop();
+    }
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = count;
+    got = ::recvmsg(fd_, &message, MSG_DONTWAIT);
+  }
+  if (got <= 0) return got;
+  const auto placed = std::min(static_cast<std::size_t>(got), in_place);
+  payload_ += placed;
+  landing_.cursor.advance(*landing_.runs, placed);
+  decoder_.took_data(placed);
+  end_ = static_cast<std::size_t>(got) - placed;
+  return got;
+}
+
+// The frame was refused, or its grant was revoked in the middle of it: the stream goes on behind
+// it.
+long lane_receiver::receive_to_drop() {
+  landed_ = false;
+  begin_ = end_ = 0;
+  asked_ = std::min(buffer_size, decoder_.data_left());
+  const auto got = ::recv(fd_, buffer_.data(), asked_, MSG_DONTWAIT);
+  if (got > 0) {
+    payload_ += static_cast<std::size_t>(got);
+    decoder_.took_data(static_cast<std::size_t>(got));
+  }
+  return got;
+}
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/grant_table.hpp"
+#include "troupe/transport/tcp/frame_decoder.hpp"
+#include "troupe/transport/tcp/memory_run.hpp"
+
+namespace troupe::transport::tcp {
+
+/// Where the data of the frame that has begun go. Without a guard they are read and dropped.
+struct landing {
+  std::shared_ptr<revocable> guard;
+  std::shared_ptr<const std::vector<memory_run>> runs;
+  run_cursor cursor;
+};
+
+/// Who decides what frames mean: the link. Called by one thread at a time, with no lock held.
+class frame_handler {
+ public:
+  virtual ~frame_handler() = default;
+  /// A frame has begun. Checks it before a byte of its data is touched. An error ends the link.
+  [[nodiscard]] virtual result<landing> on_begin(const frame_header& header,
+                                                 std::span<const std::byte> table) = 0;
+  /// The frame is complete. `landed`: all data reached their place; `where` is the landing, moved
+  /// on.
+  [[nodiscard]] virtual result<void> on_end(const frame_header& header,
+                                            std::span<const std::byte> session, bool landed,
+                                            const landing& where, std::uint32_t trailer_status) = 0;
+};
+
+/// The receiving half of a lane. Small frames arrive by one system call into a small buffer; larger
+/// data go from the socket straight to their place, the next frame's head with them. Used by one
+/// thread at a time.
+class lane_receiver {
+ public:
+  lane_receiver(int fd, frame_handler& handler);
+
+  enum class outcome : std::uint8_t { nothing, worked, ended, failed };
+  /// Takes what the socket holds, at most about `budget` bytes of it. `ended`: the peer closed its
+  /// side. `failed`: `error` says why (the socket's error, or bytes against the protocol).
+  outcome run(std::size_t budget);
+  [[nodiscard]] const troupe::error& error() const noexcept { return error_; }
+  [[nodiscard]] bool between_frames() const noexcept {
+    return decoder_.between_frames() && begin_ == end_;
+  }
+  [[nodiscard]] std::uint64_t payload_received() const noexcept { return payload_; }
+
+ private:
+  enum class step : std::uint8_t { go_on, need_bytes, failed };
+
+  step consume();
+  step handle(const frame_decoder::event& event);
+  step end_frame();
+  void keep_session(std::span<const std::byte> part);
+  void land(std::span<const std::byte> bytes);
+  long receive();
+  long receive_head();
+  long receive_data();
+  long receive_to_drop();
+  void save_session();
+  step refuse(troupe::error why);
+
+  static constexpr std::size_t buffer_size = 64 * 1024;
+  static constexpr std::size_t read_ahead = 8 * 1024;
+
+  const int fd_;
+  frame_handler& handler_;
+  frame_decoder decoder_;
+  std::vector<std::byte> buffer_;
+  std::size_t begin_{0};
+  std::size_t end_{0};
+  std::size_t asked_{0};
+  landing landing_;
+  bool landed_{true};
+  std::span<const std::byte>
+      session_;  ///< into `buffer_` until `save_session`, then into `stored_`
+  std::vector<std::byte> stored_;
+  bool session_in_buffer_{false};
+  std::uint64_t payload_{0};
+  troupe::error error_;
+};
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,420 @@
+#include "troupe/transport/tcp/sender.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <limits>
+
+#include <sys/socket.h>
+
+namespace troupe::transport::tcp {
+
+namespace {
+
+constexpr std::size_t max_iov = 1024;  // what one system call takes
+
+// What is sent in place of memory that was withdrawn in the middle of a frame. Never written: all
+// of it is the kernel's one zero page.
+alignas(4096) std::byte zeros[max_data];
+
+}  // namespace
+
+lane_sender::lane_sender(int fd, limits with, std::function<void(bool)> want_writable)
+    : fd_{fd}, limits_{with}, want_writable_{std::move(want_writable)}, staging_(staging_size) {
+  iov_.reserve(max_iov);
+}
+
+// -- queues
+// -------------------------------------------------------------------------------------------
+
+std::size_t lane_sender::push_control(std::span<const std::byte> first,
+                                      std::span<const std::byte> second) {
+  const std::lock_guard lock{mutex_};
+  control_.insert(control_.end(), first.begin(), first.end());
+  control_.insert(control_.end(), second.begin(), second.end());
+  const auto added = first.size() + second.size();
+  return control_bytes_.fetch_add(added, std::memory_order_relaxed) + added;
+}
+
+void lane_sender::push_write(std::shared_ptr<outgoing> job) {
+  queued_bytes_.fetch_add(job->bytes, std::memory_order_relaxed);
+  const std::lock_guard lock{mutex_};
+  writes_.push_back(std::move(job));
+}
+
+void lane_sender::push_read_request(std::shared_ptr<outgoing> job) {
+  const std::lock_guard lock{mutex_};
+  requests_.push_back(std::move(job));
+}
+
+std::size_t lane_sender::push_reply(std::shared_ptr<outgoing> job) {
+  queued_bytes_.fetch_add(job->bytes, std::memory_order_relaxed);
+  const std::lock_guard lock{mutex_};
+  replies_.push_back(std::move(job));
+  return replies_.size();
+}
+
+void lane_sender::read_request_answered() {
+  const std::lock_guard lock{mutex_};
+  if (open_reads_ > 0) --open_reads_;
+}
+
+void lane_sender::give_up_replies(std::uint64_t batch) {
+  const std::lock_guard lock{mutex_};
+  for (const auto& job : replies_) {
+    if (job->batch == batch) job->given_up.store(true, std::memory_order_relaxed);
+  }
+}
+
+// -- flushing
+// -------------------------------------------------------------------------------------------
+
+lane_sender::outcome lane_sender::flush() {
+  if (flushers_.fetch_add(1, std::memory_order_acq_rel) != 0) return outcome::elsewhere;
+  while (true) {
+    auto seen = flushers_.load(std::memory_order_acquire);
+    const auto ended = drain();
+    // Whoever pushed meanwhile counted itself and left the sending to us: go round once more.
+    if (flushers_.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) return ended;
+  }
+}
+
+lane_sender::outcome lane_sender::drain() {
+  if (errno_.load(std::memory_order_relaxed) != 0) return outcome::failed;
+  while (true) {
+    if (next_iov_ == iov_.size()) {
+      reset_burst();
+      if (!build()) {
+        set_blocked(false);
+        return outcome::idle;
+      }
+    }
+    const auto bytes = send_once();
+    if (bytes >= 0) {
+      sent(static_cast<std::size_t>(bytes));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      set_blocked(true);
+      return outcome::blocked;
+    } else if (errno != EINTR) {
+      errno_.store(errno, std::memory_order_release);
+      return outcome::failed;
+    }
+  }
+}
+
+void lane_sender::set_blocked(bool blocked) {
+  if (blocked_.load(std::memory_order_relaxed) == blocked) return;
+  blocked_.store(blocked, std::memory_order_relaxed);
+  want_writable_(blocked);
+}
+
+long lane_sender::send_once() {
+  pin_spans();
+  msghdr message{};
+  message.msg_iov = iov_.data() + next_iov_;
+  message.msg_iovlen = std::min(iov_.size() - next_iov_, max_iov);
+  const auto bytes = ::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  unpin_spans();
+  return bytes;
+}
+
+// Pins the memory of everything that is still to be sent; what was withdrawn is replaced by zeros,
+// and its trailer says so.
+void lane_sender::pin_spans() {
+  for (auto& span : spans_) {
+    if (span.last_iov <= next_iov_ || span.withdrawn) continue;
+    if (!span.job->withdrawn() && span.job->guard->pin()) {
+      pinned_.push_back(span.job->guard.get());
+      continue;
+    }
+    span.withdrawn = true;
+    for (auto i = std::max(span.first_iov, next_iov_); i < span.last_iov; ++i) {
+      iov_[i].iov_base = zeros;
+    }
+    encode_trailer(static_cast<std::uint32_t>(
+                       span.job->type == frame_type::write ? errc::aborted : errc::grant_revoked),
+                   span.trailer);
+  }
+}
+
+void lane_sender::unpin_spans() {
+  // errno of the system call must survive: an atomic decrement does not touch it.
+  for (auto* guard : pinned_) guard->unpin();
+  pinned_.clear();
+}
+
+void lane_sender::sent(std::size_t bytes) {
+  while (bytes > 0 && next_iov_ < iov_.size()) {
+    auto& piece = iov_[next_iov_];
+    const auto step = std::min(bytes, piece.iov_len);
+    piece.iov_base = static_cast<std::byte*>(piece.iov_base) + step;
+    piece.iov_len -= step;
+    bytes -= step;
+    if (piece.iov_len == 0) ++next_iov_;
+  }
+  while (next_iov_ < iov_.size() && iov_[next_iov_].iov_len == 0) ++next_iov_;
+}
+
+void lane_sender::reset_burst() {
+  control_bytes_.fetch_sub(burst_control_.size(), std::memory_order_relaxed);
+  burst_control_.clear();
+  if (burst_control_.capacity() > (std::size_t{64} << 10)) burst_control_.shrink_to_fit();
+  if (burst_size_ > 0) {
+    queued_bytes_.fetch_sub(burst_size_, std::memory_order_relaxed);
+    payload_sent_.fetch_add(burst_size_, std::memory_order_relaxed);
+  }
+  staged_ = 0;
+  iov_.clear();
+  next_iov_ = 0;
+  segments_ = 0;
+  burst_size_ = 0;
+  spans_.clear();
+  kept_.clear();
+}
+
+// -- building a burst
+// -----------------------------------------------------------------------------------
+
+bool lane_sender::room_for_frame() const noexcept {
+  return staging_size - staged_ >= max_head + trailer_size && iov_.size() + 8 < max_iov &&
+         segments_ < limits_.max_segments && burst_size_ < burst_bytes;
+}
+
+bool lane_sender::build() {
+  {
+    const std::lock_guard lock{mutex_};
+    burst_control_.swap(control_);
+    while (!requests_.empty() && open_reads_ < max_open_reads && room_for_frame()) {
+      ++open_reads_;
+      if (add_request_frame(*requests_.front())) requests_.pop_front();
+    }
+  }
+  if (!burst_control_.empty()) iov_.push_back({burst_control_.data(), burst_control_.size()});
+  // The control frames go before the requests: nothing depends on it, but acknowledgements free
+  // memory.
+  if (iov_.size() > 1) std::rotate(iov_.begin(), iov_.end() - 1, iov_.end());
+  while (room_for_frame()) {
+    {
+      const std::lock_guard lock{mutex_};
+      if (!current_write_ && !writes_.empty()) {
+        current_write_ = std::move(writes_.front());
+        writes_.pop_front();
+      }
+      // A reply stays in its queue, where a cancel finds it.
+      current_reply_ = replies_.empty() ? nullptr : replies_.front();
+    }
+    if (!current_write_ && !current_reply_) break;
+    reply_turn_ = current_reply_ && (!current_write_ || !reply_turn_);
+    auto& job = reply_turn_ ? current_reply_ : current_write_;
+    add_frames(job);
+    if (job) continue;
+    if (reply_turn_) {
+      const std::lock_guard lock{mutex_};
+      replies_.pop_front();
+    }
+  }
+  current_reply_.reset();
+  return !iov_.empty();
+}
+
+// Adds one frame of the job; drops the job when that was its last.
+void lane_sender::add_frames(std::shared_ptr<outgoing>& job) {
+  if (job->withdrawn()) {
+    add_withdrawn(*job);
+    job.reset();
+    return;
+  }
+  if (job->type == frame_type::write) {
+    add_write_frame(job);
+  } else {
+    add_read_frame(job);
+  }
+  if (finished(*job)) job.reset();
+}
+
+bool lane_sender::finished(const outgoing& job) const noexcept {
+  return job.cursor.run() >= job.runs->size();
+}
+
+std::byte* lane_sender::stage(std::size_t size) noexcept {
+  auto* at = staging_.data() + staged_;
+  staged_ += size;
+  return at;
+}
+
+// Staged bytes that follow each other in memory and on the wire become one piece.
+void lane_sender::add_staged(const std::byte* at, std::size_t size) {
+  if (!iov_.empty()) {
+    auto& last = iov_.back();
+    if (static_cast<std::byte*>(last.iov_base) + last.iov_len == at &&
+        last.iov_base >= staging_.data()) {
+      last.iov_len += size;
+      return;
+    }
+  }
+  iov_.push_back({const_cast<std::byte*>(at), size});
+}
+
+// Ends a job whose memory was withdrawn, or whose data nobody wants, without touching the memory.
+void lane_sender::add_withdrawn(outgoing& job) {
+  auto* at = stage(header_size + trailer_size);
+  const bool write = job.type == frame_type::write;
+  const frame_header header{
+      .type = job.type,
+      .flags = static_cast<std::uint8_t>(write ? flag_last | flag_aborted
+                                               : flag_end_of_request | (job.last ? flag_last : 0)),
+      .parts = job.parts,
+      .batch = job.batch,
+      .transfer = job.transfer};
+  encode(header, at);
+  encode_trailer(static_cast<std::uint32_t>(write ? errc::aborted : errc::grant_revoked),
+                 at + header_size);
+  add_staged(at, header_size + trailer_size);
+  std::uint64_t done = 0;  // what will not be sent must not count as queued
+  for (std::size_t i = 0; i < job.cursor.run(); ++i) {
+    done += (*job.runs)[i].length * (*job.runs)[i].count;
+  }
+  if (job.cursor.run() < job.runs->size()) {
+    done += (*job.runs)[job.cursor.run()].length * job.cursor.repetition() + job.cursor.offset();
+  }
+  queued_bytes_.fetch_sub(job.bytes - done, std::memory_order_relaxed);
+}
+
+// The next piece of the job as an entry: whole repetitions of a run where they fit, else part of
+// one.
+wire_entry lane_sender::next_entry(const outgoing& job, std::size_t room,
+                                   std::size_t pieces) const {
+  const auto& run = (*job.runs)[job.cursor.run()];
+  const auto offset = job.cursor.offset();
+  wire_entry entry;
+  if (offset != 0 || run.length > room) {
+    entry.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(run.length - offset, room));
+  } else {
+    const auto most =
+        std::min<std::uint64_t>({run.count - job.cursor.repetition(), room / run.length, pieces});
+    entry.length = static_cast<std::uint32_t>(run.length);
+    entry.count = static_cast<std::uint32_t>(most);
+  }
+  if (!job.remote.empty()) {
+    const auto& remote = job.remote[job.cursor.run()];
+    entry.offset = remote.offset + job.cursor.repetition() * remote.stride + offset;
+    entry.stride = entry.count > 1 ? remote.stride : 0;
+    entry.index = remote.index;
+  }
+  return entry;
+}
+
+void lane_sender::add_memory(const memory_run& run, std::uint32_t repetition, std::uint64_t offset,
+                             const wire_entry& entry, std::size_t first_iov) {
+  for (std::uint32_t i = 0; i < entry.count; ++i) {
+    auto* at = run.at + (std::uint64_t{repetition} + i) * run.stride + offset;
+    if (iov_.size() > first_iov) {
+      auto& last = iov_.back();
+      if (static_cast<std::byte*>(last.iov_base) + last.iov_len == at) {
+        last.iov_len += entry.length;
+        continue;
+      }
+    }
+    iov_.push_back({at, entry.length});
+  }
+  segments_ += entry.count;
+}
+
+void lane_sender::add_write_frame(const std::shared_ptr<outgoing>& job) {
+  auto* head = stage(header_size);
+  frame_header header{.type = frame_type::write,
+                      .parts = job->parts,
+                      .batch = job->batch,
+                      .transfer = job->transfer};
+  // The table stands behind the header, so both are one piece; its length is added when it is
+  // known.
+  add_staged(head, header_size);
+  const auto head_iov = iov_.size() - 1;
+  std::size_t session_iov = 0;
+  if (!job->session.empty()) {
+    session_iov = iov_.size();
+    iov_.push_back({job->session.data(), 0});
+  }
+  const auto first_iov = iov_.size();
+  if (!finished(*job)) header.grant = job->remote[job->cursor.run()].grant;
+  while (!finished(*job) && header.entries < max_entries && header.data_size < max_data &&
+         iov_.size() + 2 < max_iov && segments_ < limits_.max_segments &&
+         job->remote[job->cursor.run()].grant == header.grant) {
+    const auto pieces = std::min(max_iov - 2 - iov_.size(), limits_.max_segments - segments_);
+    const auto entry = next_entry(*job, max_data - header.data_size, pieces);
+    if (entry.count == 0) break;
+    encode(entry, stage(entry_size));
+    add_memory((*job->runs)[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(),
+               entry, first_iov);
+    const auto bytes = std::uint64_t{entry.length} * entry.count;
+    header.data_size += static_cast<std::uint32_t>(bytes);
+    ++header.entries;
+    job->cursor.advance(*job->runs, bytes);
+  }
+  iov_[head_iov].iov_len += header.entries * entry_size;
+  if (finished(*job)) {
+    header.flags = flag_last;
+    header.session_size = static_cast<std::uint32_t>(job->session.size());
+    if (!job->session.empty()) {
+      iov_[session_iov].iov_len = job->session.size();
+      kept_.push_back(job);
+    }
+  }
+  encode(header, head);
+  auto* trailer = stage(trailer_size);
+  encode_trailer(0, trailer);
+  if (header.data_size > 0) spans_.push_back({first_iov, iov_.size(), trailer, job});
+  add_staged(trailer, trailer_size);
+  burst_size_ += header.data_size;
+}
+
+void lane_sender::add_read_frame(const std::shared_ptr<outgoing>& job) {
+  auto* head = stage(header_size);
+  frame_header header{
+      .type = frame_type::read_data, .batch = job->batch, .transfer = job->transfer};
+  add_staged(head, header_size);
+  const auto first_iov = iov_.size();
+  while (!finished(*job) && header.data_size < max_data && iov_.size() + 2 < max_iov &&
+         segments_ < limits_.max_segments) {
+    const auto pieces = std::min(max_iov - 2 - iov_.size(), limits_.max_segments - segments_);
+    const auto entry = next_entry(*job, max_data - header.data_size, pieces);
+    if (entry.count == 0) break;
+    add_memory((*job->runs)[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(),
+               entry, first_iov);
+    const auto bytes = std::uint64_t{entry.length} * entry.count;
+    header.data_size += static_cast<std::uint32_t>(bytes);
+    job->cursor.advance(*job->runs, bytes);
+  }
+  if (finished(*job)) {
+    header.flags = static_cast<std::uint8_t>(flag_end_of_request | (job->last ? flag_last : 0));
+  }
+  encode(header, head);
+  auto* trailer = stage(trailer_size);
+  encode_trailer(0, trailer);
+  if (header.data_size > 0) spans_.push_back({first_iov, iov_.size(), trailer, job});
+  add_staged(trailer, trailer_size);
+  burst_size_ += header.data_size;
+}
+
+// One read request: names segments, moves no memory. True: that was the job's last.
+bool lane_sender::add_request_frame(outgoing& job) {
+  auto* head = stage(header_size);
+  frame_header header{.type = frame_type::read_request,
+                      .grant = job.remote[job.cursor.run()].grant,
+                      .transfer = job.transfer};
+  header.batch = job.batch;
+  constexpr auto no_limit = std::numeric_limits<std::uint32_t>::max();
+  while (!finished(job) && header.entries < max_entries &&
+         job.remote[job.cursor.run()].grant == header.grant) {
+    const auto entry = next_entry(job, no_limit, no_limit);
+    encode(entry, stage(entry_size));
+    ++header.entries;
+    job.cursor.advance(*job.runs, std::uint64_t{entry.length} * entry.count);
+  }
+  if (finished(job)) header.flags = flag_last;
+  encode(header, head);
+  add_staged(head, header_size + header.entries * entry_size);
+  return finished(job);
+}
+
+}  // namespace troupe::transport::tcp

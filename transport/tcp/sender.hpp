@@ -1,0 +1,136 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include <sys/uio.h>
+
+#include "troupe/transport/tcp/outgoing.hpp"
+#include "troupe/transport/tcp/wire.hpp"
+
+namespace troupe::transport::tcp {
+
+/// The sending half of a lane: gathers control frames and the frames of many batches into as few
+/// system calls as it can, straight from registered memory. Thread-safe: anyone may push and flush;
+/// of several who flush at once one does the work for all.
+///
+/// Order: control frames (acknowledgements, session frames) first, then writes and read replies in
+/// turn, frame by frame; writes among themselves in the order they were pushed.
+class lane_sender {
+ public:
+  struct limits {
+    std::size_t max_segments{1024};  ///< pieces of memory per system call
+  };
+
+  lane_sender(int fd, limits with, std::function<void(bool)> want_writable);
+  lane_sender(const lane_sender&) = delete;
+  lane_sender& operator=(const lane_sender&) = delete;
+
+  /// Whole frames. Returns the bytes of control frames that now wait.
+  std::size_t push_control(std::span<const std::byte> first,
+                           std::span<const std::byte> second = {});
+  void push_write(std::shared_ptr<outgoing> job);
+  /// Sent when the peer has room for another request (`max_open_reads`).
+  void push_read_request(std::shared_ptr<outgoing> job);
+  /// Returns how many read replies now wait.
+  std::size_t push_reply(std::shared_ptr<outgoing> job);
+  /// The peer answered one read request to its end.
+  void read_request_answered();
+  /// The peer does not want the replies of this batch any more.
+  void give_up_replies(std::uint64_t batch);
+
+  enum class outcome : std::uint8_t { idle, blocked, elsewhere, failed };
+  /// Sends what the socket takes. `elsewhere`: another thread is doing it. `failed`: see
+  /// `last_errno`.
+  outcome flush();
+  [[nodiscard]] int last_errno() const noexcept { return errno_.load(std::memory_order_acquire); }
+
+  [[nodiscard]] std::size_t control_bytes() const noexcept {
+    return control_bytes_.load(std::memory_order_relaxed);
+  }
+  /// Payload that waits or is on its way; what chooses the lane for a small batch.
+  [[nodiscard]] std::uint64_t queued_bytes() const noexcept {
+    return queued_bytes_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool blocked() const noexcept { return blocked_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t payload_sent() const noexcept {
+    return payload_sent_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  // Memory of one job within the burst, to be pinned while it is sent.
+  struct guarded_span {
+    std::size_t first_iov;
+    std::size_t last_iov;
+    std::byte* trailer;
+    std::shared_ptr<outgoing> job;
+    bool withdrawn{false};
+  };
+
+  outcome drain();
+  bool build();
+  void add_frames(std::shared_ptr<outgoing>& job);
+  void add_withdrawn(outgoing& job);
+  void add_write_frame(const std::shared_ptr<outgoing>& job);
+  void add_read_frame(const std::shared_ptr<outgoing>& job);
+  bool add_request_frame(outgoing& job);
+  [[nodiscard]] wire_entry next_entry(const outgoing& job, std::size_t room,
+                                      std::size_t pieces) const;
+  void add_memory(const memory_run& run, std::uint32_t repetition, std::uint64_t offset,
+                  const wire_entry& entry, std::size_t first_iov);
+  void add_staged(const std::byte* at, std::size_t size);
+  [[nodiscard]] std::byte* stage(std::size_t size) noexcept;
+  [[nodiscard]] bool room_for_frame() const noexcept;
+  [[nodiscard]] bool finished(const outgoing& job) const noexcept;
+  long send_once();
+  void pin_spans();
+  void unpin_spans();
+  void sent(std::size_t bytes);
+  void reset_burst();
+  void set_blocked(bool blocked);
+
+  static constexpr std::size_t staging_size = 32 * 1024;
+  static constexpr std::size_t burst_bytes = std::size_t{2} << 20;
+
+  const int fd_;
+  const limits limits_;
+  const std::function<void(bool)> want_writable_;
+
+  std::mutex mutex_;  // of the queues
+  std::vector<std::byte> control_;
+  std::deque<std::shared_ptr<outgoing>> writes_;
+  std::deque<std::shared_ptr<outgoing>> requests_;
+  std::deque<std::shared_ptr<outgoing>> replies_;
+  std::uint32_t open_reads_{0};
+
+  std::atomic<std::uint32_t> flushers_{0};
+  std::atomic<int> errno_{0};
+  std::atomic<std::size_t> control_bytes_{0};
+  std::atomic<std::uint64_t> queued_bytes_{0};
+  std::atomic<std::uint64_t> payload_sent_{0};
+  std::atomic<bool> blocked_{false};
+
+  // The burst on its way: only the flusher touches it.
+  std::vector<std::byte> burst_control_;
+  std::vector<std::byte> staging_;
+  std::size_t staged_{0};
+  std::vector<iovec> iov_;
+  std::size_t next_iov_{0};
+  std::size_t segments_{0};
+  std::size_t burst_size_{0};
+  std::vector<guarded_span> spans_;
+  std::vector<std::shared_ptr<outgoing>> kept_;  ///< whose session bytes the burst refers to
+  std::vector<revocable*> pinned_;
+  std::shared_ptr<outgoing> current_write_;
+  std::shared_ptr<outgoing> current_reply_;
+  bool reply_turn_{false};
+};
+
+}  // namespace troupe::transport::tcp

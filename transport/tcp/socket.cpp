@@ -1,0 +1,134 @@
+#include "troupe/transport/tcp/socket.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+
+namespace troupe::transport::tcp {
+
+unique_fd& unique_fd::operator=(unique_fd&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int unique_fd::release() noexcept {
+  return std::exchange(fd_, -1);
+}
+
+void unique_fd::reset() noexcept {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+std::string what_errno(int number) {
+  return std::system_category().message(number);
+}
+
+result<socket_address> resolve(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0) {
+    return fail(errc::invalid_config,
+                "address '" + host + "' does not resolve: " + ::gai_strerror(code));
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned{found, &::freeaddrinfo};
+  socket_address address;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.size = found->ai_addrlen;
+  return address;
+}
+
+bool is_wildcard(const socket_address& address) noexcept {
+  if (address.storage.ss_family == AF_INET) {
+    sockaddr_in in{};
+    std::memcpy(&in, &address.storage, sizeof in);
+    return in.sin_addr.s_addr == htonl(INADDR_ANY);
+  }
+  if (address.storage.ss_family == AF_INET6) {
+    sockaddr_in6 in{};
+    std::memcpy(&in, &address.storage, sizeof in);
+    return std::memcmp(&in.sin6_addr, &in6addr_any, sizeof in6addr_any) == 0;
+  }
+  return false;
+}
+
+result<unique_fd> listen_on(const std::string& host, std::uint16_t port) {
+  const auto where = "data port " + std::to_string(port) + " at " + host;
+  auto address = resolve(host, port);
+  if (!address) return fail(std::move(address).error());
+  if (is_wildcard(*address)) {
+    return fail(errc::invalid_config, where +
+                                          ": peers dial the address that is given here; name the "
+                                          "one they reach, not all interfaces");
+  }
+  unique_fd fd{::socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  const auto refused = [&](const char* call) {
+    auto advice = errno == EADDRINUSE      ? "; choose another port, or 0 for any"
+                  : errno == EADDRNOTAVAIL ? "; it is no address of this machine"
+                                           : "";
+    return fail(errc::invalid_config, where + ": " + call + ": " + what_errno(errno) + advice);
+  };
+  if (!fd) return refused("socket");
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address->storage), address->size) != 0) {
+    return refused("bind");
+  }
+  if (::listen(fd.get(), 1024) != 0) return refused("listen");
+  return fd;
+}
+
+std::uint16_t bound_port(int fd) noexcept {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) return 0;
+  if (bound.ss_family == AF_INET6) {
+    sockaddr_in6 in{};
+    std::memcpy(&in, &bound, sizeof in);
+    return ntohs(in.sin6_port);
+  }
+  sockaddr_in in{};
+  std::memcpy(&in, &bound, sizeof in);
+  return ntohs(in.sin_port);
+}
+
+result<unique_fd> dial(const socket_address& to) {
+  unique_fd fd{::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  if (!fd) return fail(errc::overloaded, "cannot dial: socket: " + what_errno(errno));
+  tune_lane(fd.get());
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 &&
+      errno != EINPROGRESS) {
+    return fail(errc::peer_unreachable, "cannot dial: connect: " + what_errno(errno));
+  }
+  return fd;
+}
+
+void tune_lane(int fd) noexcept {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  const int idle_s = 5;
+  const int interval_s = 2;
+  const int probes = 3;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+  const unsigned unacknowledged_ms = 10'000;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
+}
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <sys/socket.h>
+
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::transport::tcp {
+
+/// Owns a descriptor.
+class unique_fd {
+ public:
+  unique_fd() = default;
+  explicit unique_fd(int fd) noexcept : fd_{fd} {}
+  unique_fd(unique_fd&& other) noexcept : fd_{other.release()} {}
+  unique_fd& operator=(unique_fd&& other) noexcept;
+  ~unique_fd() { reset(); }
+
+  [[nodiscard]] int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+  int release() noexcept;
+  void reset() noexcept;
+
+ private:
+  int fd_{-1};
+};
+
+struct socket_address {
+  sockaddr_storage storage{};
+  socklen_t size{0};
+};
+
+/// `invalid_config` when `host` is no address or name that resolves.
+[[nodiscard]] result<socket_address> resolve(const std::string& host, std::uint16_t port);
+/// Whether the address means "all interfaces", which no peer can dial.
+[[nodiscard]] bool is_wildcard(const socket_address& address) noexcept;
+/// Bound, listening, non-blocking. `invalid_config` naming address and port.
+[[nodiscard]] result<unique_fd> listen_on(const std::string& host, std::uint16_t port);
+[[nodiscard]] std::uint16_t bound_port(int fd) noexcept;
+/// Starts a non-blocking connect.
+[[nodiscard]] result<unique_fd> dial(const socket_address& to);
+/// No delay for small frames; dead machines are noticed by the kernel after some seconds.
+void tune_lane(int fd) noexcept;
+[[nodiscard]] std::string what_errno(int number);
+
+}  // namespace troupe::transport::tcp

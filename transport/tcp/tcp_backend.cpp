@@ -1,0 +1,59 @@
+#include "troupe/transport/tcp/tcp_backend.hpp"
+
+#include <string>
+
+#include "troupe/transport/tcp/listener.hpp"
+#include "troupe/transport/tcp/tcp_link.hpp"
+
+namespace troupe::transport {
+
+namespace {
+
+class socket_backend final : public tcp_backend {
+ public:
+  socket_backend(backend_context& context, std::shared_ptr<tcp::listener> door)
+      : context_{context}, door_{std::move(door)} {}
+  ~socket_backend() override { door_->stop(); }
+
+  [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::tcp; }
+  [[nodiscard]] std::uint16_t port() const noexcept override { return door_->port(); }
+  [[nodiscard]] usability probe() const override {
+    return {true, "listens at " + door_->host() + ":" + std::to_string(door_->port())};
+  }
+  [[nodiscard]] usability reaches(const host_identity&) const override {
+    return {true, "tcp reaches every peer"};
+  }
+  [[nodiscard]] result<std::shared_ptr<link>> open(const link_options& options,
+                                                   std::shared_ptr<link_sink> sink) override;
+
+ private:
+  backend_context& context_;
+  const std::shared_ptr<tcp::listener> door_;
+};
+
+result<std::shared_ptr<link>> socket_backend::open(const link_options& options,
+                                                   std::shared_ptr<link_sink> sink) {
+  if (!sink) return fail(errc::invalid_config, "a link needs a sink");
+  if (options.lanes < 1 || options.lanes > tcp::max_lanes) {
+    return fail(errc::invalid_config, "qp_per_transfer is " + std::to_string(options.lanes) +
+                                          ", expected 1 to " + std::to_string(tcp::max_lanes));
+  }
+  if (options.post_batch_size == 0 || options.post_batch_size < -1) {
+    return fail(errc::invalid_config, "post_batch_size is " +
+                                          std::to_string(options.post_batch_size) +
+                                          ", expected -1 (best) or at least 1");
+  }
+  auto made = std::make_shared<tcp::tcp_link>(context_, door_, options, std::move(sink));
+  if (options.role == link_role::acceptor) door_->expect(made->number(), made);
+  return std::shared_ptr<link>{std::move(made)};
+}
+
+}  // namespace
+
+result<std::unique_ptr<tcp_backend>> make_tcp_backend(backend_context& context) {
+  auto door = tcp::listener::create(context);
+  if (!door) return fail(std::move(door).error());
+  return std::unique_ptr<tcp_backend>{std::make_unique<socket_backend>(context, std::move(*door))};
+}
+
+}  // namespace troupe::transport

@@ -1,0 +1,297 @@
+#include <algorithm>
+#include <string>
+
+#include <sys/epoll.h>
+
+#include "troupe/transport/tcp/tcp_link.hpp"
+
+// What one lane makes of the frames that come in: the target's side of writes and reads, and the
+// initiator's side of completions and read data.
+namespace troupe::transport::tcp {
+
+namespace {
+
+unexpected against_protocol(const std::string& what) {
+  return fail(errc::link_broken, "the peer broke the tcp protocol: " + what);
+}
+
+std::uint64_t bytes_of(const std::vector<memory_run>& runs) noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& run : runs) sum += run.length * run.count;
+  return sum;
+}
+
+// Where one frame's entries lie in the granted region. Entries that are not permitted are named in
+// `bad` and nothing is taken then.
+struct placed {
+  std::vector<memory_run> runs;
+  std::vector<std::uint32_t> bad;
+  std::optional<troupe::error> failure;
+};
+
+placed place(std::span<const std::byte> table, const given_grant& grant) {
+  placed out;
+  out.runs.reserve(table.size() / entry_size);
+  for (; !table.empty(); table = table.subspan(entry_size)) {
+    const auto entry = decode_entry(table.first<entry_size>());
+    const extent range{entry.offset, entry.length, entry.stride, entry.count};
+    auto ok = entry.length == 0 || entry.count == 0
+                  ? result<void>{fail(errc::out_of_range, "a segment of 0 bytes")}
+                  : check_range(range, grant.region_size);
+    if (ok && !grant.permits_range(range)) {
+      ok = fail(errc::out_of_range, std::to_string(entry.count) + " x " +
+                                        std::to_string(entry.length) + " bytes at offset " +
+                                        std::to_string(entry.offset) +
+                                        " are not within what the grant permits");
+    }
+    if (!ok) {
+      out.bad.push_back(entry.index);
+      if (!out.failure) out.failure = std::move(ok).error();
+      continue;
+    }
+    out.runs.push_back({grant.base + entry.offset, entry.length, entry.stride, entry.count});
+  }
+  return out;
+}
+
+std::vector<std::uint32_t> indices(std::span<const std::byte> table) {
+  std::vector<std::uint32_t> all;
+  for (; !table.empty(); table = table.subspan(entry_size)) {
+    all.push_back(decode_entry(table.first<entry_size>()).index);
+  }
+  return all;
+}
+
+// The guard lives in the grant: keeping it keeps the grant.
+std::shared_ptr<revocable> guard_of(const std::shared_ptr<given_grant>& grant) {
+  return {grant, &grant->guard};
+}
+
+}  // namespace
+
+tcp_lane::tcp_lane(tcp_link& owner, std::size_t number, unique_fd fd, watch_id watch)
+    : owner_{owner},
+      number_{number},
+      fd_{std::move(fd)},
+      watch_{watch},
+      tx_{fd_.get(),
+          {.max_segments = owner.options_.post_batch_size > 0
+                               ? static_cast<std::size_t>(owner.options_.post_batch_size)
+                               : std::size_t{1024}},
+          [engine = &owner.engine_, watch](bool blocked) {
+            engine->rearm(watch, blocked ? EPOLLIN | EPOLLOUT : EPOLLIN);
+          }},
+      rx_{fd_.get(), *this} {}
+
+result<landing> tcp_lane::on_begin(const frame_header& header, std::span<const std::byte> table) {
+  if (!owner_.is_up()) return fail(errc::link_broken, "the link was closed");
+  switch (header.type) {
+    case frame_type::write: return begin_write(header, table);
+    case frame_type::read_data: return begin_read_data(header);
+    case frame_type::read_request:
+      if (auto ok = serve_read(header, table); !ok) return fail(std::move(ok).error());
+      return landing{};
+    case frame_type::completion:
+    case frame_type::session:
+    case frame_type::cancel:
+    case frame_type::ping:
+    case frame_type::pong:
+    case frame_type::goodbye: return landing{};
+  }
+  return against_protocol("unknown frame");
+}
+
+result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::byte> session,
+                              bool landed, const landing& where, std::uint32_t trailer_status) {
+  switch (header.type) {
+    case frame_type::write: return end_write(header, session, landed, trailer_status);
+    case frame_type::read_request: return {};
+    case frame_type::read_data: {
+      if (header.has(flag_end_of_request)) tx_.read_request_answered();
+      std::optional<troupe::error> failure;
+      if (trailer_status != 0) {
+        failure =
+            troupe::error{errc::grant_revoked, "the peer ended the transfer while it was read"};
+      }
+      {
+        const std::lock_guard lock{owner_.batch_mutex_};
+        const auto at = owner_.batches_.find(header.batch);
+        if (at == owner_.batches_.end()) return {};  // given up meanwhile
+        auto* part = at->second->part_on(number_);
+        if (part == nullptr) return {};
+        part->cursor = where.cursor;
+        if (failure && !at->second->failure) at->second->failure = failure;
+        if (!header.has(flag_last)) return {};
+        if (part->left != 0 && !at->second->failure) {
+          return against_protocol("a read ended before all its data came");
+        }
+      }
+      return owner_.part_done(header.batch, number_, std::move(failure), {});
+    }
+    case frame_type::completion: return end_completion(header, session);
+    case frame_type::session:
+      owner_.frames_in_.fetch_add(1, std::memory_order_relaxed);
+      owner_.sink_.frame(session);
+      return {};
+    case frame_type::cancel: tx_.give_up_replies(header.batch); return {};
+    case frame_type::ping: {
+      std::array<std::byte, header_size> pong{};
+      encode(frame_header{.type = frame_type::pong, .batch = header.batch}, pong.data());
+      if (tx_.push_control(pong) > 2 * owner_.options_.max_queued_frame_bytes) {
+        return against_protocol("it pings and does not take the answers");
+      }
+      return {};
+    }
+    case frame_type::pong: return {};
+    case frame_type::goodbye: return fail(errc::link_broken, "the peer closed the link");
+  }
+  return against_protocol("unknown frame");
+}
+
+// -- target
+// -----------------------------------------------------------------------------------------------
+
+result<std::shared_ptr<given_grant>> tcp_lane::grant_for(const frame_header& header,
+                                                         access wanted) {
+  auto grant = last_grant_ && last_grant_->id == header.grant ? last_grant_
+                                                              : owner_.grants_.find(header.grant);
+  if (!grant || grant->guard.revoked()) {
+    last_grant_.reset();
+    return fail(errc::grant_revoked, "the grant was revoked, or was never given on this link");
+  }
+  last_grant_ = grant;
+  if (grant->transfer.value != header.transfer) {
+    return fail(errc::unauthorized, "the grant was given for another transfer");
+  }
+  if (!permits(grant->rights, wanted)) {
+    return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit to read"
+                                                           : "the grant does not permit to write");
+  }
+  return grant;
+}
+
+result<landing> tcp_lane::begin_write(const frame_header& header,
+                                      std::span<const std::byte> table) {
+  if (incoming_.batch != header.batch)
+    incoming_ = {.batch = header.batch, .failure = {}, .bad = {}};
+  if (header.session_size > 0 && !header.has(flag_last)) {
+    return against_protocol("a session frame before the end of its batch");
+  }
+  const auto refuse = [&](troupe::error why, std::vector<std::uint32_t> bad) {
+    if (!incoming_.failure) incoming_.failure = std::move(why);
+    const auto room = max_bad_listed - std::min(max_bad_listed, incoming_.bad.size());
+    bad.resize(std::min(bad.size(), room));
+    incoming_.bad.insert(incoming_.bad.end(), bad.begin(), bad.end());
+    return landing{};
+  };
+  if (header.has(flag_aborted)) return refuse({errc::aborted, "the initiator gave it up"}, {});
+  if (header.entries == 0) return landing{};
+  auto grant = grant_for(header, access::write);
+  if (!grant) return refuse(std::move(grant).error(), indices(table));
+  auto where = place(table, **grant);
+  if (where.failure) return refuse(std::move(*where.failure), std::move(where.bad));
+  return landing{.guard = guard_of(*grant),
+                 .runs = std::make_shared<const std::vector<memory_run>>(std::move(where.runs)),
+                 .cursor = {}};
+}
+
+result<void> tcp_lane::end_write(const frame_header& header, std::span<const std::byte> session,
+                                 bool landed, std::uint32_t trailer_status) {
+  if (!landed && !incoming_.failure) {
+    incoming_.failure =
+        troupe::error{errc::grant_revoked, "the grant was revoked during the write"};
+  }
+  if (trailer_status != 0 && !incoming_.failure) {
+    incoming_.failure = troupe::error{errc::aborted, "the initiator gave it up"};
+  }
+  if (!header.has(flag_last)) return {};
+  const auto part = std::exchange(incoming_, {});
+  // Before the session frame: what its receiver answers then goes out together with this.
+  if (auto ok = acknowledge(header, flag_last, part.failure, part.bad); !ok) return ok;
+  const bool good = !part.failure.has_value();
+  if (header.parts > 1) return owner_.gather(header, good, session);
+  if (good && !session.empty()) {
+    owner_.frames_in_.fetch_add(1, std::memory_order_relaxed);
+    owner_.sink_.frame(session);
+  }
+  return {};
+}
+
+result<void> tcp_lane::serve_read(const frame_header& header, std::span<const std::byte> table) {
+  const auto refuse = [&](const troupe::error& why, const std::vector<std::uint32_t>& bad) {
+    const auto flags =
+        static_cast<std::uint8_t>(flag_end_of_request | (header.has(flag_last) ? flag_last : 0));
+    return acknowledge(header, flags, why, bad);
+  };
+  auto grant = grant_for(header, access::read);
+  if (!grant) return refuse(grant.error(), indices(table));
+  auto where = place(table, **grant);
+  if (where.failure) return refuse(*where.failure, where.bad);
+  auto job = std::make_shared<outgoing>();
+  job->type = frame_type::read_data;
+  job->batch = header.batch;
+  job->transfer = header.transfer;
+  job->last = header.has(flag_last);
+  job->bytes = bytes_of(where.runs);
+  job->guard = guard_of(*grant);
+  job->runs = std::make_shared<const std::vector<memory_run>>(std::move(where.runs));
+  if (tx_.push_reply(std::move(job)) > max_open_reads) {
+    return against_protocol("more reads wait than it may have open");
+  }
+  return {};
+}
+
+result<void> tcp_lane::acknowledge(const frame_header& about, std::uint8_t flags,
+                                   const std::optional<troupe::error>& failure,
+                                   const std::vector<std::uint32_t>& bad) {
+  frame_header header{.type = frame_type::completion, .flags = flags, .batch = about.batch};
+  std::vector<std::byte> body;
+  if (failure) {
+    owner_.refused_.fetch_add(1, std::memory_order_relaxed);
+    header.status = static_cast<std::uint8_t>(failure->code);
+    body = encode(completion_body{bad, failure->message});
+    header.session_size = static_cast<std::uint32_t>(body.size());
+  }
+  std::array<std::byte, header_size> head{};
+  encode(header, head.data());
+  if (tx_.push_control(head, body) > 2 * owner_.options_.max_queued_frame_bytes) {
+    return against_protocol("it does not take its acknowledgements");
+  }
+  return {};
+}
+
+// -- initiator
+// --------------------------------------------------------------------------------------------
+
+result<landing> tcp_lane::begin_read_data(const frame_header& header) {
+  const std::lock_guard lock{owner_.batch_mutex_};
+  const auto at = owner_.batches_.find(header.batch);
+  if (at == owner_.batches_.end()) return landing{};  // given up meanwhile: drop the data
+  auto* part = at->second->part_on(number_);
+  if (part == nullptr || part->done || at->second->dir != direction::read) {
+    return against_protocol("data for a batch that does not read on this lane");
+  }
+  if (header.data_size > part->left) return against_protocol("more data than was asked for");
+  part->left -= header.data_size;
+  return landing{.guard = at->second->guard, .runs = part->runs, .cursor = part->cursor};
+}
+
+result<void> tcp_lane::end_completion(const frame_header& header,
+                                      std::span<const std::byte> session) {
+  if (header.has(flag_end_of_request)) tx_.read_request_answered();
+  auto body = decode_completion_body(session);
+  if (!body) return against_protocol(body.error().message);
+  std::optional<troupe::error> failure;
+  if (header.status != 0) {
+    failure =
+        troupe::error{static_cast<errc>(header.status), "the peer refused: " + body->sentence};
+  }
+  if (header.has(flag_end_of_request) && !header.has(flag_last)) {
+    // One of several requests of this batch failed; the last one's answer ends it.
+    owner_.note_failure(header.batch, std::move(failure), body->bad);
+    return {};
+  }
+  return owner_.part_done(header.batch, number_, std::move(failure), body->bad);
+}
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,429 @@
+#include "troupe/transport/tcp/tcp_link.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "troupe/transport/random.hpp"
+
+namespace troupe::transport::tcp {
+
+namespace {
+
+constexpr std::size_t receive_budget = std::size_t{4} << 20;  // per lane and turn
+constexpr std::size_t max_fenced_remembered = 4096;
+constexpr std::size_t max_gathered = 65'536;
+constexpr std::size_t max_gathered_bytes = std::size_t{64} << 20;
+constexpr std::uint32_t polls_per_round = 32;  // own polls between two rounds of the whole engine
+
+}  // namespace
+
+tcp_link::tcp_link(backend_context& context, std::shared_ptr<listener> door,
+                   const link_options& options, std::shared_ptr<link_sink> sink)
+    : context_{context},
+      engine_{context.progress.next()},
+      door_{std::move(door)},
+      options_{options},
+      number_{random_id()},
+      sink_{std::move(sink)},
+      regions_{context.regions},
+      grants_{context.options.self} {
+  random_bytes(secret_);
+}
+
+tcp_link::~tcp_link() = default;
+
+link_offer tcp_link::offer() const {
+  return {.kind = backend_kind::tcp,
+          .owner = context_.options.self,
+          .payload = encode(offer_payload{.host = door_->host(),
+                                          .port = door_->port(),
+                                          .lanes = static_cast<std::uint16_t>(options_.lanes),
+                                          .link = number_,
+                                          .secret = secret_})};
+}
+
+// -- target
+// -------------------------------------------------------------------------------------------------
+
+result<remote_grant> tcp_link::grant(region_id region, std::vector<extent> extents, access rights,
+                                     transfer_id transfer) {
+  auto memory = regions_.use(region);
+  if (!memory) return fail(std::move(memory).error());
+  return grants_.give(std::move(*memory), std::move(extents), rights, transfer);
+}
+
+result<void> tcp_link::gather(const frame_header& header, bool ok,
+                              std::span<const std::byte> session) {
+  std::vector<std::byte> frame;
+  {
+    const std::lock_guard lock{gather_mutex_};
+    auto [at, fresh] = gathered_.try_emplace(header.batch);
+    auto& batch = at->second;
+    if (fresh) batch.parts_left = header.parts;
+    if (!ok) batch.failed = true;
+    if (!session.empty()) {
+      gathered_bytes_ += session.size();
+      batch.frame.assign(session.begin(), session.end());
+    }
+    if (gathered_.size() > max_gathered || gathered_bytes_ > max_gathered_bytes) {
+      return fail(errc::link_broken, "the peer left too many batches incomplete");
+    }
+    if (--batch.parts_left > 0) return {};
+    gathered_bytes_ -= batch.frame.size();
+    if (!batch.failed) frame = std::move(batch.frame);
+    gathered_.erase(at);
+  }
+  if (!frame.empty()) {
+    frames_in_.fetch_add(1, std::memory_order_relaxed);
+    sink_.frame(frame);
+  }
+  return {};
+}
+
+// -- initiator
+// ----------------------------------------------------------------------------------------------
+
+result<void> tcp_link::post(batch work) {
+  if (!is_up()) return fail(errc::link_broken, "the link is not up");
+  if (work.frame.size() > max_frame) {
+    return fail(errc::out_of_range, "the batch's frame has " + std::to_string(work.frame.size()) +
+                                        " bytes, at most " + std::to_string(max_frame) + " fit");
+  }
+  auto plan = plan_batch(std::move(work), last_wire_.fetch_add(1, std::memory_order_relaxed) + 1,
+                         {.regions = regions_, .peer = options_.peer, .lanes = lanes_.size()});
+  if (!plan) return fail(std::move(plan).error());
+  auto& batch = *plan->batch;
+  if (batch.parts.size() == 1) batch.parts[0].lane = emptiest_lane();
+  {
+    const std::lock_guard lock{batch_mutex_};
+    // Looked at under the lock: whoever ends the link does so before it takes this lock to fail
+    // all.
+    if (!is_up()) return fail(errc::link_broken, "the link is not up");
+    if (fenced_.contains(batch.transfer)) {
+      return fail(errc::grant_revoked, "the transfer was fenced on this link");
+    }
+    if (batches_.size() >= options_.max_batches) {
+      return fail(errc::overloaded, std::to_string(batches_.size()) +
+                                        " batches are in flight on this link, the maximum");
+    }
+    batches_.emplace(batch.wire, plan->batch);
+  }
+  posted_.fetch_add(1, std::memory_order_relaxed);
+  touch();
+  start(std::move(*plan));
+  return {};
+}
+
+void tcp_link::start(planned_batch plan) {
+  auto& batch = *plan.batch;
+  if (batch.dir == direction::read && batch.bytes == 0) {
+    static_cast<void>(part_done(batch.wire, batch.parts[0].lane, std::nullopt, {}));
+    return;
+  }
+  for (std::size_t i = 0; i < plan.jobs.size(); ++i) {
+    auto& lane = *lanes_[batch.parts[i].lane];
+    if (batch.dir == direction::write) {
+      lane.tx().push_write(std::move(plan.jobs[i]));
+    } else {
+      lane.tx().push_read_request(std::move(plan.jobs[i]));
+    }
+    flush(lane);
+  }
+}
+
+std::size_t tcp_link::emptiest_lane() const noexcept {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < lanes_.size(); ++i) {
+    if (lanes_[i]->tx().queued_bytes() < lanes_[best]->tx().queued_bytes()) best = i;
+  }
+  return best;
+}
+
+void tcp_link::note_failure(std::uint64_t wire, std::optional<troupe::error> failure,
+                            std::span<const std::uint32_t> bad) {
+  const std::lock_guard lock{batch_mutex_};
+  const auto at = batches_.find(wire);
+  if (at != batches_.end()) add_failure(*at->second, std::move(failure), bad);
+}
+
+void tcp_link::add_failure(flying_batch& batch, std::optional<troupe::error> failure,
+                           std::span<const std::uint32_t> bad) {
+  if (!failure) return;
+  if (!batch.failure) batch.failure = std::move(failure);
+  for (const auto index : bad) {
+    if (index < batch.segments) batch.bad.insert(index);  // the peer's word: checked
+  }
+}
+
+result<void> tcp_link::part_done(std::uint64_t wire, std::size_t lane,
+                                 std::optional<troupe::error> failure,
+                                 std::span<const std::uint32_t> bad) {
+  std::shared_ptr<flying_batch> batch;
+  {
+    const std::lock_guard lock{batch_mutex_};
+    const auto at = batches_.find(wire);
+    if (at == batches_.end()) return {};  // fenced meanwhile
+    auto* part = at->second->part_on(lane);
+    if (part == nullptr || part->done) {
+      return fail(errc::link_broken, "the peer broke the tcp protocol: it completed a part twice");
+    }
+    add_failure(*at->second, std::move(failure), bad);
+    part->done = true;
+    if (--at->second->parts_left > 0) return {};
+    batch = std::move(at->second);
+    batches_.erase(at);
+    // A peer that says "done" too early finds the memory withdrawn. Nobody who holds a pin waits
+    // for this lock.
+    batch->guard->revoke();
+    batch->memory.clear();
+  }
+  if (batch->dir == direction::read && !batch->failure && !batch->frame.empty()) {
+    push_session(batch->frame);
+  }
+  finish(batch);
+  return {};
+}
+
+void tcp_link::finish(const std::shared_ptr<flying_batch>& batch) {
+  (batch->failure ? failed_ : completed_).fetch_add(1, std::memory_order_relaxed);
+  sink_.completed(batch->outcome());
+}
+
+result<void> tcp_link::send_frame(std::span<const std::byte> frame) {
+  if (!is_up()) return fail(errc::link_broken, "the link is not up");
+  if (frame.size() > max_frame) {
+    return fail(errc::out_of_range, "the frame has " + std::to_string(frame.size()) +
+                                        " bytes, at most " + std::to_string(max_frame) + " fit");
+  }
+  const auto waiting = lanes_[0]->tx().control_bytes();
+  if (waiting > 0 && waiting + frame.size() > options_.max_queued_frame_bytes) {
+    return fail(errc::overloaded,
+                std::to_string(waiting) + " bytes of frames wait for the peer already");
+  }
+  touch();
+  push_session(frame);
+  return {};
+}
+
+void tcp_link::push_session(std::span<const std::byte> frame) {
+  std::array<std::byte, header_size> head{};
+  encode(frame_header{.type = frame_type::session,
+                      .session_size = static_cast<std::uint32_t>(frame.size())},
+         head.data());
+  frames_out_.fetch_add(1, std::memory_order_relaxed);
+  lanes_[0]->tx().push_control(head, frame);
+  flush(*lanes_[0]);
+}
+
+// -- both
+// -----------------------------------------------------------------------------------------------------
+
+fence_state tcp_link::fence(transfer_id transfer) {
+  std::vector<std::shared_ptr<flying_batch>> cancelled;
+  {
+    const std::lock_guard lock{batch_mutex_};
+    if (fenced_.insert(transfer).second) {
+      fenced_order_.push_back(transfer);
+      if (fenced_order_.size() > max_fenced_remembered) {
+        fenced_.erase(fenced_order_.front());
+        fenced_order_.pop_front();
+      }
+    }
+    for (auto at = batches_.begin(); at != batches_.end();) {
+      if (at->second->transfer != transfer) {
+        ++at;
+        continue;
+      }
+      at->second->guard->revoke();
+      at->second->memory.clear();
+      cancelled.push_back(std::move(at->second));
+      at = batches_.erase(at);
+    }
+  }
+  grants_.revoke(transfer);
+  for (const auto& batch : cancelled) {
+    if (batch->dir == direction::read) tell_cancelled(*batch);
+    batch->failure = troupe::error{errc::aborted, "the transfer was fenced"};
+    finish(batch);
+  }
+  return fence_state::quiescent;
+}
+
+// The peer need not stream what nobody takes any more.
+void tcp_link::tell_cancelled(const flying_batch& batch) {
+  if (!is_up()) return;
+  std::array<std::byte, header_size> head{};
+  encode(frame_header{.type = frame_type::cancel, .batch = batch.wire}, head.data());
+  for (const auto& part : batch.parts) {
+    lanes_[part.lane]->tx().push_control(head);
+    flush(*lanes_[part.lane]);
+  }
+}
+
+link_stats tcp_link::stats() const {
+  link_stats s{.bytes_out = 0,
+               .bytes_in = bytes_in_.load(std::memory_order_relaxed),
+               .batches_posted = posted_.load(std::memory_order_relaxed),
+               .batches_completed = completed_.load(std::memory_order_relaxed),
+               .batches_failed = failed_.load(std::memory_order_relaxed),
+               .frames_out = frames_out_.load(std::memory_order_relaxed),
+               .frames_in = frames_in_.load(std::memory_order_relaxed),
+               .refused = refused_.load(std::memory_order_relaxed),
+               .in_flight = 0,
+               .lanes = 0};
+  if (announced_.load(std::memory_order_acquire)) {
+    s.lanes = static_cast<std::uint32_t>(lanes_.size());
+    for (const auto& lane : lanes_) s.bytes_out += lane->tx().payload_sent();
+  }
+  const std::lock_guard lock{batch_mutex_};
+  s.in_flight = batches_.size();
+  return s;
+}
+
+// -- lanes
+// ------------------------------------------------------------------------------------------------------
+
+void tcp_link::touch() noexcept {
+  active_ns_.store(std::chrono::steady_clock::now().time_since_epoch().count(),
+                   std::memory_order_relaxed);
+}
+
+bool tcp_link::receive(tcp_lane& lane) {
+  if (!announced_.load(std::memory_order_acquire) || !is_up() || !lane.take_rx()) return false;
+  if (sink_.waiting_bytes() > options_.max_queued_frame_bytes) {
+    lane.leave_rx();  // a callback is slow: let the peer wait
+    return false;
+  }
+  const auto before = lane.rx().payload_received();
+  const auto outcome = lane.rx().run(receive_budget);
+  bytes_in_.fetch_add(lane.rx().payload_received() - before, std::memory_order_relaxed);
+  auto error = lane.rx().error();
+  lane.leave_rx();
+  if (outcome == lane_receiver::outcome::nothing) return false;
+  touch();
+  if (!lane.tx().blocked()) flush(lane);  // acknowledgements and replies of this turn, all at once
+  if (outcome == lane_receiver::outcome::ended) {
+    break_link({errc::peer_lost, "the peer is gone: it closed the connection"});
+  } else if (outcome == lane_receiver::outcome::failed) {
+    break_link(std::move(error));
+  }
+  return true;
+}
+
+void tcp_link::flush(tcp_lane& lane) {
+  if (lane.tx().flush() != lane_sender::outcome::failed || !is_up()) return;
+  break_link({errc::peer_lost,
+              "the connection to the peer failed: " + what_errno(lane.tx().last_errno())});
+}
+
+bool tcp_link::on_ready(std::uint64_t key, std::uint32_t events) {
+  switch (state_.load(std::memory_order_acquire)) {
+    case state::connecting: return handshake_ready(key);
+    case state::up: break;
+    case state::idle:
+    case state::broken:
+    case state::closed: return false;
+  }
+  auto& lane = *lanes_[key];
+  if ((events & EPOLLOUT) != 0) flush(lane);
+  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) return receive(lane);
+  return true;
+}
+
+bool tcp_link::on_poll(steady_time now) {
+  const auto idle = now.time_since_epoch().count() - active_ns_.load(std::memory_order_relaxed);
+  if (idle > std::chrono::nanoseconds{context_.options.spin}.count()) return false;
+  return receive_all();
+}
+
+bool tcp_link::receive_all() {
+  if (!announced_.load(std::memory_order_acquire) || !is_up()) return false;
+  bool worked = false;
+  for (const auto& lane : lanes_) {
+    if (lane->tx().blocked()) flush(*lane);
+    worked = receive(*lane) || worked;
+    if (!is_up()) return true;
+  }
+  return worked;
+}
+
+bool tcp_link::poll() {
+  switch (state_.load(std::memory_order_acquire)) {
+    case state::broken:
+    case state::closed: return false;  // the engine may be gone with its endpoint
+    case state::idle:
+    case state::connecting: return engine_.poll_once();
+    case state::up: break;
+  }
+  engine_.caller_polls();
+  bool worked = receive_all();
+  if (polls_.fetch_add(1, std::memory_order_relaxed) % polls_per_round == 0 && is_up()) {
+    worked = engine_.poll_once() || worked;
+  }
+  return worked;
+}
+
+// -- the end
+// ----------------------------------------------------------------------------------------------------
+
+void tcp_link::break_link(troupe::error why) {
+  if (!end(state::broken, why)) return;
+  sink_.broken(std::move(why));
+}
+
+void tcp_link::close() {
+  sink_.mute_broken();
+  static_cast<void>(end(state::closed, {errc::aborted, "the link was closed"}));
+}
+
+// True for the one call that ended it.
+bool tcp_link::end(state final_state, const troupe::error& why) {
+  state before;
+  {
+    const std::lock_guard lock{state_mutex_};
+    before = state_.load(std::memory_order_acquire);
+    if (before == state::broken || before == state::closed) return false;
+    state_.store(final_state, std::memory_order_release);
+    for (auto& half : halves_) drop_half(half);
+    for (const auto timer : redial_timers_) engine_.cancel(timer);
+    if (connect_timer_) engine_.cancel(*connect_timer_);
+  }
+  door_->forget(number_);
+  if (before == state::up) {
+    engine_.remove_poller(this);
+    std::array<std::byte, header_size> goodbye{};
+    encode(frame_header{.type = frame_type::goodbye}, goodbye.data());
+    for (const auto& lane : lanes_) {
+      if (final_state == state::closed) {
+        lane->tx().push_control(goodbye);
+        static_cast<void>(lane->tx().flush());
+      }
+      engine_.unwatch(lane->watch());
+      ::shutdown(lane->fd(), SHUT_RDWR);
+    }
+  }
+  fail_all(why);
+  return true;
+}
+
+void tcp_link::fail_all(const troupe::error& why) {
+  decltype(batches_) ended;
+  {
+    const std::lock_guard lock{batch_mutex_};
+    ended.swap(batches_);
+    for (const auto& [wire, batch] : ended) {
+      batch->guard->revoke();
+      batch->memory.clear();
+    }
+  }
+  for (const auto& [wire, batch] : ended) {
+    batch->failure = why;
+    finish(batch);
+  }
+}
+
+}  // namespace troupe::transport::tcp

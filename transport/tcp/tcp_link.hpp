@@ -1,0 +1,236 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/grant_table.hpp"
+#include "troupe/transport/sink_queue.hpp"
+#include "troupe/transport/tcp/listener.hpp"
+#include "troupe/transport/tcp/receiver.hpp"
+#include "troupe/transport/tcp/sender.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/tcp/tcp_batch.hpp"
+
+namespace troupe::transport::tcp {
+
+class tcp_link;
+
+/// One socket of a link that is up. Made when the handshake is complete, lives as long as the link.
+class tcp_lane final : public frame_handler {
+ public:
+  tcp_lane(tcp_link& owner, std::size_t number, unique_fd fd, watch_id watch);
+
+  [[nodiscard]] result<landing> on_begin(const frame_header& header,
+                                         std::span<const std::byte> table) override;
+  [[nodiscard]] result<void> on_end(const frame_header& header, std::span<const std::byte> session,
+                                    bool landed, const landing& where,
+                                    std::uint32_t trailer_status) override;
+
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  [[nodiscard]] watch_id watch() const noexcept { return watch_; }
+  [[nodiscard]] lane_sender& tx() noexcept { return tx_; }
+  [[nodiscard]] lane_receiver& rx() noexcept { return rx_; }
+  /// One thread receives at a time; the others have something better to do.
+  [[nodiscard]] bool take_rx() noexcept {
+    return !rx_busy_.exchange(true, std::memory_order_acquire);
+  }
+  void leave_rx() noexcept { rx_busy_.store(false, std::memory_order_release); }
+
+ private:
+  /// What the peer's batch that comes in over this lane has met so far.
+  struct incoming_part {
+    std::uint64_t batch{0};
+    std::optional<troupe::error> failure;
+    std::vector<std::uint32_t> bad;
+  };
+
+  [[nodiscard]] result<landing> begin_write(const frame_header& header,
+                                            std::span<const std::byte> table);
+  [[nodiscard]] result<landing> begin_read_data(const frame_header& header);
+  [[nodiscard]] result<void> serve_read(const frame_header& header,
+                                        std::span<const std::byte> table);
+  [[nodiscard]] result<void> end_write(const frame_header& header,
+                                       std::span<const std::byte> session, bool landed,
+                                       std::uint32_t trailer_status);
+  [[nodiscard]] result<void> end_completion(const frame_header& header,
+                                            std::span<const std::byte> session);
+  [[nodiscard]] result<void> acknowledge(const frame_header& about, std::uint8_t flags,
+                                         const std::optional<troupe::error>& failure,
+                                         const std::vector<std::uint32_t>& bad);
+  /// The grant that a frame names, if the frame may use it at all.
+  [[nodiscard]] result<std::shared_ptr<given_grant>> grant_for(const frame_header& header,
+                                                               access wanted);
+
+  tcp_link& owner_;
+  const std::size_t number_;
+  const unique_fd fd_;
+  const watch_id watch_;
+  lane_sender tx_;
+  lane_receiver rx_;
+  std::atomic<bool> rx_busy_{false};
+  incoming_part incoming_;
+  std::shared_ptr<given_grant> last_grant_;  ///< saves the table's lock for a run of frames
+};
+
+/// The tcp backend's link.
+///
+/// | state | event | next state |
+/// | --- | --- | --- |
+/// | idle | connect | connecting |
+/// | idle, connecting | a lane arrives (acceptor) or is answered (initiator) | same, or up with the
+/// last one | | connecting | refusal, timeout | broken | | up | connection lost, goodbye, bytes
+/// against the protocol | broken | | any | close | closed |
+///
+/// Locks, in the order in which they may be nested: `state_mutex_`, `batch_mutex_`. No callback is
+/// called under either. Whoever holds a pin takes no lock, so a pin may be waited for under
+/// `batch_mutex_`.
+class tcp_link final : public link,
+                       public pollable,
+                       public lane_acceptor,
+                       public std::enable_shared_from_this<tcp_link> {
+ public:
+  tcp_link(backend_context& context, std::shared_ptr<listener> door, const link_options& options,
+           std::shared_ptr<link_sink> sink);
+  ~tcp_link() override;
+
+  // -- link
+  // -----------------------------------------------------------------------------------------------
+  [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::tcp; }
+  [[nodiscard]] link_offer offer() const override;
+  [[nodiscard]] result<void> connect(const link_offer& peer) override;
+  [[nodiscard]] result<remote_grant> grant(region_id region, std::vector<extent> extents,
+                                           access rights, transfer_id transfer) override;
+  [[nodiscard]] result<void> post(batch work) override;
+  [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
+  fence_state fence(transfer_id transfer) override;
+  bool poll() override;
+  void close() override;
+  [[nodiscard]] link_stats stats() const override;
+
+  // -- pollable
+  // -------------------------------------------------------------------------------------------
+  bool on_ready(std::uint64_t key, std::uint32_t events) override;
+  void on_timer(std::uint64_t key, steady_time now) override;
+  bool on_poll(steady_time now) override;
+
+  // -- lane_acceptor
+  // --------------------------------------------------------------------------------------
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] const token& secret() const noexcept override { return secret_; }
+  [[nodiscard]] std::optional<troupe::error> accept_lane(unique_fd& fd, const hello& said) override;
+
+ private:
+  friend class tcp_lane;
+
+  enum class state : std::uint8_t { idle, connecting, up, broken, closed };
+  enum class dial_state : std::uint8_t { waiting, connecting, greeting, ready };
+
+  /// A lane before the link is up.
+  struct half_lane {
+    dial_state now{dial_state::waiting};
+    unique_fd fd;
+    watch_id watch;
+    std::array<std::byte, reply_size> reply{};
+    std::size_t got{0};
+    token initiator_token{};  ///< acceptor: what the dialer showed
+  };
+
+  // handshake (tcp_link_handshake.cpp); unless said otherwise with `state_mutex_` held
+  using trouble = std::optional<troupe::error>;
+  bool handshake_ready(std::uint64_t key);  ///< takes the lock itself
+  void after_handshake(trouble why);        ///< without the lock: tells the sink
+  [[nodiscard]] trouble dial_lane(std::size_t lane);
+  [[nodiscard]] trouble step_lane(std::size_t lane);
+  [[nodiscard]] trouble greet(std::size_t lane);
+  [[nodiscard]] trouble read_reply(std::size_t lane);
+  void redial_later(std::size_t lane, std::string why);
+  void drop_half(half_lane& half);
+  [[nodiscard]] trouble complete_acceptor();
+  [[nodiscard]] trouble go_up();
+
+  // life
+  void break_link(troupe::error why);
+  bool end(state final_state, const troupe::error& why);
+  void fail_all(const troupe::error& why);
+  void finish(const std::shared_ptr<flying_batch>& batch);
+
+  // lanes
+  bool receive(tcp_lane& lane);
+  bool receive_all();
+  void flush(tcp_lane& lane);
+  [[nodiscard]] bool is_up() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::up;
+  }
+  void touch() noexcept;
+  std::size_t emptiest_lane() const noexcept;
+
+  // batches (initiator)
+  void note_failure(std::uint64_t wire, std::optional<troupe::error> failure,
+                    std::span<const std::uint32_t> bad);
+  static void add_failure(flying_batch& batch, std::optional<troupe::error> failure,
+                          std::span<const std::uint32_t> bad);
+  void tell_cancelled(const flying_batch& batch);
+  [[nodiscard]] result<void> part_done(std::uint64_t wire, std::size_t lane,
+                                       std::optional<troupe::error> failure,
+                                       std::span<const std::uint32_t> bad);
+  void start(planned_batch plan);
+  void push_session(std::span<const std::byte> frame);
+
+  // batches of the peer that came over several lanes
+  struct gathering {
+    std::uint8_t parts_left{0};
+    bool failed{false};
+    std::vector<std::byte> frame;
+  };
+  [[nodiscard]] result<void> gather(const frame_header& header, bool ok,
+                                    std::span<const std::byte> session);
+
+  backend_context& context_;
+  progress_engine& engine_;
+  const std::shared_ptr<listener> door_;
+  const link_options options_;
+  const std::uint64_t number_;
+  token secret_{};
+  sink_queue sink_;
+  region_table& regions_;
+  grant_table grants_;
+
+  std::mutex state_mutex_;
+  std::atomic<state> state_{state::idle};
+  std::vector<half_lane> halves_;
+  std::optional<offer_payload> peer_offer_;
+  std::optional<socket_address> peer_address_;
+  std::string last_refusal_;
+  std::optional<timer_id> connect_timer_;
+  std::vector<timer_id> redial_timers_;
+  std::vector<std::unique_ptr<tcp_lane>> lanes_;  ///< fixed before the state becomes up
+
+  mutable std::mutex batch_mutex_;
+  std::atomic<std::uint64_t> last_wire_{0};
+  std::unordered_map<std::uint64_t, std::shared_ptr<flying_batch>> batches_;
+  std::unordered_set<transfer_id> fenced_;
+  std::deque<transfer_id> fenced_order_;
+
+  std::mutex gather_mutex_;
+  std::unordered_map<std::uint64_t, gathering> gathered_;
+  std::size_t gathered_bytes_{0};
+
+  std::atomic<bool> told_up_{false};
+  std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow
+  std::atomic<std::int64_t> active_ns_{0};
+  std::atomic<std::uint32_t> polls_{0};
+  std::atomic<std::uint64_t> posted_{0}, completed_{0}, failed_{0}, frames_out_{0}, frames_in_{0},
+      refused_{0}, bytes_in_{0};
+};
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,298 @@
+#include "troupe/transport/tcp/wire.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+namespace troupe::transport::tcp {
+
+namespace {
+
+constexpr std::uint64_t hello_magic = 0x314b4e4c50525454;  // "TTRPLNK1"
+constexpr std::uint64_t reply_magic = 0x31594c5250525454;  // "TTRPRLY1"
+
+template <class T>
+T swapped_on_big_endian(T value) noexcept {
+  if constexpr (std::endian::native == std::endian::little || sizeof(T) == 1) {
+    return value;
+  } else {
+    auto bytes = std::bit_cast<std::array<std::byte, sizeof(T)>>(value);
+    std::reverse(bytes.begin(), bytes.end());
+    return std::bit_cast<T>(bytes);
+  }
+}
+
+template <class T>
+void put(std::byte* at, T value) noexcept {
+  value = swapped_on_big_endian(value);
+  std::memcpy(at, &value, sizeof value);
+}
+
+template <class T>
+T get(const std::byte* at) noexcept {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return swapped_on_big_endian(value);
+}
+
+void put_token(std::byte* at, const token& t) noexcept {
+  std::memcpy(at, t.data(), t.size());
+}
+token get_token(const std::byte* at) noexcept {
+  token t;
+  std::memcpy(t.data(), at, t.size());
+  return t;
+}
+
+unexpected broken(const char* field, std::uint64_t found, const std::string& expected) {
+  return fail(errc::invalid_config, std::string{"frame "} + field + " is " + std::to_string(found) +
+                                        ", expected " + expected);
+}
+
+// Which sections a type of frame may have.
+struct shape {
+  std::size_t entries;
+  std::size_t data;
+  std::size_t session;
+};
+
+constexpr shape shape_of(frame_type type) noexcept {
+  switch (type) {
+    case frame_type::write: return {max_entries, max_data, max_session};
+    case frame_type::read_request: return {max_entries, 0, 0};
+    case frame_type::read_data: return {0, max_data, 0};
+    case frame_type::completion: return {0, 0, max_completion_body};
+    case frame_type::session: return {0, 0, max_session};
+    case frame_type::cancel:
+    case frame_type::ping:
+    case frame_type::pong:
+    case frame_type::goodbye: return {0, 0, 0};
+  }
+  return {0, 0, 0};
+}
+
+}  // namespace
+
+void encode(const frame_header& h, std::byte* out) noexcept {
+  put<std::uint16_t>(out, frame_magic);
+  put<std::uint8_t>(out + 2, static_cast<std::uint8_t>(h.type));
+  put<std::uint8_t>(out + 3, h.flags);
+  put<std::uint16_t>(out + 4, h.entries);
+  put<std::uint8_t>(out + 6, h.parts);
+  put<std::uint8_t>(out + 7, h.status);
+  put<std::uint32_t>(out + 8, h.data_size);
+  put<std::uint32_t>(out + 12, h.session_size);
+  put<std::uint64_t>(out + 16, h.batch);
+  put<std::uint64_t>(out + 24, h.grant);
+  put<std::uint64_t>(out + 32, h.transfer);
+  put<std::uint64_t>(out + 40, 0);
+}
+
+result<frame_header> decode_header(std::span<const std::byte, header_size> in) {
+  const auto* at = in.data();
+  if (get<std::uint16_t>(at) != frame_magic) {
+    return broken("magic", get<std::uint16_t>(at), std::to_string(frame_magic));
+  }
+  const auto type = get<std::uint8_t>(at + 2);
+  if (type < 1 || type > static_cast<std::uint8_t>(frame_type::goodbye)) {
+    return broken("type", type, "1 to 9");
+  }
+  frame_header h{.type = static_cast<frame_type>(type),
+                 .flags = get<std::uint8_t>(at + 3),
+                 .entries = get<std::uint16_t>(at + 4),
+                 .parts = get<std::uint8_t>(at + 6),
+                 .status = get<std::uint8_t>(at + 7),
+                 .data_size = get<std::uint32_t>(at + 8),
+                 .session_size = get<std::uint32_t>(at + 12),
+                 .batch = get<std::uint64_t>(at + 16),
+                 .grant = get<std::uint64_t>(at + 24),
+                 .transfer = get<std::uint64_t>(at + 32)};
+  const auto bounds = shape_of(h.type);
+  if (h.flags > 7) return broken("flags", h.flags, "0 to 7");
+  if (h.entries > bounds.entries) {
+    return broken("entry count", h.entries, "at most " + std::to_string(bounds.entries));
+  }
+  if (h.data_size > bounds.data) {
+    return broken("data size", h.data_size, "at most " + std::to_string(bounds.data));
+  }
+  if (h.session_size > bounds.session) {
+    return broken("session size", h.session_size, "at most " + std::to_string(bounds.session));
+  }
+  if (h.status != 0 && (h.type != frame_type::completion || !is_errc(h.status))) {
+    return broken("status", h.status, "0, or an error code in a completion");
+  }
+  if (h.type == frame_type::write && (h.parts < 1 || h.parts > max_lanes)) {
+    return broken("part count", h.parts, "1 to 64");
+  }
+  if (h.type == frame_type::read_request && h.entries == 0) {
+    return broken("entry count", 0, "at least 1 in a read request");
+  }
+  if (get<std::uint64_t>(at + 40) != 0)
+    return broken("reserved field", get<std::uint64_t>(at + 40), "0");
+  return h;
+}
+
+void encode(const wire_entry& e, std::byte* out) noexcept {
+  put<std::uint64_t>(out, e.offset);
+  put<std::uint64_t>(out + 8, e.stride);
+  put<std::uint32_t>(out + 16, e.length);
+  put<std::uint32_t>(out + 20, e.count);
+  put<std::uint32_t>(out + 24, e.index);
+  put<std::uint32_t>(out + 28, 0);
+}
+
+wire_entry decode_entry(std::span<const std::byte, entry_size> in) noexcept {
+  const auto* at = in.data();
+  return {.offset = get<std::uint64_t>(at),
+          .stride = get<std::uint64_t>(at + 8),
+          .length = get<std::uint32_t>(at + 16),
+          .count = get<std::uint32_t>(at + 20),
+          .index = get<std::uint32_t>(at + 24)};
+}
+
+void encode_trailer(std::uint32_t status, std::byte* out) noexcept {
+  put<std::uint32_t>(out, trailer_mark);
+  put<std::uint32_t>(out + 4, status);
+}
+
+std::optional<std::uint32_t> decode_trailer(std::span<const std::byte, trailer_size> in) noexcept {
+  if (get<std::uint32_t>(in.data()) != trailer_mark) return std::nullopt;
+  return get<std::uint32_t>(in.data() + 4);
+}
+
+std::vector<std::byte> encode(const completion_body& body) {
+  const auto listed = std::min(body.bad.size(), max_bad_listed);
+  const auto head = 4 + listed * 4;
+  const auto said = std::min(body.sentence.size(), max_completion_body - head);
+  std::vector<std::byte> out(head + said);
+  put<std::uint32_t>(out.data(), static_cast<std::uint32_t>(listed));
+  for (std::size_t i = 0; i < listed; ++i) put<std::uint32_t>(out.data() + 4 + i * 4, body.bad[i]);
+  std::memcpy(out.data() + head, body.sentence.data(), said);
+  return out;
+}
+
+result<completion_body> decode_completion_body(std::span<const std::byte> in) {
+  completion_body body;
+  if (in.empty()) return body;
+  if (in.size() < 4) return broken("completion body size", in.size(), "0 or at least 4");
+  const auto listed = get<std::uint32_t>(in.data());
+  if (listed > max_bad_listed || 4 + std::size_t{listed} * 4 > in.size()) {
+    return broken("count of bad segments", listed, "what the body holds, at most 512");
+  }
+  body.bad.resize(listed);
+  for (std::uint32_t i = 0; i < listed; ++i)
+    body.bad[i] = get<std::uint32_t>(in.data() + 4 + i * 4);
+  const auto said = in.subspan(4 + std::size_t{listed} * 4);
+  body.sentence.assign(reinterpret_cast<const char*>(said.data()), said.size());
+  // It goes into logs: nothing but printable characters.
+  std::replace_if(
+      body.sentence.begin(), body.sentence.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return body;
+}
+
+std::array<std::byte, hello_size> encode(const hello& h) noexcept {
+  std::array<std::byte, hello_size> out{};
+  put<std::uint64_t>(out.data(), hello_magic);
+  put<std::uint16_t>(out.data() + 8, protocol_version);
+  put<std::uint16_t>(out.data() + 10, h.lane);
+  put<std::uint16_t>(out.data() + 12, h.lanes);
+  put<std::uint64_t>(out.data() + 16, h.link);
+  put<std::uint64_t>(out.data() + 24, h.from.value);
+  put<std::uint64_t>(out.data() + 32, h.to.value);
+  put_token(out.data() + 40, h.acceptor_token);
+  put_token(out.data() + 56, h.initiator_token);
+  return out;
+}
+
+result<hello> decode_hello(std::span<const std::byte, hello_size> in) {
+  const auto* at = in.data();
+  if (get<std::uint64_t>(at) != hello_magic) {
+    return fail(errc::unauthorized, "its first bytes are not those of a lane of ours");
+  }
+  if (const auto version = get<std::uint16_t>(at + 8); version != protocol_version) {
+    return fail(errc::version_mismatch, "it speaks version " + std::to_string(version) +
+                                            " of the tcp protocol, we speak " +
+                                            std::to_string(protocol_version));
+  }
+  return hello{.lane = get<std::uint16_t>(at + 10),
+               .lanes = get<std::uint16_t>(at + 12),
+               .link = get<std::uint64_t>(at + 16),
+               .from = {get<std::uint64_t>(at + 24)},
+               .to = {get<std::uint64_t>(at + 32)},
+               .acceptor_token = get_token(at + 40),
+               .initiator_token = get_token(at + 56)};
+}
+
+std::array<std::byte, reply_size> encode(const hello_reply& r) noexcept {
+  std::array<std::byte, reply_size> out{};
+  put<std::uint64_t>(out.data(), reply_magic);
+  put<std::uint16_t>(out.data() + 8, protocol_version);
+  put<std::uint8_t>(out.data() + 10, r.status);
+  put<std::uint64_t>(out.data() + 16, r.from.value);
+  put_token(out.data() + 24, r.initiator_token);
+  return out;
+}
+
+result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in) {
+  const auto* at = in.data();
+  if (get<std::uint64_t>(at) != reply_magic) {
+    return fail(errc::peer_unreachable, "whoever answers at that address is no Troupe node");
+  }
+  if (const auto version = get<std::uint16_t>(at + 8); version != protocol_version) {
+    return fail(errc::version_mismatch, "the peer speaks version " + std::to_string(version) +
+                                            " of the tcp protocol, we speak " +
+                                            std::to_string(protocol_version));
+  }
+  hello_reply r{.status = get<std::uint8_t>(at + 10),
+                .from = {get<std::uint64_t>(at + 16)},
+                .initiator_token = get_token(at + 24)};
+  if (r.status != 0 && !is_errc(r.status)) r.status = static_cast<std::uint8_t>(errc::internal);
+  return r;
+}
+
+bool equal(const token& a, const token& b) noexcept {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < token_size; ++i) {
+    difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
+  }
+  return difference == 0;
+}
+
+std::vector<std::byte> encode(const offer_payload& offer) {
+  constexpr std::size_t fixed = 2 + 2 + 8 + token_size + 2;
+  std::vector<std::byte> out(fixed + offer.host.size());
+  put<std::uint16_t>(out.data(), offer.port);
+  put<std::uint16_t>(out.data() + 2, offer.lanes);
+  put<std::uint64_t>(out.data() + 4, offer.link);
+  put_token(out.data() + 12, offer.secret);
+  put<std::uint16_t>(out.data() + 28, static_cast<std::uint16_t>(offer.host.size()));
+  std::memcpy(out.data() + fixed, offer.host.data(), offer.host.size());
+  return out;
+}
+
+result<offer_payload> decode_offer(std::span<const std::byte> in) {
+  constexpr std::size_t fixed = 30;
+  const auto malformed = [](const std::string& what) {
+    return fail(errc::invalid_config, "the peer's tcp offer is malformed: " + what);
+  };
+  if (in.size() < fixed) return malformed(std::to_string(in.size()) + " bytes are too few");
+  const auto host_size = get<std::uint16_t>(in.data() + 28);
+  if (in.size() != fixed + host_size || host_size == 0 || host_size > 255) {
+    return malformed("its host takes " + std::to_string(host_size) + " bytes of " +
+                     std::to_string(in.size() - fixed));
+  }
+  offer_payload offer{.host = {reinterpret_cast<const char*>(in.data()) + fixed, host_size},
+                      .port = get<std::uint16_t>(in.data()),
+                      .lanes = get<std::uint16_t>(in.data() + 2),
+                      .link = get<std::uint64_t>(in.data() + 4),
+                      .secret = get_token(in.data() + 12)};
+  if (offer.host.find('\0') != std::string::npos) return malformed("its host holds a zero byte");
+  if (offer.port == 0) return malformed("its port is 0");
+  if (offer.lanes == 0 || offer.lanes > max_lanes) {
+    return malformed("it names " + std::to_string(offer.lanes) + " lanes, expected 1 to 64");
+  }
+  return offer;
+}
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/types.hpp"
+
+/// The bytes of the tcp backend. PROTOCOL.md says the same in prose; keep the two equal.
+namespace troupe::transport::tcp {
+
+inline constexpr std::uint16_t protocol_version = 1;
+inline constexpr std::size_t token_size = 16;
+using token = std::array<std::byte, token_size>;
+
+// -- the frame
+// ----------------------------------------------------------------------------------------
+
+inline constexpr std::uint16_t frame_magic = 0x5054;  // "TP"
+inline constexpr std::size_t header_size = 48;
+inline constexpr std::size_t entry_size = 32;
+inline constexpr std::size_t trailer_size = 8;
+inline constexpr std::uint32_t trailer_mark = 0x444e4554;  // "TEND"
+inline constexpr std::size_t max_entries = 192;
+inline constexpr std::size_t max_data = std::size_t{2} << 20;
+inline constexpr std::size_t max_session = std::size_t{1} << 20;
+inline constexpr std::size_t max_completion_body = 4096;
+inline constexpr std::size_t max_bad_listed = 512;
+inline constexpr std::uint8_t max_lanes = 64;
+/// Read requests that may wait for their data on one lane.
+inline constexpr std::uint32_t max_open_reads = 256;
+/// What must fit into the receiver's buffer at once: a header with its table.
+inline constexpr std::size_t max_head = header_size + max_entries * entry_size;
+
+enum class frame_type : std::uint8_t {
+  write = 1,         ///< table, session, data, trailer
+  read_request = 2,  ///< table
+  read_data = 3,     ///< data, trailer
+  completion = 4,    ///< session: bad list and sentence
+  session = 5,       ///< session
+  cancel = 6,        ///< of a batch's reads
+  ping = 7,
+  pong = 8,
+  goodbye = 9,  ///< the peer closes the link on purpose
+};
+
+enum frame_flag : std::uint8_t {
+  flag_last = 1,            ///< the last frame of this batch on this lane
+  flag_aborted = 2,         ///< write: the initiator gave the batch up
+  flag_end_of_request = 4,  ///< read_data, completion: ends one read_request
+};
+
+struct frame_header {
+  frame_type type{frame_type::ping};
+  std::uint8_t flags{0};
+  std::uint16_t entries{0};
+  std::uint8_t parts{0};   ///< lanes that carry this batch
+  std::uint8_t status{0};  ///< completion: 0 or an errc
+  std::uint32_t data_size{0};
+  std::uint32_t session_size{0};
+  std::uint64_t batch{0};
+  std::uint64_t grant{0};
+  std::uint64_t transfer{0};
+
+  [[nodiscard]] bool has(frame_flag flag) const noexcept { return (flags & flag) != 0; }
+};
+
+/// One segment as the target sees it. `index` is the initiator's number for it, returned in bad
+/// lists.
+struct wire_entry {
+  std::uint64_t offset{0};
+  std::uint64_t stride{0};
+  std::uint32_t length{0};
+  std::uint32_t count{1};
+  std::uint32_t index{0};
+};
+
+void encode(const frame_header& header, std::byte* out) noexcept;
+void encode(const wire_entry& entry, std::byte* out) noexcept;
+void encode_trailer(std::uint32_t status, std::byte* out) noexcept;
+/// `invalid_config` with the sentence that names the wrong field: a header that breaks the
+/// protocol.
+[[nodiscard]] result<frame_header> decode_header(std::span<const std::byte, header_size> in);
+[[nodiscard]] wire_entry decode_entry(std::span<const std::byte, entry_size> in) noexcept;
+/// No value: the mark is wrong, the stream is out of step.
+[[nodiscard]] std::optional<std::uint32_t> decode_trailer(
+    std::span<const std::byte, trailer_size> in) noexcept;
+
+/// What a completion that failed says besides its status.
+struct completion_body {
+  std::vector<std::uint32_t> bad;
+  std::string sentence;
+};
+[[nodiscard]] std::vector<std::byte> encode(const completion_body& body);
+[[nodiscard]] result<completion_body> decode_completion_body(std::span<const std::byte> in);
+
+// -- the handshake of one lane
+// -----------------------------------------------------------------------
+
+inline constexpr std::size_t hello_size = 80;
+inline constexpr std::size_t reply_size = 48;
+
+/// First bytes from the side that dials.
+struct hello {
+  std::uint16_t lane{0};
+  std::uint16_t lanes{0};
+  std::uint64_t link{0};  ///< the acceptor's number for the link, from its offer
+  incarnation from;
+  incarnation to;
+  token acceptor_token{};   ///< from the acceptor's offer
+  token initiator_token{};  ///< from the initiator's offer
+};
+/// The acceptor's answer. `status` 0: the lane is part of the link.
+struct hello_reply {
+  std::uint8_t status{0};
+  incarnation from;
+  token initiator_token{};  ///< proves that the acceptor knows our offer; zero when refused
+};
+
+[[nodiscard]] std::array<std::byte, hello_size> encode(const hello& h) noexcept;
+[[nodiscard]] result<hello> decode_hello(std::span<const std::byte, hello_size> in);
+[[nodiscard]] std::array<std::byte, reply_size> encode(const hello_reply& r) noexcept;
+[[nodiscard]] result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in);
+/// Takes as long for any two tokens.
+[[nodiscard]] bool equal(const token& a, const token& b) noexcept;
+
+// -- the offer
+// ------------------------------------------------------------------------------------------
+
+struct offer_payload {
+  std::string host;
+  std::uint16_t port{0};
+  std::uint16_t lanes{0};
+  std::uint64_t link{0};
+  token secret{};
+};
+[[nodiscard]] std::vector<std::byte> encode(const offer_payload& offer);
+[[nodiscard]] result<offer_payload> decode_offer(std::span<const std::byte> in);
+
+}  // namespace troupe::transport::tcp
