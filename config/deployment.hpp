@@ -65,7 +65,7 @@
 ///                                    # says how layers move. Every edge can carry keyed put/get
 ///     [limits]:                      # of each node
 ///       [transfer_deadline] = 30s    # of a transfer whose engine names none, 1ms..24h
-///       [retry_window] = 10s         # a source whose decode died waits so long for another,
+///       [retry_window] = 0s          # a source whose decode died waits so long for another,
 ///       0s..1h [max_operations] = 16384     # transfers, puts, gets and so on at once, 1..1048576
 ///       [max_waiting] = 4096         # requests in the router's line, 1..1048576
 ///
@@ -213,7 +213,7 @@ struct edge_config {
 
 struct limits_config {
   std::chrono::milliseconds transfer_deadline{30'000};
-  std::chrono::milliseconds retry_window{10'000};
+  std::chrono::milliseconds retry_window{0};
   std::uint32_t max_operations{16'384};
   std::uint32_t max_waiting{4096};
 

@@ -1,0 +1,281 @@
+#pragma once
+
+/// The structs that cross CAF's own network layer: registration, heartbeats, membership, placement,
+/// link offers, status. Plain data. Enums travel as their numbers and are range-checked by whoever
+/// receives them
+/// (`is_node_state` and so on): CAF does not. A reply that can fail carries `failed` and
+/// `sentence`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/kvcache/errc.hpp"
+
+namespace troupe::actors {
+
+/// Raised by every change of a cluster or session message; compared before the first byte.
+inline constexpr std::uint32_t protocol_version = 1;
+
+using bytes = std::vector<std::uint8_t>;
+
+enum class node_role : std::uint8_t { supervisor = 1, prefill, decode, store };
+enum class node_state : std::uint8_t { joining = 1, up, suspect, down, leaving };
+[[nodiscard]] std::string_view to_string(node_role role) noexcept;
+[[nodiscard]] std::string_view to_string(node_state state) noexcept;
+[[nodiscard]] std::optional<node_role> node_role_from(std::uint8_t number) noexcept;
+[[nodiscard]] std::optional<node_state> node_state_from(std::uint8_t number) noexcept;
+
+/// Who a node is and where it can be reached.
+struct node_info {
+  std::string name;  ///< of the deployment, e.g. `decode-1-0`
+  std::string stage;
+  std::uint8_t role{0};      ///< `node_role`
+  std::uint32_t replica{0};  ///< assigned by the supervisor; meaningless before
+  std::uint32_t rank{0};     ///< tensor-parallel rank within the replica
+  std::uint32_t ranks{1};    ///< tensor-parallel size of the replica
+  std::string host;
+  std::uint16_t port{0};  ///< the cluster port that was really bound
+  std::uint64_t incarnation{0};
+  std::uint32_t pid{0};
+};
+
+struct registration_request {
+  std::uint32_t version{protocol_version};
+  std::string cluster;
+  node_info node;
+  std::uint32_t wanted_replica{0};  ///< of the deployment's slot; the supervisor decides
+};
+
+struct registration {
+  std::uint8_t failed{0};
+  std::string sentence;
+  std::uint32_t replica{0};
+  std::uint64_t epoch{0};
+  std::uint64_t supervisor_incarnation{0};
+  std::uint32_t heartbeat_interval_ms{1000};
+};
+
+/// What a node says of itself with every heartbeat.
+struct load_report {
+  std::uint32_t queue_length{0};  ///< requests waiting or running in the engine and the pool's line
+  std::uint32_t active_transfers{0};
+  std::uint64_t blocks_total{0};
+  std::uint64_t blocks_free{0};
+  std::uint64_t blocks_quarantined{0};
+  std::uint32_t links_up{0};
+};
+
+struct heartbeat {
+  std::string name;
+  std::uint64_t incarnation{0};
+  std::uint64_t sequence{0};
+  load_report load;
+};
+
+struct heartbeat_ack {
+  bool known{false};  ///< false: register again
+  std::uint64_t epoch{0};
+  std::uint64_t supervisor_incarnation{0};
+};
+
+struct member {
+  node_info node;
+  std::uint8_t state{0};  ///< `node_state`
+  load_report load;
+};
+
+/// The whole truth of the supervisor at one epoch.
+struct membership {
+  std::string cluster;
+  std::uint64_t supervisor_incarnation{0};
+  std::uint64_t epoch{0};
+  std::vector<member> members;
+};
+
+struct placement_request {
+  std::string request;  ///< id of the request, for logs and affinity
+  std::string from;     ///< stage; empty: the deployment's only edge
+  std::string to;
+  std::uint32_t timeout_ms{0};  ///< how long to wait when nobody is up; 0: fail at once
+};
+
+struct placement {
+  std::uint8_t failed{0};
+  std::string sentence;
+  std::string request;
+  std::uint64_t epoch{0};
+  std::string mode;                ///< `write` or `read`, of the edge
+  std::vector<node_info> prefill;  ///< every rank of the chosen replica, in rank order
+  std::vector<node_info> decode;
+};
+
+/// One side's half of a new link.
+struct link_request {
+  std::uint32_t version{protocol_version};
+  std::string cluster;
+  node_info from;
+  std::uint64_t to_incarnation{0};
+  std::uint8_t backend{0};  ///< `transport::backend_kind`
+  std::uint32_t lanes{1};
+  std::string boot_id;  ///< `transport::host_identity` of the sender
+  std::uint64_t network_namespace{0};
+  std::uint64_t pid_namespace{0};
+  std::uint32_t pid{0};
+  std::uint32_t uid{0};
+  bytes offer;         ///< `transport::link_offer::payload`
+  bytes layout;        ///< `kvcache::encode(cache_layout)`; empty: none registered yet
+  std::string reason;  ///< why this backend, for the peer's log and status
+};
+
+struct link_reply {
+  std::uint8_t failed{0};
+  std::string sentence;
+  bytes offer;
+  bytes layout;
+};
+
+// -- status
+// ----------------------------------------------------------------------------------------------
+
+struct link_report {
+  std::string peer;
+  std::uint64_t peer_incarnation{0};
+  std::string backend;
+  std::string reason;
+  std::string state;  ///< connecting, up, broken
+  std::uint32_t lanes{0};
+  std::uint64_t bytes_out{0}, bytes_in{0}, in_flight{0}, refused{0};
+};
+
+struct transfer_report {
+  std::uint64_t transfer{0};
+  std::string request;
+  std::string peer;
+  std::string side;  ///< send, receive
+  std::string state;
+  std::uint64_t bytes{0};
+  std::uint32_t age_ms{0};
+};
+
+struct pool_report {
+  std::string device;
+  std::uint64_t bytes{0}, block_bytes{0};
+  std::uint64_t blocks_total{0}, blocks_free{0}, blocks_quarantined{0}, waiting{0};
+  std::uint64_t store_bytes{0}, store_used{0}, store_keys{0};
+};
+
+struct node_report {
+  node_info node;
+  std::uint64_t epoch{0};  ///< of the last membership seen
+  bool supervisor_reachable{false};
+  std::uint64_t uptime_ms{0};
+  pool_report pool;
+  std::vector<link_report> links;
+  std::vector<transfer_report> transfers;
+  std::uint64_t transfers_done{0}, transfers_failed{0}, bytes_moved{0};
+};
+
+// -- engines' own calls
+// ----------------------------------------------------------------------------------
+
+/// A small request to the engine behind a node (a frontend hands it a prompt, say). At most
+/// `max_call_bytes`; bulk data goes over links.
+struct call_request {
+  std::string method;
+  bytes payload;
+  std::uint32_t timeout_ms{0};
+};
+struct call_reply {
+  std::uint8_t failed{0};
+  std::string sentence;
+  bytes payload;
+};
+inline constexpr std::size_t max_call_bytes = std::size_t{1} << 20;
+
+// -- inspection
+// ------------------------------------------------------------------------------------------
+
+template <class I>
+auto inspect(I& f, node_info& x) {
+  return f(x.name, x.stage, x.role, x.replica, x.rank, x.ranks, x.host, x.port, x.incarnation,
+           x.pid);
+}
+template <class I>
+auto inspect(I& f, registration_request& x) {
+  return f(x.version, x.cluster, x.node, x.wanted_replica);
+}
+template <class I>
+auto inspect(I& f, registration& x) {
+  return f(x.failed, x.sentence, x.replica, x.epoch, x.supervisor_incarnation,
+           x.heartbeat_interval_ms);
+}
+template <class I>
+auto inspect(I& f, load_report& x) {
+  return f(x.queue_length, x.active_transfers, x.blocks_total, x.blocks_free, x.blocks_quarantined,
+           x.links_up);
+}
+template <class I>
+auto inspect(I& f, heartbeat& x) {
+  return f(x.name, x.incarnation, x.sequence, x.load);
+}
+template <class I>
+auto inspect(I& f, heartbeat_ack& x) {
+  return f(x.known, x.epoch, x.supervisor_incarnation);
+}
+template <class I>
+auto inspect(I& f, member& x) {
+  return f(x.node, x.state, x.load);
+}
+template <class I>
+auto inspect(I& f, membership& x) {
+  return f(x.cluster, x.supervisor_incarnation, x.epoch, x.members);
+}
+template <class I>
+auto inspect(I& f, placement_request& x) {
+  return f(x.request, x.from, x.to, x.timeout_ms);
+}
+template <class I>
+auto inspect(I& f, placement& x) {
+  return f(x.failed, x.sentence, x.request, x.epoch, x.mode, x.prefill, x.decode);
+}
+template <class I>
+auto inspect(I& f, link_request& x) {
+  return f(x.version, x.cluster, x.from, x.to_incarnation, x.backend, x.lanes, x.boot_id,
+           x.network_namespace, x.pid_namespace, x.pid, x.uid, x.offer, x.layout, x.reason);
+}
+template <class I>
+auto inspect(I& f, link_reply& x) {
+  return f(x.failed, x.sentence, x.offer, x.layout);
+}
+template <class I>
+auto inspect(I& f, link_report& x) {
+  return f(x.peer, x.peer_incarnation, x.backend, x.reason, x.state, x.lanes, x.bytes_out,
+           x.bytes_in, x.in_flight, x.refused);
+}
+template <class I>
+auto inspect(I& f, transfer_report& x) {
+  return f(x.transfer, x.request, x.peer, x.side, x.state, x.bytes, x.age_ms);
+}
+template <class I>
+auto inspect(I& f, pool_report& x) {
+  return f(x.device, x.bytes, x.block_bytes, x.blocks_total, x.blocks_free, x.blocks_quarantined,
+           x.waiting, x.store_bytes, x.store_used, x.store_keys);
+}
+template <class I>
+auto inspect(I& f, node_report& x) {
+  return f(x.node, x.epoch, x.supervisor_reachable, x.uptime_ms, x.pool, x.links, x.transfers,
+           x.transfers_done, x.transfers_failed, x.bytes_moved);
+}
+template <class I>
+auto inspect(I& f, call_request& x) {
+  return f(x.method, x.payload, x.timeout_ms);
+}
+template <class I>
+auto inspect(I& f, call_reply& x) {
+  return f(x.failed, x.sentence, x.payload);
+}
+
+}  // namespace troupe::actors

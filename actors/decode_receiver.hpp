@@ -1,0 +1,30 @@
+#pragma once
+
+#include <optional>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/receive_session.hpp"
+#include "troupe/actors/session_shell.hpp"
+
+namespace troupe::actors {
+
+/// The decode side of one transfer: feeds `receive_session` and carries out what it returns.
+/// Spawned by the engine port once the blocks are there and the link is up, quits when the transfer
+/// is quiescent.
+struct decode_receiver_state {
+  session_basis basis;
+  std::optional<receive_session> machine;
+  static inline const char* name = "decode_receiver";
+};
+
+struct decode_receiver_options {
+  session_basis basis;
+  transfer_request request;  ///< without grants
+  time_point deadline;
+};
+
+[[nodiscard]] session_actor::behavior_type decode_receiver(
+    session_actor::stateful_pointer<decode_receiver_state> self, decode_receiver_options options);
+
+}  // namespace troupe::actors

@@ -1,0 +1,430 @@
+#include "troupe/actors/engine.hpp"
+
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "troupe/actors/engine_port.hpp"
+#include "troupe/actors/engine_setup.hpp"
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/node.hpp"
+#include "troupe/actors/pool_manager.hpp"
+#include "troupe/actors/system.hpp"
+
+namespace troupe {
+
+namespace {
+
+using namespace actors;  // the facade of that folder
+
+result<void> check_request(const std::string& request) {
+  if (!request.empty() && request.size() <= max_request_id) return {};
+  return fail(errc::invalid_config, "a request id has 1 to " + std::to_string(max_request_id) +
+                                        " bytes, this one " + std::to_string(request.size()));
+}
+
+result<void> check_key(const std::string& key) {
+  if (key.empty() || key.size() > max_key || key.front() == '\0') {
+    return fail(errc::invalid_config, "a key has 1 to " + std::to_string(max_key) +
+                                          " bytes and does not begin with a zero byte");
+  }
+  return {};
+}
+
+class node_engine final : public engine {
+ public:
+  node_engine(node_settings settings, engine_options options, actor_host_options host)
+      : host_{host},
+        units_{host_.system()},
+        context_{std::make_shared<node_context>(std::move(settings))},
+        polling_{options.polling} {
+    context_->self.incarnation = draw_incarnation();
+    context_->self.pid = static_cast<std::uint32_t>(getpid());
+    context_->on_call = std::move(options.on_call);
+  }
+
+  ~node_engine() override { stop(); }
+
+  result<void> launch(const config::deployment& deployment, const engine_options& options) {
+    auto furnished = furnish(*context_, deployment, options, [this] {
+      if (polling_) return;  // `poll` runs them itself
+      auto& unit = units_.of_this_thread();
+      unit.adopt_this_thread();
+      unit.run();
+    });
+    if (!furnished) return furnished;
+    auto& system = host_.system();
+    port_ = system.spawn(engine_port, context_);
+    host_.own(port_);
+    pool_ = system.spawn(pool_manager, context_, port_);
+    host_.own(pool_);
+    node_ = system.spawn(node, context_, port_, pool_);
+    host_.own(node_);
+    caf::anon_send(port_, engine_command{wire_port{node_, pool_}});
+    if (context_->pool) {
+      context_->pool->on_blocks_for_waiters(
+          [pool = pool_] { tell(pool, pool_command{pool_changed{}}); });
+    }
+    auto bound =
+        host_.publish(caf::actor_cast<node_actor>(node_), context_->self.host, context_->self.port);
+    if (!bound) return fail(bound.error());
+    context_->self.port = *bound;
+    launched_ = true;
+    logger("node")->info("{} listens at {}:{} (data port {}), incarnation {:016x}",
+                         context_->self.name, context_->self.host, *bound,
+                         context_->endpoint->data_port(), context_->self.incarnation);
+    caf::anon_send(node_, tick_atom::value);
+    return {};
+  }
+
+  void stop() override {
+    if (stopped_.exchange(true)) return;
+    if (launched_) {
+      caf::anon_send(port_, engine_command{stop_port{}});
+      // Both sides are told of what is still live before the links go.
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+      do {
+        if (polling_) poll_once();
+        std::this_thread::sleep_for(std::chrono::milliseconds{2});
+      } while (context_->counters.active_transfers.load() != 0 &&
+               std::chrono::steady_clock::now() < until);
+      caf::anon_send(node_, node_command{stop_node{}});
+    }
+    node_ = nullptr;
+    port_ = nullptr;
+    pool_ = nullptr;
+    if (context_->pool) context_->pool->on_blocks_for_waiters({});
+    if (!host_.shutdown()) {
+      logger("node")->error("{}: some actors did not end in time", context_->self.name);
+    }
+  }
+
+  result<void> wait_registered(std::chrono::milliseconds timeout) override {
+    auto why_not = context_->registration.wait(timeout);
+    if (!why_not) return {};
+    return fail(errc::deadline, context_->self.name + " is not registered with the supervisor at " +
+                                    context_->settings.supervisor_host + ":" +
+                                    std::to_string(context_->settings.supervisor_port) + " after " +
+                                    std::to_string(timeout.count()) + " ms: " + *why_not);
+  }
+
+  // -- the cache
+  // ------------------------------------------------------------------------------------------
+
+  const kvcache::cache_layout& layout() const override {
+    static const kvcache::cache_layout none{};
+    return context_->layout ? *context_->layout : none;
+  }
+
+  result<std::span<std::byte>> region(std::size_t index) const override {
+    if (index >= context_->regions.size()) {
+      return fail(errc::out_of_range, "the cache has " + std::to_string(context_->regions.size()) +
+                                          " regions, there is no region " + std::to_string(index));
+    }
+    return context_->endpoint->bytes(context_->regions[index]);
+  }
+
+  result<kvcache::allocation> allocate_blocks(std::uint32_t count) override {
+    if (auto has = need_pool(); !has) return fail(has.error());
+    return context_->pool->allocate(count);
+  }
+
+  result<void> free_blocks(kvcache::block_owner owner, std::span<const block_id> blocks) override {
+    if (auto has = need_pool(); !has) return has;
+    auto freed = context_->pool->free(owner, blocks);
+    if (!freed) return fail(freed.error());
+    return {};
+  }
+
+  // -- transfers
+  // --------------------------------------------------------------------------------------------
+
+  result<operation_id> send(send_spec spec) override {
+    if (auto fine = check_request(spec.request); !fine) return fail(fine.error());
+    if (auto fine = check_blocks(spec.blocks, spec.state_slot); !fine) return fail(fine.error());
+    const auto capacity = static_cast<std::uint32_t>(spec.blocks.size()) * layout().block_tokens;
+    auto operation =
+        begin_pinned({operation_kind::send, spec.request, capacity, false}, spec.blocks);
+    if (operation) command(engine_command{start_send{*operation, std::move(spec)}});
+    return operation;
+  }
+
+  result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
+                            std::uint32_t token_end) override {
+    auto entry = find_send(send);
+    if (!entry) return fail(entry.error());
+    const auto layers = layout().layers.size();
+    if (layer_begin >= layer_end || layer_end > layers) {
+      return fail(errc::out_of_range, "layers [" + std::to_string(layer_begin) + ", " +
+                                          std::to_string(layer_end) + ") of " +
+                                          std::to_string(layers));
+    }
+    if (entry->sealed)
+      return fail(errc::already_exists, "request `" + entry->request + "` is sealed");
+    if (auto fits = check_tokens(*entry, token_end); !fits) return fits;
+    command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}}});
+    return {};
+  }
+
+  result<void> seal(operation_id send, std::uint32_t tokens, std::vector<std::byte> aux) override {
+    auto entry = find_send(send);
+    if (!entry) return fail(entry.error());
+    if (auto fits = check_tokens(*entry, tokens); !fits) return fits;
+    if (aux.size() > max_aux) {
+      return fail(errc::out_of_range, "aux has " + std::to_string(aux.size()) + " bytes, at most " +
+                                          std::to_string(max_aux) + " can travel with a transfer");
+    }
+    if (auto sealed = context_->operations.seal(send); !sealed) return sealed;
+    command(engine_command{send_sealed{send, {tokens, std::move(aux)}}});
+    return {};
+  }
+
+  result<operation_id> receive(receive_spec spec) override {
+    if (auto fine = check_receive(spec); !fine) return fail(fine.error());
+    spec.fail_when_full = spec.fail_when_full || context_->settings.fail_when_full;
+    auto operation = begin_pinned({operation_kind::receive, spec.request, 0, false}, spec.blocks);
+    if (operation) command(engine_command{start_receive{*operation, std::move(spec)}});
+    return operation;
+  }
+
+  result<void> abort(operation_id operation, std::string reason) override {
+    if (auto entry = context_->operations.find(operation); !entry) return fail(entry.error());
+    command(engine_command{abort_operation{operation, std::move(reason)}});
+    return {};
+  }
+
+  // -- keyed values
+  // --------------------------------------------------------------------------------------------
+
+  result<operation_id> put(std::string peer, std::string key, std::span<const std::byte> value,
+                           std::chrono::milliseconds ttl) override {
+    if (ttl.count() < 0) return fail(errc::invalid_config, "a time to live is not negative");
+    return value_operation({{},
+                            std::move(peer),
+                            value_verb::put,
+                            std::move(key),
+                            value,
+                            static_cast<std::uint64_t>(ttl.count())});
+  }
+  result<operation_id> get(std::string peer, std::string key) override {
+    return value_operation({{}, std::move(peer), value_verb::get, std::move(key), {}, 0});
+  }
+  result<operation_id> query(std::string peer, std::string key) override {
+    return value_operation({{}, std::move(peer), value_verb::query, std::move(key), {}, 0});
+  }
+  result<operation_id> remove(std::string peer, std::string key) override {
+    return value_operation({{}, std::move(peer), value_verb::remove, std::move(key), {}, 0});
+  }
+
+  // -- the cluster
+  // ------------------------------------------------------------------------------------------------
+
+  result<operation_id> place(placement_request request) override {
+    if (auto fine = check_request(request.request); !fine) return fail(fine.error());
+    if (auto runs = need_running(); !runs) return fail(runs.error());
+    auto operation = context_->operations.begin({operation_kind::place, {}, 0, false});
+    if (operation) tell(node_, node_command{start_place{*operation, std::move(request)}});
+    return operation;
+  }
+
+  void placed_request_ended(std::string request) override {
+    if (!stopped_) tell(node_, node_command{placed_ended{std::move(request)}});
+  }
+
+  void set_queue_length(std::uint32_t requests) override {
+    context_->counters.queue_length.store(requests);
+  }
+
+  node_report report() const override {
+    node_report report;
+    report.node = context_->self;
+    if (stopped_) return report;
+    caf::scoped_actor self{host_.system()};
+    self->request(node_, std::chrono::seconds{2}, report_atom::value)
+        .receive([&](node_report& full) { report = std::move(full); }, [](const caf::error&) {});
+    return report;
+  }
+
+  // -- events
+  // ---------------------------------------------------------------------------------------------------------
+
+  int event_fd() const override { return context_->events.fd(); }
+  std::vector<event> take(std::size_t max) override { return context_->events.take(max); }
+
+  std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max) override {
+    if (!polling_) return context_->events.wait(timeout, max);
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    for (;;) {
+      poll_once();
+      auto events = context_->events.take(max);
+      if (!events.empty() || std::chrono::steady_clock::now() >= until) return events;
+    }
+  }
+
+  bool poll() override { return !stopped_ && poll_once(); }
+
+ private:
+  bool poll_once() {
+    auto& unit = units_.of_this_thread();
+    const inline_unit::scope as_active{unit};
+    const bool worked = context_->endpoint->poll();
+    unit.run();
+    return worked;
+  }
+
+  void command(engine_command order) {
+    if (!polling_) {
+      tell(port_, std::move(order));
+      return;
+    }
+    auto& unit = units_.of_this_thread();
+    const inline_unit::scope as_active{unit};
+    tell(port_, std::move(order));
+    unit.run();
+  }
+
+  [[nodiscard]] result<void> need_running() const {
+    if (stopped_) return fail(errc::aborted, "the node was stopped");
+    return {};
+  }
+
+  [[nodiscard]] result<void> need_pool() const {
+    if (context_->pool) return {};
+    return fail(errc::invalid_config,
+                context_->self.name +
+                    " has no pool of blocks: the engine brought its own cache, or "
+                    "the deployment gives its stage no model");
+  }
+
+  [[nodiscard]] result<void> check_blocks(std::span<const block_id> blocks,
+                                          std::uint32_t slot) const {
+    if (auto runs = need_running(); !runs) return runs;
+    if (!context_->layout)
+      return fail(errc::layout_mismatch, context_->self.name + " has no cache");
+    for (const auto block : blocks) {
+      if (block.value >= layout().blocks) {
+        return fail(errc::out_of_range, "block " + std::to_string(block.value) + " of a cache of " +
+                                            std::to_string(layout().blocks) + " blocks");
+      }
+    }
+    for (const auto& state : layout().states) {
+      if (slot >= state.slots) {
+        return fail(errc::out_of_range,
+                    "state slot " + std::to_string(slot) + " of " + std::to_string(state.slots));
+      }
+    }
+    return {};
+  }
+
+  [[nodiscard]] static result<void> check_tokens(const operation_table::entry& entry,
+                                                 std::uint32_t tokens) {
+    if (tokens <= entry.token_capacity) return {};
+    return fail(errc::out_of_range,
+                std::to_string(tokens) + " tokens do not fit the blocks of request `" +
+                    entry.request + "`, which hold " + std::to_string(entry.token_capacity));
+  }
+
+  [[nodiscard]] result<void> check_receive(const receive_spec& spec) const {
+    if (auto fine = check_request(spec.request); !fine) return fine;
+    if (auto fine = check_blocks(spec.blocks, spec.state_slot); !fine) return fine;
+    if (spec.sources.empty()) {
+      return fail(errc::invalid_config,
+                  "name the prefill nodes that have request `" + spec.request + "`");
+    }
+    for (const auto& source : spec.sources) {
+      if (!context_->settings.nodes.contains(source)) {
+        return fail(errc::not_found, "the deployment has no node `" + source + "`");
+      }
+    }
+    const auto block_tokens = layout().block_tokens;
+    const auto needed = (std::uint64_t{spec.tokens} + block_tokens - 1) / block_tokens;
+    if (spec.prefix_tokens > spec.tokens) {
+      return fail(errc::out_of_range, "a prefix of " + std::to_string(spec.prefix_tokens) +
+                                          " tokens of a request of " + std::to_string(spec.tokens));
+    }
+    if (spec.blocks.empty() && spec.prefix_tokens > 0) {
+      return fail(errc::invalid_config,
+                  "a request with a prefix names the blocks that the prefix is in");
+    }
+    if (!spec.blocks.empty() && spec.blocks.size() < needed) {
+      return fail(errc::out_of_range, std::to_string(spec.blocks.size()) + " blocks for " +
+                                          std::to_string(spec.tokens) + " tokens, " +
+                                          std::to_string(needed) + " are needed");
+    }
+    if (spec.blocks.empty() && needed > layout().blocks) {
+      return fail(errc::pool_exhausted,
+                  "request `" + spec.request + "` needs " + std::to_string(needed) +
+                      " blocks, the whole pool has " + std::to_string(layout().blocks));
+    }
+    if (spec.blocks.empty() && needed > 0) return need_pool();
+    return {};
+  }
+
+  /// The blocks are pinned from here on, so that an engine that frees them at once only quarantines
+  /// them.
+  [[nodiscard]] result<operation_id> begin_pinned(operation_table::entry what,
+                                                  std::span<const block_id> blocks) {
+    if (context_->pool) {
+      if (auto pinned = context_->pool->pin(blocks); !pinned) return fail(pinned.error());
+    }
+    auto operation = context_->operations.begin(std::move(what));
+    if (!operation && context_->pool) (void)context_->pool->unpin(blocks);
+    return operation;
+  }
+
+  [[nodiscard]] result<operation_table::entry> find_send(operation_id id) const {
+    auto entry = context_->operations.find(id);
+    if (entry && entry->kind != operation_kind::send) {
+      return fail(errc::not_found, "operation " + std::to_string(id.value) + " is no send");
+    }
+    return entry;
+  }
+
+  [[nodiscard]] result<operation_id> value_operation(start_value order) {
+    if (auto runs = need_running(); !runs) return fail(runs.error());
+    if (auto fine = check_key(order.key); !fine) return fail(fine.error());
+    if (!context_->settings.nodes.contains(order.peer)) {
+      return fail(errc::not_found, "the deployment has no node `" + order.peer + "`");
+    }
+    auto operation = context_->operations.begin({operation_kind::value, {}, 0, false});
+    if (!operation) return operation;
+    order.operation = *operation;
+    command(engine_command{std::move(order)});
+    return operation;
+  }
+
+  // Destroyed in reverse: the context (with the endpoint and its threads), the units those threads
+  // run actors with, the actor system.
+  mutable actor_host host_;
+  inline_units units_;
+  context_ptr context_;
+  engine_port_actor port_;
+  pool_manager_actor pool_;
+  local_node_actor node_;
+  const bool polling_;
+  bool launched_{false};
+  std::atomic<bool> stopped_{false};
+};
+
+}  // namespace
+
+result<std::unique_ptr<engine>> engine::start(const config::deployment& deployment,
+                                              std::string_view name, engine_options options) {
+  auto settings = actors::settings_of(deployment, name);
+  if (!settings) return fail(settings.error());
+  actors::actor_host_options host;
+  host.network_heartbeat = settings->heartbeat_interval;
+  host.connection_timeout = settings->heartbeat_timeout;
+  auto started = std::make_unique<node_engine>(std::move(*settings), options, host);
+  if (auto launched = started->launch(deployment, options); !launched)
+    return fail(launched.error());
+  return std::unique_ptr<engine>{std::move(started)};
+}
+
+}  // namespace troupe

@@ -1,0 +1,217 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/session_messages.hpp"
+#include "troupe/config/deployment.hpp"
+#include "troupe/kvcache/block_pool.hpp"
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/layout.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe {
+
+/// What an engine started and will hear the end of. Unique within one `engine`, never 0.
+using operation_id = strong_id<struct operation_tag, std::uint64_t>;
+
+/// Prefill side: offers the KV cache of one request to whichever decode ranks ask for it.
+struct send_spec {
+  std::string request;           ///< the id both engines know, 1 to 256 bytes, unique while live
+  std::vector<block_id> blocks;  ///< of tokens 0, 1, ...: `block_tokens` tokens each
+  std::uint32_t state_slot{0};   ///< of the request, if the layout has state tensors
+  std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default
+  /// How many decode ranks will take it before it is done; 0: as many as the first one's parallel
+  /// size says hold heads of ours.
+  std::uint32_t consumers{0};
+};
+
+/// Decode side: takes the KV cache of one request from the ranks of one prefill replica.
+struct receive_spec {
+  std::string request;
+  std::vector<std::string>
+      sources;  ///< node names of the prefill replica, in rank order (`placement`)
+  actors::transfer_mode mode{actors::transfer_mode::write};
+  std::uint32_t tokens{0};         ///< of the prompt; at most what `blocks` hold
+  std::uint32_t prefix_tokens{0};  ///< the first so many are already in `blocks`
+  /// Destination of tokens 0, 1, ...; empty: the node's pool allocates and `event_allocated` tells
+  /// which.
+  std::vector<block_id> blocks;
+  std::uint32_t state_slot{0};            ///< of the request, if the layout has state tensors
+  std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default
+  bool fail_when_full{false};  ///< pool full: `pool_exhausted` at once instead of waiting in line
+};
+
+/// A value of a keyed store, mapped where it lies (no copy). Unpins the value when the last copy of
+/// the view dies. May outlive the operation, not the `engine`.
+struct value_view {
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> pin;
+};
+
+// -- events
+// -------------------------------------------------------------------------------------------------------
+
+/// decode: the pool gave these blocks to a `receive` that named none. They belong to the engine,
+/// which gives them back with `free_blocks`.
+struct event_allocated {
+  kvcache::allocation blocks;
+};
+/// decode: these layers are complete up to `slice.token_end` from every rank and may be read.
+struct event_layers {
+  actors::cache_slice slice;
+};
+/// The one outcome of a send, a receive, a put, a query, a remove or a placement that succeeded.
+struct event_done {
+  std::vector<std::byte> aux;  ///< receive: what the prefill engine sealed with (rank 0's)
+  std::uint64_t bytes{0};      ///< moved
+};
+/// The one outcome of anything that failed.
+struct event_failed {
+  troupe::error why;
+};
+/// After the outcome of a send or receive: the network can touch its blocks no more. An engine that
+/// allocates blocks itself may reuse them from here on, not before. (The pool's own wait in
+/// quarantine for this by themselves.)
+struct event_unpinned {};
+struct event_value {
+  value_view value;  ///< outcome of a get
+};
+struct event_info {
+  std::uint64_t size{0};             ///< bytes; outcome of a query
+  std::chrono::milliseconds ttl{0};  ///< 0: no end
+};
+struct event_placed {
+  actors::placement where;  ///< outcome of a place
+};
+
+struct event {
+  operation_id operation;
+  std::variant<event_allocated, event_layers, event_done, event_failed, event_unpinned, event_value,
+               event_info, event_placed>
+      what;
+};
+
+/// A call of a frontend, to be answered exactly once, from any thread. Dropped unanswered: the
+/// caller gets `aborted`.
+struct call {
+  std::string method;
+  std::vector<std::uint8_t> payload;
+  std::function<void(result<std::vector<std::uint8_t>>)> reply;
+};
+
+struct engine_options {
+  /// The engine's own cache instead of one made from the deployment's `model` and pool: the layout,
+  /// and the memory of its regions in the layout's order. The engine keeps the memory alive until
+  /// `stop`.
+  std::optional<kvcache::cache_layout> layout;
+  std::vector<std::span<std::byte>> regions;
+  /// Called on a thread of Troupe for each call of a frontend; must not block. Empty: calls are
+  /// refused.
+  std::function<void(call)> on_call;
+  /// True: no progress thread; the engine calls `poll` often. For engines that own their core.
+  bool polling{false};
+};
+
+/// One node, embedded into the process of an inference engine: the programmatic actor API. Every
+/// function is thread-safe, returns at once and never throws; what takes time ends as an event.
+/// Errors that need no network come back directly and then no event follows.
+class engine {
+ public:
+  /// Starts node `name` of the deployment: binds its port (a taken port fails), allocates or adopts
+  /// the cache, registers with the supervisor in the background. `not_found`: no such node;
+  /// `invalid_config`, `layout_mismatch`, `already_exists` (port).
+  [[nodiscard]] static result<std::unique_ptr<engine>> start(const config::deployment& deployment,
+                                                             std::string_view name,
+                                                             engine_options options = {});
+  /// `stop` and waits.
+  virtual ~engine() = default;
+  /// Leaves the cluster: live operations fail with `aborted` at both sides, links close.
+  /// Idempotent.
+  virtual void stop() = 0;
+  /// Waits until the supervisor has taken the node in. `deadline`, or the reason of the refusal.
+  [[nodiscard]] virtual result<void> wait_registered(std::chrono::milliseconds timeout) = 0;
+
+  // -- the cache
+  // ----------------------------------------------------------------------------------------------
+
+  [[nodiscard]] virtual const kvcache::cache_layout& layout() const = 0;
+  /// Memory of the layout's region `index`. `out_of_range`.
+  [[nodiscard]] virtual result<std::span<std::byte>> region(std::size_t index) const = 0;
+  /// Blocks of the node's pool, for engines that leave allocation to it. `pool_exhausted`;
+  /// `invalid_config` when the engine brought its own cache.
+  [[nodiscard]] virtual result<kvcache::allocation> allocate_blocks(std::uint32_t count) = 0;
+  /// Gives blocks of one allocation back; those a transfer still pins go to quarantine first.
+  /// `not_found` (foreign or double free: nothing is freed).
+  virtual result<void> free_blocks(kvcache::block_owner owner,
+                                   std::span<const block_id> blocks) = 0;
+
+  // -- transfers
+  // ----------------------------------------------------------------------------------------------
+
+  /// `already_exists` (the request is live here), `out_of_range` (a block outside the cache),
+  /// `overloaded`.
+  [[nodiscard]] virtual result<operation_id> send(send_spec spec) = 0;
+  /// Layers [layer_begin, layer_end) are computed up to token `token_end` (exclusive) and will not
+  /// be written again. Call it as often as chunks come. `not_found` (ended), `out_of_range`.
+  virtual result<void> layers_ready(operation_id send, std::uint32_t layer_begin,
+                                    std::uint32_t layer_end, std::uint32_t token_end) = 0;
+  /// No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`:
+  /// at most 64 KiB for the decode engine.
+  virtual result<void> seal(operation_id send, std::uint32_t tokens,
+                            std::vector<std::byte> aux = {}) = 0;
+  /// `overloaded`, `pool_exhausted`, `out_of_range`, `not_found` (a source that is no node).
+  [[nodiscard]] virtual result<operation_id> receive(receive_spec spec) = 0;
+  /// Gives a send or receive up; its outcome is `aborted` at both sides. `not_found`: already
+  /// ended.
+  virtual result<void> abort(operation_id operation, std::string reason) = 0;
+
+  // -- keyed values
+  // ----------------------------------------------------------------------------------------------
+
+  /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
+  /// stay unchanged until the outcome. ttl 0: until removed. Outcome: done, `already_exists`,
+  /// `pool_exhausted`.
+  [[nodiscard]] virtual result<operation_id> put(std::string peer, std::string key,
+                                                 std::span<const std::byte> value,
+                                                 std::chrono::milliseconds ttl = {}) = 0;
+  [[nodiscard]] virtual result<operation_id> get(std::string peer, std::string key) = 0;
+  [[nodiscard]] virtual result<operation_id> query(std::string peer, std::string key) = 0;
+  [[nodiscard]] virtual result<operation_id> remove(std::string peer, std::string key) = 0;
+
+  // -- the cluster
+  // ---------------------------------------------------------------------------------------------
+
+  [[nodiscard]] virtual result<operation_id> place(actors::placement_request request) = 0;
+  /// A placed request ended, however: its place in the queue is free.
+  virtual void placed_request_ended(std::string request) = 0;
+  /// What the engine reports with each heartbeat: requests waiting or running in it.
+  virtual void set_queue_length(std::uint32_t requests) = 0;
+  [[nodiscard]] virtual actors::node_report report() const = 0;
+
+  // -- events
+  // ---------------------------------------------------------------------------------------------------
+
+  /// Readable while events wait; for poll/epoll. Owned by the engine.
+  [[nodiscard]] virtual int event_fd() const = 0;
+  /// Up to `max` events, oldest first; empty when there are none. Events of one operation come in
+  /// order.
+  [[nodiscard]] virtual std::vector<event> take(std::size_t max = 64) = 0;
+  /// `take`, waiting up to `timeout` for the first one.
+  [[nodiscard]] virtual std::vector<event> wait(std::chrono::milliseconds timeout,
+                                                std::size_t max = 64) = 0;
+  /// Makes progress on the calling thread; true: something was done. See `engine_options::polling`.
+  virtual bool poll() = 0;
+};
+
+}  // namespace troupe

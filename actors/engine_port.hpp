@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/messages.hpp"
+#include "troupe/actors/node_context.hpp"
+#include "troupe/actors/source.hpp"
+#include "troupe/kvcache/plan.hpp"
+
+namespace troupe::actors {
+
+/// A `receive` of the engine: one transfer from each rank of the prefill replica, one outcome.
+struct receiving {
+  enum class phase : std::uint8_t { in_line, linking, moving, concluded };
+  struct from_rank {
+    std::string peer;
+    std::optional<transfer_id> transfer;  ///< once its receiver is spawned
+    session_actor receiver;
+    bool done{false};
+    std::vector<std::uint32_t> landed;  ///< per layer, the first token that is not there yet
+  };
+
+  receive_spec spec;
+  phase now{phase::linking};
+  std::vector<from_rank> ranks;
+  std::vector<std::uint32_t> told;  ///< per layer, what the engine was told of
+  std::uint32_t live{0};            ///< receivers that have not unpinned
+  bool pinned{false};
+  time_point deadline;
+  std::uint64_t bytes{0};
+  std::vector<std::byte> aux;
+};
+
+/// A request of a decode rank that came before its source.
+struct parked_request {
+  link_handle link;
+  transfer_request request;
+  time_point deadline;
+};
+
+/// An actor that works for an operation, until its last message.
+struct live_session {
+  operation_id operation;
+  session_actor actor;
+  transfer_report report;
+  time_point deadline;
+};
+
+struct engine_port_state {
+  /// What a deadline ends.
+  enum class timer : std::uint8_t { operation, session, parked };
+  using deadline_entry = std::tuple<time_point, timer, std::uint64_t>;
+
+  context_ptr context;
+  caf::typed_actor<caf::reacts_to<node_command>> node;
+  caf::typed_actor<caf::reacts_to<pool_command>> pool;
+  std::map<operation_id, source> sources;
+  std::unordered_map<std::string, operation_id> source_of;  ///< by request, not concluded
+  ended_requests ended;
+  std::map<operation_id, receiving> receives;
+  std::unordered_map<transfer_id, live_session> sessions;  ///< both sides, and values
+  std::unordered_map<std::string, link_handle> links;      ///< by peer name, up
+  std::unordered_map<std::string, std::vector<operation_id>> waiting_for_link;
+  std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
+  std::uint32_t parked_count{0};
+  std::set<deadline_entry> deadlines;
+  std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry;
+  std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
+      receive_geometry;
+  std::map<operation_id, start_value> values;  ///< that wait for a link
+  std::unordered_map<operation_id, transfer_id> value_clients;
+  std::mt19937_64 random{std::random_device{}()};
+  bool ticking{false};
+  bool stopping{false};
+  static inline const char* name = "engine_port";
+};
+
+[[nodiscard]] engine_port_actor::behavior_type engine_port(
+    engine_port_actor::stateful_pointer<engine_port_state> self, context_ptr context);
+
+}  // namespace troupe::actors

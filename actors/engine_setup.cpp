@@ -1,0 +1,206 @@
+#include "troupe/actors/engine_setup.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/logging.hpp"
+#include "troupe/kvcache/layout.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+std::optional<transport::backend_kind> backend_of(config::backend_kind kind) {
+  switch (kind) {
+    case config::backend_kind::automatic: return std::nullopt;
+    case config::backend_kind::shm: return transport::backend_kind::shm;
+    case config::backend_kind::tcp: return transport::backend_kind::tcp;
+  }
+  return std::nullopt;
+}
+
+node_role role_of(config::role role) {
+  switch (role) {
+    case config::role::supervisor: return node_role::supervisor;
+    case config::role::prefill: return node_role::prefill;
+    case config::role::decode: return node_role::decode;
+    case config::role::store: return node_role::store;
+  }
+  return node_role::store;
+}
+
+kvcache::arrangement arrangement_of(const config::cache_arrangement& from) {
+  kvcache::arrangement to;
+  switch (from.order) {
+    case config::block_order::layers_first: to.order = kvcache::block_order::layers_first; break;
+    case config::block_order::blocks_first: to.order = kvcache::block_order::blocks_first; break;
+    case config::block_order::block_interleaved:
+      to.order = kvcache::block_order::block_interleaved;
+      break;
+  }
+  to.kv = from.kv == config::kv_placement::together ? kvcache::kv_placement::together
+                                                    : kvcache::kv_placement::separate;
+  to.inner = from.inner == config::block_inner::token_major ? kvcache::block_inner::token_major
+                                                            : kvcache::block_inner::head_major;
+  return to;
+}
+
+const config::stage_config* stage_of(const config::deployment& deployment,
+                                     const node_settings& settings) {
+  return config::find_stage(deployment, settings.self.stage);
+}
+
+/// The engine's own memory, in its own layout.
+result<void> adopt_cache(node_context& context, const engine_options& options) {
+  const auto& layout = *options.layout;
+  std::vector<std::uint64_t> sizes;
+  for (const auto& region : options.regions) sizes.push_back(region.size());
+  if (auto valid = kvcache::validate(layout, sizes); !valid) return valid;
+  for (std::size_t index = 0; index < options.regions.size(); ++index) {
+    auto region = context.endpoint->register_memory(options.regions[index],
+                                                    "cache region " + std::to_string(index));
+    if (!region) return fail(region.error());
+    context.regions.push_back(*region);
+  }
+  context.layout = std::make_shared<const kvcache::cache_layout>(layout);
+  return {};
+}
+
+/// A cache of the node's own, from the deployment's model and pool.
+result<void> make_cache(node_context& context, const config::deployment& deployment,
+                        const config::stage_config& stage) {
+  auto layout = layout_of(deployment, stage, context.self.rank);
+  if (!layout) return fail(layout.error());
+  for (const auto size : kvcache::region_sizes(*layout)) {
+    auto region = context.endpoint->allocate(
+        std::max<std::uint64_t>(size, 1), "cache region " + std::to_string(context.regions.size()));
+    if (!region) return fail(region.error());
+    context.regions.push_back(*region);
+  }
+  context.pool = std::make_unique<cache_pool>(layout->blocks);
+  context.layout = std::make_shared<const kvcache::cache_layout>(std::move(*layout));
+  return {};
+}
+
+}  // namespace
+
+result<node_settings> settings_of(const config::deployment& deployment, std::string_view name) {
+  const auto nodes = config::resolve(deployment);
+  const auto* found = config::find_node(nodes, name);
+  if (found == nullptr) {
+    std::string names;
+    for (const auto& node : nodes) names += (names.empty() ? "" : ", ") + node.name;
+    return fail(errc::not_found,
+                "the deployment has no node `" + std::string{name} + "`; it has " + names);
+  }
+  if (!found->stage_index) {
+    return fail(errc::invalid_config,
+                "`" + found->name + "` is the supervisor, which has no engine");
+  }
+  const auto& stage = deployment.stages[*found->stage_index];
+  node_settings settings;
+  settings.cluster = deployment.cluster;
+  settings.self.name = found->name;
+  settings.self.stage = found->stage;
+  settings.self.role = static_cast<std::uint8_t>(role_of(found->role));
+  settings.self.replica = found->replica;
+  settings.self.rank = found->rank;
+  settings.self.ranks = found->tensor_parallel;
+  settings.self.host = found->host;
+  settings.self.port = found->port;
+  settings.supervisor_host = deployment.supervisor.host;
+  settings.supervisor_port = deployment.supervisor.port;
+  settings.heartbeat_interval = deployment.supervisor.heartbeat_interval;
+  settings.heartbeat_timeout = deployment.supervisor.heartbeat_timeout;
+  settings.backend = backend_of(stage.transport.backend);
+  for (const auto kind : stage.transport.fallback) {
+    if (const auto backend = backend_of(kind)) settings.fallback.push_back(*backend);
+  }
+  settings.lanes = stage.transport.qp_per_transfer;
+  settings.post_batch_size = stage.transport.post_batch_size;
+  settings.connect_timeout = stage.transport.connect_timeout;
+  settings.max_reconnects = stage.transport.max_reconnects;
+  settings.default_deadline = deployment.limits.transfer_deadline;
+  settings.retry_window = deployment.limits.retry_window;
+  settings.max_operations = deployment.limits.max_operations;
+  for (const auto& node : nodes) settings.nodes.insert(node.name);
+  settings.fail_when_full = stage.pool && stage.pool->on_full == config::pool_full::fail;
+  return settings;
+}
+
+result<kvcache::cache_layout> layout_of(const config::deployment& deployment,
+                                        const config::stage_config& stage, std::uint32_t rank) {
+  if (!deployment.model || !stage.pool) {
+    return fail(errc::invalid_config,
+                "stage `" + stage.name +
+                    "` has no model or no pool to make a cache from; add them to "
+                    "the deployment, or let the engine bring its own layout");
+  }
+  const auto& model = *deployment.model;
+  kvcache::cache_shape shape;
+  shape.layers = model.is_mla()
+                     ? kvcache::mla_layers(model.layers, model.latent_dim)
+                     : kvcache::attention_layers(model.layers, model.kv_heads, model.head_dim);
+  shape.dtype = model.dtype;
+  shape.element_size = config::dtype_size(model.dtype);
+  shape.block_tokens = model.block_tokens;
+  shape.tp_rank = rank;
+  shape.tp_size = stage.tensor_parallel;
+  shape.blocks = 1;
+  std::uint64_t state_bytes = 0;
+  if (model.state) {
+    shape.states.push_back({"state", model.state->bytes, kvcache::state_sharding::replicated});
+    shape.state_slots = model.state->slots;
+    // Room for the alignment between blocks and states as well.
+    state_bytes = model.state->bytes * model.state->slots + 64;
+  }
+  const auto how = arrangement_of(stage.layout.value_or(model.layout));
+  auto one = kvcache::make_layout(shape, how);
+  if (!one) return one;
+  const auto block_bytes = kvcache::bytes_per_block(*one);
+  const auto for_blocks = stage.pool->size > state_bytes ? stage.pool->size - state_bytes : 0;
+  const auto blocks = block_bytes == 0 ? 0 : for_blocks / block_bytes;
+  if (blocks == 0) {
+    return fail(errc::invalid_config,
+                "pool of stage `" + stage.name + "` (" + std::to_string(stage.pool->size) +
+                    " bytes) does not hold one block (" + std::to_string(block_bytes) + " bytes)");
+  }
+  shape.blocks = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(blocks, std::numeric_limits<std::uint32_t>::max()));
+  return kvcache::make_layout(shape, how);
+}
+
+result<void> furnish(node_context& context, const config::deployment& deployment,
+                     const engine_options& options, std::function<void()> after_progress) {
+  const auto* stage = stage_of(deployment, context.settings);
+  if (stage == nullptr) return fail(errc::internal, "node without a stage");
+  transport::endpoint_options wanted;
+  wanted.self = incarnation{context.self.incarnation};
+  wanted.host = context.self.host;
+  wanted.data_port = stage->transport.data_port;
+  wanted.num_workers = options.polling ? 0 : stage->transport.num_workers;
+  wanted.after_progress = std::move(after_progress);
+  wanted.notice = [](const std::string& sentence) { logger("transport")->warn("{}", sentence); };
+  auto endpoint = transport::endpoint::create(std::move(wanted));
+  if (!endpoint) return fail(endpoint.error());
+  context.endpoint = std::move(*endpoint);
+
+  const bool is_store = stage->role == config::role::store;
+  if (options.layout) {
+    if (auto adopted = adopt_cache(context, options); !adopted) return adopted;
+  } else if (!is_store && stage->pool && deployment.model) {
+    if (auto made = make_cache(context, deployment, *stage); !made) return made;
+  }
+  if (context.layout) context.encoded_layout = kvcache::encode(*context.layout);
+  auto values = value_store::create(
+      *context.endpoint, is_store && stage->pool ? stage->pool->size : default_value_bytes);
+  if (!values) return fail(values.error());
+  context.values = std::move(*values);
+  return {};
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include <caf/abstract_actor.hpp>
+#include <caf/actor_cast.hpp>
+#include <caf/execution_unit.hpp>
+#include <caf/fwd.hpp>
+#include <caf/message_id.hpp>
+
+namespace troupe::actors {
+
+/// Runs actors on the thread that made them runnable, instead of waking a scheduler thread for each
+/// hop. A progress thread that took a frame from the wire runs the link's actor, the transfer's
+/// actor and the next post in one go; an engine that polls does the same on its own core. CAF still
+/// guarantees that an actor runs on one thread at a time.
+class inline_unit final : public caf::execution_unit {
+ public:
+  explicit inline_unit(caf::actor_system& system) : caf::execution_unit{&system} {}
+
+  void exec_later(caf::resumable* job) override { jobs_.push_back(job); }
+
+  /// Runs what is runnable, and what that makes runnable. After `max_jobs` the rest goes to the
+  /// scheduler, so that a thread which must also move bytes is not kept.
+  void run();
+
+  /// The unit that the calling thread runs actors with at the moment; null: none, use the
+  /// scheduler.
+  [[nodiscard]] static inline_unit* active() noexcept { return active_; }
+
+  /// Makes it the calling thread's active one for as long as the thread lives.
+  void adopt_this_thread() noexcept { active_ = this; }
+
+  /// Makes a unit the calling thread's active one for its lifetime.
+  class scope {
+   public:
+    explicit scope(inline_unit& unit) noexcept : before_{std::exchange(active_, &unit)} {}
+    ~scope() { active_ = before_; }
+    scope(const scope&) = delete;
+    scope& operator=(const scope&) = delete;
+
+   private:
+    inline_unit* before_;
+  };
+
+ private:
+  static constexpr std::size_t max_jobs = 256;
+  static constexpr std::size_t throughput = 32;  ///< messages per turn of one actor
+  static thread_local inline_unit* active_;
+  std::deque<caf::resumable*> jobs_;
+};
+
+/// One unit per thread that feeds actors; they live until the actor system is gone, since an actor
+/// may remember the unit it last ran on.
+class inline_units {
+ public:
+  explicit inline_units(caf::actor_system& system) : system_{system} {}
+  [[nodiscard]] inline_unit& of_this_thread();
+
+ private:
+  caf::actor_system& system_;
+  std::mutex mutex_;
+  std::unordered_map<std::thread::id, std::unique_ptr<inline_unit>> units_;
+};
+
+/// Sends without a sender; runs on this thread if it has an active unit, else on the scheduler.
+template <class Handle, class... Ts>
+void tell(const Handle& receiver, Ts&&... xs) {
+  if (receiver) {
+    caf::actor_cast<caf::abstract_actor*>(receiver)->eq_impl(
+        caf::make_message_id(), nullptr, inline_unit::active(), std::forward<Ts>(xs)...);
+  }
+}
+
+}  // namespace troupe::actors

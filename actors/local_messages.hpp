@@ -1,0 +1,299 @@
+#pragma once
+
+/// What the actors of one process say to each other. These types never cross the network: CAF moves
+/// them as they are, without serialising. Interfaces are in messages.hpp.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <caf/allowed_unsafe_message_type.hpp>
+#include <caf/replies_to.hpp>
+#include <caf/typed_actor.hpp>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/actors/session_actions.hpp"
+#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/types.hpp"
+#include "troupe/kvcache/layout.hpp"
+#include "troupe/kvcache/plan.hpp"
+#include "troupe/transport/backend.hpp"
+
+namespace troupe::actors {
+
+// -- to the actor of one transfer
+// --------------------------------------------------------------------------
+
+/// engine_port -> sender: the source grew.
+struct source_progress {
+  std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
+};
+/// engine_port -> sender: the source is complete.
+struct source_sealed {
+  std::uint32_t tokens{0};
+  std::vector<std::byte> aux;
+};
+/// link -> session: the fence that it asked for holds.
+struct transfer_is_quiescent {};
+/// link -> session: the link is gone, or refused what the session needs to begin.
+struct link_is_lost {
+  troupe::error why;
+};
+/// engine_port -> session: the engine gave the transfer up.
+struct engine_aborts {
+  troupe::error why;
+};
+/// engine_port -> session: look at the clock, the deadline has come.
+struct deadline_came {};
+
+struct session_event {
+  std::variant<session_message, transport::completion, transfer_is_quiescent, link_is_lost,
+               source_progress, source_sealed, engine_aborts, deadline_came>
+      what;
+};
+
+/// prefill_sender and decode_receiver.
+using session_actor = caf::typed_actor<
+    // link, engine_port -> session
+    caf::reacts_to<session_event>>;
+
+// -- to the actor of one link
+// ---------------------------------------------------------------------------------
+
+/// Part of one of our regions that the peer shall be allowed to touch.
+struct grant_wish {
+  region_id region;
+  std::vector<extent> extents;
+  transport::access rights{transport::access::read};
+};
+
+/// session -> link: deliver what concerns this transfer to me.
+struct attach_session {
+  transfer_id transfer;
+  session_actor session;
+};
+/// session -> link: forget the transfer; what still comes for it is late and is dropped.
+struct detach_session {
+  transfer_id transfer;
+};
+/// session, engine_port -> link: give these grants, put them into the message, send it. A failure
+/// comes back to the session as `link_is_lost`.
+struct say {
+  session_message message;
+  std::vector<grant_wish> grants;
+};
+struct post_batch {
+  transport::batch work;
+};
+struct fence_now {
+  transfer_id transfer;
+};
+/// node -> link: membership says that the peer is down, or the node stops.
+struct close_link {
+  troupe::error why;
+};
+/// link -> itself, after a pause: try the backend that failed once more.
+struct dial_again {};
+
+struct link_command {
+  std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, dial_again>
+      what;
+};
+
+/// What the transport reports, from the thread that made the progress.
+struct link_came_up {};
+struct link_broke {
+  troupe::error why;
+};
+struct fence_holds {
+  transfer_id transfer;
+};
+struct link_event {
+  std::uint64_t generation{0};  ///< of the transport link it belongs to: a replaced one is ignored
+  std::variant<link_came_up, session_message, transport::completion, fence_holds, link_broke> what;
+};
+
+/// Owns one connection to one incarnation of a peer.
+using link_actor = caf::typed_actor<
+    // sessions, engine_port, node -> link
+    caf::reacts_to<link_command>,
+    // the transport -> link
+    caf::reacts_to<link_event>,
+    // node -> link, acceptor only: the peer's half; the reply is ours
+    caf::replies_to<link_request>::with<link_reply>,
+    // node -> link
+    caf::replies_to<report_atom>::with<link_report>>;
+
+/// What a link is to those who use it, once it is up.
+struct link_handle {
+  std::string peer;  ///< node name
+  incarnation peer_incarnation;
+  std::shared_ptr<const kvcache::cache_layout>
+      peer_layout;  ///< null until the peer registered a cache
+  link_actor actor;
+};
+
+// -- to the engine port
+// ---------------------------------------------------------------------------------------------
+
+/// link -> engine_port: the link can be used, or (again) the peer announced its cache.
+struct link_ready {
+  link_handle link;
+};
+/// link -> engine_port: the link that was being made failed, or an up one is gone (sessions were
+/// told).
+struct link_gone {
+  std::string peer;
+  std::uint64_t peer_incarnation{0};
+  std::uint64_t link{0};  ///< id of the link's actor; 0: none was made
+  bool dialled{false};    ///< this side had asked for it
+  troupe::error why;
+};
+/// link -> engine_port: a message that belongs to no attached session.
+struct link_message {
+  link_handle link;
+  session_message message;
+};
+/// decode_receiver -> engine_port: these layers are here from this source.
+struct session_layers {
+  transfer_id transfer;
+  cache_slice slice;
+};
+/// session -> engine_port: its one outcome.
+struct session_concluded {
+  transfer_id transfer;
+  std::optional<troupe::error> failure;
+  std::vector<std::byte> aux;
+  std::uint64_t bytes{0};
+};
+/// session -> engine_port: nothing of it can touch our memory any more. Last message of a session.
+struct session_unpinned {
+  transfer_id transfer;
+};
+
+/// value_client -> engine_port: the outcome of a put, get, query or remove.
+struct value_concluded {
+  operation_id operation;
+  transfer_id transfer;
+  std::variant<event_done, event_failed, event_value, event_info> outcome;
+};
+/// pool_manager -> engine_port: the answer to a wait in line.
+struct blocks_granted {
+  operation_id operation;
+  result<kvcache::allocation> blocks;
+};
+
+struct port_event {
+  std::variant<link_ready, link_gone, link_message, session_layers, session_concluded,
+               session_unpinned, value_concluded, blocks_granted>
+      what;
+};
+
+// -- to the pool manager
+// ------------------------------------------------------------------------------------------------
+
+/// port -> pool: stand in line for blocks; ends as `blocks_granted`.
+struct wait_for_blocks {
+  operation_id operation;
+  std::uint32_t count{0};
+  time_point deadline;
+};
+struct leave_line {
+  operation_id operation;
+};
+/// cache_pool, port -> pool: blocks came back while somebody waits, or a value with an end was
+/// stored.
+struct pool_changed {};
+struct pool_command {
+  std::variant<wait_for_blocks, leave_line, pool_changed> what;
+};
+
+// -- to the node
+// ----------------------------------------------------------------------------------------------------------
+
+/// port -> node: make or find the link with this node; ends as `link_ready` or `link_gone`.
+struct need_link {
+  std::string peer;
+};
+struct start_place {
+  operation_id operation;
+  placement_request request;
+};
+/// A placed request ended.
+struct placed_ended {
+  std::string request;
+};
+/// engine -> node: its answer to a frontend's call.
+struct call_answered {
+  std::uint64_t call{0};
+  call_reply reply;
+};
+/// engine -> node: leave the cluster and end the links.
+struct stop_node {};
+struct node_command {
+  std::variant<need_link, start_place, placed_ended, call_answered, stop_node> what;
+};
+
+// -- from the engine
+// -------------------------------------------------------------------------------------------------
+
+struct start_send {
+  operation_id operation;
+  send_spec spec;
+};
+struct send_progress {
+  operation_id operation;
+  source_progress progress;
+};
+struct send_sealed {
+  operation_id operation;
+  source_sealed seal;
+};
+struct start_receive {
+  operation_id operation;
+  receive_spec spec;
+};
+struct abort_operation {
+  operation_id operation;
+  std::string reason;
+};
+enum class value_verb : std::uint8_t { put, get, query, remove };
+struct start_value {
+  operation_id operation;
+  std::string peer;
+  value_verb verb{value_verb::get};
+  std::string key;
+  std::span<const std::byte> value;  ///< of a put, in the engine's memory until the outcome
+  std::uint64_t ttl_ms{0};           ///< of a put
+};
+/// The first message of all: who the port may ask.
+struct wire_port {
+  caf::typed_actor<caf::reacts_to<node_command>> node;
+  caf::typed_actor<caf::reacts_to<pool_command>> pool;
+};
+/// The node stops: end everything with `aborted`.
+struct stop_port {};
+
+struct engine_command {
+  std::variant<start_send, send_progress, send_sealed, start_receive, abort_operation, start_value,
+               wire_port, stop_port>
+      what;
+};
+
+struct transfer_reports {
+  std::vector<transfer_report> transfers;
+};
+
+}  // namespace troupe::actors
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::engine_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::pool_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::node_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::transfer_reports)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::session_event)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_event)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::port_event)

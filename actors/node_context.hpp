@@ -1,0 +1,100 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "troupe/actors/cache_pool.hpp"
+#include "troupe/actors/event_queue.hpp"
+#include "troupe/actors/operation_table.hpp"
+#include "troupe/actors/types.hpp"
+#include "troupe/actors/value_store.hpp"
+#include "troupe/kvcache/layout.hpp"
+#include "troupe/transport/endpoint.hpp"
+
+namespace troupe::actors {
+
+/// What the actors of one node were told by the deployment.
+struct node_settings {
+  std::string cluster;
+  node_info self;  ///< port: the one to ask for; replica: the slot wished for
+  std::string supervisor_host;
+  std::uint16_t supervisor_port{0};
+  std::chrono::milliseconds heartbeat_interval{1000};
+  std::chrono::milliseconds heartbeat_timeout{5000};
+  std::optional<transport::backend_kind> backend;  ///< empty: auto
+  std::vector<transport::backend_kind> fallback;
+  std::uint32_t lanes{4};
+  std::int32_t post_batch_size{-1};
+  std::chrono::milliseconds connect_timeout{2000};
+  std::chrono::milliseconds default_deadline{30'000};
+  std::chrono::milliseconds retry_window{0};  ///< a source waits so long for another decode rank
+  std::uint32_t max_reconnects{3};            ///< of one backend before the next of `fallback`
+  std::uint32_t max_operations{16'384};
+  bool fail_when_full{false};   ///< `pool.on_full: fail`
+  std::set<std::string> nodes;  ///< every name of the deployment
+};
+
+/// Whether the supervisor has taken the node in; for the engine's thread that waits for it.
+class registration_state {
+ public:
+  void set(bool registered, std::string why_not) {
+    {
+      const std::lock_guard lock{mutex_};
+      registered_ = registered;
+      why_not_ = std::move(why_not);
+    }
+    changed_.notify_all();
+  }
+  /// Empty: registered. Else why not, after `timeout`.
+  [[nodiscard]] std::optional<std::string> wait(std::chrono::milliseconds timeout) {
+    std::unique_lock lock{mutex_};
+    if (changed_.wait_for(lock, timeout, [this] { return registered_; })) return std::nullopt;
+    return why_not_.empty() ? std::string{"the supervisor has not answered yet"} : why_not_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool registered_{false};
+  std::string why_not_;
+};
+
+struct node_counters {
+  std::atomic<std::uint64_t> transfers_done{0}, transfers_failed{0}, bytes_moved{0};
+  std::atomic<std::uint32_t> queue_length{0}, active_transfers{0}, links_up{0};
+};
+
+/// What every actor of one node may use. Made before the first actor, destroyed after the last one.
+/// Immutable but for the members that are thread-safe themselves.
+struct node_context {
+  node_settings settings;
+  node_info self;  ///< with the bound port and the incarnation
+  std::unique_ptr<transport::endpoint> endpoint;
+  std::shared_ptr<const kvcache::cache_layout> layout;  ///< null: a node without a cache of blocks
+  std::vector<region_id> regions;                       ///< of the layout, in its order
+  std::vector<std::byte> encoded_layout;
+  std::unique_ptr<cache_pool> pool;  ///< null: the engine allocates its blocks itself
+  std::shared_ptr<value_store> values;
+  operation_table operations;
+  event_queue events;
+  node_counters counters;
+  registration_state registration;
+  std::function<void(call)> on_call;  ///< empty: calls of frontends are refused
+  std::chrono::steady_clock::time_point started{std::chrono::steady_clock::now()};
+
+  explicit node_context(node_settings s)
+      : settings{std::move(s)}, self{settings.self}, operations{settings.max_operations} {}
+};
+
+using context_ptr = std::shared_ptr<node_context>;
+
+}  // namespace troupe::actors

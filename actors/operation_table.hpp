@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "troupe/actors/engine.hpp"
+
+namespace troupe::actors {
+
+enum class operation_kind : std::uint8_t { send, receive, value, place };
+
+/// The operations of the engine that have not had their outcome yet: what its calls are checked
+/// against at once, before they become messages. Thread-safe.
+class operation_table {
+ public:
+  explicit operation_table(std::uint32_t bound) : bound_{bound} {}
+
+  struct entry {
+    operation_kind kind{operation_kind::value};
+    std::string request;              ///< send, receive; else empty
+    std::uint32_t token_capacity{0};  ///< send: what its blocks hold
+    bool sealed{false};
+  };
+
+  /// `overloaded` at the bound; `already_exists` when a send (or a receive) of that request is
+  /// live.
+  [[nodiscard]] result<operation_id> begin(entry what);
+  /// `not_found` when it ended.
+  [[nodiscard]] result<entry> find(operation_id id) const;
+  /// `not_found`, or `already_exists` when it was sealed before.
+  [[nodiscard]] result<void> seal(operation_id id);
+  /// True: it was live and is not any more; the caller may tell the outcome. False: told already.
+  bool end(operation_id id);
+
+ private:
+  [[nodiscard]] static std::string key_of(const entry& what);
+
+  mutable std::mutex mutex_;
+  std::uint64_t next_{1};
+  std::uint32_t bound_;
+  std::unordered_map<operation_id, entry> live_;
+  std::unordered_map<std::string, operation_id> by_request_;
+};
+
+}  // namespace troupe::actors

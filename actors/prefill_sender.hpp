@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/send_session.hpp"
+#include "troupe/actors/session_shell.hpp"
+
+namespace troupe::actors {
+
+/// The prefill side of one transfer: feeds `send_session` and carries out what it returns. Spawned
+/// by the engine port when a request meets its source, quits when the transfer is quiescent.
+struct prefill_sender_state {
+  session_basis basis;
+  std::optional<send_session> machine;
+  std::uint32_t sealed_tokens{0};  ///< what an offer says
+  std::vector<std::byte> aux;
+  static inline const char* name = "prefill_sender";
+};
+
+struct prefill_sender_options {
+  session_basis basis;
+  transfer_request request;
+  std::vector<std::uint32_t> ready;  ///< per layer, the first token that is not there yet
+  std::optional<std::uint32_t> sealed_tokens;
+  std::vector<std::byte> aux;
+  time_point deadline;
+};
+
+[[nodiscard]] session_actor::behavior_type prefill_sender(
+    session_actor::stateful_pointer<prefill_sender_state> self, prefill_sender_options options);
+
+}  // namespace troupe::actors

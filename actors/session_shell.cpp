@@ -1,0 +1,123 @@
+#include "troupe/actors/session_shell.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/logging.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+/// Bytes of one batch that layers are grouped up to.
+constexpr std::uint64_t bytes_per_batch = 8u << 20;
+
+double milliseconds(time_point from, time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan,
+                        std::vector<transport::piece>& pieces) {
+  for (const auto& part : plan.pieces) {
+    const auto grant = basis.grants.find(part.remote_region);
+    if (grant == basis.grants.end()) {
+      return fail(errc::unauthorized,
+                  "the peer gave no grant for its region " + std::to_string(part.remote_region));
+    }
+    if (part.local_region >= basis.context->regions.size()) {
+      return fail(errc::unknown_region, "the layout names region " +
+                                            std::to_string(part.local_region) +
+                                            ", which is not registered here");
+    }
+    pieces.push_back({basis.context->regions[part.local_region], grant->second, part.segments});
+  }
+  basis.segments_before += plan.segments_before;
+  basis.segments_after += plan.segments_after;
+  return {};
+}
+
+}  // namespace
+
+void adopt_grants(session_basis& basis, std::vector<transport::remote_grant> grants) {
+  std::uint32_t index = 0;
+  for (auto& grant : grants) {
+    basis.grants[index++] = std::make_shared<const transport::remote_grant>(std::move(grant));
+  }
+}
+
+planned_batch plan_batch(session_basis& basis, const post_slice& post, transport::direction dir,
+                         std::vector<std::byte> frame) {
+  planned_batch out;
+  out.work.id = post.id;
+  out.work.transfer = basis.transfer;
+  out.work.dir = dir;
+  out.work.frame = std::move(frame);
+  auto planned = [&]() -> result<void> {
+    auto plan = basis.geometry->plan({post.slice.layer_begin, post.slice.layer_end},
+                                     {post.slice.token_begin, post.slice.token_end},
+                                     basis.local_blocks, basis.remote_blocks);
+    if (!plan) return fail(plan.error());
+    if (auto added = add_pieces(basis, *plan, out.work.pieces); !added) return added;
+    if (!post.state || !basis.geometry->has_state()) return {};
+    if (!basis.remote_state_slot) {
+      return fail(errc::layout_mismatch,
+                  "the model has state tensors, and the peer named no slot for this request");
+    }
+    auto state = basis.geometry->plan_state(basis.local_state_slot, *basis.remote_state_slot);
+    if (!state) return fail(state.error());
+    return add_pieces(basis, *state, out.work.pieces);
+  }();
+  if (!planned) out.failure = planned.error();
+  if (basis.first_byte == time_point{}) basis.first_byte = std::chrono::steady_clock::now();
+  return out;
+}
+
+result<std::vector<grant_wish>> wish_grants(const session_basis& basis, transport::access rights) {
+  const auto& layout = *basis.context->layout;
+  std::optional<std::uint32_t> slot;
+  if (!layout.states.empty()) slot = basis.local_state_slot;
+  auto extents = kvcache::granted_extents(layout, basis.local_blocks, slot);
+  if (!extents) return fail(extents.error());
+  std::vector<grant_wish> wishes;
+  // One wish per region, in the layout's order and without gaps: the peer knows regions by their
+  // index.
+  for (std::uint32_t index = 0; index < basis.context->regions.size(); ++index) {
+    const auto found = std::ranges::find(*extents, index, &kvcache::region_extents::region);
+    grant_wish wish{basis.context->regions[index], {}, rights};
+    // A region that holds nothing of this request still takes its place, with a grant of no bytes.
+    wish.extents =
+        found != extents->end() ? std::move(found->extents) : std::vector<extent>{{0, 0, 0, 1}};
+    wishes.push_back(std::move(wish));
+  }
+  return wishes;
+}
+
+void log_outcome(const session_basis& basis, std::string_view side,
+                 const std::optional<troupe::error>& failure) {
+  const auto now = std::chrono::steady_clock::now();
+  const auto first = basis.first_byte == time_point{} ? now : basis.first_byte;
+  const auto last = basis.last_byte == time_point{} ? first : basis.last_byte;
+  const auto log = logger(side);
+  const auto level = failure ? spdlog::level::warn : spdlog::level::info;
+  if (!log->should_log(level)) return;
+  log->log(level,
+           "transfer {:016x} request {} peer {}: {}, {} bytes in {} segments ({} before merging), "
+           "waited "
+           "{:.3f} ms, wire {:.3f} ms, total {:.3f} ms",
+           basis.transfer.value, basis.request, basis.link.peer,
+           failure ? to_string(*failure) : "done", basis.bytes, basis.segments_after,
+           basis.segments_before, milliseconds(basis.started, first), milliseconds(first, last),
+           milliseconds(basis.started, now));
+}
+
+std::uint32_t layers_per_batch(const kvcache::transfer_geometry& geometry, std::uint32_t tokens) {
+  const auto layers = std::max<std::uint32_t>(geometry.layers(), 1);
+  const auto per_layer = geometry.bytes_per_token() / layers * std::max<std::uint32_t>(tokens, 1);
+  if (per_layer == 0) return layers;
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(bytes_per_batch / per_layer, 1, layers));
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/actors/session_actions.hpp"
+
+namespace troupe::actors {
+
+/// What a prefill engine offers of one request: how far it is computed, and how many decode ranks
+/// have taken it. Clockless; the engine port owns it and spawns a sender per decode rank.
+///
+/// It is done when as many ranks as it is for have released it. A rank that is lost leaves its
+/// place open for `retry_window` (a replacement is served from the same blocks, without a second
+/// prefill); any other failure of a rank fails it at once.
+class source {
+ public:
+  source(send_spec spec, std::uint32_t layers, time_point deadline)
+      : spec_{std::move(spec)}, ready_(layers, 0), wanted_{spec_.consumers}, deadline_{deadline} {}
+
+  void computed(std::uint32_t layer_begin, std::uint32_t layer_end, std::uint32_t token_end);
+  void seal(std::uint32_t tokens, std::vector<std::byte> aux);
+
+  /// A decode rank of a replica of `ranks` ranks takes it.
+  void taken_by(transfer_id sender, std::uint32_t ranks);
+  /// Its sender's outcome. True: with it the source is done.
+  [[nodiscard]] bool released(std::uint64_t bytes);
+  /// The sender's last word: its pins are gone.
+  void unpinned(transfer_id sender) { senders_.erase(sender); }
+
+  [[nodiscard]] const send_spec& spec() const noexcept { return spec_; }
+  [[nodiscard]] const std::vector<std::uint32_t>& ready() const noexcept { return ready_; }
+  [[nodiscard]] std::optional<std::uint32_t> sealed_tokens() const noexcept { return sealed_; }
+  [[nodiscard]] const std::vector<std::byte>& aux() const noexcept { return aux_; }
+  [[nodiscard]] const std::unordered_set<transfer_id>& senders() const noexcept { return senders_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] time_point deadline() const noexcept { return deadline_; }
+  void shorten(time_point deadline) { deadline_ = deadline; }
+
+  bool concluded{false};  ///< the engine was told the outcome
+
+ private:
+  send_spec spec_;
+  std::vector<std::uint32_t> ready_;
+  std::optional<std::uint32_t> sealed_;
+  std::vector<std::byte> aux_;
+  std::unordered_set<transfer_id> senders_;
+  std::uint32_t wanted_;
+  std::uint32_t released_{0};
+  std::uint64_t bytes_{0};
+  time_point deadline_;
+};
+
+/// Why the latest requests ended, so that a decode rank that asks late hears it at once instead of
+/// waiting for its deadline. Bounded; the oldest is forgotten first.
+class ended_requests {
+ public:
+  void remember(const std::string& request, troupe::error why);
+  void forget(const std::string& request) { why_.erase(request); }
+  [[nodiscard]] const troupe::error* find(const std::string& request) const;
+
+ private:
+  static constexpr std::size_t bound = 4096;
+  std::unordered_map<std::string, troupe::error> why_;
+  std::deque<std::string> order_;
+};
+
+}  // namespace troupe::actors

@@ -1,0 +1,231 @@
+#include "troupe/actors/value_client.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "troupe/actors/inline_unit.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using self_pointer = session_actor::stateful_pointer<value_client_state>;
+using phase = value_client_state::phase;
+using outcome_type = decltype(value_concluded::outcome);
+
+template <class Order>
+void ask_link(self_pointer self, Order&& order) {
+  self->send(self->state.link.actor, link_command{std::forward<Order>(order)});
+}
+
+/// Fences first: the peer must not read what the engine will reuse, nor a late read land in scratch
+/// memory.
+void end_with(self_pointer self, outcome_type outcome) {
+  auto& st = self->state;
+  if (st.now == phase::fencing) return;
+  st.now = phase::fencing;
+  st.outcome = std::move(outcome);
+  ask_link(self, fence_now{st.transfer});
+}
+
+void end_with(self_pointer self, troupe::error why) {
+  end_with(self, outcome_type{event_failed{std::move(why)}});
+}
+
+/// Where the value lies in registered memory; registers it for the time of the put if nobody has.
+result<grant_wish> grant_on_value(value_client_state& st) {
+  const auto value = st.order.value;
+  auto& endpoint = *st.context->endpoint;
+  auto known = st.context->regions;
+  if (st.context->values) known.push_back(st.context->values->region());
+  for (const auto region : known) {
+    const auto bytes = endpoint.bytes(region);
+    if (!bytes || value.data() < bytes->data() ||
+        value.data() + value.size() > bytes->data() + bytes->size()) {
+      continue;
+    }
+    const auto offset = static_cast<std::uint64_t>(value.data() - bytes->data());
+    return grant_wish{region, {{offset, value.size(), 0, 1}}, transport::access::read};
+  }
+  // The endpoint wants writable memory by type only: the grant below permits reading.
+  auto registered = endpoint.register_memory({const_cast<std::byte*>(value.data()), value.size()},
+                                             "put " + st.order.key);
+  if (!registered) return fail(registered.error());
+  st.registered = *registered;
+  return grant_wish{*registered, {{0, value.size(), 0, 1}}, transport::access::read};
+}
+
+void ask(self_pointer self) {
+  auto& st = self->state;
+  switch (st.order.verb) {
+    case value_verb::put: {
+      store_put put{st.transfer.value, st.order.key, st.order.value.size(),
+                    st.order.ttl_ms,   {},           {}};
+      if (st.order.value.size() <= max_inline) {
+        put.value.assign(st.order.value.begin(), st.order.value.end());
+        ask_link(self, say{std::move(put), {}});
+        return;
+      }
+      auto wish = grant_on_value(st);
+      if (!wish) {
+        end_with(self, wish.error());
+        return;
+      }
+      ask_link(self, say{std::move(put), {std::move(*wish)}});
+      return;
+    }
+    case value_verb::get:
+      ask_link(self, say{store_get{st.transfer.value, st.order.key, UINT64_MAX}, {}});
+      return;
+    case value_verb::query:
+      ask_link(self, say{store_query{st.transfer.value, st.order.key}, {}});
+      return;
+    case value_verb::remove:
+      ask_link(self, say{store_remove{st.transfer.value, st.order.key}, {}});
+      return;
+  }
+}
+
+void read_value(self_pointer self, store_reply& reply) {
+  auto& st = self->state;
+  if (!st.context->values) {
+    end_with(self, {errc::pool_exhausted, "this node has no memory for keyed values to read into"});
+    return;
+  }
+  auto room = st.context->values->scratch(reply.size);
+  if (!room) {
+    end_with(self, room.error());
+    return;
+  }
+  st.scratch.emplace(std::move(*room));
+  const auto& from = reply.source->extents.front();
+  transport::batch read;
+  read.id = transport::batch_id{1};
+  read.transfer = st.transfer;
+  read.dir = transport::direction::read;
+  const segment all{st.scratch->where().offset, from.offset, reply.size, 0, 0, 1};
+  read.pieces.push_back({st.context->values->region(),
+                         std::make_shared<const transport::remote_grant>(std::move(*reply.source)),
+                         {all}});
+  st.now = phase::reading;
+  ask_link(self, post_batch{std::move(read)});
+}
+
+void got_value(self_pointer self, store_reply& reply) {
+  if (reply.source && !reply.source->extents.empty()) {
+    read_value(self, reply);
+    return;
+  }
+  auto owned = std::make_shared<const std::vector<std::byte>>(std::move(reply.value));
+  end_with(self, outcome_type{event_value{{{owned->data(), owned->size()}, owned}}});
+}
+
+void happened(self_pointer self, session_message& message) {
+  auto& st = self->state;
+  auto* reply = std::get_if<store_reply>(&message);
+  if (reply == nullptr || st.now != phase::asked) return;
+  if (reply->failed != 0) {
+    const auto code = is_errc(reply->failed) ? static_cast<errc>(reply->failed) : errc::internal;
+    end_with(self, {code, std::move(reply->sentence)});
+    return;
+  }
+  switch (st.order.verb) {
+    case value_verb::put:
+      end_with(self, outcome_type{event_done{{}, st.order.value.size()}});
+      return;
+    case value_verb::remove: end_with(self, outcome_type{event_done{}}); return;
+    case value_verb::query:
+      end_with(self,
+               outcome_type{event_info{reply->size, std::chrono::milliseconds{reply->ttl_ms}}});
+      return;
+    case value_verb::get: got_value(self, *reply); return;
+  }
+}
+
+void happened(self_pointer self, transport::completion& done) {
+  auto& st = self->state;
+  if (st.now != phase::reading) return;
+  if (done.failure) {
+    end_with(self, std::move(*done.failure));
+    return;
+  }
+  ask_link(self, say{store_release{st.transfer.value}, {}});
+  auto kept = std::make_shared<const value_store::reservation>(std::move(*st.scratch));
+  st.scratch.reset();
+  const auto bytes = kept->bytes();
+  end_with(self, outcome_type{event_value{{bytes, std::move(kept)}}});
+}
+
+void happened(self_pointer self, transfer_is_quiescent&) {
+  auto& st = self->state;
+  if (st.now != phase::fencing || !st.outcome) return;
+  if (st.registered) (void)st.context->endpoint->deregister(*st.registered);
+  ask_link(self, detach_session{st.transfer});
+  self->send(st.port,
+             port_event{value_concluded{st.order.operation, st.transfer, std::move(*st.outcome)}});
+  self->quit();
+}
+
+void happened(self_pointer self, link_is_lost& lost) {
+  end_with(self, std::move(lost.why));
+}
+void happened(self_pointer self, engine_aborts& abort) {
+  end_with(self, std::move(abort.why));
+}
+void happened(self_pointer self, deadline_came&) {
+  end_with(self, {errc::deadline, self->state.link.peer + " did not answer for key `" +
+                                      self->state.order.key + "` in time"});
+}
+void happened(self_pointer, source_progress&) {}
+void happened(self_pointer, source_sealed&) {}
+
+}  // namespace
+
+session_actor::behavior_type value_client(session_actor::stateful_pointer<value_client_state> self,
+                                          value_client_options options) {
+  auto& st = self->state;
+  st.context = std::move(options.context);
+  st.port = std::move(options.port);
+  st.link = std::move(options.link);
+  st.transfer = options.transfer;
+  st.order = std::move(options.order);
+  ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
+  ask(self);
+  return {[self](session_event& event) {
+    std::visit([self](auto& what) { happened(self, what); }, event.what);
+  }};
+}
+
+decltype(value_concluded::outcome) value_here(node_context& context, const start_value& order) {
+  if (!context.values) {
+    return event_failed{{errc::not_found, "this node keeps no keyed values"}};
+  }
+  auto& values = *context.values;
+  switch (order.verb) {
+    case value_verb::put: {
+      auto done = values.put(order.key, order.value, std::chrono::milliseconds{order.ttl_ms});
+      if (!done) return event_failed{done.error()};
+      return event_done{{}, order.value.size()};
+    }
+    case value_verb::get: {
+      auto value = values.get(order.key);
+      if (!value) return event_failed{value.error()};
+      return event_value{{value->bytes, value->pin}};
+    }
+    case value_verb::query: {
+      auto info = values.query(order.key);
+      if (!info) return event_failed{info.error()};
+      return event_info{info->size, info->ttl};
+    }
+    case value_verb::remove: {
+      auto gone = values.remove(order.key);
+      if (!gone) return event_failed{gone.error()};
+      return event_done{};
+    }
+  }
+  return event_failed{{errc::internal, "no such operation"}};
+}
+
+}  // namespace troupe::actors

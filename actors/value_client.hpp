@@ -1,0 +1,51 @@
+#pragma once
+
+#include <optional>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/messages.hpp"
+#include "troupe/actors/node_context.hpp"
+
+namespace troupe::actors {
+
+/// One put, get, query or remove at another node. Spawned by the engine port.
+///
+///   state     event                        next      actions
+///   --------  ---------------------------  --------
+///   ----------------------------------------------------- asked     reply (small, or no value)
+///   fencing   fence (a put's grant), then the outcome asked     reply with a grant (get) reading
+///   post a read into scratch memory reading   completed                    fencing   send
+///   store_release, fence, then the outcome asked,    link lost, abort, deadline   fencing   fence,
+///   then the failure reading fencing   quiescent                    -         outcome, quit
+struct value_client_state {
+  enum class phase : std::uint8_t { asked, reading, fencing };
+
+  context_ptr context;
+  engine_port_actor port;
+  link_handle link;
+  transfer_id transfer;
+  start_value order;
+  phase now{phase::asked};
+  std::optional<region_id> registered;  ///< a put's value, for as long as the grant lives
+  std::optional<value_store::reservation> scratch;  ///< a get's bytes
+  std::optional<decltype(value_concluded::outcome)> outcome;
+  static inline const char* name = "value_client";
+};
+
+struct value_client_options {
+  context_ptr context;
+  engine_port_actor port;
+  link_handle link;
+  transfer_id transfer;
+  start_value order;
+};
+
+[[nodiscard]] session_actor::behavior_type value_client(
+    session_actor::stateful_pointer<value_client_state> self, value_client_options options);
+
+/// The same four operations on this node's own store, at once.
+[[nodiscard]] decltype(value_concluded::outcome) value_here(node_context& context,
+                                                            const start_value& order);
+
+}  // namespace troupe::actors

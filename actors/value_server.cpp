@@ -1,0 +1,213 @@
+#include "troupe/actors/value_server.hpp"
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "troupe/actors/inline_unit.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using self_pointer = session_actor::stateful_pointer<value_server_state>;
+using phase = value_server_state::phase;
+
+store_reply failed(std::uint64_t op, const troupe::error& why) {
+  store_reply reply;
+  reply.op = op;
+  reply.failed = static_cast<std::uint8_t>(why.code);
+  reply.sentence = why.message;
+  return reply;
+}
+
+store_reply done(std::uint64_t op) {
+  store_reply reply;
+  reply.op = op;
+  return reply;
+}
+
+template <class Order>
+void ask_link(self_pointer self, Order&& order) {
+  self->send(self->state.link.actor, link_command{std::forward<Order>(order)});
+}
+
+void finish(self_pointer self) {
+  auto& st = self->state;
+  if (st.now == phase::fencing) return;
+  st.now = phase::fencing;
+  ask_link(self, fence_now{st.transfer});
+}
+
+void serve_put(self_pointer self, store_put& put) {
+  auto& st = self->state;
+  auto room = st.context->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
+  if (!room) {
+    st.reply = failed(put.op, room.error());
+    finish(self);
+    return;
+  }
+  st.room.emplace(std::move(*room));
+  const auto from = put.source->extents.front();
+  transport::batch read;
+  read.id = transport::batch_id{1};
+  read.transfer = st.transfer;
+  read.dir = transport::direction::read;
+  const segment all{st.room->where().offset, from.offset, put.size, 0, 0, 1};
+  read.pieces.push_back({st.context->values->region(),
+                         std::make_shared<const transport::remote_grant>(std::move(*put.source)),
+                         {all}});
+  ask_link(self, post_batch{std::move(read)});
+}
+
+void serve_get(self_pointer self, const store_get& get) {
+  auto& st = self->state;
+  auto value = st.context->values->get(get.key);
+  if (!value) {
+    st.reply = failed(get.op, value.error());
+    finish(self);
+    return;
+  }
+  st.pin = value->pin;
+  auto reply = done(get.op);
+  reply.size = value->bytes.size();
+  reply.ttl_ms = static_cast<std::uint64_t>(value->ttl.count());
+  ask_link(self, say{std::move(reply),
+                     {{st.context->values->region(), {value->where}, transport::access::read}}});
+}
+
+void happened(self_pointer self, session_message& message) {
+  if (std::holds_alternative<store_release>(message)) finish(self);
+}
+
+void happened(self_pointer self, transport::completion& outcome) {
+  auto& st = self->state;
+  if (st.now != phase::reading || !st.room) return;
+  if (outcome.failure) {
+    st.reply = failed(st.transfer.value, *outcome.failure);
+  } else if (auto committed = st.room->commit(); !committed) {
+    st.reply = failed(st.transfer.value, committed.error());
+  } else {
+    st.reply = done(st.transfer.value);
+    self->send(st.pool, pool_command{pool_changed{}});
+  }
+  finish(self);
+}
+
+void happened(self_pointer self, transfer_is_quiescent&) {
+  auto& st = self->state;
+  if (st.now != phase::fencing) return;
+  if (st.reply) ask_link(self, say{std::move(*st.reply), {}});
+  ask_link(self, detach_session{st.transfer});
+  self->quit();
+}
+
+void happened(self_pointer self, link_is_lost&) {
+  self->state.reply.reset();
+  finish(self);
+}
+
+// Nobody of this process steers a value server.
+void happened(self_pointer, source_progress&) {}
+void happened(self_pointer, source_sealed&) {}
+void happened(self_pointer self, engine_aborts&) {
+  finish(self);
+}
+void happened(self_pointer self, deadline_came&) {
+  finish(self);
+}
+
+result<void> acceptable(const store_put& put) {
+  if (put.source) {
+    if (put.source->extents.empty() || put.source->extents.front().length < put.size) {
+      return fail(errc::out_of_range, "the grant of the put covers less than its size");
+    }
+    return {};
+  }
+  if (put.value.size() != put.size) {
+    return fail(errc::out_of_range, "the put says " + std::to_string(put.size) +
+                                        " bytes and brings " + std::to_string(put.value.size()));
+  }
+  return {};
+}
+
+std::optional<session_message> answer_put(value_store& values, const store_put& put) {
+  if (auto fine = acceptable(put); !fine) return failed(put.op, fine.error());
+  if (put.source) return std::nullopt;
+  auto stored = values.put(put.key, put.value, std::chrono::milliseconds{put.ttl_ms});
+  return stored ? done(put.op) : failed(put.op, stored.error());
+}
+
+std::optional<session_message> answer_get(value_store& values, const store_get& get) {
+  auto value = values.get(get.key);
+  if (!value) return failed(get.op, value.error());
+  if (value->bytes.size() > get.max_size) {
+    return failed(get.op, {errc::out_of_range,
+                           "the value has " + std::to_string(value->bytes.size()) +
+                               " bytes, the reader takes " + std::to_string(get.max_size)});
+  }
+  if (value->bytes.size() > max_inline) return std::nullopt;
+  auto reply = done(get.op);
+  reply.size = value->bytes.size();
+  reply.ttl_ms = static_cast<std::uint64_t>(value->ttl.count());
+  reply.value.assign(value->bytes.begin(), value->bytes.end());
+  return reply;
+}
+
+}  // namespace
+
+std::optional<session_message> answer_value(node_context& context, session_message& message) {
+  if (!context.values) {
+    const auto op = std::visit(
+        []<class Message>(const Message& m) -> std::uint64_t {
+          if constexpr (requires { m.op; }) {
+            return m.op;
+          } else {
+            return 0;
+          }
+        },
+        message);
+    return failed(op, {errc::not_found, context.self.name + " keeps no keyed values"});
+  }
+  auto& values = *context.values;
+  if (const auto* put = std::get_if<store_put>(&message)) return answer_put(values, *put);
+  if (const auto* get = std::get_if<store_get>(&message)) return answer_get(values, *get);
+  if (const auto* query = std::get_if<store_query>(&message)) {
+    auto info = values.query(query->key);
+    if (!info) return failed(query->op, info.error());
+    auto reply = done(query->op);
+    reply.size = info->size;
+    reply.ttl_ms = static_cast<std::uint64_t>(info->ttl.count());
+    return reply;
+  }
+  if (const auto* remove = std::get_if<store_remove>(&message)) {
+    auto gone = values.remove(remove->key);
+    return gone ? done(remove->op) : failed(remove->op, gone.error());
+  }
+  return std::nullopt;
+}
+
+session_actor::behavior_type value_server(session_actor::stateful_pointer<value_server_state> self,
+                                          value_server_options options) {
+  auto& st = self->state;
+  st.context = std::move(options.context);
+  st.pool = std::move(options.pool);
+  st.link = std::move(options.link);
+  auto& message = options.message;
+  if (auto* put = std::get_if<store_put>(&message)) {
+    st.transfer = transfer_id{put->op};
+    st.now = phase::reading;
+    ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
+    serve_put(self, *put);
+  } else if (const auto* get = std::get_if<store_get>(&message)) {
+    st.transfer = transfer_id{get->op};
+    st.now = phase::lending;
+    ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
+    serve_get(self, *get);
+  }
+  return {[self](session_event& event) {
+    std::visit([self](auto& what) { happened(self, what); }, event.what);
+  }};
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/messages.hpp"
+#include "troupe/actors/node_context.hpp"
+
+namespace troupe::actors {
+
+/// The reply to a peer's operation on our keyed values, when one frame is enough for it; else
+/// nothing, and a `value_server` takes it.
+[[nodiscard]] std::optional<session_message> answer_value(node_context& context,
+                                                          session_message& message);
+
+/// Serves one large put (reads the value from the peer, then commits it) or one large get (keeps
+/// the value pinned while the peer reads it). A reader that is alive may take its time; one that is
+/// gone has lost its link, and with it its pin.
+struct value_server_state {
+  enum class phase : std::uint8_t { reading, lending, fencing };
+
+  context_ptr context;
+  caf::typed_actor<caf::reacts_to<pool_command>> pool;
+  link_handle link;
+  transfer_id transfer;
+  phase now{phase::fencing};
+  std::optional<value_store::reservation> room;  ///< of a put
+  std::shared_ptr<const void> pin;               ///< of a get
+  std::optional<store_reply> reply;              ///< to send once quiescent
+  static inline const char* name = "value_server";
+};
+
+struct value_server_options {
+  context_ptr context;
+  caf::typed_actor<caf::reacts_to<pool_command>> pool;
+  link_handle link;
+  session_message message;  ///< a store_put or store_get that `answer_value` left
+};
+
+[[nodiscard]] session_actor::behavior_type value_server(
+    session_actor::stateful_pointer<value_server_state> self, value_server_options options);
+
+}  // namespace troupe::actors

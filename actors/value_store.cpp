@@ -1,0 +1,140 @@
+#include "troupe/actors/value_store.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace troupe::actors {
+
+namespace {
+
+std::optional<kvcache::keyed_store::duration> duration_of(std::chrono::milliseconds ttl) {
+  if (ttl.count() == 0) return std::nullopt;
+  return ttl;
+}
+
+std::chrono::milliseconds left_of(const kvcache::value_info& info,
+                                  value_store::clock::time_point now) {
+  if (!info.expires) return {};
+  // 0 would say "no end".
+  return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(*info.expires - now),
+                  std::chrono::milliseconds{1});
+}
+
+}  // namespace
+
+result<std::shared_ptr<value_store>> value_store::create(transport::endpoint& endpoint,
+                                                         std::uint64_t size) {
+  auto region = endpoint.allocate(size, "keyed values");
+  if (!region) return fail(region.error());
+  auto memory = endpoint.bytes(*region);
+  if (!memory) return fail(memory.error());
+  return std::shared_ptr<value_store>{new value_store{*region, *memory}};
+}
+
+value_store::value_store(region_id region, std::span<std::byte> memory)
+    : region_{region},
+      memory_{memory},
+      store_{kvcache::store_options{memory.size(), kvcache::on_full::fail}} {}
+
+value_store::reservation::reservation(std::shared_ptr<value_store> store, kvcache::put_slot slot,
+                                      std::chrono::milliseconds ttl)
+    : store_{std::move(store)}, slot_{slot}, ttl_{ttl} {}
+
+value_store::reservation::~reservation() {
+  if (store_) store_->abort(slot_.put);
+}
+
+std::span<std::byte> value_store::reservation::bytes() const {
+  return store_->memory_.subspan(slot_.offset, slot_.size);
+}
+
+result<void> value_store::reservation::commit() {
+  const auto store = std::exchange(store_, nullptr);
+  const std::lock_guard lock{store->mutex_};
+  return store->store_.commit(slot_.put, clock::now(), duration_of(ttl_));
+}
+
+result<value_store::reservation> value_store::reserve(std::string_view key, std::uint64_t size,
+                                                      std::chrono::milliseconds ttl) {
+  const std::lock_guard lock{mutex_};
+  auto slot = store_.begin_put(key, size, clock::now());
+  if (!slot) return fail(slot.error());
+  return reservation{shared_from_this(), *slot, ttl};
+}
+
+result<value_store::reservation> value_store::scratch(std::uint64_t size) {
+  std::string key;
+  {
+    const std::lock_guard lock{mutex_};
+    // No engine can name this key: it begins with a byte that `check_key` refuses.
+    key = std::string(1, '\0') + std::to_string(next_scratch_++);
+  }
+  return reserve(key, size, {});
+}
+
+result<void> value_store::put(std::string_view key, std::span<const std::byte> value,
+                              std::chrono::milliseconds ttl) {
+  auto room = reserve(key, value.size(), ttl);
+  if (!room) return fail(room.error());
+  std::ranges::copy(value, room->bytes().begin());
+  return room->commit();
+}
+
+result<value_store::pinned> value_store::get(std::string_view key) {
+  const std::lock_guard lock{mutex_};
+  const auto now = clock::now();
+  auto view = store_.get(key, now);
+  if (!view) return fail(view.error());
+  pinned value;
+  value.where = {view->offset, view->size, 0, 1};
+  value.bytes = memory_.subspan(view->offset, view->size);
+  if (const auto info = store_.query(key, now)) value.ttl = left_of(*info, now);
+  value.pin = std::shared_ptr<const void>{
+      nullptr, [self = shared_from_this(), id = view->view](const void*) { self->release(id); }};
+  return value;
+}
+
+result<value_store::information> value_store::query(std::string_view key) {
+  const std::lock_guard lock{mutex_};
+  const auto now = clock::now();
+  const auto info = store_.query(key, now);
+  if (!info) return fail(errc::not_found, "no value under key `" + std::string{key} + "`");
+  return information{info->size, left_of(*info, now)};
+}
+
+result<void> value_store::remove(std::string_view key) {
+  const std::lock_guard lock{mutex_};
+  return store_.remove(key, clock::now());
+}
+
+void value_store::expire(clock::time_point now) {
+  const std::lock_guard lock{mutex_};
+  store_.expire(now);
+}
+
+bool value_store::anything_expires() const {
+  const std::lock_guard lock{mutex_};
+  return store_.next_expiry().has_value();
+}
+
+void value_store::describe(pool_report& report) const {
+  const std::lock_guard lock{mutex_};
+  const auto counters = store_.counters();
+  report.store_bytes = memory_.size();
+  report.store_used = counters.memory.used;
+  report.store_keys = counters.values;
+}
+
+void value_store::abort(kvcache::put_id put) {
+  const std::lock_guard lock{mutex_};
+  // Only a reservation that was not committed gets here, so the put is there.
+  (void)store_.abort(put);
+}
+
+void value_store::release(kvcache::view_id view) {
+  const std::lock_guard lock{mutex_};
+  (void)store_.release(view);
+}
+
+}  // namespace troupe::actors
