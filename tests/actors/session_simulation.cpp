@@ -94,6 +94,7 @@ struct watched {
   bool knows_link_is_lost{false};
   bool engine_aborted{false};
   bool got_abort{false};
+  bool must_fail{false};  ///< the peer's abort came before the outcome
   std::uint32_t concluded{0};
   std::uint32_t answers{0};  ///< transfer_quiescent sent
   std::uint32_t in_flight{0};
@@ -341,6 +342,7 @@ class world {
     if (const auto* m = std::get_if<transfer_request>(&message)) return begin_prefill(*m);
     if (const auto* m = std::get_if<transfer_abort>(&message)) {
       if (!sides_[to].quiescent_given) sides_[to].got_abort = true;
+      if (sides_[to].concluded == 0) sides_[to].must_fail = true;
       const error why{m->code, m->reason};
       return carry_out(to,
                        to == decode ? receiver().peer_aborted(why) : sender_->peer_aborted(why));
@@ -552,6 +554,7 @@ class world {
     if (++w.concluded > 1) violate("a second outcome");
     w.failure = c.failure;
     if (c.failure) return;
+    if (w.must_fail) violate("done after the peer said that it failed");
     if (s == prefill) {
       if (!released_) violate("the prefill side was done before the release");
       return;
