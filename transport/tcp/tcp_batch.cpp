@@ -119,6 +119,8 @@ std::vector<std::vector<flat_segment>> stripe(std::vector<flat_segment> all, std
       if (s.local.count == 0 || s.local.length == 0) break;
     }
   }
+  // Large repetitions are not divided: a lane may have got nothing.
+  std::erase_if(shares, [](const auto& share) { return share.empty(); });
   return shares;
 }
 

@@ -1,0 +1,318 @@
+#include "pair.hpp"
+
+// What a link must move, and the order in which it must say so.
+namespace troupe::transport::contract {
+
+INSTANTIATE_TEST_SUITE_P(every, backend_contract, all_variants, name_of);
+
+namespace {
+
+constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+
+// Segments of the sizes that break things: 1, odd, around a page, megabytes.
+std::vector<segment> awkward_segments() {
+  std::vector<segment> segments;
+  std::uint64_t local = 3;
+  std::uint64_t remote = 8 * mib - 5;
+  for (const std::uint64_t size :
+       {1UL, 2UL, 63UL, 4095UL, 4096UL, 4097UL, 65'537UL, 1'000'003UL, 2 * mib + 1}) {
+    segments.push_back({local, remote, size, 0, 0, 1});
+    local += size + 7;
+    remote += size + 1;
+  }
+  return segments;
+}
+
+}  // namespace
+
+TEST_P(backend_contract, a_write_lands_byte_for_byte_in_both_directions) {
+  pair p{GetParam()};
+  for (auto [from, to] : {std::pair{&p.a, &p.b}, std::pair{&p.b, &p.a}}) {
+    fill(from->memory, 1);
+    fill(to->memory, 2);
+    const auto segments = awkward_segments();
+    const auto done = p.run(
+        *from, p.make_batch(*from, direction::write, p.grant(*to, access::write, t1), segments));
+    ASSERT_FALSE(done.failure) << to_string(*done.failure);
+    EXPECT_EQ(done.bytes, total_bytes(segments));
+    expect_moved(from->memory, to->memory, segments, direction::write);
+  }
+}
+
+TEST_P(backend_contract, a_read_lands_byte_for_byte_in_both_directions) {
+  pair p{GetParam()};
+  for (auto [from, to] : {std::pair{&p.a, &p.b}, std::pair{&p.b, &p.a}}) {
+    fill(from->memory, 1);
+    fill(to->memory, 2);
+    const auto segments = awkward_segments();
+    const auto done = p.run(
+        *from, p.make_batch(*from, direction::read, p.grant(*to, access::read, t1), segments));
+    ASSERT_FALSE(done.failure) << to_string(*done.failure);
+    EXPECT_EQ(done.bytes, total_bytes(segments));
+    expect_moved(to->memory, from->memory, segments, direction::read);
+  }
+}
+
+TEST_P(backend_contract, bytes_beside_the_segments_stay_untouched) {
+  pair p{GetParam()};
+  fill(p.a.memory, 1);
+  std::memset(p.b.memory.data(), 0x5a, p.b.memory.size());
+  const auto segments = awkward_segments();
+  ASSERT_FALSE(
+      p.run(p.a, p.make_batch(p.a, direction::write, p.grant(p.b, access::write, t1), segments))
+          .failure);
+  for (const auto& s : segments) {
+    std::memset(p.b.memory.data() + s.remote_offset, 0x5a, s.length);
+  }
+  for (const auto byte : p.b.memory) ASSERT_EQ(byte, std::byte{0x5a});
+}
+
+TEST_P(backend_contract, eight_mebibytes_in_one_segment_move_both_ways) {
+  pair p{GetParam()};
+  fill(p.a.memory, 1);
+  const std::vector<segment> there{{0, 8 * mib, 8 * mib, 0, 0, 1}};
+  ASSERT_FALSE(
+      p.run(p.a, p.make_batch(p.a, direction::write, p.grant(p.b, access::write, t1), there))
+          .failure);
+  expect_moved(p.a.memory, p.b.memory, there, direction::write);
+  const std::vector<segment> back{{8 * mib, 8 * mib, 8 * mib, 0, 0, 1}};
+  ASSERT_FALSE(
+      p.run(p.a, p.make_batch(p.a, direction::read, p.grant(p.b, access::read, t1), back)).failure);
+  expect_moved(p.b.memory, p.a.memory, back, direction::read);
+}
+
+TEST_P(backend_contract, strided_segments_move_every_repetition_and_nothing_between) {
+  pair p{GetParam()};
+  const std::vector<segment> segments{
+      {0, 100, 256, 1024, 300, 3000},                     // many small ones
+      {4 * mib, 2 * mib, 100'000, 100'001, 131'072, 17},  // larger than what a frame takes evenly
+      {7 * mib, 6 * mib, 3 * mib, 3 * mib, 3 * mib + 5,
+       2},  // one repetition is larger than a frame
+  };
+  for (const auto dir : {direction::write, direction::read}) {
+    fill(p.a.memory, 1);
+    fill(p.b.memory, 2);
+    std::vector<std::byte> expected_a{p.a.memory.begin(), p.a.memory.end()};
+    std::vector<std::byte> expected_b{p.b.memory.begin(), p.b.memory.end()};
+    for (const auto& s : segments) {
+      for (std::uint32_t i = 0; i < s.count; ++i) {
+        auto* local = expected_a.data() + s.local_offset + i * s.local_stride;
+        auto* remote = expected_b.data() + s.remote_offset + i * s.remote_stride;
+        dir == direction::write ? std::memcpy(remote, local, s.length)
+                                : std::memcpy(local, remote, s.length);
+      }
+    }
+    const auto done =
+        p.run(p.a, p.make_batch(p.a, dir, p.grant(p.b, access::read_write, t1), segments));
+    ASSERT_FALSE(done.failure) << to_string(*done.failure);
+    EXPECT_EQ(done.bytes, total_bytes(segments));
+    EXPECT_EQ(std::memcmp(expected_a.data(), p.a.memory.data(), expected_a.size()), 0);
+    EXPECT_EQ(std::memcmp(expected_b.data(), p.b.memory.data(), expected_b.size()), 0);
+  }
+}
+
+TEST_P(backend_contract, an_empty_batch_completes_and_still_delivers_its_frame) {
+  pair p{GetParam()};
+  for (const auto dir : {direction::write, direction::read}) {
+    const auto before = p.b.sink->framed();
+    auto work = p.make_batch(p.a, dir, p.grant(p.b, access::read_write, t1), {}, "hello");
+    EXPECT_FALSE(p.run(p.a, work).failure);
+    work.id = batch_id{1000 + before};
+    work.pieces.clear();
+    EXPECT_FALSE(p.run(p.a, work).failure);
+    EXPECT_TRUE(p.until([&] { return p.b.sink->framed() == before + 2; }));
+    work.id = batch_id{2000 + before};
+    work.pieces = {
+        p.make_batch(p.a, dir, p.grant(p.b, access::read_write, t1), {{0, 0, 0, 0, 0, 1}}).pieces};
+    work.frame.clear();
+    const auto done = p.run(p.a, work);
+    EXPECT_FALSE(done.failure);
+    EXPECT_EQ(done.bytes, 0U);
+  }
+}
+
+TEST_P(backend_contract, a_batch_of_several_pieces_uses_each_pieces_grant) {
+  pair p{GetParam()};
+  fill(p.a.memory, 1);
+  auto work =
+      p.make_batch(p.a, direction::write, p.grant(p.b, access::write, t1, {{0, 4096, 0, 1}}),
+                   {{0, 0, 4096, 0, 0, 1}});
+  const std::vector<segment> second{{8192, mib, 5000, 0, 0, 1}, {20'000, mib + 6000, 77, 0, 0, 1}};
+  work.pieces.push_back({p.a.region, p.grant(p.b, access::write, t1, {{mib, 8192, 0, 1}}), second});
+  const auto done = p.run(p.a, std::move(work));
+  ASSERT_FALSE(done.failure) << to_string(*done.failure);
+  EXPECT_EQ(done.bytes, 4096U + 5077U);
+  expect_moved(p.a.memory, p.b.memory, second, direction::write);
+}
+
+TEST_P(backend_contract, memory_that_the_engine_owns_moves_too) {
+  pair p{GetParam()};
+  std::vector<std::byte> mine(3 * mib);
+  std::vector<std::byte> theirs(3 * mib);
+  fill(mine, 5);
+  const auto local = p.a.place->register_memory(mine, "engine a");
+  const auto remote = p.b.place->register_memory(theirs, "engine b");
+  ASSERT_TRUE(local && remote);
+  const auto given = p.b.wire->grant(*remote, {{0, 3 * mib, 0, 1}}, access::read_write, t1);
+  ASSERT_TRUE(given);
+  auto work = p.make_batch(p.a, direction::write, std::make_shared<const remote_grant>(*given),
+                           {{0, 0, 3 * mib, 0, 0, 1}});
+  work.pieces[0].local = *local;
+  const auto done = p.run(p.a, work);
+  ASSERT_FALSE(done.failure) << to_string(*done.failure);
+  EXPECT_EQ(mine, theirs);
+  fill(theirs, 6);
+  work.id = batch_id{777};
+  work.dir = direction::read;
+  ASSERT_FALSE(p.run(p.a, work).failure);
+  EXPECT_EQ(mine, theirs);
+  p.b.wire->fence(t1);
+  ASSERT_TRUE(p.until([&] { return p.b.place->deregister(*remote).has_value(); }));
+  ASSERT_TRUE(p.until([&] { return p.a.place->deregister(*local).has_value(); }));
+}
+
+TEST_P(backend_contract, a_frame_is_delivered_after_every_byte_of_its_batch) {
+  pair p{GetParam()};
+  constexpr std::uint64_t size = 4 * mib;
+  std::atomic<int> wrong{0};
+  p.b.sink->when_frame = [&](const std::string& frame) {
+    const auto expected = static_cast<std::byte>(std::stoi(frame));
+    // The frame names the pattern; all of it must be there now, first byte to last.
+    const auto landed = p.b.memory.first(size);
+    for (std::size_t i = 0; i < landed.size(); i += 509) wrong += landed[i] != expected;
+    wrong += landed.back() != expected;
+  };
+  const auto grant = p.grant(p.b, access::write, t1);
+  for (int round = 1; round <= 12; ++round) {
+    std::memset(p.a.memory.data(), round, size);
+    std::vector<segment> segments;
+    for (std::uint64_t at = 0; at < size; at += 65'536)
+      segments.push_back({at, size - 65'536 - at, 65'536, 0, 0, 1});
+    ASSERT_FALSE(
+        p.run(p.a, p.make_batch(p.a, direction::write, grant, segments, std::to_string(round)))
+            .failure);
+    ASSERT_TRUE(p.until([&] { return p.b.sink->framed() == static_cast<std::size_t>(round); }));
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_P(backend_contract, a_reads_frame_reaches_the_target_after_the_data_reached_the_initiator) {
+  pair p{GetParam()};
+  fill(p.b.memory, 9);
+  const std::vector<segment> segments{{0, 0, 3 * mib, 0, 0, 1}};
+  std::atomic<bool> whole{false};
+  p.b.sink->when_frame = [&](const std::string&) {
+    whole = std::memcmp(p.a.memory.data(), p.b.memory.data(), 3 * mib) == 0;
+  };
+  ASSERT_FALSE(p.run(p.a, p.make_batch(p.a, direction::read, p.grant(p.b, access::read, t1),
+                                       segments, "read it"))
+                   .failure);
+  ASSERT_TRUE(p.until([&] { return p.b.sink->framed() == 1; }));
+  EXPECT_TRUE(whole);
+}
+
+TEST_P(backend_contract, session_frames_arrive_in_order_and_whole_up_to_the_largest) {
+  pair p{GetParam()};
+  std::vector<std::string> sent;
+  for (const std::size_t size :
+       {0UL, 1UL, 47UL, 48UL, 4096UL, 8192UL, 65'536UL, 300'000UL, std::size_t{link::max_frame}}) {
+    std::string frame(size, '\0');
+    for (std::size_t i = 0; i < size; ++i) frame[i] = static_cast<char>('a' + (i * 31 + size) % 26);
+    sent.push_back(frame);
+  }
+  for (int i = 0; i < 500; ++i) sent.push_back("frame " + std::to_string(i));
+  for (const auto& frame : sent) {
+    ASSERT_TRUE(p.until([&] {
+      return p.a.wire->send_frame(std::as_bytes(std::span{frame.data(), frame.size()})).has_value();
+    }));
+  }
+  ASSERT_TRUE(p.until([&] { return p.b.sink->framed() == sent.size(); }));
+  EXPECT_EQ(p.b.sink->frames, sent);
+}
+
+TEST_P(backend_contract, many_batches_in_flight_both_ways_at_once_all_complete_correctly) {
+  pair p{GetParam()};
+  constexpr std::uint64_t size = 30'000;
+  constexpr std::uint64_t count = 200;
+  // a writes its first half to b's first half, b reads a's second half into its own second half.
+  fill(p.a.memory, 1);
+  fill(p.b.memory, 2);
+  const auto for_a = p.grant(p.b, access::write, t1);
+  const auto for_b = p.grant(p.a, access::read, t2);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const auto at = i * size;
+    ASSERT_TRUE(p.a.wire->post(p.make_batch(p.a, direction::write, for_a,
+                                            {{at, (count - 1 - i) * size, size, 0, 0, 1}},
+                                            std::to_string(i))));
+    ASSERT_TRUE(p.b.wire->post(
+        p.make_batch(p.b, direction::read, for_b, {{8 * mib + at, 8 * mib + at, size, 0, 0, 1}})));
+  }
+  ASSERT_TRUE(p.until([&] {
+    return p.a.sink->completed() == count && p.b.sink->completed() == count &&
+           p.b.sink->framed() == count;
+  }));
+  for (const auto& done : p.a.sink->completions) EXPECT_FALSE(done.failure);
+  for (const auto& done : p.b.sink->completions) EXPECT_FALSE(done.failure);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    ASSERT_EQ(
+        std::memcmp(p.a.memory.data() + i * size, p.b.memory.data() + (count - 1 - i) * size, size),
+        0);
+  }
+  EXPECT_EQ(std::memcmp(p.a.memory.data() + 8 * mib, p.b.memory.data() + 8 * mib, count * size), 0);
+  EXPECT_EQ(p.a.wire->stats().in_flight, 0U);
+  EXPECT_EQ(p.a.wire->stats().batches_completed, count);
+}
+
+TEST_P(backend_contract, a_callback_may_post_and_send_on_its_own_link) {
+  pair p{GetParam()};
+  std::atomic<int> echoed{0};
+  // Each frame is answered until one has gone back and forth 100 times.
+  p.b.sink->when_frame = [&](const std::string& frame) {
+    EXPECT_TRUE(p.b.wire->send_frame(std::as_bytes(std::span{frame.data(), frame.size()})));
+  };
+  p.a.sink->when_frame = [&](const std::string& frame) {
+    if (++echoed < 100) {
+      EXPECT_TRUE(p.a.wire->send_frame(std::as_bytes(std::span{frame.data(), frame.size()})));
+    }
+  };
+  const std::string first = "ball";
+  ASSERT_TRUE(p.a.wire->send_frame(std::as_bytes(std::span{first.data(), first.size()})));
+  EXPECT_TRUE(p.until([&] { return echoed == 100; }));
+}
+
+TEST_P(backend_contract, several_threads_may_post_at_once) {
+  pair p{GetParam()};
+  fill(p.a.memory, 3);
+  const auto grant = p.grant(p.b, access::write, t1);
+  constexpr int threads = 3;
+  constexpr int each = 50;
+  std::vector<batch> work;
+  for (int i = 0; i < threads * each; ++i) {
+    const auto at = static_cast<std::uint64_t>(i) * 10'000;
+    work.push_back(p.make_batch(p.a, direction::write, grant, {{at, at, 10'000, 0, 0, 1}}));
+  }
+  std::vector<std::thread> posting;
+  for (int t = 0; t < threads; ++t) {
+    posting.emplace_back([&, t] {
+      for (int i = 0; i < each; ++i) {
+        EXPECT_TRUE(p.a.wire->post(std::move(work[static_cast<std::size_t>(t * each + i)])));
+      }
+    });
+  }
+  for (auto& thread : posting) thread.join();
+  ASSERT_TRUE(p.until([&] { return p.a.sink->completed() == threads * each; }));
+  EXPECT_EQ(std::memcmp(p.a.memory.data(), p.b.memory.data(), threads * each * 10'000), 0);
+}
+
+TEST_P(backend_contract, a_small_post_batch_size_moves_the_same_bytes) {
+  pair p{GetParam(), [](link_options& options) { options.post_batch_size = 3; }};
+  fill(p.a.memory, 4);
+  std::vector<segment> segments;
+  for (std::uint64_t i = 0; i < 500; ++i) segments.push_back({i * 4096, i * 5000, 4096, 0, 0, 1});
+  const auto done =
+      p.run(p.a, p.make_batch(p.a, direction::write, p.grant(p.b, access::write, t1), segments));
+  ASSERT_FALSE(done.failure) << to_string(*done.failure);
+  expect_moved(p.a.memory, p.b.memory, segments, direction::write);
+}
+
+}  // namespace troupe::transport::contract

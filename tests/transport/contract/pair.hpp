@@ -1,0 +1,252 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "troupe/transport/endpoint.hpp"
+
+#include "backends.hpp"
+
+namespace troupe::transport::contract {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+/// Remembers what a link reported, and fails the test when calls overlap or come twice.
+class recorder final : public link_sink {
+ public:
+  void on_up() override {
+    const inside here{*this};
+    ++ups;
+  }
+  void on_completion(completion done) override {
+    const inside here{*this};
+    const std::lock_guard lock{mutex_};
+    EXPECT_TRUE(seen_.insert(done.id.value).second)
+        << "batch " << done.id.value << " completed twice";
+    completions.push_back(std::move(done));
+  }
+  void on_frame(std::span<const std::byte> frame) override {
+    const inside here{*this};
+    std::string text{reinterpret_cast<const char*>(frame.data()), frame.size()};
+    if (when_frame) when_frame(text);
+    const std::lock_guard lock{mutex_};
+    frames.push_back(std::move(text));
+  }
+  void on_quiescent(transfer_id transfer) override {
+    const inside here{*this};
+    const std::lock_guard lock{mutex_};
+    quiescent.insert(transfer.value);
+  }
+  void on_broken(troupe::error why) override {
+    const inside here{*this};
+    const std::lock_guard lock{mutex_};
+    EXPECT_FALSE(broken.has_value()) << "broken twice";
+    broken = std::move(why);
+    completions_when_broken = completions.size();
+  }
+
+  [[nodiscard]] std::size_t completed() const {
+    return locked([&] { return completions.size(); });
+  }
+  [[nodiscard]] std::size_t framed() const {
+    return locked([&] { return frames.size(); });
+  }
+  [[nodiscard]] bool is_broken() const {
+    return locked([&] { return broken.has_value(); });
+  }
+  [[nodiscard]] bool is_quiescent(transfer_id t) const {
+    return locked([&] { return quiescent.contains(t.value); });
+  }
+  [[nodiscard]] completion outcome_of(std::uint64_t id) const {
+    const std::lock_guard lock{mutex_};
+    for (const auto& done : completions) {
+      if (done.id.value == id) return done;
+    }
+    ADD_FAILURE() << "batch " << id << " did not complete";
+    return {};
+  }
+
+  std::atomic<int> ups{0};
+  std::function<void(const std::string&)> when_frame;  ///< set before traffic
+  std::vector<completion> completions;
+  std::vector<std::string> frames;
+  std::set<std::uint64_t> quiescent;
+  std::optional<troupe::error> broken;
+  std::size_t completions_when_broken{0};
+
+ private:
+  template <class F>
+  std::invoke_result_t<F> locked(F&& f) const {
+    const std::lock_guard lock{mutex_};
+    return f();
+  }
+  struct inside {
+    explicit inside(recorder& r) : who{r} {
+      EXPECT_FALSE(who.busy_.exchange(true)) << "two callbacks of one link overlap";
+    }
+    ~inside() { who.busy_.store(false); }
+    recorder& who;
+  };
+  std::atomic<bool> busy_{false};
+  mutable std::mutex mutex_;
+  std::set<std::uint64_t> seen_;
+};
+
+/// One node: an endpoint with one region and one end of the link.
+struct end {
+  incarnation self;
+  std::unique_ptr<endpoint> place;
+  std::shared_ptr<recorder> sink{std::make_shared<recorder>()};
+  std::shared_ptr<link> wire;
+  region_id region;
+  std::span<std::byte> memory;
+};
+
+/// Two nodes in this process, joined by a link that is up.
+class pair {
+ public:
+  static constexpr std::uint64_t region_size = std::uint64_t{16} << 20;
+
+  explicit pair(const variant& with, std::function<void(link_options&)> adjust = {}) : with_{with} {
+    a.self = incarnation{0xa11ce};
+    b.self = incarnation{0xb0b};
+    make(a);
+    make(b);
+    open(a, b.self, link_role::initiator, adjust);
+    open(b, a.self, link_role::acceptor, adjust);
+    const auto offer_a = a.wire->offer();
+    const auto offer_b = b.wire->offer();
+    EXPECT_TRUE(b.wire->connect(offer_a));
+    EXPECT_TRUE(a.wire->connect(offer_b));
+    EXPECT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; })) << "not up";
+  }
+  ~pair() {
+    if (a.wire) a.wire->close();
+    if (b.wire) b.wire->close();
+  }
+
+  /// Drives both ends until `done`, at most `limit`.
+  bool until(const std::function<bool()>& done, std::chrono::milliseconds limit = 10s) {
+    const auto last = clock::now() + limit;
+    while (!done()) {
+      if (clock::now() > last) return false;
+      if (with_.workers == 0) {
+        a.place->poll();
+        b.place->poll();
+      } else {
+        std::this_thread::sleep_for(50us);
+      }
+    }
+    return true;
+  }
+  void drive_for(std::chrono::milliseconds time) {
+    until([] { return false; }, time);
+  }
+
+  /// A grant of `owner`'s region to the other end.
+  std::shared_ptr<const remote_grant> grant(end& owner, access rights, transfer_id transfer,
+                                            std::vector<extent> extents = {
+                                                {0, region_size, 0, 1}}) {
+    auto given = owner.wire->grant(owner.region, std::move(extents), rights, transfer);
+    EXPECT_TRUE(given) << (given ? "" : to_string(given.error()));
+    return given ? std::make_shared<const remote_grant>(std::move(*given)) : nullptr;
+  }
+
+  /// Posts and waits for the outcome.
+  completion run(end& from, batch work) {
+    const auto id = work.id.value;
+    const auto before = from.sink->completed();
+    auto ok = from.wire->post(std::move(work));
+    EXPECT_TRUE(ok) << (ok ? "" : to_string(ok.error()));
+    if (!ok) return {};
+    EXPECT_TRUE(until([&] { return from.sink->completed() > before; }));
+    return from.sink->outcome_of(id);
+  }
+
+  batch make_batch(const end& from, direction dir, std::shared_ptr<const remote_grant> grant,
+                   std::vector<segment> segments, std::string_view frame = {}) {
+    batch work{.id = batch_id{++last_batch_},
+               .transfer = grant->transfer,
+               .dir = dir,
+               .pieces = {},
+               .frame = {}};
+    work.pieces.push_back({from.region, std::move(grant), std::move(segments)});
+    const auto bytes = std::as_bytes(std::span{frame.data(), frame.size()});
+    work.frame.assign(bytes.begin(), bytes.end());
+    return work;
+  }
+
+  end a;
+  end b;
+
+ private:
+  void make(end& e) {
+    auto made = endpoint::create({.self = e.self,
+                                  .host = "127.0.0.1",
+                                  .data_port = 0,
+                                  .num_workers = with_.workers,
+                                  .after_progress = {},
+                                  .notice = {}});
+    ASSERT_TRUE(made) << to_string(made.error());
+    e.place = std::move(*made);
+    auto region = e.place->allocate(region_size, "test");
+    ASSERT_TRUE(region) << to_string(region.error());
+    e.region = *region;
+    e.memory = *e.place->bytes(*region);
+  }
+  void open(end& e, incarnation peer, link_role role,
+            const std::function<void(link_options&)>& adjust) {
+    link_options options{.role = role, .peer = peer, .lanes = with_.lanes};
+    if (adjust) adjust(options);
+    auto opened = e.place->open(with_.kind, options, e.sink);
+    ASSERT_TRUE(opened) << to_string(opened.error());
+    e.wire = std::move(*opened);
+  }
+
+  const variant with_;
+  std::uint64_t last_batch_{0};
+};
+
+inline void fill(std::span<std::byte> memory, std::uint32_t seed) {
+  std::uint64_t state = seed * 0x9e3779b97f4a7c15ULL + 1;
+  std::size_t i = 0;
+  for (; i + 8 <= memory.size(); i += 8) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    std::memcpy(memory.data() + i, &state, 8);
+  }
+  for (; i < memory.size(); ++i) memory[i] = static_cast<std::byte>(seed + i);
+}
+
+inline void expect_moved(std::span<const std::byte> from, std::span<const std::byte> to,
+                         std::span<const segment> segments, direction dir) {
+  for (const auto& s : segments) {
+    for (std::uint32_t i = 0; i < s.count; ++i) {
+      const auto local = s.local_offset + i * s.local_stride;
+      const auto remote = s.remote_offset + i * s.remote_stride;
+      const auto source = dir == direction::write ? local : remote;
+      const auto target = dir == direction::write ? remote : local;
+      ASSERT_EQ(std::memcmp(from.data() + source, to.data() + target, s.length), 0)
+          << "segment of " << s.length << " bytes at " << source << ", repetition " << i;
+    }
+  }
+}
+
+class backend_contract : public ::testing::TestWithParam<variant> {};
+
+inline constexpr transfer_id t1{0x1111};
+inline constexpr transfer_id t2{0x2222};
+
+}  // namespace troupe::transport::contract
