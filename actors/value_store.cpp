@@ -68,7 +68,8 @@ result<value_store::reservation> value_store::scratch(std::uint64_t size) {
   {
     const std::lock_guard lock{mutex_};
     // No engine can name this key: it begins with a byte that `check_key` refuses.
-    key = std::string(1, '\0') + std::to_string(next_scratch_++);
+    key.assign(1, '\0');
+    key += std::to_string(next_scratch_++);
   }
   return reserve(key, size, {});
 }
