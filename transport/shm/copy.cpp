@@ -16,18 +16,59 @@ void copy_cached(std::span<const copy_run> runs) noexcept {
   for (const auto& run : runs) std::memcpy(run.to, run.from, run.length);
 }
 
+/// Where this thread wrote lately: per page that a run began in, the thread's traffic at that time.
+/// Entries overwrite each other; forgetting one costs a probe.
+class recent_writes {
+ public:
+  /// Written within this much traffic (loads and stores), a page is still in the last-level cache.
+  static constexpr std::uint64_t lately = std::uint64_t{16} << 20;
+
+  [[nodiscard]] bool contain(const std::byte* at) const noexcept {
+    const auto& known = entries_[index(at)];
+    return known.page == page(at) && traffic_ - known.traffic < lately;
+  }
+  void add(std::span<const copy_run> runs) noexcept {
+    for (const auto& run : runs) {
+      entries_[index(run.to)] = {page(run.to), traffic_};
+      traffic_ += 2 * run.length;
+    }
+  }
+
+ private:
+  struct entry {
+    std::uintptr_t page{0};
+    std::uint64_t traffic{0};
+  };
+  static constexpr std::size_t size = 2048;
+
+  static std::uintptr_t page(const std::byte* at) noexcept {
+    return reinterpret_cast<std::uintptr_t>(at) >> 12;
+  }
+  static std::size_t index(const std::byte* at) noexcept {
+    return static_cast<std::size_t>((page(at) * 0x9e37'79b9'7f4a'7c15u) >> 53) % size;
+  }
+
+  std::array<entry, size> entries_{};
+  std::uint64_t traffic_{lately};
+};
+
+thread_local recent_writes written_here;
+
 #if defined(__x86_64__)
 
 constexpr std::size_t vector_bytes = 32;
-/// One step of a streaming loop: what is loaded before it is stored.
-constexpr std::size_t step = 4 * vector_bytes;
-/// How far ahead of a long run the source is prefetched. Measured: 0 is 10% slower, 2 KiB no
-/// faster.
-constexpr std::size_t prefetch_ahead = 1024;
-/// Runs below this are copied four at a time; above it the hardware prefetcher alone keeps up.
-constexpr std::size_t short_run = std::size_t{16} << 10;
-constexpr std::size_t interleaved = 4;
 constexpr std::size_t line = 64;
+/// What is loaded before it is stored.
+constexpr std::size_t step = 4 * vector_bytes;
+/// Runs are cut into strips of a page, and this many strips are copied side by side: their TLB and
+/// row misses overlap, and every strip is a stream of its own to the hardware prefetcher. Measured
+/// on 64 KiB runs against memcpy: 1 strip 1.35, 2 strips 1.15, 4 strips 1.5, 8 strips 1.65.
+constexpr std::size_t strips = 8;
+constexpr std::size_t strip_bytes = 4096;
+/// How much of one strip is copied before the next one has its turn.
+constexpr std::size_t turn = 2 * step;
+/// A strip shorter than this would cut its neighbours' side-by-side part short.
+constexpr std::size_t shortest_strip = 1024;
 
 __attribute__((target("avx2"), always_inline)) inline void stream_step(
     std::byte* to, const std::byte* from) noexcept {
@@ -51,54 +92,55 @@ copy_run align(copy_run run) noexcept {
   return {run.to + head, run.from + head, run.length - head};
 }
 
-/// Streams an aligned run from `done` on; the tail that is no whole step is stored normally.
-__attribute__((target("avx2"))) void stream_long(const copy_run& run, std::size_t done) noexcept {
-  const std::size_t whole = run.length - run.length % step;
-  std::size_t i = done;
-  for (; i + prefetch_ahead + step <= whole; i += step) {
-    _mm_prefetch(reinterpret_cast<const char*>(run.from) + i + prefetch_ahead, _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(run.from) + i + prefetch_ahead + line, _MM_HINT_T0);
-    stream_step(run.to + i, run.from + i);
-  }
-  for (; i < whole; i += step) stream_step(run.to + i, run.from + i);
-  if (i < run.length) std::memcpy(run.to + i, run.from + i, run.length - i);
+/// Streams an aligned strip from `done` on; the tail that is no whole step is stored normally.
+__attribute__((target("avx2"))) void stream_rest(const copy_run& strip, std::size_t done) noexcept {
+  const std::size_t whole = strip.length - strip.length % step;
+  for (; done < whole; done += step) stream_step(strip.to + done, strip.from + done);
+  if (done < strip.length) std::memcpy(strip.to + done, strip.from + done, strip.length - done);
 }
 
-/// Streams aligned short runs side by side as far as the shortest goes, then the rest of each.
-__attribute__((target("avx2"))) void stream_short(
-    const std::array<copy_run, interleaved>& runs) noexcept {
-  std::size_t common = runs[0].length;
-  for (const auto& run : runs) common = std::min(common, run.length);
-  common -= common % (2 * step);
-  for (std::size_t i = 0; i < common; i += 2 * step) {
-    for (const auto& run : runs) {
-      stream_step(run.to + i, run.from + i);
-      stream_step(run.to + i + step, run.from + i + step);
+/// Streams aligned strips side by side as far as the shortest goes, then the rest of each.
+__attribute__((target("avx2"))) void stream_side_by_side(
+    const std::array<copy_run, strips>& group) noexcept {
+  std::size_t common = group[0].length;
+  for (const auto& strip : group) common = std::min(common, strip.length);
+  common -= common % turn;
+  for (std::size_t i = 0; i < common; i += turn) {
+#pragma GCC unroll 8
+    for (const auto& strip : group) {
+      stream_step(strip.to + i, strip.from + i);
+      stream_step(strip.to + i + step, strip.from + i + step);
     }
   }
-  for (const auto& run : runs) stream_long(run, common);
+  for (const auto& strip : group) {
+    if (common < strip.length) stream_rest(strip, common);
+  }
 }
 
 void copy_streaming(std::span<const copy_run> runs) noexcept {
-  std::array<copy_run, interleaved> group{};
+  std::array<copy_run, strips> group{};
   std::size_t grouped = 0;
   for (const auto& run : runs) {
     if (run.length < 2 * line) {
       std::memcpy(run.to, run.from, run.length);
       continue;
     }
-    const copy_run aligned = align(run);
-    if (aligned.length >= short_run) {
-      stream_long(aligned, 0);
-      continue;
-    }
-    group[grouped++] = aligned;
-    if (grouped == interleaved) {
-      stream_short(group);
-      grouped = 0;
+    auto rest = align(run);
+    while (rest.length != 0) {
+      const copy_run strip{rest.to, rest.from, std::min(rest.length, strip_bytes)};
+      rest = {rest.to + strip.length, rest.from + strip.length, rest.length - strip.length};
+      if (strip.length < shortest_strip) {
+        stream_rest(strip, 0);
+        continue;
+      }
+      group[grouped++] = strip;
+      if (grouped == strips) {
+        stream_side_by_side(group);
+        grouped = 0;
+      }
     }
   }
-  for (std::size_t i = 0; i < grouped; ++i) stream_long(group[i], 0);
+  for (std::size_t i = 0; i < grouped; ++i) stream_rest(group[i], 0);
   _mm_sfence();
 }
 
@@ -174,7 +216,7 @@ bool copier::destinations_cached(std::span<const copy_run> runs) const noexcept 
   std::size_t hits = 0;
   for (std::size_t i = 0; i < samples; ++i) {
     const auto& run = runs[i * runs.size() / samples];
-    if (run.length == 0) {
+    if (run.length == 0 || written_here.contain(run.to)) {
       ++hits;
       continue;
     }
@@ -198,8 +240,12 @@ bool copier::destinations_cached(std::span<const copy_run> runs) const noexcept 
 copy_way copier::copy(std::span<const copy_run> runs) const noexcept {
   std::size_t total = 0;
   for (const auto& run : runs) total += run.length;
-  const auto way = total < streaming_threshold || destinations_cached(runs) ? copy_way::cached
-                                                                            : copy_way::streaming;
+  if (total < streaming_threshold) {
+    copy_cached(runs);
+    return copy_way::cached;
+  }
+  const auto way = destinations_cached(runs) ? copy_way::cached : copy_way::streaming;
+  written_here.add(runs);
   copy(runs, way);
   return way;
 }

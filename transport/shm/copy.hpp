@@ -42,7 +42,8 @@ class copier {
   /// processor has no such stores.
   void copy(std::span<const copy_run> runs, copy_way way) const noexcept;
 
-  /// Whether most of the sampled destination lines are in a cache. Brings them there.
+  /// Whether most of the sampled destinations were written lately by this thread, or lie in a
+  /// cache. Brings the sampled lines there.
   [[nodiscard]] bool destinations_cached(std::span<const copy_run> runs) const noexcept;
 
   /// "avx2" or "memcpy": what `streaming` uses.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -22,10 +23,14 @@ class mapped_region {
 
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  /// Enters the next part of the region into the page tables, so that copies do not fault there.
+  /// The memory itself was reserved by its owner. True: call again.
+  bool populate_part() noexcept;
 
  private:
   std::byte* base_;
   std::uint64_t size_;
+  std::uint64_t populated_{0};
 };
 
 /// The regions of one link's peer that are mapped here. Thread-safe.
@@ -37,12 +42,16 @@ class peer_regions {
   [[nodiscard]] result<void> add(const region_shared_message& shared, owned_fd fd);
   void remove(region_id region);
   void clear();
+  [[nodiscard]] bool has_fresh() const;
+  /// One part of one region that is new here. True: there is more to do. One caller at a time.
+  bool populate_part();
   /// Null: not mapped.
   [[nodiscard]] std::shared_ptr<const mapped_region> find(region_id region) const;
 
  private:
   mutable std::mutex mutex_;
-  std::unordered_map<region_id, std::shared_ptr<const mapped_region>> regions_;
+  std::unordered_map<region_id, std::shared_ptr<mapped_region>> regions_;
+  std::vector<std::shared_ptr<mapped_region>> fresh_;
 };
 
 }  // namespace troupe::transport::shm

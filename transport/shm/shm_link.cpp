@@ -181,6 +181,12 @@ void shm_link::collect_quiescent() {
 
 bool shm_link::poll() {
   if (on_poll({})) return true;
+  // The ring is looked at in every call; what only the kernel knows, now and then.
+  constexpr std::uint32_t calls_per_round = 64;
+  if (up_.load(std::memory_order_acquire) &&
+      idle_polls_.fetch_add(1, std::memory_order_relaxed) % calls_per_round != 0) {
+    return false;
+  }
   {
     const std::lock_guard lock{mutex_};
     if (state_ == state::closed) return false;
@@ -200,6 +206,10 @@ bool shm_link::on_poll(steady_time /*now*/) {
 bool shm_link::attend() {
   std::optional<ending> end;
   bool worked = false;
+  // Two threads may poll at once; the page tables are one's at a time.
+  const bool alone = !populating_.exchange(true, std::memory_order_acquire);
+  const bool more_pages = alone && peer_regions_.populate_part();
+  if (alone) populating_.store(false, std::memory_order_release);
   {
     const std::lock_guard lock{mutex_};
     attention_.store(false, std::memory_order_relaxed);
@@ -214,9 +224,10 @@ bool shm_link::attend() {
         reading_.store(false, std::memory_order_release);
       }
     }
-    worked = fences != pending_fences_.size() || frames != waiting_frames_.size() || end;
+    worked =
+        more_pages || end || fences != pending_fences_.size() || frames != waiting_frames_.size();
     if (!pending_fences_.empty() || !waiting_frames_.empty() || !gone_regions_.empty() ||
-        (ending_ && state_ == state::up)) {
+        (ending_ && state_ == state::up) || peer_regions_.has_fresh()) {
       attention_.store(true, std::memory_order_relaxed);
     }
   }
@@ -234,7 +245,7 @@ bool shm_link::before_sleep() {
   if (may_sleep && attention_.load(std::memory_order_acquire)) {
     const std::lock_guard lock{mutex_};
     // Pending fences and frames without room are woken by the peer's doorbell; these two are not.
-    may_sleep = !ending_ && gone_regions_.empty();
+    may_sleep = !ending_ && gone_regions_.empty() && !peer_regions_.has_fresh();
   }
   return may_sleep;
 }

@@ -193,7 +193,9 @@ class shm_link final : public link,
   std::optional<ring_consumer> consumer_;  ///< belongs to whoever holds `reading_`
   std::atomic<bool> reading_{false};
   std::atomic<bool> slicing_{false};
+  std::atomic<bool> populating_{false};
   std::atomic<bool> up_{false};
+  std::atomic<std::uint32_t> idle_polls_{0};
   std::atomic<std::uint32_t> queued_count_{0};
   /// Something rare waits for a round: pending fences, frames without room, a lost peer.
   std::atomic<bool> attention_{false};

@@ -297,7 +297,9 @@ std::optional<shm_link::ending> shm_link::read_socket() {
 result<void> shm_link::on_message(received in) {
   if (const auto* shared = std::get_if<region_shared_message>(&in.body)) {
     if (in.fds.size() != 1) return fail(errc::unauthorized, "the shm peer shared no descriptor");
-    return peer_regions_.add(*shared, std::move(in.fds.front()));
+    auto added = peer_regions_.add(*shared, std::move(in.fds.front()));
+    attention_.store(true, std::memory_order_release);  // its pages are to be entered
+    return added;
   }
   if (const auto* gone = std::get_if<region_gone_message>(&in.body)) {
     peer_regions_.remove(region_id{gone->region});
