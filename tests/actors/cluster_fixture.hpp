@@ -1,0 +1,388 @@
+#pragma once
+
+/// A real cluster for tests: a supervisor process and node processes forked from the test, real sockets, real
+/// signals. The test's own process runs one node (usually decode) and steers the others line by line.
+/// Fork every child before the first engine starts here: a process with threads must not fork.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+#include "troupe/config/parse.hpp"
+
+namespace troupe::testing {
+
+using namespace std::chrono_literals;
+
+/// Lines of text between a test and its child.
+class line_channel {
+ public:
+  explicit line_channel(int fd) : fd_{fd} {}
+  line_channel(line_channel&& other) noexcept
+      : fd_{std::exchange(other.fd_, -1)}, text_{std::move(other.text_)} {}
+  line_channel& operator=(line_channel&&) = delete;
+  ~line_channel() {
+    if (fd_ >= 0) close(fd_);
+  }
+  void say(const std::string& line) const {
+    const auto whole = line + "\n";
+    [[maybe_unused]] const auto sent = ::send(fd_, whole.data(), whole.size(), MSG_NOSIGNAL);
+  }
+  /// The next line; nothing when none came in time or the other end is gone.
+  std::optional<std::string> hear(std::chrono::milliseconds timeout = 20s) {
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    for (;;) {
+      if (const auto end = text_.find('\n'); end != std::string::npos) {
+        auto line = text_.substr(0, end);
+        text_.erase(0, end + 1);
+        return line;
+      }
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          until - std::chrono::steady_clock::now());
+      if (left.count() <= 0) return std::nullopt;
+      pollfd wanted{fd_, POLLIN, 0};
+      if (::poll(&wanted, 1, static_cast<int>(left.count())) <= 0) return std::nullopt;
+      char buffer[4096];
+      const auto got = ::recv(fd_, buffer, sizeof buffer, 0);
+      if (got <= 0) return std::nullopt;
+      text_.append(buffer, static_cast<std::size_t>(got));
+    }
+  }
+
+ private:
+  int fd_;
+  std::string text_;
+};
+
+/// A forked process that runs `body` and never outlives this object.
+class forked {
+ public:
+  explicit forked(const std::function<int(line_channel&)>& body) : channel_{-1} {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return;
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      close(ends[0]);
+      int code = 1;
+      {
+        line_channel channel{ends[1]};
+        code = body(channel);
+      }
+      std::fflush(nullptr);
+      _exit(code);
+    }
+    close(ends[1]);
+    channel_.~line_channel();
+    new (&channel_) line_channel{ends[0]};
+  }
+  ~forked() { end(SIGKILL); }
+  forked(const forked&) = delete;
+  forked& operator=(const forked&) = delete;
+
+  line_channel& channel() { return channel_; }
+  void signal(int number) const { ::kill(pid_, number); }
+  /// Stands still when this returns.
+  void stop() const {
+    ::kill(pid_, SIGSTOP);
+    int status = 0;
+    waitpid(pid_, &status, WUNTRACED);
+  }
+  void end(int number) {
+    if (pid_ <= 0) return;
+    ::kill(pid_, number);
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+  }
+  /// Waits for its own end; its exit status, -1 for a signal.
+  int join() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_{-1};
+  line_channel channel_;
+};
+
+struct cluster_options {
+  std::string backend{"auto"};
+  std::string mode{"write"};
+  std::string model{"{layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}"};
+  std::string prefill_pool{"8MiB"};
+  std::string decode_pool{"8MiB"};
+  std::string prefill_layout;               ///< e.g. "{order: blocks_first}"
+  std::string decode_layout;
+  std::uint32_t prefill_tp{1}, decode_tp{1};
+  std::uint32_t decodes{1};
+  std::string deadline{"10s"};
+  std::string on_full{"wait"};
+  std::string retry_window{"0s"};
+};
+
+/// The deployment, with the supervisor in a child process of its own.
+class cluster {
+ public:
+  explicit cluster(cluster_options options = {}) : options_{std::move(options)} {
+    supervisor_ = std::make_unique<forked>([this](line_channel& channel) { return supervise(channel); });
+    const auto port = supervisor_->channel().hear();
+    port_ = port ? std::stoi(*port) : 0;
+  }
+
+  [[nodiscard]] config::deployment deployment() const {
+    auto outcome = config::parse(text(port_), "test.yaml");
+    for (const auto& issue : outcome.issues) ADD_FAILURE() << config::to_string(issue);
+    return outcome.value.value_or(config::deployment{});
+  }
+
+  /// A node in this process.
+  [[nodiscard]] std::unique_ptr<engine> start(const std::string& name, engine_options options = {}) const {
+    auto started = engine::start(deployment(), name, std::move(options));
+    if (!started) {
+      ADD_FAILURE() << name << ": " << to_string(started.error());
+      return nullptr;
+    }
+    if (auto in = (*started)->wait_registered(10s); !in) ADD_FAILURE() << to_string(in.error());
+    return std::move(*started);
+  }
+
+  /// A node in a process of its own, which runs `body` once it is registered.
+  [[nodiscard]] std::unique_ptr<forked> spawn(
+      const std::string& name, const std::function<int(engine&, line_channel&)>& body,
+      bool polling = false) const {
+    return std::make_unique<forked>([this, name, body, polling](line_channel& channel) {
+      quiet(name);
+      engine_options options;
+      options.polling = polling;
+      auto node = start(name, std::move(options));
+      if (!node) return 1;
+      return body(*node, channel);
+    });
+  }
+
+  [[nodiscard]] int port() const { return port_; }
+  forked& supervisor() { return *supervisor_; }
+
+  static void quiet(const std::string& name) {
+    const char* level = std::getenv("TROUPE_TEST_LOG");
+    (void)actors::init_logging({level != nullptr ? level : "off", name, {}, 64u << 20, 3});
+  }
+
+ private:
+  [[nodiscard]] std::string text(int port) const {
+    std::ostringstream out;
+    const auto stage = [&](const char* name, std::uint32_t replicas, std::uint32_t tp,
+                           const std::string& pool, const std::string& layout) {
+      out << "  - name: " << name << "\n    role: " << name << "\n    replicas: " << replicas
+          << "\n    tensor_parallel: " << tp << "\n    hosts: [127.0.0.1]\n    engine: external\n"
+          << "    pool: {device: cpu, size: " << pool << ", on_full: " << options_.on_full << "}\n"
+          << "    transport: {backend: " << options_.backend << ", qp_per_transfer: 2}\n";
+      if (!layout.empty()) out << "    layout: " << layout << "\n";
+    };
+    out << "cluster: test\nsupervisor: {host: 127.0.0.1, port: " << port
+        << ", heartbeat_interval: 200ms, heartbeat_timeout: 2s}\nmodel: " << options_.model
+        << "\nlimits: {transfer_deadline: " << options_.deadline
+        << ", retry_window: " << options_.retry_window << "}\nstages:\n";
+    stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_layout);
+    stage("decode", options_.decodes, options_.decode_tp, options_.decode_pool, options_.decode_layout);
+    out << "  - {name: store, role: store, pool: {device: cpu, size: 16MiB}, transport: {backend: "
+        << options_.backend << "}}\n";
+    out << "edges:\n  - {from: prefill, to: decode, mode: " << options_.mode
+        << "}\n  - {from: prefill, to: store}\n";
+    return out.str();
+  }
+
+  int supervise(line_channel& channel) const {
+    quiet("supervisor");
+    auto outcome = config::parse(text(0), "test.yaml");
+    if (!outcome.value) {
+      for (const auto& issue : outcome.issues) std::fprintf(stderr, "%s\n", to_string(issue).c_str());
+      return 1;
+    }
+    actors::actor_host host;
+    auto actor = actors::spawn_supervisor(host.system(), actors::supervisor_options_from(*outcome.value));
+    auto bound = host.publish(actor, "127.0.0.1", 0);
+    if (!bound) return 1;
+    channel.say(std::to_string(*bound));
+    while (channel.hear(1h)) {
+    }
+    return 0;
+  }
+
+  cluster_options options_;
+  int port_{0};
+  std::unique_ptr<forked> supervisor_;
+};
+
+/// The bytes of one cache, addressed as the layout says.
+class cache_bytes {
+ public:
+  explicit cache_bytes(engine& node) : layout_{node.layout()} {
+    for (std::size_t i = 0;; ++i) {
+      auto region = node.region(i);
+      if (!region) break;
+      regions_.push_back(*region);
+    }
+  }
+
+  /// Writes the pattern of request `seed` to tokens [begin, end) of layers [layer_begin, layer_end).
+  void fill(const std::vector<block_id>& blocks, std::uint32_t layer_begin, std::uint32_t layer_end,
+            std::uint32_t begin, std::uint32_t end, std::uint64_t seed) {
+    each(blocks, layer_begin, layer_end, begin, end, seed,
+         [](std::byte* at, std::span<const std::byte> value) {
+           std::memcpy(at, value.data(), value.size());
+         });
+  }
+  /// How many (layer, plane, token, head) pieces differ from the pattern of `seed`.
+  [[nodiscard]] std::size_t differing(const std::vector<block_id>& blocks, std::uint32_t begin,
+                                      std::uint32_t end, std::uint64_t seed) {
+    return differing_layers(blocks, 0, static_cast<std::uint32_t>(layout_.layers.size()), begin, end, seed);
+  }
+  [[nodiscard]] std::size_t differing_layers(const std::vector<block_id>& blocks,
+                                             std::uint32_t layer_begin, std::uint32_t layer_end,
+                                             std::uint32_t begin, std::uint32_t end,
+                                             std::uint64_t seed) {
+    std::size_t count = 0;
+    each(blocks, layer_begin, layer_end, begin, end, seed,
+         [&](std::byte* at, std::span<const std::byte> value) {
+           if (std::memcmp(at, value.data(), value.size()) != 0) ++count;
+         });
+    return count;
+  }
+  void poison() {
+    for (auto region : regions_) std::memset(region.data(), 0xEE, region.size());
+  }
+
+ private:
+  template <class Visit>
+  void each(const std::vector<block_id>& blocks, std::uint32_t layer_begin, std::uint32_t layer_end,
+            std::uint32_t begin, std::uint32_t end, std::uint64_t seed, Visit visit) {
+    std::vector<std::byte> value;
+    for (auto layer = layer_begin; layer < layer_end; ++layer) {
+      const auto& planes = layout_.layers[layer].planes;
+      const auto& shape = layout_.layers[layer].shape;
+      const auto first_head =
+          shape.kv_heads > 0 ? kvcache::head_range(shape.kv_heads, layout_.tp_size, layout_.tp_rank).begin : 0;
+      for (std::size_t p = 0; p < planes.size(); ++p) {
+        const auto& plane = planes[p];
+        value.resize(plane.head_bytes);
+        for (auto token = begin; token < end; ++token) {
+          const auto block = blocks[token / layout_.block_tokens].value;
+          for (std::uint32_t head = 0; head < plane.heads; ++head) {
+            std::uint64_t state = seed * 0x9E3779B97F4A7C15ull ^ (std::uint64_t{layer} << 48) ^
+                                  (std::uint64_t{p} << 40) ^
+                                  (std::uint64_t{first_head + head} << 32) ^ token;
+            for (auto& byte : value) {
+              state = state * 6364136223846793005ull + 1442695040888963407ull;
+              byte = static_cast<std::byte>(state >> 56);
+            }
+            visit(regions_[plane.region].data() + plane.base + block * plane.block_stride +
+                      (token % layout_.block_tokens) * plane.token_stride + head * plane.head_stride,
+                  value);
+          }
+        }
+      }
+    }
+  }
+
+  const kvcache::cache_layout& layout_;
+  std::vector<std::span<std::byte>> regions_;
+};
+
+/// What an engine was told of one operation, up to its outcome (and to `unpinned` if asked).
+struct told {
+  std::optional<kvcache::allocation> allocated;
+  std::vector<actors::cache_slice> layers;
+  int done{0}, failed{0}, unpinned{0};
+  troupe::error why;
+  std::vector<std::byte> aux;
+  std::uint64_t bytes{0};
+  value_view value;
+  std::uint64_t size{0};
+  std::optional<actors::placement> placed;
+};
+
+/// Sorts an engine's events by operation.
+class listener {
+ public:
+  explicit listener(engine& node) : node_{node} {}
+
+  told& of(operation_id id) { return told_[id.value]; }
+
+  bool until(const std::function<bool()>& condition, std::chrono::milliseconds timeout = 15s) {
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      for (auto& e : node_.wait(20ms)) take(e);
+    }
+    return true;
+  }
+  bool outcome(operation_id id, std::chrono::milliseconds timeout = 15s) {
+    return until([&] { return of(id).done + of(id).failed > 0; }, timeout);
+  }
+  bool unpinned(operation_id id, std::chrono::milliseconds timeout = 15s) {
+    return until([&] { return of(id).unpinned > 0; }, timeout);
+  }
+  void listen_for(std::chrono::milliseconds time) {
+    (void)until([] { return false; }, time);
+  }
+
+ private:
+  void take(event& e) {
+    auto& t = told_[e.operation.value];
+    if (auto* a = std::get_if<event_allocated>(&e.what)) t.allocated = std::move(a->blocks);
+    if (auto* l = std::get_if<event_layers>(&e.what)) t.layers.push_back(l->slice);
+    if (auto* d = std::get_if<event_done>(&e.what)) {
+      ++t.done;
+      t.aux = std::move(d->aux);
+      t.bytes = d->bytes;
+    }
+    if (auto* f = std::get_if<event_failed>(&e.what)) {
+      ++t.failed;
+      t.why = std::move(f->why);
+    }
+    if (std::get_if<event_unpinned>(&e.what) != nullptr) ++t.unpinned;
+    if (auto* v = std::get_if<event_value>(&e.what)) {
+      ++t.done;
+      t.value = std::move(v->value);
+    }
+    if (auto* i = std::get_if<event_info>(&e.what)) {
+      ++t.done;
+      t.size = i->size;
+    }
+    if (auto* p = std::get_if<event_placed>(&e.what)) {
+      ++t.done;
+      t.placed = std::move(p->where);
+    }
+  }
+
+  engine& node_;
+  std::map<std::uint64_t, told> told_;
+};
+
+}  // namespace troupe::testing

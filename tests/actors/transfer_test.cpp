@@ -1,0 +1,294 @@
+// Transfers between real processes, in every mode and over every backend of this machine.
+
+#include <map>
+#include <random>
+
+#include "cluster_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+struct way {
+  std::string backend;
+  std::string mode;
+};
+
+std::string name_of(const ::testing::TestParamInfo<way>& info) {
+  return info.param.backend + "_" + info.param.mode;
+}
+
+actors::transfer_mode mode_of(const way& w) {
+  return w.mode == "write" ? actors::transfer_mode::write : actors::transfer_mode::read;
+}
+
+cluster_options options_of(const way& w) {
+  cluster_options options;
+  options.backend = w.backend;
+  options.mode = w.mode;
+  return options;
+}
+
+/// A prefill engine that obeys: "REQUEST TOKENS CHUNK" computes a request in chunks, layer by layer, and says the
+/// outcome; "end" ends it.
+int obedient_prefill(engine& node, line_channel& channel) {
+  cache_bytes cache{node};
+  listener events{node};
+  const auto layers = static_cast<std::uint32_t>(node.layout().layers.size());
+  const auto block_tokens = node.layout().block_tokens;
+  while (auto line = channel.hear(60s)) {
+    if (*line == "end") return 0;
+    std::istringstream words{*line};
+    std::string request;
+    std::uint32_t tokens = 0, chunk = 0;
+    std::uint64_t seed = 0;
+    words >> request >> tokens >> chunk >> seed;
+    auto blocks = node.allocate_blocks((tokens + block_tokens - 1) / block_tokens);
+    if (!blocks) {
+      channel.say("no blocks: " + to_string(blocks.error()));
+      continue;
+    }
+    auto send = node.send({request, blocks->blocks, 0, 0ms, 0});
+    if (!send) {
+      channel.say("no send: " + to_string(send.error()));
+      continue;
+    }
+    for (std::uint32_t begin = 0; begin < tokens; begin += chunk) {
+      const auto end = std::min(tokens, begin + chunk);
+      for (std::uint32_t layer = 0; layer < layers; ++layer) {
+        cache.fill(blocks->blocks, layer, layer + 1, begin, end, seed);
+        (void)node.layers_ready(*send, layer, layer + 1, end);
+      }
+    }
+    (void)node.seal(*send, tokens, {std::byte{7}, std::byte{9}});
+    (void)node.free_blocks(blocks->owner, blocks->blocks);
+    if (!events.unpinned(*send)) channel.say("no end");
+    auto& t = events.of(*send);
+    channel.say(t.failed > 0 ? to_string(t.why) : "done " + std::to_string(t.bytes));
+  }
+  return 0;
+}
+
+class transfer : public ::testing::TestWithParam<way> {};
+
+TEST_P(transfer, moves_every_byte_of_a_chunked_prefill_and_says_done_once_at_both_sides) {
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", obedient_prefill);
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  cache_bytes cache{*decode};
+  cache.poison();
+  listener events{*decode};
+  prefill->channel().say("r1 100 40 11");
+  auto receive = decode->receive({"r1", {"prefill-0"}, mode_of(GetParam()), 100, 0, {}, 0, 0ms, false});
+  ASSERT_TRUE(receive) << to_string(receive.error());
+  ASSERT_TRUE(events.unpinned(*receive));
+  auto& t = events.of(*receive);
+  EXPECT_EQ(t.failed, 0) << to_string(t.why);
+  EXPECT_EQ(t.done, 1);
+  ASSERT_TRUE(t.allocated);
+  EXPECT_EQ(cache.differing(t.allocated->blocks, 0, 100, 11), 0u);
+  EXPECT_EQ(t.aux, (std::vector<std::byte>{std::byte{7}, std::byte{9}}));
+  EXPECT_EQ(prefill->channel().hear().value_or("silence").substr(0, 5), "done ");
+  ASSERT_TRUE(decode->free_blocks(t.allocated->owner, t.allocated->blocks));
+}
+
+TEST_P(transfer, works_when_the_decode_side_comes_first) {
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", obedient_prefill);
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  cache_bytes cache{*decode};
+  listener events{*decode};
+  auto receive = decode->receive({"late", {"prefill-0"}, mode_of(GetParam()), 33, 0, {}, 0, 0ms, false});
+  ASSERT_TRUE(receive);
+  events.listen_for(300ms);
+  EXPECT_EQ(events.of(*receive).done + events.of(*receive).failed, 0);
+  prefill->channel().say("late 33 33 5");
+  ASSERT_TRUE(events.outcome(*receive));
+  EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
+  EXPECT_EQ(cache.differing(events.of(*receive).allocated->blocks, 0, 33, 5), 0u);
+}
+
+TEST_P(transfer, leaves_a_prefix_alone_that_is_already_there) {
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", obedient_prefill);
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  cache_bytes cache{*decode};
+  cache.poison();
+  listener events{*decode};
+  auto blocks = decode->allocate_blocks(4);
+  ASSERT_TRUE(blocks);
+  cache.fill(blocks->blocks, 0, 4, 0, 21, 99);
+  prefill->channel().say("p 60 60 3");
+  auto receive =
+      decode->receive({"p", {"prefill-0"}, mode_of(GetParam()), 60, 21, blocks->blocks, 0, 0ms, false});
+  ASSERT_TRUE(receive) << to_string(receive.error());
+  ASSERT_TRUE(events.outcome(*receive));
+  EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
+  EXPECT_EQ(cache.differing(blocks->blocks, 0, 21, 99), 0u);
+  EXPECT_EQ(cache.differing(blocks->blocks, 21, 60, 3), 0u);
+}
+
+TEST_P(transfer, of_nothing_completes_at_once) {
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", obedient_prefill);
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  listener events{*decode};
+  auto blocks = decode->allocate_blocks(2);
+  ASSERT_TRUE(blocks);
+  prefill->channel().say("e 32 32 1");
+  auto receive =
+      decode->receive({"e", {"prefill-0"}, mode_of(GetParam()), 32, 32, blocks->blocks, 0, 0ms, false});
+  ASSERT_TRUE(receive);
+  ASSERT_TRUE(events.outcome(*receive));
+  EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
+  EXPECT_EQ(events.of(*receive).bytes, 0u);
+  EXPECT_EQ(prefill->channel().hear().value_or("silence").substr(0, 4), "done");
+}
+
+TEST_P(transfer, of_many_requests_share_one_link_and_none_is_mixed_up) {
+  constexpr int count = 24;
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
+    cache_bytes cache{node};
+    listener events{node};
+    std::vector<operation_id> sends;
+    for (int i = 0; i < count; ++i) {
+      const auto tokens = static_cast<std::uint32_t>(17 + i);
+      auto blocks = node.allocate_blocks((tokens + 15) / 16);
+      if (!blocks) return 1;
+      auto send = node.send({"m" + std::to_string(i), blocks->blocks, 0, 0ms, 0});
+      if (!send) return 2;
+      cache.fill(blocks->blocks, 0, 4, 0, tokens, static_cast<std::uint64_t>(1000 + i));
+      (void)node.layers_ready(*send, 0, 4, tokens);
+      (void)node.seal(*send, tokens);
+      sends.push_back(*send);
+    }
+    for (const auto send : sends) {
+      if (!events.outcome(send) || events.of(send).done != 1) {
+        channel.say(to_string(events.of(send).why));
+        return 3;
+      }
+    }
+    channel.say("all done");
+    (void)channel.hear();
+    return 0;
+  });
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  cache_bytes cache{*decode};
+  listener events{*decode};
+  std::vector<operation_id> receives;
+  for (int i = 0; i < count; ++i) {
+    auto receive = decode->receive({"m" + std::to_string(i), {"prefill-0"}, mode_of(GetParam()),
+                                    static_cast<std::uint32_t>(17 + i), 0, {}, 0, 0ms, false});
+    ASSERT_TRUE(receive);
+    receives.push_back(*receive);
+  }
+  for (int i = 0; i < count; ++i) {
+    ASSERT_TRUE(events.outcome(receives[static_cast<std::size_t>(i)]));
+    auto& t = events.of(receives[static_cast<std::size_t>(i)]);
+    EXPECT_EQ(t.done, 1) << to_string(t.why);
+    EXPECT_EQ(cache.differing(t.allocated->blocks, 0, static_cast<std::uint32_t>(17 + i),
+                              static_cast<std::uint64_t>(1000 + i)),
+              0u);
+  }
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "all done");
+}
+
+TEST_P(transfer, that_the_prefill_engine_aborts_fails_at_both_sides_with_its_reason) {
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
+    listener events{node};
+    auto blocks = node.allocate_blocks(2);
+    auto send = node.send({"a", blocks->blocks, 0, 0ms, 0});
+    if (!send) return 1;
+    (void)channel.hear();
+    (void)node.abort(*send, "out of patience");
+    if (!events.unpinned(*send)) return 2;
+    channel.say(to_string(events.of(*send).why));
+    (void)channel.hear();
+    return 0;
+  });
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  listener events{*decode};
+  auto receive = decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
+  ASSERT_TRUE(receive);
+  events.listen_for(300ms);
+  prefill->channel().say("now");
+  ASSERT_TRUE(events.unpinned(*receive));
+  auto& t = events.of(*receive);
+  EXPECT_EQ(t.failed, 1);
+  EXPECT_EQ(t.why.code, errc::aborted);
+  EXPECT_NE(t.why.message.find("out of patience"), std::string::npos) << t.why.message;
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "aborted: out of patience");
+}
+
+TEST_P(transfer, that_the_decode_engine_aborts_fails_at_both_sides) {
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
+    listener events{node};
+    auto blocks = node.allocate_blocks(2);
+    auto send = node.send({"a", blocks->blocks, 0, 0ms, 0});
+    if (!send) return 1;
+    (void)node.layers_ready(*send, 0, 1, 32);
+    if (!events.unpinned(*send)) return 2;
+    channel.say(to_string(events.of(*send).why.code).data());
+    (void)channel.hear();
+    return 0;
+  });
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  listener events{*decode};
+  auto receive = decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
+  ASSERT_TRUE(receive);
+  events.listen_for(300ms);
+  ASSERT_TRUE(decode->abort(*receive, "client went away"));
+  ASSERT_TRUE(events.unpinned(*receive));
+  EXPECT_EQ(events.of(*receive).why.code, errc::aborted);
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "aborted");
+}
+
+TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
+  auto options = options_of(GetParam());
+  options.deadline = "700ms";
+  cluster c{options};
+  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
+    listener events{node};
+    auto blocks = node.allocate_blocks(2);
+    auto send = node.send({"n", blocks->blocks, 0, 1500ms, 0});
+    if (!send) return 1;
+    (void)node.layers_ready(*send, 0, 4, 16);
+    if (!events.unpinned(*send)) return 2;
+    channel.say(to_string(events.of(*send).why.code).data());
+    (void)channel.hear();
+    return 0;
+  });
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  listener events{*decode};
+  auto receive = decode->receive({"n", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
+  ASSERT_TRUE(receive);
+  ASSERT_TRUE(events.unpinned(*receive, 5s));
+  EXPECT_EQ(events.of(*receive).why.code, errc::deadline);
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "deadline");
+}
+
+INSTANTIATE_TEST_SUITE_P(every_way, transfer,
+                         ::testing::Values(way{"tcp", "write"}, way{"tcp", "read"}, way{"shm", "write"},
+                                           way{"shm", "read"}),
+                         name_of);
+
+}  // namespace
+}  // namespace troupe::testing
