@@ -7,10 +7,13 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+extern "C" {  // this header of glibc 2.36 does not say so itself
+#include <sys/pidfd.h>
+}
 
 namespace troupe::deploy {
 

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "troupe/kvcache/result.hpp"
+
+/// What a `troupe node` process tells the `troupe up` that started it, as lines over a pipe:
+///
+///     listening HOST PORT   the port is bound (once)
+///     registered            the supervisor has taken it in (once; not said by the supervisor)
+///     failed SENTENCE       it cannot start and ends
+namespace troupe::deploy::cli {
+
+struct announcement {
+  enum class kind : std::uint8_t { listening, registered, failed };
+  kind what{kind::listening};
+  std::string text;       ///< host, or the sentence
+  std::uint16_t port{0};  ///< of `listening`
+};
+
+[[nodiscard]] std::string to_line(const announcement& what);
+/// Empty: no such line.
+[[nodiscard]] std::optional<announcement> announcement_from(const std::string& line);
+
+/// The node's end. Writes to nowhere when it was made with no descriptor.
+class announcer {
+ public:
+  explicit announcer(int fd) noexcept : fd_{fd} {}
+  ~announcer();
+  announcer(const announcer&) = delete;
+  announcer& operator=(const announcer&) = delete;
+  void say(const announcement& what) const;
+
+ private:
+  int fd_;
+};
+
+/// The end of whoever starts nodes. Movable.
+class announcements {
+ public:
+  /// A pipe whose other end (`far_end`) a child process inherits. `internal` when the system
+  /// refuses.
+  [[nodiscard]] static result<announcements> open();
+  ~announcements();
+  announcements(announcements&& other) noexcept;
+  announcements& operator=(announcements&& other) noexcept;
+  announcements(const announcements&) = delete;
+  announcements& operator=(const announcements&) = delete;
+
+  /// Readable while lines wait, or when the far end is closed.
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+  [[nodiscard]] int far_end() const noexcept { return far_end_; }
+  /// The child has its copy; without this its end would not be noticed, and later children inherit
+  /// ours.
+  void close_far_end() noexcept;
+  /// The next line. Empty: none now.
+  [[nodiscard]] std::optional<announcement> take();
+  /// Nothing will come any more.
+  [[nodiscard]] bool over() const noexcept { return over_; }
+
+ private:
+  announcements(int fd, int far_end) noexcept : fd_{fd}, far_end_{far_end} {}
+  int fd_{-1};
+  int far_end_{-1};
+  bool over_{false};
+  std::string text_;
+};
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,9 @@
+#pragma once
+
+namespace troupe::deploy::cli {
+
+/// The `troupe` command: reads the arguments, runs what they ask for, and returns the exit code
+/// (exit_codes.hpp). Call it before any other thread is made.
+[[nodiscard]] int run(int argc, char** argv);
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,64 @@
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "troupe/config/print.hpp"
+#include "troupe/config/resolve.hpp"
+#include "troupe/deploy/cli/deployment_file.hpp"
+#include "troupe/deploy/cli/text_table.hpp"
+#include "troupe/deploy/cli/verbs.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+void print_nodes(const config::deployment& deployment) {
+  using align = text_table::align;
+  text_table table{{{"NODE"},
+                    {"ROLE"},
+                    {"STAGE"},
+                    {"REPLICA", align::right},
+                    {"RANK", align::right},
+                    {"HOST"},
+                    {"PORT", align::right},
+                    {"ENGINE"},
+                    {"HERE"}}};
+  for (const auto& node : config::resolve(deployment))
+    table.add({node.name, std::string{to_string(node.role)}, node.stage,
+               std::to_string(node.replica),
+               std::to_string(node.rank) + "/" + std::to_string(node.tensor_parallel), node.host,
+               node.port == 0 ? "any" : std::to_string(node.port),
+               node.engine == config::engine_kind::none ? "-" : std::string{to_string(node.engine)},
+               node.local ? "yes" : "no"});
+  table.print(std::cout);
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, exit_code& code) {
+  struct arguments {
+    std::string file;
+    bool nodes{false};
+  };
+  auto* verb = app.add_subcommand(
+      "check",
+      "Check a deployment file and print it with every default spelt out. What is wrong goes to\n"
+      "standard error as FILE:LINE: key: what was found and what was expected, all of it at once.");
+  const auto given = std::make_shared<arguments>();
+  verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
+  verb->add_flag("--nodes", given->nodes, "Print the nodes that the file makes instead");
+  verb->callback([given, &code] {
+    const auto deployment = load_or_complain(given->file);
+    if (!deployment) {
+      code = exit_code::usage;
+    } else if (given->nodes) {
+      print_nodes(*deployment);
+    } else {
+      std::cout << config::print(*deployment);
+    }
+  });
+}
+
+}  // namespace troupe::deploy::cli

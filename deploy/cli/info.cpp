@@ -1,0 +1,172 @@
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <caf/config.hpp>
+#include <nlohmann/json.hpp>
+#include <spdlog/version.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/system.hpp"
+#include "troupe/deploy/cli/text_table.hpp"
+#include "troupe/deploy/cli/verbs.hpp"
+#include "troupe/transport/endpoint.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using facts = std::vector<std::pair<std::string, std::string>>;
+
+// -- what was built
+// ----------------------------------------------------------------------------------
+
+std::string caf_version() {
+  return std::to_string(CAF_VERSION / 10'000) + "." + std::to_string(CAF_VERSION / 100 % 100) +
+         "." + std::to_string(CAF_VERSION % 100);
+}
+
+facts build_facts() {
+  const std::string sanitizers = TROUPE_SANITIZERS;
+  return {{"version", TROUPE_VERSION},
+          {"protocol", std::to_string(actors::protocol_version)},
+          {"build type", TROUPE_BUILD_TYPE},
+          {"compiler", TROUPE_COMPILER},
+          {"sanitizers", sanitizers.empty() ? "none" : sanitizers},
+          {"CAF", caf_version()},
+          {"spdlog", std::to_string(SPDLOG_VER_MAJOR) + "." + std::to_string(SPDLOG_VER_MINOR) +
+                         "." + std::to_string(SPDLOG_VER_PATCH)}};
+}
+
+// -- where it runs
+// ----------------------------------------------------------------------------------
+
+/// The value of the first line of a /proc file that begins with `key`; "unknown" without one.
+std::string proc_value(const char* path, const std::string& key) {
+  std::ifstream in{path};
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind(key, 0) != 0) continue;
+    const auto start = line.find_first_not_of(" \t:", key.size());
+    if (start != std::string::npos) return line.substr(start);
+  }
+  return "unknown";
+}
+
+std::string memory_text() {
+  const auto pages = ::sysconf(_SC_PHYS_PAGES);
+  const auto page = ::sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return "unknown";
+  return bytes_text(static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page)) + ", " +
+         proc_value("/proc/meminfo", "MemAvailable") + " available";
+}
+
+/// The entries of a folder that the kernel fills, e.g. one per device.
+std::string entries_of(const char* folder, const std::string& prefix) {
+  std::string names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator{folder, none}) {
+    const auto name = entry.path().filename().string();
+    if (name.rfind(prefix, 0) == 0) names += (names.empty() ? "" : ", ") + name;
+  }
+  return names.empty() ? "none" : names;
+}
+
+std::string kernel_text() {
+  utsname name{};
+  if (::uname(&name) != 0) return "unknown";
+  return std::string{name.sysname} + " " + name.release + " " + name.machine;
+}
+
+facts hardware_facts() {
+  return {{"host", transport::host_identity::of_this_process().boot_id + " (boot id)"},
+          {"kernel", kernel_text()},
+          {"processor", proc_value("/proc/cpuinfo", "model name")},
+          {"cores", std::to_string(std::thread::hardware_concurrency())},
+          {"memory", memory_text()},
+          {"memory nodes", entries_of("/sys/devices/system/node", "node")},
+          {"RDMA devices", entries_of("/sys/class/infiniband", "")},
+          {"GPUs", entries_of("/dev/dri", "render")}};
+}
+
+// -- showing it
+// ----------------------------------------------------------------------------------
+
+result<std::vector<transport::backend_status>> ask_backends() {
+  transport::endpoint_options options;
+  options.self = incarnation{actors::draw_incarnation()};
+  options.num_workers = 0;
+  const auto endpoint = transport::endpoint::create(options);
+  if (!endpoint) return fail(endpoint.error());
+  return (*endpoint)->backends();
+}
+
+void print_facts(const char* heading, const facts& list) {
+  std::cout << heading << "\n";
+  for (const auto& [name, value] : list) {
+    auto padded = name;
+    padded.resize(14, ' ');
+    std::cout << "  " << padded << value << "\n";
+  }
+}
+
+void print_text(const std::vector<transport::backend_status>& backends) {
+  print_facts("troupe", build_facts());
+  std::cout << "backends\n";
+  for (const auto& b : backends) {
+    auto name = std::string{to_string(b.kind)};
+    name.resize(14, ' ');
+    std::cout << "  " << name << (b.state.usable ? "usable" : "not usable")
+              << (b.state.reason.empty() ? "" : ": ") << b.state.reason << "\n";
+  }
+  print_facts("machine", hardware_facts());
+}
+
+void print_json(const std::vector<transport::backend_status>& backends) {
+  nlohmann::json out;
+  for (const auto& [name, value] : build_facts()) out["troupe"][name] = value;
+  for (const auto& [name, value] : hardware_facts()) out["machine"][name] = value;
+  out["backends"] = nlohmann::json::array();
+  for (const auto& b : backends)
+    out["backends"].push_back({{"name", std::string{to_string(b.kind)}},
+                               {"usable", b.state.usable},
+                               {"reason", b.state.reason}});
+  std::cout << out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+}
+
+exit_code run_info(bool as_json) {
+  const auto backends = ask_backends();
+  if (!backends) {
+    std::cerr << "troupe info: " << to_string(backends.error()) << "\n";
+    return exit_code::failed;
+  }
+  if (as_json) {
+    print_json(*backends);
+  } else {
+    print_text(*backends);
+  }
+  return exit_code::ok;
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, exit_code& code) {
+  auto* verb = app.add_subcommand(
+      "info",
+      "Show the version, how it was built, which backends are compiled in and usable on this\n"
+      "machine (with the reason where one is not), and the hardware.");
+  const auto as_json = std::make_shared<bool>(false);
+  verb->add_flag("--json", *as_json, "One JSON object instead of text");
+  verb->callback([as_json, &code] { code = run_info(*as_json); });
+}
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,102 @@
+#include <nlohmann/json.hpp>
+#include <spdlog/fmt/fmt.h>
+
+#include "troupe/deploy/cli/status_report.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using nlohmann::json;
+
+/// Incarnations and transfers are 64-bit numbers, which many readers of JSON round: they are text,
+/// as in the logs.
+std::string hex(std::uint64_t id) {
+  return fmt::format("{:016x}", id);
+}
+
+json json_of(const actors::link_report& l) {
+  return {{"peer", l.peer},           {"peer_incarnation", hex(l.peer_incarnation)},
+          {"backend", l.backend},     {"reason", l.reason},
+          {"state", l.state},         {"lanes", l.lanes},
+          {"bytes_out", l.bytes_out}, {"bytes_in", l.bytes_in},
+          {"in_flight", l.in_flight}, {"refused", l.refused}};
+}
+
+json json_of(const actors::transfer_report& t) {
+  return {{"transfer", hex(t.transfer)},
+          {"request", t.request},
+          {"peer", t.peer},
+          {"side", t.side},
+          {"state", t.state},
+          {"bytes", t.bytes},
+          {"age_ms", t.age_ms}};
+}
+
+json json_of(const actors::pool_report& p) {
+  return {{"device", p.device},           {"bytes", p.bytes},
+          {"block_bytes", p.block_bytes}, {"blocks_total", p.blocks_total},
+          {"blocks_free", p.blocks_free}, {"blocks_quarantined", p.blocks_quarantined},
+          {"waiting", p.waiting},         {"store_bytes", p.store_bytes},
+          {"store_used", p.store_used},   {"store_keys", p.store_keys}};
+}
+
+template <class Report>
+json list_of(const std::vector<Report>& reports) {
+  json all = json::array();
+  for (const auto& report : reports) all.push_back(json_of(report));
+  return all;
+}
+
+json json_of(const cluster_status::node& n) {
+  const auto& info = n.member.node;
+  const auto role = actors::node_role_from(info.role);
+  const auto state = actors::node_state_from(n.member.state);
+  json out{{"name", info.name},
+           {"stage", info.stage},
+           {"role", role ? std::string{to_string(*role)} : "unknown"},
+           {"replica", info.replica},
+           {"rank", info.rank},
+           {"ranks", info.ranks},
+           {"registered", n.registered},
+           {"state", n.registered && state ? json(to_string(*state)) : json{}}};
+  if (n.registered) {
+    out["host"] = info.host;
+    out["port"] = info.port;
+    out["pid"] = info.pid;
+    out["incarnation"] = hex(info.incarnation);
+    out["queue_length"] = n.member.load.queue_length;
+  }
+  if (!n.report) {
+    out["error"] = {{"code", std::string{to_string(n.report.error().code)}},
+                    {"message", n.report.error().message}};
+    return out;
+  }
+  const auto& r = *n.report;
+  out["epoch"] = r.epoch;
+  out["supervisor_reachable"] = r.supervisor_reachable;
+  out["uptime_ms"] = r.uptime_ms;
+  out["transfers_done"] = r.transfers_done;
+  out["transfers_failed"] = r.transfers_failed;
+  out["bytes_moved"] = r.bytes_moved;
+  out["pool"] = json_of(r.pool);
+  out["links"] = list_of(r.links);
+  out["transfers"] = list_of(r.transfers);
+  return out;
+}
+
+}  // namespace
+
+std::string to_json(const cluster_status& status) {
+  json out{{"cluster", status.members.cluster},
+           {"epoch", status.members.epoch},
+           {"supervisor", status.supervisor},
+           {"supervisor_incarnation", hex(status.members.supervisor_incarnation)},
+           {"complete", status.complete()},
+           {"nodes", json::array()}};
+  for (const auto& n : status.nodes) out["nodes"].push_back(json_of(n));
+  // Names come from the network and may be no UTF-8.
+  return out.dump(2, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace troupe::deploy::cli

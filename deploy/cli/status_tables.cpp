@@ -1,0 +1,165 @@
+#include <algorithm>
+#include <ostream>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "troupe/deploy/cli/status_report.hpp"
+#include "troupe/deploy/cli/text_table.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using align = text_table::align;
+
+template <class Number>
+std::string number(Number value) {
+  return std::to_string(value);
+}
+
+std::string state_of(const cluster_status::node& n) {
+  if (!n.registered) return "not registered";
+  const auto state = actors::node_state_from(n.member.state);
+  return state ? std::string{to_string(*state)} : "unknown";
+}
+
+std::string role_of(const actors::node_info& node) {
+  const auto role = actors::node_role_from(node.role);
+  return role ? std::string{to_string(*role)} : "unknown";
+}
+
+void print_nodes(const cluster_status& status, std::ostream& out) {
+  text_table table{{{"NODE"},
+                    {"ROLE"},
+                    {"REPLICA", align::right},
+                    {"RANK", align::right},
+                    {"STATE"},
+                    {"ADDRESS"},
+                    {"PID", align::right},
+                    {"UPTIME", align::right},
+                    {"QUEUE", align::right},
+                    {"ACTIVE", align::right},
+                    {"DONE", align::right},
+                    {"FAILED", align::right},
+                    {"MOVED", align::right}}};
+  for (const auto& n : status.nodes) {
+    const auto& info = n.member.node;
+    std::vector<std::string> row{printable(info.name), role_of(info), number(info.replica),
+                                 number(info.rank) + "/" + number(info.ranks), state_of(n)};
+    if (n.registered) {
+      row.insert(row.end(), {printable(info.host) + ":" + number(info.port), number(info.pid)});
+    } else {
+      row.insert(row.end(), {"-", "-"});
+    }
+    if (n.report) {
+      const auto& r = *n.report;
+      row.insert(row.end(), {duration_text(r.uptime_ms), number(n.member.load.queue_length),
+                             number(r.transfers.size()), number(r.transfers_done),
+                             number(r.transfers_failed), bytes_text(r.bytes_moved)});
+    } else {
+      row.insert(row.end(), {"-", "-", "-", "-", "-", "-"});
+    }
+    table.add(std::move(row));
+  }
+  table.print(out);
+  for (const auto& n : status.nodes)
+    if (!n.report)
+      out << printable(n.member.node.name) << ": " << printable(to_string(n.report.error()))
+          << "\n";
+}
+
+void print_links(const cluster_status& status, std::ostream& out) {
+  text_table table{{{"NODE"},
+                    {"PEER"},
+                    {"BACKEND"},
+                    {"STATE"},
+                    {"LANES", align::right},
+                    {"OUT", align::right},
+                    {"IN", align::right},
+                    {"IN FLIGHT", align::right},
+                    {"REFUSED", align::right},
+                    {"WHY THIS BACKEND"}}};
+  for (const auto& n : status.nodes) {
+    if (!n.report) continue;
+    for (const auto& l : n.report->links)
+      table.add({printable(n.member.node.name), printable(l.peer), printable(l.backend),
+                 printable(l.state), number(l.lanes), bytes_text(l.bytes_out),
+                 bytes_text(l.bytes_in), number(l.in_flight), number(l.refused),
+                 printable(l.reason)});
+  }
+  if (table.empty()) {
+    out << "\nno links: they are made when two nodes first move something\n";
+    return;
+  }
+  out << "\n";
+  table.print(out);
+}
+
+void print_pools(const cluster_status& status, std::ostream& out) {
+  text_table table{{{"POOL OF"},
+                    {"DEVICE"},
+                    {"SIZE", align::right},
+                    {"BLOCK", align::right},
+                    {"BLOCKS", align::right},
+                    {"FREE", align::right},
+                    {"QUARANTINED", align::right},
+                    {"WAITING", align::right},
+                    {"VALUES", align::right},
+                    {"USED", align::right},
+                    {"OF", align::right}}};
+  for (const auto& n : status.nodes) {
+    if (!n.report) continue;
+    const auto& p = n.report->pool;
+    table.add({printable(n.member.node.name), printable(p.device), bytes_text(p.bytes),
+               bytes_text(p.block_bytes), number(p.blocks_total), number(p.blocks_free),
+               number(p.blocks_quarantined), number(p.waiting), number(p.store_keys),
+               bytes_text(p.store_used), bytes_text(p.store_bytes)});
+  }
+  if (table.empty()) return;
+  out << "\n";
+  table.print(out);
+}
+
+void print_transfers(const cluster_status& status, std::ostream& out) {
+  text_table table{{{"TRANSFER"},
+                    {"NODE"},
+                    {"REQUEST"},
+                    {"PEER"},
+                    {"SIDE"},
+                    {"STATE"},
+                    {"MOVED", align::right},
+                    {"AGE", align::right}}};
+  for (const auto& n : status.nodes) {
+    if (!n.report) continue;
+    for (const auto& t : n.report->transfers)
+      table.add({fmt::format("{:016x}", t.transfer), printable(n.member.node.name),
+                 printable(t.request), printable(t.peer), printable(t.side), printable(t.state),
+                 bytes_text(t.bytes), duration_text(t.age_ms)});
+  }
+  if (table.empty()) {
+    out << "\nno transfers now\n";
+    return;
+  }
+  out << "\n";
+  table.print(out);
+}
+
+}  // namespace
+
+bool cluster_status::complete() const noexcept {
+  return std::ranges::all_of(nodes, [](const node& n) {
+    return n.registered && n.report.has_value() &&
+           n.member.state == static_cast<std::uint8_t>(actors::node_state::up);
+  });
+}
+
+void print_tables(const cluster_status& status, std::ostream& out) {
+  out << "cluster " << printable(status.members.cluster) << ", supervisor " << status.supervisor
+      << ", epoch " << status.members.epoch << "\n\n";
+  print_nodes(status, out);
+  print_links(status, out);
+  print_pools(status, out);
+  print_transfers(status, out);
+}
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <chrono>
+#include <csignal>
+
+namespace troupe::deploy::cli {
+
+/// SIGINT, SIGTERM and SIGHUP as a descriptor to poll instead of an interruption. Make it before
+/// any other thread: threads inherit the blocked signals from the one that makes them.
+class stop_signals {
+ public:
+  stop_signals();
+  ~stop_signals();
+  stop_signals(const stop_signals&) = delete;
+  stop_signals& operator=(const stop_signals&) = delete;
+
+  /// Readable while a signal waits.
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+  /// Waits for a signal, at most so long (negative: for ever), and consumes it. False: none came.
+  [[nodiscard]] bool wait(std::chrono::milliseconds timeout) noexcept;
+  /// From now on such a signal ends the process at once: for whoever does not want to wait for a
+  /// good end.
+  void restore() noexcept;
+
+ private:
+  sigset_t watched_{};
+  sigset_t before_{};
+  int fd_{-1};
+};
+
+}  // namespace troupe::deploy::cli

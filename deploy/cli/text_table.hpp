@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe::deploy::cli {
+
+/// Rows of words under headings, each column as wide as its widest word; numbers to the right.
+class text_table {
+ public:
+  enum class align : std::uint8_t { left, right };
+  struct column {
+    std::string heading;
+    align side{align::left};
+  };
+
+  explicit text_table(std::vector<column> columns) : columns_{std::move(columns)} {}
+  /// One word per column; what is missing is empty, what is too much is left out.
+  void add(std::vector<std::string> row);
+  [[nodiscard]] bool empty() const noexcept { return rows_.empty(); }
+  void print(std::ostream& out) const;
+
+ private:
+  std::vector<column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// Text that came over the network as a terminal may show it: control characters, which could move
+/// the cursor or colour what follows, become `?`.
+[[nodiscard]] std::string printable(std::string_view text);
+/// "1.50 GiB", "812 B"
+[[nodiscard]] std::string bytes_text(std::uint64_t bytes);
+/// "3d 04:05:06", "04:05:06", "5.2 s", "310 ms"
+[[nodiscard]] std::string duration_text(std::uint64_t ms);
+/// A fixed number of digits behind the point.
+[[nodiscard]] std::string fixed_text(double value, int digits);
+
+}  // namespace troupe::deploy::cli

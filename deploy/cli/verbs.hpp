@@ -1,0 +1,21 @@
+#pragma once
+
+#include "troupe/deploy/cli/exit_codes.hpp"
+
+namespace CLI {
+class App;
+}
+
+/// One function per verb: each declares its arguments on `app`, and `code` gets what it ended with.
+/// What a verb does stands in the file of its name.
+namespace troupe::deploy::cli {
+
+void add_check(CLI::App& app, exit_code& code);
+void add_node(CLI::App& app, exit_code& code);
+void add_up(CLI::App& app, exit_code& code);
+void add_status(CLI::App& app, exit_code& code);
+void add_info(CLI::App& app, exit_code& code);
+void add_bench(CLI::App& app, exit_code& code);
+void add_demo(CLI::App& app, exit_code& code);
+
+}  // namespace troupe::deploy::cli
