@@ -9,6 +9,14 @@ errc code_of(const result<void>& r) {
   return r ? errc{} : r.error().code;
 }
 
+// Where the peer maps our memory its own kernel does the moving: the target revokes, but a peer
+// that forges what it was granted has the mapping anyway. Over a wire the target checks every
+// operation.
+constexpr const char* mapped_memory = "the initiator itself moves mapped memory";
+bool target_checks(backend_kind kind) {
+  return kind == backend_kind::tcp || kind == backend_kind::rdma;
+}
+
 }  // namespace
 
 TEST_P(backend_contract, a_segment_outside_either_region_is_refused_by_piece_and_segment) {
@@ -74,6 +82,7 @@ TEST_P(backend_contract, a_grant_is_refused_for_what_it_does_not_permit) {
 }
 
 TEST_P(backend_contract, a_grant_that_the_initiator_widened_is_refused_by_the_target) {
+  if (!target_checks(GetParam().kind)) GTEST_SKIP() << mapped_memory;
   pair p{GetParam()};
   std::memset(p.b.memory.data(), 0x77, p.b.memory.size());
   const auto real = p.grant(p.b, access::write, t1, {{4096, 4096, 0, 1}});
@@ -94,6 +103,7 @@ TEST_P(backend_contract, a_grant_that_the_initiator_widened_is_refused_by_the_ta
 }
 
 TEST_P(backend_contract, rights_that_the_initiator_forged_are_refused_by_the_target) {
+  if (!target_checks(GetParam().kind)) GTEST_SKIP() << mapped_memory;
   pair p{GetParam()};
   fill(p.b.memory, 7);
   const auto write_only = p.grant(p.b, access::write, t1);

@@ -1,0 +1,222 @@
+#include <cstdlib>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pair.hpp"
+#include "peer_talk.hpp"
+
+// A peer process that is killed or stopped, for every backend.
+namespace troupe::transport::contract {
+
+namespace {
+
+/// A peer in a process of its own.
+class process {
+ public:
+  process(backend_kind kind, std::uint32_t lanes, const char* what) {
+    int to[2];
+    int from[2];
+    EXPECT_EQ(::pipe2(to, O_CLOEXEC), 0);
+    EXPECT_EQ(::pipe2(from, O_CLOEXEC), 0);
+    const char* binary = std::getenv("TROUPE_TRANSPORT_PEER");
+    EXPECT_NE(binary, nullptr) << "set TROUPE_TRANSPORT_PEER to the transport_peer binary";
+    const std::string backend{to_string(kind)};
+    const auto count = std::to_string(lanes);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(to[0], STDIN_FILENO);
+      ::dup2(from[1], STDOUT_FILENO);
+      ::execl(binary, binary, backend.c_str(), count.c_str(), what, nullptr);
+      ::_exit(127);
+    }
+    ::close(to[0]);
+    ::close(from[1]);
+    in_ = to[1];
+    out_ = from[0];
+  }
+  ~process() {
+    if (in_ >= 0) ::close(in_);
+    signal(SIGKILL);
+    reap();
+    ::close(out_);
+  }
+  void signal(int number) const {
+    if (pid_ > 0) ::kill(pid_, number);
+  }
+  void reap() {
+    if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  /// Returns once the process stands still.
+  void stop() const {
+    signal(SIGSTOP);
+    int status = 0;
+    ::waitpid(pid_, &status, WUNTRACED);
+    EXPECT_TRUE(WIFSTOPPED(status));
+  }
+  void say(const std::string& text) const {
+    EXPECT_EQ(::write(in_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+  [[nodiscard]] std::string line() const {
+    std::string text;
+    char c = 0;
+    while (::read(out_, &c, 1) == 1 && c != '\n') text += c;
+    return text;
+  }
+
+ private:
+  pid_t pid_{-1};
+  int in_{-1};
+  int out_{-1};
+};
+
+/// This process, joined with a peer process.
+class joined {
+ public:
+  static constexpr std::uint64_t size = std::uint64_t{4} << 20;
+
+  joined(backend_kind kind, std::uint32_t lanes, const char* what) : peer{kind, lanes, what} {
+    endpoint_options options;
+    options.self = incarnation{0x11fe};
+    place = endpoint::create(std::move(options)).value();
+    region = place->allocate(size, "test").value();
+    memory = place->bytes(region).value();
+    link_options with;
+    with.role = link_role::acceptor;
+    with.peer = incarnation{0xdead};
+    with.lanes = lanes;
+    with.connect_timeout = 10s;  // a process starts slowly on a busy machine
+    wire = place->open(kind, with, sink).value();
+    peer.say(line_of(wire->offer()));
+    EXPECT_TRUE(wire->connect(offer_of(peer.line())));
+    EXPECT_TRUE(until([&] { return sink->ups == 1; }));
+    peer.say(line_of(wire->grant(region, {{0, size, 0, 1}}, access::read_write, t1).value()));
+    theirs = grant_of(peer.line());
+  }
+  ~joined() { wire->close(); }
+
+  static bool until(const std::function<bool()>& done, std::chrono::milliseconds limit = 10s) {
+    const auto last = clock::now() + limit;
+    while (!done()) {
+      if (clock::now() > last) return false;
+      std::this_thread::sleep_for(100us);
+    }
+    return true;
+  }
+  [[nodiscard]] batch to_peer(std::uint64_t id, direction dir) const {
+    batch work;
+    work.id = batch_id{id};
+    work.transfer = theirs.transfer;
+    work.dir = dir;
+    work.pieces.push_back(
+        {region, std::make_shared<const remote_grant>(theirs), {{0, 0, size, 0, 0, 1}}});
+    return work;
+  }
+  void fence_and_wait(transfer_id transfer) {
+    if (wire->fence(transfer) == fence_state::quiescent) return;
+    EXPECT_TRUE(until([&] { return sink->is_quiescent(transfer); }));
+  }
+  [[nodiscard]] bool untouched(std::byte pattern) const {
+    for (const auto byte : memory) {
+      if (byte != pattern) return false;
+    }
+    return true;
+  }
+
+  process peer;
+  std::unique_ptr<endpoint> place;
+  region_id region;
+  std::span<std::byte> memory;
+  std::shared_ptr<recorder> sink{std::make_shared<recorder>()};
+  std::shared_ptr<link> wire;
+  remote_grant theirs;
+};
+
+class backend_faults : public ::testing::TestWithParam<variant> {};
+
+INSTANTIATE_TEST_SUITE_P(every, backend_faults,
+                         ::testing::Values(variant{backend_kind::tcp, 1, 1},
+                                           variant{backend_kind::tcp, 4, 1},
+                                           variant{backend_kind::shm, 1, 1}),
+                         name_of);
+
+}  // namespace
+
+TEST_P(backend_faults,
+       a_peer_killed_while_it_writes_is_reported_lost_and_no_byte_lands_after_the_fence) {
+  joined j{GetParam().kind, GetParam().lanes, "write"};
+  ASSERT_TRUE(joined::until([&] { return j.memory[j.size - 1] == std::byte{0xbb}; }))
+      << "no traffic";
+  j.peer.signal(SIGKILL);
+  ASSERT_TRUE(joined::until([&] { return j.sink->is_broken(); }, 2s));
+  EXPECT_EQ(j.sink->broken->code, errc::peer_lost) << to_string(*j.sink->broken);
+  j.fence_and_wait(t1);
+  std::memset(j.memory.data(), 0x5c, j.memory.size());
+  std::this_thread::sleep_for(20ms);
+  EXPECT_TRUE(j.untouched(std::byte{0x5c}));
+}
+
+TEST_P(backend_faults,
+       a_peer_killed_under_our_batches_completes_each_once_and_then_breaks_the_link) {
+  for (const auto dir : {direction::write, direction::read}) {
+    joined j{GetParam().kind, GetParam().lanes, "serve"};
+    j.peer.stop();  // so that the batches are in flight for certain
+    std::size_t posted = 0;
+    for (std::uint64_t i = 1; i <= 8; ++i) posted += j.wire->post(j.to_peer(i, dir)).has_value();
+    j.peer.signal(SIGKILL);
+    ASSERT_TRUE(joined::until([&] { return j.sink->is_broken(); }, 2s));
+    EXPECT_EQ(j.sink->broken->code, errc::peer_lost) << to_string(*j.sink->broken);
+    EXPECT_EQ(j.sink->completed(), posted);
+    EXPECT_EQ(j.sink->completions_when_broken, posted);
+    for (const auto& done : j.sink->completions) {
+      EXPECT_TRUE(done.failure.has_value() || GetParam().kind != backend_kind::tcp);
+    }
+  }
+}
+
+TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_memory) {
+  joined j{GetParam().kind, GetParam().lanes, "write"};
+  ASSERT_TRUE(joined::until([&] { return j.memory[j.size - 1] == std::byte{0xbb}; }))
+      << "no traffic";
+  j.peer.stop();
+  const auto start = clock::now();
+  const bool at_once = j.wire->fence(t1) == fence_state::quiescent;
+  EXPECT_LT(clock::now() - start, 1s) << "a fence does not wait for a frozen peer";
+  if (GetParam().kind == backend_kind::tcp) {
+    EXPECT_TRUE(at_once) << "the target refuses by itself";
+  } else if (!at_once) {
+    // Mapped memory: only the peer itself, or its death, can promise. Until then the blocks stay
+    // pinned.
+    std::this_thread::sleep_for(50ms);
+    EXPECT_FALSE(j.sink->is_quiescent(t1));
+    j.peer.signal(SIGCONT);
+    ASSERT_TRUE(joined::until([&] { return j.sink->is_quiescent(t1); }));
+  }
+  std::memset(j.memory.data(), 0x5c, j.memory.size());
+  j.peer.signal(SIGCONT);
+  // The peer wakes, its writes go on and are refused.
+  EXPECT_EQ(j.peer.line(), "refused grant_revoked");
+  std::this_thread::sleep_for(50ms);
+  EXPECT_TRUE(j.untouched(std::byte{0x5c}));
+  EXPECT_FALSE(j.sink->is_broken());
+}
+
+TEST_P(backend_faults, a_stopped_peer_does_not_hold_up_the_others) {
+  joined frozen{GetParam().kind, GetParam().lanes, "serve"};
+  joined lively{GetParam().kind, GetParam().lanes, "serve"};
+  frozen.peer.stop();
+  for (std::uint64_t i = 1; i <= 16; ++i) {
+    static_cast<void>(frozen.wire->post(frozen.to_peer(i, direction::write)));
+  }
+  for (std::uint64_t i = 1; i <= 16; ++i) {
+    ASSERT_TRUE(lively.wire->post(lively.to_peer(i, direction::write)));
+  }
+  ASSERT_TRUE(joined::until([&] { return lively.sink->completed() == 16; }, 5s));
+  for (const auto& done : lively.sink->completions) EXPECT_FALSE(done.failure);
+  EXPECT_FALSE(frozen.sink->is_broken());
+}
+
+}  // namespace troupe::transport::contract

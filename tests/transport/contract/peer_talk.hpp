@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "troupe/transport/backend.hpp"
+
+// What two processes of a test say to each other over a pipe: one line per thing, numbers in hex.
+namespace troupe::transport::contract {
+
+inline std::string to_hex(const std::vector<std::byte>& bytes) {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string text = "x";
+  for (const auto byte : bytes) {
+    text += digits[std::to_integer<unsigned>(byte) >> 4];
+    text += digits[std::to_integer<unsigned>(byte) & 15];
+  }
+  return text;
+}
+
+inline std::vector<std::byte> from_hex(const std::string& text) {
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 1; i + 1 < text.size(); i += 2) {
+    bytes.push_back(static_cast<std::byte>(std::stoul(text.substr(i, 2), nullptr, 16)));
+  }
+  return bytes;
+}
+
+inline std::string line_of(const link_offer& offer) {
+  return std::to_string(static_cast<int>(offer.kind)) + ' ' + std::to_string(offer.owner.value) +
+         ' ' + to_hex(offer.payload) + '\n';
+}
+
+inline link_offer offer_of(const std::string& line) {
+  std::istringstream in{line};
+  link_offer offer;
+  int kind = 0;
+  std::string payload;
+  in >> kind >> offer.owner.value >> payload;
+  offer.kind = static_cast<backend_kind>(kind);
+  offer.payload = from_hex(payload);
+  return offer;
+}
+
+/// Of a grant to all of a region, for reading and writing.
+inline std::string line_of(const remote_grant& grant) {
+  std::ostringstream out;
+  out << grant.id << ' ' << grant.region.value << ' ' << grant.owner.value << ' '
+      << grant.transfer.value << ' ' << grant.region_size << ' ' << to_hex(grant.key) << '\n';
+  return out.str();
+}
+
+inline remote_grant grant_of(const std::string& line) {
+  std::istringstream in{line};
+  remote_grant grant;
+  std::string key;
+  in >> grant.id >> grant.region.value >> grant.owner.value >> grant.transfer.value >>
+      grant.region_size >> key;
+  grant.rights = access::read_write;
+  grant.extents = {{0, grant.region_size, 0, 1}};
+  grant.key = from_hex(key);
+  return grant;
+}
+
+}  // namespace troupe::transport::contract
