@@ -11,6 +11,7 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/prefill_sender.hpp"
+#include "troupe/actors/system.hpp"
 #include "troupe/actors/value_client.hpp"
 #include "troupe/actors/value_server.hpp"
 
@@ -193,8 +194,9 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   report.request = request.request;
   report.peer = link.peer;
   report.side = "send";
+  report.state = "streaming";
   options.request = std::move(request);
-  auto sender = self->spawn(prefill_sender, std::move(options));
+  auto sender = self->spawn<caf::monitored>(prefill_sender, std::move(options));
   session_begins(st, operation, transfer, std::move(sender), std::move(report), deadline);
 }
 
@@ -373,10 +375,11 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   report.request = r.spec.request;
   report.peer = link.peer;
   report.side = "receive";
+  report.state = "requested";
   ++r.live;
   const auto transfer = *rank.transfer;
   const auto deadline = r.deadline;
-  auto receiver = self->spawn(decode_receiver, std::move(options));
+  auto receiver = self->spawn<caf::monitored>(decode_receiver, std::move(options));
   rank.receiver = receiver;
   session_begins(st, operation, transfer, std::move(receiver), std::move(report), deadline);
 }
@@ -498,6 +501,7 @@ void happened(self_pointer self, session_layers& layers) {
   if (found == st.receives.end() || found->second.now == receiving::phase::concluded) return;
   auto* rank = rank_of(found->second, layers.transfer);
   if (rank == nullptr) return;
+  session->second.report.state = "receiving";
   const auto& slice = layers.slice;
   for (auto layer = slice.layer_begin; layer < slice.layer_end && layer < rank->landed.size();
        ++layer) {
@@ -553,6 +557,8 @@ void happened(self_pointer self, session_concluded& outcome) {
   const auto found = st.sessions.find(outcome.transfer);
   if (found == st.sessions.end()) return;
   const auto operation = found->second.operation;
+  found->second.report.state = "fencing";
+  found->second.report.bytes = outcome.bytes;
   if (st.sources.contains(operation)) {
     sender_concluded(self, operation, outcome);
   } else if (st.receives.contains(operation)) {
@@ -601,8 +607,8 @@ void start_client(self_pointer self, start_value order, const link_handle& link)
   report.request = order.key;
   report.peer = link.peer;
   report.side = "value";
-  auto client = self->spawn(
-      value_client, value_client_options{st.context, caf::actor_cast<engine_port_actor>(self), link,
+  report.state = "asked";
+  auto client = self->spawn<caf::monitored>(value_client, value_client_options{st.context, caf::actor_cast<engine_port_actor>(self), link,
                                          transfer, std::move(order)});
   st.value_clients.emplace(operation, transfer);
   session_begins(st, operation, transfer, std::move(client), std::move(report),
@@ -808,15 +814,38 @@ void tick(self_pointer self) {
 
 transfer_reports describe(const engine_port_state& st) {
   transfer_reports all;
-  for (const auto& [transfer, session] : st.sessions) all.transfers.push_back(session.report);
+  const auto time = now();
+  for (const auto& [transfer, session] : st.sessions) {
+    auto report = session.report;
+    report.age_ms = static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(time - session.started).count());
+    all.transfers.push_back(std::move(report));
+  }
   return all;
+}
+
+/// An actor of one transfer ended by a defect of ours. Its operation fails; its blocks stay pinned, since
+/// nobody is left to say that nothing can touch them any more.
+void session_crashed(self_pointer self, const caf::down_msg& down) {
+  if (!down.reason) return;
+  auto& st = self->state;
+  const auto crashed = std::ranges::find_if(
+      st.sessions, [&](const auto& entry) { return entry.second.actor.address() == down.source; });
+  if (crashed == st.sessions.end()) return;
+  const troupe::error why{errc::internal, "the actor of the transfer crashed; see the log"};
+  logger("port")->error("transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
+                        crashed->first.value, crashed->second.report.request,
+                        self->system().render(down.reason));
+  end_operation(self, crashed->second.operation, why, session_event{engine_aborts{why}});
 }
 
 }  // namespace
 
 engine_port_actor::behavior_type engine_port(
     engine_port_actor::stateful_pointer<engine_port_state> self, context_ptr context) {
+  set_log_handlers(*self, "port");
   self->state.context = std::move(context);
+  self->set_down_handler([self](const caf::down_msg& down) { session_crashed(self, down); });
   return {
       [self](engine_command& command) {
         std::visit([self](auto& order) { carry_out(self, order); }, command.what);

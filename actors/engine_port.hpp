@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -55,6 +56,7 @@ struct live_session {
   session_actor actor;
   transfer_report report;
   time_point deadline;
+  time_point started{std::chrono::steady_clock::now()};
 };
 
 struct engine_port_state {

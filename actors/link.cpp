@@ -13,6 +13,7 @@
 
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/system.hpp"
 
 namespace troupe::actors {
 
@@ -549,6 +550,7 @@ link_report report(const link_state& st) {
 
 link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state> self,
                                         link_options options) {
+  set_log_handlers(*self, "link");
   auto& st = self->state;
   st.context = std::move(options.context);
   st.port = std::move(options.port);

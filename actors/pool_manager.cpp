@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/system.hpp"
 
 namespace troupe::actors {
 
@@ -81,6 +82,7 @@ void carry_out(self_pointer self, const pool_changed&) {
 pool_manager_actor::behavior_type pool_manager(
     pool_manager_actor::stateful_pointer<pool_manager_state> self, context_ptr context,
     engine_port_actor port) {
+  set_log_handlers(*self, "pool");
   self->state.context = std::move(context);
   self->state.port = std::move(port);
   return {
