@@ -54,6 +54,11 @@ control_mapping::~control_mapping() {
   if (memory_ != nullptr) ::munmap(memory_, sizeof(control_memory));
 }
 
+std::uint64_t control_mapping::file_number() const noexcept {
+  struct stat status {};
+  return ::fstat(fd_.get(), &status) == 0 ? status.st_ino : 0;
+}
+
 result<control_mapping> control_mapping::create() {
   owned_fd fd{::memfd_create("troupe:link", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (!fd) return refused(errc::pool_exhausted, "memfd_create");

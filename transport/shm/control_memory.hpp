@@ -70,6 +70,8 @@ class control_mapping {
   explicit operator bool() const noexcept { return memory_ != nullptr; }
   [[nodiscard]] control_memory* operator->() const noexcept { return memory_; }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  /// What names the page at both ends while its descriptor is open; 0 afterwards.
+  [[nodiscard]] std::uint64_t file_number() const noexcept;
   /// The descriptor is of no use any more once the peer has it.
   void close_fd() noexcept { fd_.reset(); }
 

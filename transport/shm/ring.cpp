@@ -47,6 +47,7 @@ void ring_producer::put_record(std::span<const std::byte> payload, bool more) no
       std::memcpy(shared_->cells[(put_ + i) % ring_cells].payload, part.data(), bytes);
     }
   }
+  order_.before_store();
   shared_->cells[put_ % ring_cells].header.store(header_of(put_, payload.size(), more),
                                                  std::memory_order_release);
   put_ += cells;
@@ -103,6 +104,7 @@ result<bool> ring_consumer::pop(std::vector<std::byte>& frame) {
     const std::uint64_t header =
         shared_->cells[taken_ % ring_cells].header.load(std::memory_order_acquire);
     if (header >> 32 != lap_of(taken_)) return false;
+    order_.after_load();
     const std::size_t bytes = (header & 0xffff'ffffu) >> 1;
     const bool more = (header & 1u) != 0;
     if (bytes > max_record || (more && bytes == 0) || partial_.size() + bytes > max_ring_frame) {

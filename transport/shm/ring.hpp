@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/shm/thread_order.hpp"
 
 /// A ring of session frames in memory that two processes share: one producer, one consumer.
 ///
@@ -57,7 +58,8 @@ struct ring_memory {
 /// The sending end. Not thread-safe.
 class ring_producer {
  public:
-  explicit ring_producer(ring_memory& shared) noexcept : shared_{&shared} {}
+  explicit ring_producer(ring_memory& shared, thread_order order = {0, 0}) noexcept
+      : shared_{&shared}, order_{order} {}
 
   /// Puts a frame into the ring, all of it or nothing. False: no room now. `link_broken`: the peer
   /// wrote nonsense. A frame needs at most `cells_of(frame.size())` cells; one that needs more than
@@ -78,6 +80,7 @@ class ring_producer {
   void put_record(std::span<const std::byte> payload, bool more) noexcept;
 
   ring_memory* shared_;
+  thread_order order_;
   std::uint64_t put_{0};          ///< cells filled so far
   std::uint64_t known_taken_{0};  ///< the last believable value of the consumer's word
 };
@@ -85,7 +88,8 @@ class ring_producer {
 /// The receiving end. Not thread-safe.
 class ring_consumer {
  public:
-  explicit ring_consumer(ring_memory& shared) noexcept : shared_{&shared} {}
+  explicit ring_consumer(ring_memory& shared, thread_order order = {0, 0}) noexcept
+      : shared_{&shared}, order_{order} {}
 
   /// Whether a record is there. One load.
   [[nodiscard]] bool ready() const noexcept;
@@ -101,6 +105,7 @@ class ring_consumer {
 
  private:
   ring_memory* shared_;
+  thread_order order_;
   std::uint64_t taken_{0};
   std::vector<std::byte> partial_;  ///< parts of a frame whose last part is not here yet
 };

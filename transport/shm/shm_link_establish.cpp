@@ -224,14 +224,15 @@ result<void> shm_link::on_ready_message(const ready_message& in) {
 
 void shm_link::use_control(control_mapping control) {
   control_ = std::move(control);
+  const auto page = control_.file_number();
   control_.close_fd();
   const bool dialer = options_.role == link_role::initiator;
   outgoing_ = dialer ? &control_->of_dialer : &control_->of_acceptor;
   incoming_ = dialer ? &control_->of_acceptor : &control_->of_dialer;
   // The peer initiates on `incoming_`, so the grants that we give live there.
   slots_.emplace(std::span{incoming_->slots});
-  producer_.emplace(outgoing_->ring);
-  consumer_.emplace(incoming_->ring);
+  producer_.emplace(outgoing_->ring, thread_order{page, dialer ? 0u : 1u});
+  consumer_.emplace(incoming_->ring, thread_order{page, dialer ? 1u : 0u});
   runner_.emplace(peer_pid_, options_.post_batch_size);
 }
 
