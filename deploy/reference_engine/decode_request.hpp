@@ -17,26 +17,17 @@ namespace troupe::reference {
 ///   ---------  -------------------------  ---------  --------------------------------------
 ///   waiting    slot and blocks are free   receiving  `receive`
 ///   waiting    deadline, abort            (gone)     answer with the error
-///   receiving  done, rank 0               growing    read the handoff
+///   receiving  done, rank 0               gathering  read the handoff; with one rank: decoding
 ///   receiving  done, another rank         handing    `put` its heads at rank 0
 ///   receiving  failed                     ended      answer, free the blocks
 ///   handing    done, failed               ended      answer, free the blocks
-///   growing    blocks for the text        gathering  with one rank: decoding
 ///   gathering  all other ranks' heads     decoding
 ///   decoding   step                       decoding   compute one token
 ///   decoding   the text is complete       ended      answer, keep or free the blocks
 ///   any live   deadline, abort            ended      answer, free the blocks
 ///   ended      unpinned (before, after)   (gone)     give the slot back
 struct decode_request {
-  enum class state : std::uint8_t {
-    waiting,
-    receiving,
-    handing,
-    growing,
-    gathering,
-    decoding,
-    ended
-  };
+  enum class state : std::uint8_t { waiting, receiving, handing, gathering, decoding, ended };
   state now{state::waiting};
   decode_call what;
   std::function<void(result<payload>)> reply;
@@ -48,7 +39,7 @@ struct decode_request {
   std::optional<std::uint32_t> slot;
   std::vector<paged_cache> others;  ///< the other ranks' heads, in memory of this process
   std::size_t gathered{0};          ///< of `others`, so many are filled
-  clock::time_point retry;          ///< of the next look for a part that had not come
+  clock::time_point retry{};        ///< of the next look for a part that had not come
   std::vector<std::byte> handed;    ///< the value being put; must live until its outcome
   std::optional<model_cache> cache;
   generation text;

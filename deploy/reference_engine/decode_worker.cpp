@@ -17,7 +17,6 @@ using state = decode_request::state;
 
 constexpr std::size_t max_kept_prefixes = 16;
 constexpr std::chrono::milliseconds gather_retry{5};
-constexpr std::chrono::milliseconds growth_retry{5};
 
 class decode_worker final : public worker {
  public:
@@ -57,7 +56,6 @@ class decode_worker final : public worker {
     bool worked = false;
     const auto now = clock::now();
     for (auto& request : live_) {
-      if (request->now == state::growing && now >= request->retry) grow(*request);
       if (request->now == state::gathering && now >= request->retry) look_for_part(*request);
       if (request->now == state::decoding) {
         decode_one(*request);
@@ -95,7 +93,7 @@ class decode_worker final : public worker {
     for (const auto& request : live_) {
       if (request->now == state::ended) continue;
       at(request->deadline);
-      if (request->now == state::growing || request->now == state::gathering) at(request->retry);
+      if (request->now == state::gathering) at(request->retry);
     }
     return next;
   }
@@ -170,29 +168,31 @@ class decode_worker final : public worker {
     return {};
   }
 
-  /// With what a finished request left, the rest of the blocks is needed at once; without, or when
-  /// the pool cannot give it, the receive waits in the pool's line.
+  /// What a finished request left, if it is known; the rest of the blocks is taken next to it.
   void take_prefix(decode_request& request) {
-    const auto wanted = context_.blocks_for(request.what.prompt.size());
-    if (!request.what.reuse_prefix || context_.slots.in_use()) return make_room(wanted);
+    if (!request.what.reuse_prefix || context_.slots.in_use()) return;
     auto match = kept_.take(request.what.prompt, context_.layout().block_tokens);
-    release(std::move(match.surplus));
-    if (match.blocks.empty()) return make_room(wanted);
-    const auto missing = wanted - match.blocks.size();
+    release(match.surplus);
+    if (match.blocks.empty()) return;
+    const auto missing = context_.blocks_for(request.final_tokens()) - match.blocks.size();
     make_room(missing);
     auto more = context_.blocks->allocate(missing);
-    if (!more) return release(std::move(match.blocks));
+    if (!more) return release(match.blocks);
     request.blocks = std::move(match.blocks);
     request.blocks.append(std::move(*more));
     request.times.prefix_tokens = match.tokens;
   }
 
-  /// A cache that the engine brought cannot be waited for in the node's line, but here. False:
-  /// full.
+  /// Takes the blocks of the whole text before anything moves: requests that hold a part each and
+  /// wait for more would wait for each other. A text that fits the blocks of its prompt may leave
+  /// it to the `receive`, which waits in the pool's own line. False: full, we wait in ours.
   bool take_blocks(decode_request& request) {
-    if (context_.blocks->serves_receives() || !request.blocks.empty()) return true;
-    const auto wanted = context_.blocks_for(request.what.prompt.size());
+    if (!request.blocks.empty()) return true;
+    const auto wanted = context_.blocks_for(request.final_tokens());
     make_room(wanted);
+    if (context_.blocks->serves_receives() &&
+        wanted == context_.blocks_for(request.what.prompt.size()))
+      return true;
     auto blocks = context_.blocks->allocate(wanted);
     if (blocks) request.blocks = std::move(*blocks);
     return blocks.has_value();
@@ -247,8 +247,7 @@ class decode_worker final : public worker {
     request.judge_overlap(what->computed_ns);
     request.text = what->text;
     if (context_.layout().tp_rank > 0) return hand_over(request);
-    request.now = state::growing;
-    grow(request);
+    gather(request);
   }
 
   // -- several ranks: rank 0 decodes with everybody's heads ---------------------------------------
@@ -291,19 +290,7 @@ class decode_worker final : public worker {
 
   // -- the text -----------------------------------------------------------------------------------
 
-  void grow(decode_request& request) {
-    const auto wanted = context_.blocks_for(request.final_tokens());
-    if (request.blocks.size() < wanted) {
-      const auto missing = wanted - request.blocks.size();
-      make_room(missing);
-      auto more = context_.blocks->allocate(missing);
-      if (!more && more.error().code == errc::pool_exhausted) {
-        request.retry = clock::now() + growth_retry;
-        return;
-      }
-      if (!more) return conclude(request, fail(more.error()));
-      request.blocks.append(std::move(*more));
-    }
+  void gather(decode_request& request) {
     const auto& layout = context_.layout();
     for (std::uint32_t rank = 1; rank < layout.tp_size; ++rank) {
       auto part = context_.private_part(request.final_tokens(), rank, layout.tp_size);
@@ -344,11 +331,10 @@ class decode_worker final : public worker {
     conclude(request, to_json(request.times));
   }
 
-  /// Somebody stands in the pool's line: blocks must not be kept from it.
+  /// Blocks must not be kept from those who wait for some.
   [[nodiscard]] bool anybody_waits() const {
-    return std::any_of(live_.begin(), live_.end(), [](const auto& request) {
-      return request->now == state::growing ||
-             (request->now == state::receiving && request->blocks.empty());
+    return !waiting_.empty() || std::any_of(live_.begin(), live_.end(), [](const auto& request) {
+      return request->now == state::receiving && request->blocks.empty();
     });
   }
 

@@ -1,0 +1,169 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+#include "troupe/config/parse.hpp"
+#include "troupe/deploy/child_process.hpp"
+#include "troupe/deploy/reference_engine/calls.hpp"
+
+#include "cache_fixture.hpp"
+
+/// Real processes: one per node; the supervisor and the frontend in the test's own.
+namespace troupe::reference {
+
+/// What the variants of the tests differ in.
+struct cluster_shape {
+  std::string name;
+  std::string backend{"auto"};
+  std::string model{"{layers: 3, kv_heads: 2, head_dim: 8, dtype: bf16, block_tokens: 4}"};
+  std::string prefill_layout{"{}"}, decode_layout{"{}"};
+  std::uint32_t prefill_ranks{1}, decode_ranks{1};
+  std::string prefill_pool{"1MiB"}, decode_pool{"1MiB"};
+  std::string cache{};  ///< `--cache` of the nodes
+};
+
+class cluster {
+ public:
+  explicit cluster(const cluster_shape& shape) : shape_{shape} {
+    std::string path = ::testing::TempDir() + "troupe-engine-XXXXXX";
+    folder_ = ::mkdtemp(path.data());
+    start_supervisor();
+    for (std::uint32_t rank = 0; rank < shape.prefill_ranks; ++rank)
+      prefill_.push_back(start_node("prefill-0", rank, shape.prefill_ranks));
+    for (std::uint32_t rank = 0; rank < shape.decode_ranks; ++rank)
+      decode_.push_back(start_node("decode-0", rank, shape.decode_ranks));
+    wait_until_up();
+  }
+  ~cluster() {
+    for (auto& child : children_) child.terminate();
+    for (auto& child : children_) EXPECT_TRUE(child.stop(std::chrono::seconds{10}));
+    if (::testing::Test::HasFailure()) print_logs();
+    client_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+  cluster(const cluster&) = delete;
+  cluster& operator=(const cluster&) = delete;
+
+  [[nodiscard]] const std::vector<std::string>& prefill() const { return prefill_; }
+  [[nodiscard]] const std::vector<std::string>& decode() const { return decode_; }
+  [[nodiscard]] actors::cluster_client& client() { return *client_; }
+
+  result<payload> call(const std::string& node, const std::string& method, payload what,
+                       std::chrono::milliseconds timeout = std::chrono::seconds{30}) {
+    return client_->call(node,
+                         {method, std::move(what), static_cast<std::uint32_t>(timeout.count())});
+  }
+  std::future<result<payload>> call_later(const std::string& node, const std::string& method,
+                                          payload what) {
+    return std::async(std::launch::async, [this, node, method, what = std::move(what)]() mutable {
+      return call(node, method, std::move(what));
+    });
+  }
+  model_reply model() {
+    return model_reply_from(call(decode_.front(), "model", {'{', '}'}).value()).value();
+  }
+
+  /// All blocks of every node are free again; waits a little for quarantines to end.
+  void expect_nothing_is_held() {
+    for (const auto& node : {prefill_, decode_})
+      for (const auto& name : node) {
+        actors::pool_report pool;
+        for (int i = 0; i < 200; ++i) {
+          pool = client_->report(name).value().pool;
+          if (pool.blocks_free == pool.blocks_total) break;
+          std::this_thread::sleep_for(std::chrono::milliseconds{10});
+        }
+        EXPECT_EQ(pool.blocks_free, pool.blocks_total) << name;
+        EXPECT_EQ(pool.blocks_quarantined, 0u) << name;
+      }
+  }
+
+ private:
+  void start_supervisor() {
+    const auto text = deployment_text(1);
+    const auto parsed = config::parse(text, "test");
+    EXPECT_TRUE(parsed.value) << config::to_string(parsed.issues);
+    host_ = std::make_unique<actors::actor_host>();
+    const auto supervisor = actors::spawn_supervisor(
+        host_->system(), actors::supervisor_options_from(parsed.value.value()));
+    port_ = host_->publish(supervisor, "127.0.0.1", 0).value();
+    std::ofstream{folder_ + "/deployment.yaml"} << deployment_text(port_);
+  }
+
+  [[nodiscard]] std::string deployment_text(std::uint16_t port) const {
+    std::ostringstream yaml;
+    const auto stage = [&](const char* name, std::uint32_t ranks, const std::string& layout,
+                           const std::string& pool) {
+      yaml << "  - {name: " << name << ", role: " << name << ", tensor_parallel: " << ranks
+           << ", layout: " << layout << ", pool: {size: " << pool
+           << "}, transport: {backend: " << shape_.backend << "}}\n";
+    };
+    yaml << "cluster: test\nsupervisor: {port: " << port
+         << ", heartbeat_interval: 100ms, heartbeat_timeout: 10s}\nmodel: " << shape_.model
+         << "\nstages:\n";
+    stage("prefill", shape_.prefill_ranks, shape_.prefill_layout, shape_.prefill_pool);
+    stage("decode", shape_.decode_ranks, shape_.decode_layout, shape_.decode_pool);
+    yaml << "edges: [{from: prefill, to: decode, mode: write}]\n"
+         << "limits: {transfer_deadline: 20s}\n";
+    return yaml.str();
+  }
+
+  std::string start_node(const std::string& replica, std::uint32_t rank, std::uint32_t ranks) {
+    const auto name = ranks == 1 ? replica : replica + "-tp" + std::to_string(rank);
+    std::vector<std::string> arguments{"node", folder_ + "/deployment.yaml", "--name", name};
+    if (!shape_.cache.empty()) arguments.insert(arguments.end(), {"--cache", shape_.cache});
+    auto child =
+        deploy::child_process::start(REFERENCE_NODE, arguments, folder_ + "/" + name + ".log");
+    EXPECT_TRUE(child) << child.error().message;
+    if (child) children_.push_back(std::move(*child));
+    return name;
+  }
+
+  void wait_until_up() {
+    client_ = actors::cluster_client::connect({.port = port_}).value();
+    for (int i = 0; i < 1000; ++i) {
+      std::size_t up = 0;
+      const auto members = client_->members().value();
+      for (const auto& m : members.members)
+        if (m.state == static_cast<std::uint8_t>(actors::node_state::up)) ++up;
+      if (up == children_.size()) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds{20});
+    }
+    print_logs();
+    GTEST_FAIL() << "the nodes did not come up";
+  }
+
+  void print_logs() const {
+    for (const auto& entry : std::filesystem::directory_iterator{folder_}) {
+      std::ifstream in{entry.path()};
+      std::ostringstream text;
+      text << in.rdbuf();
+      std::cerr << "---- " << entry.path().filename() << "\n" << text.str() << "\n";
+    }
+  }
+
+  cluster_shape shape_;
+  std::string folder_;
+  std::unique_ptr<actors::actor_host> host_;
+  std::uint16_t port_{0};
+  std::vector<std::string> prefill_, decode_;
+  std::vector<deploy::child_process> children_;
+  std::unique_ptr<actors::cluster_client> client_;
+};
+
+}  // namespace troupe::reference
