@@ -1,0 +1,209 @@
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/config/units.hpp"
+#include "troupe/deploy/cli/bench_options.hpp"
+#include "troupe/deploy/cli/bench_receiver.hpp"
+#include "troupe/deploy/cli/bench_report.hpp"
+#include "troupe/deploy/cli/bench_source.hpp"
+#include "troupe/deploy/cli/deployment_file.hpp"
+#include "troupe/deploy/cli/progress_line.hpp"
+#include "troupe/deploy/cli/stop_signals.hpp"
+#include "troupe/deploy/cli/verbs.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto start_patience = 20s;
+
+struct bench_arguments {
+  bench_options load;
+  std::string duration{"5s"};
+  std::string log_level{"warn"};
+  std::string source_file;  ///< set in the process that takes the prefill side
+  int announce_fd{-1};
+};
+
+double share_of(const bench_options& load, const bench_outcome& so_far) {
+  if (load.requests != 0)
+    return static_cast<double>(so_far.transfers) / static_cast<double>(load.requests);
+  return std::chrono::duration<double>(so_far.elapsed) / load.duration;
+}
+
+result<bench_outcome> measure(engine& node, const bench_options& load, bench_companion& source,
+                              stop_signals& signals) {
+  progress_line progress{std::cout, ::isatty(STDOUT_FILENO) != 0};
+  bench_watch watch;
+  watch.interrupted = [&] { return signals.wait(0ms); };
+  watch.checkpoint = [&](const bench_outcome& so_far) {
+    progress.show(share_of(load, so_far),
+                  throughput_text(so_far) + ", " + std::to_string(so_far.transfers) + " transfers");
+    return source.check();
+  };
+  auto measured = run_bench_receiver(node, bench_prefill_node, load, watch);
+  if (measured) return measured;
+  // An end of the other side explains more than the failed transfer that it caused.
+  const auto alive = source.check();
+  return alive ? std::move(measured) : fail(alive.error());
+}
+
+actors::link_report link_of(const engine& node) {
+  for (const auto& link : node.report().links)
+    if (link.peer == bench_prefill_node) return link;
+  return {};
+}
+
+result<bench_report> run_load(const bench_options& load, const std::string& log_level,
+                              stop_signals& signals) {
+  auto deployment = bench_deployment(load);
+  if (!deployment) return fail(deployment.error());
+  const auto supervisor = start_bench_supervisor(*deployment, log_level);
+  if (!supervisor) return fail(supervisor.error());
+  deployment->supervisor.port = supervisor->port;
+  auto source = start_bench_source(*deployment, load, log_level);
+  if (!source) return fail(source.error());
+  engine_options how;
+  how.polling = load.polling;
+  auto node = engine::start(*deployment, bench_decode_node, std::move(how));
+  if (!node) return fail(node.error());
+  if (auto ok = (*node)->wait_registered(start_patience); !ok) return fail(ok.error());
+  const auto block_bytes = kvcache::bytes_per_block((*node)->layout());
+  bench_report report{load, block_bytes * blocks_per_request(load), {}, {}};
+  if (load.blocks == 0) report.request_bytes = block_bytes / load.block_tokens * load.tokens;
+  print_head(load, report.request_bytes, std::cout);
+  auto measured = measure(**node, load, **source, signals);
+  if (!measured) return fail(measured.error());
+  report.outcome = *measured;
+  report.link = link_of(**node);
+  (*source)->stop();
+  (*node)->stop();
+  supervisor->process->stop();
+  return report;
+}
+
+result<void> write_json(const bench_report& report) {
+  std::ofstream file{report.options.json_file};
+  file << to_json(report) << "\n";
+  file.close();
+  if (file.good()) return {};
+  return fail(errc::invalid_config, "cannot write " + report.options.json_file);
+}
+
+exit_code complain(const error& why) {
+  std::cerr << "troupe bench: " << to_string(why) << "\n";
+  return why.code == errc::invalid_config ? exit_code::usage : exit_code::failed;
+}
+
+exit_code run_measuring_side(const bench_options& load, const std::string& log_level) {
+  stop_signals signals;
+  const auto report = run_load(load, log_level, signals);
+  if (!report) return complain(report.error());
+  print_results(*report, std::cout);
+  if (!load.json_file.empty())
+    if (const auto written = write_json(*report); !written) return complain(written.error());
+  return report->outcome.interrupted ? exit_code::interrupted : exit_code::ok;
+}
+
+exit_code run_source_side(const bench_arguments& given) {
+  const auto deployment = load_or_complain(given.source_file);
+  if (!deployment) return exit_code::usage;
+  const auto ran = run_bench_source(*deployment, given.load, given.announce_fd);
+  return ran ? exit_code::ok : exit_code::failed;  // the other side says why
+}
+
+exit_code run_bench(bench_arguments& given) {
+  actors::log_options log;
+  log.level = given.log_level;
+  log.node = given.source_file.empty() ? bench_decode_node : bench_prefill_node;
+  if (auto ok = actors::init_logging(log); !ok) return complain(ok.error());
+  if (!given.source_file.empty()) return run_source_side(given);
+  given.load.duration = *config::parse_duration(given.duration);
+  return run_measuring_side(given.load, given.log_level);
+}
+
+// -- arguments
+// ----------------------------------------------------------------------------------
+
+void add_geometry(CLI::App& verb, bench_options& load) {
+  const auto add = [&](const char* name, std::uint32_t& into, unsigned most, const char* text) {
+    return verb.add_option(name, into, text)->check(CLI::Range(1U, most))->capture_default_str();
+  };
+  add("--layers", load.layers, 2048, "Layers of the cache");
+  add("--kv-heads", load.kv_heads, 65'536, "KV heads of a layer");
+  add("--head-dim", load.head_dim, 65'536, "Elements of a head");
+  verb.add_option("--dtype", load.dtype, "Element type")
+      ->check(CLI::IsMember({"fp32", "fp16", "bf16", "fp8", "int8"}))
+      ->capture_default_str();
+  add("--block-tokens", load.block_tokens, 1024, "Tokens of a block");
+  auto* tokens = add("--tokens", load.tokens, 16'777'216, "Tokens of each transfer");
+  verb.add_option("--blocks", load.blocks, "Blocks of each transfer, instead of --tokens")
+      ->check(CLI::Range(1U, 1'048'576U))
+      ->excludes(tokens);
+  verb.add_flag("--contiguous", load.contiguous,
+                "Blocks of a transfer side by side instead of dealt out at random");
+}
+
+void add_load(CLI::App& verb, bench_arguments& given) {
+  auto& load = given.load;
+  verb.add_option("--concurrency", load.concurrency, "Transfers at once")
+      ->check(CLI::Range(1U, 16'384U))
+      ->capture_default_str();
+  verb.add_option("--mode", load.mode, "Who moves the bytes: write (prefill), read (decode)")
+      ->check(CLI::IsMember({"write", "read"}))
+      ->capture_default_str();
+  verb.add_option("--backend", load.backend, "How the bytes move")
+      ->check(CLI::IsMember({"auto", "shm", "tcp"}))
+      ->capture_default_str();
+  verb.add_option("--lanes", load.lanes, "Lanes of the link")
+      ->check(CLI::Range(1U, 64U))
+      ->capture_default_str();
+  auto* duration =
+      verb.add_option("--duration", given.duration, "How long, e.g. 500ms, 10s, 2min")
+          ->check([](const std::string& text) {
+            const auto time = config::parse_duration(text);
+            return time && time->count() > 0 ? std::string{} : text + " is no duration such as 10s";
+          })
+          ->capture_default_str();
+  verb.add_option("--requests", load.requests, "So many transfers, instead of --duration")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40U))
+      ->excludes(duration);
+  verb.add_flag("--polling", load.polling, "Both engines poll instead of waiting for events");
+  verb.add_flag("--in-process", load.in_process, "Both engines in this process");
+  verb.add_flag("--verify", load.verify,
+                "Write a pattern into each cache and compare every byte that arrives");
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, exit_code& code) {
+  auto* verb = app.add_subcommand(
+      "bench",
+      "Move caches between two engines on this machine through the API that engines use, and\n"
+      "measure it: the prefill engine runs in a process of its own, the decode engine in this "
+      "one.\n"
+      "The first transfers (two for each that runs at once) warm up and do not count. The latency\n"
+      "is what the decode engine sees, from its call until all of the cache is there.");
+  const auto given = std::make_shared<bench_arguments>();
+  add_geometry(*verb, given->load);
+  add_load(*verb, *given);
+  verb->add_option("--json", given->load.json_file, "Also write the results to this file");
+  verb->add_option("--log-level", given->log_level, "What the nodes log to standard error")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
+      ->capture_default_str();
+  // How the process of the prefill engine is told that it is one.
+  verb->add_option("--source", given->source_file)->group("");
+  verb->add_option("--announce-fd", given->announce_fd)->group("");
+  verb->callback([given, &code] { code = run_bench(*given); });
+}
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/deploy/cli/bench_options.hpp"
+#include "troupe/deploy/cli/latency_histogram.hpp"
+
+namespace troupe::deploy::cli {
+
+/// What was measured, so far or in the end. Without the transfers that warmed up.
+struct bench_outcome {
+  std::uint64_t transfers{0};
+  std::uint64_t bytes{0};
+  std::chrono::nanoseconds elapsed{0};  ///< from the end of the warm-up to the last outcome
+  /// From the call of `receive` until the engine has the event that all of it is there.
+  latency_histogram latency;
+  std::uint64_t verified{0};  ///< transfers whose every byte was compared
+  bool interrupted{false};
+};
+
+/// `interrupted`: asked often, ends the run early. `checkpoint`: told how far it is, ten times a
+/// second; its error ends the run.
+struct bench_watch {
+  std::function<bool()> interrupted;
+  std::function<result<void>(const bench_outcome&)> checkpoint;
+};
+
+/// The decode side of the load, which measures it. Uses `node` from the calling thread. The first
+/// failure of a transfer ends the run with it: a load that fails has no speed.
+[[nodiscard]] result<bench_outcome> run_bench_receiver(engine& node, const std::string& source,
+                                                       const bench_options& options,
+                                                       const bench_watch& watch);
+
+}  // namespace troupe::deploy::cli

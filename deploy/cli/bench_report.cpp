@@ -1,0 +1,105 @@
+#include "troupe/deploy/cli/bench_report.hpp"
+
+#include <ostream>
+
+#include <nlohmann/json.hpp>
+
+#include "troupe/deploy/cli/text_table.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+double seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+double microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double, std::micro>(time).count();
+}
+double per_second(double amount, std::chrono::nanoseconds time) {
+  return time.count() > 0 ? amount / seconds(time) : 0.0;
+}
+
+std::string latency_text(std::chrono::nanoseconds time) {
+  const auto us = microseconds(time);
+  if (us < 1000.0) return fixed_text(us, 1) + " us";
+  return us < 1e6 ? fixed_text(us / 1e3, 2) + " ms" : fixed_text(us / 1e6, 2) + " s";
+}
+
+}  // namespace
+
+std::string throughput_text(const bench_outcome& outcome) {
+  return fixed_text(per_second(static_cast<double>(outcome.bytes), outcome.elapsed) / 1e9, 3) +
+         " GB/s";
+}
+
+void print_head(const bench_options& options, std::uint64_t request_bytes, std::ostream& out) {
+  const auto blocks = blocks_per_request(options);
+  out << "cache       " << options.layers << " layers, " << options.kv_heads << " KV heads of "
+      << options.head_dim << ", " << options.dtype << ", blocks of " << options.block_tokens
+      << " tokens\n"
+      << "transfer    " << (options.blocks == 0 ? options.tokens : blocks * options.block_tokens)
+      << " tokens in " << blocks << " blocks "
+      << (options.contiguous ? "side by side" : "dealt out at random") << ": "
+      << bytes_text(request_bytes) << "; " << options.concurrency << " at once, " << options.mode
+      << " mode, " << (options.polling ? "polling" : "event-driven") << ", "
+      << (options.in_process ? "both engines in this process"
+                             : "the prefill engine in a process "
+                               "of its own")
+      << std::endl;
+}
+
+void print_results(const bench_report& report, std::ostream& out) {
+  const auto& o = report.outcome;
+  if (!report.link.peer.empty())
+    out << "link        " << report.link.backend << ", " << report.link.lanes
+        << (report.link.lanes == 1 ? " lane: " : " lanes: ") << printable(report.link.reason)
+        << "\n";
+  out << "throughput  " << throughput_text(o) << "  ("
+      << fixed_text(per_second(static_cast<double>(o.transfers), o.elapsed), 1) << " transfers/s, "
+      << o.transfers << " in " << fixed_text(seconds(o.elapsed), 2) << " s)\n"
+      << "latency     p50 " << latency_text(o.latency.percentile(0.50)) << "   p90 "
+      << latency_text(o.latency.percentile(0.90)) << "   p99 "
+      << latency_text(o.latency.percentile(0.99)) << "   max " << latency_text(o.latency.max())
+      << "\n";
+  if (report.options.verify) out << "verified    every byte of " << o.verified << " transfers\n";
+  out << std::flush;
+}
+
+std::string to_json(const bench_report& report) {
+  const auto& o = report.outcome;
+  const auto& options = report.options;
+  nlohmann::json out;
+  out["version"] = TROUPE_VERSION;
+  out["load"] = {{"layers", options.layers},
+                 {"kv_heads", options.kv_heads},
+                 {"head_dim", options.head_dim},
+                 {"dtype", options.dtype},
+                 {"block_tokens", options.block_tokens},
+                 {"blocks_per_transfer", blocks_per_request(options)},
+                 {"bytes_per_transfer", report.request_bytes},
+                 {"concurrency", options.concurrency},
+                 {"mode", options.mode},
+                 {"polling", options.polling},
+                 {"in_process", options.in_process},
+                 {"contiguous", options.contiguous},
+                 {"warm_up", warm_up_of(options)}};
+  out["link"] = {{"backend", report.link.backend},
+                 {"asked_for", options.backend},
+                 {"reason", report.link.reason},
+                 {"lanes", report.link.lanes}};
+  out["transfers"] = o.transfers;
+  out["bytes"] = o.bytes;
+  out["seconds"] = seconds(o.elapsed);
+  out["bytes_per_second"] = per_second(static_cast<double>(o.bytes), o.elapsed);
+  out["transfers_per_second"] = per_second(static_cast<double>(o.transfers), o.elapsed);
+  out["latency_us"] = {{"p50", microseconds(o.latency.percentile(0.50))},
+                       {"p90", microseconds(o.latency.percentile(0.90))},
+                       {"p99", microseconds(o.latency.percentile(0.99))},
+                       {"max", microseconds(o.latency.max())}};
+  out["verified"] = options.verify ? nlohmann::json(o.verified) : nlohmann::json{};
+  out["interrupted"] = o.interrupted;
+  return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,212 @@
+#include "troupe/deploy/cli/bench_source.hpp"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/config/print.hpp"
+#include "troupe/deploy/child_process.hpp"
+#include "troupe/deploy/cli/announcement.hpp"
+#include "troupe/deploy/cli/bench_sender.hpp"
+#include "troupe/deploy/interrupt_watch.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto start_patience = 20s;
+constexpr auto stop_patience = 12s;
+
+/// A deployment that a child process reads as a file and that nobody can leave behind.
+class memory_file {
+ public:
+  static result<memory_file> make(const std::string& text) {
+    const int fd = ::memfd_create("deployment.yaml", 0);  // a child inherits it
+    if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+      const auto why = std::string{std::strerror(errno)};
+      if (fd >= 0) ::close(fd);
+      return fail(errc::internal, "cannot hand the deployment to a process: " + why);
+    }
+    return memory_file{fd};
+  }
+  ~memory_file() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  memory_file(memory_file&& other) noexcept : fd_{std::exchange(other.fd_, -1)} {}
+  memory_file& operator=(memory_file&&) = delete;
+  memory_file(const memory_file&) = delete;
+  memory_file& operator=(const memory_file&) = delete;
+  [[nodiscard]] std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  explicit memory_file(int fd) noexcept : fd_{fd} {}
+  int fd_;
+};
+
+class companion_process final : public bench_companion {
+ public:
+  /// Runs `troupe` with the arguments; `--announce-fd` is added.
+  static result<std::unique_ptr<companion_process>> start(std::string name,
+                                                          std::vector<std::string> arguments) {
+    auto heard = announcements::open();
+    if (!heard) return fail(heard.error());
+    arguments.insert(arguments.end(), {"--announce-fd", std::to_string(heard->far_end())});
+    auto process = child_process::start("/proc/self/exe", std::move(arguments));
+    if (!process) return fail(process.error());
+    heard->close_far_end();
+    return std::unique_ptr<companion_process>{
+        new companion_process{std::move(name), std::move(*process), std::move(*heard)}};
+  }
+
+  /// Waits until it has said that.
+  result<announcement> wait_for(announcement::kind wanted) {
+    const auto until = clock::now() + start_patience;
+    while (clock::now() < until) {
+      while (const auto what = heard_.take()) {
+        if (what->what == wanted) return *what;
+        if (what->what == announcement::kind::failed) failure_ = what->text;
+      }
+      if (heard_.over()) return fail(explain_end());
+      pollfd fd{heard_.fd(), POLLIN, 0};
+      (void)::poll(&fd, 1, 100);
+    }
+    return fail(errc::deadline, name_ + " was not ready in time");
+  }
+
+  result<void> check() override {
+    while (const auto what = heard_.take())
+      if (what->what == announcement::kind::failed) failure_ = what->text;
+    if (failure_.empty() && !heard_.over()) return {};
+    return fail(explain_end());
+  }
+
+  void stop() override { process_.stop(stop_patience); }
+
+ private:
+  companion_process(std::string name, child_process process, announcements heard)
+      : name_{std::move(name)}, process_{std::move(process)}, heard_{std::move(heard)} {}
+
+  error explain_end() {
+    if (!failure_.empty()) return {errc::peer_lost, name_ + " failed: " + failure_};
+    (void)process_.wait(1s);
+    return {errc::peer_lost, name_ + " ended with " + process_.ended().value_or("a closed pipe")};
+  }
+
+  const std::string name_;
+  child_process process_;
+  announcements heard_;
+  std::string failure_;
+};
+
+/// The prefill engine in this process.
+class source_thread final : public bench_companion {
+ public:
+  source_thread(std::unique_ptr<engine> node, const bench_options& options)
+      : node_{std::move(node)}, options_{options}, outcome_{promise_.get_future()}, thread_{[this] {
+          promise_.set_value(run_bench_sender(*node_, options_, stop_));
+        }} {}
+  ~source_thread() override { source_thread::stop(); }
+
+  result<void> check() override {
+    if (outcome_.wait_for(0s) != std::future_status::ready) return {};
+    if (!ended_) ended_ = outcome_.get();
+    return *ended_;
+  }
+
+  void stop() override {
+    if (!thread_.joinable()) return;
+    stop_ = true;
+    thread_.join();
+    node_->stop();
+  }
+
+ private:
+  std::unique_ptr<engine> node_;
+  const bench_options options_;
+  std::atomic<bool> stop_{false};
+  std::promise<result<void>> promise_;
+  std::future<result<void>> outcome_;
+  std::optional<result<void>> ended_;
+  std::thread thread_;
+};
+
+result<std::unique_ptr<engine>> start_prefill(const config::deployment& deployment,
+                                              const bench_options& options) {
+  engine_options how;
+  how.polling = options.polling;
+  return engine::start(deployment, bench_prefill_node, std::move(how));
+}
+
+}  // namespace
+
+result<bench_supervisor> start_bench_supervisor(const config::deployment& deployment,
+                                                const std::string& log_level) {
+  const auto file = memory_file::make(config::print(deployment));
+  if (!file) return fail(file.error());
+  auto process = companion_process::start(
+      "the supervisor process",
+      {"node", file->path(), "--name", "supervisor", "--log-level", log_level});
+  if (!process) return fail(process.error());
+  const auto listening = (*process)->wait_for(announcement::kind::listening);
+  if (!listening) return fail(listening.error());
+  return bench_supervisor{std::move(*process), listening->port};
+}
+
+result<std::unique_ptr<bench_companion>> start_bench_source(const config::deployment& deployment,
+                                                            const bench_options& options,
+                                                            const std::string& log_level) {
+  if (options.in_process) {
+    auto node = start_prefill(deployment, options);
+    if (!node) return fail(node.error());
+    if (auto ok = (*node)->wait_registered(start_patience); !ok) return fail(ok.error());
+    return std::unique_ptr<bench_companion>{
+        std::make_unique<source_thread>(std::move(*node), options)};
+  }
+  const auto file = memory_file::make(config::print(deployment));
+  if (!file) return fail(file.error());
+  std::vector<std::string> arguments{"bench", "--source", file->path(), "--log-level", log_level};
+  const auto load = arguments_of(options);
+  arguments.insert(arguments.end(), load.begin(), load.end());
+  auto process = companion_process::start("the prefill process", std::move(arguments));
+  if (!process) return fail(process.error());
+  if (const auto ready = (*process)->wait_for(announcement::kind::registered); !ready)
+    return fail(ready.error());
+  return std::unique_ptr<bench_companion>{std::move(*process)};
+}
+
+result<void> run_bench_source(const config::deployment& deployment, const bench_options& options,
+                              int announce_fd) {
+  const announcer tell{announce_fd};
+  std::atomic<bool> stop{false};
+  const interrupt_watch watch{[&] { stop = true; }};
+  const auto run = [&]() -> result<void> {
+    auto node = start_prefill(deployment, options);
+    if (!node) return fail(node.error());
+    if (auto ok = (*node)->wait_registered(start_patience); !ok) return ok;
+    tell.say({announcement::kind::registered, {}, 0});
+    if (auto sent = run_bench_sender(**node, options, stop); !sent && !stop) return sent;
+    // The other side decides when it is over: it may still be busy with the last transfers.
+    while (!stop) std::this_thread::sleep_for(10ms);
+    (*node)->stop();
+    return {};
+  };
+  auto ran = run();
+  if (!ran) tell.say({announcement::kind::failed, to_string(ran.error()), 0});
+  return ran;
+}
+
+}  // namespace troupe::deploy::cli

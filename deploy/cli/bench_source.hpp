@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "troupe/config/deployment.hpp"
+#include "troupe/deploy/cli/bench_options.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::deploy::cli {
+
+/// Something that runs beside the measuring side until it is stopped, at the latest by the
+/// destructor.
+class bench_companion {
+ public:
+  virtual ~bench_companion() = default;
+  /// Why it has ended, when it has: it should not before `stop`.
+  [[nodiscard]] virtual result<void> check() = 0;
+  virtual void stop() = 0;
+};
+
+struct bench_supervisor {
+  std::unique_ptr<bench_companion> process;
+  std::uint16_t port{0};  ///< that it listens at
+};
+
+/// Starts the supervisor of the deployment in a process of its own and waits until it listens.
+[[nodiscard]] result<bench_supervisor> start_bench_supervisor(const config::deployment& deployment,
+                                                              const std::string& log_level);
+/// Starts the prefill side in a process or a thread of its own, and waits until it is registered.
+[[nodiscard]] result<std::unique_ptr<bench_companion>> start_bench_source(
+    const config::deployment& deployment, const bench_options& options,
+    const std::string& log_level);
+
+/// What the process that `start_bench_source` starts runs: the prefill side of the load against the
+/// deployment in `file`, until SIGTERM.
+[[nodiscard]] result<void> run_bench_source(const config::deployment& deployment,
+                                            const bench_options& options, int announce_fd);
+
+inline constexpr const char* bench_prefill_node = "prefill-0";
+inline constexpr const char* bench_decode_node = "decode-0";
+
+}  // namespace troupe::deploy::cli
