@@ -2,12 +2,12 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <system_error>
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 namespace troupe::transport {
@@ -18,11 +18,22 @@ std::string what_errno(int number) {
   return std::system_category().message(number);
 }
 
+// What can be had without swapping, as the kernel estimates it; a very large number if it does not
+// say.
+std::uint64_t available_bytes() {
+  std::ifstream in{"/proc/meminfo"};
+  std::string word;
+  while (in >> word) {
+    std::uint64_t kib = 0;
+    if (word == "MemAvailable:" && in >> kib) return kib << 10;
+  }
+  return UINT64_MAX;
+}
+
 std::string free_memory() {
-  struct sysinfo info {};
-  if (::sysinfo(&info) != 0) return "an unknown amount is free";
-  const auto bytes = (std::uint64_t{info.freeram} + info.bufferram) * info.mem_unit;
-  return std::to_string(bytes >> 20) + " MiB are free";
+  const auto bytes = available_bytes();
+  return bytes == UINT64_MAX ? "an unknown amount is free"
+                             : std::to_string(bytes >> 20) + " MiB are free";
 }
 
 // A mapping of a new memfd, sealed so that neither we nor a peer that maps it can shrink it under
@@ -33,6 +44,18 @@ result<region::description> map_memfd(std::uint64_t size, std::string name) {
                                           " bytes: " + call + ": " + what_errno(errno) + "; " +
                                           free_memory());
   };
+  // Reserving more than there is would not fail: the kernel would first kill processes to get it.
+  if (size > available_bytes()) {
+    return fail(errc::pool_exhausted,
+                "region '" + name + "' of " + std::to_string(size) +
+                    " bytes is more than this machine has left: " + free_memory());
+  }
+  // Asked first: fallocate takes what it can get before it fails, and on a machine without swap
+  // that is every other process's memory.
+  if (size > available_bytes()) {
+    errno = ENOMEM;
+    return refused("more than is free");
+  }
   const int fd =
       ::memfd_create(("troupe:" + name.substr(0, 200)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return refused("memfd_create");
