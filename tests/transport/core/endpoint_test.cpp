@@ -1,0 +1,82 @@
+#include "troupe/transport/endpoint.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace troupe::transport {
+
+namespace {
+
+std::unique_ptr<endpoint> make_endpoint() {
+  endpoint_options options;
+  options.self = incarnation{1};
+  return endpoint::create(std::move(options)).value();
+}
+
+TEST(endpoint_test, every_backend_of_the_order_is_listed_with_a_reason) {
+  const auto place = make_endpoint();
+  const auto all = place->backends();
+  ASSERT_EQ(all.size(), 4U);
+  for (const auto& one : all) EXPECT_FALSE(one.state.reason.empty()) << to_string(one.kind);
+  EXPECT_EQ(all.back().kind, backend_kind::tcp);
+  EXPECT_TRUE(all.back().state.usable);
+}
+
+TEST(endpoint_test, another_host_is_joined_over_tcp_and_the_choice_says_why_not_the_others) {
+  const auto place = make_endpoint();
+  auto far = host_identity::of_this_process();
+  far.boot_id = "another machine";
+  const auto choice = place->choose(far, std::nullopt);
+  ASSERT_TRUE(choice) << to_string(choice.error());
+  EXPECT_EQ(choice->kind, backend_kind::tcp);
+  EXPECT_THAT(choice->reason, ::testing::HasSubstr("shm: "));
+  EXPECT_THAT(choice->reason, ::testing::HasSubstr("xgmi: not compiled in"));
+}
+
+TEST(endpoint_test, a_backend_that_was_asked_for_is_never_replaced_silently) {
+  const auto place = make_endpoint();
+  const auto here = host_identity::of_this_process();
+  const auto named = place->choose(here, backend_kind::tcp);
+  ASSERT_TRUE(named);
+  EXPECT_EQ(named->kind, backend_kind::tcp);
+  EXPECT_THAT(named->reason, ::testing::HasSubstr("asked for"));
+  const auto absent = place->choose(here, backend_kind::rdma);
+  ASSERT_FALSE(absent);
+  EXPECT_EQ(absent.error().code, errc::backend_unavailable);
+  EXPECT_THAT(absent.error().message, ::testing::HasSubstr("rdma: not compiled in"));
+}
+
+TEST(endpoint_test, excluded_backends_are_passed_over_by_name) {
+  const auto place = make_endpoint();
+  const auto here = host_identity::of_this_process();
+  const std::vector excluded{backend_kind::shm, backend_kind::tcp};
+  const auto none = place->choose(here, std::nullopt, excluded);
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().message, ::testing::HasSubstr("tcp: excluded"));
+}
+
+TEST(endpoint_test, incarnation_0_is_refused) {
+  const auto refused = endpoint::create({});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::invalid_config);
+}
+
+TEST(endpoint_test, port_0_asks_the_os_and_tells_what_it_got) {
+  EXPECT_NE(make_endpoint()->data_port(), 0);
+}
+
+TEST(types_test, names_and_kinds_match) {
+  for (const auto kind :
+       {backend_kind::shm, backend_kind::tcp, backend_kind::rdma, backend_kind::xgmi}) {
+    EXPECT_EQ(backend_kind_from(to_string(kind)), kind);
+  }
+  EXPECT_FALSE(backend_kind_from("infiniband"));
+  const auto self = host_identity::of_this_process();
+  EXPECT_EQ(self.boot_id.size(), 36U);
+  EXPECT_NE(self.network_namespace, 0U);
+  EXPECT_NE(self.pid_namespace, 0U);
+}
+
+}  // namespace
+
+}  // namespace troupe::transport

@@ -1,0 +1,206 @@
+#include "troupe/transport/progress_engine.hpp"
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+namespace troupe::transport {
+
+namespace {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+bool until(const std::function<bool()>& done, std::chrono::milliseconds limit = 5s) {
+  const auto last = clock::now() + limit;
+  while (!done()) {
+    if (clock::now() > last) return false;
+    std::this_thread::sleep_for(100us);
+  }
+  return true;
+}
+
+struct counter final : pollable {
+  counter() : fd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)} {}
+  ~counter() override { ::close(fd); }
+  bool on_ready(std::uint64_t key, std::uint32_t) override {
+    std::uint64_t value = 0;
+    static_cast<void>(::read(fd, &value, sizeof value));
+    last_key = key;
+    if (when_ready) when_ready();
+    ++ready;
+    return true;
+  }
+  void on_timer(std::uint64_t key, steady_time) override {
+    last_key = key;
+    ++timers;
+  }
+  bool on_poll(steady_time) override {
+    ++polls;
+    return false;
+  }
+  bool before_sleep() override {
+    ++sleeps;
+    return true;
+  }
+  void after_sleep() override { ++wakes; }
+  void ring() const {
+    const std::uint64_t one = 1;
+    static_cast<void>(::write(fd, &one, sizeof one));
+  }
+  int fd;
+  std::function<void()> when_ready;
+  std::atomic<int> ready{0}, timers{0}, polls{0}, sleeps{0}, wakes{0};
+  std::atomic<std::uint64_t> last_key{0};
+};
+
+double processor_ms() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1e3 +
+         static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e3;
+}
+
+TEST(progress_engine_test, a_ready_descriptor_is_reported_with_its_key) {
+  const auto engine = progress_engine::create({}).value();
+  const auto who = std::make_shared<counter>();
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 42).value();
+  who->ring();
+  ASSERT_TRUE(until([&] { return who->ready == 1; }));
+  EXPECT_EQ(who->last_key, 42U);
+  engine->unwatch(watch);
+  who->ring();
+  std::this_thread::sleep_for(5ms);
+  EXPECT_EQ(who->ready, 1);
+}
+
+TEST(progress_engine_test, an_object_lives_while_it_is_called_even_if_it_unregisters_itself) {
+  const auto engine = progress_engine::create({}).value();
+  auto who = std::make_shared<counter>();
+  const std::weak_ptr<counter> gone = who;
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
+  std::atomic<bool> alive{false};
+  who->when_ready = [&, raw = who.get()] {
+    engine->unwatch(watch);
+    std::this_thread::sleep_for(2ms);
+    alive = raw->fd >= 0;
+  };
+  who->ring();
+  who.reset();
+  ASSERT_TRUE(until([&] { return gone.expired(); }));
+  EXPECT_TRUE(alive);
+}
+
+TEST(progress_engine_test, timers_fire_in_time_once_and_not_when_cancelled) {
+  const auto engine = progress_engine::create({}).value();
+  const auto who = std::make_shared<counter>();
+  const auto start = clock::now();
+  engine->call_at(start + 20ms, who, 7);
+  const auto never = engine->call_at(start + 10ms, who, 8);
+  engine->cancel(never);
+  ASSERT_TRUE(until([&] { return who->timers == 1; }));
+  EXPECT_GE(clock::now() - start, 20ms);
+  EXPECT_EQ(who->last_key, 7U);
+  std::this_thread::sleep_for(10ms);
+  EXPECT_EQ(who->timers, 1);
+}
+
+TEST(progress_engine_test, an_idle_engine_takes_no_processor_time) {
+  const auto engine = progress_engine::create({}).value();
+  const auto who = std::make_shared<counter>();
+  engine->add_poller(who);
+  std::this_thread::sleep_for(20ms);
+  const auto before = processor_ms();
+  const auto polls = who->polls.load();
+  std::this_thread::sleep_for(400ms);
+  EXPECT_LT(processor_ms() - before, 4.0) << "1% of a core";
+  EXPECT_LT(who->polls - polls, 10);
+  EXPECT_GE(who->sleeps, 1);
+  engine->remove_poller(who.get());
+}
+
+TEST(progress_engine_test, after_work_it_polls_for_a_while_then_sleeps_again) {
+  const auto engine =
+      progress_engine::create({.own_thread = true, .spin = 2ms, .after_progress = {}}).value();
+  const auto who = std::make_shared<counter>();
+  engine->add_poller(who);
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
+  std::this_thread::sleep_for(20ms);
+  const auto polls = who->polls.load();
+  who->ring();
+  ASSERT_TRUE(until([&] { return who->polls > polls + 20; }));
+  ASSERT_TRUE(until([&] {
+    const auto sleeps = who->sleeps.load();
+    std::this_thread::sleep_for(10ms);
+    return who->sleeps == sleeps && who->sleeps == who->wakes + 1;
+  }));
+  engine->unwatch(watch);
+  engine->remove_poller(who.get());
+}
+
+TEST(progress_engine_test, without_a_thread_nothing_happens_but_by_poll) {
+  int rounds_with_work = 0;
+  const auto engine =
+      progress_engine::create(
+          {.own_thread = false, .spin = 50us, .after_progress = [&] { ++rounds_with_work; }})
+          .value();
+  const auto who = std::make_shared<counter>();
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
+  who->ring();
+  std::this_thread::sleep_for(5ms);
+  EXPECT_EQ(who->ready, 0);
+  EXPECT_TRUE(engine->poll_once());
+  EXPECT_EQ(who->ready, 1);
+  EXPECT_EQ(rounds_with_work, 1);
+  EXPECT_FALSE(engine->poll_once());
+  EXPECT_EQ(rounds_with_work, 1);
+  engine->unwatch(watch);
+}
+
+TEST(progress_engine_test, the_thread_keeps_out_of_the_way_of_a_caller_that_polls_and_comes_back) {
+  const auto engine = progress_engine::create({}).value();
+  const auto who = std::make_shared<counter>();
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
+  std::atomic<bool> by_caller{false};
+  std::atomic<int> by_others{0};
+  const auto caller = std::this_thread::get_id();
+  who->when_ready = [&] {
+    if (std::this_thread::get_id() == caller) {
+      by_caller = true;
+    } else {
+      ++by_others;
+    }
+  };
+  for (int i = 0; i < 2000; ++i) {
+    who->ring();
+    engine->poll_once();
+  }
+  EXPECT_TRUE(by_caller);
+  const auto before = who->ready.load();
+  who->ring();  // nobody polls any more
+  EXPECT_TRUE(until([&] { return who->ready > before; }, 1s));
+  engine->unwatch(watch);
+}
+
+TEST(progress_engine_test, a_poll_inside_a_callback_returns_at_once) {
+  const auto engine =
+      progress_engine::create({.own_thread = false, .spin = 50us, .after_progress = {}}).value();
+  const auto who = std::make_shared<counter>();
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
+  bool nested = true;
+  who->when_ready = [&] { nested = engine->poll_once(); };
+  who->ring();
+  EXPECT_TRUE(engine->poll_once());
+  EXPECT_FALSE(nested);
+  engine->unwatch(watch);
+}
+
+}  // namespace
+
+}  // namespace troupe::transport

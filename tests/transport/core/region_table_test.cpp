@@ -1,0 +1,71 @@
+#include "troupe/transport/region_table.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace troupe::transport {
+
+namespace {
+
+TEST(region_table_test, allocated_memory_is_zeroed_writable_and_cannot_be_shrunk_under_a_peer) {
+  region_table table{4};
+  const auto id = table.allocate(100'000, "kv");
+  ASSERT_TRUE(id);
+  const auto bytes = table.bytes(*id).value();
+  ASSERT_EQ(bytes.size(), 100'000U);
+  for (const auto byte : bytes) ASSERT_EQ(byte, std::byte{0});
+  bytes.front() = bytes.back() = std::byte{1};
+  const auto use = table.use(*id).value();
+  ASSERT_GE(use->fd(), 0);
+  EXPECT_NE(::ftruncate(use->fd(), 10), 0) << "a peer that shrinks it would kill us by SIGBUS";
+  EXPECT_NE(::ftruncate(use->fd(), 1 << 20), 0);
+}
+
+TEST(region_table_test, an_overlap_is_refused_and_names_the_region_that_is_there) {
+  region_table table{10};
+  std::vector<std::byte> memory(1000);
+  const std::span all{memory};
+  ASSERT_TRUE(table.add(all.subspan(100, 100), "first"));
+  for (const auto& [from, size] : {std::pair{100, 100}, {150, 10}, {50, 51}, {199, 1}, {0, 1000}}) {
+    const auto refused = table.add(
+        all.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(size)), "second");
+    ASSERT_FALSE(refused) << from << " " << size;
+    EXPECT_EQ(refused.error().code, errc::already_exists);
+    EXPECT_THAT(refused.error().message, ::testing::HasSubstr("'first'"));
+  }
+  EXPECT_TRUE(table.add(all.subspan(0, 100), "before"));
+  EXPECT_TRUE(table.add(all.subspan(200, 100), "behind"));
+}
+
+TEST(region_table_test, null_empty_and_too_much_memory_are_refused) {
+  region_table table{1};
+  EXPECT_EQ(table.allocate(0, "none").error().code, errc::invalid_config);
+  EXPECT_EQ(table.add({}, "null").error().code, errc::invalid_config);
+  const auto huge = table.allocate(std::uint64_t{1} << 62, "huge");
+  ASSERT_FALSE(huge);
+  EXPECT_EQ(huge.error().code, errc::pool_exhausted);
+  EXPECT_THAT(huge.error().message, ::testing::HasSubstr("MiB are free"));
+  ASSERT_TRUE(table.allocate(10, "one"));
+  EXPECT_EQ(table.allocate(10, "two").error().code, errc::overloaded);
+}
+
+TEST(region_table_test, a_region_goes_when_its_last_use_ends_and_its_id_never_comes_back) {
+  region_table table{4};
+  const auto id = table.allocate(10, "kv").value();
+  {
+    auto first = table.use(id).value();
+    const auto second = table.use(id).value();
+    first.release();
+    EXPECT_EQ(table.remove(id).error().code, errc::overloaded);
+  }
+  EXPECT_TRUE(table.remove(id));
+  EXPECT_EQ(table.remove(id).error().code, errc::unknown_region);
+  EXPECT_EQ(table.use(id).error().code, errc::unknown_region);
+  EXPECT_NE(table.allocate(10, "kv").value(), id);
+}
+
+}  // namespace
+
+}  // namespace troupe::transport

@@ -1,0 +1,32 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include "troupe/transport/tcp/wire.hpp"
+
+// Everything else that a stranger or a peer hands us to decode: offers, greetings, answers,
+// completions.
+namespace tcp = troupe::transport::tcp;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::span<const std::byte> bytes{reinterpret_cast<const std::byte*>(data), size};
+  if (auto offer = tcp::decode_offer(bytes)) {
+    // What was accepted is what would be sent.
+    const auto again = tcp::encode(*offer);
+    if (again.size() != bytes.size() || !std::equal(again.begin(), again.end(), bytes.begin())) {
+      std::abort();
+    }
+  }
+  if (auto body = tcp::decode_completion_body(bytes)) {
+    if (body->bad.size() > tcp::max_bad_listed) std::abort();
+  }
+  if (size >= tcp::hello_size) static_cast<void>(tcp::decode_hello(bytes.first<tcp::hello_size>()));
+  if (size >= tcp::reply_size) static_cast<void>(tcp::decode_reply(bytes.first<tcp::reply_size>()));
+  if (size >= tcp::trailer_size) {
+    static_cast<void>(tcp::decode_trailer(bytes.first<tcp::trailer_size>()));
+  }
+  return 0;
+}
