@@ -43,24 +43,33 @@ result<std::unique_ptr<progress_engine>> progress_engine::create(settings with) 
     ::close(epoll_fd);
     return said;
   }
+  const int kick_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (kick_fd < 0) {
+    auto said = refused("eventfd");
+    ::close(wake_fd);
+    ::close(epoll_fd);
+    return said;
+  }
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = wake_id;
   if (::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, wake_fd, &event) != 0) {
     auto said = refused("epoll_ctl");
+    ::close(kick_fd);
     ::close(wake_fd);
     ::close(epoll_fd);
     return said;
   }
-  std::unique_ptr<progress_engine> made{new progress_engine(std::move(with), epoll_fd, wake_fd)};
+  std::unique_ptr<progress_engine> made{
+      new progress_engine(std::move(with), epoll_fd, wake_fd, kick_fd)};
   if (made->with_.own_thread) {
     made->thread_ = std::thread{[engine = made.get()] { engine->run(); }};
   }
   return made;
 }
 
-progress_engine::progress_engine(settings with, int epoll_fd, int wake_fd)
-    : with_{std::move(with)}, epoll_fd_{epoll_fd}, wake_fd_{wake_fd} {}
+progress_engine::progress_engine(settings with, int epoll_fd, int wake_fd, int kick_fd)
+    : with_{std::move(with)}, epoll_fd_{epoll_fd}, wake_fd_{wake_fd}, kick_fd_{kick_fd} {}
 
 void progress_engine::stop() {
   if (!thread_.joinable()) return;
@@ -72,6 +81,7 @@ void progress_engine::stop() {
 
 progress_engine::~progress_engine() {
   stop();
+  ::close(kick_fd_);
   ::close(wake_fd_);
   ::close(epoll_fd_);
 }
@@ -177,7 +187,14 @@ void progress_engine::wake() {
 // -------------------------------------------------------------------------------------------
 
 void progress_engine::caller_polls() noexcept {
-  caller_ns_.store(nanoseconds(steady_clock::now()), std::memory_order_release);
+  const auto now = nanoseconds(steady_clock::now());
+  const auto before = caller_ns_.exchange(now, std::memory_order_acq_rel);
+  if (now - before < std::chrono::nanoseconds{caller_hold}.count() || !with_.own_thread) return;
+  // It begins to poll. The thread, asleep until the next event, must be there when it stops: what
+  // the caller left half done (an acknowledgement that waits for company) is then the thread's to
+  // finish.
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(kick_fd_, &one, sizeof one);
 }
 
 bool progress_engine::poll_once() {
@@ -225,10 +242,14 @@ bool progress_engine::round(milliseconds sleep) {
     // `running_` is given up while asleep, so that a caller's poll can go on meanwhile.
     const auto timeout = until_timer(now);
     running_.store(false, std::memory_order_release);
-    pollfd readable{};
-    readable.fd = epoll_fd_;
-    readable.events = POLLIN;
-    ::poll(&readable, 1, static_cast<int>(timeout.count()));
+    std::array<pollfd, 2> readable{};
+    readable[0] = {epoll_fd_, POLLIN, 0};
+    readable[1] = {kick_fd_, POLLIN, 0};
+    ::poll(readable.data(), readable.size(), static_cast<int>(timeout.count()));
+    if (readable[1].revents != 0) {
+      std::uint64_t count = 0;
+      [[maybe_unused]] const auto got = ::read(kick_fd_, &count, sizeof count);
+    }
     bool expected = false;
     if (!running_.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
       // A caller took over. `run_round` will store false; wait for its round to end first.

@@ -91,7 +91,7 @@ class progress_engine {
   bool poll_once();
 
  private:
-  explicit progress_engine(settings with, int epoll_fd, int wake_fd);
+  progress_engine(settings with, int epoll_fd, int wake_fd, int kick_fd);
 
   struct watch_entry {
     int fd;
@@ -121,6 +121,7 @@ class progress_engine {
   const settings with_;
   const int epoll_fd_;
   const int wake_fd_;
+  const int kick_fd_;  ///< only the thread reads it: a caller began to poll
   std::atomic<bool> stopping_{false};
   std::atomic<bool> running_{false};  ///< a round runs (in whichever thread)
   std::atomic<bool> woken_{false};    ///< a wake is on its way: one write to the eventfd is enough

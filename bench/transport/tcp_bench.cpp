@@ -478,14 +478,17 @@ control fork_child(const std::function<void(const control&)>& body) {
 
 int main(int argc, char** argv) {
   std::uint32_t lanes = 1;
+  std::vector<std::size_t> blocks{65'536, 16'384, 4'096};
   for (int i = 1; i < argc; ++i) {
     if (std::string_view{argv[i]} == "--lanes" && i + 1 < argc) {
       lanes = static_cast<std::uint32_t>(std::strtoul(argv[++i], nullptr, 10));
+    } else if (std::string_view{argv[i]} == "--latency") {
+      blocks.clear();
     } else if (std::string_view{argv[i]} == "--quick") {
       rounds = 3;
       latency_rounds = 200;
     } else {
-      std::fprintf(stderr, "usage: tcp_bench [--lanes N] [--quick]\n");
+      std::fprintf(stderr, "usage: tcp_bench [--lanes N] [--quick] [--latency]\n");
       return 2;
     }
   }
@@ -506,7 +509,7 @@ int main(int argc, char** argv) {
   };
 
   std::vector<row> rows;
-  for (const std::size_t block : {std::size_t{65'536}, std::size_t{16'384}, std::size_t{4'096}}) {
+  for (const auto block : blocks) {
     std::vector<double> w, r, bw, br;
     for (int i = -1; i < rounds; ++i) {  // the first round warms up
       const auto ow = our_throughput(n, direction::write, block);

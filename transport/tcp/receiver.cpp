@@ -21,6 +21,7 @@ lane_receiver::lane_receiver(int fd, frame_handler& handler)
 
 lane_receiver::outcome lane_receiver::run(std::size_t budget) {
   bool worked = false;
+  emptied_ = false;
   while (true) {
     if (consume() == step::failed) return outcome::failed;
     if (budget == 0) return outcome::worked;
@@ -28,8 +29,10 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
     if (got == 0) return outcome::ended;
     if (got < 0) {
       if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK)
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        emptied_ = true;
         return worked ? outcome::worked : outcome::nothing;
+      }
       error_ = {errc::peer_lost,
                 "the connection to the peer failed: " + std::system_category().message(errno)};
       return outcome::failed;
@@ -37,7 +40,8 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
     worked = true;
     const auto bytes = static_cast<std::size_t>(got);
     // Less than was asked for: the socket is empty, do not pay for being told so.
-    budget = bytes < asked_ ? 0 : budget - std::min(budget, bytes);
+    emptied_ = bytes < asked_;
+    budget = emptied_ ? 0 : budget - std::min(budget, bytes);
   }
 }
 

@@ -49,6 +49,8 @@ class lane_receiver {
   [[nodiscard]] bool between_frames() const noexcept {
     return decoder_.between_frames() && begin_ == end_;
   }
+  /// Whether the last `run` left nothing in the socket.
+  [[nodiscard]] bool emptied() const noexcept { return emptied_; }
   [[nodiscard]] std::uint64_t payload_received() const noexcept { return payload_; }
 
  private:
@@ -78,6 +80,7 @@ class lane_receiver {
   std::size_t asked_{0};
   landing landing_;
   bool landed_{true};
+  bool emptied_{true};
   std::span<const std::byte>
       session_;  ///< into `buffer_` until `save_session`, then into `stored_`
   std::vector<std::byte> stored_;

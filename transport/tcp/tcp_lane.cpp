@@ -107,7 +107,10 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
     case frame_type::write: return end_write(header, session, landed, trailer_status);
     case frame_type::read_request: return {};
     case frame_type::read_data: {
-      if (header.has(flag_end_of_request)) tx_.read_request_answered();
+      if (header.has(flag_end_of_request)) {
+        tx_.read_request_answered();
+        urgent_ = true;  // another request may go
+      }
       std::optional<troupe::error> failure;
       if (trailer_status != 0) {
         failure =
@@ -137,6 +140,7 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
     case frame_type::ping: {
       std::array<std::byte, header_size> pong{};
       encode(frame_header{.type = frame_type::pong, .batch = header.batch}, pong.data());
+      urgent_ = true;
       if (tx_.push_control(pong) > 2 * owner_.options_.max_queued_frame_bytes) {
         return against_protocol("it pings and does not take the answers");
       }
@@ -146,6 +150,13 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
     case frame_type::goodbye: return fail(errc::link_broken, "the peer closed the link");
   }
   return against_protocol("unknown frame");
+}
+
+bool tcp_lane::must_flush() noexcept {
+  const bool queued = std::exchange(acknowledged_, false);
+  const bool at_once = std::exchange(urgent_, false) || deferring_ || !rx_.emptied();
+  deferring_ = queued && !at_once;
+  return at_once;
 }
 
 // -- target
@@ -235,6 +246,7 @@ result<void> tcp_lane::serve_read(const frame_header& header, std::span<const st
   job->bytes = bytes_of(where.runs);
   job->guard = guard_of(*grant);
   job->runs = std::make_shared<const std::vector<memory_run>>(std::move(where.runs));
+  urgent_ = true;
   if (tx_.push_reply(std::move(job)) > max_open_reads) {
     return against_protocol("more reads wait than it may have open");
   }
@@ -254,6 +266,7 @@ result<void> tcp_lane::acknowledge(const frame_header& about, std::uint8_t flags
   }
   std::array<std::byte, header_size> head{};
   encode(header, head.data());
+  (failure ? urgent_ : acknowledged_) = true;
   if (tx_.push_control(head, body) > 2 * owner_.options_.max_queued_frame_bytes) {
     return against_protocol("it does not take its acknowledgements");
   }

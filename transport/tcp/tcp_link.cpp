@@ -17,7 +17,7 @@ constexpr std::size_t receive_budget = std::size_t{4} << 20;  // per lane and tu
 constexpr std::size_t max_fenced_remembered = 4096;
 constexpr std::size_t max_gathered = 65'536;
 constexpr std::size_t max_gathered_bytes = std::size_t{64} << 20;
-constexpr std::uint32_t polls_per_round = 32;  // own polls between two rounds of the whole engine
+constexpr std::uint32_t polls_per_round = 64;  // own polls between two rounds of the whole engine
 
 }  // namespace
 
@@ -301,11 +301,15 @@ bool tcp_link::receive(tcp_lane& lane) {
   const auto before = lane.rx().payload_received();
   const auto outcome = lane.rx().run(receive_budget);
   bytes_in_.fetch_add(lane.rx().payload_received() - before, std::memory_order_relaxed);
-  auto error = lane.rx().error();
+  const bool flush_now = lane.must_flush();
+  if (lane.defers()) deferred_.store(true, std::memory_order_relaxed);
+  auto error = outcome == lane_receiver::outcome::failed ? lane.rx().error() : troupe::error{};
   lane.leave_rx();
+  if (flush_now && !lane.tx().blocked()) {
+    flush(lane);  // acknowledgements and replies of this turn, all at once
+  }
   if (outcome == lane_receiver::outcome::nothing) return false;
   touch();
-  if (!lane.tx().blocked()) flush(lane);  // acknowledgements and replies of this turn, all at once
   if (outcome == lane_receiver::outcome::ended) {
     break_link({errc::peer_lost, "the peer is gone: it closed the connection"});
   } else if (outcome == lane_receiver::outcome::failed) {
@@ -336,13 +340,21 @@ bool tcp_link::on_ready(std::uint64_t key, std::uint32_t events) {
 
 bool tcp_link::on_poll(steady_time now) {
   const auto idle = now.time_since_epoch().count() - active_ns_.load(std::memory_order_relaxed);
-  if (idle > std::chrono::nanoseconds{context_.options.spin}.count()) return false;
+  if (idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
+      !deferred_.load(std::memory_order_relaxed)) {
+    return false;
+  }
   return receive_all();
+}
+
+bool tcp_link::before_sleep() {
+  return !deferred_.load(std::memory_order_relaxed) || !receive_all();
 }
 
 bool tcp_link::receive_all() {
   if (!announced_.load(std::memory_order_acquire) || !is_up()) return false;
   bool worked = false;
+  deferred_.store(false, std::memory_order_relaxed);
   for (const auto& lane : lanes_) {
     if (lane->tx().blocked()) flush(*lane);
     worked = receive(*lane) || worked;

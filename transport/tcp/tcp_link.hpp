@@ -45,6 +45,11 @@ class tcp_lane final : public frame_handler {
     return !rx_busy_.exchange(true, std::memory_order_acquire);
   }
   void leave_rx() noexcept { rx_busy_.store(false, std::memory_order_release); }
+  /// Whether what the turn of receiving that ends now has queued must be sent at once.
+  /// Acknowledgements may wait for one more turn: most often the receiver of a frame answers, and
+  /// they travel with the answer.
+  [[nodiscard]] bool must_flush() noexcept;
+  [[nodiscard]] bool defers() const noexcept { return deferring_; }
 
  private:
   /// What the peer's batch that comes in over this lane has met so far.
@@ -78,6 +83,9 @@ class tcp_lane final : public frame_handler {
   lane_sender tx_;
   lane_receiver rx_;
   std::atomic<bool> rx_busy_{false};
+  bool acknowledged_{false};  ///< this turn queued acknowledgements ...
+  bool urgent_{false};        ///< ... or what somebody waits for
+  bool deferring_{false};     ///< the turn before left acknowledgements
   incoming_part incoming_;
   std::shared_ptr<given_grant> last_grant_;  ///< saves the table's lock for a run of frames
 };
@@ -122,6 +130,7 @@ class tcp_link final : public link,
   bool on_ready(std::uint64_t key, std::uint32_t events) override;
   void on_timer(std::uint64_t key, steady_time now) override;
   bool on_poll(steady_time now) override;
+  bool before_sleep() override;
 
   // -- lane_acceptor
   // --------------------------------------------------------------------------------------
@@ -227,6 +236,8 @@ class tcp_link final : public link,
 
   std::atomic<bool> told_up_{false};
   std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow
+  std::atomic<bool> deferred_{
+      false};  ///< some lane has acknowledgements that wait for its next turn
   std::atomic<std::int64_t> active_ns_{0};
   std::atomic<std::uint32_t> polls_{0};
   std::atomic<std::uint64_t> posted_{0}, completed_{0}, failed_{0}, frames_out_{0}, frames_in_{0},
