@@ -242,11 +242,14 @@ class decode_worker final : public worker {
   void received(decode_request& request, const event_done& happened) {
     request.times.received_ns = clock_ns();
     request.times.bytes = happened.bytes;
-    auto what = handoff_from(happened.aux);
-    if (!what) return conclude(request, fail(what.error()));
-    request.judge_overlap(what->computed_ns);
-    request.text = what->text;
     if (context_.layout().tp_rank > 0) return hand_over(request);
+    // With nothing to move there may be no handoff: then the first token is ours to find.
+    if (!happened.aux.empty() || context_.slots.in_use()) {
+      auto what = handoff_from(happened.aux);
+      if (!what) return conclude(request, fail(what.error()));
+      request.judge_overlap(what->computed_ns);
+      request.text = what->text;
+    }
     gather(request);
   }
 
@@ -310,6 +313,12 @@ class decode_worker final : public worker {
     auto cache = model_cache::create(std::move(parts));
     if (!cache) return conclude(request, fail(cache.error()));
     request.cache = std::move(*cache);
+    if (request.text.tokens.empty()) {
+      auto text =
+          first_of_cached(*context_.model, request.what.prompt, request.what.how, *request.cache);
+      if (!text) return conclude(request, fail(text.error()));
+      request.text = std::move(*text);
+    }
     request.now = state::decoding;
     if (is_complete(request.text, request.what.max_tokens)) finish(request);
   }

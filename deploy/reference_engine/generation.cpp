@@ -86,6 +86,11 @@ result<generation> prefill(const transformer& model, std::span<const token> prom
   return run->text();
 }
 
+result<generation> first_of_cached(const transformer& model, std::span<const token> prompt,
+                                   const sampling& how, model_cache& cache) {
+  return prefill(model, prompt, static_cast<std::uint32_t>(prompt.size()) - 1, 0, how, cache);
+}
+
 bool is_complete(const generation& text, std::uint32_t max_tokens) noexcept {
   return text.tokens.size() >= max_tokens ||
          (!text.tokens.empty() && text.tokens.back() == end_token);

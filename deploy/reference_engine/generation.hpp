@@ -65,6 +65,12 @@ class chunked_prefill {
                                          const sampling& how, model_cache& cache,
                                          const chunk_callback& on_chunk_layer = {});
 
+/// The first token of a prompt whose whole cache is there already: its last token is computed once
+/// more. Not for a model with recurrences, whose state has moved on.
+[[nodiscard]] result<generation> first_of_cached(const transformer& model,
+                                                 std::span<const token> prompt, const sampling& how,
+                                                 model_cache& cache);
+
 /// Whether `text` has `max_tokens` tokens or ends with `end_token`.
 [[nodiscard]] bool is_complete(const generation& text, std::uint32_t max_tokens) noexcept;
 /// Adds one token to a text that has its first and whose prompt of `prompt_tokens` tokens is in the

@@ -220,7 +220,12 @@ TEST(a_prefix_at_the_decode_side, is_not_moved_again) {
   const auto nothing = e.run(what);
   EXPECT_EQ(nothing.prefix_tokens, 45u);
   EXPECT_EQ(nothing.bytes, 0u);
-  what.id = "d";
+  what.id = "d";  // nor when nobody can have told the first token yet
+  what.order = first::decode;
+  const auto early = e.run(what);
+  EXPECT_EQ(early.prefix_tokens, 45u);
+  EXPECT_EQ(early.bytes, 0u);
+  what.id = "e";
   what.mode = "read";
   what.tokens = 50;
   const auto read = e.run(what);

@@ -1,0 +1,151 @@
+#include "troupe/deploy/demo.hpp"
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "troupe/deploy/child_process.hpp"
+
+/// `troupe demo` as a user runs it: real processes, its output, its exit code, and nothing left
+/// behind.
+namespace troupe::deploy {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class demo_run {
+ public:
+  explicit demo_run(std::vector<std::string> arguments)
+      : log_{::testing::TempDir() + "troupe-demo-" + std::to_string(::getpid()) + ".log"},
+        process_{start(std::move(arguments))} {}
+  ~demo_run() { std::filesystem::remove(log_); }
+  demo_run(const demo_run&) = delete;
+  demo_run& operator=(const demo_run&) = delete;
+
+  child_process& process() { return process_; }
+  [[nodiscard]] std::string output() const {
+    std::ifstream in{log_};
+    std::ostringstream text;
+    text << in.rdbuf();
+    return text.str();
+  }
+  /// The nodes' process ids, as the demo prints them.
+  [[nodiscard]] std::vector<pid_t> nodes() const {
+    std::vector<pid_t> pids;
+    const auto text = output();
+    const std::regex pid{"pid ([0-9]+)"};
+    for (std::sregex_iterator at{text.begin(), text.end(), pid}, end; at != end; ++at)
+      pids.push_back(static_cast<pid_t>(std::stol((*at)[1])));
+    return pids;
+  }
+
+ private:
+  child_process start(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "demo");
+    std::filesystem::remove(log_);
+    return std::move(child_process::start(TROUPE_COMMAND, std::move(arguments), log_).value());
+  }
+  std::string log_;
+  child_process process_;
+};
+
+bool within(std::chrono::milliseconds patience, const std::function<bool()>& holds) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(10ms);
+  }
+  return true;
+}
+
+bool gone(pid_t pid) {
+  return ::kill(pid, 0) != 0 && errno == ESRCH;
+}
+
+struct way {
+  const char *mode, *backend;
+};
+class the_demo : public ::testing::TestWithParam<way> {};
+INSTANTIATE_TEST_SUITE_P(ways, the_demo,
+                         ::testing::Values(way{"write", "shm"}, way{"write", "tcp"},
+                                           way{"read", "shm"}, way{"read", "tcp"},
+                                           way{"write", "auto"}),
+                         [](const ::testing::TestParamInfo<way>& p) {
+                           return std::string{p.param.mode} + "_" + p.param.backend;
+                         });
+
+TEST_P(the_demo, shows_that_the_moved_cache_gives_the_same_text) {
+  const std::string backend = GetParam().backend;
+  demo_run run{{"--mode", GetParam().mode, "--backend", backend, "--requests", "2", "--prompt",
+                "A short prompt."}};
+  ASSERT_TRUE(run.process().wait(30s));
+  EXPECT_EQ(run.process().ended(), "exit code 0");
+  EXPECT_THAT(run.output(), AllOf(HasSubstr("A short prompt."), HasSubstr("demo-2"),
+                                  HasSubstr("identical: yes")));
+  EXPECT_THAT(run.output(), HasSubstr(backend == "tcp" ? "over tcp" : "over shm"));
+  EXPECT_EQ(run.nodes().size(), 2u);
+  for (const pid_t pid : run.nodes()) EXPECT_TRUE(gone(pid)) << pid;
+}
+
+TEST(a_demo, whose_nodes_compute_something_else_says_no) {
+  // These nodes draw their weights from another seed.
+  demo_options options;
+  options.program = REFERENCE_NODE;
+  std::ostringstream out;
+  EXPECT_EQ(run_demo(options, out), 1);
+  EXPECT_THAT(out.str(), AllOf(HasSubstr("identical: NO"), Not(HasSubstr("identical: yes"))));
+}
+
+TEST(a_demo, whose_nodes_do_not_start_says_why) {
+  demo_options options;
+  options.program = "/bin/false";
+  std::ostringstream out;
+  EXPECT_EQ(run_demo(options, out), 1);
+  EXPECT_THAT(out.str(), HasSubstr("ended with exit code 1"));
+  options.program = "/nowhere/troupe";
+  out.str({});
+  EXPECT_EQ(run_demo(options, out), 1);
+  EXPECT_THAT(out.str(), HasSubstr("cannot run /nowhere/troupe"));
+}
+
+TEST(a_demo, that_is_asked_for_what_it_does_not_have_refuses) {
+  for (const auto& wrong : {demo_options{.mode = "push"}, demo_options{.backend = "rdma"},
+                            demo_options{.requests = 0}}) {
+    std::ostringstream out;
+    EXPECT_EQ(run_demo(wrong, out), 1);
+    EXPECT_THAT(out.str(), HasSubstr("invalid_config"));
+  }
+}
+
+class an_interrupted_demo : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(signals, an_interrupted_demo, ::testing::Values(SIGINT, SIGTERM, SIGKILL));
+
+TEST_P(an_interrupted_demo, leaves_no_process_behind) {
+  demo_run run{{"--requests", "1000"}};
+  ASSERT_TRUE(within(30s, [&] { return run.output().find("demo-1 ") != std::string::npos; }));
+  const auto nodes = run.nodes();
+  ASSERT_EQ(nodes.size(), 2u);
+  ::kill(run.process().pid(), GetParam());
+  ASSERT_TRUE(run.process().wait(15s));
+  EXPECT_EQ(run.process().ended(),
+            GetParam() == SIGKILL ? std::string{"signal 9"} : std::string{"exit code 130"});
+  EXPECT_TRUE(within(10s, [&] { return gone(nodes[0]) && gone(nodes[1]); }));
+}
+
+}  // namespace
+}  // namespace troupe::deploy
