@@ -546,7 +546,9 @@ void receiver_concluded(self_pointer self, operation_id operation, session_concl
   if (rank == nullptr) return;
   rank->done = true;
   r.bytes += outcome.bytes;
-  if (rank == &r.ranks.front()) r.aux = std::move(outcome.aux);
+  // A rank that moves nothing to us may have concluded before its engine sealed, with nothing to say.
+  const bool first = rank == &r.ranks.front();
+  if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
   if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
     conclude_receive(self, operation, std::nullopt, {deadline_came{}});
   }
