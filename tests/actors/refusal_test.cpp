@@ -1,0 +1,343 @@
+// Requests that cannot be served, and deployments that do not fit together: each ends with an error
+// that says what is wrong, at once or at its deadline, and nothing hangs.
+
+#include <string>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "cluster_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+/// "send ID TOKENS SEED": the whole request at once; answers with its outcome.
+int generous_prefill(engine& node, line_channel& channel) {
+  cache_bytes cache{node};
+  listener events{node};
+  const auto layers = static_cast<std::uint32_t>(node.layout().layers.size());
+  while (auto line = channel.hear(60s)) {
+    std::istringstream words{*line};
+    std::string request;
+    std::uint32_t tokens = 0;
+    std::uint64_t seed = 0;
+    words >> request >> tokens >> seed;
+    auto blocks = node.allocate_blocks((tokens + 15) / 16);
+    if (!blocks) return 1;
+    auto send = node.send({request, blocks->blocks, 0, 0ms, 0});
+    if (!send) {
+      channel.say(to_string(send.error()));
+      (void)node.free_blocks(blocks->owner, blocks->blocks);
+      continue;
+    }
+    cache.fill(blocks->blocks, 0, layers, 0, tokens, seed);
+    (void)node.layers_ready(*send, 0, layers, tokens);
+    (void)node.seal(*send, tokens);
+    (void)node.free_blocks(blocks->owner, blocks->blocks);
+    channel.say("offered");
+    if (!events.unpinned(*send)) return 2;
+    channel.say(events.of(*send).failed > 0 ? to_string(events.of(*send).why) : "done");
+  }
+  return 0;
+}
+
+/// 4 layers, 2 heads of 32 fp16, K and V: 1 KiB per token, 16 KiB per block.
+constexpr auto four_blocks = "64KiB";
+
+class refusal : public ::testing::Test {
+ protected:
+  cluster_options options;
+  std::unique_ptr<cluster> c;
+  std::unique_ptr<forked> prefill;
+  std::unique_ptr<engine> node;
+  std::unique_ptr<listener> events;
+
+  void begin() {
+    c = std::make_unique<cluster>(options);
+    prefill = c->spawn("prefill-0", generous_prefill);
+    cluster::quiet("decode-0");
+    node = c->start("decode-0");
+    ASSERT_TRUE(node);
+    events = std::make_unique<listener>(*node);
+  }
+  [[nodiscard]] result<operation_id> receive(const std::string& request, std::uint32_t tokens,
+                                             std::chrono::milliseconds deadline = 0ms,
+                                             bool fail_when_full = false) {
+    return node->receive({request,
+                          {"prefill-0"},
+                          actors::transfer_mode::write,
+                          tokens,
+                          0,
+                          {},
+                          0,
+                          deadline,
+                          fail_when_full});
+  }
+};
+
+TEST_F(refusal, of_a_request_that_no_pool_could_hold_comes_at_once) {
+  options.decode_pool = four_blocks;
+  begin();
+  auto asked = receive("large", 65);
+  ASSERT_FALSE(asked);
+  EXPECT_EQ(asked.error().code, errc::pool_exhausted);
+  EXPECT_NE(asked.error().message.find("5 blocks"), std::string::npos) << asked.error().message;
+  EXPECT_NE(asked.error().message.find("whole pool has 4"), std::string::npos)
+      << asked.error().message;
+}
+
+TEST_F(refusal, of_a_full_pool_comes_at_once_to_who_does_not_wait) {
+  options.decode_pool = four_blocks;
+  begin();
+  auto all = node->allocate_blocks(4);
+  ASSERT_TRUE(all);
+  auto asked = receive("r", 16, 0ms, true);
+  ASSERT_TRUE(asked) << to_string(asked.error());
+  ASSERT_TRUE(events->outcome(*asked, 1s));
+  EXPECT_EQ(events->of(*asked).why.code, errc::pool_exhausted) << to_string(events->of(*asked).why);
+  EXPECT_TRUE(events->unpinned(*asked, 1s));
+}
+
+TEST_F(refusal, by_configuration_is_the_same) {
+  options.decode_pool = four_blocks;
+  options.on_full = "fail";
+  begin();
+  auto all = node->allocate_blocks(4);
+  ASSERT_TRUE(all);
+  auto asked = receive("r", 16);
+  ASSERT_TRUE(asked);
+  ASSERT_TRUE(events->outcome(*asked, 1s));
+  EXPECT_EQ(events->of(*asked).why.code, errc::pool_exhausted) << to_string(events->of(*asked).why);
+}
+
+TEST_F(refusal, is_not_what_a_full_pool_says_to_who_waits_in_line) {
+  options.decode_pool = four_blocks;
+  begin();
+  auto all = node->allocate_blocks(4);
+  ASSERT_TRUE(all);
+  // The first wants more than is freed first: the second must not overtake it.
+  auto first = receive("first", 48);
+  auto second = receive("second", 16);
+  ASSERT_TRUE(first);
+  ASSERT_TRUE(second);
+  events->listen_for(200ms);
+  ASSERT_TRUE(node->free_blocks(all->owner, std::span{all->blocks}.first(2)));
+  events->listen_for(200ms);
+  EXPECT_FALSE(events->of(*first).allocated);
+  EXPECT_FALSE(events->of(*second).allocated) << "it overtook the first in line";
+  ASSERT_TRUE(node->free_blocks(all->owner, std::span{all->blocks}.last(2)));
+  ASSERT_TRUE(
+      events->until([&] { return events->of(*first).allocated && events->of(*second).allocated; }));
+  prefill->channel().say("first 48 1");
+  ASSERT_TRUE(events->outcome(*first));
+  EXPECT_EQ(events->of(*first).done, 1) << to_string(events->of(*first).why);
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "offered");
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "done");
+  prefill->channel().say("second 16 2");
+  ASSERT_TRUE(events->outcome(*second));
+  EXPECT_EQ(events->of(*second).done, 1) << to_string(events->of(*second).why);
+}
+
+TEST_F(refusal, of_a_wait_in_line_comes_at_its_deadline_and_lets_the_next_one_in) {
+  options.decode_pool = four_blocks;
+  begin();
+  auto most = node->allocate_blocks(3);
+  ASSERT_TRUE(most);
+  auto first = receive("first", 64, 300ms);
+  auto second = receive("second", 16);
+  ASSERT_TRUE(first);
+  ASSERT_TRUE(second);
+  ASSERT_TRUE(events->outcome(*first, 2s));
+  EXPECT_EQ(events->of(*first).why.code, errc::deadline) << to_string(events->of(*first).why);
+  EXPECT_TRUE(events->until([&] { return events->of(*second).allocated.has_value(); }, 2s));
+}
+
+TEST_F(refusal, of_an_unknown_source_comes_at_once_and_names_it) {
+  begin();
+  auto asked =
+      node->receive({"r", {"prefill-7"}, actors::transfer_mode::write, 16, 0, {}, 0, 0ms, false});
+  ASSERT_FALSE(asked);
+  EXPECT_EQ(asked.error().code, errc::not_found);
+  EXPECT_NE(asked.error().message.find("prefill-7"), std::string::npos);
+}
+
+TEST_F(refusal, of_a_request_that_nobody_offers_comes_at_its_deadline) {
+  begin();
+  auto asked = receive("nobody's", 16, 400ms);
+  ASSERT_TRUE(asked);
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_TRUE(events->unpinned(*asked, 3s));
+  EXPECT_EQ(events->of(*asked).failed, 1);
+  EXPECT_EQ(events->of(*asked).why.code, errc::deadline) << to_string(events->of(*asked).why);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 1s);
+}
+
+TEST_F(refusal, of_a_source_that_is_not_up_comes_at_the_deadline) {
+  c = std::make_unique<cluster>(options);
+  node = c->start("decode-0");
+  ASSERT_TRUE(node);
+  events = std::make_unique<listener>(*node);
+  auto asked = receive("r", 16, 400ms);
+  ASSERT_TRUE(asked);
+  ASSERT_TRUE(events->unpinned(*asked, 3s));
+  EXPECT_EQ(events->of(*asked).failed, 1);
+  EXPECT_EQ(events->of(*asked).why.code, errc::deadline) << to_string(events->of(*asked).why);
+}
+
+TEST_F(refusal, of_a_request_that_is_live_already_comes_at_once) {
+  begin();
+  auto first = receive("r", 16);
+  ASSERT_TRUE(first);
+  auto again = receive("r", 16);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, errc::already_exists);
+  EXPECT_NE(again.error().message.find("r"), std::string::npos);
+  // The first is not disturbed, and the id is free again when it ended.
+  prefill->channel().say("r 16 1");
+  ASSERT_TRUE(events->unpinned(*first));
+  EXPECT_EQ(events->of(*first).done, 1) << to_string(events->of(*first).why);
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "offered");
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "done");
+  auto later = receive("r", 16, 200ms);
+  EXPECT_TRUE(later);
+}
+
+TEST_F(refusal, of_a_request_whose_source_was_delivered_comes_at_once) {
+  begin();
+  auto first = receive("r", 16);
+  ASSERT_TRUE(first);
+  prefill->channel().say("r 16 1");
+  ASSERT_TRUE(events->unpinned(*first));
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "offered");
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "done");
+  auto late = receive("r", 16);
+  ASSERT_TRUE(late);
+  ASSERT_TRUE(events->outcome(*late, 1s));
+  EXPECT_EQ(events->of(*late).why.code, errc::not_found) << to_string(events->of(*late).why);
+  EXPECT_NE(events->of(*late).why.message.find("delivered"), std::string::npos);
+}
+
+TEST_F(refusal, of_a_send_that_is_live_already_comes_at_once) {
+  begin();
+  prefill->channel().say("r 16 1");
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "offered");
+  auto blocks = node->allocate_blocks(1);
+  ASSERT_TRUE(blocks);
+  auto first = node->send({"mine", blocks->blocks, 0, 0ms, 0});
+  ASSERT_TRUE(first);
+  auto again = node->send({"mine", blocks->blocks, 0, 0ms, 0});
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, errc::already_exists);
+}
+
+TEST_F(refusal, of_more_tokens_than_were_sealed_comes_to_both_sides) {
+  begin();
+  auto asked = receive("short", 32);
+  ASSERT_TRUE(asked);
+  prefill->channel().say("short 16 1");
+  ASSERT_TRUE(events->unpinned(*asked));
+  EXPECT_EQ(events->of(*asked).why.code, errc::out_of_range) << to_string(events->of(*asked).why);
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "offered");
+  EXPECT_NE(prefill->channel().hear().value_or("silence").find("out_of_range"), std::string::npos);
+}
+
+TEST_F(refusal, of_a_second_node_with_the_name_of_a_live_one) {
+  begin();
+  auto second = engine::start(c->deployment(), "decode-0");
+  ASSERT_TRUE(second) << to_string(second.error());
+  auto in = (*second)->wait_registered(1500ms);
+  ASSERT_FALSE(in);
+  EXPECT_NE(in.error().message.find("already_exists"), std::string::npos) << to_string(in.error());
+  EXPECT_NE(in.error().message.find("decode-0"), std::string::npos) << to_string(in.error());
+  second->reset();
+  // The first one was not disturbed.
+  auto asked = receive("r", 16);
+  ASSERT_TRUE(asked);
+  prefill->channel().say("r 16 1");
+  ASSERT_TRUE(events->outcome(*asked));
+  EXPECT_EQ(events->of(*asked).done, 1) << to_string(events->of(*asked).why);
+}
+
+TEST_F(refusal, of_a_port_that_is_taken_comes_from_start) {
+  c = std::make_unique<cluster>(options);
+  cluster::quiet("decode-0");
+  const int listener_fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  ASSERT_EQ(::bind(listener_fd, reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(::listen(listener_fd, 1), 0);
+  ASSERT_EQ(::getsockname(listener_fd, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  auto deployment = c->deployment();
+  for (auto& stage : deployment.stages) {
+    if (stage.name == "decode") stage.ports = {ntohs(at.sin_port)};
+  }
+  auto started = engine::start(deployment, "decode-0");
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().code, errc::already_exists) << to_string(started.error());
+  EXPECT_NE(started.error().message.find(std::to_string(ntohs(at.sin_port))), std::string::npos)
+      << to_string(started.error());
+  close(listener_fd);
+  auto again = engine::start(deployment, "decode-0");
+  EXPECT_TRUE(again) << to_string(again.error());
+}
+
+/// A cache of the engine's own that differs from the deployment's in one field.
+struct odd_geometry {
+  std::string field;
+  std::uint32_t block_tokens{16};
+  std::uint32_t layers{4};
+  std::uint32_t kv_heads{2};
+  std::uint32_t head_dim{32};
+  std::string dtype{"fp16"};
+  std::string here, there;  ///< both values, as the sentence must name them
+};
+
+class mismatch : public ::testing::TestWithParam<odd_geometry> {};
+
+TEST_P(mismatch, of_the_two_caches_is_one_clear_error_at_the_decode_side) {
+  const auto& odd = GetParam();
+  cluster c{cluster_options{}};
+  auto prefill = c.spawn("prefill-0", generous_prefill);
+  cluster::quiet("decode-0");
+  kvcache::cache_shape shape;
+  shape.layers = kvcache::attention_layers(odd.layers, odd.kv_heads, odd.head_dim);
+  shape.dtype = odd.dtype;
+  shape.block_tokens = odd.block_tokens;
+  shape.blocks = 8;
+  auto layout = kvcache::make_layout(shape, {});
+  ASSERT_TRUE(layout);
+  std::vector<std::byte> memory(kvcache::region_sizes(*layout).front());
+  engine_options own;
+  own.layout = *layout;
+  own.regions = {memory};
+  auto node = c.start("decode-0", std::move(own));
+  ASSERT_TRUE(node);
+  listener events{*node};
+  auto asked = node->receive(
+      {"r", {"prefill-0"}, actors::transfer_mode::write, 8, 0, {block_id{3}}, 0, 8s, false});
+  ASSERT_TRUE(asked) << to_string(asked.error());
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_TRUE(events.unpinned(*asked));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 4s);
+  const auto& t = events.of(*asked);
+  EXPECT_EQ(t.failed, 1);
+  EXPECT_EQ(t.why.code, errc::layout_mismatch) << to_string(t.why);
+  EXPECT_NE(t.why.message.find(odd.field), std::string::npos) << t.why.message;
+  EXPECT_NE(t.why.message.find(odd.here), std::string::npos) << t.why.message;
+  EXPECT_NE(t.why.message.find(odd.there), std::string::npos) << t.why.message;
+  node->stop();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    fields, mismatch,
+    ::testing::Values(odd_geometry{"block_tokens", 8, 4, 2, 32, "fp16", "8", "16"},
+                      odd_geometry{"dtype", 16, 4, 2, 32, "bf16", "bf16", "fp16"},
+                      odd_geometry{"layers", 16, 3, 2, 32, "fp16", "3", "4"},
+                      odd_geometry{"kv_heads", 16, 4, 1, 32, "fp16", "1", "2"},
+                      odd_geometry{"head_dim", 16, 4, 2, 64, "fp16", "64", "32"}),
+    [](const auto& test) { return test.param.field; });
+
+}  // namespace
+}  // namespace troupe::testing
