@@ -478,17 +478,22 @@ control fork_child(const std::function<void(const control&)>& body) {
 
 int main(int argc, char** argv) {
   std::uint32_t lanes = 1;
+  std::string_view only;  // write or read: ours alone, for a rival that another program runs
   std::vector<std::size_t> blocks{65'536, 16'384, 4'096};
   for (int i = 1; i < argc; ++i) {
     if (std::string_view{argv[i]} == "--lanes" && i + 1 < argc) {
       lanes = static_cast<std::uint32_t>(std::strtoul(argv[++i], nullptr, 10));
+    } else if (std::string_view{argv[i]} == "--only" && i + 2 < argc) {
+      only = argv[++i];
+      blocks = {std::strtoul(argv[++i], nullptr, 10)};
     } else if (std::string_view{argv[i]} == "--latency") {
       blocks.clear();
     } else if (std::string_view{argv[i]} == "--quick") {
       rounds = 3;
       latency_rounds = 200;
     } else {
-      std::fprintf(stderr, "usage: tcp_bench [--lanes N] [--quick] [--latency]\n");
+      std::fprintf(
+          stderr, "usage: tcp_bench [--lanes N] [--quick] [--latency] [--only write|read BLOCK]\n");
       return 2;
     }
   }
@@ -509,6 +514,15 @@ int main(int argc, char** argv) {
   };
 
   std::vector<row> rows;
+  if (!only.empty()) {
+    const auto dir = only == "write" ? direction::write : direction::read;
+    our_throughput(n, dir, blocks[0]);  // warms up
+    rows.push_back(
+        {"tcp " + std::string{only}, our_throughput(n, dir, blocks[0]), 1, 0, "GB/s", false});
+    print(rows);
+    std::fflush(stdout);
+    std::_Exit(0);
+  }
   for (const auto block : blocks) {
     std::vector<double> w, r, bw, br;
     for (int i = -1; i < rounds; ++i) {  // the first round warms up
