@@ -29,7 +29,7 @@ constexpr auto start_patience = 20s;
 struct bench_arguments {
   bench_options load;
   std::string duration{"5s"};
-  std::string log_level{"warn"};
+  std::string log_level{"error"};
   std::string source_file;  ///< set in the process that takes the prefill side
   int announce_fd{-1};
 };

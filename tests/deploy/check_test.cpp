@@ -1,0 +1,68 @@
+#include <algorithm>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "troupe/config/parse.hpp"
+#include "troupe/config/resolve.hpp"
+
+#include "command.hpp"
+
+namespace {
+
+using ::testing::HasSubstr;
+using troupe::testing::run;
+
+const std::string source = TROUPE_SOURCE;
+
+class examples : public ::testing::TestWithParam<std::string> {
+ protected:
+  const std::string path = source + "/deploy/examples/" + GetParam() + ".yaml";
+};
+
+TEST_P(examples, are_printed_so_that_they_parse_to_the_same_deployment) {
+  const auto ended = run({"check", path});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const auto original = troupe::config::load(path);
+  const auto again = troupe::config::parse(ended.out, "printed");
+  ASSERT_TRUE(original.value.has_value());
+  ASSERT_TRUE(again.value.has_value()) << troupe::config::to_string(again.issues);
+  EXPECT_EQ(*again.value, *original.value);
+}
+
+TEST_P(examples, are_listed_node_by_node) {
+  const auto ended = run({"check", path, "--nodes"});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const auto deployment = troupe::config::load(path);
+  ASSERT_TRUE(deployment.value.has_value());
+  for (const auto& node : troupe::config::resolve(*deployment.value))
+    EXPECT_THAT(ended.out, HasSubstr("\n" + node.name + " "));
+}
+
+INSTANTIATE_TEST_SUITE_P(check, examples, ::testing::Values("quickstart", "hetero-tp", "store"),
+                         [](const auto& tested) {
+                           auto name = tested.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(check, a_bad_file_ends_with_two_and_all_its_lines_on_standard_error) {
+  const auto path = source + "/tests/config/bad/many-errors.yaml";
+  const auto ended = run({"check", path});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_EQ(ended.out, "");
+  const auto expected = troupe::config::load(path);
+  ASSERT_GT(expected.issues.size(), 3u);
+  for (const auto& issue : expected.issues) {
+    EXPECT_THAT(ended.err, HasSubstr(path + ":" + std::to_string(issue.line) + ":"));
+    EXPECT_THAT(ended.err, HasSubstr(troupe::config::to_string(issue)));
+  }
+}
+
+TEST(check, a_file_that_is_not_there_ends_with_two_and_its_name) {
+  const auto ended = run({"check", "/nowhere/at-all.yaml"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("/nowhere/at-all.yaml"));
+}
+
+}  // namespace

@@ -1,0 +1,211 @@
+#include "command.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <regex>
+#include <thread>
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace troupe::testing {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// Appends what waits there. False: the other end is closed.
+bool read_some(int fd, std::string& text) {
+  std::array<char, 4096> part{};
+  const auto count = ::read(fd, part.data(), part.size());
+  if (count > 0) text.append(part.data(), static_cast<std::size_t>(count));
+  return count > 0 || (count < 0 && errno == EINTR);
+}
+
+sockaddr_in loopback(std::uint16_t port) {
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  at.sin_port = htons(port);
+  return at;
+}
+
+}  // namespace
+
+// -- processes
+// ----------------------------------------------------------------------------------
+
+command::command(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), TROUPE_COMMAND);
+  std::vector<char*> raw;
+  for (auto& argument : arguments) raw.push_back(argument.data());
+  raw.push_back(nullptr);
+  int out[2];
+  int err[2];
+  if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) return;
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::dup2(out[1], STDOUT_FILENO);
+    ::dup2(err[1], STDERR_FILENO);
+    ::execv(raw.front(), raw.data());
+    ::_exit(127);
+  }
+  ::close(out[1]);
+  ::close(err[1]);
+  out_fd_ = out[0];
+  err_fd_ = err[0];
+}
+
+command::~command() {
+  if (pid_ > 0) {
+    // In good order, so that a test that failed leaves no nodes behind either.
+    signal(SIGTERM);
+    if (wait(std::chrono::seconds{15}) == -1 && pid_ > 0) {
+      signal(SIGKILL);
+      (void)::waitpid(pid_, nullptr, 0);
+    }
+  }
+  for (const int fd : {out_fd_, err_fd_})
+    if (fd >= 0) ::close(fd);
+}
+
+bool command::pump(milliseconds timeout) {
+  std::array<pollfd, 2> fds{pollfd{out_fd_, POLLIN, 0}, pollfd{err_fd_, POLLIN, 0}};
+  if (out_fd_ < 0 && err_fd_ < 0) return false;
+  if (::poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return true;
+  const auto take = [](pollfd& ready, int& fd, std::string& text) {
+    if (ready.revents == 0 || read_some(fd, text)) return;
+    ::close(fd);
+    fd = -1;
+  };
+  take(fds[0], out_fd_, out_);
+  take(fds[1], err_fd_, err_);
+  return true;
+}
+
+bool command::says(const std::string& text, milliseconds timeout) {
+  const auto until = clock::now() + timeout;
+  const auto said = [&] {
+    return out_.find(text) != std::string::npos || err_.find(text) != std::string::npos;
+  };
+  while (!said() && clock::now() < until)
+    if (!pump(milliseconds{50})) break;
+  return said();
+}
+
+int command::wait(milliseconds timeout) {
+  const auto until = clock::now() + timeout;
+  while (pid_ > 0 && clock::now() < until) {
+    int status = 0;
+    if (::waitpid(pid_, &status, WNOHANG) == pid_) {
+      pid_ = -1;
+      code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      break;
+    }
+    if (!pump(milliseconds{20})) std::this_thread::sleep_for(milliseconds{5});
+  }
+  // What was written last; nodes that outlive the command may hold the pipes open.
+  for (int i = 0; i < 10 && pid_ < 0 && (out_fd_ >= 0 || err_fd_ >= 0); ++i)
+    (void)pump(milliseconds{20});
+  return pid_ > 0 ? -1 : code_;
+}
+
+void command::signal(int number) const {
+  if (pid_ > 0) ::kill(pid_, number);
+}
+
+ended run(std::vector<std::string> arguments) {
+  command troupe{std::move(arguments)};
+  const int code = troupe.wait();
+  return {code, troupe.out(), troupe.err()};
+}
+
+bool vanishes(pid_t pid, milliseconds timeout) {
+  const auto exists = [pid] { return pid > 0 && ::kill(pid, 0) == 0; };
+  const auto until = clock::now() + timeout;
+  while (exists() && clock::now() < until) std::this_thread::sleep_for(milliseconds{10});
+  return !exists();
+}
+
+// -- files and ports
+// ----------------------------------------------------------------------------------
+
+deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port) {
+  const char* base = std::getenv("TMPDIR");
+  path_ = std::string{base != nullptr ? base : "/tmp"} + "/troupe-test-XXXXXX";
+  const int fd = ::mkstemp(path_.data());
+  if (fd >= 0) ::close(fd);
+  std::ofstream{path_} << "cluster: cli-test\n"
+                          "supervisor: {host: 127.0.0.1, port: "
+                       << supervisor_port
+                       << ", heartbeat_interval: 200ms, heartbeat_timeout: 3s}\n"
+                          "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, "
+                          "block_tokens: 16}\n"
+                          "stages:\n"
+                          "  - {name: prefill, role: prefill, pool: {size: 1MiB}}\n"
+                          "  - {name: decode, role: decode, pool: {size: 1MiB}}\n"
+                          "  - {name: cache, role: store, pool: {size: 1MiB}}\n"
+                          "edges:\n"
+                          "  - {from: prefill, to: decode, mode: write}\n";
+}
+
+deployment_on_disk::~deployment_on_disk() {
+  ::unlink(path_.c_str());
+}
+
+taken_port::taken_port() : fd_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
+  auto at = loopback(0);
+  socklen_t size = sizeof at;
+  auto* generic = reinterpret_cast<sockaddr*>(&at);
+  if (::bind(fd_, generic, size) == 0 && ::listen(fd_, 1) == 0 &&
+      ::getsockname(fd_, generic, &size) == 0)
+    number_ = ntohs(at.sin_port);
+}
+
+taken_port::~taken_port() {
+  ::close(fd_);
+}
+
+std::uint16_t free_port() {
+  return taken_port{}.number();
+}
+
+bool listens(std::uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const auto at = loopback(port);
+  const bool answered = ::connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+  ::close(fd);
+  return answered;
+}
+
+// -- what `up` says
+// ----------------------------------------------------------------------------------
+
+std::vector<started_node> nodes_in(const std::string& output) {
+  static const std::regex line{R"((\S+) \(pid (\d+)\) listens at \S+:(\d+))"};
+  std::vector<started_node> all;
+  for (std::sregex_iterator it{output.begin(), output.end(), line}, end; it != end; ++it)
+    all.push_back({(*it)[1], static_cast<pid_t>(std::stol((*it)[2])),
+                   static_cast<std::uint16_t>(std::stoul((*it)[3]))});
+  return all;
+}
+
+started_node node_in(const std::string& output, const std::string& name) {
+  const auto all = nodes_in(output);
+  const auto found = std::ranges::find(all, name, &started_node::name);
+  return found == all.end() ? started_node{} : *found;
+}
+
+}  // namespace troupe::testing

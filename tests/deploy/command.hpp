@@ -1,0 +1,93 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+/// The `troupe` command, run by tests as a user runs it.
+namespace troupe::testing {
+
+/// A `troupe` process with its output. It never outlives the object.
+class command {
+ public:
+  explicit command(std::vector<std::string> arguments);
+  ~command();
+  command(const command&) = delete;
+  command& operator=(const command&) = delete;
+
+  /// Reads until standard output or error holds `text`. False: it did not in time, or they ended.
+  [[nodiscard]] bool says(const std::string& text,
+                          std::chrono::milliseconds timeout = std::chrono::seconds{30});
+  /// Waits for its end. The exit code; 128 + signal; -1 when it did not end in time.
+  int wait(std::chrono::milliseconds timeout = std::chrono::seconds{60});
+  void signal(int number) const;
+
+  [[nodiscard]] const std::string& out() const { return out_; }
+  [[nodiscard]] const std::string& err() const { return err_; }
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  bool pump(std::chrono::milliseconds timeout);
+  pid_t pid_{-1};
+  int out_fd_{-1};
+  int err_fd_{-1};
+  int code_{-1};
+  std::string out_, err_;
+};
+
+struct ended {
+  int code{-1};
+  std::string out, err;
+};
+/// Runs it to its end.
+[[nodiscard]] ended run(std::vector<std::string> arguments);
+
+/// A deployment of a prefill, a decode and a store on this machine, written to a file that goes
+/// with the object.
+class deployment_on_disk {
+ public:
+  /// Port 0: the OS chooses, and nobody but `up` knows.
+  explicit deployment_on_disk(std::uint16_t supervisor_port);
+  ~deployment_on_disk();
+  deployment_on_disk(const deployment_on_disk&) = delete;
+  deployment_on_disk& operator=(const deployment_on_disk&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// A listening socket on 127.0.0.1, for as long as the object lives.
+class taken_port {
+ public:
+  taken_port();
+  ~taken_port();
+  taken_port(const taken_port&) = delete;
+  taken_port& operator=(const taken_port&) = delete;
+  [[nodiscard]] std::uint16_t number() const { return number_; }
+
+ private:
+  int fd_{-1};
+  std::uint16_t number_{0};
+};
+
+[[nodiscard]] std::uint16_t free_port();
+[[nodiscard]] bool listens(std::uint16_t port);
+/// Waits until there is no process of that number, not even one that nobody has waited for.
+[[nodiscard]] bool vanishes(pid_t pid,
+                            std::chrono::milliseconds timeout = std::chrono::seconds{10});
+
+/// What `troupe up` says of each node it started.
+struct started_node {
+  std::string name;
+  pid_t pid{-1};
+  std::uint16_t port{0};
+};
+[[nodiscard]] std::vector<started_node> nodes_in(const std::string& output);
+/// The one of that name; pid -1 when there is none.
+[[nodiscard]] started_node node_in(const std::string& output, const std::string& name);
+
+}  // namespace troupe::testing

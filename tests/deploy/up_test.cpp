@@ -1,0 +1,138 @@
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "command.hpp"
+
+namespace {
+
+using ::testing::HasSubstr;
+using namespace troupe::testing;
+
+void expect_nothing_left(const std::string& output) {
+  for (const auto& node : nodes_in(output)) {
+    EXPECT_TRUE(vanishes(node.pid)) << node.name;
+    EXPECT_FALSE(listens(node.port)) << node.name;
+  }
+}
+
+TEST(up, starts_every_node_and_ctrl_c_stops_them_all_and_leaves_nothing) {
+  const deployment_on_disk file{free_port()};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+  const auto nodes = nodes_in(up.out());
+  ASSERT_EQ(nodes.size(), 4u) << up.out();
+  for (const auto& node : nodes) EXPECT_TRUE(listens(node.port)) << node.name;
+  up.signal(SIGINT);
+  EXPECT_EQ(up.wait(), 0) << up.err();
+  EXPECT_THAT(up.out(), HasSubstr("all nodes stopped"));
+  expect_nothing_left(up.out());
+}
+
+TEST(up, the_same_port_can_be_used_again_at_once) {
+  const deployment_on_disk file{free_port()};
+  for (int life = 0; life < 2; ++life) {
+    command up{{"up", file.path()}};
+    ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+    up.signal(SIGTERM);
+    ASSERT_EQ(up.wait(), 0) << up.err();
+  }
+}
+
+TEST(up, a_supervisor_that_listens_anywhere_is_found_by_its_own_nodes) {
+  const deployment_on_disk file{0};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+  const auto port = node_in(up.out(), "supervisor").port;
+  EXPECT_EQ(run({"status", "127.0.0.1:" + std::to_string(port)}).code, 0);
+}
+
+TEST(up, a_taken_port_fails_at_once_and_is_named) {
+  const taken_port taken;
+  const deployment_on_disk file{taken.number()};
+  command up{{"up", file.path()}};
+  EXPECT_EQ(up.wait(), 1);
+  EXPECT_THAT(up.err(), HasSubstr("supervisor"));
+  EXPECT_THAT(up.err(), HasSubstr("already_exists"));
+  EXPECT_THAT(up.err(), HasSubstr(std::to_string(taken.number())));
+  EXPECT_THAT(up.out(), ::testing::Not(HasSubstr("prefill-0")));
+}
+
+class victim : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(victim, that_is_killed_is_reported_and_takes_the_others_down_in_good_order) {
+  const deployment_on_disk file{free_port()};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+  const auto dead = node_in(up.out(), GetParam());
+  ASSERT_GT(dead.pid, 0);
+  ASSERT_EQ(::kill(dead.pid, SIGKILL), 0);
+  EXPECT_EQ(up.wait(), 1);
+  EXPECT_THAT(up.err(), HasSubstr(GetParam() + " (pid " + std::to_string(dead.pid) +
+                                  ") ended with signal 9; stopping the other nodes"));
+  EXPECT_THAT(up.out(), HasSubstr("all nodes stopped"));
+  expect_nothing_left(up.out());
+}
+
+INSTANTIATE_TEST_SUITE_P(up, victim, ::testing::Values("supervisor", "prefill-0", "cache-0"),
+                         [](const auto& tested) {
+                           return tested.param.substr(0, tested.param.find('-'));
+                         });
+
+TEST(up, nodes_do_not_outlive_a_killed_up) {
+  const deployment_on_disk file{free_port()};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+  up.signal(SIGKILL);
+  EXPECT_EQ(up.wait(), 128 + SIGKILL);
+  expect_nothing_left(up.out());
+}
+
+TEST(up, starts_only_what_it_is_told_to) {
+  const deployment_on_disk file{free_port()};
+  command up{{"up", file.path(), "--only", "supervisor", "cache"}};
+  ASSERT_TRUE(up.says("2 nodes are up")) << up.out() << up.err();
+  EXPECT_GT(node_in(up.out(), "cache-0").pid, 0);
+  EXPECT_EQ(node_in(up.out(), "prefill-0").pid, -1);
+}
+
+TEST(up, a_name_that_is_no_node_ends_with_two_and_the_names_there_are) {
+  const deployment_on_disk file{free_port()};
+  const auto ended = run({"up", file.path(), "--only", "prefil-0"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("prefil-0 is no node and no stage"));
+  EXPECT_THAT(ended.err, HasSubstr("supervisor, prefill-0, decode-0, cache-0"));
+}
+
+TEST(up, a_port_that_nobody_knows_is_refused_without_the_supervisor) {
+  const deployment_on_disk file{0};
+  const auto ended = run({"up", file.path(), "--only", "prefill"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("supervisor.port is 0"));
+}
+
+TEST(node, runs_until_it_is_told_to_stop) {
+  const deployment_on_disk file{free_port()};
+  command node{{"node", file.path(), "--name", "supervisor"}};
+  ASSERT_TRUE(node.says("listens at 127.0.0.1:")) << node.err();
+  node.signal(SIGTERM);
+  EXPECT_EQ(node.wait(), 0) << node.err();
+}
+
+TEST(node, stops_although_it_never_found_its_supervisor) {
+  const deployment_on_disk file{free_port()};
+  command node{{"node", file.path(), "--name", "decode-0"}};
+  ASSERT_TRUE(node.says("not registered")) << node.err();
+  node.signal(SIGINT);
+  EXPECT_EQ(node.wait(), 0) << node.err();
+}
+
+TEST(node, an_unknown_name_ends_with_two_and_the_names_there_are) {
+  const deployment_on_disk file{free_port()};
+  const auto ended = run({"node", file.path(), "--name", "decode-7"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("supervisor, prefill-0, decode-0, cache-0"));
+}
+
+}  // namespace
