@@ -33,7 +33,9 @@ std::string bar_text(double share) {
   const auto full = static_cast<std::size_t>(share * static_cast<double>(bar_width));
   auto percent = std::to_string(std::lround(share * 100.0)) + "%";
   percent.insert(0, percent.size() < 4 ? 4 - percent.size() : 0, ' ');
-  return "[" + std::string(full, '#') + std::string(bar_width - full, '-') + "] " + percent;
+  std::string bar{'['};
+  bar.append(full, '#').append(bar_width - full, '-').append("] ").append(percent);
+  return bar;
 }
 
 }  // namespace troupe::deploy::cli

@@ -107,15 +107,16 @@ void add_missing(const target& at, cluster_status& status) {
     const auto known = std::ranges::any_of(
         status.nodes, [&](const auto& n) { return n.member.node.name == node.name; });
     if (known) continue;
-    cluster_status::node missing{
-        {}, false, fail(errc::not_found, "has not registered with the supervisor; start it")};
-    missing.member.node.name = node.name;
-    missing.member.node.stage = node.stage;
-    missing.member.node.role = role_of(node.role);
-    missing.member.node.replica = node.replica;
-    missing.member.node.rank = node.rank;
-    missing.member.node.ranks = node.tensor_parallel;
-    status.nodes.push_back(std::move(missing));
+    actors::member missing;
+    missing.node.name = node.name;
+    missing.node.stage = node.stage;
+    missing.node.role = role_of(node.role);
+    missing.node.replica = node.replica;
+    missing.node.rank = node.rank;
+    missing.node.ranks = node.tensor_parallel;
+    status.nodes.push_back(
+        {std::move(missing), false,
+         fail(errc::not_found, "has not registered with the supervisor; start it")});
   }
 }
 
