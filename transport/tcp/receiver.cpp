@@ -8,6 +8,8 @@
 
 #include <sys/socket.h>
 
+#include "troupe/transport/tcp/wire_access.hpp"
+
 namespace troupe::transport::tcp {
 
 namespace {
@@ -125,6 +127,7 @@ void lane_receiver::land(std::span<const std::byte> bytes) {
     landed_ = false;
     return;
   }
+  const wire_access access;
   while (!bytes.empty()) {
     std::array<iovec, 16> pieces{};
     const auto count = landing_.cursor.peek(*landing_.runs, pieces, bytes.size());
@@ -188,6 +191,7 @@ long lane_receiver::receive_data() {
     msghdr message{};
     message.msg_iov = pieces.data();
     message.msg_iovlen = count;
+    const wire_access access;
     got = ::recvmsg(fd_, &message, MSG_DONTWAIT);
   }
   if (got <= 0) return got;

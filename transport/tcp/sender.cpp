@@ -7,6 +7,8 @@
 
 #include <sys/socket.h>
 
+#include "troupe/transport/tcp/wire_access.hpp"
+
 namespace troupe::transport::tcp {
 
 namespace {
@@ -113,6 +115,7 @@ long lane_sender::send_once() {
   msghdr message{};
   message.msg_iov = iov_.data() + next_iov_;
   message.msg_iovlen = std::min(iov_.size() - next_iov_, max_iov);
+  const wire_access access;
   const auto bytes = ::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   unpin_spans();
   return bytes;
