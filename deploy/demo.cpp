@@ -325,11 +325,14 @@ class demo {
   result<outcome> call_both(const std::string& id, const actors::placement& where,
                             const std::vector<reference::token>& prompt,
                             const reference::sampling& how) {
+    constexpr auto patience_ms =
+        static_cast<std::uint32_t>(std::chrono::milliseconds{request_patience}.count());
     reference::prefill_call prefill;
     prefill.request = id;
     prefill.prompt = prompt;
     prefill.chunk = chunk_tokens;
     prefill.how = how;
+    prefill.deadline_ms = patience_ms;
     reference::decode_call decode;
     decode.request = id;
     for (const auto& node : where.prefill) decode.sources.push_back(node.name);
@@ -338,6 +341,7 @@ class demo {
     decode.prompt = prompt;
     decode.max_tokens = options_.max_tokens;
     decode.how = how;
+    decode.deadline_ms = patience_ms;
     auto from_prefill = std::async(std::launch::async, [&] {
       return call(where.prefill.front(), "prefill", reference::to_json(prefill));
     });
