@@ -15,7 +15,7 @@ mapped_region::~mapped_region() {
 }
 
 bool mapped_region::populate_part() noexcept {
-  constexpr std::uint64_t part = std::uint64_t{8} << 20;
+  constexpr std::uint64_t part = std::uint64_t{2} << 20;
   const auto bytes = std::min(part, size_ - populated_);
   // Kernels before 5.14 do not know it: then the first copy of each page takes a fault.
   if (::madvise(base_ + populated_, bytes, MADV_POPULATE_WRITE) != 0) return false;

@@ -1,8 +1,10 @@
 #include "troupe/transport/shm/shm_backend.hpp"
 
 #include <algorithm>
+#include <fstream>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,17 @@ namespace {
 
 using shm::shm_link;
 using shm::shm_listener;
+
+/// What an operator should know about memory that the engine allocated itself.
+std::string about_engine_memory() {
+  std::ifstream file{"/proc/sys/kernel/yama/ptrace_scope"};
+  int scope = 0;
+  if (file >> scope && scope != 0) {
+    return "; memory of the engine may be out of reach (ptrace_scope is " + std::to_string(scope) +
+           "): regions that the endpoint allocates are not";
+  }
+  return "";
+}
 
 class shm_backend final : public backend {
  public:
@@ -52,7 +65,7 @@ class shm_backend final : public backend {
       return {false, "same host, user " + std::to_string(peer.uid) + " there and " +
                          std::to_string(self.uid) + " here: memory is shared within one user only"};
     }
-    return {true, "same host, namespaces and user"};
+    return {true, "same host, namespaces and user" + about_engine_memory()};
   }
 
   [[nodiscard]] result<std::shared_ptr<link>> open(const link_options& options,

@@ -42,6 +42,7 @@ result<std::shared_ptr<shm_listener>> shm_listener::start(const backend_context&
 
 shm_listener::shm_listener(const backend_context& context, owned_fd socket, std::string address)
     : engine_{context.progress.next()},
+      notice_{context.options.notice},
       uid_{context.identity.uid},
       max_pending_{std::max<std::size_t>(context.options.max_pending_connections, 1)},
       socket_{std::move(socket)},
@@ -96,7 +97,12 @@ void shm_listener::take_connections() {
     owned_fd caller{::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
     if (!caller) return;
     const auto from = credentials_of(caller.get());
-    if (!from || from->uid != uid_) continue;
+    if (!from || from->uid != uid_) {
+      notice("user " + std::to_string(from ? from->uid : 0) + " (process " +
+             std::to_string(from ? from->pid : 0) +
+             ") was sent away; only our own user may connect");
+      continue;
+    }
     // A real peer has sent its hello before we come to accept it.
     if (hear(caller.get(), *from, caller)) continue;
 
@@ -120,17 +126,46 @@ bool shm_listener::hear(int socket, const peer_credentials& from, owned_fd& owne
   if (heard && std::holds_alternative<socket_state>(*heard)) {
     return std::get<socket_state>(*heard) == socket_state::closed;
   }
-  if (!heard) return true;
+  const auto who = "process " + std::to_string(from.pid);
+  if (!heard) {
+    notice(who + ": " + heard.error().message);
+    return true;
+  }
   const auto* hello = std::get_if<hello_message>(&std::get<received>(*heard).body);
-  if (hello == nullptr) return true;
+  if (hello == nullptr) {
+    notice(who + " did not begin with a hello");
+    return true;
+  }
   std::shared_ptr<dial_in_target> target;
   {
     const std::lock_guard lock{mutex_};
     const auto at = expected_.find(hello->acceptor_token);
     if (at != expected_.end()) target = at->second.lock();
   }
-  if (target) target->accept({std::move(owner), *hello, from});
+  if (target) {
+    target->accept({std::move(owner), *hello, from});
+  } else {
+    notice(who + " showed a token that no link here waits for");
+  }
   return true;
+}
+
+void shm_listener::notice(const std::string& what) {
+  if (!notice_) return;
+  std::string sentence = "shm socket: " + what;
+  {
+    const std::lock_guard lock{mutex_};
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_notice_ < std::chrono::seconds{1}) {
+      ++unnoticed_;
+      return;
+    }
+    last_notice_ = now;
+    if (const auto others = std::exchange(unnoticed_, 0); others != 0) {
+      sentence += " (and " + std::to_string(others) + " more before)";
+    }
+  }
+  notice_(sentence);
 }
 
 void shm_listener::on_timer(std::uint64_t /*key*/, steady_time now) {

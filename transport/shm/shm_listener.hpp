@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -64,8 +64,11 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
   /// True: it said something (right or wrong) or went away, and is not a stranger any more.
   bool hear(int socket, const peer_credentials& from, owned_fd& owner);
   void drop(std::map<std::uint64_t, stranger>::iterator which);
+  /// One sentence a second at most, with the number of those that were left out.
+  void notice(const std::string& what);
 
   progress_engine& engine_;
+  const std::function<void(const std::string&)> notice_;
   const std::uint32_t uid_;
   const std::size_t max_pending_;
   const owned_fd socket_;
@@ -78,6 +81,8 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
   std::map<token, std::weak_ptr<dial_in_target>> expected_;
   std::map<std::uint64_t, stranger> strangers_;  ///< by age
   std::uint64_t last_stranger_{0};
+  steady_time last_notice_{};
+  std::uint64_t unnoticed_{0};
 };
 
 }  // namespace troupe::transport::shm
