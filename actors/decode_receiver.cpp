@@ -154,6 +154,15 @@ session_actor::behavior_type decode_receiver(
   machine.has_state = geometry.has_state();
   machine.deadline = options.deadline;
   st.machine.emplace(machine, std::move(options.request));
+  // A link that ended before it heard of this transfer never answers: it granted nothing for it, so
+  // that nothing of it can move. After a crash of the link's actor nobody knows; the pins stay.
+  self->monitor(st.basis.link.actor);
+  self->set_down_handler([self](const caf::down_msg& down) {
+    auto& state = self->state;
+    carry_out(self, state.machine->link_lost(
+                        {errc::peer_lost, "the link to " + state.basis.link.peer + " is gone"}));
+    if (!down.reason) carry_out(self, state.machine->quiescent());
+  });
   ask_link(self, attach_session{st.basis.transfer, caf::actor_cast<session_actor>(self)});
   carry_out(self, st.machine->start());
   return {[self](session_event& event) {

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include <caf/send.hpp>
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/decode_receiver.hpp"
@@ -113,6 +114,11 @@ void count_outcome(engine_port_state& st, const std::optional<troupe::error>& fa
   counters.bytes_moved.fetch_add(bytes);
 }
 
+/// Never on this thread, which may be the engine's: the node also calls the engine back.
+void ask_for_link(engine_port_state& st, const std::string& peer) {
+  caf::anon_send(st.node, node_command{need_link{peer}});
+}
+
 // -- sources (prefill side)
 // ------------------------------------------------------------------------------------
 
@@ -190,6 +196,11 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.deadline = now() + std::chrono::milliseconds{request.deadline_ms};
   const auto deadline = options.deadline;
   src.taken_by(transfer, request.ranks);
+  if (src.lost()) {
+    forget_deadline(st, src.deadline(), timer::operation, operation.value);
+    src.lengthen();
+    st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
+  }
   transfer_report report;
   report.request = request.request;
   report.peer = link.peer;
@@ -333,6 +344,29 @@ void fail_receive(self_pointer self, operation_id operation, troupe::error why) 
   conclude_receive(self, operation, std::move(why), to_receivers);
 }
 
+/// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
+/// as one.
+void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r) {
+  const auto layers = static_cast<std::uint32_t>(r.told.size());
+  std::vector<std::uint32_t> complete(layers, r.spec.tokens);
+  for (const auto& rank : r.ranks) {
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      const auto landed = rank.transfer ? rank.landed[layer] : r.spec.prefix_tokens;
+      complete[layer] = std::min(complete[layer], landed);
+    }
+  }
+  for (std::uint32_t begin = 0; begin < layers;) {
+    auto end = begin + 1;
+    while (end < layers && complete[end] == complete[begin] && r.told[end] == r.told[begin]) ++end;
+    if (complete[begin] > r.told[begin]) {
+      st.context->events.push(
+          {operation, event_layers{{begin, end, r.told[begin], complete[begin]}}});
+      std::fill(r.told.begin() + begin, r.told.begin() + end, complete[begin]);
+    }
+    begin = end;
+  }
+}
+
 void start_receiver(self_pointer self, operation_id operation, std::size_t index,
                     const link_handle& link) {
   auto& st = self->state;
@@ -382,6 +416,8 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   auto receiver = self->spawn<caf::monitored>(decode_receiver, std::move(options));
   rank.receiver = receiver;
   session_begins(st, operation, transfer, std::move(receiver), std::move(report), deadline);
+  // The others may have landed everything while this one's link was being made.
+  if (idle) tell_layers_of(st, operation, r);
 }
 
 /// The blocks are there: reach every rank of the prefill replica.
@@ -406,7 +442,7 @@ void begin_moving(self_pointer self, operation_id operation) {
     }
     auto& waiting = st.waiting_for_link[peer];
     waiting.push_back(operation);
-    if (waiting.size() == 1) tell(st.node, node_command{need_link{peer}});
+    if (waiting.size() == 1) ask_for_link(st, peer);
   }
 }
 
@@ -463,29 +499,6 @@ void happened(self_pointer self, blocks_granted& granted) {
   begin_moving(self, granted.operation);
 }
 
-/// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
-/// as one.
-void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r) {
-  const auto layers = static_cast<std::uint32_t>(r.told.size());
-  std::vector<std::uint32_t> complete(layers, r.spec.tokens);
-  for (const auto& rank : r.ranks) {
-    for (std::uint32_t layer = 0; layer < layers; ++layer) {
-      const auto landed = rank.transfer ? rank.landed[layer] : r.spec.prefix_tokens;
-      complete[layer] = std::min(complete[layer], landed);
-    }
-  }
-  for (std::uint32_t begin = 0; begin < layers;) {
-    auto end = begin + 1;
-    while (end < layers && complete[end] == complete[begin] && r.told[end] == r.told[begin]) ++end;
-    if (complete[begin] > r.told[begin]) {
-      st.context->events.push(
-          {operation, event_layers{{begin, end, r.told[begin], complete[begin]}}});
-      std::fill(r.told.begin() + begin, r.told.begin() + end, complete[begin]);
-    }
-    begin = end;
-  }
-}
-
 receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
   const auto found = std::ranges::find_if(
       r.ranks, [&](const receiving::from_rank& rank) { return rank.transfer == transfer; });
@@ -527,7 +540,7 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
     // The source stays for another decode rank; the engine hears of it if none comes.
     const auto until = std::min(src.deadline(), now() + window);
     forget_deadline(st, src.deadline(), timer::operation, operation.value);
-    src.shorten(until);
+    src.shorten(until, std::move(*outcome.failure));
     st.deadlines.emplace(until, timer::operation, operation.value);
     return;
   }
@@ -546,7 +559,8 @@ void receiver_concluded(self_pointer self, operation_id operation, session_concl
   if (rank == nullptr) return;
   rank->done = true;
   r.bytes += outcome.bytes;
-  // A rank that moves nothing to us may have concluded before its engine sealed, with nothing to say.
+  // A rank that moves nothing to us may have concluded before its engine sealed, with nothing to
+  // say.
   const bool first = rank == &r.ranks.front();
   if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
   if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
@@ -610,7 +624,8 @@ void start_client(self_pointer self, start_value order, const link_handle& link)
   report.peer = link.peer;
   report.side = "value";
   report.state = "asked";
-  auto client = self->spawn<caf::monitored>(value_client, value_client_options{st.context, caf::actor_cast<engine_port_actor>(self), link,
+  auto client = self->spawn<caf::monitored>(
+      value_client, value_client_options{st.context, caf::actor_cast<engine_port_actor>(self), link,
                                          transfer, std::move(order)});
   st.value_clients.emplace(operation, transfer);
   session_begins(st, operation, transfer, std::move(client), std::move(report),
@@ -633,7 +648,7 @@ void carry_out(self_pointer self, start_value& order) {
   const auto peer = order.peer;
   const bool first = waiting.size() == 1;
   st.values.emplace(order.operation, std::move(order));
-  if (first) tell(st.node, node_command{need_link{peer}});
+  if (first) ask_for_link(st, peer);
 }
 
 void happened(self_pointer self, value_concluded& outcome) {
@@ -690,6 +705,9 @@ void happened(self_pointer self, link_gone& gone) {
   if (const auto link = st.links.find(gone.peer);
       link != st.links.end() && link->second.actor.id() == gone.link) {
     st.links.erase(link);
+  }
+  if (const auto link = st.links.find(gone.peer);
+      link == st.links.end() || link->second.peer_incarnation != life) {
     st.send_geometry.erase(life);
     st.receive_geometry.erase(life);
   }
@@ -794,7 +812,12 @@ void deadline_passed(self_pointer self, timer what, std::uint64_t id) {
       if (src != st.sources.end() && src->second.senders().empty()) {
         sentence += " and no decode rank asked for request `" + src->second.spec().request + "`";
       }
-      end_operation(self, operation, {errc::deadline, sentence}, session_event{deadline_came{}});
+      // A sender's own deadline is its decode rank's, which may be later: it must not wait for
+      // that.
+      const troupe::error why = src != st.sources.end() && src->second.lost()
+                                    ? *src->second.lost()
+                                    : troupe::error{errc::deadline, sentence};
+      end_operation(self, operation, why, session_event{engine_aborts{why}});
       return;
     }
     case timer::session: tell_session(st, transfer_id{id}, session_event{deadline_came{}}); return;
@@ -826,8 +849,8 @@ transfer_reports describe(const engine_port_state& st) {
   return all;
 }
 
-/// An actor of one transfer ended by a defect of ours. Its operation fails; its blocks stay pinned, since
-/// nobody is left to say that nothing can touch them any more.
+/// An actor of one transfer ended by a defect of ours. Its operation fails; its blocks stay pinned,
+/// since nobody is left to say that nothing can touch them any more.
 void session_crashed(self_pointer self, const caf::down_msg& down) {
   if (!down.reason) return;
   auto& st = self->state;
@@ -835,9 +858,9 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
       st.sessions, [&](const auto& entry) { return entry.second.actor.address() == down.source; });
   if (crashed == st.sessions.end()) return;
   const troupe::error why{errc::internal, "the actor of the transfer crashed; see the log"};
-  logger("port")->error("transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
-                        crashed->first.value, crashed->second.report.request,
-                        self->system().render(down.reason));
+  logger("port")->error(
+      "transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
+      crashed->first.value, crashed->second.report.request, self->system().render(down.reason));
   end_operation(self, crashed->second.operation, why, session_event{engine_aborts{why}});
 }
 

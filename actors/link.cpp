@@ -126,6 +126,7 @@ void end_link(self_pointer self, troupe::error why) {
   const bool was_up = st.now == link_state::phase::up;
   st.now = link_state::phase::ending;
   st.why_ended = to_string(why);
+  st.lost = why;
   if (was_up) st.context->counters.links_up.fetch_sub(1);
   logger("link")->info("link to {} ({:016x}) over {} ended: {}", st.peer.name, st.peer.incarnation,
                        transport::to_string(st.choice.kind), st.why_ended);
@@ -379,6 +380,19 @@ void to_session(link_state& st, transfer_id transfer, session_event event) {
   }
 }
 
+/// What a session is told that comes to a link which cannot be used any more.
+troupe::error not_up(const link_state& st) {
+  if (st.lost) return *st.lost;
+  return {errc::peer_lost, "the link to " + st.peer.name + " is not up"};
+}
+
+/// Whether a failure is one of the whole link, not of what was asked of it.
+bool means_broken(const troupe::error& why) {
+  return why.code == errc::link_broken || why.code == errc::peer_lost;
+}
+
+void happened(self_pointer self, link_broke broke);
+
 result<void> fill_grants(link_state& st, say& order) {
   std::vector<transport::remote_grant> given;
   for (auto& wish : order.grants) {
@@ -403,31 +417,41 @@ result<void> fill_grants(link_state& st, say& order) {
 void carry_out(self_pointer self, say order) {
   auto& st = self->state;
   const auto transfer = route_of(order.message);
+  if (st.now != link_state::phase::up) {
+    to_session(st, transfer, session_event{link_is_lost{not_up(st)}});
+    return;
+  }
   auto outcome = [&]() -> result<void> {
-    if (st.now != link_state::phase::up) {
-      return fail(errc::link_broken, "the link to " + st.peer.name + " is not up");
-    }
     if (auto filled = fill_grants(st, order); !filled) return filled;
     auto frame = encode(order.message);
     if (!frame) return fail(frame.error());
     return st.link->send_frame(*frame);
   }();
-  if (!outcome) to_session(st, transfer, session_event{link_is_lost{outcome.error()}});
+  if (outcome) return;
+  if (means_broken(outcome.error())) {
+    happened(self, link_broke{outcome.error()});
+  } else {
+    to_session(st, transfer, session_event{engine_aborts{outcome.error()}});
+  }
 }
 
 void carry_out(self_pointer self, post_batch order) {
   auto& st = self->state;
   const auto transfer = order.work.transfer;
   const auto session_id = order.work.id;
-  result<void> posted = fail(errc::link_broken, "the link to " + st.peer.name + " is not up");
-  const auto id = st.next_batch++;
-  if (st.now == link_state::phase::up) {
-    st.batches.emplace(id, session_id);
-    order.work.id = transport::batch_id{id};
-    posted = st.link->post(std::move(order.work));
+  if (st.now != link_state::phase::up) {
+    to_session(st, transfer, session_event{link_is_lost{not_up(st)}});
+    return;
   }
-  if (!posted) {
-    st.batches.erase(id);
+  const auto id = st.next_batch++;
+  st.batches.emplace(id, session_id);
+  order.work.id = transport::batch_id{id};
+  const auto posted = st.link->post(std::move(order.work));
+  if (posted) return;
+  st.batches.erase(id);
+  if (means_broken(posted.error())) {
+    happened(self, link_broke{posted.error()});
+  } else {
     to_session(st, transfer,
                session_event{transport::completion{session_id, transfer, posted.error(), 0, {}}});
   }
@@ -443,8 +467,7 @@ void carry_out(self_pointer self, const fence_now& order) {
 void carry_out(self_pointer self, attach_session order) {
   auto& st = self->state;
   if (st.now != link_state::phase::up) {
-    tell(order.session, session_event{link_is_lost{
-                            {errc::link_broken, "the link to " + st.peer.name + " is gone"}}});
+    tell(order.session, session_event{link_is_lost{not_up(st)}});
   }
   st.sessions.emplace(order.transfer, std::move(order.session));
 }
@@ -494,6 +517,12 @@ void happened(self_pointer self, transport::completion done) {
   if (found == st.batches.end()) return;
   done.id = found->second;
   st.batches.erase(found);
+  if (done.failure && means_broken(*done.failure)) {
+    // The first failure is a session's outcome: it hears that the peer is lost, not that a batch
+    // failed.
+    happened(self, link_broke{std::move(*done.failure)});
+    return;
+  }
   const auto transfer = done.transfer;
   to_session(st, transfer, session_event{std::move(done)});
 }

@@ -51,6 +51,7 @@ struct link_state {
   std::unordered_map<std::uint64_t, transport::batch_id> batches;  ///< ours -> the session's
   std::uint64_t next_batch{1};
   std::string why_ended;
+  std::optional<troupe::error> lost;  ///< what its sessions are told once it has ended
 
   static inline const char* name = "link";
 };

@@ -218,6 +218,8 @@ struct pool_command {
 struct need_link {
   std::string peer;
 };
+/// node -> itself: see again whether a peer that was down has come back.
+struct look_again {};
 struct start_place {
   operation_id operation;
   placement_request request;
@@ -234,7 +236,7 @@ struct call_answered {
 /// engine -> node: leave the cluster and end the links.
 struct stop_node {};
 struct node_command {
-  std::variant<need_link, start_place, placed_ended, call_answered, stop_node> what;
+  std::variant<need_link, look_again, start_place, placed_ended, call_answered, stop_node> what;
 };
 
 // -- from the engine

@@ -49,8 +49,12 @@ void answer_gone(node_state_data& st, const std::string& peer, troupe::error why
   tell(st.port, port_event{link_gone{peer, 0, 0, true, std::move(why)}});
 }
 
+/// The supervisor publishes changes at most this late: it coalesces them for 100 ms.
+constexpr auto news_delay = std::chrono::milliseconds{300};
+
 /// True: a link is being made, or it was said why not. False: the peer has not been seen yet.
-bool make_link(self_pointer self, const std::string& peer) {
+bool make_link(self_pointer self, const std::string& peer,
+               std::chrono::steady_clock::time_point since) {
   auto& st = self->state;
   const auto found = std::ranges::find_if(st.members.members,
                                           [&](const member& m) { return m.node.name == peer; });
@@ -58,7 +62,11 @@ bool make_link(self_pointer self, const std::string& peer) {
   const auto state = node_state_from(found->state);
   switch (state.value_or(node_state::joining)) {
     case node_state::joining: return false;
-    case node_state::down: answer_gone(st, peer, {errc::peer_lost, peer + " is down"}); return true;
+    case node_state::down:
+      // Its next life may have registered a moment ago: that news is on its way.
+      if (std::chrono::steady_clock::now() < since + news_delay) return false;
+      answer_gone(st, peer, {errc::peer_lost, peer + " is down"});
+      return true;
     case node_state::up:
     case node_state::suspect:
     case node_state::leaving: break;
@@ -70,7 +78,8 @@ bool make_link(self_pointer self, const std::string& peer) {
 
 void make_wanted_links(self_pointer self) {
   auto& st = self->state;
-  std::erase_if(st.wanted, [self](const std::string& peer) { return make_link(self, peer); });
+  std::erase_if(st.wanted,
+                [self](const auto& one) { return make_link(self, one.first, one.second); });
 }
 
 // -- registration
@@ -306,7 +315,14 @@ caf::typed_response_promise<call_reply> take_call(self_pointer self, call_reques
 // ---------------------------------------------------------------------------
 
 void carry_out(self_pointer self, need_link& order) {
-  if (!make_link(self, order.peer)) self->state.wanted.push_back(std::move(order.peer));
+  const auto now = std::chrono::steady_clock::now();
+  if (make_link(self, order.peer, now)) return;
+  self->state.wanted.emplace_back(std::move(order.peer), now);
+  self->delayed_send(self, news_delay, node_command{look_again{}});
+}
+
+void carry_out(self_pointer self, look_again&) {
+  make_wanted_links(self);
 }
 
 void carry_out(self_pointer self, start_place& order) {

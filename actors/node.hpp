@@ -1,9 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <caf/typed_event_based_actor.hpp>
@@ -43,7 +45,8 @@ struct node_state_data {
   std::string refusal;  ///< the last reason for not being registered
   membership members;
   std::unordered_map<caf::actor_id, known_link> links;
-  std::vector<std::string> wanted;  ///< peers that the port needs and no membership has shown yet
+  /// Peers that the port needs and no membership has shown yet, and since when.
+  std::vector<std::pair<std::string, std::chrono::steady_clock::time_point>> wanted;
   std::unordered_map<std::uint64_t, caf::typed_response_promise<call_reply>> calls;
   std::uint64_t next_call{1};
   std::uint64_t beats{0};

@@ -38,7 +38,7 @@ void act(self_pointer self, send_message& order) {
   ask_link(self, say{std::move(order.message), {}});
 }
 
-void act(self_pointer self, send_offer&) {
+void act(self_pointer self, send_offer& order) {
   auto& st = self->state;
   auto wishes = wish_grants(st.basis, transport::access::read);
   if (!wishes) {
@@ -47,10 +47,10 @@ void act(self_pointer self, send_offer&) {
   }
   transfer_offer offer;
   offer.transfer = st.basis.transfer;
-  offer.token_end = st.sealed_tokens;
+  offer.token_end = order.slice.token_end;
   offer.blocks = st.basis.local_blocks;
-  if (!st.basis.context->layout->states.empty()) offer.state_slots = {st.basis.local_state_slot};
-  offer.aux = st.aux;
+  if (order.state) offer.state_slots = {st.basis.local_state_slot};
+  offer.aux = std::move(order.aux);
   ask_link(self, say{std::move(offer), std::move(*wishes)});
 }
 
@@ -108,8 +108,6 @@ session_actions happened(prefill_sender_state& st, source_progress& more) {
   return st.machine->source_ready(more.layer_begin, more.layer_end, more.token_end);
 }
 session_actions happened(prefill_sender_state& st, source_sealed& seal) {
-  st.sealed_tokens = seal.tokens;
-  st.aux = seal.aux;
   return st.machine->sealed(seal.tokens, std::move(seal.aux));
 }
 session_actions happened(prefill_sender_state& st, engine_aborts& abort) {
@@ -135,8 +133,15 @@ session_actor::behavior_type prefill_sender(
   machine.has_state = geometry.has_state();
   machine.deadline = options.deadline;
   st.machine.emplace(machine);
-  st.sealed_tokens = options.sealed_tokens.value_or(0);
-  st.aux = options.aux;
+  // A link that ended before it heard of this transfer never answers: it granted nothing for it, so
+  // that nothing of it can move. After a crash of the link's actor nobody knows; the pins stay.
+  self->monitor(st.basis.link.actor);
+  self->set_down_handler([self](const caf::down_msg& down) {
+    auto& state = self->state;
+    carry_out(self, state.machine->link_lost(
+                        {errc::peer_lost, "the link to " + state.basis.link.peer + " is gone"}));
+    if (!down.reason) carry_out(self, state.machine->quiescent());
+  });
   ask_link(self, attach_session{st.basis.transfer, caf::actor_cast<session_actor>(self)});
   carry_out(self, st.machine->start(options.request, options.ready, options.sealed_tokens,
                                     std::move(options.aux)));

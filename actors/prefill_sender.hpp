@@ -15,8 +15,6 @@ namespace troupe::actors {
 struct prefill_sender_state {
   session_basis basis;
   std::optional<send_session> machine;
-  std::uint32_t sealed_tokens{0};  ///< what an offer says
-  std::vector<std::byte> aux;
   static inline const char* name = "prefill_sender";
 };
 

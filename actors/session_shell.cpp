@@ -55,11 +55,14 @@ planned_batch plan_batch(session_basis& basis, const post_slice& post, transport
   out.work.dir = dir;
   out.work.frame = std::move(frame);
   auto planned = [&]() -> result<void> {
-    auto plan = basis.geometry->plan({post.slice.layer_begin, post.slice.layer_end},
-                                     {post.slice.token_begin, post.slice.token_end},
-                                     basis.local_blocks, basis.remote_blocks);
-    if (!plan) return fail(plan.error());
-    if (auto added = add_pieces(basis, *plan, out.work.pieces); !added) return added;
+    // No layer and no token: only the state tensors are left to go.
+    if (post.slice.layer_begin != post.slice.layer_end) {
+      auto plan = basis.geometry->plan({post.slice.layer_begin, post.slice.layer_end},
+                                       {post.slice.token_begin, post.slice.token_end},
+                                       basis.local_blocks, basis.remote_blocks);
+      if (!plan) return fail(plan.error());
+      if (auto added = add_pieces(basis, *plan, out.work.pieces); !added) return added;
+    }
     if (!post.state || !basis.geometry->has_state()) return {};
     if (!basis.remote_state_slot) {
       return fail(errc::layout_mismatch,

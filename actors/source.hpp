@@ -22,7 +22,11 @@ namespace troupe::actors {
 class source {
  public:
   source(send_spec spec, std::uint32_t layers, time_point deadline)
-      : spec_{std::move(spec)}, ready_(layers, 0), wanted_{spec_.consumers}, deadline_{deadline} {}
+      : spec_{std::move(spec)},
+        ready_(layers, 0),
+        wanted_{spec_.consumers},
+        deadline_{deadline},
+        full_deadline_{deadline} {}
 
   void computed(std::uint32_t layer_begin, std::uint32_t layer_end, std::uint32_t token_end);
   void seal(std::uint32_t tokens, std::vector<std::byte> aux);
@@ -41,7 +45,18 @@ class source {
   [[nodiscard]] const std::unordered_set<transfer_id>& senders() const noexcept { return senders_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] time_point deadline() const noexcept { return deadline_; }
-  void shorten(time_point deadline) { deadline_ = deadline; }
+  /// A decode rank was lost: until then another one may come.
+  void shorten(time_point deadline, troupe::error why) {
+    deadline_ = deadline;
+    lost_ = std::move(why);
+  }
+  /// Another one came: it has the time that the engine gave.
+  void lengthen() {
+    deadline_ = full_deadline_;
+    lost_.reset();
+  }
+  /// Why a place is open, while it is.
+  [[nodiscard]] const std::optional<troupe::error>& lost() const noexcept { return lost_; }
 
   bool concluded{false};  ///< the engine was told the outcome
 
@@ -55,6 +70,8 @@ class source {
   std::uint32_t released_{0};
   std::uint64_t bytes_{0};
   time_point deadline_;
+  time_point full_deadline_;
+  std::optional<troupe::error> lost_;
 };
 
 /// Why the latest requests ended, so that a decode rank that asks late hears it at once instead of

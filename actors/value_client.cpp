@@ -30,6 +30,14 @@ void end_with(self_pointer self, outcome_type outcome) {
   ask_link(self, fence_now{st.transfer});
 }
 
+/// Ends a get whose value the peer may hold for us: it need not any longer.
+void give_up(self_pointer self, troupe::error why) {
+  auto& st = self->state;
+  if (st.now == phase::fencing) return;
+  if (st.order.verb == value_verb::get) ask_link(self, say{store_release{st.transfer.value}, {}});
+  end_with(self, outcome_type{event_failed{std::move(why)}});
+}
+
 void end_with(self_pointer self, troupe::error why) {
   end_with(self, outcome_type{event_failed{std::move(why)}});
 }
@@ -91,12 +99,12 @@ void ask(self_pointer self) {
 void read_value(self_pointer self, store_reply& reply) {
   auto& st = self->state;
   if (!st.context->values) {
-    end_with(self, {errc::pool_exhausted, "this node has no memory for keyed values to read into"});
+    give_up(self, {errc::pool_exhausted, "this node has no memory for keyed values to read into"});
     return;
   }
   auto room = st.context->values->scratch(reply.size);
   if (!room) {
-    end_with(self, room.error());
+    give_up(self, room.error());
     return;
   }
   st.scratch.emplace(std::move(*room));
@@ -148,7 +156,7 @@ void happened(self_pointer self, transport::completion& done) {
   auto& st = self->state;
   if (st.now != phase::reading) return;
   if (done.failure) {
-    end_with(self, std::move(*done.failure));
+    give_up(self, std::move(*done.failure));
     return;
   }
   ask_link(self, say{store_release{st.transfer.value}, {}});
@@ -172,11 +180,11 @@ void happened(self_pointer self, link_is_lost& lost) {
   end_with(self, std::move(lost.why));
 }
 void happened(self_pointer self, engine_aborts& abort) {
-  end_with(self, std::move(abort.why));
+  give_up(self, std::move(abort.why));
 }
 void happened(self_pointer self, deadline_came&) {
-  end_with(self, {errc::deadline, self->state.link.peer + " did not answer for key `" +
-                                      self->state.order.key + "` in time"});
+  give_up(self, {errc::deadline, self->state.link.peer + " did not answer for key `" +
+                                     self->state.order.key + "` in time"});
 }
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
@@ -191,6 +199,16 @@ session_actor::behavior_type value_client(session_actor::stateful_pointer<value_
   st.link = std::move(options.link);
   st.transfer = options.transfer;
   st.order = std::move(options.order);
+  // A link that ended before it heard of this session never answers, and has moved nothing for it.
+  self->monitor(st.link.actor);
+  self->set_down_handler([self](const caf::down_msg& down) {
+    end_with(self,
+             troupe::error{errc::peer_lost, "the link to " + self->state.link.peer + " is gone"});
+    if (!down.reason) {
+      transfer_is_quiescent now;
+      happened(self, now);
+    }
+  });
   ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
   ask(self);
   return {[self](session_event& event) {

@@ -107,10 +107,11 @@ void happened(self_pointer self, link_is_lost&) {
   finish(self);
 }
 
-// Nobody of this process steers a value server.
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
-void happened(self_pointer self, engine_aborts&) {
+void happened(self_pointer self, engine_aborts& refused) {
+  // The link could not carry the reply, or not give the grant that belongs to it.
+  self->state.reply = failed(self->state.transfer.value, refused.why);
   finish(self);
 }
 void happened(self_pointer self, deadline_came&) {
@@ -193,6 +194,11 @@ session_actor::behavior_type value_server(session_actor::stateful_pointer<value_
   st.context = std::move(options.context);
   st.pool = std::move(options.pool);
   st.link = std::move(options.link);
+  // A link that ended before it heard of this session never answers, and has moved nothing for it.
+  self->monitor(st.link.actor);
+  self->set_down_handler([self](const caf::down_msg& down) {
+    if (!down.reason) self->quit();
+  });
   auto& message = options.message;
   if (auto* put = std::get_if<store_put>(&message)) {
     st.transfer = transfer_id{put->op};

@@ -166,7 +166,10 @@ std::string ask(forked& child, const std::string& line) {
 
 class fault : public ::testing::TestWithParam<way> {
  protected:
-  cluster c{options_of(GetParam())};
+  fault() : fault{options_of(GetParam())} {}
+  explicit fault(cluster_options options) : c{std::move(options)} {}
+
+  cluster c;
   std::unique_ptr<engine> node;
   std::unique_ptr<cache_bytes> cache;
   std::unique_ptr<listener> events;
@@ -521,6 +524,73 @@ TEST_P(fault, what_a_stopped_prefill_still_writes_never_lands_in_reused_blocks) 
   EXPECT_NE(ask(*prefill, "outcome"), "done");
   take_from(*prefill, "after", 9);
 }
+
+// -- another decode takes over
+// ----------------------------------------------------------------------------------------
+
+class retry : public fault {
+ protected:
+  retry() : fault{with_window()} {}
+  static cluster_options with_window() {
+    auto options = options_of(GetParam());
+    options.retry_window = "700ms";
+    return options;
+  }
+};
+
+TEST_P(retry, serves_another_decode_from_the_same_blocks_and_gives_it_the_whole_deadline) {
+  const auto body = [this](engine& e, line_channel& l) {
+    return scripted_decode(GetParam(), e, l);
+  };
+  auto first = later(c, "decode-0", body);
+  auto second = later(c, "decode-0", body);
+  survive_as("prefill-0");
+  begin(*first);
+  kvcache::allocation blocks;
+  const auto id = send("r", 50, blocks);
+  ASSERT_EQ(ask(*first, "receive r 50"), "ok");
+  cache->fill(blocks.blocks, 0, 4, 0, 50, 3);
+  ASSERT_TRUE(node->layers_ready(id, 0, 2, 50));
+  events->listen_for(200ms);
+  first->end(SIGKILL);
+  begin(*second);
+  ASSERT_EQ(ask(*second, "receive r 50"), "ok");
+  // Longer than the window: it was for the arrival of another decode, not for its transfer.
+  events->listen_for(1200ms);
+  ASSERT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
+  ASSERT_TRUE(node->layers_ready(id, 2, 4, 50));
+  ASSERT_TRUE(node->seal(id, 50));
+  EXPECT_EQ(ask(*second, "outcome 3"), "done");
+  ASSERT_TRUE(events->unpinned(id));
+  EXPECT_EQ(events->of(id).done, 1);
+  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+  EXPECT_TRUE(whole(*node));
+}
+
+TEST_P(retry, ends_when_no_other_decode_comes_within_the_window) {
+  const auto body = [this](engine& e, line_channel& l) {
+    return scripted_decode(GetParam(), e, l);
+  };
+  auto first = later(c, "decode-0", body);
+  survive_as("prefill-0");
+  begin(*first);
+  kvcache::allocation blocks;
+  const auto id = send("r", 50, blocks);
+  ASSERT_EQ(ask(*first, "receive r 50"), "ok");
+  ASSERT_TRUE(node->layers_ready(id, 0, 2, 50));
+  events->listen_for(200ms);
+  first->end(SIGKILL);
+  events->listen_for(300ms);
+  EXPECT_EQ(events->of(id).failed, 0) << "the window is not over";
+  ASSERT_TRUE(events->unpinned(id, 2s));
+  EXPECT_EQ(events->of(id).failed, 1);
+  EXPECT_EQ(events->of(id).why.code, errc::peer_lost) << to_string(events->of(id).why);
+  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+  EXPECT_TRUE(whole(*node));
+}
+
+INSTANTIATE_TEST_SUITE_P(every_way, retry,
+                         ::testing::Values(way{"tcp", "write"}, way{"shm", "read"}), name_of);
 
 INSTANTIATE_TEST_SUITE_P(every_way, fault,
                          ::testing::Values(way{"tcp", "write"}, way{"tcp", "read"},

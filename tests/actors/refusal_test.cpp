@@ -241,6 +241,28 @@ TEST_F(refusal, of_more_tokens_than_were_sealed_comes_to_both_sides) {
   EXPECT_NE(prefill->channel().hear().value_or("silence").find("out_of_range"), std::string::npos);
 }
 
+TEST_F(refusal, of_a_source_whose_deadline_passed_is_told_to_a_decode_that_would_wait_longer) {
+  c = std::make_unique<cluster>(options);
+  prefill = c->spawn("prefill-0", [](engine& slow, line_channel& channel) {
+    listener told_there{slow};
+    auto blocks = slow.allocate_blocks(1);
+    auto send = slow.send({"slow", blocks->blocks, 0, 600ms, 0});
+    if (!send || !told_there.unpinned(*send)) return 1;
+    channel.say(to_string(told_there.of(*send).why.code).data());
+    (void)channel.hear();
+    return 0;
+  });
+  cluster::quiet("decode-0");
+  node = c->start("decode-0");
+  ASSERT_TRUE(node);
+  events = std::make_unique<listener>(*node);
+  auto asked = receive("slow", 16, 9s);
+  ASSERT_TRUE(asked);
+  ASSERT_TRUE(events->unpinned(*asked, 3s)) << "the prefill side gave up without a word";
+  EXPECT_EQ(events->of(*asked).why.code, errc::deadline) << to_string(events->of(*asked).why);
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "deadline");
+}
+
 TEST_F(refusal, of_a_second_node_with_the_name_of_a_live_one) {
   begin();
   auto second = engine::start(c->deployment(), "decode-0");
