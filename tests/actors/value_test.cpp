@@ -1,0 +1,268 @@
+// Keyed values between real processes: what is put comes back, byte for byte, whatever its size,
+// and a view keeps it.
+
+#include <random>
+#include <string>
+
+#include "cluster_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+std::vector<std::byte> bytes_of(std::size_t size, std::uint64_t seed) {
+  std::mt19937_64 random{seed};
+  std::vector<std::byte> value(size);
+  for (auto& byte : value) byte = static_cast<std::byte>(random());
+  return value;
+}
+
+bool equal(const value_view& view, const std::vector<std::byte>& value) {
+  return std::ranges::equal(view.bytes, value);
+}
+
+/// A node that lives until it is told to end, or is killed.
+int bystander(engine&, line_channel& channel) {
+  channel.say("up");
+  (void)channel.hear(120s);
+  return 0;
+}
+
+class value : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<cluster> c;
+  std::unique_ptr<forked> store;
+  std::unique_ptr<engine> node;
+  std::unique_ptr<listener> events;
+
+  void SetUp() override {
+    cluster_options options;
+    options.backend = GetParam();
+    options.deadline = "20s";
+    c = std::make_unique<cluster>(options);
+    store = c->spawn("store-0", bystander);
+    cluster::quiet("prefill-0");
+    node = c->start("prefill-0");
+    ASSERT_TRUE(node);
+    events = std::make_unique<listener>(*node);
+    ASSERT_EQ(store->channel().hear().value_or("silence"), "up");
+  }
+  void TearDown() override {
+    events.reset();
+    node.reset();
+  }
+  told& ended(const result<operation_id>& id, std::chrono::milliseconds patience = 15s) {
+    static told nothing;
+    if (!id) {
+      ADD_FAILURE() << to_string(id.error());
+      return nothing;
+    }
+    EXPECT_TRUE(events->outcome(*id, patience)) << "no outcome";
+    return events->of(*id);
+  }
+  told& put(const std::string& peer, const std::string& key, const std::vector<std::byte>& bytes,
+            std::chrono::milliseconds ttl = {}) {
+    return ended(node->put(peer, key, bytes, ttl));
+  }
+  told& get(const std::string& peer, const std::string& key) { return ended(node->get(peer, key)); }
+};
+
+TEST_P(value, of_every_size_comes_back_from_a_peer_and_from_oneself) {
+  for (const std::string peer : {"store-0", "prefill-0"}) {
+    std::uint64_t seed = 1;
+    for (const std::size_t size :
+         {std::size_t{0}, std::size_t{1}, std::size_t{3305}, std::size_t{32} << 10,
+          (std::size_t{32} << 10) + 1, std::size_t{1'600'000}}) {
+      SCOPED_TRACE(peer + " " + std::to_string(size));
+      const auto key = "k" + std::to_string(size);
+      const auto bytes = bytes_of(size, ++seed);
+      ASSERT_EQ(put(peer, key, bytes).done, 1);
+      auto& asked = ended(node->query(peer, key));
+      EXPECT_EQ(asked.done, 1) << to_string(asked.why);
+      EXPECT_EQ(asked.size, size);
+      auto& got = get(peer, key);
+      ASSERT_EQ(got.done, 1) << to_string(got.why);
+      EXPECT_TRUE(equal(got.value, bytes));
+      got.value = {};
+      EXPECT_EQ(ended(node->remove(peer, key)).done, 1);
+      EXPECT_EQ(get(peer, key).why.code, errc::not_found);
+      EXPECT_EQ(ended(node->query(peer, key)).why.code, errc::not_found);
+      EXPECT_EQ(ended(node->remove(peer, key)).why.code, errc::not_found);
+    }
+  }
+}
+
+TEST_P(value, under_a_key_that_exists_is_refused_and_changes_nothing) {
+  for (const std::string peer : {"store-0", "prefill-0"}) {
+    for (const std::size_t size : {std::size_t{100}, std::size_t{100'000}}) {
+      SCOPED_TRACE(peer + " " + std::to_string(size));
+      const auto key = "k" + std::to_string(size);
+      const auto first = bytes_of(size, 1);
+      ASSERT_EQ(put(peer, key, first).done, 1);
+      EXPECT_EQ(put(peer, key, bytes_of(size, 2)).why.code, errc::already_exists);
+      EXPECT_TRUE(equal(get(peer, key).value, first));
+    }
+  }
+}
+
+TEST_P(value, larger_than_the_store_is_refused) {
+  const auto large = bytes_of((16u << 20) + 1, 1);
+  const auto& t = put("store-0", "large", large);
+  EXPECT_EQ(t.failed, 1);
+  EXPECT_EQ(t.why.code, errc::pool_exhausted) << to_string(t.why);
+  // And nothing of it is left behind: one that just fits is taken.
+  const auto fits = bytes_of(15u << 20, 2);
+  EXPECT_EQ(put("store-0", "fits", fits).done, 1);
+  EXPECT_TRUE(equal(get("store-0", "fits").value, fits));
+}
+
+TEST_P(value, with_a_time_to_live_goes_when_it_is_over) {
+  const auto bytes = bytes_of(200'000, 1);
+  ASSERT_EQ(put("store-0", "short", bytes, 300ms).done, 1);
+  ASSERT_EQ(put("store-0", "small", bytes_of(10, 2), 300ms).done, 1);
+  ASSERT_EQ(put("store-0", "kept", bytes).done, 1);
+  EXPECT_EQ(ended(node->query("store-0", "short")).done, 1);
+  events->listen_for(600ms);
+  EXPECT_EQ(get("store-0", "short").why.code, errc::not_found);
+  EXPECT_EQ(get("store-0", "small").why.code, errc::not_found);
+  EXPECT_EQ(get("store-0", "kept").done, 1);
+  // Its memory as well: the store has 16 MiB.
+  for (int i = 0; i < 4; ++i) {
+    const auto& t = put("store-0", "passing" + std::to_string(i), bytes_of(12u << 20, 3), 50ms);
+    ASSERT_EQ(t.done, 1) << to_string(t.why);
+    events->listen_for(250ms);
+  }
+}
+
+TEST_P(value, in_a_view_stays_as_it_was_while_its_key_is_removed_and_replaced) {
+  for (const std::string peer : {"store-0", "prefill-0"}) {
+    for (const std::size_t size : {std::size_t{100}, std::size_t{100'000}}) {
+      SCOPED_TRACE(peer + " " + std::to_string(size));
+      const auto first = bytes_of(size, 1);
+      const auto second = bytes_of(size, 2);
+      const auto key = "v" + std::to_string(size);
+      ASSERT_EQ(put(peer, key, first).done, 1);
+      auto view = get(peer, key).value;
+      ASSERT_EQ(ended(node->remove(peer, key)).done, 1);
+      ASSERT_EQ(put(peer, key, second).done, 1);
+      for (int i = 0; i < 20; ++i) {
+        const auto other = "other" + std::to_string(size) + std::to_string(i);
+        ASSERT_EQ(put(peer, other, second).done, 1);
+      }
+      EXPECT_TRUE(equal(view, first));
+      EXPECT_TRUE(equal(get(peer, key).value, second));
+    }
+  }
+}
+
+TEST_P(value, of_many_keys_at_once_are_not_mixed_up) {
+  constexpr int count = 200;
+  std::vector<std::vector<std::byte>> values;
+  std::vector<operation_id> puts, gets;
+  for (int i = 0; i < count; ++i) {
+    values.push_back(
+        bytes_of(i % 3 == 0 ? 40'000u + static_cast<unsigned>(i) : 100u + static_cast<unsigned>(i),
+                 static_cast<std::uint64_t>(i)));
+  }
+  for (int i = 0; i < count; ++i) {
+    auto id = node->put("store-0", "m" + std::to_string(i), values[static_cast<std::size_t>(i)]);
+    ASSERT_TRUE(id);
+    puts.push_back(*id);
+  }
+  for (const auto id : puts) {
+    ASSERT_TRUE(events->outcome(id));
+    EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
+  }
+  for (int i = 0; i < count; ++i) {
+    auto id = node->get("store-0", "m" + std::to_string(i));
+    ASSERT_TRUE(id);
+    gets.push_back(*id);
+  }
+  for (int i = 0; i < count; ++i) {
+    const auto id = gets[static_cast<std::size_t>(i)];
+    ASSERT_TRUE(events->outcome(id));
+    EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
+    EXPECT_TRUE(equal(events->of(id).value, values[static_cast<std::size_t>(i)])) << i;
+  }
+}
+
+TEST_P(value, being_put_by_two_at_once_is_taken_from_one_of_them) {
+  const auto one = bytes_of(500'000, 1);
+  const auto two = bytes_of(500'000, 2);
+  auto first = node->put("store-0", "same", one);
+  auto second = node->put("store-0", "same", two);
+  const auto& a = ended(first);
+  const auto& b = ended(second);
+  EXPECT_EQ(a.done + b.done, 1);
+  EXPECT_EQ((a.done == 1 ? b : a).why.code, errc::already_exists);
+  EXPECT_TRUE(equal(get("store-0", "same").value, a.done == 1 ? one : two));
+}
+
+TEST_P(value, of_a_peer_killed_in_the_middle_fails_once_and_soon) {
+  const auto large = bytes_of(12u << 20, 1);
+  const auto small = bytes_of(100'000, 2);
+  ASSERT_EQ(put("store-0", "there", small).done, 1);
+  std::vector<operation_id> live;
+  for (int i = 0; i < 8; ++i) {
+    auto get = node->get("store-0", "there");
+    ASSERT_TRUE(get);
+    live.push_back(*get);
+  }
+  auto put = node->put("store-0", "large", large);
+  ASSERT_TRUE(put);
+  live.push_back(*put);
+  auto query = node->query("store-0", "there");
+  ASSERT_TRUE(query);
+  live.push_back(*query);
+  std::this_thread::sleep_for(500us);
+  const auto killed = std::chrono::steady_clock::now();
+  store->end(SIGKILL);
+  for (const auto id : live) {
+    ASSERT_TRUE(events->outcome(id, 10s)) << "no outcome";
+    EXPECT_LT(std::chrono::steady_clock::now() - killed, 2s);
+  }
+  events->listen_for(200ms);
+  for (const auto id : live) {
+    const auto& t = events->of(id);
+    EXPECT_EQ(t.done + t.failed, 1);
+    if (t.failed == 1) {
+      EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
+    }
+    if (!t.value.bytes.empty()) {
+      EXPECT_TRUE(equal(t.value, small));
+    }
+  }
+  // What follows fails as well, and does not hang.
+  const auto& after = ended(node->get("store-0", "there"), 5s);
+  EXPECT_EQ(after.why.code, errc::peer_lost) << to_string(after.why);
+}
+
+TEST_P(value, whose_reader_gives_up_is_not_held_for_it) {
+  const auto large = bytes_of(12u << 20, 1);
+  ASSERT_EQ(put("store-0", "large", large).done, 1);
+  auto asked = node->get("store-0", "large");
+  ASSERT_TRUE(asked);
+  std::this_thread::sleep_for(300us);
+  (void)node->abort(*asked, "changed my mind");
+  ASSERT_TRUE(events->outcome(*asked));
+  events->of(*asked).value = {};
+  // The store has 16 MiB: the next one fits only when the first is neither kept nor pinned.
+  ASSERT_EQ(ended(node->remove("store-0", "large")).done, 1);
+  events->listen_for(100ms);
+  const auto& t = put("store-0", "next", large);
+  EXPECT_EQ(t.done, 1) << to_string(t.why);
+}
+
+TEST_P(value, calls_with_senseless_arguments_are_refused_at_once) {
+  const auto bytes = bytes_of(10, 1);
+  EXPECT_EQ(node->put("nobody", "k", bytes).error().code, errc::not_found);
+  EXPECT_FALSE(node->get("store-0", ""));
+  EXPECT_FALSE(node->get("store-0", std::string(513, 'k')));
+  EXPECT_FALSE(node->put("store-0", "k", bytes, -1ms));
+  EXPECT_EQ(put("store-0", std::string(512, 'k'), bytes).done, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(every_backend, value, ::testing::Values("tcp", "shm"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace troupe::testing
