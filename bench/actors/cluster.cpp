@@ -1,0 +1,214 @@
+#include "cluster.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <poll.h>
+
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+#include "troupe/config/parse.hpp"
+
+namespace troupe::bench {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+config::deployment deployment(const cluster_options& options, std::uint16_t port) {
+  const auto stage = [&](const std::string& name) {
+    return std::string{"  - name: "}.append(name) + "\n    role: " + name +
+           "\n    hosts: [127.0.0.1]\n    engine: external\n    pool: {device: cpu, size: "
+           "64MiB}\n" +
+           "    transport: {backend: " + options.backend + "}\n";
+  };
+  const auto text =
+      "cluster: bench\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
+      "}\nmodel: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}\n"
+      "limits: {transfer_deadline: 300s, retry_window: 0s, max_operations: 100000}\nstages:\n" +
+      stage("prefill") + stage("decode") + "edges:\n  - {from: prefill, to: decode, mode: write}\n";
+  auto outcome = config::parse(text, "bench.yaml");
+  if (!outcome.value) {
+    std::string why;
+    for (const auto& issue : outcome.issues) why += config::to_string(issue) + "; ";
+    die(why);
+  }
+  return std::move(*outcome.value);
+}
+
+void init_log(const std::string& name) {
+  const char* level = std::getenv("TROUPE_BENCH_LOG");
+  need(actors::init_logging({level != nullptr ? level : "error", name, {}, 64u << 20, 3}), "log");
+}
+
+void supervise(const cluster_options& options, const control& parent) {
+  init_log("supervisor");
+  actors::actor_host host;
+  auto actor = actors::spawn_supervisor(host.system(),
+                                        actors::supervisor_options_from(deployment(options, 0)));
+  parent.put(need(host.publish(actor, "127.0.0.1", 0), "supervisor"));
+  parent.get<char>();
+}
+
+std::unique_ptr<engine> start(const cluster_options& options, std::uint16_t port,
+                              const std::string& name) {
+  init_log(name);
+  engine_options wanted;
+  wanted.polling = options.polling;
+  auto node = need(engine::start(deployment(options, port), name, std::move(wanted)), "node");
+  need(node->wait_registered(20s), "registration");
+  // The engine's for good, since transfers name their blocks; and touched, so that memory does not
+  // grow by the first use of a page.
+  (void)need(node->allocate_blocks(pool_blocks), "blocks");
+  for (std::size_t i = 0; auto region = node->region(i); ++i) {
+    std::ranges::fill(*region, std::byte{1});
+  }
+  return node;
+}
+
+/// The prefill engine: does what the measuring process says.
+class prefill {
+ public:
+  prefill(const cluster_options& options, std::uint16_t port, const control& parent)
+      : parent_{parent}, polling_{options.polling}, node_{start(options, port, "prefill-0")} {
+    parent_.put('k');
+  }
+
+  void run() {
+    for (;;) {
+      if (parent_.readable() || (polling_ && !spinning_)) obey();
+      if (polling_) {
+        for (int i = 0; i < 64; ++i) (void)node_->poll();
+      } else {
+        pollfd both[2]{{parent_.fd, POLLIN, 0}, {node_->event_fd(), POLLIN, 0}};
+        (void)::poll(both, 2, -1);
+      }
+      count(node_->take(256));
+    }
+  }
+
+ private:
+  void count(const std::vector<event>& events) {
+    for (const auto& e : events) {
+      if (std::holds_alternative<event_unpinned>(e.what)) --live_;
+      if (const auto* failed = std::get_if<event_failed>(&e.what)) {
+        die("a send failed: " + to_string(failed->why));
+      }
+    }
+  }
+
+  void offer() {
+    const auto first = parent_.get<std::uint64_t>();
+    const auto count = parent_.get<std::uint64_t>();
+    const auto sealed = parent_.get<bool>();
+    for (auto i = first; i < first + count; ++i) {
+      send_spec spec;
+      spec.request = std::string{"r"}.append(std::to_string(i));
+      spec.blocks = {block_id{static_cast<std::uint32_t>(i % pool_blocks)}};
+      const auto send = need(node_->send(std::move(spec)), "send");
+      if (sealed) need(node_->seal(send, tokens_per_request), "seal");
+    }
+    live_ += count;
+    std::this_thread::sleep_for(5ms);  // until the actors have taken them in
+    parent_.put('k');
+  }
+
+  void obey() {
+    switch (parent_.get<char>()) {
+      case 'o': offer(); break;
+      case 'd':
+        while (live_ > 0) count(node_->wait(20ms, 256));
+        parent_.put('k');
+        break;
+      case 'm': parent_.put(resident_bytes()); break;
+      case '1': spinning_ = true; break;
+      case '0':
+        spinning_ = false;
+        parent_.put('k');
+        break;
+      default: die("an unknown command");
+    }
+  }
+
+  const control& parent_;
+  const bool polling_;
+  std::unique_ptr<engine> node_;
+  std::uint64_t live_{0};
+  bool spinning_{true};
+};
+
+}  // namespace
+
+bench_cluster::bench_cluster(const cluster_options& options) : polling_{options.polling} {
+  supervisor_ = fork_child([&](const control& parent) { supervise(options, parent); });
+  const auto port = supervisor_.get<std::uint16_t>();
+  peer_ = fork_child([&](const control& parent) { prefill{options, port, parent}.run(); });
+  peer_.get<char>();
+  node_ = start(options, port, "decode-0");
+}
+
+bench_cluster::~bench_cluster() = default;
+
+void bench_cluster::offer(std::uint64_t first, std::uint64_t count, bool sealed) {
+  peer_.put('o');
+  peer_.put(first);
+  peer_.put(count);
+  peer_.put(sealed);
+  peer_.get<char>();
+}
+
+void bench_cluster::drain() {
+  peer_.put('d');
+  while (!peer_.readable()) take(1ms);
+  peer_.get<char>();
+}
+
+std::uint64_t bench_cluster::peer_resident() {
+  peer_.put('m');
+  return peer_.get<std::uint64_t>();
+}
+
+void bench_cluster::spin(bool on) {
+  if (!polling_) return;
+  peer_.put(on ? '1' : '0');
+  if (!on) peer_.get<char>();
+}
+
+void bench_cluster::receive(std::uint64_t number, actors::transfer_mode mode, std::uint32_t block) {
+  receive_spec spec;
+  spec.request = std::string{"r"}.append(std::to_string(number));
+  spec.sources = {"prefill-0"};
+  spec.mode = mode;
+  spec.tokens = tokens_per_request;
+  spec.blocks = {block_id{block}};
+  (void)need(node_->receive(std::move(spec)), "receive");
+}
+
+void bench_cluster::take(std::chrono::milliseconds timeout) {
+  for (auto& e : node_->wait(timeout, 256)) {
+    if (const auto* failed = std::get_if<event_failed>(&e.what)) {
+      die("an operation failed: " + to_string(failed->why));
+    }
+    if (std::holds_alternative<event_done>(e.what)) ++done;
+    if (auto* value = std::get_if<event_value>(&e.what)) {
+      ++done;
+      last_value = std::move(value->value);
+    }
+    if (std::holds_alternative<event_unpinned>(e.what)) ++unpinned;
+  }
+}
+
+void bench_cluster::until_done(std::uint64_t outcomes) {
+  while (done < outcomes) take(1000ms);
+}
+
+void bench_cluster::until_unpinned(std::uint64_t operations) {
+  while (unpinned < operations) take(1000ms);
+}
+
+}  // namespace troupe::bench

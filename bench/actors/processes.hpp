@@ -1,0 +1,59 @@
+#pragma once
+
+/// Processes of a benchmark and what they say to each other.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::bench {
+
+using clock_type = std::chrono::steady_clock;
+
+[[noreturn]] void die(const std::string& what);
+
+template <class T>
+T need(result<T> outcome, const char* doing) {
+  if (!outcome) die(std::string{doing} + ": " + to_string(outcome.error()));
+  return std::move(*outcome);
+}
+inline void need(const result<void>& outcome, const char* doing) {
+  if (!outcome) die(std::string{doing} + ": " + to_string(outcome.error()));
+}
+
+[[nodiscard]] double microseconds_since(clock_type::time_point start);
+[[nodiscard]] double median(std::vector<double> values);
+/// Memory of this process that is resident, bytes.
+[[nodiscard]] std::uint64_t resident_bytes();
+/// Processor time that this process has used, seconds.
+[[nodiscard]] double processor_seconds();
+
+/// One end of a socket pair between a process and its child. When the other end is gone, reading or
+/// writing ends the process: nobody waits for its result any more.
+struct control {
+  int fd{-1};
+  void put_bytes(const void* data, std::size_t size) const;
+  void get_bytes(void* data, std::size_t size) const;
+  template <class T>
+  void put(const T& value) const {
+    put_bytes(&value, sizeof value);
+  }
+  template <class T>
+  T get() const {
+    T value;
+    get_bytes(&value, sizeof value);
+    return value;
+  }
+  [[nodiscard]] bool readable() const;
+};
+
+/// Forks; call it before any thread starts. The child dies with its parent.
+[[nodiscard]] control fork_child(const std::function<void(const control&)>& body);
+
+}  // namespace troupe::bench
