@@ -124,12 +124,20 @@ TEST(a_demo, whose_nodes_do_not_start_says_why) {
 }
 
 TEST(a_demo, that_is_asked_for_what_it_does_not_have_refuses) {
-  for (const auto& wrong : {demo_options{.mode = "push"}, demo_options{.backend = "rdma"},
-                            demo_options{.requests = 0}}) {
+  const auto expect_refused = [](const demo_options& wrong, const char* named) {
     std::ostringstream out;
     EXPECT_EQ(run_demo(wrong, out), 1);
-    EXPECT_THAT(out.str(), HasSubstr("invalid_config"));
-  }
+    EXPECT_THAT(out.str(), AllOf(HasSubstr("invalid_config"), HasSubstr(named)));
+  };
+  demo_options options;
+  options.mode = "push";
+  expect_refused(options, "push");
+  options = {};
+  options.backend = "rdma";
+  expect_refused(options, "rdma");
+  options = {};
+  options.requests = 0;
+  expect_refused(options, "--requests");
 }
 
 class an_interrupted_demo : public ::testing::TestWithParam<int> {};
