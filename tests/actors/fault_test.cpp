@@ -486,13 +486,20 @@ TEST_P(fault, what_a_stopped_prefill_still_writes_never_lands_in_reused_blocks) 
   begin(*prefill);
   take_from(*prefill, "first", 1);  // so that the link is up
   ASSERT_EQ(ask(*prefill, "send big " + std::to_string(tokens) + " 7"), "ok");
-  ASSERT_EQ(ask(*prefill, "ready 3"), "ok");
+  // What is read can be read only when all of it is there; what is written has more to come once it
+  // runs again.
+  const bool writes = GetParam().mode == "write";
+  ASSERT_EQ(ask(*prefill, writes ? "ready 3" : "ready 4"), "ok");
+  if (!writes) {
+    ASSERT_EQ(ask(*prefill, "seal"), "ok");
+  }
   const auto id = receive("big", tokens, 1000ms);
   ASSERT_TRUE(events->until([&] { return events->of(id).allocated.has_value(); }));
-  // In the middle of its writes or reads, with more to come once it runs again.
-  prefill->channel().say("ready 4");
-  prefill->channel().say("seal");
-  std::this_thread::sleep_for(1ms);
+  if (writes) {
+    prefill->channel().say("ready 4");
+    prefill->channel().say("seal");
+    std::this_thread::sleep_for(1ms);
+  }
   prefill->stop();
   ASSERT_TRUE(events->outcome(id, 5s));
   auto& t = events->of(id);
@@ -505,9 +512,11 @@ TEST_P(fault, what_a_stopped_prefill_still_writes_never_lands_in_reused_blocks) 
     EXPECT_EQ(node->report().pool.blocks_quarantined, t.allocated->blocks.size());
     prefill->signal(SIGCONT);
     ASSERT_TRUE(events->unpinned(id, 10s)) << "the blocks are lost";
-  } else if (GetParam().backend == "tcp") {
-    EXPECT_TRUE(before_waking);
   }
+  if (GetParam().backend == "tcp") {
+    EXPECT_TRUE(before_waking) << "a frozen peer keeps blocks that tcp can refuse it by itself";
+  }
+  RecordProperty("unpinned_before_waking", before_waking ? "yes" : "no");
   ASSERT_TRUE(whole(*node));
   auto reused = node->allocate_blocks(static_cast<std::uint32_t>(t.allocated->blocks.size()));
   ASSERT_TRUE(reused);
@@ -519,8 +528,10 @@ TEST_P(fault, what_a_stopped_prefill_still_writes_never_lands_in_reused_blocks) 
   EXPECT_EQ(t.failed, 1);
   EXPECT_EQ(t.unpinned, 1);
   ASSERT_TRUE(node->free_blocks(reused->owner, reused->blocks));
-  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "ok");
-  EXPECT_EQ(prefill->channel().hear().value_or("silence"), "ok");
+  if (writes) {
+    EXPECT_EQ(prefill->channel().hear().value_or("silence"), "ok");
+    EXPECT_EQ(prefill->channel().hear().value_or("silence"), "ok");
+  }
   EXPECT_NE(ask(*prefill, "outcome"), "done");
   take_from(*prefill, "after", 9);
 }
