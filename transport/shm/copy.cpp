@@ -5,7 +5,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include <x86intrin.h>
 #endif
 
 namespace troupe::transport::shm {
