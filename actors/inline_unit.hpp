@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -60,11 +61,12 @@ class inline_unit final : public caf::execution_unit {
 /// may remember the unit it last ran on.
 class inline_units {
  public:
-  explicit inline_units(caf::actor_system& system) : system_{system} {}
+  explicit inline_units(caf::actor_system& system);
   [[nodiscard]] inline_unit& of_this_thread();
 
  private:
   caf::actor_system& system_;
+  const std::uint64_t number_;  ///< never used again in this process, unlike an address
   std::mutex mutex_;
   std::unordered_map<std::thread::id, std::unique_ptr<inline_unit>> units_;
 };

@@ -13,12 +13,9 @@ constexpr std::size_t max_state_name = 64;
 
 std::size_t planes_of(layer_kind kind) noexcept {
   switch (kind) {
-    case layer_kind::attention:
-      return 2;
-    case layer_kind::mla:
-      return 1;
-    case layer_kind::recurrent:
-      return 0;
+    case layer_kind::attention: return 2;
+    case layer_kind::mla: return 1;
+    case layer_kind::recurrent: return 0;
   }
   return 0;
 }
@@ -218,12 +215,9 @@ result<void> check_compatible_state(const cache_layout& local, const cache_layou
 
 std::string_view to_string(layer_kind kind) noexcept {
   switch (kind) {
-    case layer_kind::attention:
-      return "attention";
-    case layer_kind::mla:
-      return "mla";
-    case layer_kind::recurrent:
-      return "recurrent";
+    case layer_kind::attention: return "attention";
+    case layer_kind::mla: return "mla";
+    case layer_kind::recurrent: return "recurrent";
   }
   return "unknown";
 }

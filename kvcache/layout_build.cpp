@@ -41,12 +41,8 @@ void add_planes(cache_layout& layout, block_inner inner) {
         p.heads = head_range(layer.shape.kv_heads, layout.tp_size, layout.tp_rank).count();
         layer.planes.assign(2, p);
         break;
-      case layer_kind::mla:
-        layer.planes.assign(1, p);
-        break;
-      case layer_kind::recurrent:
-        layer.planes.clear();
-        break;
+      case layer_kind::mla: layer.planes.assign(1, p); break;
+      case layer_kind::recurrent: layer.planes.clear(); break;
     }
     for (auto& each : layer.planes) {
       const bool token_major = inner == block_inner::token_major;
@@ -191,15 +187,9 @@ result<cache_layout> make_layout(const cache_shape& shape, const arrangement& ho
   add_planes(layout, how.inner);
   if (auto ok = check_request(layout, shape, how); !ok) return fail(ok.error());
   switch (how.order) {
-    case block_order::layers_first:
-      place_layers_first(layout, how);
-      break;
-    case block_order::blocks_first:
-      place_blocks_first(layout, how.kv);
-      break;
-    case block_order::block_interleaved:
-      place_block_interleaved(layout);
-      break;
+    case block_order::layers_first: place_layers_first(layout, how); break;
+    case block_order::blocks_first: place_blocks_first(layout, how.kv); break;
+    case block_order::block_interleaved: place_block_interleaved(layout); break;
   }
   place_states(layout, shape, how.regions);
   if (auto ok = check(layout); !ok) return fail(ok.error());

@@ -388,8 +388,9 @@ void run_initiator(int line, flags& shared, const std::string& only) {
   const auto grant = receive_grant(line);
   const auto local = need(self.place->allocate(pool_bytes, "source"));
   const auto rival = need(self.place->allocate(pool_bytes, "rival"));
-  bench b{self,   grant, local, need(self.place->bytes(local)), need(self.place->bytes(rival)),
-          shared, 1,     {},    {}};
+  bench b{
+      self, grant, local, need(self.place->bytes(local)), need(self.place->bytes(rival)), shared,
+      1,    {},    {}};
   // The link enters the peer's pages in the background, once; the rival's are entered by the fill
   // below.
   for (int idle = 0; idle < 1000;) idle = self.place->poll() ? 0 : idle + 1;

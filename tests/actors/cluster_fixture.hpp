@@ -1,16 +1,9 @@
 #pragma once
 
-/// A real cluster for tests: a supervisor process and node processes forked from the test, real sockets, real
-/// signals. The test's own process runs one node (usually decode) and steers the others line by line.
-/// Fork every child before the first engine starts here: a process with threads must not fork.
-
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
+/// A real cluster for tests: a supervisor process and node processes forked from the test, real
+/// sockets, real signals. The test's own process runs one node (usually decode) and steers the
+/// others line by line. Fork every child before the first engine starts here: a process with
+/// threads must not fork.
 
 #include <chrono>
 #include <cstring>
@@ -23,7 +16,14 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/logging.hpp"
@@ -136,7 +136,7 @@ struct cluster_options {
   std::string model{"{layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}"};
   std::string prefill_pool{"8MiB"};
   std::string decode_pool{"8MiB"};
-  std::string prefill_layout;               ///< e.g. "{order: blocks_first}"
+  std::string prefill_layout;  ///< e.g. "{order: blocks_first}"
   std::string decode_layout;
   std::uint32_t prefill_tp{1}, decode_tp{1};
   std::uint32_t decodes{1};
@@ -149,7 +149,8 @@ struct cluster_options {
 class cluster {
  public:
   explicit cluster(cluster_options options = {}) : options_{std::move(options)} {
-    supervisor_ = std::make_unique<forked>([this](line_channel& channel) { return supervise(channel); });
+    supervisor_ =
+        std::make_unique<forked>([this](line_channel& channel) { return supervise(channel); });
     const auto port = supervisor_->channel().hear();
     port_ = port ? std::stoi(*port) : 0;
   }
@@ -161,7 +162,8 @@ class cluster {
   }
 
   /// A node in this process.
-  [[nodiscard]] std::unique_ptr<engine> start(const std::string& name, engine_options options = {}) const {
+  [[nodiscard]] std::unique_ptr<engine> start(const std::string& name,
+                                              engine_options options = {}) const {
     auto started = engine::start(deployment(), name, std::move(options));
     if (!started) {
       ADD_FAILURE() << name << ": " << to_string(started.error());
@@ -209,7 +211,8 @@ class cluster {
         << "\nlimits: {transfer_deadline: " << options_.deadline
         << ", retry_window: " << options_.retry_window << "}\nstages:\n";
     stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_layout);
-    stage("decode", options_.decodes, options_.decode_tp, options_.decode_pool, options_.decode_layout);
+    stage("decode", options_.decodes, options_.decode_tp, options_.decode_pool,
+          options_.decode_layout);
     out << "  - {name: store, role: store, pool: {device: cpu, size: 16MiB}, transport: {backend: "
         << options_.backend << "}}\n";
     out << "edges:\n  - {from: prefill, to: decode, mode: " << options_.mode
@@ -221,11 +224,13 @@ class cluster {
     quiet("supervisor");
     auto outcome = config::parse(text(0), "test.yaml");
     if (!outcome.value) {
-      for (const auto& issue : outcome.issues) std::fprintf(stderr, "%s\n", to_string(issue).c_str());
+      for (const auto& issue : outcome.issues)
+        std::fprintf(stderr, "%s\n", to_string(issue).c_str());
       return 1;
     }
     actors::actor_host host;
-    auto actor = actors::spawn_supervisor(host.system(), actors::supervisor_options_from(*outcome.value));
+    auto actor =
+        actors::spawn_supervisor(host.system(), actors::supervisor_options_from(*outcome.value));
     auto bound = host.publish(actor, "127.0.0.1", 0);
     if (!bound) return 1;
     channel.say(std::to_string(*bound));
@@ -250,7 +255,8 @@ class cache_bytes {
     }
   }
 
-  /// Writes the pattern of request `seed` to tokens [begin, end) of layers [layer_begin, layer_end).
+  /// Writes the pattern of request `seed` to tokens [begin, end) of layers [layer_begin,
+  /// layer_end).
   void fill(const std::vector<block_id>& blocks, std::uint32_t layer_begin, std::uint32_t layer_end,
             std::uint32_t begin, std::uint32_t end, std::uint64_t seed) {
     each(blocks, layer_begin, layer_end, begin, end, seed,
@@ -261,7 +267,8 @@ class cache_bytes {
   /// How many (layer, plane, token, head) pieces differ from the pattern of `seed`.
   [[nodiscard]] std::size_t differing(const std::vector<block_id>& blocks, std::uint32_t begin,
                                       std::uint32_t end, std::uint64_t seed) {
-    return differing_layers(blocks, 0, static_cast<std::uint32_t>(layout_.layers.size()), begin, end, seed);
+    return differing_layers(blocks, 0, static_cast<std::uint32_t>(layout_.layers.size()), begin,
+                            end, seed);
   }
   [[nodiscard]] std::size_t differing_layers(const std::vector<block_id>& blocks,
                                              std::uint32_t layer_begin, std::uint32_t layer_end,
@@ -287,7 +294,9 @@ class cache_bytes {
       const auto& planes = layout_.layers[layer].planes;
       const auto& shape = layout_.layers[layer].shape;
       const auto first_head =
-          shape.kv_heads > 0 ? kvcache::head_range(shape.kv_heads, layout_.tp_size, layout_.tp_rank).begin : 0;
+          shape.kv_heads > 0
+              ? kvcache::head_range(shape.kv_heads, layout_.tp_size, layout_.tp_rank).begin
+              : 0;
       for (std::size_t p = 0; p < planes.size(); ++p) {
         const auto& plane = planes[p];
         value.resize(plane.head_bytes);
@@ -302,7 +311,8 @@ class cache_bytes {
               byte = static_cast<std::byte>(state >> 56);
             }
             visit(regions_[plane.region].data() + plane.base + block * plane.block_stride +
-                      (token % layout_.block_tokens) * plane.token_stride + head * plane.head_stride,
+                      (token % layout_.block_tokens) * plane.token_stride +
+                      head * plane.head_stride,
                   value);
           }
         }

@@ -28,8 +28,8 @@ cluster_options options_of(const way& w) {
   return options;
 }
 
-/// A prefill engine that obeys: "REQUEST TOKENS CHUNK" computes a request in chunks, layer by layer, and says the
-/// outcome; "end" ends it.
+/// A prefill engine that obeys: "REQUEST TOKENS CHUNK" computes a request in chunks, layer by
+/// layer, and says the outcome; "end" ends it.
 int obedient_prefill(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
@@ -80,7 +80,8 @@ TEST_P(transfer, moves_every_byte_of_a_chunked_prefill_and_says_done_once_at_bot
   cache.poison();
   listener events{*decode};
   prefill->channel().say("r1 100 40 11");
-  auto receive = decode->receive({"r1", {"prefill-0"}, mode_of(GetParam()), 100, 0, {}, 0, 0ms, false});
+  auto receive =
+      decode->receive({"r1", {"prefill-0"}, mode_of(GetParam()), 100, 0, {}, 0, 0ms, false});
   ASSERT_TRUE(receive) << to_string(receive.error());
   ASSERT_TRUE(events.unpinned(*receive));
   auto& t = events.of(*receive);
@@ -101,7 +102,8 @@ TEST_P(transfer, works_when_the_decode_side_comes_first) {
   ASSERT_TRUE(decode);
   cache_bytes cache{*decode};
   listener events{*decode};
-  auto receive = decode->receive({"late", {"prefill-0"}, mode_of(GetParam()), 33, 0, {}, 0, 0ms, false});
+  auto receive =
+      decode->receive({"late", {"prefill-0"}, mode_of(GetParam()), 33, 0, {}, 0, 0ms, false});
   ASSERT_TRUE(receive);
   events.listen_for(300ms);
   EXPECT_EQ(events.of(*receive).done + events.of(*receive).failed, 0);
@@ -124,8 +126,8 @@ TEST_P(transfer, leaves_a_prefix_alone_that_is_already_there) {
   ASSERT_TRUE(blocks);
   cache.fill(blocks->blocks, 0, 4, 0, 21, 99);
   prefill->channel().say("p 60 60 3");
-  auto receive =
-      decode->receive({"p", {"prefill-0"}, mode_of(GetParam()), 60, 21, blocks->blocks, 0, 0ms, false});
+  auto receive = decode->receive(
+      {"p", {"prefill-0"}, mode_of(GetParam()), 60, 21, blocks->blocks, 0, 0ms, false});
   ASSERT_TRUE(receive) << to_string(receive.error());
   ASSERT_TRUE(events.outcome(*receive));
   EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
@@ -143,8 +145,8 @@ TEST_P(transfer, of_nothing_completes_at_once) {
   auto blocks = decode->allocate_blocks(2);
   ASSERT_TRUE(blocks);
   prefill->channel().say("e 32 32 1");
-  auto receive =
-      decode->receive({"e", {"prefill-0"}, mode_of(GetParam()), 32, 32, blocks->blocks, 0, 0ms, false});
+  auto receive = decode->receive(
+      {"e", {"prefill-0"}, mode_of(GetParam()), 32, 32, blocks->blocks, 0, 0ms, false});
   ASSERT_TRUE(receive);
   ASSERT_TRUE(events.outcome(*receive));
   EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
@@ -187,8 +189,15 @@ TEST_P(transfer, of_many_requests_share_one_link_and_none_is_mixed_up) {
   listener events{*decode};
   std::vector<operation_id> receives;
   for (int i = 0; i < count; ++i) {
-    auto receive = decode->receive({"m" + std::to_string(i), {"prefill-0"}, mode_of(GetParam()),
-                                    static_cast<std::uint32_t>(17 + i), 0, {}, 0, 0ms, false});
+    auto receive = decode->receive({"m" + std::to_string(i),
+                                    {"prefill-0"},
+                                    mode_of(GetParam()),
+                                    static_cast<std::uint32_t>(17 + i),
+                                    0,
+                                    {},
+                                    0,
+                                    0ms,
+                                    false});
     ASSERT_TRUE(receive);
     receives.push_back(*receive);
   }
@@ -221,7 +230,8 @@ TEST_P(transfer, that_the_prefill_engine_aborts_fails_at_both_sides_with_its_rea
   auto decode = c.start("decode-0");
   ASSERT_TRUE(decode);
   listener events{*decode};
-  auto receive = decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
+  auto receive =
+      decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
   ASSERT_TRUE(receive);
   events.listen_for(300ms);
   prefill->channel().say("now");
@@ -250,7 +260,8 @@ TEST_P(transfer, that_the_decode_engine_aborts_fails_at_both_sides) {
   auto decode = c.start("decode-0");
   ASSERT_TRUE(decode);
   listener events{*decode};
-  auto receive = decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
+  auto receive =
+      decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
   ASSERT_TRUE(receive);
   events.listen_for(300ms);
   ASSERT_TRUE(decode->abort(*receive, "client went away"));
@@ -278,7 +289,8 @@ TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
   auto decode = c.start("decode-0");
   ASSERT_TRUE(decode);
   listener events{*decode};
-  auto receive = decode->receive({"n", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
+  auto receive =
+      decode->receive({"n", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
   ASSERT_TRUE(receive);
   ASSERT_TRUE(events.unpinned(*receive, 5s));
   EXPECT_EQ(events.of(*receive).why.code, errc::deadline);
@@ -286,8 +298,8 @@ TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
 }
 
 INSTANTIATE_TEST_SUITE_P(every_way, transfer,
-                         ::testing::Values(way{"tcp", "write"}, way{"tcp", "read"}, way{"shm", "write"},
-                                           way{"shm", "read"}),
+                         ::testing::Values(way{"tcp", "write"}, way{"tcp", "read"},
+                                           way{"shm", "write"}, way{"shm", "read"}),
                          name_of);
 
 }  // namespace

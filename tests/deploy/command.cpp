@@ -142,7 +142,8 @@ bool vanishes(pid_t pid, milliseconds timeout) {
 // -- files and ports
 // ----------------------------------------------------------------------------------
 
-deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port) {
+deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port,
+                                       const std::string& decode_engine) {
   const char* base = std::getenv("TMPDIR");
   path_ = std::string{base != nullptr ? base : "/tmp"} + "/troupe-test-XXXXXX";
   const int fd = ::mkstemp(path_.data());
@@ -155,7 +156,9 @@ deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port) {
                           "block_tokens: 16}\n"
                           "stages:\n"
                           "  - {name: prefill, role: prefill, pool: {size: 1MiB}}\n"
-                          "  - {name: decode, role: decode, pool: {size: 1MiB}}\n"
+                          "  - {name: decode, role: decode, pool: {size: 1MiB}, engine: "
+                       << decode_engine
+                       << "}\n"
                           "  - {name: cache, role: store, pool: {size: 1MiB}}\n"
                           "edges:\n"
                           "  - {from: prefill, to: decode, mode: write}\n";

@@ -50,7 +50,8 @@ struct ended {
 class deployment_on_disk {
  public:
   /// Port 0: the OS chooses, and nobody but `up` knows.
-  explicit deployment_on_disk(std::uint16_t supervisor_port);
+  explicit deployment_on_disk(std::uint16_t supervisor_port,
+                              const std::string& decode_engine = "reference");
   ~deployment_on_disk();
   deployment_on_disk(const deployment_on_disk&) = delete;
   deployment_on_disk& operator=(const deployment_on_disk&) = delete;

@@ -128,6 +128,21 @@ TEST(node, stops_although_it_never_found_its_supervisor) {
   EXPECT_EQ(node.wait(), 0) << node.err();
 }
 
+TEST(node, an_external_engine_is_refused_with_how_to_embed_it) {
+  const deployment_on_disk file{free_port(), "external"};
+  const auto ended = run({"node", file.path(), "--name", "decode-0"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("engine: external"));
+  EXPECT_THAT(ended.err, HasSubstr("troupe::engine::start"));
+}
+
+TEST(up, leaves_external_engines_to_their_owner_and_says_so) {
+  const deployment_on_disk file{free_port(), "external"};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("3 nodes are up")) << up.out() << up.err();
+  EXPECT_THAT(up.out(), HasSubstr("decode-0 has `engine: external`: start it yourself"));
+}
+
 TEST(node, an_unknown_name_ends_with_two_and_the_names_there_are) {
   const deployment_on_disk file{free_port()};
   const auto ended = run({"node", file.path(), "--name", "decode-7"});

@@ -1,0 +1,47 @@
+#include <csignal>
+#include <regex>
+#include <tuple>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "command.hpp"
+
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Values;
+using namespace troupe::testing;
+
+class demo : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {};
+
+TEST_P(demo, moves_a_cache_and_changes_no_token) {
+  const auto& [mode, backend] = GetParam();
+  const auto ended = run({"demo", "--prompt", "to be", "--max-tokens", "4", "--requests", "2",
+                          "--mode", mode, "--backend", backend});
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("identical: yes"));
+  EXPECT_THAT(ended.out, HasSubstr(std::string{"over "} + backend));
+}
+
+INSTANTIATE_TEST_SUITE_P(every, demo,
+                         ::testing::Combine(Values("write", "read"), Values("shm", "tcp")),
+                         [](const auto& tested) {
+                           return std::string{std::get<0>(tested.param)} + "_" +
+                                  std::get<1>(tested.param);
+                         });
+
+TEST(demo, ctrl_c_leaves_no_process) {
+  command demo{{"demo", "--requests", "1000"}};
+  ASSERT_TRUE(demo.says("nodes      ")) << demo.err();
+  demo.signal(SIGINT);
+  EXPECT_EQ(demo.wait(), 130) << demo.out() << demo.err();
+  static const std::regex pid{R"(\(pid (\d+))"};
+  const auto& out = demo.out();
+  std::size_t seen = 0;
+  for (std::sregex_iterator it{out.begin(), out.end(), pid}, end; it != end; ++it, ++seen)
+    EXPECT_TRUE(vanishes(static_cast<pid_t>(std::stol((*it)[1]))));
+  EXPECT_EQ(seen, 2u) << out;
+}
+
+}  // namespace
