@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
-#include <caf/config.hpp>
 #include <nlohmann/json.hpp>
 #include <spdlog/version.h>
 #include <sys/utsname.h>
@@ -31,11 +30,6 @@ using facts = std::vector<std::pair<std::string, std::string>>;
 // -- what was built
 // ----------------------------------------------------------------------------------
 
-std::string caf_version() {
-  return std::to_string(CAF_VERSION / 10'000) + "." + std::to_string(CAF_VERSION / 100 % 100) +
-         "." + std::to_string(CAF_VERSION % 100);
-}
-
 facts build_facts() {
   const std::string sanitizers = TROUPE_SANITIZERS;
   return {{"version", TROUPE_VERSION},
@@ -43,7 +37,7 @@ facts build_facts() {
           {"build type", TROUPE_BUILD_TYPE},
           {"compiler", TROUPE_COMPILER},
           {"sanitizers", sanitizers.empty() ? "none" : sanitizers},
-          {"CAF", caf_version()},
+          {"CAF", TROUPE_BUILT_WITH_CAF},
           {"spdlog", std::to_string(SPDLOG_VER_MAJOR) + "." + std::to_string(SPDLOG_VER_MINOR) +
                          "." + std::to_string(SPDLOG_VER_PATCH)}};
 }
