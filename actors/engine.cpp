@@ -189,7 +189,7 @@ class node_engine final : public engine {
     if (auto fine = check_receive(spec); !fine) return fail(fine.error());
     spec.fail_when_full = spec.fail_when_full || context_->settings.fail_when_full;
     auto operation = begin_pinned({operation_kind::receive, spec.request, 0, false}, spec.blocks);
-    if (operation) command_here(engine_command{start_receive{*operation, std::move(spec)}});
+    if (operation) command(engine_command{start_receive{*operation, std::move(spec)}});
     return operation;
   }
 
@@ -280,17 +280,10 @@ class node_engine final : public engine {
 
   /// Hands an order to the port. Run here and now where the engine polls.
   void command(engine_command order) {
-    if (polling_) {
-      command_here(std::move(order));
-    } else {
+    if (!polling_) {
       tell(port_, std::move(order));
+      return;
     }
-  }
-
-  /// The same on the calling thread, which saves it the wake-up of another one: for orders whose
-  /// work is to write one frame. What copies or sends many bytes (a source's progress) is not for
-  /// the engine's thread, unless it polls.
-  void command_here(engine_command order) {
     auto& unit = units_.of_this_thread();
     const inline_unit::scope as_active{unit};
     tell(port_, std::move(order));
@@ -403,7 +396,7 @@ class node_engine final : public engine {
     auto operation = context_->operations.begin({operation_kind::value, {}, 0, false});
     if (!operation) return operation;
     order.operation = *operation;
-    command_here(engine_command{std::move(order)});
+    command(engine_command{std::move(order)});
     return operation;
   }
 
