@@ -86,7 +86,7 @@ result<void> lease_table::end(lease_id id, incarnation holder) {
 std::vector<lease_id> lease_table::end_holder(incarnation holder) {
   const auto found = by_holder_.find(holder);
   if (found == by_holder_.end()) return {};
-  const std::vector<lease_id> ended{found->second.begin(), found->second.end()};
+  std::vector<lease_id> ended{found->second.begin(), found->second.end()};
   for (const auto id : ended) drop(leases_.find(id));
   return ended;
 }

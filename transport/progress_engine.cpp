@@ -363,9 +363,9 @@ void progress_engine::end_sleep() {
 // -- the pool
 // ---------------------------------------------------------------------------------------------
 
-result<std::unique_ptr<progress_pool>> progress_pool::create(std::uint32_t num_workers,
-                                                             std::chrono::microseconds spin,
-                                                             std::function<void()> after_progress) {
+result<std::unique_ptr<progress_pool>> progress_pool::create(
+    std::uint32_t num_workers, std::chrono::microseconds spin,
+    const std::function<void()>& after_progress) {
   std::unique_ptr<progress_pool> pool{new progress_pool};
   for (std::uint32_t i = 0; i < std::max<std::uint32_t>(num_workers, 1); ++i) {
     auto engine = progress_engine::create(

@@ -94,15 +94,15 @@ class progress_engine {
   progress_engine(settings with, int epoll_fd, int wake_fd, int kick_fd);
 
   struct watch_entry {
-    int fd;
-    std::uint32_t events;
+    int fd{-1};
+    std::uint32_t events{0};
     std::shared_ptr<pollable> who;
-    std::uint64_t key;
+    std::uint64_t key{0};
   };
   struct timer_entry {
     steady_time when;
     std::shared_ptr<pollable> who;
-    std::uint64_t key;
+    std::uint64_t key{0};
   };
 
   void run();
@@ -151,7 +151,7 @@ class progress_pool {
   /// `num_workers` 0: one engine without a thread, driven by `poll` only.
   [[nodiscard]] static result<std::unique_ptr<progress_pool>> create(
       std::uint32_t num_workers, std::chrono::microseconds spin,
-      std::function<void()> after_progress);
+      const std::function<void()>& after_progress);
 
   [[nodiscard]] progress_engine& next() noexcept {
     return *engines_[turn_.fetch_add(1, std::memory_order_relaxed) % engines_.size()];

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <string>
 #include <system_error>
 
-#include <limits.h>
 #include <sys/uio.h>
 
 namespace troupe::transport::shm {

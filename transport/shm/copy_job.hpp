@@ -83,7 +83,8 @@ class job_runner {
   [[nodiscard]] outcome step(copy_job& job) const;
 
  private:
-  struct chunk {
+  // The runs are filled before they are read.
+  struct chunk {  // NOLINT(cppcoreguidelines-pro-type-member-init)
     std::array<copy_run, chunk_runs> runs;
     std::size_t count{0};
     std::uint64_t bytes{0};

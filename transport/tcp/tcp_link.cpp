@@ -394,7 +394,7 @@ void tcp_link::close() {
 
 // True for the one call that ended it.
 bool tcp_link::end(state final_state, const troupe::error& why) {
-  state before;
+  state before{};
   {
     const std::lock_guard lock{state_mutex_};
     before = state_.load(std::memory_order_acquire);

@@ -36,8 +36,9 @@ class wire_access {
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   }
 #else
-  wire_access() {}  // not trivial: an unused one would be warned of
-  ~wire_access() {}
+  // Not trivial: an unused one would be warned of.
+  wire_access() {}   // NOLINT(modernize-use-equals-default)
+  ~wire_access() {}  // NOLINT(modernize-use-equals-default)
 #endif
   wire_access(const wire_access&) = delete;
   wire_access& operator=(const wire_access&) = delete;
