@@ -1,5 +1,6 @@
 #include "troupe/actors/engine.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <utility>
@@ -64,7 +65,9 @@ class node_engine final : public engine {
     host_.own(port_);
     pool_ = system.spawn(pool_manager, context_, port_);
     host_.own(pool_);
-    node_ = system.spawn(node, context_, port_, pool_);
+    // On a thread of its own: it calls the engine back (`on_call`), which must never happen inside
+    // a call of the engine that runs actors itself.
+    node_ = system.spawn<caf::detached>(node, context_, port_, pool_);
     host_.own(node_);
     caf::anon_send(port_, engine_command{wire_port{node_, pool_}});
     if (context_->pool) {
@@ -189,7 +192,7 @@ class node_engine final : public engine {
     if (auto fine = check_receive(spec); !fine) return fail(fine.error());
     spec.fail_when_full = spec.fail_when_full || context_->settings.fail_when_full;
     auto operation = begin_pinned({operation_kind::receive, spec.request, 0, false}, spec.blocks);
-    if (operation) command(engine_command{start_receive{*operation, std::move(spec)}});
+    if (operation) command_here(engine_command{start_receive{*operation, std::move(spec)}});
     return operation;
   }
 
@@ -258,13 +261,23 @@ class node_engine final : public engine {
   std::vector<event> take(std::size_t max) override { return context_->events.take(max); }
 
   std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max) override {
-    if (!polling_) return context_->events.wait(timeout, max);
     const auto until = std::chrono::steady_clock::now() + timeout;
-    for (;;) {
-      poll_once();
+    {
+      const event_queue::consumer as_consumer{context_->events};
+      if (polling_) {
+        while (context_->events.empty() && std::chrono::steady_clock::now() < until) poll_once();
+        return context_->events.take(max);
+      }
+      const inline_unit::scope as_active{units_.of_this_thread()};
+      context_->endpoint->drive(until, context_->events.fd(),
+                                [this] { return !context_->events.empty(); });
       auto events = context_->events.take(max);
-      if (!events.empty() || std::chrono::steady_clock::now() >= until) return events;
+      if (!events.empty()) return events;
     }
+    // Another thread of the engine makes the progress, or the node was stopped.
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        until - std::chrono::steady_clock::now());
+    return context_->events.wait(std::max(left, std::chrono::milliseconds{0}), max);
   }
 
   bool poll() override { return !stopped_ && poll_once(); }
@@ -278,12 +291,19 @@ class node_engine final : public engine {
     return worked;
   }
 
-  /// Hands an order to the port. Run here and now where the engine polls.
+  /// Hands an order to the port, to be carried out by a thread of ours, or in `poll` where the
+  /// engine polls. For what may copy bytes: the caller computes meanwhile.
   void command(engine_command order) {
-    if (!polling_) {
+    if (polling_) {
+      command_here(std::move(order));
+    } else {
       tell(port_, std::move(order));
-      return;
     }
+  }
+
+  /// Hands an order to the port and carries it out before it returns: it ends with a message to
+  /// the other side, which a thread of ours would have to be woken for.
+  void command_here(engine_command order) {
     auto& unit = units_.of_this_thread();
     const inline_unit::scope as_active{unit};
     tell(port_, std::move(order));
@@ -396,7 +416,7 @@ class node_engine final : public engine {
     auto operation = context_->operations.begin({operation_kind::value, {}, 0, false});
     if (!operation) return operation;
     order.operation = *operation;
-    command(engine_command{std::move(order)});
+    command_here(engine_command{std::move(order)});
     return operation;
   }
 

@@ -27,9 +27,11 @@ using operation_id = strong_id<struct operation_tag, std::uint64_t>;
 
 /// Prefill side: offers the KV cache of one request to whichever decode ranks ask for it.
 struct send_spec {
-  std::string request;           ///< the id both engines know, 1 to 256 bytes, unique while live
-  std::vector<block_id> blocks;  ///< of tokens 0, 1, ...: `block_tokens` tokens each
-  std::uint32_t state_slot{0};   ///< of the request, if the layout has state tensors
+  /// The id both engines know, 1 to 256 bytes, unique while live. Used again, the new `send` comes
+  /// before the new `receive`: until then a receive is told how the former request ended.
+  std::string request;
+  std::vector<block_id> blocks;           ///< of tokens 0, 1, ...: `block_tokens` tokens each
+  std::uint32_t state_slot{0};            ///< of the request, if the layout has state tensors
   std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default
   /// How many decode ranks will take it before it is done; 0: as many as the first one's parallel
   /// size says hold heads of ours.
@@ -73,8 +75,10 @@ struct event_layers {
 };
 /// The one outcome of a send, a receive, a put, a query, a remove or a placement that succeeded.
 struct event_done {
-  std::vector<std::byte> aux;  ///< receive: what the prefill engine sealed with (rank 0's)
-  std::uint64_t bytes{0};      ///< moved
+  /// receive: what the prefill engine sealed with: the first rank's, or where that one moved
+  /// nothing and had nothing to say, another's.
+  std::vector<std::byte> aux;
+  std::uint64_t bytes{0};  ///< moved
 };
 /// The one outcome of anything that failed.
 struct event_failed {

@@ -77,11 +77,12 @@ result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(engine_port_s
 }
 
 void session_begins(engine_port_state& st, operation_id operation, transfer_id transfer,
-                    session_actor session, transfer_report report, time_point deadline) {
+                    session_actor session, const link_handle& link, transfer_report report,
+                    time_point deadline) {
   report.transfer = transfer.value;
   st.deadlines.emplace(deadline, timer::session, transfer.value);
-  st.sessions.emplace(transfer,
-                      live_session{operation, std::move(session), std::move(report), deadline});
+  st.sessions.emplace(transfer, live_session{operation, std::move(session), link.actor.id(),
+                                             std::move(report), deadline});
   st.context->counters.active_transfers.store(static_cast<std::uint32_t>(st.sessions.size()));
 }
 
@@ -208,7 +209,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   report.state = "streaming";
   options.request = std::move(request);
   auto sender = self->spawn<caf::monitored>(prefill_sender, std::move(options));
-  session_begins(st, operation, transfer, std::move(sender), std::move(report), deadline);
+  session_begins(st, operation, transfer, std::move(sender), link, std::move(report), deadline);
 }
 
 void unpark(self_pointer self, const std::string& request, operation_id operation) {
@@ -415,7 +416,7 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   const auto deadline = r.deadline;
   auto receiver = self->spawn<caf::monitored>(decode_receiver, std::move(options));
   rank.receiver = receiver;
-  session_begins(st, operation, transfer, std::move(receiver), std::move(report), deadline);
+  session_begins(st, operation, transfer, std::move(receiver), link, std::move(report), deadline);
   // The others may have landed everything while this one's link was being made.
   if (idle) tell_layers_of(st, operation, r);
 }
@@ -628,7 +629,7 @@ void start_client(self_pointer self, start_value order, const link_handle& link)
       value_client, value_client_options{st.context, caf::actor_cast<engine_port_actor>(self), link,
                                          transfer, std::move(order)});
   st.value_clients.emplace(operation, transfer);
-  session_begins(st, operation, transfer, std::move(client), std::move(report),
+  session_begins(st, operation, transfer, std::move(client), link, std::move(report),
                  now() + st.context->settings.default_deadline);
 }
 
@@ -675,6 +676,8 @@ void value_came(self_pointer self, const link_handle& link, session_message& mes
 void happened(self_pointer self, link_ready& ready) {
   auto& st = self->state;
   const auto peer = ready.link.peer;
+  // Watched here, once, and not by each session: a link remembers whoever watches it until it ends.
+  if (st.watched_links.insert(ready.link.actor.id()).second) self->monitor(ready.link.actor);
   st.links[peer] = ready.link;
   const auto found = st.waiting_for_link.find(peer);
   if (found == st.waiting_for_link.end()) return;
@@ -849,6 +852,18 @@ transfer_reports describe(const engine_port_state& st) {
   return all;
 }
 
+/// A link's actor ended. Sessions that it never heard of get no answer from it: it granted nothing
+/// for them, so that nothing of them can move. After a crash of the link nobody knows; the pins
+/// stay.
+void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
+  for (const auto& [transfer, session] : st.sessions) {
+    if (session.link != link) continue;
+    tell(session.actor, session_event{link_is_lost{
+                            {errc::peer_lost, "the link to " + session.report.peer + " is gone"}}});
+    if (!crashed) tell(session.actor, session_event{transfer_is_quiescent{}});
+  }
+}
+
 /// An actor of one transfer ended by a defect of ours. Its operation fails; its blocks stay pinned,
 /// since nobody is left to say that nothing can touch them any more.
 void session_crashed(self_pointer self, const caf::down_msg& down) {
@@ -870,7 +885,13 @@ engine_port_actor::behavior_type engine_port(
     engine_port_actor::stateful_pointer<engine_port_state> self, context_ptr context) {
   set_log_handlers(*self, "port");
   self->state.context = std::move(context);
-  self->set_down_handler([self](const caf::down_msg& down) { session_crashed(self, down); });
+  self->set_down_handler([self](const caf::down_msg& down) {
+    if (self->state.watched_links.erase(down.source.id()) != 0) {
+      link_ended(self->state, down.source.id(), static_cast<bool>(down.reason));
+    } else {
+      session_crashed(self, down);
+    }
+  });
   return {
       [self](engine_command& command) {
         std::visit([self](auto& order) { carry_out(self, order); }, command.what);

@@ -54,6 +54,7 @@ struct parked_request {
 struct live_session {
   operation_id operation;
   session_actor actor;
+  caf::actor_id link{0};  ///< of the link's actor
   transfer_report report;
   time_point deadline;
   time_point started{std::chrono::steady_clock::now()};
@@ -73,6 +74,7 @@ struct engine_port_state {
   std::map<operation_id, receiving> receives;
   std::unordered_map<transfer_id, live_session> sessions;  ///< both sides, and values
   std::unordered_map<std::string, link_handle> links;      ///< by peer name, up
+  std::unordered_set<caf::actor_id> watched_links;         ///< whose end is told to their sessions
   std::unordered_map<std::string, std::vector<operation_id>> waiting_for_link;
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
   std::uint32_t parked_count{0};

@@ -195,7 +195,13 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   } else if (!is_store && stage->pool && deployment.model) {
     if (auto made = make_cache(context, deployment, *stage); !made) return made;
   }
-  if (context.layout) context.encoded_layout = kvcache::encode(*context.layout);
+  if (context.layout) {
+    context.encoded_layout = kvcache::encode(*context.layout);
+    auto itself = kvcache::transfer_geometry::create(*context.layout, *context.layout,
+                                                     kvcache::data_flow::to_local);
+    if (!itself) return fail(itself.error());
+    context.cache_geometry = std::make_shared<const kvcache::transfer_geometry>(std::move(*itself));
+  }
   auto values = value_store::create(
       *context.endpoint, is_store && stage->pool ? stage->pool->size : default_value_bytes);
   if (!values) return fail(values.error());

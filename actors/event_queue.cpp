@@ -42,15 +42,36 @@ void event_queue::push(event e) {
       return;
     }
     events_.push_back(std::move(e));
-    if (!signalled_) {
-      signalled_ = true;
-      const std::uint64_t one = 1;
-      // Only a full counter can refuse, and then the descriptor is readable as it should be.
-      [[maybe_unused]] const auto written = write(fd_, &one, sizeof one);
-    }
+    count_.store(events_.size(), std::memory_order_release);
+    if (consumer_ == std::this_thread::get_id()) return;
+    signal_locked();
     wake = waiting_ > 0;
   }
   if (wake) available_.notify_one();
+}
+
+void event_queue::signal_locked() {
+  if (std::exchange(signalled_, true)) return;
+  const std::uint64_t one = 1;
+  // Only a full counter can refuse, and then the descriptor is readable as it should be.
+  [[maybe_unused]] const auto written = write(fd_, &one, sizeof one);
+}
+
+event_queue::consumer::consumer(event_queue& queue) : queue_{queue} {
+  const std::lock_guard lock{queue_.mutex_};
+  queue_.consumer_ = std::this_thread::get_id();
+}
+
+event_queue::consumer::~consumer() {
+  bool wake = false;
+  {
+    const std::lock_guard lock{queue_.mutex_};
+    if (queue_.consumer_ == std::this_thread::get_id()) queue_.consumer_.reset();
+    if (queue_.events_.empty()) return;
+    queue_.signal_locked();
+    wake = queue_.waiting_ > 0;
+  }
+  if (wake) queue_.available_.notify_all();
 }
 
 std::vector<event> event_queue::take_locked(std::size_t max) {
@@ -58,6 +79,7 @@ std::vector<event> event_queue::take_locked(std::size_t max) {
   std::vector<event> taken{std::make_move_iterator(events_.begin()),
                            std::make_move_iterator(events_.begin() + count)};
   events_.erase(events_.begin(), events_.begin() + count);
+  count_.store(events_.size(), std::memory_order_release);
   if (events_.empty() && signalled_) {
     signalled_ = false;
     std::uint64_t drained = 0;

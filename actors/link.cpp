@@ -21,6 +21,10 @@ namespace {
 
 using self_pointer = link_actor::stateful_pointer<link_state>;
 
+time_point now() {
+  return std::chrono::steady_clock::now();
+}
+
 /// Turns what the transport reports into messages, on the thread that made the progress. A frame is
 /// decoded here: what does not decode breaks the link before any actor sees it.
 class transport_sink final : public transport::link_sink {
@@ -334,6 +338,11 @@ void dial(self_pointer self) {
           },
           [self](const caf::error& err) {
             auto& state = self->state;
+            if (was_cut_by_keep_alive(err) && now() < state.dial_until) {
+              const auto pause = std::exchange(state.dial_pause, state.dial_pause * 2);
+              self->delayed_send(self, pause, link_command{dial_again{}});
+              return;
+            }
             end_link(self, {errc::peer_unreachable, "cannot reach " + state.peer.name + " at " +
                                                         state.peer.host + ":" +
                                                         std::to_string(state.peer.port) + " (" +
@@ -478,7 +487,12 @@ void carry_out(self_pointer self, const detach_session& order) {
 }
 
 void carry_out(self_pointer self, const dial_again&) {
-  if (self->state.now == link_state::phase::dialling && !self->state.link) try_next_backend(self);
+  if (self->state.now != link_state::phase::dialling || self->state.link) return;
+  if (self->state.peer_node) {
+    try_next_backend(self);
+  } else {
+    dial(self);
+  }
 }
 
 void carry_out(self_pointer self, close_link order) {
@@ -588,6 +602,7 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
   self->set_down_handler([self](const caf::down_msg&) {
     end_link(self, {errc::peer_lost, "the process of " + self->state.peer.name + " is gone"});
   });
+  st.dial_until = now() + st.context->settings.connect_timeout;
   if (st.role == transport::link_role::initiator) dial(self);
   return {
       [self](link_command& command) {

@@ -45,6 +45,8 @@ struct link_state {
   transport::backend_choice choice;
   std::vector<transport::backend_kind> failed;  ///< backends that were given up
   std::uint32_t attempts{0};                    ///< with the present backend
+  time_point dial_until;                        ///< no later attempt to reach the peer's node
+  std::chrono::milliseconds dial_pause{20};     ///< before the next one
   std::shared_ptr<const kvcache::cache_layout> peer_layout;
   node_actor peer_node;
   std::unordered_map<transfer_id, session_actor> sessions;

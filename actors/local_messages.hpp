@@ -95,7 +95,7 @@ struct fence_now {
 struct close_link {
   troupe::error why;
 };
-/// link -> itself, after a pause: try the backend that failed once more.
+/// link -> itself, after a pause: reach for the peer, or try the backend that failed, once more.
 struct dial_again {};
 
 struct link_command {
@@ -139,7 +139,7 @@ struct link_handle {
 // -- to the engine port
 // ---------------------------------------------------------------------------------------------
 
-/// link -> engine_port: the link can be used, or (again) the peer announced its cache.
+/// link -> engine_port: the link can be used. Told once, before any other message of the link.
 struct link_ready {
   link_handle link;
 };

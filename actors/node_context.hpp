@@ -18,6 +18,7 @@
 #include "troupe/actors/types.hpp"
 #include "troupe/actors/value_store.hpp"
 #include "troupe/kvcache/layout.hpp"
+#include "troupe/kvcache/plan.hpp"
 #include "troupe/transport/endpoint.hpp"
 
 namespace troupe::actors {
@@ -80,7 +81,9 @@ struct node_context {
   node_info self;  ///< with the bound port and the incarnation
   std::unique_ptr<transport::endpoint> endpoint;
   std::shared_ptr<const kvcache::cache_layout> layout;  ///< null: a node without a cache of blocks
-  std::vector<region_id> regions;                       ///< of the layout, in its order
+  /// The cache mapped to itself, which tells what to grant of it; null without a cache.
+  std::shared_ptr<const kvcache::transfer_geometry> cache_geometry;
+  std::vector<region_id> regions;  ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
   std::unique_ptr<cache_pool> pool;  ///< null: the engine allocates its blocks itself
   std::shared_ptr<value_store> values;

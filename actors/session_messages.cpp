@@ -341,11 +341,6 @@ void fields(A& a, M& m) {
   a.byte_list("reason", m.reason, 0, max_sentence);
 }
 
-template <class A, is<cache_announce> M>
-void fields(A& a, M& m) {
-  a.byte_list("layout", m.layout, 0, unbounded);
-}
-
 template <class A, is<store_put> M>
 void fields(A& a, M& m) {
   a.number("op", m.op);
@@ -387,9 +382,9 @@ void fields(A& a, M& m) {
 
 constexpr std::array<std::string_view, std::variant_size_v<session_message>> type_names{
     "transfer_request", "transfer_offer", "layers_landed",      "transfer_sealed",
-    "transfer_release", "transfer_abort", "transfer_quiescent", "cache_announce",
-    "store_put",        "store_get",      "store_query",        "store_remove",
-    "store_reply",      "store_release"};
+    "transfer_release", "transfer_abort", "transfer_quiescent", "store_put",
+    "store_get",        "store_query",    "store_remove",       "store_reply",
+    "store_release"};
 
 template <std::size_t Index>
 result<session_message> read_as(std::span<const std::byte> body) {

@@ -99,15 +99,6 @@ struct transfer_quiescent {
   friend bool operator==(const transfer_quiescent&, const transfer_quiescent&) = default;
 };
 
-// -- the cache of a node
-// ---------------------------------------------------------------------------------------
-
-/// either -> other: the engine registered its cache after the link was made.
-struct cache_announce {
-  std::vector<std::byte> layout;  ///< `kvcache::encode(cache_layout)`
-  friend bool operator==(const cache_announce&, const cache_announce&) = default;
-};
-
 // -- keyed values
 // -------------------------------------------------------------------------------------------------
 
@@ -157,8 +148,8 @@ struct store_release {
 
 using session_message =
     std::variant<transfer_request, transfer_offer, layers_landed, transfer_sealed, transfer_release,
-                 transfer_abort, transfer_quiescent, cache_announce, store_put, store_get,
-                 store_query, store_remove, store_reply, store_release>;
+                 transfer_abort, transfer_quiescent, store_put, store_get, store_query,
+                 store_remove, store_reply, store_release>;
 
 inline constexpr std::size_t max_request_id = 256;
 inline constexpr std::size_t max_key = 512;

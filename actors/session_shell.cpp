@@ -81,7 +81,7 @@ result<std::vector<grant_wish>> wish_grants(const session_basis& basis, transpor
   const auto& layout = *basis.context->layout;
   std::optional<std::uint32_t> slot;
   if (!layout.states.empty()) slot = basis.local_state_slot;
-  auto extents = kvcache::granted_extents(layout, basis.local_blocks, slot);
+  auto extents = kvcache::granted_extents(*basis.context->cache_geometry, basis.local_blocks, slot);
   if (!extents) return fail(extents.error());
   std::vector<grant_wish> wishes;
   // One wish per region, in the layout's order and without gaps: the peer knows regions by their
@@ -113,6 +113,16 @@ void log_outcome(const session_basis& basis, std::string_view side,
            failure ? to_string(*failure) : "done", basis.bytes, basis.segments_after,
            basis.segments_before, milliseconds(basis.started, first), milliseconds(first, last),
            milliseconds(basis.started, now));
+}
+
+troupe::error out_of_place(const session_basis& basis, std::string_view sender,
+                           const session_message& message) {
+  std::string sentence{"the "};
+  sentence += sender;
+  sentence += " side of " + basis.link.peer + " sent ";
+  sentence += type_name(message);
+  sentence += ", which only the other side of a transfer may send";
+  return {errc::internal, std::move(sentence)};
 }
 
 std::uint32_t layers_per_batch(const kvcache::transfer_geometry& geometry, std::uint32_t tokens) {

@@ -8,7 +8,10 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include <caf/typed_event_based_actor.hpp>
 
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
@@ -43,9 +46,8 @@ struct session_basis {
 /// ids; its layout counts them from 0 in the order of the grants.
 void adopt_grants(session_basis& basis, std::vector<transport::remote_grant> grants);
 
-/// Plans one slice and posts it, with `frame` behind its bytes. An error becomes the batch's
-/// completion, so that the state machine hears of every post exactly once. `self_event` takes that
-/// completion.
+/// One slice as a batch, with `frame` behind its bytes. `failure`: it cannot be posted, which the
+/// state machine hears as the batch's completion, so that each post completes exactly once.
 struct planned_batch {
   transport::batch work;
   std::optional<troupe::error> failure;
@@ -66,5 +68,133 @@ void log_outcome(const session_basis& basis, std::string_view side,
 /// overlap, large enough that a batch costs nothing.
 [[nodiscard]] std::uint32_t layers_per_batch(const kvcache::transfer_geometry& geometry,
                                              std::uint32_t tokens);
+
+// -- the actor around a machine
+
+/// The part that is the same for both sides of a transfer: each event goes into the machine, what
+/// comes out is carried out. `Side` is one side's part, a struct without members of its own:
+///
+///     using state                                  // with `basis` and `machine`
+///     static constexpr std::string_view log_name
+///     planned_batch plan(state&, post_slice&)
+///     result<say> worded(state&, send_message&)
+///     void offer(self, send_offer&)                // prefill
+///     void tell(self, tell_layers&)                // decode
+///     session_actions heard(state&, session_message&)
+///     session_actions grew(state&, source_progress&)    // prefill
+///     session_actions complete(state&, source_sealed&)  // prefill
+template <class Side>
+class session_shell {
+ public:
+  using state = typename Side::state;
+  using self_pointer = session_actor::stateful_pointer<state>;
+
+  template <class Order>
+  static void ask_link(self_pointer self, Order&& order) {
+    self->send(self->state.basis.link.actor, link_command{std::forward<Order>(order)});
+  }
+
+  /// Through the mailbox, so that the machine is not entered while its actions are carried out.
+  static void later(self_pointer self, session_event event) {
+    self->send(caf::actor_cast<session_actor>(self), std::move(event));
+  }
+
+  static void carry_out(self_pointer self, session_actions actions) {
+    for (auto& action : actions) {
+      std::visit([self](auto& what) { act(self, what); }, action);
+    }
+  }
+
+  /// The behaviour, once the state is filled. `first` are the machine's first actions.
+  static session_actor::behavior_type begin(self_pointer self, session_actions first) {
+    ask_link(self,
+             attach_session{self->state.basis.transfer, caf::actor_cast<session_actor>(self)});
+    carry_out(self, std::move(first));
+    return {[self](session_event& event) {
+      auto& st = self->state;
+      carry_out(self, std::visit([&st](auto& what) { return happened(st, what); }, event.what));
+    }};
+  }
+
+ private:
+  // -- actions
+
+  static void act(self_pointer self, post_slice& post) {
+    auto& st = self->state;
+    auto batch = Side::plan(st, post);
+    if (!batch.failure) {
+      ask_link(self, post_batch{std::move(batch.work)});
+      return;
+    }
+    later(self, session_event{transport::completion{
+                    post.id, st.basis.transfer, std::move(batch.failure), 0, {}}});
+  }
+
+  static void act(self_pointer self, send_message& order) {
+    auto words = Side::worded(self->state, order);
+    if (words) {
+      ask_link(self, std::move(*words));
+    } else {
+      later(self, session_event{engine_aborts{words.error()}});
+    }
+  }
+
+  static void act(self_pointer self, send_offer& order) { Side::offer(self, order); }
+
+  static void act(self_pointer self, fence_transfer&) {
+    ask_link(self, fence_now{self->state.basis.transfer});
+  }
+
+  static void act(self_pointer self, tell_layers& layers) { Side::tell(self, layers); }
+
+  static void act(self_pointer self, conclude& outcome) {
+    auto& basis = self->state.basis;
+    log_outcome(basis, Side::log_name, outcome.failure);
+    self->send(basis.port, port_event{session_concluded{basis.transfer, std::move(outcome.failure),
+                                                        std::move(outcome.aux), basis.bytes}});
+  }
+
+  static void act(self_pointer self, unpin&) {
+    auto& basis = self->state.basis;
+    ask_link(self, detach_session{basis.transfer});
+    self->send(basis.port, port_event{session_unpinned{basis.transfer}});
+    self->quit();
+  }
+
+  // -- events
+
+  static session_actions happened(state& st, session_message& message) {
+    if (const auto* abort = std::get_if<transfer_abort>(&message)) {
+      return st.machine->peer_aborted({abort->code, abort->reason});
+    }
+    if (std::holds_alternative<transfer_quiescent>(message)) return {};
+    return Side::heard(st, message);
+  }
+  static session_actions happened(state& st, transport::completion& done) {
+    st.basis.bytes += done.bytes;
+    st.basis.last_byte = std::chrono::steady_clock::now();
+    return st.machine->batch_completed(done.id, done.failure);
+  }
+  static session_actions happened(state& st, transfer_is_quiescent&) {
+    return st.machine->quiescent();
+  }
+  static session_actions happened(state& st, link_is_lost& lost) {
+    return st.machine->link_lost(std::move(lost.why));
+  }
+  static session_actions happened(state& st, source_progress& more) { return Side::grew(st, more); }
+  static session_actions happened(state& st, source_sealed& seal) {
+    return Side::complete(st, seal);
+  }
+  static session_actions happened(state& st, engine_aborts& abort) {
+    return st.machine->local_abort(std::move(abort.why));
+  }
+  static session_actions happened(state& st, deadline_came&) {
+    return st.machine->expire(std::chrono::steady_clock::now());
+  }
+};
+
+/// What `heard` does with a message that only the other side of a transfer may send.
+[[nodiscard]] troupe::error out_of_place(const session_basis& basis, std::string_view sender,
+                                         const session_message& message);
 
 }  // namespace troupe::actors

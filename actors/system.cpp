@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/scheduler.hpp"
 
 namespace troupe::actors {
 
@@ -116,12 +117,10 @@ troupe::error bind_failure(const std::string& host, std::uint16_t port) {
 
 struct host_config : caf::actor_system_config {
   explicit host_config(const actor_host_options& options) {
+    load<scheduler>();
     load<caf::io::middleman>();
     add_message_types<caf::id_block::troupe>();
     add_message_type<node_actor>("troupe::actors::node_actor");
-    // Sharing wakes a sleeping worker; stealing polls, which costs an idle node 100 wake-ups a
-    // second per worker and a busy one latency.
-    set("scheduler.policy", caf::atom("sharing"));
     set("scheduler.max-threads", std::max<std::size_t>(options.threads, 1));
     set("middleman.heartbeat-interval", caf::timespan{options.network_heartbeat});
     set("middleman.connection-timeout", caf::timespan{options.connection_timeout});
@@ -186,25 +185,25 @@ result<std::uint16_t> actor_host::publish_actor(const caf::strong_actor_ptr& who
   return outcome;
 }
 
-result<caf::strong_actor_ptr> actor_host::connect_actor(const std::set<std::string>& messages,
-                                                        const std::string& host, std::uint16_t port,
-                                                        milliseconds timeout) {
+bool was_cut_by_keep_alive(const caf::error& e) {
+  return e == caf::sec::connection_timeout;
+}
+
+namespace {
+
+/// One attempt. `deadline`: no answer in time, or cut by the keep-alive.
+result<caf::strong_actor_ptr> connect_once(caf::actor_system& system,
+                                           const std::set<std::string>& messages,
+                                           const std::string& host, std::uint16_t port,
+                                           milliseconds timeout) {
   const auto where = endpoint_text(host, port);
-  const auto deadline = steady_clock::now() + timeout;
-  // CAF connects with a blocking call, one peer after the other: an address that swallows packets
-  // would hold up every other connection for minutes.
-  if (auto listens = probe_listener(host, port, timeout); !listens) return fail(listens.error());
-  const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
-  if (left <= milliseconds::zero()) {
-    return fail(errc::deadline, "no time was left to connect to " + where);
-  }
-  caf::scoped_actor self{*system_};
+  caf::scoped_actor self{system};
   result<caf::strong_actor_ptr> outcome = fail(errc::internal, "the network layer gave no answer");
-  self->request(system_->middleman().actor_handle(), left, caf::connect_atom_v, host, port)
+  self->request(system.middleman().actor_handle(), timeout, caf::connect_atom_v, host, port)
       .receive(
           [&](const caf::node_id&, caf::strong_actor_ptr& actor,
               const std::set<std::string>& offered) {
-            if (actor == nullptr || !system_->assignable(offered, messages)) {
+            if (actor == nullptr || !system.assignable(offered, messages)) {
               outcome = fail(errc::version_mismatch,
                              "what answers at " + where +
                                  " is not the kind of node that was expected there; check the "
@@ -214,18 +213,41 @@ result<caf::strong_actor_ptr> actor_host::connect_actor(const std::set<std::stri
             outcome = std::move(actor);
           },
           [&](caf::error& e) {
-            if (e == caf::sec::request_timeout) {
-              outcome = fail(errc::deadline, "something listens at " + where +
-                                                 " but did not answer within " +
-                                                 std::to_string(timeout.count()) +
-                                                 " ms; it is frozen, or no node of Troupe");
+            if (e == caf::sec::request_timeout || was_cut_by_keep_alive(e)) {
+              outcome = fail(errc::deadline, where + " did not answer");
               return;
             }
             outcome = fail(errc::peer_unreachable, "cannot connect to " + where + ": " +
-                                                       system_->render(e) +
+                                                       system.render(e) +
                                                        "; is a node of Troupe running there?");
           });
   return outcome;
+}
+
+}  // namespace
+
+result<caf::strong_actor_ptr> actor_host::connect_actor(const std::set<std::string>& messages,
+                                                        const std::string& host, std::uint16_t port,
+                                                        milliseconds timeout) {
+  const auto where = endpoint_text(host, port);
+  const auto deadline = steady_clock::now() + timeout;
+  // CAF connects with a blocking call, one peer after the other: an address that swallows packets
+  // would hold up every other connection for minutes.
+  if (auto listens = probe_listener(host, port, timeout); !listens) return fail(listens.error());
+  for (auto pause = milliseconds{20};; pause *= 2) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    auto outcome = connect_once(*system_, messages, host, port, std::max(left, milliseconds{1}));
+    if (outcome || outcome.error().code != errc::deadline) return outcome;
+    if (steady_clock::now() + pause >= deadline) {
+      std::this_thread::sleep_until(deadline);
+      return fail(errc::deadline, "something listens at " + where + " but did not answer within " +
+                                      std::to_string(timeout.count()) +
+                                      " ms; it is frozen, or no node of Troupe");
+    }
+    // Cut by the keep-alive. Each attempt takes a place in the listener's queue until it is noticed
+    // there, and CAF waits for ever in front of a full one: not too many of them.
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 result<void> probe_listener(const std::string& host, std::uint16_t port, milliseconds timeout) {

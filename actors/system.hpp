@@ -105,6 +105,11 @@ class actor_host {
   std::optional<bool> ended_;
 };
 
+/// Whether an attempt to connect ended by CAF's keep-alive and not by the peer: it takes a
+/// connection that is being made for one that has been silent since the machine was started, and
+/// cuts it with its next tick. Trying again is right.
+[[nodiscard]] bool was_cut_by_keep_alive(const caf::error& e);
+
 /// What CAF would otherwise write to standard error, as lines of `component`'s logger: messages
 /// that the actor does not know (dropped, at most one line a second), errors sent to it, actors of
 /// its that ended, and exceptions that escaped a handler (the actor ends, with `internal` in the

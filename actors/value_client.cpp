@@ -199,16 +199,6 @@ session_actor::behavior_type value_client(session_actor::stateful_pointer<value_
   st.link = std::move(options.link);
   st.transfer = options.transfer;
   st.order = std::move(options.order);
-  // A link that ended before it heard of this session never answers, and has moved nothing for it.
-  self->monitor(st.link.actor);
-  self->set_down_handler([self](const caf::down_msg& down) {
-    end_with(self,
-             troupe::error{errc::peer_lost, "the link to " + self->state.link.peer + " is gone"});
-    if (!down.reason) {
-      transfer_is_quiescent now;
-      happened(self, now);
-    }
-  });
   ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
   ask(self);
   return {[self](session_event& event) {

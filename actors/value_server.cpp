@@ -99,6 +99,8 @@ void happened(self_pointer self, transfer_is_quiescent&) {
   if (st.now != phase::fencing) return;
   if (st.reply) ask_link(self, say{std::move(*st.reply), {}});
   ask_link(self, detach_session{st.transfer});
+  // The link would remember a watcher that is gone for as long as it lives.
+  self->demonitor(st.link.actor.address());
   self->quit();
 }
 

@@ -19,22 +19,20 @@ void gather(segments_by_region& all, const transfer_plan& plan) {
 
 // A plan from the layout to itself names each byte of the blocks once: its local sides are the
 // extents.
-result<std::vector<region_extents>> granted_extents(const cache_layout& layout,
+result<std::vector<region_extents>> granted_extents(const transfer_geometry& itself,
                                                     std::span<const block_id> blocks,
                                                     std::optional<std::uint32_t> state_slot) {
-  auto self = transfer_geometry::create(layout, layout, data_flow::to_local);
-  if (!self) return fail(self.error());
   std::vector<block_id> sorted{blocks.begin(), blocks.end()};
   std::sort(sorted.begin(), sorted.end());
   sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
 
   segments_by_region all;
-  const token_range tokens{0, std::uint64_t{sorted.size()} * layout.block_tokens};
-  auto planned = self->plan({0, self->layers()}, tokens, sorted, sorted);
+  const token_range tokens{0, std::uint64_t{sorted.size()} * itself.block_tokens()};
+  auto planned = itself.plan({0, itself.layers()}, tokens, sorted, sorted);
   if (!planned) return fail(planned.error());
   gather(all, *planned);
   if (state_slot) {
-    auto state = self->plan_state(*state_slot, *state_slot);
+    auto state = itself.plan_state(*state_slot, *state_slot);
     if (!state) return fail(state.error());
     gather(all, *state);
   }

@@ -119,10 +119,10 @@ class transfer_geometry {
 
 /// The fewest extents that cover these blocks of every layer (all tokens, all heads of this rank)
 /// and, when given, one state slot: what the owner grants for a transfer. Order and repetition of
-/// `blocks` do not matter. `out_of_range` for a block or slot that is not there, `invalid_config`
-/// for a layout that does not pass `check`.
+/// `blocks` do not matter. `itself` is the layout mapped to itself (`create(layout, layout, ...)`,
+/// either flow), made once per layout. `out_of_range` for a block or slot that is not there.
 [[nodiscard]] result<std::vector<region_extents>> granted_extents(
-    const cache_layout& layout, std::span<const block_id> blocks,
+    const transfer_geometry& itself, std::span<const block_id> blocks,
     std::optional<std::uint32_t> state_slot = std::nullopt);
 
 }  // namespace troupe::kvcache

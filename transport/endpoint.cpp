@@ -56,6 +56,10 @@ class local_endpoint final : public endpoint {
                                                    std::shared_ptr<link_sink> sink) override;
 
   bool poll() override { return progress_->poll(); }
+  bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
+             const std::function<bool()>& done) override {
+    return progress_->drive(until, wake_fd, done);
+  }
   [[nodiscard]] std::uint16_t data_port() const override { return tcp_port_; }
 
  private:

@@ -18,8 +18,9 @@ struct endpoint_options {
   std::string host{"127.0.0.1"};  ///< address that tcp listens on and offers to peers
   std::uint16_t data_port{0};     ///< of the tcp listener; 0: the OS chooses
   std::uint32_t num_workers{1};   ///< progress threads; 0: none, the owner calls `poll`
-  std::chrono::microseconds spin{
-      50};  ///< how long a progress thread polls after work before it sleeps
+  /// How long a progress thread polls after work before it sleeps, at most: less where sleeps turn
+  /// out to be long.
+  std::chrono::microseconds spin{250};
   std::uint64_t max_regions{4096};
   std::uint32_t max_pending_connections{64};  ///< accepted sockets that have not shown a token yet
   /// Called on a progress thread (or in `poll`) after each round that did work, with no lock held.
@@ -87,6 +88,13 @@ class endpoint {
   /// One round over all links from the calling thread. True: something was done. May be called
   /// beside the progress threads (they step aside for a caller that polls).
   virtual bool poll() = 0;
+  /// For a caller that has nothing to do but wait for what the sinks are told: makes progress on
+  /// its thread, sleeping while there is none, until `done` (asked after each round) or `until`.
+  /// `wake_fd` becoming readable ends a sleep: whatever `done` looks at and another thread may
+  /// change makes it so. False at once where the progress threads go on instead: another caller
+  /// drives already, or there are several threads.
+  virtual bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
+                     const std::function<bool()>& done) = 0;
   /// The port that the tcp listener was really given.
   [[nodiscard]] virtual std::uint16_t data_port() const = 0;
 };

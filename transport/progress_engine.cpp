@@ -5,10 +5,12 @@
 #include <cerrno>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 namespace troupe::transport {
@@ -21,69 +23,89 @@ using std::chrono::steady_clock;
 constexpr std::uint64_t wake_id = 0;    // watches count from 1
 constexpr milliseconds caller_hold{1};  // how long after a caller's poll the thread stands aside
 constexpr std::uint32_t rounds_per_events = 8;  // polling rounds between two looks at epoll
-constexpr milliseconds for_ever{-1};
+/// How long after a driver has left the thread takes over. Longer than the pause between two waits
+/// of an engine that does little else, so that such an engine never pays for waking the thread.
+constexpr std::chrono::microseconds handover_delay{100};
 
 std::int64_t nanoseconds(steady_time t) {
   return t.time_since_epoch().count();
 }
 
+/// Makes an eventfd readable. Cannot fail but by a full counter, which is readable as well.
+void signal(int fd) {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(fd, &one, sizeof one);
+}
+
+void drain(int fd) {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto got = ::read(fd, &count, sizeof count);
+}
+
+/// Arms a timerfd; 0: disarms it.
+void set_timer(int fd, std::chrono::nanoseconds after) {
+  itimerspec when{};
+  when.it_value.tv_nsec = after.count();
+  ::timerfd_settime(fd, 0, &when, nullptr);
+}
+
 }  // namespace
 
-result<std::unique_ptr<progress_engine>> progress_engine::create(settings with) {
+progress_engine::descriptors::descriptors(descriptors&& other) noexcept
+    : epoll{std::exchange(other.epoll, -1)},
+      wake{std::exchange(other.wake, -1)},
+      kick{std::exchange(other.kick, -1)},
+      handover{std::exchange(other.handover, -1)} {}
+
+progress_engine::descriptors::~descriptors() {
+  for (const int fd : {epoll, wake, kick, handover}) {
+    if (fd >= 0) ::close(fd);
+  }
+}
+
+result<progress_engine::descriptors> progress_engine::open_descriptors() {
   const auto refused = [](const char* call) {
     return fail(errc::pool_exhausted, std::string{"progress engine: "} + call + ": " +
                                           std::system_category().message(errno) +
                                           "; raise the limit of open files");
   };
-  const int epoll_fd = ::epoll_create1(EPOLL_CLOEXEC);
-  if (epoll_fd < 0) return refused("epoll_create1");
-  const int wake_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd < 0) {
-    auto said = refused("eventfd");
-    ::close(epoll_fd);
-    return said;
-  }
-  const int kick_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (kick_fd < 0) {
-    auto said = refused("eventfd");
-    ::close(wake_fd);
-    ::close(epoll_fd);
-    return said;
-  }
+  descriptors fds;
+  if ((fds.epoll = ::epoll_create1(EPOLL_CLOEXEC)) < 0) return refused("epoll_create1");
+  if ((fds.wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return refused("eventfd");
+  if ((fds.kick = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return refused("eventfd");
+  fds.handover = ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  if (fds.handover < 0) return refused("timerfd_create");
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = wake_id;
-  if (::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, wake_fd, &event) != 0) {
-    auto said = refused("epoll_ctl");
-    ::close(kick_fd);
-    ::close(wake_fd);
-    ::close(epoll_fd);
-    return said;
-  }
-  std::unique_ptr<progress_engine> made{
-      new progress_engine(std::move(with), epoll_fd, wake_fd, kick_fd)};
+  if (::epoll_ctl(fds.epoll, EPOLL_CTL_ADD, fds.wake, &event) != 0) return refused("epoll_ctl");
+  return fds;
+}
+
+result<std::unique_ptr<progress_engine>> progress_engine::create(settings with) {
+  auto fds = open_descriptors();
+  if (!fds) return fail(std::move(fds).error());
+  std::unique_ptr<progress_engine> made{new progress_engine(std::move(with), std::move(*fds))};
   if (made->with_.own_thread) {
     made->thread_ = std::thread{[engine = made.get()] { engine->run(); }};
   }
   return made;
 }
 
-progress_engine::progress_engine(settings with, int epoll_fd, int wake_fd, int kick_fd)
-    : with_{std::move(with)}, epoll_fd_{epoll_fd}, wake_fd_{wake_fd}, kick_fd_{kick_fd} {}
+progress_engine::progress_engine(settings with, descriptors fds)
+    : with_{std::move(with)}, fds_{std::move(fds)}, spin_{with_.spin} {}
 
 void progress_engine::stop() {
   if (!thread_.joinable()) return;
   stopping_.store(true, std::memory_order_seq_cst);
   woken_.store(false, std::memory_order_seq_cst);
   wake();
+  signal(fds_.kick);
   thread_.join();
 }
 
 progress_engine::~progress_engine() {
   stop();
-  ::close(kick_fd_);
-  ::close(wake_fd_);
-  ::close(epoll_fd_);
 }
 
 // -- registration
@@ -96,7 +118,7 @@ result<watch_id> progress_engine::watch(int fd, std::uint32_t events, std::share
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
-  if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+  if (::epoll_ctl(fds_.epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
     return fail(errc::overloaded,
                 "cannot watch a descriptor: epoll_ctl: " + std::system_category().message(errno));
   }
@@ -112,7 +134,7 @@ void progress_engine::rearm(watch_id id, std::uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = id.value;
-  ::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, at->second.fd, &event);
+  ::epoll_ctl(fds_.epoll, EPOLL_CTL_MOD, at->second.fd, &event);
 }
 
 void progress_engine::unwatch(watch_id id) {
@@ -120,7 +142,7 @@ void progress_engine::unwatch(watch_id id) {
   const std::lock_guard lock{mutex_};
   const auto at = watches_.find(id.value);
   if (at == watches_.end()) return;
-  ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, at->second.fd, nullptr);
+  ::epoll_ctl(fds_.epoll, EPOLL_CTL_DEL, at->second.fd, nullptr);
   released = std::move(at->second.who);
   watches_.erase(at);
 }
@@ -178,9 +200,7 @@ void progress_engine::cancel(timer_id id) {
 
 void progress_engine::wake() {
   if (woken_.exchange(true, std::memory_order_seq_cst)) return;
-  const std::uint64_t one = 1;
-  // Cannot fail but by a full counter, which wakes as well.
-  [[maybe_unused]] const auto written = ::write(wake_fd_, &one, sizeof one);
+  signal(fds_.wake);
 }
 
 // -- rounds
@@ -193,16 +213,15 @@ void progress_engine::caller_polls() noexcept {
   // It begins to poll. The thread, asleep until the next event, must be there when it stops: what
   // the caller left half done (an acknowledgement that waits for company) is then the thread's to
   // finish.
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(kick_fd_, &one, sizeof one);
+  signal(fds_.kick);
 }
 
 bool progress_engine::poll_once() {
   caller_polls();
-  return run_round(milliseconds{0});
+  return run_round({});
 }
 
-bool progress_engine::run_round(milliseconds sleep) {
+bool progress_engine::run_round(const sleep_plan& sleep) {
   if (running_.exchange(true, std::memory_order_acquire)) return false;
   const bool worked = round(sleep);
   running_.store(false, std::memory_order_release);
@@ -214,6 +233,16 @@ bool progress_engine::run_round(milliseconds sleep) {
 void progress_engine::run() {
   auto last_work = steady_clock::now();
   while (!stopping_.load(std::memory_order_acquire)) {
+    {
+      std::unique_lock lock{turn_mutex_};
+      if (driven_) {
+        aside_.store(true, std::memory_order_release);
+        lock.unlock();
+        wait_for_handover();
+        last_work = steady_clock::now();
+        continue;
+      }
+    }
     const auto now = steady_clock::now();
     const auto caller = caller_ns_.load(std::memory_order_acquire);
     if (nanoseconds(now) - caller < std::chrono::nanoseconds{caller_hold}.count()) {
@@ -221,8 +250,8 @@ void progress_engine::run() {
       last_work = steady_clock::now();
       continue;
     }
-    const bool may_sleep = now - last_work >= with_.spin;
-    if (run_round(may_sleep ? for_ever : milliseconds{0})) last_work = steady_clock::now();
+    const bool may_sleep = now - last_work >= spin_.time();
+    if (run_round({.may_sleep = may_sleep})) last_work = steady_clock::now();
   }
 }
 
@@ -234,28 +263,60 @@ void progress_engine::stand_aside() {
   ::poll(&nothing, 1, static_cast<int>(caller_hold.count()));
 }
 
-bool progress_engine::round(milliseconds sleep) {
+// A caller drives. Sleep until the timer that it sets when it leaves has run out, and nobody else
+// drives by then.
+void progress_engine::wait_for_handover() {
+  while (!stopping_.load(std::memory_order_acquire)) {
+    std::array<pollfd, 2> readable{};
+    readable[0] = {fds_.handover, POLLIN, 0};
+    readable[1] = {fds_.kick, POLLIN, 0};
+    ::poll(readable.data(), readable.size(), -1);
+    if (readable[0].revents != 0) drain(fds_.handover);
+    if (readable[1].revents != 0) drain(fds_.kick);
+    if (readable[0].revents == 0) continue;
+    const std::lock_guard lock{turn_mutex_};
+    if (driven_) continue;
+    aside_.store(false, std::memory_order_release);
+    return;
+  }
+}
+
+bool progress_engine::drive(steady_time until, int wake_fd, const std::function<bool()>& done) {
+  if (stopping_.load(std::memory_order_acquire)) return false;
+  {
+    const std::lock_guard lock{turn_mutex_};
+    if (std::exchange(driven_, true)) return false;
+  }
+  if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick);
+  auto last_work = steady_clock::now();
+  bool worked = false;
+  while (!done() && !stopping_.load(std::memory_order_acquire)) {
+    const auto now = steady_clock::now();
+    if (now >= until) break;
+    const bool may_sleep = now - last_work >= spin_.time() &&
+                           (!with_.own_thread || aside_.load(std::memory_order_acquire));
+    if (may_sleep && std::exchange(handover_armed_, false)) set_timer(fds_.handover, {});
+    worked = run_round({may_sleep, until, wake_fd});
+    if (worked) last_work = steady_clock::now();
+  }
+  leave(worked);
+  return true;
+}
+
+// `busy`: the last round had work, so that there may be more of it.
+void progress_engine::leave(bool busy) {
+  const std::lock_guard lock{turn_mutex_};
+  driven_ = false;
+  handover_armed_ = true;
+  set_timer(fds_.handover, busy ? std::chrono::nanoseconds{1} : handover_delay);
+}
+
+bool progress_engine::round(const sleep_plan& sleep) {
   refresh_pollers();
   auto now = steady_clock::now();
   bool worked = poll_pollers(now);
-  if (!worked && sleep != milliseconds{0} && prepare_sleep()) {
-    // `running_` is given up while asleep, so that a caller's poll can go on meanwhile.
-    const auto timeout = until_timer(now);
-    running_.store(false, std::memory_order_release);
-    std::array<pollfd, 2> readable{};
-    readable[0] = {epoll_fd_, POLLIN, 0};
-    readable[1] = {kick_fd_, POLLIN, 0};
-    ::poll(readable.data(), readable.size(), static_cast<int>(timeout.count()));
-    if (readable[1].revents != 0) {
-      std::uint64_t count = 0;
-      [[maybe_unused]] const auto got = ::read(kick_fd_, &count, sizeof count);
-    }
-    bool expected = false;
-    if (!running_.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
-      // A caller took over. `run_round` will store false; wait for its round to end first.
-      while (running_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
-    }
-    end_sleep();
+  if (!worked && sleep.may_sleep && prepare_sleep()) {
+    sleep_until(sleep, now);
     worked = take_events(0);
     now = steady_clock::now();
   } else if (round_pollers_.empty() || ++rounds_since_events_ >= rounds_per_events) {
@@ -267,11 +328,30 @@ bool progress_engine::round(milliseconds sleep) {
   return worked;
 }
 
+// `running_` is given up while asleep, so that a caller's poll can go on meanwhile.
+void progress_engine::sleep_until(const sleep_plan& sleep, steady_time now) {
+  const auto timeout = time_to_sleep(now, sleep.until);
+  running_.store(false, std::memory_order_release);
+  std::array<pollfd, 2> readable{};
+  readable[0] = {fds_.epoll, POLLIN, 0};
+  const bool is_thread = sleep.wake_fd < 0;
+  readable[1] = {is_thread ? fds_.kick : sleep.wake_fd, POLLIN, 0};
+  ::poll(readable.data(), readable.size(), static_cast<int>(timeout.count()));
+  spin_.slept(steady_clock::now() - now);
+  if (is_thread && readable[1].revents != 0) drain(fds_.kick);
+  bool expected = false;
+  if (!running_.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
+    // A caller took over. `run_round` will store false; wait for its round to end first.
+    while (running_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+  }
+  end_sleep();
+}
+
 bool progress_engine::take_events(int timeout_ms) {
   rounds_since_events_ = 0;
   std::array<epoll_event, 64> events{};
   const int count =
-      ::epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
+      ::epoll_wait(fds_.epoll, events.data(), static_cast<int>(events.size()), timeout_ms);
   bool worked = false;
   for (int i = 0; i < count; ++i) {
     const auto id = events[static_cast<std::size_t>(i)].data.u64;
@@ -296,8 +376,7 @@ bool progress_engine::take_events(int timeout_ms) {
 
 void progress_engine::drain_wake() {
   woken_.store(false, std::memory_order_seq_cst);
-  std::uint64_t count = 0;
-  [[maybe_unused]] const auto got = ::read(wake_fd_, &count, sizeof count);
+  drain(fds_.wake);
 }
 
 bool progress_engine::run_timers(steady_time now) {
@@ -319,9 +398,9 @@ bool progress_engine::run_timers(steady_time now) {
   }
 }
 
-milliseconds progress_engine::until_timer(steady_time now) const {
-  const auto next = next_timer_ns_.load(std::memory_order_acquire);
-  if (next == INT64_MAX) return for_ever;
+milliseconds progress_engine::time_to_sleep(steady_time now, steady_time until) const {
+  const auto next = std::min(next_timer_ns_.load(std::memory_order_acquire), nanoseconds(until));
+  if (next == INT64_MAX) return milliseconds{-1};
   const auto left = next - nanoseconds(now);
   if (left <= 0) return milliseconds{0};
   return milliseconds{std::min<std::int64_t>(left / 1'000'000 + 1, 60'000)};
@@ -378,6 +457,10 @@ result<std::unique_ptr<progress_pool>> progress_pool::create(
 
 void progress_pool::stop() {
   for (const auto& engine : engines_) engine->stop();
+}
+
+bool progress_pool::drive(steady_time until, int wake_fd, const std::function<bool()>& done) {
+  return engines_.size() == 1 && engines_.front()->drive(until, wake_fd, done);
 }
 
 bool progress_pool::poll() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -48,15 +49,39 @@ class pollable {
 using watch_id = strong_id<struct watch_tag, std::uint64_t>;
 using timer_id = strong_id<struct timer_tag, std::uint64_t>;
 
-/// One epoll set and the thread that drives it. After work the thread polls for `spin`, then it
-/// sleeps in epoll_wait: an idle engine takes no CPU. A caller of `poll_once` drives it from its
-/// own thread; while it does (its last call is less than 1 ms ago) the thread keeps out of the way.
-/// Thread-safe.
+/// How long to go on polling after work before a sleep. A sleep that traffic ends soon was not
+/// worth it: the wake-up took longer than the polling would have. So the time grows to the bound
+/// when sleeps are short, and shrinks when they are long. Thread-safe, since two threads may come
+/// out of a sleep at once.
+class adaptive_spin {
+ public:
+  explicit adaptive_spin(std::chrono::nanoseconds bound) noexcept
+      : bound_{bound.count()}, current_{bound_ / least} {}
+  [[nodiscard]] std::chrono::nanoseconds time() const noexcept {
+    return std::chrono::nanoseconds{current_.load(std::memory_order_relaxed)};
+  }
+  void slept(std::chrono::nanoseconds how_long) noexcept {
+    const auto half = std::max(current_.load(std::memory_order_relaxed) / 2, bound_ / least);
+    current_.store(how_long.count() <= bound_ ? bound_ : half, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr std::int64_t least = 8;  ///< part of the bound that is always polled
+  const std::int64_t bound_;                ///< nanoseconds, as `current_`
+  std::atomic<std::int64_t> current_;
+};
+
+/// One epoll set and the thread that drives it. After work the thread polls for a time
+/// (`adaptive_spin`), then it sleeps in epoll_wait: an idle engine takes no CPU. A caller of
+/// `poll_once` drives it from its own thread; while it does (its last call is less than 1 ms ago)
+/// the thread keeps out of the way. So it does for a caller that has nothing to do but wait
+/// (`drive`): what arrives then costs that caller one wake-up, not one of the thread and one of the
+/// caller. Thread-safe.
 class progress_engine {
  public:
   struct settings {
     bool own_thread{true};
-    std::chrono::microseconds spin{50};
+    std::chrono::microseconds spin{250};   ///< bound of the polling after work
     std::function<void()> after_progress;  ///< after each round that did work; no lock held
   };
 
@@ -89,9 +114,26 @@ class progress_engine {
   /// One round from the calling thread; false at once when another thread (or a caller up the
   /// stack) runs one.
   bool poll_once();
+  /// Does the thread's work on the calling thread, sleeps included, until `done` (asked after each
+  /// round, with no lock held) or `until`. `wake_fd` becoming readable ends a sleep. False at once
+  /// when another caller does that already, and when the engine was stopped.
+  bool drive(steady_time until, int wake_fd, const std::function<bool()>& done);
 
  private:
-  progress_engine(settings with, int epoll_fd, int wake_fd, int kick_fd);
+  /// The descriptors of one engine.
+  struct descriptors {
+    int epoll{-1};
+    int wake{-1};
+    int kick{-1};
+    int handover{-1};
+    descriptors() = default;
+    descriptors(descriptors&& other) noexcept;
+    descriptors& operator=(descriptors&&) = delete;
+    ~descriptors();
+  };
+  [[nodiscard]] static result<descriptors> open_descriptors();
+
+  progress_engine(settings with, descriptors fds);
 
   struct watch_entry {
     int fd{-1};
@@ -105,27 +147,45 @@ class progress_engine {
     std::uint64_t key{0};
   };
 
+  /// How a round that finds nothing to do ends.
+  struct sleep_plan {
+    bool may_sleep{false};
+    steady_time until{steady_time::max()};
+    int wake_fd{-1};  ///< besides the engine's own; -1: none
+  };
+
   void run();
   void stand_aside();
-  bool round(std::chrono::milliseconds sleep);
-  bool run_round(std::chrono::milliseconds sleep);
+  void wait_for_handover();
+  void leave(bool busy);
+  bool round(const sleep_plan& sleep);
+  bool run_round(const sleep_plan& sleep);
+  void sleep_until(const sleep_plan& sleep, steady_time now);
   bool take_events(int timeout_ms);
   bool run_timers(steady_time now);
   bool poll_pollers(steady_time now);
   bool prepare_sleep();
   void end_sleep();
-  [[nodiscard]] std::chrono::milliseconds until_timer(steady_time now) const;
+  [[nodiscard]] std::chrono::milliseconds time_to_sleep(steady_time now, steady_time until) const;
   void refresh_pollers();
   void drain_wake();
 
   const settings with_;
-  const int epoll_fd_;
-  const int wake_fd_;
-  const int kick_fd_;  ///< only the thread reads it: a caller began to poll
+  /// `kick`: only the thread reads it, a caller began to poll or to drive. `handover`: a timer that
+  /// gives the thread its work back some time after a driver has left.
+  const descriptors fds_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> running_{false};  ///< a round runs (in whichever thread)
   std::atomic<bool> woken_{false};    ///< a wake is on its way: one write to the eventfd is enough
   std::atomic<std::int64_t> caller_ns_{0};  ///< when `poll_once` was last called
+
+  // Who drives. The thread sets `aside_` when it is out of any sleep of its own: only then may a
+  // driver sleep, since what arms the doorbells before a sleep disarms them after it.
+  std::mutex turn_mutex_;
+  bool driven_{false};
+  std::atomic<bool> aside_{false};
+  bool handover_armed_{false};  ///< of the driver
+  adaptive_spin spin_;          ///< of whoever runs rounds
 
   mutable std::mutex mutex_;
   std::uint64_t last_watch_{0};
@@ -157,6 +217,9 @@ class progress_pool {
     return *engines_[turn_.fetch_add(1, std::memory_order_relaxed) % engines_.size()];
   }
   bool poll();
+  /// `progress_engine::drive`, where there is one engine; false where there are more, which one
+  /// caller cannot drive at once.
+  bool drive(steady_time until, int wake_fd, const std::function<bool()>& done);
   /// Ends all threads.
   void stop();
 

@@ -124,12 +124,11 @@ class source {
       case 4: return transfer_release{transfer()};
       case 5: return transfer_abort{transfer(), code(), text(0, 99)};
       case 6: return transfer_quiescent{transfer()};
-      case 7: return cache_announce{bytes(200)};
-      case 8: return store_put{u64(), text(1, max_key), u64(), u64(), bytes(99), maybe_grant()};
-      case 9: return store_get{u64(), text(1, max_key), u64()};
-      case 10: return store_query{u64(), text(1, max_key)};
-      case 11: return store_remove{u64(), text(1, max_key)};
-      case 12:
+      case 7: return store_put{u64(), text(1, max_key), u64(), u64(), bytes(99), maybe_grant()};
+      case 8: return store_get{u64(), text(1, max_key), u64()};
+      case 9: return store_query{u64(), text(1, max_key)};
+      case 10: return store_remove{u64(), text(1, max_key)};
+      case 11:
         return store_reply{
             u64(),        flag() ? std::uint8_t{0} : static_cast<std::uint8_t>(code()),
             text(0, 99),  u64(),
@@ -390,7 +389,6 @@ TEST(session_messages, a_field_beyond_its_bound_is_refused_by_both_sides_naming_
   refused(transfer_sealed{{}, 0, 0, frame(max_aux + 1)}, "aux");
   refused(transfer_abort{{}, errc::aborted, std::string(max_sentence + 1, 'x')}, "reason");
   refused(transfer_abort{{}, static_cast<errc>(0), ""}, "code");
-  refused(cache_announce{frame(transport::link::max_frame)}, "frame");
   refused(store_put{1, "", 0, 0, {}, {}}, "key");
   refused(store_put{1, std::string(max_key + 1, 'k'), 0, 0, {}, {}}, "key");
   refused(store_put{1, "k", 0, 0, frame(max_inline + 1), {}}, "value");
@@ -413,8 +411,7 @@ TEST(session_messages, what_is_at_its_bound_is_accepted) {
   for (const session_message& m : std::initializer_list<session_message>{
            store_put{1, std::string(max_key, 'k'), max_inline, 0, frame(max_inline), {}},
            transfer_sealed{{}, 0, 0, frame(max_aux)},
-           transfer_abort{{}, errc::internal, std::string(max_sentence, 'x')},
-           cache_announce{frame(transport::link::max_frame - 8)}}) {
+           transfer_abort{{}, errc::internal, std::string(max_sentence, 'x')}}) {
     const auto back = decode(encoded(m));
     ASSERT_TRUE(back) << back.error().message;
     EXPECT_TRUE(*back == m);

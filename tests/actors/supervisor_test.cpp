@@ -501,5 +501,18 @@ TEST_F(cluster, an_actor_that_ignores_its_end_does_not_hold_up_the_process) {
   EXPECT_LT(since(begin), milliseconds{1000});
 }
 
+// CAF's keep-alive takes a connection that is being made for one that was silent since the machine
+// was started, and cuts it with its next tick.
+TEST_F(cluster, a_connection_that_takes_longer_than_a_tick_of_the_keep_alive_is_waited_for) {
+  start();
+  const silent_listener slow;
+  actor_host impatient{{.network_heartbeat = milliseconds{20}}};
+  const auto began = steady_clock::now();
+  const auto found = impatient.connect<supervisor_actor>("127.0.0.1", slow.port, milliseconds{500});
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code, errc::deadline) << found.error().message;
+  EXPECT_GE(since(began), milliseconds{400});
+}
+
 }  // namespace
 }  // namespace troupe::actors::testing

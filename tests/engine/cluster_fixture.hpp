@@ -79,6 +79,16 @@ class cluster {
   }
 
   /// All blocks of every node are free again; waits a little for quarantines to end.
+  /// Waits until the node has taken blocks for a request.
+  void wait_until_it_holds_blocks(const std::string& name) {
+    for (int i = 0; i < 1000; ++i) {
+      const auto pool = client_->report(name).value().pool;
+      if (pool.blocks_free < pool.blocks_total) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds{5});
+    }
+    ADD_FAILURE() << name << " took no blocks";
+  }
+
   void expect_nothing_is_held() {
     for (const auto& node : {prefill_, decode_})
       for (const auto& name : node) {

@@ -23,6 +23,9 @@ struct job {
   std::uint32_t max_tokens{8};
   bool reuse_prefix{false};
   std::uint64_t prompt_seed{1};
+  /// The id was used before: the decode side must not ask before the prefill side has offered the
+  /// new request, or it is told how the former one ended.
+  bool again{false};
 };
 
 class engines {
@@ -63,6 +66,7 @@ class engines {
     };
     if (what.order == first::decode) start_decode();
     if (what.order == first::prefill) start_prefill();
+    if (what.again) nodes.wait_until_it_holds_blocks(nodes.prefill().front());
     // Long enough that the order is what it is called; either order must work.
     std::this_thread::sleep_for(std::chrono::milliseconds{30});
     if (what.order == first::decode) {
@@ -251,6 +255,7 @@ TEST(a_request, that_one_side_gives_up_ends_at_both_and_leaves_nothing_behind) {
       e.nodes.expect_nothing_is_held();
       // The same id works afterwards.
       what.order = first::prefill;
+      what.again = true;
       e.run(what);
     }
   e.nodes.expect_nothing_is_held();

@@ -251,7 +251,9 @@ TEST(plan_property, a_grant_permits_the_bytes_of_its_blocks_and_no_other) {
     scene s = make_scene(d);
     auto& rank = s.sources[d.roll<std::size_t>(0, s.sources.size() - 1)];
     const auto all = static_cast<std::uint32_t>(rank.layout.layers.size());
-    const auto granted = granted_extents(rank.layout, rank.blocks);
+    const auto itself =
+        transfer_geometry::create(rank.layout, rank.layout, data_flow::to_local).value();
+    const auto granted = granted_extents(itself, rank.blocks);
     ASSERT_TRUE(granted) << granted.error().message;
     for (const auto& [region, extents] : *granted) {
       std::uint64_t before = 0;
