@@ -250,9 +250,15 @@ void carry_out(self_pointer self, send_sealed& order) {
   auto& st = self->state;
   const auto found = st.sources.find(order.operation);
   if (found == st.sources.end()) return;
-  for (const auto sender : found->second.senders())
+  auto& src = found->second;
+  // A seal says that every layer is ready up to there, whether or not each was reported before.
+  const source_progress all{0, static_cast<std::uint32_t>(st.context->layout->layers.size()),
+                            order.seal.tokens};
+  for (const auto sender : src.senders()) {
+    tell_session(st, sender, session_event{all});
     tell_session(st, sender, session_event{order.seal});
-  found->second.seal(order.seal.tokens, std::move(order.seal.aux));
+  }
+  src.seal(order.seal.tokens, std::move(order.seal.aux));
 }
 
 void request_came(self_pointer self, const link_handle& link, transfer_request request) {

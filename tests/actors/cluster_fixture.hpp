@@ -343,6 +343,7 @@ class listener {
   explicit listener(engine& node) : node_{node} {}
 
   told& of(operation_id id) { return told_[id.value]; }
+  void forget(operation_id id) { told_.erase(id.value); }
 
   bool until(const std::function<bool()>& condition, std::chrono::milliseconds timeout = 15s) {
     const auto end = std::chrono::steady_clock::now() + timeout;
@@ -357,6 +358,10 @@ class listener {
   }
   bool unpinned(operation_id id, std::chrono::milliseconds timeout = 15s) {
     return until([&] { return of(id).unpinned > 0; }, timeout);
+  }
+  /// Until `count` transfers have been asked for over a link that is up.
+  bool moving(std::size_t count = 1, std::chrono::milliseconds timeout = 15s) {
+    return until([&] { return node_.report().transfers.size() >= count; }, timeout);
   }
   void listen_for(std::chrono::milliseconds time) {
     (void)until([] { return false; }, time);

@@ -1,0 +1,104 @@
+// What transfers leave behind in the two processes: nothing.
+
+#include <fstream>
+#include <string>
+
+#include <unistd.h>
+
+#include "cluster_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+// Past the bound of what is remembered of ended requests, which fills up once.
+constexpr int warm_up = 4500;
+constexpr int total = 12000;
+constexpr int at_once = 16;
+constexpr std::uint32_t tokens = 16;
+
+std::uint64_t resident_bytes() {
+  std::uint64_t all = 0;
+  std::uint64_t resident = 0;
+  std::ifstream{"/proc/self/statm"} >> all >> resident;
+  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+std::string request(int number) {
+  return std::string{"m"}.append(std::to_string(number));
+}
+
+/// Offers what it is asked for, "FIRST COUNT" at a time, and says how much memory it has then.
+int offering_prefill(engine& node, line_channel& channel) {
+  listener events{node};
+  auto blocks = node.allocate_blocks(1);
+  if (!blocks) return 1;
+  while (auto line = channel.hear(60s)) {
+    if (*line == "end") return 0;
+    std::istringstream words{*line};
+    int first = 0, count = 0;
+    words >> first >> count;
+    std::vector<operation_id> sends;
+    for (int i = first; i < first + count; ++i) {
+      auto send = node.send({request(i), blocks->blocks, 0, 0ms, 0});
+      if (!send || !node.seal(*send, tokens)) return 2;
+      sends.push_back(*send);
+    }
+    for (const auto send : sends) {
+      if (!events.unpinned(send)) return 3;
+      events.forget(send);
+    }
+    channel.say(std::to_string(resident_bytes()));
+  }
+  return 0;
+}
+
+class memory : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(memory, is_after_many_transfers_what_it_was_after_the_first_few_thousand) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer keeps freed memory";
+#endif
+  cluster_options options;
+  options.backend = GetParam();
+  cluster c{options};
+  auto prefill = c.spawn("prefill-0", offering_prefill);
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  listener events{*decode};
+  const auto blocks = decode->allocate_blocks(1);
+  ASSERT_TRUE(blocks);
+  std::uint64_t here = 0, there = 0, here_at_first = 0, there_at_first = 0;
+  for (int first = 0; first < total; first += at_once) {
+    prefill->channel().say(std::to_string(first) + " " + std::to_string(at_once));
+    std::vector<operation_id> receives;
+    for (int i = first; i < first + at_once; ++i) {
+      const auto mode = i % 2 == 0 ? actors::transfer_mode::write : actors::transfer_mode::read;
+      auto receive = decode->receive(
+          {request(i), {"prefill-0"}, mode, tokens, 0, blocks->blocks, 0, 0ms, false});
+      ASSERT_TRUE(receive) << to_string(receive.error());
+      receives.push_back(*receive);
+    }
+    for (const auto receive : receives) {
+      ASSERT_TRUE(events.unpinned(receive));
+      ASSERT_EQ(events.of(receive).done, 1) << to_string(events.of(receive).why);
+      events.forget(receive);
+    }
+    const auto said = prefill->channel().hear(60s);
+    ASSERT_TRUE(said);
+    here = resident_bytes();
+    there = std::stoull(*said);
+    if (first <= warm_up) {
+      here_at_first = here;
+      there_at_first = there;
+    }
+  }
+  EXPECT_LT(here, here_at_first + here_at_first / 20) << "decode";
+  EXPECT_LT(there, there_at_first + there_at_first / 20) << "prefill";
+}
+
+INSTANTIATE_TEST_SUITE_P(over, memory, ::testing::Values("shm", "tcp"),
+                         [](const auto& which) { return which.param; });
+
+}  // namespace
+}  // namespace troupe::testing
