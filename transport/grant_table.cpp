@@ -50,39 +50,44 @@ result<void> given_grant::check(const extent& range, access wanted,
   return {};
 }
 
-result<remote_grant> grant_table::give(region_use memory, std::vector<extent> extents,
-                                       access rights, transfer_id transfer) {
+result<remote_grant> draw_grant(const region& memory, std::vector<extent> extents, access rights,
+                                transfer_id transfer, incarnation self) {
   if (extents.empty() || extents.size() > remote_grant::max_extents) {
     return fail(errc::out_of_range, "a grant names between 1 and " +
                                         std::to_string(remote_grant::max_extents) +
                                         " extents, found " + std::to_string(extents.size()));
   }
   for (std::size_t i = 0; i < extents.size(); ++i) {
-    if (auto ok = check_range(extents[i], memory->size()); !ok) {
+    if (auto ok = check_range(extents[i], memory.size()); !ok) {
       return fail(ok.error().code, "extent " + std::to_string(i) + " of region " +
-                                       std::to_string(memory->id().value) + ": " +
+                                       std::to_string(memory.id().value) + ": " +
                                        ok.error().message);
     }
   }
-  std::sort(extents.begin(), extents.end(),
-            [](const extent& a, const extent& b) { return a.offset < b.offset; });
+  std::ranges::sort(extents, {}, &extent::offset);
+  return remote_grant{.id = random_id(),
+                      .region = memory.id(),
+                      .owner = self,
+                      .transfer = transfer,
+                      .rights = rights,
+                      .region_size = memory.size(),
+                      .extents = std::move(extents),
+                      .key = {}};
+}
+
+result<remote_grant> grant_table::give(region_use memory, std::vector<extent> extents,
+                                       access rights, transfer_id transfer) {
+  auto said = draw_grant(*memory, std::move(extents), rights, transfer, self_);
+  if (!said) return said;
   auto given = std::make_shared<given_grant>();
-  given->id = random_id();
+  given->id = said->id;
   given->transfer = transfer;
   given->rights = rights;
-  given->extents = extents;
+  given->extents = said->extents;
   given->base = memory->data();
   given->region_size = memory->size();
   given->region = memory->id();
   given->memory = std::move(memory);
-  remote_grant said{.id = given->id,
-                    .region = given->region,
-                    .owner = self_,
-                    .transfer = transfer,
-                    .rights = rights,
-                    .region_size = given->region_size,
-                    .extents = std::move(extents),
-                    .key = {}};
 
   const std::unique_lock lock{mutex_};
   if (grants_.size() >= max_grants_) {

@@ -76,14 +76,21 @@ struct given_grant {
   [[nodiscard]] bool permits_range(const extent& range) const noexcept;
 };
 
+/// A grant over parts of `memory`, with an id of its own, that nobody has yet; its `key` is empty.
+/// The extents are sorted by offset. `out_of_range`: an extent outside the region, none, or
+/// too many.
+[[nodiscard]] result<remote_grant> draw_grant(const region& memory, std::vector<extent> extents,
+                                              access rights, transfer_id transfer,
+                                              incarnation self);
+
 /// The grants that one link's end has given to its peer. Thread-safe. Bounded by `max_grants`.
 class grant_table {
  public:
   explicit grant_table(incarnation self, std::size_t max_grants = 65'536)
       : self_{self}, max_grants_{max_grants} {}
 
-  /// `out_of_range` (an extent outside the region, empty, none, or too many), `overloaded`. The
-  /// answer's `key` is empty: the backend fills it.
+  /// The errors of `draw_grant`, and `overloaded`. The answer's `key` is empty: the backend fills
+  /// it.
   [[nodiscard]] result<remote_grant> give(region_use memory, std::vector<extent> extents,
                                           access rights, transfer_id transfer);
   /// Null when it was never given or was revoked. One that is just being revoked may still be

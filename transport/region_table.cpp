@@ -91,20 +91,6 @@ region::~region() {
   ::close(what_.fd);
 }
 
-region_use& region_use::operator=(region_use&& other) noexcept {
-  if (this != &other) {
-    release();
-    region_ = std::move(other.region_);
-  }
-  return *this;
-}
-
-void region_use::release() noexcept {
-  if (!region_) return;
-  region_->uses_.fetch_sub(1, std::memory_order_acq_rel);
-  region_.reset();
-}
-
 result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
   if (size == 0) {
     return fail(errc::invalid_config,
@@ -126,7 +112,7 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
 
 result<region_id> region_table::insert(region::description what) {
   // Made before the lock is taken, so that a refusal unmaps after the lock is gone.
-  auto made = std::make_shared<region>(std::move(what));
+  owned_region made{new region(std::move(what))};
   const auto begin = reinterpret_cast<std::uintptr_t>(made->data());
   const auto end = begin + made->size();
   if (end < begin) {
@@ -140,11 +126,11 @@ result<region_id> region_table::insert(region::description what) {
   }
   auto next = by_address_.lower_bound(begin);
   const region* other = nullptr;
-  if (next != by_address_.end() && next->first < end) other = next->second.get();
+  if (next != by_address_.end() && next->first < end) other = next->second;
   if (next != by_address_.begin()) {
-    const auto& previous = std::prev(next)->second;
+    const auto* previous = std::prev(next)->second;
     if (reinterpret_cast<std::uintptr_t>(previous->data()) + previous->size() > begin) {
-      other = previous.get();
+      other = previous;
     }
   }
   if (other != nullptr) {
@@ -153,20 +139,21 @@ result<region_id> region_table::insert(region::description what) {
                                           "'");
   }
   made->what_.id = region_id{++last_id_};
-  by_address_.emplace(begin, made);
-  regions_.emplace(made->id(), made);
-  return made->id();
+  const auto id = made->id();
+  by_address_.emplace(begin, made.get());
+  regions_.emplace(id, std::move(made));
+  return id;
 }
 
 result<void> region_table::remove(region_id id) {
-  std::shared_ptr<region> removed;  // dies after the lock: unmapping may take long
+  owned_region removed;  // dies after the lock: unmapping may take long
   std::unique_lock lock{mutex_};
   const auto at = regions_.find(id);
   if (at == regions_.end()) {
     return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
   }
-  // Uses are only added under the shared lock, so 0 stays 0 here.
-  if (const auto uses = at->second->uses_.load(std::memory_order_acquire); uses != 0) {
+  // Uses are only added under the shared lock, so none stays none here.
+  if (const auto uses = at->second->uses_.load(std::memory_order_acquire) - 1; uses != 0) {
     return fail(errc::overloaded, "region " + std::to_string(id.value) + " '" + at->second->name() +
                                       "' is used by " + std::to_string(uses) +
                                       " grants and batches; fence their transfers first");
@@ -190,8 +177,8 @@ result<region_use> region_table::use(region_id id) const {
   if (at == regions_.end()) {
     return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
   }
-  at->second->uses_.fetch_add(1, std::memory_order_acq_rel);
-  return region_use{at->second};
+  at->second->uses_.fetch_add(1, std::memory_order_relaxed);
+  return region_use{*at->second};
 }
 
 result<std::span<std::byte>> region_table::bytes(region_id id) const {

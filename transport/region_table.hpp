@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "troupe/kvcache/ids.hpp"
@@ -19,7 +20,8 @@
 namespace troupe::transport {
 
 /// One registered range of memory. Immutable but for its use count. Owns the mapping and the
-/// descriptor of memory that the endpoint allocated; memory of the engine stays the engine's.
+/// descriptor of memory that the endpoint allocated; memory of the engine stays the engine's. Lives
+/// while it is registered or used, whichever ends last.
 class region {
  public:
   struct description {
@@ -48,28 +50,41 @@ class region {
  private:
   friend class region_use;
   friend class region_table;
+  void end_use() noexcept {
+    if (uses_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
   description what_;
-  std::atomic<std::uint32_t> uses_{0};
+  /// Grants and batches that use it, and one more while it is in the table. One number for both, so
+  /// that a batch pays for it once.
+  std::atomic<std::uint32_t> uses_{1};
 };
 
 /// Keeps a region registered while a grant or a batch needs it. Movable; an empty one uses nothing.
 class region_use {
  public:
   region_use() = default;
-  region_use(region_use&& other) noexcept = default;
-  region_use& operator=(region_use&& other) noexcept;
+  region_use(region_use&& other) noexcept : region_{std::exchange(other.region_, nullptr)} {}
+  region_use& operator=(region_use&& other) noexcept {
+    if (this != &other) {
+      release();
+      region_ = std::exchange(other.region_, nullptr);
+    }
+    return *this;
+  }
   ~region_use() { release(); }
 
-  explicit operator bool() const noexcept { return static_cast<bool>(region_); }
+  explicit operator bool() const noexcept { return region_ != nullptr; }
   const region& operator*() const noexcept { return *region_; }
-  const region* operator->() const noexcept { return region_.get(); }
+  const region* operator->() const noexcept { return region_; }
   /// Ends the use early.
-  void release() noexcept;
+  void release() noexcept {
+    if (region_ != nullptr) std::exchange(region_, nullptr)->end_use();
+  }
 
  private:
   friend class region_table;
-  explicit region_use(std::shared_ptr<region> used) noexcept : region_{std::move(used)} {}
-  std::shared_ptr<region> region_;
+  explicit region_use(region& used) noexcept : region_{&used} {}
+  region* region_{nullptr};
 };
 
 /// The registered memory of one endpoint. Thread-safe. Lookups take a shared lock, once per grant
@@ -77,6 +92,10 @@ class region_use {
 class region_table {
  public:
   explicit region_table(std::uint64_t max_regions) : max_regions_{max_regions} {}
+  region_table(const region_table&) = delete;
+  region_table& operator=(const region_table&) = delete;
+  /// What is still used goes with its last use.
+  ~region_table() = default;
 
   /// Zeroed memory in a sealed memfd. `invalid_config`, `pool_exhausted`, `overloaded`.
   [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name);
@@ -94,12 +113,18 @@ class region_table {
   [[nodiscard]] std::size_t size() const;
 
  private:
+  /// The table's own use of a region.
+  struct let_go {
+    void operator()(region* of) const noexcept { of->end_use(); }
+  };
+  using owned_region = std::unique_ptr<region, let_go>;
+
   [[nodiscard]] result<region_id> insert(region::description what);
 
   const std::uint64_t max_regions_;
   mutable std::shared_mutex mutex_;
-  std::unordered_map<region_id, std::shared_ptr<region>> regions_;
-  std::map<std::uintptr_t, std::shared_ptr<region>> by_address_;
+  std::unordered_map<region_id, owned_region> regions_;
+  std::map<std::uintptr_t, const region*> by_address_;
   std::uint32_t last_id_{0};
   std::function<void(region_id)> removed_;
 };

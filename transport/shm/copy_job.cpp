@@ -46,6 +46,11 @@ result<grant_key> grant_key::decode(std::span<const std::byte> key) {
   return grant_key{packed.slot, how, packed.address};
 }
 
+troupe::error revoked_by_peer(std::size_t piece) {
+  return {errc::grant_revoked, "the peer has revoked the grant of piece " + std::to_string(piece) +
+                                   "; its transfer has ended there"};
+}
+
 job_runner::job_runner(std::uint32_t peer_pid, std::int32_t batch_size) noexcept
     : peer_pid_{peer_pid},
       runs_per_call_{batch_size > 0
@@ -101,9 +106,7 @@ job_runner::outcome job_runner::step(copy_job& job) const {
 
   slot_visit visit{*piece.slot, piece.grant};
   if (!visit) {
-    job.failure = troupe::error{errc::grant_revoked, "the peer has revoked the grant of piece " +
-                                                         std::to_string(job.at.piece) +
-                                                         "; its transfer has ended there"};
+    job.failure = revoked_by_peer(job.at.piece);
     return {progress::done, true};
   }
   if (piece.mapped) {

@@ -99,6 +99,9 @@ class job_runner {
   std::size_t runs_per_call_;
 };
 
+/// What a batch fails with whose grant is gone.
+[[nodiscard]] troupe::error revoked_by_peer(std::size_t piece);
+
 /// Indices, over all pieces in order, of the segments that are not certain to have arrived.
 [[nodiscard]] std::vector<std::uint32_t> unfinished_segments(const copy_job& job);
 

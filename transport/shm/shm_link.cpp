@@ -6,13 +6,18 @@
 
 #include <sys/eventfd.h>
 
+#include "troupe/transport/grant_table.hpp"
 #include "troupe/transport/random.hpp"
 
 namespace troupe::transport::shm {
 
 namespace {
 
-constexpr std::size_t max_fenced_remembered = 16'384;
+/// A caller that polls looks at its ring in every call. What only the kernel knows (other links,
+/// timers, a peer that died) it looks at when this many calls found nothing and this time has
+/// passed: one such look takes as long as fifty of the others.
+constexpr std::uint32_t calls_per_look = 64;
+constexpr std::chrono::microseconds between_looks{20};
 
 }  // namespace
 
@@ -24,8 +29,9 @@ shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener>
       regions_{context.regions},
       engine_{context.progress.next()},
       listener_{std::move(listener)},
-      events_{std::move(sink)},
-      probe_value_{random_id()} {
+      sink_{std::move(sink)},
+      probe_value_{random_id()},
+      ledger_{options.max_batches} {
   random_bytes(secret_);
 }
 
@@ -48,27 +54,8 @@ result<remote_grant> shm_link::grant(region_id region, std::vector<extent> exten
                                      transfer_id transfer) {
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
-  if (extents.empty() || extents.size() > remote_grant::max_extents) {
-    return fail(errc::out_of_range, "a grant names between 1 and " +
-                                        std::to_string(remote_grant::max_extents) +
-                                        " extents, found " + std::to_string(extents.size()));
-  }
-  for (std::size_t i = 0; i < extents.size(); ++i) {
-    if (auto ok = check_range(extents[i], (*memory)->size()); !ok) {
-      return fail(ok.error().code, "extent " + std::to_string(i) + " of region " +
-                                       std::to_string(region.value) + ": " + ok.error().message);
-    }
-  }
-  std::ranges::sort(extents, {}, &extent::offset);
-
-  remote_grant given{.id = random_id(),
-                     .region = region,
-                     .owner = self_,
-                     .transfer = transfer,
-                     .rights = rights,
-                     .region_size = (*memory)->size(),
-                     .extents = std::move(extents),
-                     .key = {}};
+  auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
+  if (!given) return given;
   grant_key key;
   key.how = (*memory)->fd() >= 0 ? grant_key::memory::mapped : grant_key::memory::process;
   key.address = reinterpret_cast<std::uintptr_t>((*memory)->data());
@@ -76,10 +63,10 @@ result<remote_grant> shm_link::grant(region_id region, std::vector<extent> exten
   const std::lock_guard lock{mutex_};
   if (state_ != state::up) return not_up();
   if (auto ok = share_region(**memory); !ok) return fail(std::move(ok).error());
-  auto slot = slots_->give(given.id, transfer, std::move(*memory));
+  auto slot = slots_->give(given->id, transfer, std::move(*memory));
   if (!slot) return fail(std::move(slot).error());
   key.slot = *slot;
-  given.key = key.encode();
+  given->key = key.encode();
   return given;
 }
 
@@ -130,13 +117,7 @@ fence_state shm_link::fence(transfer_id transfer) {
   bool quiescent = true;
   {
     const std::lock_guard lock{mutex_};
-    if (fenced_.insert(transfer).second) {
-      fenced_by_age_.push_back(transfer);
-      if (fenced_by_age_.size() > max_fenced_remembered) {
-        fenced_.erase(fenced_by_age_.front());
-        fenced_by_age_.pop_front();
-      }
-    }
+    ledger_.fence(transfer);
     if (slots_) {
       slots_->sweep();
       quiescent = slots_->revoke(transfer);
@@ -160,7 +141,7 @@ fence_state shm_link::fence(transfer_id transfer) {
       attention_.store(true, std::memory_order_release);
     }
   }
-  events_.deliver();
+  sink_.deliver();
   return quiescent ? fence_state::quiescent : fence_state::pending;
 }
 
@@ -171,7 +152,7 @@ void shm_link::collect_quiescent() {
     const bool copying = std::ranges::any_of(
         active_, [&](const auto& job) { return job->running && job->work.transfer == transfer; });
     if (copying || (slots_ && slots_->draining(transfer))) return false;
-    events_.put(quiescent_event{transfer});
+    sink_.put(quiescent_event{transfer});
     return true;
   });
 }
@@ -181,11 +162,14 @@ void shm_link::collect_quiescent() {
 
 bool shm_link::poll() {
   if (on_poll({})) return true;
-  // The ring is looked at in every call; what only the kernel knows, now and then.
-  constexpr std::uint32_t calls_per_round = 64;
-  if (up_.load(std::memory_order_acquire) &&
-      idle_polls_.fetch_add(1, std::memory_order_relaxed) % calls_per_round != 0) {
-    return false;
+  if (up_.load(std::memory_order_acquire)) {
+    // Not read-modify-write: that two who poll at once may lose a count does no harm.
+    const auto calls = idle_polls_.load(std::memory_order_relaxed) + 1;
+    idle_polls_.store(calls, std::memory_order_relaxed);
+    if (calls % calls_per_look != 0) return false;
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    if (now.count() < next_round_ns_.load(std::memory_order_relaxed)) return false;
+    next_round_ns_.store((now + between_looks).count(), std::memory_order_relaxed);
   }
   {
     const std::lock_guard lock{mutex_};
@@ -231,7 +215,7 @@ bool shm_link::attend() {
       attention_.store(true, std::memory_order_relaxed);
     }
   }
-  events_.deliver();
+  sink_.deliver();
   if (end) break_link(std::move(end->why), end->peer_is_dead);
   return worked;
 }
@@ -340,11 +324,11 @@ void shm_link::break_link(troupe::error why, bool peer_is_dead) {
       waiting_bytes_ = 0;
       cancel_jobs(why);
       broken_event_due_ = running_ != 0;
-      if (!broken_event_due_) events_.put(broken_event{std::move(why)});
+      if (!broken_event_due_) sink_.put(broken_event{std::move(why)});
     }
     collect_quiescent();
   }
-  events_.deliver();
+  sink_.deliver();
   settle();
 }
 
@@ -370,6 +354,7 @@ void shm_link::end_after_frames(troupe::error why, bool peer_is_dead) {
 
 void shm_link::close() {
   const auto self = shared_from_this();
+  sink_.mute_broken();
   {
     const std::lock_guard lock{mutex_};
     if (state_ == state::closed) return;
@@ -383,7 +368,7 @@ void shm_link::close() {
     cancel_jobs({errc::aborted, "the link was closed"});
     collect_quiescent();
   }
-  events_.deliver();
+  sink_.deliver();
   settle();
 }
 
@@ -414,13 +399,13 @@ void shm_link::settle() {
   peer_doorbell_.reset();
   peer_process_.reset();
   peer_regions_.clear();
+  last_mapped_.reset();
 }
 
 link_stats shm_link::stats() const {
   const std::lock_guard lock{mutex_};
-  link_stats now = stats_;
+  auto now = ledger_.stats();
   now.lanes = 1;
-  now.in_flight = active_.size();
   if (outgoing_ != nullptr) {
     const auto& ours = outgoing_->counters;
     const auto& theirs = incoming_->counters;

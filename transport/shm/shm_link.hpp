@@ -7,20 +7,22 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "troupe/transport/backend.hpp"
 #include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/link_ledger.hpp"
 #include "troupe/transport/progress_engine.hpp"
 #include "troupe/transport/shm/control_memory.hpp"
 #include "troupe/transport/shm/copy_job.hpp"
-#include "troupe/transport/shm/event_queue.hpp"
 #include "troupe/transport/shm/grant_slots.hpp"
 #include "troupe/transport/shm/peer_regions.hpp"
 #include "troupe/transport/shm/ring.hpp"
 #include "troupe/transport/shm/shm_listener.hpp"
+#include "troupe/transport/sink_queue.hpp"
 
 namespace troupe::transport::shm {
 
@@ -39,7 +41,7 @@ namespace troupe::transport::shm {
 /// the peer is in none of its slots (`settled_`).
 ///
 /// Locks: `control_mutex_` (who reads the socket) before `mutex_` (all other state). Neither is
-/// held while bytes are copied or a sink is called.
+/// held while a sink is called, nor while bytes are copied, but for `mutex_` in `post_small`.
 class shm_link final : public link,
                        public pollable,
                        public dial_in_target,
@@ -105,16 +107,23 @@ class shm_link final : public link,
   [[nodiscard]] result<void> on_message(received in);
   void drain_control();
 
-  // -- copying and frames (shm_link_post.cpp)
+  // -- copying (shm_link_post.cpp)
   // -----------------------------------------------------------
   [[nodiscard]] result<std::shared_ptr<copy_job>> prepare(batch work);
   [[nodiscard]] result<job_piece> prepare_piece(const batch& work, std::size_t index);
-  [[nodiscard]] result<void> admit(const std::shared_ptr<copy_job>& job);
+  [[nodiscard]] result<void> find_remote(const remote_grant& grant, job_piece& made);
+  [[nodiscard]] const mapped_region* mapped_now(region_id region);
+  [[nodiscard]] result<void> admit(const batch& work);
+  bool post_small(batch& work);
   void run(copy_job& job, std::uint64_t most_bytes);
   bool run_slice();
   void finish(const std::shared_ptr<copy_job>& job);
-  [[nodiscard]] completion conclude(copy_job& job);
-  void put_frame(std::vector<std::byte> frame);
+  void conclude(const batch& work, const completion& done);
+
+  // -- frames (shm_link_frames.cpp)
+  // -----------------------------------------------------------
+  [[nodiscard]] result<void> check_frame_room(std::size_t bytes) const;
+  void put_frame(std::span<const std::byte> frame);
   void flush_frames();
   bool drain_frames();
   void ring_peer() noexcept;
@@ -138,7 +147,7 @@ class shm_link final : public link,
   region_table& regions_;
   progress_engine& engine_;
   const std::shared_ptr<shm_listener> listener_;
-  event_queue events_;
+  sink_queue sink_;
   token secret_{};
   std::uint64_t probe_value_{0};  ///< read by the peer to prove that it can reach our memory
 
@@ -174,6 +183,8 @@ class shm_link final : public link,
   std::optional<job_runner> runner_;
 
   peer_regions peer_regions_;
+  region_id last_region_;  ///< what the last small batch used, to be found again at once
+  std::shared_ptr<const mapped_region> last_mapped_;
   std::unordered_set<region_id> shared_regions_;
   std::vector<region_id> gone_regions_;  ///< to be told to the peer
 
@@ -181,21 +192,21 @@ class shm_link final : public link,
   std::deque<std::shared_ptr<copy_job>> queued_;   ///< those of them that wait for `run_slice`
   std::uint32_t running_{0};
   std::set<transfer_id> pending_fences_;
-  std::unordered_set<transfer_id> fenced_;
-  std::deque<transfer_id> fenced_by_age_;
+  link_ledger ledger_;
 
   std::deque<std::vector<std::byte>> waiting_frames_;
   std::size_t front_done_{0};  ///< bytes of the first waiting frame that are in the ring
   std::uint64_t waiting_bytes_{0};
   std::uint64_t reserved_bytes_{0};  ///< frames of batches that are on their way
-  link_stats stats_;
 
-  std::optional<ring_consumer> consumer_;  ///< belongs to whoever holds `reading_`
+  std::optional<ring_consumer> consumer_;  ///< this and `frame_` belong to whoever holds `reading_`
+  std::vector<std::byte> frame_;
   std::atomic<bool> reading_{false};
   std::atomic<bool> slicing_{false};
   std::atomic<bool> populating_{false};
   std::atomic<bool> up_{false};
   std::atomic<std::uint32_t> idle_polls_{0};
+  std::atomic<std::int64_t> next_round_ns_{0};  ///< when `poll` looks at what only the kernel knows
   std::atomic<std::uint32_t> queued_count_{0};
   /// Something rare waits for a round: pending fences, frames without room, a lost peer.
   std::atomic<bool> attention_{false};

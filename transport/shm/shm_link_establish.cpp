@@ -255,7 +255,7 @@ result<void> shm_link::become_up() {
   up_.store(true, std::memory_order_release);
   polled_ = true;
   engine_.add_poller(shared_from_this());
-  events_.put(up_event{});
+  sink_.put(up_event{});
   return {};
 }
 
@@ -268,7 +268,7 @@ void shm_link::drain_control() {
     const std::lock_guard control_lock{control_mutex_};
     end = read_socket();
   }
-  events_.deliver();
+  sink_.deliver();
   if (end) end_after_frames(std::move(end->why), end->peer_is_dead);
 }
 
@@ -303,7 +303,10 @@ result<void> shm_link::on_message(received in) {
     return added;
   }
   if (const auto* gone = std::get_if<region_gone_message>(&in.body)) {
+    std::shared_ptr<const mapped_region> unmapped;  // goes after the lock is gone
     peer_regions_.remove(region_id{gone->region});
+    const std::lock_guard lock{mutex_};
+    if (last_region_ == region_id{gone->region}) unmapped = std::move(last_mapped_);
     return {};
   }
   const std::lock_guard lock{mutex_};

@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <string>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
-#include <sys/eventfd.h>
-
+#include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/shm/shm_link.hpp"
 
-// The initiator's side of a link: checking, copying and completing batches; and session frames,
-// both ways.
+// The initiator's side of a link: checking, copying and completing batches.
 
 namespace troupe::transport::shm {
 
@@ -18,60 +17,21 @@ namespace {
 constexpr std::uint64_t inline_bytes = std::uint64_t{256} << 10;
 /// What one round of the progress engine copies for one link before the others have their turn.
 constexpr std::uint64_t slice_bytes = std::uint64_t{4} << 20;
-/// Frames taken out of the ring in one round, and frames that may wait for a slow sink.
-constexpr int frames_per_round = 64;
-constexpr std::size_t max_waiting_events = 1024;
+/// Batches up to this size are copied in one hold of the link's lock, which others may wait for as
+/// long as a copy out of cold memory takes: about 3 us.
+constexpr std::uint64_t small_bytes = std::uint64_t{16} << 10;
 
-/// Finds out whether segments lie in the granted extents. Extents come sorted, and segments mostly
-/// in the order of the extents: the last hit and the one after it are tried first. A peer that did
-/// not sort them costs time, not safety.
-class extent_check {
- public:
-  explicit extent_check(std::span<const extent> permitted) noexcept : permitted_{permitted} {}
-
-  [[nodiscard]] bool contains(const segment& s) noexcept {
-    const extent range{s.remote_offset, s.length, s.remote_stride, s.count};
-    if (s.count == 1) {
-      if (holds(hint_, range)) return true;
-      if (holds(hint_ + 1, range)) {
-        ++hint_;
-        return true;
-      }
-      const auto after = std::ranges::upper_bound(permitted_, range.offset, {}, &extent::offset);
-      const auto index = static_cast<std::size_t>(after - permitted_.begin());
-      if (index != 0 && holds(index - 1, range)) {
-        hint_ = index - 1;
-        return true;
-      }
+/// What the streaming and the waiting cost is worth for larger copies only.
+void copy_plainly(direction dir, std::span<const segment> segments, std::byte* local,
+                  std::byte* remote) noexcept {
+  for (const auto& s : segments) {
+    for (std::uint32_t i = 0; i < s.count; ++i) {
+      auto* here = local + s.local_offset + i * s.local_stride;
+      auto* there = remote + s.remote_offset + i * s.remote_stride;
+      std::memcpy(dir == direction::write ? there : here, dir == direction::write ? here : there,
+                  s.length);
     }
-    return covered(range, permitted_);
   }
-
- private:
-  [[nodiscard]] bool holds(std::size_t index, const extent& range) const noexcept {
-    if (index >= permitted_.size()) return false;
-    const auto& e = permitted_[index];
-    return e.count == 1 && range.offset >= e.offset && range.offset - e.offset <= e.length &&
-           range.length <= e.length - (range.offset - e.offset);
-  }
-
-  std::span<const extent> permitted_;
-  std::size_t hint_{0};
-};
-
-/// Whether every segment surely lies in its local region and in its remote one. The common case in
-/// a few instructions; what is false here goes through the checks that find the words for it.
-bool plainly_inside(std::span<const segment> segments, std::uint64_t local_size,
-                    std::uint64_t remote_size) noexcept {
-  return std::ranges::all_of(segments, [&](const segment& s) {
-    return s.count == 1 && s.local_offset <= local_size &&
-           s.length <= local_size - s.local_offset && s.remote_offset <= remote_size &&
-           s.length <= remote_size - s.remote_offset;
-  });
-}
-
-unexpected at_piece(const troupe::error& e, std::size_t index) {
-  return fail(e.code, "piece " + std::to_string(index) + ": " + e.message);
 }
 
 }  // namespace
@@ -81,42 +41,19 @@ unexpected at_piece(const troupe::error& e, std::size_t index) {
 
 result<job_piece> shm_link::prepare_piece(const batch& work, std::size_t index) {
   const auto& piece = work.pieces[index];
-  if (!piece.remote) return fail(errc::invalid_config, "it has no grant");
-  const auto& grant = *piece.remote;
-  if (grant.owner != options_.peer) {
-    return fail(errc::stale_incarnation,
-                "its grant is of incarnation " + std::to_string(grant.owner.value) +
-                    ", this link's peer is " + std::to_string(options_.peer.value));
-  }
-  if (grant.transfer != work.transfer) {
-    return fail(errc::unauthorized, "its grant was given for transfer " +
-                                        std::to_string(grant.transfer.value) + ", not " +
-                                        std::to_string(work.transfer.value));
-  }
-  const auto wanted = work.dir == direction::write ? access::write : access::read;
-  if (!permits(grant.rights, wanted)) {
-    return fail(errc::unauthorized, wanted == access::write ? "its grant does not permit to write"
-                                                            : "its grant does not permit to read");
-  }
-  const auto key = grant_key::decode(grant.key);
-  if (!key) return fail(key.error());
-
   job_piece made;
   auto local = regions_.use(piece.local);
-  if (!local) return fail(std::move(local).error());
+  if (!local) return in_piece(index, std::move(local).error());
   made.local = std::move(*local);
-  if (!plainly_inside(piece.segments, made.local->size(), grant.region_size)) {
-    if (auto ok = check_local(piece.segments, made.local->size()); !ok) return fail(ok.error());
-    if (auto ok = check_remote(piece.segments, grant.region_size); !ok) return fail(ok.error());
-  }
-  extent_check permitted{grant.extents};
-  for (std::size_t i = 0; i < piece.segments.size(); ++i) {
-    if (permitted.contains(piece.segments[i])) continue;
-    return fail(errc::out_of_range, "segment " + std::to_string(i) + ": remote offset " +
-                                        std::to_string(piece.segments[i].remote_offset) +
-                                        ", length " + std::to_string(piece.segments[i].length) +
-                                        " is not within what the grant permits");
-  }
+  if (auto ok = check_piece(work, index, options_.peer, *made.local); !ok) return fail(ok.error());
+  if (auto ok = find_remote(*piece.remote, made); !ok) return in_piece(index, ok.error());
+  return made;
+}
+
+/// Where the granted region lies for us.
+result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
+  const auto key = grant_key::decode(grant.key);
+  if (!key) return fail(key.error());
 
   made.grant = grant.id;
   made.slot = &outgoing_->slots[key->slot];
@@ -127,7 +64,7 @@ result<job_piece> shm_link::prepare_piece(const batch& work, std::size_t index) 
                   "/proc/sys/kernel/yama/ptrace_scope");
     }
     made.remote_address = key->address;
-    return made;
+    return {};
   }
   made.mapped = peer_regions_.find(grant.region);
   if (!made.mapped) {
@@ -144,22 +81,15 @@ result<job_piece> shm_link::prepare_piece(const batch& work, std::size_t index) 
                                         std::to_string(made.mapped->size()));
   }
   made.remote_address = reinterpret_cast<std::uintptr_t>(made.mapped->base());
-  return made;
+  return {};
 }
 
 result<std::shared_ptr<copy_job>> shm_link::prepare(batch work) {
-  if (work.frame.size() > max_frame) {
-    return fail(errc::out_of_range, "a frame has at most " + std::to_string(max_frame) +
-                                        " bytes, found " + std::to_string(work.frame.size()));
-  }
-  if (work.dir != direction::write && work.dir != direction::read) {
-    return fail(errc::invalid_config, "a batch writes or reads");
-  }
   auto job = std::make_shared<copy_job>();
   job->pieces.reserve(work.pieces.size());
   for (std::size_t i = 0; i < work.pieces.size(); ++i) {
     auto piece = prepare_piece(work, i);
-    if (!piece) return at_piece(piece.error(), i);
+    if (!piece) return fail(std::move(piece).error());
     job->pieces.push_back(std::move(*piece));
     job->total += total_bytes(work.pieces[i].segments);
   }
@@ -168,30 +98,65 @@ result<std::shared_ptr<copy_job>> shm_link::prepare(batch work) {
 }
 
 /// Under the lock: takes the batch in, or says why not.
-result<void> shm_link::admit(const std::shared_ptr<copy_job>& job) {
+result<void> shm_link::admit(const batch& work) {
   if (state_ != state::up) return not_up();
-  const auto& work = job->work;
-  if (fenced_.contains(work.transfer)) {
-    return fail(errc::grant_revoked,
-                "transfer " + std::to_string(work.transfer.value) + " was fenced on this link");
+  if (!work.frame.empty()) {
+    if (auto ok = check_frame_room(work.frame.size()); !ok) return ok;
   }
-  if (active_.size() >= options_.max_batches) {
-    return fail(errc::overloaded, std::to_string(active_.size()) +
-                                      " batches are in flight on this link, the maximum");
+  return ledger_.admit(work.transfer);
+}
+
+/// Under the lock. Null: the peer has not shared it, or said so where we have not looked yet.
+const mapped_region* shm_link::mapped_now(region_id region) {
+  if (last_mapped_ && last_region_ == region) return last_mapped_.get();
+  auto found = peer_regions_.find(region);
+  if (!found) return nullptr;
+  last_region_ = region;
+  last_mapped_ = std::move(found);
+  return last_mapped_.get();
+}
+
+/// The common case, a few blocks in one piece of mapped memory: all in one hold of the lock, so
+/// that nothing of it has to be remembered meanwhile. False: not such a case, or something is wrong
+/// with it; then nothing was done, and the general way finds the words.
+bool shm_link::post_small(batch& work) {
+  if (work.pieces.size() != 1 || total_bytes(work.pieces.front().segments) > small_bytes) {
+    return false;
   }
-  const auto frames = waiting_bytes_ + reserved_bytes_ + work.frame.size();
-  if (!work.frame.empty() && frames > options_.max_queued_frame_bytes) {
-    return fail(errc::overloaded, "the peer does not take frames: " +
-                                      std::to_string(waiting_bytes_ + reserved_bytes_) +
-                                      " bytes wait");
+  const auto& piece = work.pieces.front();
+  auto local = regions_.use(piece.local);
+  if (!local || !check_batch(work) || !check_piece(work, 0, options_.peer, **local)) return false;
+  const auto key = grant_key::decode(piece.remote->key);
+  if (!key || key->how != grant_key::memory::mapped) return false;
+  completion done{
+      .id = work.id, .transfer = work.transfer, .failure = {}, .bytes = 0, .bad_segments = {}};
+  bool our_turn = false;
+  {
+    const std::lock_guard lock{mutex_};
+    if (state_ != state::up) return false;
+    const auto* there = mapped_now(piece.remote->region);
+    if (there == nullptr || there->size() < piece.remote->region_size || !admit(work)) return false;
+    if (slot_visit visit{outgoing_->slots[key->slot], piece.remote->id}) {
+      copy_plainly(work.dir, piece.segments, (*local)->data(), there->base());
+      done.bytes = total_bytes(piece.segments);
+      if (visit.leave()) ring_peer();
+    } else {
+      done.failure = revoked_by_peer(0);
+      done.bad_segments.resize(piece.segments.size());
+      std::iota(done.bad_segments.begin(), done.bad_segments.end(), 0U);
+    }
+    conclude(work, done);
+    local->release();
+    our_turn = sink_.try_begin();
+    if (!our_turn) sink_.put(std::move(done));
   }
-  reserved_bytes_ += work.frame.size();
-  active_.push_back(job);
-  stats_.batches_posted += 1;
-  return {};
+  our_turn ? sink_.end(std::move(done)) : sink_.deliver();
+  return true;
 }
 
 result<void> shm_link::post(batch work) {
+  if (post_small(work)) return {};
+  if (auto ok = check_batch(work); !ok) return ok;
   {
     std::unique_lock lock{mutex_};
     if (state_ == state::connecting) {
@@ -207,7 +172,9 @@ result<void> shm_link::post(batch work) {
   const bool at_once = job->total <= inline_bytes;
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job); !ok) return ok;
+    if (auto ok = admit(job->work); !ok) return ok;
+    reserved_bytes_ += job->work.frame.size();
+    active_.push_back(job);
     if (at_once) {
       job->running = true;
       running_ += 1;
@@ -229,7 +196,7 @@ result<void> shm_link::post(batch work) {
     finish(job);
     last_of_broken = state_ != state::up;
   }
-  events_.deliver();
+  sink_.deliver();
   if (last_of_broken) settle();
   return {};
 }
@@ -271,7 +238,7 @@ bool shm_link::run_slice() {
   }
   slicing_.store(false, std::memory_order_release);
   if (ended) {
-    events_.deliver();
+    sink_.deliver();
     const bool up = up_.load(std::memory_order_acquire);
     if (!up) settle();
   }
@@ -297,141 +264,38 @@ void shm_link::finish(const std::shared_ptr<copy_job>& job) {
       job->failure = troupe::error{errc::aborted, "the transfer was fenced here"};
     }
   }
-  if (outgoing_ != nullptr) {
-    auto& counters = outgoing_->counters;
-    (job->work.dir == direction::write ? counters.bytes_written : counters.bytes_read)
-        .fetch_add(job->moved, std::memory_order_relaxed);
-    if (job->failure && job->failure->code == errc::grant_revoked) {
-      counters.refused.fetch_add(1, std::memory_order_relaxed);
-    }
+  completion done{.id = job->work.id,
+                  .transfer = job->work.transfer,
+                  .failure = {},
+                  .bytes = job->moved,
+                  .bad_segments = {}};
+  for (auto& piece : job->pieces) piece.local.release();
+  if (job->failure) {
+    done.bad_segments = unfinished_segments(*job);
+    done.failure = std::move(job->failure);
   }
-  events_.put(conclude(*job));
+  conclude(job->work, done);
+  sink_.put(std::move(done));
   if (!pending_fences_.empty()) collect_quiescent();
   if (broken_event_due_ && running_ == 0) {
     broken_event_due_ = false;
-    events_.put(broken_event{*why_broken_});
+    sink_.put(broken_event{*why_broken_});
   }
 }
 
-completion shm_link::conclude(copy_job& job) {
-  completion done{.id = job.work.id,
-                  .transfer = job.work.transfer,
-                  .failure = {},
-                  .bytes = job.moved,
-                  .bad_segments = {}};
-  for (auto& piece : job.pieces) piece.local.release();
-  if (job.failure) {
-    stats_.batches_failed += 1;
-    done.bad_segments = unfinished_segments(job);
-    done.failure = std::move(job.failure);
-  } else {
-    stats_.batches_completed += 1;
-    if (!job.work.frame.empty()) put_frame(std::move(job.work.frame));
-  }
-  return done;
-}
-
-// -- frames
-// ---------------------------------------------------------------------------------------------------
-
-result<void> shm_link::send_frame(std::span<const std::byte> frame) {
-  if (frame.size() > max_frame) {
-    return fail(errc::out_of_range, "a frame has at most " + std::to_string(max_frame) +
-                                        " bytes, found " + std::to_string(frame.size()));
-  }
-  const std::lock_guard lock{mutex_};
-  if (state_ != state::up) return not_up();
-  if (waiting_bytes_ + reserved_bytes_ + frame.size() > options_.max_queued_frame_bytes) {
-    return fail(errc::overloaded, "the peer does not take frames: " +
-                                      std::to_string(waiting_bytes_ + reserved_bytes_) +
-                                      " bytes wait");
-  }
-  put_frame({frame.begin(), frame.end()});
-  return {};
-}
-
-/// Under the lock: into the ring, or behind those that wait for room in it.
-void shm_link::put_frame(std::vector<std::byte> frame) {
-  stats_.frames_out += 1;
-  if (waiting_frames_.empty()) {
-    const auto pushed = producer_->push(frame);
-    if (pushed && *pushed) {
-      if (producer_->must_wake_consumer()) ring_peer();
-      return;
-    }
-  }
-  waiting_bytes_ += frame.size();
-  waiting_frames_.push_back(std::move(frame));
-  flush_frames();
-}
-
-/// Under the lock: fills the ring from the frames that wait.
-void shm_link::flush_frames() {
-  if (waiting_frames_.empty()) return;
-  bool wake = false;
-  while (!waiting_frames_.empty()) {
-    auto& front = waiting_frames_.front();
-    const auto before = front_done_;
-    auto done = front.empty() ? result<std::size_t>{0} : producer_->push_part(front, front_done_);
-    if (front.empty()) {
-      const auto pushed = producer_->push(front);
-      if (!pushed) done = fail(pushed.error());
-      if (pushed && !*pushed) {
-        if (producer_->wait_for_room()) continue;
-        break;
-      }
-      wake = true;
-    }
-    if (!done) {
-      if (!ending_) ending_ = ending{done.error(), false};
-      break;
-    }
-    front_done_ = *done;
-    wake = wake || front_done_ != before;
-    if (front_done_ < front.size()) {
-      if (producer_->wait_for_room()) continue;
-      break;
-    }
-    waiting_bytes_ -= front.size();
-    front_done_ = 0;
-    waiting_frames_.pop_front();
-  }
-  if (wake && producer_->must_wake_consumer()) ring_peer();
-  if (!waiting_frames_.empty()) attention_.store(true, std::memory_order_release);
-}
-
-/// True: something was delivered.
-bool shm_link::drain_frames() {
-  if (!consumer_->ready() || reading_.exchange(true, std::memory_order_acquire)) return false;
-  int taken = 0;
-  std::optional<troupe::error> nonsense;
-  while (taken < frames_per_round && up_.load(std::memory_order_acquire) &&
-         events_.waiting() < max_waiting_events) {
-    std::vector<std::byte> frame;
-    auto popped = consumer_->pop(frame);
-    if (!popped) {
-      nonsense = std::move(popped).error();
-      break;
-    }
-    if (!*popped) break;
-    ++taken;
-    events_.deliver(frame_event{std::move(frame)});
-  }
-  const bool room_wanted = consumer_->must_wake_producer();
-  reading_.store(false, std::memory_order_release);
-  if (taken != 0 || room_wanted) {  // parts of a long frame make room without a frame
-    const std::lock_guard lock{mutex_};
-    if (room_wanted) ring_peer();
-    stats_.frames_in += static_cast<std::uint64_t>(taken);
-  }
-  if (nonsense) break_link(std::move(*nonsense), false);
-  return taken != 0 || room_wanted || nonsense;
-}
-
-/// Under the lock, or while a job of this link runs: the descriptor is not closed then.
-void shm_link::ring_peer() noexcept {
-  if (peer_doorbell_) [[maybe_unused]]
-    const auto written = ::eventfd_write(peer_doorbell_.get(), 1);
+/// Under the lock: what has ended is told to the peer and to the books.
+void shm_link::conclude(const batch& work, const completion& done) {
+  // First: the peer waits for it.
+  if (!done.failure && !work.frame.empty()) put_frame(work.frame);
+  ledger_.ended(!done.failure);
+  if (outgoing_ == nullptr) return;
+  const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t what) {
+    // Only this end writes it, under its lock.
+    to.store(to.load(std::memory_order_relaxed) + what, std::memory_order_relaxed);
+  };
+  auto& counters = outgoing_->counters;
+  add(work.dir == direction::write ? counters.bytes_written : counters.bytes_read, done.bytes);
+  if (done.failure && done.failure->code == errc::grant_revoked) add(counters.refused, 1);
 }
 
 }  // namespace troupe::transport::shm

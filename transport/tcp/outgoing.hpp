@@ -28,9 +28,11 @@ struct outgoing {
   std::uint64_t batch{0};
   std::uint64_t transfer{0};
   std::uint8_t parts{1};
-  bool last{true};                   ///< read_data: the request was the last one of its batch here
-  std::shared_ptr<revocable> guard;  ///< of the memory that `runs` point into
-  std::shared_ptr<const std::vector<memory_run>> runs;
+  bool last{true};            ///< read_data: the request was the last one of its batch here
+  revocable* guard{nullptr};  ///< of the memory that `runs` point into; set before it is
+                              ///< pushed, lives as long as this
+  std::shared_ptr<given_grant> grant;  ///< read_data: where the guard lives
+  std::vector<memory_run> runs;
   std::vector<remote_run> remote;     ///< beside `runs`; empty for read_data
   std::vector<std::byte> session;     ///< write: travels in the last frame
   std::uint64_t bytes{0};             ///< of all runs
@@ -38,7 +40,7 @@ struct outgoing {
   run_cursor cursor;
 
   [[nodiscard]] bool withdrawn() const noexcept {
-    return given_up.load(std::memory_order_relaxed) || (guard && guard->revoked());
+    return given_up.load(std::memory_order_relaxed) || (guard != nullptr && guard->revoked());
   }
 };
 

@@ -130,12 +130,12 @@ void lane_receiver::land(std::span<const std::byte> bytes) {
   const wire_access access;
   while (!bytes.empty()) {
     std::array<iovec, 16> pieces{};
-    const auto count = landing_.cursor.peek(*landing_.runs, pieces, bytes.size());
+    const auto count = landing_.cursor.peek(landing_.runs, pieces, bytes.size());
     if (count == 0) return;
     for (std::size_t i = 0; i < count; ++i) {
       std::memcpy(pieces[i].iov_base, bytes.data(), pieces[i].iov_len);
       bytes = bytes.subspan(pieces[i].iov_len);
-      landing_.cursor.advance(*landing_.runs, pieces[i].iov_len);
+      landing_.cursor.advance(landing_.runs, pieces[i].iov_len);
     }
   }
 }
@@ -169,7 +169,7 @@ long lane_receiver::receive_data() {
   // Filled before it is read; a kilobyte of zeros per read would be for nothing.
   std::array<iovec, max_pieces + 1> pieces;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   const auto left = decoder_.data_left();
-  auto count = landing_.cursor.peek(*landing_.runs, std::span{pieces}.first(max_pieces), left);
+  auto count = landing_.cursor.peek(landing_.runs, std::span{pieces}.first(max_pieces), left);
   std::size_t in_place = 0;
   for (std::size_t i = 0; i < count; ++i) in_place += pieces[i].iov_len;
   if (in_place == 0) {  // cannot be: on_begin saw to it that the runs hold the data
@@ -198,7 +198,7 @@ long lane_receiver::receive_data() {
   if (got <= 0) return got;
   const auto placed = std::min(static_cast<std::size_t>(got), in_place);
   payload_ += placed;
-  landing_.cursor.advance(*landing_.runs, placed);
+  landing_.cursor.advance(landing_.runs, placed);
   decoder_.took_data(placed);
   end_ = static_cast<std::size_t>(got) - placed;
   return got;

@@ -16,7 +16,7 @@ namespace troupe::transport::tcp {
 /// Where the data of the frame that has begun go. Without a guard they are read and dropped.
 struct landing {
   std::shared_ptr<revocable> guard;
-  std::shared_ptr<const std::vector<memory_run>> runs;
+  std::span<const memory_run> runs;  ///< valid until the frame has ended
   run_cursor cursor;
 };
 

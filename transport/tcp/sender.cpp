@@ -34,6 +34,7 @@ std::size_t lane_sender::push_control(std::span<const std::byte> first,
   const std::lock_guard lock{mutex_};
   control_.insert(control_.end(), first.begin(), first.end());
   control_.insert(control_.end(), second.begin(), second.end());
+  pushed_.store(true, std::memory_order_release);
   const auto added = first.size() + second.size();
   return control_bytes_.fetch_add(added, std::memory_order_relaxed) + added;
 }
@@ -42,17 +43,20 @@ void lane_sender::push_write(std::shared_ptr<outgoing> job) {
   queued_bytes_.fetch_add(job->bytes, std::memory_order_relaxed);
   const std::lock_guard lock{mutex_};
   writes_.push_back(std::move(job));
+  pushed_.store(true, std::memory_order_release);
 }
 
 void lane_sender::push_read_request(std::shared_ptr<outgoing> job) {
   const std::lock_guard lock{mutex_};
   requests_.push_back(std::move(job));
+  pushed_.store(true, std::memory_order_release);
 }
 
 std::size_t lane_sender::push_reply(std::shared_ptr<outgoing> job) {
   queued_bytes_.fetch_add(job->bytes, std::memory_order_relaxed);
   const std::lock_guard lock{mutex_};
   replies_.push_back(std::move(job));
+  pushed_.store(true, std::memory_order_release);
   return replies_.size();
 }
 
@@ -127,7 +131,7 @@ void lane_sender::pin_spans() {
   for (auto& span : spans_) {
     if (span.last_iov <= next_iov_ || span.withdrawn) continue;
     if (!span.job->withdrawn() && span.job->guard->pin()) {
-      pinned_.push_back(span.job->guard.get());
+      pinned_.push_back(span.job->guard);
       continue;
     }
     span.withdrawn = true;
@@ -183,7 +187,10 @@ bool lane_sender::room_for_frame() const noexcept {
          segments_ < limits_.max_segments && burst_size_ < burst_bytes;
 }
 
+// Who pushes while this runs counts itself in `flush`, so that it runs again: what was there when
+// it looked is enough.
 bool lane_sender::build() {
+  if (!current_write_ && !pushed_.load(std::memory_order_acquire)) return false;
   {
     const std::lock_guard lock{mutex_};
     burst_control_.swap(control_);
@@ -191,33 +198,34 @@ bool lane_sender::build() {
       ++open_reads_;
       if (add_request_frame(*requests_.front())) requests_.pop_front();
     }
+    take_jobs();
   }
   if (!burst_control_.empty()) iov_.push_back({burst_control_.data(), burst_control_.size()});
   // The control frames go before the requests: nothing depends on it, but acknowledgements free
   // memory.
   if (iov_.size() > 1) std::rotate(iov_.begin(), iov_.end() - 1, iov_.end());
-  while (room_for_frame()) {
-    {
-      const std::lock_guard lock{mutex_};
-      if (!current_write_ && !writes_.empty()) {
-        current_write_ = std::move(writes_.front());
-        writes_.pop_front();
-      }
-      // A reply stays in its queue, where a cancel finds it.
-      current_reply_ = replies_.empty() ? nullptr : replies_.front();
-    }
-    if (!current_write_ && !current_reply_) break;
+  while (room_for_frame() && (current_write_ || current_reply_)) {
     reply_turn_ = current_reply_ && (!current_write_ || !reply_turn_);
     auto& job = reply_turn_ ? current_reply_ : current_write_;
     add_frames(job);
-    if (job) continue;
-    if (reply_turn_) {
-      const std::lock_guard lock{mutex_};
-      replies_.pop_front();
-    }
+    if (job || (!reply_turn_ && !pushed_.load(std::memory_order_acquire))) continue;
+    const std::lock_guard lock{mutex_};
+    if (reply_turn_) replies_.pop_front();
+    take_jobs();
   }
   current_reply_.reset();
   return !iov_.empty();
+}
+
+// Under the lock: what the next frames are of. A reply stays in its queue, where a cancel finds it.
+void lane_sender::take_jobs() {
+  if (!current_write_ && !writes_.empty()) {
+    current_write_ = std::move(writes_.front());
+    writes_.pop_front();
+  }
+  current_reply_ = replies_.empty() ? nullptr : replies_.front();
+  pushed_.store(!control_.empty() || !requests_.empty() || !writes_.empty() || !replies_.empty(),
+                std::memory_order_relaxed);
 }
 
 // Adds one frame of the job; drops the job when that was its last.
@@ -236,7 +244,7 @@ void lane_sender::add_frames(std::shared_ptr<outgoing>& job) {
 }
 
 bool lane_sender::finished(const outgoing& job) const noexcept {
-  return job.cursor.run() >= job.runs->size();
+  return job.cursor.run() >= job.runs.size();
 }
 
 std::byte* lane_sender::stage(std::size_t size) noexcept {
@@ -275,10 +283,10 @@ void lane_sender::add_withdrawn(outgoing& job) {
   add_staged(at, header_size + trailer_size);
   std::uint64_t done = 0;  // what will not be sent must not count as queued
   for (std::size_t i = 0; i < job.cursor.run(); ++i) {
-    done += (*job.runs)[i].length * (*job.runs)[i].count;
+    done += job.runs[i].length * job.runs[i].count;
   }
-  if (job.cursor.run() < job.runs->size()) {
-    done += (*job.runs)[job.cursor.run()].length * job.cursor.repetition() + job.cursor.offset();
+  if (job.cursor.run() < job.runs.size()) {
+    done += job.runs[job.cursor.run()].length * job.cursor.repetition() + job.cursor.offset();
   }
   queued_bytes_.fetch_sub(job.bytes - done, std::memory_order_relaxed);
 }
@@ -287,7 +295,7 @@ void lane_sender::add_withdrawn(outgoing& job) {
 // one.
 wire_entry lane_sender::next_entry(const outgoing& job, std::size_t room,
                                    std::size_t pieces) const {
-  const auto& run = (*job.runs)[job.cursor.run()];
+  const auto& run = job.runs[job.cursor.run()];
   const auto offset = job.cursor.offset();
   wire_entry entry;
   if (offset != 0 || run.length > room) {
@@ -347,12 +355,12 @@ void lane_sender::add_write_frame(const std::shared_ptr<outgoing>& job) {
     const auto entry = next_entry(*job, max_data - header.data_size, pieces);
     if (entry.count == 0) break;
     encode(entry, stage(entry_size));
-    add_memory((*job->runs)[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(),
-               entry, first_iov);
+    add_memory(job->runs[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(), entry,
+               first_iov);
     const auto bytes = std::uint64_t{entry.length} * entry.count;
     header.data_size += static_cast<std::uint32_t>(bytes);
     ++header.entries;
-    job->cursor.advance(*job->runs, bytes);
+    job->cursor.advance(job->runs, bytes);
   }
   iov_[head_iov].iov_len += header.entries * entry_size;
   if (finished(*job)) {
@@ -382,11 +390,11 @@ void lane_sender::add_read_frame(const std::shared_ptr<outgoing>& job) {
     const auto pieces = std::min(max_iov - 2 - iov_.size(), limits_.max_segments - segments_);
     const auto entry = next_entry(*job, max_data - header.data_size, pieces);
     if (entry.count == 0) break;
-    add_memory((*job->runs)[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(),
-               entry, first_iov);
+    add_memory(job->runs[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(), entry,
+               first_iov);
     const auto bytes = std::uint64_t{entry.length} * entry.count;
     header.data_size += static_cast<std::uint32_t>(bytes);
-    job->cursor.advance(*job->runs, bytes);
+    job->cursor.advance(job->runs, bytes);
   }
   if (finished(*job)) {
     header.flags = static_cast<std::uint8_t>(flag_end_of_request | (job->last ? flag_last : 0));
@@ -412,7 +420,7 @@ bool lane_sender::add_request_frame(outgoing& job) {
     const auto entry = next_entry(job, no_limit, no_limit);
     encode(entry, stage(entry_size));
     ++header.entries;
-    job.cursor.advance(*job.runs, std::uint64_t{entry.length} * entry.count);
+    job.cursor.advance(job.runs, std::uint64_t{entry.length} * entry.count);
   }
   if (finished(job)) header.flags = flag_last;
   encode(header, head);

@@ -76,6 +76,7 @@ class lane_sender {
 
   outcome drain();
   bool build();
+  void take_jobs();
   void add_frames(std::shared_ptr<outgoing>& job);
   void add_withdrawn(outgoing& job);
   void add_write_frame(const std::shared_ptr<outgoing>& job);
@@ -109,6 +110,7 @@ class lane_sender {
   std::deque<std::shared_ptr<outgoing>> requests_;
   std::deque<std::shared_ptr<outgoing>> replies_;
   std::uint32_t open_reads_{0};
+  std::atomic<bool> pushed_{false};  ///< something is in a queue; changes under the lock
 
   std::atomic<std::uint32_t> flushers_{0};
   std::atomic<int> errno_{0};

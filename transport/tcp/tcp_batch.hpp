@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "troupe/transport/backend.hpp"
@@ -15,44 +17,50 @@ namespace troupe::transport::tcp {
 
 /// One lane's share of a batch at its initiator.
 struct batch_part {
-  std::shared_ptr<const std::vector<memory_run>> runs;
-  run_cursor cursor;  ///< reads: how far the data have arrived
-  std::uint64_t bytes{0};
+  outgoing job;           ///< what the lane sends for it
+  run_cursor cursor;      ///< reads: how far the data have arrived
   std::uint64_t left{0};  ///< reads: bytes that are still to arrive
   std::size_t lane{0};
   bool done{false};
 };
 
-/// A batch in flight at its initiator. Whoever holds the link's batch lock may touch it; `guard`
-/// anyone.
+/// A batch in flight at its initiator: one piece of memory with everything in it, kept by whoever
+/// still sends or receives a part. Whoever holds the link's batch lock may touch it; `guard`
+/// anyone; a part's `job`, once it is pushed, its lane's sender.
 struct flying_batch {
+  explicit flying_batch(std::size_t parts_in_it)
+      : parts_left{parts_in_it},
+        parts_{std::make_unique<batch_part[]>(parts_in_it)},
+        parts_count_{parts_in_it} {}
+
   std::uint64_t wire{0};  ///< its number on the wire, never reused on this link
   batch_id id;
   transfer_id transfer;
   direction dir{direction::write};
   std::uint64_t bytes{0};
   std::uint32_t segments{0};
-  std::vector<batch_part> parts;
-  std::size_t parts_left{0};
+  std::size_t parts_left;
   std::vector<std::byte> frame;  ///< reads: sent when the data are here
   std::optional<troupe::error> failure;
   std::set<std::uint32_t> bad;
   std::vector<region_use> memory;
-  std::shared_ptr<revocable> guard{std::make_shared<revocable>()};
+  revocable guard;
 
+  [[nodiscard]] std::span<batch_part> parts() noexcept { return {parts_.get(), parts_count_}; }
+  [[nodiscard]] std::span<const batch_part> parts() const noexcept {
+    return {parts_.get(), parts_count_};
+  }
   [[nodiscard]] batch_part* part_on(std::size_t lane) noexcept {
-    for (auto& part : parts) {
+    for (auto& part : parts()) {
       if (part.lane == lane) return &part;
     }
     return nullptr;
   }
   [[nodiscard]] completion outcome() const;
-};
 
-/// A checked batch, cut into what each lane carries. Jobs and parts are in the same order.
-struct planned_batch {
-  std::shared_ptr<flying_batch> batch;
-  std::vector<std::shared_ptr<outgoing>> jobs;
+ private:
+  std::unique_ptr<batch_part[]> parts_;  // NOLINT(modernize-avoid-c-arrays): fixed, never moved
+  std::size_t parts_count_;
 };
 
 /// What `plan_batch` needs to know of the link.
@@ -63,10 +71,10 @@ struct plan_context {
   std::uint64_t min_stripe{std::uint64_t{256} << 10};  ///< bytes below which a batch is not divided
 };
 
-/// Checks every segment against its region and its grant (the errors of `link::post`), pins the
-/// regions and divides the bytes evenly over the lanes. Lanes are numbered from 0; the caller may
-/// turn a batch of one part to another lane.
-[[nodiscard]] result<planned_batch> plan_batch(batch&& work, std::uint64_t wire,
-                                               const plan_context& with);
+/// Checks every segment against its region and its grant (the errors of `link::post`), keeps the
+/// regions registered and divides the bytes evenly over the lanes. Lanes are numbered from 0; the
+/// caller may turn a batch of one part to another lane.
+[[nodiscard]] result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wire,
+                                                               const plan_context& with);
 
 }  // namespace troupe::transport::tcp

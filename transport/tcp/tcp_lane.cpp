@@ -29,8 +29,10 @@ struct placed {
   std::optional<troupe::error> failure;
 };
 
-placed place(std::span<const std::byte> table, const given_grant& grant) {
-  placed out;
+placed place(std::span<const std::byte> table, const given_grant& grant,
+             std::vector<memory_run> reused = {}) {
+  placed out{.runs = std::move(reused), .bad = {}, .failure = {}};
+  out.runs.clear();
   out.runs.reserve(table.size() / entry_size);
   for (; !table.empty(); table = table.subspan(entry_size)) {
     const auto entry = decode_entry(table.first<entry_size>());
@@ -133,7 +135,7 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
     }
     case frame_type::completion: return end_completion(header, session);
     case frame_type::session:
-      owner_.frames_in_.fetch_add(1, std::memory_order_relaxed);
+      owner_.ledger_.frame_received();
       owner_.sink_.frame(session);
       return {};
     case frame_type::cancel: tx_.give_up_replies(header.batch); return {};
@@ -162,23 +164,20 @@ bool tcp_lane::must_flush() noexcept {
 // -- target
 // -----------------------------------------------------------------------------------------------
 
-result<std::shared_ptr<given_grant>> tcp_lane::grant_for(const frame_header& header,
-                                                         access wanted) {
-  auto grant = last_grant_ && last_grant_->id == header.grant ? last_grant_
-                                                              : owner_.grants_.find(header.grant);
-  if (!grant || grant->guard.revoked()) {
-    last_grant_.reset();
+result<void> tcp_lane::find_grant(const frame_header& header, access wanted) {
+  if (!grant_ || grant_->id != header.grant) grant_ = owner_.grants_.find(header.grant);
+  if (!grant_ || grant_->guard.revoked()) {
+    grant_.reset();
     return fail(errc::grant_revoked, "the grant was revoked, or was never given on this link");
   }
-  last_grant_ = grant;
-  if (grant->transfer.value != header.transfer) {
+  if (grant_->transfer.value != header.transfer) {
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
-  if (!permits(grant->rights, wanted)) {
+  if (!permits(grant_->rights, wanted)) {
     return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit to read"
                                                            : "the grant does not permit to write");
   }
-  return grant;
+  return {};
 }
 
 result<landing> tcp_lane::begin_write(const frame_header& header,
@@ -197,13 +196,13 @@ result<landing> tcp_lane::begin_write(const frame_header& header,
   };
   if (header.has(flag_aborted)) return refuse({errc::aborted, "the initiator gave it up"}, {});
   if (header.entries == 0) return landing{};
-  auto grant = grant_for(header, access::write);
-  if (!grant) return refuse(std::move(grant).error(), indices(table));
-  auto where = place(table, **grant);
+  if (auto ok = find_grant(header, access::write); !ok) {
+    return refuse(std::move(ok).error(), indices(table));
+  }
+  auto where = place(table, *grant_, std::move(places_));
+  places_ = std::move(where.runs);
   if (where.failure) return refuse(std::move(*where.failure), std::move(where.bad));
-  return landing{.guard = guard_of(*grant),
-                 .runs = std::make_shared<const std::vector<memory_run>>(std::move(where.runs)),
-                 .cursor = {}};
+  return landing{.guard = guard_of(grant_), .runs = places_, .cursor = {}};
 }
 
 result<void> tcp_lane::end_write(const frame_header& header, std::span<const std::byte> session,
@@ -222,7 +221,7 @@ result<void> tcp_lane::end_write(const frame_header& header, std::span<const std
   const bool good = !part.failure.has_value();
   if (header.parts > 1) return owner_.gather(header, good, session);
   if (good && !session.empty()) {
-    owner_.frames_in_.fetch_add(1, std::memory_order_relaxed);
+    owner_.ledger_.frame_received();
     owner_.sink_.frame(session);
   }
   return {};
@@ -234,9 +233,8 @@ result<void> tcp_lane::serve_read(const frame_header& header, std::span<const st
         static_cast<std::uint8_t>(flag_end_of_request | (header.has(flag_last) ? flag_last : 0));
     return acknowledge(header, flags, why, bad);
   };
-  auto grant = grant_for(header, access::read);
-  if (!grant) return refuse(grant.error(), indices(table));
-  auto where = place(table, **grant);
+  if (auto ok = find_grant(header, access::read); !ok) return refuse(ok.error(), indices(table));
+  auto where = place(table, *grant_);
   if (where.failure) return refuse(*where.failure, where.bad);
   auto job = std::make_shared<outgoing>();
   job->type = frame_type::read_data;
@@ -244,8 +242,9 @@ result<void> tcp_lane::serve_read(const frame_header& header, std::span<const st
   job->transfer = header.transfer;
   job->last = header.has(flag_last);
   job->bytes = bytes_of(where.runs);
-  job->guard = guard_of(*grant);
-  job->runs = std::make_shared<const std::vector<memory_run>>(std::move(where.runs));
+  job->grant = grant_;
+  job->guard = &grant_->guard;
+  job->runs = std::move(where.runs);
   urgent_ = true;
   if (tx_.push_reply(std::move(job)) > max_open_reads) {
     return against_protocol("more reads wait than it may have open");
@@ -286,7 +285,9 @@ result<landing> tcp_lane::begin_read_data(const frame_header& header) {
   }
   if (header.data_size > part->left) return against_protocol("more data than was asked for");
   part->left -= header.data_size;
-  return landing{.guard = at->second->guard, .runs = part->runs, .cursor = part->cursor};
+  // The guard is part of the batch: keeping it keeps the runs.
+  return landing{
+      .guard = {at->second, &at->second->guard}, .runs = part->job.runs, .cursor = part->cursor};
 }
 
 result<void> tcp_lane::end_completion(const frame_header& header,

@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/random.hpp"
 
 namespace troupe::transport::tcp {
@@ -14,7 +15,6 @@ namespace troupe::transport::tcp {
 namespace {
 
 constexpr std::size_t receive_budget = std::size_t{4} << 20;  // per lane and turn
-constexpr std::size_t max_fenced_remembered = 4096;
 constexpr std::size_t max_gathered = 65'536;
 constexpr std::size_t max_gathered_bytes = std::size_t{64} << 20;
 constexpr std::uint32_t polls_per_round = 64;  // own polls between two rounds of the whole engine
@@ -30,7 +30,8 @@ tcp_link::tcp_link(backend_context& context, std::shared_ptr<listener> door,
       number_{random_id()},
       sink_{std::move(sink)},
       regions_{context.regions},
-      grants_{context.options.self} {
+      grants_{context.options.self},
+      ledger_{options.max_batches} {
   random_bytes(secret_);
 }
 
@@ -78,7 +79,7 @@ result<void> tcp_link::gather(const frame_header& header, bool ok,
     gathered_.erase(at);
   }
   if (!frame.empty()) {
-    frames_in_.fetch_add(1, std::memory_order_relaxed);
+    ledger_.frame_received();
     sink_.frame(frame);
   }
   return {};
@@ -89,47 +90,36 @@ result<void> tcp_link::gather(const frame_header& header, bool ok,
 
 result<void> tcp_link::post(batch work) {
   if (!is_up()) return fail(errc::link_broken, "the link is not up");
-  if (work.frame.size() > max_frame) {
-    return fail(errc::out_of_range, "the batch's frame has " + std::to_string(work.frame.size()) +
-                                        " bytes, at most " + std::to_string(max_frame) + " fit");
-  }
-  auto plan = plan_batch(std::move(work), last_wire_.fetch_add(1, std::memory_order_relaxed) + 1,
-                         {.regions = regions_, .peer = options_.peer, .lanes = lanes_.size()});
-  if (!plan) return fail(std::move(plan).error());
-  auto& batch = *plan->batch;
-  if (batch.parts.size() == 1) batch.parts[0].lane = emptiest_lane();
+  auto planned = plan_batch(std::move(work), last_wire_.fetch_add(1, std::memory_order_relaxed) + 1,
+                            {.regions = regions_, .peer = options_.peer, .lanes = lanes_.size()});
+  if (!planned) return fail(std::move(planned).error());
+  const auto& batch = *planned;
+  if (batch->parts().size() == 1) batch->parts()[0].lane = emptiest_lane();
   {
     const std::lock_guard lock{batch_mutex_};
     // Looked at under the lock: whoever ends the link does so before it takes this lock to fail
     // all.
     if (!is_up()) return fail(errc::link_broken, "the link is not up");
-    if (fenced_.contains(batch.transfer)) {
-      return fail(errc::grant_revoked, "the transfer was fenced on this link");
-    }
-    if (batches_.size() >= options_.max_batches) {
-      return fail(errc::overloaded, std::to_string(batches_.size()) +
-                                        " batches are in flight on this link, the maximum");
-    }
-    batches_.emplace(batch.wire, plan->batch);
+    if (auto ok = ledger_.admit(batch->transfer); !ok) return ok;
+    batches_.emplace(batch->wire, batch);
   }
-  posted_.fetch_add(1, std::memory_order_relaxed);
   touch();
-  start(std::move(*plan));
+  start(batch);
   return {};
 }
 
-void tcp_link::start(planned_batch plan) {
-  auto& batch = *plan.batch;
-  if (batch.dir == direction::read && batch.bytes == 0) {
-    static_cast<void>(part_done(batch.wire, batch.parts[0].lane, std::nullopt, {}));
+void tcp_link::start(const std::shared_ptr<flying_batch>& batch) {
+  if (batch->dir == direction::read && batch->bytes == 0) {
+    static_cast<void>(part_done(batch->wire, batch->parts()[0].lane, std::nullopt, {}));
     return;
   }
-  for (std::size_t i = 0; i < plan.jobs.size(); ++i) {
-    auto& lane = *lanes_[batch.parts[i].lane];
-    if (batch.dir == direction::write) {
-      lane.tx().push_write(std::move(plan.jobs[i]));
+  for (auto& part : batch->parts()) {
+    auto& lane = *lanes_[part.lane];
+    std::shared_ptr<outgoing> job{batch, &part.job};
+    if (batch->dir == direction::write) {
+      lane.tx().push_write(std::move(job));
     } else {
-      lane.tx().push_read_request(std::move(plan.jobs[i]));
+      lane.tx().push_read_request(std::move(job));
     }
     flush(lane);
   }
@@ -176,29 +166,26 @@ result<void> tcp_link::part_done(std::uint64_t wire, std::size_t lane,
     if (--at->second->parts_left > 0) return {};
     batch = std::move(at->second);
     batches_.erase(at);
-    // A peer that says "done" too early finds the memory withdrawn. Nobody who holds a pin waits
-    // for this lock.
-    batch->guard->revoke();
-    batch->memory.clear();
+    close_books(*batch);
   }
   if (batch->dir == direction::read && !batch->failure && !batch->frame.empty()) {
     push_session(batch->frame);
   }
-  finish(batch);
+  sink_.deliver(batch->outcome());
   return {};
 }
 
-void tcp_link::finish(const std::shared_ptr<flying_batch>& batch) {
-  (batch->failure ? failed_ : completed_).fetch_add(1, std::memory_order_relaxed);
-  sink_.completed(batch->outcome());
+void tcp_link::close_books(flying_batch& batch) {
+  // A peer that says "done" too early finds the memory withdrawn. Nobody who holds a pin waits for
+  // this lock.
+  batch.guard.revoke();
+  batch.memory.clear();
+  ledger_.ended(!batch.failure);
 }
 
 result<void> tcp_link::send_frame(std::span<const std::byte> frame) {
   if (!is_up()) return fail(errc::link_broken, "the link is not up");
-  if (frame.size() > max_frame) {
-    return fail(errc::out_of_range, "the frame has " + std::to_string(frame.size()) +
-                                        " bytes, at most " + std::to_string(max_frame) + " fit");
-  }
+  if (auto ok = check_frame(frame.size()); !ok) return ok;
   const auto waiting = lanes_[0]->tx().control_bytes();
   if (waiting > 0 && waiting + frame.size() > options_.max_queued_frame_bytes) {
     return fail(errc::overloaded,
@@ -214,7 +201,7 @@ void tcp_link::push_session(std::span<const std::byte> frame) {
   encode(frame_header{.type = frame_type::session,
                       .session_size = static_cast<std::uint32_t>(frame.size())},
          head.data());
-  frames_out_.fetch_add(1, std::memory_order_relaxed);
+  ledger_.frame_sent();
   lanes_[0]->tx().push_control(head, frame);
   flush(*lanes_[0]);
 }
@@ -226,20 +213,14 @@ fence_state tcp_link::fence(transfer_id transfer) {
   std::vector<std::shared_ptr<flying_batch>> cancelled;
   {
     const std::lock_guard lock{batch_mutex_};
-    if (fenced_.insert(transfer).second) {
-      fenced_order_.push_back(transfer);
-      if (fenced_order_.size() > max_fenced_remembered) {
-        fenced_.erase(fenced_order_.front());
-        fenced_order_.pop_front();
-      }
-    }
+    ledger_.fence(transfer);
     for (auto at = batches_.begin(); at != batches_.end();) {
       if (at->second->transfer != transfer) {
         ++at;
         continue;
       }
-      at->second->guard->revoke();
-      at->second->memory.clear();
+      at->second->failure = troupe::error{errc::aborted, "the transfer was fenced"};
+      close_books(*at->second);
       cancelled.push_back(std::move(at->second));
       at = batches_.erase(at);
     }
@@ -247,8 +228,7 @@ fence_state tcp_link::fence(transfer_id transfer) {
   grants_.revoke(transfer);
   for (const auto& batch : cancelled) {
     if (batch->dir == direction::read) tell_cancelled(*batch);
-    batch->failure = troupe::error{errc::aborted, "the transfer was fenced"};
-    finish(batch);
+    sink_.deliver(batch->outcome());
   }
   return fence_state::quiescent;
 }
@@ -258,39 +238,27 @@ void tcp_link::tell_cancelled(const flying_batch& batch) {
   if (!is_up()) return;
   std::array<std::byte, header_size> head{};
   encode(frame_header{.type = frame_type::cancel, .batch = batch.wire}, head.data());
-  for (const auto& part : batch.parts) {
+  for (const auto& part : batch.parts()) {
     lanes_[part.lane]->tx().push_control(head);
     flush(*lanes_[part.lane]);
   }
 }
 
 link_stats tcp_link::stats() const {
-  link_stats s{.bytes_out = 0,
-               .bytes_in = bytes_in_.load(std::memory_order_relaxed),
-               .batches_posted = posted_.load(std::memory_order_relaxed),
-               .batches_completed = completed_.load(std::memory_order_relaxed),
-               .batches_failed = failed_.load(std::memory_order_relaxed),
-               .frames_out = frames_out_.load(std::memory_order_relaxed),
-               .frames_in = frames_in_.load(std::memory_order_relaxed),
-               .refused = refused_.load(std::memory_order_relaxed),
-               .in_flight = 0,
-               .lanes = 0};
+  std::unique_lock lock{batch_mutex_};
+  auto now = ledger_.stats();
+  lock.unlock();
+  now.bytes_in = bytes_in_.load(std::memory_order_relaxed);
+  now.refused = refused_.load(std::memory_order_relaxed);
   if (announced_.load(std::memory_order_acquire)) {
-    s.lanes = static_cast<std::uint32_t>(lanes_.size());
-    for (const auto& lane : lanes_) s.bytes_out += lane->tx().payload_sent();
+    now.lanes = static_cast<std::uint32_t>(lanes_.size());
+    for (const auto& lane : lanes_) now.bytes_out += lane->tx().payload_sent();
   }
-  const std::lock_guard lock{batch_mutex_};
-  s.in_flight = batches_.size();
-  return s;
+  return now;
 }
 
 // -- lanes
 // ------------------------------------------------------------------------------------------------------
-
-void tcp_link::touch() noexcept {
-  active_ns_.store(std::chrono::steady_clock::now().time_since_epoch().count(),
-                   std::memory_order_relaxed);
-}
 
 bool tcp_link::receive(tcp_lane& lane) {
   if (!announced_.load(std::memory_order_acquire) || !is_up() || !lane.take_rx()) return false;
@@ -339,6 +307,10 @@ bool tcp_link::on_ready(std::uint64_t key, std::uint32_t events) {
 }
 
 bool tcp_link::on_poll(steady_time now) {
+  if (touched_.load(std::memory_order_relaxed)) {
+    touched_.store(false, std::memory_order_relaxed);
+    active_ns_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  }
   const auto idle = now.time_since_epoch().count() - active_ns_.load(std::memory_order_relaxed);
   if (idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
       !deferred_.load(std::memory_order_relaxed)) {
@@ -384,7 +356,7 @@ bool tcp_link::poll() {
 
 void tcp_link::break_link(troupe::error why) {
   if (!end(state::broken, why)) return;
-  sink_.broken(std::move(why));
+  sink_.deliver(broken_event{std::move(why)});
 }
 
 void tcp_link::close() {
@@ -428,14 +400,11 @@ void tcp_link::fail_all(const troupe::error& why) {
     const std::lock_guard lock{batch_mutex_};
     ended.swap(batches_);
     for (const auto& [wire, batch] : ended) {
-      batch->guard->revoke();
-      batch->memory.clear();
+      batch->failure = why;
+      close_books(*batch);
     }
   }
-  for (const auto& [wire, batch] : ended) {
-    batch->failure = why;
-    finish(batch);
-  }
+  for (const auto& [wire, batch] : ended) sink_.deliver(batch->outcome());
 }
 
 }  // namespace troupe::transport::tcp

@@ -3,17 +3,16 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "troupe/transport/backend_context.hpp"
 #include "troupe/transport/grant_table.hpp"
+#include "troupe/transport/link_ledger.hpp"
 #include "troupe/transport/sink_queue.hpp"
 #include "troupe/transport/tcp/listener.hpp"
 #include "troupe/transport/tcp/receiver.hpp"
@@ -72,9 +71,8 @@ class tcp_lane final : public frame_handler {
   [[nodiscard]] result<void> acknowledge(const frame_header& about, std::uint8_t flags,
                                          const std::optional<troupe::error>& failure,
                                          const std::vector<std::uint32_t>& bad);
-  /// The grant that a frame names, if the frame may use it at all.
-  [[nodiscard]] result<std::shared_ptr<given_grant>> grant_for(const frame_header& header,
-                                                               access wanted);
+  /// Puts the grant that a frame names into `grant_`, if the frame may use it at all.
+  [[nodiscard]] result<void> find_grant(const frame_header& header, access wanted);
 
   tcp_link& owner_;
   const std::size_t number_;
@@ -87,7 +85,8 @@ class tcp_lane final : public frame_handler {
   bool urgent_{false};        ///< ... or what somebody waits for
   bool deferring_{false};     ///< the turn before left acknowledgements
   incoming_part incoming_;
-  std::shared_ptr<given_grant> last_grant_;  ///< saves the table's lock for a run of frames
+  std::shared_ptr<given_grant> grant_;  ///< the last frame's; most often the next one's, too
+  std::vector<memory_run> places_;      ///< where the data of the frame that comes in go
 };
 
 /// The tcp backend's link.
@@ -171,7 +170,7 @@ class tcp_link final : public link,
   void break_link(troupe::error why);
   bool end(state final_state, const troupe::error& why);
   void fail_all(const troupe::error& why);
-  void finish(const std::shared_ptr<flying_batch>& batch);
+  void close_books(flying_batch& batch);  ///< under the batch lock: its memory is not touched again
 
   // lanes
   bool receive(tcp_lane& lane);
@@ -180,7 +179,9 @@ class tcp_link final : public link,
   [[nodiscard]] bool is_up() const noexcept {
     return state_.load(std::memory_order_acquire) == state::up;
   }
-  void touch() noexcept;
+  /// There was traffic: the engine's next rounds look at the sockets. Reads no clock, since it is
+  /// called for every message.
+  void touch() noexcept { touched_.store(true, std::memory_order_relaxed); }
   std::size_t emptiest_lane() const noexcept;
 
   // batches (initiator)
@@ -192,7 +193,7 @@ class tcp_link final : public link,
   [[nodiscard]] result<void> part_done(std::uint64_t wire, std::size_t lane,
                                        std::optional<troupe::error> failure,
                                        std::span<const std::uint32_t> bad);
-  void start(planned_batch plan);
+  void start(const std::shared_ptr<flying_batch>& batch);
   void push_session(std::span<const std::byte> frame);
 
   // batches of the peer that came over several lanes
@@ -227,8 +228,7 @@ class tcp_link final : public link,
   mutable std::mutex batch_mutex_;
   std::atomic<std::uint64_t> last_wire_{0};
   std::unordered_map<std::uint64_t, std::shared_ptr<flying_batch>> batches_;
-  std::unordered_set<transfer_id> fenced_;
-  std::deque<transfer_id> fenced_order_;
+  link_ledger ledger_;
 
   std::mutex gather_mutex_;
   std::unordered_map<std::uint64_t, gathering> gathered_;
@@ -238,10 +238,10 @@ class tcp_link final : public link,
   std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow
   std::atomic<bool> deferred_{
       false};  ///< some lane has acknowledgements that wait for its next turn
+  std::atomic<bool> touched_{false};  ///< traffic since the engine's last round
   std::atomic<std::int64_t> active_ns_{0};
   std::atomic<std::uint32_t> polls_{0};
-  std::atomic<std::uint64_t> posted_{0}, completed_{0}, failed_{0}, frames_out_{0}, frames_in_{0},
-      refused_{0}, bytes_in_{0};
+  std::atomic<std::uint64_t> refused_{0}, bytes_in_{0};
 };
 
 }  // namespace troupe::transport::tcp

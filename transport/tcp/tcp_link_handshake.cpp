@@ -61,7 +61,7 @@ void tcp_link::after_handshake(trouble why) {
     return;
   }
   if (!is_up() || told_up_.exchange(true)) return;
-  sink_.up();
+  sink_.deliver(up_event{});
   announced_.store(true, std::memory_order_release);
   engine_.wake();
 }

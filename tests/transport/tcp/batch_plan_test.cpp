@@ -16,8 +16,8 @@ struct planner {
   region_id local = regions.allocate(region_size, "local").value();
   std::byte* base = regions.bytes(local)->data();
 
-  result<planned_batch> plan(std::vector<segment> segments, std::size_t lanes,
-                             std::uint64_t min_stripe = 4096) {
+  result<std::shared_ptr<flying_batch>> plan(std::vector<segment> segments, std::size_t lanes,
+                                             std::uint64_t min_stripe = 4096) {
     remote_grant grant;
     grant.id = 5;
     grant.owner = incarnation{2};
@@ -37,15 +37,16 @@ struct planner {
 };
 
 // remote byte -> local byte, as the jobs would move them.
-std::map<std::uint64_t, std::uint64_t> moves_of(const planned_batch& plan, const std::byte* base) {
+std::map<std::uint64_t, std::uint64_t> moves_of(const flying_batch& plan, const std::byte* base) {
   std::map<std::uint64_t, std::uint64_t> moves;
-  for (const auto& job : plan.jobs) {
-    for (std::size_t i = 0; i < job->runs->size(); ++i) {
-      const auto& run = (*job->runs)[i];
+  for (const auto& part : plan.parts()) {
+    const auto& job = part.job;
+    for (std::size_t i = 0; i < job.runs.size(); ++i) {
+      const auto& run = job.runs[i];
       for (std::uint32_t r = 0; r < run.count; ++r) {
         for (std::uint64_t b = 0; b < run.length; ++b) {
           const auto local = static_cast<std::uint64_t>(run.at - base) + r * run.stride + b;
-          const auto remote = job->remote[i].offset + r * job->remote[i].stride + b;
+          const auto remote = job.remote[i].offset + r * job.remote[i].stride + b;
           EXPECT_TRUE(moves.emplace(remote, local).second) << "byte " << remote << " moves twice";
         }
       }
@@ -80,10 +81,11 @@ TEST(batch_plan_test, any_division_over_lanes_moves_exactly_the_bytes_of_the_seg
     const auto lanes = 1 + random() % 8;
     const auto plan = p.plan(segments, lanes);
     ASSERT_TRUE(plan) << plan.error().message;
-    EXPECT_EQ(moves_of(*plan, p.base), expected);
-    EXPECT_EQ(plan->batch->bytes, total_bytes(segments));
-    EXPECT_LE(plan->jobs.size(), lanes);
-    for (const auto& job : plan->jobs) EXPECT_EQ(job->parts, plan->jobs.size());
+    EXPECT_EQ(moves_of(**plan, p.base), expected);
+    EXPECT_EQ((*plan)->bytes, total_bytes(segments));
+    const auto parts = (*plan)->parts();
+    EXPECT_LE(parts.size(), lanes);
+    for (const auto& part : parts) EXPECT_EQ(part.job.parts, parts.size());
   }
 }
 
@@ -94,15 +96,15 @@ TEST(batch_plan_test, lanes_carry_equal_shares_of_a_large_batch) {
     segments.push_back({i * 65'536, i * 65'536, 65'536, 0, 0, 1});
   const auto plan = p.plan(segments, 4);
   ASSERT_TRUE(plan);
-  ASSERT_EQ(plan->jobs.size(), 4U);
-  for (const auto& job : plan->jobs) EXPECT_EQ(job->bytes, 16 * 65'536U);
+  ASSERT_EQ((*plan)->parts().size(), 4U);
+  for (const auto& part : (*plan)->parts()) EXPECT_EQ(part.job.bytes, 16 * 65'536U);
 }
 
 TEST(batch_plan_test, a_small_batch_stays_on_one_lane) {
   planner p;
   const auto plan = p.plan({{0, 0, 4096, 0, 0, 1}}, 8, 256 << 10);
   ASSERT_TRUE(plan);
-  EXPECT_EQ(plan->jobs.size(), 1U);
+  EXPECT_EQ((*plan)->parts().size(), 1U);
 }
 
 TEST(batch_plan_test, a_planned_batch_keeps_its_region_registered) {

@@ -1,0 +1,132 @@
+#include "troupe/transport/batch_check.hpp"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace troupe::transport {
+
+namespace {
+
+/// Finds out whether segments lie in the granted extents. Extents come sorted, and segments mostly
+/// in the order of the extents: the last hit and the one after it are tried first. A peer that did
+/// not sort them costs time, not safety.
+class extent_check {
+ public:
+  explicit extent_check(std::span<const extent> permitted) noexcept : permitted_{permitted} {}
+
+  [[nodiscard]] bool contains(const segment& s) noexcept {
+    const extent range{s.remote_offset, s.length, s.remote_stride, s.count};
+    if (s.count == 1) {
+      if (holds(hint_, range)) return true;
+      if (holds(hint_ + 1, range)) {
+        ++hint_;
+        return true;
+      }
+      const auto after = std::ranges::upper_bound(permitted_, range.offset, {}, &extent::offset);
+      const auto index = static_cast<std::size_t>(after - permitted_.begin());
+      if (index != 0 && holds(index - 1, range)) {
+        hint_ = index - 1;
+        return true;
+      }
+    }
+    return s.length == 0 || covered(range, permitted_);
+  }
+
+ private:
+  [[nodiscard]] bool holds(std::size_t index, const extent& range) const noexcept {
+    if (index >= permitted_.size()) return false;
+    const auto& e = permitted_[index];
+    return e.count == 1 && range.offset >= e.offset && range.offset - e.offset <= e.length &&
+           range.length <= e.length - (range.offset - e.offset);
+  }
+
+  std::span<const extent> permitted_;
+  std::size_t hint_{0};
+};
+
+/// Whether every segment surely lies in its local region and in its remote one. The common case in
+/// a few instructions; what is false here goes through the checks that find the words for it.
+bool plainly_inside(std::span<const segment> segments, std::uint64_t local_size,
+                    std::uint64_t remote_size) noexcept {
+  return std::ranges::all_of(segments, [&](const segment& s) {
+    return s.count == 1 && s.local_offset <= local_size &&
+           s.length <= local_size - s.local_offset && s.remote_offset <= remote_size &&
+           s.length <= remote_size - s.remote_offset;
+  });
+}
+
+result<void> check_grant(const batch& work, const remote_grant& grant, incarnation peer) {
+  if (grant.owner != peer) {
+    return fail(errc::stale_incarnation, "its grant is of incarnation " +
+                                             std::to_string(grant.owner.value) +
+                                             ", this link's peer is " + std::to_string(peer.value));
+  }
+  if (grant.transfer != work.transfer) {
+    return fail(errc::unauthorized, "its grant was given for transfer " +
+                                        std::to_string(grant.transfer.value) + ", not " +
+                                        std::to_string(work.transfer.value));
+  }
+  const auto wanted = work.dir == direction::write ? access::write : access::read;
+  if (!permits(grant.rights, wanted)) {
+    return fail(errc::unauthorized, wanted == access::write ? "its grant does not permit to write"
+                                                            : "its grant does not permit to read");
+  }
+  return {};
+}
+
+result<void> check_segments(std::span<const segment> segments, const remote_grant& grant,
+                            std::uint64_t local_size) {
+  if (!plainly_inside(segments, local_size, grant.region_size)) {
+    if (auto ok = check_local(segments, local_size); !ok) {
+      return fail(ok.error().code, ok.error().message + " (local region)");
+    }
+    if (auto ok = check_remote(segments, grant.region_size); !ok) {
+      return fail(ok.error().code, ok.error().message + " (remote region)");
+    }
+  }
+  extent_check permitted{grant.extents};
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    if (permitted.contains(segments[i])) continue;
+    return fail(errc::out_of_range, "segment " + std::to_string(i) + ": remote offset " +
+                                        std::to_string(segments[i].remote_offset) + ", length " +
+                                        std::to_string(segments[i].length) +
+                                        " is not within what the grant permits");
+  }
+  return {};
+}
+
+}  // namespace
+
+unexpected in_piece(std::size_t index, troupe::error why) {
+  return fail(why.code, "piece " + std::to_string(index) + ": " + why.message);
+}
+
+result<void> check_frame(std::size_t bytes) {
+  if (bytes <= link::max_frame) return {};
+  return fail(errc::out_of_range, "a frame has at most " + std::to_string(link::max_frame) +
+                                      " bytes, found " + std::to_string(bytes));
+}
+
+result<void> check_batch(const batch& work) {
+  if (work.dir != direction::write && work.dir != direction::read) {
+    return fail(errc::invalid_config, "a batch writes or reads");
+  }
+  return check_frame(work.frame.size());
+}
+
+result<void> check_piece(const batch& work, std::size_t index, incarnation peer,
+                         const region& local) {
+  const auto& piece = work.pieces[index];
+  if (!piece.remote) return in_piece(index, {errc::invalid_config, "it has no grant"});
+  if (auto ok = check_grant(work, *piece.remote, peer); !ok) {
+    return in_piece(index, std::move(ok).error());
+  }
+  if (auto ok = check_segments(piece.segments, *piece.remote, local.size()); !ok) {
+    return in_piece(index, std::move(ok).error());
+  }
+  return {};
+}
+
+}  // namespace troupe::transport

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+
+#include "troupe/transport/backend.hpp"
+#include "troupe/transport/region_table.hpp"
+
+/// What every initiator checks of its own requests, whatever moves the bytes: the errors of
+/// `link::post` and `link::send_frame` that need no wire.
+namespace troupe::transport {
+
+/// `out_of_range`: longer than `link::max_frame`.
+[[nodiscard]] result<void> check_frame(std::size_t bytes);
+
+/// The parts of a batch that belong to no piece: its direction, its frame. `invalid_config`,
+/// `out_of_range`.
+[[nodiscard]] result<void> check_batch(const batch& work);
+
+/// Whether piece `index` of the batch may move between `local` and what its grant permits: the
+/// grant is of this peer's life and of this transfer, allows this direction, and every segment lies
+/// in the local region, in the remote one and in the granted extents. `invalid_config` (no grant),
+/// `stale_incarnation`, `unauthorized`, `out_of_range`; each sentence begins with the piece.
+[[nodiscard]] result<void> check_piece(const batch& work, std::size_t index, incarnation peer,
+                                       const region& local);
+
+/// "piece 3: " before the sentence.
+[[nodiscard]] unexpected in_piece(std::size_t index, troupe::error why);
+
+}  // namespace troupe::transport

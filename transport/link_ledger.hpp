@@ -1,0 +1,47 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <unordered_set>
+
+#include "troupe/transport/backend.hpp"
+
+namespace troupe::transport {
+
+/// The books of one end of a link, the same for every backend: which transfers were fenced, whether
+/// another batch may start, and what happened so far. What is said of batches and fences belongs
+/// under the lock that guards the link's batches; frames are counted by anyone.
+class link_ledger {
+ public:
+  /// Transfers whose fence is remembered. One that is forgotten has no grant and no batch left, so
+  /// only a caller that posts for it again after thousands of others would notice.
+  static constexpr std::size_t max_fenced = 16'384;
+
+  explicit link_ledger(std::uint32_t max_batches) : max_batches_{max_batches} {}
+
+  /// Takes a batch in. `grant_revoked`: its transfer was fenced here; `overloaded`: too many are in
+  /// flight.
+  [[nodiscard]] result<void> admit(transfer_id transfer);
+  /// A batch that was taken in has its outcome.
+  void ended(bool good) noexcept;
+  /// From now on no batch of the transfer is taken in.
+  void fence(transfer_id transfer);
+  [[nodiscard]] std::uint64_t in_flight() const noexcept { return posted_ - completed_ - failed_; }
+
+  void frame_sent() noexcept { frames_out_.fetch_add(1, std::memory_order_relaxed); }
+  void frame_received() noexcept { frames_in_.fetch_add(1, std::memory_order_relaxed); }
+
+  /// What it knows of `link::stats`; the rest is 0.
+  [[nodiscard]] link_stats stats() const noexcept;
+
+ private:
+  const std::uint32_t max_batches_;
+  std::unordered_set<transfer_id> fenced_;
+  std::deque<transfer_id> fenced_by_age_;
+  std::uint64_t posted_{0}, completed_{0}, failed_{0};
+  std::atomic<std::uint64_t> frames_out_{0}, frames_in_{0};
+};
+
+}  // namespace troupe::transport
