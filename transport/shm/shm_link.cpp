@@ -19,6 +19,14 @@ namespace {
 constexpr std::uint32_t calls_per_look = 64;
 constexpr std::chrono::microseconds between_looks{20};
 
+/// Leaves the core to its other thread for a moment: the one that polls must not slow down the one
+/// that it waits for.
+inline void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
 }  // namespace
 
 shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
@@ -163,6 +171,7 @@ void shm_link::collect_quiescent() {
 bool shm_link::poll() {
   if (on_poll({})) return true;
   if (up_.load(std::memory_order_acquire)) {
+    relax();
     // Not read-modify-write: that two who poll at once may lose a count does no harm.
     const auto calls = idle_polls_.load(std::memory_order_relaxed) + 1;
     idle_polls_.store(calls, std::memory_order_relaxed);
