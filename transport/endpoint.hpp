@@ -22,6 +22,9 @@ struct endpoint_options {
   /// out to be long.
   std::chrono::microseconds spin{250};
   std::uint64_t max_regions{4096};
+  /// How long a host may not answer, or a peer not take what is sent to it, until its links break;
+  /// in steps of 1 s, at least 2 s. Watched by the kernel of this host (tcp).
+  std::chrono::milliseconds peer_silence{10'000};
   std::uint32_t max_pending_connections{64};  ///< accepted sockets that have not shown a token yet
   /// Called on a progress thread (or in `poll`) after each round that did work, with no lock held.
   /// Lets the owner run what the round's callbacks made runnable on the same thread.

@@ -51,8 +51,8 @@ troupe::error revoked_by_peer(std::size_t piece) {
                                    "; its transfer has ended there"};
 }
 
-job_runner::job_runner(std::uint32_t peer_pid, std::int32_t batch_size) noexcept
-    : peer_pid_{peer_pid},
+job_runner::job_runner(const peer_process& peer, std::int32_t batch_size) noexcept
+    : peer_{&peer},
       runs_per_call_{batch_size > 0
                          ? std::min<std::size_t>(static_cast<std::size_t>(batch_size), chunk_runs)
                          : chunk_runs} {
@@ -131,8 +131,13 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk
   }
   std::size_t first = 0;
   std::uint64_t moved = 0;
+  const auto pid = static_cast<pid_t>(peer_->pid());
+  const auto ended = [] {
+    return fail(errc::peer_lost, "the peer's process has ended; its memory is gone");
+  };
+  // Before: its number may be a stranger's by now. After: it was its own all the time.
+  if (!peer_->alive()) return ended();
   while (first < what.count) {
-    const auto pid = static_cast<pid_t>(peer_pid_);
     const auto count = what.count - first;
     const ssize_t got = dir == direction::write
                             ? ::process_vm_writev(pid, &here[first], count, &there[first], count, 0)
@@ -157,6 +162,7 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk
                       there[first].iov_len - left};
     }
   }
+  if (!peer_->alive()) return ended();
   return moved;
 }
 

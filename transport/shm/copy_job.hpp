@@ -14,6 +14,7 @@
 #include "troupe/transport/region_table.hpp"
 #include "troupe/transport/shm/copy.hpp"
 #include "troupe/transport/shm/grant_slots.hpp"
+#include "troupe/transport/shm/peer_process.hpp"
 #include "troupe/transport/shm/peer_regions.hpp"
 
 namespace troupe::transport::shm {
@@ -78,7 +79,8 @@ class job_runner {
     bool owner_waits{false};  ///< the grant was revoked meanwhile: ring the peer
   };
 
-  job_runner(std::uint32_t peer_pid, std::int32_t batch_size) noexcept;
+  /// `peer` must outlive every `step`.
+  job_runner(const peer_process& peer, std::int32_t batch_size) noexcept;
   /// Copies at most one chunk of one piece.
   [[nodiscard]] outcome step(copy_job& job) const;
 
@@ -95,7 +97,7 @@ class job_runner {
   [[nodiscard]] result<std::uint64_t> copy_through_kernel(direction dir, const chunk& what) const;
 
   copier copier_;
-  std::uint32_t peer_pid_;
+  const peer_process* peer_;
   std::size_t runs_per_call_;
 };
 

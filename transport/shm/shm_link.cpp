@@ -321,10 +321,7 @@ void shm_link::break_link(troupe::error why, bool peer_is_dead) {
     const std::lock_guard lock{mutex_};
     if (peer_is_dead && slots_) slots_->peer_is_dead();
     if (state_ != state::broken && state_ != state::closed) {
-      if (state_ == state::up && !peer_is_dead) {
-        // The peer breaks as well; when its queue is full it sees the socket close instead.
-        static_cast<void>(send_message(socket_.get(), bye_message{}));
-      }
+      if (!peer_is_dead) say_bye();
       state_ = state::broken;
       why_broken_ = why;
       up_.store(false, std::memory_order_release);
@@ -339,6 +336,13 @@ void shm_link::break_link(troupe::error why, bool peer_is_dead) {
   }
   sink_.deliver();
   settle();
+}
+
+/// Under the lock: the peer breaks as well, also when it is still connecting. When its queue is
+/// full it sees the socket close instead.
+void shm_link::say_bye() {
+  const int to = socket_ ? socket_.get() : parked_ ? parked_->socket.get() : -1;
+  if (to >= 0) static_cast<void>(send_message(to, bye_message{}));
 }
 
 void shm_link::end_after_frames(troupe::error why, bool peer_is_dead) {
@@ -367,7 +371,7 @@ void shm_link::close() {
   {
     const std::lock_guard lock{mutex_};
     if (state_ == state::closed) return;
-    if (state_ == state::up) static_cast<void>(send_message(socket_.get(), bye_message{}));
+    if (state_ != state::broken) say_bye();
     state_ = state::closed;
     up_.store(false, std::memory_order_release);
     broken_event_due_ = false;
@@ -406,7 +410,7 @@ void shm_link::settle() {
   socket_.reset();
   our_doorbell_.reset();
   peer_doorbell_.reset();
-  peer_process_.reset();
+  peer_process_ = {};
   peer_regions_.clear();
   last_mapped_.reset();
 }

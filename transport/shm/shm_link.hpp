@@ -19,6 +19,7 @@
 #include "troupe/transport/shm/control_memory.hpp"
 #include "troupe/transport/shm/copy_job.hpp"
 #include "troupe/transport/shm/grant_slots.hpp"
+#include "troupe/transport/shm/peer_process.hpp"
 #include "troupe/transport/shm/peer_regions.hpp"
 #include "troupe/transport/shm/ring.hpp"
 #include "troupe/transport/shm/shm_listener.hpp"
@@ -95,7 +96,7 @@ class shm_link final : public link,
   // -----------------------------------------------------------
   void dial();
   [[nodiscard]] result<void> try_dial();
-  [[nodiscard]] result<void> answer_dialer(dial_in caller);
+  [[nodiscard]] result<void> answer_dialer(dial_in& caller);
   [[nodiscard]] result<void> check_credentials(const peer_credentials& from) const;
   [[nodiscard]] result<void> watch_socket(owned_fd socket);
   [[nodiscard]] result<void> on_welcome(received& in);
@@ -134,6 +135,7 @@ class shm_link final : public link,
   void cancel_jobs(const troupe::error& why);
   void collect_quiescent();
   void settle();
+  void say_bye();
   /// Ends the link when the peer's last frames are delivered; at once when it is not up.
   void end_after_frames(troupe::error why, bool peer_is_dead);
   bool attend();
@@ -161,14 +163,13 @@ class shm_link final : public link,
   bool settle_timer_set_{false};
   std::optional<shm_offer> peer_offer_;
   std::optional<dial_in> parked_;  ///< a dialer that came before our `connect`
-  std::uint32_t peer_pid_{0};
   bool we_reach_peer_memory_{false};
   bool peer_reaches_our_memory_{false};
 
   owned_fd socket_;
   owned_fd our_doorbell_;
   owned_fd peer_doorbell_;
-  owned_fd peer_process_;
+  peer_process peer_process_;
   std::optional<watch_id> socket_watch_;
   std::optional<watch_id> doorbell_watch_;
   std::optional<watch_id> death_watch_;

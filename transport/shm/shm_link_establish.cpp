@@ -7,8 +7,6 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "troupe/transport/shm/shm_link.hpp"
@@ -22,17 +20,11 @@ namespace {
 
 constexpr std::chrono::milliseconds dial_again{5};
 
-/// Whether process_vm_* works on the peer: proven by reading the number that it told us.
-bool reaches_memory(std::uint32_t pid, const memory_probe& probe) {
-  std::uint64_t value = 0;
-  iovec here{&value, sizeof value};
-  iovec there{reinterpret_cast<void*>(probe.address), sizeof value};
-  const auto got = ::process_vm_readv(static_cast<pid_t>(pid), &here, 1, &there, 1, 0);
-  return got == static_cast<ssize_t>(sizeof value) && value == probe.value;
-}
-
-owned_fd open_process(std::uint32_t pid) {
-  return owned_fd{static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0))};
+/// Whether a peer that is gone from the socket left it on purpose.
+bool said_bye(int socket) {
+  auto last = receive_message(socket, fds_allowed::no);
+  const auto* said = last ? std::get_if<received>(&*last) : nullptr;
+  return said != nullptr && std::holds_alternative<bye_message>(said->body);
 }
 
 owned_fd new_doorbell() {
@@ -122,7 +114,7 @@ result<void> shm_link::try_dial() {
   auto from = credentials_of(socket->get());
   if (!from) return fail(std::move(from).error());
   if (auto ok = check_credentials(*from); !ok) return ok;
-  peer_pid_ = from->pid;
+  peer_process_ = peer_process::open(from->pid);
   hello_message hello;
   hello.acceptor_token = peer_offer_->secret;
   hello.dialer = self_.value;
@@ -156,7 +148,7 @@ result<void> shm_link::on_welcome(received& in) {
   our_doorbell_ = std::move(in.fds[1]);
   peer_doorbell_ = std::move(in.fds[2]);
   use_control(std::move(*control));
-  we_reach_peer_memory_ = reaches_memory(peer_pid_, said.probe);
+  we_reach_peer_memory_ = peer_process_.shows(said.probe);
   peer_reaches_our_memory_ = said.reaches_dialer_memory == 1;
   ready_message ready;
   ready.reaches_acceptor_memory = we_reach_peer_memory_ ? 1 : 0;
@@ -168,12 +160,14 @@ result<void> shm_link::on_welcome(received& in) {
 // -------------------------------------------------------------------------------------------
 
 void shm_link::accept(dial_in caller) {
-  auto answered = answer_dialer(std::move(caller));
+  auto answered = answer_dialer(caller);
+  // Whoever is not the right one, or comes too late, must not take us for dead.
+  if (caller.socket) static_cast<void>(send_message(caller.socket.get(), bye_message{}));
   if (!answered) break_link(std::move(answered).error(), false);
 }
 
 /// An error here ends the link; a caller that is merely not the right one is sent away without one.
-result<void> shm_link::answer_dialer(dial_in caller) {
+result<void> shm_link::answer_dialer(dial_in& caller) {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
   if (state_ == state::opened) {
@@ -195,16 +189,19 @@ result<void> shm_link::answer_dialer(dial_in caller) {
     return fail(errc::overloaded, "eventfd: " + std::system_category().message(errno) +
                                       "; raise the limit of open files");
   }
-  peer_pid_ = caller.from.pid;
+  peer_process_ = peer_process::open(caller.from.pid);
   welcome_message welcome;
   welcome.dialer_token = peer_offer_->secret;
   welcome.dialer = options_.peer.value;
   welcome.acceptor = self_.value;
   welcome.probe = {reinterpret_cast<std::uintptr_t>(&probe_value_), probe_value_};
-  we_reach_peer_memory_ = reaches_memory(peer_pid_, caller.hello.probe);
+  we_reach_peer_memory_ = peer_process_.shows(caller.hello.probe);
   welcome.reaches_dialer_memory = we_reach_peer_memory_ ? 1 : 0;
   const std::array fds{control->fd(), dialers_bell.get(), our_doorbell_.get()};
-  if (auto ok = send_message(caller.socket.get(), welcome, fds); !ok) return ok;
+  if (auto ok = send_message(caller.socket.get(), welcome, fds); !ok) {
+    if (said_bye(caller.socket.get())) return fail(errc::link_broken, "the peer closed the link");
+    return ok;
+  }
   peer_doorbell_ = std::move(dialers_bell);
   use_control(std::move(*control));
   return watch_socket(std::move(caller.socket));
@@ -233,7 +230,7 @@ void shm_link::use_control(control_mapping control) {
   slots_.emplace(std::span{incoming_->slots});
   producer_.emplace(outgoing_->ring, thread_order{page, dialer ? 0u : 1u});
   consumer_.emplace(incoming_->ring, thread_order{page, dialer ? 1u : 0u});
-  runner_.emplace(peer_pid_, options_.post_batch_size);
+  runner_.emplace(peer_process_, options_.post_batch_size);
 }
 
 /// Under both locks.
@@ -243,9 +240,8 @@ result<void> shm_link::become_up() {
   doorbell_watch_ = *bell;
   // Not on every kernel, and not needed: the socket's end says the same, but for a child that holds
   // it open.
-  peer_process_ = open_process(peer_pid_);
-  if (peer_process_) {
-    if (auto death = engine_.watch(peer_process_.get(), EPOLLIN, shared_from_this(), death_key)) {
+  if (peer_process_.fd() >= 0) {
+    if (auto death = engine_.watch(peer_process_.fd(), EPOLLIN, shared_from_this(), death_key)) {
       death_watch_ = *death;
     }
   }

@@ -146,6 +146,7 @@ bool shm_listener::hear(int socket, const peer_credentials& from, owned_fd& owne
     target->accept({std::move(owner), *hello, from});
   } else {
     notice(who + " showed a token that no link here waits for");
+    static_cast<void>(send_message(socket, bye_message{}));
   }
   return true;
 }

@@ -1,5 +1,6 @@
 #include "troupe/transport/tcp/socket.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -106,10 +107,10 @@ std::uint16_t bound_port(int fd) noexcept {
   return ntohs(in.sin_port);
 }
 
-result<unique_fd> dial(const socket_address& to) {
+result<unique_fd> dial(const socket_address& to, std::chrono::milliseconds silence) {
   unique_fd fd{::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   if (!fd) return fail(errc::overloaded, "cannot dial: socket: " + what_errno(errno));
-  tune_lane(fd.get());
+  tune_lane(fd.get(), silence);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 &&
       errno != EINPROGRESS) {
     return fail(errc::peer_unreachable, "cannot dial: connect: " + what_errno(errno));
@@ -117,17 +118,18 @@ result<unique_fd> dial(const socket_address& to) {
   return fd;
 }
 
-void tune_lane(int fd) noexcept {
+void tune_lane(int fd, std::chrono::milliseconds silence) noexcept {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  const int idle_s = 5;
-  const int interval_s = 2;
-  const int probes = 3;
+  const auto seconds = static_cast<int>(std::max<std::int64_t>(silence.count() / 1000, 2));
+  const int idle_s = seconds / 2;
+  const int interval_s = std::max(seconds / 5, 1);
+  const int probes = std::max((seconds - idle_s) / interval_s, 1);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  const unsigned unacknowledged_ms = 10'000;
+  const auto unacknowledged_ms = static_cast<unsigned>(seconds) * 1000;
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
 }
 

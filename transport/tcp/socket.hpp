@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -39,10 +40,11 @@ struct socket_address {
 /// Bound, listening, non-blocking. `invalid_config` naming address and port.
 [[nodiscard]] result<unique_fd> listen_on(const std::string& host, std::uint16_t port);
 [[nodiscard]] std::uint16_t bound_port(int fd) noexcept;
-/// Starts a non-blocking connect.
-[[nodiscard]] result<unique_fd> dial(const socket_address& to);
-/// No delay for small frames; dead machines are noticed by the kernel after some seconds.
-void tune_lane(int fd) noexcept;
+/// Starts a non-blocking connect of a lane (see `tune_lane`).
+[[nodiscard]] result<unique_fd> dial(const socket_address& to, std::chrono::milliseconds silence);
+/// No delay for small frames. The kernel breaks the connection when the other host has not answered
+/// for `silence` (an idle lane is asked from half of it on), or has not taken what we sent.
+void tune_lane(int fd, std::chrono::milliseconds silence) noexcept;
 [[nodiscard]] std::string what_errno(int number);
 
 }  // namespace troupe::transport::tcp

@@ -96,8 +96,6 @@ result<landing> tcp_lane::on_begin(const frame_header& header, std::span<const s
     case frame_type::completion:
     case frame_type::session:
     case frame_type::cancel:
-    case frame_type::ping:
-    case frame_type::pong:
     case frame_type::goodbye: return landing{};
   }
   return against_protocol("unknown frame");
@@ -139,16 +137,6 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
       owner_.sink_.frame(session);
       return {};
     case frame_type::cancel: tx_.give_up_replies(header.batch); return {};
-    case frame_type::ping: {
-      std::array<std::byte, header_size> pong{};
-      encode(frame_header{.type = frame_type::pong, .batch = header.batch}, pong.data());
-      urgent_ = true;
-      if (tx_.push_control(pong) > 2 * owner_.options_.max_queued_frame_bytes) {
-        return against_protocol("it pings and does not take the answers");
-      }
-      return {};
-    }
-    case frame_type::pong: return {};
     case frame_type::goodbye: return fail(errc::link_broken, "the peer closed the link");
   }
   return against_protocol("unknown frame");

@@ -151,6 +151,7 @@ class tcp_link final : public link,
     std::array<std::byte, reply_size> reply{};
     std::size_t got{0};
     token initiator_token{};  ///< acceptor: what the dialer showed
+    bool answered{false};     ///< acceptor: the dialer may take the lane for complete
   };
 
   // handshake (tcp_link_handshake.cpp); unless said otherwise with `state_mutex_` held
@@ -163,6 +164,7 @@ class tcp_link final : public link,
   [[nodiscard]] trouble read_reply(std::size_t lane);
   void redial_later(std::size_t lane, std::string why);
   void drop_half(half_lane& half);
+  void leave_half(half_lane& half, errc why);
   [[nodiscard]] trouble complete_acceptor();
   [[nodiscard]] trouble go_up();
 

@@ -99,7 +99,7 @@ void tcp_link::on_timer(std::uint64_t key, steady_time) {
 
 tcp_link::trouble tcp_link::dial_lane(std::size_t lane) {
   auto& half = halves_[lane];
-  auto fd = dial(*peer_address_);
+  auto fd = dial(*peer_address_, context_.options.peer_silence);
   if (!fd) {
     redial_later(lane, fd.error().message);
     return std::nullopt;
@@ -125,6 +125,26 @@ void tcp_link::drop_half(half_lane& half) {
   if (half.fd) engine_.unwatch(half.watch);
   half.fd.reset();
   half.now = dial_state::waiting;
+  half.answered = false;
+}
+
+// The other end must not wait for its timeout, nor take a link that we gave up for a peer that
+// died. Whether it arrives is not ours to see to: the connection closes after it.
+void tcp_link::leave_half(half_lane& half, errc why) {
+  if (!half.fd || half.now == dial_state::connecting) return;
+  const auto say = [&](const auto& bytes) {
+    [[maybe_unused]] const auto sent =
+        ::send(half.fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  };
+  if (options_.role == link_role::acceptor && !half.answered) {
+    say(encode(hello_reply{.status = static_cast<std::uint8_t>(why),
+                           .from = context_.options.self,
+                           .initiator_token = {}}));
+    return;
+  }
+  std::array<std::byte, header_size> goodbye{};
+  encode(frame_header{.type = frame_type::goodbye}, goodbye.data());
+  say(goodbye);
 }
 
 tcp_link::trouble tcp_link::step_lane(std::size_t lane) {
@@ -216,7 +236,7 @@ std::optional<troupe::error> tcp_link::accept_lane(unique_fd& fd, const hello& s
     half.fd = std::move(fd);  // a lane that is dialled again replaces the one that failed
     half.now = dial_state::ready;
     half.initiator_token = said.initiator_token;
-    tune_lane(half.fd.get());
+    tune_lane(half.fd.get(), context_.options.peer_silence);
     why = complete_acceptor();
   }
   after_handshake(std::move(why));
@@ -243,6 +263,7 @@ tcp_link::trouble tcp_link::complete_acceptor() {
     auto watch = engine_.watch(half.fd.get(), 0, shared_from_this(), i);
     if (!watch) return std::move(watch).error();
     half.watch = *watch;
+    half.answered = true;
   }
   return go_up();
 }

@@ -65,8 +65,6 @@ constexpr shape shape_of(frame_type type) noexcept {
     case frame_type::completion: return {0, 0, max_completion_body};
     case frame_type::session: return {0, 0, max_session};
     case frame_type::cancel:
-    case frame_type::ping:
-    case frame_type::pong:
     case frame_type::goodbye: return {0, 0, 0};
   }
   return {0, 0, 0};
@@ -95,8 +93,9 @@ result<frame_header> decode_header(std::span<const std::byte, header_size> in) {
     return broken("magic", get<std::uint16_t>(at), std::to_string(frame_magic));
   }
   const auto type = get<std::uint8_t>(at + 2);
-  if (type < 1 || type > static_cast<std::uint8_t>(frame_type::goodbye)) {
-    return broken("type", type, "1 to 9");
+  if (type < 1 || (type > static_cast<std::uint8_t>(frame_type::cancel) &&
+                   type != static_cast<std::uint8_t>(frame_type::goodbye))) {
+    return broken("type", type, "1 to 6, or 9");
   }
   frame_header h{.type = static_cast<frame_type>(type),
                  .flags = get<std::uint8_t>(at + 3),

@@ -46,8 +46,7 @@ enum class frame_type : std::uint8_t {
   completion = 4,    ///< session: bad list and sentence
   session = 5,       ///< session
   cancel = 6,        ///< of a batch's reads
-  ping = 7,
-  pong = 8,
+  // 7 and 8 were a ping and its answer; the kernel asks a silent peer (`tune_lane`).
   goodbye = 9,  ///< the peer closes the link on purpose
 };
 
@@ -58,7 +57,7 @@ enum frame_flag : std::uint8_t {
 };
 
 struct frame_header {
-  frame_type type{frame_type::ping};
+  frame_type type{frame_type::session};
   std::uint8_t flags{0};
   std::uint16_t entries{0};
   std::uint8_t parts{0};   ///< lanes that carry this batch

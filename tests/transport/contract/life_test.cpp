@@ -92,6 +92,48 @@ TEST_P(backend_contract, a_link_whose_peer_never_comes_breaks_in_time) {
   (*other)->close();
 }
 
+/// Two ends of a new link between the nodes of a pair, with a long time to connect.
+struct joining {
+  joining(pair& p, backend_kind kind)
+      : dialer{open(kind, p.a, p.b, link_role::initiator, dialer_sink)},
+        acceptor{open(kind, p.b, p.a, link_role::acceptor, acceptor_sink)} {}
+  ~joining() {
+    dialer->close();
+    acceptor->close();
+  }
+  static std::shared_ptr<link> open(backend_kind kind, const end& at, const end& to, link_role role,
+                                    const std::shared_ptr<recorder>& sink) {
+    return *at.place->open(kind, {.role = role, .peer = to.self, .connect_timeout = 30s}, sink);
+  }
+
+  std::shared_ptr<recorder> dialer_sink{std::make_shared<recorder>()};
+  std::shared_ptr<recorder> acceptor_sink{std::make_shared<recorder>()};
+  std::shared_ptr<link> dialer;
+  std::shared_ptr<link> acceptor;
+};
+
+TEST_P(backend_contract, a_dialer_hears_at_once_that_the_other_end_was_closed_while_connecting) {
+  pair p{GetParam()};
+  joining j{p, GetParam().kind};
+  ASSERT_TRUE(j.dialer->connect(j.acceptor->offer()));
+  p.drive_for(30ms);  // it has dialled; the acceptor does not know its offer yet
+  j.acceptor->close();
+  ASSERT_TRUE(p.until([&] { return j.dialer_sink->is_broken(); }, 5s));
+  EXPECT_EQ(j.dialer_sink->broken->code, errc::link_broken) << j.dialer_sink->broken->message;
+  EXPECT_EQ(j.dialer_sink->ups, 0);
+}
+
+TEST_P(backend_contract, an_acceptor_hears_at_once_that_the_dialer_was_closed_while_connecting) {
+  pair p{GetParam()};
+  joining j{p, GetParam().kind};
+  ASSERT_TRUE(j.dialer->connect(j.acceptor->offer()));
+  p.drive_for(30ms);
+  j.dialer->close();
+  ASSERT_TRUE(j.acceptor->connect(j.dialer->offer()));
+  ASSERT_TRUE(p.until([&] { return j.acceptor_sink->is_broken(); }, 5s));
+  EXPECT_EQ(j.acceptor_sink->broken->code, errc::link_broken) << j.acceptor_sink->broken->message;
+}
+
 TEST_P(backend_contract, many_links_join_the_same_two_nodes) {
   pair p{GetParam()};
   struct one {

@@ -102,9 +102,9 @@ TEST(frame_decoder_test, a_stream_means_the_same_however_it_is_cut) {
   append(stream, write_frame({100, 1, 3000}, 40, 1));
   append(stream, write_frame({}, 0, 2));
   append(stream, write_frame({}, 5000, 3));
-  std::array<std::byte, header_size> ping{};
-  encode(frame_header{.type = frame_type::ping, .batch = 4}, ping.data());
-  append(stream, ping);
+  std::array<std::byte, header_size> cancel{};
+  encode(frame_header{.type = frame_type::cancel, .batch = 4}, cancel.data());
+  append(stream, cancel);
   append(stream, write_frame(std::vector<std::uint32_t>(max_entries, 64), 0, 5));
   std::mt19937 random{1};
   const auto whole = listen(stream, random, stream.size());
