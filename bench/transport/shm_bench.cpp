@@ -5,11 +5,10 @@
 // - cold, one core moves what bare streaming stores over the same segments move: printed as
 // `limit`;
 // - latency: a flag needs one cache line to cross between cores, one way. A 4 KiB write needs that
-// and 64
-//   lines of data which the writer's core must own first.
+//   and a copy of 64 lines of data.
 //
 // Prints a JSON array of {name, ours, rival, ratio, unit, wanted, better, limit, of_limit};
-// `wanted` is of the ratio.
+// `wanted` is of the ratio, null in a row without a limit.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -20,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -208,8 +208,9 @@ struct row {
   std::string name;
   double ours;
   double rival;
-  double wanted;  ///< of ours / rival
-  double limit;   ///< what bare copying of the same segments, or the bare flag, reaches
+  std::optional<double> wanted;  ///< of ours / rival
+  double limit;                  ///< what bare copying of the same segments reaches, or the bare
+                                 ///< flag and a copy
   const char* unit;
   const char* better;
 };
@@ -220,9 +221,10 @@ void print(const std::vector<row>& rows) {
     const auto& r = rows[i];
     std::printf(
         "  {\"name\": \"%s\", \"ours\": %.3f, \"rival\": %.3f, \"ratio\": %.3f, \"unit\": \"%s\", "
-        "\"wanted\": %.2f, \"better\": \"%s\", \"limit\": %.3f, \"of_limit\": %.3f}%s\n",
-        r.name.c_str(), r.ours, r.rival, r.ours / r.rival, r.unit, r.wanted, r.better, r.limit,
-        r.ours / r.limit, i + 1 < rows.size() ? "," : "");
+        "\"wanted\": %s, \"better\": \"%s\", \"limit\": %.3f, \"of_limit\": %.3f}%s\n",
+        r.name.c_str(), r.ours, r.rival, r.ours / r.rival, r.unit,
+        r.wanted ? std::to_string(*r.wanted).c_str() : "null", r.better, r.limit, r.ours / r.limit,
+        i + 1 < rows.size() ? "," : "");
   }
   std::printf("]\n");
 }
@@ -334,7 +336,7 @@ struct bench {
   void latency() {
     constexpr int turns = 4000;
     constexpr int passes = 5;
-    std::vector<double> flag_times, ours_times;
+    std::vector<double> flag_times, copy_times, ours_times;
     std::uint64_t turn = 0;
     for (int pass = 0; pass < passes; ++pass) {
       set_phase(echo_flags);
@@ -344,6 +346,12 @@ struct bench {
         while (shared.pong.load(std::memory_order_acquire) != turn) {
         }
         flag_times.push_back(seconds() - begin);
+      }
+      for (int i = 0; i < turns; ++i) {
+        const std::uint64_t block = static_cast<std::uint64_t>(i % 64) * 4096;
+        const double begin = seconds();
+        std::memcpy(rival_bytes.data() + block, local_bytes.data() + block, 4096);
+        copy_times.push_back(seconds() - begin);
       }
       set_phase(echo_frames);
       for (int i = 0; i < turns; ++i) {
@@ -368,12 +376,15 @@ struct bench {
     }
     set_phase(serve);
     const double flag = median(flag_times) * 1e6;
-    // What the target's answer (a bare flag) took is not part of "until the target has its notice".
+    const double copy = median(copy_times) * 1e6;
+    // The target answers its notice with a bare flag; what that took is not part of "until the
+    // target has its notice".
     const double there_and_back = median(ours_times) * 1e6;
-    rows.push_back({"shm 4 KiB write until landed and a flag back, against a flag there and back",
-                    there_and_back, flag, 3.0, flag, "us", "lower"});
-    rows.push_back({"shm 4 KiB write until landed, one way, against half a flag ping-pong",
-                    there_and_back - flag / 2, flag / 2, 3.0, flag / 2, "us", "lower"});
+    rows.push_back(
+        {"shm 4 KiB write until the target has its notice, against a flag there and back",
+         there_and_back - flag / 2, flag, 3.0, flag / 2 + copy, "us", "lower"});
+    rows.push_back({"shm 4 KiB write, notice and a flag back, against a flag there and back",
+                    there_and_back, flag, std::nullopt, flag + copy, "us", "lower"});
   }
 
   std::map<std::pair<std::uint64_t, std::uint64_t>,

@@ -66,6 +66,17 @@ TEST(region_table_test, a_region_goes_when_its_last_use_ends_and_its_id_never_co
   EXPECT_NE(table.allocate(10, "kv").value(), id);
 }
 
+TEST(region_table_test, memory_that_is_used_outlives_its_table) {
+  region_use last;
+  {
+    region_table table{4};
+    const auto id = table.allocate(4096, "kv").value();
+    last = table.use(id).value();
+  }
+  last->data()[4095] = std::byte{1};
+  EXPECT_EQ(last->data()[4095], std::byte{1});
+}
+
 }  // namespace
 
 }  // namespace troupe::transport
