@@ -304,7 +304,7 @@ struct bench {
   void bandwidth(const char* name, std::uint64_t block, std::uint64_t pool, direction dir,
                  double wanted) {
     const bool cold = pool == pool_bytes;
-    const std::size_t rounds = cold ? 24 : 60;
+    const std::size_t rounds = cold ? 100 : 250;
     std::vector<double> a, b, c;
     const double bytes = static_cast<double>(block * blocks_per_batch);
     std::size_t at = 0;
@@ -335,7 +335,7 @@ struct bench {
 
   void latency() {
     constexpr int turns = 4000;
-    constexpr int passes = 5;
+    constexpr int passes = 15;
     std::vector<double> flag_times, copy_times, ours_times;
     std::uint64_t turn = 0;
     for (int pass = 0; pass < passes; ++pass) {

@@ -19,15 +19,16 @@
 /// the peer is gone; session frames and data never pass through it. Both ends are on one machine:
 /// native byte order.
 ///
-/// | message       | from     | descriptors                            | when | | ------------- |
-/// -------- | -------------------------------------- | ------------------------------------- | |
-/// hello         | dialer   | none                                   | first, at once | | welcome
-/// | acceptor | control page, dialer's and acceptor's doorbell | answers a hello that it believes |
-/// | ready         | dialer   | none                                   | answers a welcome that it
-/// believes    | | region_shared | both     | the region's memfd                     | before the
-/// first grant of a region    | | region_gone   | both     | none | the region was deregistered:
-/// unmap it | | bye           | both     | none                                   | the link was
-/// closed                   |
+/// | message       | from     | descriptors                 | when                                |
+/// | ------------- | -------- | --------------------------- | ----------------------------------- |
+/// | hello         | dialer   | none                        | first, at once                      |
+/// | welcome       | acceptor | control page, two doorbells | answers a hello that it believes    |
+/// | ready         | dialer   | none                        | answers a welcome that it believes  |
+/// | region_shared | both     | the region's memfd          | before the first grant of a region  |
+/// | region_gone   | both     | none                        | the region is gone: unmap it        |
+/// | bye           | both     | none                        | the link ends, up or still joining  |
+///
+/// The doorbells of a welcome are the dialer's, then the acceptor's.
 ///
 /// A hello proves that the dialer holds the acceptor's offer (its token), the welcome that the
 /// acceptor holds the dialer's. Anything else, or anything late, closes the socket.

@@ -91,12 +91,13 @@ class tcp_lane final : public frame_handler {
 
 /// The tcp backend's link.
 ///
-/// | state | event | next state |
-/// | --- | --- | --- |
-/// | idle | connect | connecting |
-/// | idle, connecting | a lane arrives (acceptor) or is answered (initiator) | same, or up with the
-/// last one | | connecting | refusal, timeout | broken | | up | connection lost, goodbye, bytes
-/// against the protocol | broken | | any | close | closed |
+/// | state            | on                                              | becomes                |
+/// | ---------------- | ----------------------------------------------- | ---------------------- |
+/// | idle             | connect                                         | connecting             |
+/// | idle, connecting | a lane arrives (acceptor), is answered (dialer) | same; up with the last |
+/// | connecting       | refusal, timeout                                | broken                 |
+/// | up               | lost, goodbye, bytes against the protocol       | broken                 |
+/// | any              | close                                           | closed                 |
 ///
 /// Locks, in the order in which they may be nested: `state_mutex_`, `batch_mutex_`. No callback is
 /// called under either. Whoever holds a pin takes no lock, so a pin may be waited for under
