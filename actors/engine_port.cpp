@@ -26,6 +26,9 @@ using timer = engine_port_state::timer;
 /// Precision of deadlines.
 constexpr auto tick_interval = std::chrono::milliseconds{10};
 
+/// Of a session that only its peer's liveness bounds.
+constexpr auto no_deadline = time_point::max();
+
 time_point now() {
   return std::chrono::steady_clock::now();
 }
@@ -80,7 +83,7 @@ void session_begins(engine_port_state& st, operation_id operation, transfer_id t
                     session_actor session, const link_handle& link, transfer_report report,
                     time_point deadline) {
   report.transfer = transfer.value;
-  st.deadlines.emplace(deadline, timer::session, transfer.value);
+  if (deadline != no_deadline) st.deadlines.emplace(deadline, timer::session, transfer.value);
   st.sessions.emplace(transfer, live_session{operation, std::move(session), link.actor.id(),
                                              std::move(report), deadline});
   st.context->counters.active_transfers.store(static_cast<std::uint32_t>(st.sessions.size()));
@@ -673,7 +676,30 @@ void value_came(self_pointer self, const link_handle& link, session_message& mes
     tell(st.pool, pool_command{pool_changed{}});
     return;
   }
-  self->spawn(value_server, value_server_options{st.context, st.pool, link, std::move(message)});
+  const auto transfer = route_of(message);
+  if (st.sessions.contains(transfer)) {
+    refuse_request(link, transfer, {errc::already_exists, "that operation is live here"});
+    return;
+  }
+  transfer_report report;
+  report.request = std::visit(
+      []<class Message>(const Message& m) -> std::string {
+        if constexpr (requires { m.key; }) {
+          return m.key;
+        } else {
+          return {};
+        }
+      },
+      message);
+  report.peer = link.peer;
+  report.side = "serve";
+  report.state = "answering";
+  auto server = self->spawn<caf::monitored>(
+      value_server, value_server_options{st.context, caf::actor_cast<engine_port_actor>(self),
+                                         st.pool, link, std::move(message)});
+  // The pin of a value is its reader's for as long as that lives.
+  session_begins(st, operation_id{}, transfer, std::move(server), link, std::move(report),
+                 no_deadline);
 }
 
 // -- links
@@ -737,8 +763,14 @@ void happened(self_pointer self, link_gone& gone) {
 
 void happened(self_pointer self, link_message& came) {
   auto& message = came.message;
+  const auto& sessions = self->state.sessions;
   if (auto* request = std::get_if<transfer_request>(&message)) {
     request_came(self, came.link, std::move(*request));
+  } else if (const auto session = sessions.find(route_of(message));
+             session != sessions.end() && session->second.link == came.link.actor.id()) {
+    // It came right behind the message that the session was spawned for, before the link knew of
+    // the session.
+    tell(session->second.actor, session_event{std::move(message)});
   } else if (const auto* abort = std::get_if<transfer_abort>(&message)) {
     // A request that is still parked was given up.
     const auto transfer = abort->transfer;
@@ -795,6 +827,9 @@ void carry_out(self_pointer self, stop_port&) {
   for (const auto& [operation, value] : st.values) live.push_back(operation);
   for (const auto& [operation, client] : st.value_clients) live.push_back(operation);
   for (const auto operation : live) end_operation(self, operation, why, to_sessions);
+  for (const auto& [transfer, session] : st.sessions) {
+    if (session.operation == operation_id{}) tell(session.actor, to_sessions);
+  }
   drop_parked(st, [&](const parked_request& one) {
     refuse_request(one.link, one.request.transfer, why);
     return true;

@@ -52,7 +52,7 @@ struct parked_request {
 
 /// An actor that works for an operation, until its last message.
 struct live_session {
-  operation_id operation;
+  operation_id operation;  ///< 0: of a peer, on a keyed value of ours
   session_actor actor;
   caf::actor_id link{0};  ///< of the link's actor
   transfer_report report;

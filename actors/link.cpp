@@ -55,20 +55,6 @@ class transport_sink final : public transport::link_sink {
   std::uint64_t generation_;
 };
 
-/// What a message is routed by: its transfer, or the operation of a keyed value.
-transfer_id route_of(const session_message& message) {
-  const auto route = []<class Message>(const Message& m) -> transfer_id {
-    if constexpr (requires { m.op; }) {
-      return {m.op};
-    } else if constexpr (requires { m.transfer; }) {
-      return m.transfer;
-    } else {
-      return {};
-    }
-  };
-  return std::visit(route, message);
-}
-
 /// Whether another backend could help after this refusal.
 bool worth_another_backend(errc code) {
   switch (code) {

@@ -467,6 +467,17 @@ transfer_id transfer_of(const session_message& message) noexcept {
       message);
 }
 
+transfer_id route_of(const session_message& message) noexcept {
+  const auto route = []<class Message>(const Message& m) -> transfer_id {
+    if constexpr (requires { m.op; }) {
+      return {m.op};
+    } else {
+      return m.transfer;
+    }
+  };
+  return std::visit(route, message);
+}
+
 std::string_view type_name(const session_message& message) noexcept {
   return message.index() < type_names.size() ? type_names[message.index()] : "no message";
 }

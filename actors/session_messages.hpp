@@ -171,6 +171,8 @@ inline constexpr std::size_t max_sentence = 4096;
 
 /// The transfer that a message speaks of; 0 for those that speak of none.
 [[nodiscard]] transfer_id transfer_of(const session_message& message) noexcept;
+/// What a message is routed by on its link: its transfer, or the operation of a keyed value.
+[[nodiscard]] transfer_id route_of(const session_message& message) noexcept;
 /// "transfer_request", for logs.
 [[nodiscard]] std::string_view type_name(const session_message& message) noexcept;
 

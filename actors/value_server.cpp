@@ -99,8 +99,7 @@ void happened(self_pointer self, transfer_is_quiescent&) {
   if (st.now != phase::fencing) return;
   if (st.reply) ask_link(self, say{std::move(*st.reply), {}});
   ask_link(self, detach_session{st.transfer});
-  // The link would remember a watcher that is gone for as long as it lives.
-  self->demonitor(st.link.actor.address());
+  self->send(st.port, port_event{session_unpinned{st.transfer}});
   self->quit();
 }
 
@@ -194,13 +193,9 @@ session_actor::behavior_type value_server(session_actor::stateful_pointer<value_
                                           value_server_options options) {
   auto& st = self->state;
   st.context = std::move(options.context);
+  st.port = std::move(options.port);
   st.pool = std::move(options.pool);
   st.link = std::move(options.link);
-  // A link that ended before it heard of this session never answers, and has moved nothing for it.
-  self->monitor(st.link.actor);
-  self->set_down_handler([self](const caf::down_msg& down) {
-    if (!down.reason) self->quit();
-  });
   auto& message = options.message;
   if (auto* put = std::get_if<store_put>(&message)) {
     st.transfer = transfer_id{put->op};

@@ -21,6 +21,7 @@ struct value_server_state {
   enum class phase : std::uint8_t { reading, lending, fencing };
 
   context_ptr context;
+  engine_port_actor port;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
   link_handle link;
   transfer_id transfer;
@@ -33,6 +34,7 @@ struct value_server_state {
 
 struct value_server_options {
   context_ptr context;
+  engine_port_actor port;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
   link_handle link;
   session_message message;  ///< a store_put or store_get that `answer_value` left

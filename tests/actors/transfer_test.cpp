@@ -273,6 +273,61 @@ TEST_P(transfer, that_the_decode_engine_aborts_fails_at_both_sides) {
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "aborted");
 }
 
+// The abort comes right behind the request, perhaps before the request has an actor.
+TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
+  constexpr int requests = 200;
+  cluster c{options_of(GetParam())};
+  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
+    listener events{node};
+    auto blocks = node.allocate_blocks(2);
+    std::vector<operation_id> sends;
+    for (int i = 0; i < requests; ++i) {
+      auto send = node.send({"q" + std::to_string(i), blocks->blocks, 0, 60s, 0});
+      if (!send) return 1;
+      sends.push_back(*send);
+    }
+    channel.say("offered");
+    int aborted = 0;
+    for (const auto send : sends) {
+      if (!events.unpinned(send)) break;
+      if (events.of(send).why.code == errc::aborted) ++aborted;
+    }
+    channel.say(std::to_string(aborted));
+    (void)channel.hear();
+    return 0;
+  });
+  cluster::quiet("decode");
+  auto decode = c.start("decode-0");
+  ASSERT_TRUE(decode);
+  listener events{*decode};
+  ASSERT_EQ(prefill->channel().hear().value_or("silence"), "offered");
+  // Named, so that the request goes out at once: what is given up in line for blocks asked nobody.
+  const auto blocks = decode->allocate_blocks(2);
+  ASSERT_TRUE(blocks);
+  const auto receive = [&](int i) {
+    return decode->receive({"q" + std::to_string(i),
+                            {"prefill-0"},
+                            mode_of(GetParam()),
+                            32,
+                            0,
+                            blocks->blocks,
+                            0,
+                            60s,
+                            false});
+  };
+  const auto give_up = [&](const result<operation_id>& operation) {
+    ASSERT_TRUE(operation);
+    ASSERT_TRUE(decode->abort(*operation, "at once"));
+    ASSERT_TRUE(events.unpinned(*operation));
+    EXPECT_EQ(to_string(events.of(*operation).why), "aborted: at once");
+  };
+  const auto first = receive(0);  // brings the link up
+  ASSERT_TRUE(events.moving());
+  give_up(first);
+  for (int i = 1; i < requests; ++i) give_up(receive(i));
+  EXPECT_EQ(prefill->channel().hear(40s).value_or("silence"), std::to_string(requests));
+}
+
 TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
   auto options = options_of(GetParam());
   options.deadline = "700ms";
