@@ -126,15 +126,17 @@ template <class Reply, class Handle, class... Args>
                                 Args... args) {
   const auto promise = std::make_shared<std::promise<result<Reply>>>();
   auto outcome = promise->get_future();
-  const auto asker = system.spawn([=](caf::event_based_actor* self) {
+  // The peer is an argument, not a capture: CAF reads the arguments of an actor that has none
+  // through a null pointer, which is undefined.
+  const auto body = [=](caf::event_based_actor* self, const Handle& peer) {
     self->set_down_handler([=](caf::down_msg& down) {
       promise->set_value(
           fail(errc::peer_lost, who + " was lost: " + self->system().render(down.reason) +
                                     "; is its process still running?"));
       self->quit();
     });
-    self->monitor(whom);
-    self->request(whom, caf::infinite, args...)
+    self->monitor(peer);
+    self->request(peer, caf::infinite, args...)
         .then(
             [=](Reply& reply) {
               promise->set_value(std::move(reply));
@@ -145,7 +147,8 @@ template <class Reply, class Handle, class... Args>
                   errc::internal, who + " answered with an error: " + self->system().render(e)));
               self->quit();
             });
-  });
+  };
+  const auto asker = system.spawn(body, whom);
   if (outcome.wait_for(timeout) == std::future_status::ready) return outcome.get();
   caf::anon_send_exit(asker, caf::exit_reason::kill);
   return fail(errc::deadline, who + " did not answer within " + std::to_string(timeout.count()) +

@@ -491,11 +491,13 @@ TEST_F(cluster, stops_within_a_second_and_answers_who_still_waits) {
 
 TEST_F(cluster, an_actor_that_ignores_its_end_does_not_hold_up_the_process) {
   actor_host host{{.shutdown_timeout = milliseconds{100}}};
-  host.system().spawn([](caf::event_based_actor* self) -> caf::behavior {
+  const auto stubborn = [](caf::event_based_actor* self,
+                           std::chrono::hours next_tick) -> caf::behavior {
     self->set_exit_handler([](caf::exit_msg&) {});
-    self->delayed_send(self, std::chrono::hours{1}, tick_atom_v);
+    self->delayed_send(self, next_tick, tick_atom_v);
     return {[](tick_atom) {}};
-  });
+  };
+  host.system().spawn(stubborn, std::chrono::hours{1});
   const auto begin = steady_clock::now();
   EXPECT_FALSE(host.shutdown());
   EXPECT_LT(since(begin), milliseconds{1000});
