@@ -41,14 +41,10 @@ function(troupe_compile_settings target)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
   if(TROUPE_SANITIZE)
-    # Every finding ends the program. Null references are left to tests/sanitizers/options.cpp, which ends
-    # the program too, save for the ones of a library's headers that it names.
+    # Every finding ends the program.
     target_compile_options(${target} PRIVATE -fsanitize=${TROUPE_SANITIZE} -fno-omit-frame-pointer
                            -fno-sanitize-recover=all)
     target_link_options(${target} PRIVATE -fsanitize=${TROUPE_SANITIZE})
-    if(TROUPE_SANITIZE MATCHES "undefined")
-      target_compile_options(${target} PRIVATE -fsanitize-recover=null)
-    endif()
     get_target_property(type ${target} TYPE)
     if(type STREQUAL "EXECUTABLE")
       target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests/sanitizers/options.cpp")

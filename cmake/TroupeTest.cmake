@@ -16,6 +16,11 @@
 find_package(GTest REQUIRED)
 include(GoogleTest)
 
+# "sanitized.hpp": what a test must know of the build that it is in.
+add_library(troupe_sanitized INTERFACE)
+add_library(troupe::sanitized ALIAS troupe_sanitized)
+target_include_directories(troupe_sanitized INTERFACE "${PROJECT_SOURCE_DIR}/tests/sanitizers")
+
 # `troupe_tests_unit` and so on build all tests of one label.
 foreach(label unit integration faults fuzz)
   add_custom_target(troupe_tests_${label})
@@ -35,6 +40,9 @@ function(troupe_test name)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
+  endif()
+  if(TROUPE_SANITIZE)
+    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 4")  # `patience` of tests/sanitizers/sanitized.hpp
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LINKS} GTest::gmock_main)

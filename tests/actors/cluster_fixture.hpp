@@ -31,6 +31,8 @@
 #include "troupe/actors/system.hpp"
 #include "troupe/config/parse.hpp"
 
+#include "sanitized.hpp"
+
 namespace troupe::testing {
 
 using namespace std::chrono_literals;
@@ -49,9 +51,10 @@ class line_channel {
     const auto whole = line + "\n";
     [[maybe_unused]] const auto sent = ::send(fd_, whole.data(), whole.size(), MSG_NOSIGNAL);
   }
-  /// The next line; nothing when none came in time or the other end is gone.
+  /// The next line; nothing when none came in time (`patience` times the timeout) or the other end
+  /// is gone.
   std::optional<std::string> hear(std::chrono::milliseconds timeout = 20s) {
-    const auto until = std::chrono::steady_clock::now() + timeout;
+    const auto until = std::chrono::steady_clock::now() + timeout * patience;
     for (;;) {
       if (const auto end = text_.find('\n'); end != std::string::npos) {
         auto line = text_.substr(0, end);
@@ -169,7 +172,8 @@ class cluster {
       ADD_FAILURE() << name << ": " << to_string(started.error());
       return nullptr;
     }
-    if (auto in = (*started)->wait_registered(10s); !in) ADD_FAILURE() << to_string(in.error());
+    if (auto in = (*started)->wait_registered(10s * patience); !in)
+      ADD_FAILURE() << to_string(in.error());
     return std::move(*started);
   }
 
@@ -345,13 +349,9 @@ class listener {
   told& of(operation_id id) { return told_[id.value]; }
   void forget(operation_id id) { told_.erase(id.value); }
 
+  /// Whether the condition comes true in time, which is `patience` times the timeout.
   bool until(const std::function<bool()>& condition, std::chrono::milliseconds timeout = 15s) {
-    const auto end = std::chrono::steady_clock::now() + timeout;
-    while (!condition()) {
-      if (std::chrono::steady_clock::now() >= end) return false;
-      for (auto& e : node_.wait(20ms)) take(e);
-    }
-    return true;
+    return listen(condition, timeout * patience);
   }
   bool outcome(operation_id id, std::chrono::milliseconds timeout = 15s) {
     return until([&] { return of(id).done + of(id).failed > 0; }, timeout);
@@ -364,10 +364,18 @@ class listener {
     return until([&] { return node_.report().transfers.size() >= count; }, timeout);
   }
   void listen_for(std::chrono::milliseconds time) {
-    (void)until([] { return false; }, time);
+    (void)listen([] { return false; }, time);
   }
 
  private:
+  bool listen(const std::function<bool()>& condition, std::chrono::milliseconds time) {
+    const auto end = std::chrono::steady_clock::now() + time;
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      for (auto& e : node_.wait(20ms)) take(e);
+    }
+    return true;
+  }
   void take(event& e) {
     auto& t = told_[e.operation.value];
     if (auto* a = std::get_if<event_allocated>(&e.what)) t.allocated = std::move(a->blocks);

@@ -33,7 +33,7 @@ cluster_options options_of(const way& w) {
 }
 
 /// How long a survivor may take to notice.
-constexpr auto noticed = 2s;
+constexpr auto noticed = 2s * patience;
 
 /// A prefill engine that does what each line says: "send ID TOKENS SEED", "ready LAYERS" (that many
 /// are computed), "seal", "outcome" (answers with it). Says "ok" after each of them.
@@ -309,6 +309,7 @@ TEST_P(fault, a_prefill_killed_while_draining_leaves_one_outcome_that_is_true) {
   auto second = later(c, "prefill-0", scripted_prefill);
   survive_as("decode-0");
   begin(*first);
+  take_from(*first, "first", 1);  // so that the link is up
   constexpr std::uint32_t tokens = 12'000;
   ASSERT_EQ(ask(*first, "send big " + std::to_string(tokens) + " 7"), "ok");
   ASSERT_EQ(ask(*first, "ready 4"), "ok");
@@ -478,6 +479,25 @@ TEST_P(fault, a_decode_killed_after_done_changes_nothing) {
 
 // -- prefill freezes
 // --------------------------------------------------------------------------------------------------
+
+TEST_P(fault, a_prefill_that_stands_still_while_it_is_dialled_is_reached_when_it_goes_on) {
+  auto prefill = later(c, "prefill-0", scripted_prefill);
+  survive_as("decode-0");
+  begin(*prefill);
+  ASSERT_EQ(ask(*prefill, "send r 50 7"), "ok");
+  ASSERT_EQ(ask(*prefill, "ready 4"), "ok");
+  ASSERT_EQ(ask(*prefill, "seal"), "ok");
+  prefill->stop();
+  const auto id = receive("r", 50);
+  events->listen_for(700ms);  // several keep-alives, and less than makes it dead
+  EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
+  prefill->signal(SIGCONT);
+  ASSERT_TRUE(events->unpinned(id));
+  auto& t = events->of(id);
+  ASSERT_EQ(t.done, 1) << to_string(t.why);
+  EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 7), 0u);
+  EXPECT_EQ(ask(*prefill, "outcome"), "done");
+}
 
 TEST_P(fault, what_a_stopped_prefill_still_writes_never_lands_in_reused_blocks) {
   constexpr std::uint32_t tokens = 12'000;

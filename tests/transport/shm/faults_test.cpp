@@ -9,6 +9,7 @@
 #include "troupe/transport/shm/wire.hpp"
 
 #include "processes.hpp"
+#include "sanitized.hpp"
 
 // Two processes, one of which is killed, stopped, or hostile.
 
@@ -324,13 +325,6 @@ TEST(shm_faults, a_peer_that_sends_nonsense_over_the_socket_of_a_link_ends_only_
 // -- leaks
 // ------------------------------------------------------------------------------------------------
 
-/// A sanitizer's own memory grows with what it has seen.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool memory_is_measurable = false;
-#else
-constexpr bool memory_is_measurable = true;
-#endif
-
 std::uint64_t resident_kib() {
   std::ifstream status{"/proc/self/status"};
   std::string word;
@@ -374,7 +368,7 @@ TEST(shm_faults, a_thousand_links_leave_no_descriptor_and_no_memory_behind) {
   }
   EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors; }))
       << open_descriptors() << " of " << descriptors;
-  if (memory_is_measurable) {
+  if (!troupe::testing::sanitized) {
     EXPECT_LE(resident_kib(), resident + resident / 10 + 1024);
   }
 }

@@ -1,0 +1,17 @@
+#pragma once
+
+namespace troupe::testing {
+
+/// Whether a sanitizer is in this program. It makes it several times slower, and keeps memory of
+/// its own that grows with what it has seen, so that the memory of the process says nothing.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool sanitized = true;
+#else
+inline constexpr bool sanitized = false;
+#endif
+
+/// What a limit of time is multiplied with that bounds a wait for another process, or judges how
+/// soon it was heard of. Not for times that are part of what is tested, such as deadlines.
+inline constexpr int patience = sanitized ? 4 : 1;
+
+}  // namespace troupe::testing
