@@ -1,0 +1,86 @@
+#pragma once
+
+/// The parts of the engine port: one file each for the sources of the prefill side, the receives of
+/// the decode side, keyed values, and what they share. Only the files of the port include this.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "troupe/actors/engine_port.hpp"
+
+namespace troupe::actors::port {
+
+using self_pointer = engine_port_actor::stateful_pointer<engine_port_state>;
+using timer = engine_port_state::timer;
+
+/// Of a session that only its peer's liveness bounds.
+constexpr auto no_deadline = time_point::max();
+
+// -- shared (engine_port_sessions.cpp)
+
+[[nodiscard]] time_point now();
+[[nodiscard]] time_point deadline_after(const engine_port_state& st,
+                                        std::chrono::milliseconds wanted);
+void forget_deadline(engine_port_state& st, time_point when, timer what, std::uint64_t id);
+[[nodiscard]] transfer_id new_transfer(engine_port_state& st);
+/// The mapping between our cache and the peer's, made once per peer.
+[[nodiscard]] result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(
+    engine_port_state& st, const link_handle& link, kvcache::data_flow flow);
+/// A session lives from here on; it is told of its deadline, and of the end of its link.
+void session_begins(engine_port_state& st, operation_id operation, transfer_id transfer,
+                    session_actor session, const link_handle& link, transfer_report report,
+                    time_point deadline);
+void session_ends(engine_port_state& st, transfer_id transfer);
+void tell_session(engine_port_state& st, transfer_id transfer, session_event event);
+/// The one outcome of an operation. False: it was told before.
+bool tell_outcome(engine_port_state& st, operation_id operation,
+                  std::variant<event_done, event_failed> outcome);
+void count_outcome(engine_port_state& st, const std::optional<troupe::error>& failure,
+                   std::uint64_t bytes);
+/// Ends as `link_ready` or `link_gone`. Never on this thread, which may be the engine's: the node
+/// also calls the engine back.
+void ask_for_link(engine_port_state& st, const std::string& peer);
+void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why);
+
+// -- sources, prefill side (engine_port_sources.cpp)
+
+void carry_out(self_pointer self, start_send& order);
+void carry_out(self_pointer self, send_progress& order);
+void carry_out(self_pointer self, send_sealed& order);
+/// A decode rank asks; its request meets its source, or is parked until that comes.
+void request_came(self_pointer self, const link_handle& link, transfer_request request);
+/// Takes requests out of the parking lot that `gone` says are over.
+void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone);
+void conclude_source(self_pointer self, operation_id operation,
+                     std::optional<troupe::error> failure, const session_event& to_senders);
+void sender_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
+/// Lets go of a concluded source once its last sender has unpinned.
+void release_source(self_pointer self, operation_id operation);
+
+// -- receives, decode side (engine_port_receives.cpp)
+
+void carry_out(self_pointer self, start_receive& order);
+void happened(self_pointer self, blocks_granted& granted);
+void happened(self_pointer self, session_layers& layers);
+void start_receiver(self_pointer self, operation_id operation, std::size_t index,
+                    const link_handle& link);
+void conclude_receive(self_pointer self, operation_id operation,
+                      std::optional<troupe::error> failure, const session_event& to_receivers);
+void fail_receive(self_pointer self, operation_id operation, troupe::error why);
+void receiver_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
+/// Lets go of a concluded receive once its last receiver has unpinned.
+void release_receive(self_pointer self, operation_id operation);
+
+// -- keyed values (engine_port_values.cpp)
+
+void carry_out(self_pointer self, start_value& order);
+void happened(self_pointer self, value_concluded& outcome);
+void start_client(self_pointer self, start_value order, const link_handle& link);
+void fail_value(engine_port_state& st, operation_id operation, troupe::error why);
+/// A peer asks for something of our values.
+void value_came(self_pointer self, const link_handle& link, session_message& message);
+
+}  // namespace troupe::actors::port

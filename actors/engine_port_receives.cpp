@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/decode_receiver.hpp"
+#include "troupe/actors/engine_port_parts.hpp"
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/logging.hpp"
+
+namespace troupe::actors::port {
+
+void release_receive(self_pointer self, operation_id operation) {
+  auto& st = self->state;
+  const auto found = st.receives.find(operation);
+  if (found == st.receives.end()) return;
+  const auto& r = found->second;
+  if (r.now != receiving::phase::concluded || r.live != 0) return;
+  if (r.pinned) {
+    if (auto unpinned = st.context->pool->unpin(r.spec.blocks); !unpinned) {
+      logger("port")->error("blocks of request {}: {}", r.spec.request,
+                            to_string(unpinned.error()));
+    }
+  }
+  st.receives.erase(found);
+  st.context->events.push({operation, event_unpinned{}});
+}
+
+void conclude_receive(self_pointer self, operation_id operation,
+                      std::optional<troupe::error> failure, const session_event& to_receivers) {
+  auto& st = self->state;
+  auto& r = st.receives.at(operation);
+  if (r.now == receiving::phase::concluded) return;
+  if (r.now == receiving::phase::in_line) {
+    tell(st.pool, pool_command{leave_line{operation}});
+  }
+  r.now = receiving::phase::concluded;
+  forget_deadline(st, r.deadline, timer::operation, operation.value);
+  count_outcome(st, failure, r.bytes);
+  if (failure) {
+    tell_outcome(st, operation, event_failed{*failure});
+    for (const auto& rank : r.ranks) {
+      if (rank.transfer) tell_session(st, *rank.transfer, to_receivers);
+    }
+  } else {
+    tell_outcome(st, operation, event_done{std::move(r.aux), r.bytes});
+  }
+  release_receive(self, operation);
+}
+
+void fail_receive(self_pointer self, operation_id operation, troupe::error why) {
+  const session_event to_receivers{engine_aborts{why}};
+  conclude_receive(self, operation, std::move(why), to_receivers);
+}
+
+namespace {
+
+/// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
+/// as one.
+void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r) {
+  const auto layers = static_cast<std::uint32_t>(r.told.size());
+  std::vector<std::uint32_t> complete(layers, r.spec.tokens);
+  for (const auto& rank : r.ranks) {
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      const auto landed = rank.transfer ? rank.landed[layer] : r.spec.prefix_tokens;
+      complete[layer] = std::min(complete[layer], landed);
+    }
+  }
+  for (std::uint32_t begin = 0; begin < layers;) {
+    auto end = begin + 1;
+    while (end < layers && complete[end] == complete[begin] && r.told[end] == r.told[begin]) ++end;
+    if (complete[begin] > r.told[begin]) {
+      st.context->events.push(
+          {operation, event_layers{{begin, end, r.told[begin], complete[begin]}}});
+      std::fill(r.told.begin() + begin, r.told.begin() + end, complete[begin]);
+    }
+    begin = end;
+  }
+}
+
+}  // namespace
+
+void start_receiver(self_pointer self, operation_id operation, std::size_t index,
+                    const link_handle& link) {
+  auto& st = self->state;
+  auto& r = st.receives.at(operation);
+  auto mapping = geometry(st, link, kvcache::data_flow::to_local);
+  if (!mapping) {
+    fail_receive(self, operation, mapping.error());
+    return;
+  }
+  auto& rank = r.ranks[index];
+  rank.transfer = new_transfer(st);
+  const auto& layout = *st.context->layout;
+  decode_receiver_options options;
+  options.basis.context = st.context;
+  options.basis.port = caf::actor_cast<engine_port_actor>(self);
+  options.basis.link = link;
+  options.basis.geometry = *mapping;
+  options.basis.transfer = *rank.transfer;
+  options.basis.request = r.spec.request;
+  options.basis.local_blocks = r.spec.blocks;
+  options.basis.local_state_slot = r.spec.state_slot;
+  options.deadline = r.deadline;
+  auto& request = options.request;
+  request.transfer = *rank.transfer;
+  request.request = r.spec.request;
+  request.mode = r.spec.mode;
+  request.rank = layout.tp_rank;
+  request.ranks = layout.tp_size;
+  request.token_begin = r.spec.prefix_tokens;
+  request.token_end = r.spec.tokens;
+  request.blocks = r.spec.blocks;
+  if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(r.deadline - now());
+  request.deadline_ms = static_cast<std::uint32_t>(
+      std::clamp<std::int64_t>(left.count(), 1, std::numeric_limits<std::uint32_t>::max()));
+  // A rank whose heads another rank of its replica sends has nothing to tell of layers.
+  const bool idle = !(*mapping)->moves_anything();
+  rank.landed.assign(layout.layers.size(), idle ? r.spec.tokens : r.spec.prefix_tokens);
+  transfer_report report;
+  report.request = r.spec.request;
+  report.peer = link.peer;
+  report.side = "receive";
+  report.state = "requested";
+  ++r.live;
+  const auto transfer = *rank.transfer;
+  const auto deadline = r.deadline;
+  auto receiver = self->spawn<caf::monitored>(decode_receiver, std::move(options));
+  rank.receiver = receiver;
+  session_begins(st, operation, transfer, std::move(receiver), link, std::move(report), deadline);
+  // The others may have landed everything while this one's link was being made.
+  if (idle) tell_layers_of(st, operation, r);
+}
+
+namespace {
+
+/// The blocks are there: reach every rank of the prefill replica.
+void begin_moving(self_pointer self, operation_id operation) {
+  auto& st = self->state;
+  auto& r = st.receives.at(operation);
+  r.now = receiving::phase::moving;
+  r.told.assign(st.context->layout->layers.size(), r.spec.prefix_tokens);
+  for (std::size_t index = 0; index < r.spec.sources.size(); ++index) {
+    const auto& peer = r.spec.sources[index];
+    r.ranks.push_back({peer, std::nullopt, {}, false, {}});
+  }
+  for (std::size_t index = 0; index < r.ranks.size(); ++index) {
+    const auto& peer = r.ranks[index].peer;
+    if (const auto link = st.links.find(peer); link != st.links.end()) {
+      start_receiver(self, operation, index, link->second);
+      if (st.receives.find(operation) == st.receives.end() ||
+          r.now == receiving::phase::concluded) {
+        return;
+      }
+      continue;
+    }
+    auto& waiting = st.waiting_for_link[peer];
+    waiting.push_back(operation);
+    if (waiting.size() == 1) ask_for_link(st, peer);
+  }
+}
+
+}  // namespace
+
+void carry_out(self_pointer self, start_receive& order) {
+  auto& st = self->state;
+  const auto operation = order.operation;
+  auto& r = st.receives[operation];
+  r.spec = std::move(order.spec);
+  r.deadline = deadline_after(st, r.spec.deadline);
+  st.deadlines.emplace(r.deadline, timer::operation, operation.value);
+  const auto block_tokens = st.context->layout->block_tokens;
+  const auto needed = (r.spec.tokens + block_tokens - 1) / block_tokens;
+  if (!r.spec.blocks.empty() || needed == 0) {
+    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
+    begin_moving(self, operation);
+    return;
+  }
+  r.now = receiving::phase::in_line;
+  if (!r.spec.fail_when_full) {
+    tell(st.pool, pool_command{wait_for_blocks{operation, needed, r.deadline}});
+    return;
+  }
+  auto blocks = st.context->pool
+                    ? st.context->pool->allocate(needed)
+                    : result<kvcache::allocation>{
+                          fail(errc::invalid_config,
+                               "this node has no pool of its own; name the destination blocks")};
+  self->send(caf::actor_cast<engine_port_actor>(self),
+             port_event{blocks_granted{operation, std::move(blocks)}});
+}
+
+void happened(self_pointer self, blocks_granted& granted) {
+  auto& st = self->state;
+  const auto found = st.receives.find(granted.operation);
+  const bool wanted = found != st.receives.end() && found->second.now == receiving::phase::in_line;
+  if (!wanted) {
+    if (granted.blocks) (void)st.context->pool->free(granted.blocks->owner, granted.blocks->blocks);
+    return;
+  }
+  auto& r = found->second;
+  if (!granted.blocks) {
+    r.now = receiving::phase::linking;
+    fail_receive(self, granted.operation, granted.blocks.error());
+    return;
+  }
+  r.spec.blocks = granted.blocks->blocks;
+  if (auto pinned = st.context->pool->pin(r.spec.blocks); !pinned) {
+    r.now = receiving::phase::linking;
+    fail_receive(self, granted.operation, pinned.error());
+    return;
+  }
+  r.pinned = true;
+  st.context->events.push({granted.operation, event_allocated{std::move(*granted.blocks)}});
+  begin_moving(self, granted.operation);
+}
+
+namespace {
+
+receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
+  const auto found = std::ranges::find_if(
+      r.ranks, [&](const receiving::from_rank& rank) { return rank.transfer == transfer; });
+  return found == r.ranks.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+void happened(self_pointer self, session_layers& layers) {
+  auto& st = self->state;
+  const auto session = st.sessions.find(layers.transfer);
+  if (session == st.sessions.end()) return;
+  const auto operation = session->second.operation;
+  const auto found = st.receives.find(operation);
+  if (found == st.receives.end() || found->second.now == receiving::phase::concluded) return;
+  auto* rank = rank_of(found->second, layers.transfer);
+  if (rank == nullptr) return;
+  session->second.report.state = "receiving";
+  const auto& slice = layers.slice;
+  for (auto layer = slice.layer_begin; layer < slice.layer_end && layer < rank->landed.size();
+       ++layer) {
+    rank->landed[layer] = std::max(rank->landed[layer], slice.token_end);
+  }
+  tell_layers_of(st, operation, found->second);
+}
+
+void receiver_concluded(self_pointer self, operation_id operation, session_concluded& outcome) {
+  auto& r = self->state.receives.at(operation);
+  if (r.now == receiving::phase::concluded) return;
+  if (outcome.failure) {
+    fail_receive(self, operation, std::move(*outcome.failure));
+    return;
+  }
+  auto* rank = rank_of(r, outcome.transfer);
+  if (rank == nullptr) return;
+  rank->done = true;
+  r.bytes += outcome.bytes;
+  // A rank that moves nothing to us may have concluded before its engine sealed, with nothing to
+  // say.
+  const bool first = rank == &r.ranks.front();
+  if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
+  if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
+    conclude_receive(self, operation, std::nullopt, {deadline_came{}});
+  }
+}
+
+}  // namespace troupe::actors::port

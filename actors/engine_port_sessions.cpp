@@ -1,0 +1,99 @@
+#include <chrono>
+#include <utility>
+
+#include <caf/send.hpp>
+
+#include "troupe/actors/engine_port_parts.hpp"
+#include "troupe/actors/inline_unit.hpp"
+
+namespace troupe::actors::port {
+
+time_point now() {
+  return std::chrono::steady_clock::now();
+}
+
+void forget_deadline(engine_port_state& st, time_point when, timer what, std::uint64_t id) {
+  st.deadlines.erase({when, what, id});
+}
+
+transfer_id new_transfer(engine_port_state& st) {
+  for (;;) {
+    const transfer_id id{st.random()};
+    if (id.value != 0 && !st.sessions.contains(id)) return id;
+  }
+}
+
+time_point deadline_after(const engine_port_state& st, std::chrono::milliseconds wanted) {
+  return now() + (wanted.count() > 0 ? wanted : st.context->settings.default_deadline);
+}
+
+result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(engine_port_state& st,
+                                                                   const link_handle& link,
+                                                                   kvcache::data_flow flow) {
+  if (!st.context->layout) {
+    return fail(errc::layout_mismatch, "this node has no cache of blocks; give its stage a model");
+  }
+  if (!link.peer_layout) {
+    return fail(errc::layout_mismatch,
+                link.peer + " has no cache of blocks; give its stage a model");
+  }
+  auto& known = flow == kvcache::data_flow::to_remote ? st.send_geometry : st.receive_geometry;
+  auto& entry = known[link.peer_incarnation];
+  if (!entry) {
+    auto made = kvcache::transfer_geometry::create(*st.context->layout, *link.peer_layout, flow);
+    if (!made) {
+      known.erase(link.peer_incarnation);
+      return fail(made.error());
+    }
+    entry = std::make_shared<const kvcache::transfer_geometry>(std::move(*made));
+  }
+  return entry;
+}
+
+void session_begins(engine_port_state& st, operation_id operation, transfer_id transfer,
+                    session_actor session, const link_handle& link, transfer_report report,
+                    time_point deadline) {
+  report.transfer = transfer.value;
+  if (deadline != no_deadline) st.deadlines.emplace(deadline, timer::session, transfer.value);
+  st.sessions.emplace(transfer, live_session{operation, std::move(session), link.actor.id(),
+                                             std::move(report), deadline});
+  st.context->counters.active_transfers.store(static_cast<std::uint32_t>(st.sessions.size()));
+}
+
+void session_ends(engine_port_state& st, transfer_id transfer) {
+  const auto found = st.sessions.find(transfer);
+  if (found == st.sessions.end()) return;
+  forget_deadline(st, found->second.deadline, timer::session, transfer.value);
+  st.sessions.erase(found);
+  st.context->counters.active_transfers.store(static_cast<std::uint32_t>(st.sessions.size()));
+}
+
+void tell_session(engine_port_state& st, transfer_id transfer, session_event event) {
+  if (const auto found = st.sessions.find(transfer); found != st.sessions.end()) {
+    tell(found->second.actor, std::move(event));
+  }
+}
+
+bool tell_outcome(engine_port_state& st, operation_id operation,
+                  std::variant<event_done, event_failed> outcome) {
+  if (!st.context->operations.end(operation)) return false;
+  std::visit([&](auto& what) { st.context->events.push({operation, std::move(what)}); }, outcome);
+  return true;
+}
+
+void count_outcome(engine_port_state& st, const std::optional<troupe::error>& failure,
+                   std::uint64_t bytes) {
+  auto& counters = st.context->counters;
+  (failure ? counters.transfers_failed : counters.transfers_done).fetch_add(1);
+  counters.bytes_moved.fetch_add(bytes);
+}
+
+void ask_for_link(engine_port_state& st, const std::string& peer) {
+  caf::anon_send(st.node, node_command{need_link{peer}});
+}
+
+void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why) {
+  tell(link.actor, link_command{say{transfer_abort{transfer, why.code, why.message}, {}}});
+}
+
+}  // namespace troupe::actors::port

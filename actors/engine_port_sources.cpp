@@ -1,0 +1,216 @@
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/engine_port_parts.hpp"
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/prefill_sender.hpp"
+
+namespace troupe::actors::port {
+
+void release_source(self_pointer self, operation_id operation) {
+  auto& st = self->state;
+  const auto found = st.sources.find(operation);
+  if (found == st.sources.end() || !found->second.concluded || !found->second.senders().empty())
+    return;
+  if (st.context->pool) {
+    // Pinned by `engine::send`, so this cannot fail while the bookkeeping is right.
+    if (auto unpinned = st.context->pool->unpin(found->second.spec().blocks); !unpinned) {
+      logger("port")->error("blocks of request {}: {}", found->second.spec().request,
+                            to_string(unpinned.error()));
+    }
+  }
+  st.sources.erase(found);
+  st.context->events.push({operation, event_unpinned{}});
+}
+
+void conclude_source(self_pointer self, operation_id operation,
+                     std::optional<troupe::error> failure, const session_event& to_senders) {
+  auto& st = self->state;
+  auto& src = st.sources.at(operation);
+  if (src.concluded) return;
+  src.concluded = true;
+  const auto& request = src.spec().request;
+  forget_deadline(st, src.deadline(), timer::operation, operation.value);
+  if (const auto of = st.source_of.find(request);
+      of != st.source_of.end() && of->second == operation) {
+    st.source_of.erase(of);
+  }
+  st.ended.remember(
+      request,
+      failure ? *failure
+              : troupe::error{errc::not_found, "request `" + request + "` was delivered already"});
+  count_outcome(st, failure, src.bytes());
+  if (failure) {
+    tell_outcome(st, operation, event_failed{*failure});
+    for (const auto sender : src.senders()) tell_session(st, sender, to_senders);
+  } else {
+    tell_outcome(st, operation, event_done{{}, src.bytes()});
+  }
+  release_source(self, operation);
+}
+
+namespace {
+
+void start_sender(self_pointer self, operation_id operation, const link_handle& link,
+                  transfer_request request) {
+  auto& st = self->state;
+  auto& src = st.sources.at(operation);
+  const auto transfer = request.transfer;
+  if (st.sessions.contains(transfer)) return;  // the same request twice changes nothing
+  auto mapping = geometry(st, link, kvcache::data_flow::to_remote);
+  if (!mapping) {
+    refuse_request(link, transfer, mapping.error());
+    return;
+  }
+  prefill_sender_options options;
+  options.basis.context = st.context;
+  options.basis.port = caf::actor_cast<engine_port_actor>(self);
+  options.basis.link = link;
+  options.basis.geometry = *mapping;
+  options.basis.transfer = transfer;
+  options.basis.request = request.request;
+  options.basis.local_blocks = src.spec().blocks;
+  options.basis.remote_blocks = request.blocks;
+  options.basis.local_state_slot = src.spec().state_slot;
+  if (!request.state_slots.empty()) options.basis.remote_state_slot = request.state_slots.front();
+  options.ready = src.ready();
+  options.sealed_tokens = src.sealed_tokens();
+  options.aux = src.aux();
+  options.deadline = now() + std::chrono::milliseconds{request.deadline_ms};
+  const auto deadline = options.deadline;
+  src.taken_by(transfer, request.ranks);
+  if (src.lost()) {
+    forget_deadline(st, src.deadline(), timer::operation, operation.value);
+    src.lengthen();
+    st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
+  }
+  transfer_report report;
+  report.request = request.request;
+  report.peer = link.peer;
+  report.side = "send";
+  report.state = "streaming";
+  options.request = std::move(request);
+  auto sender = self->spawn<caf::monitored>(prefill_sender, std::move(options));
+  session_begins(st, operation, transfer, std::move(sender), link, std::move(report), deadline);
+}
+
+void unpark(self_pointer self, const std::string& request, operation_id operation) {
+  auto& st = self->state;
+  const auto found = st.parked.find(request);
+  if (found == st.parked.end()) return;
+  auto waiting = std::move(found->second);
+  st.parked.erase(found);
+  for (auto& one : waiting) {
+    --st.parked_count;
+    forget_deadline(st, one.deadline, timer::parked, one.request.transfer.value);
+    start_sender(self, operation, one.link, std::move(one.request));
+  }
+}
+
+}  // namespace
+
+void carry_out(self_pointer self, start_send& order) {
+  auto& st = self->state;
+  const auto deadline = deadline_after(st, order.spec.deadline);
+  const auto request = order.spec.request;
+  const auto layers = static_cast<std::uint32_t>(st.context->layout->layers.size());
+  st.sources.emplace(order.operation, source{std::move(order.spec), layers, deadline});
+  st.source_of[request] = order.operation;
+  st.ended.forget(request);
+  st.deadlines.emplace(deadline, timer::operation, order.operation.value);
+  unpark(self, request, order.operation);
+}
+
+void carry_out(self_pointer self, send_progress& order) {
+  auto& st = self->state;
+  const auto found = st.sources.find(order.operation);
+  if (found == st.sources.end()) return;
+  const auto& more = order.progress;
+  found->second.computed(more.layer_begin, more.layer_end, more.token_end);
+  for (const auto sender : found->second.senders()) tell_session(st, sender, session_event{more});
+}
+
+void carry_out(self_pointer self, send_sealed& order) {
+  auto& st = self->state;
+  const auto found = st.sources.find(order.operation);
+  if (found == st.sources.end()) return;
+  auto& src = found->second;
+  // A seal says that every layer is ready up to there, whether or not each was reported before.
+  const source_progress all{0, static_cast<std::uint32_t>(st.context->layout->layers.size()),
+                            order.seal.tokens};
+  for (const auto sender : src.senders()) {
+    tell_session(st, sender, session_event{all});
+    tell_session(st, sender, session_event{order.seal});
+  }
+  src.seal(order.seal.tokens, std::move(order.seal.aux));
+}
+
+void request_came(self_pointer self, const link_handle& link, transfer_request request) {
+  auto& st = self->state;
+  if (st.stopping) {
+    refuse_request(link, request.transfer, {errc::aborted, "the node stops"});
+    return;
+  }
+  if (const auto of = st.source_of.find(request.request); of != st.source_of.end()) {
+    start_sender(self, of->second, link, std::move(request));
+    return;
+  }
+  if (const auto* why = st.ended.find(request.request)) {
+    refuse_request(link, request.transfer, *why);
+    return;
+  }
+  if (st.parked_count >= st.context->settings.max_operations) {
+    refuse_request(link, request.transfer,
+                   {errc::overloaded, "too many requests wait here for their prefill"});
+    return;
+  }
+  const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
+  ++st.parked_count;
+  st.deadlines.emplace(deadline, timer::parked, request.transfer.value);
+  auto& waiting = st.parked[request.request];
+  waiting.push_back({link, std::move(request), deadline});
+}
+
+void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone) {
+  for (auto of = st.parked.begin(); of != st.parked.end();) {
+    auto& waiting = of->second;
+    for (auto one = waiting.begin(); one != waiting.end();) {
+      if (!gone(*one)) {
+        ++one;
+        continue;
+      }
+      forget_deadline(st, one->deadline, timer::parked, one->request.transfer.value);
+      --st.parked_count;
+      one = waiting.erase(one);
+    }
+    of = waiting.empty() ? st.parked.erase(of) : std::next(of);
+  }
+}
+
+void sender_concluded(self_pointer self, operation_id operation, session_concluded& outcome) {
+  auto& st = self->state;
+  auto& src = st.sources.at(operation);
+  if (src.concluded) return;
+  if (!outcome.failure) {
+    if (src.released(outcome.bytes))
+      conclude_source(self, operation, std::nullopt, {deadline_came{}});
+    return;
+  }
+  const auto window = st.context->settings.retry_window;
+  if (outcome.failure->code == errc::peer_lost && window.count() > 0) {
+    // The source stays for another decode rank; the engine hears of it if none comes.
+    const auto until = std::min(src.deadline(), now() + window);
+    forget_deadline(st, src.deadline(), timer::operation, operation.value);
+    src.shorten(until, std::move(*outcome.failure));
+    st.deadlines.emplace(until, timer::operation, operation.value);
+    return;
+  }
+  const session_event to_others{engine_aborts{*outcome.failure}};
+  conclude_source(self, operation, std::move(outcome.failure), to_others);
+}
+
+}  // namespace troupe::actors::port
