@@ -41,7 +41,6 @@ result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_o
 }
 
 // -- calls
-// ------------------------------------------------------------------------------------------------
 
 result<membership> cluster_client::members() {
   auto whom = supervisor();
@@ -118,7 +117,6 @@ result<std::vector<std::uint8_t>> cluster_client::call(const node_info& node,
 }
 
 // -- connections
-// ------------------------------------------------------------------------------------------
 
 result<supervisor_actor> cluster_client::supervisor() {
   {

@@ -138,7 +138,6 @@ struct link_reply {
 };
 
 // -- status
-// ----------------------------------------------------------------------------------------------
 
 struct link_report {
   std::string peer;
@@ -179,7 +178,6 @@ struct node_report {
 };
 
 // -- engines' own calls
-// ----------------------------------------------------------------------------------
 
 /// A small request to the engine behind a node (a frontend hands it a prompt, say). At most
 /// `max_call_bytes`; bulk data goes over links.
@@ -196,7 +194,6 @@ struct call_reply {
 inline constexpr std::size_t max_call_bytes = std::size_t{1} << 20;
 
 // -- inspection
-// ------------------------------------------------------------------------------------------
 
 template <class I>
 auto inspect(I& f, node_info& x) {

@@ -118,7 +118,6 @@ class node_engine final : public engine {
   }
 
   // -- the cache
-  // ------------------------------------------------------------------------------------------
 
   const kvcache::cache_layout& layout() const override {
     static const kvcache::cache_layout none{};
@@ -146,7 +145,6 @@ class node_engine final : public engine {
   }
 
   // -- transfers
-  // --------------------------------------------------------------------------------------------
 
   result<operation_id> send(send_spec spec) override {
     if (auto fine = check_request(spec.request); !fine) return fail(fine.error());
@@ -203,7 +201,6 @@ class node_engine final : public engine {
   }
 
   // -- keyed values
-  // --------------------------------------------------------------------------------------------
 
   result<operation_id> put(std::string peer, std::string key, std::span<const std::byte> value,
                            std::chrono::milliseconds ttl) override {
@@ -226,7 +223,6 @@ class node_engine final : public engine {
   }
 
   // -- the cluster
-  // ------------------------------------------------------------------------------------------------
 
   result<operation_id> place(placement_request request) override {
     if (auto fine = check_request(request.request); !fine) return fail(fine.error());
@@ -255,7 +251,6 @@ class node_engine final : public engine {
   }
 
   // -- events
-  // ---------------------------------------------------------------------------------------------------------
 
   int event_fd() const override { return context_->events.fd(); }
   std::vector<event> take(std::size_t max) override { return context_->events.take(max); }

@@ -62,7 +62,6 @@ struct value_view {
 };
 
 // -- events
-// -------------------------------------------------------------------------------------------------------
 
 /// decode: the pool gave these blocks to a `receive` that named none. They belong to the engine,
 /// which gives them back with `free_blocks`.
@@ -147,7 +146,6 @@ class engine {
   [[nodiscard]] virtual result<void> wait_registered(std::chrono::milliseconds timeout) = 0;
 
   // -- the cache
-  // ----------------------------------------------------------------------------------------------
 
   [[nodiscard]] virtual const kvcache::cache_layout& layout() const = 0;
   /// Memory of the layout's region `index`. `out_of_range`.
@@ -161,7 +159,6 @@ class engine {
                                    std::span<const block_id> blocks) = 0;
 
   // -- transfers
-  // ----------------------------------------------------------------------------------------------
 
   /// `already_exists` (the request is live here), `out_of_range` (a block outside the cache),
   /// `overloaded`.
@@ -181,7 +178,6 @@ class engine {
   virtual result<void> abort(operation_id operation, std::string reason) = 0;
 
   // -- keyed values
-  // ----------------------------------------------------------------------------------------------
 
   /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
   /// stay unchanged until the outcome. ttl 0: until removed. Outcome: done, `already_exists`,
@@ -194,7 +190,6 @@ class engine {
   [[nodiscard]] virtual result<operation_id> remove(std::string peer, std::string key) = 0;
 
   // -- the cluster
-  // ---------------------------------------------------------------------------------------------
 
   [[nodiscard]] virtual result<operation_id> place(actors::placement_request request) = 0;
   /// A placed request ended, however: its place in the queue is free.
@@ -204,7 +199,6 @@ class engine {
   [[nodiscard]] virtual actors::node_report report() const = 0;
 
   // -- events
-  // ---------------------------------------------------------------------------------------------------
 
   /// Readable while events wait; for poll/epoll. Owned by the engine.
   [[nodiscard]] virtual int event_fd() const = 0;

@@ -163,7 +163,6 @@ transport::host_identity identity_of(const link_request& request) {
 }
 
 // -- the dialling side
-// ---------------------------------------------------------------------------------------
 
 /// Before the first repetition; doubled with each.
 constexpr auto first_pause = std::chrono::milliseconds{20};
@@ -337,7 +336,6 @@ void dial(self_pointer self) {
 }
 
 // -- the accepting side
-// ------------------------------------------------------------------------------------------
 
 link_reply refusal(self_pointer self, troupe::error why) {
   link_reply reply;
@@ -367,7 +365,6 @@ link_reply accept(self_pointer self, const link_request& request) {
 }
 
 // -- what sessions ask
-// ---------------------------------------------------------------------------------------------
 
 void to_session(link_state& st, transfer_id transfer, session_event event) {
   if (const auto found = st.sessions.find(transfer); found != st.sessions.end()) {
@@ -486,7 +483,6 @@ void carry_out(self_pointer self, close_link order) {
 }
 
 // -- what the transport reports
-// --------------------------------------------------------------------------------------
 
 void happened(self_pointer self, const link_came_up&) {
   auto& st = self->state;

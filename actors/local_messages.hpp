@@ -25,7 +25,6 @@
 namespace troupe::actors {
 
 // -- to the actor of one transfer
-// --------------------------------------------------------------------------
 
 /// engine_port -> sender: the source grew.
 struct source_progress {
@@ -61,7 +60,6 @@ using session_actor = caf::typed_actor<
     caf::reacts_to<session_event>>;
 
 // -- to the actor of one link
-// ---------------------------------------------------------------------------------
 
 /// Part of one of our regions that the peer shall be allowed to touch.
 struct grant_wish {
@@ -137,7 +135,6 @@ struct link_handle {
 };
 
 // -- to the engine port
-// ---------------------------------------------------------------------------------------------
 
 /// link -> engine_port: the link can be used. Told once, before any other message of the link.
 struct link_ready {
@@ -193,7 +190,6 @@ struct port_event {
 };
 
 // -- to the pool manager
-// ------------------------------------------------------------------------------------------------
 
 /// port -> pool: stand in line for blocks; ends as `blocks_granted`.
 struct wait_for_blocks {
@@ -212,7 +208,6 @@ struct pool_command {
 };
 
 // -- to the node
-// ----------------------------------------------------------------------------------------------------------
 
 /// port -> node: make or find the link with this node; ends as `link_ready` or `link_gone`.
 struct need_link {
@@ -240,7 +235,6 @@ struct node_command {
 };
 
 // -- from the engine
-// -------------------------------------------------------------------------------------------------
 
 struct start_send {
   operation_id operation;

@@ -47,7 +47,6 @@ membership_table::membership_table(membership_options options) : options_{std::m
 }
 
 // -- events
-// -----------------------------------------------------------------------------------------------
 
 result<registration> membership_table::registered(const registration_request& request,
                                                   steady_time now) {
@@ -174,7 +173,6 @@ void membership_table::judge(entry& e, steady_time now) {
 }
 
 // -- checks
-// -----------------------------------------------------------------------------------------------
 
 result<void> membership_table::check_identity(const registration_request& request) const {
   const node_info& node = request.node;
@@ -253,7 +251,6 @@ result<void> membership_table::check_replacement(const node_info& node, const en
 }
 
 // -- results
-// ----------------------------------------------------------------------------------------------
 
 void membership_table::change(entry& e, node_state to, std::string reason) {
   ++epoch_;

@@ -88,7 +88,6 @@ class membership_table {
   explicit membership_table(membership_options options);
 
   // -- events
-  // ---------------------------------------------------------------------------------------------
 
   /// A node wants in. The reply carries the replica that it serves. Errors: `version_mismatch`,
   /// `invalid_config` (another cluster, or not what the deployment says of that name), `not_found`
@@ -108,7 +107,6 @@ class membership_table {
   void tick(steady_time now);
 
   // -- what follows from them
-  // -------------------------------------------------------------------------------
 
   /// Changes since the last call, oldest first.
   [[nodiscard]] std::vector<node_transition> take_transitions();
@@ -117,7 +115,6 @@ class membership_table {
   [[nodiscard]] std::optional<membership> take_broadcast(steady_time now);
 
   // -- properties
-  // -------------------------------------------------------------------------------------------
 
   /// Every node that registered since the supervisor started, in the deployment's order.
   [[nodiscard]] membership view() const;

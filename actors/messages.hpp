@@ -16,7 +16,6 @@
 namespace troupe::actors {
 
 // -- between processes
-// -------------------------------------------------------------------------------------
 
 /// One per node, the only published actor of its process.
 using node_actor = caf::typed_actor<
@@ -49,7 +48,6 @@ using supervisor_actor = caf::typed_actor<
     caf::reacts_to<tick_atom>>;
 
 // -- inside one process
-// --------------------------------------------------------------------------------------
 // `session_actor` and `link_actor` stand in local_messages.hpp, since the messages carry their
 // handles.
 

@@ -24,7 +24,6 @@ namespace {
 using self_pointer = local_node_actor::stateful_pointer<node_state_data>;
 
 // -- links
-// ---------------------------------------------------------------------------------------------------
 
 link_actor spawn_link(self_pointer self, node_info peer, transport::link_role role) {
   auto& st = self->state;
@@ -83,7 +82,6 @@ void make_wanted_links(self_pointer self) {
 }
 
 // -- registration
-// ----------------------------------------------------------------------------------------------
 
 void lost_supervisor(self_pointer self, const std::string& why) {
   auto& st = self->state;
@@ -199,7 +197,6 @@ void beat(self_pointer self) {
 }
 
 // -- reports and calls
-// -----------------------------------------------------------------------------------------
 
 /// Asks every child; answers when all have said something, or did not within a second.
 struct report_in_progress {
@@ -312,7 +309,6 @@ caf::typed_response_promise<call_reply> take_call(self_pointer self, call_reques
 }
 
 // -- what the port and the engine ask
-// ---------------------------------------------------------------------------
 
 void carry_out(self_pointer self, need_link& order) {
   const auto now = std::chrono::steady_clock::now();
@@ -384,7 +380,6 @@ void carry_out(self_pointer self, stop_node&) {
 }
 
 // -- what other processes ask
-// -------------------------------------------------------------------------------------
 
 void adopt(self_pointer self, membership& fresh) {
   auto& st = self->state;

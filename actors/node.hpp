@@ -20,14 +20,13 @@ namespace troupe::actors {
 /// takes links and calls in. The one published actor of its process. Waits for its first tick,
 /// which comes when the port is bound, before it registers.
 ///
-///   state          event                              next           what happens
-///   -------------  ---------------------------------  -------------
-///   --------------------------------------- unregistered   supervisor reached and accepts
-///   registered     heartbeats begin unregistered   unreachable, refused               unregistered
-///   tries again with each beat registered     heartbeat unknown, rejoin          unregistered
-///   registers again, links stay registered     supervisor gone                    unregistered
-///   keeps its last membership and its links any            stop_node                          -
-///   leaves, closes links, quits
+///   state         event                           next          what happens
+///   ------------  ------------------------------  ------------  ------------
+///   unregistered  supervisor reached and accepts  registered    heartbeats begin
+///   unregistered  unreachable, refused            unregistered  tries again with each beat
+///   registered    heartbeat unknown, rejoin       unregistered  registers again, links stay
+///   registered    supervisor gone                 unregistered  keeps its membership and its links
+///   any           stop_node                       -             leaves, closes links, quits
 struct node_state_data {
   struct known_link {
     std::string peer;

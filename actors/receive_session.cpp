@@ -25,7 +25,6 @@ receive_session::receive_session(options opts, transfer_request request)
 }
 
 // -- events
-// ------------------------------------------------------------------------------------------------
 
 session_actions receive_session::start() {
   if (state_ != state::idle) return {};
@@ -209,7 +208,6 @@ session_actions receive_session::expire(time_point now) {
 }
 
 // -- what events have in common
-// ----------------------------------------------------------------------------
 
 bool receive_session::empty() const noexcept {
   return request_.token_begin == request_.token_end;

@@ -61,7 +61,6 @@ router::router(router_options options) : options_{std::move(options)}, random_{o
 }
 
 // -- events
-// -----------------------------------------------------------------------------------------------
 
 void router::update(const membership& members) {
   epoch_ = members.epoch;
@@ -158,7 +157,6 @@ std::vector<served_ticket> router::abandon() {
 }
 
 // -- choosing
-// ---------------------------------------------------------------------------------------------
 
 placement router::assign(const placement_request& request, std::size_t edge) {
   const auto [from, to] = edge_stages_[edge];
@@ -232,7 +230,6 @@ bool router::has_candidate(std::size_t edge) const {
 }
 
 // -- sentences
-// --------------------------------------------------------------------------------------------
 
 result<std::size_t> router::find_edge(const placement_request& request) const {
   std::vector<std::size_t> matching;

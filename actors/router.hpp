@@ -68,7 +68,6 @@ class router {
   explicit router(router_options options);
 
   // -- events
-  // ---------------------------------------------------------------------------------------------
 
   /// The membership changed. Call `serve` after it.
   void update(const membership& members);
@@ -88,7 +87,6 @@ class router {
   [[nodiscard]] std::vector<served_ticket> abandon();
 
   // -- properties
-  // -------------------------------------------------------------------------------------------
 
   [[nodiscard]] std::size_t waiting() const noexcept { return line_.size(); }
   [[nodiscard]] std::size_t tracked() const noexcept { return placed_.size(); }

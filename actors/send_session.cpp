@@ -11,7 +11,6 @@ send_session::send_session(options opts) : options_{opts} {
 }
 
 // -- events
-// ------------------------------------------------------------------------------------------------
 
 session_actions send_session::start(const transfer_request& request,
                                     std::span<const std::uint32_t> ready,
@@ -168,7 +167,6 @@ session_actions send_session::expire(time_point now) {
 }
 
 // -- what events have in common
-// ----------------------------------------------------------------------------
 
 std::optional<error> send_session::seal(std::uint32_t tokens, std::vector<std::byte> aux) {
   if (token_end_ > tokens) {

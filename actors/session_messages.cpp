@@ -36,7 +36,6 @@ bool in_range(errc, std::uint8_t n) {
 }
 
 // -- the writer and the reader
-// ---------------------------------------------------------------------------
 //
 // Both offer the same member functions, one per kind of field, and `fields` below says once for
 // each struct which fields it has, in which order and within which bounds. The first problem stops
@@ -250,7 +249,6 @@ class reader {
 };
 
 // -- the fields
-// --------------------------------------------------------------------------------------------
 
 constexpr std::size_t extent_bytes = 3 * 8 + 4;
 /// With the one extent that it must have and an empty key.

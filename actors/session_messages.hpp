@@ -39,7 +39,6 @@ struct cache_slice {
 };
 
 // -- one transfer
-// --------------------------------------------------------------------------------------------
 
 /// decode -> prefill, first message of a transfer: what is wanted and where it may be written to.
 struct transfer_request {
@@ -100,7 +99,6 @@ struct transfer_quiescent {
 };
 
 // -- keyed values
-// -------------------------------------------------------------------------------------------------
 
 /// A value of at most `max_inline` bytes travels in the frame; a larger one is read through the
 /// grant.

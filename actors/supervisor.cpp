@@ -56,7 +56,6 @@ struct supervisor_state {
   [[nodiscard]] steady_time now() const { return self->clock().now(); }
 
   // -- messages
-  // -------------------------------------------------------------------------------------------
 
   registration take_in(const registration_request& request, const node_actor& handle);
   heartbeat_ack heard(const heartbeat& beat);
@@ -66,7 +65,6 @@ struct supervisor_state {
   void stop();
 
   // -- what follows from them
-  // -------------------------------------------------------------------------------
 
   void settle();
   void report(const node_transition& change);

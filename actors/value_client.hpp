@@ -11,13 +11,14 @@ namespace troupe::actors {
 
 /// One put, get, query or remove at another node. Spawned by the engine port.
 ///
-///   state     event                        next      actions
-///   --------  ---------------------------  --------
-///   ----------------------------------------------------- asked     reply (small, or no value)
-///   fencing   fence (a put's grant), then the outcome asked     reply with a grant (get) reading
-///   post a read into scratch memory reading   completed                    fencing   send
-///   store_release, fence, then the outcome asked,    link lost, abort, deadline   fencing   fence,
-///   then the failure reading fencing   quiescent                    -         outcome, quit
+///   state    event                       next     actions
+///   -------  --------------------------  -------  -------
+///   asked    reply (small, or no value)  fencing  fence (a put's grant), then the outcome
+///   asked    reply with a grant (get)    reading  post a read into scratch memory
+///   reading  completed                   fencing  send store_release, fence, then the outcome
+///   asked    link lost, abort, deadline  fencing  fence, then the failure
+///   reading  link lost, abort, deadline  fencing  fence, then the failure
+///   fencing  quiescent                   -        outcome, quit
 struct value_client_state {
   enum class phase : std::uint8_t { asked, reading, fencing };
 

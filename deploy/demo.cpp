@@ -236,7 +236,6 @@ class demo {
 
  private:
   // -- the cluster
-  // ----------------------------------------------------------------------------------
 
   result<void> start() {
     auto port = free_port();
@@ -288,7 +287,6 @@ class demo {
   }
 
   // -- requests
-  // -------------------------------------------------------------------------------------
 
   result<bool> one_request(std::uint32_t index) {
     const auto prompt = reference::encode_text(options_.prompt.empty() ? std::string{default_prompt}
@@ -389,7 +387,6 @@ class demo {
   }
 
   // -- what is said
-  // ---------------------------------------------------------------------------------
 
   void print_head() {
     out_ << "nodes      ";

@@ -6,7 +6,6 @@
 namespace troupe::kvcache {
 
 // -- construction
-// -------------------------------------------------------------------------------------
 
 block_pool::block_pool(std::uint32_t blocks, std::uint32_t max_waiters)
     : blocks_(blocks), max_waiters_{max_waiters} {
@@ -18,7 +17,6 @@ block_pool::block_pool(std::uint32_t blocks, std::uint32_t max_waiters)
 }
 
 // -- allocation
-// ---------------------------------------------------------------------------------------
 
 result<allocation> block_pool::allocate(std::uint32_t count) {
   if (count > 0 && (!waiters_.empty() || count > counters_.free)) {
@@ -139,7 +137,6 @@ result<release_count> block_pool::free(block_owner owner, std::span<const block_
 }
 
 // -- pins
-// ---------------------------------------------------------------------------------------------
 
 result<void> block_pool::pin(block_owner owner, std::span<const block_id> ids) {
   for (const auto id : ids) {
@@ -222,7 +219,6 @@ void block_pool::return_run(std::uint32_t start, std::uint32_t length) {
 }
 
 // -- waiting
-// ------------------------------------------------------------------------------------------
 
 result<waiter_id> block_pool::wait(std::uint32_t count, time_point deadline) {
   if (count > counters_.total) {
@@ -282,7 +278,6 @@ std::optional<block_pool::time_point> block_pool::next_deadline() const {
 }
 
 // -- properties
-// ---------------------------------------------------------------------------------------
 
 pool_counters block_pool::counters() const noexcept {
   pool_counters counters = counters_;

@@ -74,7 +74,6 @@ class block_pool {
   explicit block_pool(std::uint32_t blocks, std::uint32_t max_waiters = 65'536);
 
   // -- allocation
-  // -------------------------------------------------------------------------------------
 
   /// `count` blocks, one contiguous run when there is one (the smallest that fits), else as few
   /// runs as the free list allows; ascending inside each run. 0 blocks is an empty allocation.
@@ -90,7 +89,6 @@ class block_pool {
   [[nodiscard]] result<release_count> free(block_owner owner, std::span<const block_id> blocks);
 
   // -- pins: bytes may still move
-  // ---------------------------------------------------------------------
 
   /// Holds blocks for a transfer: they will not be reused before `unpin`, whatever is freed. Pins
   /// count. Only the blocks' owner can pin, and not out of quarantine. Errors as for `free`.
@@ -100,7 +98,6 @@ class block_pool {
   [[nodiscard]] result<release_count> unpin(block_owner owner, std::span<const block_id> blocks);
 
   // -- waiting
-  // ----------------------------------------------------------------------------------------
 
   /// Queues for `count` blocks until `deadline`. First come, first served, whatever the sizes. Call
   /// `serve` afterwards: it may be served at once. `pool_exhausted` when the pool will never have
@@ -116,7 +113,6 @@ class block_pool {
   [[nodiscard]] std::optional<time_point> next_deadline() const;
 
   // -- properties
-  // -------------------------------------------------------------------------------------
 
   [[nodiscard]] pool_counters counters() const noexcept;
   /// Blocks of the longest contiguous free run.

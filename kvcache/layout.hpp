@@ -12,7 +12,6 @@
 namespace troupe::kvcache {
 
 // -- logical geometry: what both sides of a transfer must agree on
-// ------------------------------------
 
 /// What a layer keeps per token. Numbers are part of the encoded form: append, never renumber.
 enum class layer_kind : std::uint8_t {
@@ -58,7 +57,6 @@ struct head_span {
 [[nodiscard]] std::uint32_t dtype_size(std::string_view name) noexcept;
 
 // -- physical layout: where one rank keeps it, free to differ between the sides
-// -----------------------
 
 /// Where K, V or the latent of one layer lies. The bytes of local head h of token t (0 <= t <
 /// block_tokens) of block b are `[at, at + head_bytes)` of region `region`, with
@@ -151,7 +149,6 @@ struct cache_layout {
 [[nodiscard]] result<void> check_compatible(const cache_layout& local, const cache_layout& remote);
 
 // -- the arrangements that have a name
-// ---------------------------------------------------------------
 
 /// Order of the dimensions in a region, outermost first, K and V `together` / `separate`.
 enum class block_order : std::uint8_t {
@@ -207,7 +204,6 @@ struct cache_shape {
 [[nodiscard]] result<cache_layout> make_layout(const cache_shape& shape, const arrangement& how);
 
 // -- the form that travels
-// ---------------------------------------------------------------------------
 
 /// Longest encoding that `decode` looks at.
 inline constexpr std::size_t max_encoded_layout = 1U << 20U;

@@ -28,7 +28,6 @@ keyed_store::time_point after(keyed_store::time_point now, keyed_store::duration
 keyed_store::keyed_store(const store_options& options) : options_{options}, memory_{options.size} {}
 
 // -- putting
-// ------------------------------------------------------------------------------------------
 
 result<put_slot> keyed_store::begin_put(std::string_view key, std::uint64_t size, time_point now) {
   if (key.empty() || key.size() > max_key_size) {
@@ -121,7 +120,6 @@ result<void> keyed_store::abort(put_id put) {
 }
 
 // -- reading
-// ------------------------------------------------------------------------------------------
 
 result<pinned_view> keyed_store::get(std::string_view key, time_point now) {
   const auto at = find_stored(key, now);
@@ -159,7 +157,6 @@ result<void> keyed_store::release(view_id view) {
 }
 
 // -- removing
-// -----------------------------------------------------------------------------------------
 
 result<void> keyed_store::remove(std::string_view key, time_point now) {
   const auto at = find_stored(key, now);

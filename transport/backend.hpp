@@ -97,7 +97,6 @@ class link {
   [[nodiscard]] virtual backend_kind kind() const noexcept = 0;
 
   // -- establishment
-  // ----------------------------------------------------------------------------------
 
   /// To be carried to the peer in a message. Contains this end's unguessable token.
   [[nodiscard]] virtual link_offer offer() const = 0;
@@ -107,7 +106,6 @@ class link {
   [[nodiscard]] virtual result<void> connect(const link_offer& peer) = 0;
 
   // -- target side: our memory, the peer's operations
-  // --------------------------------------------------
 
   /// Permits the peer to touch `extents` of `region` until `fence(transfer)`. `unknown_region`,
   /// `out_of_range` (an extent outside the region, none, too many), `overloaded`.
@@ -115,7 +113,6 @@ class link {
                                                    access rights, transfer_id transfer) = 0;
 
   // -- initiator side
-  // -----------------------------------------------------------------------------------
 
   /// Starts a batch. Errors that need no wire come back at once and then nothing was started:
   /// `unknown_region`, `out_of_range` (naming piece and segment; checked against the local region
@@ -128,7 +125,6 @@ class link {
   [[nodiscard]] virtual result<void> send_frame(std::span<const std::byte> frame) = 0;
 
   // -- both
-  // -----------------------------------------------------------------------------------------------
 
   /// Makes a transfer quiescent on this link: revokes every grant given for it, cancels its batches
   /// that are in flight here (they complete with `aborted`), refuses later posts for it. When it is

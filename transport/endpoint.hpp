@@ -55,7 +55,6 @@ class endpoint {
   virtual ~endpoint() = default;
 
   // -- memory
-  // -----------------------------------------------------------------------------------------------
 
   /// Allocates zeroed host memory (a memfd, so that `shm` peers can map it and nothing outlives the
   /// process) and registers it. Freed by `deregister`. `invalid_config` (size 0), `pool_exhausted`
@@ -71,7 +70,6 @@ class endpoint {
   [[nodiscard]] virtual result<std::span<std::byte>> bytes(region_id region) const = 0;
 
   // -- links
-  // --------------------------------------------------------------------------------------------------
 
   [[nodiscard]] virtual std::vector<backend_status> backends() const = 0;
   [[nodiscard]] virtual host_identity identity() const = 0;
@@ -86,7 +84,6 @@ class endpoint {
                                                            std::shared_ptr<link_sink> sink) = 0;
 
   // -- progress
-  // -----------------------------------------------------------------------------------------------
 
   /// One round over all links from the calling thread. True: something was done. May be called
   /// beside the progress threads (they step aside for a caller that polls).

@@ -109,7 +109,6 @@ progress_engine::~progress_engine() {
 }
 
 // -- registration
-// -----------------------------------------------------------------------------------
 
 result<watch_id> progress_engine::watch(int fd, std::uint32_t events, std::shared_ptr<pollable> who,
                                         std::uint64_t key) {
@@ -204,7 +203,6 @@ void progress_engine::wake() {
 }
 
 // -- rounds
-// -------------------------------------------------------------------------------------------
 
 void progress_engine::caller_polls() noexcept {
   const auto now = nanoseconds(steady_clock::now());
@@ -407,7 +405,6 @@ milliseconds progress_engine::time_to_sleep(steady_time now, steady_time until) 
 }
 
 // -- pollers
-// ------------------------------------------------------------------------------------------
 
 void progress_engine::refresh_pollers() {
   if (round_pollers_version_ == pollers_version_.load(std::memory_order_acquire)) return;
@@ -440,7 +437,6 @@ void progress_engine::end_sleep() {
 }
 
 // -- the pool
-// ---------------------------------------------------------------------------------------------
 
 result<std::unique_ptr<progress_pool>> progress_pool::create(
     std::uint32_t num_workers, std::chrono::microseconds spin,

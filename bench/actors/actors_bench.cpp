@@ -80,7 +80,6 @@ double median_of(int count, Once once) {
 }
 
 // -- keyed values
-// ---------------------------------------------------------------------------------------------
 
 struct value_size {
   std::size_t bytes;
@@ -137,7 +136,6 @@ void values(const control& parent, const way& how) {
 }
 
 // -- transfers
-// ------------------------------------------------------------------------------------------------
 
 /// Microseconds from `receive` to `done`, one after the other: the median.
 double one_by_one(bench_cluster& cluster, transfer_mode mode, std::uint64_t first, int count) {
@@ -213,7 +211,6 @@ void transfers(const control& parent, const way& how, transfer_mode mode) {
 }
 
 // -- what waits
-// -----------------------------------------------------------------------------------------------
 
 void idle_memory(const control& parent, const std::string& backend) {
   bench_cluster cluster{{backend, false}};
@@ -289,7 +286,6 @@ void soak(const control& parent, const std::string& backend) {
 }
 
 // -- parts
-// -----------------------------------------------------------------------------------------------------
 
 /// Runs one part in processes of its own; its rows.
 std::vector<std::string> part(const std::function<void(const control&)>& body) {

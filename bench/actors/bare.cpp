@@ -20,7 +20,6 @@ namespace troupe::bench {
 using namespace transport;
 
 // -- a bare socket
-// --------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -101,7 +100,6 @@ double bare_socket::exchange(std::size_t size, int count) {
 }
 
 // -- a bare link
-// ----------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -64,7 +64,6 @@ double median(std::vector<double> values) {
 }
 
 // -- the pair of processes
-// ------------------------------------------------------------------------------
 
 class counting_sink final : public link_sink {
  public:
@@ -202,7 +201,6 @@ void run_target(int line, flags& shared) {
 }
 
 // -- rows
-// -----------------------------------------------------------------------------------------------
 
 struct row {
   std::string name;

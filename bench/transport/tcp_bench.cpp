@@ -99,7 +99,6 @@ std::vector<std::uint64_t> scattered(std::size_t block) {
 }
 
 // -- ours
-// ---------------------------------------------------------------------------------------------------
 
 struct sink final : link_sink {
   void on_up() override { up = true; }
@@ -273,7 +272,6 @@ double our_latency(node& n, int count) {
 }
 
 // -- the bare socket pair
-// -------------------------------------------------------------------------------------
 
 std::pair<int, int> connected_sockets() {
   const int door = ::socket(AF_INET, SOCK_STREAM, 0);
@@ -437,7 +435,6 @@ double bare_latency(bare& b, const control& child, int count) {
 }
 
 // -- rows
-// -------------------------------------------------------------------------------------------------------
 
 struct row {
   std::string name;

@@ -52,7 +52,6 @@ std::optional<announcement> announcement_from(const std::string& line) {
 }
 
 // -- the node's end
-// ----------------------------------------------------------------------------------
 
 announcer::~announcer() {
   if (fd_ >= 0) ::close(fd_);
@@ -66,7 +65,6 @@ void announcer::say(const announcement& what) const {
 }
 
 // -- the starter's end
-// ----------------------------------------------------------------------------------
 
 result<announcements> announcements::open() {
   int ends[2];

@@ -132,7 +132,6 @@ exit_code run_bench(bench_arguments& given) {
 }
 
 // -- arguments
-// ----------------------------------------------------------------------------------
 
 void add_geometry(CLI::App& verb, bench_options& load) {
   const auto add = [&](const char* name, std::uint32_t& into, unsigned most, const char* text) {

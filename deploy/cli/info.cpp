@@ -28,7 +28,6 @@ namespace {
 using facts = std::vector<std::pair<std::string, std::string>>;
 
 // -- what was built
-// ----------------------------------------------------------------------------------
 
 facts build_facts() {
   const std::string sanitizers = TROUPE_SANITIZERS;
@@ -43,7 +42,6 @@ facts build_facts() {
 }
 
 // -- where it runs
-// ----------------------------------------------------------------------------------
 
 /// The value of the first line of a /proc file that begins with `key`; "unknown" without one.
 std::string proc_value(const char* path, const std::string& key) {
@@ -93,7 +91,6 @@ facts hardware_facts() {
 }
 
 // -- showing it
-// ----------------------------------------------------------------------------------
 
 result<std::vector<transport::backend_status>> ask_backends() {
   transport::endpoint_options options;

@@ -47,7 +47,6 @@ void wait_for_stop(stop_signals& signals) {
 }
 
 // -- what runs in the process
-// ----------------------------------------------------------------------------------
 
 result<void> run_supervisor(const config::deployment& deployment, const announcer& tell,
                             stop_signals& signals) {
@@ -116,7 +115,6 @@ result<void> run_role(const config::deployment& deployment, const config::resolv
 }
 
 // -- before it runs
-// ----------------------------------------------------------------------------------
 
 /// The node, if it can run here; else the sentence that says why not.
 result<config::resolved_node> find_runnable(const config::deployment& deployment,

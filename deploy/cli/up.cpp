@@ -67,7 +67,6 @@ class node_group {
   };
 
   // -- starting
-  // ----------------------------------------------------------------------------------
 
   bool start_all(const std::vector<config::resolved_node>& nodes) {
     for (const auto& node : nodes) {
@@ -115,7 +114,6 @@ class node_group {
   }
 
   // -- while they run
-  // ----------------------------------------------------------------------------------
 
   bool watch() {
     while (!signalled_)
@@ -174,7 +172,6 @@ class node_group {
   }
 
   // -- stopping
-  // ----------------------------------------------------------------------------------
 
   /// Last stage first, the supervisor at the end, so that each can say goodbye to who is left.
   /// False: a node did not end in good order.
@@ -234,7 +231,6 @@ class node_group {
 };
 
 // -- which nodes
-// ----------------------------------------------------------------------------------
 
 /// What is to be started here, in order; or the sentence that says what is wrong with the choice.
 result<std::vector<config::resolved_node>> choose(const config::deployment& deployment,

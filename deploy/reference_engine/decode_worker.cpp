@@ -114,7 +114,7 @@ class decode_worker final : public worker {
   }
 
  private:
-  // -- admission ----------------------------------------------------------------------------------
+  // -- admission
 
   result<void> check_call(const decode_request& request) const {
     const auto& layout = context_.layout();
@@ -204,7 +204,7 @@ class decode_worker final : public worker {
     if (context_.blocks->free_blocks() < blocks) release(kept_.clear());
   }
 
-  // -- events -------------------------------------------------------------------------------------
+  // -- events
 
   void handle(decode_request& request, operation_id, event_allocated& happened) {
     request.blocks = held_blocks{std::move(happened.blocks)};
@@ -253,7 +253,7 @@ class decode_worker final : public worker {
     gather(request);
   }
 
-  // -- several ranks: rank 0 decodes with everybody's heads ---------------------------------------
+  // -- several ranks: rank 0 decodes with everybody's heads
 
   [[nodiscard]] static std::string part_key(const decode_request& request, std::uint32_t rank) {
     return "reference.part/" + std::to_string(rank) + "/" + request.what.request;
@@ -291,7 +291,7 @@ class decode_worker final : public worker {
     if (request.gathered == request.others.size()) start_decoding(request);
   }
 
-  // -- the text -----------------------------------------------------------------------------------
+  // -- the text
 
   void gather(decode_request& request) {
     const auto& layout = context_.layout();
@@ -330,7 +330,7 @@ class decode_worker final : public worker {
     if (is_complete(request.text, request.what.max_tokens)) finish(request);
   }
 
-  // -- the end ------------------------------------------------------------------------------------
+  // -- the end
 
   void finish(decode_request& request) {
     request.times.done_ns = clock_ns();

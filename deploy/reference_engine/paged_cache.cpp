@@ -7,7 +7,7 @@
 
 namespace troupe::reference {
 
-// -- cache_memory ---------------------------------------------------------------------------------
+// -- cache_memory
 
 result<std::shared_ptr<const cache_memory>> cache_memory::create(
     kvcache::cache_layout layout, std::vector<std::span<std::byte>> regions) {
@@ -39,7 +39,7 @@ result<std::shared_ptr<const cache_memory>> cache_memory::allocate(kvcache::cach
   return memory;
 }
 
-// -- paged_cache ----------------------------------------------------------------------------------
+// -- paged_cache
 
 result<paged_cache> paged_cache::create(std::shared_ptr<const cache_memory> memory,
                                         std::vector<block_id> blocks,
@@ -155,7 +155,7 @@ result<void> paged_cache::import_tokens(std::uint32_t tokens, std::span<const st
   return {};
 }
 
-// -- model_cache ----------------------------------------------------------------------------------
+// -- model_cache
 
 namespace {
 

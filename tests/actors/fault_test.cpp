@@ -239,7 +239,6 @@ class fault : public ::testing::TestWithParam<way> {
 };
 
 // -- prefill is killed
-// ------------------------------------------------------------------------------------------------
 
 TEST_P(fault, a_prefill_killed_while_idle_is_replaced_under_its_name) {
   auto first = later(c, "prefill-0", scripted_prefill);
@@ -360,7 +359,6 @@ TEST_P(fault, a_prefill_killed_after_done_changes_nothing) {
 }
 
 // -- decode is killed
-// -------------------------------------------------------------------------------------------------
 
 TEST_P(fault, a_decode_killed_while_idle_is_replaced_under_its_name) {
   const auto body = [this](engine& e, line_channel& l) {
@@ -478,7 +476,6 @@ TEST_P(fault, a_decode_killed_after_done_changes_nothing) {
 }
 
 // -- prefill freezes
-// --------------------------------------------------------------------------------------------------
 
 TEST_P(fault, a_prefill_that_stands_still_while_it_is_dialled_is_reached_when_it_goes_on) {
   auto prefill = later(c, "prefill-0", scripted_prefill);
@@ -557,7 +554,6 @@ TEST_P(fault, what_a_stopped_prefill_still_writes_never_lands_in_reused_blocks) 
 }
 
 // -- another decode takes over
-// ----------------------------------------------------------------------------------------
 
 class retry : public fault {
  protected:

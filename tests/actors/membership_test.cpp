@@ -120,7 +120,6 @@ TEST_F(membership_of_a_cluster, the_first_heartbeat_brings_a_node_up_and_its_loa
 }
 
 // -- every state and every event
-// ----------------------------------------------------------------------------
 
 enum class event { same_life, next_life, heartbeat, silent, timed_out, lost, leave };
 
@@ -191,7 +190,6 @@ INSTANTIATE_TEST_SUITE_P(
         transition{down, event::lost, down}, transition{down, event::leave, down}));
 
 // -- former lives
-// --------------------------------------------------------------------------------------------
 
 TEST_F(membership_of_a_cluster, a_second_process_under_the_name_of_a_live_one_is_refused) {
   bring_to(up);
@@ -243,7 +241,6 @@ TEST_F(membership_of_a_cluster, a_node_that_was_down_comes_back_by_registering_o
 }
 
 // -- refusals
-// ------------------------------------------------------------------------------------------------
 
 TEST_F(membership_of_a_cluster, refuses_what_does_not_fit_the_deployment_in_one_sentence_each) {
   const auto refused = [&](auto&& spoil) {
@@ -289,7 +286,6 @@ TEST_F(membership_of_a_cluster, what_a_stranger_sends_is_quoted_short_and_printa
 }
 
 // -- time
-// ----------------------------------------------------------------------------------------------------
 
 TEST_F(membership_of_a_cluster,
        silence_makes_suspect_after_three_intervals_and_down_at_the_timeout) {
@@ -333,7 +329,6 @@ TEST_F(membership_of_a_cluster, a_supervisor_that_stood_still_blames_nobody_for_
 }
 
 // -- broadcasts
-// ----------------------------------------------------------------------------------------------
 
 TEST_F(membership_of_a_cluster, changes_are_told_at_once_and_then_at_most_once_per_interval) {
   EXPECT_FALSE(table.take_broadcast(now)) << "nothing happened yet";
@@ -373,7 +368,6 @@ TEST_F(membership_of_a_cluster, every_change_is_reported_once_for_the_log) {
 }
 
 // -- any events in any order
-// -----------------------------------------------------------------------------------
 
 /// What the table must hold, said as simply as possible: when each life was last accepted or heard.
 struct any_events : ::testing::TestWithParam<std::uint32_t> {};

@@ -172,7 +172,6 @@ TEST_F(router_of_a_cluster, random_reaches_every_replica_and_repeats_from_its_se
 }
 
 // -- nobody up
-// -----------------------------------------------------------------------------------------------
 
 TEST_F(router_of_a_cluster, says_which_stage_has_nobody_up_and_who_is_missing) {
   set("prefill-1-0", node_state::up);
@@ -247,7 +246,6 @@ TEST_F(router_of_a_cluster, a_router_that_stops_leaves_nobody_waiting) {
 }
 
 // -- edges
-// ---------------------------------------------------------------------------------------------------
 
 TEST_F(router_of_a_cluster, refuses_an_edge_that_the_deployment_does_not_have) {
   all_up();
@@ -304,7 +302,6 @@ TEST_F(router_of_a_cluster, remembers_a_bounded_number_of_placed_requests) {
 }
 
 // -- any events in any order
-// -----------------------------------------------------------------------------------
 
 struct any_routing : router_of_a_cluster, ::testing::WithParamInterface<std::uint32_t> {};
 

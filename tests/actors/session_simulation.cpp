@@ -130,7 +130,6 @@ class world {
 
  private:
   // -- the scenario
-  // ----------------------------------------------------------------------------------------
 
   void draw() {
     layers_ = 1 + dice_.upto(most_layers - 1);
@@ -213,7 +212,6 @@ class world {
   }
 
   // -- time
-  // ------------------------------------------------------------------------------------------------
 
   void schedule(std::uint32_t time, kind what, side where, std::uint32_t index) {
     queue_.push_back({time, order_++, what, where, index});
@@ -245,7 +243,6 @@ class world {
   }
 
   // -- the engines and the shells
-  // ----------------------------------------------------------------------------
 
   receive_session& receiver() {
     if (!receiver_) {
@@ -370,7 +367,6 @@ class world {
   }
 
   // -- the data plane
-  // ------------------------------------------------------------------------------------------
 
   void post(side by, const post_slice& what) {
     auto& s = sides_[by];
@@ -485,7 +481,6 @@ class world {
   }
 
   // -- actions
-  // ---------------------------------------------------------------------------------------------------
 
   void carry_out(side s, const session_actions& actions) {
     auto& w = sides_[s];
@@ -578,7 +573,6 @@ class world {
   }
 
   // -- the end
-  // ---------------------------------------------------------------------------------------------------
 
   void check_end() {
     for (const auto s : {decode, prefill}) {

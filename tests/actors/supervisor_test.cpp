@@ -110,7 +110,6 @@ struct cluster : ::testing::Test {
 };
 
 // -- registering and placing
-// -----------------------------------------------------------------------------------
 
 TEST_F(cluster, takes_nodes_in_places_between_them_and_lets_them_leave) {
   start();
@@ -198,7 +197,6 @@ TEST_F(cluster, a_request_that_waited_in_vain_is_told_so_at_its_deadline) {
 }
 
 // -- death, freezing, return
-// -----------------------------------------------------------------------------------
 
 TEST_F(cluster, a_killed_node_is_down_at_once) {
   start();  // long before the heartbeats would tell
@@ -262,7 +260,6 @@ TEST_F(cluster, a_supervisor_restarted_on_its_port_gets_its_cluster_back) {
 }
 
 // -- ports and connections
-// -------------------------------------------------------------------------------------
 
 TEST_F(cluster, a_taken_port_is_named) {
   start();
@@ -343,7 +340,6 @@ TEST_F(cluster, a_frozen_peer_loses_its_connection_and_an_idle_one_keeps_it) {
 }
 
 // -- the client
-// ------------------------------------------------------------------------------------------------
 
 TEST_F(cluster, a_client_sees_members_places_reports_and_calls) {
   start();
@@ -432,7 +428,6 @@ TEST_F(cluster, a_client_that_waits_for_a_supervisor_that_is_killed_is_told_at_o
 }
 
 // -- the end
-// -----------------------------------------------------------------------------------------------------
 
 TEST(supervisor_options, come_from_the_deployment) {
   config::deployment d;

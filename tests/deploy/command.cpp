@@ -44,7 +44,6 @@ sockaddr_in loopback(std::uint16_t port) {
 }  // namespace
 
 // -- processes
-// ----------------------------------------------------------------------------------
 
 command::command(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), TROUPE_COMMAND);
@@ -140,7 +139,6 @@ bool vanishes(pid_t pid, milliseconds timeout) {
 }
 
 // -- files and ports
-// ----------------------------------------------------------------------------------
 
 deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port,
                                        const std::string& decode_engine) {
@@ -194,7 +192,6 @@ bool listens(std::uint16_t port) {
 }
 
 // -- what `up` says
-// ----------------------------------------------------------------------------------
 
 std::vector<started_node> nodes_in(const std::string& output) {
   static const std::regex line{R"((\S+) \(pid (\d+)\) listens at \S+:(\d+))"};

@@ -20,7 +20,6 @@ using namespace troupe::deploy::cli;
 using std::chrono::nanoseconds;
 
 // -- latencies
-// ----------------------------------------------------------------------------------
 
 TEST(latency_histogram, a_percentile_is_never_below_the_exact_one_and_at_most_a_64th_above) {
   std::mt19937_64 random{11};
@@ -56,7 +55,6 @@ TEST(latency_histogram, takes_every_value_there_is) {
 }
 
 // -- the pattern
-// ----------------------------------------------------------------------------------
 
 class pattern : public ::testing::Test {
  protected:
@@ -99,7 +97,6 @@ TEST_F(pattern, tells_requests_and_the_order_of_blocks_apart) {
 }
 
 // -- what is shown
-// ----------------------------------------------------------------------------------
 
 TEST(text_table, every_column_is_as_wide_as_its_widest_word) {
   text_table table{{{"NAME"}, {"SIZE", text_table::align::right}, {"WHY"}}};
@@ -146,7 +143,6 @@ TEST(progress, a_terminal_gets_one_line_and_is_left_clean) {
 }
 
 // -- announcements
-// ----------------------------------------------------------------------------------
 
 TEST(announcement, every_kind_survives_the_pipe_in_order_and_garbage_is_skipped) {
   auto heard = announcements::open();

@@ -107,7 +107,7 @@ class engines {
   std::uint32_t block_tokens_{0};
 };
 
-// -- every variant --------------------------------------------------------------------------------
+// -- every variant
 
 std::vector<cluster_shape> shapes() {
   const std::string other = "{order: blocks_first, kv: separate, inner: head_major}";
@@ -173,7 +173,7 @@ TEST_P(every_variant, continues_a_moved_cache_as_one_process_alone_would) {
   if (GetParam().cache.empty()) e.nodes.expect_nothing_is_held();
 }
 
-// -- many, prefixes, ends -------------------------------------------------------------------------
+// -- many, prefixes, ends
 
 class many_requests : public ::testing::TestWithParam<cluster_shape> {};
 // A token has 192 bytes: 16 KiB are 21 blocks, and a request needs 5 at the one and 7 at the other

@@ -166,7 +166,6 @@ TEST(plan, layouts_of_different_models_do_not_map) {
 }
 
 // -- who sends what
-// -------------------------------------------------------------------------------------
 
 TEST(sources, one_to_four_with_two_heads_all_come_from_the_one) {
   cache_shape shape;
@@ -235,7 +234,6 @@ TEST(sources, the_holders_of_a_head_are_the_ranks_whose_range_has_it) {
 }
 
 // -- state
-// ----------------------------------------------------------------------------------------------
 
 cache_layout with_state(std::uint32_t rank, std::uint32_t ranks) {
   cache_shape shape;
@@ -300,7 +298,6 @@ TEST(state_plan, a_slot_that_is_not_there_is_out_of_range) {
 }
 
 // -- grants
-// ---------------------------------------------------------------------------------------------
 
 transfer_geometry itself(const cache_layout& layout) {
   return transfer_geometry::create(layout, layout, data_flow::to_local).value();

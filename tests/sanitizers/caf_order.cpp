@@ -84,7 +84,6 @@ class turn {
 }  // namespace
 
 // -- messages and turns
-// -------------------------------------------------------------------------------------------------
 
 void scheduled_enqueue(void* self, void* element, void* unit) {
   static auto* const caf = original(scheduled_enqueue, SCHEDULED_ENQUEUE);
@@ -132,7 +131,6 @@ int blocking_visit(void** visitor, void* element) {
 }
 
 // -- references
-// ---------------------------------------------------------------------------------------------------------
 
 void release(void* control) {
   static auto* const caf = original(release, RELEASE);

@@ -23,7 +23,6 @@ constexpr std::size_t record_cells(std::size_t bytes) noexcept {
 }  // namespace
 
 // -- producer
-// -------------------------------------------------------------------------------------------
 
 result<bool> ring_producer::have_room(std::size_t cells) {
   if (put_ + cells - known_taken_ <= ring_cells) return true;
@@ -92,7 +91,6 @@ bool ring_producer::must_wake_consumer() noexcept {
 }
 
 // -- consumer
-// -------------------------------------------------------------------------------------------
 
 bool ring_consumer::ready() const noexcept {
   return shared_->cells[taken_ % ring_cells].header.load(std::memory_order_acquire) >> 32 ==

@@ -56,7 +56,6 @@ unexpected shm_link::not_up() const {
 }
 
 // -- target side
-// ------------------------------------------------------------------------------------------
 
 result<remote_grant> shm_link::grant(region_id region, std::vector<extent> extents, access rights,
                                      transfer_id transfer) {
@@ -119,7 +118,6 @@ void shm_link::send_gone_regions() {
 }
 
 // -- fences
-// -----------------------------------------------------------------------------------------------
 
 fence_state shm_link::fence(transfer_id transfer) {
   bool quiescent = true;
@@ -166,7 +164,6 @@ void shm_link::collect_quiescent() {
 }
 
 // -- progress
-// -----------------------------------------------------------------------------------------------
 
 bool shm_link::poll() {
   if (on_poll({})) return true;
@@ -300,7 +297,6 @@ void shm_link::on_timer(std::uint64_t key, steady_time /*now*/) {
 }
 
 // -- ending
-// -------------------------------------------------------------------------------------------------
 
 /// Under the lock: ends every batch. Those that run end when their thread comes back.
 void shm_link::cancel_jobs(const troupe::error& why) {

@@ -57,7 +57,6 @@ class shm_link final : public link,
   void region_removed(region_id region);
 
   // -- link
-  // -------------------------------------------------------------------------------------------
   [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::shm; }
   [[nodiscard]] link_offer offer() const override;
   [[nodiscard]] result<void> connect(const link_offer& peer) override;
@@ -71,7 +70,6 @@ class shm_link final : public link,
   [[nodiscard]] link_stats stats() const override;
 
   // -- pollable
-  // ---------------------------------------------------------------------------------------
   bool on_ready(std::uint64_t key, std::uint32_t events) override;
   void on_timer(std::uint64_t key, steady_time now) override;
   bool on_poll(steady_time now) override;
@@ -79,7 +77,6 @@ class shm_link final : public link,
   void after_sleep() override;
 
   // -- dial_in_target
-  // ---------------------------------------------------------------------------------
   void accept(dial_in caller) override;
 
  private:
@@ -93,7 +90,6 @@ class shm_link final : public link,
   enum timer_key : std::uint64_t { deadline_timer = 1, dial_timer, settle_timer };
 
   // -- establishment (shm_link_establish.cpp)
-  // -----------------------------------------------------------
   void dial();
   [[nodiscard]] result<void> try_dial();
   [[nodiscard]] result<void> answer_dialer(dial_in& caller);
@@ -109,7 +105,6 @@ class shm_link final : public link,
   void drain_control();
 
   // -- copying (shm_link_post.cpp)
-  // -----------------------------------------------------------
   [[nodiscard]] result<std::shared_ptr<copy_job>> prepare(batch work);
   [[nodiscard]] result<job_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] result<void> find_remote(const remote_grant& grant, job_piece& made);
@@ -122,7 +117,6 @@ class shm_link final : public link,
   void conclude(const batch& work, const completion& done);
 
   // -- frames (shm_link_frames.cpp)
-  // -----------------------------------------------------------
   [[nodiscard]] result<void> check_frame_room(std::size_t bytes) const;
   void put_frame(std::span<const std::byte> frame);
   void flush_frames();
@@ -130,7 +124,6 @@ class shm_link final : public link,
   void ring_peer() noexcept;
 
   // -- ending (shm_link.cpp)
-  // ----------------------------------------------------------------------------
   void break_link(troupe::error why, bool peer_is_dead);
   void cancel_jobs(const troupe::error& why);
   void collect_quiescent();

@@ -34,7 +34,6 @@ owned_fd new_doorbell() {
 }  // namespace
 
 // -- offers
-// ---------------------------------------------------------------------------------------------
 
 void shm_link::expect_dialer() {
   if (options_.role == link_role::acceptor) listener_->expect(secret_, weak_from_this());
@@ -95,7 +94,6 @@ result<void> shm_link::check_credentials(const peer_credentials& from) const {
 }
 
 // -- dialer
-// ---------------------------------------------------------------------------------------------
 
 void shm_link::dial() {
   if (auto dialed = try_dial(); !dialed) break_link(std::move(dialed).error(), false);
@@ -157,7 +155,6 @@ result<void> shm_link::on_welcome(received& in) {
 }
 
 // -- acceptor
-// -------------------------------------------------------------------------------------------
 
 void shm_link::accept(dial_in caller) {
   auto answered = answer_dialer(caller);
@@ -217,7 +214,6 @@ result<void> shm_link::on_ready_message(const ready_message& in) {
 }
 
 // -- up
-// -------------------------------------------------------------------------------------------------
 
 void shm_link::use_control(control_mapping control) {
   control_ = std::move(control);
@@ -256,7 +252,6 @@ result<void> shm_link::become_up() {
 }
 
 // -- what the socket says
-// -------------------------------------------------------------------------------
 
 void shm_link::drain_control() {
   std::optional<ending> end;

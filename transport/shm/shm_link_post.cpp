@@ -37,7 +37,6 @@ void copy_plainly(direction dir, std::span<const segment> segments, std::byte* l
 }  // namespace
 
 // -- checking
-// ---------------------------------------------------------------------------------------------
 
 result<job_piece> shm_link::prepare_piece(const batch& work, std::size_t index) {
   const auto& piece = work.pieces[index];
@@ -202,7 +201,6 @@ result<void> shm_link::post(batch work) {
 }
 
 // -- copying
-// ------------------------------------------------------------------------------------------------
 
 /// Without the lock; the job is marked as running.
 void shm_link::run(copy_job& job, std::uint64_t most_bytes) {

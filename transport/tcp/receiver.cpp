@@ -48,7 +48,6 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
 }
 
 // -- bytes in the buffer
-// ----------------------------------------------------------------------------------
 
 lane_receiver::step lane_receiver::consume() {
   while (true) {
@@ -141,7 +140,6 @@ void lane_receiver::land(std::span<const std::byte> bytes) {
 }
 
 // -- bytes from the socket
-// ----------------------------------------------------------------------------------
 
 long lane_receiver::receive() {
   save_session();  // the buffer is about to change

@@ -27,7 +27,6 @@ lane_sender::lane_sender(int fd, limits with, std::function<void(bool)> want_wri
 }
 
 // -- queues
-// -------------------------------------------------------------------------------------------
 
 std::size_t lane_sender::push_control(std::span<const std::byte> first,
                                       std::span<const std::byte> second) {
@@ -73,7 +72,6 @@ void lane_sender::give_up_replies(std::uint64_t batch) {
 }
 
 // -- flushing
-// -------------------------------------------------------------------------------------------
 
 lane_sender::outcome lane_sender::flush() {
   if (flushers_.fetch_add(1, std::memory_order_acq_rel) != 0) return outcome::elsewhere;
@@ -180,7 +178,6 @@ void lane_sender::reset_burst() {
 }
 
 // -- building a burst
-// -----------------------------------------------------------------------------------
 
 bool lane_sender::room_for_frame() const noexcept {
   return staging_size - staged_ >= max_head + trailer_size && iov_.size() + 8 < max_iov &&

@@ -150,7 +150,6 @@ bool tcp_lane::must_flush() noexcept {
 }
 
 // -- target
-// -----------------------------------------------------------------------------------------------
 
 result<void> tcp_lane::find_grant(const frame_header& header, access wanted) {
   if (!grant_ || grant_->id != header.grant) grant_ = owner_.grants_.find(header.grant);
@@ -261,7 +260,6 @@ result<void> tcp_lane::acknowledge(const frame_header& about, std::uint8_t flags
 }
 
 // -- initiator
-// --------------------------------------------------------------------------------------------
 
 result<landing> tcp_lane::begin_read_data(const frame_header& header) {
   const std::lock_guard lock{owner_.batch_mutex_};

@@ -49,7 +49,6 @@ link_offer tcp_link::offer() const {
 }
 
 // -- target
-// -------------------------------------------------------------------------------------------------
 
 result<remote_grant> tcp_link::grant(region_id region, std::vector<extent> extents, access rights,
                                      transfer_id transfer) {
@@ -87,7 +86,6 @@ result<void> tcp_link::gather(const frame_header& header, bool ok,
 }
 
 // -- initiator
-// ----------------------------------------------------------------------------------------------
 
 result<void> tcp_link::post(batch work) {
   if (!is_up()) return fail(errc::link_broken, "the link is not up");
@@ -208,7 +206,6 @@ void tcp_link::push_session(std::span<const std::byte> frame) {
 }
 
 // -- both
-// -----------------------------------------------------------------------------------------------------
 
 fence_state tcp_link::fence(transfer_id transfer) {
   std::vector<std::shared_ptr<flying_batch>> cancelled;
@@ -259,7 +256,6 @@ link_stats tcp_link::stats() const {
 }
 
 // -- lanes
-// ------------------------------------------------------------------------------------------------------
 
 bool tcp_link::receive(tcp_lane& lane) {
   if (!announced_.load(std::memory_order_acquire) || !is_up() || !lane.take_rx()) return false;
@@ -354,7 +350,6 @@ bool tcp_link::poll() {
 }
 
 // -- the end
-// ----------------------------------------------------------------------------------------------------
 
 void tcp_link::break_link(troupe::error why) {
   if (!end(state::broken, why)) return;

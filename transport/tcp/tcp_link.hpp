@@ -112,7 +112,6 @@ class tcp_link final : public link,
   ~tcp_link() override;
 
   // -- link
-  // -----------------------------------------------------------------------------------------------
   [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::tcp; }
   [[nodiscard]] link_offer offer() const override;
   [[nodiscard]] result<void> connect(const link_offer& peer) override;
@@ -126,14 +125,12 @@ class tcp_link final : public link,
   [[nodiscard]] link_stats stats() const override;
 
   // -- pollable
-  // -------------------------------------------------------------------------------------------
   bool on_ready(std::uint64_t key, std::uint32_t events) override;
   void on_timer(std::uint64_t key, steady_time now) override;
   bool on_poll(steady_time now) override;
   bool before_sleep() override;
 
   // -- lane_acceptor
-  // --------------------------------------------------------------------------------------
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   [[nodiscard]] const token& secret() const noexcept override { return secret_; }
   [[nodiscard]] std::optional<troupe::error> accept_lane(unique_fd& fd, const hello& said) override;

@@ -95,7 +95,6 @@ void tcp_link::on_timer(std::uint64_t key, steady_time) {
 }
 
 // -- initiator
-// ----------------------------------------------------------------------------------------------
 
 tcp_link::trouble tcp_link::dial_lane(std::size_t lane) {
   auto& half = halves_[lane];
@@ -213,7 +212,6 @@ tcp_link::trouble tcp_link::read_reply(std::size_t lane) {
 }
 
 // -- acceptor
-// -----------------------------------------------------------------------------------------------
 
 std::optional<troupe::error> tcp_link::accept_lane(unique_fd& fd, const hello& said) {
   trouble why;

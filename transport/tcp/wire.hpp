@@ -21,7 +21,6 @@ inline constexpr std::size_t token_size = 16;
 using token = std::array<std::byte, token_size>;
 
 // -- the frame
-// ----------------------------------------------------------------------------------------
 
 inline constexpr std::uint16_t frame_magic = 0x5054;  // "TP"
 inline constexpr std::size_t header_size = 48;
@@ -101,7 +100,6 @@ struct completion_body {
 [[nodiscard]] result<completion_body> decode_completion_body(std::span<const std::byte> in);
 
 // -- the handshake of one lane
-// -----------------------------------------------------------------------
 
 inline constexpr std::size_t hello_size = 80;
 inline constexpr std::size_t reply_size = 48;
@@ -131,7 +129,6 @@ struct hello_reply {
 [[nodiscard]] bool equal(const token& a, const token& b) noexcept;
 
 // -- the offer
-// ------------------------------------------------------------------------------------------
 
 struct offer_payload {
   std::string host;

@@ -223,7 +223,6 @@ TEST(shm_faults, a_dead_peer_whose_forked_child_lives_on_is_noticed_all_the_same
 }
 
 // -- strangers
-// --------------------------------------------------------------------------------------------
 
 shm::owned_fd dial(const link_offer& offer) {
   const auto decoded = shm::shm_offer::decode(offer.payload);
@@ -323,7 +322,6 @@ TEST(shm_faults, a_peer_that_sends_nonsense_over_the_socket_of_a_link_ends_only_
 }
 
 // -- leaks
-// ------------------------------------------------------------------------------------------------
 
 std::uint64_t resident_kib() {
   std::ifstream status{"/proc/self/status"};

@@ -101,7 +101,6 @@ TEST(slots, a_visitor_never_writes_after_the_revocation_was_quiescent) {
 }
 
 // -- mapping what a peer hands over
-// ---------------------------------------------------------------------
 
 owned_fd memfd(std::uint64_t size, int seals) {
   owned_fd fd{::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)};

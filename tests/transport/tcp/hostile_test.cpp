@@ -400,7 +400,6 @@ TEST_F(hostile, random_bytes_at_the_port_do_nothing) {
 }
 
 // -- a peer with a token that lies
-// ------------------------------------------------------------------------
 
 TEST_F(hostile, a_token_holders_bad_ranges_are_refused_before_memory_is_touched) {
   std::memset(victim.memory.data() + region_size / 2, 0x77, region_size / 2);
