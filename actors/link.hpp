@@ -20,15 +20,13 @@ namespace troupe::actors {
 /// of its transfer, and ends it.
 ///
 ///   state       event                        next        what happens
-///   ----------  ---------------------------  ----------
-///   -------------------------------------------------- dialling    peer's reply with an offer
-///   connecting  transport link connects dialling,   refusal, error, time out     dialling    again
-///   after a pause, up to `max_reconnects` times; connecting then the next backend, a visible
-///   event;
-///                                            ending      none left, or the refusal is final:
-///                                            link_gone
+///   ----------  ---------------------------  ----------  ------------
+///   dialling    peer's reply with an offer   connecting  transport link connects
+///   dialling    refusal, error, time out     dialling    again after a pause, `max_reconnects`
+///   connecting                                           times; then the next backend, visibly
+///                                            ending      none left, or a final refusal: link_gone
 ///   connecting  transport is up              up          link_ready to the port
-///   up          transport broke, close_link  ending      link_is_lost to every session, link_gone
+///   up          transport broke, close_link  ending      link_is_lost to its sessions, link_gone
 ///   ending      last session detached        ended       the actor quits
 ///
 /// Sessions live on after the link is lost until their fences hold; so does the transport link.

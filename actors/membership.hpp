@@ -7,15 +7,14 @@
 /// One entry per name of the deployment. A name holds at most one incarnation at a time; every
 /// other incarnation under that name is told to register again or is refused.
 ///
-/// | state   | registered | heartbeat | silent (3 intervals) | silent (timeout) | connection lost |
-/// leave   | | ------- | ---------- | --------- | -------------------- | ---------------- |
-/// --------------- | ------- | | absent  | joining    | unknown   | -                    | - | - |
-/// -       | | joining | (1)        | up        | joining              | down             | down |
-/// leaving | | up      | (1)        | up        | suspect              | down             | down |
-/// leaving | | suspect | (1)        | up        | suspect              | down             | down |
-/// leaving | | leaving | joining    | leaving   | leaving              | down             | down |
-/// leaving | | down    | joining    | unknown   | down                 | down             | down |
-/// down    |
+///   state    registered  heartbeat  silent (3 beats)  silent (timeout)  connection lost  leave
+///   -------  ----------  ---------  ----------------  ----------------  ---------------  -----
+///   absent   joining     unknown    -                 -                 -                -
+///   joining  (1)         up         joining           down              down             leaving
+///   up       (1)         up         suspect           down              down             leaving
+///   suspect  (1)         up         suspect           down              down             leaving
+///   leaving  joining     leaving    leaving           down              down             leaving
+///   down     joining     unknown    down              down              down             down
 ///
 /// (1) The same incarnation again (its reply was lost): the state stays. Another incarnation:
 /// `joining` when the old one is provably or probably gone, that is when it is silent for as long

@@ -14,34 +14,34 @@ namespace troupe::actors {
 
 /// The decode side of one transfer, from the request to the release. Plain class, not thread-safe.
 ///
-///   state       event                          next       actions
-///   ----------  -----------------------------  ---------
-///   ------------------------------------------------- idle        start requested  send
-///   transfer_request idle        start, nothing to move         requested  the same: the prefill
-///   side must release its source idle        local_abort, link_lost, expire fencing
-///   conclude(failure), fence_transfer: the request may
-///                                                         hold grants
-///   requested/  landed (write mode)            receiving  tell_layers
+///   state       event                           next       actions
+///   ----------  ------------------------------  ---------  -------
+///   idle        start                           requested  send transfer_request
+///   idle        start, nothing to move          requested  the same: the source must be released
+///   idle        local_abort, link_lost, expire  fencing    conclude(failure), fence_transfer: the
+///                                                          request may hold grants
+///   requested,  landed (write mode)             receiving  tell_layers
 ///   receiving
-///   requested/  sealed (write mode)            receiving  none while batches are missing
+///   requested,  sealed (write mode)             receiving  none while batches are missing
 ///   receiving
-///   requested/  sealed and all its batches     fencing    send transfer_release, fence_transfer
+///   requested,  sealed and all its batches      fencing    send transfer_release, fence_transfer
 ///   receiving   landed, slice covered
-///   requested   sealed or offer, either mode,  fencing    send transfer_release, fence_transfer
+///   requested   sealed or offer, either mode,   fencing    send transfer_release, fence_transfer
 ///               nothing to move
-///   requested   offer (read mode)              receiving  post_slice per group of layers, bounded
-///   in flight receiving   batch_completed (read mode)    receiving  tell_layers; after the last:
-///   release, fence any live    peer_abort, local_abort,       fencing    transfer_abort unless the
-///   peer told us or is gone,
-///               link_lost, expire, batch                  conclude(failure), fence_transfer
-///               failure, nonsense of the peer
-///   receiving   batch failure grant_revoked    receiving  none: the peer fenced, its abort says
-///   why fencing,    peer_abort, local_abort,       fencing    conclude(failure) not told    expire
-///   fencing     link_lost, anything else       fencing    none
-///   fencing     quiescent                      finished   conclude(done) on success not yet told,
-///                                                         transfer_quiescent in answer to a peer's
-///                                                         abort, unpin
-///   finished    anything                       finished   none
+///   requested   offer (read mode)               receiving  post_slice per layers, a bounded number
+///   receiving   batch_completed (read mode)     receiving  tell_layers; after the last: release,
+///                                                          fence
+///   any live    peer_abort, local_abort,        fencing    transfer_abort unless the peer told us
+///               link_lost, expire, batch                   or is gone, conclude(failure),
+///               failure, nonsense of the peer              fence_transfer
+///   receiving   batch failure grant_revoked     receiving  none: the peer's abort says why
+///   fencing,    peer_abort, local_abort,        fencing    conclude(failure)
+///   not told    expire
+///   fencing     link_lost, anything else        fencing    none
+///   fencing     quiescent                       finished   conclude(done) on success not yet told,
+///                                                          transfer_quiescent in answer to a
+///                                                          peer's abort, unpin
+///   finished    anything                        finished   none
 ///
 /// Success is concluded only behind the fence: from then on nobody but the engine writes to the
 /// blocks. A fence that stays pending past the deadline turns a success that was not yet told into

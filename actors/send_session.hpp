@@ -13,32 +13,29 @@ namespace troupe::actors {
 /// The prefill side of one transfer, from the decode side's request to the release. One per
 /// (request, decode rank). Plain class, not thread-safe.
 ///
-///   state      event                         next       actions
-///   ---------  ----------------------------  ---------
-///   ------------------------------------------------ idle       start streaming  as below, at once
-///   for what is ready idle       start, nothing to move        draining   send transfer_sealed of
-///   no batches, either mode,
-///                                                       whether or not the engine sealed
-///   idle       local_abort, link_lost,       finished   conclude(failure), unpin
+///   state      event                          next       actions
+///   ---------  -----------------------------  ---------  -------
+///   idle       start                          streaming  as below, at once for what is ready
+///   idle       start, nothing to move         draining   send transfer_sealed of no batches, in
+///                                                        either mode, sealed by the engine or not
+///   idle       local_abort, link_lost,        finished   conclude(failure), unpin
 ///              peer_abort, expire
-///   streaming  start / source_ready / sealed streaming  post_slice per ready range (write mode),
-///   up to
-///                                                       `max_in_flight` batches; ranges that wait
-///                                                       merge
-///   streaming  batch_completed               streaming  post_slice for what waited
-///   streaming  everything posted, sealed     draining   send transfer_sealed (write mode)
-///   streaming  sealed (read mode)            draining   send_offer
-///   streaming  peer_release                  fencing    as a failure: nothing was sealed yet
-///   draining   peer_release                  fencing    conclude(done), fence_transfer
-///   any live   peer_abort, local_abort,      fencing    transfer_abort unless the peer told us or
-///   is gone,
-///              link_lost, expire, batch                 conclude(failure), fence_transfer
-///              failure, request not servable
-///   any live   batch failure grant_revoked   the same   none: the peer fenced and says why, see
-///   below fencing    peer_abort                    fencing    none; answered when quiescent
-///   fencing    quiescent                     finished   transfer_quiescent in answer to a peer's
-///   abort, unpin fencing    anything else                 fencing    none finished   anything
-///   finished   none
+///   streaming  start / source_ready / sealed  streaming  post_slice per ready range (write mode),
+///                                                        up to `max_in_flight`; what waits merges
+///   streaming  batch_completed                streaming  post_slice for what waited
+///   streaming  everything posted, sealed      draining   send transfer_sealed (write mode)
+///   streaming  sealed (read mode)             draining   send_offer
+///   streaming  peer_release                   fencing    as a failure: nothing was sealed yet
+///   draining   peer_release                   fencing    conclude(done), fence_transfer
+///   any live   peer_abort, local_abort,       fencing    transfer_abort unless the peer told us or
+///              link_lost, expire, batch                  is gone, conclude(failure),
+///              failure, request not servable             fence_transfer
+///   any live   batch failure grant_revoked    the same   none: the peer fenced and says why
+///   fencing    peer_abort                     fencing    none; answered when quiescent
+///   fencing    quiescent                      finished   transfer_quiescent in answer to a peer's
+///                                                        abort, unpin
+///   fencing    anything else                  fencing    none
+///   finished   anything                       finished   none
 ///
 /// A release that arrives while batches are unacknowledged counts as their acknowledgement. The
 /// done outcome is concluded as soon as the release came: the fence only guards the pins.
