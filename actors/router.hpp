@@ -7,12 +7,10 @@
 /// A replica is a candidate while every one of its ranks is `up`. Each stage chooses by its own
 /// policy:
 ///
-/// | policy               | chooses | | -------------------- |
-/// -------------------------------------------------------------------------------- | |
-/// `round_robin`        | the candidate after the last one chosen | | `least_queue_length` | the
-/// shortest queue: the last heartbeat's length (the longest of the ranks), plus | | | what was
-/// placed and less what finished since; ties go round                      | | `random` | any, by a
-/// seeded generator                                                       |
+/// - `round_robin`: the candidate after the last one chosen;
+/// - `least_queue_length`: the shortest queue, which is the last heartbeat's length (the longest of
+///   the ranks) plus what was placed and less what finished since; ties go round;
+/// - `random`: any, by a seeded generator.
 ///
 /// Where nobody is up, a request waits in arrival order until its own deadline, in a line of
 /// bounded length.

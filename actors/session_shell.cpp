@@ -105,13 +105,17 @@ void log_outcome(const session_basis& basis, std::string_view side,
   const auto log = logger(side);
   const auto level = failure ? spdlog::level::warn : spdlog::level::info;
   if (!log->should_log(level)) return;
+  // The side that does not post knows no segments.
+  const auto segments = basis.segments_before == 0
+                            ? std::string{}
+                            : " in " + std::to_string(basis.segments_after) + " segments (" +
+                                  std::to_string(basis.segments_before) + " before merging)";
   log->log(level,
-           "transfer {:016x} request {} peer {}: {}, {} bytes in {} segments ({} before merging), "
-           "waited "
-           "{:.3f} ms, wire {:.3f} ms, total {:.3f} ms",
+           "transfer {:016x} request {} peer {}: {}, {} bytes{}, waited {:.3f} ms, wire {:.3f} ms, "
+           "total {:.3f} ms",
            basis.transfer.value, basis.request, basis.link.peer,
-           failure ? to_string(*failure) : "done", basis.bytes, basis.segments_after,
-           basis.segments_before, milliseconds(basis.started, first), milliseconds(first, last),
+           failure ? to_string(*failure) : "done", basis.bytes, segments,
+           milliseconds(basis.started, first), milliseconds(first, last),
            milliseconds(basis.started, now));
 }
 

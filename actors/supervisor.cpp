@@ -185,9 +185,9 @@ void supervisor_state::settle() {
 
 void supervisor_state::report(const node_transition& change) {
   const auto from = change.from ? to_string(*change.from) : std::string_view{"absent"};
-  const auto level = change.to == node_state::down || change.to == node_state::suspect
-                         ? spdlog::level::warn
-                         : spdlog::level::info;
+  const bool in_order = change.from == node_state::leaving;
+  const bool lost = change.to == node_state::down || change.to == node_state::suspect;
+  const auto level = lost && !in_order ? spdlog::level::warn : spdlog::level::info;
   log->log(level, "{} (incarnation {:016x}) {} -> {}, epoch {}: {}", change.name,
            change.incarnation, from, to_string(change.to), change.epoch, change.reason);
   if (change.to != node_state::down) return;

@@ -39,7 +39,8 @@ struct extent {
 [[nodiscard]] std::uint64_t total_bytes(std::span<const segment> segments) noexcept;
 
 /// `ok` when offset + length stays within `size` without wrapping, repetitions included.
-/// `out_of_range`, with the numbers in the sentence, else.
+/// `out_of_range`, with the numbers in the sentence, else; also for no repetition at all and for
+/// repetitions that overlap (a stride shorter than the length).
 [[nodiscard]] result<void> check_range(const extent& range, std::uint64_t size);
 /// Checks the local side of every segment against `size`; the sentence names the segment's index.
 [[nodiscard]] result<void> check_local(std::span<const segment> segments, std::uint64_t size);

@@ -293,7 +293,9 @@ void add_up(CLI::App& app, exit_code& code) {
       "said, the others are stopped, and the command fails.");
   const auto given = std::make_shared<up_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
-  verb->add_option("--only", given->only, "Only these nodes or stages");
+  // One value each: a list would swallow a FILE that comes after it.
+  verb->add_option("--only", given->only, "Only this node or stage; may be given several times")
+      ->allow_extra_args(false);
   verb->add_option("--log-level", given->log_level, "What the nodes log")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->capture_default_str();
