@@ -45,7 +45,7 @@ TEST(status, shows_the_same_cluster_to_people_and_to_programs_by_file_and_by_add
 
 TEST(status, a_node_that_never_came_is_shown_and_the_code_is_three) {
   const deployment_on_disk file{free_port()};
-  command up{{"up", file.path(), "--only", "supervisor", "prefill"}};
+  command up{{"up", file.path(), "--only", "supervisor", "--only", "prefill"}};
   ASSERT_TRUE(up.says("2 nodes are up")) << up.out() << up.err();
   const auto ended = run({"status", file.path(), "--json"});
   EXPECT_EQ(ended.code, 3);

@@ -91,7 +91,8 @@ TEST(up, nodes_do_not_outlive_a_killed_up) {
 
 TEST(up, starts_only_what_it_is_told_to) {
   const deployment_on_disk file{free_port()};
-  command up{{"up", file.path(), "--only", "supervisor", "cache"}};
+  // The file may come last: --only takes one value.
+  command up{{"up", "--only", "supervisor", "--only", "cache", file.path()}};
   ASSERT_TRUE(up.says("2 nodes are up")) << up.out() << up.err();
   EXPECT_GT(node_in(up.out(), "cache-0").pid, 0);
   EXPECT_EQ(node_in(up.out(), "prefill-0").pid, -1);
