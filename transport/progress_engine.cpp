@@ -205,9 +205,10 @@ void progress_engine::wake() {
 // -- rounds
 
 void progress_engine::caller_polls() noexcept {
+  if (!with_.own_thread) return;  // nobody to keep out of the way
   const auto now = nanoseconds(steady_clock::now());
   const auto before = caller_ns_.exchange(now, std::memory_order_acq_rel);
-  if (now - before < std::chrono::nanoseconds{caller_hold}.count() || !with_.own_thread) return;
+  if (now - before < std::chrono::nanoseconds{caller_hold}.count()) return;
   // It begins to poll. The thread, asleep until the next event, must be there when it stops: what
   // the caller left half done (an acknowledgement that waits for company) is then the thread's to
   // finish.
@@ -286,14 +287,20 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
     if (std::exchange(driven_, true)) return false;
   }
   if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick);
-  auto last_work = steady_clock::now();
+  const auto start = steady_clock::now();
+  auto last_work = start;
   bool worked = false;
   while (!done() && !stopping_.load(std::memory_order_acquire)) {
     const auto now = steady_clock::now();
     if (now >= until) break;
     const bool may_sleep = now - last_work >= spin_.time() &&
                            (!with_.own_thread || aside_.load(std::memory_order_acquire));
-    if (may_sleep && std::exchange(handover_armed_, false)) set_timer(fds_.handover, {});
+    // The timer of the last leave: stopped before it wakes the thread for nothing, but only by
+    // those that stay long enough for that.
+    if (handover_armed_ && (may_sleep || now - start >= handover_delay / 2)) {
+      handover_armed_ = false;
+      set_timer(fds_.handover, {});
+    }
     worked = run_round({may_sleep, until, wake_fd});
     if (worked) last_work = steady_clock::now();
   }

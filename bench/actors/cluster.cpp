@@ -95,7 +95,8 @@ class prefill {
       if (std::holds_alternative<event_unpinned>(e.what)) --live_;
       const auto* failed = std::get_if<event_failed>(&e.what);
       // Sends that were never sealed end with the decode node.
-      if (failed != nullptr && failed->why.code != errc::aborted) {
+      if (failed != nullptr && failed->why.code != errc::aborted &&
+          failed->why.code != errc::peer_lost) {
         die("a send failed: " + to_string(failed->why));
       }
     }
