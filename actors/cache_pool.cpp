@@ -106,8 +106,19 @@ kvcache::pool_counters cache_pool::counters() const {
   return pool_.counters();
 }
 
+void cache_pool::on_blocks_for_waiters(std::function<void()> call) {
+  const std::lock_guard lock{mutex_};
+  wake_ = std::move(call);
+}
+
 void cache_pool::wake_waiters(bool someone_waits) {
-  if (someone_waits && wake_) wake_();
+  if (!someone_waits) return;
+  std::function<void()> call;
+  {
+    const std::lock_guard lock{mutex_};
+    call = wake_;
+  }
+  if (call) call();
 }
 
 }  // namespace troupe::actors

@@ -38,7 +38,7 @@ class cache_pool {
   [[nodiscard]] kvcache::pool_counters counters() const;
 
   /// Called, with no lock held, when blocks came back while somebody waits in line.
-  void on_blocks_for_waiters(std::function<void()> call) { wake_ = std::move(call); }
+  void on_blocks_for_waiters(std::function<void()> call);
 
  private:
   void remember(const kvcache::allocation& blocks);

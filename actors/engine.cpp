@@ -99,13 +99,14 @@ class node_engine final : public engine {
                std::chrono::steady_clock::now() < until);
       caf::anon_send(node_, node_command{stop_node{}});
     }
-    node_ = nullptr;
-    port_ = nullptr;
-    pool_ = nullptr;
-    if (context_->pool) context_->pool->on_blocks_for_waiters({});
     if (!host_.shutdown()) {
-      logger("node")->error("{}: some actors did not end in time", context_->self.name);
+      // They hold the context: what its threads would call of this object must be over by then.
+      logger("node")->error(
+          "{}: some actors did not end in time, since a peer may still touch what they hold",
+          context_->self.name);
     }
+    context_->endpoint->stop();
+    if (context_->pool) context_->pool->on_blocks_for_waiters({});
   }
 
   result<void> wait_registered(std::chrono::milliseconds timeout) override {
@@ -256,6 +257,8 @@ class node_engine final : public engine {
   std::vector<event> take(std::size_t max) override { return context_->events.take(max); }
 
   std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max) override {
+    constexpr std::chrono::milliseconds longest = std::chrono::hours{24};
+    timeout = std::clamp(timeout, std::chrono::milliseconds{0}, longest);
     const auto until = std::chrono::steady_clock::now() + timeout;
     {
       const event_queue::consumer as_consumer{context_->events};

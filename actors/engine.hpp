@@ -139,7 +139,9 @@ class engine {
                                                              engine_options options = {});
   /// `stop` and waits.
   virtual ~engine() = default;
-  /// Leaves the cluster: live operations fail with `aborted` at both sides, links close.
+  /// Leaves the cluster: live operations fail with `aborted` at both sides, links close. A peer
+  /// that stands still in the middle of a copy over `shm` may go on with it when it wakes: memory
+  /// of the engine's own that it was granted is safe to reuse only once that peer is gone.
   /// Idempotent.
   virtual void stop() = 0;
   /// Waits until the supervisor has taken the node in. `deadline`, or the reason of the refusal.

@@ -72,10 +72,8 @@ void happened(self_pointer self, link_ready& ready) {
   const auto waiting = std::move(found->second);
   st.waiting_for_link.erase(found);
   for (const auto operation : waiting) {
-    if (const auto value = st.values.find(operation); value != st.values.end()) {
-      auto order = std::move(value->second);
-      st.values.erase(value);
-      start_client(self, std::move(order), ready.link);
+    if (auto order = no_longer_waits(st, operation)) {
+      start_client(self, std::move(*order), ready.link);
       continue;
     }
     const auto r = st.receives.find(operation);
@@ -109,7 +107,7 @@ void happened(self_pointer self, link_gone& gone) {
   const auto waiting = std::move(found->second);
   st.waiting_for_link.erase(found);
   for (const auto operation : waiting) {
-    if (st.values.erase(operation) != 0) {
+    if (no_longer_waits(st, operation)) {
       fail_value(st, operation, gone.why);
     } else if (st.receives.contains(operation)) {
       fail_receive(self, operation, gone.why);
@@ -153,7 +151,7 @@ void end_operation(self_pointer self, operation_id operation, troupe::error why,
     conclude_source(self, operation, std::move(why), to_sessions);
   } else if (st.receives.contains(operation)) {
     conclude_receive(self, operation, std::move(why), to_sessions);
-  } else if (st.values.erase(operation) != 0) {
+  } else if (no_longer_waits(st, operation)) {
     fail_value(st, operation, std::move(why));
   } else if (const auto client = st.value_clients.find(operation);
              client != st.value_clients.end()) {
@@ -252,6 +250,7 @@ transfer_reports describe(const engine_port_state& st) {
 /// for them, so that nothing of them can move. After a crash of the link nobody knows; the pins
 /// stay.
 void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
+  drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == link; });
   for (const auto& [transfer, session] : st.sessions) {
     if (session.link != link) continue;
     tell(session.actor, session_event{link_is_lost{

@@ -82,7 +82,11 @@ struct engine_port_state {
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry;
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
       receive_geometry;
-  std::map<operation_id, start_value> values;  ///< that wait for a link
+  struct waiting_value {
+    start_value order;
+    time_point deadline;
+  };
+  std::map<operation_id, waiting_value> values;  ///< that wait for a link
   std::unordered_map<operation_id, transfer_id> value_clients;
   std::mt19937_64 random{std::random_device{}()};
   bool ticking{false};

@@ -80,6 +80,9 @@ void carry_out(self_pointer self, start_value& order);
 void happened(self_pointer self, value_concluded& outcome);
 void start_client(self_pointer self, start_value order, const link_handle& link);
 void fail_value(engine_port_state& st, operation_id operation, troupe::error why);
+/// Takes a value's operation out of the line for its link; nothing if it is not in one.
+[[nodiscard]] std::optional<start_value> no_longer_waits(engine_port_state& st,
+                                                         operation_id operation);
 /// A peer asks for something of our values.
 void value_came(self_pointer self, const link_handle& link, session_message& message);
 

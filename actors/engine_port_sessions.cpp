@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -24,7 +25,10 @@ transfer_id new_transfer(engine_port_state& st) {
 }
 
 time_point deadline_after(const engine_port_state& st, std::chrono::milliseconds wanted) {
-  return now() + (wanted.count() > 0 ? wanted : st.context->settings.default_deadline);
+  // A longer one is none; the clock's own unit would overflow.
+  constexpr std::chrono::milliseconds longest = std::chrono::hours{24 * 365};
+  return now() +
+         (wanted.count() > 0 ? std::min(wanted, longest) : st.context->settings.default_deadline);
 }
 
 result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(engine_port_state& st,

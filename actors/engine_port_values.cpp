@@ -21,6 +21,19 @@ void value_outcome(engine_port_state& st, value_concluded& outcome) {
 
 }  // namespace
 
+std::optional<start_value> no_longer_waits(engine_port_state& st, operation_id operation) {
+  const auto found = st.values.find(operation);
+  if (found == st.values.end()) return std::nullopt;
+  auto order = std::move(found->second.order);
+  forget_deadline(st, found->second.deadline, timer::operation, operation.value);
+  st.values.erase(found);
+  if (const auto line = st.waiting_for_link.find(order.peer); line != st.waiting_for_link.end()) {
+    std::erase(line->second, operation);
+    if (line->second.empty()) st.waiting_for_link.erase(line);
+  }
+  return order;
+}
+
 void fail_value(engine_port_state& st, operation_id operation, troupe::error why) {
   value_concluded outcome{operation, {}, event_failed{std::move(why)}};
   value_outcome(st, outcome);
@@ -58,13 +71,15 @@ void carry_out(self_pointer self, start_value& order) {
   waiting.push_back(order.operation);
   const auto peer = order.peer;
   const bool first = waiting.size() == 1;
-  st.values.emplace(order.operation, std::move(order));
+  const auto deadline = now() + st.context->settings.default_deadline;
+  st.deadlines.emplace(deadline, timer::operation, order.operation.value);
+  const auto operation = order.operation;
+  st.values.emplace(operation, engine_port_state::waiting_value{std::move(order), deadline});
   if (first) ask_for_link(st, peer);
 }
 
 void happened(self_pointer self, value_concluded& outcome) {
   auto& st = self->state;
-  session_ends(st, outcome.transfer);
   st.value_clients.erase(outcome.operation);
   value_outcome(st, outcome);
 }

@@ -164,6 +164,8 @@ transport::host_identity identity_of(const link_request& request) {
 
 // -- the dialling side
 
+/// How long a link whose peer has left is read on.
+constexpr auto last_words = std::chrono::milliseconds{300};
 /// Before the first repetition; doubled with each.
 constexpr auto first_pause = std::chrono::milliseconds{20};
 
@@ -482,6 +484,17 @@ void carry_out(self_pointer self, close_link order) {
   end_link(self, std::move(order.why));
 }
 
+/// What the peer said last may still be on its way through the link, a release above all: the
+/// transport reads it out before it says that the link broke. The pause is for a peer that stands
+/// still, of which the transport hears nothing.
+void carry_out(self_pointer self, peer_left order) {
+  if (self->state.now != link_state::phase::up) {
+    end_link(self, std::move(order.why));
+    return;
+  }
+  self->delayed_send(self, last_words, link_command{close_link{std::move(order.why)}});
+}
+
 // -- what the transport reports
 
 void happened(self_pointer self, const link_came_up&) {
@@ -497,6 +510,8 @@ void happened(self_pointer self, const link_came_up&) {
 
 void happened(self_pointer self, session_message message) {
   auto& st = self->state;
+  // Sessions were told that the link is lost, and the port that it is gone: nothing may follow.
+  if (st.now == link_state::phase::ending) return;
   const auto route = route_of(message);
   if (const auto found = st.sessions.find(route); found != st.sessions.end()) {
     tell(found->second, session_event{std::move(message)});
@@ -582,7 +597,8 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
   st.peer = std::move(options.peer);
   st.role = options.role;
   self->set_down_handler([self](const caf::down_msg&) {
-    end_link(self, {errc::peer_lost, "the process of " + self->state.peer.name + " is gone"});
+    carry_out(self,
+              peer_left{{errc::peer_lost, "the process of " + self->state.peer.name + " is gone"}});
   });
   st.dial_until = now() + st.context->settings.connect_timeout;
   if (st.role == transport::link_role::initiator) dial(self);

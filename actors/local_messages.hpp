@@ -89,15 +89,20 @@ struct post_batch {
 struct fence_now {
   transfer_id transfer;
 };
-/// node -> link: membership says that the peer is down, or the node stops.
+/// node -> link: the node stops, or the peer was restarted.
 struct close_link {
+  troupe::error why;
+};
+/// node -> link: the peer's process has left or is down; what it said before still counts.
+struct peer_left {
   troupe::error why;
 };
 /// link -> itself, after a pause: reach for the peer, or try the backend that failed, once more.
 struct dial_again {};
 
 struct link_command {
-  std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, dial_again>
+  std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, peer_left,
+               dial_again>
       what;
 };
 
@@ -171,7 +176,8 @@ struct session_unpinned {
   transfer_id transfer;
 };
 
-/// value_client -> engine_port: the outcome of a put, get, query or remove.
+/// value_client -> engine_port: the outcome of a put, get, query or remove. `session_unpinned`
+/// follows once the peer can touch nothing any more.
 struct value_concluded {
   operation_id operation;
   transfer_id transfer;

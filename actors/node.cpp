@@ -40,7 +40,7 @@ link_actor spawn_link(self_pointer self, node_info peer, transport::link_role ro
 
 void close_links_of(node_state_data& st, std::uint64_t incarnation, const troupe::error& why) {
   for (const auto& [id, link] : st.links) {
-    if (link.incarnation == incarnation) tell(link.actor, link_command{close_link{why}});
+    if (link.incarnation == incarnation) tell(link.actor, link_command{peer_left{why}});
   }
 }
 
@@ -301,9 +301,14 @@ caf::typed_response_promise<call_reply> take_call(self_pointer self, call_reques
     const auto id = st.next_call++;
     st.calls.emplace(id, promise);
     auto answer = std::make_shared<call_answer>(caf::actor_cast<local_node_actor>(self), id);
-    st.context->on_call(call{
-        std::move(request.method), std::move(request.payload),
-        [answer](result<std::vector<std::uint8_t>> reply) { answer->give(std::move(reply)); }});
+    try {
+      st.context->on_call(call{
+          std::move(request.method), std::move(request.payload),
+          [answer](result<std::vector<std::uint8_t>> reply) { answer->give(std::move(reply)); }});
+    } catch (const std::exception& thrown) {
+      answer->give(
+          fail(errc::internal, std::string{"the engine threw at the call: "} + thrown.what()));
+    }
   }
   return promise;
 }
@@ -321,12 +326,18 @@ void carry_out(self_pointer self, look_again&) {
   make_wanted_links(self);
 }
 
+void fail_placement(node_state_data& st, operation_id operation, troupe::error why) {
+  st.placements.erase(operation);
+  if (st.context->operations.end(operation)) {
+    st.context->events.push({operation, event_failed{std::move(why)}});
+  }
+}
+
 void carry_out(self_pointer self, start_place& order) {
   auto& context = self->state.context;
-  const auto failed = [context, operation = order.operation](errc code, std::string sentence) {
-    if (context->operations.end(operation)) {
-      context->events.push({operation, event_failed{{code, std::move(sentence)}}});
-    }
+  self->state.placements.insert(order.operation);
+  const auto failed = [self, operation = order.operation](errc code, std::string sentence) {
+    fail_placement(self->state, operation, {code, std::move(sentence)});
   };
   if (!self->state.supervisor) {
     failed(errc::peer_unreachable, "the supervisor cannot be reached: " + self->state.refusal);
@@ -336,7 +347,8 @@ void carry_out(self_pointer self, start_place& order) {
                         context->settings.heartbeat_interval * 2;
   self->request(self->state.supervisor, patience, place_atom::value, order.request)
       .then(
-          [context, failed, operation = order.operation](placement& where) {
+          [self, context, failed, operation = order.operation](placement& where) {
+            self->state.placements.erase(operation);
             if (where.failed != 0) {
               failed(is_errc(where.failed) ? static_cast<errc>(where.failed) : errc::internal,
                      std::move(where.sentence));
@@ -365,6 +377,9 @@ void carry_out(self_pointer self, call_answered& order) {
 
 void carry_out(self_pointer self, stop_node&) {
   auto& st = self->state;
+  for (const auto operation : std::exchange(st.placements, {})) {
+    fail_placement(st, operation, {errc::aborted, "the node stops"});
+  }
   if (st.supervisor) {
     self->send(st.supervisor, leave_atom::value, st.context->self.name,
                st.context->self.incarnation);

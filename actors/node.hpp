@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -48,6 +49,7 @@ struct node_state_data {
   std::vector<std::pair<std::string, std::chrono::steady_clock::time_point>> wanted;
   std::unordered_map<std::uint64_t, caf::typed_response_promise<call_reply>> calls;
   std::uint64_t next_call{1};
+  std::set<operation_id> placements;  ///< that the supervisor has not answered
   std::uint64_t beats{0};
   static inline const char* name = "node";
 };

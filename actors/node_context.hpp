@@ -5,10 +5,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -74,6 +76,12 @@ struct node_counters {
   std::atomic<std::uint32_t> queue_length{0}, active_transfers{0}, links_up{0};
 };
 
+/// Memory of the engine that is registered while it is being put.
+struct registered_value {
+  std::span<const std::byte> bytes;
+  std::uint32_t puts{0};
+};
+
 /// What every actor of one node may use. Made before the first actor, destroyed after the last one.
 /// Immutable but for the members that are thread-safe themselves.
 struct node_context {
@@ -91,7 +99,9 @@ struct node_context {
   event_queue events;
   node_counters counters;
   registration_state registration;
-  std::function<void(call)> on_call;  ///< empty: calls of frontends are refused
+  std::mutex value_regions_mutex;
+  std::map<region_id, registered_value> value_regions;  ///< memory of puts that are under way
+  std::function<void(call)> on_call;                    ///< empty: calls of frontends are refused
   std::chrono::steady_clock::time_point started{std::chrono::steady_clock::now()};
 
   explicit node_context(node_settings s)

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/value_regions.hpp"
 
 namespace troupe::actors {
 
@@ -57,12 +58,11 @@ result<grant_wish> grant_on_value(value_client_state& st) {
     const auto offset = static_cast<std::uint64_t>(value.data() - bytes->data());
     return grant_wish{region, {{offset, value.size(), 0, 1}}, transport::access::read};
   }
-  // The endpoint wants writable memory by type only: the grant below permits reading.
-  auto registered = endpoint.register_memory({const_cast<std::byte*>(value.data()), value.size()},
-                                             "put " + st.order.key);
+  auto registered = register_value(*st.context, value, st.order.key);
   if (!registered) return fail(registered.error());
-  st.registered = *registered;
-  return grant_wish{*registered, {{0, value.size(), 0, 1}}, transport::access::read};
+  st.registered = registered->region;
+  return grant_wish{
+      registered->region, {{registered->offset, value.size(), 0, 1}}, transport::access::read};
 }
 
 void ask(self_pointer self) {
@@ -166,13 +166,22 @@ void happened(self_pointer self, transport::completion& done) {
   end_with(self, outcome_type{event_value{{bytes, std::move(kept)}}});
 }
 
+void tell_outcome(self_pointer self) {
+  auto& st = self->state;
+  if (!st.outcome) return;
+  value_concluded said{st.order.operation, st.transfer, {}};
+  said.outcome.swap(*st.outcome);
+  st.outcome.reset();
+  self->send(st.port, port_event{std::move(said)});
+}
+
 void happened(self_pointer self, transfer_is_quiescent&) {
   auto& st = self->state;
-  if (st.now != phase::fencing || !st.outcome) return;
-  if (st.registered) (void)st.context->endpoint->deregister(*st.registered);
+  if (st.now != phase::fencing) return;
+  if (st.registered) (void)unregister_value(*st.context, *st.registered);
   ask_link(self, detach_session{st.transfer});
-  self->send(st.port,
-             port_event{value_concluded{st.order.operation, st.transfer, std::move(*st.outcome)}});
+  tell_outcome(self);
+  self->send(st.port, port_event{session_unpinned{st.transfer}});
   self->quit();
 }
 
@@ -181,10 +190,13 @@ void happened(self_pointer self, link_is_lost& lost) {
 }
 void happened(self_pointer self, engine_aborts& abort) {
   give_up(self, std::move(abort.why));
+  tell_outcome(self);
 }
 void happened(self_pointer self, deadline_came&) {
   give_up(self, {errc::deadline, self->state.link.peer + " did not answer for key `" +
                                      self->state.order.key + "` in time"});
+  // The fence may take as long as the peer stands still. That holds our memory, not the outcome.
+  tell_outcome(self);
 }
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}

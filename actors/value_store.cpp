@@ -8,8 +8,11 @@ namespace troupe::actors {
 
 namespace {
 
+/// A longer time to live is none: the clock's own unit would overflow.
+constexpr std::chrono::milliseconds for_ever = std::chrono::hours{24 * 365 * 100};
+
 std::optional<kvcache::keyed_store::duration> duration_of(std::chrono::milliseconds ttl) {
-  if (ttl.count() == 0) return std::nullopt;
+  if (ttl.count() <= 0 || ttl >= for_ever) return std::nullopt;
   return ttl;
 }
 
@@ -50,9 +53,13 @@ std::span<std::byte> value_store::reservation::bytes() const {
 }
 
 result<void> value_store::reservation::commit() {
-  const auto store = std::exchange(store_, nullptr);
-  const std::lock_guard lock{store->mutex_};
-  return store->store_.commit(slot_.put, clock::now(), duration_of(ttl_));
+  auto committed = [this] {
+    const std::lock_guard lock{store_->mutex_};
+    return store_->store_.commit(slot_.put, clock::now(), duration_of(ttl_));
+  }();
+  // What could not be committed is given up by the destructor.
+  if (committed) store_.reset();
+  return committed;
 }
 
 result<value_store::reservation> value_store::reserve(std::string_view key, std::uint64_t size,

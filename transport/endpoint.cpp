@@ -56,6 +56,7 @@ class local_endpoint final : public endpoint {
                                                    std::shared_ptr<link_sink> sink) override;
 
   bool poll() override { return progress_->poll(); }
+  void stop() override { progress_->stop(); }
   bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
              const std::function<bool()>& done) override {
     return progress_->drive(until, wake_fd, done);

@@ -95,6 +95,9 @@ class endpoint {
   /// drives already, or there are several threads.
   virtual bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
                      const std::function<bool()>& done) = 0;
+  /// Ends the progress threads. Afterwards nothing moves but by `poll`, and no sink is told
+  /// anything else. Idempotent; not from a sink.
+  virtual void stop() = 0;
   /// The port that the tcp listener was really given.
   [[nodiscard]] virtual std::uint16_t data_port() const = 0;
 };

@@ -216,6 +216,8 @@ void progress_engine::caller_polls() noexcept {
 }
 
 bool progress_engine::poll_once() {
+  // Not beside a driver: it may sleep by a doorbell that this round would take from it.
+  if (driven_.load(std::memory_order_acquire)) return false;
   caller_polls();
   return run_round({});
 }
@@ -284,7 +286,7 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
   if (stopping_.load(std::memory_order_acquire)) return false;
   {
     const std::lock_guard lock{turn_mutex_};
-    if (std::exchange(driven_, true)) return false;
+    if (driven_.exchange(true, std::memory_order_acq_rel)) return false;
   }
   if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick);
   const auto start = steady_clock::now();
@@ -380,8 +382,10 @@ bool progress_engine::take_events(int timeout_ms) {
 }
 
 void progress_engine::drain_wake() {
-  woken_.store(false, std::memory_order_seq_cst);
+  // In this order: a wake that comes in between writes once more. The other way round its write
+  // could be read here while `woken_` says that it is still to come, and nobody would write again.
   drain(fds_.wake);
+  woken_.exchange(false, std::memory_order_seq_cst);
 }
 
 bool progress_engine::run_timers(steady_time now) {

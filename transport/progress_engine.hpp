@@ -112,7 +112,7 @@ class progress_engine {
   /// the way.
   void caller_polls() noexcept;
   /// One round from the calling thread; false at once when another thread (or a caller up the
-  /// stack) runs one.
+  /// stack) runs one, or drives.
   bool poll_once();
   /// Does the thread's work on the calling thread, sleeps included, until `done` (asked after each
   /// round, with no lock held) or `until`. `wake_fd` becoming readable ends a sleep. False at once
@@ -182,7 +182,7 @@ class progress_engine {
   // Who drives. The thread sets `aside_` when it is out of any sleep of its own: only then may a
   // driver sleep, since what arms the doorbells before a sleep disarms them after it.
   std::mutex turn_mutex_;
-  bool driven_{false};
+  std::atomic<bool> driven_{false};  ///< written under the mutex
   std::atomic<bool> aside_{false};
   bool handover_armed_{false};  ///< of the driver
   adaptive_spin spin_;          ///< of whoever runs rounds

@@ -33,11 +33,12 @@ class value : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<forked> store;
   std::unique_ptr<engine> node;
   std::unique_ptr<listener> events;
+  std::string deadline{"20s"};
 
   void SetUp() override {
     cluster_options options;
     options.backend = GetParam();
-    options.deadline = "20s";
+    options.deadline = deadline;
     c = std::make_unique<cluster>(options);
     store = c->spawn("store-0", bystander);
     cluster::quiet("prefill-0");
@@ -259,6 +260,68 @@ TEST_P(value, whose_reader_gives_up_is_not_held_for_it) {
   }
 }
 
+TEST_P(value, of_one_buffer_can_be_put_twice_at_once) {
+  const auto large = bytes_of(4u << 20, 3);
+  const auto first = node->put("store-0", "first", large);
+  const auto second = node->put("store-0", "second", large);
+  const auto part = node->put("store-0", "part", std::span{large}.subspan(1u << 20, 1u << 20));
+  EXPECT_EQ(ended(first).done, 1) << to_string(ended(first).why);
+  EXPECT_EQ(ended(second).done, 1) << to_string(ended(second).why);
+  EXPECT_EQ(ended(part).done, 1) << to_string(ended(part).why);
+  EXPECT_TRUE(equal(get("store-0", "second").value, large));
+  EXPECT_EQ(put("store-0", "later", large).done, 1);
+}
+
+TEST_P(value, may_be_kept_for_as_long_as_the_type_can_say) {
+  const auto bytes = bytes_of(100, 4);
+  for (const std::string peer : {"prefill-0", "store-0"}) {
+    EXPECT_EQ(put(peer, "long", bytes, std::chrono::milliseconds::max()).done, 1) << peer;
+    EXPECT_TRUE(equal(get(peer, "long").value, bytes)) << peer;
+  }
+}
+
+/// With a short deadline.
+class impatient_value : public value {
+ protected:
+  impatient_value() { deadline = "1500ms"; }
+};
+
+TEST_P(impatient_value, of_a_node_that_never_came_ends_at_its_deadline) {
+  const auto& t = ended(node->get("decode-0", "key"), 6s * patience);
+  EXPECT_EQ(t.failed, 1);
+  EXPECT_EQ(t.why.code, errc::deadline) << to_string(t.why);
+}
+
+TEST_P(impatient_value, of_a_peer_that_stands_still_ends_at_its_deadline) {
+  const auto large = bytes_of(8u << 20, 1);
+  ASSERT_EQ(put("store-0", "there", large).done, 1);
+  const auto reading = node->put("store-0", "read by a frozen peer", large);
+  store->stop();
+  const auto asked = node->get("store-0", "there");
+  for (const auto& operation : {reading, asked}) {
+    const auto& t = ended(operation, 6s * patience);
+    EXPECT_EQ(t.done + t.failed, 1);
+    if (t.failed == 1) {
+      EXPECT_EQ(t.why.code, errc::deadline) << to_string(t.why);
+    }
+  }
+  store->signal(SIGCONT);
+}
+
+TEST_P(value, and_placements_that_wait_end_when_the_node_stops) {
+  const auto placed = node->place({"r", "prefill", "decode", 60'000});
+  ASSERT_TRUE(placed);
+  const auto asked = node->get("decode-0", "key");  // which never came
+  ASSERT_TRUE(asked);
+  events->listen_for(50ms);
+  node->stop();
+  for (const auto& operation : {placed, asked}) {
+    const auto& t = ended(operation);
+    EXPECT_EQ(t.failed, 1);
+    EXPECT_EQ(t.why.code, errc::aborted) << to_string(t.why);
+  }
+}
+
 TEST_P(value, calls_with_senseless_arguments_are_refused_at_once) {
   const auto bytes = bytes_of(10, 1);
   EXPECT_EQ(node->put("nobody", "k", bytes).error().code, errc::not_found);
@@ -268,8 +331,12 @@ TEST_P(value, calls_with_senseless_arguments_are_refused_at_once) {
   EXPECT_EQ(put("store-0", std::string(512, 'k'), bytes).done, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(every_backend, value, ::testing::Values("tcp", "shm"),
-                         [](const auto& test) { return test.param; });
+const auto backends = ::testing::Values("shm", "tcp");
+const auto backend_name = [](const ::testing::TestParamInfo<std::string>& which) {
+  return which.param;
+};
+INSTANTIATE_TEST_SUITE_P(every_backend, value, backends, backend_name);
+INSTANTIATE_TEST_SUITE_P(every_backend, impatient_value, backends, backend_name);
 
 }  // namespace
 }  // namespace troupe::testing
