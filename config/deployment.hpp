@@ -28,8 +28,7 @@
 ///         [order] = layers_first     # layers_first | blocks_first | block_interleaved
 ///         [kv] = together            # together | separate
 ///         [inner] = token_major      # token_major | head_major
-///       [state]:                     # a tensor of each request besides its blocks (Mamba and
-///       such)
+///       [state]:                     # a tensor of each request besides its blocks (Mamba, say)
 ///         bytes: 64KiB               # of one request on one rank
 ///         [slots] = 64               # requests that have one at once, 1..65536
 ///     stages:                        # 1..64
@@ -37,11 +36,12 @@
 ///         role: decode               # prefill | decode | store
 ///         [replicas] = 1
 ///         [tensor_parallel] = 1      # ranks of a replica; divides kv_heads or is a multiple of it
-///         [hosts] = [127.0.0.1]      # replica r stands on hosts[r mod count]; or one host per
-///         node [port] or [ports] = 0      # one for all nodes, or a list with one per node; 0: OS
-///         chooses [policy] = round-robin     # random | round-robin | least-queue-length [engine]
-///         = reference       # reference | external; a store takes none. external: a process
-///                                    # of the user's that embeds the library
+///         [hosts] = [127.0.0.1]      # replica r stands on hosts[r mod count]; or one per node
+///         [port] or [ports] = 0      # one for all nodes, or a list with one per node; 0: the OS's
+///         [policy] = round-robin     # random | round-robin | least-queue-length: how a request
+///                                    # finds its replica
+///         [engine] = reference       # reference | external (a process of the user's that embeds
+///                                    # the library); a store takes none
 ///         [layout]                   # as in `model`, = the model's; only where there is a `model`
 ///         [pool]:                    # memory of one node; only `engine: external` can do without
 ///           [device] = cpu
@@ -61,12 +61,12 @@
 ///       - from: prefill              # a stage
 ///         to: decode                 # another stage
 ///         [mode] = write             # write | read; only from a prefill to a decode stage, where
-///         it
-///                                    # says how layers move. Every edge can carry keyed put/get
+///                                    # it says how layers move. Any edge can carry keyed put/get
 ///     [limits]:                      # of each node
 ///       [transfer_deadline] = 30s    # of a transfer whose engine names none, 1ms..24h
-///       [retry_window] = 0s          # a source whose decode died waits so long for another,
-///       0s..1h [max_operations] = 16384     # transfers, puts, gets and so on at once, 1..1048576
+///       [retry_window] = 0s          # how long a source whose decode side died waits for another,
+///                                    # 0s..1h
+///       [max_operations] = 16384     # transfers, puts, gets and so on at once, 1..1048576
 ///       [max_waiting] = 4096         # requests in the router's line, 1..1048576
 ///
 /// A file has at most 1 MiB, 100,000 values and 32 levels; a deployment at most 1024 nodes.

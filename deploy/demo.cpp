@@ -455,16 +455,16 @@ result<void> check(const demo_options& options) {
 
 }  // namespace
 
-int run_demo(const demo_options& options, std::ostream& out) {
+int run_demo(const demo_options& options, std::ostream& out, std::ostream& complaints) {
   constexpr int failed = 1;
   constexpr int interrupted = 130;
   if (auto ok = check(options); !ok) {
-    out << "troupe demo: " << to_string(ok.error()) << "\n";
+    complaints << "troupe demo: " << to_string(ok.error()) << "\n";
     return failed;
   }
   auto folder = work_folder::make();
   if (!folder) {
-    out << "troupe demo: " << to_string(folder.error()) << "\n";
+    complaints << "troupe demo: " << to_string(folder.error()) << "\n";
     return failed;
   }
   demo show{options, out, *folder};
@@ -472,12 +472,12 @@ int run_demo(const demo_options& options, std::ostream& out) {
   show.stop();
   if (show.interrupted()) {
     folder->remove();
-    out << "troupe demo: interrupted; every process was stopped\n";
+    complaints << "troupe demo: interrupted; every process was stopped\n";
     return interrupted;
   }
   if (!identical) {
-    out << "troupe demo: " << to_string(identical.error())
-        << "\nThe deployment and the logs are in " << folder->file("") << "\n";
+    complaints << "troupe demo: " << to_string(identical.error())
+               << "\nThe deployment and the logs are in " << folder->file("") << "\n";
     return failed;
   }
   folder->remove();

@@ -17,10 +17,12 @@ struct demo_options {
 };
 
 /// Starts a supervisor, a prefill and a decode process on this machine, sends prompts through them
-/// and compares each text with what one process alone computes. Writes what it does to `out`.
+/// and compares each text with what one process alone computes. Writes what it does to `out`, why it
+/// failed to `complaints`.
 /// Everything it started has ended when it returns, also after SIGINT or SIGTERM. Call it before
 /// any other thread is made. The exit code: 0 all texts are identical, 1 they are not or something
 /// failed, 130 interrupted.
-[[nodiscard]] int run_demo(const demo_options& options, std::ostream& out);
+[[nodiscard]] int run_demo(const demo_options& options, std::ostream& out,
+                           std::ostream& complaints);
 
 }  // namespace troupe::deploy

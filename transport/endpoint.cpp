@@ -18,7 +18,7 @@ namespace {
 // DESIGN.md section 5: the order in which `auto` chooses.
 constexpr std::array preference{backend_kind::xgmi, backend_kind::shm, backend_kind::rdma,
                                 backend_kind::tcp};
-constexpr const char* not_compiled_in = "not compiled in";
+constexpr const char* not_in_this_release = "not in this release";
 
 class local_endpoint final : public endpoint {
  public:
@@ -105,7 +105,8 @@ std::vector<backend_status> local_endpoint::backends() const {
   std::vector<backend_status> all;
   for (const auto kind : preference) {
     const auto* found = find(kind);
-    all.push_back({kind, found != nullptr ? found->probe() : usability{false, not_compiled_in}});
+    all.push_back(
+        {kind, found != nullptr ? found->probe() : usability{false, not_in_this_release}});
   }
   return all;
 }
@@ -116,7 +117,7 @@ usability local_endpoint::judge(backend_kind kind, const host_identity& peer,
     return {false, "excluded: it failed before"};
   }
   const auto* found = find(kind);
-  if (found == nullptr) return {false, not_compiled_in};
+  if (found == nullptr) return {false, not_in_this_release};
   if (auto here = found->probe(); !here.usable) return here;
   return found->reaches(peer);
 }
@@ -124,7 +125,7 @@ usability local_endpoint::judge(backend_kind kind, const host_identity& peer,
 result<backend_choice> local_endpoint::choose(const host_identity& peer,
                                               std::optional<backend_kind> wanted,
                                               std::span<const backend_kind> excluded) const {
-  std::string passed_over;  // "xgmi: not compiled in; shm: another host"
+  std::string passed_over;  // "xgmi: not in this release; shm: another host"
   for (const auto kind : preference) {
     if (wanted && kind != *wanted) continue;
     const auto verdict = judge(kind, peer, excluded);
@@ -147,7 +148,7 @@ result<std::shared_ptr<link>> local_endpoint::open(backend_kind kind, const link
     if (candidate->kind() == kind) return candidate->open(options, std::move(sink));
   }
   return fail(errc::backend_unavailable,
-              "backend " + std::string{to_string(kind)} + ": " + not_compiled_in);
+              "backend " + std::string{to_string(kind)} + ": " + not_in_this_release);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ struct backend_status {
 /// status`.
 struct backend_choice {
   backend_kind kind{backend_kind::tcp};
-  std::string reason;  ///< "same host and namespaces; xgmi: not compiled in"
+  std::string reason;  ///< "same host and namespaces; xgmi: not in this release"
 };
 
 /// Everything of one node that moves bytes: its registered memory, its backends, its progress

@@ -105,6 +105,10 @@ exit_code complain(const error& why) {
 }
 
 exit_code run_measuring_side(const bench_options& load, const std::string& log_level) {
+  // Found out before the measuring, not after it.
+  if (!load.json_file.empty() && !std::ofstream{load.json_file, std::ios::app}) {
+    return complain({errc::invalid_config, "cannot write " + load.json_file});
+  }
   stop_signals signals;
   const auto report = run_load(load, log_level, signals);
   if (!report) return complain(report.error());

@@ -31,7 +31,7 @@ void add_demo(CLI::App& app, exit_code& code) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   verb->callback([given, &code] {
-    code = static_cast<exit_code>(run_demo(*given, std::cout));  // its codes are ours
+    code = static_cast<exit_code>(run_demo(*given, std::cout, std::cerr));  // its codes are ours
   });
 }
 

@@ -37,6 +37,7 @@ struct target {
   std::string host;
   std::uint16_t port{0};
   std::vector<config::resolved_node> expected;  ///< of the file, when there is one
+  std::string cluster;                          ///< of the file
 };
 
 std::string target_text(const target& at) {
@@ -68,7 +69,8 @@ std::optional<target> target_from(const std::string& where) {
   }
   const auto deployment = load_or_complain(where);
   if (!deployment) return std::nullopt;
-  target at{deployment->supervisor.host, deployment->supervisor.port, config::resolve(*deployment)};
+  target at{deployment->supervisor.host, deployment->supervisor.port, config::resolve(*deployment),
+            deployment->cluster};
   if (at.port == 0) {
     std::cerr << "troupe status: supervisor.port is 0 in " << where
               << "; give the HOST:PORT that it listens at instead\n";
@@ -129,6 +131,12 @@ result<cluster_status> ask_cluster(const target& at, std::chrono::milliseconds t
   if (!cluster) return fail(cluster.error());
   auto members = (*cluster)->members();
   if (!members) return fail(members.error());
+  if (!at.cluster.empty() && members->cluster != at.cluster) {
+    return fail(errc::invalid_config, "the supervisor at " + target_text(at) +
+                                          " is that of cluster `" + members->cluster +
+                                          "`, the file describes `" + at.cluster +
+                                          "`; give the two clusters different ports");
+  }
   cluster_status status{target_text(at), std::move(*members), {}};
   for (const auto& member : status.members.members)
     status.nodes.push_back({member, true, fail(errc::internal, "not asked")});

@@ -21,6 +21,11 @@ namespace troupe::deploy::cli {
 
 namespace {
 
+/// In one write: the nodes write their log lines to the same place meanwhile.
+void complain(const std::string& sentence) {
+  std::cerr << "troupe up: " + sentence + "\n";
+}
+
 using clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
@@ -71,7 +76,7 @@ class node_group {
   bool start_all(const std::vector<config::resolved_node>& nodes) {
     for (const auto& node : nodes) {
       if (auto started = start(node); !started) {
-        std::cerr << "troupe up: " << node.name << ": " << to_string(started.error()) << "\n";
+        complain(node.name + ": " + to_string(started.error()));
         return false;
       }
       // The others need its port, and a port that is taken should be the first thing that is said.
@@ -104,8 +109,8 @@ class node_group {
     const auto until = clock::now() + start_patience;
     while (!signalled_ && !children_.front().listens) {
       if (clock::now() >= until) {
-        std::cerr << "troupe up: the supervisor did not listen within "
-                  << std::chrono::seconds{start_patience}.count() << " s\n";
+        complain("the supervisor did not listen within " +
+                 std::to_string(std::chrono::seconds{start_patience}.count()) + " s");
         return false;
       }
       if (!step(100ms)) return false;
@@ -147,9 +152,8 @@ class node_group {
     if (!c.heard.over()) return true;
     (void)c.process.wait(exit_patience);
     const auto how = c.process.ended().value_or("a closed pipe, and does not end");
-    std::cerr << "troupe up: " << c.who() << " ended with " << how
-              << (c.failure.empty() ? std::string{} : ": " + c.failure)
-              << "; stopping the other nodes\n";
+    complain(c.who() + " ended with " + how +
+             (c.failure.empty() ? std::string{} : ": " + c.failure) + "; stopping the other nodes");
     c.reported = true;
     return false;
   }
@@ -211,12 +215,12 @@ class node_group {
     const auto how = c.process.ended();
     if (!how) {
       c.process.stop(0ms);
-      std::cerr << "troupe up: " << c.who() << " did not stop and was killed\n";
+      complain(c.who() + " did not stop and was killed");
       return false;
     }
     // Signal 15: it was told to stop before it had come so far as to expect it.
     if (c.reported || *how == "exit code 0" || *how == "signal 15") return true;
-    std::cerr << "troupe up: " << c.who() << " ended with " << *how << " when told to stop\n";
+    complain(c.who() + " ended with " + *how + " when told to stop");
     return false;
   }
 
@@ -269,14 +273,14 @@ exit_code run_up(const up_arguments& given) {
   if (!deployment) return exit_code::usage;
   const auto nodes = choose(*deployment, given.only);
   if (!nodes) {
-    std::cerr << "troupe up: " << to_string(nodes.error()) << "\n";
+    complain(to_string(nodes.error()));
     return exit_code::usage;
   }
   const bool own_supervisor = nodes->front().role == config::role::supervisor;
   if (!own_supervisor && deployment->supervisor.port == 0) {
-    std::cerr << "troupe up: supervisor.port is 0 in " << given.file
-              << ", so the nodes cannot find a supervisor that another `up` started; give it a "
-                 "port there\n";
+    complain("supervisor.port is 0 in " + given.file +
+             ", so the nodes cannot find a supervisor that another `up` started; give it a port "
+             "there");
     return exit_code::usage;
   }
   return node_group{given}.run(*nodes);

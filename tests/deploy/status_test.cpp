@@ -1,4 +1,7 @@
 #include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -54,6 +57,21 @@ TEST(status, a_node_that_never_came_is_shown_and_the_code_is_three) {
   EXPECT_EQ(node_of(status, "prefill-0").at("state"), "up");
   EXPECT_EQ(node_of(status, "decode-0").at("registered"), false);
   EXPECT_EQ(node_of(status, "decode-0").at("error").at("code"), "not_found");
+}
+
+TEST(status, of_a_file_whose_port_another_cluster_has_fails_and_names_both) {
+  const deployment_on_disk file{free_port()};
+  command up{{"up", file.path(), "--only", "supervisor"}};
+  ASSERT_TRUE(up.says("1 node is up")) << up.out() << up.err();
+  std::ifstream in{file.path()};
+  std::string text{std::istreambuf_iterator<char>{in}, {}};
+  text.replace(text.find("cluster: "), text.find('\n') - text.find("cluster: "), "cluster: other");
+  const auto other = file.path() + ".other.yaml";
+  std::ofstream{other} << text;
+  const auto ended = run({"status", other});
+  std::remove(other.c_str());
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("`other`"));
 }
 
 TEST(status, a_frozen_node_is_shown_with_the_reason_and_does_not_hold_the_others_up) {

@@ -106,28 +106,28 @@ TEST(a_demo, whose_nodes_compute_something_else_says_no) {
   // These nodes draw their weights from another seed.
   demo_options options;
   options.program = REFERENCE_NODE;
-  std::ostringstream out;
-  EXPECT_EQ(run_demo(options, out), 1);
+  std::ostringstream out, complaints;
+  EXPECT_EQ(run_demo(options, out, complaints), 1);
   EXPECT_THAT(out.str(), AllOf(HasSubstr("identical: NO"), Not(HasSubstr("identical: yes"))));
 }
 
 TEST(a_demo, whose_nodes_do_not_start_says_why) {
   demo_options options;
   options.program = "/bin/false";
-  std::ostringstream out;
-  EXPECT_EQ(run_demo(options, out), 1);
-  EXPECT_THAT(out.str(), HasSubstr("ended with exit code 1"));
+  std::ostringstream out, complaints;
+  EXPECT_EQ(run_demo(options, out, complaints), 1);
+  EXPECT_THAT(complaints.str(), HasSubstr("ended with exit code 1"));
   options.program = "/nowhere/troupe";
-  out.str({});
-  EXPECT_EQ(run_demo(options, out), 1);
-  EXPECT_THAT(out.str(), HasSubstr("cannot run /nowhere/troupe"));
+  complaints.str({});
+  EXPECT_EQ(run_demo(options, out, complaints), 1);
+  EXPECT_THAT(complaints.str(), HasSubstr("cannot run /nowhere/troupe"));
 }
 
 TEST(a_demo, that_is_asked_for_what_it_does_not_have_refuses) {
   const auto expect_refused = [](const demo_options& wrong, const char* named) {
-    std::ostringstream out;
-    EXPECT_EQ(run_demo(wrong, out), 1);
-    EXPECT_THAT(out.str(), AllOf(HasSubstr("invalid_config"), HasSubstr(named)));
+    std::ostringstream out, complaints;
+    EXPECT_EQ(run_demo(wrong, out, complaints), 1);
+    EXPECT_THAT(complaints.str(), AllOf(HasSubstr("invalid_config"), HasSubstr(named)));
   };
   demo_options options;
   options.mode = "push";
