@@ -31,6 +31,8 @@ using namespace std::chrono_literals;
 
 /// A node ends by itself within ten seconds; whoever is there after this is killed.
 constexpr auto stop_patience = 12s;
+/// Signals that come so soon after the first are the same one.
+constexpr auto second_thought = 1s;
 constexpr auto start_patience = 30s;
 /// Between the end of a node's pipe and the end of its process.
 constexpr auto exit_patience = 3s;
@@ -181,6 +183,7 @@ class node_group {
   /// False: a node did not end in good order.
   bool stop_all() {
     bool clean = true;
+    stopping_since_ = clock::now();
     auto end = children_.size();
     while (end > 0) {
       auto begin = end - 1;
@@ -202,9 +205,10 @@ class node_group {
     bool clean = true;
     for (auto i = begin; i < end; ++i) {
       auto& c = children_[i];
-      // A second signal means: now.
+      // A second signal means: now. Not one right behind the first, though: timeout(1) and others
+      // signal the process and then its group.
       while (!c.process.wait(20ms) && clock::now() < until && !hurried_)
-        hurried_ = signals_.wait(0ms);
+        hurried_ = signals_.wait(0ms) && clock::now() - stopping_since_ > second_thought;
       clean &= ended_well(c);
     }
     return clean;
@@ -230,6 +234,7 @@ class node_group {
   std::vector<child> children_;
   bool signalled_{false};
   bool hurried_{false};
+  clock::time_point stopping_since_;
   bool said_up_{false};
   std::size_t expected_{0};  ///< children, when all are started
 };

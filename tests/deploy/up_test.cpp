@@ -1,4 +1,6 @@
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,6 +27,18 @@ TEST(up, starts_every_node_and_ctrl_c_stops_them_all_and_leaves_nothing) {
   ASSERT_EQ(nodes.size(), 4u) << up.out();
   for (const auto& node : nodes) EXPECT_TRUE(listens(node.port)) << node.name;
   up.signal(SIGINT);
+  EXPECT_EQ(up.wait(), 0) << up.err();
+  EXPECT_THAT(up.out(), HasSubstr("all nodes stopped"));
+  expect_nothing_left(up.out());
+}
+
+TEST(up, takes_two_signals_in_a_row_for_one) {
+  const deployment_on_disk file{free_port()};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+  up.signal(SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds{5});
+  up.signal(SIGTERM);
   EXPECT_EQ(up.wait(), 0) << up.err();
   EXPECT_THAT(up.out(), HasSubstr("all nodes stopped"));
   expect_nothing_left(up.out());
