@@ -99,7 +99,7 @@ result<void> check_segments(std::span<const segment> segments, const remote_gran
 
 }  // namespace
 
-unexpected in_piece(std::size_t index, troupe::error why) {
+unexpected in_piece(std::size_t index, const troupe::error& why) {
   return fail(why.code, "piece " + std::to_string(index) + ": " + why.message);
 }
 

@@ -24,6 +24,6 @@ namespace troupe::transport {
                                        const region& local);
 
 /// "piece 3: " before the sentence.
-[[nodiscard]] unexpected in_piece(std::size_t index, troupe::error why);
+[[nodiscard]] unexpected in_piece(std::size_t index, const troupe::error& why);
 
 }  // namespace troupe::transport

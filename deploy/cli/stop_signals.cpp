@@ -16,6 +16,9 @@ stop_signals::stop_signals() {
 }
 
 stop_signals::~stop_signals() {
+  // What came while its owner was ending already has been heard.
+  while (wait(std::chrono::milliseconds{0})) {
+  }
   if (fd_ >= 0) ::close(fd_);
   restore();
 }

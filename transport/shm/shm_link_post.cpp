@@ -147,9 +147,13 @@ bool shm_link::post_small(batch& work) {
     conclude(work, done);
     local->release();
     our_turn = sink_.try_begin();
-    if (!our_turn) sink_.put(std::move(done));
+    if (!our_turn) sink_.put(done);
   }
-  our_turn ? sink_.end(std::move(done)) : sink_.deliver();
+  if (our_turn) {
+    sink_.end(std::move(done));
+  } else {
+    sink_.deliver();
+  }
   return true;
 }
 
