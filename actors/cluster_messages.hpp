@@ -17,7 +17,7 @@
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 1;
+inline constexpr std::uint32_t protocol_version = 5;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -118,6 +118,10 @@ struct link_request {
   std::string cluster;
   node_info from;
   std::uint64_t to_incarnation{0};
+  /// Who took the asking life in last, and at which epoch of its: tells a new life of a node from a
+  /// former one that woke up.
+  std::uint64_t supervisor_incarnation{0};
+  std::uint64_t registered_epoch{0};
   std::uint8_t backend{0};  ///< `transport::backend_kind`
   std::uint32_t lanes{1};
   std::string boot_id;  ///< `transport::host_identity` of the sender
@@ -137,16 +141,41 @@ struct link_reply {
   bytes layout;
 };
 
+/// One end of a link to the other, beside the link: what its transport may not be able to tell.
+struct link_notice {
+  std::uint8_t ended{0};  ///< 1: it will not be made again; 0: it broke here, dial again
+  std::string why;
+};
+
 // -- status
+
+/// A lane that is a queue pair of a device.
+struct lane_report {
+  std::string device;
+  std::uint32_t port{0};
+  std::uint32_t gid_index{0};
+  std::string gid;
+  std::uint64_t requests_posted{0}, requests_completed{0}, bytes{0};
+  std::uint8_t port_up{1};        ///< as the device said last
+  std::uint32_t port_downs{0};    ///< how often the port went down since the node started
+  std::uint32_t port_changes{0};  ///< how often its addresses or partition keys changed since then
+  /// How often the port, not this lane alone, has sent again since the link was made last; negative:
+  /// its driver does not count that.
+  std::int64_t port_retries{-1};
+};
 
 struct link_report {
   std::string peer;
   std::uint64_t peer_incarnation{0};
   std::string backend;
   std::string reason;
-  std::string state;  ///< connecting, up, broken
+  std::string state;  ///< connecting, up, rebuilding, broken
   std::uint32_t lanes{0};
-  std::uint64_t bytes_out{0}, bytes_in{0}, in_flight{0}, refused{0};
+  std::uint64_t bytes_out{0}, bytes_in{0}, in_flight{0}, refused{0};  ///< since it was made last
+  std::uint32_t rebuilds{0};                         ///< how often it broke and was made again
+  std::string last_break;                            ///< why it broke last; empty: never
+  std::uint64_t posted{0}, completed{0}, failed{0};  ///< batches of this end, since then
+  std::vector<lane_report> by_lane;                  ///< empty where lanes are no queue pairs
 };
 
 struct transfer_report {
@@ -175,6 +204,8 @@ struct node_report {
   std::vector<link_report> links;
   std::vector<transfer_report> transfers;
   std::uint64_t transfers_done{0}, transfers_failed{0}, bytes_moved{0};
+  std::uint64_t operations_open{0};   ///< of the engine, until it has taken the last event of each
+  std::uint64_t waiting_for_link{0};  ///< operations that wait for a link with their peer
 };
 
 // -- engines' own calls
@@ -240,17 +271,28 @@ auto inspect(I& f, placement& x) {
 }
 template <class I>
 auto inspect(I& f, link_request& x) {
-  return f(x.version, x.cluster, x.from, x.to_incarnation, x.backend, x.lanes, x.boot_id,
-           x.network_namespace, x.pid_namespace, x.pid, x.uid, x.offer, x.layout, x.reason);
+  return f(x.version, x.cluster, x.from, x.to_incarnation, x.supervisor_incarnation,
+           x.registered_epoch, x.backend, x.lanes, x.boot_id, x.network_namespace, x.pid_namespace,
+           x.pid, x.uid, x.offer, x.layout, x.reason);
 }
 template <class I>
 auto inspect(I& f, link_reply& x) {
   return f(x.failed, x.sentence, x.offer, x.layout);
 }
 template <class I>
+auto inspect(I& f, link_notice& x) {
+  return f(x.ended, x.why);
+}
+template <class I>
+auto inspect(I& f, lane_report& x) {
+  return f(x.device, x.port, x.gid_index, x.gid, x.requests_posted, x.requests_completed, x.bytes,
+           x.port_up, x.port_downs, x.port_changes, x.port_retries);
+}
+template <class I>
 auto inspect(I& f, link_report& x) {
   return f(x.peer, x.peer_incarnation, x.backend, x.reason, x.state, x.lanes, x.bytes_out,
-           x.bytes_in, x.in_flight, x.refused);
+           x.bytes_in, x.in_flight, x.refused, x.rebuilds, x.last_break, x.posted, x.completed,
+           x.failed, x.by_lane);
 }
 template <class I>
 auto inspect(I& f, transfer_report& x) {
@@ -264,7 +306,8 @@ auto inspect(I& f, pool_report& x) {
 template <class I>
 auto inspect(I& f, node_report& x) {
   return f(x.node, x.epoch, x.supervisor_reachable, x.uptime_ms, x.pool, x.links, x.transfers,
-           x.transfers_done, x.transfers_failed, x.bytes_moved);
+           x.transfers_done, x.transfers_failed, x.bytes_moved, x.operations_open,
+           x.waiting_for_link);
 }
 template <class I>
 auto inspect(I& f, call_request& x) {

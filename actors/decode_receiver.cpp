@@ -29,6 +29,8 @@ struct decode_side {
 
   static result<say> worded(state& st, send_message& order) {
     say what{std::move(order.message), {}};
+    // The engine hears of its blocks first: a system call earlier.
+    what.nobody_waits = std::holds_alternative<transfer_release>(what.message);
     const auto* request = std::get_if<transfer_request>(&what.message);
     if (request == nullptr || request->mode != transfer_mode::write ||
         request->token_begin >= request->token_end) {

@@ -95,27 +95,40 @@ class node_engine final : public engine {
       do {
         if (polling_) poll_once();
         std::this_thread::sleep_for(std::chrono::milliseconds{2});
-      } while (context_->counters.active_transfers.load() != 0 &&
-               std::chrono::steady_clock::now() < until);
+      } while (!may_leave() && std::chrono::steady_clock::now() < until);
       caf::anon_send(node_, node_command{stop_node{}});
     }
-    if (!host_.shutdown()) {
+    if (!host_.shutdown([this] {
+          if (polling_) poll_once();
+        })) {
       // They hold the context: what its threads would call of this object must be over by then.
       logger("node")->error(
           "{}: some actors did not end in time, since a peer may still touch what they hold",
           context_->self.name);
     }
+    // The engine may reuse the memory of a put from here on. A copy always ends.
+    while (context_->counters.local_copies.load() != 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
     context_->endpoint->stop();
     if (context_->pool) context_->pool->on_blocks_for_waiters({});
+    // What a call of another thread began while the actors ended: nobody else is left to tell.
+    for (const auto operation : context_->operations.close()) {
+      if (context_->operations.end(operation)) {
+        context_->events.push_last(
+            {operation, event_failed{{errc::aborted, "the node was stopped"}}});
+      }
+    }
   }
 
   result<void> wait_registered(std::chrono::milliseconds timeout) override {
     auto why_not = context_->registration.wait(timeout);
     if (!why_not) return {};
+    if (why_not->code != errc::deadline) return fail(std::move(*why_not));
     return fail(errc::deadline, context_->self.name + " is not registered with the supervisor at " +
                                     context_->settings.supervisor_host + ":" +
                                     std::to_string(context_->settings.supervisor_port) + " after " +
-                                    std::to_string(timeout.count()) + " ms: " + *why_not);
+                                    std::to_string(timeout.count()) + " ms: " + why_not->message);
   }
 
   // -- the cache
@@ -196,7 +209,9 @@ class node_engine final : public engine {
   }
 
   result<void> abort(operation_id operation, std::string reason) override {
-    if (auto entry = context_->operations.find(operation); !entry) return fail(entry.error());
+    const auto entry = context_->operations.find(operation);
+    if (!entry) return fail(entry.error());
+    if (entry->kind == operation_kind::place) return abort_placement(operation, std::move(reason));
     command(engine_command{abort_operation{operation, std::move(reason)}});
     return {};
   }
@@ -263,12 +278,16 @@ class node_engine final : public engine {
     {
       const event_queue::consumer as_consumer{context_->events};
       if (polling_) {
-        while (context_->events.empty() && std::chrono::steady_clock::now() < until) poll_once();
-        return context_->events.take(max);
+        while (context_->events.empty() && !stopped_ && std::chrono::steady_clock::now() < until) {
+          poll_once();
+        }
+        auto events = context_->events.take(max);
+        if (!events.empty() || !stopped_) return events;
+      } else {
+        const inline_unit::scope as_active{units_.of_this_thread()};
+        context_->endpoint->drive(until, context_->events.fd(),
+                                  [this] { return !context_->events.empty(); });
       }
-      const inline_unit::scope as_active{units_.of_this_thread()};
-      context_->endpoint->drive(until, context_->events.fd(),
-                                [this] { return !context_->events.empty(); });
       auto events = context_->events.take(max);
       if (!events.empty()) return events;
     }
@@ -308,8 +327,24 @@ class node_engine final : public engine {
     unit.run();
   }
 
+  /// Whether everything that was live has ended at both sides.
+  [[nodiscard]] bool may_leave() const {
+    const auto& counters = context_->counters;
+    return counters.port_stops.load() && counters.local_copies.load() == 0 &&
+           counters.active_transfers.load() == 0;
+  }
+
   [[nodiscard]] result<void> need_running() const {
     if (stopped_) return fail(errc::aborted, "the node was stopped");
+    return {};
+  }
+
+  /// Ends it here and now: the supervisor's answer, which may be on its way, finds it ended.
+  result<void> abort_placement(operation_id operation, std::string reason) {
+    if (!context_->operations.end(operation)) {
+      return fail(errc::not_found, "operation " + std::to_string(operation.value) + " has ended");
+    }
+    context_->events.push_last({operation, event_failed{{errc::aborted, std::move(reason)}}});
     return {};
   }
 
@@ -439,7 +474,8 @@ result<std::unique_ptr<engine>> engine::start(const config::deployment& deployme
   if (!settings) return fail(settings.error());
   actors::actor_host_options host;
   host.network_heartbeat = settings->heartbeat_interval;
-  host.connection_timeout = settings->heartbeat_timeout;
+  // Later than the supervisor, who knows whether it was the cluster that stood still, or the peer.
+  host.connection_timeout = 2 * settings->heartbeat_timeout;
   auto started = std::make_unique<node_engine>(std::move(*settings), options, host);
   if (auto launched = started->launch(deployment, options); !launched)
     return fail(launched.error());

@@ -129,6 +129,11 @@ struct engine_options {
 /// One node, embedded into the process of an inference engine: the programmatic actor API. Every
 /// function is thread-safe, returns at once and never throws; what takes time ends as an event.
 /// Errors that need no network come back directly and then no event follows.
+///
+/// Every operation that began has exactly one outcome, which is never dropped. What bounds the
+/// events is the bound on operations: one is open until its last event is taken (`event_unpinned` of
+/// a send or a receive, else the outcome), and at `limits.max_operations` open ones a further one is
+/// refused with `overloaded`. An engine that is told so takes events with `wait` or `take`.
 class engine {
  public:
   /// Starts node `name` of the deployment: binds its port (a taken port fails), allocates or adopts
@@ -139,12 +144,16 @@ class engine {
                                                              engine_options options = {});
   /// `stop` and waits.
   virtual ~engine() = default;
-  /// Leaves the cluster: live operations fail with `aborted` at both sides, links close. A peer
+  /// Leaves the cluster: live operations fail with `aborted` at both sides, links close. Other
+  /// threads may be in calls meanwhile: what they begin is refused or ends with `aborted`. Views of
+  /// values stay readable. A peer
   /// that stands still in the middle of a copy over `shm` may go on with it when it wakes: memory
   /// of the engine's own that it was granted is safe to reuse only once that peer is gone.
   /// Idempotent.
   virtual void stop() = 0;
-  /// Waits until the supervisor has taken the node in. `deadline`, or the reason of the refusal.
+  /// Waits until the supervisor has taken the node in. `deadline` naming the last reason: the node
+  /// goes on asking. `stale_incarnation`, at once and from then on: another process has this node's
+  /// name now, this one is never taken in again; stop it. May be called at any time to see that.
   [[nodiscard]] virtual result<void> wait_registered(std::chrono::milliseconds timeout) = 0;
 
   // -- the cache
@@ -175,14 +184,16 @@ class engine {
                             std::vector<std::byte> aux = {}) = 0;
   /// `overloaded`, `pool_exhausted`, `out_of_range`, `not_found` (a source that is no node).
   [[nodiscard]] virtual result<operation_id> receive(receive_spec spec) = 0;
-  /// Gives a send or receive up; its outcome is `aborted` at both sides. `not_found`: already
-  /// ended.
+  /// Gives an operation up. Its one outcome is `aborted` (of a transfer at both sides), or the one
+  /// that was on its way already; of a placement always `aborted`. A put to this node itself that is
+  /// being copied ends as if it had not been aborted. `not_found`: already ended.
   virtual result<void> abort(operation_id operation, std::string reason) = 0;
 
   // -- keyed values
 
   /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
-  /// stay unchanged until the outcome. ttl 0: until removed. Outcome: done, `already_exists`,
+  /// stay unchanged until the outcome. What is larger than a frame (32 KiB) is copied, or read by the
+  /// peer, while the caller goes on. ttl 0: until removed. Outcome: done, `already_exists`,
   /// `pool_exhausted`.
   [[nodiscard]] virtual result<operation_id> put(std::string peer, std::string key,
                                                  std::span<const std::byte> value,

@@ -61,50 +61,75 @@ void happened(self_pointer self, session_unpinned& last) {
 
 // -- links
 
+/// A receive that waited for the link with one of its sources.
+void start_receivers_from(self_pointer self, operation_id operation, const link_handle& link) {
+  auto& receives = self->state.receives;
+  const auto ranks = [&] {
+    const auto r = receives.find(operation);
+    const bool waits = r != receives.end() && r->second.now == receiving::phase::moving;
+    return waits ? r->second.ranks.size() : std::size_t{0};
+  };
+  // The first that cannot start ends all of it.
+  for (std::size_t index = 0; index < ranks(); ++index) {
+    const auto& rank = receives.at(operation).ranks[index];
+    if (rank.peer == link.peer && !rank.transfer) start_receiver(self, operation, index, link);
+  }
+}
+
 void happened(self_pointer self, link_ready& ready) {
   auto& st = self->state;
   const auto peer = ready.link.peer;
   // Watched here, once, and not by each session: a link remembers whoever watches it until it ends.
   if (st.watched_links.insert(ready.link.actor.id()).second) self->monitor(ready.link.actor);
   st.links[peer] = ready.link;
+  // That life had only seemed to leave: the next link with it need not wait for another.
+  if (const auto former = st.former_lives.find(peer);
+      former != st.former_lives.end() && former->second == ready.link.peer_incarnation.value) {
+    st.former_lives.erase(former);
+  }
   const auto found = st.waiting_for_link.find(peer);
   if (found == st.waiting_for_link.end()) return;
-  const auto waiting = std::move(found->second);
+  const auto waiting = std::move(found->second.waiting);
   st.waiting_for_link.erase(found);
   for (const auto operation : waiting) {
     if (auto order = no_longer_waits(st, operation)) {
       start_client(self, std::move(*order), ready.link);
-      continue;
-    }
-    const auto r = st.receives.find(operation);
-    if (r == st.receives.end() || r->second.now != receiving::phase::moving) continue;
-    for (std::size_t index = 0; index < r->second.ranks.size(); ++index) {
-      const auto& rank = r->second.ranks[index];
-      if (rank.peer == peer && !rank.transfer) {
-        start_receiver(self, operation, index, ready.link);
-        break;
-      }
+    } else {
+      start_receivers_from(self, operation, ready.link);
     }
   }
+}
+
+void forget_link(engine_port_state& st, const std::string& peer, caf::actor_id actor) {
+  const auto link = st.links.find(peer);
+  if (link != st.links.end() && link->second.actor.id() == actor) st.links.erase(link);
+}
+
+void happened(self_pointer self, link_leaves& leaves) {
+  auto& st = self->state;
+  forget_link(st, leaves.peer, leaves.link);
+  st.former_lives[leaves.peer] = leaves.peer_incarnation;
+  if (!st.watched_links.contains(leaves.link)) return;  // it was never up
+  st.leaving_links.insert(leaves.link);
+  // What it asked for and did not get must not take a source that others may ask for.
+  drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == leaves.link; });
 }
 
 void happened(self_pointer self, link_gone& gone) {
   auto& st = self->state;
   const incarnation life{gone.peer_incarnation};
-  if (const auto link = st.links.find(gone.peer);
-      link != st.links.end() && link->second.actor.id() == gone.link) {
-    st.links.erase(link);
-  }
+  forget_link(st, gone.peer, gone.link);
   if (const auto link = st.links.find(gone.peer);
       link == st.links.end() || link->second.peer_incarnation != life) {
     st.send_geometry.erase(life);
     st.receive_geometry.erase(life);
   }
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == gone.link; });
-  if (!gone.dialled) return;
+  // What waits now waits for the next link, not for one that had come up.
+  if (!gone.dialled || st.watched_links.contains(gone.link)) return;
   const auto found = st.waiting_for_link.find(gone.peer);
   if (found == st.waiting_for_link.end()) return;
-  const auto waiting = std::move(found->second);
+  const auto waiting = std::move(found->second.waiting);
   st.waiting_for_link.erase(found);
   for (const auto operation : waiting) {
     if (no_longer_waits(st, operation)) {
@@ -187,6 +212,7 @@ void carry_out(self_pointer self, stop_port&) {
     refuse_request(one.link, one.request.transfer, why);
     return true;
   });
+  st.context->counters.port_stops.store(true);
 }
 
 void parked_too_long(engine_port_state& st, transfer_id transfer) {
@@ -236,6 +262,7 @@ void tick(self_pointer self) {
 
 transfer_reports describe(const engine_port_state& st) {
   transfer_reports all;
+  for (const auto& [peer, line] : st.waiting_for_link) all.waiting_for_link += line.waiting.size();
   const auto time = now();
   for (const auto& [transfer, session] : st.sessions) {
     auto report = session.report;
@@ -250,6 +277,9 @@ transfer_reports describe(const engine_port_state& st) {
 /// for them, so that nothing of them can move. After a crash of the link nobody knows; the pins
 /// stay.
 void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
+  st.leaving_links.erase(link);
+  // One that crashed has not said that it is gone: the next operation needs another one.
+  std::erase_if(st.links, [link](const auto& known) { return known.second.actor.id() == link; });
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == link; });
   for (const auto& [transfer, session] : st.sessions) {
     if (session.link != link) continue;

@@ -60,6 +60,18 @@ struct live_session {
   time_point started{std::chrono::steady_clock::now()};
 };
 
+/// Who waits for the link with one peer. Stays, also when nobody waits any more, until the node has
+/// answered: it is asked once.
+struct link_line {
+  std::set<operation_id> waiting;
+};
+
+/// An operation on a keyed value of another node, before it has a link.
+struct waiting_value {
+  start_value order;
+  time_point deadline;
+};
+
 struct engine_port_state {
   /// What a deadline ends.
   enum class timer : std::uint8_t { operation, session, parked };
@@ -75,19 +87,18 @@ struct engine_port_state {
   std::unordered_map<transfer_id, live_session> sessions;  ///< both sides, and values
   std::unordered_map<std::string, link_handle> links;      ///< by peer name, up
   std::unordered_set<caf::actor_id> watched_links;         ///< whose end is told to their sessions
-  std::unordered_map<std::string, std::vector<operation_id>> waiting_for_link;
+  std::unordered_set<caf::actor_id> leaving_links;         ///< watched, whose peer has left
+  std::unordered_map<std::string, link_line> waiting_for_link;  ///< by peer name
+  std::unordered_map<std::string, std::uint64_t> former_lives;  ///< by peer name, ended last
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
   std::uint32_t parked_count{0};
   std::set<deadline_entry> deadlines;
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry;
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
       receive_geometry;
-  struct waiting_value {
-    start_value order;
-    time_point deadline;
-  };
   std::map<operation_id, waiting_value> values;  ///< that wait for a link
   std::unordered_map<operation_id, transfer_id> value_clients;
+  std::unordered_set<operation_id> copying;  ///< large puts to this node itself
   std::mt19937_64 random{std::random_device{}()};
   bool ticking{false};
   bool stopping{false};

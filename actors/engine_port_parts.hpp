@@ -6,7 +6,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 
 #include "troupe/actors/engine_port.hpp"
@@ -40,9 +42,16 @@ bool tell_outcome(engine_port_state& st, operation_id operation,
                   std::variant<event_done, event_failed> outcome);
 void count_outcome(engine_port_state& st, const std::optional<troupe::error>& failure,
                    std::uint64_t bytes);
-/// Ends as `link_ready` or `link_gone`. Never on this thread, which may be the engine's: the node
-/// also calls the engine back.
-void ask_for_link(engine_port_state& st, const std::string& peer);
+/// The operation goes on with `link_ready`, or ends with `link_gone`.
+void wait_for_link(engine_port_state& st, const std::string& peer, operation_id operation);
+/// An operation that has ended leaves the line.
+void leave_link_line(engine_port_state& st, const std::string& peer, operation_id operation);
+/// What `troupe status` shows of a session; its transfer is filled in when it begins.
+[[nodiscard]] transfer_report report_of(const std::string& request, const link_handle& link,
+                                        std::string_view side, std::string_view state);
+/// Blocks that the operation had pinned, so that it cannot fail while the bookkeeping is right.
+void unpin_blocks(engine_port_state& st, const std::string& request,
+                  std::span<const block_id> blocks);
 void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why);
 
 // -- sources, prefill side (engine_port_sources.cpp)
@@ -78,11 +87,11 @@ void release_receive(self_pointer self, operation_id operation);
 
 void carry_out(self_pointer self, start_value& order);
 void happened(self_pointer self, value_concluded& outcome);
-void start_client(self_pointer self, start_value order, const link_handle& link);
+void start_client(self_pointer self, waiting_value value, const link_handle& link);
 void fail_value(engine_port_state& st, operation_id operation, troupe::error why);
 /// Takes a value's operation out of the line for its link; nothing if it is not in one.
-[[nodiscard]] std::optional<start_value> no_longer_waits(engine_port_state& st,
-                                                         operation_id operation);
+[[nodiscard]] std::optional<waiting_value> no_longer_waits(engine_port_state& st,
+                                                           operation_id operation);
 /// A peer asks for something of our values.
 void value_came(self_pointer self, const link_handle& link, session_message& message);
 

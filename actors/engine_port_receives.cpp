@@ -18,14 +18,9 @@ void release_receive(self_pointer self, operation_id operation) {
   if (found == st.receives.end()) return;
   const auto& r = found->second;
   if (r.now != receiving::phase::concluded || r.live != 0) return;
-  if (r.pinned) {
-    if (auto unpinned = st.context->pool->unpin(r.spec.blocks); !unpinned) {
-      logger("port")->error("blocks of request {}: {}", r.spec.request,
-                            to_string(unpinned.error()));
-    }
-  }
+  if (r.pinned) unpin_blocks(st, r.spec.request, r.spec.blocks);
   st.receives.erase(found);
-  st.context->events.push({operation, event_unpinned{}});
+  st.context->events.push_last({operation, event_unpinned{}});
 }
 
 void conclude_receive(self_pointer self, operation_id operation,
@@ -35,6 +30,9 @@ void conclude_receive(self_pointer self, operation_id operation,
   if (r.now == receiving::phase::concluded) return;
   if (r.now == receiving::phase::in_line) {
     tell(st.pool, pool_command{leave_line{operation}});
+  }
+  for (const auto& rank : r.ranks) {
+    if (!rank.transfer) leave_link_line(st, rank.peer, operation);
   }
   r.now = receiving::phase::concluded;
   forget_deadline(st, r.deadline, timer::operation, operation.value);
@@ -120,11 +118,7 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   // A rank whose heads another rank of its replica sends has nothing to tell of layers.
   const bool idle = !(*mapping)->moves_anything();
   rank.landed.assign(layout.layers.size(), idle ? r.spec.tokens : r.spec.prefix_tokens);
-  transfer_report report;
-  report.request = r.spec.request;
-  report.peer = link.peer;
-  report.side = "receive";
-  report.state = "requested";
+  auto report = report_of(r.spec.request, link, "receive", "requested");
   ++r.live;
   const auto transfer = *rank.transfer;
   const auto deadline = r.deadline;
@@ -157,9 +151,7 @@ void begin_moving(self_pointer self, operation_id operation) {
       }
       continue;
     }
-    auto& waiting = st.waiting_for_link[peer];
-    waiting.push_back(operation);
-    if (waiting.size() == 1) ask_for_link(st, peer);
+    wait_for_link(st, peer, operation);
   }
 }
 
@@ -172,6 +164,11 @@ void carry_out(self_pointer self, start_receive& order) {
   r.spec = std::move(order.spec);
   r.deadline = deadline_after(st, r.spec.deadline);
   st.deadlines.emplace(r.deadline, timer::operation, operation.value);
+  if (st.stopping) {
+    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
+    fail_receive(self, operation, {errc::aborted, "the node stops"});
+    return;
+  }
   const auto block_tokens = st.context->layout->block_tokens;
   const auto needed = (r.spec.tokens + block_tokens - 1) / block_tokens;
   if (!r.spec.blocks.empty() || needed == 0) {

@@ -3,9 +3,11 @@
 #include <utility>
 
 #include <caf/send.hpp>
+#include <spdlog/spdlog.h>
 
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/logging.hpp"
 
 namespace troupe::actors::port {
 
@@ -92,8 +94,36 @@ void count_outcome(engine_port_state& st, const std::optional<troupe::error>& fa
   counters.bytes_moved.fetch_add(bytes);
 }
 
-void ask_for_link(engine_port_state& st, const std::string& peer) {
-  caf::anon_send(st.node, node_command{need_link{peer}});
+void wait_for_link(engine_port_state& st, const std::string& peer, operation_id operation) {
+  const auto [line, asks] = st.waiting_for_link.try_emplace(peer);
+  line->second.waiting.insert(operation);
+  // Never on this thread, which may be the engine's: the node also calls the engine back.
+  if (!asks) return;
+  const auto former = st.former_lives.find(peer);
+  const auto life = former == st.former_lives.end() ? 0 : former->second;
+  caf::anon_send(st.node, node_command{need_link{peer, life}});
+}
+
+void leave_link_line(engine_port_state& st, const std::string& peer, operation_id operation) {
+  const auto line = st.waiting_for_link.find(peer);
+  if (line != st.waiting_for_link.end()) line->second.waiting.erase(operation);
+}
+
+transfer_report report_of(const std::string& request, const link_handle& link,
+                          std::string_view side, std::string_view state) {
+  transfer_report report;
+  report.request = request;
+  report.peer = link.peer;
+  report.side = side;
+  report.state = state;
+  return report;
+}
+
+void unpin_blocks(engine_port_state& st, const std::string& request,
+                  std::span<const block_id> blocks) {
+  if (auto unpinned = st.context->pool->unpin(blocks); !unpinned) {
+    logger("port")->error("blocks of request {}: {}", request, to_string(unpinned.error()));
+  }
 }
 
 void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why) {

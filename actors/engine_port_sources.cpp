@@ -16,15 +16,10 @@ void release_source(self_pointer self, operation_id operation) {
   const auto found = st.sources.find(operation);
   if (found == st.sources.end() || !found->second.concluded || !found->second.senders().empty())
     return;
-  if (st.context->pool) {
-    // Pinned by `engine::send`, so this cannot fail while the bookkeeping is right.
-    if (auto unpinned = st.context->pool->unpin(found->second.spec().blocks); !unpinned) {
-      logger("port")->error("blocks of request {}: {}", found->second.spec().request,
-                            to_string(unpinned.error()));
-    }
-  }
+  const auto& spec = found->second.spec();
+  if (st.context->pool) unpin_blocks(st, spec.request, spec.blocks);
   st.sources.erase(found);
-  st.context->events.push({operation, event_unpinned{}});
+  st.context->events.push_last({operation, event_unpinned{}});
 }
 
 void conclude_source(self_pointer self, operation_id operation,
@@ -60,7 +55,13 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   auto& st = self->state;
   auto& src = st.sources.at(operation);
   const auto transfer = request.transfer;
-  if (st.sessions.contains(transfer)) return;  // the same request twice changes nothing
+  if (const auto live = st.sessions.find(transfer); live != st.sessions.end()) {
+    // Said again over a link that was made again, before that link knew of the session.
+    if (live->second.link != link.actor.id()) return;
+    tell(live->second.actor, session_event{link_is_back{link.epoch}});
+    tell(live->second.actor, session_event{std::move(request)});
+    return;
+  }
   auto mapping = geometry(st, link, kvcache::data_flow::to_remote);
   if (!mapping) {
     refuse_request(link, transfer, mapping.error());
@@ -83,16 +84,12 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.deadline = now() + std::chrono::milliseconds{request.deadline_ms};
   const auto deadline = options.deadline;
   src.taken_by(transfer, request.ranks);
-  if (src.lost()) {
+  if (src.lost() && !src.has_open_place()) {
     forget_deadline(st, src.deadline(), timer::operation, operation.value);
     src.lengthen();
     st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
   }
-  transfer_report report;
-  report.request = request.request;
-  report.peer = link.peer;
-  report.side = "send";
-  report.state = "streaming";
+  auto report = report_of(request.request, link, "send", "streaming");
   options.request = std::move(request);
   auto sender = self->spawn<caf::monitored>(prefill_sender, std::move(options));
   session_begins(st, operation, transfer, std::move(sender), link, std::move(report), deadline);
@@ -122,6 +119,11 @@ void carry_out(self_pointer self, start_send& order) {
   st.source_of[request] = order.operation;
   st.ended.forget(request);
   st.deadlines.emplace(deadline, timer::operation, order.operation.value);
+  if (st.stopping) {
+    const troupe::error why{errc::aborted, "the node stops"};
+    conclude_source(self, order.operation, why, session_event{engine_aborts{why}});
+    return;
+  }
   unpark(self, request, order.operation);
 }
 
@@ -155,6 +157,12 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, {errc::aborted, "the node stops"});
     return;
   }
+  // Said again: the one that waits has grants of a link that broke.
+  if (request.progress) {
+    drop_parked(st, [&](const parked_request& one) {
+      return one.request.transfer == request.transfer && one.link.actor.id() == link.actor.id();
+    });
+  }
   if (const auto of = st.source_of.find(request.request); of != st.source_of.end()) {
     start_sender(self, of->second, link, std::move(request));
     return;
@@ -163,6 +171,8 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, *why);
     return;
   }
+  // Read late, of a decode that has left: it must not take a source that its next life asks for.
+  if (st.leaving_links.contains(link.actor.id())) return;
   if (st.parked_count >= st.context->settings.max_operations) {
     refuse_request(link, request.transfer,
                    {errc::overloaded, "too many requests wait here for their prefill"});
@@ -196,13 +206,14 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
   auto& src = st.sources.at(operation);
   if (src.concluded) return;
   if (!outcome.failure) {
-    if (src.released(outcome.bytes))
+    if (src.released(outcome.transfer, outcome.bytes))
       conclude_source(self, operation, std::nullopt, {deadline_came{}});
     return;
   }
   const auto window = st.context->settings.retry_window;
   if (outcome.failure->code == errc::peer_lost && window.count() > 0) {
-    // The source stays for another decode rank; the engine hears of it if none comes.
+    // The source stays for another decode rank; the engine hears of it if none comes, or has come.
+    if (!src.lost_one(outcome.transfer)) return;
     const auto until = std::min(src.deadline(), now() + window);
     forget_deadline(st, src.deadline(), timer::operation, operation.value);
     src.shorten(until, std::move(*outcome.failure));

@@ -1,5 +1,7 @@
 #include <utility>
 
+#include <caf/event_based_actor.hpp>
+
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/value_client.hpp"
@@ -13,7 +15,7 @@ void value_outcome(engine_port_state& st, value_concluded& outcome) {
   if (!st.context->operations.end(outcome.operation)) return;
   std::visit(
       [&](auto& what) {
-        st.context->events.push({outcome.operation, std::move(what)});
+        st.context->events.push_last({outcome.operation, std::move(what)});
       },
       outcome.outcome);
   tell(st.pool, pool_command{pool_changed{}});
@@ -21,66 +23,85 @@ void value_outcome(engine_port_state& st, value_concluded& outcome) {
 
 }  // namespace
 
-std::optional<start_value> no_longer_waits(engine_port_state& st, operation_id operation) {
+std::optional<waiting_value> no_longer_waits(engine_port_state& st, operation_id operation) {
   const auto found = st.values.find(operation);
   if (found == st.values.end()) return std::nullopt;
-  auto order = std::move(found->second.order);
-  forget_deadline(st, found->second.deadline, timer::operation, operation.value);
+  auto value = std::move(found->second);
+  forget_deadline(st, value.deadline, timer::operation, operation.value);
   st.values.erase(found);
-  if (const auto line = st.waiting_for_link.find(order.peer); line != st.waiting_for_link.end()) {
-    std::erase(line->second, operation);
-    if (line->second.empty()) st.waiting_for_link.erase(line);
-  }
-  return order;
+  leave_link_line(st, value.order.peer, operation);
+  return value;
 }
 
 void fail_value(engine_port_state& st, operation_id operation, troupe::error why) {
-  value_concluded outcome{operation, {}, event_failed{std::move(why)}};
+  value_concluded outcome{operation, event_failed{std::move(why)}};
   value_outcome(st, outcome);
 }
 
-void start_client(self_pointer self, start_value order, const link_handle& link) {
+void start_client(self_pointer self, waiting_value value, const link_handle& link) {
   auto& st = self->state;
-  const auto operation = order.operation;
+  const auto operation = value.order.operation;
   const auto transfer = new_transfer(st);
-  transfer_report report;
-  report.request = order.key;
-  report.peer = link.peer;
-  report.side = "value";
-  report.state = "asked";
+  auto report = report_of(value.order.key, link, "value", "asked");
   auto client = self->spawn<caf::monitored>(
       value_client, value_client_options{st.context, caf::actor_cast<engine_port_actor>(self), link,
-                                         transfer, std::move(order)});
+                                         transfer, std::move(value.order)});
   st.value_clients.emplace(operation, transfer);
   session_begins(st, operation, transfer, std::move(client), link, std::move(report),
-                 now() + st.context->settings.default_deadline);
+                 value.deadline);
 }
+
+namespace {
+
+/// On a thread of the scheduler's, not on the caller's, which the port may run on: the engine
+/// computes while its value is copied.
+void copy_here(self_pointer self, start_value& order) {
+  auto& st = self->state;
+  st.copying.insert(order.operation);
+  st.context->counters.local_copies.fetch_add(1);
+  const auto body = [](caf::event_based_actor* copier, const context_ptr& context,
+                       const engine_port_actor& port, const start_value& put) {
+    value_concluded outcome{put.operation, value_here(*context, put)};
+    // Told before it is counted as over: `stop` waits for the count, then for the outcome.
+    copier->send(port, port_event{std::move(outcome)});
+    context->counters.local_copies.fetch_sub(1);
+  };
+  self->system().spawn(body, st.context, caf::actor_cast<engine_port_actor>(self),
+                       std::move(order));
+}
+
+}  // namespace
 
 void carry_out(self_pointer self, start_value& order) {
   auto& st = self->state;
+  if (st.stopping) {
+    fail_value(st, order.operation, {errc::aborted, "the node stops"});
+    return;
+  }
   if (order.peer == st.context->self.name) {
-    value_concluded outcome{order.operation, {}, value_here(*st.context, order)};
+    if (order.verb == value_verb::put && order.value.size() > max_inline) {
+      copy_here(self, order);
+      return;
+    }
+    value_concluded outcome{order.operation, value_here(*st.context, order)};
     value_outcome(st, outcome);
     return;
   }
-  if (const auto link = st.links.find(order.peer); link != st.links.end()) {
-    start_client(self, std::move(order), link->second);
+  waiting_value value{std::move(order), now() + st.context->settings.default_deadline};
+  if (const auto link = st.links.find(value.order.peer); link != st.links.end()) {
+    start_client(self, std::move(value), link->second);
     return;
   }
-  auto& waiting = st.waiting_for_link[order.peer];
-  waiting.push_back(order.operation);
-  const auto peer = order.peer;
-  const bool first = waiting.size() == 1;
-  const auto deadline = now() + st.context->settings.default_deadline;
-  st.deadlines.emplace(deadline, timer::operation, order.operation.value);
-  const auto operation = order.operation;
-  st.values.emplace(operation, engine_port_state::waiting_value{std::move(order), deadline});
-  if (first) ask_for_link(st, peer);
+  const auto operation = value.order.operation;
+  wait_for_link(st, value.order.peer, operation);
+  st.deadlines.emplace(value.deadline, timer::operation, operation.value);
+  st.values.emplace(operation, std::move(value));
 }
 
 void happened(self_pointer self, value_concluded& outcome) {
   auto& st = self->state;
   st.value_clients.erase(outcome.operation);
+  st.copying.erase(outcome.operation);
   value_outcome(st, outcome);
 }
 
@@ -93,23 +114,20 @@ void value_came(self_pointer self, const link_handle& link, session_message& mes
     return;
   }
   const auto transfer = route_of(message);
-  if (st.sessions.contains(transfer)) {
-    refuse_request(link, transfer, {errc::already_exists, "that operation is live here"});
+  if (const auto live = st.sessions.find(transfer); live != st.sessions.end()) {
+    if (live->second.link == link.actor.id() && live->second.operation == operation_id{}) {
+      // Said again over a link that was made again, before that link knew of the session.
+      tell(live->second.actor, session_event{link_is_back{link.epoch}});
+      tell(live->second.actor, session_event{std::move(message)});
+      return;
+    }
+    const troupe::error why{errc::already_exists, "that operation is live here"};
+    tell(link.actor, link_command{say{refused_value(transfer.value, why), {}}});
     return;
   }
-  transfer_report report;
-  report.request = std::visit(
-      []<class Message>(const Message& m) -> std::string {
-        if constexpr (requires { m.key; }) {
-          return m.key;
-        } else {
-          return {};
-        }
-      },
-      message);
-  report.peer = link.peer;
-  report.side = "serve";
-  report.state = "answering";
+  const auto* put = std::get_if<store_put>(&message);
+  const auto& key = put != nullptr ? put->key : std::get<store_get>(message).key;
+  auto report = report_of(key, link, "serve", "answering");
   auto server = self->spawn<caf::monitored>(
       value_server, value_server_options{st.context, caf::actor_cast<engine_port_actor>(self),
                                          st.pool, link, std::move(message)});

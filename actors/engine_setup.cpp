@@ -19,6 +19,7 @@ std::optional<transport::backend_kind> backend_of(config::backend_kind kind) {
     case config::backend_kind::automatic: return std::nullopt;
     case config::backend_kind::shm: return transport::backend_kind::shm;
     case config::backend_kind::tcp: return transport::backend_kind::tcp;
+    case config::backend_kind::rdma: return transport::backend_kind::rdma;
   }
   return std::nullopt;
 }
@@ -87,6 +88,23 @@ result<void> make_cache(node_context& context, const config::deployment& deploym
 }
 
 }  // namespace
+
+transport::rdma_options rdma_options_of(const config::transport_config& from) {
+  transport::rdma_options to;
+  to.device = from.device;
+  to.port = from.rdma.port;
+  to.gid_index = from.rdma.gid_index;
+  to.traffic_class = from.rdma.traffic_class;
+  to.service_level = from.rdma.service_level;
+  to.pkey_index = from.rdma.pkey_index;
+  to.hop_limit = from.rdma.hop_limit;
+  to.timeout = from.rdma.timeout;
+  to.retry_count = from.rdma.retry_count;
+  to.memory_windows = from.rdma.memory_windows == config::feature_use::automatic;
+  to.relaxed_ordering = from.rdma.relaxed_ordering == config::feature_use::automatic;
+  to.max_registration = from.rdma.max_registration;
+  return to;
+}
 
 result<node_settings> settings_of(const config::deployment& deployment, std::string_view name) {
   const auto nodes = config::resolve(deployment);
@@ -183,6 +201,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   wanted.host = context.self.host;
   wanted.data_port = stage->transport.data_port;
   wanted.num_workers = options.polling ? 0 : stage->transport.num_workers;
+  wanted.rdma = rdma_options_of(stage->transport);
   wanted.after_progress = std::move(after_progress);
   wanted.notice = [](const std::string& sentence) { logger("transport")->warn("{}", sentence); };
   auto endpoint = transport::endpoint::create(std::move(wanted));

@@ -32,6 +32,14 @@ void inline_unit::run() {
   }
 }
 
+void inline_unit::hand_over() {
+  while (!jobs_.empty()) {
+    auto* job = jobs_.front();
+    jobs_.pop_front();
+    system().scheduler().enqueue(job);
+  }
+}
+
 inline_units::inline_units(caf::actor_system& system)
     : system_{system}, number_{[] {
         static std::atomic<std::uint64_t> last{0};

@@ -38,11 +38,15 @@ class inline_unit final : public caf::execution_unit {
   /// Makes it the calling thread's active one for as long as the thread lives.
   void adopt_this_thread() noexcept { active_ = this; }
 
-  /// Makes a unit the calling thread's active one for its lifetime.
+  /// Makes a unit the calling thread's active one for its lifetime. What is still runnable at its
+  /// end goes to the scheduler: the thread may never come back.
   class scope {
    public:
     explicit scope(inline_unit& unit) noexcept : before_{std::exchange(active_, &unit)} {}
-    ~scope() { active_ = before_; }
+    ~scope() {
+      if (before_ != active_) active_->hand_over();
+      active_ = before_;
+    }
     scope(const scope&) = delete;
     scope& operator=(const scope&) = delete;
 
@@ -51,6 +55,8 @@ class inline_unit final : public caf::execution_unit {
   };
 
  private:
+  void hand_over();
+
   static constexpr std::size_t max_jobs = 256;
   static constexpr std::size_t throughput = 32;  ///< messages per turn of one actor
   static thread_local inline_unit* active_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,10 +27,35 @@ namespace troupe::actors {
 ///   connecting                                           times; then the next backend, visibly
 ///                                            ending      none left, or a final refusal: link_gone
 ///   connecting  transport is up              up          link_ready to the port
-///   up          transport broke, close_link  ending      link_is_lost to its sessions, link_gone
+///   up          transport broke              dialling    the dialling side dials again, the other
+///                                                        waits for it; see below
+///   up          peer_left                    up          link_leaves to the port; what the peer
+///                                                        said last is read, for some 300 ms, then:
+///   up          close_link, peer has left    ending      link_is_lost to its sessions, link_gone
+///   dialling,   close_link, peer_left, the   ending      the same (link_leaves before it)
+///   connecting  peer's end has ended, no
+///               attempt is left
 ///   ending      last session detached        ended       the actor quits
 ///
 /// Sessions live on after the link is lost until their fences hold; so does the transport link.
+///
+/// **A link that broke while both processes live is made again** under the same two actors and the
+/// same sessions: a fresh transport link, since a broken one is never used again. The dialling side
+/// asks the actor of the other end (not the node: a restarted peer is a new peer, and gets a new
+/// link), at most `max_reconnects` times with the backend of the link, then with those of
+/// `fallback`. A side that sees the break first tells the other by `link_notice`, since an idle
+/// transport may never see it. A link that breaks again within `settled` goes on counting.
+///
+///   - The former transport link is closed and every session fenced on it. It may be the last to
+///     become quiescent: `transfer_is_quiescent` waits for all links that a transfer has used.
+///   - Each time it comes up, the link begins another *epoch*. Sessions hear `link_is_back`. What
+///     they ask for in the name of an epoch that is over is dropped: the decode side asks again with
+///     new grants and says what it has, the prefill side waits for that and posts the rest.
+///   - The last words on a transfer (`is_last_word`) hold in any epoch. The link keeps a bounded
+///     number of them and says them again, also for sessions that have ended; a request whose
+///     transfer has ended here is answered by them.
+///   - When no attempt is left, both sides fail with `peer_lost`, naming why the link broke and how
+///     often it was tried.
 struct link_state {
   enum class phase : std::uint8_t { dialling, connecting, up, ending };
 
@@ -52,6 +78,33 @@ struct link_state {
   std::uint64_t next_batch{1};
   std::string why_ended;
   std::optional<troupe::error> lost;  ///< what its sessions are told once it has ended
+
+  // -- when it is made again
+
+  /// A transport link that broke before it was quiescent.
+  struct former_link {
+    std::uint64_t generation{0};
+    std::shared_ptr<transport::link> link;
+    std::unordered_set<transfer_id> pending;
+  };
+  /// The last word on a transfer, as a frame.
+  struct last_word {
+    transfer_id transfer;
+    std::vector<std::byte> frame;
+  };
+  link_actor other_end;                      ///< the peer's actor of this link; null until it spoke
+  std::optional<troupe::error> broke;        ///< why it is being made again
+  std::optional<troupe::error> peer_leaves;  ///< it will not be made again when it breaks
+  std::uint32_t tries{0};                    ///< to make it again, since it broke
+  std::uint32_t rebuilds{0};
+  std::string last_break;
+  time_point up_since{};
+  time_point attempt_began{};
+  std::uint64_t alarm{0};
+  std::vector<former_link> former;
+  /// Fences that were asked for, and the generations whose fence does not hold yet.
+  std::unordered_map<transfer_id, std::unordered_set<std::uint64_t>> fencing;
+  std::deque<last_word> words;  ///< the latest `max_last_words`
 
   static inline const char* name = "link";
 };

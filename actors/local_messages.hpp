@@ -41,6 +41,11 @@ struct transfer_is_quiescent {};
 struct link_is_lost {
   troupe::error why;
 };
+/// link -> session: the link broke and was made again. What was sent or posted before may or may not
+/// have come; what is asked of the link from now on names this epoch.
+struct link_is_back {
+  std::uint64_t epoch{0};
+};
 /// engine_port -> session: the engine gave the transfer up.
 struct engine_aborts {
   troupe::error why;
@@ -50,7 +55,7 @@ struct deadline_came {};
 
 struct session_event {
   std::variant<session_message, transport::completion, transfer_is_quiescent, link_is_lost,
-               source_progress, source_sealed, engine_aborts, deadline_came>
+               link_is_back, source_progress, source_sealed, engine_aborts, deadline_came>
       what;
 };
 
@@ -72,6 +77,7 @@ struct grant_wish {
 struct attach_session {
   transfer_id transfer;
   session_actor session;
+  std::uint64_t epoch{0};  ///< that the session knows; if it is over, `link_is_back` follows
 };
 /// session -> link: forget the transfer; what still comes for it is late and is dropped.
 struct detach_session {
@@ -82,9 +88,14 @@ struct detach_session {
 struct say {
   session_message message;
   std::vector<grant_wish> grants;
+  bool nobody_waits{false};  ///< may travel with what follows, see `transport::link::send_soon`
+  /// Of the link, as its handle says. Words of an epoch that is over are not sent, but for the last
+  /// ones of a transfer, which hold in any. 0: in any.
+  std::uint64_t epoch{0};
 };
 struct post_batch {
   transport::batch work;
+  std::uint64_t epoch{0};  ///< what belongs to one that is over is dropped
 };
 struct fence_now {
   transfer_id transfer;
@@ -97,12 +108,22 @@ struct close_link {
 struct peer_left {
   troupe::error why;
 };
+/// link -> itself, some time after the peer has left: is everything read that it said?
+struct last_look {
+  troupe::error why;
+  std::uint32_t looks{0};          ///< so far
+  std::uint32_t found_nothing{0};  ///< of them, the last ones in a row
+};
 /// link -> itself, after a pause: reach for the peer, or try the backend that failed, once more.
 struct dial_again {};
+/// link -> itself, acceptor: the peer should have dialled by now.
+struct look_for_dialler {
+  std::uint64_t alarm{0};  ///< only the last one that was set counts
+};
 
 struct link_command {
   std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, peer_left,
-               dial_again>
+               last_look, dial_again, look_for_dialler>
       what;
 };
 
@@ -113,9 +134,11 @@ struct link_broke {
 };
 struct fence_holds {
   transfer_id transfer;
+  std::uint64_t generation{0};  ///< counts also when the transport link has been replaced
 };
 struct link_event {
-  std::uint64_t generation{0};  ///< of the transport link it belongs to: a replaced one is ignored
+  /// Of the transport link it belongs to: a replaced one is ignored, but for its fences.
+  std::uint64_t generation{0};
   std::variant<link_came_up, session_message, transport::completion, fence_holds, link_broke> what;
 };
 
@@ -125,8 +148,10 @@ using link_actor = caf::typed_actor<
     caf::reacts_to<link_command>,
     // the transport -> link
     caf::reacts_to<link_event>,
-    // node -> link, acceptor only: the peer's half; the reply is ours
+    // the peer's node, later its link -> link, acceptor only: the peer's half; the reply is ours
     caf::replies_to<link_request>::with<link_reply>,
+    // the peer's link -> link: what its transport may not be able to tell
+    caf::reacts_to<link_notice>,
     // node -> link
     caf::replies_to<report_atom>::with<link_report>>;
 
@@ -137,13 +162,22 @@ struct link_handle {
   std::shared_ptr<const kvcache::cache_layout>
       peer_layout;  ///< null until the peer registered a cache
   link_actor actor;
+  std::uint64_t epoch{0};  ///< counts on each time the link is made again
 };
 
 // -- to the engine port
 
-/// link -> engine_port: the link can be used. Told once, before any other message of the link.
+/// link -> engine_port: the link can be used. Told before any other message of the link, and once
+/// more each time it was made again.
 struct link_ready {
   link_handle link;
+};
+/// link -> engine_port: the peer has left. The link is read out and then gone: nothing may begin
+/// over it.
+struct link_leaves {
+  std::string peer;
+  std::uint64_t peer_incarnation{0};
+  std::uint64_t link{0};  ///< id of the link's actor
 };
 /// link -> engine_port: the link that was being made failed, or an up one is gone (sessions were
 /// told).
@@ -180,7 +214,6 @@ struct session_unpinned {
 /// follows once the peer can touch nothing any more.
 struct value_concluded {
   operation_id operation;
-  transfer_id transfer;
   std::variant<event_done, event_failed, event_value, event_info> outcome;
 };
 /// pool_manager -> engine_port: the answer to a wait in line.
@@ -190,7 +223,7 @@ struct blocks_granted {
 };
 
 struct port_event {
-  std::variant<link_ready, link_gone, link_message, session_layers, session_concluded,
+  std::variant<link_ready, link_leaves, link_gone, link_message, session_layers, session_concluded,
                session_unpinned, value_concluded, blocks_granted>
       what;
 };
@@ -218,6 +251,7 @@ struct pool_command {
 /// port -> node: make or find the link with this node; ends as `link_ready` or `link_gone`.
 struct need_link {
   std::string peer;
+  std::uint64_t former_life{0};  ///< that has left, which the membership may not show yet
 };
 /// node -> itself: see again whether a peer that was down has come back.
 struct look_again {};
@@ -287,6 +321,7 @@ struct engine_command {
 
 struct transfer_reports {
   std::vector<transfer_report> transfers;
+  std::uint64_t waiting_for_link{0};  ///< operations
 };
 
 }  // namespace troupe::actors

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,10 +14,15 @@
 #include <caf/typed_event_based_actor.hpp>
 #include <caf/typed_response_promise.hpp>
 
+#include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
 
 namespace troupe::actors {
+
+namespace node_parts {
+struct report_in_progress;
+}
 
 /// The cluster side of a node: registers, beats, keeps the last membership, makes links on demand,
 /// takes links and calls in. The one published actor of its process. Waits for its first tick,
@@ -26,7 +33,10 @@ namespace troupe::actors {
 ///   unregistered  supervisor reached and accepts  registered    heartbeats begin
 ///   unregistered  unreachable, refused            unregistered  tries again with each beat
 ///   registered    heartbeat unknown, rejoin       unregistered  registers again, links stay
-///   registered    supervisor gone                 unregistered  keeps its membership and its links
+///   registered    supervisor gone                 unregistered  keeps its membership and its links;
+///                                                               placements fail
+///   unregistered  refused: another life replaced  replaced      closes its links, asks no more
+///                 this one (`stale_incarnation`)
 ///   any           stop_node                       -             leaves, closes links, quits
 struct node_state_data {
   struct known_link {
@@ -34,22 +44,43 @@ struct node_state_data {
     std::uint64_t incarnation{0};
     link_actor actor;
     bool dialled{false};
+    registration_state::mark registered;  ///< what is known of when the peer's life was taken in
+  };
+  struct wanted_link {
+    need_link order;
+    std::chrono::steady_clock::time_point since;
+    bool asks{false};  ///< the supervisor, who has not answered yet
   };
 
   context_ptr context;
   engine_port_actor port;
   pool_manager_actor pool;
   supervisor_actor supervisor;
+  caf::actor_addr watched;  ///< the supervisor that we would hear the end of
   bool registered{false};
   bool registering{false};
-  std::string refusal;  ///< the last reason for not being registered
+  std::chrono::steady_clock::time_point asking_since;  ///< while registering
+  bool replaced{false};                                ///< by another life of the node: it is over
+  std::string refusal;                                 ///< the last reason for not being registered
+  std::optional<errc> refusal_said;  ///< its kind, when that was logged; empty: registered
+  log_limiter reminder{std::chrono::seconds{30}};  ///< of a refusal that goes on
   membership members;
   std::unordered_map<caf::actor_id, known_link> links;
-  /// Peers that the port needs and no membership has shown yet, and since when.
-  std::vector<std::pair<std::string, std::chrono::steady_clock::time_point>> wanted;
-  std::unordered_map<std::uint64_t, caf::typed_response_promise<call_reply>> calls;
+  /// Peers that the port needs and no membership has shown yet (or not their next life).
+  std::vector<wanted_link> wanted;
+  struct pending_call {
+    caf::typed_response_promise<call_reply> promise;
+    time_point deadline;
+  };
+  std::unordered_map<std::uint64_t, pending_call> calls;
   std::uint64_t next_call{1};
-  std::set<operation_id> placements;  ///< that the supervisor has not answered
+  struct pending_placement {
+    std::string request;
+    time_point deadline;  ///< of the supervisor's answer
+  };
+  std::map<operation_id, pending_placement> placements;  ///< that the supervisor has not answered
+  /// Reports that somebody waits for.
+  std::set<std::shared_ptr<node_parts::report_in_progress>> reports;
   std::uint64_t beats{0};
   static inline const char* name = "node";
 };

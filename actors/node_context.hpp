@@ -57,23 +57,55 @@ class registration_state {
     }
     changed_.notify_all();
   }
-  /// Empty: registered. Else why not, after `timeout`.
-  [[nodiscard]] std::optional<std::string> wait(std::chrono::milliseconds timeout) {
+  /// It is refused for good: nobody waits any longer.
+  void end(troupe::error why) {
+    {
+      const std::lock_guard lock{mutex_};
+      registered_ = false;
+      ended_ = std::move(why);
+    }
+    changed_.notify_all();
+  }
+  /// Empty: registered. Else why not: at once when it never will be, after `timeout` (as
+  /// `deadline`) when it may be yet.
+  [[nodiscard]] std::optional<troupe::error> wait(std::chrono::milliseconds timeout) {
     std::unique_lock lock{mutex_};
-    if (changed_.wait_for(lock, timeout, [this] { return registered_; })) return std::nullopt;
-    return why_not_.empty() ? std::string{"the supervisor has not answered yet"} : why_not_;
+    changed_.wait_for(lock, timeout, [this] { return registered_ || ended_; });
+    if (ended_) return ended_;
+    if (registered_) return std::nullopt;
+    return troupe::error{errc::deadline, why_not_.empty()
+                                             ? std::string{"the supervisor has not answered yet"}
+                                             : why_not_};
+  }
+
+  /// Which supervisor took the node in last, and when, in its own count.
+  struct mark {
+    std::uint64_t supervisor_incarnation{0};
+    std::uint64_t epoch{0};
+  };
+  void taken_in(mark by) {
+    const std::lock_guard lock{mutex_};
+    last_ = by;
+  }
+  [[nodiscard]] mark last() const {
+    const std::lock_guard lock{mutex_};
+    return last_;
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool registered_{false};
   std::string why_not_;
+  std::optional<troupe::error> ended_;
+  mark last_;
 };
 
 struct node_counters {
   std::atomic<std::uint64_t> transfers_done{0}, transfers_failed{0}, bytes_moved{0};
   std::atomic<std::uint32_t> queue_length{0}, active_transfers{0}, links_up{0};
+  std::atomic<std::uint32_t> local_copies{0};  ///< puts to the node itself that are being copied
+  std::atomic<bool> port_stops{false};  ///< it has ended what was live, and begins nothing more
 };
 
 /// Memory of the engine that is registered while it is being put.
@@ -105,7 +137,10 @@ struct node_context {
   std::chrono::steady_clock::time_point started{std::chrono::steady_clock::now()};
 
   explicit node_context(node_settings s)
-      : settings{std::move(s)}, self{settings.self}, operations{settings.max_operations} {}
+      : settings{std::move(s)},
+        self{settings.self},
+        operations{settings.max_operations},
+        events{operations} {}
 };
 
 using context_ptr = std::shared_ptr<node_context>;

@@ -1,5 +1,6 @@
 #include "troupe/actors/operation_table.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace troupe::actors {
@@ -11,10 +12,15 @@ std::string operation_table::key_of(const entry& what) {
 
 result<operation_id> operation_table::begin(entry what) {
   const std::lock_guard lock{mutex_};
-  if (live_.size() >= bound_) {
-    return fail(errc::overloaded, std::to_string(bound_) +
-                                      " operations are live at this node, which is its bound; wait "
-                                      "for some to end or raise limits.max_transfers");
+  if (closed_) return fail(errc::aborted, "the node was stopped");
+  if (open_ >= bound_) {
+    return fail(errc::overloaded,
+                std::to_string(bound_) +
+                    " operations are open at this node, which is limits.max_operations: " +
+                    std::to_string(live_.size()) + " are live, " +
+                    std::to_string(open_ - std::min<std::size_t>(open_, live_.size())) +
+                    " have ended but not had their last event taken; take events with `wait` or "
+                    "`take`, or raise the limit");
   }
   const operation_id id{next_};
   const auto key = key_of(what);
@@ -22,6 +28,7 @@ result<operation_id> operation_table::begin(entry what) {
     return fail(errc::already_exists, "request `" + what.request + "` is live here already");
   }
   ++next_;
+  ++open_;
   live_.emplace(id, std::move(what));
   return id;
 }
@@ -55,6 +62,25 @@ bool operation_table::end(operation_id id) {
   if (const auto key = key_of(found->second); !key.empty()) by_request_.erase(key);
   live_.erase(found);
   return true;
+}
+
+void operation_table::last_event_taken(std::size_t operations) {
+  const std::lock_guard lock{mutex_};
+  open_ -= std::min(open_, operations);
+}
+
+std::size_t operation_table::open() const {
+  const std::lock_guard lock{mutex_};
+  return open_;
+}
+
+std::vector<operation_id> operation_table::close() {
+  const std::lock_guard lock{mutex_};
+  closed_ = true;
+  std::vector<operation_id> left;
+  for (const auto& [id, what] : live_) left.push_back(id);
+  std::ranges::sort(left);
+  return left;
 }
 
 }  // namespace troupe::actors

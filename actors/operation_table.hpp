@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "troupe/actors/engine.hpp"
 
@@ -13,7 +14,9 @@ namespace troupe::actors {
 enum class operation_kind : std::uint8_t { send, receive, value, place };
 
 /// The operations of the engine that have not had their outcome yet: what its calls are checked
-/// against at once, before they become messages. Thread-safe.
+/// against at once, before they become messages. What is bounded are the open ones: those, and the
+/// ended ones whose last event the engine has not taken, so that events which nobody takes cannot
+/// pile up. Thread-safe.
 class operation_table {
  public:
   explicit operation_table(std::uint32_t bound) : bound_{bound} {}
@@ -26,7 +29,7 @@ class operation_table {
   };
 
   /// `overloaded` at the bound; `already_exists` when a send (or a receive) of that request is
-  /// live.
+  /// live; `aborted` after `close`.
   [[nodiscard]] result<operation_id> begin(entry what);
   /// `not_found` when it ended.
   [[nodiscard]] result<entry> find(operation_id id) const;
@@ -34,6 +37,11 @@ class operation_table {
   [[nodiscard]] result<void> seal(operation_id id);
   /// True: it was live and is not any more; the caller may tell the outcome. False: told already.
   bool end(operation_id id);
+  /// The engine has taken the last event of so many operations: they are open no more.
+  void last_event_taken(std::size_t operations);
+  [[nodiscard]] std::size_t open() const;
+  /// Nothing begins any more. What is still live, for its outcome.
+  [[nodiscard]] std::vector<operation_id> close();
 
  private:
   [[nodiscard]] static std::string key_of(const entry& what);
@@ -41,6 +49,8 @@ class operation_table {
   mutable std::mutex mutex_;
   std::uint64_t next_{1};
   std::uint32_t bound_;
+  std::size_t open_{0};
+  bool closed_{false};
   std::unordered_map<operation_id, entry> live_;
   std::unordered_map<std::string, operation_id> by_request_;
 };

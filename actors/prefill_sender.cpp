@@ -12,9 +12,10 @@ struct prefill_side {
   static constexpr std::string_view log_name = "sender";
 
   static planned_batch plan(state& st, post_slice& post) {
-    auto frame = encode(layers_landed{st.basis.transfer, post.slice, post.state});
-    return plan_batch(st.basis, post, transport::direction::write,
-                      frame ? std::move(*frame) : std::vector<std::byte>{});
+    auto frame =
+        encode(layers_landed{st.basis.transfer, post.slice, post.state, std::move(post.seal)});
+    if (!frame) return {{}, frame.error()};
+    return plan_batch(st.basis, post, transport::direction::write, std::move(*frame));
   }
 
   static result<say> worded(state&, send_message& order) {
@@ -42,6 +43,10 @@ struct prefill_side {
 
   static session_actions heard(state& st, session_message& message) {
     if (std::holds_alternative<transfer_release>(message)) return st.machine->peer_released();
+    if (auto* request = std::get_if<transfer_request>(&message)) {
+      adopt_grants(st.basis, std::move(request->grants));
+      return st.machine->asked_again(*request);
+    }
     return st.machine->local_abort(out_of_place(st.basis, "decode", message));
   }
 

@@ -26,6 +26,17 @@ receive_session::receive_session(options opts, transfer_request request)
 
 // -- events
 
+bool receive_session::goes_on() const noexcept {
+  switch (state_) {
+    case state::requested:
+    case state::receiving: return true;
+    case state::idle:
+    case state::fencing:
+    case state::finished: return false;
+  }
+  return false;
+}
+
 session_actions receive_session::start() {
   if (state_ != state::idle) return {};
   if (request_.token_begin > request_.token_end) {
@@ -38,26 +49,22 @@ session_actions receive_session::start() {
   if (!empty() && request_.mode == transfer_mode::write) {
     here_.assign(options_.layers, request_.token_begin);
   }
-  // The lists go with the message, the numbers stay.
-  auto kept = transfer_request{};
-  kept.transfer = request_.transfer;
-  kept.mode = request_.mode;
-  kept.token_begin = request_.token_begin;
-  kept.token_end = request_.token_end;
-  auto sent = std::exchange(request_, std::move(kept));
   session_actions out;
-  out.emplace_back(send_message{std::move(sent)});
+  out.emplace_back(send_message{request_});
   return out;
 }
 
 session_actions receive_session::landed(const layers_landed& message) {
-  switch (state_) {
-    case state::requested:
-    case state::receiving: break;
-    case state::idle:
-    case state::fencing:
-    case state::finished: return {};
-  }
+  auto out = batch_landed(message);
+  if (!message.seal) return out;
+  const auto& seal = *message.seal;
+  auto more = sealed({message.transfer, seal.token_end, seal.batches, seal.aux});
+  std::move(more.begin(), more.end(), std::back_inserter(out));
+  return out;
+}
+
+session_actions receive_session::batch_landed(const layers_landed& message) {
+  if (!goes_on()) return {};
   if (auto wrong = check(message.slice, message.state)) return fence_with(*std::move(wrong), true);
   state_ = state::receiving;
   ++landed_batches_;
@@ -88,13 +95,7 @@ session_actions receive_session::landed(const layers_landed& message) {
 }
 
 session_actions receive_session::sealed(const transfer_sealed& message) {
-  switch (state_) {
-    case state::requested:
-    case state::receiving: break;
-    case state::idle:
-    case state::fencing:
-    case state::finished: return {};
-  }
+  if (!goes_on()) return {};
   if (request_.mode == transfer_mode::read && !empty()) {
     return nonsense("a seal in a transfer that is read, where an offer belongs");
   }
@@ -146,11 +147,15 @@ session_actions receive_session::batch_completed(transport::batch_id id,
   const auto found = std::find_if(in_flight_.begin(), in_flight_.end(),
                                   [id](const pull& p) { return p.id == id; });
   if (found == in_flight_.end()) return {};
-  const auto slice = found->slice;
+  const auto pulled = *found;
+  const auto& slice = pulled.slice;
   in_flight_.erase(found);
   if (failure) {
     if (failure->code != errc::grant_revoked) return fence_with(*failure, true);
+    // The peer's word on it is on its way; or its end of the link broke first, and over the next link
+    // this is wanted again.
     revoked_ = true;
+    again_.push_back(pulled);
     return {};
   }
   session_actions out;
@@ -176,6 +181,23 @@ session_actions receive_session::local_abort(troupe::error why) {
 session_actions receive_session::link_lost(troupe::error why) {
   peer_gone_ = true;
   return fence_with(std::move(why), false);
+}
+
+session_actions receive_session::link_back() {
+  if (!goes_on()) return {};
+  state_ = state::requested;
+  // What lies behind a gap is posted again with the gap.
+  ahead_.clear();
+  landed_batches_ = 0;
+  sealed_batches_.reset();
+  again_.insert(again_.end(), in_flight_.begin(), in_flight_.end());
+  in_flight_.clear();
+  revoked_ = false;
+  auto request = request_;
+  request.progress = transfer_progress{here_, state_here_};
+  session_actions out;
+  out.emplace_back(send_message{std::move(request)});
+  return out;
 }
 
 session_actions receive_session::quiescent() {
@@ -274,6 +296,16 @@ std::optional<error> receive_session::take(std::uint32_t layer, const cache_slic
 session_actions receive_session::pull_more() {
   session_actions out;
   const auto room = options_.layers_per_batch == 0 ? options_.layers : options_.layers_per_batch;
+  const auto post = [&](const cache_slice& slice, bool with_state) {
+    const transport::batch_id id{++pulls_};
+    in_flight_.push_back({id, slice, with_state});
+    out.emplace_back(post_slice{id, slice, with_state, std::nullopt});
+  };
+  while (in_flight_.size() < options_.max_in_flight && !again_.empty()) {
+    const auto lost = again_.back();
+    again_.pop_back();
+    post(lost.slice, lost.state);
+  }
   while (in_flight_.size() < options_.max_in_flight) {
     const bool layers_left = next_layer_ < options_.layers;
     const bool state_left = options_.has_state && !state_pulled_;
@@ -286,9 +318,7 @@ session_actions receive_session::pull_more() {
     }
     const bool with_state = state_left && next_layer_ == options_.layers;
     state_pulled_ = state_pulled_ || with_state;
-    const transport::batch_id id{++pulls_};
-    in_flight_.push_back({id, slice});
-    out.emplace_back(post_slice{id, slice, with_state});
+    post(slice, with_state);
   }
   return out;
 }

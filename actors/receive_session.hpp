@@ -22,8 +22,8 @@ namespace troupe::actors {
 ///                                                          request may hold grants
 ///   requested,  landed (write mode)             receiving  tell_layers
 ///   receiving
-///   requested,  sealed (write mode)             receiving  none while batches are missing
-///   receiving
+///   requested,  sealed (write mode), also as    receiving  none while batches are missing
+///   receiving   part of landed, behind it
 ///   requested,  sealed and all its batches      fencing    send transfer_release, fence_transfer
 ///   receiving   landed, slice covered
 ///   requested   sealed or offer, either mode,   fencing    send transfer_release, fence_transfer
@@ -31,10 +31,14 @@ namespace troupe::actors {
 ///   requested   offer (read mode)               receiving  post_slice per layers, a bounded number
 ///   receiving   batch_completed (read mode)     receiving  tell_layers; after the last: release,
 ///                                                          fence
+///   requested,  link_back                       requested  send transfer_request again, with what
+///   receiving                                              has landed; what was being pulled is
+///                                                          pulled again behind the next offer
 ///   any live    peer_abort, local_abort,        fencing    transfer_abort unless the peer told us
 ///               link_lost, expire, batch                   or is gone, conclude(failure),
 ///               failure, nonsense of the peer              fence_transfer
-///   receiving   batch failure grant_revoked     receiving  none: the peer's abort says why
+///   receiving   batch failure grant_revoked     receiving  none: the peer's abort says why, or its
+///                                                          end of the link broke first: link_back
 ///   fencing,    peer_abort, local_abort,        fencing    conclude(failure)
 ///   not told    expire
 ///   fencing     link_lost, anything else        fencing    none
@@ -73,6 +77,8 @@ class receive_session {
   [[nodiscard]] session_actions peer_aborted(troupe::error why);
   [[nodiscard]] session_actions local_abort(troupe::error why);
   [[nodiscard]] session_actions link_lost(troupe::error why);
+  /// The link broke and was made again: no event of the former one follows.
+  [[nodiscard]] session_actions link_back();
   [[nodiscard]] session_actions quiescent();
   [[nodiscard]] session_actions expire(time_point now);
 
@@ -83,9 +89,12 @@ class receive_session {
   struct pull {
     transport::batch_id id;
     cache_slice slice;
+    bool state{false};
   };
 
+  [[nodiscard]] bool goes_on() const noexcept;
   [[nodiscard]] bool empty() const noexcept;
+  [[nodiscard]] session_actions batch_landed(const layers_landed& message);
   [[nodiscard]] std::optional<error> check(const cache_slice& slice, bool with_state) const;
   [[nodiscard]] std::optional<error> take(std::uint32_t layer, const cache_slice& slice);
   [[nodiscard]] session_actions pull_more();
@@ -97,7 +106,7 @@ class receive_session {
 
   options options_;
   state state_{state::idle};
-  transfer_request request_;  ///< its lists are gone once it was sent
+  transfer_request request_;
   std::vector<std::byte> aux_;
   // write mode
   std::vector<std::uint32_t> here_;  ///< per layer, the first token that has not landed
@@ -108,6 +117,7 @@ class receive_session {
   bool state_here_{false};
   // read mode
   std::vector<pull> in_flight_;
+  std::vector<pull> again_;  ///< did not come over a link that broke
   std::uint32_t next_layer_{0};
   std::uint32_t pulls_{0};
   bool state_pulled_{false};

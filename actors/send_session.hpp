@@ -23,14 +23,20 @@ namespace troupe::actors {
 ///   streaming  start / source_ready / sealed  streaming  post_slice per ready range (write mode),
 ///                                                        up to `max_in_flight`; what waits merges
 ///   streaming  batch_completed                streaming  post_slice for what waited
-///   streaming  everything posted, sealed      draining   send transfer_sealed (write mode)
+///   streaming  everything posted, sealed      draining   write mode: the seal goes with the last
+///                                                        post_slice if it is posted just now, else
+///                                                        send transfer_sealed
 ///   streaming  sealed (read mode)             draining   send_offer
 ///   streaming  peer_release                   fencing    as a failure: nothing was sealed yet
 ///   draining   peer_release                   fencing    conclude(done), fence_transfer
+///   streaming, link_back                      the same,  none: nothing is posted or sent until the
+///   draining                                  held       decode side has asked again
+///   held       asked_again                    streaming  as start, without what has landed
 ///   any live   peer_abort, local_abort,       fencing    transfer_abort unless the peer told us or
 ///              link_lost, expire, batch                  is gone, conclude(failure),
 ///              failure, request not servable             fence_transfer
-///   any live   batch failure grant_revoked    the same   none: the peer fenced and says why
+///   any live   batch failure grant_revoked    the same   none: the peer fenced and says why, or its
+///                                                        end of the link broke first: link_back
 ///   fencing    peer_abort                     fencing    none; answered when quiescent
 ///   fencing    quiescent                      finished   transfer_quiescent in answer to a peer's
 ///                                                        abort, unpin
@@ -42,7 +48,11 @@ namespace troupe::actors {
 ///
 /// A peer that gives up sends its abort and then fences; a batch of ours may be refused by that
 /// fence and say so before the abort is read. So `grant_revoked` is not an outcome: nothing more is
-/// posted, and the abort, the loss of the link or the deadline tells what happened.
+/// posted, and the abort, the loss of the link, the next link or the deadline tells what happened.
+///
+/// After a rebuild of the link what was in flight is unknown here: the decode side knows what it
+/// has. It asks again, with new grants, and everything else is posted once more. The seal counts the
+/// batches since then.
 ///
 /// Per-request state is final only when the engine has sealed: it goes with the last batch posted
 /// behind the seal, which has an empty slice when all tokens went before.
@@ -80,6 +90,10 @@ class send_session {
   [[nodiscard]] session_actions peer_aborted(troupe::error why);
   [[nodiscard]] session_actions local_abort(troupe::error why);
   [[nodiscard]] session_actions link_lost(troupe::error why);
+  /// The link broke and was made again: no event of the former one follows.
+  [[nodiscard]] session_actions link_back();
+  /// The request once more, over the new link. Ignored unless the link is back.
+  [[nodiscard]] session_actions asked_again(const transfer_request& request);
   [[nodiscard]] session_actions quiescent();
   /// `deadline` when the options' time has come.
   [[nodiscard]] session_actions expire(time_point now);
@@ -88,7 +102,9 @@ class send_session {
   [[nodiscard]] transfer_id id() const noexcept { return transfer_; }
 
  private:
+  [[nodiscard]] bool goes_on() const noexcept;
   [[nodiscard]] std::optional<error> seal(std::uint32_t tokens, std::vector<std::byte> aux);
+  [[nodiscard]] std::optional<error> skip_landed(const transfer_request& request);
   [[nodiscard]] session_actions advance();
   [[nodiscard]] std::optional<cache_slice> next_range() const;
   [[nodiscard]] post_slice post(cache_slice slice);
@@ -102,11 +118,13 @@ class send_session {
   std::vector<std::uint32_t> ready_;   ///< per layer, the first token that is not computed
   std::vector<std::uint32_t> posted_;  ///< per layer, the first token that no batch has taken
   std::vector<transport::batch_id> in_flight_;
-  std::uint32_t batches_{0};  ///< posted so far, and the last id
+  std::uint32_t batches_{0};         ///< posted so far, and the last id
+  std::uint32_t batches_before_{0};  ///< of them, those of links that broke
   std::vector<std::byte> aux_;
   bool sealed_{false};
   bool state_due_{false};  ///< state tensors have still to go
   bool revoked_{false};    ///< the peer fenced; its reason is on the way
+  bool held_{false};       ///< the link is another one, and the decode side has not asked again
   bool peer_gone_{false};
   bool owes_quiescent_{false};  ///< the peer aborted and waits for `transfer_quiescent`
 };

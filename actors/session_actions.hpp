@@ -34,7 +34,8 @@ using time_point = std::chrono::steady_clock::time_point;
 struct post_slice {
   transport::batch_id id;  ///< 1, 2, ... within the transfer; the actor makes it unique on the link
   cache_slice slice;
-  bool state{false};  ///< the per-request state tensors go with it
+  bool state{false};                ///< the per-request state tensors go with it
+  std::optional<seal_notice> seal;  ///< goes with the notice: this is the last batch
 };
 /// Send this to the other side.
 struct send_message {

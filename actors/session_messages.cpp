@@ -297,6 +297,10 @@ void fields(A& a, M& m) {
   a.numbers("state_slots", m.state_slots);
   grants(a, m.grants);
   a.number("deadline_ms", m.deadline_ms);
+  a.maybe("progress", m.progress, [](auto& b, auto& p) {
+    b.numbers("progress.here", p.here);
+    b.flag("progress.state", p.state);
+  });
 }
 
 template <class A, is<transfer_offer> M>
@@ -317,6 +321,11 @@ void fields(A& a, M& m) {
   a.number("slice.token_begin", m.slice.token_begin);
   a.number("slice.token_end", m.slice.token_end);
   a.flag("state", m.state);
+  a.maybe("seal", m.seal, [](auto& b, auto& s) {
+    b.number("seal.token_end", s.token_end);
+    b.number("seal.batches", s.batches);
+    b.byte_list("seal.aux", s.aux, 0, max_aux);
+  });
 }
 
 template <class A, is<transfer_sealed> M>
@@ -474,6 +483,16 @@ transfer_id route_of(const session_message& message) noexcept {
     }
   };
   return std::visit(route, message);
+}
+
+bool is_last_word(const session_message& message) noexcept {
+  if (const auto* reply = std::get_if<store_reply>(&message)) {
+    return reply->value.empty() && !reply->source;
+  }
+  return std::holds_alternative<transfer_release>(message) ||
+         std::holds_alternative<transfer_abort>(message) ||
+         std::holds_alternative<transfer_quiescent>(message) ||
+         std::holds_alternative<store_release>(message);
 }
 
 std::string_view type_name(const session_message& message) noexcept {

@@ -40,7 +40,15 @@ struct cache_slice {
 
 // -- one transfer
 
+/// What the decode side has already when it asks again over a link that was rebuilt.
+struct transfer_progress {
+  /// Write mode: per layer, the first token that has not landed. Read mode: empty.
+  std::vector<std::uint32_t> here;
+  bool state{false};  ///< the state tensors have landed
+  friend bool operator==(const transfer_progress&, const transfer_progress&) = default;
+};
 /// decode -> prefill, first message of a transfer: what is wanted and where it may be written to.
+/// Said again, with new grants, over each link that replaces a broken one.
 struct transfer_request {
   transfer_id transfer;
   std::string request;  ///< the id that both engines know; 1 to 256 bytes
@@ -52,6 +60,7 @@ struct transfer_request {
   std::vector<std::uint32_t> state_slots;       ///< destination slots of per-request state tensors
   std::vector<transport::remote_grant> grants;  ///< write mode: one per destination region
   std::uint32_t deadline_ms{0};                 ///< what is left of it
+  std::optional<transfer_progress> progress;    ///< of one that is said again
   friend bool operator==(const transfer_request&, const transfer_request&) = default;
 };
 /// prefill -> decode, read mode: everything is ready and may be read.
@@ -64,15 +73,23 @@ struct transfer_offer {
   std::vector<std::byte> aux;  ///< small data of the engine (first token, logits), see `max_aux`
   friend bool operator==(const transfer_offer&, const transfer_offer&) = default;
 };
+/// What a seal says, also where it travels with the notice of the last batch.
+struct seal_notice {
+  std::uint32_t token_end{0};
+  std::uint32_t batches{0};
+  std::vector<std::byte> aux;
+  friend bool operator==(const seal_notice&, const seal_notice&) = default;
+};
 /// prefill -> decode, write mode, behind the bytes of a batch: these have landed.
 struct layers_landed {
   transfer_id transfer;
   cache_slice slice;
   bool state{false};  ///< the state tensors came with this batch; the slice may then be empty
+  std::optional<seal_notice> seal;  ///< of the last batch, if it was posted behind the seal
   friend bool operator==(const layers_landed&, const layers_landed&) = default;
 };
-/// prefill -> decode, write mode: everything was posted, in so many batches. Both modes: the answer
-/// to a request that has nothing to move, with no batches.
+/// prefill -> decode, write mode: everything was posted, in so many batches, before the engine
+/// sealed. Both modes: the answer to a request that has nothing to move, with no batches.
 struct transfer_sealed {
   transfer_id transfer;
   std::uint32_t token_end{0};
@@ -138,7 +155,7 @@ struct store_reply {
   std::optional<transport::remote_grant> source;  ///< pinned until `store_release`
   friend bool operator==(const store_reply&, const store_reply&) = default;
 };
-/// The reader has the bytes: the value may be unpinned.
+/// The reader has the bytes, or whoever asked has given up: the value may be unpinned.
 struct store_release {
   std::uint64_t op{0};
   friend bool operator==(const store_release&, const store_release&) = default;
@@ -171,6 +188,9 @@ inline constexpr std::size_t max_sentence = 4096;
 [[nodiscard]] transfer_id transfer_of(const session_message& message) noexcept;
 /// What a message is routed by on its link: its transfer, or the operation of a keyed value.
 [[nodiscard]] transfer_id route_of(const session_message& message) noexcept;
+/// Whether it ends what it speaks of, or its sender's part in it: a release, an abort, the answer to
+/// one, the reply to an operation that brings no value. Said twice it changes nothing.
+[[nodiscard]] bool is_last_word(const session_message& message) noexcept;
 /// "transfer_request", for logs.
 [[nodiscard]] std::string_view type_name(const session_message& message) noexcept;
 

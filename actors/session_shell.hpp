@@ -91,7 +91,9 @@ class session_shell {
 
   template <class Order>
   static void ask_link(self_pointer self, Order&& order) {
-    self->send(self->state.basis.link.actor, link_command{std::forward<Order>(order)});
+    const auto& link = self->state.basis.link;
+    if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
+    self->send(link.actor, link_command{std::forward<Order>(order)});
   }
 
   /// Through the mailbox, so that the machine is not entered while its actions are carried out.
@@ -108,7 +110,7 @@ class session_shell {
   /// The behaviour, once the state is filled. `first` are the machine's first actions.
   static session_actor::behavior_type begin(self_pointer self, session_actions first) {
     ask_link(self,
-             attach_session{self->state.basis.transfer, caf::actor_cast<session_actor>(self)});
+             attach_session{self->state.basis.transfer, caf::actor_cast<session_actor>(self), 0});
     carry_out(self, std::move(first));
     return {[self](session_event& event) {
       auto& st = self->state;
@@ -180,6 +182,11 @@ class session_shell {
   }
   static session_actions happened(state& st, link_is_lost& lost) {
     return st.machine->link_lost(std::move(lost.why));
+  }
+  static session_actions happened(state& st, const link_is_back& back) {
+    if (back.epoch <= st.basis.link.epoch) return {};
+    st.basis.link.epoch = back.epoch;
+    return st.machine->link_back();
   }
   static session_actions happened(state& st, source_progress& more) { return Side::grew(st, more); }
   static session_actions happened(state& st, source_sealed& seal) {

@@ -20,9 +20,16 @@ void source::seal(std::uint32_t tokens, std::vector<std::byte> aux) {
 void source::taken_by(transfer_id sender, std::uint32_t ranks) {
   if (wanted_ == 0) wanted_ = ranks;
   senders_.insert(sender);
+  active_.insert(sender);
 }
 
-bool source::released(std::uint64_t bytes) {
+bool source::lost_one(transfer_id sender) {
+  active_.erase(sender);
+  return has_open_place();
+}
+
+bool source::released(transfer_id sender, std::uint64_t bytes) {
+  active_.erase(sender);
   ++released_;
   bytes_ += bytes;
   return released_ == wanted_;

@@ -34,7 +34,9 @@ class source {
   /// A decode rank of a replica of `ranks` ranks takes it.
   void taken_by(transfer_id sender, std::uint32_t ranks);
   /// Its sender's outcome. True: with it the source is done.
-  [[nodiscard]] bool released(std::uint64_t bytes);
+  [[nodiscard]] bool released(transfer_id sender, std::uint64_t bytes);
+  /// Or it was lost. True: its place is open. Another rank may have come before that was known.
+  [[nodiscard]] bool lost_one(transfer_id sender);
   /// The sender's last word: its pins are gone.
   void unpinned(transfer_id sender) { senders_.erase(sender); }
 
@@ -50,10 +52,14 @@ class source {
     deadline_ = deadline;
     lost_ = std::move(why);
   }
-  /// Another one came: it has the time that the engine gave.
+  /// All that were missing came: they have the time that the engine gave.
   void lengthen() {
     deadline_ = full_deadline_;
     lost_.reset();
+  }
+  /// Whether fewer ranks move it, or have released it, than it is for.
+  [[nodiscard]] bool has_open_place() const noexcept {
+    return released_ + active_.size() < wanted_;
   }
   /// Why a place is open, while it is.
   [[nodiscard]] const std::optional<troupe::error>& lost() const noexcept { return lost_; }
@@ -66,6 +72,7 @@ class source {
   std::optional<std::uint32_t> sealed_;
   std::vector<std::byte> aux_;
   std::unordered_set<transfer_id> senders_;
+  std::unordered_set<transfer_id> active_;  ///< of them, those without an outcome
   std::uint32_t wanted_;
   std::uint32_t released_{0};
   std::uint64_t bytes_{0};

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <random>
 #include <system_error>
 #include <thread>
@@ -137,13 +138,30 @@ actor_host::actor_host(actor_host_options options)
       system_{std::make_unique<caf::actor_system>(*config_)} {}
 
 actor_host::~actor_host() {
-  shutdown();
+  const bool ended = shutdown();
   published_.clear();
   owned_.clear();
+  // The system's own end waits for the threads of detached actors without a bound, and such a thread
+  // for the last one that knows its actor: an actor that has not ended may be that one.
+  const auto deadline = steady_clock::now() + options_.shutdown_timeout;
+  while (!ended && system_->detached_actors() != 0 && steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(milliseconds{2});
+  }
+  if (!ended && system_->detached_actors() != 0) {
+    logger("system")->error(
+        "the actor system is left behind with what its actors hold: a thread of it does not end");
+    // Reachable for ever, so that nobody takes them for lost.
+    static auto* const left_behind = new std::vector<
+        std::pair<std::unique_ptr<caf::actor_system_config>, std::unique_ptr<caf::actor_system>>>;
+    static std::mutex mutex;
+    const std::lock_guard lock{mutex};
+    left_behind->emplace_back(std::move(config_), std::move(system_));
+    return;
+  }
   system_.reset();
 }
 
-bool actor_host::shutdown() {
+bool actor_host::shutdown(const std::function<void()>& meanwhile) {
   if (ended_) return *ended_;
   auto& network = system_->middleman();
   for (const published& p : published_) {
@@ -155,6 +173,7 @@ bool actor_host::shutdown() {
   owned_.clear();
   const auto deadline = steady_clock::now() + options_.shutdown_timeout;
   while (system_->registry().running() != 0 && steady_clock::now() < deadline) {
+    if (meanwhile) meanwhile();
     std::this_thread::sleep_for(milliseconds{2});
   }
   ended_ = system_->registry().running() == 0;

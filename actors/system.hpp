@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -81,7 +82,9 @@ class actor_host {
 
   /// Closes the ports, tells published and owned actors to end and waits for all actors, at most
   /// `shutdown_timeout`. Called again it does nothing. False when some actor had not ended by then.
-  bool shutdown();
+  /// `meanwhile` is called again and again while it waits: a node that polls goes on with what its
+  /// actors wait for.
+  bool shutdown(const std::function<void()>& meanwhile = {});
 
  private:
   [[nodiscard]] result<std::uint16_t> publish_actor(const caf::strong_actor_ptr& whom,

@@ -18,7 +18,9 @@ using outcome_type = decltype(value_concluded::outcome);
 
 template <class Order>
 void ask_link(self_pointer self, Order&& order) {
-  self->send(self->state.link.actor, link_command{std::forward<Order>(order)});
+  const auto& link = self->state.link;
+  if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
+  self->send(link.actor, link_command{std::forward<Order>(order)});
 }
 
 /// Fences first: the peer must not read what the engine will reuse, nor a late read land in scratch
@@ -31,11 +33,15 @@ void end_with(self_pointer self, outcome_type outcome) {
   ask_link(self, fence_now{st.transfer});
 }
 
-/// Ends a get whose value the peer may hold for us: it need not any longer.
+/// Ends what the peer may still work for, holding a value for us or reading ours: it need not any
+/// longer.
 void give_up(self_pointer self, troupe::error why) {
   auto& st = self->state;
   if (st.now == phase::fencing) return;
-  if (st.order.verb == value_verb::get) ask_link(self, say{store_release{st.transfer.value}, {}});
+  const bool read_by_peer = st.order.verb == value_verb::put && st.order.value.size() > max_inline;
+  if (st.order.verb == value_verb::get || read_by_peer) {
+    ask_link(self, say{store_release{st.transfer.value}, {}});
+  }
   end_with(self, outcome_type{event_failed{std::move(why)}});
 }
 
@@ -76,12 +82,15 @@ void ask(self_pointer self) {
         ask_link(self, say{std::move(put), {}});
         return;
       }
-      auto wish = grant_on_value(st);
-      if (!wish) {
-        end_with(self, wish.error());
-        return;
+      if (!st.wish) {
+        auto wish = grant_on_value(st);
+        if (!wish) {
+          end_with(self, wish.error());
+          return;
+        }
+        st.wish = std::move(*wish);
       }
-      ask_link(self, say{std::move(put), {std::move(*wish)}});
+      ask_link(self, say{std::move(put), {*st.wish}});
       return;
     }
     case value_verb::get:
@@ -155,6 +164,8 @@ void happened(self_pointer self, session_message& message) {
 void happened(self_pointer self, transport::completion& done) {
   auto& st = self->state;
   if (st.now != phase::reading) return;
+  // Its end of the link broke before ours, or it ends: the link will say which.
+  if (done.failure && done.failure->code == errc::grant_revoked) return;
   if (done.failure) {
     give_up(self, std::move(*done.failure));
     return;
@@ -169,7 +180,7 @@ void happened(self_pointer self, transport::completion& done) {
 void tell_outcome(self_pointer self) {
   auto& st = self->state;
   if (!st.outcome) return;
-  value_concluded said{st.order.operation, st.transfer, {}};
+  value_concluded said{st.order.operation, {}};
   said.outcome.swap(*st.outcome);
   st.outcome.reset();
   self->send(st.port, port_event{std::move(said)});
@@ -187,6 +198,16 @@ void happened(self_pointer self, transfer_is_quiescent&) {
 
 void happened(self_pointer self, link_is_lost& lost) {
   end_with(self, std::move(lost.why));
+}
+void happened(self_pointer self, link_is_back& back) {
+  auto& st = self->state;
+  if (back.epoch <= st.link.epoch) return;
+  st.link.epoch = back.epoch;
+  if (st.now == phase::fencing) return;
+  if (st.scratch) st.former_scratch.push_back(std::move(*st.scratch));
+  st.scratch.reset();
+  st.now = phase::asked;
+  ask(self);
 }
 void happened(self_pointer self, engine_aborts& abort) {
   give_up(self, std::move(abort.why));

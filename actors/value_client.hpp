@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include <caf/typed_event_based_actor.hpp>
 
@@ -18,6 +19,8 @@ namespace troupe::actors {
 ///   reading  completed                   fencing  send store_release, fence, then the outcome
 ///   asked    link lost, abort, deadline  fencing  fence, then the failure
 ///   reading  link lost, abort, deadline  fencing  fence, then the failure
+///   asked,   link back                   asked    ask again; what was being read is read again, to
+///   reading                                       another place
 ///   fencing  quiescent                   -        outcome, quit
 struct value_client_state {
   enum class phase : std::uint8_t { asked, reading, fencing };
@@ -29,7 +32,10 @@ struct value_client_state {
   start_value order;
   phase now{phase::asked};
   std::optional<region_id> registered;  ///< a put's value, for as long as the grant lives
+  std::optional<grant_wish> wish;       ///< on that
   std::optional<value_store::reservation> scratch;  ///< a get's bytes
+  /// Where reads of links that broke may still land.
+  std::vector<value_store::reservation> former_scratch;
   std::optional<decltype(value_concluded::outcome)> outcome;
   static inline const char* name = "value_client";
 };

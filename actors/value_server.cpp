@@ -1,5 +1,6 @@
 #include "troupe/actors/value_server.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -8,18 +9,18 @@
 
 namespace troupe::actors {
 
-namespace {
-
-using self_pointer = session_actor::stateful_pointer<value_server_state>;
-using phase = value_server_state::phase;
-
-store_reply failed(std::uint64_t op, const troupe::error& why) {
+store_reply refused_value(std::uint64_t op, const troupe::error& why) {
   store_reply reply;
   reply.op = op;
   reply.failed = static_cast<std::uint8_t>(why.code);
   reply.sentence = why.message;
   return reply;
 }
+
+namespace {
+
+using self_pointer = session_actor::stateful_pointer<value_server_state>;
+using phase = value_server_state::phase;
 
 store_reply done(std::uint64_t op) {
   store_reply reply;
@@ -29,7 +30,9 @@ store_reply done(std::uint64_t op) {
 
 template <class Order>
 void ask_link(self_pointer self, Order&& order) {
-  self->send(self->state.link.actor, link_command{std::forward<Order>(order)});
+  const auto& link = self->state.link;
+  if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
+  self->send(link.actor, link_command{std::forward<Order>(order)});
 }
 
 void finish(self_pointer self) {
@@ -41,13 +44,16 @@ void finish(self_pointer self) {
 
 void serve_put(self_pointer self, store_put& put) {
   auto& st = self->state;
-  auto room = st.context->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
-  if (!room) {
-    st.reply = failed(put.op, room.error());
-    finish(self);
-    return;
+  if (!st.room) {
+    auto room =
+        st.context->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
+    if (!room) {
+      st.reply = refused_value(put.op, room.error());
+      finish(self);
+      return;
+    }
+    st.room.emplace(std::move(*room));
   }
-  st.room.emplace(std::move(*room));
   const auto from = put.source->extents.front();
   transport::batch read;
   read.id = transport::batch_id{1};
@@ -64,11 +70,11 @@ void serve_get(self_pointer self, const store_get& get) {
   auto& st = self->state;
   auto value = st.context->values->get(get.key);
   if (!value) {
-    st.reply = failed(get.op, value.error());
+    st.reply = refused_value(get.op, value.error());
     finish(self);
     return;
   }
-  st.pin = value->pin;
+  st.pins.push_back(value->pin);
   auto reply = done(get.op);
   reply.size = value->bytes.size();
   reply.ttl_ms = static_cast<std::uint64_t>(value->ttl.count());
@@ -77,16 +83,32 @@ void serve_get(self_pointer self, const store_get& get) {
 }
 
 void happened(self_pointer self, session_message& message) {
+  auto& st = self->state;
   if (std::holds_alternative<store_release>(message)) finish(self);
+  if (auto* put = std::get_if<store_put>(&message);
+      put != nullptr && st.now == phase::reading && st.room && put->source &&
+      !put->source->extents.empty() && put->size == st.room->where().length) {
+    serve_put(self, *put);
+  }
+  if (const auto* get = std::get_if<store_get>(&message);
+      get != nullptr && st.now == phase::lending)
+    serve_get(self, *get);
+}
+
+void happened(self_pointer self, link_is_back& back) {
+  auto& link = self->state.link;
+  link.epoch = std::max(link.epoch, back.epoch);
 }
 
 void happened(self_pointer self, transport::completion& outcome) {
   auto& st = self->state;
   if (st.now != phase::reading || !st.room) return;
+  // Its end of the link broke before ours, and it asks again; or it has given up, and says so.
+  if (outcome.failure && outcome.failure->code == errc::grant_revoked) return;
   if (outcome.failure) {
-    st.reply = failed(st.transfer.value, *outcome.failure);
+    st.reply = refused_value(st.transfer.value, *outcome.failure);
   } else if (auto committed = st.room->commit(); !committed) {
-    st.reply = failed(st.transfer.value, committed.error());
+    st.reply = refused_value(st.transfer.value, committed.error());
   } else {
     st.reply = done(st.transfer.value);
     self->send(st.pool, pool_command{pool_changed{}});
@@ -112,7 +134,7 @@ void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
 void happened(self_pointer self, engine_aborts& refused) {
   // The link could not carry the reply, or not give the grant that belongs to it.
-  self->state.reply = failed(self->state.transfer.value, refused.why);
+  self->state.reply = refused_value(self->state.transfer.value, refused.why);
   finish(self);
 }
 void happened(self_pointer self, deadline_came&) {
@@ -134,19 +156,19 @@ result<void> acceptable(const store_put& put) {
 }
 
 std::optional<session_message> answer_put(value_store& values, const store_put& put) {
-  if (auto fine = acceptable(put); !fine) return failed(put.op, fine.error());
+  if (auto fine = acceptable(put); !fine) return refused_value(put.op, fine.error());
   if (put.source) return std::nullopt;
   auto stored = values.put(put.key, put.value, std::chrono::milliseconds{put.ttl_ms});
-  return stored ? done(put.op) : failed(put.op, stored.error());
+  return stored ? done(put.op) : refused_value(put.op, stored.error());
 }
 
 std::optional<session_message> answer_get(value_store& values, const store_get& get) {
   auto value = values.get(get.key);
-  if (!value) return failed(get.op, value.error());
+  if (!value) return refused_value(get.op, value.error());
   if (value->bytes.size() > get.max_size) {
-    return failed(get.op, {errc::out_of_range,
-                           "the value has " + std::to_string(value->bytes.size()) +
-                               " bytes, the reader takes " + std::to_string(get.max_size)});
+    return refused_value(get.op, {errc::out_of_range,
+                                  "the value has " + std::to_string(value->bytes.size()) +
+                                      " bytes, the reader takes " + std::to_string(get.max_size)});
   }
   if (value->bytes.size() > max_inline) return std::nullopt;
   auto reply = done(get.op);
@@ -169,14 +191,14 @@ std::optional<session_message> answer_value(node_context& context, session_messa
           }
         },
         message);
-    return failed(op, {errc::not_found, context.self.name + " keeps no keyed values"});
+    return refused_value(op, {errc::not_found, context.self.name + " keeps no keyed values"});
   }
   auto& values = *context.values;
   if (const auto* put = std::get_if<store_put>(&message)) return answer_put(values, *put);
   if (const auto* get = std::get_if<store_get>(&message)) return answer_get(values, *get);
   if (const auto* query = std::get_if<store_query>(&message)) {
     auto info = values.query(query->key);
-    if (!info) return failed(query->op, info.error());
+    if (!info) return refused_value(query->op, info.error());
     auto reply = done(query->op);
     reply.size = info->size;
     reply.ttl_ms = static_cast<std::uint64_t>(info->ttl.count());
@@ -184,7 +206,7 @@ std::optional<session_message> answer_value(node_context& context, session_messa
   }
   if (const auto* remove = std::get_if<store_remove>(&message)) {
     auto gone = values.remove(remove->key);
-    return gone ? done(remove->op) : failed(remove->op, gone.error());
+    return gone ? done(remove->op) : refused_value(remove->op, gone.error());
   }
   return std::nullopt;
 }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include <caf/typed_event_based_actor.hpp>
 
@@ -14,9 +16,13 @@ namespace troupe::actors {
 [[nodiscard]] std::optional<session_message> answer_value(node_context& context,
                                                           session_message& message);
 
+/// The answer to an operation that is refused.
+[[nodiscard]] store_reply refused_value(std::uint64_t op, const troupe::error& why);
+
 /// Serves one large put (reads the value from the peer, then commits it) or one large get (keeps
 /// the value pinned while the peer reads it). A reader that is alive may take its time; one that is
-/// gone has lost its link, and with it its pin.
+/// gone has lost its link, and with it its pin. When the link was made again the peer asks again,
+/// with the same operation.
 struct value_server_state {
   enum class phase : std::uint8_t { reading, lending, fencing };
 
@@ -27,8 +33,10 @@ struct value_server_state {
   transfer_id transfer;
   phase now{phase::fencing};
   std::optional<value_store::reservation> room;  ///< of a put
-  std::shared_ptr<const void> pin;               ///< of a get
-  std::optional<store_reply> reply;              ///< to send once quiescent
+  /// Of a get. More than one when it was asked for again over a link that was made again: what was
+  /// granted over the former one stays where it is.
+  std::vector<std::shared_ptr<const void>> pins;
+  std::optional<store_reply> reply;  ///< to send once quiescent
   static inline const char* name = "value_server";
 };
 

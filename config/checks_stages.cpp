@@ -135,7 +135,8 @@ void check_store(findings& into, const stage_config& stage, const std::string& p
 
 void check_data_port(findings& into, const stage_config& stage, const std::string& path) {
   const auto& transport = stage.transport;
-  const bool listens = transport.backend != backend_kind::shm ||
+  const bool listens = transport.backend == backend_kind::automatic ||
+                       transport.backend == backend_kind::tcp ||
                        std::find(transport.fallback.begin(), transport.fallback.end(),
                                  backend_kind::tcp) != transport.fallback.end();
   if (transport.data_port == 0 || listens || into.failed(path + ".transport")) return;

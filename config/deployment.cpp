@@ -40,10 +40,22 @@ std::string_view to_string(engine_kind value) noexcept {
 std::string_view to_string(backend_kind value) noexcept {
   return word_of(value);
 }
-std::string_view to_string(transport_device value) noexcept {
-  return word_of(value);
+std::vector<std::string> backend_words() {
+  std::vector<std::string> all;
+  all.reserve(words<backend_kind>::all.size());
+  for (const auto& [value, word] : words<backend_kind>::all) all.emplace_back(word);
+  return all;
+}
+std::optional<backend_kind> backend_of(std::string_view word) noexcept {
+  for (const auto& [value, known] : words<backend_kind>::all) {
+    if (known == word) return value;
+  }
+  return std::nullopt;
 }
 std::string_view to_string(transfer_mode value) noexcept {
+  return word_of(value);
+}
+std::string_view to_string(feature_use value) noexcept {
   return word_of(value);
 }
 std::string_view to_string(security_mode value) noexcept {

@@ -6,8 +6,8 @@
 ///
 /// The file. Keys in [brackets] may be left out; what follows `=` is then used. Durations and sizes
 /// carry a unit (`units.hpp`): 100ms, 1s, 5min, 1h; 64KiB, 1GiB, 500MB. A key that is not listed
-/// here is an error, and so is a value that a later release brings (`tls`, `rdma`, `xgmi`, GPU
-/// pools, restart policies).
+/// here is an error, and so is a value that a later release brings (`tls`, `xgmi`, GPU pools,
+/// restart policies).
 ///
 ///     cluster: demo                  # 1..64 of a-z 0-9 _ -, beginning with a letter or a digit
 ///     [supervisor]:
@@ -48,11 +48,28 @@
 ///           size: 1GiB               # at least one block of all layers and the state slots
 ///           [on_full] = wait         # wait | fail
 ///         [transport]:
-///           [backend] = auto         # auto | shm | tcp
+///           [backend] = auto         # auto | shm | tcp | rdma
 ///           [fallback] = []          # tried in this order once `backend` has failed for good
-///           [device] = auto
+///           [device] = auto          # RDMA devices: mlx5_0,mlx5_1 (these, up to 4: lanes go over
+///                                    # all), ^mlx5_2 (the best but this), auto (fastest, then nearest)
+///           [rdma]:
+///             [port] = 0             # of the device, from 1; 0: its first that is up
+///             [gid_index] = -1       # address of the port; -1: RoCE v2 first, IPv4 first
+///             [traffic_class] = 0    # 0..255
+///             [service_level] = 0    # 0..15
+///             [pkey_index] = 0
+///             [hop_limit] = 64       # 1..255
+///             [timeout] = 16         # 8..20: a packet is sent again after 4.096 us * 2^timeout ...
+///             [retry_count] = 6      # ... so many times, 0..7
+///             [memory_windows] = auto    # auto | off; auto: grants are held by memory windows of the
+///                                    # NIC where every device has them. off: a grant opens its whole
+///                                    # region to the peer until the link ends
+///             [relaxed_ordering] = auto  # auto | off; auto: NICs that can may write to memory in any
+///                                    # order before they say that it is written
+///             [max_registration] = 0 # largest piece of memory registered at once, from 4KiB; 0: what
+///                                    # the device reports
 ///           [qp_per_transfer] = 4    # lanes of a link, 1..64
-///           [post_batch_size] = -1   # segments per submission, 1..65536; -1: the backend's best
+///           [post_batch_size] = -1   # segments per submission, 1..65536 (rdma: 32 at most); -1: the best
 ///           [num_workers] = 1        # progress threads, 1..64
 ///           [data_port] = 0          # where tcp listens for data; 0: the OS chooses
 ///           [connect_timeout] = 2s   # 1ms..10min
@@ -92,9 +109,10 @@ enum class pool_full : std::uint8_t { wait, fail };
 enum class pool_device : std::uint8_t { cpu };
 /// What runs in a `troupe node` process of a stage. `external`: such a process is the user's own.
 enum class engine_kind : std::uint8_t { none, reference, external };
-enum class backend_kind : std::uint8_t { automatic, shm, tcp };
-enum class transport_device : std::uint8_t { automatic };
+enum class backend_kind : std::uint8_t { automatic, shm, tcp, rdma };
 enum class transfer_mode : std::uint8_t { write, read };
+/// Whether something that not every device has is used: where it is there, or nowhere.
+enum class feature_use : std::uint8_t { automatic, off };
 enum class security_mode : std::uint8_t { none };
 /// Order of the dimensions of a pool, outermost first.
 enum class block_order : std::uint8_t { layers_first, blocks_first, block_interleaved };
@@ -110,8 +128,11 @@ enum class block_inner : std::uint8_t { token_major, head_major };
 [[nodiscard]] std::string_view to_string(pool_device value) noexcept;
 [[nodiscard]] std::string_view to_string(engine_kind value) noexcept;
 [[nodiscard]] std::string_view to_string(backend_kind value) noexcept;
-[[nodiscard]] std::string_view to_string(transport_device value) noexcept;
+/// The words that `transport.backend` may have, "auto" first.
+[[nodiscard]] std::vector<std::string> backend_words();
+[[nodiscard]] std::optional<backend_kind> backend_of(std::string_view word) noexcept;
 [[nodiscard]] std::string_view to_string(transfer_mode value) noexcept;
+[[nodiscard]] std::string_view to_string(feature_use value) noexcept;
 [[nodiscard]] std::string_view to_string(security_mode value) noexcept;
 [[nodiscard]] std::string_view to_string(block_order value) noexcept;
 [[nodiscard]] std::string_view to_string(kv_placement value) noexcept;
@@ -170,10 +191,28 @@ struct pool_config {
   friend bool operator==(const pool_config&, const pool_config&) = default;
 };
 
+/// How RDMA devices are used; the numbers are those of libibverbs.
+struct rdma_config {
+  std::uint8_t port{0};
+  std::int32_t gid_index{-1};
+  std::uint8_t traffic_class{0};
+  std::uint8_t service_level{0};
+  std::uint16_t pkey_index{0};
+  std::uint8_t hop_limit{64};
+  std::uint8_t timeout{16};
+  std::uint8_t retry_count{6};
+  feature_use memory_windows{feature_use::automatic};
+  feature_use relaxed_ordering{feature_use::automatic};
+  std::uint64_t max_registration{0};  ///< bytes; 0: what the device reports
+
+  friend bool operator==(const rdma_config&, const rdma_config&) = default;
+};
+
 struct transport_config {
   backend_kind backend{backend_kind::automatic};
   std::vector<backend_kind> fallback;  ///< distinct, none `automatic`, none equal to `backend`
-  transport_device device{transport_device::automatic};
+  std::string device{"auto"};          ///< RDMA devices: "auto", "a,b" or "^c"
+  rdma_config rdma;
   std::uint32_t qp_per_transfer{4};
   std::int32_t post_batch_size{-1};
   std::uint32_t num_workers{1};

@@ -49,8 +49,20 @@ void print_transport(std::ostream& out, const transport_config& value) {
   out << "    transport:\n"
       << "      backend: " << to_string(value.backend) << "\n"
       << "      fallback: " << list_of(value.fallback, word) << "\n"
-      << "      device: " << to_string(value.device) << "\n"
-      << "      qp_per_transfer: " << value.qp_per_transfer << "\n"
+      << "      device: " << scalar(value.device) << "\n";
+  if (value.rdma != rdma_config{}) {
+    const auto number = [](auto of) { return static_cast<int>(of); };
+    const auto& rdma = value.rdma;
+    out << "      rdma: {port: " << number(rdma.port) << ", gid_index: " << rdma.gid_index
+        << ", traffic_class: " << number(rdma.traffic_class)
+        << ", service_level: " << number(rdma.service_level) << ", pkey_index: " << rdma.pkey_index
+        << ", hop_limit: " << number(rdma.hop_limit) << ", timeout: " << number(rdma.timeout)
+        << ", retry_count: " << number(rdma.retry_count)
+        << ", memory_windows: " << to_string(rdma.memory_windows)
+        << ", relaxed_ordering: " << to_string(rdma.relaxed_ordering)
+        << ", max_registration: " << format_size(rdma.max_registration) << "}\n";
+  }
+  out << "      qp_per_transfer: " << value.qp_per_transfer << "\n"
       << "      post_batch_size: " << value.post_batch_size << "\n"
       << "      num_workers: " << value.num_workers << "\n"
       << "      data_port: " << value.data_port << "\n"

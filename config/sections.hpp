@@ -19,4 +19,7 @@ namespace troupe::config {
 [[nodiscard]] cache_arrangement read_arrangement(section& parent,
                                                  const cache_arrangement& otherwise);
 
+/// `transport` of a stage.
+[[nodiscard]] transport_config read_transport(section& stage);
+
 }  // namespace troupe::config

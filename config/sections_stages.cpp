@@ -6,15 +6,6 @@
 namespace troupe::config {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::minutes;
-
-constexpr std::array<later_word, 4> later_backends{
-    {{"rdma", "rdma arrives with a later release; use tcp between machines until then"},
-     {"xgmi", "xgmi arrives with a later release; use shm within a machine until then"},
-     {"cuda*", "GPU copies arrive with a later release; use shm within a machine until then"},
-     {"hip*", "GPU copies arrive with a later release; use shm within a machine until then"}}};
-
 constexpr std::string_view restart_later =
     "restart policies arrive with a later release; leave the key out";
 
@@ -43,54 +34,6 @@ std::optional<pool_config> read_pool(section& stage) {
   in.require("size", "a size such as 1GiB");
   value.size = in.size("size", 0);
   value.on_full = in.word("on_full", value.on_full);
-  in.finish();
-  return value;
-}
-
-std::vector<backend_kind> read_fallback(section& transport, backend_kind first) {
-  const yaml_node* list = transport.sequence("fallback");
-  std::vector<backend_kind> result;
-  if (list == nullptr) return result;
-  const std::string path = transport.path_of("fallback");
-  for (const auto& [node, at] : scalars_of(transport.into(), *list, path, "one of shm, tcp")) {
-    if (node == nullptr) continue;
-    const auto kind = transport.word_in<backend_kind>(node->text, at, later_backends);
-    if (!kind) continue;
-    const bool repeated = std::find(result.begin(), result.end(), *kind) != result.end();
-    if (*kind == backend_kind::automatic) {
-      transport.into().refuse(at, "one of shm, tcp", "a fallback is named, not chosen");
-    } else if (*kind == first || repeated) {
-      transport.into().refuse(at, "", "it has been tried before it comes to this entry");
-    } else {
-      result.push_back(*kind);
-    }
-  }
-  return result;
-}
-
-transport_config read_transport(section& stage) {
-  section in{stage.into(), stage.mapping("transport"), stage.path_of("transport")};
-  static constexpr std::array<later_word, 1> later_devices{
-      {{"*", "devices are chosen for rdma, which arrives with a later release"}}};
-  transport_config value;
-  const auto number = [&in](std::string_view key, std::int64_t low, std::int64_t high,
-                            std::uint32_t otherwise) {
-    return static_cast<std::uint32_t>(in.integer(key, low, high, otherwise));
-  };
-  value.backend = in.word("backend", value.backend, later_backends);
-  value.fallback = read_fallback(in, value.backend);
-  value.device = in.word("device", value.device, later_devices);
-  value.qp_per_transfer = number("qp_per_transfer", 1, 64, value.qp_per_transfer);
-  value.post_batch_size =
-      static_cast<std::int32_t>(in.integer("post_batch_size", -1, 65'536, value.post_batch_size));
-  if (value.post_batch_size == 0) {
-    in.into().refuse(in.path_of("post_batch_size"), "-1 (the backend's best) or 1 to 65536");
-  }
-  value.num_workers = number("num_workers", 1, 64, value.num_workers);
-  value.data_port = static_cast<std::uint16_t>(number("data_port", 0, 65'535, value.data_port));
-  value.connect_timeout =
-      in.duration("connect_timeout", milliseconds{1}, minutes{10}, value.connect_timeout);
-  value.max_reconnects = number("max_reconnects", 0, 1000, value.max_reconnects);
   in.finish();
   return value;
 }

@@ -41,18 +41,21 @@ struct words<engine_kind> {  // `none` is what a store has, by leaving the key o
 };
 template <>
 struct words<backend_kind> {
-  static constexpr std::array<std::pair<backend_kind, std::string_view>, 3> all{
-      {{backend_kind::automatic, "auto"}, {backend_kind::shm, "shm"}, {backend_kind::tcp, "tcp"}}};
-};
-template <>
-struct words<transport_device> {
-  static constexpr std::array<std::pair<transport_device, std::string_view>, 1> all{
-      {{transport_device::automatic, "auto"}}};
+  static constexpr std::array<std::pair<backend_kind, std::string_view>, 4> all{
+      {{backend_kind::automatic, "auto"},
+       {backend_kind::shm, "shm"},
+       {backend_kind::tcp, "tcp"},
+       {backend_kind::rdma, "rdma"}}};
 };
 template <>
 struct words<transfer_mode> {
   static constexpr std::array<std::pair<transfer_mode, std::string_view>, 2> all{
       {{transfer_mode::write, "write"}, {transfer_mode::read, "read"}}};
+};
+template <>
+struct words<feature_use> {
+  static constexpr std::array<std::pair<feature_use, std::string_view>, 2> all{
+      {{feature_use::automatic, "auto"}, {feature_use::off, "off"}}};
 };
 template <>
 struct words<security_mode> {

@@ -59,6 +59,10 @@ struct descriptor {
 
 }  // namespace
 
+void name_this_process(const std::string& name) noexcept {
+  ::prctl(PR_SET_NAME, name.c_str());
+}
+
 result<child_process> child_process::start(const std::string& program,
                                            std::vector<std::string> arguments,
                                            const std::string& log) {
@@ -74,7 +78,7 @@ result<child_process> child_process::start(const std::string& program,
   if (::pipe2(ends, O_CLOEXEC) != 0) return refused("cannot make a pipe");
   const descriptor reader{ends[0]};
   descriptor writer{ends[1]};
-  arguments.insert(arguments.begin(), program);
+  arguments.insert(arguments.begin(), program == own_program ? "troupe" : program);
   std::vector<char*> raw;
   for (auto& argument : arguments) raw.push_back(argument.data());
   raw.push_back(nullptr);

@@ -11,12 +11,20 @@
 
 namespace troupe::deploy {
 
+/// The program that runs now, whatever became of its file.
+inline constexpr const char* own_program = "/proc/self/exe";
+
+/// What this process is called in `ps -e`, `top` and `pgrep`, and with it the threads that it makes
+/// from now on. Cut to 15 characters, what the kernel keeps. Call it on the main thread.
+void name_this_process(const std::string& name) noexcept;
+
 /// A process of ours: it gets SIGTERM when we die, and is stopped when this object goes. Movable.
 /// Start it from a thread that lives as long as it shall: the kernel watches the thread, not the
 /// process.
 class child_process {
  public:
-  /// Runs `program` with `arguments` (the program's name is put in front). Standard output and
+  /// Runs `program` with `arguments` (its name is put in front, `troupe` for `own_program`, so that
+  /// `ps -f` shows a command that can be typed). Standard output and
   /// error go to `log`, appended; empty: they stay ours. Its process group is its own, so that
   /// Ctrl-C at a terminal reaches it through us only. `internal` when the system refuses,
   /// `not_found` when there is no such program.

@@ -40,7 +40,13 @@ constexpr std::uint32_t block_tokens = 16;
 constexpr std::uint32_t chunk_tokens = 64;
 constexpr const char* dtype = "bf16";
 constexpr auto start_patience = 20s;
-constexpr auto request_patience = 60s;
+
+/// Time for one request. Attention looks at every token for every token, so the longest prompt takes
+/// minutes where a short one takes milliseconds; five times what two busy cores need.
+std::chrono::milliseconds request_patience(std::size_t prompt_tokens, std::uint32_t max_tokens) {
+  const std::uint64_t tokens = prompt_tokens + max_tokens;
+  return 60s + std::chrono::duration_cast<std::chrono::milliseconds>(tokens * tokens * 10us);
+}
 
 constexpr const char* default_prompt =
     "A prefill engine reads this prompt once and fills a cache of keys and values, layer by layer. "
@@ -205,7 +211,7 @@ class demo {
       : options_{options},
         out_{out},
         folder_{folder},
-        nodes_{folder, options.program.empty() ? "/proc/self/exe" : options.program},
+        nodes_{folder, options.program.empty() ? own_program : options.program},
         watch_{[this] { nodes_.terminate(); }} {}
 
   [[nodiscard]] bool interrupted() const noexcept { return watch_.interrupted(); }
@@ -240,6 +246,7 @@ class demo {
   result<void> start() {
     auto port = free_port();
     if (!port) return fail(port.error());
+    supervisor_ = "127.0.0.1:" + std::to_string(*port);
     std::ofstream{folder_.file("deployment.yaml")} << deployment_text(options_, *port);
     for (const auto* name : {"supervisor", "prefill-0", "decode-0"})
       if (auto ok = nodes_.start(name); !ok) return ok;
@@ -279,9 +286,11 @@ class demo {
     return up == 2;
   }
 
-  /// A node that died explains a failed call better than the call's own error.
+  /// A node that died explains a failed call better than the call's own error; one that was told to
+  /// end because a call had failed explains nothing.
   error explained(const error& why) {
     if (interrupted()) return {errc::aborted, "interrupted"};
+    if (told_to_end_) return why;
     if (auto ok = nodes_.check_alive(); !ok) return ok.error();
     return why;
   }
@@ -323,8 +332,8 @@ class demo {
   result<outcome> call_both(const std::string& id, const actors::placement& where,
                             const std::vector<reference::token>& prompt,
                             const reference::sampling& how) {
-    constexpr auto patience_ms =
-        static_cast<std::uint32_t>(std::chrono::milliseconds{request_patience}.count());
+    const auto patience_ms =
+        static_cast<std::uint32_t>(request_patience(prompt.size(), options_.max_tokens).count());
     reference::prefill_call prefill;
     prefill.request = id;
     prefill.prompt = prompt;
@@ -340,11 +349,13 @@ class demo {
     decode.max_tokens = options_.max_tokens;
     decode.how = how;
     decode.deadline_ms = patience_ms;
-    auto from_prefill = std::async(std::launch::async, [&] {
-      return call(where.prefill.front(), "prefill", reference::to_json(prefill));
+    auto prefilling = std::async(std::launch::async, [&] {
+      return call(where.prefill.front(), "prefill", reference::to_json(prefill), patience_ms);
     });
-    auto from_decode = call(where.decode.front(), "decode", reference::to_json(decode));
-    const auto prefill_answer = from_prefill.get();
+    auto decoding = std::async(std::launch::async, [&] {
+      return call(where.decode.front(), "decode", reference::to_json(decode), patience_ms);
+    });
+    const auto [prefill_answer, from_decode] = both(prefilling, decoding);
     // Either failure makes the other side fail too; the one that says more than `aborted` is the
     // cause.
     if (!from_decode && (prefill_answer || prefill_answer.error().code == errc::aborted ||
@@ -363,13 +374,36 @@ class demo {
     return done;
   }
 
+  using answer = result<reference::payload>;
+
+  /// Waits for both. Where one has failed, the other may wait in vain for as long as a request may
+  /// take; then the nodes are told to end, and what they answer last is taken.
+  std::pair<answer, answer> both(std::future<answer>& first, std::future<answer>& second) {
+    constexpr auto a_moment = 100ms;
+    constexpr auto grace = 2s;
+    const auto ready = [](std::future<answer>& one, clock::duration time) {
+      return one.wait_for(time) == std::future_status::ready;
+    };
+    while (!ready(first, a_moment) && !ready(second, 0s)) {
+    }
+    auto& early = ready(first, 0s) ? first : second;
+    auto& late = &early == &first ? second : first;
+    auto early_answer = early.get();
+    if (!early_answer && !ready(late, grace)) {
+      told_to_end_ = nodes_.check_alive().has_value();
+      nodes_.terminate();
+    }
+    auto late_answer = late.get();
+    if (&early == &first) return {std::move(early_answer), std::move(late_answer)};
+    return {std::move(late_answer), std::move(early_answer)};
+  }
+
   result<reference::payload> call(const actors::node_info& node, const std::string& method,
-                                  reference::payload payload) {
+                                  reference::payload payload, std::uint32_t patience_ms) {
     actors::call_request request;
     request.method = method;
     request.payload = std::move(payload);
-    request.timeout_ms =
-        static_cast<std::uint32_t>(std::chrono::milliseconds{request_patience}.count());
+    request.timeout_ms = patience_ms;
     return client_->call(node, request);
   }
 
@@ -389,7 +423,8 @@ class demo {
   // -- what is said
 
   void print_head() {
-    out_ << "nodes      ";
+    out_ << "supervisor " << supervisor_ << "; meanwhile: troupe status " << supervisor_
+         << "\nnodes      ";
     for (const auto& m : members_.members)
       out_ << m.node.name << " (pid " << m.node.pid << ", " << m.node.host << ":" << m.node.port
            << ")  ";
@@ -435,6 +470,8 @@ class demo {
   const work_folder& folder_;
   demo_nodes nodes_;
   interrupt_watch watch_;
+  std::string supervisor_;   ///< its address
+  bool told_to_end_{false};  ///< the nodes, by us, when all of them were alive
   std::unique_ptr<actors::cluster_client> client_;
   actors::membership members_;
   std::shared_ptr<const reference::transformer> model_;
@@ -443,13 +480,17 @@ class demo {
 result<void> check(const demo_options& options) {
   if (options.mode != "write" && options.mode != "read")
     return fail(errc::invalid_config, "--mode must be write or read, found " + options.mode);
-  if (options.backend != "auto" && options.backend != "shm" && options.backend != "tcp")
+  if (!config::backend_of(options.backend)) {
+    std::string known;
+    for (const auto& word : config::backend_words()) known += (known.empty() ? "" : ", ") + word;
     return fail(errc::invalid_config,
-                "--backend must be auto, shm or tcp, found " + options.backend);
+                "--backend must be one of " + known + ", found " + options.backend);
+  }
   if (options.requests == 0 || options.requests > 1000)
     return fail(errc::invalid_config, "--requests must be 1 to 1000");
-  if (options.prompt.size() > 8192)
-    return fail(errc::invalid_config, "--prompt takes at most 8192 bytes");
+  if (options.prompt.size() > max_prompt_bytes)
+    return fail(errc::invalid_config, "--prompt takes at most " + std::to_string(max_prompt_bytes) +
+                                          " bytes, found " + std::to_string(options.prompt.size()));
   return {};
 }
 

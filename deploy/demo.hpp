@@ -1,16 +1,20 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iosfwd>
 #include <string>
 
 namespace troupe::deploy {
 
+/// Bound on a prompt. A token is a byte: so many tokens are computed, and computed again alone.
+inline constexpr std::size_t max_prompt_bytes = 8192;
+
 /// What `troupe demo` can be told.
 struct demo_options {
   std::string prompt;           ///< empty: a text of its own
   std::string mode{"write"};    ///< write, read
-  std::string backend{"auto"};  ///< auto, shm, tcp
+  std::string backend{"auto"};  ///< one of `config::backend_words`
   std::uint32_t requests{1};
   std::uint32_t max_tokens{48};  ///< of each text
   std::string program;           ///< the `troupe` command to start nodes with; empty: this program

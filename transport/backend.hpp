@@ -79,6 +79,23 @@ enum class fence_state : std::uint8_t {
   pending,    ///< `link_sink::on_quiescent` will say so
 };
 
+/// One lane of a link whose lanes are queue pairs of a device.
+struct lane_stats {
+  std::string device;
+  std::uint8_t port{0};
+  std::uint32_t gid_index{0};
+  std::string gid;  ///< address of that index: "::ffff:10.0.0.1"
+  std::uint64_t requests_posted{0}, requests_completed{0};
+  std::uint64_t bytes{0};         ///< of the completed requests, writes and reads of this end
+  bool port_up{true};             ///< as the device said last
+  std::uint32_t port_downs{0};    ///< how often the port went down since this process opened it
+  std::uint32_t port_changes{0};  ///< how often its addresses or partition keys changed since then
+  /// How often the port has sent again since the link was opened: for every lane, link and process
+  /// that goes through it, since no device counts that for one queue pair. Empty: its driver counts
+  /// none of it.
+  std::optional<std::uint64_t> port_retries{};
+};
+
 struct link_stats {
   std::uint64_t bytes_out{0}, bytes_in{0};  ///< payload moved, whoever initiated it
   std::uint64_t batches_posted{0}, batches_completed{0}, batches_failed{0};
@@ -86,6 +103,7 @@ struct link_stats {
   std::uint64_t refused{0};  ///< operations of the peer that we refused
   std::uint64_t in_flight{0};
   std::uint32_t lanes{0};
+  std::vector<lane_stats> by_lane;  ///< empty where lanes are no queue pairs
 };
 
 /// One end of a connection between two nodes. Thread-safe. Life: `open` -> exchange of offers ->
@@ -102,7 +120,9 @@ class link {
   [[nodiscard]] virtual link_offer offer() const = 0;
   /// Starts to connect to the end that made `peer`. The side with `link_role::initiator` dials, the
   /// other waits for it. `on_up` or `on_broken` (by `link_options::connect_timeout`) follows.
-  /// `stale_incarnation`, `backend_unavailable`, `invalid_config` (malformed offer) at once.
+  /// `stale_incarnation`, `backend_unavailable`, `invalid_config` (malformed offer) at once; also what
+  /// a device refuses (`peer_unreachable`, `internal`), and then the link has ended. Of an error at
+  /// once nothing else is heard: `on_broken` does not follow.
   [[nodiscard]] virtual result<void> connect(const link_offer& peer) = 0;
 
   // -- target side: our memory, the peer's operations
@@ -123,6 +143,13 @@ class link {
   /// `send_frame`. `overloaded` when the peer does not take frames as fast as we make them (bounded
   /// queue).
   [[nodiscard]] virtual result<void> send_frame(std::span<const std::byte> frame) = 0;
+  /// The same, in the same order, for a frame that nobody waits for: it may stay here until the
+  /// next frame or batch, or the next round of progress, and travel with that. (Who polls owes that
+  /// round; a progress thread makes it within some 100 us.) A backend whose frames cost no system
+  /// call sends at once.
+  [[nodiscard]] virtual result<void> send_soon(std::span<const std::byte> frame) {
+    return send_frame(frame);
+  }
 
   // -- both
 
@@ -163,6 +190,7 @@ struct link_options {
 /// Whether something can be used here, and the reason either way.
 struct usability {
   bool usable{false};
+  /// Of what cannot be used: what it is and, after the first ';', what to do about it.
   std::string reason;
 };
 
@@ -171,7 +199,7 @@ class backend {
  public:
   virtual ~backend() = default;
   [[nodiscard]] virtual backend_kind kind() const noexcept = 0;
-  /// Asked once at start and for `troupe info`.
+  /// Asked at start, for each link and for `troupe info`: a device may fail meanwhile.
   [[nodiscard]] virtual usability probe() const = 0;
   /// Whether it can join this process with one at `peer`.
   [[nodiscard]] virtual usability reaches(const host_identity& peer) const = 0;

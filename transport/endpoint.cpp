@@ -10,6 +10,9 @@
 #ifdef TROUPE_WITH_SHM
 #include "troupe/transport/shm/shm_backend.hpp"
 #endif
+#ifdef TROUPE_WITH_RDMA
+#include "troupe/transport/rdma/rdma_backend.hpp"
+#endif
 
 namespace troupe::transport {
 
@@ -18,7 +21,13 @@ namespace {
 // DESIGN.md section 5: the order in which `auto` chooses.
 constexpr std::array preference{backend_kind::xgmi, backend_kind::shm, backend_kind::rdma,
                                 backend_kind::tcp};
-constexpr const char* not_in_this_release = "not in this release";
+
+/// Why there is no such backend.
+std::string_view not_built(backend_kind kind) {
+  if (kind == backend_kind::rdma)
+    return "not built: libibverbs-dev was not there when this was built";
+  return "not in this release";
+}
 
 class local_endpoint final : public endpoint {
  public:
@@ -41,6 +50,10 @@ class local_endpoint final : public endpoint {
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes,
                                                   std::string name) override {
     return regions_.add(bytes, std::move(name));
+  }
+  [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes, std::string name,
+                                                  const exported_memory& as) override {
+    return regions_.add(bytes, std::move(name), as);
   }
   [[nodiscard]] result<void> deregister(region_id id) override { return regions_.remove(id); }
   [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const override {
@@ -92,6 +105,9 @@ result<void> local_endpoint::start() {
 #ifdef TROUPE_WITH_SHM
   backends_.push_back(make_shm_backend(*context_));
 #endif
+#ifdef TROUPE_WITH_RDMA
+  backends_.push_back(make_rdma_backend(*context_));
+#endif
 #ifdef TROUPE_WITH_TCP
   auto tcp = make_tcp_backend(*context_);
   if (!tcp) return fail(std::move(tcp).error());
@@ -106,7 +122,7 @@ std::vector<backend_status> local_endpoint::backends() const {
   for (const auto kind : preference) {
     const auto* found = find(kind);
     all.push_back(
-        {kind, found != nullptr ? found->probe() : usability{false, not_in_this_release}});
+        {kind, found != nullptr ? found->probe() : usability{false, std::string{not_built(kind)}}});
   }
   return all;
 }
@@ -117,7 +133,7 @@ usability local_endpoint::judge(backend_kind kind, const host_identity& peer,
     return {false, "excluded: it failed before"};
   }
   const auto* found = find(kind);
-  if (found == nullptr) return {false, not_in_this_release};
+  if (found == nullptr) return {false, std::string{not_built(kind)}};
   if (auto here = found->probe(); !here.usable) return here;
   return found->reaches(peer);
 }
@@ -148,10 +164,18 @@ result<std::shared_ptr<link>> local_endpoint::open(backend_kind kind, const link
     if (candidate->kind() == kind) return candidate->open(options, std::move(sink));
   }
   return fail(errc::backend_unavailable,
-              "backend " + std::string{to_string(kind)} + ": " + not_in_this_release);
+              "backend " + std::string{to_string(kind)} + ": " + std::string{not_built(kind)});
 }
 
 }  // namespace
+
+std::vector<std::string> describe_rdma_devices() {
+#ifdef TROUPE_WITH_RDMA
+  return rdma::describe_devices();
+#else
+  return {};
+#endif
+}
 
 result<std::unique_ptr<endpoint>> endpoint::create(endpoint_options options) {
   if (options.self.value == 0) {

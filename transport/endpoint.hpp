@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "troupe/transport/backend.hpp"
+#include "troupe/transport/rdma/options.hpp"
 
 namespace troupe::transport {
 
@@ -26,6 +27,7 @@ struct endpoint_options {
   /// in steps of 1 s, at least 2 s. Watched by the kernel of this host (tcp).
   std::chrono::milliseconds peer_silence{10'000};
   std::uint32_t max_pending_connections{64};  ///< accepted sockets that have not shown a token yet
+  rdma_options rdma{};
   /// Called on a progress thread (or in `poll`) after each round that did work, with no lock held.
   /// Lets the owner run what the round's callbacks made runnable on the same thread.
   std::function<void()> after_progress;
@@ -65,6 +67,12 @@ class endpoint {
   /// `overloaded`.
   [[nodiscard]] virtual result<region_id> register_memory(std::span<std::byte> bytes,
                                                           std::string name) = 0;
+  /// The same for memory that was exported as a dma-buf. `rdma` registers it as such where the device
+  /// takes it, else by its address as any other memory. `invalid_config` also when the descriptor is
+  /// none, the range wraps, or the address and the offset differ in their place in a page (4 KiB).
+  [[nodiscard]] virtual result<region_id> register_memory(std::span<std::byte> bytes,
+                                                          std::string name,
+                                                          const exported_memory& as) = 0;
   /// `unknown_region`; `overloaded` while a grant or a batch still uses it (fence first).
   [[nodiscard]] virtual result<void> deregister(region_id region) = 0;
   [[nodiscard]] virtual result<std::span<std::byte>> bytes(region_id region) const = 0;
@@ -101,5 +109,9 @@ class endpoint {
   /// The port that the tcp listener was really given.
   [[nodiscard]] virtual std::uint16_t data_port() const = 0;
 };
+
+/// One line for each RDMA device of this machine, used or not; for people. Empty also where the
+/// rdma backend is not built.
+[[nodiscard]] std::vector<std::string> describe_rdma_devices();
 
 }  // namespace troupe::transport

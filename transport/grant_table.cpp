@@ -20,6 +20,15 @@ bool revocable::revoke() noexcept {
 }
 
 bool given_grant::permits_range(const extent& range) const noexcept {
+  // Most grants are one run of bytes, and most operations within it.
+  if (!extents.empty() && range.count == 1) {
+    const auto& e = extents.front();
+    const auto after = range.offset - e.offset;
+    if (e.count == 1 && range.offset >= e.offset && after <= e.length &&
+        range.length <= e.length - after) {
+      return true;
+    }
+  }
   if (extents.size() > 8 && range.count == 1) {
     // Extents are sorted by offset but may overlap: the last one that begins at or before the range
     // is the likely one, `covered` decides the rest.

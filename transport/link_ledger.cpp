@@ -22,11 +22,7 @@ void link_ledger::ended(bool good) noexcept {
 }
 
 void link_ledger::fence(transfer_id transfer) {
-  if (!fenced_.insert(transfer).second) return;
-  fenced_by_age_.push_back(transfer);
-  if (fenced_by_age_.size() <= max_fenced) return;
-  fenced_.erase(fenced_by_age_.front());
-  fenced_by_age_.pop_front();
+  fenced_.add(transfer);
 }
 
 link_stats link_ledger::stats() const noexcept {

@@ -1,12 +1,10 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <unordered_set>
 
 #include "troupe/transport/backend.hpp"
+#include "troupe/transport/recent_transfers.hpp"
 
 namespace troupe::transport {
 
@@ -15,10 +13,6 @@ namespace troupe::transport {
 /// under the lock that guards the link's batches; frames are counted by anyone.
 class link_ledger {
  public:
-  /// Transfers whose fence is remembered. One that is forgotten has no grant and no batch left, so
-  /// only a caller that posts for it again after thousands of others would notice.
-  static constexpr std::size_t max_fenced = 16'384;
-
   explicit link_ledger(std::uint32_t max_batches) : max_batches_{max_batches} {}
 
   /// Takes a batch in. `grant_revoked`: its transfer was fenced here; `overloaded`: too many are in
@@ -38,8 +32,7 @@ class link_ledger {
 
  private:
   const std::uint32_t max_batches_;
-  std::unordered_set<transfer_id> fenced_;
-  std::deque<transfer_id> fenced_by_age_;
+  recent_transfers fenced_;
   std::uint64_t posted_{0}, completed_{0}, failed_{0};
   std::atomic<std::uint64_t> frames_out_{0}, frames_in_{0};
 };

@@ -4,14 +4,16 @@
 #include <array>
 #include <cerrno>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
+
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport {
 
@@ -24,8 +26,15 @@ constexpr std::uint64_t wake_id = 0;    // watches count from 1
 constexpr milliseconds caller_hold{1};  // how long after a caller's poll the thread stands aside
 constexpr std::uint32_t rounds_per_events = 8;  // polling rounds between two looks at epoll
 /// How long after a driver has left the thread takes over. Longer than the pause between two waits
-/// of an engine that does little else, so that such an engine never pays for waking the thread.
+/// of an engine that does little else, so that such an engine never pays for waking the thread: the
+/// interrupt that wakes another core costs the one that sends it some 40 us on a virtual machine.
 constexpr std::chrono::microseconds handover_delay{100};
+/// A driver stops the timer of the last leave so long before it wakes the thread for nothing.
+constexpr std::chrono::microseconds handover_margin{25};
+/// Idle rounds between two offers of the core to whoever else wants it.
+constexpr std::uint32_t rounds_per_yield = 4;
+/// An offer that took longer was taken.
+constexpr std::chrono::microseconds short_yield{3};
 
 std::int64_t nanoseconds(steady_time t) {
   return t.time_since_epoch().count();
@@ -49,6 +58,24 @@ void set_timer(int fd, std::chrono::nanoseconds after) {
   ::timerfd_settime(fd, 0, &when, nullptr);
 }
 
+/// Offers the core between idle rounds: the scheduler may have put the peer on this very core, and
+/// then what we poll for cannot come before we let go. Where the last offer was taken, the next one
+/// follows the first idle round.
+class core_offer {
+ public:
+  void idle_round() {
+    if (++rounds_ < (taken_ ? 1 : rounds_per_yield)) return;
+    rounds_ = 0;
+    const auto before = steady_clock::now();
+    std::this_thread::yield();
+    taken_ = steady_clock::now() - before > short_yield;
+  }
+
+ private:
+  std::uint32_t rounds_{0};
+  bool taken_{false};
+};
+
 }  // namespace
 
 progress_engine::descriptors::descriptors(descriptors&& other) noexcept
@@ -66,8 +93,7 @@ progress_engine::descriptors::~descriptors() {
 result<progress_engine::descriptors> progress_engine::open_descriptors() {
   const auto refused = [](const char* call) {
     return fail(errc::pool_exhausted, std::string{"progress engine: "} + call + ": " +
-                                          std::system_category().message(errno) +
-                                          "; raise the limit of open files");
+                                          what_errno(errno) + "; raise the limit of open files");
   };
   descriptors fds;
   if ((fds.epoll = ::epoll_create1(EPOLL_CLOEXEC)) < 0) return refused("epoll_create1");
@@ -88,6 +114,8 @@ result<std::unique_ptr<progress_engine>> progress_engine::create(settings with) 
   std::unique_ptr<progress_engine> made{new progress_engine(std::move(with), std::move(*fds))};
   if (made->with_.own_thread) {
     made->thread_ = std::thread{[engine = made.get()] { engine->run(); }};
+    // For whoever looks with `top -H`; at most 15 characters.
+    ::pthread_setname_np(made->thread_.native_handle(), "troupe-progress");
   }
   return made;
 }
@@ -118,8 +146,7 @@ result<watch_id> progress_engine::watch(int fd, std::uint32_t events, std::share
   event.events = events;
   event.data.u64 = id;
   if (::epoll_ctl(fds_.epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-    return fail(errc::overloaded,
-                "cannot watch a descriptor: epoll_ctl: " + std::system_category().message(errno));
+    return fail(errc::overloaded, "cannot watch a descriptor: epoll_ctl: " + what_errno(errno));
   }
   watches_.emplace(id, watch_entry{fd, events, std::move(who), key});
   return watch_id{id};
@@ -233,6 +260,7 @@ bool progress_engine::run_round(const sleep_plan& sleep) {
 // The thread. Polls while there was work within `spin`, sleeps else.
 void progress_engine::run() {
   auto last_work = steady_clock::now();
+  core_offer offer;
   while (!stopping_.load(std::memory_order_acquire)) {
     {
       std::unique_lock lock{turn_mutex_};
@@ -252,7 +280,11 @@ void progress_engine::run() {
       continue;
     }
     const bool may_sleep = now - last_work >= spin_.time();
-    if (run_round({.may_sleep = may_sleep})) last_work = steady_clock::now();
+    if (run_round({.may_sleep = may_sleep})) {
+      last_work = steady_clock::now();
+    } else {
+      offer.idle_round();
+    }
   }
 }
 
@@ -289,9 +321,8 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
     if (driven_.exchange(true, std::memory_order_acq_rel)) return false;
   }
   if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick);
-  const auto start = steady_clock::now();
-  auto last_work = start;
-  bool worked = false;
+  auto last_work = steady_clock::now();
+  core_offer offer;
   while (!done() && !stopping_.load(std::memory_order_acquire)) {
     const auto now = steady_clock::now();
     if (now >= until) break;
@@ -299,33 +330,39 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
                            (!with_.own_thread || aside_.load(std::memory_order_acquire));
     // The timer of the last leave: stopped before it wakes the thread for nothing, but only by
     // those that stay long enough for that.
-    if (handover_armed_ && (may_sleep || now - start >= handover_delay / 2)) {
-      handover_armed_ = false;
+    if (handover_at_ && (may_sleep || now + handover_margin >= *handover_at_)) {
+      handover_at_.reset();
       set_timer(fds_.handover, {});
     }
-    worked = run_round({may_sleep, until, wake_fd});
-    if (worked) last_work = steady_clock::now();
+    if (run_round({may_sleep, until, wake_fd})) {
+      last_work = steady_clock::now();
+    } else {
+      offer.idle_round();
+    }
   }
-  leave(worked);
+  leave();
   return true;
 }
 
-// `busy`: the last round had work, so that there may be more of it.
-void progress_engine::leave(bool busy) {
+void progress_engine::leave() {
   const std::lock_guard lock{turn_mutex_};
   driven_ = false;
-  handover_armed_ = true;
-  set_timer(fds_.handover, busy ? std::chrono::nanoseconds{1} : handover_delay);
+  handover_at_ = steady_clock::now() + handover_delay;
+  set_timer(fds_.handover, handover_delay);
 }
 
 bool progress_engine::round(const sleep_plan& sleep) {
   refresh_pollers();
   auto now = steady_clock::now();
   bool worked = poll_pollers(now);
-  if (!worked && sleep.may_sleep && prepare_sleep()) {
-    sleep_until(sleep, now);
-    worked = take_events(0);
-    now = steady_clock::now();
+  if (!worked && sleep.may_sleep) {
+    if (prepare_sleep()) {
+      sleep_until(sleep, now);
+      worked = take_events(0);
+      now = steady_clock::now();
+    } else {
+      worked = true;  // there was work after all, perhaps done already: what it caused must run
+    }
   } else if (round_pollers_.empty() || ++rounds_since_events_ >= rounds_per_events) {
     worked = take_events(0) || worked;
   }
@@ -435,8 +472,10 @@ bool progress_engine::poll_pollers(steady_time now) {
 }
 
 bool progress_engine::prepare_sleep() {
+  asleep_.store(true, std::memory_order_seq_cst);
   for (std::size_t i = 0; i < round_pollers_.size(); ++i) {
     if (round_pollers_[i]->before_sleep()) continue;
+    asleep_.store(false, std::memory_order_relaxed);
     for (std::size_t armed = 0; armed <= i; ++armed) round_pollers_[armed]->after_sleep();
     return false;
   }
@@ -444,6 +483,7 @@ bool progress_engine::prepare_sleep() {
 }
 
 void progress_engine::end_sleep() {
+  asleep_.store(false, std::memory_order_relaxed);
   for (const auto& who : round_pollers_) who->after_sleep();
 }
 

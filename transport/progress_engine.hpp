@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -111,6 +112,11 @@ class progress_engine {
   /// Says that the caller does by itself, just now, what a round would do: the thread keeps out of
   /// the way.
   void caller_polls() noexcept;
+  /// Whether somebody sleeps until traffic comes, or is about to: then nobody makes a round by
+  /// itself. Who leaves work for the next round says so first (sequentially consistent), asks then,
+  /// and does it at once if the answer is true; `pollable::before_sleep` looks for such work after
+  /// the answer has become true. So one of the two sees the other.
+  [[nodiscard]] bool asleep() const noexcept { return asleep_.load(std::memory_order_seq_cst); }
   /// One round from the calling thread; false at once when another thread (or a caller up the
   /// stack) runs one, or drives.
   bool poll_once();
@@ -157,7 +163,7 @@ class progress_engine {
   void run();
   void stand_aside();
   void wait_for_handover();
-  void leave(bool busy);
+  void leave();
   bool round(const sleep_plan& sleep);
   bool run_round(const sleep_plan& sleep);
   void sleep_until(const sleep_plan& sleep, steady_time now);
@@ -176,6 +182,7 @@ class progress_engine {
   const descriptors fds_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> running_{false};  ///< a round runs (in whichever thread)
+  std::atomic<bool> asleep_{false};   ///< whoever may sleep does, or is about to
   std::atomic<bool> woken_{false};    ///< a wake is on its way: one write to the eventfd is enough
   std::atomic<std::int64_t> caller_ns_{0};  ///< when `poll_once` was last called
 
@@ -184,8 +191,8 @@ class progress_engine {
   std::mutex turn_mutex_;
   std::atomic<bool> driven_{false};  ///< written under the mutex
   std::atomic<bool> aside_{false};
-  bool handover_armed_{false};  ///< of the driver
-  adaptive_spin spin_;          ///< of whoever runs rounds
+  std::optional<steady_time> handover_at_;  ///< of the driver: when the timer it left runs out
+  adaptive_spin spin_;                      ///< of whoever runs rounds
 
   mutable std::mutex mutex_;
   std::uint64_t last_watch_{0};

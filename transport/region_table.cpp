@@ -4,19 +4,16 @@
 #include <cstring>
 #include <fstream>
 #include <mutex>
-#include <system_error>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "troupe/transport/os_error.hpp"
+
 namespace troupe::transport {
 
 namespace {
-
-std::string what_errno(int number) {
-  return std::system_category().message(number);
-}
 
 // What can be had without swapping, as the kernel estimates it; a very large number if it does not
 // say.
@@ -86,6 +83,7 @@ result<region::description> map_memfd(std::uint64_t size, std::string name) {
 }  // namespace
 
 region::~region() {
+  if (what_.dmabuf >= 0) ::close(what_.dmabuf);
   if (what_.fd < 0) return;
   ::munmap(what_.bytes.data(), what_.bytes.size());
   ::close(what_.fd);
@@ -106,8 +104,36 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
     return fail(errc::invalid_config,
                 "region '" + name + "': the memory to register is null or empty");
   }
-  return insert(
-      {.id = {}, .bytes = bytes, .kind = memory_kind::host, .name = std::move(name), .fd = -1});
+  return insert({.id = {}, .bytes = bytes, .kind = memory_kind::host, .name = std::move(name)});
+}
+
+result<region_id> region_table::add(std::span<std::byte> bytes, std::string name,
+                                    const exported_memory& as) {
+  const auto wrong = [&](const std::string& what) {
+    return fail(errc::invalid_config, "region '" + name + "': " + what);
+  };
+  if (bytes.data() == nullptr || bytes.empty()) {
+    return wrong("the memory to register is null or empty");
+  }
+  if (as.offset + bytes.size() < as.offset) return wrong("its end in the dma-buf wraps around");
+  constexpr std::uint64_t in_page = 4095;
+  if (((reinterpret_cast<std::uintptr_t>(bytes.data()) ^ as.offset) & in_page) != 0) {
+    return wrong("offset " + std::to_string(as.offset) +
+                 " in the dma-buf and the address of its bytes differ in their place in a page");
+  }
+  // One of our own: the caller may close his, and a number that is used again is other memory.
+  const int own = ::fcntl(as.dmabuf, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) {
+    return wrong("descriptor " + std::to_string(as.dmabuf) +
+                 " of its dma-buf cannot be used: " + what_errno(errno));
+  }
+  return insert({.id = {},
+                 .bytes = bytes,
+                 .kind = as.kind,
+                 .name = std::move(name),
+                 .fd = -1,
+                 .dmabuf = own,
+                 .dmabuf_offset = as.offset});
 }
 
 result<region_id> region_table::insert(region::description what) {
@@ -162,13 +188,19 @@ result<void> region_table::remove(region_id id) {
   regions_.erase(at);
   by_address_.erase(reinterpret_cast<std::uintptr_t>(removed->data()));
   lock.unlock();
-  if (removed_) removed_(id);
+  for (const auto& [number, listener] : listeners_) listener(id);
   return {};
 }
 
-void region_table::on_removed(std::function<void(region_id)> handler) {
+std::uint64_t region_table::on_removed(std::function<void(region_id)> handler) {
   const std::unique_lock lock{mutex_};
-  removed_ = std::move(handler);
+  listeners_.emplace(++last_listener_, std::move(handler));
+  return last_listener_;
+}
+
+void region_table::forget_listener(std::uint64_t number) {
+  const std::unique_lock lock{mutex_};
+  listeners_.erase(number);
 }
 
 result<region_use> region_table::use(region_id id) const {
@@ -179,6 +211,17 @@ result<region_use> region_table::use(region_id id) const {
   }
   at->second->uses_.fetch_add(1, std::memory_order_relaxed);
   return region_use{*at->second};
+}
+
+result<region_use> region_table::use_on_host(region_id id, backend_kind by) const {
+  auto used = use(id);
+  if (used && (*used)->kind() != memory_kind::host) {
+    return fail(errc::backend_unavailable, "region " + std::to_string(id.value) + " '" +
+                                               (*used)->name() + "' is memory of a device, which " +
+                                               std::string{to_string(by)} +
+                                               " cannot reach; use rdma");
+  }
+  return used;
 }
 
 result<std::span<std::byte>> region_table::bytes(region_id id) const {

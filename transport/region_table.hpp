@@ -30,6 +30,9 @@ class region {
     memory_kind kind{memory_kind::host};
     std::string name;
     int fd{-1};  ///< the memfd behind the bytes, from its offset 0; -1 for memory of the engine
+    /// The dma-buf behind the bytes; -1: none that we know of. The region's own, closed with it.
+    int dmabuf{-1};
+    std::uint64_t dmabuf_offset{0};  ///< bytes, of the first byte in the dma-buf
   };
 
   explicit region(description what) : what_{std::move(what)} {}
@@ -46,6 +49,10 @@ class region {
   [[nodiscard]] const std::string& name() const noexcept { return what_.name; }
   /// -1 for memory that the engine owns.
   [[nodiscard]] int fd() const noexcept { return what_.fd; }
+  /// -1 for memory that was not exported as a dma-buf.
+  [[nodiscard]] int dmabuf() const noexcept { return what_.dmabuf; }
+  /// Of the first byte in the dma-buf.
+  [[nodiscard]] std::uint64_t dmabuf_offset() const noexcept { return what_.dmabuf_offset; }
 
  private:
   friend class region_use;
@@ -101,13 +108,21 @@ class region_table {
   [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name);
   /// Memory of the engine. `invalid_config`, `already_exists`, `overloaded`.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name);
+  /// Memory that was exported as a dma-buf. The same, and `invalid_config` for what no dma-buf can be.
+  [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name,
+                                      const exported_memory& as);
   /// `unknown_region`, `overloaded` while it is used.
   [[nodiscard]] result<void> remove(region_id id);
-  /// Who wants to know of each removal (null: nobody any more). Called by the thread that removed,
-  /// after the region is out of the table and without a lock. To be set while nothing is removed.
-  void on_removed(std::function<void(region_id)> handler);
+  /// Whoever wants to know of each removal, until `forget_listener` with the number that this
+  /// returns. Called by the thread that removed, after the region is out of the table and without a
+  /// lock. To be set while nothing is removed.
+  std::uint64_t on_removed(std::function<void(region_id)> handler);
+  void forget_listener(std::uint64_t number);
   /// `unknown_region`.
   [[nodiscard]] result<region_use> use(region_id id) const;
+  /// For backends whose bytes go through the processor. `unknown_region`; `backend_unavailable`: it is
+  /// memory of a device, which `by` cannot reach.
+  [[nodiscard]] result<region_use> use_on_host(region_id id, backend_kind by) const;
   /// `unknown_region`.
   [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const;
   [[nodiscard]] std::size_t size() const;
@@ -126,7 +141,8 @@ class region_table {
   std::unordered_map<region_id, owned_region> regions_;
   std::map<std::uintptr_t, const region*> by_address_;
   std::uint32_t last_id_{0};
-  std::function<void(region_id)> removed_;
+  std::uint64_t last_listener_{0};
+  std::map<std::uint64_t, std::function<void(region_id)>> listeners_;
 };
 
 }  // namespace troupe::transport

@@ -28,6 +28,16 @@ enum class direction : std::uint8_t { write = 1, read = 2 };
          static_cast<std::uint8_t>(wanted);
 }
 
+/// Memory that its driver exported as a dma-buf (Linux, Documentation/driver-api/dma-buf.rst). A NIC
+/// can register such memory without this process mapping it: memory of a GPU, say.
+struct exported_memory {
+  int dmabuf{-1};  ///< descriptor of the dma-buf; the caller's, who may close it after registering
+  std::uint64_t offset{0};  ///< bytes, of the memory's first byte in the dma-buf
+  /// `host`: the processor reaches the bytes at their address as well. `device`: only devices do;
+  /// then `shm` and `tcp` refuse the region.
+  memory_kind kind{memory_kind::device};
+};
+
 /// Where a process runs, as far as backends need to know to prove that memory can be shared. Two
 /// processes are on one host when `boot_id` is equal; they can meet over `shm` when the namespaces
 /// are equal too.

@@ -32,6 +32,8 @@
 #include "troupe/transport/endpoint.hpp"
 #include "troupe/transport/shm/copy.hpp"
 
+#include "processes.hpp"
+
 namespace {
 
 using namespace troupe;
@@ -43,10 +45,8 @@ constexpr transfer_id transfer{1};
 constexpr std::uint64_t pool_bytes = std::uint64_t{512} << 20;  // per side: 1 GiB in all
 constexpr std::size_t blocks_per_batch = 256;
 
-[[noreturn]] void die(const std::string& what) {
-  std::fprintf(stderr, "shm_bench: %s\n", what.c_str());
-  std::_Exit(1);
-}
+using troupe::bench::die;
+using troupe::bench::median;
 
 template <class T>
 T need(result<T> got) {
@@ -56,11 +56,6 @@ T need(result<T> got) {
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
 }
 
 // -- the pair of processes
@@ -227,7 +222,7 @@ void print(const std::vector<row>& rows) {
   std::printf("]\n");
 }
 
-struct bench {
+struct measurement {
   node& self;
   std::shared_ptr<const remote_grant> grant;
   region_id local;
@@ -397,7 +392,7 @@ void run_initiator(int line, flags& shared, const std::string& only) {
   const auto grant = receive_grant(line);
   const auto local = need(self.place->allocate(pool_bytes, "source"));
   const auto rival = need(self.place->allocate(pool_bytes, "rival"));
-  bench b{
+  measurement b{
       self, grant, local, need(self.place->bytes(local)), need(self.place->bytes(rival)), shared,
       1,    {},    {}};
   // The link enters the peer's pages in the background, once; the rival's are entered by the fill

@@ -3,17 +3,47 @@
 #include <csignal>
 #include <exception>
 #include <iostream>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
+#include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 
 namespace troupe::deploy::cli {
 
 namespace {
 
+constexpr const char* more_help = "Run with --help for more information.\n";
+
+/// Says what is wrong with the first word when it should be a verb and is none. CLI11 would only
+/// say that a verb is missing, or, with --help behind it, nothing.
+bool complain_of_verb(const CLI::App& app, int argc, char** argv) {
+  if (argc >= 2 && argv[1][0] == '-') return false;
+  const std::string word{argc < 2 ? "" : argv[1]};
+  std::string verbs;
+  for (const auto* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (verb->get_name() == word) return false;
+    verbs += (verbs.empty() ? "" : ", ") + verb->get_name();
+  }
+  std::cerr << "troupe: "
+            << (argc < 2 ? std::string{"a verb is missing"} : "unknown verb `" + word + "`")
+            << "; there are " << verbs << "\n"
+            << more_help;
+  return true;
+}
+
 /// What CLI11 has to say goes out; its many codes become ours.
 exit_code report(const CLI::App& app, const CLI::ParseError& what) {
+  // It looks for what is missing first, which is no help to whoever mistyped an option.
+  if (const auto extra = app.remaining(true);
+      !extra.empty() && what.get_name() == "RequiredError") {
+    std::cerr << "The following " << (extra.size() == 1 ? "argument was" : "arguments were")
+              << " not expected:";
+    for (const auto& argument : extra) std::cerr << " " << argument;
+    std::cerr << "\n" << more_help;
+    return exit_code::usage;
+  }
   const bool asked_for = app.exit(what) == 0;  // --help and --version are no errors
   return asked_for ? exit_code::ok : exit_code::usage;
 }
@@ -32,6 +62,7 @@ exit_code run_verbs(int argc, char** argv) {
   add_info(app, code);
   add_bench(app, code);
   for (auto* verb : app.get_subcommands({})) verb->footer(exit_codes_text);
+  if (complain_of_verb(app, argc, argv)) return exit_code::usage;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& what) {
@@ -45,6 +76,7 @@ exit_code run_verbs(int argc, char** argv) {
 int run(int argc, char** argv) {
   // A reader that went away (`troupe check | head`) is an error of a write, not the end of us.
   std::signal(SIGPIPE, SIG_IGN);
+  name_this_process("troupe");  // not `exe`, where it was started as /proc/self/exe
   try {
     return to_int(run_verbs(argc, argv));
   } catch (const std::exception& what) {

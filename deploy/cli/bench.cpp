@@ -8,12 +8,15 @@
 
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/config/deployment.hpp"
 #include "troupe/config/units.hpp"
+#include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/bench_options.hpp"
 #include "troupe/deploy/cli/bench_receiver.hpp"
 #include "troupe/deploy/cli/bench_report.hpp"
 #include "troupe/deploy/cli/bench_source.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
+#include "troupe/deploy/cli/process_name.hpp"
 #include "troupe/deploy/cli/progress_line.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
@@ -37,7 +40,7 @@ struct bench_arguments {
 double share_of(const bench_options& load, const bench_outcome& so_far) {
   if (load.requests != 0)
     return static_cast<double>(so_far.transfers) / static_cast<double>(load.requests);
-  return std::chrono::duration<double>(so_far.elapsed) / load.duration;
+  return std::chrono::duration<double>(so_far.lasted) / load.duration;
 }
 
 result<bench_outcome> measure(engine& node, const bench_options& load, bench_companion& source,
@@ -78,9 +81,13 @@ result<bench_report> run_load(const bench_options& load, const std::string& log_
   if (!node) return fail(node.error());
   if (auto ok = (*node)->wait_registered(start_patience); !ok) return fail(ok.error());
   const auto block_bytes = kvcache::bytes_per_block((*node)->layout());
-  bench_report report{load, block_bytes * blocks_per_request(load), {}, {}};
+  bench_report report;
+  report.options = load;
+  const auto& at = deployment->supervisor;
+  report.supervisor = at.host + ":" + std::to_string(at.port);
+  report.request_bytes = block_bytes * blocks_per_request(load);
   if (load.blocks == 0) report.request_bytes = block_bytes / load.block_tokens * load.tokens;
-  print_head(load, report.request_bytes, std::cout);
+  print_head(report, std::cout);
   auto measured = measure(**node, load, **source, signals);
   if (!measured) return fail(measured.error());
   report.outcome = *measured;
@@ -119,6 +126,7 @@ exit_code run_measuring_side(const bench_options& load, const std::string& log_l
 }
 
 exit_code run_source_side(const bench_arguments& given) {
+  name_this_process(process_name(bench_prefill_node));
   const auto deployment = load_or_complain(given.source_file);
   if (!deployment) return exit_code::usage;
   const auto ran = run_bench_source(*deployment, given.load, given.announce_fd);
@@ -165,7 +173,7 @@ void add_load(CLI::App& verb, bench_arguments& given) {
       ->check(CLI::IsMember({"write", "read"}))
       ->capture_default_str();
   verb.add_option("--backend", load.backend, "How the bytes move")
-      ->check(CLI::IsMember({"auto", "shm", "tcp"}))
+      ->check(CLI::IsMember(config::backend_words()))
       ->capture_default_str();
   verb.add_option("--lanes", load.lanes, "Lanes of the link")
       ->check(CLI::Range(1U, 64U))
@@ -182,8 +190,10 @@ void add_load(CLI::App& verb, bench_arguments& given) {
       ->excludes(duration);
   verb.add_flag("--polling", load.polling, "Both engines poll instead of waiting for events");
   verb.add_flag("--in-process", load.in_process, "Both engines in this process");
-  verb.add_flag("--verify", load.verify,
-                "Write a pattern into each cache and compare every byte that arrives");
+  verb.add_flag(
+      "--verify", load.verify,
+      "Write a pattern into each cache and compare every byte that arrives, in rounds of\n"
+      "--concurrency transfers; the time between rounds, for that, does not count");
 }
 
 }  // namespace

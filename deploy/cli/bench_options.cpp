@@ -7,12 +7,6 @@ namespace troupe::deploy::cli {
 
 namespace {
 
-config::backend_kind backend_of(const std::string& name) {
-  if (name == "shm") return config::backend_kind::shm;
-  if (name == "tcp") return config::backend_kind::tcp;
-  return config::backend_kind::automatic;
-}
-
 config::stage_config stage_of(const char* name, config::role role, const bench_options& options,
                               std::uint64_t pool) {
   config::stage_config stage;
@@ -22,7 +16,8 @@ config::stage_config stage_of(const char* name, config::role role, const bench_o
   stage.layout = config::cache_arrangement{};
   stage.pool = config::pool_config{};
   stage.pool->size = pool;
-  stage.transport.backend = backend_of(options.backend);
+  stage.transport.backend =
+      config::backend_of(options.backend).value_or(config::backend_kind::automatic);
   stage.transport.qp_per_transfer = options.lanes;
   return stage;
 }
@@ -92,6 +87,10 @@ std::vector<std::string> arguments_of(const bench_options& options) {
 
 std::string bench_request(std::uint64_t index) {
   return "bench-" + std::to_string(index);
+}
+
+std::string bench_round(std::uint64_t round) {
+  return "bench-pattern-" + std::to_string(round);
 }
 
 }  // namespace troupe::deploy::cli

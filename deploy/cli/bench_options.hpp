@@ -29,6 +29,8 @@ struct bench_options {
   bool polling{false};
   bool in_process{false};
   bool contiguous{false};  ///< blocks of a request side by side; else dealt out at random
+  /// Write and compare patterns, in rounds of `concurrency` transfers. Nothing is written or
+  /// compared while the bytes of a round move, so that its time is that of moving alone.
   bool verify{false};
   std::string json_file;
 };
@@ -43,5 +45,8 @@ struct bench_options {
 [[nodiscard]] std::vector<std::string> arguments_of(const bench_options& options);
 /// The id under which both sides know transfer number `index`.
 [[nodiscard]] std::string bench_request(std::uint64_t index);
+/// With `verify`: the key of the value that the prefill side keeps at its own node when the caches
+/// of all transfers of round number `round` hold their pattern.
+[[nodiscard]] std::string bench_round(std::uint64_t round);
 
 }  // namespace troupe::deploy::cli

@@ -1,9 +1,11 @@
 #include "troupe/deploy/cli/bench_receiver.hpp"
 
 #include <limits>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "troupe/deploy/cli/bench_slots.hpp"
 
@@ -29,17 +31,8 @@ class receiver {
                                    : options.requests + warm_up_} {}
 
   result<bench_outcome> run() {
-    for (std::size_t slot = 0; slot < slots_.size(); ++slot)
-      if (auto ok = begin(slot); !ok) return fail(ok.error());
-    auto next_checkpoint = clock::now();
-    while (!live_.empty() && !outcome_.interrupted) {
-      for (const auto& event : node_.wait(std::chrono::milliseconds{50}, 256))
-        if (auto ok = on_event(event); !ok) return fail(ok.error());
-      if (clock::now() < next_checkpoint) continue;
-      next_checkpoint += checkpoint_interval;
-      outcome_.interrupted = watch_.interrupted();
-      if (auto ok = watch_.checkpoint(outcome_); !ok) return fail(ok.error());
-    }
+    auto ran = options_.verify ? run_rounds() : run_through();
+    if (!ran) return fail(ran.error());
     return outcome_;
   }
 
@@ -49,6 +42,84 @@ class receiver {
     std::uint64_t index{0};
     clock::time_point begun;
   };
+
+  // -- the order of things
+
+  result<void> run_through() {
+    for (std::size_t slot = 0; slot < slots_.size(); ++slot)
+      if (auto ok = begin(slot); !ok) return fail(ok.error());
+    return finish_live();
+  }
+
+  /// All slots at once, then all that arrived is compared, and so on.
+  result<void> run_rounds() {
+    for (std::uint64_t round = 0; next_ != end_ && !over_; ++round) {
+      if (auto ok = wait_for_pattern(round); !ok) return ok;
+      if (outcome_.interrupted) break;
+      moved_before_ = outcome_.elapsed;
+      measured_from_ = clock::now();
+      if (completed_ == warm_up_) counted_from_ = measured_from_;
+      for (std::size_t slot = 0; slot < slots_.size(); ++slot)
+        if (auto ok = begin(slot); !ok) return ok;
+      if (auto ok = finish_live(); !ok) return ok;
+      if (auto ok = compare_round(); !ok) return ok;
+    }
+    return {};
+  }
+
+  /// Until nothing is live. A transfer that ends is followed by the next, but not in rounds.
+  result<void> finish_live() {
+    while (!live_.empty() && !outcome_.interrupted) {
+      for (const auto& event : node_.wait(std::chrono::milliseconds{50}, 256))
+        if (auto ok = on_event(event); !ok) return ok;
+      if (auto ok = look_up(); !ok) return ok;
+    }
+    return {};
+  }
+
+  /// Until the prefill side has said that the pattern of this round is written.
+  result<void> wait_for_pattern(std::uint64_t round) {
+    while (!outcome_.interrupted) {
+      const auto asked = node_.remove(source_, bench_round(round));
+      if (!asked) return fail(asked.error());
+      const auto answer = outcome_of(*asked);
+      if (answer || answer.error().code != errc::not_found) return answer;
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+      if (auto ok = look_up(); !ok) return ok;
+    }
+    return {};
+  }
+
+  /// Of an operation while no other is live.
+  result<void> outcome_of(operation_id operation) {
+    for (;;)
+      for (const auto& event : node_.wait(std::chrono::milliseconds{50}, 256)) {
+        if (event.operation != operation) continue;
+        if (const auto* failed = std::get_if<event_failed>(&event.what)) return fail(failed->why);
+        return {};
+      }
+  }
+
+  result<void> compare_round() {
+    for (const auto& arrived : std::exchange(arrived_, {})) {
+      if (auto ok = verify_pattern(slots_.part(arrived.slot), arrived.index); !ok) return ok;
+      if (arrived.index >= warm_up_) ++outcome_.verified;
+      if (auto ok = look_up(); !ok) return ok;
+    }
+    outcome_.lasted = completed_ > warm_up_ ? clock::now() - counted_from_ : outcome_.lasted;
+    over_ = options_.requests == 0 && outcome_.lasted >= options_.duration;
+    return {};
+  }
+
+  /// Tells the watch how far it is, when it is time.
+  result<void> look_up() {
+    if (clock::now() < next_checkpoint_) return {};
+    next_checkpoint_ += checkpoint_interval;
+    outcome_.interrupted = watch_.interrupted();
+    return watch_.checkpoint(outcome_);
+  }
+
+  // -- one transfer
 
   result<void> begin(std::size_t slot) {
     if (next_ == end_ || over_) return {};
@@ -70,30 +141,27 @@ class receiver {
     if (const auto* failed = std::get_if<event_failed>(&what.what)) return fail(failed->why);
     const auto found = live_.find(what.operation);
     if (found == live_.end()) return {};
-    if (const auto* done = std::get_if<event_done>(&what.what))
-      return on_done(found->second, done->bytes);
+    if (const auto* done = std::get_if<event_done>(&what.what)) on_done(found->second, done->bytes);
     if (!std::holds_alternative<event_unpinned>(what.what)) return {};
     const auto slot = found->second.slot;
     live_.erase(found);
-    return begin(slot);
+    return options_.verify ? result<void>{} : begin(slot);
   }
 
-  result<void> on_done(const transfer& ended, std::uint64_t bytes) {
+  void on_done(const transfer& ended, std::uint64_t bytes) {
     const auto now = clock::now();
     ++completed_;
+    if (options_.verify) arrived_.push_back(ended);
     if (completed_ <= warm_up_) {
-      measured_from_ = now;
-    } else {
-      ++outcome_.transfers;
-      outcome_.bytes += bytes;
-      outcome_.elapsed = now - measured_from_;
-      if (ended.index >= warm_up_) outcome_.latency.add(now - ended.begun);
-      over_ = options_.requests == 0 && outcome_.elapsed >= options_.duration;
+      measured_from_ = counted_from_ = now;
+      return;
     }
-    if (!options_.verify) return {};
-    if (auto ok = verify_pattern(slots_.part(ended.slot), ended.index); !ok) return ok;
-    if (completed_ > warm_up_) ++outcome_.verified;
-    return {};
+    ++outcome_.transfers;
+    outcome_.bytes += bytes;
+    outcome_.elapsed = moved_before_ + (now - measured_from_);
+    outcome_.lasted = now - counted_from_;
+    if (ended.index >= warm_up_) outcome_.latency.add(now - ended.begun);
+    over_ = options_.requests == 0 && outcome_.lasted >= options_.duration;
   }
 
   engine& node_;
@@ -106,7 +174,11 @@ class receiver {
   std::uint64_t next_{0};
   std::uint64_t completed_{0};
   bool over_{false};
-  clock::time_point measured_from_{};
+  clock::time_point next_checkpoint_{clock::now()};
+  clock::time_point counted_from_{};         ///< the end of the warm-up
+  clock::time_point measured_from_{};        ///< that, or the begin of the round
+  std::chrono::nanoseconds moved_before_{};  ///< in the rounds before this one
+  std::vector<transfer> arrived_;            ///< of this round, to be compared
   bench_outcome outcome_;
   std::unordered_map<operation_id, transfer> live_;
 };

@@ -15,7 +15,10 @@ namespace troupe::deploy::cli {
 struct bench_outcome {
   std::uint64_t transfers{0};
   std::uint64_t bytes{0};
-  std::chrono::nanoseconds elapsed{0};  ///< from the end of the warm-up to the last outcome
+  /// In which transfers moved: from the end of the warm-up to the last outcome, with `verify`
+  /// without the time between rounds.
+  std::chrono::nanoseconds elapsed{0};
+  std::chrono::nanoseconds lasted{0};  ///< with the time between rounds
   /// From the call of `receive` until the engine has the event that all of it is there.
   latency_histogram latency;
   std::uint64_t verified{0};  ///< transfers whose every byte was compared

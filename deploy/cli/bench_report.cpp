@@ -13,7 +13,7 @@ namespace {
 double seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
-double microseconds(std::chrono::nanoseconds time) {
+double microseconds(std::chrono::duration<double, std::nano> time) {
   return std::chrono::duration<double, std::micro>(time).count();
 }
 double per_second(double amount, std::chrono::nanoseconds time) {
@@ -33,16 +33,19 @@ std::string throughput_text(const bench_outcome& outcome) {
          " GB/s";
 }
 
-void print_head(const bench_options& options, std::uint64_t request_bytes, std::ostream& out) {
+void print_head(const bench_report& planned, std::ostream& out) {
+  const auto& options = planned.options;
   const auto blocks = blocks_per_request(options);
-  out << "cache       " << options.layers << " layers, " << options.kv_heads << " KV heads of "
+  out << "supervisor  " << planned.supervisor << "; meanwhile: troupe status " << planned.supervisor
+      << "\n"
+      << "cache       " << options.layers << " layers, " << options.kv_heads << " KV heads of "
       << options.head_dim << ", " << options.dtype << ", blocks of " << options.block_tokens
       << " tokens\n"
       << "transfer    " << (options.blocks == 0 ? options.tokens : blocks * options.block_tokens)
       << " tokens in " << blocks << " blocks "
       << (options.contiguous ? "side by side" : "dealt out at random") << ": "
-      << bytes_text(request_bytes) << "; " << options.concurrency << " at once, " << options.mode
-      << " mode, " << (options.polling ? "polling" : "event-driven") << ", "
+      << bytes_text(planned.request_bytes) << "; " << options.concurrency << " at once, "
+      << options.mode << " mode, " << (options.polling ? "polling" : "event-driven") << ", "
       << (options.in_process ? "both engines in this process"
                              : "the prefill engine in a process "
                                "of its own")
@@ -62,7 +65,10 @@ void print_results(const bench_report& report, std::ostream& out) {
       << latency_text(o.latency.percentile(0.90)) << "   p99 "
       << latency_text(o.latency.percentile(0.99)) << "   max " << latency_text(o.latency.max())
       << "\n";
-  if (report.options.verify) out << "verified    every byte of " << o.verified << " transfers\n";
+  if (report.options.verify)
+    out << "verified    every byte of " << o.verified << " transfers, in rounds of "
+        << report.options.concurrency << "; writing and comparing took "
+        << fixed_text(seconds(o.lasted - o.elapsed), 2) << " s, which do not count\n";
   out << std::flush;
 }
 
@@ -71,6 +77,7 @@ std::string to_json(const bench_report& report) {
   const auto& options = report.options;
   nlohmann::json out;
   out["version"] = TROUPE_VERSION;
+  out["supervisor"] = report.supervisor;
   out["load"] = {{"layers", options.layers},
                  {"kv_heads", options.kv_heads},
                  {"head_dim", options.head_dim},
@@ -93,11 +100,14 @@ std::string to_json(const bench_report& report) {
   out["seconds"] = seconds(o.elapsed);
   out["bytes_per_second"] = per_second(static_cast<double>(o.bytes), o.elapsed);
   out["transfers_per_second"] = per_second(static_cast<double>(o.transfers), o.elapsed);
-  out["latency_us"] = {{"p50", microseconds(o.latency.percentile(0.50))},
+  out["latency_us"] = {{"mean", microseconds(o.latency.mean())},
+                       {"p50", microseconds(o.latency.percentile(0.50))},
                        {"p90", microseconds(o.latency.percentile(0.90))},
                        {"p99", microseconds(o.latency.percentile(0.99))},
                        {"max", microseconds(o.latency.max())}};
   out["verified"] = options.verify ? nlohmann::json(o.verified) : nlohmann::json{};
+  out["verify_seconds"] =
+      options.verify ? nlohmann::json(seconds(o.lasted - o.elapsed)) : nlohmann::json{};
   out["interrupted"] = o.interrupted;
   return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -13,6 +13,7 @@ namespace troupe::deploy::cli {
 /// A finished bench, as it is shown.
 struct bench_report {
   bench_options options;
+  std::string supervisor;          ///< where `troupe status` finds it while it runs
   std::uint64_t request_bytes{0};  ///< that one transfer moves
   bench_outcome outcome;
   actors::link_report link;  ///< of the decode node to the prefill node
@@ -20,7 +21,8 @@ struct bench_report {
 
 /// "3.21 GB/s" (1e9 bytes)
 [[nodiscard]] std::string throughput_text(const bench_outcome& outcome);
-void print_head(const bench_options& options, std::uint64_t request_bytes, std::ostream& out);
+/// What is going to run.
+void print_head(const bench_report& planned, std::ostream& out);
 void print_results(const bench_report& report, std::ostream& out);
 /// Times in microseconds, throughput in bytes per second.
 [[nodiscard]] std::string to_json(const bench_report& report);

@@ -1,11 +1,13 @@
 #include "troupe/deploy/cli/bench_sender.hpp"
 
 #include <chrono>
+#include <cstddef>
 #include <limits>
 #include <unordered_map>
 #include <variant>
 
 #include "troupe/deploy/cli/bench_slots.hpp"
+#include "troupe/deploy/cli/bench_source.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -45,7 +47,16 @@ class sender {
     for (std::uint32_t layer = 0; layer < layers_; ++layer)
       if (auto ok = node_.layers_ready(*operation, layer, layer + 1, slots_.tokens()); !ok)
         return ok;
-    return node_.seal(*operation, slots_.tokens());
+    if (auto ok = node_.seal(*operation, slots_.tokens()); !ok) return ok;
+    const bool ends_round = next_ % slots_.size() == 0 || next_ == end_;
+    return options_.verify && ends_round ? tell_round(index / slots_.size()) : result<void>{};
+  }
+
+  /// The decode side waits for this before it begins the round. Its failure is an event.
+  result<void> tell_round(std::uint64_t round) {
+    static constexpr std::byte something{1};
+    const auto put = node_.put(bench_prefill_node, bench_round(round), {&something, 1});
+    return put ? result<void>{} : fail(put.error());
   }
 
   result<void> on_event(const event& what) {

@@ -65,7 +65,7 @@ class companion_process final : public bench_companion {
     auto heard = announcements::open();
     if (!heard) return fail(heard.error());
     arguments.insert(arguments.end(), {"--announce-fd", std::to_string(heard->far_end())});
-    auto process = child_process::start("/proc/self/exe", std::move(arguments));
+    auto process = child_process::start(own_program, std::move(arguments));
     if (!process) return fail(process.error());
     heard->close_far_end();
     return std::unique_ptr<companion_process>{

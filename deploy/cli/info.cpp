@@ -73,6 +73,15 @@ std::string entries_of(const char* folder, const std::string& prefix) {
   return names.empty() ? "none" : names;
 }
 
+/// What the devices say of themselves; where nobody can ask them, what the kernel calls them.
+std::string rdma_text() {
+  std::string text;
+  for (const auto& device : transport::describe_rdma_devices()) {
+    text += (text.empty() ? "" : "; ") + device;
+  }
+  return text.empty() ? entries_of("/sys/class/infiniband", "") : text;
+}
+
 std::string kernel_text() {
   utsname name{};
   if (::uname(&name) != 0) return "unknown";
@@ -86,7 +95,7 @@ facts hardware_facts() {
           {"cores", std::to_string(std::thread::hardware_concurrency())},
           {"memory", memory_text()},
           {"memory nodes", entries_of("/sys/devices/system/node", "node")},
-          {"RDMA devices", entries_of("/sys/class/infiniband", "")},
+          {"RDMA devices", rdma_text()},
           {"GPUs", entries_of("/dev/dri", "render")}};
 }
 

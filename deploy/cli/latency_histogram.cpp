@@ -32,6 +32,7 @@ void latency_histogram::add(std::chrono::nanoseconds value) noexcept {
   const auto ns = static_cast<std::uint64_t>(std::max<std::int64_t>(value.count(), 0));
   ++counts_[bucket_of(ns, sub_bits)];
   ++count_;
+  sum_ns_ += static_cast<double>(ns);
   max_ = std::max(max_, value);
 }
 

@@ -14,8 +14,10 @@
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/resolve.hpp"
+#include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/announcement.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
+#include "troupe/deploy/cli/process_name.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/reference_engine/reference_engine.hpp"
@@ -28,6 +30,8 @@ using std::chrono::milliseconds;
 
 /// A good end takes a second or two. What takes longer than this hangs, and ends by the alarm.
 constexpr unsigned stop_patience_s = 10;
+/// How often a node that runs looks whether its cluster still wants it.
+constexpr milliseconds standing_interval{500};
 
 struct node_arguments {
   std::string file;
@@ -37,11 +41,8 @@ struct node_arguments {
   int announce_fd{-1};
 };
 
-/// Waits for the signal to stop, and arranges that stopping cannot hang: the next signal, or the
-/// alarm, ends the process at once.
-void wait_for_stop(stop_signals& signals) {
-  while (!signals.wait(milliseconds{-1})) {
-  }
+/// From now on nothing can hang: the next signal, or the alarm, ends the process at once.
+void expect_the_end(stop_signals& signals) {
   signals.restore();
   ::alarm(stop_patience_s);
 }
@@ -52,7 +53,7 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
                             stop_signals& signals) {
   actors::actor_host_options options;
   options.network_heartbeat = deployment.supervisor.heartbeat_interval;
-  options.connection_timeout = deployment.supervisor.heartbeat_timeout;
+  options.connection_timeout = 2 * deployment.supervisor.heartbeat_timeout;
   actors::actor_host host{options};
   const auto supervisor =
       actors::spawn_supervisor(host.system(), actors::supervisor_options_from(deployment));
@@ -62,45 +63,54 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
   actors::logger("supervisor")
       ->info("supervisor of cluster '{}' listens at {}:{}", deployment.cluster, at.host, *port);
   tell.say({announcement::kind::listening, at.host, *port});
-  wait_for_stop(signals);
+  while (!signals.wait(milliseconds{-1})) {
+  }
+  expect_the_end(signals);
   if (!host.shutdown()) return fail(errc::internal, "some actors did not end in time");
   return {};
 }
 
-/// Serves a node that is started until the signal comes.
-void serve(engine& node, const announcer& tell, stop_signals& signals) {
+/// Serves a node that is started until the signal comes, or until another process has taken its
+/// place (`stale_incarnation`).
+result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
   const auto self = node.report().node;
   tell.say({announcement::kind::listening, self.host, self.port});
-  bool registered = false;
-  while (!registered) {
+  bool told = false;
+  bool signalled = false;
+  result<void> ended;
+  while (!signalled && ended) {
     // Until it is registered both ends are waited for in turns; the node logs why it is not.
-    registered = node.wait_registered(milliseconds{100}).has_value();
-    if (!registered && signals.wait(milliseconds{0})) {
-      signals.restore();
-      ::alarm(stop_patience_s);
-      return;
+    const auto standing = node.wait_registered(milliseconds{told ? 0 : 100});
+    if (standing && !told) {
+      tell.say({announcement::kind::registered, {}, 0});
+      told = true;
+    }
+    if (!standing && standing.error().code == errc::stale_incarnation) {
+      ended = fail(standing.error());
+    } else {
+      signalled = signals.wait(told ? standing_interval : milliseconds{0});
     }
   }
-  tell.say({announcement::kind::registered, {}, 0});
-  wait_for_stop(signals);
+  expect_the_end(signals);
+  return ended;
 }
 
 result<void> run_reference(const config::deployment& deployment, const std::string& name,
                            const announcer& tell, stop_signals& signals) {
   auto engine = reference::reference_engine::start(deployment, name);
   if (!engine) return fail(engine.error());
-  serve((*engine)->node(), tell, signals);
+  auto served = serve((*engine)->node(), tell, signals);
   (*engine)->stop();
-  return {};
+  return served;
 }
 
 result<void> run_store(const config::deployment& deployment, const std::string& name,
                        const announcer& tell, stop_signals& signals) {
   auto node = engine::start(deployment, name);
   if (!node) return fail(node.error());
-  serve(**node, tell, signals);
+  auto served = serve(**node, tell, signals);
   (*node)->stop();
-  return {};
+  return served;
 }
 
 result<void> run_role(const config::deployment& deployment, const config::resolved_node& node,
@@ -153,6 +163,7 @@ exit_code run_node(node_arguments& given) {
                  "one it was given with --supervisor-port\n";
     return exit_code::usage;
   }
+  name_this_process(process_name(node->name));
   given.log.node = given.name;
   if (auto logging = actors::init_logging(given.log); !logging) {
     std::cerr << "troupe node: " << to_string(logging.error()) << "\n";
@@ -165,7 +176,7 @@ exit_code run_node(node_arguments& given) {
     tell.say({announcement::kind::failed, to_string(ran.error()), 0});
     if (!given.log.file.empty() || given.log.level == "off")
       std::cerr << "troupe node: " << given.name << ": " << to_string(ran.error()) << "\n";
-    return exit_code::failed;
+    return ran.error().code == errc::stale_incarnation ? exit_code::replaced : exit_code::failed;
   }
   actors::logger("node")->info("{} stopped", given.name);
   return exit_code::ok;
@@ -177,7 +188,8 @@ void add_node(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "node",
       "Run one node of a deployment in the foreground until Ctrl-C or SIGTERM: the supervisor, a\n"
-      "store, or a stage with the reference engine. A second signal ends it at once.");
+      "store, or a stage with the reference engine. A second signal ends it at once. Without a\n"
+      "supervisor it waits, says so, and asks again every heartbeat_interval until it is stopped.");
   const auto given = std::make_shared<node_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   verb->add_option("--name", given->name, "Which node, as `troupe check FILE --nodes` lists them")
@@ -185,8 +197,10 @@ void add_node(CLI::App& app, exit_code& code) {
   verb->add_option("--log-level", given->log.level, "What is logged")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->capture_default_str();
-  verb->add_option("--log-file", given->log.file,
-                   "Where to, rotated at 64 MiB, 3 old ones kept (standard error)");
+  verb->add_option(
+      "--log-file", given->log.file,
+      "Where to, rotated at 64 MiB, 3 old ones kept; its folders are made where they are\n"
+      "missing (standard error)");
   verb->add_option("--supervisor-port", given->supervisor_port,
                    "Instead of the one in FILE; for a supervisor that was told to listen anywhere")
       ->check(CLI::Range(1, 65'535));

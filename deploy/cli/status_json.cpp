@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <nlohmann/json.hpp>
 #include <spdlog/fmt/fmt.h>
 
@@ -15,12 +17,31 @@ std::string hex(std::uint64_t id) {
   return fmt::format("{:016x}", id);
 }
 
+json json_of(const actors::lane_report& l) {
+  return {{"device", l.device},
+          {"port", l.port},
+          {"gid_index", l.gid_index},
+          {"gid", l.gid},
+          {"requests_posted", l.requests_posted},
+          {"requests_completed", l.requests_completed},
+          {"bytes", l.bytes},
+          {"port_up", l.port_up != 0},
+          {"port_downs", l.port_downs},
+          {"port_changes", l.port_changes},
+          {"port_retries", l.port_retries < 0 ? json{} : json(l.port_retries)}};
+}
+
 json json_of(const actors::link_report& l) {
+  json by_lane = json::array();
+  for (const auto& lane : l.by_lane) by_lane.push_back(json_of(lane));
   return {{"peer", l.peer},           {"peer_incarnation", hex(l.peer_incarnation)},
           {"backend", l.backend},     {"reason", l.reason},
           {"state", l.state},         {"lanes", l.lanes},
           {"bytes_out", l.bytes_out}, {"bytes_in", l.bytes_in},
-          {"in_flight", l.in_flight}, {"refused", l.refused}};
+          {"in_flight", l.in_flight}, {"refused", l.refused},
+          {"rebuilds", l.rebuilds},   {"last_break", l.last_break},
+          {"posted", l.posted},       {"completed", l.completed},
+          {"failed", l.failed},       {"by_lane", std::move(by_lane)}};
 }
 
 json json_of(const actors::transfer_report& t) {
@@ -79,6 +100,8 @@ json json_of(const cluster_status::node& n) {
   out["transfers_done"] = r.transfers_done;
   out["transfers_failed"] = r.transfers_failed;
   out["bytes_moved"] = r.bytes_moved;
+  out["operations_open"] = r.operations_open;
+  out["waiting_for_link"] = r.waiting_for_link;
   out["pool"] = json_of(r.pool);
   out["links"] = list_of(r.links);
   out["transfers"] = list_of(r.transfers);

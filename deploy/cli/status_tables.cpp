@@ -39,6 +39,8 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
                     {"UPTIME", align::right},
                     {"QUEUE", align::right},
                     {"ACTIVE", align::right},
+                    {"OPEN", align::right},
+                    {"NO LINK", align::right},
                     {"DONE", align::right},
                     {"FAILED", align::right},
                     {"MOVED", align::right}}};
@@ -53,11 +55,12 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
     }
     if (n.report) {
       const auto& r = *n.report;
-      row.insert(row.end(), {duration_text(r.uptime_ms), number(n.member.load.queue_length),
-                             number(r.transfers.size()), number(r.transfers_done),
-                             number(r.transfers_failed), bytes_text(r.bytes_moved)});
+      row.insert(row.end(),
+                 {duration_text(r.uptime_ms), number(n.member.load.queue_length),
+                  number(r.transfers.size()), number(r.operations_open), number(r.waiting_for_link),
+                  number(r.transfers_done), number(r.transfers_failed), bytes_text(r.bytes_moved)});
     } else {
-      row.insert(row.end(), {"-", "-", "-", "-", "-", "-"});
+      row.insert(row.end(), {"-", "-", "-", "-", "-", "-", "-", "-"});
     }
     table.add(std::move(row));
   }
@@ -76,21 +79,59 @@ void print_links(const cluster_status& status, std::ostream& out) {
                     {"LANES", align::right},
                     {"OUT", align::right},
                     {"IN", align::right},
-                    {"IN FLIGHT", align::right},
+                    {"POSTED", align::right},
+                    {"DONE", align::right},
+                    {"FAILED", align::right},
                     {"REFUSED", align::right},
+                    {"REBUILT", align::right},
                     {"WHY THIS BACKEND"}}};
   for (const auto& n : status.nodes) {
     if (!n.report) continue;
     for (const auto& l : n.report->links)
-      table.add({printable(n.member.node.name), printable(l.peer), printable(l.backend),
-                 printable(l.state), number(l.lanes), bytes_text(l.bytes_out),
-                 bytes_text(l.bytes_in), number(l.in_flight), number(l.refused),
-                 printable(l.reason)});
+      table.add(
+          {printable(n.member.node.name), printable(l.peer), printable(l.backend),
+           printable(l.state), number(l.lanes), bytes_text(l.bytes_out), bytes_text(l.bytes_in),
+           number(l.posted), number(l.completed), number(l.failed), number(l.refused),
+           number(l.rebuilds),
+           printable(l.last_break.empty() ? l.reason : l.reason + "; broke: " + l.last_break)});
   }
   if (table.empty()) {
     out << "\nno links: they are made when two nodes first move something\n";
     return;
   }
+  out << "\n";
+  table.print(out);
+}
+
+/// Which device each lane goes through; nothing where no lane is a queue pair.
+void print_lanes(const cluster_status& status, std::ostream& out) {
+  text_table table{{{"LANE OF"},
+                    {"PEER"},
+                    {"LANE", align::right},
+                    {"DEVICE"},
+                    {"PORT", align::right},
+                    {"GID"},
+                    {"POSTED", align::right},
+                    {"DONE", align::right},
+                    {"BYTES", align::right},
+                    {"PORT WENT DOWN", align::right},
+                    {"PORT RETRIES", align::right}}};
+  for (const auto& n : status.nodes) {
+    if (!n.report) continue;
+    for (const auto& l : n.report->links) {
+      for (std::size_t i = 0; i < l.by_lane.size(); ++i) {
+        const auto& lane = l.by_lane[i];
+        table.add({printable(n.member.node.name), printable(l.peer), number(i),
+                   printable(lane.device), number(lane.port),
+                   number(lane.gid_index) + " " + printable(lane.gid), number(lane.requests_posted),
+                   number(lane.requests_completed), bytes_text(lane.bytes),
+                   number(lane.port_downs) + (lane.port_up != 0 ? "" : ", is down"),
+                   lane.port_retries < 0 ? "not counted"
+                                         : number(static_cast<std::uint64_t>(lane.port_retries))});
+      }
+    }
+  }
+  if (table.empty()) return;
   out << "\n";
   table.print(out);
 }
@@ -158,6 +199,7 @@ void print_tables(const cluster_status& status, std::ostream& out) {
       << ", epoch " << status.members.epoch << "\n\n";
   print_nodes(status, out);
   print_links(status, out);
+  print_lanes(status, out);
   print_pools(status, out);
   print_transfers(status, out);
 }

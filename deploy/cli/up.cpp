@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -36,6 +38,11 @@ constexpr auto second_thought = 1s;
 constexpr auto start_patience = 30s;
 /// Between the end of a node's pipe and the end of its process.
 constexpr auto exit_patience = 3s;
+/// When it is said that nodes wait for a supervisor: once all of them have listened for so long, or
+/// that one does not come to it; and again.
+constexpr auto first_reminder = 1s;
+constexpr auto slow_start = 10s;
+constexpr auto next_reminder = 30s;
 
 struct up_arguments {
   std::string file;
@@ -47,7 +54,9 @@ struct up_arguments {
 /// The processes that `troupe up` started, from the first to the last moment.
 class node_group {
  public:
-  explicit node_group(const up_arguments& given) : given_{given} {}
+  /// `supervisor` is the address that the nodes ask, when none of the nodes is the supervisor.
+  node_group(const up_arguments& given, std::string supervisor)
+      : given_{given}, supervisor_{std::move(supervisor)} {}
 
   /// Starts the nodes in their order and watches them until a signal comes, which is success, or
   /// one of them ends. All of them have ended when it returns.
@@ -64,6 +73,7 @@ class node_group {
     child_process process;
     announcements heard;
     bool listens{false};
+    clock::time_point listens_since{};
     bool registered{false};
     bool reported{false};   ///< its end was said already
     std::string failure{};  ///< what it said of itself
@@ -100,7 +110,7 @@ class node_group {
     if (node.role != config::role::supervisor && supervisor_port_ != 0) {
       arguments.insert(arguments.end(), {"--supervisor-port", std::to_string(supervisor_port_)});
     }
-    auto process = child_process::start("/proc/self/exe", std::move(arguments));
+    auto process = child_process::start(own_program, std::move(arguments));
     if (!process) return fail(process.error());
     heard->close_far_end();
     children_.push_back(child{node, std::move(*process), std::move(*heard)});
@@ -123,9 +133,35 @@ class node_group {
   // -- while they run
 
   bool watch() {
-    while (!signalled_)
-      if (!step(-1ms)) return false;
+    const auto since = clock::now();
+    while (!signalled_) {
+      if (!step(said_up_ ? -1ms : 100ms)) return false;
+      if (said_up_ || clock::now() < remind_at_) continue;
+      if (all_listen_for(first_reminder) || clock::now() >= since + slow_start) say_who_waits();
+    }
     return true;
+  }
+
+  [[nodiscard]] bool all_listen_for(clock::duration time) const {
+    return std::ranges::all_of(children_, [until = clock::now() - time](const child& c) {
+      return c.listens && c.listens_since <= until;
+    });
+  }
+
+  /// Their logs say why, but may be elsewhere or off.
+  void say_who_waits() {
+    std::string names;
+    std::size_t waiting = 0;
+    for (const auto& c : children_)
+      if (c.listens && !c.registered) {
+        names += (names.empty() ? "" : ", ") + c.node.name;
+        ++waiting;
+      }
+    if (waiting == 0) return;
+    remind_at_ = clock::now() + next_reminder;
+    complain(names + (waiting == 1 ? " waits" : " wait") + " for the supervisor at " + supervisor_ +
+             (waiting == 1 ? " and keeps asking" : " and keep asking") + "; Ctrl-C stops " +
+             (waiting == 1 ? "it" : "them"));
   }
 
   /// Waits for a signal or for news of a node. False: a node ended.
@@ -162,8 +198,10 @@ class node_group {
 
   void on_listening(child& c, const announcement& what) {
     c.listens = true;
+    c.listens_since = clock::now();
     if (c.node.role == config::role::supervisor) {
       supervisor_port_ = what.port;
+      supervisor_ = what.text + ":" + std::to_string(what.port);
       c.registered = true;
     }
     std::cout << c.who() << " listens at " << what.text << ":" << what.port << std::endl;
@@ -229,6 +267,7 @@ class node_group {
   }
 
   const up_arguments& given_;
+  std::string supervisor_;            ///< its address
   std::uint16_t supervisor_port_{0};  ///< of our own one; 0: the deployment's
   stop_signals signals_;
   std::vector<child> children_;
@@ -236,6 +275,7 @@ class node_group {
   bool hurried_{false};
   clock::time_point stopping_since_;
   bool said_up_{false};
+  clock::time_point remind_at_{};
   std::size_t expected_{0};  ///< children, when all are started
 };
 
@@ -273,6 +313,17 @@ result<std::vector<config::resolved_node>> choose(const config::deployment& depl
   return chosen;
 }
 
+/// Makes the folder for the logs. Before anything is started.
+result<void> make_log_dir(const std::string& path) {
+  if (path.empty()) return {};
+  std::error_code why;
+  std::filesystem::create_directories(path, why);
+  if (!why && std::filesystem::is_directory(path, why)) return {};
+  return fail(errc::invalid_config, "--log-dir " + path + " is no folder and cannot be made" +
+                                        (why ? ": " + why.message() : std::string{}) +
+                                        "; name another one");
+}
+
 exit_code run_up(const up_arguments& given) {
   const auto deployment = load_or_complain(given.file);
   if (!deployment) return exit_code::usage;
@@ -288,7 +339,12 @@ exit_code run_up(const up_arguments& given) {
              "there");
     return exit_code::usage;
   }
-  return node_group{given}.run(*nodes);
+  if (auto made = make_log_dir(given.log_dir); !made) {
+    complain(to_string(made.error()));
+    return exit_code::usage;
+  }
+  const auto& at = deployment->supervisor;
+  return node_group{given, at.host + ":" + std::to_string(at.port)}.run(*nodes);
 }
 
 }  // namespace
@@ -299,7 +355,9 @@ void add_up(CLI::App& app, exit_code& code) {
       "Start every node of a deployment that belongs to this host, each in a process of its own,\n"
       "and stop them all in good order on Ctrl-C. No node is started again: when one ends, that "
       "is\n"
-      "said, the others are stopped, and the command fails.");
+      "said, the others are stopped, and the command fails. Without a supervisor (it runs "
+      "elsewhere\n"
+      "and --only left it out) the nodes wait for it, which is said, until it is there or Ctrl-C.");
   const auto given = std::make_shared<up_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   // One value each: a list would swallow a FILE that comes after it.
@@ -308,9 +366,10 @@ void add_up(CLI::App& app, exit_code& code) {
   verb->add_option("--log-level", given->log_level, "What the nodes log")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->capture_default_str();
-  verb->add_option("--log-dir", given->log_dir,
-                   "A folder for one NAME.log per node (standard error of this command)")
-      ->check(CLI::ExistingDirectory);
+  verb->add_option(
+      "--log-dir", given->log_dir,
+      "A folder for one NAME.log per node, made where it is missing (standard error of\n"
+      "this command)");
   verb->callback([given, &code] { code = run_up(*given); });
 }
 

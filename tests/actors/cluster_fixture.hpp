@@ -13,6 +13,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -30,6 +31,7 @@
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/parse.hpp"
+#include "troupe/config/resolve.hpp"
 
 #include "sanitized.hpp"
 
@@ -146,6 +148,10 @@ struct cluster_options {
   std::string deadline{"10s"};
   std::string on_full{"wait"};
   std::string retry_window{"0s"};
+  std::uint32_t max_operations{0};  ///< 0: as many as by default
+  std::string heartbeat_timeout{"2s"};
+  std::string transport_more;          ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
+  std::string connect_timeout{"20s"};  ///< over rdma, which takes its time in emulation
 };
 
 /// The deployment, with the supervisor in a child process of its own.
@@ -162,6 +168,15 @@ class cluster {
     auto outcome = config::parse(text(port_), "test.yaml");
     for (const auto& issue : outcome.issues) ADD_FAILURE() << config::to_string(issue);
     return outcome.value.value_or(config::deployment{});
+  }
+
+  /// The names of a stage's nodes: replica by replica, rank by rank.
+  [[nodiscard]] std::vector<std::string> nodes_of(std::string_view stage) const {
+    std::vector<std::string> names;
+    for (const auto& node : config::resolve(deployment())) {
+      if (node.stage == stage) names.push_back(node.name);
+    }
+    return names;
   }
 
   /// A node in this process.
@@ -200,6 +215,19 @@ class cluster {
   }
 
  private:
+  /// The `transport` of a stage. Over rdma the prefill side stands at one end of the wire and the
+  /// others at the other.
+  [[nodiscard]] std::string transport(const std::string& stage, const std::string& more) const {
+    std::string text = "{backend: " + options_.backend + more;
+    if (options_.backend == "rdma") {
+      text += std::string{", device: "} + (stage == "prefill" ? "rxe0a" : "rxe0b") +
+              ", connect_timeout: " + options_.connect_timeout;
+      // An emulated machine stands still for longer than a wire is given to answer.
+      if (options_.transport_more.find("rdma:") == std::string::npos)
+        text += ", rdma: {timeout: 19}";
+    }
+    return text + options_.transport_more + "}";
+  }
   [[nodiscard]] std::string text(int port) const {
     std::ostringstream out;
     const auto stage = [&](const char* name, std::uint32_t replicas, std::uint32_t tp,
@@ -207,18 +235,20 @@ class cluster {
       out << "  - name: " << name << "\n    role: " << name << "\n    replicas: " << replicas
           << "\n    tensor_parallel: " << tp << "\n    hosts: [127.0.0.1]\n    engine: external\n"
           << "    pool: {device: cpu, size: " << pool << ", on_full: " << options_.on_full << "}\n"
-          << "    transport: {backend: " << options_.backend << ", qp_per_transfer: 2}\n";
+          << "    transport: " << transport(name, ", qp_per_transfer: 2") << "\n";
       if (!layout.empty()) out << "    layout: " << layout << "\n";
     };
     out << "cluster: test\nsupervisor: {host: 127.0.0.1, port: " << port
-        << ", heartbeat_interval: 200ms, heartbeat_timeout: 2s}\nmodel: " << options_.model
-        << "\nlimits: {transfer_deadline: " << options_.deadline
-        << ", retry_window: " << options_.retry_window << "}\nstages:\n";
+        << ", heartbeat_interval: 200ms, heartbeat_timeout: " << options_.heartbeat_timeout
+        << "}\nmodel: " << options_.model << "\nlimits: {transfer_deadline: " << options_.deadline
+        << ", retry_window: " << options_.retry_window;
+    if (options_.max_operations > 0) out << ", max_operations: " << options_.max_operations;
+    out << "}\nstages:\n";
     stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_layout);
     stage("decode", options_.decodes, options_.decode_tp, options_.decode_pool,
           options_.decode_layout);
-    out << "  - {name: store, role: store, pool: {device: cpu, size: 16MiB}, transport: {backend: "
-        << options_.backend << "}}\n";
+    out << "  - {name: store, role: store, pool: {device: cpu, size: 16MiB}, transport: "
+        << transport("store", "") << "}\n";
     out << "edges:\n  - {from: prefill, to: decode, mode: " << options_.mode
         << "}\n  - {from: prefill, to: store}\n";
     return out.str();

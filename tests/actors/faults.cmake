@@ -1,3 +1,12 @@
-troupe_test(fault_test SOURCES fault_test.cpp refusal_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)
+troupe_test(fault_test SOURCES killed_prefill_test.cpp killed_decode_test.cpp frozen_prefill_test.cpp
+                                frozen_decode_test.cpp
+                                retry_test.cpp refusal_test.cpp
+            LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)
 troupe_test(value_test SOURCES value_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
 troupe_test(hetero_test SOURCES hetero_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
+troupe_test(rebuild_test SOURCES rebuild_test.cpp unmendable_test.cpp killed_linking_test.cpp broken_wire.cpp
+            LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 120)
+if(TROUPE_HAVE_VERBS)
+  target_compile_definitions(rebuild_test PRIVATE TROUPE_TEST_VERBS)
+  target_link_libraries(rebuild_test PRIVATE ibverbs)
+endif()

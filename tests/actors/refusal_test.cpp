@@ -1,10 +1,15 @@
 // Requests that cannot be served, and deployments that do not fit together: each ends with an error
 // that says what is wrong, at once or at its deadline, and nothing hangs.
 
+#include <functional>
+#include <sstream>
 #include <string>
 
 #include <arpa/inet.h>
+#include <caf/scoped_actor.hpp>
 #include <netinet/in.h>
+
+#include "troupe/actors/messages.hpp"
 
 #include "cluster_fixture.hpp"
 
@@ -217,6 +222,63 @@ TEST_F(refusal, of_a_request_whose_source_was_delivered_comes_at_once) {
   EXPECT_NE(events->of(*late).why.message.find("delivered"), std::string::npos);
 }
 
+TEST_F(refusal, of_more_requests_than_a_node_may_have_live_comes_at_once) {
+  options.max_operations = 8;
+  begin();
+  std::optional<operation_id> first;
+  for (int i = 0; i < 8; ++i) {
+    auto asked = receive("r" + std::to_string(i), 16, 5s);
+    ASSERT_TRUE(asked) << to_string(asked.error());
+    if (!first) first = *asked;
+  }
+  auto refused = receive("r8", 16, 5s);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::overloaded) << to_string(refused.error());
+  EXPECT_NE(refused.error().message.find("limits.max_operations"), std::string::npos)
+      << refused.error().message;
+  // One that ends makes room for one, with its last event.
+  ASSERT_TRUE(node->abort(*first, "room"));
+  ASSERT_TRUE(events->unpinned(*first));
+  EXPECT_TRUE(receive("r8", 16, 5s));
+}
+
+TEST_F(refusal, of_more_requests_than_a_prefill_node_keeps_for_later_comes_at_once) {
+  options.max_operations = 8;
+  options.decodes = 2;
+  c = std::make_unique<cluster>(options);
+  prefill = c->spawn("prefill-0", generous_prefill);
+  auto other = c->spawn("decode-1", [](engine& here, line_channel& channel) {
+    listener heard{here};
+    (void)channel.hear(60s);
+    for (int i = 0; i < 8; ++i) {
+      auto asked = here.receive({"late" + std::to_string(i),
+                                 {"prefill-0"},
+                                 actors::transfer_mode::write,
+                                 16,
+                                 0,
+                                 {},
+                                 0,
+                                 10s,
+                                 false});
+      if (!asked || !heard.outcome(*asked, 5s)) return 1;
+      channel.say(std::string{to_string(heard.of(*asked).why.code)});
+    }
+    (void)channel.hear(60s);
+    return 0;
+  });
+  cluster::quiet("decode-0");
+  node = c->start("decode-0");
+  ASSERT_TRUE(node);
+  events = std::make_unique<listener>(*node);
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(receive("r" + std::to_string(i), 16, 20s));
+  ASSERT_TRUE(events->moving(8));
+  events->listen_for(300ms);  // the last of them is on its way
+  other->channel().say("go");
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(other->channel().hear().value_or("silence"), "overloaded");
+  }
+}
+
 TEST_F(refusal, of_a_send_that_is_live_already_comes_at_once) {
   begin();
   prefill->channel().say("r 16 1");
@@ -280,6 +342,109 @@ TEST_F(refusal, of_a_second_node_with_the_name_of_a_live_one) {
   EXPECT_EQ(events->of(*asked).done, 1) << to_string(events->of(*asked).why);
 }
 
+TEST_F(refusal, of_a_life_that_was_replaced_is_for_good_and_said_at_once) {
+  c = std::make_unique<cluster>(options);
+  prefill = c->spawn("prefill-0", generous_prefill);
+  auto former = c->spawn("decode-0", [](engine& old, line_channel& channel) {
+    channel.say("in");
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    auto in = old.wait_registered(0ms);
+    while ((in || in.error().code != errc::stale_incarnation) &&
+           std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(10ms);
+      in = old.wait_registered(0ms);
+    }
+    channel.say(in ? "registered" : to_string(in.error()));
+    // Nobody waits for what cannot come.
+    in = old.wait_registered(1h);
+    if (in || in.error().code != errc::stale_incarnation) return 1;
+    // What needs the supervisor says why there is none.
+    listener told{old};
+    const auto placed = old.place({"r", "prefill", "decode", 5'000});
+    if (!placed || !told.outcome(*placed)) return 2;
+    channel.say(to_string(told.of(*placed).why));
+    const auto asked =
+        old.receive({"r", {"prefill-0"}, actors::transfer_mode::write, 16, 0, {}, 0, 5s, false});
+    if (!asked || !told.outcome(*asked)) return 3;
+    channel.say(to_string(told.of(*asked).why));
+    return 0;
+  });
+  ASSERT_EQ(former->channel().hear().value_or("silence"), "in");
+  former->stop();
+  cluster::quiet("decode-0");
+  node = c->start("decode-0");  // refused as long as the former one may live, and taken in then
+  ASSERT_TRUE(node);
+  former->signal(SIGCONT);
+  const auto said = former->channel().hear(20s).value_or("silence");
+  EXPECT_NE(said.find("stale_incarnation"), std::string::npos) << said;
+  EXPECT_NE(said.find("pid " + std::to_string(::getpid())), std::string::npos) << said;
+  const auto place = former->channel().hear(5s).value_or("silence");
+  EXPECT_NE(place.find("stale_incarnation"), std::string::npos) << place;
+  const auto receive = former->channel().hear(5s).value_or("silence");
+  EXPECT_NE(receive.find("stale_incarnation"), std::string::npos) << receive;
+  EXPECT_EQ(former->join(), 0);
+  EXPECT_TRUE(node->wait_registered(0ms));
+}
+
+/// Asks the node at "PORT INCARNATION" for links that it must refuse, and says how it did: the code
+/// and whether there is a sentence.
+int asks_for_wrong_links(line_channel& channel) {
+  cluster::quiet("stranger");
+  const auto line = channel.hear(60s);
+  if (!line) return 0;
+  std::istringstream words{*line};
+  std::uint16_t port = 0;
+  std::uint64_t life = 0;
+  words >> port >> life;
+  actors::actor_host host;
+  const auto node = host.connect<actors::node_actor>("127.0.0.1", port, 5s);
+  if (!node) {
+    channel.say(to_string(node.error()));
+    return 1;
+  }
+  caf::scoped_actor self{host.system()};
+  const auto ask = [&](const std::function<void(actors::link_request&)>& wrong) {
+    actors::link_request request;
+    request.cluster = "test";
+    request.from.name = "prefill-0";
+    request.from.incarnation = 5;
+    request.to_incarnation = life;
+    request.backend = static_cast<std::uint8_t>(transport::backend_kind::tcp);
+    wrong(request);
+    std::string answer = "no answer";
+    self->request(*node, std::chrono::seconds{5}, request)
+        .receive(
+            [&](const actors::link_reply& reply) {
+              answer = reply.failed == 0 ? "accepted"
+                                         : std::string{to_string(static_cast<errc>(reply.failed))};
+              if (reply.sentence.empty()) answer += " without a sentence";
+            },
+            [&](const caf::error& err) { answer = host.system().render(err); });
+    channel.say(answer);
+  };
+  ask([](auto& request) { ++request.to_incarnation; });
+  ask([](auto& request) { request.from.incarnation = 0; });
+  ask([](auto& request) { ++request.version; });
+  ask([](auto& request) { request.cluster = "another"; });
+  (void)channel.hear(60s);
+  return 0;
+}
+
+TEST_F(refusal, of_a_link_that_means_another_life_release_or_cluster_says_which) {
+  c = std::make_unique<cluster>(options);
+  forked stranger{asks_for_wrong_links};
+  cluster::quiet("decode-0");
+  node = c->start("decode-0");
+  ASSERT_TRUE(node);
+  const auto self = node->report().node;
+  stranger.channel().say(std::to_string(self.port) + " " + std::to_string(self.incarnation));
+  for (const auto* expected :
+       {"stale_incarnation", "stale_incarnation", "version_mismatch", "invalid_config"}) {
+    EXPECT_EQ(stranger.channel().hear().value_or("silence"), expected);
+  }
+  EXPECT_TRUE(node->report().links.empty());
+}
+
 TEST_F(refusal, of_a_port_that_is_taken_comes_from_start) {
   c = std::make_unique<cluster>(options);
   cluster::quiet("decode-0");
@@ -337,7 +502,7 @@ TEST_P(mismatch, of_the_two_caches_is_one_clear_error_at_the_decode_side) {
   auto node = c.start("decode-0", std::move(own));
   ASSERT_TRUE(node);
   listener events{*node};
-  constexpr std::chrono::milliseconds deadline = 8s * patience;
+  const std::chrono::milliseconds deadline = 8s * patience;
   auto asked = node->receive(
       {"r", {"prefill-0"}, actors::transfer_mode::write, 8, 0, {block_id{3}}, 0, deadline, false});
   ASSERT_TRUE(asked) << to_string(asked.error());

@@ -3,5 +3,6 @@ troupe_test(session_messages_test SOURCES session_messages_test.cpp LINKS troupe
 troupe_test(session_machines_test SOURCES session_send_table_test.cpp session_receive_table_test.cpp
                                    session_behaviour_test.cpp
             LINKS troupe::session LABELS unit)
-troupe_test(session_simulation_test SOURCES session_simulation.cpp session_simulation_test.cpp
+troupe_test(session_simulation_test SOURCES session_simulation.cpp simulation_scenario.cpp simulation_judge.cpp
+                                              session_simulation_test.cpp
             LINKS troupe::session LABELS unit)

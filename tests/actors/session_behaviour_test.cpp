@@ -69,7 +69,7 @@ std::string acknowledge(receive_session& s, std::uint64_t id) {
   return describe(s.batch_completed(transport::batch_id{id}, std::nullopt));
 }
 layers_landed came(const cache_slice& slice, bool state = false) {
-  return {the_id, slice, state};
+  return {the_id, slice, state, std::nullopt};
 }
 transfer_sealed seal(std::uint32_t tokens, std::uint32_t batches) {
   return {the_id, tokens, batches, {}};
@@ -140,14 +140,14 @@ TEST(send_session, state_goes_with_the_last_batch_behind_the_seal) {
                   asking(0, 8));
   EXPECT_EQ(describe(s.source_ready(0, 2, 8)), "post(1: 0-1 x 0-8)");
   EXPECT_EQ(describe(s.sealed(8, {})), "");
-  EXPECT_EQ(acknowledge(s, 1), "post(2: 1-2 x 0-8 state) send(transfer_sealed 2)");
+  EXPECT_EQ(acknowledge(s, 1), "post(2: 1-2 x 0-8 state) sealed 2");
 }
 
 TEST(send_session, state_goes_alone_when_all_tokens_went_before_the_seal) {
   auto s = sender({.layers = 2, .max_in_flight = 1, .has_state = true}, asking(0, 8));
   EXPECT_EQ(describe(s.source_ready(0, 2, 8)), "post(1: 0-2 x 0-8)");
   EXPECT_EQ(describe(s.sealed(8, {})), "");
-  EXPECT_EQ(acknowledge(s, 1), "post(2: 0-0 x 8-8 state) send(transfer_sealed 2)");
+  EXPECT_EQ(acknowledge(s, 1), "post(2: 0-0 x 8-8 state) sealed 2");
 }
 
 TEST(send_session, a_transfer_with_nothing_to_move_is_sealed_at_once_in_either_mode) {
@@ -167,6 +167,11 @@ TEST(send_session, the_seal_carries_what_the_engine_gave_with_it) {
   const auto actions = s.sealed(1, aux);
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(std::get<transfer_sealed>(std::get<send_message>(actions[0]).message).aux, aux);
+
+  send_session at_once{options_of<send_session>({.layers = 1})};
+  const auto with_batch = at_once.start(asking(0, 1), std::array{1u}, 1, aux);
+  ASSERT_EQ(describe(with_batch), "post(1: 0-1 x 0-1) sealed 1");
+  EXPECT_EQ(std::get<post_slice>(with_batch[0]).seal, (seal_notice{1, 1, aux}));
 
   auto read = sender({.layers = 1}, asking(0, 1, transfer_mode::read));
   static_cast<void>(read.source_ready(0, 1, 1));
@@ -246,6 +251,34 @@ TEST(receive_session, everything_landed_is_not_done_before_the_seal) {
   auto s = receiver({.layers = 1}, asking(0, 8));
   EXPECT_EQ(describe(s.landed(came({0, 1, 0, 8}))), "tell(0-1 x 0-8)");
   EXPECT_EQ(describe(s.sealed(seal(8, 1))), "send(transfer_release) fence");
+}
+
+TEST(receive_session, a_seal_that_comes_with_a_batch_counts_that_batch_first) {
+  const std::vector<std::byte> aux{std::byte{7}};
+  auto last = came({0, 1, 0, 8});
+  last.seal = {8, 1, aux};
+  auto s = receiver({.layers = 1}, asking(0, 8));
+  EXPECT_EQ(describe(s.landed(last)), "tell(0-1 x 0-8) send(transfer_release) fence");
+  const auto outcome = s.quiescent();
+  EXPECT_EQ(describe(outcome), "conclude(done) unpin");
+  EXPECT_EQ(std::get<conclude>(outcome[0]).aux, aux);
+
+  // Another batch is still on its way.
+  last.seal->batches = 2;
+  auto waits = receiver({.layers = 2}, asking(0, 8));
+  EXPECT_EQ(describe(waits.landed(last)), "tell(0-1 x 0-8)");
+  EXPECT_EQ(describe(waits.landed(came({1, 2, 0, 8}))),
+            "tell(1-2 x 0-8) send(transfer_release) fence");
+
+  // A batch that is nonsense is not made good by its seal, nor the other way round.
+  auto twice = receiver({.layers = 2}, asking(0, 8));
+  static_cast<void>(twice.landed(came({0, 1, 0, 8})));
+  EXPECT_EQ(describe(twice.landed(last)),
+            "send(transfer_abort out_of_range) conclude(out_of_range) fence");
+  last.seal->batches = 0;
+  auto none = receiver({.layers = 2}, asking(0, 8));
+  EXPECT_EQ(describe(none.landed(last)),
+            "tell(0-1 x 0-8) send(transfer_abort out_of_range) conclude(out_of_range) fence");
 }
 
 TEST(receive_session, any_overlap_of_what_lands_fails_the_transfer) {
@@ -330,15 +363,29 @@ TEST(receive_session, the_outcome_carries_what_came_with_the_seal_or_the_offer) 
   EXPECT_EQ(std::get<conclude>(read.quiescent().at(0)).aux, aux);
 }
 
-TEST(receive_session,
-     a_read_refused_by_the_fence_of_a_peer_that_gave_up_fails_for_the_reason_of_the_peer) {
+/// The peer's fence shut the first of two reads out.
+receive_session with_a_refused_read() {
   auto s = receiver({.layers = 2, .layers_per_batch = 1}, asking(0, 8, transfer_mode::read));
   EXPECT_EQ(describe(s.offered(offer(8))), "post(1: 0-1 x 0-8) post(2: 1-2 x 0-8)");
   EXPECT_EQ(
       describe(s.batch_completed(transport::batch_id{1}, error{errc::grant_revoked, "fenced"})),
       "");
   EXPECT_EQ(acknowledge(s, 2), "tell(1-2 x 0-8)");
+  return s;
+}
+
+TEST(receive_session,
+     a_read_refused_by_the_fence_of_a_peer_that_gave_up_fails_for_the_reason_of_the_peer) {
+  auto s = with_a_refused_read();
   EXPECT_EQ(describe(s.peer_aborted({errc::aborted, "gone"})), "conclude(aborted) fence");
+}
+
+// The peer's end of the link broke first: it shuts out what this end still reads over the old one.
+TEST(receive_session, a_read_refused_since_the_link_broke_at_the_peer_is_read_over_the_next_link) {
+  auto s = with_a_refused_read();
+  static_cast<void>(s.link_back());
+  EXPECT_EQ(describe(s.offered(offer(8))), "post(3: 0-1 x 0-8)");
+  EXPECT_EQ(acknowledge(s, 3), "tell(0-1 x 0-8) send(transfer_release) fence");
 }
 
 TEST(receive_session, a_flood_of_gaps_is_refused_before_it_fills_the_memory) {

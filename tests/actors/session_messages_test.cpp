@@ -105,21 +105,29 @@ class source {
     const auto u64 = [this] { return number<std::uint64_t>(); };
     switch (kind) {
       case 0:
-        return transfer_request{transfer(),
-                                text(1, max_request_id),
-                                flag() ? transfer_mode::write : transfer_mode::read,
-                                u32(),
-                                u32(),
-                                u32(),
-                                u32(),
-                                numbers<block_id>(),
-                                numbers<std::uint32_t>(),
-                                grants(),
-                                u32()};
+        return transfer_request{
+            transfer(),
+            text(1, max_request_id),
+            flag() ? transfer_mode::write : transfer_mode::read,
+            u32(),
+            u32(),
+            u32(),
+            u32(),
+            numbers<block_id>(),
+            numbers<std::uint32_t>(),
+            grants(),
+            u32(),
+            flag() ? std::optional{transfer_progress{numbers<std::uint32_t>(), flag()}}
+                   : std::nullopt};
       case 1:
         return transfer_offer{transfer(), u32(),    numbers<block_id>(), numbers<std::uint32_t>(),
                               grants(),   bytes(99)};
-      case 2: return layers_landed{transfer(), {u32(), u32(), u32(), u32()}, flag()};
+      case 2:
+        return layers_landed{
+            transfer(),
+            {u32(), u32(), u32(), u32()},
+            flag(),
+            flag() ? std::optional{seal_notice{u32(), u32(), bytes(99)}} : std::nullopt};
       case 3: return transfer_sealed{transfer(), u32(), u32(), bytes(99)};
       case 4: return transfer_release{transfer()};
       case 5: return transfer_abort{transfer(), code(), text(0, 99)};
@@ -172,13 +180,18 @@ TEST(session_messages, every_message_comes_back_as_it_was) {
 }
 
 TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
-  const auto f =
-      encoded(layers_landed{transfer_id{0x0807060504030201u}, {1, 2, 3, 0x04030201u}, true});
+  const auto f = encoded(layers_landed{transfer_id{0x0807060504030201u},
+                                       {1, 2, 3, 0x04030201u},
+                                       true,
+                                       seal_notice{5, 6, {std::byte{7}}}});
   const std::vector<unsigned> expected{1, 0, 3, 0,              // version, type
                                        1, 2, 3, 4, 5, 6, 7, 8,  // transfer
                                        1, 0, 0, 0, 2, 0, 0, 0,  // layers
                                        3, 0, 0, 0, 1, 2, 3, 4,  // tokens
-                                       1};                      // state
+                                       1,                       // state
+                                       1,                       // with a seal
+                                       5, 0, 0, 0, 6, 0, 0, 0,  // tokens, batches
+                                       1, 0, 0, 0, 7};          // aux
   ASSERT_EQ(f.size(), expected.size());
   for (std::size_t i = 0; i < f.size(); ++i)
     EXPECT_EQ(std::to_integer<unsigned>(f[i]), expected[i]) << i;
@@ -316,7 +329,12 @@ TEST(session_messages, an_enum_out_of_range_is_refused_naming_the_field) {
   landed.back() = std::byte{2};
   const auto back = decode(landed);
   ASSERT_FALSE(back);
-  EXPECT_THAT(back.error().message, HasSubstr("layers_landed.state"));
+  EXPECT_THAT(back.error().message, HasSubstr("layers_landed.seal"));
+  landed.back() = std::byte{0};
+  landed[landed.size() - 2] = std::byte{2};
+  const auto state = decode(landed);
+  ASSERT_FALSE(state);
+  EXPECT_THAT(state.error().message, HasSubstr("layers_landed.state"));
   // An access right that is none, both ways.
   transfer_request with_grant;
   with_grant.request = "r";
@@ -387,6 +405,7 @@ TEST(session_messages, a_field_beyond_its_bound_is_refused_by_both_sides_naming_
   refused(r, "frame");
   refused(transfer_offer{{}, 0, {}, {}, {}, frame(max_aux + 1)}, "aux");
   refused(transfer_sealed{{}, 0, 0, frame(max_aux + 1)}, "aux");
+  refused(layers_landed{{}, {}, false, seal_notice{0, 0, frame(max_aux + 1)}}, "seal.aux");
   refused(transfer_abort{{}, errc::aborted, std::string(max_sentence + 1, 'x')}, "reason");
   refused(transfer_abort{{}, static_cast<errc>(0), ""}, "code");
   refused(store_put{1, "", 0, 0, {}, {}}, "key");

@@ -42,9 +42,12 @@ receive_session begin(transfer_mode mode, std::uint32_t prefix = 0, std::uint32_
 using make = std::function<receive_session()>;
 using act = std::function<session_actions(receive_session&)>;
 
+layers_landed batch(const cache_slice& slice, bool state = false) {
+  return {transfer_id{5}, slice, state, std::nullopt};
+}
 /// Layer 1, where layer 0 came before.
 layers_landed rest() {
-  return {transfer_id{5}, {1, 2, 0, tokens}, false};
+  return batch({1, 2, 0, tokens});
 }
 
 /// The situations in which events arrive: the states, and what makes a difference within one.
@@ -68,7 +71,7 @@ receive_session requested_empty() {
 /// One of two batches is here, and the seal that says so.
 receive_session receiving_write() {
   auto s = requested_write();
-  EXPECT_EQ(describe(s.landed({transfer_id{5}, {0, 1, 0, tokens}, false})), "tell(0-1 x 0-8)");
+  EXPECT_EQ(describe(s.landed(batch({0, 1, 0, tokens}))), "tell(0-1 x 0-8)");
   EXPECT_EQ(describe(s.sealed({transfer_id{5}, tokens, 2, {}})), "");
   return s;
 }
@@ -147,7 +150,7 @@ const std::vector<row>& table() {
         stays}},
       {"landed, outside the request",
        [](auto& s) {
-         return s.landed({transfer_id{5}, {0, layers, 0, tokens + 1}, false});
+         return s.landed(batch({0, layers, 0, tokens + 1}));
        },
        {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
         "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
@@ -157,7 +160,7 @@ const std::vector<row>& table() {
         stays}},
       {"landed, no layer",
        [](auto& s) {
-         return s.landed({transfer_id{5}, {1, 1, 0, tokens}, false});
+         return s.landed(batch({1, 1, 0, tokens}));
        },
        {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
         "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
@@ -167,7 +170,7 @@ const std::vector<row>& table() {
         stays}},
       {"landed, a layer ahead of the layout",
        [](auto& s) {
-         return s.landed({transfer_id{5}, {0, layers + 1, 0, tokens}, false});
+         return s.landed(batch({0, layers + 1, 0, tokens}));
        },
        {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
         "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
@@ -177,7 +180,7 @@ const std::vector<row>& table() {
         stays}},
       {"landed, state that is not",
        [](auto& s) {
-         return s.landed({transfer_id{5}, {1, 2, 0, tokens}, true});
+         return s.landed(batch({1, 2, 0, tokens}, true));
        },
        {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
         "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
@@ -187,7 +190,7 @@ const std::vector<row>& table() {
         stays}},
       {"landed, what had landed",
        [](auto& s) {
-         return s.landed({transfer_id{5}, {0, 1, 0, tokens}, false});
+         return s.landed(batch({0, 1, 0, tokens}));
        },
        {stays, "receiving: tell(0-1 x 0-8)",
         "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
@@ -314,6 +317,48 @@ const std::vector<row>& table() {
         "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
         "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
         "finished: conclude(aborted) unpin", "finished: unpin", stays}},
+      {"link_back",
+       [](auto& s) { return s.link_back(); },
+       {stays, "requested: send(transfer_request again 0 0)",
+        "requested: send(transfer_request again)", "requested: send(transfer_request again)",
+        "requested: send(transfer_request again 8 0)", "requested: send(transfer_request again)",
+        stays, stays, stays}},
+      {"link_back, then what was posted again",
+       [](auto& s) {
+         auto did = s.link_back();
+         did = join(std::move(did), s.landed(rest()));
+         return join(std::move(did), s.sealed({transfer_id{5}, tokens, 1, {}}));
+       },
+       {stays,
+        "fencing: send(transfer_request again 0 0) tell(1-2 x 0-8) send(transfer_abort "
+        "out_of_range) "
+        "conclude(out_of_range) fence",
+        "fencing: send(transfer_request again) send(transfer_abort out_of_range) "
+        "conclude(out_of_range) "
+        "fence",
+        "fencing: send(transfer_request again) send(transfer_abort out_of_range) "
+        "conclude(out_of_range) "
+        "fence",
+        "fencing: send(transfer_request again 8 0) tell(1-2 x 0-8) send(transfer_release) fence",
+        "fencing: send(transfer_request again) send(transfer_abort out_of_range) "
+        "conclude(out_of_range) "
+        "fence",
+        stays, stays, stays}},
+      {"link_back, offered again",
+       [](auto& s) {
+         auto did = s.link_back();
+         return join(std::move(did), s.offered({transfer_id{5}, tokens, {}, {}, {}, {}}));
+       },
+       {stays,
+        "fencing: send(transfer_request again 0 0) send(transfer_abort out_of_range) "
+        "conclude(out_of_range) "
+        "fence",
+        "receiving: send(transfer_request again) post(1: 0-1 x 0-8)",
+        "fencing: send(transfer_request again) send(transfer_release) fence",
+        "fencing: send(transfer_request again 8 0) send(transfer_abort out_of_range) "
+        "conclude(out_of_range) "
+        "fence",
+        "receiving: send(transfer_request again) post(2: 0-1 x 0-8)", stays, stays, stays}},
       {"quiescent",
        [](auto& s) { return s.quiescent(); },
        {stays, stays, stays, stays, stays, stays, "finished: conclude(done) unpin",

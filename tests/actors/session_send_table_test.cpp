@@ -42,10 +42,22 @@ send_session::options usual() {
   return o;
 }
 
+/// What the machine of the test was asked for.
+transfer_request asked;
+
 session_actions begin(send_session& s, transfer_mode mode, std::uint32_t first = 0,
                       std::uint32_t end = tokens) {
   const std::array<std::uint32_t, layers> nothing{};
-  return s.start(request_for(mode, first, end), nothing, std::nullopt, {});
+  asked = request_for(mode, first, end);
+  return s.start(asked, nothing, std::nullopt, {});
+}
+
+/// The same once more, with what has landed of each layer.
+transfer_request again(std::vector<std::uint32_t> here) {
+  auto request = asked;
+  if (request.mode == transfer_mode::read) here.clear();
+  request.progress = transfer_progress{std::move(here), false};
+  return request;
 }
 
 using make = std::function<send_session()>;
@@ -104,6 +116,10 @@ session_actions join(session_actions first, session_actions second) {
   for (auto& action : second) first.emplace_back(std::move(action));
   return first;
 }
+session_actions back_then_again(send_session& s, std::vector<std::uint32_t> here) {
+  auto did = s.link_back();
+  return join(std::move(did), s.asked_again(again(std::move(here))));
+}
 session_actions then_quiescent(send_session& s, session_actions first) {
   return join(std::move(first), s.quiescent());
 }
@@ -149,8 +165,8 @@ const std::vector<row>& table() {
        [](auto& s) {
          return s.start(request_for(transfer_mode::write), std::array{tokens, tokens}, tokens, {});
        },
-       {"draining: post(1: 0-2 x 0-8) send(transfer_sealed 1)", stays, stays, stays, stays, stays,
-        stays, stays, stays}},
+       {"draining: post(1: 0-2 x 0-8) sealed 1", stays, stays, stays, stays, stays, stays, stays,
+        stays}},
       {"source_ready",
        [](auto& s) { return s.source_ready(0, layers, tokens); },
        {stays, "streaming: post(2: 1-2 x 0-8)", stays, stays, stays, stays, stays, stays, stays}},
@@ -229,6 +245,68 @@ const std::vector<row>& table() {
         "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
         "finished: conclude(aborted) fence unpin", "finished: conclude(aborted) fence unpin",
         "finished: unpin", "finished: unpin", stays}},
+      {"link_back",
+       [](auto& s) { return s.link_back(); },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"link_back, then what would go on",
+       [](auto& s) {
+         auto did = s.link_back();
+         did = join(std::move(did), s.batch_completed(transport::batch_id{1}, broken));
+         return join(std::move(did), sealed_when_ready(s));
+       },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"link_back, then the release that was lost",
+       [](auto& s) {
+         auto did = s.link_back();
+         return join(std::move(did), s.peer_released());
+       },
+       {stays, "fencing: send(transfer_abort internal) conclude(internal) fence",
+        "fencing: send(transfer_abort internal) conclude(internal) fence",
+        "fencing: conclude(done) fence", "fencing: conclude(done) fence",
+        "fencing: conclude(done) fence", stays, stays, stays}},
+      {"asked_again although the link is the same",
+       [](auto& s) {
+         return s.asked_again(again({0, 0}));
+       },
+       {stays, stays, stays, stays, stays, stays, stays, stays, stays}},
+      {"link_back, asked_again with nothing here",
+       [](auto& s) {
+         return back_then_again(s, {0, 0});
+       },
+       {stays, "streaming: post(2: 0-1 x 0-8)", stays, "draining: post(3: 0-2 x 0-8) sealed 1",
+        "draining: offer(0-2 x 0-8)", "draining: send(transfer_sealed 0)", stays, stays, stays}},
+      {"link_back, asked_again with some of it here",
+       [](auto& s) {
+         return back_then_again(s, {tokens, 3});
+       },
+       {stays, stays, stays, "draining: post(3: 1-2 x 3-8) sealed 1", "draining: offer(0-2 x 0-8)",
+        "draining: send(transfer_sealed 0)", stays, stays, stays}},
+      {"link_back, asked_again with all of it here",
+       [](auto& s) {
+         return back_then_again(s, {tokens, tokens});
+       },
+       {stays, stays, stays, "draining: send(transfer_sealed 0)", "draining: offer(0-2 x 0-8)",
+        "draining: send(transfer_sealed 0)", stays, stays, stays}},
+      {"link_back, asked_again with more here than was asked for",
+       [](auto& s) {
+         return back_then_again(s, {0, tokens + 1});
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays,
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "draining: offer(0-2 x 0-8)", "draining: send(transfer_sealed 0)", stays, stays, stays}},
+      {"link_back, asked_again for something else",
+       [](auto& s) {
+         auto other = again({0, 0});
+         ++other.token_end;
+         auto did = s.link_back();
+         return join(std::move(did), s.asked_again(other));
+       },
+       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
+        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+        stays}},
       {"quiescent",
        [](auto& s) { return s.quiescent(); },
        {stays, stays, stays, stays, stays, stays, "finished: unpin", "finished: unpin", stays}},

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "troupe/kvcache/errc.hpp"
+#include "troupe/actors/session_messages.hpp"
 
 namespace troupe::actors::simulation {
 
@@ -23,6 +23,7 @@ enum fault : std::uint32_t {
   never_seals = 1u << 6,   ///< the prefill engine never seals (with a deadline)
   short_seal = 1u << 7,    ///< it seals with fewer tokens than were asked for
   unready_seal = 1u << 8,  ///< it seals while a layer is not ready
+  link_rebuild = 1u << 9,  ///< the link breaks and is made again, up to three times
 };
 
 struct report {
@@ -32,6 +33,8 @@ struct report {
   bool prefill_done{false};
   std::optional<errc> decode_failure, prefill_failure;
   std::uint64_t events{0};
+  /// A side that still believed in a link was refused, since the peer's end of it had broken.
+  std::optional<transfer_mode> shut_out;
 };
 
 /// Runs one seed; `trace` gets a line per event and action.

@@ -50,6 +50,7 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
   std::uint64_t done = 0;
   std::uint64_t events = 0;
   std::map<errc, std::uint64_t> failures;
+  std::map<transfer_mode, std::uint64_t> done_though_shut_out;
   for (auto seed = first; seed < first + runs; ++seed) {
     const auto r = run(seed);
     if (!r.violation.empty()) {
@@ -61,12 +62,15 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
     }
     done += r.decode_done ? 1 : 0;
     events += r.events;
+    if (r.shut_out && r.decode_done) ++done_though_shut_out[*r.shut_out];
     if (r.decode_failure) ++failures[*r.decode_failure];
   }
   std::cout << "seeds " << first << " to " << first + runs - 1 << ": " << events << " events, "
             << done << " transfers done";
   for (const auto& [code, count] : failures) std::cout << ", " << to_string(code) << " " << count;
-  std::cout << "\n";
+  std::cout << ", done though shut out by an end that broke first: read "
+            << done_though_shut_out[transfer_mode::read] << ", write "
+            << done_though_shut_out[transfer_mode::write] << "\n";
   // A simulation that only ever fails, or never does, proves nothing.
   if (runs < 10'000) return;
   EXPECT_GT(done, runs / 3);
@@ -74,6 +78,8 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
                           errc::overloaded, errc::out_of_range, errc::invalid_config}) {
     EXPECT_GT(failures[code], runs / 5000) << to_string(code);
   }
+  EXPECT_GT(done_though_shut_out[transfer_mode::read], runs / 20'000);
+  EXPECT_GT(done_though_shut_out[transfer_mode::write], runs / 20'000);
 }
 
 }  // namespace

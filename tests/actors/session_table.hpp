@@ -23,11 +23,16 @@ inline std::string describe(const session_actions& actions) {
     if (const auto* p = std::get_if<post_slice>(&action)) {
       line << "post(" << p->id.value << ": ";
       slice(p->slice, p->state);
+      if (p->seal) line << " sealed " << p->seal->batches;
     } else if (const auto* m = std::get_if<send_message>(&action)) {
       line << "send(" << type_name(m->message);
       if (const auto* a = std::get_if<transfer_abort>(&m->message))
         line << " " << to_string(a->code);
       if (const auto* s = std::get_if<transfer_sealed>(&m->message)) line << " " << s->batches;
+      if (const auto* r = std::get_if<transfer_request>(&m->message); r && r->progress) {
+        line << " again";
+        for (const auto token : r->progress->here) line << " " << token;
+      }
       line << ")";
     } else if (const auto* o = std::get_if<send_offer>(&action)) {
       line << "offer(";

@@ -15,6 +15,7 @@
 
 #include "child_process.hpp"
 #include "cluster_peer.hpp"
+#include "sanitized.hpp"
 
 namespace troupe::actors::testing {
 namespace {
@@ -193,7 +194,7 @@ TEST_F(cluster, a_request_that_waited_in_vain_is_told_so_at_its_deadline) {
   const auto placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 200});
   EXPECT_EQ(placed.failed, static_cast<std::uint8_t>(errc::deadline));
   EXPECT_GE(since(begin), milliseconds{200});
-  EXPECT_LT(since(begin), milliseconds{1000});
+  EXPECT_LT(since(begin), milliseconds{1000} * troupe::testing::patience);
 }
 
 // -- death, freezing, return
@@ -220,7 +221,10 @@ TEST_F(cluster, a_stopped_node_is_suspect_then_down_and_is_told_to_register_when
   EXPECT_TRUE(becomes("decode-0", node_state::suspect, milliseconds{2000}));
   EXPECT_TRUE(becomes("decode-0", node_state::down, milliseconds{3000}));
   node.go_on();
-  EXPECT_EQ(node.line(), "unknown");
+  auto said = node.line();
+  // It may have been stopped while it waited for an answer.
+  while (said.starts_with("lost")) said = node.line();
+  EXPECT_EQ(said, "unknown");
   EXPECT_EQ(state("decode-0"), node_state::down) << "heartbeats alone bring nobody back";
 }
 
@@ -290,7 +294,7 @@ TEST_F(cluster, a_listener_that_says_nothing_is_given_up_at_the_deadline) {
     EXPECT_EQ(found.error().code, errc::deadline);
     EXPECT_THAT(found.error().message, HasSubstr("did not answer within 300 ms"));
     EXPECT_GE(since(begin), milliseconds{300});
-    EXPECT_LT(since(begin), milliseconds{1000});
+    EXPECT_LT(since(begin), milliseconds{1000} * troupe::testing::patience);
   }
   start();  // others can be connected to meanwhile
   EXPECT_TRUE(ask<membership>(members_atom_v).members.empty());
@@ -307,7 +311,7 @@ TEST_F(cluster, a_port_where_nobody_listens_is_unreachable_at_once) {
   ASSERT_FALSE(found);
   EXPECT_EQ(found.error().code, errc::peer_unreachable);
   EXPECT_THAT(found.error().message, HasSubstr("Connection refused"));
-  EXPECT_LT(since(begin), milliseconds{1000});
+  EXPECT_LT(since(begin), milliseconds{1000} * troupe::testing::patience);
   EXPECT_EQ(here->connect<supervisor_actor>("127.0.0.1", 0, milliseconds{100}).error().code,
             errc::invalid_config);
 }
@@ -321,7 +325,7 @@ TEST_F(cluster, an_actor_of_another_kind_is_not_taken_for_a_node) {
 
 TEST_F(cluster, a_frozen_peer_loses_its_connection_and_an_idle_one_keeps_it) {
   here = std::make_unique<actor_host>(actor_host_options{.network_heartbeat = milliseconds{500},
-                                                         .connection_timeout = milliseconds{1800}});
+                                                         .connection_timeout = milliseconds{4000}});
   child_process process{{CLUSTER_PEER, "supervisor", "0"}};
   const std::string up = process.line();
   ASSERT_THAT(up, HasSubstr("up "));
@@ -334,9 +338,9 @@ TEST_F(cluster, a_frozen_peer_loses_its_connection_and_an_idle_one_keeps_it) {
     self->receive([&](caf::down_msg&) { lost = true; }, caf::after(time) >> [] {});
     return lost;
   };
-  EXPECT_FALSE(lost_within(milliseconds{2500})) << "idle";
+  EXPECT_FALSE(lost_within(milliseconds{5000})) << "idle";
   process.stop();
-  EXPECT_TRUE(lost_within(milliseconds{4000})) << "frozen";
+  EXPECT_TRUE(lost_within(milliseconds{8000} * troupe::testing::patience)) << "frozen";
 }
 
 // -- the client
@@ -384,8 +388,8 @@ TEST_F(cluster, a_client_outlives_a_supervisor_that_is_killed_and_gives_up_on_a_
   const std::string up = process->line();
   ASSERT_THAT(up, HasSubstr("up "));
   const auto at = static_cast<std::uint16_t>(std::stoi(up.substr(3)));
-  auto client =
-      cluster_client::connect({.host = "127.0.0.1", .port = at, .timeout = milliseconds{500}});
+  auto client = cluster_client::connect(
+      {.host = "127.0.0.1", .port = at, .timeout = milliseconds{500} * troupe::testing::patience});
   ASSERT_TRUE(client) << client.error().message;
   ASSERT_TRUE((*client)->members());
 
@@ -394,7 +398,7 @@ TEST_F(cluster, a_client_outlives_a_supervisor_that_is_killed_and_gives_up_on_a_
   const auto silent = (*client)->members();
   ASSERT_FALSE(silent);
   EXPECT_EQ(silent.error().code, errc::deadline);
-  EXPECT_LT(since(begin), milliseconds{1500});
+  EXPECT_LT(since(begin), milliseconds{1500} * troupe::testing::patience);
   process->end();
   const auto gone = (*client)->members();
   ASSERT_FALSE(gone);
@@ -424,7 +428,7 @@ TEST_F(cluster, a_client_that_waits_for_a_supervisor_that_is_killed_is_told_at_o
   killer.join();
   ASSERT_FALSE(placed);
   EXPECT_EQ(placed.error().code, errc::peer_lost);
-  EXPECT_LT(since(begin), milliseconds{1500});
+  EXPECT_LT(since(begin), milliseconds{1500} * troupe::testing::patience);
 }
 
 // -- the end
@@ -475,7 +479,7 @@ TEST_F(cluster, stops_within_a_second_and_answers_who_still_waits) {
   const auto begin = steady_clock::now();
   EXPECT_TRUE(there->shutdown()) << "some actor did not end";
   there.reset();
-  EXPECT_LT(since(begin), milliseconds{1000});
+  EXPECT_LT(since(begin), milliseconds{1000} * troupe::testing::patience);
   asker.join();
   EXPECT_EQ(placed.failed, static_cast<std::uint8_t>(errc::aborted));
   supervisor = nullptr;
@@ -495,7 +499,22 @@ TEST_F(cluster, an_actor_that_ignores_its_end_does_not_hold_up_the_process) {
   host.system().spawn(stubborn, std::chrono::hours{1});
   const auto begin = steady_clock::now();
   EXPECT_FALSE(host.shutdown());
-  EXPECT_LT(since(begin), milliseconds{1000});
+  EXPECT_LT(since(begin), milliseconds{1000} * troupe::testing::patience);
+}
+
+TEST_F(cluster, nor_does_one_with_a_thread_of_its_own) {
+  auto host =
+      std::make_unique<actor_host>(actor_host_options{.shutdown_timeout = milliseconds{100}});
+  const auto stubborn = [](caf::event_based_actor* self,
+                           std::chrono::hours next_tick) -> caf::behavior {
+    self->set_exit_handler([](caf::exit_msg&) {});
+    self->delayed_send(self, next_tick, tick_atom_v);
+    return {[](tick_atom) {}};
+  };
+  host->system().spawn<caf::detached>(stubborn, std::chrono::hours{1});
+  const auto begin = steady_clock::now();
+  host.reset();
+  EXPECT_LT(since(begin), milliseconds{1000} * troupe::testing::patience);
 }
 
 // CAF's keep-alive takes a connection that is being made for one that was silent since the machine

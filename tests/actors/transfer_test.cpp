@@ -3,30 +3,10 @@
 #include <map>
 #include <random>
 
-#include "cluster_fixture.hpp"
+#include "ways.hpp"
 
 namespace troupe::testing {
 namespace {
-
-struct way {
-  std::string backend;
-  std::string mode;
-};
-
-std::string name_of(const ::testing::TestParamInfo<way>& info) {
-  return info.param.backend + "_" + info.param.mode;
-}
-
-actors::transfer_mode mode_of(const way& w) {
-  return w.mode == "write" ? actors::transfer_mode::write : actors::transfer_mode::read;
-}
-
-cluster_options options_of(const way& w) {
-  cluster_options options;
-  options.backend = w.backend;
-  options.mode = w.mode;
-  return options;
-}
 
 /// A prefill engine that obeys: "REQUEST TOKENS CHUNK" computes a request in chunks, layer by
 /// layer, and says the outcome; "end" ends it.
@@ -68,98 +48,95 @@ int obedient_prefill(engine& node, line_channel& channel) {
   return 0;
 }
 
-class transfer : public ::testing::TestWithParam<way> {};
+class transfer : public ::testing::TestWithParam<way> {
+ protected:
+  cluster_options options{options_of(GetParam())};
+  std::unique_ptr<cluster> c;
+  std::unique_ptr<forked> prefill;
+  std::unique_ptr<engine> decode;
+  std::unique_ptr<cache_bytes> cache;
+  std::unique_ptr<listener> events;
+
+  /// The prefill node does `body` in a process of its own; the decode node is here.
+  void start(const std::function<int(engine&, line_channel&)>& body) {
+    c = std::make_unique<cluster>(options);
+    prefill = c->spawn("prefill-0", body);
+    cluster::quiet("decode");
+    decode = c->start("decode-0");
+    ASSERT_TRUE(decode);
+    cache = std::make_unique<cache_bytes>(*decode);
+    events = std::make_unique<listener>(*decode);
+  }
+  result<operation_id> receive(const std::string& request, std::uint32_t tokens,
+                               std::uint32_t prefix = 0, const std::vector<block_id>& blocks = {},
+                               std::chrono::milliseconds deadline = 0ms) {
+    return decode->receive(
+        {request, {"prefill-0"}, mode_of(GetParam()), tokens, prefix, blocks, 0, deadline, false});
+  }
+};
 
 TEST_P(transfer, moves_every_byte_of_a_chunked_prefill_and_says_done_once_at_both_sides) {
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", obedient_prefill);
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  cache_bytes cache{*decode};
-  cache.poison();
-  listener events{*decode};
+  start(obedient_prefill);
+  cache->poison();
   prefill->channel().say("r1 100 40 11");
-  auto receive =
-      decode->receive({"r1", {"prefill-0"}, mode_of(GetParam()), 100, 0, {}, 0, 0ms, false});
-  ASSERT_TRUE(receive) << to_string(receive.error());
-  ASSERT_TRUE(events.unpinned(*receive));
-  auto& t = events.of(*receive);
+  const auto id = receive("r1", 100);
+  ASSERT_TRUE(id) << to_string(id.error());
+  ASSERT_TRUE(events->unpinned(*id));
+  auto& t = events->of(*id);
   EXPECT_EQ(t.failed, 0) << to_string(t.why);
   EXPECT_EQ(t.done, 1);
   ASSERT_TRUE(t.allocated);
-  EXPECT_EQ(cache.differing(t.allocated->blocks, 0, 100, 11), 0u);
+  EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 100, 11), 0u);
   EXPECT_EQ(t.aux, (std::vector<std::byte>{std::byte{7}, std::byte{9}}));
   EXPECT_EQ(prefill->channel().hear().value_or("silence").substr(0, 5), "done ");
   ASSERT_TRUE(decode->free_blocks(t.allocated->owner, t.allocated->blocks));
 }
 
 TEST_P(transfer, works_when_the_decode_side_comes_first) {
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", obedient_prefill);
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  cache_bytes cache{*decode};
-  listener events{*decode};
-  auto receive =
-      decode->receive({"late", {"prefill-0"}, mode_of(GetParam()), 33, 0, {}, 0, 0ms, false});
-  ASSERT_TRUE(receive);
-  events.listen_for(300ms);
-  EXPECT_EQ(events.of(*receive).done + events.of(*receive).failed, 0);
+  start(obedient_prefill);
+  const auto id = receive("late", 33);
+  ASSERT_TRUE(id);
+  events->listen_for(300ms);
+  EXPECT_EQ(events->of(*id).done + events->of(*id).failed, 0);
   prefill->channel().say("late 33 33 5");
-  ASSERT_TRUE(events.outcome(*receive));
-  EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
-  EXPECT_EQ(cache.differing(events.of(*receive).allocated->blocks, 0, 33, 5), 0u);
+  ASSERT_TRUE(events->outcome(*id));
+  EXPECT_EQ(events->of(*id).failed, 0) << to_string(events->of(*id).why);
+  EXPECT_EQ(cache->differing(events->of(*id).allocated->blocks, 0, 33, 5), 0u);
 }
 
 TEST_P(transfer, leaves_a_prefix_alone_that_is_already_there) {
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", obedient_prefill);
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  cache_bytes cache{*decode};
-  cache.poison();
-  listener events{*decode};
+  start(obedient_prefill);
+  cache->poison();
   auto blocks = decode->allocate_blocks(4);
   ASSERT_TRUE(blocks);
-  cache.fill(blocks->blocks, 0, 4, 0, 21, 99);
+  cache->fill(blocks->blocks, 0, 4, 0, 21, 99);
   prefill->channel().say("p 60 60 3");
-  auto receive = decode->receive(
-      {"p", {"prefill-0"}, mode_of(GetParam()), 60, 21, blocks->blocks, 0, 0ms, false});
-  ASSERT_TRUE(receive) << to_string(receive.error());
-  ASSERT_TRUE(events.outcome(*receive));
-  EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
-  EXPECT_EQ(cache.differing(blocks->blocks, 0, 21, 99), 0u);
-  EXPECT_EQ(cache.differing(blocks->blocks, 21, 60, 3), 0u);
+  const auto id = receive("p", 60, 21, blocks->blocks);
+  ASSERT_TRUE(id) << to_string(id.error());
+  ASSERT_TRUE(events->outcome(*id));
+  EXPECT_EQ(events->of(*id).failed, 0) << to_string(events->of(*id).why);
+  EXPECT_EQ(cache->differing(blocks->blocks, 0, 21, 99), 0u);
+  EXPECT_EQ(cache->differing(blocks->blocks, 21, 60, 3), 0u);
 }
 
 TEST_P(transfer, of_nothing_completes_at_once) {
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", obedient_prefill);
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  listener events{*decode};
+  start(obedient_prefill);
   auto blocks = decode->allocate_blocks(2);
   ASSERT_TRUE(blocks);
   prefill->channel().say("e 32 32 1");
-  auto receive = decode->receive(
-      {"e", {"prefill-0"}, mode_of(GetParam()), 32, 32, blocks->blocks, 0, 0ms, false});
-  ASSERT_TRUE(receive);
-  ASSERT_TRUE(events.outcome(*receive));
-  EXPECT_EQ(events.of(*receive).failed, 0) << to_string(events.of(*receive).why);
-  EXPECT_EQ(events.of(*receive).bytes, 0u);
+  const auto id = receive("e", 32, 32, blocks->blocks);
+  ASSERT_TRUE(id);
+  ASSERT_TRUE(events->outcome(*id));
+  EXPECT_EQ(events->of(*id).failed, 0) << to_string(events->of(*id).why);
+  EXPECT_EQ(events->of(*id).bytes, 0u);
   EXPECT_EQ(prefill->channel().hear().value_or("silence").substr(0, 4), "done");
 }
 
 TEST_P(transfer, of_many_requests_share_one_link_and_none_is_mixed_up) {
   constexpr int count = 24;
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
-    cache_bytes cache{node};
-    listener events{node};
+  start([](engine& node, line_channel& channel) {
+    cache_bytes memory{node};
+    listener heard{node};
     std::vector<operation_id> sends;
     for (int i = 0; i < count; ++i) {
       const auto tokens = static_cast<std::uint32_t>(17 + i);
@@ -167,14 +144,14 @@ TEST_P(transfer, of_many_requests_share_one_link_and_none_is_mixed_up) {
       if (!blocks) return 1;
       auto send = node.send({"m" + std::to_string(i), blocks->blocks, 0, 0ms, 0});
       if (!send) return 2;
-      cache.fill(blocks->blocks, 0, 4, 0, tokens, static_cast<std::uint64_t>(1000 + i));
+      memory.fill(blocks->blocks, 0, 4, 0, tokens, static_cast<std::uint64_t>(1000 + i));
       (void)node.layers_ready(*send, 0, 4, tokens);
       (void)node.seal(*send, tokens);
       sends.push_back(*send);
     }
     for (const auto send : sends) {
-      if (!events.outcome(send) || events.of(send).done != 1) {
-        channel.say(to_string(events.of(send).why));
+      if (!heard.outcome(send) || heard.of(send).done != 1) {
+        channel.say(to_string(heard.of(send).why));
         return 3;
       }
     }
@@ -182,61 +159,42 @@ TEST_P(transfer, of_many_requests_share_one_link_and_none_is_mixed_up) {
     (void)channel.hear();
     return 0;
   });
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  cache_bytes cache{*decode};
-  listener events{*decode};
   std::vector<operation_id> receives;
   for (int i = 0; i < count; ++i) {
-    auto receive = decode->receive({"m" + std::to_string(i),
-                                    {"prefill-0"},
-                                    mode_of(GetParam()),
-                                    static_cast<std::uint32_t>(17 + i),
-                                    0,
-                                    {},
-                                    0,
-                                    0ms,
-                                    false});
-    ASSERT_TRUE(receive);
-    receives.push_back(*receive);
+    const auto id = receive("m" + std::to_string(i), static_cast<std::uint32_t>(17 + i));
+    ASSERT_TRUE(id);
+    receives.push_back(*id);
   }
   for (int i = 0; i < count; ++i) {
-    ASSERT_TRUE(events.outcome(receives[static_cast<std::size_t>(i)]));
-    auto& t = events.of(receives[static_cast<std::size_t>(i)]);
+    ASSERT_TRUE(events->outcome(receives[static_cast<std::size_t>(i)]));
+    auto& t = events->of(receives[static_cast<std::size_t>(i)]);
     EXPECT_EQ(t.done, 1) << to_string(t.why);
-    EXPECT_EQ(cache.differing(t.allocated->blocks, 0, static_cast<std::uint32_t>(17 + i),
-                              static_cast<std::uint64_t>(1000 + i)),
+    EXPECT_EQ(cache->differing(t.allocated->blocks, 0, static_cast<std::uint32_t>(17 + i),
+                               static_cast<std::uint64_t>(1000 + i)),
               0u);
   }
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "all done");
 }
 
 TEST_P(transfer, that_the_prefill_engine_aborts_fails_at_both_sides_with_its_reason) {
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
-    listener events{node};
+  start([](engine& node, line_channel& channel) {
+    listener heard{node};
     auto blocks = node.allocate_blocks(2);
     auto send = node.send({"a", blocks->blocks, 0, 0ms, 0});
     if (!send) return 1;
     (void)channel.hear();
     (void)node.abort(*send, "out of patience");
-    if (!events.unpinned(*send)) return 2;
-    channel.say(to_string(events.of(*send).why));
+    if (!heard.unpinned(*send)) return 2;
+    channel.say(to_string(heard.of(*send).why));
     (void)channel.hear();
     return 0;
   });
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  listener events{*decode};
-  auto receive =
-      decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
-  ASSERT_TRUE(receive);
-  ASSERT_TRUE(events.moving());
+  const auto id = receive("a", 32);
+  ASSERT_TRUE(id);
+  ASSERT_TRUE(events->moving());
   prefill->channel().say("now");
-  ASSERT_TRUE(events.unpinned(*receive));
-  auto& t = events.of(*receive);
+  ASSERT_TRUE(events->unpinned(*id));
+  auto& t = events->of(*id);
   EXPECT_EQ(t.failed, 1);
   EXPECT_EQ(t.why.code, errc::aborted);
   EXPECT_NE(t.why.message.find("out of patience"), std::string::npos) << t.why.message;
@@ -244,41 +202,34 @@ TEST_P(transfer, that_the_prefill_engine_aborts_fails_at_both_sides_with_its_rea
 }
 
 TEST_P(transfer, that_the_decode_engine_aborts_fails_at_both_sides) {
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
-    listener events{node};
+  start([](engine& node, line_channel& channel) {
+    listener heard{node};
     auto blocks = node.allocate_blocks(2);
     auto send = node.send({"a", blocks->blocks, 0, 0ms, 0});
     if (!send) return 1;
     (void)node.layers_ready(*send, 0, 1, 32);
     // A request that was given up before the prefill engine offered it is none.
     channel.say("offered");
-    if (!events.unpinned(*send)) return 2;
-    channel.say(to_string(events.of(*send).why.code).data());
+    if (!heard.unpinned(*send)) return 2;
+    channel.say(to_string(heard.of(*send).why.code).data());
     (void)channel.hear();
     return 0;
   });
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  listener events{*decode};
   ASSERT_EQ(prefill->channel().hear().value_or("silence"), "offered");
-  auto receive =
-      decode->receive({"a", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
-  ASSERT_TRUE(receive);
-  ASSERT_TRUE(events.moving());
-  ASSERT_TRUE(decode->abort(*receive, "client went away"));
-  ASSERT_TRUE(events.unpinned(*receive));
-  EXPECT_EQ(events.of(*receive).why.code, errc::aborted);
+  const auto id = receive("a", 32);
+  ASSERT_TRUE(id);
+  ASSERT_TRUE(events->moving());
+  ASSERT_TRUE(decode->abort(*id, "client went away"));
+  ASSERT_TRUE(events->unpinned(*id));
+  EXPECT_EQ(events->of(*id).why.code, errc::aborted);
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "aborted");
 }
 
 // The abort comes right behind the request, perhaps before the request has an actor.
 TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
   constexpr int requests = 200;
-  cluster c{options_of(GetParam())};
-  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
-    listener events{node};
+  start([](engine& node, line_channel& channel) {
+    listener heard{node};
     auto blocks = node.allocate_blocks(2);
     std::vector<operation_id> sends;
     for (int i = 0; i < requests; ++i) {
@@ -289,76 +240,54 @@ TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
     channel.say("offered");
     int aborted = 0;
     for (const auto send : sends) {
-      if (!events.unpinned(send)) break;
-      if (events.of(send).why.code == errc::aborted) ++aborted;
+      if (!heard.unpinned(send)) break;
+      if (heard.of(send).why.code == errc::aborted) ++aborted;
     }
     channel.say(std::to_string(aborted));
     (void)channel.hear();
     return 0;
   });
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  listener events{*decode};
   ASSERT_EQ(prefill->channel().hear().value_or("silence"), "offered");
   // Named, so that the request goes out at once: what is given up in line for blocks asked nobody.
   const auto blocks = decode->allocate_blocks(2);
   ASSERT_TRUE(blocks);
-  const auto receive = [&](int i) {
-    return decode->receive({"q" + std::to_string(i),
-                            {"prefill-0"},
-                            mode_of(GetParam()),
-                            32,
-                            0,
-                            blocks->blocks,
-                            0,
-                            60s,
-                            false});
+  const auto ask = [&](int i) {
+    return receive("q" + std::to_string(i), 32, 0, blocks->blocks, 60s);
   };
   const auto give_up = [&](const result<operation_id>& operation) {
     ASSERT_TRUE(operation);
     ASSERT_TRUE(decode->abort(*operation, "at once"));
-    ASSERT_TRUE(events.unpinned(*operation));
-    EXPECT_EQ(to_string(events.of(*operation).why), "aborted: at once");
+    ASSERT_TRUE(events->unpinned(*operation));
+    EXPECT_EQ(to_string(events->of(*operation).why), "aborted: at once");
   };
-  const auto first = receive(0);  // brings the link up
-  ASSERT_TRUE(events.moving());
+  const auto first = ask(0);  // brings the link up
+  ASSERT_TRUE(events->moving());
   give_up(first);
-  for (int i = 1; i < requests; ++i) give_up(receive(i));
+  for (int i = 1; i < requests; ++i) give_up(ask(i));
   EXPECT_EQ(prefill->channel().hear(40s).value_or("silence"), std::to_string(requests));
 }
 
 TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
-  auto options = options_of(GetParam());
   options.deadline = "700ms";
-  cluster c{options};
-  auto prefill = c.spawn("prefill-0", [](engine& node, line_channel& channel) {
-    listener events{node};
+  start([](engine& node, line_channel& channel) {
+    listener heard{node};
     auto blocks = node.allocate_blocks(2);
     auto send = node.send({"n", blocks->blocks, 0, 1500ms, 0});
     if (!send) return 1;
     (void)node.layers_ready(*send, 0, 4, 16);
-    if (!events.unpinned(*send)) return 2;
-    channel.say(to_string(events.of(*send).why.code).data());
+    if (!heard.unpinned(*send)) return 2;
+    channel.say(to_string(heard.of(*send).why.code).data());
     (void)channel.hear();
     return 0;
   });
-  cluster::quiet("decode");
-  auto decode = c.start("decode-0");
-  ASSERT_TRUE(decode);
-  listener events{*decode};
-  auto receive =
-      decode->receive({"n", {"prefill-0"}, mode_of(GetParam()), 32, 0, {}, 0, 0ms, false});
-  ASSERT_TRUE(receive);
-  ASSERT_TRUE(events.unpinned(*receive, 5s));
-  EXPECT_EQ(events.of(*receive).why.code, errc::deadline);
+  const auto id = receive("n", 32);
+  ASSERT_TRUE(id);
+  ASSERT_TRUE(events->unpinned(*id, 5s));
+  EXPECT_EQ(events->of(*id).why.code, errc::deadline);
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "deadline");
 }
 
-INSTANTIATE_TEST_SUITE_P(every_way, transfer,
-                         ::testing::Values(way{"tcp", "write"}, way{"tcp", "read"},
-                                           way{"shm", "write"}, way{"shm", "read"}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(every_way, transfer, ::testing::ValuesIn(every_way()), name_of);
 
 }  // namespace
 }  // namespace troupe::testing

@@ -1,5 +1,6 @@
 // A deployment that is printed and parsed again is the same deployment, for 1000 generated ones.
 
+#include <algorithm>
 #include <array>
 #include <random>
 #include <string>
@@ -121,13 +122,33 @@ class generator {
 
   transport_config transport(std::size_t nodes) {
     transport_config value;
-    value.backend = any({backend_kind::automatic, backend_kind::shm, backend_kind::tcp});
+    value.backend =
+        any({backend_kind::automatic, backend_kind::shm, backend_kind::tcp, backend_kind::rdma});
     if (value.backend != backend_kind::tcp && chance()) value.fallback.push_back(backend_kind::tcp);
     if (value.backend != backend_kind::shm && chance()) value.fallback.push_back(backend_kind::shm);
+    if (value.backend == backend_kind::automatic || value.backend == backend_kind::rdma) {
+      value.device = any({"auto", "mlx5_0", "mlx5_0,mlx5_1", "^rxe-0.1"});
+      if (chance()) {
+        value.rdma.port = static_cast<std::uint8_t>(small(0, 255));
+        value.rdma.gid_index = static_cast<std::int32_t>(small(0, 256)) - 1;
+        value.rdma.traffic_class = static_cast<std::uint8_t>(small(0, 255));
+        value.rdma.service_level = static_cast<std::uint8_t>(small(0, 15));
+        value.rdma.pkey_index = static_cast<std::uint16_t>(small(0, 65'535));
+        value.rdma.hop_limit = static_cast<std::uint8_t>(small(1, 255));
+        value.rdma.timeout = static_cast<std::uint8_t>(small(8, 20));
+        value.rdma.retry_count = static_cast<std::uint8_t>(small(0, 7));
+        value.rdma.memory_windows = any({feature_use::automatic, feature_use::off});
+        value.rdma.relaxed_ordering = any({feature_use::automatic, feature_use::off});
+        value.rdma.max_registration = chance() ? 0 : number(4096, std::uint64_t{1} << 40U);
+      }
+    }
     value.qp_per_transfer = small(1, 64);
     value.post_batch_size = chance() ? -1 : static_cast<std::int32_t>(number(1, 65'536));
     value.num_workers = small(1, 64);
-    if (nodes == 1 && value.backend != backend_kind::shm) value.data_port = port();
+    const bool listens =
+        value.backend == backend_kind::automatic || value.backend == backend_kind::tcp ||
+        std::ranges::find(value.fallback, backend_kind::tcp) != value.fallback.end();
+    if (nodes == 1 && listens) value.data_port = port();
     value.connect_timeout = milliseconds(1, 600'000);
     value.max_reconnects = small(0, 1000);
     return value;
@@ -173,6 +194,20 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   EXPECT_TRUE(
       differs([](auto& d) { d.supervisor.heartbeat_timeout += std::chrono::milliseconds{1}; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.max_reconnects += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.device = "mlx5_0"; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.port += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.gid_index += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.traffic_class += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.service_level += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.pkey_index += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.hop_limit += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.timeout += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.retry_count -= 1; }));
+  EXPECT_TRUE(
+      differs([](auto& d) { d.stages[0].transport.rdma.memory_windows = feature_use::off; }));
+  EXPECT_TRUE(
+      differs([](auto& d) { d.stages[0].transport.rdma.relaxed_ordering = feature_use::off; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.max_registration += 4096; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].ports[0] += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.limits.max_waiting += 1; }));
 }

@@ -58,6 +58,9 @@ TEST_P(bench, moves_every_byte_and_writes_down_what_it_measured) {
   EXPECT_EQ(results.at("link").at("backend"), backend);
   const auto& latency = results.at("latency_us");
   EXPECT_GT(latency.at("p50"), 0.0);
+  EXPECT_GT(latency.at("mean"), 0.0);
+  EXPECT_LE(latency.at("mean"), latency.at("max"));
+  EXPECT_THAT(results.at("supervisor").get<std::string>(), ::testing::StartsWith("127.0.0.1:"));
   EXPECT_LE(latency.at("p50"), latency.at("p90"));
   EXPECT_LE(latency.at("p90"), latency.at("p99"));
   EXPECT_LE(latency.at("p99"), latency.at("max"));
@@ -75,6 +78,35 @@ INSTANTIATE_TEST_SUITE_P(every, bench,
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+class verified_bench : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(verified_bench, counts_only_the_time_in_which_caches_move) {
+  const results_file file;
+  // One after the other: then nothing but the transfers is in the time that counts.
+  const auto ended =
+      run({"bench", "--layers", "4", "--tokens", "1024", "--concurrency", "1", "--requests", "30",
+           "--verify", "--mode", GetParam(), "--json", file.path});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const auto results = file.read();
+  EXPECT_EQ(results.at("verified"), 30);
+  const auto moving = results.at("latency_us").at("mean").get<double>() * 30 / 1e6;
+  EXPECT_GT(results.at("seconds"), 0.0);
+  EXPECT_LE(results.at("seconds").get<double>(), moving * 1.02 + 0.001) << results;
+  EXPECT_GT(results.at("verify_seconds"), 0.0);
+}
+
+INSTANTIATE_TEST_SUITE_P(bench, verified_bench, Values("write", "read"),
+                         [](const auto& tested) { return std::string{tested.param}; });
+
+TEST(bench, a_verified_one_ends_after_its_duration_too) {
+  const results_file file;
+  const auto ended = run(small_load({"--duration", "700ms", "--verify", "--json", file.path}));
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const auto results = file.read();
+  EXPECT_GT(results.at("verified"), 0);
+  EXPECT_EQ(results.at("verified"), results.at("transfers"));
+}
 
 TEST(bench, a_duration_ends_it_and_progress_is_lines_where_there_is_no_terminal) {
   const auto ended = run(small_load({"--duration", "1500ms"}));

@@ -5,18 +5,22 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <regex>
 #include <thread>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "sanitized.hpp"
 
 namespace troupe::testing {
 
@@ -95,7 +99,7 @@ bool command::pump(milliseconds timeout) {
 }
 
 bool command::says(const std::string& text, milliseconds timeout) {
-  const auto until = clock::now() + timeout;
+  const auto until = clock::now() + timeout * patience;
   const auto said = [&] {
     return out_.find(text) != std::string::npos || err_.find(text) != std::string::npos;
   };
@@ -105,7 +109,7 @@ bool command::says(const std::string& text, milliseconds timeout) {
 }
 
 int command::wait(milliseconds timeout) {
-  const auto until = clock::now() + timeout;
+  const auto until = clock::now() + timeout * patience;
   while (pid_ > 0 && clock::now() < until) {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
@@ -131,9 +135,18 @@ ended run(std::vector<std::string> arguments) {
   return {code, troupe.out(), troupe.err()};
 }
 
+ended run_until_good(const std::vector<std::string>& arguments) {
+  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds{10} * patience;
+  for (;;) {
+    auto outcome = run(arguments);
+    if (outcome.code == 0 || std::chrono::steady_clock::now() >= late) return outcome;
+    std::this_thread::sleep_for(std::chrono::milliseconds{200});
+  }
+}
+
 bool vanishes(pid_t pid, milliseconds timeout) {
   const auto exists = [pid] { return pid > 0 && ::kill(pid, 0) == 0; };
-  const auto until = clock::now() + timeout;
+  const auto until = clock::now() + timeout * patience;
   while (exists() && clock::now() < until) std::this_thread::sleep_for(milliseconds{10});
   return !exists();
 }
@@ -166,6 +179,15 @@ deployment_on_disk::~deployment_on_disk() {
   ::unlink(path_.c_str());
 }
 
+scratch_folder::scratch_folder() : path_{::testing::TempDir() + "troupe-test-XXXXXX"} {
+  if (::mkdtemp(path_.data()) == nullptr) path_.clear();
+}
+
+scratch_folder::~scratch_folder() {
+  std::error_code ignored;
+  if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+}
+
 taken_port::taken_port() : fd_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
   auto at = loopback(0);
   socklen_t size = sizeof at;
@@ -180,6 +202,19 @@ taken_port::~taken_port() {
 }
 
 std::uint16_t free_port() {
+  // Not from the range that the kernel gives to others, who may take it before it is used; other
+  // tests that run meanwhile begin elsewhere.
+  constexpr unsigned first = 20'000;
+  constexpr unsigned count = 12'000;
+  static unsigned next = static_cast<unsigned>(::getpid()) * 97;
+  for (unsigned tries = 0; tries < count; ++tries) {
+    const auto port = static_cast<std::uint16_t>(first + next++ % count);
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const auto at = loopback(port);
+    const bool is_free = ::bind(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+    ::close(fd);
+    if (is_free) return port;
+  }
   return taken_port{}.number();
 }
 

@@ -7,7 +7,8 @@
 
 #include <sys/types.h>
 
-/// The `troupe` command, run by tests as a user runs it.
+/// The `troupe` command, run by tests as a user runs it. Limits of waiting are `patience` times as long
+/// under a sanitizer.
 namespace troupe::testing {
 
 /// A `troupe` process with its output. It never outlives the object.
@@ -44,6 +45,9 @@ struct ended {
 };
 /// Runs it to its end.
 [[nodiscard]] ended run(std::vector<std::string> arguments);
+/// The same, again and again until it ends with 0, within some seconds: on a busy machine a node may be
+/// suspect for a moment.
+[[nodiscard]] ended run_until_good(const std::vector<std::string>& arguments);
 
 /// A deployment of a prefill, a decode and a store on this machine, written to a file that goes
 /// with the object.
@@ -55,6 +59,19 @@ class deployment_on_disk {
   ~deployment_on_disk();
   deployment_on_disk(const deployment_on_disk&) = delete;
   deployment_on_disk& operator=(const deployment_on_disk&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// An empty folder that goes with all that is in it.
+class scratch_folder {
+ public:
+  scratch_folder();
+  ~scratch_folder();
+  scratch_folder(const scratch_folder&) = delete;
+  scratch_folder& operator=(const scratch_folder&) = delete;
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:

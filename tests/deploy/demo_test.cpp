@@ -44,4 +44,14 @@ TEST(demo, ctrl_c_leaves_no_process) {
   EXPECT_EQ(seen, 2u) << out;
 }
 
+TEST(demo, the_longest_prompt_is_in_the_help_and_in_the_error) {
+  const auto limit = HasSubstr("8192 bytes");
+  EXPECT_THAT(run({"demo", "--help"}).out, limit);
+  const auto ended = run({"demo", "--prompt", std::string(8193, 'x')});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, limit);
+  EXPECT_THAT(ended.err, HasSubstr("8193"));
+  EXPECT_THAT(ended.err, ::testing::Not(HasSubstr("xxxxx")));
+}
+
 }  // namespace

@@ -56,4 +56,35 @@ TEST(usage, wrong_arguments_end_with_two_and_a_sentence_on_standard_error) {
   }
 }
 
+TEST(usage, an_unknown_word_is_named_at_every_level) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong{
+      {{}, "there are demo, up, node, check, status, info, bench"},
+      {{"fly"}, "unknown verb `fly`"},
+      {{"chek", "file.yaml"}, "demo, up, node, check, status, info, bench"},
+      {{"fly", "--help"}, "unknown verb `fly`"},
+      {{"--faster"}, "--faster"},
+      {{"--faster", "check"}, "--faster"},
+      {{"check", "--faster"}, "--faster"},
+      {{"node", "file.yaml", "--faster"}, "--faster"},
+      {{"up", "--faster", "7"}, "--faster"},
+      {{"status", "--faster"}, "--faster"},
+      {{"demo", "fly"}, "fly"},
+      {{"info", "fly"}, "fly"},
+      {{"bench", "--verfy"}, "--verfy"},
+      {{"check", "file.yaml", "fly"}, "fly"}};
+  for (const auto& [arguments, named] : wrong) {
+    const auto ended = run(arguments);
+    EXPECT_EQ(ended.code, 2) << ::testing::PrintToString(arguments);
+    EXPECT_THAT(ended.err, HasSubstr(named)) << ::testing::PrintToString(arguments);
+    EXPECT_THAT(ended.err, HasSubstr("--help")) << ::testing::PrintToString(arguments);
+    EXPECT_EQ(ended.out, "") << ::testing::PrintToString(arguments);
+  }
+}
+
+TEST(usage, the_first_word_is_the_verb) {
+  const auto ended = run({"fly", "check"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("unknown verb `fly`"));
+}
+
 }  // namespace

@@ -3,13 +3,26 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/mount.h>
 
 #include "command.hpp"
+#include "sanitized.hpp"
 
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using troupe::testing::have_verbs;
 using troupe::testing::run;
+
+/// What `troupe info --json` says of a backend.
+nlohmann::json backend_of(const nlohmann::json& info, const std::string& name) {
+  for (const auto& backend : info.at("backends")) {
+    if (backend.at("name") == name) return backend;
+  }
+  return {};
+}
 
 TEST(info, names_every_backend_and_gives_the_reason_of_each) {
   const auto ended = run({"info", "--json"});
@@ -34,6 +47,78 @@ TEST(info, says_for_people_what_it_says_as_json) {
     EXPECT_THAT(text.out, HasSubstr(info.at("troupe").at(key).get<std::string>()));
   for (const auto* key : {"kernel", "processor", "cores"})
     EXPECT_THAT(text.out, HasSubstr(info.at("machine").at(key).get<std::string>()));
+}
+
+/// On the devices of tests/verbs: two rails, at both ends.
+struct info_of_rdma : ::testing::Test {
+  void SetUp() override {
+    if (!have_verbs()) GTEST_SKIP() << "needs RDMA devices: tests/run verbs";
+  }
+};
+
+TEST_F(info_of_rdma, shows_every_device_with_its_port_and_the_address_that_it_would_use) {
+  const auto ended = run({"info", "--json"});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const auto info = nlohmann::json::parse(ended.out);
+  const std::string devices = info.at("machine").at("RDMA devices");
+  const std::pair<const char*, const char*> expected[]{{"rxe0a", "10.77.0.1"},
+                                                       {"rxe0b", "10.77.0.2"},
+                                                       {"rxe1a", "10.77.1.1"},
+                                                       {"rxe1b", "10.77.1.2"}};
+  for (const auto& [name, address] : expected) {
+    const auto begin = devices.find(std::string{name} + " port 1: ");
+    ASSERT_NE(begin, std::string::npos) << name << " in " << devices;
+    EXPECT_THAT(devices.substr(begin, devices.find(';', begin) - begin),
+                AllOf(HasSubstr("port 1: active, Ethernet, "), HasSubstr(" Gb/s, MTU 4096, "),
+                      HasSubstr("GID 1 ::ffff:" + std::string{address} + " (RoCE v2)")));
+  }
+  const auto rdma = backend_of(info, "rdma");
+  EXPECT_EQ(rdma.at("usable"), true);
+  EXPECT_THAT(rdma.at("reason").get<std::string>(), HasSubstr("rxe0a port 1 gid 1"));
+
+  const auto text = run({"info"}).out;
+  for (const auto& [name, address] : expected) {
+    EXPECT_THAT(text, AllOf(HasSubstr(name), HasSubstr(address)));
+  }
+}
+
+/// A folder of the machine that is empty for as long as the object lives.
+class emptied_folder {
+ public:
+  explicit emptied_folder(const char* path) : path_{path} {
+    EXPECT_EQ(::mount("tmpfs", path_, "tmpfs", 0, nullptr), 0) << path_;
+  }
+  ~emptied_folder() { ::umount(path_); }
+  emptied_folder(const emptied_folder&) = delete;
+  emptied_folder& operator=(const emptied_folder&) = delete;
+
+ private:
+  const char* path_;
+};
+
+/// Of the backend, and of the devices.
+std::vector<std::string> said_of_unusable_rdma() {
+  const auto info = nlohmann::json::parse(run({"info", "--json"}).out);
+  const auto rdma = backend_of(info, "rdma");
+  EXPECT_EQ(rdma.at("usable"), false);
+  return {rdma.at("reason"), info.at("machine").at("RDMA devices")};
+}
+
+TEST_F(info_of_rdma, names_the_devices_that_no_user_space_driver_knows) {
+  const emptied_folder drivers{"/etc/libibverbs.d"};
+  for (const auto& said : said_of_unusable_rdma()) {
+    for (const auto* device : {"rxe0a: ", "rxe0b: ", "rxe1a: ", "rxe1b: "})
+      EXPECT_THAT(said, HasSubstr(device + std::string{"the kernel has it (ABI 2), but no user-"}));
+    EXPECT_THAT(said, HasSubstr("install ibverbs-providers"));
+  }
+}
+
+TEST_F(info_of_rdma, names_the_devices_that_a_container_was_not_given) {
+  const emptied_folder given{"/dev/infiniband"};
+  for (const auto& said : said_of_unusable_rdma()) {
+    EXPECT_THAT(said, HasSubstr("rxe0a: the kernel has it (ABI 2), but /dev/infiniband/uverbs"));
+    EXPECT_THAT(said, AllOf(HasSubstr("is not here"), Not(HasSubstr("ibverbs-providers"))));
+  }
 }
 
 }  // namespace

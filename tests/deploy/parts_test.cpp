@@ -10,6 +10,7 @@
 #include "troupe/deploy/cli/announcement.hpp"
 #include "troupe/deploy/cli/bench_pattern.hpp"
 #include "troupe/deploy/cli/latency_histogram.hpp"
+#include "troupe/deploy/cli/process_name.hpp"
 #include "troupe/deploy/cli/progress_line.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 
@@ -41,6 +42,13 @@ TEST(latency_histogram, a_percentile_is_never_below_the_exact_one_and_at_most_a_
     EXPECT_EQ(histogram.max().count(), exact.back());
     EXPECT_EQ(histogram.percentile(1.0), histogram.max());
   }
+}
+
+TEST(latency_histogram, knows_the_mean) {
+  latency_histogram histogram;
+  EXPECT_EQ(histogram.mean().count(), 0.0);
+  for (const int value : {1, 2, 6}) histogram.add(nanoseconds{value});
+  EXPECT_EQ(histogram.mean().count(), 3.0);
 }
 
 TEST(latency_histogram, takes_every_value_there_is) {
@@ -97,6 +105,23 @@ TEST_F(pattern, tells_requests_and_the_order_of_blocks_apart) {
 }
 
 // -- what is shown
+
+// -- names of processes
+
+TEST(process_name, fits_what_the_kernel_keeps_and_tells_nodes_apart) {
+  EXPECT_EQ(process_name("cache-0"), "troupe:cache-0");
+  EXPECT_EQ(process_name("prefill-0"), "troupe:prefil-0");
+  EXPECT_EQ(process_name("supervisor"), "troupe:supervis");
+  EXPECT_EQ(process_name("decode-12"), "troupe:decod-12");
+  EXPECT_EQ(process_name("decode-0-tp3"), "troupe:de-0-tp3");
+  EXPECT_EQ(process_name("decode-10-tp31"), "troupe:-10-tp31");
+  EXPECT_EQ(process_name("decode-1000-tp31"), "troupe:000-tp31");
+  EXPECT_EQ(process_name("my-long-stage-7"), "troupe:my-lon-7");
+  EXPECT_EQ(process_name("a-tp7-and-more"), "troupe:a-tp7-an");
+  EXPECT_EQ(process_name("123456789"), "troupe:12345678");
+  EXPECT_EQ(process_name("x-tp12345678"), "troupe:12345678");
+  EXPECT_EQ(process_name(""), "troupe:");
+}
 
 TEST(text_table, every_column_is_as_wide_as_its_widest_word) {
   text_table table{{{"NAME"}, {"SIZE", text_table::align::right}, {"WHY"}}};

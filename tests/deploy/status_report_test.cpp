@@ -16,8 +16,24 @@ using ::testing::Not;
 actors::node_report busy_report() {
   actors::node_report report;
   report.transfers_done = 12;
-  report.links.push_back(
-      {"prefill-0", 0xfedcba9876543210, "shm", "same host", "up", 1, 5, 7, 2, 3});
+  report.operations_open = 4711;
+  report.waiting_for_link = 815;
+  report.links.push_back({"prefill-0",
+                          0xfedcba9876543210,
+                          "shm",
+                          "same host",
+                          "up",
+                          1,
+                          5,
+                          7,
+                          2,
+                          3,
+                          6,
+                          "no answer",
+                          1009,
+                          1006,
+                          1,
+                          {}});
   report.transfers.push_back(
       {0x00000000000000ab, "r\033[2J1", "prefill-0", "receive", "moving", 4096, 250});
   report.pool.blocks_total = 512;
@@ -48,7 +64,7 @@ std::string tables_of(const cluster_status& status) {
 TEST(status_report, tables_show_links_with_the_reason_pools_and_transfers) {
   const auto text = tables_of(one_node(actors::node_state::up, busy_report()));
   for (const auto* word : {"epoch 9", "decode-0", "shm", "same host", "512", "500", "moving",
-                           "4.00 KiB", "250 ms", "00000000000000ab"})
+                           "4.00 KiB", "250 ms", "00000000000000ab", "no answer"})
     EXPECT_THAT(text, HasSubstr(word));
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
@@ -59,8 +75,48 @@ TEST(status_report, json_says_the_same_with_ids_as_text) {
   const auto& node = json.at("nodes").at(0);
   EXPECT_EQ(node.at("links").at(0).at("peer_incarnation"), "fedcba9876543210");
   EXPECT_EQ(node.at("links").at(0).at("reason"), "same host");
+  EXPECT_EQ(node.at("links").at(0).at("rebuilds"), 6);
+  EXPECT_EQ(node.at("links").at(0).at("last_break"), "no answer");
   EXPECT_EQ(node.at("transfers").at(0).at("transfer"), "00000000000000ab");
   EXPECT_EQ(node.at("pool").at("blocks_quarantined"), 4);
+}
+
+TEST(status_report, both_show_what_is_open_and_what_became_of_a_links_batches) {
+  const auto status = one_node(actors::node_state::up, busy_report());
+  const auto text = tables_of(status);
+  for (const auto* word : {"4711", "815", "1009", "1006"}) EXPECT_THAT(text, HasSubstr(word));
+  const auto node = nlohmann::json::parse(to_json(status)).at("nodes").at(0);
+  EXPECT_EQ(node.at("operations_open"), 4711);
+  EXPECT_EQ(node.at("waiting_for_link"), 815);
+  EXPECT_EQ(node.at("links").at(0).at("posted"), 1009);
+  EXPECT_EQ(node.at("links").at(0).at("completed"), 1006);
+  EXPECT_EQ(node.at("links").at(0).at("failed"), 1);
+}
+
+TEST(status_report, lanes_that_are_queue_pairs_are_shown_with_their_device_and_others_not) {
+  auto report = busy_report();
+  EXPECT_THAT(tables_of(one_node(actors::node_state::up, report)), Not(HasSubstr("DEVICE  PORT")));
+  report.links[0].by_lane = {{"mlx5_0", 1, 3, "::ffff:10.0.0.1", 321, 320, 2048, 0, 17, 5, 2003},
+                             {"mlx5_\033[2J", 2, 1, "::ffff:10.0.1.1", 7, 7, 0, 1, 0, 0, -1}};
+  const auto status = one_node(actors::node_state::up, report);
+  const auto text = tables_of(status);
+  for (const auto* word : {"mlx5_0", "3 ::ffff:10.0.0.1", "321", "320", "2.00 KiB", "17, is down",
+                           "PORT RETRIES", "2003", "not counted"})
+    EXPECT_THAT(text, HasSubstr(word));
+  EXPECT_THAT(text, Not(HasSubstr("\033")));
+  const auto json = nlohmann::json::parse(to_json(status));
+  const auto& lanes = json.at("nodes").at(0).at("links").at(0).at("by_lane");
+  ASSERT_EQ(lanes.size(), 2u);
+  EXPECT_EQ(lanes.at(0).at("device"), "mlx5_0");
+  EXPECT_EQ(lanes.at(0).at("gid_index"), 3);
+  EXPECT_EQ(lanes.at(0).at("requests_posted"), 321);
+  EXPECT_EQ(lanes.at(0).at("port_up"), false);
+  EXPECT_EQ(lanes.at(0).at("port_downs"), 17);
+  EXPECT_EQ(lanes.at(0).at("port_changes"), 5);
+  EXPECT_EQ(lanes.at(0).at("port_retries"), 2003);
+  EXPECT_TRUE(lanes.at(1).at("port_retries").is_null()) << "0 would say that there were none";
+  EXPECT_EQ(lanes.at(1).at("port"), 2);
+  EXPECT_EQ(lanes.at(1).at("port_up"), true);
 }
 
 TEST(status_report, a_node_is_incomplete_unless_it_is_up_and_answered) {

@@ -1,7 +1,11 @@
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +30,7 @@ TEST(status, shows_the_same_cluster_to_people_and_to_programs_by_file_and_by_add
   const deployment_on_disk file{port};
   command up{{"up", file.path()}};
   ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
-  const auto by_file = run({"status", file.path(), "--json"});
+  const auto by_file = run_until_good({"status", file.path(), "--json"});
   ASSERT_EQ(by_file.code, 0) << by_file.out << by_file.err;
   const auto status = nlohmann::json::parse(by_file.out);
   EXPECT_EQ(status.at("cluster"), "cli-test");
@@ -40,11 +44,74 @@ TEST(status, shows_the_same_cluster_to_people_and_to_programs_by_file_and_by_add
   EXPECT_GT(node_of(status, "prefill-0").at("pool").at("blocks_total"), 0);
   EXPECT_EQ(node_of(status, "cache-0").at("pool").at("store_bytes"), 1 << 20);
 
-  const auto by_address = run({"status", "127.0.0.1:" + std::to_string(port)});
+  const auto by_address = run_until_good({"status", "127.0.0.1:" + std::to_string(port)});
   EXPECT_EQ(by_address.code, 0) << by_address.err;
   for (const auto* name : {"prefill-0", "decode-0", "cache-0"})
     EXPECT_THAT(by_address.out, HasSubstr(std::string{"\n"} + name + " "));
 }
+
+class status_of_a_load : public ::testing::TestWithParam<const char*> {
+ protected:
+  /// A load that goes on until the test ends, and the address of its supervisor.
+  void SetUp() override {
+    if (std::string{GetParam()} == "rdma" && std::getenv("TROUPE_VERBS") == nullptr) {
+      GTEST_SKIP() << "needs RDMA devices: tests/run verbs";
+    }
+    load_.emplace(std::vector<std::string>{"bench", "--layers", "2", "--tokens", "64", "--duration",
+                                           "1h", "--backend", GetParam()});
+    ASSERT_TRUE(load_->says("GB/s")) << load_->out() << load_->err();
+    const std::string before = "troupe status ";
+    const auto at = load_->out().find(before);
+    ASSERT_NE(at, std::string::npos) << load_->out();
+    const auto begin = at + before.size();
+    supervisor_ = load_->out().substr(begin, load_->out().find('\n', begin) - begin);
+  }
+  [[nodiscard]] nlohmann::json link_of(const std::string& node) const {
+    const auto ended = run({"status", supervisor_, "--json"});
+    const auto status = nlohmann::json::parse(ended.out);
+    return node_of(status, node).at("links").at(0);
+  }
+
+  std::optional<command> load_;
+  std::string supervisor_;
+};
+
+TEST_P(status_of_a_load, counts_what_its_links_do) {
+  const auto before = link_of("prefill-0");
+  EXPECT_EQ(before.at("backend"), GetParam());
+  EXPECT_GT(before.at("posted"), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds{300});
+  const auto after = link_of("prefill-0");
+  for (const auto* counter : {"posted", "completed", "bytes_out"})
+    EXPECT_GT(after.at(counter), before.at(counter)) << counter;
+  EXPECT_GE(after.at("posted").get<std::uint64_t>(),
+            after.at("completed").get<std::uint64_t>() + after.at("failed").get<std::uint64_t>());
+  EXPECT_EQ(after.at("failed"), 0);
+
+  const auto text = run({"status", supervisor_}).out;
+  for (const auto* column : {" OPEN ", " NO LINK ", " POSTED ", " DONE "})
+    EXPECT_THAT(text, HasSubstr(column));
+  if (std::string{GetParam()} != "rdma") {
+    EXPECT_TRUE(after.at("by_lane").empty());
+    EXPECT_THAT(text, ::testing::Not(HasSubstr("LANE OF")));
+    return;
+  }
+  ASSERT_EQ(after.at("by_lane").size(), after.at("lanes"));
+  const auto& lane = after.at("by_lane").at(0);
+  EXPECT_THAT(lane.at("device").get<std::string>(), ::testing::StartsWith("rxe"));
+  EXPECT_EQ(lane.at("port"), 1);
+  EXPECT_THAT(lane.at("gid").get<std::string>(), HasSubstr("10.77."));
+  EXPECT_GT(lane.at("requests_completed"), 0);
+  EXPECT_GE(lane.at("requests_posted"), lane.at("requests_completed"));
+  EXPECT_GT(lane.at("bytes"), 0);
+  EXPECT_TRUE(lane.at("port_retries").is_number()) << lane;
+  EXPECT_THAT(text, HasSubstr("LANE OF"));
+  EXPECT_THAT(text, HasSubstr("PORT RETRIES"));
+  EXPECT_THAT(text, HasSubstr(lane.at("device").get<std::string>()));
+}
+
+INSTANTIATE_TEST_SUITE_P(over, status_of_a_load, ::testing::Values("shm", "tcp", "rdma"),
+                         [](const auto& tested) { return std::string{tested.param}; });
 
 TEST(status, a_node_that_never_came_is_shown_and_the_code_is_three) {
   const deployment_on_disk file{free_port()};
@@ -80,7 +147,7 @@ TEST(status, a_frozen_node_is_shown_with_the_reason_and_does_not_hold_the_others
   ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
   const auto frozen = node_in(up.out(), "decode-0");
   ASSERT_EQ(::kill(frozen.pid, SIGSTOP), 0);
-  const auto ended = run({"status", file.path(), "--json", "--timeout-ms", "500"});
+  const auto ended = run({"status", file.path(), "--json", "--timeout-ms", "1500"});
   ::kill(frozen.pid, SIGCONT);
   EXPECT_EQ(ended.code, 3);
   const auto status = nlohmann::json::parse(ended.out);

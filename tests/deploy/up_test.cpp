@@ -59,7 +59,7 @@ TEST(up, a_supervisor_that_listens_anywhere_is_found_by_its_own_nodes) {
   command up{{"up", file.path()}};
   ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
   const auto port = node_in(up.out(), "supervisor").port;
-  EXPECT_EQ(run({"status", "127.0.0.1:" + std::to_string(port)}).code, 0);
+  EXPECT_EQ(run_until_good({"status", "127.0.0.1:" + std::to_string(port)}).code, 0);
 }
 
 TEST(up, a_taken_port_fails_at_once_and_is_named) {

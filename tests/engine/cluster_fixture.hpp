@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <memory>
 #include <sstream>
@@ -18,10 +20,12 @@
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/parse.hpp"
+#include "troupe/config/resolve.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/reference_engine/calls.hpp"
 
 #include "cache_fixture.hpp"
+#include "sanitized.hpp"
 
 /// Real processes: one per node; the supervisor and the frontend in the test's own.
 namespace troupe::reference {
@@ -37,21 +41,34 @@ struct cluster_shape {
   std::string cache{};  ///< `--cache` of the nodes
 };
 
+/// Waits for other processes: whether the condition comes true in time, which is `patience` times
+/// the limit.
+inline bool comes_true(std::chrono::milliseconds limit, const std::function<bool()>& condition) {
+  const auto until = std::chrono::steady_clock::now() + limit * testing::patience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds{5});
+  }
+  return true;
+}
+
 class cluster {
  public:
   explicit cluster(const cluster_shape& shape) : shape_{shape} {
     std::string path = ::testing::TempDir() + "troupe-engine-XXXXXX";
     folder_ = ::mkdtemp(path.data());
     start_supervisor();
-    for (std::uint32_t rank = 0; rank < shape.prefill_ranks; ++rank)
-      prefill_.push_back(start_node("prefill-0", rank, shape.prefill_ranks));
-    for (std::uint32_t rank = 0; rank < shape.decode_ranks; ++rank)
-      decode_.push_back(start_node("decode-0", rank, shape.decode_ranks));
+    for (const auto& node : config::resolve(deployment_)) {
+      if (node.role == config::role::supervisor) continue;
+      (node.role == config::role::prefill ? prefill_ : decode_).push_back(node.name);
+      start_node(node.name);
+    }
     wait_until_up();
   }
   ~cluster() {
     for (auto& child : children_) child.terminate();
-    for (auto& child : children_) EXPECT_TRUE(child.stop(std::chrono::seconds{10}));
+    for (auto& child : children_)
+      EXPECT_TRUE(child.stop(std::chrono::seconds{10} * testing::patience));
     if (::testing::Test::HasFailure()) print_logs();
     client_.reset();
     std::filesystem::remove_all(folder_);
@@ -64,7 +81,8 @@ class cluster {
   [[nodiscard]] actors::cluster_client& client() { return *client_; }
 
   result<payload> call(const std::string& node, const std::string& method, payload what,
-                       std::chrono::milliseconds timeout = std::chrono::seconds{30}) {
+                       std::chrono::milliseconds timeout = std::chrono::seconds{30} *
+                                                           testing::patience) {
     return client_->call(node,
                          {method, std::move(what), static_cast<std::uint32_t>(timeout.count())});
   }
@@ -78,26 +96,25 @@ class cluster {
     return model_reply_from(call(decode_.front(), "model", {'{', '}'}).value()).value();
   }
 
-  /// All blocks of every node are free again; waits a little for quarantines to end.
   /// Waits until the node has taken blocks for a request.
   void wait_until_it_holds_blocks(const std::string& name) {
-    for (int i = 0; i < 1000; ++i) {
-      const auto pool = client_->report(name).value().pool;
-      if (pool.blocks_free < pool.blocks_total) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds{5});
-    }
-    ADD_FAILURE() << name << " took no blocks";
+    EXPECT_TRUE(comes_true(std::chrono::seconds{5},
+                           [&] {
+                             const auto pool = client_->report(name).value().pool;
+                             return pool.blocks_free < pool.blocks_total;
+                           }))
+        << name << " took no blocks";
   }
 
+  /// All blocks of every node are free again; waits a little for quarantines to end.
   void expect_nothing_is_held() {
     for (const auto& node : {prefill_, decode_})
       for (const auto& name : node) {
         actors::pool_report pool;
-        for (int i = 0; i < 200; ++i) {
+        comes_true(std::chrono::seconds{2}, [&] {
           pool = client_->report(name).value().pool;
-          if (pool.blocks_free == pool.blocks_total) break;
-          std::this_thread::sleep_for(std::chrono::milliseconds{10});
-        }
+          return pool.blocks_free == pool.blocks_total;
+        });
         EXPECT_EQ(pool.blocks_free, pool.blocks_total) << name;
         EXPECT_EQ(pool.blocks_quarantined, 0u) << name;
       }
@@ -105,12 +122,12 @@ class cluster {
 
  private:
   void start_supervisor() {
-    const auto text = deployment_text(1);
-    const auto parsed = config::parse(text, "test");
-    EXPECT_TRUE(parsed.value) << config::to_string(parsed.issues);
+    const auto parsed = config::parse(deployment_text(1), "test");
+    ASSERT_TRUE(parsed.value) << config::to_string(parsed.issues);
+    deployment_ = *parsed.value;
     host_ = std::make_unique<actors::actor_host>();
-    const auto supervisor = actors::spawn_supervisor(
-        host_->system(), actors::supervisor_options_from(parsed.value.value()));
+    const auto supervisor =
+        actors::spawn_supervisor(host_->system(), actors::supervisor_options_from(deployment_));
     port_ = host_->publish(supervisor, "127.0.0.1", 0).value();
     std::ofstream{folder_ + "/deployment.yaml"} << deployment_text(port_);
   }
@@ -124,36 +141,34 @@ class cluster {
            << "}, transport: {backend: " << shape_.backend << "}}\n";
     };
     yaml << "cluster: test\nsupervisor: {port: " << port
-         << ", heartbeat_interval: 100ms, heartbeat_timeout: 10s}\nmodel: " << shape_.model
-         << "\nstages:\n";
+         << ", heartbeat_interval: 100ms, heartbeat_timeout: " << 10 * testing::patience
+         << "s}\nmodel: " << shape_.model << "\nstages:\n";
     stage("prefill", shape_.prefill_ranks, shape_.prefill_layout, shape_.prefill_pool);
     stage("decode", shape_.decode_ranks, shape_.decode_layout, shape_.decode_pool);
     yaml << "edges: [{from: prefill, to: decode, mode: write}]\n"
-         << "limits: {transfer_deadline: 20s}\n";
+         << "limits: {transfer_deadline: " << 20 * testing::patience << "s}\n";
     return yaml.str();
   }
 
-  std::string start_node(const std::string& replica, std::uint32_t rank, std::uint32_t ranks) {
-    const auto name = ranks == 1 ? replica : replica + "-tp" + std::to_string(rank);
+  void start_node(const std::string& name) {
     std::vector<std::string> arguments{"node", folder_ + "/deployment.yaml", "--name", name};
     if (!shape_.cache.empty()) arguments.insert(arguments.end(), {"--cache", shape_.cache});
     auto child =
         deploy::child_process::start(REFERENCE_NODE, arguments, folder_ + "/" + name + ".log");
     EXPECT_TRUE(child) << child.error().message;
     if (child) children_.push_back(std::move(*child));
-    return name;
   }
 
   void wait_until_up() {
     client_ = actors::cluster_client::connect({.port = port_}).value();
-    for (int i = 0; i < 1000; ++i) {
-      std::size_t up = 0;
+    const auto all_are_up = [&] {
       const auto members = client_->members().value();
-      for (const auto& m : members.members)
-        if (m.state == static_cast<std::uint8_t>(actors::node_state::up)) ++up;
-      if (up == children_.size()) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds{20});
-    }
+      const auto up = std::ranges::count_if(members.members, [](const auto& m) {
+        return m.state == static_cast<std::uint8_t>(actors::node_state::up);
+      });
+      return static_cast<std::size_t>(up) == children_.size();
+    };
+    if (comes_true(std::chrono::seconds{20}, all_are_up)) return;
     print_logs();
     GTEST_FAIL() << "the nodes did not come up";
   }
@@ -168,6 +183,7 @@ class cluster {
   }
 
   cluster_shape shape_;
+  config::deployment deployment_;
   std::string folder_;
   std::unique_ptr<actors::actor_host> host_;
   std::uint16_t port_{0};

@@ -18,6 +18,8 @@
 
 #include "troupe/deploy/child_process.hpp"
 
+#include "sanitized.hpp"
+
 /// `troupe demo` as a user runs it: real processes, its output, its exit code, and nothing left
 /// behind.
 namespace troupe::deploy {
@@ -64,8 +66,8 @@ class demo_run {
   child_process process_;
 };
 
-bool within(std::chrono::milliseconds patience, const std::function<bool()>& holds) {
-  const auto until = std::chrono::steady_clock::now() + patience;
+bool within(std::chrono::milliseconds limit, const std::function<bool()>& holds) {
+  const auto until = std::chrono::steady_clock::now() + limit * testing::patience;
   while (!holds()) {
     if (std::chrono::steady_clock::now() > until) return false;
     std::this_thread::sleep_for(10ms);
@@ -93,7 +95,7 @@ TEST_P(the_demo, shows_that_the_moved_cache_gives_the_same_text) {
   const std::string backend = GetParam().backend;
   demo_run run{{"--mode", GetParam().mode, "--backend", backend, "--requests", "2", "--prompt",
                 "A short prompt."}};
-  ASSERT_TRUE(run.process().wait(30s));
+  ASSERT_TRUE(run.process().wait(30s * testing::patience));
   EXPECT_EQ(run.process().ended(), "exit code 0");
   EXPECT_THAT(run.output(), AllOf(HasSubstr("A short prompt."), HasSubstr("demo-2"),
                                   HasSubstr("identical: yes")));
@@ -133,11 +135,23 @@ TEST(a_demo, that_is_asked_for_what_it_does_not_have_refuses) {
   options.mode = "push";
   expect_refused(options, "push");
   options = {};
-  options.backend = "rdma";
-  expect_refused(options, "rdma");
+  options.backend = "infiniband";
+  expect_refused(options, "infiniband");
   options = {};
   options.requests = 0;
   expect_refused(options, "--requests");
+}
+
+TEST(a_demo, whose_nodes_cannot_reach_each_other_says_why_and_does_not_wait_for_the_deadline) {
+  std::error_code none;
+  if (std::filesystem::exists("/sys/class/infiniband", none) &&
+      !std::filesystem::is_empty("/sys/class/infiniband", none)) {
+    GTEST_SKIP() << "there is an RDMA device here";
+  }
+  demo_run run{{"--backend", "rdma", "--prompt", "short"}};
+  ASSERT_TRUE(run.process().wait(30s * testing::patience)) << run.output();
+  EXPECT_EQ(run.process().ended(), "exit code 1");
+  EXPECT_THAT(run.output(), AllOf(HasSubstr("rdma"), Not(HasSubstr("supervisor ended"))));
 }
 
 class an_interrupted_demo : public ::testing::TestWithParam<int> {};
@@ -149,7 +163,7 @@ TEST_P(an_interrupted_demo, leaves_no_process_behind) {
   const auto nodes = run.nodes();
   ASSERT_EQ(nodes.size(), 2u);
   ::kill(run.process().pid(), GetParam());
-  ASSERT_TRUE(run.process().wait(15s));
+  ASSERT_TRUE(run.process().wait(15s * testing::patience));
   EXPECT_EQ(run.process().ended(),
             GetParam() == SIGKILL ? std::string{"signal 9"} : std::string{"exit code 130"});
   EXPECT_TRUE(within(10s, [&] { return gone(nodes[0]) && gone(nodes[1]); }));

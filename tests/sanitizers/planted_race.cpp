@@ -1,7 +1,9 @@
 // Two actors that count what they are sent; with an argument they also share a number that nothing
 // orders. The thread sanitizer must find that, and nothing else: neither the messages nor the
-// actors' own state.
+// actors' own state. Each waits in its first turn for the other's: if one had ended before the
+// other began, a lock of the scheduler could have ordered even what races.
 
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <thread>
@@ -16,12 +18,21 @@ namespace {
 
 constexpr int messages = 2000;
 
+/// Where the two meet. Relaxed, so that it orders nothing itself.
+std::atomic<int> arrived{0};
+
+void meet() {
+  arrived.fetch_add(1, std::memory_order_relaxed);
+  while (arrived.load(std::memory_order_relaxed) < 2) std::this_thread::yield();
+}
+
 struct own_state {
   int count{0};
 };
 
 caf::behavior counter(caf::stateful_actor<own_state>* self, std::shared_ptr<int> shared) {
   return {[self, shared](int n) {
+    if (self->state.count == 0 && n > 0) meet();
     if (shared) *shared += n;
     return self->state.count += n;
   }};

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdlib>
+
 namespace troupe::testing {
 
 /// Whether a sanitizer is in this program. It makes it several times slower, and keeps memory of
@@ -10,8 +12,13 @@ inline constexpr bool sanitized = true;
 inline constexpr bool sanitized = false;
 #endif
 
+/// Whether this runs in the virtual machine of tests/verbs: it has RDMA devices, and is slow.
+inline bool have_verbs() {
+  return std::getenv("TROUPE_VERBS") != nullptr;
+}
+
 /// What a limit of time is multiplied with that bounds a wait for another process, or judges how
 /// soon it was heard of. Not for times that are part of what is tested, such as deadlines.
-inline constexpr int patience = sanitized ? 4 : 1;
+inline const int patience = sanitized ? 4 : have_verbs() ? 8 : 1;
 
 }  // namespace troupe::testing

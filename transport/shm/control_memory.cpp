@@ -2,13 +2,13 @@
 
 #include <cerrno>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/shm/sealed_memory.hpp"
 
 namespace troupe::transport::shm {
@@ -16,7 +16,7 @@ namespace troupe::transport::shm {
 namespace {
 
 unexpected refused(errc code, const std::string& call) {
-  return fail(code, "shared memory: " + call + ": " + std::system_category().message(errno));
+  return fail(code, "shared memory: " + call + ": " + what_errno(errno));
 }
 
 }  // namespace

@@ -5,9 +5,10 @@
 #include <climits>
 #include <cstring>
 #include <string>
-#include <system_error>
 
 #include <sys/uio.h>
+
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport::shm {
 
@@ -149,7 +150,7 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk
                         : why == EPERM ? errc::backend_unavailable
                                        : errc::out_of_range;
       return fail(code, "process_vm_" + std::string{dir == direction::write ? "writev" : "readv"} +
-                            " of the peer's memory: " + std::system_category().message(why));
+                            " of the peer's memory: " + what_errno(why));
     }
     // A short transfer ends at a byte: go on from there.
     auto left = static_cast<std::size_t>(got);

@@ -93,15 +93,17 @@ bool ring_producer::must_wake_consumer() noexcept {
 // -- consumer
 
 bool ring_consumer::ready() const noexcept {
-  return shared_->cells[taken_ % ring_cells].header.load(std::memory_order_acquire) >> 32 ==
-         lap_of(taken_);
+  const auto taken = taken_.load(std::memory_order_relaxed);
+  return shared_->cells[taken % ring_cells].header.load(std::memory_order_acquire) >> 32 ==
+         lap_of(taken);
 }
 
 result<bool> ring_consumer::pop(std::vector<std::byte>& frame) {
   while (true) {
+    const auto taken = taken_.load(std::memory_order_relaxed);
     const std::uint64_t header =
-        shared_->cells[taken_ % ring_cells].header.load(std::memory_order_acquire);
-    if (header >> 32 != lap_of(taken_)) return false;
+        shared_->cells[taken % ring_cells].header.load(std::memory_order_acquire);
+    if (header >> 32 != lap_of(taken)) return false;
     order_.after_load();
     const std::size_t bytes = (header & 0xffff'ffffu) >> 1;
     const bool more = (header & 1u) != 0;
@@ -117,11 +119,11 @@ result<bool> ring_consumer::pop(std::vector<std::byte>& frame) {
     const std::size_t cells = record_cells(bytes);
     for (std::size_t i = 0; i * cell_payload < bytes; ++i) {
       std::memcpy(partial_.data() + before + i * cell_payload,
-                  shared_->cells[(taken_ + i) % ring_cells].payload,
+                  shared_->cells[(taken + i) % ring_cells].payload,
                   std::min(cell_payload, bytes - i * cell_payload));
     }
-    taken_ += cells;
-    shared_->words.taken.store(taken_, std::memory_order_release);
+    taken_.store(taken + cells, std::memory_order_relaxed);
+    shared_->words.taken.store(taken + cells, std::memory_order_release);
     if (!more) {
       frame.swap(partial_);
       partial_.clear();

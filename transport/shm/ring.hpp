@@ -85,7 +85,8 @@ class ring_producer {
   std::uint64_t known_taken_{0};  ///< the last believable value of the consumer's word
 };
 
-/// The receiving end. Not thread-safe.
+/// The receiving end. Not thread-safe, but for `ready`, which any thread may ask beside the one that
+/// takes frames: its answer is then no more than a hint.
 class ring_consumer {
  public:
   explicit ring_consumer(ring_memory& shared, thread_order order = {0, 0}) noexcept
@@ -106,7 +107,7 @@ class ring_consumer {
  private:
   ring_memory* shared_;
   thread_order order_;
-  std::uint64_t taken_{0};
+  std::atomic<std::uint64_t> taken_{0};
   std::vector<std::byte> partial_;  ///< parts of a frame whose last part is not here yet
 };
 

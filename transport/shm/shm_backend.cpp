@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/transport/link_check.hpp"
 #include "troupe/transport/shm/shm_link.hpp"
 #include "troupe/transport/shm/shm_listener.hpp"
 
@@ -37,11 +38,11 @@ class shm_backend final : public backend {
     } else {
       why_not_ = std::move(started).error().message;
     }
-    context.regions.on_removed([this](region_id region) { region_removed(region); });
+    removals_ = context.regions.on_removed([this](region_id region) { region_removed(region); });
   }
 
   ~shm_backend() override {
-    context_.regions.on_removed(nullptr);
+    context_.regions.forget_listener(removals_);
     if (listener_) listener_->stop();
   }
 
@@ -71,9 +72,7 @@ class shm_backend final : public backend {
   [[nodiscard]] result<std::shared_ptr<link>> open(const link_options& options,
                                                    std::shared_ptr<link_sink> sink) override {
     if (!listener_) return fail(errc::backend_unavailable, "shm: " + why_not_);
-    if (options.peer.value == 0 || !sink) {
-      return fail(errc::invalid_config, "shm: a link needs the peer's incarnation and a sink");
-    }
+    if (auto ok = check_options(options, sink.get()); !ok) return fail(std::move(ok).error());
     auto made = std::make_shared<shm_link>(context_, listener_, options, std::move(sink));
     made->expect_dialer();
     const std::lock_guard lock{mutex_};
@@ -95,6 +94,7 @@ class shm_backend final : public backend {
   }
 
   backend_context& context_;
+  std::uint64_t removals_{0};
   std::shared_ptr<shm_listener> listener_;
   std::string why_not_;
   std::mutex mutex_;

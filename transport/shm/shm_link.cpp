@@ -43,23 +43,11 @@ shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener>
   random_bytes(secret_);
 }
 
-unexpected shm_link::not_up() const {
-  switch (state_) {
-    case state::opened:
-    case state::connecting: return fail(errc::link_broken, "the shm link is not up yet");
-    case state::up: break;
-    case state::broken:
-      return fail(errc::link_broken, "the shm link is broken: " + why_broken_->message);
-    case state::closed: return fail(errc::link_broken, "the shm link was closed");
-  }
-  return fail(errc::internal, "the shm link is up");
-}
-
 // -- target side
 
 result<remote_grant> shm_link::grant(region_id region, std::vector<extent> extents, access rights,
                                      transfer_id transfer) {
-  auto memory = regions_.use(region);
+  auto memory = regions_.use_on_host(region, backend_kind::shm);
   if (!memory) return fail(std::move(memory).error());
   auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
   if (!given) return given;
@@ -68,7 +56,7 @@ result<remote_grant> shm_link::grant(region_id region, std::vector<extent> exten
   key.address = reinterpret_cast<std::uintptr_t>((*memory)->data());
 
   const std::lock_guard lock{mutex_};
-  if (state_ != state::up) return not_up();
+  if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
   if (auto ok = share_region(**memory); !ok) return fail(std::move(ok).error());
   auto slot = slots_->give(given->id, transfer, std::move(*memory));
   if (!slot) return fail(std::move(slot).error());
@@ -101,7 +89,7 @@ result<void> shm_link::share_region(const region& memory) {
 
 void shm_link::region_removed(region_id region) {
   const std::lock_guard lock{mutex_};
-  if (shared_regions_.erase(region) == 0 || state_ != state::up) return;
+  if (shared_regions_.erase(region) == 0 || state_ != link_phase::up) return;
   gone_regions_.push_back(region);
   send_gone_regions();
 }
@@ -179,7 +167,7 @@ bool shm_link::poll() {
   }
   {
     const std::lock_guard lock{mutex_};
-    if (state_ == state::closed) return false;
+    if (state_ == link_phase::closed) return false;
   }
   return engine_.poll_once();
 }
@@ -206,7 +194,7 @@ bool shm_link::attend() {
     const auto fences = pending_fences_.size();
     const auto frames = waiting_frames_.size();
     collect_quiescent();
-    if (state_ == state::up) {
+    if (state_ == link_phase::up) {
       flush_frames();
       send_gone_regions();
       if (ending_ && !reading_.exchange(true, std::memory_order_acquire)) {
@@ -217,7 +205,7 @@ bool shm_link::attend() {
     worked =
         more_pages || end || fences != pending_fences_.size() || frames != waiting_frames_.size();
     if (!pending_fences_.empty() || !waiting_frames_.empty() || !gone_regions_.empty() ||
-        (ending_ && state_ == state::up) || peer_regions_.has_fresh()) {
+        (ending_ && state_ == link_phase::up) || peer_regions_.has_fresh()) {
       attention_.store(true, std::memory_order_relaxed);
     }
   }
@@ -277,7 +265,7 @@ void shm_link::on_timer(std::uint64_t key, steady_time /*now*/) {
       {
         const std::lock_guard lock{mutex_};
         deadline_.reset();
-        if (state_ != state::connecting) return;
+        if (state_ != link_phase::connecting) return;
       }
       break_link(
           {errc::peer_unreachable, "the shm peer did not complete the handshake within " +
@@ -316,9 +304,9 @@ void shm_link::break_link(troupe::error why, bool peer_is_dead) {
   {
     const std::lock_guard lock{mutex_};
     if (peer_is_dead && slots_) slots_->peer_is_dead();
-    if (state_ != state::broken && state_ != state::closed) {
+    if (state_ != link_phase::broken && state_ != link_phase::closed) {
       if (!peer_is_dead) say_bye();
-      state_ = state::broken;
+      state_ = link_phase::broken;
       why_broken_ = why;
       up_.store(false, std::memory_order_release);
       if (slots_) slots_->revoke_all();
@@ -344,7 +332,7 @@ void shm_link::say_bye() {
 void shm_link::end_after_frames(troupe::error why, bool peer_is_dead) {
   {
     const std::lock_guard lock{mutex_};
-    if (state_ == state::up) {
+    if (state_ == link_phase::up) {
       if (!ending_) {
         ending_ = ending{why, peer_is_dead};
       } else {
@@ -356,7 +344,7 @@ void shm_link::end_after_frames(troupe::error why, bool peer_is_dead) {
   on_poll({});
   {
     const std::lock_guard lock{mutex_};
-    if (state_ == state::up) return;
+    if (state_ == link_phase::up) return;
   }
   break_link(std::move(why), peer_is_dead);
 }
@@ -366,9 +354,9 @@ void shm_link::close() {
   sink_.mute_broken();
   {
     const std::lock_guard lock{mutex_};
-    if (state_ == state::closed) return;
-    if (state_ != state::broken) say_bye();
-    state_ = state::closed;
+    if (state_ == link_phase::closed) return;
+    if (state_ != link_phase::broken) say_bye();
+    state_ = link_phase::closed;
     up_.store(false, std::memory_order_release);
     broken_event_due_ = false;
     if (slots_) slots_->revoke_all();
@@ -386,7 +374,7 @@ void shm_link::close() {
 void shm_link::settle() {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
-  if (settled_ || (state_ != state::broken && state_ != state::closed)) return;
+  if (settled_ || (state_ != link_phase::broken && state_ != link_phase::closed)) return;
   if (running_ != 0 || (slots_ && slots_->any_draining())) {
     if (!std::exchange(settle_timer_set_, true)) {
       engine_.call_at(std::chrono::steady_clock::now() + std::chrono::milliseconds{20},

@@ -14,6 +14,7 @@
 
 #include "troupe/transport/backend.hpp"
 #include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/link_check.hpp"
 #include "troupe/transport/link_ledger.hpp"
 #include "troupe/transport/progress_engine.hpp"
 #include "troupe/transport/shm/control_memory.hpp"
@@ -80,7 +81,6 @@ class shm_link final : public link,
   void accept(dial_in caller) override;
 
  private:
-  enum class state : std::uint8_t { opened, connecting, up, broken, closed };
   /// Why the link must end. `peer_is_dead`: nobody can be inside our slots any more.
   struct ending {
     troupe::error why;
@@ -132,7 +132,6 @@ class shm_link final : public link,
   /// Ends the link when the peer's last frames are delivered; at once when it is not up.
   void end_after_frames(troupe::error why, bool peer_is_dead);
   bool attend();
-  [[nodiscard]] unexpected not_up() const;
   [[nodiscard]] result<void> share_region(const region& memory);
   void send_gone_regions();
 
@@ -149,7 +148,7 @@ class shm_link final : public link,
   std::mutex control_mutex_;
 
   mutable std::mutex mutex_;
-  state state_{state::opened};
+  link_phase state_{link_phase::opened};
   std::optional<troupe::error> why_broken_;
   bool broken_event_due_{false};  ///< `on_broken` waits for copies that run
   bool settled_{false};

@@ -2,13 +2,13 @@
 #include <array>
 #include <cerrno>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/shm/shm_link.hpp"
 
 // How an `shm` link comes up: offers, the handshake over the socket, and what the socket says
@@ -50,25 +50,18 @@ link_offer shm_link::offer() const {
 }
 
 result<void> shm_link::connect(const link_offer& peer) {
-  if (peer.kind != backend_kind::shm) {
-    return fail(errc::invalid_config, "an shm link cannot connect to an offer of backend " +
-                                          std::string{to_string(peer.kind)});
-  }
-  if (peer.owner != options_.peer) {
-    return fail(errc::stale_incarnation, "the offer is of incarnation " +
-                                             std::to_string(peer.owner.value) + ", expected " +
-                                             std::to_string(options_.peer.value));
-  }
+  if (auto ok = check_offer(backend_kind::shm, options_.peer, peer); !ok) return ok;
   auto decoded = shm_offer::decode(peer.payload);
   if (!decoded) return fail(std::move(decoded).error());
   std::optional<dial_in> parked;
   {
     const std::lock_guard lock{mutex_};
-    if (state_ == state::closed || state_ == state::broken) return not_up();
-    if (state_ != state::opened) {
+    if (state_ == link_phase::closed || state_ == link_phase::broken)
+      return not_up(backend_kind::shm, state_, why_broken_);
+    if (state_ != link_phase::opened) {
       return fail(errc::already_exists, "the shm link was told to connect before");
     }
-    state_ = state::connecting;
+    state_ = link_phase::connecting;
     peer_offer_ = *decoded;
     deadline_ = engine_.call_at(std::chrono::steady_clock::now() + options_.connect_timeout,
                                 shared_from_this(), deadline_timer);
@@ -102,7 +95,7 @@ void shm_link::dial() {
 result<void> shm_link::try_dial() {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
-  if (state_ != state::connecting || socket_) return {};
+  if (state_ != link_phase::connecting || socket_) return {};
   auto socket = connect_to(peer_offer_->address.data());
   if (!socket) {
     if (socket.error().code != errc::overloaded) return fail(std::move(socket).error());
@@ -134,7 +127,7 @@ result<void> shm_link::watch_socket(owned_fd socket) {
 /// Under both locks.
 result<void> shm_link::on_welcome(received& in) {
   const auto& said = std::get<welcome_message>(in.body);
-  if (options_.role != link_role::initiator || state_ != state::connecting) {
+  if (options_.role != link_role::initiator || state_ != link_phase::connecting) {
     return fail(errc::unauthorized, "the shm peer sent a welcome out of turn");
   }
   if (said.dialer_token != secret_ || said.dialer != self_.value ||
@@ -167,11 +160,11 @@ void shm_link::accept(dial_in caller) {
 result<void> shm_link::answer_dialer(dial_in& caller) {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
-  if (state_ == state::opened) {
+  if (state_ == link_phase::opened) {
     parked_ = std::move(caller);
     return {};
   }
-  if (state_ != state::connecting || socket_) return {};
+  if (state_ != link_phase::connecting || socket_) return {};
   if (caller.hello.dialer != options_.peer.value || caller.hello.acceptor != self_.value) {
     return fail(errc::stale_incarnation, "the shm dialer is incarnation " +
                                              std::to_string(caller.hello.dialer) + ", expected " +
@@ -183,8 +176,8 @@ result<void> shm_link::answer_dialer(dial_in& caller) {
   auto dialers_bell = new_doorbell();
   our_doorbell_ = new_doorbell();
   if (!dialers_bell || !our_doorbell_) {
-    return fail(errc::overloaded, "eventfd: " + std::system_category().message(errno) +
-                                      "; raise the limit of open files");
+    return fail(errc::overloaded,
+                "eventfd: " + what_errno(errno) + "; raise the limit of open files");
   }
   peer_process_ = peer_process::open(caller.from.pid);
   welcome_message welcome;
@@ -206,7 +199,7 @@ result<void> shm_link::answer_dialer(dial_in& caller) {
 
 /// Under both locks.
 result<void> shm_link::on_ready_message(const ready_message& in) {
-  if (options_.role != link_role::acceptor || state_ != state::connecting || !control_) {
+  if (options_.role != link_role::acceptor || state_ != link_phase::connecting || !control_) {
     return fail(errc::unauthorized, "the shm peer sent a ready out of turn");
   }
   peer_reaches_our_memory_ = in.reaches_acceptor_memory == 1;
@@ -243,7 +236,7 @@ result<void> shm_link::become_up() {
   }
   listener_->forget(secret_);
   if (deadline_) engine_.cancel(*std::exchange(deadline_, std::nullopt));
-  state_ = state::up;
+  state_ = link_phase::up;
   up_.store(true, std::memory_order_release);
   polled_ = true;
   engine_.add_poller(shared_from_this());
@@ -301,7 +294,7 @@ result<void> shm_link::on_message(received in) {
     return {};
   }
   const std::lock_guard lock{mutex_};
-  if (state_ == state::broken || state_ == state::closed) return {};
+  if (state_ == link_phase::broken || state_ == link_phase::closed) return {};
   if (std::holds_alternative<welcome_message>(in.body)) return on_welcome(in);
   if (const auto* ready = std::get_if<ready_message>(&in.body)) return on_ready_message(*ready);
   return fail(errc::unauthorized, "the shm peer sent a hello on a link that is up");

@@ -23,7 +23,7 @@ constexpr std::size_t kept_frame_bytes = std::size_t{64} << 10;
 result<void> shm_link::send_frame(std::span<const std::byte> frame) {
   if (auto ok = check_frame(frame.size()); !ok) return ok;
   const std::lock_guard lock{mutex_};
-  if (state_ != state::up) return not_up();
+  if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
   if (auto ok = check_frame_room(frame.size()); !ok) return ok;
   put_frame(frame);
   return {};

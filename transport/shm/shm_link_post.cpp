@@ -41,7 +41,7 @@ void copy_plainly(direction dir, std::span<const segment> segments, std::byte* l
 result<job_piece> shm_link::prepare_piece(const batch& work, std::size_t index) {
   const auto& piece = work.pieces[index];
   job_piece made;
-  auto local = regions_.use(piece.local);
+  auto local = regions_.use_on_host(piece.local, backend_kind::shm);
   if (!local) return in_piece(index, std::move(local).error());
   made.local = std::move(*local);
   if (auto ok = check_piece(work, index, options_.peer, *made.local); !ok) return fail(ok.error());
@@ -98,7 +98,7 @@ result<std::shared_ptr<copy_job>> shm_link::prepare(batch work) {
 
 /// Under the lock: takes the batch in, or says why not.
 result<void> shm_link::admit(const batch& work) {
-  if (state_ != state::up) return not_up();
+  if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
   if (!work.frame.empty()) {
     if (auto ok = check_frame_room(work.frame.size()); !ok) return ok;
   }
@@ -123,7 +123,7 @@ bool shm_link::post_small(batch& work) {
     return false;
   }
   const auto& piece = work.pieces.front();
-  auto local = regions_.use(piece.local);
+  auto local = regions_.use_on_host(piece.local, backend_kind::shm);
   if (!local || !check_batch(work) || !check_piece(work, 0, options_.peer, **local)) return false;
   const auto key = grant_key::decode(piece.remote->key);
   if (!key || key->how != grant_key::memory::mapped) return false;
@@ -132,7 +132,7 @@ bool shm_link::post_small(batch& work) {
   bool our_turn = false;
   {
     const std::lock_guard lock{mutex_};
-    if (state_ != state::up) return false;
+    if (state_ != link_phase::up) return false;
     const auto* there = mapped_now(piece.remote->region);
     if (there == nullptr || there->size() < piece.remote->region_size || !admit(work)) return false;
     if (slot_visit visit{outgoing_->slots[key->slot], piece.remote->id}) {
@@ -162,15 +162,20 @@ result<void> shm_link::post(batch work) {
   if (auto ok = check_batch(work); !ok) return ok;
   {
     std::unique_lock lock{mutex_};
-    if (state_ == state::connecting) {
+    if (state_ == link_phase::connecting) {
       lock.unlock();
       drain_control();  // the peer may be up already, and what it said is here
       lock.lock();
     }
-    if (state_ != state::up) return not_up();
+    if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
   }
   auto prepared = prepare(std::move(work));
-  if (!prepared) return fail(std::move(prepared).error());
+  if (!prepared) {
+    // What it looked for may have gone with the link, while it looked or because it did.
+    const std::lock_guard lock{mutex_};
+    if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
+    return fail(std::move(prepared).error());
+  }
   const auto& job = *prepared;
   const bool at_once = job->total <= inline_bytes;
   {
@@ -197,7 +202,7 @@ result<void> shm_link::post(batch work) {
     job->running = false;
     running_ -= 1;
     finish(job);
-    last_of_broken = state_ != state::up;
+    last_of_broken = state_ != link_phase::up;
   }
   sink_.deliver();
   if (last_of_broken) settle();
@@ -258,9 +263,9 @@ void shm_link::finish(const std::shared_ptr<copy_job>& job) {
   }
   reserved_bytes_ -= job->work.frame.size();
   if (!job->failure) {
-    if (state_ == state::broken) {
+    if (state_ == link_phase::broken) {
       job->failure = why_broken_;
-    } else if (state_ == state::closed) {
+    } else if (state_ == link_phase::closed) {
       job->failure = troupe::error{errc::aborted, "the link was closed"};
     } else if (job->cancelled.load(std::memory_order_acquire)) {
       job->failure = troupe::error{errc::aborted, "the transfer was fenced here"};

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <type_traits>
 
 #include <sys/socket.h>
 #include <sys/un.h>
+
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport::shm {
 
@@ -21,10 +22,6 @@ struct message_header {
   std::uint16_t version{wire_version};
   std::uint16_t kind{0};  ///< index of the alternative in `message`, from 1
 };
-
-std::string what_errno(int number) {
-  return std::system_category().message(number);
-}
 
 template <std::size_t I = 0>
 std::optional<message> parse_body(std::size_t kind, std::span<const std::byte> body) {

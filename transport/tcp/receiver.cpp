@@ -4,10 +4,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 
 #include <sys/socket.h>
 
+#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/tcp/wire_access.hpp"
 
 namespace troupe::transport::tcp {
@@ -35,8 +35,7 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
         emptied_ = true;
         return worked ? outcome::worked : outcome::nothing;
       }
-      error_ = {errc::peer_lost,
-                "the connection to the peer failed: " + std::system_category().message(errno)};
+      error_ = {errc::peer_lost, "the connection to the peer failed: " + what_errno(errno)};
       return outcome::failed;
     }
     worked = true;

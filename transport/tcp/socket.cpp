@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <system_error>
 #include <utility>
 
 #include <arpa/inet.h>
@@ -12,6 +11,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <unistd.h>
+
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport::tcp {
 
@@ -30,10 +31,6 @@ int unique_fd::release() noexcept {
 void unique_fd::reset() noexcept {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
-}
-
-std::string what_errno(int number) {
-  return std::system_category().message(number);
 }
 
 result<socket_address> resolve(const std::string& host, std::uint16_t port) {

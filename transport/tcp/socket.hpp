@@ -45,6 +45,4 @@ struct socket_address {
 /// No delay for small frames. The kernel breaks the connection when the other host has not answered
 /// for `silence` (an idle lane is asked from half of it on), or has not taken what we sent.
 void tune_lane(int fd, std::chrono::milliseconds silence) noexcept;
-[[nodiscard]] std::string what_errno(int number);
-
 }  // namespace troupe::transport::tcp

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "troupe/transport/link_check.hpp"
 #include "troupe/transport/tcp/listener.hpp"
 #include "troupe/transport/tcp/tcp_link.hpp"
 
@@ -33,16 +34,8 @@ class socket_backend final : public tcp_backend {
 
 result<std::shared_ptr<link>> socket_backend::open(const link_options& options,
                                                    std::shared_ptr<link_sink> sink) {
-  if (!sink) return fail(errc::invalid_config, "a link needs a sink");
-  if (options.lanes < 1 || options.lanes > tcp::max_lanes) {
-    return fail(errc::invalid_config, "qp_per_transfer is " + std::to_string(options.lanes) +
-                                          ", expected 1 to " + std::to_string(tcp::max_lanes));
-  }
-  if (options.post_batch_size == 0 || options.post_batch_size < -1) {
-    return fail(errc::invalid_config, "post_batch_size is " +
-                                          std::to_string(options.post_batch_size) +
-                                          ", expected -1 (best) or at least 1");
-  }
+  static_assert(max_link_lanes <= tcp::max_lanes);
+  if (auto ok = check_options(options, sink.get()); !ok) return fail(std::move(ok).error());
   auto made = std::make_shared<tcp::tcp_link>(context_, door_, options, std::move(sink));
   if (options.role == link_role::acceptor) door_->expect(made->number(), made);
   return std::shared_ptr<link>{std::move(made)};

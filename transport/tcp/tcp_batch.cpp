@@ -117,7 +117,7 @@ result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wir
   std::uint64_t bytes = 0;
   std::uint64_t segments = 0;
   for (std::size_t i = 0; i < work.pieces.size(); ++i) {
-    auto used = with.regions.use(work.pieces[i].local);
+    auto used = with.regions.use_on_host(work.pieces[i].local, backend_kind::tcp);
     if (!used) return in_piece(i, std::move(used).error());
     if (auto ok = check_piece(work, i, with.peer, **used); !ok) return fail(std::move(ok).error());
     memory.push_back(std::move(*used));

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "troupe/transport/batch_check.hpp"
+#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/random.hpp"
 
 namespace troupe::transport::tcp {
@@ -52,7 +53,7 @@ link_offer tcp_link::offer() const {
 
 result<remote_grant> tcp_link::grant(region_id region, std::vector<extent> extents, access rights,
                                      transfer_id transfer) {
-  auto memory = regions_.use(region);
+  auto memory = regions_.use_on_host(region, backend_kind::tcp);
   if (!memory) return fail(std::move(memory).error());
   return grants_.give(std::move(*memory), std::move(extents), rights, transfer);
 }
@@ -183,6 +184,22 @@ void tcp_link::close_books(flying_batch& batch) {
 }
 
 result<void> tcp_link::send_frame(std::span<const std::byte> frame) {
+  if (auto ok = may_send(frame); !ok) return ok;
+  touch();
+  push_session(frame);
+  return {};
+}
+
+result<void> tcp_link::send_soon(std::span<const std::byte> frame) {
+  if (auto ok = may_send(frame); !ok) return ok;
+  touch();
+  queue_session(frame);
+  soon_.store(true, std::memory_order_seq_cst);
+  if (engine_.asleep()) flush_soon();  // no round will come by itself
+  return {};
+}
+
+result<void> tcp_link::may_send(std::span<const std::byte> frame) {
   if (!is_up()) return fail(errc::link_broken, "the link is not up");
   if (auto ok = check_frame(frame.size()); !ok) return ok;
   const auto waiting = lanes_[0]->tx().control_bytes();
@@ -190,19 +207,25 @@ result<void> tcp_link::send_frame(std::span<const std::byte> frame) {
     return fail(errc::overloaded,
                 std::to_string(waiting) + " bytes of frames wait for the peer already");
   }
-  touch();
-  push_session(frame);
   return {};
 }
 
+void tcp_link::flush_soon() {
+  if (soon_.exchange(false, std::memory_order_seq_cst)) flush(*lanes_[0]);
+}
+
 void tcp_link::push_session(std::span<const std::byte> frame) {
+  queue_session(frame);
+  flush(*lanes_[0]);
+}
+
+void tcp_link::queue_session(std::span<const std::byte> frame) {
   std::array<std::byte, header_size> head{};
   encode(frame_header{.type = frame_type::session,
                       .session_size = static_cast<std::uint32_t>(frame.size())},
          head.data());
   ledger_.frame_sent();
   lanes_[0]->tx().push_control(head, frame);
-  flush(*lanes_[0]);
 }
 
 // -- both
@@ -298,7 +321,10 @@ bool tcp_link::on_ready(std::uint64_t key, std::uint32_t events) {
     case state::closed: return false;
   }
   auto& lane = *lanes_[key];
-  if ((events & EPOLLOUT) != 0) flush(lane);
+  if ((events & EPOLLOUT) != 0) {
+    flush(lane);
+    if (!is_up()) return true;  // that it broke is something done: what it caused must run
+  }
   if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) return receive(lane);
   return true;
 }
@@ -310,13 +336,17 @@ bool tcp_link::on_poll(steady_time now) {
   }
   const auto idle = now.time_since_epoch().count() - active_ns_.load(std::memory_order_relaxed);
   if (idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
-      !deferred_.load(std::memory_order_relaxed)) {
+      !deferred_.load(std::memory_order_relaxed) && !soon_.load(std::memory_order_relaxed)) {
     return false;
   }
   return receive_all();
 }
 
 bool tcp_link::before_sleep() {
+  if (soon_.load(std::memory_order_seq_cst)) {
+    flush_soon();
+    return false;
+  }
   return !deferred_.load(std::memory_order_relaxed) || !receive_all();
 }
 
@@ -329,6 +359,7 @@ bool tcp_link::receive_all() {
     worked = receive(*lane) || worked;
     if (!is_up()) return true;
   }
+  flush_soon();
   return worked;
 }
 

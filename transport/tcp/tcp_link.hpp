@@ -119,6 +119,7 @@ class tcp_link final : public link,
                                            access rights, transfer_id transfer) override;
   [[nodiscard]] result<void> post(batch work) override;
   [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
+  [[nodiscard]] result<void> send_soon(std::span<const std::byte> frame) override;
   fence_state fence(transfer_id transfer) override;
   bool poll() override;
   void close() override;
@@ -195,6 +196,9 @@ class tcp_link final : public link,
                                        std::span<const std::uint32_t> bad);
   void start(const std::shared_ptr<flying_batch>& batch);
   void push_session(std::span<const std::byte> frame);
+  [[nodiscard]] result<void> may_send(std::span<const std::byte> frame);
+  void queue_session(std::span<const std::byte> frame);
+  void flush_soon();
 
   // batches of the peer that came over several lanes
   struct gathering {
@@ -237,7 +241,8 @@ class tcp_link final : public link,
   std::atomic<bool> told_up_{false};
   std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow
   std::atomic<bool> deferred_{
-      false};  ///< some lane has acknowledgements that wait for its next turn
+      false};                      ///< some lane has acknowledgements that wait for its next turn
+  std::atomic<bool> soon_{false};  ///< lane 0 has session frames that wait for the next round
   std::atomic<bool> touched_{false};  ///< traffic since the engine's last round
   std::atomic<std::int64_t> active_ns_{0};
   std::atomic<std::uint32_t> polls_{0};

@@ -5,6 +5,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "troupe/transport/link_check.hpp"
+#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/tcp/tcp_link.hpp"
 
 // From offers to lanes. The initiator dials every lane and greets; the acceptor answers once all
@@ -20,12 +22,7 @@ constexpr std::chrono::milliseconds redial_after{50};
 }  // namespace
 
 result<void> tcp_link::connect(const link_offer& peer) {
-  if (peer.kind != backend_kind::tcp) {
-    return fail(errc::invalid_config, "the peer's offer is for another backend than tcp");
-  }
-  if (peer.owner != options_.peer) {
-    return fail(errc::stale_incarnation, "the offer belongs to another life of the peer");
-  }
+  if (auto ok = check_offer(backend_kind::tcp, options_.peer, peer); !ok) return ok;
   auto said = decode_offer(peer.payload);
   if (!said) return fail(std::move(said).error());
   trouble why;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/logging.hpp"
 #include "troupe/config/parse.hpp"
 
 namespace {
@@ -153,6 +154,14 @@ int run(const std::string& file, const std::string& name, std::uint16_t supervis
     return 2;
   }
   if (supervisor_port != 0) deployment.value->supervisor.port = supervisor_port;
+  troupe::actors::log_options log;  // where the lines of Troupe in this process go
+  log.node = name;                  // stands in each of them
+  log.level = "info";               // trace, debug, info, warn, error, off
+  log.file = "";                    // empty: standard error; else rotated at log.file_bytes
+  if (auto logs = troupe::actors::init_logging(log); !logs) {
+    std::cerr << name << ": " << troupe::to_string(logs.error()) << "\n";
+    return 2;
+  }
   const auto node = troupe::engine::start(*deployment.value, name);
   if (!node) {
     std::cerr << name << ": " << troupe::to_string(node.error()) << "\n";

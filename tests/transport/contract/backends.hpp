@@ -1,13 +1,22 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "troupe/transport/rdma/options.hpp"
 #include "troupe/transport/types.hpp"
 
+#include "sanitized.hpp"
+
 namespace troupe::transport::contract {
+
+using troupe::testing::have_verbs;
 
 /// One way to run the suite.
 struct variant {
@@ -21,9 +30,49 @@ inline std::string name_of(const ::testing::TestParamInfo<variant>& info) {
          (info.param.workers == 0 ? "_polled" : "_workers" + std::to_string(info.param.workers));
 }
 
-inline const auto all_variants =
-    ::testing::Values(variant{backend_kind::tcp, 1, 1}, variant{backend_kind::tcp, 1, 0},
-                      variant{backend_kind::tcp, 4, 2}, variant{backend_kind::tcp, 8, 1},
-                      variant{backend_kind::shm, 1, 1}, variant{backend_kind::shm, 1, 0});
+/// The devices of one side ('a' or 'b') of an rdma link, as `tests/verbs/machine` makes them: a wire
+/// joins rxe0a and rxe0b, another one rxe1a and rxe1b. With many lanes over both wires.
+inline std::string rdma_devices(char side, std::uint32_t lanes) {
+  std::string devices = std::string{"rxe0"} + side;
+  if (lanes >= 4) devices += std::string{",rxe1"} + side;
+  return devices;
+}
+
+/// Soft-RoCE under emulation moves 20 to 60 MB/s: what is under way must be answered within the time
+/// that a real wire has for far more. TROUPE_TEST_RDMA=no_windows: as with a NIC that has none; =pieces:
+/// as with one that takes only little memory at once, so that every 64 KiB block or so has a border.
+/// On a busy host the machine stands still for longer than wires are given to answer: what is then
+/// sent again for nothing makes Soft-RoCE give up a link, and may fill a read with wrong bytes.
+inline void suit_emulation(rdma_options& options) {
+  options.timeout = 20;
+  options.window_bytes = std::uint64_t{512} << 10;
+  const char* told = std::getenv("TROUPE_TEST_RDMA");
+  const std::string_view wanted = told != nullptr ? told : "";
+  options.memory_windows = wanted != "no_windows";
+  if (wanted == "pieces") options.max_registration = 100'000;
+}
+
+/// How long a test waits for what must happen; a busy host stops the emulated machine for seconds.
+inline std::chrono::seconds patience() {
+  return std::chrono::seconds{have_verbs() ? 60 : testing::sanitized ? 40 : 10};
+}
+
+inline std::vector<variant> all_variants() {
+  std::vector<variant> all{{backend_kind::tcp, 1, 1}, {backend_kind::tcp, 1, 0},
+                           {backend_kind::tcp, 4, 2}, {backend_kind::tcp, 8, 1},
+                           {backend_kind::shm, 1, 1}, {backend_kind::shm, 1, 0}};
+  // One device that is polled, two that threads drive.
+  if (have_verbs()) all = {{backend_kind::rdma, 1, 0}, {backend_kind::rdma, 4, 2}};
+  return all;
+}
+
+/// For what lanes might change.
+inline std::vector<variant> lane_variants() {
+  auto all = all_variants();
+  if (have_verbs()) {
+    all.insert(all.end(), {{backend_kind::rdma, 2, 1}, {backend_kind::rdma, 8, 1}});
+  }
+  return all;
+}
 
 }  // namespace troupe::transport::contract

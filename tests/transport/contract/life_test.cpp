@@ -11,7 +11,7 @@ errc code_of(const result<void>& r) {
 
 }  // namespace
 
-TEST_P(backend_contract, closing_completes_every_batch_once_and_breaks_the_peer) {
+TEST_P(any_lanes, closing_completes_every_batch_once_and_breaks_the_peer) {
   pair p{GetParam()};
   const auto grant = p.grant(p.b, access::read_write, t1);
   std::vector<segment> large;
@@ -86,7 +86,7 @@ TEST_P(backend_contract, a_link_whose_peer_never_comes_breaks_in_time) {
                                std::make_shared<recorder>());
   ASSERT_TRUE(other);
   ASSERT_TRUE((*opened)->connect((*other)->offer()));
-  ASSERT_TRUE(p.until([&] { return sink->is_broken(); }, 2s));
+  ASSERT_TRUE(p.until([&] { return sink->is_broken(); }));
   EXPECT_EQ(sink->broken->code, errc::peer_unreachable);
   (*opened)->close();
   (*other)->close();
@@ -112,25 +112,31 @@ struct joining {
   std::shared_ptr<link> acceptor;
 };
 
+// Queue pairs that were never joined cannot say goodbye: the deadline ends such a link.
+constexpr const char* speechless = "a queue pair that was not joined yet has nobody to tell";
+
 TEST_P(backend_contract, a_dialer_hears_at_once_that_the_other_end_was_closed_while_connecting) {
+  if (GetParam().kind == backend_kind::rdma) GTEST_SKIP() << speechless;
   pair p{GetParam()};
   joining j{p, GetParam().kind};
   ASSERT_TRUE(j.dialer->connect(j.acceptor->offer()));
-  p.drive_for(30ms);  // it has dialled; the acceptor does not know its offer yet
+  p.drive_for(150ms *
+              testing::patience);  // it has dialled; the acceptor does not know its offer yet
   j.acceptor->close();
-  ASSERT_TRUE(p.until([&] { return j.dialer_sink->is_broken(); }, 5s));
+  ASSERT_TRUE(p.until([&] { return j.dialer_sink->is_broken(); }));
   EXPECT_EQ(j.dialer_sink->broken->code, errc::link_broken) << j.dialer_sink->broken->message;
   EXPECT_EQ(j.dialer_sink->ups, 0);
 }
 
 TEST_P(backend_contract, an_acceptor_hears_at_once_that_the_dialer_was_closed_while_connecting) {
+  if (GetParam().kind == backend_kind::rdma) GTEST_SKIP() << speechless;
   pair p{GetParam()};
   joining j{p, GetParam().kind};
   ASSERT_TRUE(j.dialer->connect(j.acceptor->offer()));
-  p.drive_for(30ms);
+  p.drive_for(150ms * testing::patience);
   j.dialer->close();
   ASSERT_TRUE(j.acceptor->connect(j.dialer->offer()));
-  ASSERT_TRUE(p.until([&] { return j.acceptor_sink->is_broken(); }, 5s));
+  ASSERT_TRUE(p.until([&] { return j.acceptor_sink->is_broken(); }));
   EXPECT_EQ(j.acceptor_sink->broken->code, errc::link_broken) << j.acceptor_sink->broken->message;
 }
 
@@ -143,10 +149,13 @@ TEST_P(backend_contract, many_links_join_the_same_two_nodes) {
   std::vector<one> links;
   for (int i = 0; i < 8; ++i) {
     one l{std::make_shared<recorder>(), std::make_shared<recorder>(), {}, {}};
-    l.a = *p.a.place->open(GetParam().kind, {.role = link_role::initiator, .peer = p.b.self},
-                           l.sink_a);
-    l.b = *p.b.place->open(GetParam().kind, {.role = link_role::acceptor, .peer = p.a.self},
-                           l.sink_b);
+    const auto open = [&](const end& at, link_role role, const end& to, auto sink) {
+      return *at.place->open(GetParam().kind,
+                             {.role = role, .peer = to.self, .connect_timeout = patience() / 2},
+                             std::move(sink));
+    };
+    l.a = open(p.a, link_role::initiator, p.b, l.sink_a);
+    l.b = open(p.b, link_role::acceptor, p.a, l.sink_b);
     ASSERT_TRUE(l.b->connect(l.a->offer()));
     ASSERT_TRUE(l.a->connect(l.b->offer()));
     links.push_back(std::move(l));

@@ -1,9 +1,15 @@
+#include <map>
+#include <string>
+
+#include <sys/mman.h>
+
 #include "pair.hpp"
 
 // What a link must move, and the order in which it must say so.
 namespace troupe::transport::contract {
 
-INSTANTIATE_TEST_SUITE_P(every, backend_contract, all_variants, name_of);
+INSTANTIATE_TEST_SUITE_P(every, backend_contract, ::testing::ValuesIn(all_variants()), name_of);
+INSTANTIATE_TEST_SUITE_P(every, any_lanes, ::testing::ValuesIn(lane_variants()), name_of);
 
 namespace {
 
@@ -25,7 +31,7 @@ std::vector<segment> awkward_segments() {
 
 }  // namespace
 
-TEST_P(backend_contract, a_write_lands_byte_for_byte_in_both_directions) {
+TEST_P(any_lanes, a_write_lands_byte_for_byte_in_both_directions) {
   pair p{GetParam()};
   for (auto [from, to] : {std::pair{&p.a, &p.b}, std::pair{&p.b, &p.a}}) {
     fill(from->memory, 1);
@@ -39,7 +45,7 @@ TEST_P(backend_contract, a_write_lands_byte_for_byte_in_both_directions) {
   }
 }
 
-TEST_P(backend_contract, a_read_lands_byte_for_byte_in_both_directions) {
+TEST_P(any_lanes, a_read_lands_byte_for_byte_in_both_directions) {
   pair p{GetParam()};
   for (auto [from, to] : {std::pair{&p.a, &p.b}, std::pair{&p.b, &p.a}}) {
     fill(from->memory, 1);
@@ -53,7 +59,7 @@ TEST_P(backend_contract, a_read_lands_byte_for_byte_in_both_directions) {
   }
 }
 
-TEST_P(backend_contract, bytes_beside_the_segments_stay_untouched) {
+TEST_P(any_lanes, bytes_beside_the_segments_stay_untouched) {
   pair p{GetParam()};
   fill(p.a.memory, 1);
   std::memset(p.b.memory.data(), 0x5a, p.b.memory.size());
@@ -64,10 +70,10 @@ TEST_P(backend_contract, bytes_beside_the_segments_stay_untouched) {
   for (const auto& s : segments) {
     std::memset(p.b.memory.data() + s.remote_offset, 0x5a, s.length);
   }
-  for (const auto byte : p.b.memory) ASSERT_EQ(byte, std::byte{0x5a});
+  EXPECT_TRUE(all_are(p.b.memory, std::byte{0x5a}));
 }
 
-TEST_P(backend_contract, eight_mebibytes_in_one_segment_move_both_ways) {
+TEST_P(any_lanes, eight_mebibytes_in_one_segment_move_both_ways) {
   pair p{GetParam()};
   fill(p.a.memory, 1);
   const std::vector<segment> there{{0, 8 * mib, 8 * mib, 0, 0, 1}};
@@ -79,9 +85,15 @@ TEST_P(backend_contract, eight_mebibytes_in_one_segment_move_both_ways) {
   ASSERT_FALSE(
       p.run(p.a, p.make_batch(p.a, direction::read, p.grant(p.b, access::read, t1), back)).failure);
   expect_moved(p.b.memory, p.a.memory, back, direction::read);
+  std::map<std::string, std::uint64_t> by_device;
+  for (const auto& lane : p.a.wire->stats().by_lane) by_device[lane.device] += lane.bytes;
+  for (const auto& [device, bytes] : by_device) EXPECT_GT(bytes, 0U) << device;
+  if (GetParam().kind == backend_kind::rdma) {
+    EXPECT_EQ(by_device.size(), GetParam().lanes >= 4 ? 2U : 1U);
+  }
 }
 
-TEST_P(backend_contract, strided_segments_move_every_repetition_and_nothing_between) {
+TEST_P(any_lanes, strided_segments_move_every_repetition_and_nothing_between) {
   pair p{GetParam()};
   const std::vector<segment> segments{
       {0, 100, 256, 1024, 300, 3000},                     // many small ones
@@ -104,7 +116,8 @@ TEST_P(backend_contract, strided_segments_move_every_repetition_and_nothing_betw
     }
     const auto done =
         p.run(p.a, p.make_batch(p.a, dir, p.grant(p.b, access::read_write, t1), segments));
-    ASSERT_FALSE(done.failure) << to_string(*done.failure);
+    ASSERT_FALSE(done.failure) << to_string(*done.failure)
+                               << (dir == direction::write ? " (write)" : " (read)");
     EXPECT_EQ(done.bytes, total_bytes(segments));
     EXPECT_EQ(std::memcmp(expected_a.data(), p.a.memory.data(), expected_a.size()), 0);
     EXPECT_EQ(std::memcmp(expected_b.data(), p.b.memory.data(), expected_b.size()), 0);
@@ -171,7 +184,38 @@ TEST_P(backend_contract, memory_that_the_engine_owns_moves_too) {
   ASSERT_TRUE(p.until([&] { return p.a.place->deregister(*local).has_value(); }));
 }
 
-TEST_P(backend_contract, a_frame_is_delivered_after_every_byte_of_its_batch) {
+TEST_P(backend_contract, memory_that_is_registered_again_at_the_same_address_is_other_memory) {
+  pair p{GetParam()};
+  constexpr std::size_t size = 200'000;
+  auto* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(at, MAP_FAILED);
+  const std::span memory{static_cast<std::byte*>(at), size};
+  for (std::uint32_t round = 1; round <= 3; ++round) {
+    const transfer_id transfer{round};
+    const auto region = p.b.place->register_memory(memory, "engine");
+    ASSERT_TRUE(region) << to_string(region.error());
+    auto given = p.b.wire->grant(*region, {{0, size, 0, 1}}, access::read_write, transfer);
+    ASSERT_TRUE(given) << to_string(given.error());
+    const auto grant = std::make_shared<const remote_grant>(std::move(*given));
+    fill(p.a.memory, round);
+    const std::vector<segment> all{{0, 0, size, 0, 0, 1}};
+    ASSERT_FALSE(p.run(p.a, p.make_batch(p.a, direction::write, grant, all)).failure);
+    expect_moved(p.a.memory, memory, all, direction::write);
+    fill(memory, 100 + round);
+    ASSERT_FALSE(p.run(p.a, p.make_batch(p.a, direction::read, grant, all)).failure);
+    expect_moved(memory, p.a.memory, all, direction::read);
+    EXPECT_FALSE(p.b.place->deregister(*region)) << "it is in use";
+    p.b.wire->fence(transfer);
+    ASSERT_TRUE(p.until([&] { return p.b.place->deregister(*region).has_value(); }));
+    // Other pages at the same address.
+    ASSERT_EQ(
+        ::mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+        at);
+  }
+  ::munmap(at, size);
+}
+
+TEST_P(any_lanes, a_frame_is_delivered_after_every_byte_of_its_batch) {
   pair p{GetParam()};
   constexpr std::uint64_t size = 4 * mib;
   std::atomic<int> wrong{0};
@@ -196,7 +240,7 @@ TEST_P(backend_contract, a_frame_is_delivered_after_every_byte_of_its_batch) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_P(backend_contract, a_reads_frame_reaches_the_target_after_the_data_reached_the_initiator) {
+TEST_P(any_lanes, a_reads_frame_reaches_the_target_after_the_data_reached_the_initiator) {
   pair p{GetParam()};
   fill(p.b.memory, 9);
   const std::vector<segment> segments{{0, 0, 3 * mib, 0, 0, 1}};
@@ -211,7 +255,7 @@ TEST_P(backend_contract, a_reads_frame_reaches_the_target_after_the_data_reached
   EXPECT_TRUE(whole);
 }
 
-TEST_P(backend_contract, session_frames_arrive_in_order_and_whole_up_to_the_largest) {
+TEST_P(any_lanes, session_frames_arrive_in_order_and_whole_up_to_the_largest) {
   pair p{GetParam()};
   std::vector<std::string> sent;
   for (const std::size_t size :
@@ -230,7 +274,31 @@ TEST_P(backend_contract, session_frames_arrive_in_order_and_whole_up_to_the_larg
   EXPECT_EQ(p.b.sink->frames, sent);
 }
 
-TEST_P(backend_contract, many_batches_in_flight_both_ways_at_once_all_complete_correctly) {
+TEST_P(backend_contract, frames_that_nobody_waits_for_keep_their_place_among_the_others) {
+  pair p{GetParam()};
+  std::vector<std::string> sent;
+  for (int i = 0; i < 300; ++i) {
+    sent.push_back("frame " + std::to_string(i));
+    const auto frame = std::as_bytes(std::span{sent.back().data(), sent.back().size()});
+    ASSERT_TRUE(i % 3 == 0 ? p.a.wire->send_frame(frame) : p.a.wire->send_soon(frame));
+  }
+  ASSERT_TRUE(p.until([&] { return p.b.sink->framed() == sent.size(); }));
+  EXPECT_EQ(p.b.sink->frames, sent);
+}
+
+// Whether the progress thread polls just then, is about to sleep, or sleeps.
+TEST_P(backend_contract, a_frame_that_nobody_waits_for_comes_without_another_behind_it) {
+  pair p{GetParam()};
+  const std::string word = "release";
+  const auto frame = std::as_bytes(std::span{word.data(), word.size()});
+  for (std::size_t i = 1; i <= 400; ++i) {
+    ASSERT_TRUE(p.a.wire->send_soon(frame));
+    ASSERT_TRUE(p.until([&] { return p.b.sink->framed() == i; })) << "frame " << i << " stayed";
+    std::this_thread::sleep_for(std::chrono::microseconds{i * 29 % 500});
+  }
+}
+
+TEST_P(any_lanes, many_batches_in_flight_both_ways_at_once_all_complete_correctly) {
   pair p{GetParam()};
   constexpr std::uint64_t size = 30'000;
   constexpr std::uint64_t count = 200;
@@ -304,15 +372,17 @@ TEST_P(backend_contract, several_threads_may_post_at_once) {
   EXPECT_EQ(std::memcmp(p.a.memory.data(), p.b.memory.data(), threads * each * 10'000), 0);
 }
 
-TEST_P(backend_contract, a_small_post_batch_size_moves_the_same_bytes) {
-  pair p{GetParam(), [](link_options& options) { options.post_batch_size = 3; }};
-  fill(p.a.memory, 4);
-  std::vector<segment> segments;
-  for (std::uint64_t i = 0; i < 500; ++i) segments.push_back({i * 4096, i * 5000, 4096, 0, 0, 1});
-  const auto done =
-      p.run(p.a, p.make_batch(p.a, direction::write, p.grant(p.b, access::write, t1), segments));
-  ASSERT_FALSE(done.failure) << to_string(*done.failure);
-  expect_moved(p.a.memory, p.b.memory, segments, direction::write);
+TEST_P(any_lanes, any_post_batch_size_moves_the_same_bytes) {
+  for (const std::int32_t size : {1, 3, 4096}) {
+    pair p{GetParam(), [size](link_options& options) { options.post_batch_size = size; }};
+    fill(p.a.memory, 4);
+    std::vector<segment> segments;
+    for (std::uint64_t i = 0; i < 500; ++i) segments.push_back({i * 4096, i * 5000, 4096, 0, 0, 1});
+    const auto done =
+        p.run(p.a, p.make_batch(p.a, direction::write, p.grant(p.b, access::write, t1), segments));
+    ASSERT_FALSE(done.failure) << to_string(*done.failure);
+    expect_moved(p.a.memory, p.b.memory, segments, direction::write);
+  }
 }
 
 }  // namespace troupe::transport::contract

@@ -17,6 +17,7 @@
 
 #include "troupe/transport/endpoint.hpp"
 
+#include "backends.hpp"
 #include "peer_talk.hpp"
 
 namespace {
@@ -56,6 +57,9 @@ int main(int argc, char** argv) {
   if (!kind) return fail_with("unknown backend");
   endpoint_options options;
   options.self = incarnation{0xdead};
+  options.rdma.device =
+      contract::rdma_devices('b', static_cast<std::uint32_t>(std::stoul(argv[2])));
+  contract::suit_emulation(options.rdma);
   auto place = endpoint::create(std::move(options));
   if (!place) return fail_with(to_string(place.error()));
   constexpr std::uint64_t size = std::uint64_t{4} << 20;
@@ -71,9 +75,12 @@ int main(int argc, char** argv) {
   with.role = link_role::initiator;
   with.peer = their_offer.owner;
   with.lanes = static_cast<std::uint32_t>(std::stoul(argv[2]));
+  with.connect_timeout = contract::patience();
   auto wire = (*place)->open(*kind, with, sink);
   if (!wire) return fail_with(to_string(wire.error()));
   std::cout << contract::line_of((*wire)->offer()) << std::flush;
+  // The acceptor is told first: queue pairs that are not joined yet would not hear the dialer.
+  std::getline(std::cin, line);
   if (auto ok = (*wire)->connect(their_offer); !ok) return fail_with(to_string(ok.error()));
   while (!sink->up && !sink->broken) std::this_thread::sleep_for(std::chrono::microseconds{100});
   if (sink->broken) return 1;

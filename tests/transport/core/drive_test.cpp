@@ -82,10 +82,14 @@ TEST_F(driven, wakes_by_the_callers_own_descriptor) {
 
 TEST_F(driven, is_for_one_caller_at_a_time) {
   std::atomic<bool> second_done{false};
+  std::atomic<bool> inside{false};
   auto first = std::async(std::launch::async, [&] {
-    return engine->drive(clock::now() + 5s, mine.fd, [&] { return second_done.load(); });
+    return engine->drive(clock::now() + 60s, mine.fd, [&] {
+      inside = true;
+      return second_done.load();
+    });
   });
-  std::this_thread::sleep_for(20ms);
+  ASSERT_TRUE(until([&] { return inside.load(); }));
   EXPECT_FALSE(engine->drive(clock::now() + 5s, mine.fd, never));
   second_done = true;
   mine.ring();

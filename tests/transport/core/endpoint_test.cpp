@@ -40,10 +40,10 @@ TEST(endpoint_test, a_backend_that_was_asked_for_is_never_replaced_silently) {
   ASSERT_TRUE(named);
   EXPECT_EQ(named->kind, backend_kind::tcp);
   EXPECT_THAT(named->reason, ::testing::HasSubstr("asked for"));
-  const auto absent = place->choose(here, backend_kind::rdma);
+  const auto absent = place->choose(here, backend_kind::xgmi);
   ASSERT_FALSE(absent);
   EXPECT_EQ(absent.error().code, errc::backend_unavailable);
-  EXPECT_THAT(absent.error().message, ::testing::HasSubstr("rdma: not in this release"));
+  EXPECT_THAT(absent.error().message, ::testing::HasSubstr("xgmi: not in this release"));
 }
 
 TEST(endpoint_test, excluded_backends_are_passed_over_by_name) {
@@ -63,6 +63,24 @@ TEST(endpoint_test, incarnation_0_is_refused) {
 
 TEST(endpoint_test, port_0_asks_the_os_and_tells_what_it_got) {
   EXPECT_NE(make_endpoint()->data_port(), 0);
+}
+
+TEST(endpoint_test, a_taken_port_and_a_foreign_address_fail_at_start_with_their_name) {
+  endpoint_options options;
+  options.self = incarnation{1};
+  const auto first = endpoint::create(options).value();
+  options.data_port = first->data_port();
+  const auto second = endpoint::create(options);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, errc::invalid_config);
+  EXPECT_NE(second.error().message.find(std::to_string(options.data_port)), std::string::npos);
+  options.data_port = 0;
+  for (const char* host : {"0.0.0.0", "192.0.2.1", "no such host"}) {
+    options.host = host;
+    const auto refused = endpoint::create(options);
+    ASSERT_FALSE(refused) << host;
+    EXPECT_NE(refused.error().message.find(host), std::string::npos) << refused.error().message;
+  }
 }
 
 TEST(types_test, names_and_kinds_match) {

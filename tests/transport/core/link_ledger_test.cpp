@@ -33,13 +33,13 @@ TEST(link_ledger_test, no_more_batches_than_the_limit_are_in_flight) {
 
 TEST(link_ledger_test, the_latest_fences_are_remembered_and_the_memory_of_them_is_bounded) {
   link_ledger ledger{10};
-  for (std::uint64_t i = 0; i <= link_ledger::max_fenced; ++i) {
+  for (std::uint64_t i = 0; i <= recent_transfers::capacity; ++i) {
     ledger.fence(transfer_id{i});
     ledger.fence(transfer_id{i});
   }
   EXPECT_TRUE(ledger.admit(transfer_id{0}));
   EXPECT_FALSE(ledger.admit(transfer_id{1}));
-  EXPECT_FALSE(ledger.admit(transfer_id{link_ledger::max_fenced}));
+  EXPECT_FALSE(ledger.admit(transfer_id{recent_transfers::capacity}));
 }
 
 }  // namespace troupe::transport

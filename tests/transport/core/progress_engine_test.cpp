@@ -69,6 +69,7 @@ TEST(progress_engine_test, an_idle_engine_takes_no_processor_time) {
   const auto engine = progress_engine::create({}).value();
   const auto who = std::make_shared<counter>();
   engine->add_poller(who);
+  ASSERT_TRUE(until([&] { return who->sleeps >= 1 && who->sleeps == who->wakes + 1; }));
   std::this_thread::sleep_for(20ms);
   const auto before = processor_ms();
   const auto polls = who->polls.load();
@@ -85,10 +86,14 @@ TEST(progress_engine_test, after_work_it_polls_for_a_while_then_sleeps_again) {
   const auto who = std::make_shared<counter>();
   engine->add_poller(who);
   const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
-  std::this_thread::sleep_for(20ms);
-  const auto polls = who->polls.load();
-  who->ring();
-  ASSERT_TRUE(until([&] { return who->polls > polls + 20; }));
+  // A thread that is kept from its core for the whole while sleeps without a poll: ring again.
+  ASSERT_TRUE(until([&] {
+    std::this_thread::sleep_for(20ms);
+    const auto polls = who->polls.load();
+    who->ring();
+    std::this_thread::sleep_for(20ms);
+    return who->polls > polls + 20;
+  }));
   ASSERT_TRUE(until([&] {
     const auto sleeps = who->sleeps.load();
     std::this_thread::sleep_for(10ms);
@@ -115,6 +120,32 @@ TEST(progress_engine_test, without_a_thread_nothing_happens_but_by_poll) {
   EXPECT_FALSE(engine->poll_once());
   EXPECT_EQ(rounds_with_work, 1);
   engine->unwatch(watch);
+}
+
+/// Does its work when the engine is about to sleep, as a link does that finds bytes then.
+struct last_minute final : pollable {
+  bool on_ready(std::uint64_t, std::uint32_t) override { return false; }
+  bool before_sleep() override { return !armed || done.exchange(true); }
+  std::atomic<bool> armed{false}, done{false};
+};
+
+TEST(progress_engine_test, what_is_done_right_before_a_sleep_is_followed_up_as_all_else) {
+  const auto who = std::make_shared<last_minute>();
+  std::atomic<bool> followed_up{false};
+  const auto engine = progress_engine::create({.own_thread = true,
+                                               .spin = 50us,
+                                               .after_progress =
+                                                   [&] {
+                                                     if (who->done) followed_up = true;
+                                                   }})
+                          .value();
+  engine->add_poller(who);
+  std::this_thread::sleep_for(20ms);  // until it sleeps: no other event is on its way
+  who->armed = true;
+  engine->wake();  // it polls for a while, and is about to sleep again
+  EXPECT_TRUE(until([&] { return followed_up.load(); }, 2s))
+      << "what a link's last look brought up is left lying while the thread sleeps";
+  engine->remove_poller(who.get());
 }
 
 TEST(progress_engine_test, the_thread_keeps_out_of_the_way_of_a_caller_that_polls_and_comes_back) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 namespace troupe::transport {
@@ -49,6 +50,69 @@ TEST(region_table_test, null_empty_and_too_much_memory_are_refused) {
   EXPECT_THAT(huge.error().message, ::testing::HasSubstr("MiB are free"));
   ASSERT_TRUE(table.allocate(10, "one"));
   EXPECT_EQ(table.allocate(10, "two").error().code, errc::overloaded);
+}
+
+/// Two pages, and a descriptor that stands for a dma-buf: which it is only a device finds out.
+struct exported_pages {
+  alignas(4096) std::array<std::byte, 8192> bytes{};
+  int fd{::memfd_create("exported", MFD_CLOEXEC)};
+  ~exported_pages() { ::close(fd); }
+};
+
+TEST(region_table_test, exported_memory_keeps_a_descriptor_of_its_own_as_long_as_it_is_used) {
+  region_table table{4};
+  exported_pages pages;
+  const auto id = table.add(pages.bytes, "gpu", {.dmabuf = pages.fd, .offset = 4096}).value();
+  auto used = table.use(id).value();
+  const int own = used->dmabuf();
+  EXPECT_NE(own, pages.fd);
+  EXPECT_EQ(used->dmabuf_offset(), 4096U);
+  EXPECT_EQ(used->kind(), memory_kind::device);
+  EXPECT_NE(::fcntl(own, F_GETFD) & FD_CLOEXEC, 0);
+  used.release();
+  ASSERT_TRUE(table.remove(id));
+  EXPECT_EQ(::fcntl(own, F_GETFD), -1);
+  EXPECT_GE(::fcntl(pages.fd, F_GETFD), 0) << "the caller's was closed";
+}
+
+TEST(region_table_test, exported_memory_that_cannot_be_is_refused_and_says_what_is_wrong) {
+  region_table table{4};
+  exported_pages pages;
+  const auto refused = [&](std::span<std::byte> bytes, exported_memory as) {
+    const auto made = table.add(bytes, "gpu", as);
+    EXPECT_FALSE(made);
+    EXPECT_EQ(made.error().code, errc::invalid_config);
+    return made.error().message;
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(refused({}, {.dmabuf = pages.fd}), HasSubstr("null or empty"));
+  EXPECT_THAT(refused(pages.bytes, {.dmabuf = -1}), HasSubstr("descriptor -1"));
+  EXPECT_THAT(refused(pages.bytes, {.dmabuf = 987'654}), HasSubstr("Bad file descriptor"));
+  EXPECT_THAT(refused(pages.bytes, {.dmabuf = pages.fd, .offset = 100}), HasSubstr("in a page"));
+  EXPECT_THAT(refused(pages.bytes, {.dmabuf = pages.fd, .offset = ~std::uint64_t{4095}}),
+              HasSubstr("wraps"));
+  EXPECT_EQ(table.size(), 0U);
+}
+
+TEST(region_table_test, memory_of_a_device_is_nothing_for_backends_that_copy) {
+  region_table table{4};
+  exported_pages pages;
+  const std::span<std::byte> both{pages.bytes};
+  const auto gpu = table.add(both.first(4096), "gpu", {.dmabuf = pages.fd}).value();
+  const auto host = table
+                        .add(both.subspan(4096), "host",
+                             {.dmabuf = pages.fd, .offset = 4096, .kind = memory_kind::host})
+                        .value();
+  for (const auto by : {backend_kind::tcp, backend_kind::shm}) {
+    const auto refused = table.use_on_host(gpu, by);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, errc::backend_unavailable);
+    EXPECT_THAT(refused.error().message, ::testing::HasSubstr("'gpu'"));
+    EXPECT_THAT(refused.error().message, ::testing::HasSubstr(std::string{to_string(by)}));
+    EXPECT_TRUE(table.use_on_host(host, by));
+    EXPECT_EQ(table.use_on_host(region_id{77}, by).error().code, errc::unknown_region);
+  }
+  EXPECT_TRUE(table.use(gpu));
 }
 
 TEST(region_table_test, a_region_goes_when_its_last_use_ends_and_its_id_never_comes_back) {

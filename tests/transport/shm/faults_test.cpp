@@ -116,6 +116,33 @@ TEST(shm_faults, a_target_killed_in_the_middle_fails_every_batch_with_peer_lost_
   EXPECT_TRUE(self.place->deregister(from));
 }
 
+TEST(shm_faults, a_post_to_a_target_whose_death_nobody_has_seen_yet_says_that_the_link_broke) {
+  other_process other{[](channel& line) {
+    node self{theirs.value};
+    join(self, ours, link_role::acceptor, line);
+    line.send_grant(grant_all(self, self.allocate(size), transfer_id{1}));
+    while (true) ::pause();
+  }};
+  node self{ours.value, 0};  // looks at nothing that it is not made to look at
+  self.open(theirs, link_role::initiator);
+  other.line().send(self.to_peer->offer().payload);
+  ASSERT_TRUE(self.to_peer->connect(
+      {.kind = backend_kind::shm, .owner = theirs, .payload = other.line().receive()}));
+  ASSERT_TRUE(eventually([&] {
+    self.place->poll();
+    return self.said->ups() == 1;
+  }));
+  const auto grant = other.line().receive_grant();
+  other.kill();
+  // The post itself finds out, while it looks for the region that the grant names.
+  const auto posted = self.to_peer->post(
+      simple_batch(1, direction::write, self.allocate(size), grant, {{.length = size}}));
+  ASSERT_FALSE(posted);
+  EXPECT_EQ(posted.error().code, errc::link_broken) << to_string(posted.error());
+  ASSERT_EQ(self.said->broken().size(), 1u);
+  EXPECT_EQ(self.said->broken()[0].code, errc::peer_lost);
+}
+
 TEST(shm_faults, a_writer_stopped_inside_a_copy_never_writes_into_blocks_that_are_used_again) {
   other_process other{write_for_ever};
   node self{ours.value};

@@ -1,6 +1,7 @@
 #include "processes.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -13,12 +14,16 @@
 namespace troupe::bench {
 
 void die(const std::string& what) {
-  std::fprintf(stderr, "actors_bench: %s\n", what.c_str());
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, what.c_str());
   std::_Exit(1);
 }
 
+double seconds_since(clock_type::time_point start) {
+  return std::chrono::duration<double>(clock_type::now() - start).count();
+}
+
 double microseconds_since(clock_type::time_point start) {
-  return std::chrono::duration<double, std::micro>(clock_type::now() - start).count();
+  return seconds_since(start) * 1e6;
 }
 
 double median(std::vector<double> values) {

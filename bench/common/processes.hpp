@@ -16,6 +16,7 @@ namespace troupe::bench {
 
 using clock_type = std::chrono::steady_clock;
 
+/// Ends the process; the sentence goes to standard error behind the program's name.
 [[noreturn]] void die(const std::string& what);
 
 template <class T>
@@ -27,6 +28,7 @@ inline void need(const result<void>& outcome, const char* doing) {
   if (!outcome) die(std::string{doing} + ": " + to_string(outcome.error()));
 }
 
+[[nodiscard]] double seconds_since(clock_type::time_point start);
 [[nodiscard]] double microseconds_since(clock_type::time_point start);
 [[nodiscard]] double median(std::vector<double> values);
 /// Memory of this process that is resident, bytes.

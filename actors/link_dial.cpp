@@ -1,0 +1,277 @@
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <caf/actor_system.hpp>
+#include <caf/io/middleman.hpp>
+#include <caf/io/middleman_actor.hpp>
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/link_parts.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/system.hpp"
+
+namespace troupe::actors::link_parts {
+
+namespace {
+
+/// Before the first repetition; doubled with each.
+constexpr auto first_pause = std::chrono::milliseconds{20};
+
+/// To make a link again every attempt takes its `connect_timeout`, also one that fails at once: what
+/// broke it may take a while to be mended. A peer that has died is heard of meanwhile.
+std::chrono::milliseconds pause_before_next(const link_state& st) {
+  const std::chrono::milliseconds pause = first_pause * (1u << std::min(st.attempts, 6u));
+  if (!st.broke) return pause;
+  const auto rest = st.attempt_began + st.context->settings.connect_timeout - now();
+  return std::max(pause, std::chrono::duration_cast<std::chrono::milliseconds>(rest));
+}
+
+/// Whether another backend could help after this refusal.
+bool worth_another_backend(errc code) {
+  switch (code) {
+    case errc::backend_unavailable:
+    case errc::no_device:
+    case errc::peer_unreachable:
+    case errc::link_broken:
+    case errc::deadline:
+    case errc::overloaded:
+    case errc::internal: return true;
+    case errc::invalid_config:
+    case errc::layout_mismatch:
+    case errc::version_mismatch:
+    case errc::unknown_region:
+    case errc::out_of_range:
+    case errc::grant_revoked:
+    case errc::pool_exhausted:
+    case errc::not_found:
+    case errc::already_exists:
+    case errc::peer_lost:
+    case errc::aborted:
+    case errc::lease_expired:
+    case errc::stale_incarnation:
+    case errc::unauthorized: return false;
+  }
+  return false;
+}
+
+/// Identities travel in the request and the acceptor refuses what cannot reach it. So the dialling
+/// side only leaves out what is unusable here, and asks in order of preference.
+std::optional<transport::backend_kind> next_kind(const link_state& st) {
+  const auto& settings = st.context->settings;
+  const auto tried = [&](transport::backend_kind kind) {
+    return std::ranges::find(st.failed, kind) != st.failed.end();
+  };
+  if (settings.backend) {
+    if (!tried(*settings.backend)) return settings.backend;
+  } else {
+    for (const auto& here : st.context->endpoint->backends()) {  // the best comes first
+      if (here.state.usable && !tried(here.kind)) return here.kind;
+    }
+  }
+  for (const auto kind : settings.fallback) {
+    if (!tried(kind)) return kind;
+  }
+  return std::nullopt;
+}
+
+std::string reason_for(const link_state& st, transport::backend_kind kind) {
+  std::string reason =
+      st.context->settings.backend == kind ? "configured" : "best that both sides can use";
+  for (const auto failed : st.failed) {
+    reason += "; ";
+    reason += transport::to_string(failed);
+    reason += " failed: ";
+    reason += st.why_ended;
+  }
+  if (st.context->settings.backend != kind) {
+    for (const auto& other : st.context->endpoint->backends()) {
+      if (!other.state.usable) {
+        reason += "; ";
+        reason += transport::to_string(other.kind);
+        // What it is; what to do about it is for whoever asks `troupe info`.
+        reason += ": " + other.state.reason.substr(0, other.state.reason.find(';'));
+      }
+    }
+  }
+  return reason;
+}
+
+troupe::error no_answer(self_pointer self, const caf::error& err) {
+  return {errc::peer_unreachable, self->state.peer.name + " did not answer the link request (" +
+                                      self->system().render(err) + ")"};
+}
+
+void got_reply(self_pointer self, const link_reply& reply) {
+  auto& st = self->state;
+  if (st.now != link_state::phase::dialling || !st.link) return;
+  if (reply.failed != 0) {
+    const auto code = is_errc(reply.failed) ? static_cast<errc>(reply.failed) : errc::internal;
+    backend_failed(self, {code, reply.sentence});
+    return;
+  }
+  if (auto fits = adopt_layout(st, reply.layout); !fits) {
+    end_link(self, fits.error());
+    return;
+  }
+  const transport::link_offer offer{st.choice.kind, incarnation{st.peer.incarnation},
+                                    from_bytes(reply.offer)};
+  st.now = link_state::phase::connecting;
+  if (auto started = st.link->connect(offer); !started) backend_failed(self, started.error());
+}
+
+void try_next_backend(self_pointer self) {
+  auto& st = self->state;
+  const auto kind = next_kind(st);
+  if (!kind) {
+    if (st.broke) {
+      end_link(self, given_up(st, {errc::link_broken, st.why_ended}));
+      return;
+    }
+    end_link(self, {errc::peer_unreachable,
+                    "no backend joins this node with " + st.peer.name +
+                        (st.why_ended.empty() ? std::string{} : "; last: " + st.why_ended)});
+    return;
+  }
+  st.choice = {*kind, reason_for(st, *kind)};
+  st.attempt_began = now();
+  if (st.broke) ++st.tries;
+  if (auto opened = open_transport(self); !opened) {
+    backend_failed(self, opened.error());
+    return;
+  }
+  const auto identity = st.context->endpoint->identity();
+  link_request request;
+  request.cluster = st.context->settings.cluster;
+  request.from = st.context->self;
+  request.to_incarnation = st.peer.incarnation;
+  const auto registered = st.context->registration.last();
+  request.supervisor_incarnation = registered.supervisor_incarnation;
+  request.registered_epoch = registered.epoch;
+  request.backend = static_cast<std::uint8_t>(*kind);
+  request.lanes = st.context->settings.lanes;
+  request.boot_id = identity.boot_id;
+  request.network_namespace = identity.network_namespace;
+  request.pid_namespace = identity.pid_namespace;
+  request.pid = identity.pid;
+  request.uid = identity.uid;
+  request.offer = to_bytes(st.link->offer().payload);
+  request.layout = to_bytes(st.context->encoded_layout);
+  request.reason = st.choice.reason;
+  const auto timeout = st.context->settings.connect_timeout;
+  // What this attempt hears late is not for the next one, which may be over another backend.
+  const auto is_over = [self, attempt = st.generation] {
+    return self->state.generation != attempt || self->state.now != link_state::phase::dialling;
+  };
+  if (st.broke) {
+    // The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
+    self->request(st.other_end, timeout, std::move(request))
+        .then(
+            [self, is_over](const link_reply& reply) {
+              if (!is_over()) got_reply(self, reply);
+            },
+            [self, is_over](const caf::error& err) {
+              if (!is_over()) backend_failed(self, no_answer(self, err));
+            });
+    return;
+  }
+  self->request(st.peer_node, timeout, std::move(request))
+      .then(
+          [self, is_over](const link_reply& reply) {
+            if (is_over()) return;
+            if (reply.failed == 0) meet(self, self->current_sender());
+            got_reply(self, reply);
+          },
+          [self, is_over](const caf::error& err) {
+            if (!is_over()) end_link(self, no_answer(self, err));
+          });
+}
+
+}  // namespace
+
+time_point now() {
+  return std::chrono::steady_clock::now();
+}
+
+void backend_failed(self_pointer self, const troupe::error& why) {
+  auto& st = self->state;
+  if (st.now == link_state::phase::ending) return;
+  if (st.link) {
+    st.link->close();
+    st.link.reset();
+  }
+  if (!worth_another_backend(why.code)) {
+    end_link(self, st.broke ? given_up(st, why) : why);
+    return;
+  }
+  // The sentence of the last failure is what the caller reads if nothing else is left.
+  st.why_ended = to_string(why);
+  st.now = link_state::phase::dialling;
+  // What cannot be used here or there will not be usable in a moment either, and the peer does not
+  // wait for ever. But a link that was up may find its port up again.
+  const bool hopeless =
+      why.code == errc::backend_unavailable || (!st.broke && why.code == errc::no_device);
+  const bool again = !hopeless && st.attempts < st.context->settings.max_reconnects;
+  logger("link")->warn("link to {} over {} failed: {}; {}", st.peer.name,
+                       transport::to_string(st.choice.kind), st.why_ended,
+                       again ? "trying again" : "giving this backend up");
+  if (again) {
+    const auto pause = pause_before_next(st);
+    ++st.attempts;
+    self->delayed_send(self, pause, link_command{dial_again{}});
+    return;
+  }
+  st.failed.push_back(st.choice.kind);
+  st.attempts = 0;
+  try_next_backend(self);
+}
+
+void dial(self_pointer self) {
+  auto& st = self->state;
+  auto middleman = self->system().middleman().actor_handle();
+  self->request(middleman, st.context->settings.connect_timeout, caf::connect_atom::value,
+                st.peer.host, st.peer.port)
+      .then(
+          [self](const caf::node_id&, const caf::strong_actor_ptr& found,
+                 const std::set<std::string>& interface) {
+            auto& state = self->state;
+            if (state.now == link_state::phase::ending) return;
+            if (!found ||
+                !self->system().assignable(interface, self->system().message_types<node_actor>())) {
+              end_link(self, {errc::peer_unreachable, "what listens at " + state.peer.host + ":" +
+                                                          std::to_string(state.peer.port) +
+                                                          " is no Troupe node"});
+              return;
+            }
+            state.peer_node = caf::actor_cast<node_actor>(found);
+            self->monitor(state.peer_node);
+            try_next_backend(self);
+          },
+          [self](const caf::error& err) {
+            auto& state = self->state;
+            if (was_cut_by_keep_alive(err) && now() < state.dial_until) {
+              const auto pause = std::exchange(state.dial_pause, state.dial_pause * 2);
+              self->delayed_send(self, pause, link_command{dial_again{}});
+              return;
+            }
+            end_link(self, {errc::peer_unreachable, "cannot reach " + state.peer.name + " at " +
+                                                        state.peer.host + ":" +
+                                                        std::to_string(state.peer.port) + " (" +
+                                                        self->system().render(err) + ")"});
+          });
+}
+
+void carry_out(self_pointer self, const dial_again&) {
+  if (self->state.now != link_state::phase::dialling || self->state.link) return;
+  if (self->state.peer_node) {
+    try_next_backend(self);
+  } else {
+    dial(self);
+  }
+}
+
+}  // namespace troupe::actors::link_parts

@@ -1,0 +1,100 @@
+#include <chrono>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/link_parts.hpp"
+#include "troupe/actors/logging.hpp"
+
+namespace troupe::actors::link_parts {
+
+namespace {
+
+/// How long a link whose peer has left is read on, at least.
+constexpr auto last_words = std::chrono::milliseconds{300};
+/// It ends after so many looks in a row that found nothing, with a pause before each; or, where the
+/// peer goes on talking although it is said to be gone, after so many at all.
+constexpr std::uint32_t empty_looks = 3;
+constexpr std::uint32_t most_looks = 100;
+constexpr auto look_pause = std::chrono::milliseconds{20};
+constexpr std::size_t frames_per_look = 4096;
+
+void report_gone(self_pointer self, troupe::error why) {
+  auto& st = self->state;
+  tell(st.port, port_event{link_gone{st.peer.name, st.peer.incarnation, self->id(),
+                                     st.role == transport::link_role::initiator, std::move(why)}});
+}
+
+}  // namespace
+
+void finish_if_idle(self_pointer self) {
+  auto& st = self->state;
+  if (st.now != link_state::phase::ending || !st.sessions.empty()) return;
+  if (st.link) st.link->close();
+  st.link.reset();
+  self->quit();
+}
+
+void end_link(self_pointer self, troupe::error why) {
+  auto& st = self->state;
+  if (st.now == link_state::phase::ending) return;
+  const bool was_up = st.now == link_state::phase::up;
+  st.now = link_state::phase::ending;
+  st.why_ended = to_string(why);
+  st.lost = why;
+  if (was_up) st.context->counters.links_up.fetch_sub(1);
+  logger("link")->info("link to {} ({:016x}) over {} ended: {}", st.peer.name, st.peer.incarnation,
+                       transport::to_string(st.choice.kind), st.why_ended);
+  if (st.link) st.link->close();
+  // Its transport may not be able to tell it any more.
+  if (st.other_end) self->send(st.other_end, link_notice{1, why.message});
+  for (const auto& [transfer, session] : st.sessions) {
+    tell(session, session_event{link_is_lost{why}});
+  }
+  report_gone(self, std::move(why));
+  finish_if_idle(self);
+}
+
+void carry_out(self_pointer self, close_link order) {
+  end_link(self, std::move(order.why));
+}
+
+/// What the peer said last may still be on its way through the link, a release above all: the
+/// transport reads it out before it says that the link broke. The pause is for a peer that stands
+/// still, of which the transport hears nothing. What is read slowly is another matter: an engine
+/// that has not polled, a process that was stopped itself. So the link ends only when there is
+/// nothing left to read.
+void carry_out(self_pointer self, peer_left order) {
+  auto& st = self->state;
+  if (st.now == link_state::phase::ending || (st.peer_leaves && st.now == link_state::phase::up)) {
+    return;
+  }
+  tell(st.port, port_event{link_leaves{st.peer.name, st.peer.incarnation, self->id()}});
+  if (st.now != link_state::phase::up) {
+    end_link(self, std::move(order.why));
+    return;
+  }
+  st.peer_leaves = order.why;
+  self->delayed_send(self, last_words, link_command{last_look{std::move(order.why)}});
+}
+
+void carry_out(self_pointer self, last_look order) {
+  auto& st = self->state;
+  if (st.now != link_state::phase::up) return;
+  if (order.found_nothing == empty_looks || order.looks == most_looks) {
+    end_link(self, std::move(order.why));
+    return;
+  }
+  // What it reports comes to the mailbox before the next look.
+  const auto before = st.link->stats();
+  for (std::size_t rounds = 0; rounds < frames_per_look && st.link->poll(); ++rounds) {
+  }
+  const auto after = st.link->stats();
+  const bool found = after.frames_in != before.frames_in || after.bytes_in != before.bytes_in;
+  ++order.looks;
+  order.found_nothing = found ? 0 : order.found_nothing + 1;
+  self->delayed_send(self, look_pause, link_command{std::move(order)});
+}
+
+}  // namespace troupe::actors::link_parts

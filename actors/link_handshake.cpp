@@ -1,0 +1,107 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "troupe/actors/link_parts.hpp"
+
+namespace troupe::actors::link_parts {
+
+namespace {
+
+transport::host_identity identity_of(const link_request& request) {
+  return {request.boot_id, request.network_namespace, request.pid_namespace, request.pid,
+          request.uid};
+}
+
+link_reply refusal(self_pointer self, troupe::error why) {
+  link_reply reply;
+  reply.failed = static_cast<std::uint8_t>(why.code);
+  reply.sentence = why.message;
+  auto& st = self->state;
+  if (st.broke) {
+    // The peer may try again, or another backend.
+    st.now = link_state::phase::dialling;
+    retire_transport(st);
+    wait_for_dialler(self);
+  } else {
+    end_link(self, std::move(why));
+  }
+  return reply;
+}
+
+/// The peer's end asks again. Empty: it may.
+std::optional<link_reply> prepare_again(self_pointer self, const link_request& request) {
+  auto& st = self->state;
+  link_reply no;
+  no.failed = static_cast<std::uint8_t>(errc::peer_lost);
+  if (self->current_sender() != caf::actor_cast<caf::strong_actor_ptr>(st.other_end) ||
+      request.from.incarnation != st.peer.incarnation ||
+      request.to_incarnation != st.context->self.incarnation) {
+    no.failed = static_cast<std::uint8_t>(errc::unauthorized);
+    no.sentence = "this link belongs to another peer";
+    return no;
+  }
+  if (st.now == link_state::phase::up) {
+    break_link(self, {errc::link_broken, st.peer.name + " says that it broke"});
+  }
+  if (st.now == link_state::phase::ending) {
+    no.sentence = st.why_ended;
+    return no;
+  }
+  retire_transport(st);
+  ++st.tries;
+  wait_for_dialler(self);
+  return std::nullopt;
+}
+
+}  // namespace
+
+bytes to_bytes(std::span<const std::byte> from) {
+  bytes to(from.size());
+  std::ranges::transform(from, to.begin(),
+                         [](std::byte b) { return std::to_integer<std::uint8_t>(b); });
+  return to;
+}
+
+std::vector<std::byte> from_bytes(const bytes& from) {
+  std::vector<std::byte> to(from.size());
+  std::ranges::transform(from, to.begin(), [](std::uint8_t b) { return std::byte{b}; });
+  return to;
+}
+
+result<void> adopt_layout(link_state& st, const bytes& encoded) {
+  if (encoded.empty()) return {};
+  auto layout = kvcache::decode(from_bytes(encoded));
+  if (!layout) return fail(layout.error());
+  if (st.context->layout) {
+    if (auto fits = kvcache::check_compatible(*st.context->layout, *layout); !fits) return fits;
+  }
+  st.peer_layout = std::make_shared<const kvcache::cache_layout>(std::move(*layout));
+  return {};
+}
+
+link_reply accept(self_pointer self, const link_request& request) {
+  auto& st = self->state;
+  if (st.other_end) {
+    if (auto no = prepare_again(self, request)) return *no;
+  } else {
+    meet(self, self->current_sender());
+  }
+  const auto kind = static_cast<transport::backend_kind>(request.backend);
+  auto chosen = st.context->endpoint->choose(identity_of(request), kind);
+  if (!chosen) return refusal(self, chosen.error());
+  st.choice = {chosen->kind, request.reason};
+  if (auto fits = adopt_layout(st, request.layout); !fits) return refusal(self, fits.error());
+  if (auto opened = open_transport(self); !opened) return refusal(self, opened.error());
+  const transport::link_offer offer{kind, incarnation{request.from.incarnation},
+                                    from_bytes(request.offer)};
+  link_reply reply;
+  reply.offer = to_bytes(st.link->offer().payload);
+  reply.layout = to_bytes(st.context->encoded_layout);
+  st.now = link_state::phase::connecting;
+  if (auto started = st.link->connect(offer); !started) return refusal(self, started.error());
+  return reply;
+}
+
+}  // namespace troupe::actors::link_parts

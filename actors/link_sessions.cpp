@@ -1,0 +1,146 @@
+#include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/link_parts.hpp"
+
+namespace troupe::actors::link_parts {
+
+namespace {
+
+/// What a session is told that comes to a link which cannot be used any more.
+troupe::error not_up(const link_state& st) {
+  if (st.lost) return *st.lost;
+  return {errc::peer_lost, "the link to " + st.peer.name + " is not up"};
+}
+
+/// Whether it belongs to a transport link that was replaced.
+bool is_over(const link_state& st, std::uint64_t epoch) {
+  return epoch != 0 && epoch != st.generation;
+}
+
+result<void> fill_grants(link_state& st, say& order) {
+  std::vector<transport::remote_grant> given;
+  for (auto& wish : order.grants) {
+    auto grant =
+        st.link->grant(wish.region, std::move(wish.extents), wish.rights, route_of(order.message));
+    if (!grant) return fail(grant.error());
+    given.push_back(std::move(*grant));
+  }
+  if (given.empty()) return {};
+  if (auto* request = std::get_if<transfer_request>(&order.message)) {
+    request->grants = std::move(given);
+  } else if (auto* offer = std::get_if<transfer_offer>(&order.message)) {
+    offer->grants = std::move(given);
+  } else if (auto* put = std::get_if<store_put>(&order.message)) {
+    put->source = std::move(given.front());
+  } else if (auto* reply = std::get_if<store_reply>(&order.message)) {
+    reply->source = std::move(given.front());
+  }
+  return {};
+}
+
+}  // namespace
+
+void to_session(link_state& st, transfer_id transfer, session_event event) {
+  if (const auto found = st.sessions.find(transfer); found != st.sessions.end()) {
+    tell(found->second, std::move(event));
+  }
+}
+
+void carry_out(self_pointer self, say order) {
+  auto& st = self->state;
+  const auto transfer = route_of(order.message);
+  if (st.now == link_state::phase::ending) {
+    to_session(st, transfer, session_event{link_is_lost{not_up(st)}});
+    return;
+  }
+  const bool up = st.now == link_state::phase::up;
+  const bool last = order.grants.empty() && is_last_word(order.message);
+  // While the link is being made again only last words are kept: the session will hear of the new
+  // epoch, and say the rest again.
+  if (!last && (!up || is_over(st, order.epoch))) return;
+  auto outcome = [&]() -> result<void> {
+    if (up) {
+      if (auto filled = fill_grants(st, order); !filled) return filled;
+    }
+    auto frame = encode(order.message);
+    if (!frame) return fail(frame.error());
+    result<void> sent;
+    if (up) sent = order.nobody_waits ? st.link->send_soon(*frame) : st.link->send_frame(*frame);
+    if (last) remember(st, transfer, std::move(*frame));
+    return sent;
+  }();
+  if (outcome) return;
+  if (means_broken(outcome.error())) {
+    happened(self, link_broke{outcome.error()});
+  } else {
+    to_session(st, transfer, session_event{engine_aborts{outcome.error()}});
+  }
+}
+
+void carry_out(self_pointer self, post_batch order) {
+  auto& st = self->state;
+  const auto transfer = order.work.transfer;
+  const auto session_id = order.work.id;
+  if (st.now == link_state::phase::ending) {
+    to_session(st, transfer, session_event{link_is_lost{not_up(st)}});
+    return;
+  }
+  if (st.now != link_state::phase::up || is_over(st, order.epoch)) return;
+  const auto id = st.next_batch++;
+  st.batches.emplace(id, session_id);
+  order.work.id = transport::batch_id{id};
+  const auto posted = st.link->post(std::move(order.work));
+  if (posted) return;
+  st.batches.erase(id);
+  if (means_broken(posted.error())) {
+    happened(self, link_broke{posted.error()});
+  } else {
+    to_session(st, transfer,
+               session_event{transport::completion{session_id, transfer, posted.error(), 0, {}}});
+  }
+}
+
+void carry_out(self_pointer self, const fence_now& order) {
+  auto& st = self->state;
+  std::unordered_set<std::uint64_t> pending;
+  if (st.link && st.link->fence(order.transfer) == transport::fence_state::pending) {
+    pending.insert(st.generation);
+  }
+  for (const auto& former : st.former) {
+    if (former.pending.contains(order.transfer)) pending.insert(former.generation);
+  }
+  if (pending.empty()) {
+    to_session(st, order.transfer, session_event{transfer_is_quiescent{}});
+  } else {
+    st.fencing[order.transfer] = std::move(pending);
+  }
+}
+
+void carry_out(self_pointer self, attach_session order) {
+  auto& st = self->state;
+  switch (st.now) {
+    case link_state::phase::up:
+      if (is_over(st, order.epoch)) {
+        tell(order.session, session_event{link_is_back{st.generation}});
+      }
+      break;
+    case link_state::phase::dialling:
+    case link_state::phase::connecting: break;  // told when it is up again
+    case link_state::phase::ending:
+      tell(order.session, session_event{link_is_lost{not_up(st)}});
+      break;
+  }
+  st.sessions.emplace(order.transfer, std::move(order.session));
+}
+
+void carry_out(self_pointer self, const detach_session& order) {
+  self->state.sessions.erase(order.transfer);
+  self->state.fencing.erase(order.transfer);
+  finish_if_idle(self);
+}
+
+}  // namespace troupe::actors::link_parts

@@ -1,0 +1,177 @@
+#include <chrono>
+#include <set>
+#include <utility>
+
+#include <caf/actor_system.hpp>
+#include <caf/io/middleman.hpp>
+#include <caf/io/middleman_actor.hpp>
+#include <caf/sec.hpp>
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/node_parts.hpp"
+
+namespace troupe::actors::node_parts {
+
+namespace {
+
+std::string time_text(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+/// Says it when it is news (the sentence may tell times, its kind does not), and rarely again.
+void say_unregistered(node_state_data& st, const troupe::error& why) {
+  const bool due = st.reminder.pass().has_value();
+  if (st.refusal_said == why.code && !due) return;
+  st.refusal_said = why.code;
+  const auto& settings = st.context->settings;
+  logger("node")->warn("not registered with the supervisor at {}:{}, tries again every {}: {}",
+                       settings.supervisor_host, settings.supervisor_port,
+                       time_text(settings.heartbeat_interval), to_string(why));
+}
+
+void asking_failed(self_pointer self, const caf::error& why) {
+  const bool late = why == caf::sec::request_timeout;
+  lost_supervisor(self, late ? troupe::error{errc::deadline, "it has not answered in time"}
+                             : troupe::error{errc::peer_unreachable,
+                                             "it cannot be reached (" + self->system().render(why) +
+                                                 "); start it, or check supervisor.host and port"});
+}
+
+/// Another process is this node now. Peers refuse this life already; asking on would help nobody.
+void give_up(self_pointer self, const troupe::error& why) {
+  auto& st = self->state;
+  st.registering = false;
+  st.replaced = true;
+  st.refusal = to_string(why);
+  st.supervisor = nullptr;
+  logger("node")->error("the supervisor at {}:{} takes {} in no more: {}",
+                        st.context->settings.supervisor_host, st.context->settings.supervisor_port,
+                        st.context->self.name, st.refusal);
+  for (const auto& [id, link] : st.links) tell(link.actor, link_command{close_link{why}});
+  st.context->registration.end(why);
+}
+
+void registration_came(self_pointer self, const registration& answer) {
+  auto& st = self->state;
+  st.registering = false;
+  if (answer.failed != 0) {
+    const auto code = is_errc(answer.failed) ? static_cast<errc>(answer.failed) : errc::internal;
+    const troupe::error why{code, answer.sentence};
+    if (code == errc::stale_incarnation) {
+      give_up(self, why);
+    } else {
+      lost_supervisor(self, why);  // what else is wrong may pass
+    }
+    return;
+  }
+  st.registered = true;
+  st.refusal.clear();
+  st.refusal_said.reset();
+  st.context->registration.taken_in({answer.supervisor_incarnation, answer.epoch});
+  st.context->registration.set(true, {});
+  logger("node")->info(
+      "registered with the supervisor as replica {} rank {} of stage {}, incarnation {:016x}",
+      answer.replica, st.context->self.rank, st.context->self.stage, st.context->self.incarnation);
+  say_alive(self);  // it is `joining` for the supervisor until it does
+}
+
+void register_now(self_pointer self) {
+  auto& st = self->state;
+  registration_request request;
+  request.cluster = st.context->settings.cluster;
+  request.node = st.context->self;
+  request.wanted_replica = st.context->self.replica;
+  self->request(st.supervisor, st.context->settings.heartbeat_interval * 2, register_atom::value,
+                request, caf::actor_cast<node_actor>(caf::actor_cast<caf::strong_actor_ptr>(self)))
+      .then([self](const registration& answer) { registration_came(self, answer); },
+            [self](const caf::error& err) { asking_failed(self, err); });
+}
+
+load_report load_of(const node_context& context) {
+  load_report load;
+  load.queue_length = context.counters.queue_length.load();
+  load.active_transfers = context.counters.active_transfers.load();
+  load.links_up = context.counters.links_up.load();
+  if (context.pool) {
+    const auto counters = context.pool->counters();
+    load.blocks_total = counters.total;
+    load.blocks_free = counters.free;
+    load.blocks_quarantined = counters.quarantined;
+    load.queue_length += counters.waiters;
+  }
+  return load;
+}
+
+}  // namespace
+
+void lost_supervisor(self_pointer self, const troupe::error& why) {
+  auto& st = self->state;
+  st.registering = false;
+  if (st.replaced) return;
+  say_unregistered(st, why);
+  st.registered = false;
+  st.refusal = to_string(why);
+  st.context->registration.set(false, st.refusal);
+  st.supervisor = nullptr;
+}
+
+void reach_supervisor(self_pointer self) {
+  auto& st = self->state;
+  if (st.replaced) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (st.registering) {
+    // A beat has passed, or nearly: somebody may wait and wonder.
+    const bool slow = now - st.asking_since > st.context->settings.heartbeat_interval * 3 / 4;
+    if (slow && !st.refusal_said) say_unregistered(st, {errc::deadline, "it has not answered yet"});
+    return;
+  }
+  st.asking_since = now;
+  st.registering = true;
+  if (st.supervisor) {
+    register_now(self);
+    return;
+  }
+  const auto& settings = st.context->settings;
+  self->request(self->system().middleman().actor_handle(), settings.heartbeat_interval * 2,
+                caf::connect_atom::value, settings.supervisor_host, settings.supervisor_port)
+      .then(
+          [self](const caf::node_id&, const caf::strong_actor_ptr& found,
+                 const std::set<std::string>& interface) {
+            if (!found || !self->system().assignable(
+                              interface, self->system().message_types<supervisor_actor>())) {
+              lost_supervisor(self, troupe::error{errc::peer_unreachable,
+                                                  "what listens there is no Troupe supervisor"});
+              return;
+            }
+            auto& state = self->state;
+            state.supervisor = caf::actor_cast<supervisor_actor>(found);
+            // It remembers whoever watches it, as often as it is asked to.
+            if (state.watched) self->demonitor(state.watched);
+            state.watched = state.supervisor.address();
+            self->monitor(state.supervisor);
+            register_now(self);
+          },
+          [self](const caf::error& err) { asking_failed(self, err); });
+}
+
+void say_alive(self_pointer self) {
+  auto& st = self->state;
+  heartbeat message{st.context->self.name, st.context->self.incarnation, ++st.beats,
+                    load_of(*st.context)};
+  self->request(st.supervisor, st.context->settings.heartbeat_interval, std::move(message))
+      .then(
+          [self](const heartbeat_ack& ack) {
+            if (ack.known || !self->state.registered) return;
+            self->state.registered = false;
+            reach_supervisor(self);
+          },
+          [self](const caf::error& err) {
+            // A late answer is no loss; a supervisor that is gone is told by its monitor.
+            logger("node")->debug("heartbeat not answered: {}", self->system().render(err));
+          });
+}
+
+}  // namespace troupe::actors::node_parts

@@ -1,0 +1,23 @@
+#pragma once
+
+/// What a benchmark prints for bench/run.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace troupe::bench {
+
+struct row {
+  std::string name;
+  double ours{0};
+  double rival{0};
+  std::optional<double> wanted;  ///< of ours / rival; none: a row without a limit
+  const char* unit{""};
+  bool lower_is_better{false};
+};
+
+/// To standard output, as one JSON array.
+void print(const std::vector<row>& rows);
+
+}  // namespace troupe::bench

@@ -1,0 +1,74 @@
+// Two layers that do not know each other have the same defaults.
+
+#include <gtest/gtest.h>
+
+#include "troupe/actors/engine_setup.hpp"
+#include "troupe/config/deployment.hpp"
+#include "troupe/config/parse.hpp"
+#include "troupe/transport/rdma/options.hpp"
+
+namespace troupe::testing {
+namespace {
+
+TEST(defaults, of_rdma_are_the_same_in_the_file_and_in_the_transport) {
+  const config::transport_config stage;
+  const config::rdma_config& file = stage.rdma;
+  const transport::rdma_options backend;
+  EXPECT_EQ(stage.device, backend.device);
+  EXPECT_EQ(file.port, backend.port);
+  EXPECT_EQ(file.gid_index, backend.gid_index);
+  EXPECT_EQ(file.traffic_class, backend.traffic_class);
+  EXPECT_EQ(file.service_level, backend.service_level);
+  EXPECT_EQ(file.pkey_index, backend.pkey_index);
+  EXPECT_EQ(file.hop_limit, backend.hop_limit);
+  EXPECT_EQ(file.timeout, backend.timeout);
+  EXPECT_EQ(file.retry_count, backend.retry_count);
+  EXPECT_EQ(file.memory_windows == config::feature_use::automatic, backend.memory_windows);
+  EXPECT_EQ(file.relaxed_ordering == config::feature_use::automatic, backend.relaxed_ordering);
+  EXPECT_EQ(file.max_registration, backend.max_registration);
+  EXPECT_EQ(actors::rdma_options_of(stage), backend);
+}
+
+TEST(defaults, what_the_file_says_of_rdma_is_what_the_transport_is_told) {
+  const auto file = config::parse(R"(
+cluster: demo
+stages:
+  - name: decode
+    role: decode
+    engine: external
+    transport:
+      backend: rdma
+      device: mlx5_1
+      rdma:
+        port: 2
+        gid_index: 7
+        traffic_class: 106
+        service_level: 3
+        pkey_index: 1
+        hop_limit: 2
+        timeout: 17
+        retry_count: 5
+        memory_windows: off
+        relaxed_ordering: off
+        max_registration: 2GiB
+)",
+                                  "deployment.yaml");
+  ASSERT_TRUE(file.value) << to_string(file.issues);
+  transport::rdma_options wanted;
+  wanted.device = "mlx5_1";
+  wanted.port = 2;
+  wanted.gid_index = 7;
+  wanted.traffic_class = 106;
+  wanted.service_level = 3;
+  wanted.pkey_index = 1;
+  wanted.hop_limit = 2;
+  wanted.timeout = 17;
+  wanted.retry_count = 5;
+  wanted.memory_windows = false;
+  wanted.relaxed_ordering = false;
+  wanted.max_registration = std::uint64_t{2} << 30;
+  EXPECT_EQ(actors::rdma_options_of(file.value->stages[0].transport), wanted);
+}
+
+}  // namespace
+}  // namespace troupe::testing

@@ -1,0 +1,8 @@
+troupe_test(event_queue_test SOURCES event_queue_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(defaults_test SOURCES defaults_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(source_test SOURCES source_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(engine_test SOURCES engine_bounds_test.cpp engine_threads_test.cpp
+            LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 180)
+troupe_test(departure_test SOURCES departure_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)
+troupe_test(node_test SOURCES node_test.cpp lost_link_test.cpp LINKS troupe::actors troupe::sanitized
+            LABELS unit TIMEOUT 60)

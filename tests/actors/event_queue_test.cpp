@@ -1,0 +1,164 @@
+// What the engine is told is never lost and never without a bound, whatever the engine takes.
+
+#include "troupe/actors/event_queue.hpp"
+
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+namespace troupe::actors {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto everything = std::numeric_limits<std::size_t>::max();
+
+operation_table::entry some_value() {
+  return {operation_kind::value, {}, 0, false};
+}
+
+class events : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t bound = 8;
+  operation_table operations{bound};
+  event_queue queue{operations};
+
+  operation_id begin() {
+    auto id = operations.begin(some_value());
+    EXPECT_TRUE(id) << to_string(id.error());
+    return id.value_or(operation_id{});
+  }
+  void conclude(operation_id id) {
+    EXPECT_TRUE(operations.end(id));
+    queue.push_last({id, event_done{}});
+  }
+};
+
+TEST_F(events, that_nobody_takes_keep_further_operations_out_and_none_is_lost) {
+  std::vector<operation_id> begun;
+  for (std::uint32_t i = 0; i < bound; ++i) {
+    begun.push_back(begin());
+    conclude(begun.back());
+  }
+  auto refused = operations.begin(some_value());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::overloaded);
+  EXPECT_NE(refused.error().message.find("limits.max_operations"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("take events"), std::string::npos);
+  const auto first = queue.take(1);
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_EQ(first.front().operation, begun.front());
+  const auto another = begin();
+  EXPECT_FALSE(operations.begin(some_value()));
+  conclude(another);
+  const auto rest = queue.take(everything);
+  ASSERT_EQ(rest.size(), bound);
+  for (std::size_t i = 0; i + 1 < bound; ++i) EXPECT_EQ(rest[i].operation, begun[i + 1]);
+  EXPECT_EQ(rest.back().operation, another);
+  EXPECT_EQ(operations.open(), 0u);
+}
+
+TEST_F(events, of_an_operation_before_its_last_leave_it_open) {
+  const auto id = begin();
+  queue.push({id, event_layers{{0, 1, 0, 16}}});
+  ASSERT_TRUE(operations.end(id));
+  queue.push({id, event_done{}});
+  EXPECT_EQ(queue.take(everything).size(), 2u);
+  EXPECT_EQ(operations.open(), 1u) << "its blocks are still pinned";
+  queue.push_last({id, event_unpinned{}});
+  EXPECT_EQ(queue.take(everything).size(), 1u);
+  EXPECT_EQ(operations.open(), 0u);
+}
+
+/// What an engine knows of the layers of one operation from its events, which come without a gap.
+class heard_layers {
+ public:
+  void hear(const cache_slice& slice) {
+    for (auto layer = slice.layer_begin; layer < slice.layer_end; ++layer) {
+      EXPECT_EQ(slice.token_begin, tokens_[layer]) << "layer " << layer;
+      EXPECT_GT(slice.token_end, slice.token_begin);
+      tokens_[layer] = slice.token_end;
+    }
+  }
+  bool operator==(const heard_layers&) const = default;
+
+ private:
+  std::map<std::uint32_t, std::uint32_t> tokens_;
+};
+
+TEST_F(events, of_layers_that_nobody_takes_are_merged_and_say_the_same) {
+  constexpr std::uint32_t layers = 40;
+  constexpr std::size_t many = 300'000;
+  std::mt19937 source{7};
+  const auto random = [&] { return static_cast<std::uint32_t>(source()); };
+  std::map<std::uint64_t, heard_layers> said;
+  std::map<std::uint64_t, std::vector<std::uint32_t>> progress;
+  std::vector<operation_id> ids;
+  for (std::uint32_t i = 0; i < bound; ++i) ids.push_back(begin());
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < many; ++i) {
+    const auto id = ids[random() % bound];
+    auto& tokens = progress[id.value];
+    tokens.resize(layers);
+    // Neighbours of equal progress, as the port tells them.
+    const std::uint32_t begin = random() % layers;
+    auto end = begin + 1;
+    const std::uint32_t longest = 1 + random() % 5;
+    while (end < layers && end - begin < longest && tokens[end] == tokens[begin]) ++end;
+    const cache_slice slice{begin, end, tokens[begin], tokens[begin] + 1 + random() % 16};
+    std::fill(tokens.begin() + begin, tokens.begin() + end, slice.token_end);
+    said[id.value].hear(slice);
+    queue.push({id, event_layers{slice}});
+    most = std::max(most, queue.size());
+  }
+  EXPECT_LE(most, 1024u + 2 * bound * layers);
+  for (const auto id : ids) conclude(id);
+  std::map<std::uint64_t, heard_layers> heard;
+  std::map<std::uint64_t, int> outcomes;
+  for (const auto& e : queue.take(everything)) {
+    if (const auto* slice = std::get_if<event_layers>(&e.what)) {
+      EXPECT_EQ(outcomes[e.operation.value], 0) << "layers after the outcome";
+      heard[e.operation.value].hear(slice->slice);
+    } else {
+      ++outcomes[e.operation.value];
+    }
+  }
+  EXPECT_EQ(heard, said);
+  for (const auto id : ids) EXPECT_EQ(outcomes[id.value], 1);
+}
+
+TEST_F(events, wake_whoever_waits_in_either_way) {
+  for (int i = 0; i < 2000; ++i) {
+    const auto id = begin();
+    std::thread other{[&] { conclude(id); }};
+    if (i % 2 == 0) {
+      EXPECT_EQ(queue.wait(10s, 64).size(), 1u);
+    } else {
+      pollfd readable{queue.fd(), POLLIN, 0};
+      EXPECT_EQ(::poll(&readable, 1, 10'000), 1);
+      EXPECT_EQ(queue.take(64).size(), 1u);
+      EXPECT_EQ(::poll(&readable, 1, 0), 0) << "readable with nothing to take";
+    }
+    other.join();
+  }
+}
+
+TEST(operations, that_are_live_when_the_table_closes_are_named_and_no_other_begins) {
+  operation_table table{4};
+  const auto first = table.begin(some_value());
+  const auto second = table.begin({operation_kind::send, "r", 16, false});
+  ASSERT_TRUE(first && second);
+  ASSERT_TRUE(table.end(*first));
+  EXPECT_EQ(table.close(), std::vector<operation_id>{*second});
+  EXPECT_EQ(table.begin(some_value()).error().code, errc::aborted);
+  EXPECT_TRUE(table.end(*second));
+  EXPECT_FALSE(table.end(*second));
+}
+
+}  // namespace
+}  // namespace troupe::actors

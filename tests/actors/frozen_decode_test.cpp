@@ -1,0 +1,65 @@
+// A decode process stands still while it reads: what it reads from is not given to anybody else
+// before it has said that it reads no more.
+
+#include "fault_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+class frozen_decode : public fault {
+ protected:
+  static constexpr std::uint32_t tokens = 12'000;
+
+  frozen_decode() : fault{without_a_watch()} {}
+  /// Nobody takes it for dead meanwhile, however slow the machine is: links are to last.
+  static cluster_options without_a_watch() {
+    auto options = patient(GetParam());
+    options.heartbeat_timeout = "60s";
+    return options;
+  }
+};
+
+TEST_P(frozen_decode, keeps_the_source_in_quarantine_while_it_may_read_it) {
+  // Over shared memory only the reader knows whether it is inside a copy; a few rounds stop it there.
+  int waited = 0;
+  start_decode();
+  give_to(*first, "first", 1);  // so that the link is up
+  for (int round = 0; round < 50 && waited == 0; ++round) {
+    SCOPED_TRACE(round);
+    const auto request = "big" + std::to_string(round);
+    auto blocks = node->allocate_blocks(tokens / 16);
+    ASSERT_TRUE(blocks);
+    const auto id = node->send({request, blocks->blocks, 0, 400ms * patience, 0});
+    ASSERT_TRUE(id);
+    ASSERT_TRUE(node->layers_ready(*id, 0, 4, tokens));
+    ASSERT_TRUE(node->seal(*id, tokens));
+    first->channel().say("receive " + request + " " + std::to_string(tokens));
+    // Later rounds wait longer, in case that the machine is slower than was thought.
+    std::this_thread::sleep_for(std::chrono::microseconds{200 * (1 + round * 7 % 20)} * patience *
+                                (1 + round / 10));
+    first->stop();
+    ASSERT_TRUE(events->outcome(*id, 5s));
+    ASSERT_TRUE(node->free_blocks(blocks->owner, blocks->blocks));
+    if (!events->unpinned(*id, 200ms)) {
+      ++waited;
+      EXPECT_EQ(events->of(*id).why.code, errc::deadline) << to_string(events->of(*id).why);
+      EXPECT_EQ(node->report().pool.blocks_quarantined, blocks->blocks.size());
+    }
+    first->signal(SIGCONT);
+    ASSERT_TRUE(events->unpinned(*id, 10s)) << "the blocks are lost";
+    EXPECT_EQ(events->of(*id).done + events->of(*id).failed, 1);
+    EXPECT_EQ(events->of(*id).unpinned, 1);
+    EXPECT_TRUE(whole(*node));
+    ASSERT_EQ(first->channel().hear().value_or("silence"), "ok");
+    (void)ask(*first, "outcome 0");
+  }
+  // Nothing else shows from outside that it was inside: without this the test would prove nothing.
+  EXPECT_GT(waited, 0) << "never stopped it inside a copy, or its source was given away";
+  give_to(*first, "after", 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(mapped_memory, frozen_decode, ::testing::Values(way{"shm", "read"}),
+                         name_of);
+
+}  // namespace
+}  // namespace troupe::testing

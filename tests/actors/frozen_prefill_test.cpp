@@ -1,0 +1,174 @@
+// A prefill process stands still and goes on later: nothing is lost by a short pause, after a long
+// one it is a lost peer that comes back, and nothing that it still had under way ever lands.
+
+#include "fault_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+class frozen_prefill : public fault {
+ protected:
+  using fault::fault;
+  static constexpr std::uint32_t tokens = 12'000;
+  static constexpr std::uint64_t seed = 7;
+
+  /// Asks for `request`, and stops the prefill process while it is being moved: once the first bytes
+  /// of a write are here, or before a read has begun.
+  operation_id stop_in_the_middle_of(const std::string& request) {
+    const bool writes = GetParam().mode == "write";
+    EXPECT_EQ(ask(*first, "send " + request + " " + std::to_string(tokens) + " 7"), "ok");
+    EXPECT_EQ(ask(*first, "compute 4"), "ok");
+    if (!writes) {
+      EXPECT_EQ(ask(*first, "tell 4"), "ok");
+      EXPECT_EQ(ask(*first, "seal"), "ok");
+    }
+    const auto id = receive(request, tokens, 400ms * patience);
+    EXPECT_TRUE(events->until([&] { return events->of(id).allocated.has_value(); }));
+    if (writes) {
+      const auto blocks = events->of(id).allocated->blocks;
+      events->listen_for(50ms);  // until the request is there
+      first->channel().say("tell 4");
+      first->channel().say("seal");
+      const auto late = std::chrono::steady_clock::now() + 200ms * patience;
+      while (cache->differing_layers(blocks, 0, 1, 0, 1, seed) != 0 &&
+             std::chrono::steady_clock::now() < late) {
+      }
+    }
+    first->stop();
+    return id;
+  }
+  /// Lets the prefill process go on, which then hears how its send ended: otherwise than this.
+  void wake(const std::string& not_expected = {}) {
+    first->signal(SIGCONT);
+    if (GetParam().mode == "write") {
+      EXPECT_EQ(first->channel().hear().value_or("silence"), "ok");
+      EXPECT_EQ(first->channel().hear().value_or("silence"), "ok");
+    }
+    const auto outcome = ask(*first, "outcome");
+    if (!not_expected.empty()) {
+      EXPECT_NE(outcome, not_expected);
+    }
+  }
+};
+
+/// Nobody takes it for dead meanwhile, however slow the machine is.
+class briefly_frozen_prefill : public frozen_prefill {
+ protected:
+  briefly_frozen_prefill() : frozen_prefill{without_a_watch()} {}
+  static cluster_options without_a_watch() {
+    auto options = patient(GetParam());
+    options.heartbeat_timeout = "60s";
+    return options;
+  }
+};
+
+TEST_P(briefly_frozen_prefill, that_stands_still_while_it_is_dialled_is_reached_when_it_goes_on) {
+  start_prefill();
+  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
+  ASSERT_EQ(ask(*first, "ready 4"), "ok");
+  ASSERT_EQ(ask(*first, "seal"), "ok");
+  first->stop();
+  const auto id = receive("r", 50);
+  events->listen_for(700ms);  // several keep-alives
+  EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
+  first->signal(SIGCONT);
+  ASSERT_TRUE(events->unpinned(id));
+  auto& t = events->of(id);
+  ASSERT_EQ(t.done, 1) << to_string(t.why);
+  EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 7), 0u);
+  EXPECT_EQ(ask(*first, "outcome"), "done");
+}
+
+TEST_P(briefly_frozen_prefill, never_lands_a_late_write_in_reused_blocks) {
+  // Over shared memory the writer alone can say that it writes no more: the blocks of one that is
+  // stopped inside a copy wait for it in quarantine. A few rounds stop it there.
+  const bool only_it_can_say = GetParam().backend == "shm" && GetParam().mode == "write";
+  int stopped_in_time = 0;
+  int waited = 0;
+  start_prefill();
+  take_from(*first, "first", 1);  // so that the link is up
+  for (int round = 0; round < 40 && (only_it_can_say ? waited : stopped_in_time) == 0; ++round) {
+    SCOPED_TRACE(round);
+    const auto id = stop_in_the_middle_of("big" + std::to_string(round));
+    ASSERT_TRUE(events->outcome(id, 5s * patience));
+    auto& t = events->of(id);
+    ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
+    if (t.done == 1) {
+      wake();
+      continue;
+    }
+    ++stopped_in_time;
+    EXPECT_EQ(t.why.code, errc::deadline) << to_string(t.why);
+    const bool before_waking = events->unpinned(id, 300ms);
+    if (!before_waking) {
+      EXPECT_TRUE(only_it_can_say) << "a frozen peer keeps blocks that need not wait for it";
+      ++waited;
+      EXPECT_EQ(node->report().pool.blocks_quarantined, t.allocated->blocks.size());
+      first->signal(SIGCONT);
+      ASSERT_TRUE(events->unpinned(id, 10s)) << "the blocks are lost";
+    }
+    ASSERT_TRUE(whole(*node));
+    auto reused = node->allocate_blocks(static_cast<std::uint32_t>(t.allocated->blocks.size()));
+    ASSERT_TRUE(reused);
+    cache->fill(reused->blocks, 0, 4, 0, tokens, 555);
+    wake("done");
+    events->listen_for(200ms);
+    EXPECT_EQ(cache->differing(reused->blocks, 0, tokens, 555), 0u)
+        << "a late write landed in reused blocks";
+    EXPECT_EQ(t.failed, 1);
+    EXPECT_EQ(t.unpinned, 1);
+    ASSERT_TRUE(node->free_blocks(reused->owner, reused->blocks));
+  }
+  take_from(*first, "after", 9);
+  // On a busy machine it may never be caught; that is said, not passed over.
+  if ((only_it_can_say ? waited : stopped_in_time) == 0) GTEST_SKIP() << "never stopped it in time";
+}
+
+TEST_P(frozen_prefill,
+       that_stands_still_for_longer_than_the_heartbeat_timeout_is_lost_and_returns) {
+  start_prefill();
+  take_from(*first, "first", 1);
+  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
+  ASSERT_EQ(ask(*first, "ready 2"), "ok");
+  const auto id = receive("r", 50);
+  ASSERT_TRUE(events->moving());
+  first->stop();
+  const auto stopped = std::chrono::steady_clock::now();
+  ASSERT_TRUE(events->outcome(id, 10s));
+  // The deployment's heartbeat_timeout is 2 s.
+  EXPECT_LT(std::chrono::steady_clock::now() - stopped, 2s + noticed);
+  ASSERT_TRUE(events->unpinned(id, 2s)) << "the blocks wait for a peer that is not inside";
+  auto& t = events->of(id);
+  EXPECT_EQ(t.failed, 1);
+  EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
+  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
+  EXPECT_TRUE(whole(*node));
+  first->signal(SIGCONT);
+  EXPECT_NE(ask(*first, "outcome"), "done");
+  // It registers again, and is a peer like any other.
+  ASSERT_EQ(ask(*first, "send again 50 8"), "ok");
+  ASSERT_EQ(ask(*first, "ready 4"), "ok");
+  ASSERT_EQ(ask(*first, "seal"), "ok");
+  const auto late = std::chrono::steady_clock::now() + 10s * patience;
+  for (;;) {
+    const auto next = receive("again", 50);
+    ASSERT_TRUE(events->unpinned(next));
+    auto& outcome = events->of(next);
+    if (outcome.done == 1) {
+      EXPECT_EQ(cache->differing(outcome.allocated->blocks, 0, 50, 8), 0u);
+      break;
+    }
+    ASSERT_LT(std::chrono::steady_clock::now(), late) << to_string(outcome.why);
+    if (outcome.allocated) {
+      ASSERT_TRUE(node->free_blocks(outcome.allocated->owner, outcome.allocated->blocks));
+    }
+  }
+  EXPECT_EQ(ask(*first, "outcome"), "done");
+}
+
+INSTANTIATE_TEST_SUITE_P(every_way, frozen_prefill, ::testing::ValuesIn(every_way()), name_of);
+INSTANTIATE_TEST_SUITE_P(every_way, briefly_frozen_prefill, ::testing::ValuesIn(every_way()),
+                         name_of);
+
+}  // namespace
+}  // namespace troupe::testing

@@ -1,0 +1,363 @@
+// A link's actor that ends by a defect of ours, without its last message, and a link whose peer has
+// left: who waits for it, who works over it and who comes after it.
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <caf/default_attachable.hpp>
+#include <caf/send.hpp>
+#include <caf/stateful_actor.hpp>
+#include <gmock/gmock.h>
+
+#include "troupe/actors/engine_port.hpp"
+#include "troupe/actors/node.hpp"
+
+#include "cluster_peer.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+/// What actors told the test.
+template <class What>
+class inbox {
+ public:
+  void put(What what) {
+    const std::lock_guard lock{mutex_};
+    all_.push_back(std::move(what));
+    changed_.notify_all();
+  }
+  /// The number `index` of them, within some seconds.
+  std::optional<What> at(std::size_t index) {
+    std::unique_lock lock{mutex_};
+    const auto here = [&] { return all_.size() > index; };
+    if (!changed_.wait_for(lock, 5s * troupe::testing::patience, here)) return std::nullopt;
+    return all_[index];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<What> all_;
+};
+
+template <class What>
+using inbox_ptr = std::shared_ptr<inbox<What>>;
+
+context_ptr context_of(const std::string& name) {
+  node_settings settings;
+  settings.cluster = "demo";
+  settings.self = request_of(name, 7).node;
+  settings.backend = transport::backend_kind::tcp;
+  settings.default_deadline = 200ms;
+  return std::make_shared<node_context>(std::move(settings));
+}
+
+// -- while it is being made
+
+/// A port that remembers which links did not come.
+engine_port_actor::behavior_type disappointed(engine_port_actor::pointer,
+                                              inbox_ptr<link_gone> gone) {
+  return {
+      [](engine_command&) {},
+      [gone](port_event& event) {
+        if (const auto* what = std::get_if<link_gone>(&event.what)) gone->put(*what);
+      },
+      [](report_atom) { return transfer_reports{}; },
+      [](tick_atom) {},
+  };
+}
+
+/// A peer by whose request for a link the link's actor ends as by a defect.
+node_actor::behavior_type deadly(node_actor::pointer self) {
+  return {
+      [](members_atom, const membership&) {},
+      [](rejoin_atom) {},
+      [self](const link_request&) {
+        caf::anon_send_exit(self->current_sender(), caf::exit_reason::unhandled_exception);
+        return self->make_response_promise<link_reply>();
+      },
+      [](report_atom) { return node_report{}; },
+      [](const call_request&) { return call_reply{}; },
+  };
+}
+
+/// A peer that answers no request for a link, and remembers which life of it was meant.
+node_actor::behavior_type mute(node_actor::pointer self, inbox_ptr<std::uint64_t> meant) {
+  return {
+      [](members_atom, const membership&) {},
+      [](rejoin_atom) {},
+      [self, meant](const link_request& request) {
+        meant->put(request.to_incarnation);
+        return self->make_response_promise<link_reply>();
+      },
+      [](report_atom) { return node_report{}; },
+      [](const call_request&) { return call_reply{}; },
+  };
+}
+
+/// A node's actor that makes links on demand, and the peer that it dials.
+class dialling_node : public ::testing::Test {
+ protected:
+  actor_host there, here;
+  context_ptr context = context_of("decode-0");
+  inbox_ptr<link_gone> gone = std::make_shared<inbox<link_gone>>();
+  local_node_actor actor;
+  std::uint16_t peer_port{0};
+  std::uint64_t epoch{0};
+
+  void TearDown() override {
+    if (actor) caf::anon_send(actor, node_command{stop_node{}});  // and its links
+  }
+  void start(const node_actor& peer) {
+    const auto bound = there.publish(peer, "127.0.0.1", 0);
+    ASSERT_TRUE(bound) << bound.error().message;
+    peer_port = *bound;
+    transport::endpoint_options options;
+    options.self = incarnation{7};
+    auto endpoint = transport::endpoint::create(std::move(options));
+    ASSERT_TRUE(endpoint) << to_string(endpoint.error());
+    context->endpoint = std::move(*endpoint);
+    context->settings.connect_timeout = 60s;  // not what ends the wait
+    const auto port = here.system().spawn(disappointed, gone);
+    actor = here.system().spawn(node, context, port, pool_manager_actor{});
+    here.own(port);
+    here.own(actor);
+  }
+  /// The supervisor shows this life of the peer.
+  void show(std::uint64_t life) {
+    member peer;
+    peer.node = request_of("prefill-0", life, peer_port).node;
+    peer.state = static_cast<std::uint8_t>(node_state::up);
+    caf::anon_send(actor, members_atom_v, membership{"demo", 1, ++epoch, {peer}});
+  }
+  void need(std::uint64_t former_life = 0) {
+    caf::anon_send(actor, node_command{need_link{"prefill-0", former_life}});
+  }
+};
+
+TEST_F(dialling_node, whose_link_crashes_says_so_to_who_waits_for_it_and_makes_the_next_one) {
+  start(there.system().spawn(deadly));
+  show(9);
+  for (std::size_t attempt = 0; attempt < 2; ++attempt) {
+    need();
+    const auto told = gone->at(attempt);
+    ASSERT_TRUE(told) << "nobody says that link " << attempt << " will not come";
+    EXPECT_EQ(told->peer, "prefill-0");
+    EXPECT_TRUE(told->dialled);
+    EXPECT_EQ(told->why.code, errc::internal);
+    EXPECT_THAT(told->why.message, HasSubstr("crashed"));
+  }
+}
+
+// -- with the next life of a peer
+
+TEST_F(dialling_node, waits_for_the_news_of_the_next_life_of_a_peer_whose_process_has_ended) {
+  const auto meant = std::make_shared<inbox<std::uint64_t>>();
+  start(there.system().spawn(mute, meant));
+  show(9);
+  need(9);
+  show(10);
+  const auto life = meant->at(0);
+  ASSERT_TRUE(life) << "nobody was dialled";
+  EXPECT_EQ(*life, 10u);
+}
+
+TEST_F(dialling_node, dials_the_life_that_it_lost_if_no_news_of_another_comes) {
+  const auto meant = std::make_shared<inbox<std::uint64_t>>();
+  start(there.system().spawn(mute, meant));
+  show(9);
+  need(9);
+  const auto life = meant->at(0);
+  ASSERT_TRUE(life) << "nobody was dialled";
+  EXPECT_EQ(*life, 9u);
+}
+
+/// A supervisor that takes everybody in and publishes nothing; asked for the members, it shows the
+/// next life of prefill-0, or does not answer.
+supervisor_actor::behavior_type taciturn(supervisor_actor::pointer self, std::uint16_t peer_port,
+                                         bool answers) {
+  const auto kept = std::make_shared<caf::typed_response_promise<membership>>();
+  return {
+      [](register_atom, const registration_request&, const node_actor&) { return registration{}; },
+      [](const heartbeat&) {
+        heartbeat_ack ack;
+        ack.known = true;
+        return ack;
+      },
+      [](leave_atom, const std::string&, std::uint64_t) {},
+      [](place_atom, const placement_request&) { return placement{}; },
+      [](placed_atom, const std::string&) {},
+      [=](members_atom) {
+        auto promise = self->make_response_promise<membership>();
+        member peer;
+        peer.node = request_of("prefill-0", 10, peer_port).node;
+        peer.state = static_cast<std::uint8_t>(node_state::up);
+        if (answers) promise.deliver(membership{"demo", 1, 100, {peer}});
+        *kept = promise;
+        return promise;
+      },
+      [](tick_atom) {},
+  };
+}
+
+class supervised_node : public dialling_node {
+ protected:
+  inbox_ptr<std::uint64_t> meant = std::make_shared<inbox<std::uint64_t>>();
+  actor_host boss;
+
+  /// Registered, and in need of a link with a peer whose life 9 has left.
+  void need_next_life(bool supervisor_answers) {
+    start(there.system().spawn(mute, meant));
+    const auto port =
+        boss.publish(boss.system().spawn(taciturn, peer_port, supervisor_answers), "127.0.0.1", 0);
+    ASSERT_TRUE(port) << port.error().message;
+    context->settings.supervisor_host = "127.0.0.1";
+    context->settings.supervisor_port = *port;
+    caf::anon_send(actor, tick_atom_v);
+    ASSERT_FALSE(context->registration.wait(5s * troupe::testing::patience));
+    show(9);
+    need(9);
+  }
+};
+
+TEST_F(supervised_node, asks_the_supervisor_for_the_next_life_and_does_not_wait_to_be_told) {
+  need_next_life(true);
+  const auto life = meant->at(0);
+  ASSERT_TRUE(life) << "nobody was dialled";
+  EXPECT_EQ(*life, 10u);
+}
+
+TEST_F(supervised_node, dials_the_life_that_it_lost_if_the_supervisor_stands_still) {
+  context->settings.heartbeat_interval = 60s;
+  need_next_life(false);
+  const auto life = meant->at(0);
+  ASSERT_TRUE(life) << "the supervisor is waited for";
+  EXPECT_EQ(*life, 9u);
+}
+
+// -- while it is up
+
+using asked_actor = caf::typed_actor<caf::reacts_to<node_command>>;
+asked_actor::behavior_type asked_for_links(asked_actor::pointer, inbox_ptr<need_link> needs) {
+  return {[needs](node_command& command) {
+    if (const auto* need = std::get_if<need_link>(&command.what)) needs->put(*need);
+  }};
+}
+
+/// A link over which nothing is heard.
+link_actor::behavior_type deaf_link(link_actor::pointer, inbox_ptr<transfer_id> attached) {
+  return {
+      [attached](link_command& command) {
+        if (const auto* who = std::get_if<attach_session>(&command.what))
+          attached->put(who->transfer);
+      },
+      [](link_event&) {},
+      [](const link_request&) { return link_reply{}; },
+      [](const link_notice&) {},
+      [](report_atom) { return link_report{}; },
+  };
+}
+
+class port_of_a_node : public ::testing::Test {
+ protected:
+  actor_host host;
+  context_ptr context = context_of("decode-0");
+  inbox_ptr<need_link> wanted = std::make_shared<inbox<need_link>>();
+  inbox_ptr<transfer_id> attached = std::make_shared<inbox<transfer_id>>();
+  engine_port_actor port = host.system().spawn(engine_port, context);
+  asked_actor asked = host.system().spawn(asked_for_links, wanted);
+
+  void SetUp() override {
+    host.own(port);
+    host.own(asked);
+    caf::anon_send(port, engine_command{wire_port{asked, {}}});
+  }
+  link_actor up(std::uint64_t life) {
+    auto link = host.system().spawn(deaf_link, attached);
+    host.own(link);
+    say_up(link, life, 1);
+    return link;
+  }
+  void say_up(const link_actor& link, std::uint64_t life, std::uint64_t epoch) {
+    caf::anon_send(port,
+                   port_event{link_ready{{"store-0", incarnation{life}, nullptr, link, epoch}}});
+  }
+  operation_id query() {
+    const auto operation = context->operations.begin({});
+    EXPECT_TRUE(operation);
+    caf::anon_send(
+        port, engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
+    return *operation;
+  }
+  std::optional<troupe::error> failure_of(operation_id operation) {
+    const auto end = std::chrono::steady_clock::now() + 5s * troupe::testing::patience;
+    while (std::chrono::steady_clock::now() < end) {
+      for (auto& e : context->events.wait(20ms, 16)) {
+        const auto* failed = std::get_if<event_failed>(&e.what);
+        if (failed != nullptr && e.operation == operation) return failed->why;
+      }
+    }
+    return std::nullopt;
+  }
+};
+
+TEST_F(port_of_a_node, whose_link_has_crashed_asks_for_another_one) {
+  const auto link = up(5);
+  const auto first = query();
+  ASSERT_TRUE(attached->at(0));
+  caf::anon_send_exit(link, caf::exit_reason::unhandled_exception);
+  const auto why = failure_of(first);
+  ASSERT_TRUE(why) << "it has no outcome";
+  EXPECT_EQ(why->code, errc::peer_lost) << to_string(*why);
+
+  static_cast<void>(query());
+  const auto need = wanted->at(0);
+  ASSERT_TRUE(need) << "the port goes on with a link that has ended";
+  EXPECT_EQ(need->peer, "store-0");
+  const auto next = up(5);
+  EXPECT_TRUE(attached->at(1)) << "what waited is done over the next link";
+}
+
+TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
+  context->settings.default_deadline = 60s;  // not what ends anything here
+  const auto link = up(5);
+  static_cast<void>(query());
+  ASSERT_TRUE(attached->at(0));
+  // It is read out for a while before it is gone.
+  caf::anon_send(port, port_event{link_leaves{"store-0", 5, link.id()}});
+  const auto second = query();
+  const auto need = wanted->at(0);
+  ASSERT_TRUE(need) << "the port goes on with a link whose peer has left";
+  EXPECT_EQ(need->peer, "store-0");
+  EXPECT_EQ(need->former_life, 5u);
+  // The end of the former one is heard later, and is nothing to who waits for the next.
+  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), true, {}}});
+  const auto next = up(6);
+  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), true, {}}});
+  EXPECT_TRUE(attached->at(1)) << "what waited is done over the next link";
+  static_cast<void>(query());
+  EXPECT_TRUE(attached->at(2));
+  EXPECT_TRUE(context->operations.end(second)) << "it has ended";
+}
+
+TEST_F(port_of_a_node, watches_a_link_once_however_often_that_is_made_again) {
+  const auto link = up(5);
+  for (std::uint64_t epoch = 2; epoch < 6; ++epoch) say_up(link, 5, epoch);
+  static_cast<void>(query());
+  ASSERT_TRUE(attached->at(0));  // behind all of them
+  const caf::default_attachable::observe_token token{port.address(),
+                                                     caf::default_attachable::monitor};
+  EXPECT_EQ(caf::actor_cast<caf::abstract_actor*>(link)->detach(token), 1u);
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing

@@ -1,0 +1,192 @@
+// The node's actor, and the supervisor's, for what grows while nobody looks: calls that the engine
+// never answers, and watches that are set once more with each attempt to register.
+
+#include "troupe/actors/node.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <caf/default_attachable.hpp>
+#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
+#include <gmock/gmock.h>
+
+#include "troupe/actors/supervisor.hpp"
+
+#include "cluster_peer.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+bool within(milliseconds time, const std::function<bool()>& condition) {
+  const auto end = steady_clock::now() + time * troupe::testing::patience;
+  while (!condition()) {
+    if (steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(2ms);
+  }
+  return true;
+}
+
+/// How often `observer` watches `observed`; it does not any more.
+template <class Observed, class Observer>
+std::size_t take_watches(const Observed& observed, const Observer& observer) {
+  const caf::default_attachable::observe_token token{caf::actor_cast<caf::actor_addr>(observer),
+                                                     caf::default_attachable::monitor};
+  return caf::actor_cast<caf::abstract_actor*>(observed)->detach(token);
+}
+
+context_ptr settled_context() {
+  node_settings settings;
+  settings.cluster = "demo";
+  settings.self = request_of("decode-0", 7).node;
+  settings.heartbeat_interval = 20ms;
+  return std::make_shared<node_context>(std::move(settings));
+}
+
+class lone_node : public ::testing::Test {
+ protected:
+  actor_host host;
+  context_ptr context = settled_context();
+  local_node_actor actor;
+
+  void start() {
+    actor = host.system().spawn(node, context, engine_port_actor{}, pool_manager_actor{});
+    host.own(actor);
+    caf::anon_send(actor, tick_atom_v);
+  }
+};
+
+// -- calls
+
+/// The engine takes calls and keeps them.
+class silent_engine : public lone_node {
+ protected:
+  std::mutex mutex;
+  std::vector<call> kept;
+
+  void SetUp() override {
+    context->on_call = [this](call what) {
+      const std::lock_guard lock{mutex};
+      kept.push_back(std::move(what));
+    };
+    start();
+  }
+  std::size_t taken() {
+    const std::lock_guard lock{mutex};
+    return kept.size();
+  }
+  call_reply ask(milliseconds timeout) {
+    call_reply reply;
+    caf::scoped_actor self{host.system()};
+    const call_request request{"m", {}, static_cast<std::uint32_t>(timeout.count())};
+    self->request(caf::actor_cast<node_actor>(actor), 5s * troupe::testing::patience, request)
+        .receive([&](call_reply& r) { reply = std::move(r); },
+                 [&](caf::error& e) { ADD_FAILURE() << host.system().render(e); });
+    return reply;
+  }
+};
+
+TEST_F(silent_engine, leaves_a_call_to_its_time_and_may_answer_it_late_for_nobody) {
+  const auto begin = steady_clock::now();
+  const auto reply = ask(50ms);
+  EXPECT_EQ(reply.failed, static_cast<std::uint8_t>(errc::deadline));
+  EXPECT_THAT(reply.sentence, HasSubstr("did not answer the call in time"));
+  EXPECT_GE(steady_clock::now() - begin, 50ms);
+  ASSERT_EQ(taken(), 1u);
+  kept.front().reply(std::vector<std::uint8_t>{1});
+  EXPECT_EQ(ask(20ms).failed, static_cast<std::uint8_t>(errc::deadline)) << "the node lives on";
+}
+
+TEST_F(silent_engine, loses_no_place_for_calls_to_those_that_nobody_waits_for) {
+  for (std::size_t i = 0; i < max_pending_calls; ++i) {
+    caf::anon_send(actor, call_request{"m", {}, 1});
+  }
+  ASSERT_TRUE(within(5s, [&] { return taken() == max_pending_calls; }));
+  // The engine holds all of them still.
+  EXPECT_TRUE(within(5s, [&] {
+    return ask(30ms).failed == static_cast<std::uint8_t>(errc::deadline);
+  })) << "each further call is refused, since too many are said to wait";
+}
+
+TEST_F(silent_engine, is_asked_no_more_while_as_many_calls_wait_as_may) {
+  for (std::size_t i = 0; i < max_pending_calls; ++i) {
+    caf::anon_send(actor, call_request{"m", {}, 60'000});
+  }
+  ASSERT_TRUE(within(5s, [&] { return taken() == max_pending_calls; }));
+  EXPECT_EQ(ask(30ms).failed, static_cast<std::uint8_t>(errc::overloaded));
+  EXPECT_EQ(taken(), max_pending_calls);
+}
+
+// -- watches
+
+/// Refuses the first five registrations for a reason that passes, so that a node comes again.
+supervisor_actor::behavior_type reluctant(supervisor_actor::pointer,
+                                          std::shared_ptr<std::atomic<int>> asked) {
+  return {
+      [asked](register_atom, const registration_request&, const node_actor&) {
+        registration reply;
+        if (asked->fetch_add(1) < 5) {
+          reply.failed = static_cast<std::uint8_t>(errc::overloaded);
+          reply.sentence = "not now";
+        }
+        return reply;
+      },
+      [](const heartbeat&) {
+        heartbeat_ack ack;
+        ack.known = true;
+        return ack;
+      },
+      [](leave_atom, const std::string&, std::uint64_t) {},
+      [](place_atom, const placement_request&) { return placement{}; },
+      [](placed_atom, const std::string&) {},
+      [](members_atom) { return membership{}; },
+      [](tick_atom) {},
+  };
+}
+
+TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
+  actor_host there;
+  const auto asked = std::make_shared<std::atomic<int>>(0);
+  const auto port = there.publish(there.system().spawn(reluctant, asked), "127.0.0.1", 0);
+  ASSERT_TRUE(port) << port.error().message;
+  context->settings.supervisor_host = "127.0.0.1";
+  context->settings.supervisor_port = *port;
+  start();
+  const auto why_not = context->registration.wait(5s * troupe::testing::patience);
+  ASSERT_FALSE(why_not) << to_string(*why_not);
+  EXPECT_EQ(asked->load(), 6);
+  // What this process knows of it: the node's watch hangs there.
+  const auto proxy = host.connect<supervisor_actor>("127.0.0.1", *port, 3s);
+  ASSERT_TRUE(proxy) << proxy.error().message;
+  EXPECT_EQ(take_watches(*proxy, actor), 1u);
+}
+
+TEST(a_supervisor, watches_a_node_once_however_often_that_registers) {
+  actor_host host;
+  const auto boss = spawn_supervisor(host.system(), three_nodes());
+  const auto request = request_of("decode-0", 5);
+  const auto member = host.system().spawn(listening_node, std::make_shared<told>(), request.node);
+  host.own(boss);
+  host.own(member);
+  for (int i = 0; i < 5; ++i) {
+    const auto reply = ask<registration>(host.system(), boss, "the supervisor", 5s, register_atom_v,
+                                         request, node_actor{member});
+    ASSERT_TRUE(reply) << reply.error().message;
+    ASSERT_EQ(reply->failed, 0) << reply->sentence;
+  }
+  EXPECT_EQ(take_watches(member, boss), 1u);
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing

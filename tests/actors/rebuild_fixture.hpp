@@ -1,0 +1,105 @@
+#pragma once
+
+/// Two live processes, and what joins them broken by the test.
+
+#include <vector>
+
+#include "broken_wire.hpp"
+#include "fault_fixture.hpp"
+
+namespace troupe::testing {
+
+inline constexpr std::uint64_t loads = 24;
+
+/// A prefill engine that gives every request "0", "1", ... the same tokens, as fast as it can.
+inline int generous_prefill(engine& node, line_channel& channel) {
+  cache_bytes cache{node};
+  listener events{node};
+  channel.say("up");
+  if (!channel.hear(60s)) return 0;
+  channel.say(std::to_string(node.report().node.port));
+  if (!channel.hear(60s)) return 0;
+  std::vector<std::pair<operation_id, kvcache::allocation>> sends;
+  for (std::uint64_t i = 0; i < loads; ++i) {
+    auto blocks = node.allocate_blocks(8);
+    if (!blocks) return 1;
+    auto sent = node.send({std::to_string(i), blocks->blocks, 0, 0ms, 0});
+    if (!sent) return 2;
+    sends.emplace_back(*sent, *blocks);
+  }
+  for (std::uint64_t i = 0; i < sends.size(); ++i) {
+    const auto& [id, blocks] = sends[i];
+    for (std::uint32_t layer = 0; layer < 4; ++layer) {
+      cache.fill(blocks.blocks, layer, layer + 1, 0, 128, i);
+      (void)node.layers_ready(id, layer, layer + 1, 128);
+      events.listen_for(3ms * patience);
+    }
+    (void)node.seal(id, 128);
+  }
+  std::string failed;
+  for (const auto& [id, blocks] : sends) {
+    if (!events.unpinned(id)) return 3;
+    if (events.of(id).failed > 0) failed = to_string(events.of(id).why);
+    (void)node.free_blocks(blocks.owner, blocks.blocks);
+  }
+  if (!whole(node)) failed += "; blocks are missing";
+  channel.say(failed.empty() ? "done" : failed);
+  (void)channel.hear(60s);
+  return 0;
+}
+
+class breakable : public fault {
+ protected:
+  using fault::fault;
+
+  /// Of the cluster's own network layer, which stays.
+  std::set<int> cluster_ports() {
+    const auto peer = ask(*first, "port");
+    return {c.port(), node->report().node.port, std::atoi(peer.c_str())};
+  }
+  /// Breaks what joins the two nodes, at this end.
+  void cut() {
+    const auto spared = cluster_ports();
+    ASSERT_TRUE(events->until([&] { return cut_connections(spared) > 0; }))
+        << "there was nothing to break";
+  }
+  actors::link_report link() {
+    const auto links = node->report().links;
+    return links.empty() ? actors::link_report{} : links.front();
+  }
+  /// So often at least: a slow wire may break by itself as well.
+  void expect_rebuilt(std::uint32_t times) {
+    EXPECT_TRUE(events->until([&] { return link().rebuilds >= times && link().state == "up"; }))
+        << link().state << ", " << link().rebuilds << " times";
+    EXPECT_EQ(node->report().links.size(), 1u);
+    EXPECT_NE(link().last_break, "");
+  }
+
+  /// Many transfers at once; what to spare when they are cut.
+  std::set<int> start_load() {
+    first = later(c, "prefill-0", generous_prefill);
+    survive_as("decode-0");
+    begin(*first);
+    const auto spared = cluster_ports();
+    first->channel().say("go");
+    for (std::uint64_t i = 0; i < loads; ++i) load.push_back(receive(std::to_string(i), 128));
+    EXPECT_TRUE(events->moving());
+    return spared;
+  }
+  /// All of them end well at both sides, with the right bytes.
+  void expect_loaded() {
+    for (std::uint64_t i = 0; i < load.size(); ++i) {
+      ASSERT_TRUE(events->unpinned(load[i])) << i;
+      auto& t = events->of(load[i]);
+      ASSERT_EQ(t.done, 1) << i << ": " << to_string(t.why);
+      EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 128, i), 0u) << i;
+      ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
+    }
+    EXPECT_EQ(first->channel().hear().value_or("silence"), "done");
+    EXPECT_TRUE(whole(*node));
+  }
+
+  std::vector<operation_id> load;
+};
+
+}  // namespace troupe::testing

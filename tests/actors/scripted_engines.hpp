@@ -1,0 +1,109 @@
+#pragma once
+
+/// Engines that do what they are told line by line, so that a test can stop them at any state of a
+/// transfer.
+
+#include <algorithm>
+#include <cstdint>
+#include <sstream>
+#include <string>
+
+#include "ways.hpp"
+
+namespace troupe::testing {
+
+/// A prefill engine that does what each line says: "send ID TOKENS SEED", "compute LAYERS" (that
+/// many), "tell LAYERS" (that many are computed), "ready LAYERS" (both), "seal", "outcome" (answers
+/// with it), "port" (answers with the node's). Says "ok" after each of the others.
+inline int scripted_prefill(engine& node, line_channel& channel) {
+  cache_bytes cache{node};
+  listener events{node};
+  const auto block_tokens = node.layout().block_tokens;
+  kvcache::allocation blocks;
+  operation_id send;
+  std::uint32_t tokens = 0;
+  std::uint64_t seed = 0;
+  channel.say("up");
+  while (auto line = channel.hear(60s)) {
+    std::istringstream words{*line};
+    std::string verb;
+    words >> verb;
+    if (verb == "end") return 0;
+    if (verb == "port") channel.say(std::to_string(node.report().node.port));
+    if (verb == "send") {
+      std::string request;
+      words >> request >> tokens >> seed;
+      auto got = node.allocate_blocks((tokens + block_tokens - 1) / block_tokens);
+      if (!got) return 1;
+      blocks = *got;
+      auto sent = node.send({request, blocks.blocks, 0, 0ms, 0});
+      if (!sent) return 2;
+      send = *sent;
+      channel.say("ok");
+    } else if (verb == "compute" || verb == "tell" || verb == "ready") {
+      std::uint32_t layers = 0;
+      words >> layers;
+      if (verb != "tell") cache.fill(blocks.blocks, 0, layers, 0, tokens, seed);
+      if (verb != "compute") (void)node.layers_ready(send, 0, layers, tokens);
+      channel.say("ok");
+    } else if (verb == "seal") {
+      (void)node.seal(send, tokens);
+      channel.say("ok");
+    } else if (verb == "outcome") {
+      if (!events.unpinned(send)) return 3;
+      (void)node.free_blocks(blocks.owner, blocks.blocks);
+      const auto& t = events.of(send);
+      channel.say(t.failed > 0 ? to_string(t.why) : "done");
+    }
+  }
+  return 0;
+}
+
+/// A decode engine: "receive ID TOKENS" asks, "layers" waits until some layer came, "outcome SEED"
+/// answers with it, "port" with the node's.
+inline int scripted_decode(const way& w, engine& node, line_channel& channel) {
+  cache_bytes cache{node};
+  listener events{node};
+  operation_id receive;
+  std::uint32_t tokens = 0;
+  channel.say("up");
+  while (auto line = channel.hear(60s)) {
+    std::istringstream words{*line};
+    std::string verb;
+    words >> verb;
+    if (verb == "end") return 0;
+    if (verb == "port") channel.say(std::to_string(node.report().node.port));
+    if (verb == "receive") {
+      std::string request;
+      words >> request >> tokens;
+      auto asked = node.receive({request, {"prefill-0"}, mode_of(w), tokens, 0, {}, 0, 0ms, false});
+      if (!asked) return 1;
+      receive = *asked;
+      // A polling engine sends only while it polls, and only once it has a link.
+      const auto until = std::chrono::steady_clock::now() + 10s;
+      const auto linked = [&] {
+        const auto links = node.report().links;
+        return std::ranges::any_of(links, [](const auto& l) { return l.state == "up"; });
+      };
+      while (!linked() && std::chrono::steady_clock::now() < until) events.listen_for(20ms);
+      events.listen_for(100ms);
+      channel.say("ok");
+    } else if (verb == "layers") {
+      if (!events.until([&] { return !events.of(receive).layers.empty(); })) return 2;
+      channel.say("ok");
+    } else if (verb == "outcome") {
+      std::uint64_t seed = 0;
+      words >> seed;
+      if (!events.unpinned(receive)) return 3;
+      auto& t = events.of(receive);
+      auto outcome = t.failed > 0 ? to_string(t.why) : std::string{"done"};
+      const auto wrong = t.failed > 0 ? 0 : cache.differing(t.allocated->blocks, 0, tokens, seed);
+      if (wrong > 0) outcome = std::to_string(wrong) + " pieces are wrong";
+      if (t.allocated) (void)node.free_blocks(t.allocated->owner, t.allocated->blocks);
+      channel.say(outcome);
+    }
+  }
+  return 0;
+}
+
+}  // namespace troupe::testing

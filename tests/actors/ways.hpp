@@ -1,0 +1,49 @@
+#pragma once
+
+/// The ways in which a transfer may go: over which backend, in which mode. A parameter of tests.
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "cluster_fixture.hpp"
+
+namespace troupe::testing {
+
+struct way {
+  std::string backend;
+  std::string mode;
+};
+
+inline std::string name_of(const ::testing::TestParamInfo<way>& info) {
+  return info.param.backend + "_" + info.param.mode;
+}
+
+inline actors::transfer_mode mode_of(const way& w) {
+  return w.mode == "write" ? actors::transfer_mode::write : actors::transfer_mode::read;
+}
+
+inline cluster_options options_of(const way& w) {
+  cluster_options options;
+  options.backend = w.backend;
+  options.mode = w.mode;
+  return options;
+}
+
+/// Every backend of this machine. In the virtual machine with RDMA devices it is the one that has no
+/// other place to be tested.
+inline std::vector<std::string> every_backend() {
+  if (have_verbs()) return {"rdma"};
+  return {"tcp", "shm"};
+}
+
+inline std::vector<way> every_way() {
+  std::vector<way> all;
+  for (const auto& backend : every_backend()) {
+    for (const auto* mode : {"write", "read"}) all.push_back({backend, mode});
+  }
+  return all;
+}
+
+}  // namespace troupe::testing

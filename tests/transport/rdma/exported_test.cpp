@@ -1,0 +1,150 @@
+#include "exported.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "two_nodes.hpp"
+
+// What a link does with memory that was exported as a dma-buf. In the machine of tests/verbs, whose
+// Soft-RoCE takes no dma-buf: there such memory goes by its address.
+namespace troupe::transport {
+
+namespace {
+
+using contract::end;
+using contract::t1;
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t size = rdma::exported::size;
+
+/// Two nodes with a link between rxe0a and rxe0b, whose memory only devices reach, as far as they are
+/// told. (These bytes are in pages of their own, so that the test sees them.)
+class rdma_exported : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    make(a, 'a', first_);
+    make(b, 'b', second_);
+    nodes_.join();
+  }
+  /// From or to all of b's.
+  completion run(direction dir) {
+    const auto rights = dir == direction::write ? access::write : access::read;
+    auto given = b.wire->grant(b.region, {{0, size, 0, 1}}, rights, t1);
+    EXPECT_TRUE(given) << (given ? "" : to_string(given.error()));
+    if (!given) return {};
+    batch work{.id = batch_id{1}, .transfer = t1, .dir = dir, .pieces = {}, .frame = {}};
+    work.pieces.push_back({a.region,
+                           std::make_shared<const remote_grant>(std::move(*given)),
+                           {{.local_offset = 0, .remote_offset = 0, .length = size}}});
+    const auto ok = a.wire->post(std::move(work));
+    EXPECT_TRUE(ok) << (ok ? "" : to_string(ok.error()));
+    EXPECT_TRUE(nodes_.until([&] { return a.sink->completed() == 1; }));
+    return a.sink->outcome_of(1);
+  }
+
+  struct pages {
+    pages()
+        : at{::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)} {}
+    ~pages() { ::munmap(at, size); }
+    pages(const pages&) = delete;
+    pages& operator=(const pages&) = delete;
+    void* at;
+  };
+
+  // Outlive the nodes.
+  rdma::exported exported_;
+  pages first_, second_;
+  rdma::two_nodes nodes_;
+  end& a{nodes_.a};
+  end& b{nodes_.b};
+
+ private:
+  void make(end& e, char side, const pages& memory) {
+    auto options = rdma::two_nodes::options_of(side);
+    options.rdma.memory_windows = std::string{GetParam()} == "windows";
+    rdma::two_nodes::create(e, std::move(options));
+    e.memory = {static_cast<std::byte*>(memory.at), size};
+    contract::fill(e.memory, static_cast<std::uint32_t>(side));
+    const auto made = e.place->register_memory(e.memory, "gpu", {.dmabuf = exported_.fd});
+    ASSERT_TRUE(made) << to_string(made.error());
+    e.region = *made;
+  }
+};
+
+}  // namespace
+
+TEST_P(rdma_exported, memory_is_written) {
+  ASSERT_FALSE(std::ranges::equal(a.memory, b.memory));
+  const auto done = run(direction::write);
+  EXPECT_FALSE(done.failure) << to_string(*done.failure);
+  EXPECT_TRUE(std::ranges::equal(a.memory, b.memory));
+}
+
+TEST_P(rdma_exported, memory_is_read) {
+  ASSERT_FALSE(std::ranges::equal(a.memory, b.memory));
+  const auto done = run(direction::read);
+  EXPECT_FALSE(done.failure) << to_string(*done.failure);
+  EXPECT_TRUE(std::ranges::equal(a.memory, b.memory));
+}
+
+/// Not for a few bytes either, which a NIC may be given within the request. The test takes the pages from
+/// the processor once they are registered: whoever touches them then ends the process.
+TEST_P(rdma_exported, memory_is_not_touched_by_the_processor) {
+  ASSERT_FALSE(run(direction::write).failure);
+  auto given = b.wire->grant(b.region, {{0, size, 0, 1}}, access::write, contract::t2);
+  ASSERT_TRUE(given) << to_string(given.error());
+  const auto to = std::make_shared<const remote_grant>(std::move(*given));
+  contract::fill(a.memory, 99);
+  for (auto* e : {&a, &b}) ASSERT_EQ(::mprotect(e->memory.data(), size, PROT_NONE), 0);
+  std::uint64_t id = 1;
+  for (const std::uint64_t bytes : {1, 8, 100, 1000, 5000}) {
+    batch work{.id = batch_id{++id},
+               .transfer = contract::t2,
+               .dir = direction::write,
+               .pieces = {},
+               .frame = {std::byte{'x'}}};
+    work.pieces.push_back(
+        {a.region, to, {{.local_offset = bytes, .remote_offset = bytes, .length = bytes}}});
+    const auto ok = a.wire->post(std::move(work));
+    ASSERT_TRUE(ok) << to_string(ok.error());
+    ASSERT_TRUE(
+        nodes_.until([&] { return a.sink->completed() == id && b.sink->framed() == id - 1; }));
+    EXPECT_FALSE(a.sink->outcome_of(id).failure);
+  }
+  for (auto* e : {&a, &b}) ASSERT_EQ(::mprotect(e->memory.data(), size, PROT_READ | PROT_WRITE), 0);
+  for (const std::size_t bytes : {1, 8, 100, 1000, 5000}) {
+    EXPECT_TRUE(std::ranges::equal(a.memory.subspan(bytes, bytes), b.memory.subspan(bytes, bytes)))
+        << bytes << " bytes";
+  }
+}
+
+TEST_P(rdma_exported, memory_that_no_way_registers_fails_its_caller_and_nobody_else) {
+  const rdma::exported bare;  // the kernel pins none of it by its address
+  const auto region = b.place->register_memory(bare.bytes(), "bare", {.dmabuf = bare.fd}).value();
+  const auto given = b.wire->grant(region, {{0, size, 0, 1}}, access::write, t1);
+  ASSERT_FALSE(given);
+  EXPECT_EQ(given.error().code, errc::pool_exhausted) << to_string(given.error());
+  EXPECT_NE(given.error().message.find("as a dma-buf:"), std::string::npos);
+  EXPECT_NE(given.error().message.find("by its address:"), std::string::npos);
+  EXPECT_TRUE(b.place->deregister(region));
+  const auto done = run(direction::write);
+  EXPECT_FALSE(done.failure) << to_string(*done.failure);
+  EXPECT_TRUE(std::ranges::equal(a.memory, b.memory));
+}
+
+TEST_P(rdma_exported, memory_of_a_device_is_refused_by_backends_that_copy) {
+  for (const auto kind : {backend_kind::tcp, backend_kind::shm}) {
+    const auto sink = std::make_shared<contract::recorder>();
+    const auto wire =
+        a.place->open(kind, {.role = link_role::acceptor, .peer = b.self}, sink).value();
+    const auto given = wire->grant(a.region, {{0, size, 0, 1}}, access::write, t1);
+    ASSERT_FALSE(given);
+    EXPECT_EQ(given.error().code, errc::backend_unavailable) << to_string(given.error());
+    wire->close();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(over, rdma_exported, ::testing::Values("windows", "keys"),
+                         [](const auto& of) { return std::string{of.param}; });
+
+}  // namespace troupe::transport

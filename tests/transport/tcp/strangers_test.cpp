@@ -1,0 +1,193 @@
+// Whoever has no token: wrong greetings, silence, floods and noise at the data port.
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "hostile_fixture.hpp"
+
+namespace troupe::transport::tcp {
+
+TEST_F(hostile, wrong_magic_is_hung_up_on_at_once) {
+  const auto fd = dial_victim();
+  send(fd, std::string{"GET / HTTP/1.1\r\n\r\n"});
+  EXPECT_TRUE(hung_up(fd, 1s));
+}
+
+TEST_F(hostile, a_wrong_token_or_an_unknown_link_is_refused) {
+  auto sink = std::make_shared<quiet_sink>();
+  const auto waiting = victim.open(link_role::acceptor, incarnation{77}, sink);
+  const auto offer = decode_offer(waiting->offer().payload).value();
+  for (const bool right_link : {true, false}) {
+    const auto fd = dial_victim();
+    send(fd, encode(hello{.lane = 0,
+                          .lanes = 1,
+                          .link = right_link ? offer.link : offer.link + 1,
+                          .from = incarnation{77},
+                          .to = us,
+                          .acceptor_token = {},
+                          .initiator_token = {}}));
+    std::array<std::byte, reply_size> reply{};
+    ASSERT_EQ(::recv(fd.get(), reply.data(), reply.size(), MSG_WAITALL),
+              static_cast<ssize_t>(reply_size));
+    EXPECT_EQ(decode_reply(reply).value().status, static_cast<std::uint8_t>(errc::unauthorized));
+    EXPECT_TRUE(hung_up(fd, 1s));
+  }
+  EXPECT_FALSE(sink->up);
+  waiting->close();
+}
+
+TEST_F(hostile, another_incarnation_with_the_right_token_is_refused) {
+  const auto waiting =
+      victim.open(link_role::acceptor, incarnation{77}, std::make_shared<quiet_sink>());
+  const auto offer = decode_offer(waiting->offer().payload).value();
+  const auto fd = dial_victim();
+  send(fd, encode(hello{.lane = 0,
+                        .lanes = 1,
+                        .link = offer.link,
+                        .from = incarnation{78},
+                        .to = us,
+                        .acceptor_token = offer.secret,
+                        .initiator_token = {}}));
+  std::array<std::byte, reply_size> reply{};
+  ASSERT_EQ(::recv(fd.get(), reply.data(), reply.size(), MSG_WAITALL),
+            static_cast<ssize_t>(reply_size));
+  EXPECT_EQ(decode_reply(reply).value().status, static_cast<std::uint8_t>(errc::stale_incarnation));
+  waiting->close();
+}
+
+TEST_F(hostile, a_dialer_that_does_not_own_the_offer_which_the_acceptor_was_given_is_refused) {
+  auto sink = std::make_shared<quiet_sink>();
+  const auto waiting = victim.open(link_role::acceptor, incarnation{77}, sink);
+  const auto offer = decode_offer(waiting->offer().payload).value();
+  offer_payload real{.host = "127.0.0.1", .port = 1, .lanes = 1, .link = 5, .secret = {}};
+  real.secret.fill(std::byte{0x42});
+  ASSERT_TRUE(waiting->connect({backend_kind::tcp, incarnation{77}, encode(real)}));
+  // It has seen the acceptor's offer, not the dialer's.
+  const auto fd = dial_victim();
+  send(fd, encode(hello{.lane = 0,
+                        .lanes = 1,
+                        .link = offer.link,
+                        .from = incarnation{77},
+                        .to = us,
+                        .acceptor_token = offer.secret,
+                        .initiator_token = {}}));
+  ASSERT_TRUE(until([&] { return sink->broken.load(); }));
+  EXPECT_FALSE(sink->up);
+  const std::lock_guard lock{sink->mutex};
+  EXPECT_EQ(sink->reason.code, errc::unauthorized) << to_string(sink->reason);
+}
+
+TEST_F(hostile, whoever_answers_a_dialer_without_knowing_its_offer_is_no_peer) {
+  const unique_fd door{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  ASSERT_EQ(::bind(door.get(), reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(::listen(door.get(), 1), 0);
+  ASSERT_EQ(::getsockname(door.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
+  auto sink = std::make_shared<quiet_sink>();
+  const auto dialer = victim.open(link_role::initiator, incarnation{77}, sink);
+  const offer_payload theirs{
+      .host = "127.0.0.1", .port = ntohs(at.sin_port), .lanes = 1, .link = 5, .secret = {}};
+  ASSERT_TRUE(dialer->connect({backend_kind::tcp, incarnation{77}, encode(theirs)}));
+  const unique_fd fd{::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+  std::array<std::byte, hello_size> said{};
+  ASSERT_EQ(::recv(fd.get(), said.data(), said.size(), MSG_WAITALL),
+            static_cast<ssize_t>(hello_size));
+  // It took the place of the peer: it knows who that is, but not the token of the dialer's offer.
+  send(fd, encode(hello_reply{.status = 0, .from = incarnation{77}, .initiator_token = {}}));
+  ASSERT_TRUE(until([&] { return sink->broken.load(); }));
+  EXPECT_FALSE(sink->up);
+  const std::lock_guard lock{sink->mutex};
+  EXPECT_EQ(sink->reason.code, errc::unauthorized) << to_string(sink->reason);
+}
+
+TEST_F(hostile, a_greeting_that_never_ends_is_given_up) {
+  const auto fd = dial_victim();
+  const auto bytes = encode(hello{});
+  send(fd, std::span{bytes}.first(40));
+  EXPECT_TRUE(hung_up(fd, 4s));
+}
+
+TEST_F(hostile, ten_thousand_silent_connections_cost_a_bounded_number_of_descriptors) {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  const auto before = open_descriptors();
+  const auto memory_before = resident_kib();
+  // The flood comes from another process: its descriptors are not ours.
+  const auto flood = ::fork();
+  if (flood == 0) {
+    files.rlim_cur = files.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &files);
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(victim.place->data_port());
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (int i = 0; i < 10'000; ++i) {
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      if (fd < 0 || ::connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) != 0) ::_exit(2);
+    }
+    ::_exit(0);
+  }
+  std::size_t most = 0;
+  int status = 0;
+  ASSERT_TRUE(until(
+      [&] {
+        most = std::max(most, open_descriptors());
+        return ::waitpid(flood, &status, WNOHANG) == flood;
+      },
+      60s));
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the flood did not get through";
+  EXPECT_LE(most, before + 64 + 8);
+  if (!troupe::testing::sanitized) {
+    EXPECT_LE(resident_kib(), memory_before + 8 * 1024);
+  }
+  EXPECT_LE(notices_, 70) << "one line a second, no more";
+  EXPECT_GE(notices_, 1);
+  // A real peer gets in meanwhile and afterwards.
+  let_friend_in();
+}
+
+TEST_F(hostile, a_real_peer_gets_in_while_the_port_is_flooded) {
+  std::atomic<bool> enough{false};
+  std::thread flood{[&] {
+    std::vector<unique_fd> held;
+    while (!enough) {
+      held.push_back(dial_victim());
+      if (held.size() > 400) held.clear();
+    }
+  }};
+  for (int i = 0; i < 5; ++i) {
+    let_friend_in();
+  }
+  enough = true;
+  flood.join();
+}
+
+TEST_F(hostile, random_bytes_at_the_port_do_nothing) {
+  const char* asked = std::getenv("TROUPE_HOSTILE_SECONDS");
+  const auto time = std::chrono::seconds{asked != nullptr ? std::atoi(asked) : 2};
+  const auto before = open_descriptors();
+  std::mt19937 random{4711};
+  const auto last = clock::now() + time;
+  while (clock::now() < last) {
+    const auto fd = dial_victim();
+    std::vector<std::byte> bytes(random() % 3000);
+    for (auto& b : bytes) b = static_cast<std::byte>(random());
+    if (random() % 2 == 0) {  // half of them begin like a greeting
+      const auto start = encode(hello{});
+      std::ranges::copy(
+          std::span{start}.first(std::min<std::size_t>(bytes.size(), 10 + random() % 70)),
+          bytes.begin());
+    }
+    send(fd, bytes);
+  }
+  EXPECT_TRUE(until([&] { return open_descriptors() <= before + 2; }, 5s));
+}
+
+}  // namespace troupe::transport::tcp

@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "troupe/transport/rdma/rdma_link.hpp"
+
+// How a transfer becomes quiescent.
+
+namespace troupe::transport::rdma {
+
+namespace {
+
+std::array<std::byte, sizeof(std::uint64_t)> payload_of(transfer_id transfer) {
+  std::array<std::byte, sizeof(std::uint64_t)> payload{};
+  std::memcpy(payload.data(), &transfer.value, sizeof transfer.value);
+  return payload;
+}
+
+}  // namespace
+
+fence_state rdma_link::fence(transfer_id transfer) {
+  const auto self = shared_from_this();
+  bool pending = false;
+  {
+    const std::lock_guard lock{mutex_};
+    ledger_.fence(transfer);
+    cancel(transfer, {errc::aborted, "the transfer was fenced here"});
+    std::vector<std::unique_ptr<open_grant>> grants;
+    if (const auto given = granted_.find(transfer); given != granted_.end()) {
+      grants = std::move(given->second);
+      granted_.erase(given);
+    }
+    for (const auto& grant : grants) grant->fenced = true;
+    const bool ask = state_ == link_phase::up && !grants.empty();
+    const auto known = fences_.find(transfer);
+    pending = ask || under_way(transfer) || known != fences_.end();
+    if (pending) {
+      auto& now = fences_[transfer];
+      if (known == fences_.end() || ask) {
+        now.until = std::chrono::steady_clock::now() + fabric_.options.fence_patience;
+      }
+      if (ask) {
+        now.peer_must_confirm = true;
+        std::ranges::move(grants, std::back_inserter(now.grants));
+        messages_->put(message_kind::revoke, payload_of(transfer));
+        static_cast<void>(flush());  // a NIC that refuses says so in a completion, too
+      }
+      if (!fence_check_) fence_check_ = engine_.call_at(now.until, shared_from_this(), fence_timer);
+    }
+  }
+  sink_.deliver();
+  return pending ? fence_state::pending : fence_state::quiescent;
+}
+
+/// Under the lock: batches of which not everything is with the NIC stop here.
+void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
+  std::vector<flying_batch*> stopped;
+  for (const auto& batch : active_) {
+    if (batch->work.transfer != transfer || batch->cut) continue;
+    stopped.push_back(batch.get());
+  }
+  for (auto* batch : stopped) {
+    std::erase(queued_, batch);
+    std::erase_if(unkeyed_, [&](const unkeyed& waits) { return waits.batch == batch; });
+    batch->give_up(why);
+    if (batch->ended()) finish(*batch);
+  }
+  cancel_small(transfer, why);
+}
+
+/// Under the lock: whether the NIC has requests of it, or the peer small batches that it has not answered.
+bool rdma_link::under_way(transfer_id transfer) const {
+  return small_under_way(transfer) || std::ranges::any_of(active_, [&](const auto& batch) {
+           return batch->work.transfer == transfer && batch->outstanding != 0;
+         });
+}
+
+/// Under the lock: a batch of the transfer has ended.
+void rdma_link::after_drained(transfer_id transfer) {
+  if (fences_.empty() && to_confirm_.empty()) return;
+  const auto fence = fences_.find(transfer);
+  const bool confirm = to_confirm_.contains(transfer);
+  if ((fence == fences_.end() && !confirm) || under_way(transfer)) return;
+  if (confirm) {
+    to_confirm_.erase(transfer);
+    messages_->put(message_kind::revoked, payload_of(transfer));
+  }
+  if (fence != fences_.end() && !fence->second.peer_must_confirm && fence->second.grants.empty()) {
+    fences_.erase(fence);
+    sink_.put(quiescent_event{transfer});
+  }
+}
+
+/// Under the lock.
+void rdma_link::peer_revoked(transfer_id transfer) {
+  revoked_.add(transfer);
+  if (const auto of = peer_grants_of_.find(transfer); of != peer_grants_of_.end()) {
+    for (const auto grant : of->second) {
+      const auto at = peer_grants_.find(grant);
+      if (at == peer_grants_.end()) continue;
+      peer_keys_ -= at->second->keys.size();
+      peer_grants_.erase(at);
+    }
+    peer_grants_of_.erase(of);
+  }
+  if (state_ != link_phase::up) return;
+  cancel(transfer, {errc::grant_revoked, "the peer has revoked its grants for this transfer"});
+  to_confirm_.insert(transfer);
+  after_drained(transfer);
+}
+
+/// Under the lock.
+void rdma_link::peer_confirmed(transfer_id transfer) {
+  const auto fence = fences_.find(transfer);
+  if (fence == fences_.end()) return;
+  fence->second.peer_must_confirm = false;
+  fence->second.until = std::chrono::steady_clock::now() + fabric_.options.fence_patience;
+  close_grants(fence->second);
+  after_drained(transfer);
+}
+
+/// Under the lock: nothing of the peer is waited for any more.
+void rdma_link::close_grants(fence_in_progress& fence) {
+  for (const auto& grant : fence.grants) open_.erase(grant->given.id);
+  std::erase_if(fence.grants, [&](const auto& grant) {
+    if (!grant->windows.empty()) return false;
+    --grants_;
+    return true;
+  });
+  for (const auto& grant : fence.grants) close_grant(*grant);
+}
+
+/// Under the lock; the queue pairs for bytes are gone.
+void rdma_link::answer_all_fences() {
+  for (const auto& [transfer, fence] : fences_) sink_.put(quiescent_event{transfer});
+  fences_.clear();
+  open_.clear();
+  granted_.clear();
+  grants_ = 0;
+  to_confirm_.clear();
+}
+
+/// A peer that does not confirm in time is not waited for.
+void rdma_link::check_fences(steady_time now) {
+  std::optional<troupe::error> why;
+  {
+    const std::lock_guard lock{mutex_};
+    fence_check_.reset();
+    if (fences_.empty()) return;
+    auto next = steady_time::max();
+    for (auto& [transfer, fence] : fences_) {
+      // A peer that does not look does not answer them. The local memory was left long ago.
+      if (fence.until <= now) {
+        abandon_small(transfer, {errc::aborted,
+                                 "the transfer was fenced here, and the peer has not "
+                                 "said whether it landed"});
+      }
+      const bool drained = !fence.peer_must_confirm && fence.grants.empty() && !under_way(transfer);
+      if (fence.until <= now && reach_ == reach::windows && fence.peer_must_confirm) {
+        // The NIC shuts it out. (The grants of a link are all windowed, or none is.)
+        fence.peer_must_confirm = false;
+        fence.until = now + fabric_.options.fence_patience;
+        close_grants(fence);
+      }
+      if (fence.until <= now && !drained) {
+        why = troupe::error{
+            errc::link_broken,
+            "the rdma link's queue pairs were destroyed, since transfer " +
+                std::to_string(transfer.value) +
+                (fence.peer_must_confirm ? " was fenced and the peer did not confirm within "
+                 : fence.grants.empty()  ? " was fenced and did not drain within "
+                                         : " was fenced and its windows were not shut within ") +
+                std::to_string(fabric_.options.fence_patience.count()) + " ms"};
+      }
+      next = std::min(next, fence.until);
+    }
+    std::vector<transfer_id> looked_at;
+    for (const auto& [transfer, fence] : fences_) looked_at.push_back(transfer);
+    for (const auto transfer : looked_at) after_drained(transfer);
+    if (!why) {
+      if (auto ok = post_window_requests(); !ok) why = ok.error();
+    }
+    if (!why) {
+      if (auto ok = flush(); !ok) why = ok.error();
+    }
+    if (!why) fence_check_ = engine_.call_at(next, shared_from_this(), fence_timer);
+  }
+  sink_.deliver();
+  if (why) break_link(std::move(*why));
+}
+
+}  // namespace troupe::transport::rdma
