@@ -80,7 +80,9 @@ void happened(self_pointer self, link_ready& ready) {
   auto& st = self->state;
   const auto peer = ready.link.peer;
   // Watched here, once, and not by each session: a link remembers whoever watches it until it ends.
-  if (st.watched_links.insert(ready.link.actor.id()).second) self->monitor(ready.link.actor);
+  if (st.watched_links.emplace(ready.link.actor.id(), false).second) {
+    self->monitor(ready.link.actor);
+  }
   st.links[peer] = ready.link;
   // That life had only seemed to leave: the next link with it need not wait for another.
   if (const auto former = st.former_lives.find(peer);
@@ -109,8 +111,9 @@ void happened(self_pointer self, link_leaves& leaves) {
   auto& st = self->state;
   forget_link(st, leaves.peer, leaves.link);
   st.former_lives[leaves.peer] = leaves.peer_incarnation;
-  if (!st.watched_links.contains(leaves.link)) return;  // it was never up
-  st.leaving_links.insert(leaves.link);
+  const auto watched = st.watched_links.find(leaves.link);
+  if (watched == st.watched_links.end()) return;  // it was never up
+  watched->second = true;
   // What it asked for and did not get must not take a source that others may ask for.
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == leaves.link; });
 }
@@ -277,7 +280,6 @@ transfer_reports describe(const engine_port_state& st) {
 /// for them, so that nothing of them can move. After a crash of the link nobody knows; the pins
 /// stay.
 void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
-  st.leaving_links.erase(link);
   // One that crashed has not said that it is gone: the next operation needs another one.
   std::erase_if(st.links, [link](const auto& known) { return known.second.actor.id() == link; });
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == link; });

@@ -86,8 +86,8 @@ struct engine_port_state {
   std::map<operation_id, receiving> receives;
   std::unordered_map<transfer_id, live_session> sessions;  ///< both sides, and values
   std::unordered_map<std::string, link_handle> links;      ///< by peer name, up
-  std::unordered_set<caf::actor_id> watched_links;         ///< whose end is told to their sessions
-  std::unordered_set<caf::actor_id> leaving_links;         ///< watched, whose peer has left
+  /// Links whose end is told to their sessions; whether their peer has left.
+  std::unordered_map<caf::actor_id, bool> watched_links;
   std::unordered_map<std::string, link_line> waiting_for_link;  ///< by peer name
   std::unordered_map<std::string, std::uint64_t> former_lives;  ///< by peer name, ended last
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request

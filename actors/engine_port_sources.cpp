@@ -172,7 +172,8 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     return;
   }
   // Read late, of a decode that has left: it must not take a source that its next life asks for.
-  if (st.leaving_links.contains(link.actor.id())) return;
+  const auto watched = st.watched_links.find(link.actor.id());
+  if (watched != st.watched_links.end() && watched->second) return;
   if (st.parked_count >= st.context->settings.max_operations) {
     refuse_request(link, request.transfer,
                    {errc::overloaded, "too many requests wait here for their prefill"});

@@ -108,7 +108,6 @@ troupe::error no_answer(self_pointer self, const caf::error& err) {
 
 void got_reply(self_pointer self, const link_reply& reply) {
   auto& st = self->state;
-  if (st.now != link_state::phase::dialling || !st.link) return;
   if (reply.failed != 0) {
     const auto code = is_errc(reply.failed) ? static_cast<errc>(reply.failed) : errc::internal;
     backend_failed(self, {code, reply.sentence});
@@ -163,9 +162,11 @@ void try_next_backend(self_pointer self) {
   request.layout = to_bytes(st.context->encoded_layout);
   request.reason = st.choice.reason;
   const auto timeout = st.context->settings.connect_timeout;
-  // What this attempt hears late is not for the next one, which may be over another backend.
+  // What this attempt hears late is neither for the pause behind it nor for the next one, which may
+  // be over another backend.
   const auto is_over = [self, attempt = st.generation] {
-    return self->state.generation != attempt || self->state.now != link_state::phase::dialling;
+    const auto& state = self->state;
+    return state.generation != attempt || state.now != link_state::phase::dialling || !state.link;
   };
   if (st.broke) {
     // The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
