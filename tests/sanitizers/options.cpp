@@ -27,11 +27,13 @@ const char* __lsan_default_options() {
 // between the broker's end and the clock's stays in the mailbox, names the broker as its sender and
 // so keeps it, with the messages beside it, once per actor system that ends in that moment. Whoever
 // else keeps the broker is reported: only what the broker itself reaches is not.
-// Nor does its multiplexer let go of a connection that it took in while it was being stopped (once in
-// some thousands of tests, on a busy machine): such a one keeps itself.
+// Nor does its multiplexer let go of a connection that it took in, or a listener that it was given,
+// while it was being stopped (once in some thousands of tests, on a busy machine): such a one keeps
+// itself.
 const char* __lsan_default_suppressions() {
   return "leak:caf::actor_system::spawn_impl<caf::io::basp_broker\n"
-         "leak:caf::io::network::default_multiplexer::new_scribe\n";
+         "leak:caf::io::network::default_multiplexer::new_scribe\n"
+         "leak:caf::io::network::default_multiplexer::new_doorman\n";
 }
 
 // A library that is not instrumented, CAF, must not be judged by the C library's functions that it
