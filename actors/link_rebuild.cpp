@@ -26,6 +26,17 @@ bool is_dialler(const link_state& st) {
   return st.role == transport::link_role::initiator;
 }
 
+/// Why the link broke that the peer says has broken. What this end knows of its own backend says more
+/// than what the peer saw of it, and may be on its way still.
+troupe::error cause_of(const link_state& st, const std::string& said) {
+  for (const auto& here : st.context->endpoint->backends()) {
+    if (here.kind == st.choice.kind && !here.state.usable) {
+      return {errc::link_broken, here.state.reason};
+    }
+  }
+  return {errc::link_broken, st.peer.name + " says that it broke: " + said};
+}
+
 }  // namespace
 
 void meet(self_pointer self, const caf::strong_actor_ptr& other) {
@@ -144,7 +155,7 @@ void hear(self_pointer self, const link_notice& notice) {
   if (notice.ended != 0) {
     carry_out(self, peer_left{{errc::peer_lost, st.peer.name + " ended the link: " + notice.why}});
   } else if (is_dialler(st) && st.now == link_state::phase::up) {
-    break_link(self, {errc::link_broken, st.peer.name + " says that it broke: " + notice.why});
+    break_link(self, cause_of(st, notice.why));
   }
 }
 
