@@ -167,12 +167,16 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk
   return moved;
 }
 
-std::vector<std::uint32_t> unfinished_segments(const copy_job& job) {
+void copy_job::release_memory() {
+  for (auto& piece : pieces) piece.local.release();
+}
+
+std::vector<std::uint32_t> copy_job::unfinished() const {
   std::vector<std::uint32_t> bad;
   std::uint32_t index = 0;
-  for (std::size_t p = 0; p < job.work.pieces.size(); ++p) {
-    for (std::size_t s = 0; s < job.work.pieces[p].segments.size(); ++s, ++index) {
-      if (p > job.at.piece || (p == job.at.piece && s >= job.at.segment)) bad.push_back(index);
+  for (std::size_t p = 0; p < work.pieces.size(); ++p) {
+    for (std::size_t s = 0; s < work.pieces[p].segments.size(); ++s, ++index) {
+      if (p > at.piece || (p == at.piece && s >= at.segment)) bad.push_back(index);
     }
   }
   return bad;

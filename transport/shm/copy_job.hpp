@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "troupe/transport/region_table.hpp"
 #include "troupe/transport/shm/copy.hpp"
 #include "troupe/transport/shm/grant_slots.hpp"
+#include "troupe/transport/shm/mapped_job.hpp"
 #include "troupe/transport/shm/peer_process.hpp"
 #include "troupe/transport/shm/peer_regions.hpp"
 
@@ -49,18 +49,13 @@ struct job_cursor {
   std::uint64_t offset{0};
 };
 
-/// A batch on its way. One thread at a time works on it (`running`, under the link's lock).
-struct copy_job {
-  batch work;
+/// A batch that the processor copies. One thread at a time works on it (`running`).
+struct copy_job final : mapped_job {
+  void release_memory() override;
+  [[nodiscard]] std::vector<std::uint32_t> unfinished() const override;
+
   std::vector<job_piece> pieces;
-  std::uint64_t total{0};
-
   job_cursor at;
-  std::uint64_t moved{0};
-  std::optional<troupe::error> failure;
-
-  bool running{false};
-  std::atomic<bool> cancelled{false};
 };
 
 /// Copies chunks of jobs. Stateless but for what it knows of the machine and the peer.
@@ -103,8 +98,5 @@ class job_runner {
 
 /// What a batch fails with whose grant is gone.
 [[nodiscard]] troupe::error revoked_by_peer(std::size_t piece);
-
-/// Indices, over all pieces in order, of the segments that are not certain to have arrived.
-[[nodiscard]] std::vector<std::uint32_t> unfinished_segments(const copy_job& job);
 
 }  // namespace troupe::transport::shm

@@ -5,7 +5,8 @@
 
 namespace troupe::transport::shm {
 
-slot_owner::slot_owner(std::span<grant_slot> shared) : shared_{shared} {}
+slot_owner::slot_owner(std::span<grant_slot> shared, thread_order order)
+    : shared_{shared}, order_{order} {}
 
 result<std::uint32_t> slot_owner::give(std::uint64_t id, transfer_id transfer, region_use memory) {
   std::uint32_t slot = 0;
@@ -75,6 +76,7 @@ bool slot_owner::draining(transfer_id transfer) const {
 }
 
 void slot_owner::release(std::uint32_t slot) {
+  order_.after_load();  // of `busy`
   records_[slot].memory.release();
   free_.push_back(slot);
   --given_;

@@ -10,6 +10,7 @@
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/region_table.hpp"
 #include "troupe/transport/shm/control_memory.hpp"
+#include "troupe/transport/shm/thread_order.hpp"
 
 namespace troupe::transport::shm {
 
@@ -25,7 +26,7 @@ namespace troupe::transport::shm {
 /// | draining | peer_is_dead        | free                                          |
 class slot_owner {
  public:
-  explicit slot_owner(std::span<grant_slot> shared);
+  explicit slot_owner(std::span<grant_slot> shared, thread_order order = {0, 0});
 
   /// Takes a slot for grant `id` and keeps `memory` in use until the slot is free again.
   /// `overloaded`.
@@ -53,6 +54,7 @@ class slot_owner {
   void release(std::uint32_t slot);
 
   std::span<grant_slot> shared_;
+  thread_order order_;
   std::vector<record> records_;      ///< as many as slots were ever in use
   std::vector<std::uint32_t> free_;  ///< used last, first: keeps the touched part of the page small
   std::vector<std::uint32_t> draining_;

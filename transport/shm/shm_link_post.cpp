@@ -96,15 +96,6 @@ result<std::shared_ptr<copy_job>> shm_link::prepare(batch work) {
   return job;
 }
 
-/// Under the lock: takes the batch in, or says why not.
-result<void> shm_link::admit(const batch& work) {
-  if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
-  if (!work.frame.empty()) {
-    if (auto ok = check_frame_room(work.frame.size()); !ok) return ok;
-  }
-  return ledger_.admit(work.transfer);
-}
-
 /// Under the lock. Null: the peer has not shared it, or said so where we have not looked yet.
 const mapped_region* shm_link::mapped_now(region_id region) {
   if (last_mapped_ && last_region_ == region) return last_mapped_.get();
@@ -181,14 +172,13 @@ result<void> shm_link::post(batch work) {
   {
     const std::lock_guard lock{mutex_};
     if (auto ok = admit(job->work); !ok) return ok;
-    reserved_bytes_ += job->work.frame.size();
-    active_.push_back(job);
+    take_in(job);
     if (at_once) {
       job->running = true;
       running_ += 1;
     } else {
       queued_.push_back(job);
-      queued_count_.fetch_add(1, std::memory_order_release);
+      in_work_.fetch_add(1, std::memory_order_release);
     }
   }
   if (!at_once) {
@@ -222,7 +212,7 @@ void shm_link::run(copy_job& job, std::uint64_t most_bytes) {
   }
 }
 
-bool shm_link::run_slice() {
+bool shm_link::advance() {
   if (slicing_.exchange(true, std::memory_order_acquire)) return false;
   std::shared_ptr<copy_job> job;
   {
@@ -250,59 +240,6 @@ bool shm_link::run_slice() {
     if (!up) settle();
   }
   return job != nullptr;
-}
-
-/// Under the lock: takes the batch out and puts its completion (and its frame) on the way.
-void shm_link::finish(const std::shared_ptr<copy_job>& job) {
-  const auto at = std::ranges::find(active_, job);
-  *at = std::move(active_.back());
-  active_.pop_back();
-  if (const auto queued = std::ranges::find(queued_, job); queued != queued_.end()) {
-    queued_.erase(queued);
-    queued_count_.fetch_sub(1, std::memory_order_release);
-  }
-  reserved_bytes_ -= job->work.frame.size();
-  if (!job->failure) {
-    if (state_ == link_phase::broken) {
-      job->failure = why_broken_;
-    } else if (state_ == link_phase::closed) {
-      job->failure = troupe::error{errc::aborted, "the link was closed"};
-    } else if (job->cancelled.load(std::memory_order_acquire)) {
-      job->failure = troupe::error{errc::aborted, "the transfer was fenced here"};
-    }
-  }
-  completion done{.id = job->work.id,
-                  .transfer = job->work.transfer,
-                  .failure = {},
-                  .bytes = job->moved,
-                  .bad_segments = {}};
-  for (auto& piece : job->pieces) piece.local.release();
-  if (job->failure) {
-    done.bad_segments = unfinished_segments(*job);
-    done.failure = std::move(job->failure);
-  }
-  conclude(job->work, done);
-  sink_.put(std::move(done));
-  if (!pending_fences_.empty()) collect_quiescent();
-  if (broken_event_due_ && running_ == 0) {
-    broken_event_due_ = false;
-    sink_.put(broken_event{*why_broken_});
-  }
-}
-
-/// Under the lock: what has ended is told to the peer and to the books.
-void shm_link::conclude(const batch& work, const completion& done) {
-  // First: the peer waits for it.
-  if (!done.failure && !work.frame.empty()) put_frame(work.frame);
-  ledger_.ended(!done.failure);
-  if (outgoing_ == nullptr) return;
-  const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t what) {
-    // Only this end writes it, under its lock.
-    to.store(to.load(std::memory_order_relaxed) + what, std::memory_order_relaxed);
-  };
-  auto& counters = outgoing_->counters;
-  add(work.dir == direction::write ? counters.bytes_written : counters.bytes_read, done.bytes);
-  if (done.failure && done.failure->code == errc::grant_revoked) add(counters.refused, 1);
 }
 
 }  // namespace troupe::transport::shm

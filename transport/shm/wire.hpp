@@ -14,7 +14,7 @@
 #include "troupe/transport/shm/owned_fd.hpp"
 #include "troupe/transport/types.hpp"
 
-/// What two ends of an `shm` link say over their socket (abstract unix, SOCK_SEQPACKET, one message
+/// What two ends of an `shm` or `xgmi` link say over their socket (abstract unix, SOCK_SEQPACKET, one message
 /// per packet). The socket makes the link, hands descriptors over, and its end of file says that
 /// the peer is gone; session frames and data never pass through it. Both ends are on one machine:
 /// native byte order.
@@ -25,6 +25,7 @@
 /// | welcome       | acceptor | control page, two doorbells | answers a hello that it believes    |
 /// | ready         | dialer   | none                        | answers a welcome that it believes  |
 /// | region_shared | both     | the region's memfd          | before the first grant of a region  |
+/// | gpu_region_sh | both     | none                        | the same, of a GPU's memory (xgmi)  |
 /// | region_gone   | both     | none                        | the region is gone: unmap it        |
 /// | bye           | both     | none                        | the link ends, up or still joining  |
 ///
@@ -83,6 +84,22 @@ struct region_shared_message {
   std::uint64_t size{0};
 };
 
+/// A region in memory of a GPU: where it lies in its allocation, and how another process opens
+/// that.
+struct gpu_region_shared_message {
+  std::uint32_t region{0};
+  std::uint32_t unused{0};
+  std::uint64_t size{0};
+  std::uint64_t allocation{0};  ///< what the owner's driver knows the allocation by; never reused
+  std::uint64_t allocation_size{0};  ///< bytes
+  std::uint64_t offset{0};           ///< of the region's first byte in the allocation
+  std::uint64_t address{0};          ///< of that byte in the owner's process; for itself only
+  std::array<char, 16> gpu{};        ///< PCI bus id, ended by 0
+  std::array<std::byte, 64> handle{};
+  std::uint32_t exported{0};  ///< 1: the handle can be opened by other processes
+  std::uint32_t unused_too{0};
+};
+
 struct region_gone_message {
   std::uint32_t region{0};
 };
@@ -92,7 +109,7 @@ struct bye_message {
 };
 
 using message = std::variant<hello_message, welcome_message, ready_message, region_shared_message,
-                             region_gone_message, bye_message>;
+                             region_gone_message, bye_message, gpu_region_shared_message>;
 
 struct received {
   message body;

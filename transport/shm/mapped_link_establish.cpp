@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/shm/shm_link.hpp"
+#include "troupe/transport/shm/mapped_link.hpp"
 
-// How an `shm` link comes up: offers, the handshake over the socket, and what the socket says
+// How a link between processes of one host comes up: offers, the handshake over the socket, and what the socket says
 // later.
 
 namespace troupe::transport::shm {
@@ -35,31 +35,32 @@ owned_fd new_doorbell() {
 
 // -- offers
 
-void shm_link::expect_dialer() {
+void mapped_link::expect_dialer() {
   if (options_.role == link_role::acceptor) listener_->expect(secret_, weak_from_this());
 }
 
-link_offer shm_link::offer() const {
+link_offer mapped_link::offer() const {
   shm_offer said;
   said.secret = secret_;
   said.pid = static_cast<std::uint32_t>(::getpid());
   const auto& address = listener_->address();
   std::copy_n(address.begin(), std::min(address.size(), said.address.size() - 1),
               said.address.begin());
-  return {.kind = backend_kind::shm, .owner = self_, .payload = said.encode()};
+  return {.kind = kind_, .owner = self_, .payload = said.encode()};
 }
 
-result<void> shm_link::connect(const link_offer& peer) {
-  if (auto ok = check_offer(backend_kind::shm, options_.peer, peer); !ok) return ok;
+result<void> mapped_link::connect(const link_offer& peer) {
+  if (auto ok = check_offer(kind_, options_.peer, peer); !ok) return ok;
   auto decoded = shm_offer::decode(peer.payload);
   if (!decoded) return fail(std::move(decoded).error());
   std::optional<dial_in> parked;
   {
     const std::lock_guard lock{mutex_};
     if (state_ == link_phase::closed || state_ == link_phase::broken)
-      return not_up(backend_kind::shm, state_, why_broken_);
+      return not_up(kind_, state_, why_broken_);
     if (state_ != link_phase::opened) {
-      return fail(errc::already_exists, "the shm link was told to connect before");
+      return fail(errc::already_exists,
+                  "the " + std::string{to_string(kind_)} + " link was told to connect before");
     }
     state_ = link_phase::connecting;
     peer_offer_ = *decoded;
@@ -75,9 +76,9 @@ result<void> shm_link::connect(const link_offer& peer) {
   return {};
 }
 
-result<void> shm_link::check_credentials(const peer_credentials& from) const {
+result<void> mapped_link::check_credentials(const peer_credentials& from) const {
   if (from.uid != our_uid_ || from.pid != peer_offer_->pid) {
-    return fail(errc::unauthorized, "the shm peer is process " + std::to_string(from.pid) +
+    return fail(errc::unauthorized, peer_name() + " is process " + std::to_string(from.pid) +
                                         " of user " + std::to_string(from.uid) +
                                         ", its offer was made by process " +
                                         std::to_string(peer_offer_->pid) + ", and we are user " +
@@ -88,11 +89,11 @@ result<void> shm_link::check_credentials(const peer_credentials& from) const {
 
 // -- dialer
 
-void shm_link::dial() {
+void mapped_link::dial() {
   if (auto dialed = try_dial(); !dialed) break_link(std::move(dialed).error(), false);
 }
 
-result<void> shm_link::try_dial() {
+result<void> mapped_link::try_dial() {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
   if (state_ != link_phase::connecting || socket_) return {};
@@ -116,7 +117,7 @@ result<void> shm_link::try_dial() {
 }
 
 /// Under both locks.
-result<void> shm_link::watch_socket(owned_fd socket) {
+result<void> mapped_link::watch_socket(owned_fd socket) {
   auto watch = engine_.watch(socket.get(), EPOLLIN, shared_from_this(), socket_key);
   if (!watch) return fail(std::move(watch).error());
   socket_ = std::move(socket);
@@ -125,14 +126,15 @@ result<void> shm_link::watch_socket(owned_fd socket) {
 }
 
 /// Under both locks.
-result<void> shm_link::on_welcome(received& in) {
+result<void> mapped_link::on_welcome(received& in) {
   const auto& said = std::get<welcome_message>(in.body);
   if (options_.role != link_role::initiator || state_ != link_phase::connecting) {
-    return fail(errc::unauthorized, "the shm peer sent a welcome out of turn");
+    return fail(errc::unauthorized, peer_name() + " sent a welcome out of turn");
   }
   if (said.dialer_token != secret_ || said.dialer != self_.value ||
       said.acceptor != options_.peer.value || in.fds.size() != 3) {
-    return fail(errc::unauthorized, "the shm peer's welcome does not prove that it has our offer");
+    return fail(errc::unauthorized,
+                peer_name() + "'s welcome does not prove that it has our offer");
   }
   auto control = control_mapping::map(std::move(in.fds[0]));
   if (!control) return fail(std::move(control).error());
@@ -149,7 +151,7 @@ result<void> shm_link::on_welcome(received& in) {
 
 // -- acceptor
 
-void shm_link::accept(dial_in caller) {
+void mapped_link::accept(dial_in caller) {
   auto answered = answer_dialer(caller);
   // Whoever is not the right one, or comes too late, must not take us for dead.
   if (caller.socket) static_cast<void>(send_message(caller.socket.get(), bye_message{}));
@@ -157,7 +159,7 @@ void shm_link::accept(dial_in caller) {
 }
 
 /// An error here ends the link; a caller that is merely not the right one is sent away without one.
-result<void> shm_link::answer_dialer(dial_in& caller) {
+result<void> mapped_link::answer_dialer(dial_in& caller) {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
   if (state_ == link_phase::opened) {
@@ -166,7 +168,7 @@ result<void> shm_link::answer_dialer(dial_in& caller) {
   }
   if (state_ != link_phase::connecting || socket_) return {};
   if (caller.hello.dialer != options_.peer.value || caller.hello.acceptor != self_.value) {
-    return fail(errc::stale_incarnation, "the shm dialer is incarnation " +
+    return fail(errc::stale_incarnation, "the dialer is incarnation " +
                                              std::to_string(caller.hello.dialer) + ", expected " +
                                              std::to_string(options_.peer.value));
   }
@@ -198,9 +200,9 @@ result<void> shm_link::answer_dialer(dial_in& caller) {
 }
 
 /// Under both locks.
-result<void> shm_link::on_ready_message(const ready_message& in) {
+result<void> mapped_link::on_ready_message(const ready_message& in) {
   if (options_.role != link_role::acceptor || state_ != link_phase::connecting || !control_) {
-    return fail(errc::unauthorized, "the shm peer sent a ready out of turn");
+    return fail(errc::unauthorized, peer_name() + " sent a ready out of turn");
   }
   peer_reaches_our_memory_ = in.reaches_acceptor_memory == 1;
   return become_up();
@@ -208,7 +210,7 @@ result<void> shm_link::on_ready_message(const ready_message& in) {
 
 // -- up
 
-void shm_link::use_control(control_mapping control) {
+void mapped_link::use_control(control_mapping control) {
   control_ = std::move(control);
   const auto page = control_.file_number();
   control_.close_fd();
@@ -216,14 +218,15 @@ void shm_link::use_control(control_mapping control) {
   outgoing_ = dialer ? &control_->of_dialer : &control_->of_acceptor;
   incoming_ = dialer ? &control_->of_acceptor : &control_->of_dialer;
   // The peer initiates on `incoming_`, so the grants that we give live there.
-  slots_.emplace(std::span{incoming_->slots});
+  slots_.emplace(std::span{incoming_->slots}, thread_order{page, dialer ? 1u : 0u});
+  our_copies_.emplace(page, dialer ? 0u : 1u);
   producer_.emplace(outgoing_->ring, thread_order{page, dialer ? 0u : 1u});
   consumer_.emplace(incoming_->ring, thread_order{page, dialer ? 1u : 0u});
-  runner_.emplace(peer_process_, options_.post_batch_size);
+  on_control();
 }
 
 /// Under both locks.
-result<void> shm_link::become_up() {
+result<void> mapped_link::become_up() {
   auto bell = engine_.watch(our_doorbell_.get(), EPOLLIN, shared_from_this(), doorbell_key);
   if (!bell) return fail(std::move(bell).error());
   doorbell_watch_ = *bell;
@@ -246,7 +249,7 @@ result<void> shm_link::become_up() {
 
 // -- what the socket says
 
-void shm_link::drain_control() {
+void mapped_link::drain_control() {
   std::optional<ending> end;
   {
     const std::lock_guard control_lock{control_mutex_};
@@ -257,7 +260,7 @@ void shm_link::drain_control() {
 }
 
 /// Under the control lock.
-std::optional<shm_link::ending> shm_link::read_socket() {
+std::optional<mapped_link::ending> mapped_link::read_socket() {
   while (socket_) {
     auto got = receive_message(socket_.get(), fds_allowed::yes);
     if (!got) return ending{std::move(got).error(), false};
@@ -266,8 +269,9 @@ std::optional<shm_link::ending> shm_link::read_socket() {
       const std::lock_guard lock{mutex_};
       // Level-triggered: an end of file that nobody unwatches would be reported for ever.
       if (socket_watch_) engine_.unwatch(*std::exchange(socket_watch_, std::nullopt));
-      return ending{
-          {errc::peer_lost, "the shm peer's end of the link is gone; its process has ended"}, true};
+      const bool dead = socket_end_is_death() || peer_process_.fd() < 0;
+      auto said = peer_name() + "'s end of the link is gone; its process has ended";
+      return ending{{errc::peer_lost, std::move(said)}, dead};
     }
     auto& in = std::get<received>(*got);
     if (std::holds_alternative<bye_message>(in.body)) {
@@ -279,25 +283,20 @@ std::optional<shm_link::ending> shm_link::read_socket() {
 }
 
 /// Under the control lock.
-result<void> shm_link::on_message(received in) {
-  if (const auto* shared = std::get_if<region_shared_message>(&in.body)) {
-    if (in.fds.size() != 1) return fail(errc::unauthorized, "the shm peer shared no descriptor");
-    auto added = peer_regions_.add(*shared, std::move(in.fds.front()));
-    attention_.store(true, std::memory_order_release);  // its pages are to be entered
-    return added;
+result<void> mapped_link::on_message(received in) {
+  if (std::holds_alternative<region_shared_message>(in.body) ||
+      std::holds_alternative<gpu_region_shared_message>(in.body)) {
+    return on_shared(std::move(in));
   }
   if (const auto* gone = std::get_if<region_gone_message>(&in.body)) {
-    std::shared_ptr<const mapped_region> unmapped;  // goes after the lock is gone
-    peer_regions_.remove(region_id{gone->region});
-    const std::lock_guard lock{mutex_};
-    if (last_region_ == region_id{gone->region}) unmapped = std::move(last_mapped_);
+    on_gone(region_id{gone->region});
     return {};
   }
   const std::lock_guard lock{mutex_};
   if (state_ == link_phase::broken || state_ == link_phase::closed) return {};
   if (std::holds_alternative<welcome_message>(in.body)) return on_welcome(in);
   if (const auto* ready = std::get_if<ready_message>(&in.body)) return on_ready_message(*ready);
-  return fail(errc::unauthorized, "the shm peer sent a hello on a link that is up");
+  return fail(errc::unauthorized, peer_name() + " sent a hello on a link that is up");
 }
 
 }  // namespace troupe::transport::shm

@@ -4,7 +4,7 @@
 #include <sys/eventfd.h>
 
 #include "troupe/transport/batch_check.hpp"
-#include "troupe/transport/shm/shm_link.hpp"
+#include "troupe/transport/shm/mapped_link.hpp"
 
 // Session frames, both ways.
 
@@ -20,17 +20,17 @@ constexpr std::size_t kept_frame_bytes = std::size_t{64} << 10;
 
 }  // namespace
 
-result<void> shm_link::send_frame(std::span<const std::byte> frame) {
+result<void> mapped_link::send_frame(std::span<const std::byte> frame) {
   if (auto ok = check_frame(frame.size()); !ok) return ok;
   const std::lock_guard lock{mutex_};
-  if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
+  if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
   if (auto ok = check_frame_room(frame.size()); !ok) return ok;
   put_frame(frame);
   return {};
 }
 
 /// Under the lock.
-result<void> shm_link::check_frame_room(std::size_t bytes) const {
+result<void> mapped_link::check_frame_room(std::size_t bytes) const {
   const auto waiting = waiting_bytes_ + reserved_bytes_;
   if (waiting + bytes <= options_.max_queued_frame_bytes) return {};
   return fail(errc::overloaded,
@@ -38,7 +38,7 @@ result<void> shm_link::check_frame_room(std::size_t bytes) const {
 }
 
 /// Under the lock: into the ring, or behind those that wait for room in it.
-void shm_link::put_frame(std::span<const std::byte> frame) {
+void mapped_link::put_frame(std::span<const std::byte> frame) {
   ledger_.frame_sent();
   if (waiting_frames_.empty()) {
     const auto pushed = producer_->push(frame);
@@ -53,7 +53,7 @@ void shm_link::put_frame(std::span<const std::byte> frame) {
 }
 
 /// Under the lock: fills the ring from the frames that wait.
-void shm_link::flush_frames() {
+void mapped_link::flush_frames() {
   if (waiting_frames_.empty()) return;
   bool wake = false;
   while (!waiting_frames_.empty()) {
@@ -88,7 +88,7 @@ void shm_link::flush_frames() {
 }
 
 /// True: something was delivered.
-bool shm_link::drain_frames() {
+bool mapped_link::drain_frames() {
   if (!consumer_->ready() || reading_.exchange(true, std::memory_order_acquire)) return false;
   int taken = 0;
   std::optional<troupe::error> nonsense;
@@ -117,7 +117,7 @@ bool shm_link::drain_frames() {
 }
 
 /// Under the lock, or while a job of this link runs: the descriptor is not closed then.
-void shm_link::ring_peer() noexcept {
+void mapped_link::ring_peer() noexcept {
   if (peer_doorbell_) [[maybe_unused]]
     const auto written = ::eventfd_write(peer_doorbell_.get(), 1);
 }

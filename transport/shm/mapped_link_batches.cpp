@@ -1,0 +1,77 @@
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "troupe/transport/shm/mapped_link.hpp"
+
+// The books of the initiator's batches: taken in, ended, told.
+
+namespace troupe::transport::shm {
+
+/// Under the lock: takes the batch in, or says why not.
+result<void> mapped_link::admit(const batch& work) {
+  if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
+  if (!work.frame.empty()) {
+    if (auto ok = check_frame_room(work.frame.size()); !ok) return ok;
+  }
+  return ledger_.admit(work.transfer);
+}
+
+/// Under the lock: a batch that was admitted is on its way, until `finish`.
+void mapped_link::take_in(const std::shared_ptr<mapped_job>& job) {
+  reserved_bytes_ += job->work.frame.size();
+  active_.push_back(job);
+}
+
+/// Under the lock: takes the batch out and puts its completion (and its frame) on the way.
+void mapped_link::finish(const std::shared_ptr<mapped_job>& job) {
+  const auto at = std::ranges::find(active_, job);
+  *at = std::move(active_.back());
+  active_.pop_back();
+  on_finished(*job);
+  reserved_bytes_ -= job->work.frame.size();
+  if (!job->failure) {
+    if (state_ == link_phase::broken) {
+      job->failure = why_broken_;
+    } else if (state_ == link_phase::closed) {
+      job->failure = troupe::error{errc::aborted, "the link was closed"};
+    } else if (job->cancelled.load(std::memory_order_acquire)) {
+      job->failure = troupe::error{errc::aborted, "the transfer was fenced here"};
+    }
+  }
+  completion done{.id = job->work.id,
+                  .transfer = job->work.transfer,
+                  .failure = {},
+                  .bytes = job->moved,
+                  .bad_segments = {}};
+  job->release_memory();
+  if (job->failure) {
+    done.bad_segments = job->unfinished();
+    done.failure = std::move(job->failure);
+  }
+  conclude(job->work, done);
+  sink_.put(std::move(done));
+  if (!pending_fences_.empty()) collect_quiescent();
+  if (broken_event_due_ && running_ == 0) {
+    broken_event_due_ = false;
+    sink_.put(broken_event{*why_broken_});
+  }
+}
+
+/// Under the lock: what has ended is told to the peer and to the books.
+void mapped_link::conclude(const batch& work, const completion& done) {
+  // First: the peer waits for it.
+  if (!done.failure && !work.frame.empty()) put_frame(work.frame);
+  ledger_.ended(!done.failure);
+  if (outgoing_ == nullptr) return;
+  const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t what) {
+    // Only this end writes it, under its lock.
+    to.store(to.load(std::memory_order_relaxed) + what, std::memory_order_relaxed);
+  };
+  auto& counters = outgoing_->counters;
+  add(work.dir == direction::write ? counters.bytes_written : counters.bytes_read, done.bytes);
+  if (done.failure && done.failure->code == errc::grant_revoked) add(counters.refused, 1);
+}
+
+}  // namespace troupe::transport::shm
