@@ -29,6 +29,9 @@ endif()
 
 # Static libraries leave their own dependencies to whoever links them.
 set(TROUPE_DEPENDENCIES "find_dependency(Threads)\n")
+if(TROUPE_GPU_KIND STREQUAL "cuda")
+  string(APPEND TROUPE_DEPENDENCIES "find_dependency(CUDAToolkit)\n")
+endif()
 if(TROUPE_BUILD_CONFIG)
   string(APPEND TROUPE_DEPENDENCIES "find_dependency(yaml-cpp)\n")
 endif()

@@ -11,6 +11,7 @@
 
 #include "troupe/transport/backend.hpp"
 #include "troupe/transport/rdma/options.hpp"
+#include "troupe/transport/xgmi/options.hpp"
 
 namespace troupe::transport {
 
@@ -28,6 +29,7 @@ struct endpoint_options {
   std::chrono::milliseconds peer_silence{10'000};
   std::uint32_t max_pending_connections{64};  ///< accepted sockets that have not shown a token yet
   rdma_options rdma{};
+  xgmi_options xgmi{};
   /// Called on a progress thread (or in `poll`) after each round that did work, with no lock held.
   /// Lets the owner run what the round's callbacks made runnable on the same thread.
   std::function<void()> after_progress;
@@ -45,7 +47,7 @@ struct backend_status {
 /// status`.
 struct backend_choice {
   backend_kind kind{backend_kind::tcp};
-  std::string reason;  ///< "same host and namespaces; xgmi: not in this release"
+  std::string reason;  ///< "same host and namespaces; xgmi: not built"
 };
 
 /// Everything of one node that moves bytes: its registered memory, its backends, its progress
@@ -62,7 +64,13 @@ class endpoint {
   /// process) and registers it. Freed by `deregister`. `invalid_config` (size 0), `pool_exhausted`
   /// (the OS refuses; the sentence says how much was asked and is free).
   [[nodiscard]] virtual result<region_id> allocate(std::uint64_t size, std::string name) = 0;
-  /// Registers memory that the caller owns and keeps alive until `deregister`. `already_exists`
+  /// The same in memory of a GPU of this process (its place among those that the process sees), not
+  /// zeroed. What `bytes` answers of it are addresses that only GPUs follow. `no_device`,
+  /// `backend_unavailable` (built without GPUs), `pool_exhausted`.
+  [[nodiscard]] virtual result<region_id> allocate_on_gpu(std::uint32_t gpu, std::uint64_t size,
+                                                          std::string name) = 0;
+  /// Registers memory that the caller owns and keeps alive until `deregister`: of the host or of a
+  /// GPU, which is found out; also a part of an allocation. `already_exists`
   /// when it overlaps a registered range (naming that region), `invalid_config` (null or empty),
   /// `overloaded`.
   [[nodiscard]] virtual result<region_id> register_memory(std::span<std::byte> bytes,

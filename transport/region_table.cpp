@@ -100,11 +100,17 @@ result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
 }
 
 result<region_id> region_table::add(std::span<std::byte> bytes, std::string name) {
+  return add(bytes, std::move(name), memory_kind::host);
+}
+
+result<region_id> region_table::add(std::span<std::byte> bytes, std::string name, memory_kind kind,
+                                    std::shared_ptr<void> owner) {
   if (bytes.data() == nullptr || bytes.empty()) {
     return fail(errc::invalid_config,
                 "region '" + name + "': the memory to register is null or empty");
   }
-  return insert({.id = {}, .bytes = bytes, .kind = memory_kind::host, .name = std::move(name)});
+  return insert(
+      {.id = {}, .bytes = bytes, .kind = kind, .name = std::move(name), .owner = std::move(owner)});
 }
 
 result<region_id> region_table::add(std::span<std::byte> bytes, std::string name,
@@ -219,7 +225,7 @@ result<region_use> region_table::use_on_host(region_id id, backend_kind by) cons
     return fail(errc::backend_unavailable, "region " + std::to_string(id.value) + " '" +
                                                (*used)->name() + "' is memory of a device, which " +
                                                std::string{to_string(by)} +
-                                               " cannot reach; use rdma");
+                                               " cannot reach; use xgmi within a host, or rdma");
   }
   return used;
 }

@@ -33,6 +33,8 @@ class region {
     /// The dma-buf behind the bytes; -1: none that we know of. The region's own, closed with it.
     int dmabuf{-1};
     std::uint64_t dmabuf_offset{0};  ///< bytes, of the first byte in the dma-buf
+    /// Keeps memory that was allocated for the region; empty for memory of the engine.
+    std::shared_ptr<void> owner{};
   };
 
   explicit region(description what) : what_{std::move(what)} {}
@@ -108,6 +110,9 @@ class region_table {
   [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name);
   /// Memory of the engine. `invalid_config`, `already_exists`, `overloaded`.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name);
+  /// Memory of some kind, kept by `owner` if that is not empty. The same.
+  [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name,
+                                      memory_kind kind, std::shared_ptr<void> owner = {});
   /// Memory that was exported as a dma-buf. The same, and `invalid_config` for what no dma-buf can be.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name,
                                       const exported_memory& as);

@@ -47,7 +47,10 @@ struct host_identity {
   std::uint64_t pid_namespace{0};
   std::uint32_t pid{0};
   std::uint32_t uid{0};
+  /// PCI bus ids of the GPUs that the process sees, "0000:1b:00.0"; what an endpoint says of itself.
+  std::vector<std::string> gpus{};
 
+  /// Without the GPUs: to find them takes a driver.
   [[nodiscard]] static host_identity of_this_process();
   friend bool operator==(const host_identity&, const host_identity&) = default;
 };

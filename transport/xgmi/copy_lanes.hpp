@@ -1,0 +1,137 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "troupe/transport/xgmi/gpu_runtime.hpp"
+
+namespace troupe::transport::xgmi {
+
+/// One stream of copies and how far it is. What is given to it ends in order; a *mark* is a place in
+/// that order. Thread-safe.
+class copy_lane {
+ public:
+  copy_lane(gpu_runtime& runtime, gpu_stream stream) noexcept
+      : runtime_{&runtime}, stream_{stream} {}
+  copy_lane(const copy_lane&) = delete;
+  copy_lane& operator=(const copy_lane&) = delete;
+  /// Waits for what is under way.
+  ~copy_lane();
+
+  [[nodiscard]] gpu_stream stream() const noexcept { return stream_; }
+  /// A mark behind everything that the stream was given so far. Never fails: where the driver does,
+  /// the lane has failed, and all marks are reached.
+  [[nodiscard]] std::uint64_t mark();
+  /// Nothing that was marked is under way.
+  [[nodiscard]] bool idle() const noexcept {
+    return reached_.load(std::memory_order_acquire) >= last_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] bool reached(std::uint64_t mark) const noexcept {
+    return reached_.load(std::memory_order_acquire) >= mark;
+  }
+  /// Asks the driver how far it is. True: further than before.
+  bool look();
+  /// Rings when all that is under way has ended well. False: nothing is under way.
+  [[nodiscard]] result<bool> ring_at_end(const std::shared_ptr<bell>& what);
+  /// Why nothing that was under way can be believed.
+  [[nodiscard]] std::optional<troupe::error> failure() const;
+
+ private:
+  struct waiting {
+    std::uint64_t mark{0};
+    gpu_event event{};
+  };
+  void fail_all(troupe::error why);
+
+  gpu_runtime* runtime_;
+  gpu_stream stream_;
+  mutable std::mutex mutex_;
+  std::deque<waiting> waiting_;
+  std::vector<gpu_event> free_;
+  std::atomic<std::uint64_t> last_{0};  ///< written under the lock
+  std::atomic<std::uint64_t> reached_{0};
+  std::atomic<bool> failed_{false};
+  std::optional<troupe::error> failure_;
+};
+
+/// The lanes of one GPU and the tables that its kernels read.
+class device_lanes {
+ public:
+  /// Two: while the last thread blocks of one launch end, the next one runs. Each gets half of the
+  /// share of the GPU.
+  static constexpr std::size_t lane_count = 2;
+  /// Of tables that are lent; more wait.
+  static constexpr std::size_t most_table_bytes = std::size_t{64} << 20;
+  static constexpr std::size_t small_table = std::size_t{16} << 10;
+  static constexpr std::size_t large_table = std::size_t{256} << 10;
+
+  [[nodiscard]] static result<std::unique_ptr<device_lanes>> make(gpu_runtime& runtime,
+                                                                  std::uint32_t device);
+  device_lanes(const device_lanes&) = delete;
+  device_lanes& operator=(const device_lanes&) = delete;
+  ~device_lanes();
+
+  [[nodiscard]] std::uint32_t device() const noexcept { return device_; }
+  [[nodiscard]] gpu_runtime& runtime() const noexcept { return *runtime_; }
+  [[nodiscard]] copy_lane& lane(std::size_t index) const noexcept { return *lanes_[index]; }
+  /// Which lane is next: they take turns.
+  [[nodiscard]] std::size_t next() noexcept {
+    return turn_.fetch_add(1, std::memory_order_relaxed) % lane_count;
+  }
+
+  /// As far as anybody looked.
+  [[nodiscard]] bool idle() const noexcept { return lanes_[0]->idle() && lanes_[1]->idle(); }
+
+  /// A table for at least `bytes`, or as large as tables are; from the pool, but for the first times.
+  [[nodiscard]] result<pinned_memory> lend_table(std::size_t bytes);
+  void take_back(const pinned_memory& table);
+  /// Too many tables are lent: batches should wait.
+  [[nodiscard]] bool crowded() const noexcept {
+    return lent_.load(std::memory_order_acquire) >= most_table_bytes;
+  }
+
+ private:
+  device_lanes(gpu_runtime& runtime, std::uint32_t device) noexcept
+      : runtime_{&runtime}, device_{device} {}
+  [[nodiscard]] result<void> add_tables(std::size_t size, std::vector<pinned_memory>& to);
+
+  gpu_runtime* runtime_;
+  std::uint32_t device_;
+  std::vector<std::unique_ptr<copy_lane>> lanes_;
+  std::atomic<std::size_t> turn_{0};
+  std::mutex mutex_;
+  std::vector<pinned_memory> slabs_;
+  std::vector<pinned_memory> small_;
+  std::vector<pinned_memory> large_;
+  std::atomic<std::size_t> lent_{0};
+};
+
+/// The lanes of all GPUs that this endpoint copies with, made when they are needed. Thread-safe.
+class copy_lanes {
+ public:
+  explicit copy_lanes(gpu_runtime& runtime) : runtime_{&runtime} {}
+
+  [[nodiscard]] result<device_lanes*> on(std::uint32_t device);
+  /// True: some lane is further than before.
+  bool look();
+  /// Rings when everything under way on some lane has ended. False: nothing is under way, or it
+  /// cannot ring.
+  bool ring_at_ends(const std::shared_ptr<bell>& what);
+
+ private:
+  gpu_runtime* runtime_;
+  std::mutex mutex_;
+  std::map<std::uint32_t, std::unique_ptr<device_lanes>> devices_;
+  /// The same, for readers without the lock.
+  static constexpr std::size_t most = 64;
+  std::array<std::atomic<device_lanes*>, most> known_{};
+};
+
+}  // namespace troupe::transport::xgmi

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include <cuda_runtime_api.h>
+
+#include "troupe/transport/xgmi/gpu_runtime.hpp"
+
+/// What CUDA's runtime does not say and its driver does. The driver's calls are found through the
+/// runtime, so that a program with GPUs built in also starts where no driver is installed.
+namespace troupe::transport::xgmi {
+
+/// The allocation that holds `at`: on a GPU, or pinned memory of the host. Empty: none that the
+/// driver knows, or managed memory, which moves around. Makes no context.
+[[nodiscard]] std::optional<gpu_allocation> cuda_allocation(const void* at) noexcept;
+
+/// Makes a GPU's primary context current in the calling thread until the end of the scope. Unlike
+/// cudaSetDevice back and forth it makes no context on a GPU that the thread never used.
+class cuda_context_scope {
+ public:
+  explicit cuda_context_scope(std::uint32_t device) noexcept;
+  cuda_context_scope(const cuda_context_scope&) = delete;
+  cuda_context_scope& operator=(const cuda_context_scope&) = delete;
+  ~cuda_context_scope();
+  [[nodiscard]] cudaError_t error() const noexcept { return error_; }
+
+ private:
+  void* before_{nullptr};
+  bool moved_{false};
+  cudaError_t error_{cudaSuccess};
+};
+
+}  // namespace troupe::transport::xgmi

@@ -1,0 +1,25 @@
+#include "troupe/transport/xgmi/gpu_site.hpp"
+
+namespace troupe::transport::xgmi {
+
+std::vector<std::string> gpu_site::bus_ids() const {
+  std::vector<std::string> ids;
+  if (!runtime->state().usable) return ids;
+  for (const auto& device : runtime->devices()) ids.push_back(device.bus_id);
+  return ids;
+}
+
+std::optional<std::uint32_t> gpu_site::index_of(const std::string& bus_id) const {
+  const auto& devices = runtime->devices();
+  for (std::uint32_t i = 0; i < devices.size(); ++i) {
+    if (devices[i].bus_id == bus_id) return i;
+  }
+  return std::nullopt;
+}
+
+std::shared_ptr<gpu_site> gpu_site::of_process() {
+  static const auto site = std::make_shared<gpu_site>(make_gpu_runtime());
+  return site;
+}
+
+}  // namespace troupe::transport::xgmi

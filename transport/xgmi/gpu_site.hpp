@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "troupe/transport/xgmi/gpu_runtime.hpp"
+#include "troupe/transport/xgmi/opened_allocations.hpp"
+
+namespace troupe::transport::xgmi {
+
+/// The GPUs of one process and what it has open on them. One for all endpoints of the process, since
+/// a driver counts by process.
+struct gpu_site {
+  explicit gpu_site(std::unique_ptr<gpu_runtime> with)
+      : runtime{std::move(with)}, opened{*runtime} {}
+
+  [[nodiscard]] std::vector<std::string> bus_ids() const;
+  /// The index of the GPU with that bus id; empty: this process does not see it.
+  [[nodiscard]] std::optional<std::uint32_t> index_of(const std::string& bus_id) const;
+
+  /// Looks for GPUs at the first call.
+  [[nodiscard]] static std::shared_ptr<gpu_site> of_process();
+
+  const std::unique_ptr<gpu_runtime> runtime;
+  opened_allocations opened;
+};
+
+}  // namespace troupe::transport::xgmi

@@ -1,0 +1,98 @@
+#include "troupe/transport/xgmi/peer_gpu_regions.hpp"
+
+#include <utility>
+
+namespace troupe::transport::xgmi {
+
+result<void> peer_gpu_regions::add(const shm::gpu_region_shared_message& shared) {
+  const auto said = "region " + std::to_string(shared.region) + " of the xgmi peer: ";
+  if (shared.size == 0 || shared.offset > shared.allocation_size ||
+      shared.size > shared.allocation_size - shared.offset) {
+    return fail(errc::unauthorized, said + std::to_string(shared.size) + " bytes at offset " +
+                                        std::to_string(shared.offset) +
+                                        " are not within an allocation of " +
+                                        std::to_string(shared.allocation_size));
+  }
+  if (shared.gpu.back() != '\0') {
+    return fail(errc::unauthorized, said + "its bus id has no end");
+  }
+  const std::lock_guard lock{mutex_};
+  if (regions_.size() >= max_regions) {
+    return fail(errc::overloaded,
+                said + "more than " + std::to_string(max_regions) + " are shared");
+  }
+  if (!regions_.emplace(region_id{shared.region}, record{shared, {}}).second) {
+    return fail(errc::unauthorized, said + "it was shared before");
+  }
+  return {};
+}
+
+void peer_gpu_regions::remove(region_id region) {
+  record closed;  // goes after the lock is gone
+  const std::lock_guard lock{mutex_};
+  const auto at = regions_.find(region);
+  if (at == regions_.end()) return;
+  closed = std::move(at->second);
+  regions_.erase(at);
+}
+
+void peer_gpu_regions::clear() {
+  decltype(regions_) closed;
+  const std::lock_guard lock{mutex_};
+  closed.swap(regions_);
+}
+
+bool peer_gpu_regions::knows(region_id region) const {
+  const std::lock_guard lock{mutex_};
+  return regions_.contains(region);
+}
+
+result<reachable_region> peer_gpu_regions::reach(region_id region, std::uint32_t device) {
+  const std::lock_guard lock{mutex_};
+  const auto at = regions_.find(region);
+  if (at == regions_.end()) {
+    return fail(errc::grant_revoked, "region " + std::to_string(region.value) +
+                                         " of the peer is not, or no longer, shared with us");
+  }
+  auto& known = at->second.by_device;
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  auto made = open(at->second.said, device);
+  if (!made) return made;
+  known.emplace(device, *made);
+  return made;
+}
+
+result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_message& said,
+                                                std::uint32_t device) const {
+  const std::string gpu{said.gpu.data()};
+  const auto theirs = site_->index_of(gpu);
+  if (!theirs) {
+    return fail(errc::backend_unavailable,
+                "the peer's memory is on GPU " + gpu +
+                    ", which this process does not see; let it see both GPUs "
+                    "(CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)");
+  }
+  if (!site_->runtime->reaches(device, *theirs)) {
+    return fail(errc::backend_unavailable, "GPU " + site_->runtime->devices()[device].bus_id +
+                                               " does not reach the memory of GPU " + gpu +
+                                               ": no link between them, or the driver forbids it");
+  }
+  if (same_process_) {
+    if (auto ok = site_->runtime->enable(device, *theirs); !ok) return fail(std::move(ok).error());
+    return reachable_region{reinterpret_cast<std::byte*>(said.address), said.size, nullptr};
+  }
+  if (said.exported != 1) {
+    return fail(errc::backend_unavailable,
+                "region " + std::to_string(said.region) +
+                    " of the peer is in memory that cannot be lent to another process");
+  }
+  // Opening it enables what the GPU needs; more would cost a context on the peer's GPU.
+  auto open = site_->opened.open(
+      {.pid = pid_, .device = device, .id = said.allocation, .handle = said.handle},
+      said.allocation_size);
+  if (!open) return fail(std::move(open).error());
+  auto* const base = (*open)->base() + said.offset;
+  return reachable_region{base, said.size, std::move(*open)};
+}
+
+}  // namespace troupe::transport::xgmi

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/shm/wire.hpp"
+#include "troupe/transport/xgmi/gpu_site.hpp"
+
+namespace troupe::transport::xgmi {
+
+/// A peer's region as one of our GPUs sees it.
+struct reachable_region {
+  std::byte* base{nullptr};
+  std::uint64_t size{0};
+  std::shared_ptr<const opened_allocation> open;  ///< null: memory of this very process
+};
+
+/// The regions of one link's peer in GPU memory, opened when a copy first needs them. Thread-safe.
+class peer_gpu_regions {
+ public:
+  static constexpr std::size_t max_regions = 4096;
+
+  peer_gpu_regions(gpu_site& site, bool same_process, std::uint32_t pid) noexcept
+      : site_{&site}, same_process_{same_process}, pid_{pid} {}
+
+  /// `unauthorized` (not within its allocation, shared before), `overloaded`.
+  [[nodiscard]] result<void> add(const shm::gpu_region_shared_message& shared);
+  void remove(region_id region);
+  void clear();
+  [[nodiscard]] bool knows(region_id region) const;
+  /// The region for copies by our GPU `device`. `grant_revoked` (it is not, or no longer, shared),
+  /// `backend_unavailable` (the GPUs do not reach each other, or this process does not see the
+  /// peer's), and what opening it says.
+  [[nodiscard]] result<reachable_region> reach(region_id region, std::uint32_t device);
+
+ private:
+  struct record {
+    shm::gpu_region_shared_message said;
+    std::map<std::uint32_t, reachable_region> by_device;
+  };
+  [[nodiscard]] result<reachable_region> open(const shm::gpu_region_shared_message& said,
+                                              std::uint32_t device) const;
+
+  gpu_site* site_;
+  bool same_process_;
+  std::uint32_t pid_;
+  mutable std::mutex mutex_;
+  std::unordered_map<region_id, record> regions_;
+};
+
+}  // namespace troupe::transport::xgmi

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "troupe/transport/xgmi/copy_item.hpp"
+
+/// The door between the file that a device compiler reads and the rest. Errors and streams are the
+/// driver's, as numbers and pointers.
+namespace troupe::transport::xgmi {
+
+/// Whether `copy_way::bulk` was compiled in for the current device, and may be launched on it: asks
+/// the driver for the memory that it needs. Once per device, before the first launch.
+[[nodiscard]] bool prepare_bulk_copies();
+/// On the current device. The driver's error number, 0: launched.
+[[nodiscard]] int launch_copy(void* stream, const copy_launch& what);
+
+}  // namespace troupe::transport::xgmi

@@ -1,0 +1,201 @@
+#include "troupe/transport/xgmi/xgmi_link.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "troupe/transport/grant_table.hpp"
+#include "troupe/transport/xgmi/grant_key.hpp"
+
+namespace troupe::transport::xgmi {
+
+namespace {
+
+/// How long a batch may have ended unheard when the driver does not ring.
+constexpr std::chrono::milliseconds between_guards{200};
+
+/// How long the end of a node waits for a peer that copies from or into its memory.
+constexpr std::chrono::milliseconds longest_goodbye{2000};
+
+/// The link's own doorbell, rung by the driver. A descriptor of its own: the driver may ring late.
+class doorbell_bell final : public bell {
+ public:
+  explicit doorbell_bell(shm::owned_fd fd) noexcept : fd_{std::move(fd)} {}
+  void ring() noexcept override {
+    [[maybe_unused]] const auto written = ::eventfd_write(fd_.get(), 1);
+  }
+
+ private:
+  shm::owned_fd fd_;
+};
+
+}  // namespace
+
+// -- what the links of an endpoint share
+
+result<gpu_allocation> gpu_side::place_of(const region& memory) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (const auto at = places_.find(memory.id()); at != places_.end()) return at->second;
+  }
+  const auto who = "region " + std::to_string(memory.id().value) + " '" + memory.name() + "' ";
+  const auto found = site->runtime->find(memory.data());
+  if (!found) {
+    return fail(errc::backend_unavailable,
+                who +
+                    "is not in memory of a GPU, which is what xgmi moves: put the pool on a GPU, "
+                    "or use shm");
+  }
+  const auto offset = static_cast<std::uint64_t>(memory.data() - found->base);
+  if (offset > found->size || memory.size() > found->size - offset) {
+    return fail(errc::backend_unavailable,
+                who + "goes on " + std::to_string(memory.size() - (found->size - offset)) +
+                    " bytes behind the allocation that it begins in: register each by itself");
+  }
+  const std::lock_guard lock{mutex_};
+  places_.emplace(memory.id(), *found);
+  return *found;
+}
+
+void gpu_side::forget(region_id region) {
+  const std::lock_guard lock{mutex_};
+  places_.erase(region);
+}
+
+// -- the link
+
+xgmi_link::xgmi_link(const backend_context& context, std::shared_ptr<shm::shm_listener> listener,
+                     std::shared_ptr<gpu_side> gpus, const link_options& options,
+                     std::shared_ptr<link_sink> sink)
+    : mapped_link{backend_kind::xgmi, context, std::move(listener), options, std::move(sink)},
+      gpus_{std::move(gpus)} {}
+
+/// A node that ends without a fence frees memory into which the peer's GPU may still copy. Within a
+/// process the driver waits for that; another process is waited for here, not for ever.
+xgmi_link::~xgmi_link() {
+  if (!slots_ || peer_process_.pid() == static_cast<std::uint32_t>(::getpid())) return;
+  const auto last = std::chrono::steady_clock::now() + longest_goodbye;
+  while (slots_->any_draining() && peer_process_.alive() &&
+         std::chrono::steady_clock::now() < last) {
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    slots_->sweep();
+  }
+}
+
+void xgmi_link::on_control() {
+  const bool same_process = peer_process_.pid() == static_cast<std::uint32_t>(::getpid());
+  peer_regions_.emplace(*gpus_->site, same_process, peer_process_.pid());
+  shm::owned_fd own{::fcntl(our_doorbell_.get(), F_DUPFD_CLOEXEC, 0)};
+  if (own) bell_ = std::make_shared<doorbell_bell>(std::move(own));
+}
+
+// -- target side
+
+result<remote_grant> xgmi_link::grant(region_id region, std::vector<extent> extents, access rights,
+                                      transfer_id transfer) {
+  auto memory = regions_.use(region);
+  if (!memory) return fail(std::move(memory).error());
+  auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
+  if (!given) return given;
+  auto place = gpus_->place_of(**memory);
+  if (!place) return fail(std::move(place).error());
+
+  const std::lock_guard lock{mutex_};
+  if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
+  if (auto ok = share_region(**memory, *place); !ok) return fail(std::move(ok).error());
+  auto slot = slots_->give(given->id, transfer, std::move(*memory));
+  if (!slot) return fail(std::move(slot).error());
+  given->key = encode_grant_key(*slot);
+  return given;
+}
+
+/// Under the lock. Sees to it that the peer can reach the region: what it needs is in its socket
+/// before the grant can be anywhere.
+result<void> xgmi_link::share_region(const region& memory, const gpu_allocation& place) {
+  if (shared_regions_.contains(memory.id())) return {};
+  shm::gpu_region_shared_message said;
+  said.region = memory.id().value;
+  said.size = memory.size();
+  said.allocation = place.id;
+  said.allocation_size = place.size;
+  said.offset = static_cast<std::uint64_t>(memory.data() - place.base);
+  said.address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const auto& gpu = gpus_->site->runtime->devices()[place.device].bus_id;
+  std::copy_n(gpu.begin(), std::min(gpu.size(), said.gpu.size() - 1), said.gpu.begin());
+  // Within a process the address is enough, and drivers refuse to open what it exported itself.
+  if (peer_process_.pid() != static_cast<std::uint32_t>(::getpid())) {
+    auto handle = gpus_->site->runtime->export_memory(place);
+    if (!handle) {
+      return fail(handle.error().code, "region " + std::to_string(memory.id().value) + " '" +
+                                           memory.name() + "': " + handle.error().message);
+    }
+    said.handle = *handle;
+    said.exported = 1;
+  }
+  if (auto ok = share(said); !ok) return ok;
+  shared_regions_.insert(memory.id());
+  return {};
+}
+
+// -- what the peer shares
+
+result<void> xgmi_link::on_shared(shm::received in) {
+  const auto* shared = std::get_if<shm::gpu_region_shared_message>(&in.body);
+  if (shared == nullptr || !peer_regions_) {
+    return fail(errc::unauthorized, "the xgmi peer shared memory that is none of a GPU");
+  }
+  return peer_regions_->add(*shared);
+}
+
+void xgmi_link::on_gone(region_id region) {
+  if (peer_regions_) peer_regions_->remove(region);
+}
+
+void xgmi_link::forget_peer_memory() {
+  if (peer_regions_) peer_regions_->clear();
+  bell_.reset();
+}
+
+// -- sleeping
+
+/// For a transfer that takes longer than polling is worth: the driver rings at its end.
+bool xgmi_link::may_sleep_in_work() {
+  std::shared_ptr<bell> what;
+  {
+    const std::lock_guard lock{mutex_};
+    if (!queued_.empty() || !bell_) return false;
+    if (std::ranges::any_of(flying_, [](const auto& job) { return job->ended(); })) return false;
+    what = bell_;
+  }
+  if (armed_.exchange(true, std::memory_order_acq_rel)) return true;
+  if (gpus_->lanes.ring_at_ends(what)) return true;
+  armed_.store(false, std::memory_order_release);
+  return false;
+}
+
+void xgmi_link::on_doorbell() {
+  armed_.store(false, std::memory_order_release);
+}
+
+/// A GPU that was lost rings nothing: somebody must look now and then.
+void xgmi_link::watch_over() {
+  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
+  engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
+                  leaf_timer);
+}
+
+void xgmi_link::on_leaf_timer() {
+  watched_.store(false, std::memory_order_release);
+  if (in_work_.load(std::memory_order_acquire) == 0) return;
+  on_poll({});
+  watch_over();
+}
+
+}  // namespace troupe::transport::xgmi

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "troupe/transport/shm/mapped_link.hpp"
+#include "troupe/transport/xgmi/batch_launch.hpp"
+#include "troupe/transport/xgmi/gpu_site.hpp"
+#include "troupe/transport/xgmi/options.hpp"
+#include "troupe/transport/xgmi/peer_gpu_regions.hpp"
+
+namespace troupe::transport::xgmi {
+
+/// What the links of one endpoint share: its GPUs, their lanes, and where its regions lie.
+struct gpu_side {
+  gpu_side(xgmi_options with, std::shared_ptr<gpu_site> on)
+      : options{std::move(with)}, site{std::move(on)}, lanes{*site->runtime} {}
+
+  const xgmi_options options;
+  const std::shared_ptr<gpu_site> site;
+  copy_lanes lanes;
+
+  /// Where a region of ours lies: asked of the driver once. `backend_unavailable`: in no memory of a
+  /// GPU, or not in one allocation.
+  [[nodiscard]] result<gpu_allocation> place_of(const region& memory);
+  void forget(region_id region);
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<region_id, gpu_allocation> places_;
+};
+
+/// A grant that a batch uses while it flies: the initiator's presence in its slot.
+struct entered_slot {
+  shm::grant_slot* slot;
+  std::uint64_t grant;
+};
+
+struct xgmi_piece {
+  region_use local;
+  std::uint32_t device{0};  ///< of the local region: it copies
+  reachable_region remote;
+  entered_slot slot{};
+};
+
+/// A batch that GPUs copy.
+struct xgmi_job final : shm::mapped_job {
+  void release_memory() override;
+  /// All or nothing: who copies first is the GPU's choice.
+  [[nodiscard]] std::vector<std::uint32_t> unfinished() const override;
+  [[nodiscard]] bool ended() const noexcept;
+
+  std::vector<xgmi_piece> pieces;
+  std::vector<flight> flights;  ///< one per GPU that copies
+  std::size_t entered{0};       ///< pieces whose slots are entered
+};
+
+/// One end of an `xgmi` link: the GPU of the local memory copies, from or to the peer's memory,
+/// which it has mapped. A batch is in its grants' slots until the GPU is done with it, so a fence of
+/// the owner waits for that; what a killed process had under way ends before the process is gone.
+///
+/// | batch   | on                              | becomes           |
+/// | ------- | ------------------------------- | ----------------- |
+/// | posted  | tables free, slots entered      | flying            |
+/// | posted  | a slot's grant is gone          | failed            |
+/// | posted  | too many tables lent            | waiting           |
+/// | waiting | tables free                     | flying            |
+/// | waiting | fence, close, break             | failed            |
+/// | flying  | its marks are reached           | done              |
+/// | flying  | reached, and fenced or closed   | failed (aborted)  |
+/// | flying  | the GPU is lost                 | failed, link down |
+class xgmi_link final : public shm::mapped_link {
+ public:
+  xgmi_link(const backend_context& context, std::shared_ptr<shm::shm_listener> listener,
+            std::shared_ptr<gpu_side> gpus, const link_options& options,
+            std::shared_ptr<link_sink> sink);
+  xgmi_link(const xgmi_link&) = delete;
+  xgmi_link& operator=(const xgmi_link&) = delete;
+  ~xgmi_link() override;
+
+  [[nodiscard]] result<remote_grant> grant(region_id region, std::vector<extent> extents,
+                                           access rights, transfer_id transfer) override;
+  [[nodiscard]] result<void> post(batch work) override;
+
+ protected:
+  void on_control() override;
+  [[nodiscard]] result<void> on_shared(shm::received in) override;
+  void on_gone(region_id region) override;
+  bool advance() override;
+  bool may_sleep_in_work() override;
+  void on_doorbell() override;
+  void on_leaf_timer() override;
+  void on_finished(shm::mapped_job& job) override;
+  void forget_peer_memory() override;
+  [[nodiscard]] bool socket_end_is_death() const override { return false; }
+
+ private:
+  [[nodiscard]] result<void> share_region(const region& memory, const gpu_allocation& place);
+
+  // -- copying (xgmi_link_post.cpp)
+  [[nodiscard]] result<std::shared_ptr<xgmi_job>> prepare(batch work);
+  [[nodiscard]] result<xgmi_piece> prepare_piece(const batch& work, std::size_t index);
+  [[nodiscard]] result<void> find_remote(const remote_grant& grant, xgmi_piece& made);
+  [[nodiscard]] result<void> enter_slots(xgmi_job& job) const;
+  void start(xgmi_job& job);
+  [[nodiscard]] bool crowded(const xgmi_job& job);
+  bool leave_slots(xgmi_job& job) const;
+  void end_running(const std::shared_ptr<xgmi_job>& job);
+  bool start_waiting();
+  void watch_over();
+
+  const std::shared_ptr<gpu_side> gpus_;
+  std::optional<peer_gpu_regions> peer_regions_;
+  std::shared_ptr<bell> bell_;
+  std::atomic<bool> armed_{false};  ///< the bell rings when what flies has ended
+  std::atomic<bool> watched_{false};
+  std::atomic<bool> looking_{false};
+  std::vector<std::shared_ptr<xgmi_job>> flying_;
+  std::deque<std::shared_ptr<xgmi_job>> queued_;
+};
+
+}  // namespace troupe::transport::xgmi

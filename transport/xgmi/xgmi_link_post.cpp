@@ -1,0 +1,299 @@
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "troupe/transport/batch_check.hpp"
+#include "troupe/transport/xgmi/grant_key.hpp"
+#include "troupe/transport/xgmi/xgmi_link.hpp"
+
+// The initiator's side of a link: checking, launching and completing batches.
+
+namespace troupe::transport::xgmi {
+
+namespace {
+
+std::uint64_t bytes_of(const batch& work) noexcept {
+  return std::accumulate(
+      work.pieces.begin(), work.pieces.end(), std::uint64_t{0},
+      [](std::uint64_t sum, const piece& one) { return sum + total_bytes(one.segments); });
+}
+
+/// Batches that did not end that one look passes by.
+constexpr std::size_t looked_at = 64;
+
+troupe::error gone_grant(std::size_t piece) {
+  return {errc::grant_revoked, "the peer has revoked the grant of piece " + std::to_string(piece) +
+                                   "; its transfer has ended there"};
+}
+
+}  // namespace
+
+// -- a job
+
+void xgmi_job::release_memory() {
+  for (auto& piece : pieces) {
+    piece.local.release();
+    piece.remote = {};
+  }
+}
+
+bool xgmi_job::ended() const noexcept {
+  return std::ranges::all_of(flights, [](const flight& one) { return one.ended(); });
+}
+
+std::vector<std::uint32_t> xgmi_job::unfinished() const {
+  const auto count =
+      std::accumulate(work.pieces.begin(), work.pieces.end(), std::size_t{0},
+                      [](std::size_t sum, const piece& one) { return sum + one.segments.size(); });
+  std::vector<std::uint32_t> bad(count);
+  std::iota(bad.begin(), bad.end(), 0U);
+  return bad;
+}
+
+// -- checking
+
+result<xgmi_piece> xgmi_link::prepare_piece(const batch& work, std::size_t index) {
+  const auto& piece = work.pieces[index];
+  xgmi_piece made;
+  auto local = regions_.use(piece.local);
+  if (!local) return in_piece(index, std::move(local).error());
+  made.local = std::move(*local);
+  if (auto ok = check_piece(work, index, options_.peer, *made.local); !ok) return fail(ok.error());
+  const auto place = gpus_->place_of(*made.local);
+  if (!place) return in_piece(index, place.error());
+  made.device = place->device;
+  if (auto ok = find_remote(*piece.remote, made); !ok) return in_piece(index, ok.error());
+  return made;
+}
+
+/// Where the granted region lies for the GPU that copies.
+result<void> xgmi_link::find_remote(const remote_grant& grant, xgmi_piece& made) {
+  const auto slot = decode_grant_key(grant.key);
+  if (!slot) return fail(slot.error());
+  made.slot = {&outgoing_->slots[*slot], grant.id};
+  if (!peer_regions_->knows(grant.region))
+    drain_control();  // it was sent before the grant was made
+  auto remote = peer_regions_->reach(grant.region, made.device);
+  if (!remote) return fail(std::move(remote).error());
+  if (remote->size < grant.region_size) {
+    return fail(errc::unauthorized, "its grant says that the region has " +
+                                        std::to_string(grant.region_size) + " bytes, it has " +
+                                        std::to_string(remote->size));
+  }
+  made.remote = std::move(*remote);
+  return {};
+}
+
+result<std::shared_ptr<xgmi_job>> xgmi_link::prepare(batch work) {
+  auto job = std::make_shared<xgmi_job>();
+  job->pieces.reserve(work.pieces.size());
+  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
+    auto piece = prepare_piece(work, i);
+    if (!piece) return fail(std::move(piece).error());
+    job->pieces.push_back(std::move(*piece));
+  }
+  job->total = bytes_of(work);
+  job->work = std::move(work);
+  return job;
+}
+
+result<void> xgmi_link::post(batch work) {
+  if (auto ok = check_batch(work); !ok) return ok;
+  {
+    std::unique_lock lock{mutex_};
+    if (state_ == link_phase::connecting) {
+      lock.unlock();
+      drain_control();  // the peer may be up already, and what it said is here
+      lock.lock();
+    }
+    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
+  }
+  auto prepared = prepare(std::move(work));
+  if (!prepared) {
+    // What it looked for may have gone with the link, while it looked or because it did.
+    const std::lock_guard lock{mutex_};
+    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
+    return fail(std::move(prepared).error());
+  }
+  const auto& job = *prepared;
+  {
+    const std::lock_guard lock{mutex_};
+    if (auto ok = admit(job->work); !ok) return ok;
+    take_in(job);
+    if (!queued_.empty() || crowded(*job)) {
+      queued_.push_back(job);
+      in_work_.fetch_add(1, std::memory_order_seq_cst);
+      if (engine_.asleep()) engine_.wake();
+      return {};  // what flies now makes room, and whoever looks at it starts this one
+    }
+    job->running = true;
+    running_ += 1;
+  }
+  start(*job);
+  end_running(job);
+  return {};
+}
+
+// -- copying
+
+bool xgmi_link::crowded(const xgmi_job& job) {
+  return std::ranges::any_of(job.pieces, [&](const xgmi_piece& piece) {
+    const auto lanes = gpus_->lanes.on(piece.device);
+    return lanes && (*lanes)->crowded();
+  });
+}
+
+/// Enters the slot of each piece, or of none.
+result<void> xgmi_link::enter_slots(xgmi_job& job) const {
+  for (auto& piece : job.pieces) {
+    piece.slot.slot->busy.fetch_add(1, std::memory_order_seq_cst);
+    job.entered += 1;
+    if (piece.slot.slot->id.load(std::memory_order_seq_cst) != piece.slot.grant) {
+      return fail(gone_grant(job.entered - 1));
+    }
+  }
+  return {};
+}
+
+/// True: an owner may wait for us.
+bool xgmi_link::leave_slots(xgmi_job& job) const {
+  bool waits = false;
+  our_copies_->before_store();
+  for (std::size_t i = 0; i < job.entered; ++i) {
+    auto& [slot, grant] = job.pieces[i].slot;
+    slot->busy.fetch_sub(1, std::memory_order_seq_cst);
+    waits = waits || slot->id.load(std::memory_order_seq_cst) != grant;
+  }
+  job.entered = 0;
+  return waits;
+}
+
+/// Without the lock; the job is marked as running. Afterwards it flies, or has failed, or both.
+void xgmi_link::start(xgmi_job& job) {
+  if (job.cancelled.load(std::memory_order_acquire)) return;
+  if (auto ok = enter_slots(job); !ok) {
+    job.failure = std::move(ok).error();
+    return;
+  }
+  // The pieces of one GPU go together; mostly that is all of them.
+  for (std::size_t first = 0; first < job.pieces.size(); ++first) {
+    const auto device = job.pieces[first].device;
+    const auto same = [&](const xgmi_piece& piece) { return piece.device == device; };
+    const auto begin = job.pieces.begin();
+    if (std::any_of(begin, begin + static_cast<std::ptrdiff_t>(first), same)) continue;
+    auto lanes = gpus_->lanes.on(device);
+    if (!lanes) {
+      job.failure = std::move(lanes).error();
+      return;
+    }
+    batch_launch::plan how;
+    how.copy_blocks = gpus_->options.copy_blocks;
+    how.engine_bytes = gpus_->options.engine_bytes;
+    how.bulk = gpus_->options.bulk && gpus_->site->runtime->devices()[device].bulk_copies;
+    how.total = job.total;
+    for (const auto& piece : job.work.pieces) how.segments += piece.segments.size();
+    batch_launch launch{**lanes, how};
+    for (std::size_t i = first; i < job.pieces.size(); ++i) {
+      const auto& piece = job.pieces[i];
+      if (!same(piece)) continue;
+      launch.add(job.work.dir, piece.local->data(), piece.remote.base, job.work.pieces[i].segments);
+    }
+    job.flights.push_back(launch.end());
+    if (launch.failure()) {
+      job.failure = launch.failure();
+      return;
+    }
+  }
+}
+
+/// A job that `start` is through with: from now on it flies, unless it has ended already.
+void xgmi_link::end_running(const std::shared_ptr<xgmi_job>& job) {
+  armed_.store(false, std::memory_order_release);  // the bell is not for this one yet
+  {
+    const std::lock_guard lock{mutex_};
+    flying_.push_back(job);
+    in_work_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  watch_over();
+  if (job->ended()) advance();
+  if (engine_.asleep()) engine_.wake();
+}
+
+/// Jobs that waited for tables. True: one was started.
+bool xgmi_link::start_waiting() {
+  bool started = false;
+  while (true) {
+    std::shared_ptr<xgmi_job> job;
+    {
+      const std::lock_guard lock{mutex_};
+      if (queued_.empty() || crowded(*queued_.front())) return started;
+      job = queued_.front();
+      queued_.pop_front();
+      in_work_.fetch_sub(1, std::memory_order_release);
+      job->running = true;
+      running_ += 1;
+    }
+    start(*job);
+    const std::lock_guard lock{mutex_};
+    flying_.push_back(job);
+    in_work_.fetch_add(1, std::memory_order_release);
+    started = true;
+  }
+}
+
+bool xgmi_link::advance() {
+  if (looking_.exchange(true, std::memory_order_acquire)) return false;
+  gpus_->lanes.look();
+  bool ended = false;
+  bool owner_waits = false;
+  std::optional<troupe::error> lost;
+  {
+    const std::lock_guard lock{mutex_};
+    // Mostly in the order in which they were posted: what is far behind need not be asked yet.
+    for (std::size_t i = 0; i < flying_.size() && i < looked_at;) {
+      const auto job = flying_[i];
+      if (!job->ended()) {
+        ++i;
+        continue;
+      }
+      flying_.erase(flying_.begin() + static_cast<std::ptrdiff_t>(i));
+      in_work_.fetch_sub(1, std::memory_order_release);
+      for (auto& flown : job->flights) {
+        if (auto why = flown.failure(); why && !lost) lost = std::move(why);
+        flown.give_back_tables();
+      }
+      if (lost && !job->flights.empty()) job->failure = lost;
+      const bool whole = !job->failure && !job->flights.empty();
+      job->moved = whole ? job->total : 0;
+      owner_waits = leave_slots(*job) || owner_waits;
+      job->running = false;
+      running_ -= 1;
+      finish(job);
+      ended = true;
+    }
+  }
+  const bool started = start_waiting();
+  looking_.store(false, std::memory_order_release);
+  if (owner_waits) {
+    const std::lock_guard lock{mutex_};
+    ring_peer();
+  }
+  if (ended) {
+    sink_.deliver();
+    if (lost) break_link(std::move(*lost), false);
+    if (!up_.load(std::memory_order_acquire)) settle();
+  }
+  return ended || started;
+}
+
+/// Under the lock: one that never flew.
+void xgmi_link::on_finished(shm::mapped_job& job) {
+  const auto waits =
+      std::ranges::find_if(queued_, [&](const auto& one) { return one.get() == &job; });
+  if (waits == queued_.end()) return;
+  queued_.erase(waits);
+  in_work_.fetch_sub(1, std::memory_order_release);
+}
+
+}  // namespace troupe::transport::xgmi
