@@ -58,12 +58,18 @@ inline std::chrono::seconds patience() {
 }
 
 inline std::vector<variant> all_variants() {
-  std::vector<variant> all{{backend_kind::tcp, 1, 1}, {backend_kind::tcp, 1, 0},
-                           {backend_kind::tcp, 4, 2}, {backend_kind::tcp, 8, 1},
-                           {backend_kind::shm, 1, 1}, {backend_kind::shm, 1, 0}};
+  std::vector<variant> all{{backend_kind::tcp, 1, 1},  {backend_kind::tcp, 1, 0},
+                           {backend_kind::tcp, 4, 2},  {backend_kind::tcp, 8, 1},
+                           {backend_kind::shm, 1, 1},  {backend_kind::shm, 1, 0},
+                           {backend_kind::xgmi, 1, 1}, {backend_kind::xgmi, 1, 0}};
   // One device that is polled, two that threads drive.
   if (have_verbs()) all = {{backend_kind::rdma, 1, 0}, {backend_kind::rdma, 4, 2}};
   return all;
+}
+
+/// Whether the initiator moves the bytes without asking the target: it has its memory mapped.
+inline bool moves_by_itself(backend_kind kind) {
+  return kind == backend_kind::shm || kind == backend_kind::xgmi;
 }
 
 /// For what lanes might change.

@@ -91,9 +91,15 @@ class joined {
     suit_emulation(options.rdma);
     options.rdma.fence_patience = fence_patience;
     options.rdma.timeout = wire_timeout;
+    if (kind == backend_kind::xgmi) {
+      options.xgmi = xgmi::options_under_test();
+      gpus = options.xgmi.site;
+    }
     place = endpoint::create(std::move(options)).value();
-    region = place->allocate(size, "test").value();
+    region = kind == backend_kind::xgmi ? place->allocate_on_gpu(0, size, "test").value()
+                                        : place->allocate(size, "test").value();
     memory = place->bytes(region).value();
+    if (gpus) overwrite(std::byte{0});
     link_options with;
     with.role = link_role::acceptor;
     with.peer = incarnation{0xdead};
@@ -131,9 +137,30 @@ class joined {
     if (wire->fence(transfer) == fence_state::quiescent) return;
     EXPECT_TRUE(until([&] { return sink->is_quiescent(transfer); }));
   }
-  [[nodiscard]] bool untouched(std::byte pattern) const { return all_are(memory, pattern); }
+  // What the memory holds; that of a GPU by way of a copy.
+  [[nodiscard]] bool untouched(std::byte pattern) const {
+    if (!gpus) return all_are(memory, pattern);
+    std::vector<std::byte> seen(size);
+    EXPECT_TRUE(gpus->runtime->copy_now(seen.data(), memory.data(), size));
+    return all_are(seen, pattern);
+  }
+  [[nodiscard]] bool peer_wrote() const {
+    if (!gpus) return memory[size - 1] == std::byte{0xbb};
+    std::byte last{};
+    EXPECT_TRUE(gpus->runtime->copy_now(&last, memory.data() + size - 1, 1));
+    return last == std::byte{0xbb};
+  }
+  void overwrite(std::byte pattern) const {
+    if (!gpus) {
+      std::memset(memory.data(), std::to_integer<int>(pattern), memory.size());
+      return;
+    }
+    const std::vector<std::byte> all(size, pattern);
+    EXPECT_TRUE(gpus->runtime->copy_now(memory.data(), all.data(), size));
+  }
 
   process peer;
+  std::shared_ptr<xgmi::gpu_site> gpus;
   std::unique_ptr<endpoint> place;
   region_id region;
   std::span<std::byte> memory;
@@ -146,7 +173,10 @@ class backend_faults : public ::testing::TestWithParam<variant> {};
 
 std::vector<variant> fault_variants() {
   if (have_verbs()) return {{backend_kind::rdma, 1, 1}, {backend_kind::rdma, 4, 1}};
-  return {{backend_kind::tcp, 1, 1}, {backend_kind::tcp, 4, 1}, {backend_kind::shm, 1, 1}};
+  return {{backend_kind::tcp, 1, 1},
+          {backend_kind::tcp, 4, 1},
+          {backend_kind::shm, 1, 1},
+          {backend_kind::xgmi, 1, 1}};
 }
 
 INSTANTIATE_TEST_SUITE_P(every, backend_faults, ::testing::ValuesIn(fault_variants()), name_of);
@@ -156,13 +186,12 @@ INSTANTIATE_TEST_SUITE_P(every, backend_faults, ::testing::ValuesIn(fault_varian
 TEST_P(backend_faults,
        a_peer_killed_while_it_writes_is_reported_lost_and_no_byte_lands_after_the_fence) {
   joined j{GetParam().kind, GetParam().lanes, "write", 1s, time_of_a_death};
-  ASSERT_TRUE(joined::until([&] { return j.memory[j.size - 1] == std::byte{0xbb}; }))
-      << "no traffic";
+  ASSERT_TRUE(joined::until([&] { return j.peer_wrote(); })) << "no traffic";
   j.peer.signal(SIGKILL);
   ASSERT_TRUE(joined::until([&] { return j.sink->is_broken(); }, patience() / 3));
   EXPECT_EQ(j.sink->broken->code, errc::peer_lost) << to_string(*j.sink->broken);
   j.fence_and_wait(t1);
-  std::memset(j.memory.data(), 0x5c, j.memory.size());
+  j.overwrite(std::byte{0x5c});
   std::this_thread::sleep_for(20ms);
   EXPECT_TRUE(j.untouched(std::byte{0x5c}));
 }
@@ -192,8 +221,7 @@ TEST_P(backend_faults,
 TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_memory) {
   // It wakes long before it is not waited for any more.
   joined j{GetParam().kind, GetParam().lanes, "write", patience() / 6};
-  ASSERT_TRUE(joined::until([&] { return j.memory[j.size - 1] == std::byte{0xbb}; }))
-      << "no traffic";
+  ASSERT_TRUE(joined::until([&] { return j.peer_wrote(); })) << "no traffic";
   j.peer.stop();
   const auto start = clock::now();
   const bool at_once = j.wire->fence(t1) == fence_state::quiescent;
@@ -208,7 +236,7 @@ TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_m
     j.peer.signal(SIGCONT);
     ASSERT_TRUE(joined::until([&] { return j.sink->is_quiescent(t1); }));
   }
-  std::memset(j.memory.data(), 0x5c, j.memory.size());
+  j.overwrite(std::byte{0x5c});
   j.peer.signal(SIGCONT);
   // The peer wakes, its writes go on and are refused.
   EXPECT_EQ(j.peer.line(), "refused grant_revoked");
@@ -218,14 +246,13 @@ TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_m
 }
 
 TEST_P(backend_faults, a_stopped_peer_is_shut_out_without_its_help) {
-  if (GetParam().kind == backend_kind::shm) GTEST_SKIP() << "it has our memory mapped";
+  if (moves_by_itself(GetParam().kind)) GTEST_SKIP() << "it has our memory mapped";
   joined j{GetParam().kind, GetParam().lanes, "write"};
-  ASSERT_TRUE(joined::until([&] { return j.memory[j.size - 1] == std::byte{0xbb}; }))
-      << "no traffic";
+  ASSERT_TRUE(joined::until([&] { return j.peer_wrote(); })) << "no traffic";
   j.peer.stop();
   j.fence_and_wait(t1);
   EXPECT_FALSE(j.sink->is_broken()) << to_string(j.sink->broken.value_or(troupe::error{}));
-  std::memset(j.memory.data(), 0x5c, j.memory.size());
+  j.overwrite(std::byte{0x5c});
   std::this_thread::sleep_for(200ms);
   EXPECT_TRUE(j.untouched(std::byte{0x5c})) << "its NIC goes on without it";
   j.peer.signal(SIGCONT);

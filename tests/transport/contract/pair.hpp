@@ -18,6 +18,7 @@
 #include "troupe/transport/endpoint.hpp"
 
 #include "backends.hpp"
+#include "gpu_memory.hpp"
 
 namespace troupe::transport::contract {
 
@@ -116,6 +117,7 @@ class recorder final : public link_sink {
 /// One node: an endpoint with one region and one end of the link.
 struct end {
   incarnation self;
+  std::shared_ptr<void> pinned;  ///< outlives the endpoint
   std::unique_ptr<endpoint> place;
   std::shared_ptr<recorder> sink{std::make_shared<recorder>()};
   std::shared_ptr<link> wire;
@@ -215,13 +217,27 @@ class pair {
     options.rdma.device = rdma_devices(side, with_.lanes);
     suit_emulation(options.rdma);
     options.rdma.fence_patience = fence_patience;
+    if (with_.kind == backend_kind::xgmi) options.xgmi = xgmi::options_under_test();
     auto made = endpoint::create(std::move(options));
     ASSERT_TRUE(made) << to_string(made.error());
     e.place = std::move(*made);
-    auto region = e.place->allocate(region_size, "test");
+    auto region = with_.kind == backend_kind::xgmi ? allocate_for_gpu(e, side == 'a' ? 0 : 1)
+                                                   : e.place->allocate(region_size, "test");
     ASSERT_TRUE(region) << to_string(region.error());
     e.region = *region;
     e.memory = *e.place->bytes(*region);
+  }
+  /// Memory that a GPU and this test reach: a double's, or pinned memory of the host.
+  static result<region_id> allocate_for_gpu(end& e, std::uint32_t gpu) {
+    if (!xgmi::on_real_gpus()) return e.place->allocate_on_gpu(gpu, region_size, "test");
+    const auto site = xgmi::site_under_test();
+    gpu = std::min<std::uint32_t>(gpu, static_cast<std::uint32_t>(site->bus_ids().size()) - 1);
+    auto made = site->runtime->allocate_pinned(gpu, region_size);
+    if (!made) return fail(made.error());
+    e.pinned = {made->host,
+                [site, pinned = *made](void*) { site->runtime->release_pinned(pinned); }};
+    std::memset(made->host, 0, region_size);
+    return e.place->register_memory({made->host, region_size}, "test");
   }
   void open(end& e, incarnation peer, link_role role,
             const std::function<void(link_options&)>& adjust) {

@@ -18,6 +18,7 @@
 #include "troupe/transport/endpoint.hpp"
 
 #include "backends.hpp"
+#include "gpu_memory.hpp"
 #include "peer_talk.hpp"
 
 namespace {
@@ -60,12 +61,23 @@ int main(int argc, char** argv) {
   options.rdma.device =
       contract::rdma_devices('b', static_cast<std::uint32_t>(std::stoul(argv[2])));
   contract::suit_emulation(options.rdma);
+  const bool on_gpu = kind == backend_kind::xgmi;
+  if (on_gpu) options.xgmi = xgmi::options_under_test();
+  const auto gpus = options.xgmi.site;
   auto place = endpoint::create(std::move(options));
   if (!place) return fail_with(to_string(place.error()));
   constexpr std::uint64_t size = std::uint64_t{4} << 20;
-  const auto region = (*place)->allocate(size, "peer").value();
+  // On another GPU than the test's, if there is one.
+  const auto gpu = on_gpu ? static_cast<std::uint32_t>(gpus->bus_ids().size()) - 1 : 0;
+  const auto region = on_gpu ? (*place)->allocate_on_gpu(gpu, size, "peer").value()
+                             : (*place)->allocate(size, "peer").value();
   const auto memory = (*place)->bytes(region).value();
-  std::memset(memory.data(), 0xbb, memory.size());
+  const std::vector<std::byte> pattern(size, std::byte{0xbb});
+  if (on_gpu) {
+    gpus->runtime->copy_now(memory.data(), pattern.data(), size).value();
+  } else {
+    std::memcpy(memory.data(), pattern.data(), size);
+  }
 
   std::string line;
   std::getline(std::cin, line);

@@ -15,7 +15,7 @@ errc code_of(const result<void>& r) {
 // around its own link meets the NIC (tests/transport/rdma).
 constexpr const char* mapped_memory = "the initiator moves without asking the target";
 bool target_checks(backend_kind kind) {
-  return kind != backend_kind::shm;
+  return !moves_by_itself(kind);
 }
 
 }  // namespace

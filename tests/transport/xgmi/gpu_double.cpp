@@ -1,0 +1,332 @@
+#include "gpu_double.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "troupe/transport/xgmi/gpu_error.hpp"
+
+namespace troupe::transport::xgmi {
+
+namespace {
+
+/// What the double exports: where in which process the memory is.
+struct handle_of_double {
+  std::int32_t pid{0};
+  std::int32_t fd{0};
+  std::uint64_t size{0};
+  std::uint64_t id{0};
+};
+static_assert(sizeof(handle_of_double) <= sizeof(memory_handle));
+
+unexpected gone() {
+  return fail(gpu_error(gpu_fault::lost, "0000:0a:00.0", "a copy", "it has fallen off the bus"));
+}
+
+/// One at a time: batches that write the same bytes at once are the business of who posts them, and
+/// the thread sanitizer should see what hosts and GPUs do to each other.
+void copy_bytes(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) {
+  static std::mutex one;
+  const std::lock_guard lock{one};
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+}
+
+}  // namespace
+
+/// A thread that does one thing after the other.
+class gpu_double::stream {
+ public:
+  stream(const std::atomic<bool>& still, const std::atomic<bool>& lost)
+      : still_{still}, lost_{lost}, thread_{[this] { run(); }} {}
+  ~stream() {
+    {
+      const std::lock_guard lock{mutex_};
+      ending_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+  void give(std::function<void()> work) {
+    {
+      const std::lock_guard lock{mutex_};
+      work_.push_back(std::move(work));
+    }
+    changed_.notify_one();
+  }
+  void wait() {
+    std::unique_lock lock{mutex_};
+    idle_.wait(lock, [&] { return work_.empty() && !working_; });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock{mutex_};
+    while (true) {
+      changed_.wait(lock, [&] { return ending_ || !work_.empty(); });
+      if (work_.empty()) return;
+      auto next = std::move(work_.front());
+      work_.pop_front();
+      working_ = true;
+      lock.unlock();
+      while (still_.load()) std::this_thread::sleep_for(std::chrono::microseconds{100});
+      if (!lost_.load()) next();  // what is lost does nothing more
+      next = {};
+      lock.lock();
+      working_ = false;
+      if (work_.empty()) idle_.notify_all();
+    }
+  }
+
+  const std::atomic<bool>& still_;
+  const std::atomic<bool>& lost_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::condition_variable idle_;
+  bool working_{false};
+  std::deque<std::function<void()>> work_;
+  bool ending_{false};
+  std::thread thread_;
+};
+
+struct gpu_double::event {
+  /// Shared with the stream, which may come to it after it was released.
+  std::shared_ptr<std::atomic<bool>> happened{std::make_shared<std::atomic<bool>>(false)};
+};
+
+gpu_double::gpu_double(std::vector<std::string> bus_ids) {
+  for (auto& id : bus_ids) {
+    // Only the first can copy in bulk, so that both ways are gone.
+    devices_.push_back({.bus_id = std::move(id),
+                        .name = "double",
+                        .processors = 4,
+                        .bulk_copies = devices_.empty()});
+  }
+}
+
+gpu_double::~gpu_double() {
+  for (const auto& [base, one] : memory_) {
+    ::munmap(const_cast<std::byte*>(base), one.about.size);
+    ::close(one.fd);
+  }
+}
+
+void gpu_double::lose() {
+  lost_ = true;
+}
+void gpu_double::hold(bool still) {
+  still_ = still;
+}
+std::uint64_t gpu_double::launched(copy_way way) const {
+  return launched_[static_cast<std::size_t>(way)];
+}
+void gpu_double::cut(std::uint32_t device, std::uint32_t peer) {
+  const std::lock_guard lock{mutex_};
+  cut_[{device, peer}] = true;
+}
+
+usability gpu_double::state() const {
+  if (lost_) return {false, "GPU 0000:0a:00.0 has fallen off the bus"};
+  return {true, "doubles"};
+}
+
+std::optional<gpu_allocation> gpu_double::find(const void* at) const {
+  const auto* address = static_cast<const std::byte*>(at);
+  const std::lock_guard lock{mutex_};
+  auto after = memory_.upper_bound(address);
+  if (after == memory_.begin()) return std::nullopt;
+  const auto& one = std::prev(after)->second;
+  if (address >= one.about.base + one.about.size) return std::nullopt;
+  return one.about;
+}
+
+result<std::byte*> gpu_double::allocate(std::uint32_t device, std::uint64_t size) {
+  const int fd = ::memfd_create("gpu_double", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) {
+    return fail(gpu_error(gpu_fault::no_memory, "", "memfd", "refused"));
+  }
+  void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return fail(gpu_error(gpu_fault::no_memory, "", "mmap", "refused"));
+  const std::lock_guard lock{mutex_};
+  auto* base = static_cast<std::byte*>(at);
+  memory_[base] = {{.device = device, .base = base, .size = size, .id = ++last_id_}, fd, false};
+  return base;
+}
+
+void gpu_double::release(std::uint32_t /*device*/, std::byte* base) noexcept {
+  // As drivers do: memory is not taken from under what runs.
+  std::vector<std::shared_ptr<stream>> running;
+  {
+    const std::lock_guard lock{mutex_};
+    for (const auto& [handle, one] : streams_) running.push_back(one);
+  }
+  for (const auto& one : running) one->wait();
+  const std::lock_guard lock{mutex_};
+  const auto at = memory_.find(base);
+  if (at == memory_.end()) return;
+  ::munmap(base, at->second.about.size);
+  ::close(at->second.fd);
+  memory_.erase(at);
+}
+
+result<void> gpu_double::copy_now(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  std::memcpy(to, from, bytes);
+  return {};
+}
+
+result<memory_handle> gpu_double::export_memory(const gpu_allocation& of) {
+  const std::lock_guard lock{mutex_};
+  const auto at = memory_.find(of.base);
+  if (at == memory_.end()) return fail(errc::backend_unavailable, "not allocated here");
+  const handle_of_double made{::getpid(), at->second.fd, of.size, of.id};
+  memory_handle bytes{};
+  std::memcpy(bytes.data(), &made, sizeof made);
+  return bytes;
+}
+
+result<std::byte*> gpu_double::open_memory(std::uint32_t device, const memory_handle& handle) {
+  handle_of_double wanted;
+  std::memcpy(&wanted, handle.data(), sizeof wanted);
+  if (wanted.pid == ::getpid()) {
+    return fail(gpu_error(gpu_fault::bad_handle, "", "open", "exported by this process"));
+  }
+  const auto path = "/proc/" + std::to_string(wanted.pid) + "/fd/" + std::to_string(wanted.fd);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return fail(gpu_error(gpu_fault::bad_handle, "", "open", path));
+  void* at = ::mmap(nullptr, wanted.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return fail(gpu_error(gpu_fault::no_memory, "", "mmap", "refused"));
+  const std::lock_guard lock{mutex_};
+  auto* base = static_cast<std::byte*>(at);
+  memory_[base] = {
+      {.device = device, .base = base, .size = wanted.size, .id = wanted.id}, fd, true};
+  ++open_now_;
+  ++opened_ever_;
+  return base;
+}
+
+void gpu_double::close_memory(std::uint32_t device, std::byte* base) noexcept {
+  release(device, base);
+  --open_now_;
+}
+
+result<pinned_memory> gpu_double::allocate_pinned(std::uint32_t /*device*/, std::size_t size) {
+  auto* const at = new std::byte[size];
+  return pinned_memory{at, reinterpret_cast<std::uintptr_t>(at), size};
+}
+
+void gpu_double::release_pinned(const pinned_memory& memory) noexcept {
+  delete[] memory.host;
+}
+
+bool gpu_double::reaches(std::uint32_t device, std::uint32_t peer) const {
+  const std::lock_guard lock{mutex_};
+  return device < devices_.size() && peer < devices_.size() && !cut_.contains({device, peer});
+}
+
+result<void> gpu_double::enable(std::uint32_t device, std::uint32_t peer) {
+  if (reaches(device, peer)) return {};
+  return fail(errc::backend_unavailable, "GPU " + devices_[device].bus_id +
+                                             " does not reach the memory of GPU " +
+                                             devices_[peer].bus_id);
+}
+
+result<gpu_stream> gpu_double::make_stream(std::uint32_t device) {
+  if (device >= devices_.size()) return fail(errc::no_device, "no such GPU");
+  auto made = std::make_shared<stream>(still_, lost_);
+  const std::lock_guard lock{mutex_};
+  auto* const handle = made.get();
+  streams_.emplace(handle, std::move(made));
+  return gpu_stream{device, handle};
+}
+void gpu_double::release_stream(gpu_stream stream_handle) noexcept {
+  std::shared_ptr<stream> ended;  // joins its thread after the lock is gone
+  const std::lock_guard lock{mutex_};
+  const auto at = streams_.find(stream_handle.handle);
+  if (at == streams_.end()) return;
+  ended = std::move(at->second);
+  streams_.erase(at);
+}
+result<gpu_event> gpu_double::make_event(std::uint32_t device) {
+  return gpu_event{device, new event};
+}
+void gpu_double::release_event(gpu_event event_handle) noexcept {
+  delete static_cast<event*>(event_handle.handle);
+}
+
+void gpu_double::give(gpu_stream on, std::function<void()> work) {
+  static_cast<stream*>(on.handle)->give(std::move(work));
+}
+
+result<void> gpu_double::copy(gpu_stream on, std::uint64_t to, std::uint64_t from,
+                              std::uint64_t bytes) {
+  if (lost_) return gone();
+  ++engine_copies_;
+  give(on, [=] { copy_bytes(to, from, bytes); });
+  return {};
+}
+
+result<void> gpu_double::launch(gpu_stream on, const copy_launch& what) {
+  if (lost_) return gone();
+  if (what.count == 0 || what.blocks == 0) return fail(errc::internal, "an empty launch");
+  launched_[static_cast<std::size_t>(what.way)] += what.count;
+  if (what.way == copy_way::rows) {
+    give(on, [what] {
+      const auto* items = reinterpret_cast<const rows_item*>(what.table);
+      for (std::uint32_t i = 0; i < what.count; ++i) {
+        for (std::uint32_t row = 0; row < items[i].rows; ++row) {
+          copy_bytes(items[i].to + row * items[i].to_stride,
+                     items[i].from + row * items[i].from_stride, items[i].length);
+        }
+      }
+    });
+    return {};
+  }
+  std::vector<run_item> here;
+  if (what.table == 0) {
+    if (what.count > max_inline_items) return fail(errc::internal, "too many items in a launch");
+    const auto* items = static_cast<const run_item*>(what.here);
+    here.assign(items, items + what.count);
+  }
+  give(on, [what, here = std::move(here)] {
+    const auto* items = here.empty() ? reinterpret_cast<const run_item*>(what.table) : here.data();
+    for (std::uint32_t i = 0; i < what.count; ++i) {
+      const auto from = items[i].from_and_low & item_address;
+      const auto to = items[i].to_and_high & item_address;
+      const auto bytes = items[i].from_and_low >> item_address_bits |
+                         items[i].to_and_high >> item_address_bits << 8;
+      // What a real one would not do either.
+      if (what.way == copy_way::bulk && ((from | to | bytes) & 15) != 0) continue;
+      if (what.way == copy_way::vector && ((from ^ to) & 15) != 0) continue;
+      copy_bytes(to, from, bytes);
+    }
+  });
+  return {};
+}
+
+result<void> gpu_double::record(gpu_event event_handle, gpu_stream on) {
+  if (lost_) return gone();
+  const auto happens = static_cast<event*>(event_handle.handle)->happened;
+  happens->store(false);
+  give(on, [happens] { happens->store(true, std::memory_order_release); });
+  return {};
+}
+
+result<bool> gpu_double::happened(gpu_event event_handle) {
+  if (lost_) return gone();
+  return static_cast<event*>(event_handle.handle)->happened->load(std::memory_order_acquire);
+}
+
+result<void> gpu_double::ring_after(gpu_stream on, std::shared_ptr<bell> what) {
+  if (lost_) return gone();
+  give(on, [what = std::move(what)] { what->ring(); });
+  return {};
+}
+
+std::shared_ptr<gpu_site> double_site() {
+  static const auto site = std::make_shared<gpu_site>(std::make_unique<gpu_double>());
+  return site;
+}
+
+}  // namespace troupe::transport::xgmi

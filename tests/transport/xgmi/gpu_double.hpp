@@ -1,0 +1,96 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "troupe/transport/xgmi/gpu_runtime.hpp"
+#include "troupe/transport/xgmi/gpu_site.hpp"
+
+/// GPUs that are none: their memory is shared memory of the host, which other processes open as they
+/// open a GPU's, their streams are threads. What runs on them is the whole of the backend but for
+/// the driver and the kernels.
+namespace troupe::transport::xgmi {
+
+class gpu_double : public gpu_runtime {
+ public:
+  /// Bus ids of the GPUs that this process sees.
+  explicit gpu_double(std::vector<std::string> bus_ids = {"0000:0a:00.0", "0000:0b:00.0"});
+  ~gpu_double() override;
+
+  // -- what a test does to it
+
+  /// From now on every launch and every event fails as on a GPU that fell off its bus.
+  void lose();
+  /// Streams stand still, or go on.
+  void hold(bool still);
+  /// Launches since the start, and items in them, by way.
+  [[nodiscard]] std::uint64_t launched(copy_way way) const;
+  [[nodiscard]] std::uint64_t engine_copies() const { return engine_copies_; }
+  [[nodiscard]] std::uint64_t open_now() const { return open_now_; }
+  [[nodiscard]] std::uint64_t opened_ever() const { return opened_ever_; }
+  /// Pairs that do not reach each other.
+  void cut(std::uint32_t device, std::uint32_t peer);
+
+  // -- gpu_runtime
+  [[nodiscard]] const char* kind() const noexcept override { return "double"; }
+  [[nodiscard]] usability state() const override;
+  [[nodiscard]] const std::vector<gpu_device>& devices() const override { return devices_; }
+  [[nodiscard]] std::optional<gpu_allocation> find(const void* at) const override;
+  [[nodiscard]] result<std::byte*> allocate(std::uint32_t device, std::uint64_t size) override;
+  void release(std::uint32_t device, std::byte* base) noexcept override;
+  [[nodiscard]] result<void> copy_now(std::byte* to, const std::byte* from,
+                                      std::uint64_t bytes) override;
+  [[nodiscard]] result<memory_handle> export_memory(const gpu_allocation& of) override;
+  [[nodiscard]] result<std::byte*> open_memory(std::uint32_t device,
+                                               const memory_handle& handle) override;
+  void close_memory(std::uint32_t device, std::byte* base) noexcept override;
+  [[nodiscard]] result<pinned_memory> allocate_pinned(std::uint32_t device,
+                                                      std::size_t size) override;
+  void release_pinned(const pinned_memory& memory) noexcept override;
+  [[nodiscard]] bool reaches(std::uint32_t device, std::uint32_t peer) const override;
+  [[nodiscard]] result<void> enable(std::uint32_t device, std::uint32_t peer) override;
+  [[nodiscard]] result<gpu_stream> make_stream(std::uint32_t device) override;
+  void release_stream(gpu_stream stream) noexcept override;
+  [[nodiscard]] result<gpu_event> make_event(std::uint32_t device) override;
+  void release_event(gpu_event event) noexcept override;
+  [[nodiscard]] result<void> copy(gpu_stream on, std::uint64_t to, std::uint64_t from,
+                                  std::uint64_t bytes) override;
+  [[nodiscard]] result<void> launch(gpu_stream on, const copy_launch& what) override;
+  [[nodiscard]] result<void> record(gpu_event event, gpu_stream on) override;
+  [[nodiscard]] result<bool> happened(gpu_event event) override;
+  [[nodiscard]] result<void> ring_after(gpu_stream on, std::shared_ptr<bell> what) override;
+
+ private:
+  class stream;
+  struct event;
+  struct known_memory {
+    gpu_allocation about;
+    int fd{-1};
+    bool opened{false};
+  };
+  void give(gpu_stream on, std::function<void()> work);
+
+  std::vector<gpu_device> devices_;
+  mutable std::mutex mutex_;
+  std::map<const std::byte*, known_memory> memory_;
+  std::map<void*, std::shared_ptr<stream>> streams_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, bool> cut_;
+  std::uint64_t last_id_{0};
+  std::atomic<bool> lost_{false};
+  std::atomic<bool> still_{false};
+  std::array<std::atomic<std::uint64_t>, 4> launched_{};
+  std::atomic<std::uint64_t> engine_copies_{0}, open_now_{0}, opened_ever_{0};
+};
+
+/// One for the process, as the real ones are.
+[[nodiscard]] std::shared_ptr<gpu_site> double_site();
+
+}  // namespace troupe::transport::xgmi
