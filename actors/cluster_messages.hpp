@@ -17,7 +17,7 @@
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 5;
+inline constexpr std::uint32_t protocol_version = 6;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -129,6 +129,7 @@ struct link_request {
   std::uint64_t pid_namespace{0};
   std::uint32_t pid{0};
   std::uint32_t uid{0};
+  std::vector<std::string> gpus;
   bytes offer;         ///< `transport::link_offer::payload`
   bytes layout;        ///< `kvcache::encode(cache_layout)`; empty: none registered yet
   std::string reason;  ///< why this backend, for the peer's log and status
@@ -273,7 +274,7 @@ template <class I>
 auto inspect(I& f, link_request& x) {
   return f(x.version, x.cluster, x.from, x.to_incarnation, x.supervisor_incarnation,
            x.registered_epoch, x.backend, x.lanes, x.boot_id, x.network_namespace, x.pid_namespace,
-           x.pid, x.uid, x.offer, x.layout, x.reason);
+           x.pid, x.uid, x.gpus, x.offer, x.layout, x.reason);
 }
 template <class I>
 auto inspect(I& f, link_reply& x) {

@@ -172,18 +172,21 @@ class node_engine final : public engine {
 
   result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
                             std::uint32_t token_end) override {
-    auto entry = find_send(send);
-    if (!entry) return fail(entry.error());
-    const auto layers = layout().layers.size();
-    if (layer_begin >= layer_end || layer_end > layers) {
-      return fail(errc::out_of_range, "layers [" + std::to_string(layer_begin) + ", " +
-                                          std::to_string(layer_end) + ") of " +
-                                          std::to_string(layers));
-    }
-    if (entry->sealed)
-      return fail(errc::already_exists, "request `" + entry->request + "` is sealed");
-    if (auto fits = check_tokens(*entry, token_end); !fits) return fits;
+    if (auto fine = check_ready(send, layer_begin, layer_end, token_end); !fine) return fine;
     command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}}});
+    return {};
+  }
+
+  result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
+                            std::uint32_t token_end, transport::compute_point computed) override {
+    if (auto fine = check_ready(send, layer_begin, layer_end, token_end); !fine) return fine;
+    const auto point = ++last_point_;
+    auto waited = context_->endpoint->after_compute(
+        computed, send.value, [port = port_, send, point](std::optional<troupe::error> failure) {
+          tell(port, port_event{compute_came{send, point, std::move(failure)}});
+        });
+    if (!waited) return waited;
+    command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}, point}});
     return {};
   }
 
@@ -376,6 +379,21 @@ class node_engine final : public engine {
     return {};
   }
 
+  [[nodiscard]] result<void> check_ready(operation_id send, std::uint32_t layer_begin,
+                                         std::uint32_t layer_end, std::uint32_t token_end) const {
+    auto entry = find_send(send);
+    if (!entry) return fail(entry.error());
+    const auto layers = layout().layers.size();
+    if (layer_begin >= layer_end || layer_end > layers) {
+      return fail(errc::out_of_range, "layers [" + std::to_string(layer_begin) + ", " +
+                                          std::to_string(layer_end) + ") of " +
+                                          std::to_string(layers));
+    }
+    if (entry->sealed)
+      return fail(errc::already_exists, "request `" + entry->request + "` is sealed");
+    return check_tokens(*entry, token_end);
+  }
+
   [[nodiscard]] static result<void> check_tokens(const operation_table::entry& entry,
                                                  std::uint32_t tokens) {
     if (tokens <= entry.token_capacity) return {};
@@ -464,6 +482,7 @@ class node_engine final : public engine {
   const bool polling_;
   bool launched_{false};
   std::atomic<bool> stopped_{false};
+  std::atomic<std::uint64_t> last_point_{0};
 };
 
 }  // namespace

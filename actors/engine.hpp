@@ -19,6 +19,7 @@
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/types.hpp"
 
 namespace troupe {
 
@@ -178,6 +179,14 @@ class engine {
   /// be written again. Call it as often as chunks come. `not_found` (ended), `out_of_range`.
   virtual result<void> layers_ready(operation_id send, std::uint32_t layer_begin,
                                     std::uint32_t layer_end, std::uint32_t token_end) = 0;
+  /// The same for what a GPU still computes: the layers are ready once it has come to `computed`,
+  /// an event that the engine recorded behind their kernels. Nobody waits for it here, and the
+  /// engine may record the event again or destroy it when this returns. What is said of the send
+  /// afterwards, `seal` too, counts from then on at the earliest. A GPU that is lost meanwhile fails
+  /// the send. Besides: `no_device`, `invalid_config` (no event).
+  virtual result<void> layers_ready(operation_id send, std::uint32_t layer_begin,
+                                    std::uint32_t layer_end, std::uint32_t token_end,
+                                    transport::compute_point computed) = 0;
   /// No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`:
   /// at most 64 KiB for the decode engine.
   virtual result<void> seal(operation_id send, std::uint32_t tokens,

@@ -14,6 +14,7 @@
 
 #include <caf/typed_event_based_actor.hpp>
 
+#include "troupe/actors/compute_line.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
 #include "troupe/actors/source.hpp"
@@ -81,6 +82,7 @@ struct engine_port_state {
   caf::typed_actor<caf::reacts_to<node_command>> node;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
   std::map<operation_id, source> sources;
+  std::unordered_map<operation_id, compute_line> compute;   ///< of sources, held back
   std::unordered_map<std::string, operation_id> source_of;  ///< by request, not concluded
   ended_requests ended;
   std::map<operation_id, receiving> receives;

@@ -59,6 +59,7 @@ void refuse_request(const link_handle& link, transfer_id transfer, const troupe:
 void carry_out(self_pointer self, start_send& order);
 void carry_out(self_pointer self, send_progress& order);
 void carry_out(self_pointer self, send_sealed& order);
+void happened(self_pointer self, compute_came& news);
 /// A decode rank asks; its request meets its source, or is parked until that comes.
 void request_came(self_pointer self, const link_handle& link, transfer_request request);
 /// Takes requests out of the parking lot that `gone` says are over.

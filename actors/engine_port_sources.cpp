@@ -28,6 +28,7 @@ void conclude_source(self_pointer self, operation_id operation,
   auto& src = st.sources.at(operation);
   if (src.concluded) return;
   src.concluded = true;
+  st.compute.erase(operation);
   const auto& request = src.spec().request;
   forget_deadline(st, src.deadline(), timer::operation, operation.value);
   if (const auto of = st.source_of.find(request);
@@ -127,28 +128,74 @@ void carry_out(self_pointer self, start_send& order) {
   unpark(self, request, order.operation);
 }
 
+namespace {
+
+void grow(engine_port_state& st, source& src, const source_progress& more) {
+  src.computed(more.layer_begin, more.layer_end, more.token_end);
+  for (const auto sender : src.senders()) tell_session(st, sender, session_event{more});
+}
+
+void complete(engine_port_state& st, source& src, source_sealed& seal) {
+  // A seal says that every layer is ready up to there, whether or not each was reported before.
+  const source_progress all{0, static_cast<std::uint32_t>(st.context->layout->layers.size()),
+                            seal.tokens};
+  for (const auto sender : src.senders()) {
+    tell_session(st, sender, session_event{all});
+    tell_session(st, sender, session_event{seal});
+  }
+  src.seal(seal.tokens, std::move(seal.aux));
+}
+
+/// What of the line is true by now.
+void go_on(engine_port_state& st, operation_id operation, source& src) {
+  const auto line = st.compute.find(operation);
+  if (line == st.compute.end()) return;
+  for (auto& said : line->second.take()) {
+    if (auto* more = std::get_if<source_progress>(&said)) {
+      grow(st, src, *more);
+    } else {
+      complete(st, src, std::get<source_sealed>(said));
+    }
+  }
+  if (line->second.empty()) st.compute.erase(line);
+}
+
+}  // namespace
+
 void carry_out(self_pointer self, send_progress& order) {
   auto& st = self->state;
   const auto found = st.sources.find(order.operation);
-  if (found == st.sources.end()) return;
-  const auto& more = order.progress;
-  found->second.computed(more.layer_begin, more.layer_end, more.token_end);
-  for (const auto sender : found->second.senders()) tell_session(st, sender, session_event{more});
+  if (found == st.sources.end() || found->second.concluded) return;
+  if (order.point == 0 && !st.compute.contains(order.operation)) {
+    grow(st, found->second, order.progress);
+    return;
+  }
+  st.compute[order.operation].add(order.progress, order.point);
+  go_on(st, order.operation, found->second);
 }
 
 void carry_out(self_pointer self, send_sealed& order) {
   auto& st = self->state;
   const auto found = st.sources.find(order.operation);
-  if (found == st.sources.end()) return;
-  auto& src = found->second;
-  // A seal says that every layer is ready up to there, whether or not each was reported before.
-  const source_progress all{0, static_cast<std::uint32_t>(st.context->layout->layers.size()),
-                            order.seal.tokens};
-  for (const auto sender : src.senders()) {
-    tell_session(st, sender, session_event{all});
-    tell_session(st, sender, session_event{order.seal});
+  if (found == st.sources.end() || found->second.concluded) return;
+  if (!st.compute.contains(order.operation)) {
+    complete(st, found->second, order.seal);
+    return;
   }
-  src.seal(order.seal.tokens, std::move(order.seal.aux));
+  st.compute[order.operation].add(std::move(order.seal), 0);
+  go_on(st, order.operation, found->second);
+}
+
+void happened(self_pointer self, compute_came& news) {
+  auto& st = self->state;
+  const auto found = st.sources.find(news.send);
+  if (found == st.sources.end() || found->second.concluded) return;
+  if (news.failure) {
+    conclude_source(self, news.send, news.failure, session_event{engine_aborts{*news.failure}});
+    return;
+  }
+  st.compute[news.send].reached(news.point);
+  go_on(st, news.send, found->second);
 }
 
 void request_came(self_pointer self, const link_handle& link, transfer_request request) {

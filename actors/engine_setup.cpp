@@ -20,6 +20,7 @@ std::optional<transport::backend_kind> backend_of(config::backend_kind kind) {
     case config::backend_kind::shm: return transport::backend_kind::shm;
     case config::backend_kind::tcp: return transport::backend_kind::tcp;
     case config::backend_kind::rdma: return transport::backend_kind::rdma;
+    case config::backend_kind::xgmi: return transport::backend_kind::xgmi;
   }
   return std::nullopt;
 }
@@ -71,14 +72,24 @@ result<void> adopt_cache(node_context& context, const engine_options& options) {
   return {};
 }
 
+/// Where the cache of a node stands; empty: in host memory.
+std::optional<std::uint32_t> gpu_of(const config::stage_config& stage, const node_info& node) {
+  const auto slot = std::size_t{node.replica} * node.ranks + node.rank;
+  if (!stage.pool || slot >= stage.pool->gpus.size()) return std::nullopt;
+  return stage.pool->gpus[slot];
+}
+
 /// A cache of the node's own, from the deployment's model and pool.
 result<void> make_cache(node_context& context, const config::deployment& deployment,
                         const config::stage_config& stage) {
   auto layout = layout_of(deployment, stage, context.self.rank);
   if (!layout) return fail(layout.error());
+  const auto gpu = gpu_of(stage, context.self);
   for (const auto size : kvcache::region_sizes(*layout)) {
-    auto region = context.endpoint->allocate(
-        std::max<std::uint64_t>(size, 1), "cache region " + std::to_string(context.regions.size()));
+    const auto bytes = std::max<std::uint64_t>(size, 1);
+    auto name = "cache region " + std::to_string(context.regions.size());
+    auto region = gpu ? context.endpoint->allocate_on_gpu(*gpu, bytes, std::move(name))
+                      : context.endpoint->allocate(bytes, std::move(name));
     if (!region) return fail(region.error());
     context.regions.push_back(*region);
   }
@@ -103,6 +114,14 @@ transport::rdma_options rdma_options_of(const config::transport_config& from) {
   to.memory_windows = from.rdma.memory_windows == config::feature_use::automatic;
   to.relaxed_ordering = from.rdma.relaxed_ordering == config::feature_use::automatic;
   to.max_registration = from.rdma.max_registration;
+  return to;
+}
+
+transport::xgmi_options xgmi_options_of(const config::transport_config& from) {
+  transport::xgmi_options to;
+  to.copy_blocks = from.xgmi.copy_blocks;
+  to.engine_bytes = from.xgmi.engine_size;
+  to.bulk = from.xgmi.bulk == config::feature_use::automatic;
   return to;
 }
 
@@ -202,6 +221,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   wanted.data_port = stage->transport.data_port;
   wanted.num_workers = options.polling ? 0 : stage->transport.num_workers;
   wanted.rdma = rdma_options_of(stage->transport);
+  wanted.xgmi = xgmi_options_of(stage->transport);
   wanted.after_progress = std::move(after_progress);
   wanted.notice = [](const std::string& sentence) { logger("transport")->warn("{}", sentence); };
   auto endpoint = transport::endpoint::create(std::move(wanted));
@@ -213,6 +233,9 @@ result<void> furnish(node_context& context, const config::deployment& deployment
     if (auto adopted = adopt_cache(context, options); !adopted) return adopted;
   } else if (!is_store && stage->pool && deployment.model) {
     if (auto made = make_cache(context, deployment, *stage); !made) return made;
+  }
+  if (!context.regions.empty()) {
+    context.cache_gpu = context.endpoint->gpu_of(context.regions.front());
   }
   if (context.layout) {
     context.encoded_layout = kvcache::encode(*context.layout);

@@ -25,6 +25,8 @@ inline constexpr std::uint64_t default_value_bytes = std::uint64_t{64} << 20;
 
 /// How a stage's file says that RDMA devices are used, as the transport wants it.
 [[nodiscard]] transport::rdma_options rdma_options_of(const config::transport_config& from);
+/// The same of GPUs.
+[[nodiscard]] transport::xgmi_options xgmi_options_of(const config::transport_config& from);
 
 /// Gives the context its endpoint, cache, pool and values. The endpoint calls `after_progress`.
 [[nodiscard]] result<void> furnish(node_context& context, const config::deployment& deployment,

@@ -59,6 +59,11 @@ bool worth_another_backend(errc code) {
   return false;
 }
 
+/// `xgmi` moves memory of GPUs and no other.
+bool may_carry(const node_context& node, transport::backend_kind kind) {
+  return kind != transport::backend_kind::xgmi || node.cache_gpu;
+}
+
 /// Identities travel in the request and the acceptor refuses what cannot reach it. So the dialling
 /// side only leaves out what is unusable here, and asks in order of preference.
 std::optional<transport::backend_kind> next_kind(const link_state& st) {
@@ -70,7 +75,9 @@ std::optional<transport::backend_kind> next_kind(const link_state& st) {
     if (!tried(*settings.backend)) return settings.backend;
   } else {
     for (const auto& here : st.context->endpoint->backends()) {  // the best comes first
-      if (here.state.usable && !tried(here.kind)) return here.kind;
+      if (here.state.usable && !tried(here.kind) && may_carry(*st.context, here.kind)) {
+        return here.kind;
+      }
     }
   }
   for (const auto kind : settings.fallback) {
@@ -158,6 +165,8 @@ void try_next_backend(self_pointer self) {
   request.pid_namespace = identity.pid_namespace;
   request.pid = identity.pid;
   request.uid = identity.uid;
+  // A cache in memory of the host is not reached by them.
+  if (st.context->cache_gpu) request.gpus = identity.gpus;
   request.offer = to_bytes(st.link->offer().payload);
   request.layout = to_bytes(st.context->encoded_layout);
   request.reason = st.choice.reason;

@@ -10,8 +10,9 @@ namespace troupe::actors::link_parts {
 namespace {
 
 transport::host_identity identity_of(const link_request& request) {
-  return {request.boot_id, request.network_namespace, request.pid_namespace, request.pid,
-          request.uid};
+  return {request.boot_id,       request.network_namespace,
+          request.pid_namespace, request.pid,
+          request.uid,           request.gpus};
 }
 
 link_reply refusal(self_pointer self, troupe::error why) {
@@ -89,6 +90,11 @@ link_reply accept(self_pointer self, const link_request& request) {
     meet(self, self->current_sender());
   }
   const auto kind = static_cast<transport::backend_kind>(request.backend);
+  if (kind == transport::backend_kind::xgmi && !st.context->cache_gpu) {
+    return refusal(self, {errc::backend_unavailable, "the cache of " + st.context->self.name +
+                                                         " is in memory of the host, which xgmi "
+                                                         "does not move"});
+  }
   auto chosen = st.context->endpoint->choose(identity_of(request), kind);
   if (!chosen) return refusal(self, chosen.error());
   st.choice = {chosen->kind, request.reason};

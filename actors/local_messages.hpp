@@ -221,10 +221,16 @@ struct blocks_granted {
   operation_id operation;
   result<kvcache::allocation> blocks;
 };
+/// transport -> engine_port: the GPU has come to a point that a `send_progress` names, or never will.
+struct compute_came {
+  operation_id send;
+  std::uint64_t point{0};
+  std::optional<troupe::error> failure;
+};
 
 struct port_event {
   std::variant<link_ready, link_leaves, link_gone, link_message, session_layers, session_concluded,
-               session_unpinned, value_concluded, blocks_granted>
+               session_unpinned, value_concluded, blocks_granted, compute_came>
       what;
 };
 
@@ -283,6 +289,7 @@ struct start_send {
 struct send_progress {
   operation_id operation;
   source_progress progress;
+  std::uint64_t point{0};  ///< of the GPU, from where on it is true; 0: now
 };
 struct send_sealed {
   operation_id operation;

@@ -125,7 +125,8 @@ struct node_context {
   std::shared_ptr<const kvcache::transfer_geometry> cache_geometry;
   std::vector<region_id> regions;  ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
-  std::unique_ptr<cache_pool> pool;  ///< null: the engine allocates its blocks itself
+  std::optional<std::uint32_t> cache_gpu;  ///< whose memory the cache is in; empty: the host's
+  std::unique_ptr<cache_pool> pool;        ///< null: the engine allocates its blocks itself
   std::shared_ptr<value_store> values;
   operation_table operations;
   event_queue events;

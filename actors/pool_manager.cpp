@@ -93,7 +93,7 @@ pool_manager_actor::behavior_type pool_manager(
       [self](report_atom) {
         const auto& node = *self->state.context;
         pool_report report;
-        report.device = "cpu";
+        report.device = node.cache_gpu ? "gpu:" + std::to_string(*node.cache_gpu) : "cpu";
         if (node.layout) {
           report.block_bytes = kvcache::bytes_per_block(*node.layout);
           report.blocks_total = node.layout->blocks;

@@ -91,6 +91,23 @@ void check_engine(findings& into, const deployment& value, const stage_config& s
   }
 }
 
+/// Who computes on the host keeps its memory there.
+void check_gpus(findings& into, const stage_config& stage, const std::string& path) {
+  if (into.failed(path + ".role") || into.failed(path + ".engine")) return;
+  if (stage.engine == engine_kind::external) return;
+  const std::string why = stage.engine == engine_kind::none
+                              ? "a store keeps its values in memory of the host"
+                              : "the reference engine computes on the host; GPUs need "
+                                "`engine: external`";
+  if (stage.pool && !stage.pool->gpus.empty() && !into.failed(path + ".pool.device")) {
+    into.refuse(path + ".pool.device", "cpu", why);
+  }
+  if (stage.transport.backend == backend_kind::xgmi && !into.failed(path + ".transport.backend")) {
+    into.refuse(path + ".transport.backend", "one of auto, shm, tcp, rdma",
+                "xgmi moves memory of GPUs, and " + why);
+  }
+}
+
 void check_heads(findings& into, const model_config& model, const stage_config& stage,
                  const std::string& path) {
   const auto heads = model.kv_heads;
@@ -169,6 +186,7 @@ void check_stages(findings& into, const deployment& value) {
     if (into.refused(path)) continue;
     const bool placed = check_hosts(into, stage, path);
     check_engine(into, value, stage, path);
+    check_gpus(into, stage, path);
     if (!into.failed(path + ".role")) {
       check_store(into, stage, path);
       if (value.model && !into.failed("model"))

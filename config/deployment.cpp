@@ -31,9 +31,6 @@ std::string_view to_string(placement_policy value) noexcept {
 std::string_view to_string(pool_full value) noexcept {
   return word_of(value);
 }
-std::string_view to_string(pool_device value) noexcept {
-  return word_of(value);
-}
 std::string_view to_string(engine_kind value) noexcept {
   return value == engine_kind::none ? "none" : word_of(value);
 }

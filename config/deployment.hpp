@@ -6,8 +6,7 @@
 ///
 /// The file. Keys in [brackets] may be left out; what follows `=` is then used. Durations and sizes
 /// carry a unit (`units.hpp`): 100ms, 1s, 5min, 1h; 64KiB, 1GiB, 500MB. A key that is not listed
-/// here is an error, and so is a value that a later release brings (`tls`, `xgmi`, GPU pools,
-/// restart policies).
+/// here is an error, and so is a value that a later release brings (`tls`, restart policies).
 ///
 ///     cluster: demo                  # 1..64 of a-z 0-9 _ -, beginning with a letter or a digit
 ///     [supervisor]:
@@ -44,11 +43,12 @@
 ///                                    # the library); a store takes none
 ///         [layout]                   # as in `model`, = the model's; only where there is a `model`
 ///         [pool]:                    # memory of one node; only `engine: external` can do without
-///           [device] = cpu
+///           [device] = cpu           # cpu | gpu:N, the N-th GPU that a node's process sees; or a list
+///                                    # with one gpu:N per node. GPUs need `engine: external`
 ///           size: 1GiB               # at least one block of all layers and the state slots
 ///           [on_full] = wait         # wait | fail
 ///         [transport]:
-///           [backend] = auto         # auto | shm | tcp | rdma
+///           [backend] = auto         # auto | shm | tcp | rdma | xgmi (GPUs of one host)
 ///           [fallback] = []          # tried in this order once `backend` has failed for good
 ///           [device] = auto          # RDMA devices: mlx5_0,mlx5_1 (these, up to 4: lanes go over
 ///                                    # all), ^mlx5_2 (the best but this), auto (fastest, then nearest)
@@ -68,6 +68,10 @@
 ///                                    # order before they say that it is written
 ///             [max_registration] = 0 # largest piece of memory registered at once, from 4KiB; 0: what
 ///                                    # the device reports
+///           [xgmi]:
+///             [copy_blocks] = 64     # thread blocks of a GPU that copies may take, 1..1024
+///             [engine_size] = 16MiB  # runs from this size go by the copy engine
+///             [bulk] = auto          # auto | off; auto: bulk copies where the GPU has them
 ///           [qp_per_transfer] = 4    # lanes of a link, 1..64
 ///           [post_batch_size] = -1   # segments per submission, 1..65536 (rdma: 32 at most); -1: the best
 ///           [num_workers] = 1        # progress threads, 1..64
@@ -106,10 +110,9 @@ enum class role : std::uint8_t { supervisor, prefill, decode, store };
 enum class placement_policy : std::uint8_t { random, round_robin, least_queue_length };
 /// What happens to an allocation that the pool cannot serve: it waits in line, or fails at once.
 enum class pool_full : std::uint8_t { wait, fail };
-enum class pool_device : std::uint8_t { cpu };
 /// What runs in a `troupe node` process of a stage. `external`: such a process is the user's own.
 enum class engine_kind : std::uint8_t { none, reference, external };
-enum class backend_kind : std::uint8_t { automatic, shm, tcp, rdma };
+enum class backend_kind : std::uint8_t { automatic, shm, tcp, rdma, xgmi };
 enum class transfer_mode : std::uint8_t { write, read };
 /// Whether something that not every device has is used: where it is there, or nowhere.
 enum class feature_use : std::uint8_t { automatic, off };
@@ -125,7 +128,6 @@ enum class block_inner : std::uint8_t { token_major, head_major };
 [[nodiscard]] std::string_view to_string(role value) noexcept;
 [[nodiscard]] std::string_view to_string(placement_policy value) noexcept;
 [[nodiscard]] std::string_view to_string(pool_full value) noexcept;
-[[nodiscard]] std::string_view to_string(pool_device value) noexcept;
 [[nodiscard]] std::string_view to_string(engine_kind value) noexcept;
 [[nodiscard]] std::string_view to_string(backend_kind value) noexcept;
 /// The words that `transport.backend` may have, "auto" first.
@@ -184,7 +186,8 @@ struct model_config {
 };
 
 struct pool_config {
-  pool_device device{pool_device::cpu};
+  /// One per node: which of the GPUs that its process sees. Empty: host memory.
+  std::vector<std::uint32_t> gpus;
   std::uint64_t size{0};  ///< bytes, of each node
   pool_full on_full{pool_full::wait};
 
@@ -208,11 +211,21 @@ struct rdma_config {
   friend bool operator==(const rdma_config&, const rdma_config&) = default;
 };
 
+/// How GPUs are used.
+struct xgmi_config {
+  std::uint32_t copy_blocks{64};
+  std::uint64_t engine_size{std::uint64_t{16} << 20U};  ///< bytes
+  feature_use bulk{feature_use::automatic};
+
+  friend bool operator==(const xgmi_config&, const xgmi_config&) = default;
+};
+
 struct transport_config {
   backend_kind backend{backend_kind::automatic};
   std::vector<backend_kind> fallback;  ///< distinct, none `automatic`, none equal to `backend`
   std::string device{"auto"};          ///< RDMA devices: "auto", "a,b" or "^c"
   rdma_config rdma;
+  xgmi_config xgmi;
   std::uint32_t qp_per_transfer{4};
   std::int32_t post_batch_size{-1};
   std::uint32_t num_workers{1};

@@ -1,5 +1,7 @@
 #include "troupe/config/print.hpp"
 
+#include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include "troupe/config/units.hpp"
@@ -62,12 +64,27 @@ void print_transport(std::ostream& out, const transport_config& value) {
         << ", relaxed_ordering: " << to_string(rdma.relaxed_ordering)
         << ", max_registration: " << format_size(rdma.max_registration) << "}\n";
   }
+  if (value.xgmi != xgmi_config{}) {
+    const auto& xgmi = value.xgmi;
+    out << "      xgmi: {copy_blocks: " << xgmi.copy_blocks
+        << ", engine_size: " << format_size(xgmi.engine_size) << ", bulk: " << to_string(xgmi.bulk)
+        << "}\n";
+  }
   out << "      qp_per_transfer: " << value.qp_per_transfer << "\n"
       << "      post_batch_size: " << value.post_batch_size << "\n"
       << "      num_workers: " << value.num_workers << "\n"
       << "      data_port: " << value.data_port << "\n"
       << "      connect_timeout: " << format_duration(value.connect_timeout) << "\n"
       << "      max_reconnects: " << value.max_reconnects << "\n";
+}
+
+/// One word where all nodes have the same, else a list.
+std::string device_of(const pool_config& value) {
+  const auto word = [](std::uint32_t gpu) { return scalar("gpu:" + std::to_string(gpu)); };
+  const auto& gpus = value.gpus;
+  if (gpus.empty()) return "cpu";
+  if (std::ranges::adjacent_find(gpus, std::not_equal_to{}) == gpus.end()) return word(gpus[0]);
+  return list_of(gpus, word);
 }
 
 void print_stage(std::ostream& out, const stage_config& value) {
@@ -82,7 +99,7 @@ void print_stage(std::ostream& out, const stage_config& value) {
   if (value.engine != engine_kind::none) out << "    engine: " << to_string(value.engine) << "\n";
   if (value.layout) print_layout(out, *value.layout, "    ");
   if (value.pool) {
-    out << "    pool: {device: " << to_string(value.pool->device)
+    out << "    pool: {device: " << device_of(*value.pool)
         << ", size: " << format_size(value.pool->size)
         << ", on_full: " << to_string(value.pool->on_full) << "}\n";
   }

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <system_error>
 
 #include "troupe/config/sections.hpp"
 
@@ -19,18 +21,63 @@ constexpr std::array<later_word, 9> later_stage_keys{
      {"pipeline_parallel",
       "pipeline parallel ranks arrive with a later release; leave the key out"},
      {"data_parallel", "use `replicas`: each of them serves a copy of the model"},
-     {"devices", "GPU pools arrive with a later release; leave the key out"}}};
+     {"devices", "a GPU is named by the pool: `pool: {device: gpu:0}`"}}};
 
-std::optional<pool_config> read_pool(section& stage) {
+constexpr const char* pool_devices = "cpu, or gpu:N with N from 0 to 255";
+
+std::optional<std::uint32_t> gpu_of(std::string_view text) {
+  constexpr std::string_view stem = "gpu:";
+  if (!text.starts_with(stem)) return std::nullopt;
+  text.remove_prefix(stem.size());
+  std::uint8_t number = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (failed != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+/// A list with one GPU for each node.
+std::vector<std::uint32_t> read_gpus(section& pool, const yaml_node& list, std::size_t nodes) {
+  const std::string path = pool.path_of("device");
+  if (list.items.size() != nodes) {
+    pool.into().refuse(
+        path, std::to_string(nodes) + " GPUs, one per node (replicas times tensor_parallel)",
+        "it has " + std::to_string(list.items.size()));
+    return {};
+  }
+  constexpr const char* expected = "gpu:N with N from 0 to 255";
+  std::vector<std::uint32_t> gpus;
+  for (const auto& [node, at] : scalars_of(pool.into(), list, path, expected)) {
+    const auto gpu = node != nullptr ? gpu_of(node->text) : std::nullopt;
+    if (node != nullptr && !gpu) pool.into().refuse(at, expected);
+    gpus.push_back(gpu.value_or(0));
+  }
+  return gpus;
+}
+
+std::vector<std::uint32_t> read_device(section& pool, std::size_t nodes) {
+  const yaml_node* node = pool.get("device");
+  if (node != nullptr && node->kind == yaml_node::form::sequence) {
+    return read_gpus(pool, *pool.sequence("device"), nodes);
+  }
+  const auto word = pool.text("device", pool_devices);
+  if (!word || *word == "cpu") return {};
+  const auto gpu = gpu_of(*word);
+  if (!gpu) {
+    pool.into().refuse(pool.path_of("device"), pool_devices,
+                       word->starts_with("cuda") || word->starts_with("hip")
+                           ? "GPUs are `gpu:0`, `gpu:1` and so on, whoever made them"
+                           : "");
+    return {};
+  }
+  return std::vector<std::uint32_t>(nodes, *gpu);
+}
+
+std::optional<pool_config> read_pool(section& stage, std::size_t nodes) {
   const yaml_node* node = stage.mapping("pool");
   if (node == nullptr) return std::nullopt;
   section in{stage.into(), node, stage.path_of("pool")};
-  static constexpr std::array<later_word, 3> later{
-      {{"gpu*", "GPU pools arrive with a later release; use cpu until then"},
-       {"cuda*", "GPU pools arrive with a later release; use cpu until then"},
-       {"hip*", "GPU pools arrive with a later release; use cpu until then"}}};
   pool_config value;
-  value.device = in.word("device", value.device, later);
+  value.gpus = read_device(in, nodes);
   in.require("size", "a size such as 1GiB");
   value.size = in.size("size", 0);
   value.on_full = in.word("on_full", value.on_full);
@@ -134,7 +181,7 @@ stage_config read_stage(findings& into, const yaml_node& node, const std::string
   // What a role allows is judged only where the role could be read.
   value.engine = read_engine(in, value.role);
   value.layout = read_stage_layout(in, value.role, model);
-  value.pool = read_pool(in);
+  value.pool = read_pool(in, value.node_count());
   value.transport = read_transport(in);
   in.finish();
   return value;

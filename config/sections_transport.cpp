@@ -13,12 +13,12 @@ using std::chrono::minutes;
 
 constexpr std::size_t max_devices = 4;  ///< that one link can use at once
 
-constexpr std::array<later_word, 3> later_backends{
-    {{"xgmi", "xgmi arrives with a later release; use shm within a machine until then"},
-     {"cuda*", "GPU copies arrive with a later release; use shm within a machine until then"},
-     {"hip*", "GPU copies arrive with a later release; use shm within a machine until then"}}};
+constexpr std::array<later_word, 3> other_backends{
+    {{"cuda*", "copies between the GPUs of a host are `xgmi`, also where the GPUs are NVIDIA's"},
+     {"hip*", "copies between the GPUs of a host are `xgmi`"},
+     {"nvlink", "copies between the GPUs of a host are `xgmi`, also where the GPUs are NVIDIA's"}}};
 
-constexpr const char* named_backends = "one of shm, tcp, rdma";
+constexpr const char* named_backends = "one of shm, tcp, rdma, xgmi";
 
 std::vector<backend_kind> read_fallback(section& transport, backend_kind first) {
   const yaml_node* list = transport.sequence("fallback");
@@ -27,7 +27,7 @@ std::vector<backend_kind> read_fallback(section& transport, backend_kind first) 
   const std::string path = transport.path_of("fallback");
   for (const auto& [node, at] : scalars_of(transport.into(), *list, path, named_backends)) {
     if (node == nullptr) continue;
-    const auto kind = transport.word_in<backend_kind>(node->text, at, later_backends);
+    const auto kind = transport.word_in<backend_kind>(node->text, at, other_backends);
     if (!kind) continue;
     const bool repeated = std::find(result.begin(), result.end(), *kind) != result.end();
     if (*kind == backend_kind::automatic) {
@@ -61,10 +61,17 @@ bool is_device_choice(std::string_view text) {
   return length != 0 && names <= max_devices;
 }
 
-bool may_use_rdma(const transport_config& value) {
-  return value.backend == backend_kind::automatic || value.backend == backend_kind::rdma ||
-         std::find(value.fallback.begin(), value.fallback.end(), backend_kind::rdma) !=
-             value.fallback.end();
+bool may_use(const transport_config& value, backend_kind kind) {
+  return value.backend == backend_kind::automatic || value.backend == kind ||
+         std::find(value.fallback.begin(), value.fallback.end(), kind) != value.fallback.end();
+}
+
+/// Options of a backend that no link can use are a mistake.
+void refuse_unused(section& transport, backend_kind kind) {
+  const auto word = std::string{to_string(kind)};
+  transport.into().refuse(
+      transport.path_of(word), "",
+      "neither `backend` nor `fallback` may become " + word + "; leave the key out");
 }
 
 /// A size, or 0 without a unit.
@@ -82,7 +89,7 @@ std::uint64_t read_max_registration(section& in) {
   return 0;
 }
 
-rdma_config read_rdma(section& transport, bool used) {
+rdma_config read_rdma(section& transport, const transport_config& parent) {
   const yaml_node* node = transport.mapping("rdma");
   rdma_config value;
   if (node == nullptr) return value;
@@ -103,10 +110,21 @@ rdma_config read_rdma(section& transport, bool used) {
   value.relaxed_ordering = in.word("relaxed_ordering", value.relaxed_ordering);
   value.max_registration = read_max_registration(in);
   in.finish();
-  if (!used) {
-    transport.into().refuse(transport.path_of("rdma"), "",
-                            "neither `backend` nor `fallback` may become rdma; leave the key out");
-  }
+  if (!may_use(parent, backend_kind::rdma)) refuse_unused(transport, backend_kind::rdma);
+  return value;
+}
+
+xgmi_config read_xgmi(section& transport, const transport_config& parent) {
+  const yaml_node* node = transport.mapping("xgmi");
+  xgmi_config value;
+  if (node == nullptr) return value;
+  section in{transport.into(), node, transport.path_of("xgmi")};
+  value.copy_blocks =
+      static_cast<std::uint32_t>(in.integer("copy_blocks", 1, 1024, value.copy_blocks));
+  value.engine_size = in.size("engine_size", value.engine_size);
+  value.bulk = in.word("bulk", value.bulk);
+  in.finish();
+  if (!may_use(parent, backend_kind::xgmi)) refuse_unused(transport, backend_kind::xgmi);
   return value;
 }
 
@@ -119,13 +137,13 @@ transport_config read_transport(section& stage) {
                             std::uint32_t otherwise) {
     return static_cast<std::uint32_t>(in.integer(key, low, high, otherwise));
   };
-  value.backend = in.word("backend", value.backend, later_backends);
+  value.backend = in.word("backend", value.backend, other_backends);
   value.fallback = read_fallback(in, value.backend);
   constexpr const char* choice = "auto, up to 4 device names such as mlx5_0,mlx5_1, or ^mlx5_2";
   if (const auto device = in.text("device", choice)) {
     if (!is_device_choice(*device)) {
       in.into().refuse(in.path_of("device"), choice);
-    } else if (*device != "auto" && !may_use_rdma(value)) {
+    } else if (*device != "auto" && !may_use(value, backend_kind::rdma)) {
       in.into().refuse(in.path_of("device"), "auto",
                        "devices are chosen for rdma, and neither `backend` nor `fallback` may "
                        "become rdma");
@@ -133,7 +151,8 @@ transport_config read_transport(section& stage) {
       value.device = *device;
     }
   }
-  value.rdma = read_rdma(in, may_use_rdma(value));
+  value.rdma = read_rdma(in, value);
+  value.xgmi = read_xgmi(in, value);
   value.qp_per_transfer = number("qp_per_transfer", 1, 64, value.qp_per_transfer);
   value.post_batch_size =
       static_cast<std::int32_t>(in.integer("post_batch_size", -1, 65'536, value.post_batch_size));

@@ -30,22 +30,18 @@ struct words<pool_full> {
       {{pool_full::wait, "wait"}, {pool_full::fail, "fail"}}};
 };
 template <>
-struct words<pool_device> {
-  static constexpr std::array<std::pair<pool_device, std::string_view>, 1> all{
-      {{pool_device::cpu, "cpu"}}};
-};
-template <>
 struct words<engine_kind> {  // `none` is what a store has, by leaving the key out
   static constexpr std::array<std::pair<engine_kind, std::string_view>, 2> all{
       {{engine_kind::reference, "reference"}, {engine_kind::external, "external"}}};
 };
 template <>
 struct words<backend_kind> {
-  static constexpr std::array<std::pair<backend_kind, std::string_view>, 4> all{
+  static constexpr std::array<std::pair<backend_kind, std::string_view>, 5> all{
       {{backend_kind::automatic, "auto"},
        {backend_kind::shm, "shm"},
        {backend_kind::tcp, "tcp"},
-       {backend_kind::rdma, "rdma"}}};
+       {backend_kind::rdma, "rdma"},
+       {backend_kind::xgmi, "xgmi"}}};
 };
 template <>
 struct words<transfer_mode> {

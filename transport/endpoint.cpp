@@ -13,6 +13,7 @@
 #ifdef TROUPE_WITH_RDMA
 #include "troupe/transport/rdma/rdma_backend.hpp"
 #endif
+#include "troupe/transport/xgmi/compute_watch.hpp"
 #include "troupe/transport/xgmi/xgmi_backend.hpp"
 
 namespace troupe::transport {
@@ -47,6 +48,7 @@ class local_endpoint final : public endpoint {
   ~local_endpoint() override {
     // The threads end first, so that nothing calls into a backend or a link while it goes.
     if (progress_) progress_->stop();
+    if (compute_) compute_->close();
     backends_.clear();
   }
 
@@ -81,7 +83,21 @@ class local_endpoint final : public endpoint {
                                                    std::shared_ptr<link_sink> sink) override;
 
   bool poll() override { return progress_->poll(); }
-  void stop() override { progress_->stop(); }
+  [[nodiscard]] std::optional<std::uint32_t> gpu_of(region_id region) const override {
+    const auto memory = bytes(region);
+    const auto found = memory ? gpus_->runtime->find(memory->data()) : std::nullopt;
+    if (!found || found->on_host) return std::nullopt;
+    return found->device;
+  }
+  [[nodiscard]] result<void> after_compute(
+      const compute_point& point, std::uint64_t line,
+      std::function<void(std::optional<troupe::error>)> then) override {
+    return compute_->after(point, line, std::move(then));
+  }
+  void stop() override {
+    progress_->stop();
+    compute_->close();
+  }
   bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
              const std::function<bool()>& done) override {
     return progress_->drive(until, wake_fd, done);
@@ -104,6 +120,7 @@ class local_endpoint final : public endpoint {
   const host_identity identity_;
   region_table regions_;
   std::unique_ptr<progress_pool> progress_;
+  std::shared_ptr<xgmi::compute_watch> compute_;
   std::unique_ptr<backend_context> context_;
   std::vector<std::unique_ptr<backend>> backends_;
   std::uint16_t tcp_port_{0};
@@ -129,6 +146,7 @@ result<void> local_endpoint::start() {
   auto pool = progress_pool::create(options_.num_workers, options_.spin, options_.after_progress);
   if (!pool) return fail(std::move(pool).error());
   progress_ = std::move(*pool);
+  compute_ = std::make_shared<xgmi::compute_watch>(gpus_, progress_->next());
   context_ =
       std::make_unique<backend_context>(backend_context{options_, identity_, regions_, *progress_});
 #ifdef TROUPE_WITH_SHM

@@ -69,6 +69,15 @@ class endpoint {
   /// `backend_unavailable` (built without GPUs), `pool_exhausted`.
   [[nodiscard]] virtual result<region_id> allocate_on_gpu(std::uint32_t gpu, std::uint64_t size,
                                                           std::string name) = 0;
+  /// The GPU whose memory the region is in, as this process counts them; empty: the host's.
+  [[nodiscard]] virtual std::optional<std::uint32_t> gpu_of(region_id region) const = 0;
+  /// Calls `then` once, from a thread that must not be held up: empty when the GPU has come to
+  /// `point`, else why it never will. Points of one `line` are told in their order. The event is done
+  /// with when this returns; nobody is called once `stop` has returned. `no_device`
+  /// (also where the build knows no GPUs), `invalid_config` (no event).
+  [[nodiscard]] virtual result<void> after_compute(
+      const compute_point& point, std::uint64_t line,
+      std::function<void(std::optional<troupe::error>)> then) = 0;
   /// Registers memory that the caller owns and keeps alive until `deregister`: of the host or of a
   /// GPU, which is found out; also a part of an allocation. `already_exists`
   /// when it overlaps a registered range (naming that region), `invalid_config` (null or empty),

@@ -38,6 +38,13 @@ struct exported_memory {
   memory_kind kind{memory_kind::device};
 };
 
+/// A point in the work of a GPU that an engine computes on: an event (a `cudaEvent_t`, a
+/// `hipEvent_t`) of this process that was recorded behind what it stands for.
+struct compute_point {
+  void* event{nullptr};
+  std::uint32_t gpu{0};  ///< of the event, as `cudaGetDevice` counts in this process
+};
+
 /// Where a process runs, as far as backends need to know to prove that memory can be shared. Two
 /// processes are on one host when `boot_id` is equal; they can meet over `shm` when the namespaces
 /// are equal too.

@@ -141,6 +141,7 @@ struct cluster_options {
   std::string model{"{layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}"};
   std::string prefill_pool{"8MiB"};
   std::string decode_pool{"8MiB"};
+  std::string prefill_device{"cpu"}, decode_device{"cpu"};
   std::string prefill_layout;  ///< e.g. "{order: blocks_first}"
   std::string decode_layout;
   std::uint32_t prefill_tp{1}, decode_tp{1};
@@ -218,7 +219,9 @@ class cluster {
   /// The `transport` of a stage. Over rdma the prefill side stands at one end of the wire and the
   /// others at the other.
   [[nodiscard]] std::string transport(const std::string& stage, const std::string& more) const {
-    std::string text = "{backend: " + options_.backend + more;
+    // A store's memory is the host's.
+    const auto backend = stage == "store" && options_.backend == "xgmi" ? "auto" : options_.backend;
+    std::string text = "{backend: " + backend + more;
     if (options_.backend == "rdma") {
       text += std::string{", device: "} + (stage == "prefill" ? "rxe0a" : "rxe0b") +
               ", connect_timeout: " + options_.connect_timeout;
@@ -231,10 +234,12 @@ class cluster {
   [[nodiscard]] std::string text(int port) const {
     std::ostringstream out;
     const auto stage = [&](const char* name, std::uint32_t replicas, std::uint32_t tp,
-                           const std::string& pool, const std::string& layout) {
+                           const std::string& pool, const std::string& device,
+                           const std::string& layout) {
       out << "  - name: " << name << "\n    role: " << name << "\n    replicas: " << replicas
           << "\n    tensor_parallel: " << tp << "\n    hosts: [127.0.0.1]\n    engine: external\n"
-          << "    pool: {device: cpu, size: " << pool << ", on_full: " << options_.on_full << "}\n"
+          << "    pool: {device: " << device << ", size: " << pool
+          << ", on_full: " << options_.on_full << "}\n"
           << "    transport: " << transport(name, ", qp_per_transfer: 2") << "\n";
       if (!layout.empty()) out << "    layout: " << layout << "\n";
     };
@@ -244,9 +249,10 @@ class cluster {
         << ", retry_window: " << options_.retry_window;
     if (options_.max_operations > 0) out << ", max_operations: " << options_.max_operations;
     out << "}\nstages:\n";
-    stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_layout);
+    stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_device,
+          options_.prefill_layout);
     stage("decode", options_.decodes, options_.decode_tp, options_.decode_pool,
-          options_.decode_layout);
+          options_.decode_device, options_.decode_layout);
     out << "  - {name: store, role: store, pool: {device: cpu, size: 16MiB}, transport: "
         << transport("store", "") << "}\n";
     out << "edges:\n  - {from: prefill, to: decode, mode: " << options_.mode

@@ -6,6 +6,7 @@
 #include "troupe/config/deployment.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/transport/rdma/options.hpp"
+#include "troupe/transport/xgmi/options.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -68,6 +69,34 @@ stages:
   wanted.relaxed_ordering = false;
   wanted.max_registration = std::uint64_t{2} << 30;
   EXPECT_EQ(actors::rdma_options_of(file.value->stages[0].transport), wanted);
+}
+
+TEST(defaults, of_xgmi_are_the_same_in_the_file_and_in_the_transport) {
+  const config::transport_config stage;
+  const transport::xgmi_options backend;
+  const auto told = actors::xgmi_options_of(stage);
+  EXPECT_EQ(told.copy_blocks, backend.copy_blocks);
+  EXPECT_EQ(told.engine_bytes, backend.engine_bytes);
+  EXPECT_EQ(told.bulk, backend.bulk);
+}
+
+TEST(defaults, what_the_file_says_of_xgmi_is_what_the_transport_is_told) {
+  const auto file = config::parse(R"(
+cluster: demo
+stages:
+  - name: decode
+    role: decode
+    engine: external
+    transport:
+      backend: xgmi
+      xgmi: {copy_blocks: 7, engine_size: 3MiB, bulk: off}
+)",
+                                  "deployment.yaml");
+  ASSERT_TRUE(file.value) << to_string(file.issues);
+  const auto told = actors::xgmi_options_of(file.value->stages[0].transport);
+  EXPECT_EQ(told.copy_blocks, 7U);
+  EXPECT_EQ(told.engine_bytes, std::uint64_t{3} << 20);
+  EXPECT_FALSE(told.bulk);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 troupe_test(fault_test SOURCES killed_prefill_test.cpp killed_decode_test.cpp frozen_prefill_test.cpp
                                 frozen_decode_test.cpp
                                 retry_test.cpp refusal_test.cpp
-            LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)
+            LINKS troupe::actors troupe::sanitized troupe::gpu_double LABELS faults TIMEOUT 60)
 troupe_test(value_test SOURCES value_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
 troupe_test(hetero_test SOURCES hetero_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
 troupe_test(rebuild_test SOURCES rebuild_test.cpp unmendable_test.cpp killed_linking_test.cpp broken_wire.cpp

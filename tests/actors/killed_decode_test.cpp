@@ -2,6 +2,7 @@
 // becomes of its blocks.
 
 #include "fault_fixture.hpp"
+#include "gpu_ways.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -74,6 +75,7 @@ TEST_P(killed_decode, after_done_changes_nothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(every_way, killed_decode, ::testing::ValuesIn(every_way()), name_of);
+INSTANTIATE_TEST_SUITE_P(over_gpus, killed_decode, ::testing::ValuesIn(gpu_ways()), name_of);
 
 }  // namespace
 }  // namespace troupe::testing

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "fault_fixture.hpp"
+#include "gpu_ways.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -105,6 +106,7 @@ TEST_P(killed_prefill, after_done_changes_nothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(every_way, killed_prefill, ::testing::ValuesIn(every_way()), name_of);
+INSTANTIATE_TEST_SUITE_P(over_gpus, killed_prefill, ::testing::ValuesIn(gpu_ways()), name_of);
 
 }  // namespace
 }  // namespace troupe::testing

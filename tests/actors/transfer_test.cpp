@@ -3,7 +3,7 @@
 #include <map>
 #include <random>
 
-#include "ways.hpp"
+#include "gpu_ways.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -288,6 +288,7 @@ TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
 }
 
 INSTANTIATE_TEST_SUITE_P(every_way, transfer, ::testing::ValuesIn(every_way()), name_of);
+INSTANTIATE_TEST_SUITE_P(over_gpus, transfer, ::testing::ValuesIn(gpu_ways()), name_of);
 
 }  // namespace
 }  // namespace troupe::testing

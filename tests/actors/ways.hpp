@@ -28,6 +28,10 @@ inline cluster_options options_of(const way& w) {
   cluster_options options;
   options.backend = w.backend;
   options.mode = w.mode;
+  if (w.backend == "xgmi") {
+    options.prefill_device = "gpu:0";
+    options.decode_device = "gpu:1";
+  }
   return options;
 }
 

@@ -114,16 +114,24 @@ class generator {
                                : 1;
       pool.size = least + number(0, std::uint64_t{1} << 40U);
       pool.on_full = any({pool_full::wait, pool_full::fail});
+      if (value.engine == engine_kind::external && chance()) {
+        const bool one = chance();
+        const auto first = small(0, 255);
+        for (std::size_t i = 0; i < value.node_count(); ++i) {
+          pool.gpus.push_back(one ? first : small(0, 255));
+        }
+      }
       value.pool = pool;
     }
-    value.transport = transport(value.node_count());
+    value.transport = transport(value.node_count(), value.engine != engine_kind::external);
     return value;
   }
 
-  transport_config transport(std::size_t nodes) {
+  transport_config transport(std::size_t nodes, bool on_host) {
     transport_config value;
-    value.backend =
-        any({backend_kind::automatic, backend_kind::shm, backend_kind::tcp, backend_kind::rdma});
+    value.backend = any({backend_kind::automatic, backend_kind::shm, backend_kind::tcp,
+                         backend_kind::rdma, backend_kind::xgmi});
+    if (on_host && value.backend == backend_kind::xgmi) value.backend = backend_kind::shm;
     if (value.backend != backend_kind::tcp && chance()) value.fallback.push_back(backend_kind::tcp);
     if (value.backend != backend_kind::shm && chance()) value.fallback.push_back(backend_kind::shm);
     if (value.backend == backend_kind::automatic || value.backend == backend_kind::rdma) {
@@ -141,6 +149,13 @@ class generator {
         value.rdma.relaxed_ordering = any({feature_use::automatic, feature_use::off});
         value.rdma.max_registration = chance() ? 0 : number(4096, std::uint64_t{1} << 40U);
       }
+    }
+    const bool gpus =
+        value.backend == backend_kind::automatic || value.backend == backend_kind::xgmi;
+    if (gpus && chance()) {
+      value.xgmi.copy_blocks = small(1, 1024);
+      value.xgmi.engine_size = number(1, std::uint64_t{1} << 40U);
+      value.xgmi.bulk = any({feature_use::automatic, feature_use::off});
     }
     value.qp_per_transfer = small(1, 64);
     value.post_batch_size = chance() ? -1 : static_cast<std::int32_t>(number(1, 65'536));
@@ -208,6 +223,10 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   EXPECT_TRUE(
       differs([](auto& d) { d.stages[0].transport.rdma.relaxed_ordering = feature_use::off; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.max_registration += 4096; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.xgmi.copy_blocks += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.xgmi.engine_size += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.xgmi.bulk = feature_use::off; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].pool = pool_config{.gpus = {3}, .size = 9}; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].ports[0] += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.limits.max_waiting += 1; }));
 }

@@ -9,14 +9,14 @@
 namespace troupe::transport::shm {
 
 shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
-                   const link_options& options, std::shared_ptr<link_sink> sink)
-    : mapped_link{backend_kind::shm, context, std::move(listener), options, std::move(sink)} {}
+                   const link_options& options, std::shared_ptr<link_sink> sink, backend_kind kind)
+    : mapped_link{kind, context, std::move(listener), options, std::move(sink)} {}
 
 // -- target side
 
 result<remote_grant> shm_link::grant(region_id region, std::vector<extent> extents, access rights,
                                      transfer_id transfer) {
-  auto memory = regions_.use_on_host(region, backend_kind::shm);
+  auto memory = regions_.use_on_host(region, kind_);
   if (!memory) return fail(std::move(memory).error());
   auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
   if (!given) return given;
@@ -25,7 +25,7 @@ result<remote_grant> shm_link::grant(region_id region, std::vector<extent> exten
   key.address = reinterpret_cast<std::uintptr_t>((*memory)->data());
 
   const std::lock_guard lock{mutex_};
-  if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
+  if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
   if (auto ok = share_region(**memory); !ok) return fail(std::move(ok).error());
   auto slot = slots_->give(given->id, transfer, std::move(*memory));
   if (!slot) return fail(std::move(slot).error());

@@ -14,11 +14,12 @@
 namespace troupe::transport::shm {
 
 /// One end of an `shm` link: the processor copies, small batches on the thread that posts them,
-/// others in slices on a progress thread.
-class shm_link final : public mapped_link {
+/// others in slices on a progress thread. An `xgmi` link is one as well, for memory of the host.
+class shm_link : public mapped_link {
  public:
   shm_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
-           const link_options& options, std::shared_ptr<link_sink> sink);
+           const link_options& options, std::shared_ptr<link_sink> sink,
+           backend_kind kind = backend_kind::shm);
 
   [[nodiscard]] result<remote_grant> grant(region_id region, std::vector<extent> extents,
                                            access rights, transfer_id transfer) override;
@@ -33,6 +34,8 @@ class shm_link final : public mapped_link {
   [[nodiscard]] bool memory_to_prepare() const override;
   void on_finished(mapped_job& job) override;
   void forget_peer_memory() override;
+  /// Batches wait to be copied by `advance`; under the lock.
+  [[nodiscard]] bool has_queued() const { return !queued_.empty(); }
 
  private:
   [[nodiscard]] result<void> share_region(const region& memory);

@@ -41,7 +41,7 @@ void copy_plainly(direction dir, std::span<const segment> segments, std::byte* l
 result<job_piece> shm_link::prepare_piece(const batch& work, std::size_t index) {
   const auto& piece = work.pieces[index];
   job_piece made;
-  auto local = regions_.use_on_host(piece.local, backend_kind::shm);
+  auto local = regions_.use_on_host(piece.local, kind_);
   if (!local) return in_piece(index, std::move(local).error());
   made.local = std::move(*local);
   if (auto ok = check_piece(work, index, options_.peer, *made.local); !ok) return fail(ok.error());
@@ -114,7 +114,7 @@ bool shm_link::post_small(batch& work) {
     return false;
   }
   const auto& piece = work.pieces.front();
-  auto local = regions_.use_on_host(piece.local, backend_kind::shm);
+  auto local = regions_.use_on_host(piece.local, kind_);
   if (!local || !check_batch(work) || !check_piece(work, 0, options_.peer, **local)) return false;
   const auto key = grant_key::decode(piece.remote->key);
   if (!key || key->how != grant_key::memory::mapped) return false;
@@ -158,13 +158,13 @@ result<void> shm_link::post(batch work) {
       drain_control();  // the peer may be up already, and what it said is here
       lock.lock();
     }
-    if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
+    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
   }
   auto prepared = prepare(std::move(work));
   if (!prepared) {
     // What it looked for may have gone with the link, while it looked or because it did.
     const std::lock_guard lock{mutex_};
-    if (state_ != link_phase::up) return not_up(backend_kind::shm, state_, why_broken_);
+    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
     return fail(std::move(prepared).error());
   }
   const auto& job = *prepared;

@@ -117,6 +117,9 @@ class gpu_runtime {
   [[nodiscard]] virtual result<void> record(gpu_event event, gpu_stream on) = 0;
   /// Whether the event has happened; an error of the work before it comes out here.
   [[nodiscard]] virtual result<bool> happened(gpu_event event) = 0;
+  /// What the stream is given from here on waits until `event`, one of the driver's own that its
+  /// owner has recorded, has happened. The owner may record it again or release it afterwards.
+  [[nodiscard]] virtual result<void> wait_for(gpu_stream on, void* event) = 0;
   /// Rings once when the work that the stream was given so far has ended well.
   [[nodiscard]] virtual result<void> ring_after(gpu_stream on, std::shared_ptr<bell> what) = 0;
 };

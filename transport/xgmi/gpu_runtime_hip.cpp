@@ -82,9 +82,15 @@ hipError_t call_after(hipStream_t stream, ring_call* call) {
 #if defined(TROUPE_GPU_CUDA)
   return cudaLaunchHostFunc(stream, ring_it, call);
 #else
-  // Older releases declare hipLaunchHostFunc and do not have it.
-  return hipStreamAddCallback(
-      stream, [](hipStream_t, hipError_t, void* mine) { ring_it(mine); }, call, 0);
+  // Older releases declare hipLaunchHostFunc and do not have it. This one calls also after an error.
+  const auto ring_if_well = [](hipStream_t, hipError_t status, void* mine) {
+    if (status == hipSuccess) {
+      ring_it(mine);
+    } else {
+      const std::unique_ptr<ring_call> unrung{static_cast<ring_call*>(mine)};
+    }
+  };
+  return hipStreamAddCallback(stream, ring_if_well, call, 0);
 #endif
 }
 
@@ -157,6 +163,7 @@ class hip_runtime final : public gpu_runtime {
   [[nodiscard]] result<void> launch(gpu_stream on, const copy_launch& what) override;
   [[nodiscard]] result<void> record(gpu_event event, gpu_stream on) override;
   [[nodiscard]] result<bool> happened(gpu_event event) override;
+  [[nodiscard]] result<void> wait_for(gpu_stream on, void* event) override;
   [[nodiscard]] result<void> ring_after(gpu_stream on, std::shared_ptr<bell> what) override;
 
  private:
@@ -397,6 +404,13 @@ result<bool> hip_runtime::happened(gpu_event event) {
     return false;
   }
   return refused(event.device, "a copy", error);
+}
+
+result<void> hip_runtime::wait_for(gpu_stream on, void* event) {
+  return at(on.device, "hipStreamWaitEvent", [&] {
+    return hipStreamWaitEvent(static_cast<hipStream_t>(on.handle), static_cast<hipEvent_t>(event),
+                              0);
+  });
 }
 
 result<void> hip_runtime::ring_after(gpu_stream on, std::shared_ptr<bell> what) {

@@ -64,6 +64,9 @@ class no_runtime final : public gpu_runtime {
     return absent();
   }
   [[nodiscard]] result<bool> happened(gpu_event /*event*/) override { return absent(); }
+  [[nodiscard]] result<void> wait_for(gpu_stream /*on*/, void* /*event*/) override {
+    return absent();
+  }
   [[nodiscard]] result<void> ring_after(gpu_stream /*on*/,
                                         std::shared_ptr<bell> /*what*/) override {
     return absent();

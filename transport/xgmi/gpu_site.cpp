@@ -17,9 +17,20 @@ std::optional<std::uint32_t> gpu_site::index_of(const std::string& bus_id) const
   return std::nullopt;
 }
 
+namespace {
+std::function<std::shared_ptr<gpu_site>()>& maker() {
+  static std::function<std::shared_ptr<gpu_site>()> make;
+  return make;
+}
+}  // namespace
+
 std::shared_ptr<gpu_site> gpu_site::of_process() {
-  static const auto site = std::make_shared<gpu_site>(make_gpu_runtime());
+  static const auto site = maker() ? maker()() : std::make_shared<gpu_site>(make_gpu_runtime());
   return site;
+}
+
+void gpu_site::set_maker(std::function<std::shared_ptr<gpu_site>()> make) {
+  maker() = std::move(make);
 }
 
 }  // namespace troupe::transport::xgmi

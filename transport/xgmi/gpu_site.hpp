@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,8 @@ struct gpu_site {
 
   /// Looks for GPUs at the first call.
   [[nodiscard]] static std::shared_ptr<gpu_site> of_process();
+  /// What `of_process` makes at its first call instead, for tests.
+  static void set_maker(std::function<std::shared_ptr<gpu_site>()> make);
 
   const std::unique_ptr<gpu_runtime> runtime;
   opened_allocations opened;

@@ -74,7 +74,7 @@ void gpu_side::forget(region_id region) {
 xgmi_link::xgmi_link(const backend_context& context, std::shared_ptr<shm::shm_listener> listener,
                      std::shared_ptr<gpu_side> gpus, const link_options& options,
                      std::shared_ptr<link_sink> sink)
-    : mapped_link{backend_kind::xgmi, context, std::move(listener), options, std::move(sink)},
+    : shm_link{context, std::move(listener), options, std::move(sink), backend_kind::xgmi},
       gpus_{std::move(gpus)} {}
 
 /// A node that ends without a fence frees memory into which the peer's GPU may still copy. Within a
@@ -90,6 +90,7 @@ xgmi_link::~xgmi_link() {
 }
 
 void xgmi_link::on_control() {
+  shm_link::on_control();
   const bool same_process = peer_process_.pid() == static_cast<std::uint32_t>(::getpid());
   peer_regions_.emplace(*gpus_->site, same_process, peer_process_.pid());
   shm::owned_fd own{::fcntl(our_doorbell_.get(), F_DUPFD_CLOEXEC, 0)};
@@ -102,6 +103,9 @@ result<remote_grant> xgmi_link::grant(region_id region, std::vector<extent> exte
                                       transfer_id transfer) {
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
+  if ((*memory)->kind() == memory_kind::host) {
+    return shm_link::grant(region, std::move(extents), rights, transfer);
+  }
   auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
   if (!given) return given;
   auto place = gpus_->place_of(**memory);
@@ -147,6 +151,9 @@ result<void> xgmi_link::share_region(const region& memory, const gpu_allocation&
 // -- what the peer shares
 
 result<void> xgmi_link::on_shared(shm::received in) {
+  if (std::holds_alternative<shm::region_shared_message>(in.body)) {
+    return shm_link::on_shared(std::move(in));
+  }
   const auto* shared = std::get_if<shm::gpu_region_shared_message>(&in.body);
   if (shared == nullptr || !peer_regions_) {
     return fail(errc::unauthorized, "the xgmi peer shared memory that is none of a GPU");
@@ -155,10 +162,12 @@ result<void> xgmi_link::on_shared(shm::received in) {
 }
 
 void xgmi_link::on_gone(region_id region) {
+  shm_link::on_gone(region);
   if (peer_regions_) peer_regions_->remove(region);
 }
 
 void xgmi_link::forget_peer_memory() {
+  shm_link::forget_peer_memory();
   if (peer_regions_) peer_regions_->clear();
   bell_.reset();
 }
@@ -170,7 +179,7 @@ bool xgmi_link::may_sleep_in_work() {
   std::shared_ptr<bell> what;
   {
     const std::lock_guard lock{mutex_};
-    if (!queued_.empty() || !bell_) return false;
+    if (!queued_.empty() || has_queued() || !bell_) return false;
     if (std::ranges::any_of(flying_, [](const auto& job) { return job->ended(); })) return false;
     what = bell_;
   }

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "troupe/transport/shm/mapped_link.hpp"
+#include "troupe/transport/shm/shm_link.hpp"
 #include "troupe/transport/xgmi/batch_launch.hpp"
 #include "troupe/transport/xgmi/gpu_site.hpp"
 #include "troupe/transport/xgmi/options.hpp"
@@ -76,7 +76,9 @@ struct xgmi_job final : shm::mapped_job {
 /// | flying  | its marks are reached           | done              |
 /// | flying  | reached, and fenced or closed   | failed (aborted)  |
 /// | flying  | the GPU is lost                 | failed, link down |
-class xgmi_link final : public shm::mapped_link {
+///
+/// Memory of the host (keyed values) moves over the same link as over `shm`.
+class xgmi_link final : public shm::shm_link {
  public:
   xgmi_link(const backend_context& context, std::shared_ptr<shm::shm_listener> listener,
             std::shared_ptr<gpu_side> gpus, const link_options& options,
@@ -105,6 +107,7 @@ class xgmi_link final : public shm::mapped_link {
   [[nodiscard]] result<void> share_region(const region& memory, const gpu_allocation& place);
 
   // -- copying (xgmi_link_post.cpp)
+  [[nodiscard]] result<bool> is_all_on_host(const batch& work) const;
   [[nodiscard]] result<std::shared_ptr<xgmi_job>> prepare(batch work);
   [[nodiscard]] result<xgmi_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] result<void> find_remote(const remote_grant& grant, xgmi_piece& made);

@@ -70,6 +70,12 @@ result<xgmi_piece> xgmi_link::prepare_piece(const batch& work, std::size_t index
 /// Where the granted region lies for the GPU that copies.
 result<void> xgmi_link::find_remote(const remote_grant& grant, xgmi_piece& made) {
   const auto slot = decode_grant_key(grant.key);
+  if (!slot && shm::grant_key::decode(grant.key)) {
+    return fail(
+        errc::backend_unavailable,
+        "the peer's region " + std::to_string(grant.region.value) +
+            " is memory of the host and ours of a GPU, and xgmi moves neither into the other");
+  }
   if (!slot) return fail(slot.error());
   made.slot = {&outgoing_->slots[*slot], grant.id};
   if (!peer_regions_->knows(grant.region))
@@ -98,7 +104,34 @@ result<std::shared_ptr<xgmi_job>> xgmi_link::prepare(batch work) {
   return job;
 }
 
+/// Whether the processor copies it, as over shm.
+result<bool> xgmi_link::is_all_on_host(const batch& work) const {
+  std::size_t on_host = 0;
+  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
+    const auto local = regions_.use(work.pieces[i].local);
+    if (!local) return in_piece(i, local.error());
+    if ((*local)->kind() == memory_kind::host) ++on_host;
+  }
+  if (on_host != 0 && on_host != work.pieces.size()) {
+    return fail(errc::backend_unavailable,
+                "a batch over xgmi is of memory of GPUs or of the host, this one is of both: post "
+                "them apart");
+  }
+  for (std::size_t i = 0; i < on_host; ++i) {
+    const auto& remote = work.pieces[i].remote;
+    if (remote && decode_grant_key(remote->key)) {
+      return in_piece(i, troupe::error{errc::backend_unavailable,
+                                       "the local region is memory of the host and the peer's of a "
+                                       "GPU, and xgmi moves neither into the other"});
+    }
+  }
+  return on_host != 0;
+}
+
 result<void> xgmi_link::post(batch work) {
+  const auto on_host = is_all_on_host(work);
+  if (!on_host) return fail(on_host.error());
+  if (*on_host) return shm_link::post(std::move(work));
   if (auto ok = check_batch(work); !ok) return ok;
   {
     std::unique_lock lock{mutex_};
@@ -243,7 +276,8 @@ bool xgmi_link::start_waiting() {
 }
 
 bool xgmi_link::advance() {
-  if (looking_.exchange(true, std::memory_order_acquire)) return false;
+  const bool copied = shm_link::advance();
+  if (looking_.exchange(true, std::memory_order_acquire)) return copied;
   gpus_->lanes.look();
   bool ended = false;
   bool owner_waits = false;
@@ -284,14 +318,17 @@ bool xgmi_link::advance() {
     if (lost) break_link(std::move(*lost), false);
     if (!up_.load(std::memory_order_acquire)) settle();
   }
-  return ended || started;
+  return copied || ended || started;
 }
 
 /// Under the lock: one that never flew.
 void xgmi_link::on_finished(shm::mapped_job& job) {
   const auto waits =
       std::ranges::find_if(queued_, [&](const auto& one) { return one.get() == &job; });
-  if (waits == queued_.end()) return;
+  if (waits == queued_.end()) {
+    shm_link::on_finished(job);
+    return;
+  }
   queued_.erase(waits);
   in_work_.fetch_sub(1, std::memory_order_release);
 }

@@ -318,9 +318,21 @@ result<bool> gpu_double::happened(gpu_event event_handle) {
   return static_cast<event*>(event_handle.handle)->happened->load(std::memory_order_acquire);
 }
 
+result<void> gpu_double::wait_for(gpu_stream on, void* event_handle) {
+  if (lost_) return gone();
+  give(on, [this, happens = static_cast<event*>(event_handle)->happened] {
+    while (!happens->load(std::memory_order_acquire) && !lost_) {
+      std::this_thread::sleep_for(std::chrono::microseconds{50});
+    }
+  });
+  return {};
+}
+
 result<void> gpu_double::ring_after(gpu_stream on, std::shared_ptr<bell> what) {
   if (lost_) return gone();
-  give(on, [what = std::move(what)] { what->ring(); });
+  give(on, [this, what = std::move(what)] {
+    if (!lost_) what->ring();  // a driver calls nobody after an error
+  });
   return {};
 }
 

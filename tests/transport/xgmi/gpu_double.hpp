@@ -66,6 +66,7 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] result<void> launch(gpu_stream on, const copy_launch& what) override;
   [[nodiscard]] result<void> record(gpu_event event, gpu_stream on) override;
   [[nodiscard]] result<bool> happened(gpu_event event) override;
+  [[nodiscard]] result<void> wait_for(gpu_stream on, void* event) override;
   [[nodiscard]] result<void> ring_after(gpu_stream on, std::shared_ptr<bell> what) override;
 
  private:

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "../contract/pair.hpp"
+#include "pair.hpp"
 
 // What is xgmi's own in a link, on GPUs that are none. The promises of every link are in
 // tests/transport/contract.
@@ -247,13 +247,47 @@ TEST(xgmi_link, batches_that_find_no_table_wait_and_all_of_them_arrive) {
   }
 }
 
-TEST(xgmi_link, memory_of_the_host_is_refused_with_a_sentence) {
+TEST(xgmi_link, memory_of_the_host_moves_over_it_as_over_shm) {
+  for (const std::uint32_t workers : {0U, 1U}) {
+    two_nodes n{workers};
+    constexpr std::uint32_t size = 24U << 20;
+    const auto here = n.a.place->allocate(size, "here").value();
+    const auto there = n.b.place->allocate(size, "there").value();
+    const auto grant = n.grant(n.b, there, size);
+    std::uint32_t seed = 0;
+    // By the thread that posts, and in slices.
+    for (const std::uint32_t bytes : {100U, 700'000U, size}) {
+      for (const auto dir : {direction::write, direction::read}) {
+        const auto mine = n.a.place->bytes(here).value().first(bytes);
+        const auto theirs = n.b.place->bytes(there).value().first(bytes);
+        contract::fill(dir == direction::write ? mine : theirs, ++seed);
+        const auto done = n.run(n.a, n.work(dir, {{here, grant, {{0, 0, bytes, 0, 0, 1}}}}));
+        ASSERT_FALSE(done.failure) << to_string(*done.failure);
+        EXPECT_EQ(done.bytes, bytes);
+        EXPECT_EQ(std::memcmp(mine.data(), theirs.data(), bytes), 0) << bytes;
+      }
+    }
+    EXPECT_EQ(n.driver->engine_copies() + n.driver->launched(copy_way::vector), 0U);
+  }
+}
+
+TEST(xgmi_link, memory_of_the_host_and_of_a_gpu_are_refused_into_each_other_and_in_one_batch) {
   two_nodes n;
-  const auto on_host = n.b.place->allocate(mib, "host").value();
-  const auto refused = n.b.wire->grant(on_host, {{0, 8, 0, 1}}, access::read, t1);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::backend_unavailable);
-  EXPECT_THAT(refused.error().message, HasSubstr("use shm"));
+  const auto host_here = n.a.place->allocate(mib, "host here").value();
+  const auto gpu_here = n.a.place->allocate_on_gpu(0, mib, "GPU here").value();
+  const auto to_host = n.grant(n.b, n.b.place->allocate(mib, "host there").value(), mib);
+  const auto to_gpu = n.grant(n.b, n.b.place->allocate_on_gpu(1, mib, "GPU there").value(), mib);
+  const segment all{0, 0, 4096, 0, 0, 1};
+  const auto refused = [&](std::vector<piece> pieces) {
+    const auto posted = n.a.wire->post(n.work(direction::write, std::move(pieces)));
+    return posted ? std::string{"posted"} : to_string(posted.error());
+  };
+  EXPECT_THAT(refused({{gpu_here, to_host, {all}}}), HasSubstr("moves neither into the other"));
+  EXPECT_THAT(refused({{host_here, to_gpu, {all}}}), HasSubstr("moves neither into the other"));
+  EXPECT_THAT(refused({{gpu_here, to_gpu, {all}}, {host_here, to_host, {all}}}),
+              HasSubstr("post them apart"));
+  const auto done = n.run(n.a, n.work(direction::write, {{gpu_here, to_gpu, {all}}}));
+  EXPECT_FALSE(done.failure) << to_string(*done.failure);
 }
 
 TEST(xgmi_link, it_is_chosen_for_a_peer_whose_gpus_are_seen_here_and_no_other) {

@@ -1,0 +1,201 @@
+// Caches in memory of GPUs: the engine says what a GPU will have computed, and it moves then.
+
+#include <algorithm>
+
+#include "gpu_ways.hpp"
+#include "slow_kernels.hpp"
+
+namespace troupe::testing {
+namespace {
+
+using transport::compute_point;
+using transport::xgmi::gpu_double;
+using transport::xgmi::gpu_site;
+using transport::xgmi::slow_kernels;
+
+constexpr std::uint32_t tokens = 64;
+constexpr std::uint32_t layers = 4;
+
+/// A prefill engine that has everything launched and sealed before anything is computed.
+int hasty_prefill(engine& node, line_channel& channel) {
+  auto& gpus = dynamic_cast<gpu_double&>(*gpu_site::of_process()->runtime);
+  slow_kernels kernels{gpus};
+  cache_bytes cache{node};
+  listener events{node};
+  auto blocks = node.allocate_blocks(4);
+  if (!blocks) return 1;
+  auto send = node.send({"r", blocks->blocks, 0, 0ms, 0});
+  if (!send) return 2;
+  channel.say("up");
+  while (auto line = channel.hear(60s)) {
+    std::istringstream words{*line};
+    std::string verb;
+    std::uint32_t layer = 0;
+    words >> verb >> layer;
+    std::string answer = "ok";
+    if (verb == "launch") {
+      for (std::uint32_t i = 0; i < layers; ++i) {
+        kernels.launch();
+        const auto event = kernels.mark();
+        const auto said =
+            node.layers_ready(*send, i, i + 1, tokens, compute_point{event.handle, 0});
+        if (!said) answer = to_string(said.error());
+        gpus.release_event(event);  // it was used during the call
+      }
+      if (auto sealed = node.seal(*send, tokens); !sealed) answer = to_string(sealed.error());
+    } else if (verb == "compute") {
+      cache.fill(blocks->blocks, layer, layer + 1, 0, tokens, 5);
+      kernels.finish(layer);
+    } else if (verb == "nothing") {
+      answer = to_string(node.layers_ready(*send, 0, 1, tokens, compute_point{}).error());
+    } else if (verb == "elsewhere") {
+      int event = 0;
+      answer = to_string(node.layers_ready(*send, 0, 1, tokens, compute_point{&event, 77}).error());
+    } else if (verb == "lose") {
+      gpus.lose();
+    } else if (verb == "outcome") {
+      answer = events.unpinned(*send) ? "done" : "no end";
+      if (events.of(*send).failed > 0) answer = to_string(events.of(*send).why);
+    } else if (verb == "end") {
+      return 0;
+    }
+    channel.say(answer);
+  }
+  return 0;
+}
+
+class computed_on_gpus : public ::testing::TestWithParam<way> {
+ protected:
+  std::unique_ptr<cluster> c;
+  std::unique_ptr<forked> prefill;
+  std::unique_ptr<engine> decode;
+  std::unique_ptr<cache_bytes> cache;
+  std::unique_ptr<listener> events;
+  operation_id taken;
+
+  void SetUp() override {
+    c = std::make_unique<cluster>(options_of(GetParam()));
+    prefill = c->spawn("prefill-0", hasty_prefill);
+    cluster::quiet("decode");
+    decode = c->start("decode-0");
+    ASSERT_TRUE(decode);
+    cache = std::make_unique<cache_bytes>(*decode);
+    cache->poison();
+    events = std::make_unique<listener>(*decode);
+    ASSERT_EQ(prefill->channel().hear().value_or("silence"), "up");
+    const auto id =
+        decode->receive({"r", {"prefill-0"}, mode_of(GetParam()), tokens, 0, {}, 0, 0ms, false});
+    ASSERT_TRUE(id) << to_string(id.error());
+    taken = *id;
+  }
+  std::string tell(const std::string& line) {
+    prefill->channel().say(line);
+    return prefill->channel().hear().value_or("silence");
+  }
+};
+
+TEST_P(computed_on_gpus, layers_move_when_their_kernels_have_ended_and_not_before) {
+  ASSERT_EQ(tell("launch"), "ok");
+  events->listen_for(200ms);
+  EXPECT_TRUE(events->of(taken).layers.empty()) << "moved before it was computed";
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    EXPECT_EQ(events->of(taken).done, 0);
+    ASSERT_EQ(tell("compute " + std::to_string(layer)), "ok");
+    if (GetParam().mode != "write") continue;
+    EXPECT_TRUE(events->until([&] { return events->of(taken).layers.size() > layer; }))
+        << "layer " << layer << " did not come";
+  }
+  ASSERT_TRUE(events->outcome(taken));
+  EXPECT_EQ(events->of(taken).done, 1) << to_string(events->of(taken).why);
+  ASSERT_TRUE(events->of(taken).allocated);
+  EXPECT_EQ(cache->differing(events->of(taken).allocated->blocks, 0, tokens, 5), 0u);
+  EXPECT_EQ(tell("outcome"), "done");
+}
+
+TEST_P(computed_on_gpus, a_later_kernel_that_ends_first_waits_for_the_earlier_ones) {
+  ASSERT_EQ(tell("launch"), "ok");
+  for (const auto layer : {3, 1, 2}) ASSERT_EQ(tell("compute " + std::to_string(layer)), "ok");
+  events->listen_for(200ms);
+  EXPECT_TRUE(events->of(taken).layers.empty()) << "the stream had not come there";
+  ASSERT_EQ(tell("compute 0"), "ok");
+  ASSERT_TRUE(events->outcome(taken));
+  EXPECT_EQ(cache->differing(events->of(taken).allocated->blocks, 0, tokens, 5), 0u);
+}
+
+TEST_P(computed_on_gpus, a_gpu_that_is_lost_while_it_computes_fails_both_sides_with_the_reason) {
+  ASSERT_EQ(tell("launch"), "ok");
+  ASSERT_EQ(tell("compute 0"), "ok");
+  ASSERT_EQ(tell("lose"), "ok");
+  ASSERT_TRUE(events->outcome(taken));
+  EXPECT_EQ(events->of(taken).failed, 1);
+  EXPECT_NE(events->of(taken).why.message.find("GPU"), std::string::npos)
+      << to_string(events->of(taken).why);
+  EXPECT_NE(tell("outcome").find("GPU"), std::string::npos);
+}
+
+TEST_P(computed_on_gpus, a_point_that_is_none_is_refused_and_the_send_goes_on) {
+  EXPECT_NE(tell("nothing").find("invalid_config"), std::string::npos);
+  EXPECT_NE(tell("elsewhere").find("no_device"), std::string::npos);
+  ASSERT_EQ(tell("launch"), "ok");
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    ASSERT_EQ(tell("compute " + std::to_string(layer)), "ok");
+  }
+  ASSERT_TRUE(events->outcome(taken));
+  EXPECT_EQ(events->of(taken).done, 1) << to_string(events->of(taken).why);
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(computed_on_gpus);  // where there are RDMA devices
+INSTANTIATE_TEST_SUITE_P(over_gpus, computed_on_gpus, ::testing::ValuesIn(gpu_ways()), name_of);
+
+// -- which backend joins whom
+
+int bystander(engine&, line_channel& channel) {
+  channel.say("up");
+  (void)channel.hear(120s);
+  return 0;
+}
+
+std::string backend_between(const cluster_options& options, std::string* device = nullptr) {
+  static const auto doubles = gpu_ways();
+  if (doubles.empty()) return "no doubles here";
+  const cluster c{options};
+  const auto decode = c.spawn("decode-0", bystander);
+  cluster::quiet("prefill-0");
+  const auto prefill = c.start("prefill-0");
+  if (!prefill || decode->channel().hear() != "up") return "not up";
+  listener events{*prefill};
+  const std::vector<std::byte> value(100'000, std::byte{7});
+  const auto put = prefill->put("decode-0", "key", value);
+  if (!put || !events.outcome(*put)) return "no outcome";
+  if (events.of(*put).done != 1) return to_string(events.of(*put).why);
+  const auto report = prefill->report();
+  if (device != nullptr) *device = report.pool.device;
+  return report.links.empty() ? "no link" : report.links.front().backend;
+}
+
+TEST(cache_on_a_gpu, is_joined_with_another_one_by_xgmi_where_nothing_else_is_asked_for) {
+  if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
+  cluster_options options;
+  options.prefill_device = "gpu:1";
+  options.decode_device = "gpu:0";
+  std::string device;
+  EXPECT_EQ(backend_between(options, &device), "xgmi");
+  EXPECT_EQ(device, "gpu:1");
+}
+
+TEST(cache_on_a_gpu, is_joined_by_shm_with_a_node_whose_cache_is_on_the_host) {
+  if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
+  cluster_options options;
+  options.prefill_device = "gpu:0";
+  EXPECT_EQ(backend_between(options), "shm");
+  std::swap(options.prefill_device, options.decode_device);
+  EXPECT_EQ(backend_between(options), "shm");
+}
+
+TEST(cache_on_the_host, is_never_joined_by_xgmi_although_its_process_sees_gpus) {
+  if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
+  EXPECT_EQ(backend_between({}), "shm");
+}
+
+}  // namespace
+}  // namespace troupe::testing

@@ -1,0 +1,20 @@
+#pragma once
+
+/// Transfers between caches in memory of GPUs, for tests of the actors. The GPUs are doubles, in every
+/// process of the test: their memory is the host's, so that tests may look into it.
+
+#include <vector>
+
+#include "gpu_double.hpp"
+#include "ways.hpp"
+
+namespace troupe::testing {
+
+/// Asked for before any node is started, in a process without threads.
+inline std::vector<way> gpu_ways() {
+  if (have_verbs()) return {};
+  transport::xgmi::gpu_site::set_maker(transport::xgmi::double_site);
+  return {{"xgmi", "write"}, {"xgmi", "read"}};
+}
+
+}  // namespace troupe::testing
