@@ -35,29 +35,36 @@ std::optional<std::uint32_t> gpu_of(std::string_view text) {
   return number;
 }
 
-/// A list with one GPU for each node.
-std::vector<std::uint32_t> read_gpus(section& pool, const yaml_node& list, std::size_t nodes) {
-  const std::string path = pool.path_of("device");
+/// A list with one value for each node; empty (and refused) if it has more or fewer. `parse` takes
+/// an item, and refuses what it does not understand as not `expected`; such a one keeps its place.
+template <typename Value, typename Parse>
+std::optional<std::vector<Value>> read_per_node(section& in, const yaml_node& list,
+                                                const std::string& path, std::size_t nodes,
+                                                const std::string& what,
+                                                const std::string& expected, Parse parse) {
   if (list.items.size() != nodes) {
-    pool.into().refuse(
-        path, std::to_string(nodes) + " GPUs, one per node (replicas times tensor_parallel)",
+    in.into().refuse(
+        path,
+        std::to_string(nodes) + " " + what + ", one per node (replicas times tensor_parallel)",
         "it has " + std::to_string(list.items.size()));
-    return {};
+    return std::nullopt;
   }
-  constexpr const char* expected = "gpu:N with N from 0 to 255";
-  std::vector<std::uint32_t> gpus;
-  for (const auto& [node, at] : scalars_of(pool.into(), list, path, expected)) {
-    const auto gpu = node != nullptr ? gpu_of(node->text) : std::nullopt;
-    if (node != nullptr && !gpu) pool.into().refuse(at, expected);
-    gpus.push_back(gpu.value_or(0));
+  std::vector<Value> values;
+  for (const auto& [node, at] : scalars_of(in.into(), list, path, expected)) {
+    const std::optional<Value> value = node != nullptr ? parse(*node) : std::nullopt;
+    if (node != nullptr && !value) in.into().refuse(at, expected);
+    values.push_back(value.value_or(Value{}));
   }
-  return gpus;
+  return values;
 }
 
 std::vector<std::uint32_t> read_device(section& pool, std::size_t nodes) {
   const yaml_node* node = pool.get("device");
   if (node != nullptr && node->kind == yaml_node::form::sequence) {
-    return read_gpus(pool, *pool.sequence("device"), nodes);
+    return read_per_node<std::uint32_t>(pool, *pool.sequence("device"), pool.path_of("device"),
+                                        nodes, "GPUs", "gpu:N with N from 0 to 255",
+                                        [](const yaml_node& item) { return gpu_of(item.text); })
+        .value_or(std::vector<std::uint32_t>{});
   }
   const auto word = pool.text("device", pool_devices);
   if (!word || *word == "cpu") return {};
@@ -111,23 +118,14 @@ std::vector<std::uint16_t> read_ports(section& stage, std::size_t nodes) {
   if (list == nullptr) return result;
   const std::string path = stage.path_of("ports");
   if (stage.has("port")) stage.into().refuse(path, "", "`port` is there already; keep one of them");
-  if (list->items.size() != nodes) {
-    stage.into().refuse(path,
-                        std::to_string(nodes) +
-                            " ports, one per node (replicas times "
-                            "tensor_parallel)",
-                        "it has " + std::to_string(list->items.size()));
-    return result;
-  }
-  result.clear();
-  const std::string expected = "a whole number from 0 to 65535";
-  for (const auto& [node, at] : scalars_of(stage.into(), *list, path, expected)) {
-    const auto value = node != nullptr ? parse_integer(*node) : std::nullopt;
-    const bool good = value && *value >= 0 && *value <= 65'535;
-    if (node != nullptr && !good) stage.into().refuse(at, expected);
-    result.push_back(static_cast<std::uint16_t>(good ? *value : 0));
-  }
-  return result;
+  const auto port_of = [](const yaml_node& item) -> std::optional<std::uint16_t> {
+    const auto value = parse_integer(item);
+    if (!value || *value < 0 || *value > 65'535) return std::nullopt;
+    return static_cast<std::uint16_t>(*value);
+  };
+  return read_per_node<std::uint16_t>(stage, *list, path, nodes, "ports",
+                                      "a whole number from 0 to 65535", port_of)
+      .value_or(std::move(result));
 }
 
 engine_kind read_engine(section& in, config::role role) {

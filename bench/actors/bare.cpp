@@ -130,14 +130,11 @@ struct bare_link::side {
     wanted.role = dials ? link_role::initiator : link_role::acceptor;
     wanted.peer = theirs;
     wire = need(place->open(kind, wanted, said), "link");
-    const auto offer = wire->offer().payload;
-    peer.put(std::uint64_t{offer.size()});
-    peer.put_bytes(offer.data(), offer.size());
+    peer.put_list(wire->offer().payload);
     link_offer their_offer;
     their_offer.kind = kind;
     their_offer.owner = theirs;
-    their_offer.payload.resize(peer.get<std::uint64_t>());
-    peer.get_bytes(their_offer.payload.data(), their_offer.payload.size());
+    their_offer.payload = peer.get_list();
     need(wire->connect(their_offer), "connect");
     while (!said->up) {
       if (polling) {

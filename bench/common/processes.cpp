@@ -63,6 +63,17 @@ void control::get_bytes(void* data, std::size_t size) const {
   }
 }
 
+void control::put_list(const std::vector<std::byte>& bytes) const {
+  put(static_cast<std::uint32_t>(bytes.size()));
+  put_bytes(bytes.data(), bytes.size());
+}
+
+std::vector<std::byte> control::get_list() const {
+  std::vector<std::byte> bytes(get<std::uint32_t>());
+  get_bytes(bytes.data(), bytes.size());
+  return bytes;
+}
+
 bool control::readable() const {
   char c = 0;
   const auto got = ::recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);

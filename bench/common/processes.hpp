@@ -52,6 +52,9 @@ struct control {
     get_bytes(&value, sizeof value);
     return value;
   }
+  /// With their number before them.
+  void put_list(const std::vector<std::byte>& bytes) const;
+  [[nodiscard]] std::vector<std::byte> get_list() const;
   [[nodiscard]] bool readable() const;
 };
 

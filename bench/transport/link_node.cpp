@@ -28,21 +28,6 @@ void node_sink::on_broken(troupe::error why) {
   die("the link broke: " + to_string(why));
 }
 
-namespace {
-
-void put_bytes(const control& to, const std::vector<std::byte>& bytes) {
-  to.put(static_cast<std::uint32_t>(bytes.size()));
-  to.put_bytes(bytes.data(), bytes.size());
-}
-
-std::vector<std::byte> get_bytes(const control& from) {
-  std::vector<std::byte> bytes(from.get<std::uint32_t>());
-  from.get_bytes(bytes.data(), bytes.size());
-  return bytes;
-}
-
-}  // namespace
-
 batch new_batch(batch_id id, direction dir) {
   batch work;
   work.id = id;
@@ -69,8 +54,8 @@ link_node make_node(const control& peer, const node_plan& plan) {
                               {.role = plan.role, .peer = their_life, .lanes = plan.lanes}, n.said),
                 "link");
   const auto offer = n.wire->offer();
-  put_bytes(peer, offer.payload);
-  const link_offer theirs{.kind = plan.kind, .owner = their_life, .payload = get_bytes(peer)};
+  peer.put_list(offer.payload);
+  const link_offer theirs{.kind = plan.kind, .owner = their_life, .payload = peer.get_list()};
   need(n.wire->connect(theirs), "connect");
   while (!n.said->up) {
     plan.workers == 0 ? static_cast<void>(n.place->poll()) : std::this_thread::yield();
@@ -81,12 +66,12 @@ link_node make_node(const control& peer, const node_plan& plan) {
            "grant");
   peer.put(grant.id);
   peer.put(grant.region);
-  put_bytes(peer, grant.key);
+  peer.put_list(grant.key);
   n.peer_grant = grant;
   n.peer_grant.owner = theirs.owner;
   n.peer_grant.id = peer.get<std::uint64_t>();
   n.peer_grant.region = peer.get<region_id>();
-  n.peer_grant.key = get_bytes(peer);
+  n.peer_grant.key = peer.get_list();
   return n;
 }
 

@@ -14,17 +14,6 @@ namespace {
 constexpr transfer_id everything{1};
 std::uint64_t last_batch = 0;
 
-void put_bytes(const control& to, const std::vector<std::byte>& bytes) {
-  to.put(static_cast<std::uint32_t>(bytes.size()));
-  to.put_bytes(bytes.data(), bytes.size());
-}
-
-std::vector<std::byte> get_bytes(const control& from) {
-  std::vector<std::byte> bytes(from.get<std::uint32_t>());
-  from.get_bytes(bytes.data(), bytes.size());
-  return bytes;
-}
-
 }  // namespace
 
 // -- memory
@@ -85,8 +74,8 @@ gpu_end gpu_end::join(const control& peer, const gpu_memory& memory, bool dials,
   with.peer = other;
   with.connect_timeout = std::chrono::seconds{20};
   made.wire = need(made.place->open(backend_kind::xgmi, with, made.said), "link");
-  put_bytes(peer, made.wire->offer().payload);
-  const link_offer theirs{.kind = backend_kind::xgmi, .owner = other, .payload = get_bytes(peer)};
+  peer.put_list(made.wire->offer().payload);
+  const link_offer theirs{.kind = backend_kind::xgmi, .owner = other, .payload = peer.get_list()};
   need(made.wire->connect(theirs), "connect");
   while (!made.said->up) made.place->poll();
   for (std::size_t i = 0; i < made.regions.size(); ++i) {
@@ -95,11 +84,11 @@ gpu_end gpu_end::join(const control& peer, const gpu_memory& memory, bool dials,
         need(made.wire->grant(made.regions[i], {{0, size, 0, 1}}, access::read_write, everything),
              "grant");
     peer.put(given.id);
-    put_bytes(peer, given.key);
+    peer.put_list(given.key);
     auto mine = given;
     mine.owner = other;
     mine.id = peer.get<std::uint64_t>();
-    mine.key = get_bytes(peer);  // both register in the same order: the numbers are the same
+    mine.key = peer.get_list();  // both register in the same order: the numbers are the same
     made.theirs.push_back(std::make_shared<const remote_grant>(std::move(mine)));
     // A socket holds no more than some messages about regions: read those that came.
     for (int round = 0; round < 100; ++round) made.place->poll();

@@ -284,6 +284,13 @@ class cluster {
   std::unique_ptr<forked> supervisor_;
 };
 
+/// A node that lives until it is told to end, or is killed.
+inline int bystander(engine&, line_channel& channel) {
+  channel.say("up");
+  (void)channel.hear(300s);
+  return 0;
+}
+
 /// The bytes of one cache, addressed as the layout says.
 class cache_bytes {
  public:

@@ -23,13 +23,6 @@ std::uint64_t resident_bytes() {
   return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// A node that lives until it is told to end.
-int bystander(engine&, line_channel& channel) {
-  channel.say("up");
-  (void)channel.hear(120s);
-  return 0;
-}
-
 std::unique_ptr<forked> later(const cluster& c, const std::string& name) {
   return std::make_unique<forked>([&c, name](line_channel& channel) {
     cluster::quiet(name);

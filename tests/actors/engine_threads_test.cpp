@@ -19,13 +19,6 @@
 namespace troupe::testing {
 namespace {
 
-/// Keeps its node until it is told to end.
-int bystander(engine&, line_channel& channel) {
-  channel.say("up");
-  (void)channel.hear(300s);
-  return 0;
-}
-
 /// Answers nothing, but sends whatever is asked for: a whole request for each line.
 int sends_at_once(engine& node, line_channel& channel) {
   listener events{node};

@@ -149,12 +149,6 @@ INSTANTIATE_TEST_SUITE_P(over_gpus, computed_on_gpus, ::testing::ValuesIn(gpu_wa
 
 // -- which backend joins whom
 
-int bystander(engine&, line_channel& channel) {
-  channel.say("up");
-  (void)channel.hear(120s);
-  return 0;
-}
-
 std::string backend_between(const cluster_options& options, std::string* device = nullptr) {
   static const auto doubles = gpu_ways();
   if (doubles.empty()) return "no doubles here";

@@ -88,14 +88,14 @@ TEST_P(rebuilt, three_times_under_many_transfers_at_any_moment_loses_nothing) {
 }
 
 /// A store that lives until it is told to end.
-int bystander(engine& node, line_channel& channel) {
+int tells_its_port(engine& node, line_channel& channel) {
   channel.say("up");
   while (channel.hear(60s)) channel.say(std::to_string(node.report().node.port));
   return 0;
 }
 
 TEST_P(rebuilt, under_keyed_values_each_operation_is_done_once) {
-  first = later(c, "store-0", bystander);
+  first = later(c, "store-0", tells_its_port);
   survive_as("prefill-0");
   begin(*first);
   const auto spared = cluster_ports();

@@ -20,13 +20,6 @@ bool equal(const value_view& view, const std::vector<std::byte>& value) {
   return std::ranges::equal(view.bytes, value);
 }
 
-/// A node that lives until it is told to end, or is killed.
-int bystander(engine&, line_channel& channel) {
-  channel.say("up");
-  (void)channel.hear(120s);
-  return 0;
-}
-
 class value : public ::testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<cluster> c;

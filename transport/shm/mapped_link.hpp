@@ -133,6 +133,11 @@ class mapped_link : public link,
   void drain_control();
 
   // -- batches (mapped_link_batches.cpp)
+  /// Without the lock, as a batch comes in: the link is up, or why not.
+  [[nodiscard]] result<void> need_up();
+  /// Without the lock: why a batch was refused that was looked at while the link was up. What it looked
+  /// for may have gone with the link, meanwhile or because of it.
+  [[nodiscard]] unexpected refused(troupe::error why) const;
   [[nodiscard]] result<void> admit(const batch& work);
   void take_in(const std::shared_ptr<mapped_job>& job);
   void finish(const std::shared_ptr<mapped_job>& job);

@@ -9,6 +9,23 @@
 
 namespace troupe::transport::shm {
 
+result<void> mapped_link::need_up() {
+  std::unique_lock lock{mutex_};
+  if (state_ == link_phase::connecting) {
+    lock.unlock();
+    drain_control();  // the peer may be up already, and what it said is here
+    lock.lock();
+  }
+  if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
+  return {};
+}
+
+unexpected mapped_link::refused(troupe::error why) const {
+  const std::lock_guard lock{mutex_};
+  if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
+  return fail(std::move(why));
+}
+
 /// Under the lock: takes the batch in, or says why not.
 result<void> mapped_link::admit(const batch& work) {
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);

@@ -151,22 +151,9 @@ bool shm_link::post_small(batch& work) {
 result<void> shm_link::post(batch work) {
   if (post_small(work)) return {};
   if (auto ok = check_batch(work); !ok) return ok;
-  {
-    std::unique_lock lock{mutex_};
-    if (state_ == link_phase::connecting) {
-      lock.unlock();
-      drain_control();  // the peer may be up already, and what it said is here
-      lock.lock();
-    }
-    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
-  }
+  if (auto ok = need_up(); !ok) return ok;
   auto prepared = prepare(std::move(work));
-  if (!prepared) {
-    // What it looked for may have gone with the link, while it looked or because it did.
-    const std::lock_guard lock{mutex_};
-    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
-    return fail(std::move(prepared).error());
-  }
+  if (!prepared) return refused(std::move(prepared).error());
   const auto& job = *prepared;
   const bool at_once = job->total <= inline_bytes;
   {

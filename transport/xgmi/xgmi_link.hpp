@@ -107,7 +107,6 @@ class xgmi_link final : public shm::shm_link {
   [[nodiscard]] result<void> share_region(const region& memory, const gpu_allocation& place);
 
   // -- copying (xgmi_link_post.cpp)
-  [[nodiscard]] result<bool> is_all_on_host(const batch& work) const;
   [[nodiscard]] result<std::shared_ptr<xgmi_job>> prepare(batch work);
   [[nodiscard]] result<xgmi_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] result<void> find_remote(const remote_grant& grant, xgmi_piece& made);

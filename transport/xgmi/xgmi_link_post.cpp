@@ -22,6 +22,40 @@ std::uint64_t bytes_of(const batch& work) noexcept {
 /// Batches that did not end that one look passes by.
 constexpr std::size_t looked_at = 64;
 
+/// Whether the processor copies it, as over shm. Its grants tell, without a look at the regions.
+bool is_of_the_host(const batch& work) {
+  const auto of_a_gpu = [](const piece& one) {
+    return one.remote && decode_grant_key(one.remote->key);
+  };
+  const auto of_the_host = [](const piece& one) {
+    return one.remote && shm::grant_key::decode(one.remote->key);
+  };
+  return !work.pieces.empty() && std::ranges::none_of(work.pieces, of_a_gpu) &&
+         std::ranges::all_of(work.pieces, of_the_host);
+}
+
+/// Why a piece whose local memory is the host's has no place among those that GPUs copy.
+troupe::error not_for_gpus(const remote_grant& grant) {
+  const auto slot = decode_grant_key(grant.key);
+  if (slot) {
+    return {
+        errc::backend_unavailable,
+        "the local region is memory of the host and the peer's of a GPU, and xgmi moves neither "
+        "into the other"};
+  }
+  if (!shm::grant_key::decode(grant.key)) return slot.error();
+  return {errc::backend_unavailable,
+          "a batch over xgmi is of memory of GPUs or of the host, this one is of both: post them "
+          "apart"};
+}
+
+/// Why a piece whose peer's memory is the host's does not begin in memory of a GPU.
+troupe::error not_to_the_host(const remote_grant& grant) {
+  return {errc::backend_unavailable,
+          "the peer's region " + std::to_string(grant.region.value) +
+              " is memory of the host and ours of a GPU, and xgmi moves neither into the other"};
+}
+
 troupe::error gone_grant(std::size_t piece) {
   return {errc::grant_revoked, "the peer has revoked the grant of piece " + std::to_string(piece) +
                                    "; its transfer has ended there"};
@@ -60,6 +94,7 @@ result<xgmi_piece> xgmi_link::prepare_piece(const batch& work, std::size_t index
   if (!local) return in_piece(index, std::move(local).error());
   made.local = std::move(*local);
   if (auto ok = check_piece(work, index, options_.peer, *made.local); !ok) return fail(ok.error());
+  if (made.local->kind() == memory_kind::host) return in_piece(index, not_for_gpus(*piece.remote));
   const auto place = gpus_->place_of(*made.local);
   if (!place) return in_piece(index, place.error());
   made.device = place->device;
@@ -70,12 +105,7 @@ result<xgmi_piece> xgmi_link::prepare_piece(const batch& work, std::size_t index
 /// Where the granted region lies for the GPU that copies.
 result<void> xgmi_link::find_remote(const remote_grant& grant, xgmi_piece& made) {
   const auto slot = decode_grant_key(grant.key);
-  if (!slot && shm::grant_key::decode(grant.key)) {
-    return fail(
-        errc::backend_unavailable,
-        "the peer's region " + std::to_string(grant.region.value) +
-            " is memory of the host and ours of a GPU, and xgmi moves neither into the other");
-  }
+  if (!slot && shm::grant_key::decode(grant.key)) return fail(not_to_the_host(grant));
   if (!slot) return fail(slot.error());
   made.slot = {&outgoing_->slots[*slot], grant.id};
   if (!peer_regions_->knows(grant.region))
@@ -104,51 +134,21 @@ result<std::shared_ptr<xgmi_job>> xgmi_link::prepare(batch work) {
   return job;
 }
 
-/// Whether the processor copies it, as over shm.
-result<bool> xgmi_link::is_all_on_host(const batch& work) const {
-  std::size_t on_host = 0;
-  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
-    const auto local = regions_.use(work.pieces[i].local);
-    if (!local) return in_piece(i, local.error());
-    if ((*local)->kind() == memory_kind::host) ++on_host;
-  }
-  if (on_host != 0 && on_host != work.pieces.size()) {
-    return fail(errc::backend_unavailable,
-                "a batch over xgmi is of memory of GPUs or of the host, this one is of both: post "
-                "them apart");
-  }
-  for (std::size_t i = 0; i < on_host; ++i) {
-    const auto& remote = work.pieces[i].remote;
-    if (remote && decode_grant_key(remote->key)) {
-      return in_piece(i, troupe::error{errc::backend_unavailable,
-                                       "the local region is memory of the host and the peer's of a "
-                                       "GPU, and xgmi moves neither into the other"});
-    }
-  }
-  return on_host != 0;
-}
-
 result<void> xgmi_link::post(batch work) {
-  const auto on_host = is_all_on_host(work);
-  if (!on_host) return fail(on_host.error());
-  if (*on_host) return shm_link::post(std::move(work));
-  if (auto ok = check_batch(work); !ok) return ok;
-  {
-    std::unique_lock lock{mutex_};
-    if (state_ == link_phase::connecting) {
-      lock.unlock();
-      drain_control();  // the peer may be up already, and what it said is here
-      lock.lock();
+  if (is_of_the_host(work)) {
+    for (std::size_t i = 0; i < work.pieces.size(); ++i) {
+      const auto local = regions_.use(work.pieces[i].local);
+      if (!local) return in_piece(i, local.error());
+      if ((*local)->kind() != memory_kind::host) {
+        return in_piece(i, not_to_the_host(*work.pieces[i].remote));
+      }
     }
-    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
+    return shm_link::post(std::move(work));
   }
+  if (auto ok = check_batch(work); !ok) return ok;
+  if (auto ok = need_up(); !ok) return ok;
   auto prepared = prepare(std::move(work));
-  if (!prepared) {
-    // What it looked for may have gone with the link, while it looked or because it did.
-    const std::lock_guard lock{mutex_};
-    if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
-    return fail(std::move(prepared).error());
-  }
+  if (!prepared) return refused(std::move(prepared).error());
   const auto& job = *prepared;
   {
     const std::lock_guard lock{mutex_};

@@ -1,0 +1,67 @@
+#include "troupe/transport/shm/mapped_backend.hpp"
+
+#include <utility>
+
+#include "troupe/transport/link_check.hpp"
+
+namespace troupe::transport::shm {
+
+void mapped_backend::start() {
+  if (auto started = shm_listener::start(context_)) {
+    listener_ = std::move(*started);
+  } else {
+    why_not_ = std::move(started).error().message;
+  }
+  removals_ = context_.regions.on_removed([this](region_id region) { region_removed(region); });
+}
+
+void mapped_backend::close() {
+  if (const auto removals = std::exchange(removals_, 0); removals != 0) {
+    context_.regions.forget_listener(removals);
+  }
+  if (const auto listener = std::exchange(listener_, nullptr)) listener->stop();
+}
+
+std::optional<std::string> mapped_backend::why_apart(const host_identity& peer) const {
+  const auto& self = context_.identity;
+  if (self.boot_id.empty() || peer.boot_id != self.boot_id) return "another host";
+  if (peer.network_namespace != self.network_namespace) {
+    return "same host, another network namespace: its unix socket cannot be reached";
+  }
+  if (peer.pid_namespace != self.pid_namespace) {
+    return "same host, another pid namespace: its process cannot be watched";
+  }
+  if (peer.uid != self.uid) {
+    return "same host, user " + std::to_string(peer.uid) + " there and " +
+           std::to_string(self.uid) + " here: memory is shared within one user only";
+  }
+  return std::nullopt;
+}
+
+result<std::shared_ptr<link>> mapped_backend::open(const link_options& options,
+                                                   std::shared_ptr<link_sink> sink) {
+  if (auto here = probe(); !here.usable) {
+    return fail(errc::backend_unavailable, std::string{to_string(kind())} + ": " + here.reason);
+  }
+  if (auto ok = check_options(options, sink.get()); !ok) return fail(std::move(ok).error());
+  auto made = make(options, std::move(sink));
+  made->expect_dialer();
+  const std::lock_guard lock{mutex_};
+  std::erase_if(links_, [](const auto& link) { return link.expired(); });
+  links_.push_back(made);
+  return std::shared_ptr<link>{std::move(made)};
+}
+
+void mapped_backend::region_removed(region_id region) {
+  on_removed(region);
+  std::vector<std::shared_ptr<mapped_link>> links;
+  {
+    const std::lock_guard lock{mutex_};
+    for (const auto& candidate : links_) {
+      if (auto link = candidate.lock()) links.push_back(std::move(link));
+    }
+  }
+  for (const auto& link : links) link->region_removed(region);
+}
+
+}  // namespace troupe::transport::shm
