@@ -51,6 +51,17 @@ TEST(examples, hetero_tp_feeds_two_ranks_from_one) {
   EXPECT_NE(value->stages[0].layout, value->stages[1].layout);
 }
 
+TEST(examples, the_one_with_gpus_gives_each_rank_its_own) {
+  const auto value = load(folder + "gpu.yaml").value;
+  ASSERT_TRUE(value);
+  std::vector<std::uint32_t> gpus;
+  for (const auto& stage : value->stages) {
+    EXPECT_EQ(stage.transport.backend, backend_kind::xgmi);
+    gpus.insert(gpus.end(), stage.pool->gpus.begin(), stage.pool->gpus.end());
+  }
+  EXPECT_EQ(gpus, (std::vector<std::uint32_t>{0, 1, 2, 3}));
+}
+
 TEST(examples, the_store_runs_no_engine_and_its_edges_move_no_layers) {
   const auto value = load(folder + "store.yaml").value;
   ASSERT_TRUE(value);
