@@ -21,10 +21,10 @@ class mapped_backend : public backend {
  public:
   [[nodiscard]] result<std::shared_ptr<link>> open(const link_options& options,
                                                    std::shared_ptr<link_sink> sink) final;
+  ~mapped_backend() override { close(); }
 
  protected:
   explicit mapped_backend(backend_context& context) : context_{context} {}
-  ~mapped_backend() override { close(); }
 
   /// Listens, or notes why not. Called once, at the end of the leaf's constructor.
   void start();
