@@ -33,22 +33,26 @@ void write_for_ever(channel& line) {
   join(self, ours, link_role::initiator, line);
   const auto from = self.allocate(size);
   set(self.memory(from), std::byte{0xbb});
-  for (std::uint64_t id = 1;; id += 1000) {
-    // One grant after another, each used until it is revoked.
+  std::uint64_t id = 0;
+  while (true) {
+    // One grant after another, each used until it is revoked, with two batches on their way.
     const auto grant = line.receive_grant();
-    for (std::uint64_t i = 0;; ++i) {
+    const auto first = id + 1;
+    while (true) {
       const auto done = self.said->completions();
-      if (std::ranges::any_of(done, [&](const auto& c) { return c.id.value >= id && c.failure; }))
+      if (std::ranges::any_of(done,
+                              [&](const auto& c) { return c.id.value >= first && c.failure; })) {
         break;
-      if (done.size() + 2 <= id % 1000 + i) {
+      }
+      if (done.size() + 2 <= id) {
         std::this_thread::sleep_for(50us);
         continue;
       }
-      if (!self.to_peer->post(simple_batch(id + i, direction::write, from, grant,
+      if (!self.to_peer->post(simple_batch(id + 1, direction::write, from, grant,
                                            {{.length = grant.extents[0].length}}))) {
         break;
       }
-      std::this_thread::sleep_for(100us);
+      id += 1;
     }
     line.send_value(int{1});
   }
