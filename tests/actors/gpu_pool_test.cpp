@@ -53,6 +53,14 @@ int hasty_prefill(engine& node, line_channel& channel) {
       answer = to_string(node.layers_ready(*send, 0, 1, tokens, compute_point{&event, 77}).error());
     } else if (verb == "lose") {
       gpus.lose();
+    } else if (verb == "ready") {
+      const auto said = node.layers_ready(*send, 0, layers, tokens);
+      if (!said) answer = to_string(said.error());
+    } else if (verb == "links") {
+      answer.clear();
+      for (const auto& link : node.report().links) {
+        answer += link.backend + " " + link.state + " since " + link.last_break + "; ";
+      }
     } else if (verb == "outcome") {
       answer = events.unpinned(*send) ? "done" : "no end";
       if (events.of(*send).failed > 0) answer = to_string(events.of(*send).why);
@@ -66,6 +74,10 @@ int hasty_prefill(engine& node, line_channel& channel) {
 
 class computed_on_gpus : public ::testing::TestWithParam<way> {
  protected:
+  explicit computed_on_gpus(cluster_options options = options_of(GetParam()))
+      : options_{std::move(options)} {}
+
+  const cluster_options options_;
   std::unique_ptr<cluster> c;
   std::unique_ptr<forked> prefill;
   std::unique_ptr<engine> decode;
@@ -74,7 +86,7 @@ class computed_on_gpus : public ::testing::TestWithParam<way> {
   operation_id taken;
 
   void SetUp() override {
-    c = std::make_unique<cluster>(options_of(GetParam()));
+    c = std::make_unique<cluster>(options_);
     prefill = c->spawn("prefill-0", hasty_prefill);
     cluster::quiet("decode");
     decode = c->start("decode-0");
@@ -133,6 +145,48 @@ TEST_P(computed_on_gpus, a_gpu_that_is_lost_while_it_computes_fails_both_sides_w
   EXPECT_NE(tell("outcome").find("GPU"), std::string::npos);
 }
 
+/// The prefill node's GPU copies, which is the one that is lost.
+std::vector<way> gpu_pushes() {
+  auto ways = gpu_ways();
+  std::erase_if(ways, [](const way& w) { return w.mode != "write"; });
+  return ways;
+}
+
+class lost_gpu : public computed_on_gpus {
+ protected:
+  lost_gpu() : computed_on_gpus{options()} {}
+  static cluster_options options() {
+    auto options = options_of(GetParam());
+    options.transport_more = ", fallback: [shm]";
+    return options;
+  }
+};
+
+TEST_P(lost_gpu, leaves_what_is_not_on_it_to_the_next_backend_and_is_shown_with_the_reason) {
+  const std::vector<std::byte> value(100'000, std::byte{7});
+  const auto put = [&](const char* key) {
+    const auto id = decode->put("prefill-0", key, value);
+    return id && events->outcome(*id) ? to_string(events->of(*id).why) : "no outcome";
+  };
+  const auto healthy = put("before");
+  ASSERT_EQ(decode->report().links.front().backend, "xgmi");
+  ASSERT_EQ(tell("lose"), "ok");
+  ASSERT_EQ(tell("ready"), "ok");
+  ASSERT_TRUE(events->outcome(taken));
+  EXPECT_EQ(events->of(taken).failed, 1);
+
+  EXPECT_EQ(put("after"), healthy);
+  // What is on the GPU is told so, whatever joins the nodes.
+  EXPECT_NE(tell("outcome").find("GPU"), std::string::npos);
+  const auto seen = decode->report().links.front();
+  EXPECT_EQ(seen.backend, "shm");
+  EXPECT_NE(seen.reason.find("xgmi failed: "), std::string::npos) << seen.reason;
+  EXPECT_NE(seen.reason.find("GPU"), std::string::npos) << seen.reason;
+  const auto theirs = tell("links");
+  EXPECT_EQ(theirs.find("shm up since "), 0u) << theirs;
+  EXPECT_NE(theirs.find("GPU"), std::string::npos) << theirs;
+}
+
 TEST_P(computed_on_gpus, a_point_that_is_none_is_refused_and_the_send_goes_on) {
   EXPECT_NE(tell("nothing").find("invalid_config"), std::string::npos);
   EXPECT_NE(tell("elsewhere").find("no_device"), std::string::npos);
@@ -146,6 +200,8 @@ TEST_P(computed_on_gpus, a_point_that_is_none_is_refused_and_the_send_goes_on) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(computed_on_gpus);  // where there are RDMA devices
 INSTANTIATE_TEST_SUITE_P(over_gpus, computed_on_gpus, ::testing::ValuesIn(gpu_ways()), name_of);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(lost_gpu);
+INSTANTIATE_TEST_SUITE_P(over_gpus, lost_gpu, ::testing::ValuesIn(gpu_pushes()), name_of);
 
 // -- which backend joins whom
 
