@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include <unistd.h>
+
 #include "troupe/transport/backend_context.hpp"
 #ifdef TROUPE_WITH_TCP
 #include "troupe/transport/tcp/tcp_backend.hpp"
@@ -62,8 +64,8 @@ class local_endpoint final : public endpoint {
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes,
                                                   std::string name) override {
     const auto found = gpus_->runtime->find(bytes.data());
-    const bool of_gpu = found && !found->on_host;
-    return regions_.add(bytes, std::move(name), of_gpu ? memory_kind::device : memory_kind::host);
+    if (!found || found->on_host) return regions_.add(bytes, std::move(name));
+    return add_of_gpu(*found, bytes, std::move(name), {});
   }
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes, std::string name,
                                                   const exported_memory& as) override {
@@ -111,6 +113,9 @@ class local_endpoint final : public endpoint {
     }
     return nullptr;
   }
+  [[nodiscard]] result<region_id> add_of_gpu(const xgmi::gpu_allocation& of,
+                                             std::span<std::byte> bytes, std::string name,
+                                             std::shared_ptr<void> owner);
   /// Whether `kind` can join us with `peer` now, and why (not).
   [[nodiscard]] usability judge(backend_kind kind, const host_identity& peer,
                                 std::span<const backend_kind> excluded) const;
@@ -139,7 +144,27 @@ result<region_id> local_endpoint::allocate_on_gpu(std::uint32_t gpu, std::uint64
   std::shared_ptr<void> owner{*memory, [site = gpus_, gpu](void* base) {
                                 site->runtime->release(gpu, static_cast<std::byte*>(base));
                               }};
-  return regions_.add({*memory, size}, std::move(name), memory_kind::device, std::move(owner));
+  const auto found = gpus_->runtime->find(*memory);
+  if (!found) {
+    return regions_.add({*memory, size}, std::move(name), memory_kind::device, std::move(owner));
+  }
+  return add_of_gpu(*found, {*memory, size}, std::move(name), std::move(owner));
+}
+
+/// NICs take memory of a GPU as a dma-buf. Where its driver exports none they are given its address,
+/// which goes well where the driver has told the kernel of its memory (nvidia-peermem, amdgpu).
+result<region_id> local_endpoint::add_of_gpu(const xgmi::gpu_allocation& of,
+                                             std::span<std::byte> bytes, std::string name,
+                                             std::shared_ptr<void> owner) {
+  const auto* nics = find(backend_kind::rdma);
+  if (nics != nullptr && nics->probe().usable) {
+    if (const auto exported = gpus_->runtime->export_dmabuf(of, bytes)) {
+      auto made = regions_.add(bytes, std::move(name), *exported, std::move(owner));
+      ::close(exported->dmabuf);  // the region has its own
+      return made;
+    }
+  }
+  return regions_.add(bytes, std::move(name), memory_kind::device, std::move(owner));
 }
 
 result<void> local_endpoint::start() {

@@ -114,7 +114,7 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
 }
 
 result<region_id> region_table::add(std::span<std::byte> bytes, std::string name,
-                                    const exported_memory& as) {
+                                    const exported_memory& as, std::shared_ptr<void> owner) {
   const auto wrong = [&](const std::string& what) {
     return fail(errc::invalid_config, "region '" + name + "': " + what);
   };
@@ -139,7 +139,8 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
                  .name = std::move(name),
                  .fd = -1,
                  .dmabuf = own,
-                 .dmabuf_offset = as.offset});
+                 .dmabuf_offset = as.offset,
+                 .owner = std::move(owner)});
 }
 
 result<region_id> region_table::insert(region::description what) {

@@ -115,7 +115,7 @@ class region_table {
                                       memory_kind kind, std::shared_ptr<void> owner = {});
   /// Memory that was exported as a dma-buf. The same, and `invalid_config` for what no dma-buf can be.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name,
-                                      const exported_memory& as);
+                                      const exported_memory& as, std::shared_ptr<void> owner = {});
   /// `unknown_region`, `overloaded` while it is used.
   [[nodiscard]] result<void> remove(region_id id);
   /// Whoever wants to know of each removal, until `forget_listener` with the number that this

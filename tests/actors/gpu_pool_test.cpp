@@ -75,9 +75,12 @@ int hasty_prefill(engine& node, line_channel& channel) {
 class computed_on_gpus : public ::testing::TestWithParam<way> {
  protected:
   explicit computed_on_gpus(cluster_options options = options_of(GetParam()))
-      : options_{std::move(options)} {}
+      : options_{std::move(options)} {
+    options_.prefill_device = "gpu:0";
+    options_.decode_device = "gpu:1";
+  }
 
-  const cluster_options options_;
+  cluster_options options_;
   std::unique_ptr<cluster> c;
   std::unique_ptr<forked> prefill;
   std::unique_ptr<engine> decode;
@@ -198,8 +201,8 @@ TEST_P(computed_on_gpus, a_point_that_is_none_is_refused_and_the_send_goes_on) {
   EXPECT_EQ(events->of(taken).done, 1) << to_string(events->of(taken).why);
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(computed_on_gpus);  // where there are RDMA devices
 INSTANTIATE_TEST_SUITE_P(over_gpus, computed_on_gpus, ::testing::ValuesIn(gpu_ways()), name_of);
+INSTANTIATE_TEST_SUITE_P(over_nics, computed_on_gpus, ::testing::ValuesIn(nic_ways()), name_of);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(lost_gpu);
 INSTANTIATE_TEST_SUITE_P(over_gpus, lost_gpu, ::testing::ValuesIn(gpu_pushes()), name_of);
 

@@ -17,4 +17,12 @@ inline std::vector<way> gpu_ways() {
   return {{"xgmi", "write"}, {"xgmi", "read"}};
 }
 
+/// The same between hosts, as far as nodes know: NICs take the memory of the GPUs. In the machine of
+/// tests/verbs.
+inline std::vector<way> nic_ways() {
+  if (!have_verbs()) return {};
+  transport::xgmi::gpu_site::set_maker(transport::xgmi::double_site);
+  return {{"rdma", "write"}, {"rdma", "read"}};
+}
+
 }  // namespace troupe::testing

@@ -18,6 +18,10 @@ struct driver {
   CUresult (*set_current)(CUcontext){nullptr};
   CUresult (*address_range)(CUdeviceptr*, std::size_t*, CUdeviceptr){nullptr};
   CUresult (*pointer_attribute)(void*, CUpointer_attribute, CUdeviceptr){nullptr};
+  CUresult (*error_name)(CUresult, const char**){nullptr};
+  // Newer; null where the driver is not.
+  CUresult (*range_handle)(void*, CUdeviceptr, std::size_t, CUmemRangeHandleType,
+                           unsigned long long){nullptr};
 
   driver() noexcept {
     find(device_get, "cuDeviceGet", 2000);
@@ -26,9 +30,12 @@ struct driver {
     find(set_current, "cuCtxSetCurrent", 4000);
     find(address_range, "cuMemGetAddressRange", 3020);
     find(pointer_attribute, "cuPointerGetAttribute", 4000);
+    find(error_name, "cuGetErrorName", 6000);
+    find(range_handle, "cuMemGetHandleForAddressRange", 11070);
   }
   [[nodiscard]] bool complete() const noexcept {
-    return device_get && retain && get_current && set_current && address_range && pointer_attribute;
+    return device_get && retain && get_current && set_current && address_range &&
+           pointer_attribute && error_name;
   }
 
  private:
@@ -103,6 +110,21 @@ std::optional<gpu_allocation> cuda_allocation(const void* at) noexcept {
   found.base = reinterpret_cast<std::byte*>(begin);
   found.size = bytes;
   return found;
+}
+
+std::variant<int, std::string> cuda_dmabuf(std::uint32_t device, const std::byte* begin,
+                                           std::uint64_t bytes) {
+  const auto& driver = calls();
+  if (!driver.complete() || driver.range_handle == nullptr) {
+    return "the driver is older than CUDA 11.7";
+  }
+  const cuda_context_scope here{device};
+  int fd = -1;
+  const auto made = driver.range_handle(&fd, reinterpret_cast<CUdeviceptr>(begin), bytes,
+                                        CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  if (made == CUDA_SUCCESS) return fd;
+  const char* name = nullptr;
+  return driver.error_name(made, &name) == CUDA_SUCCESS ? name : "error " + std::to_string(made);
 }
 
 cuda_context_scope::cuda_context_scope(std::uint32_t device) noexcept {

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <variant>
 
 #include <cuda_runtime_api.h>
 
@@ -15,6 +17,12 @@ namespace troupe::transport::xgmi {
 /// The allocation that holds `at`: on a GPU, or pinned memory of the host. Empty: none that the
 /// driver knows, or managed memory, which moves around. Makes no context.
 [[nodiscard]] std::optional<gpu_allocation> cuda_allocation(const void* at) noexcept;
+
+/// A dma-buf of whole pages, [`begin`, `begin` + `bytes`). The descriptor, the caller's to close, or the
+/// driver's reason. A driver before CUDA 11.7 has no such call.
+[[nodiscard]] std::variant<int, std::string> cuda_dmabuf(std::uint32_t device,
+                                                         const std::byte* begin,
+                                                         std::uint64_t bytes);
 
 /// Makes a GPU's primary context current in the calling thread until the end of the scope. Unlike
 /// cudaSetDevice back and forth it makes no context on a GPU that the thread never used.

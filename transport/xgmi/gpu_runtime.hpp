@@ -88,6 +88,10 @@ class gpu_runtime {
                                               std::uint64_t bytes) = 0;
   /// Of an allocation's base. `backend_unavailable`: memory of a kind that cannot be exported.
   [[nodiscard]] virtual result<memory_handle> export_memory(const gpu_allocation& of) = 0;
+  /// Memory within one allocation, as devices of other drivers take it: NICs. The descriptor is the
+  /// caller's to close. `backend_unavailable`: this driver, or the kernel, exports none.
+  [[nodiscard]] virtual result<exported_memory> export_dmabuf(
+      const gpu_allocation& of, std::span<const std::byte> memory) = 0;
   /// Opens what another process exported, for copies by `device`.
   [[nodiscard]] virtual result<std::byte*> open_memory(std::uint32_t device,
                                                        const memory_handle& handle) = 0;

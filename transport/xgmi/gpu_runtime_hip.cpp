@@ -6,6 +6,10 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
+
+#include <dlfcn.h>
+#include <unistd.h>
 
 #include "troupe/transport/xgmi/gpu_error.hpp"
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
@@ -94,6 +98,27 @@ hipError_t call_after(hipStream_t stream, ring_call* call) {
 #endif
 }
 
+/// Whole pages as a dma-buf, or the driver's reason.
+std::variant<exported_memory, std::string> dmabuf_of(std::uint32_t device, const std::byte* begin,
+                                                     std::uint64_t bytes) {
+#if defined(TROUPE_GPU_CUDA)
+  auto made = cuda_dmabuf(device, begin, bytes);
+  if (auto* why = std::get_if<std::string>(&made)) return std::move(*why);
+  return exported_memory{.dmabuf = std::get<int>(made)};
+#else
+  // Of the runtime below HIP, which is loaded with it; releases before ROCm 5.5 do not have it.
+  static_cast<void>(device);
+  using export_call = int(const void*, std::size_t, int*, std::uint64_t*);
+  static auto* const call =
+      reinterpret_cast<export_call*>(::dlsym(RTLD_DEFAULT, "hsa_amd_portable_export_dmabuf"));
+  if (call == nullptr) return "this release of ROCm exports none";
+  exported_memory made;
+  const int status = call(begin, bytes, &made.dmabuf, &made.offset);
+  if (status != 0) return "status " + std::to_string(status);
+  return made;
+#endif
+}
+
 std::string bus_id_of(int device) {
   char text[32] = {};
   if (hipDeviceGetPCIBusId(text, sizeof text, device) != hipSuccess) return {};
@@ -146,6 +171,8 @@ class hip_runtime final : public gpu_runtime {
   [[nodiscard]] result<void> copy_now(std::byte* to, const std::byte* from,
                                       std::uint64_t bytes) override;
   [[nodiscard]] result<memory_handle> export_memory(const gpu_allocation& of) override;
+  [[nodiscard]] result<exported_memory> export_dmabuf(const gpu_allocation& of,
+                                                      std::span<const std::byte> memory) override;
   [[nodiscard]] result<std::byte*> open_memory(std::uint32_t device,
                                                const memory_handle& handle) override;
   void close_memory(std::uint32_t device, std::byte* base) noexcept override;
@@ -170,6 +197,10 @@ class hip_runtime final : public gpu_runtime {
   [[nodiscard]] std::string name(std::uint32_t device) const {
     return device < devices_.size() ? devices_[device].bus_id : std::string{};
   }
+  [[nodiscard]] static unexpected not_seen(std::uint32_t device) {
+    return fail(errc::no_device,
+                "GPU " + std::to_string(device) + " is none that this process sees");
+  }
   /// The words for a call that failed; notes a GPU that is lost.
   [[nodiscard]] unexpected refused(std::uint32_t device, const char* call, hipError_t error) const {
     static_cast<void>(hipGetLastError());  // else the next launch would report it as its own
@@ -184,11 +215,7 @@ class hip_runtime final : public gpu_runtime {
   /// Runs `call` with `device` current.
   template <class Call>
   [[nodiscard]] result<void> at(std::uint32_t device, const char* what, Call call) const {
-    if (device >= devices_.size()) {
-      return fail(errc::no_device, "GPU " + std::to_string(device) +
-                                       " is none that this process "
-                                       "sees");
-    }
+    if (device >= devices_.size()) return not_seen(device);
     const on_device here{device};
     if (here.error() != hipSuccess) return refused(device, "the use of the GPU", here.error());
     if (const hipError_t error = call(); error != hipSuccess) return refused(device, what, error);
@@ -264,6 +291,23 @@ result<memory_handle> hip_runtime::export_memory(const gpu_allocation& of) {
   static_assert(sizeof made == sizeof bytes);
   std::memcpy(bytes.data(), &made, sizeof made);
   return bytes;
+}
+
+result<exported_memory> hip_runtime::export_dmabuf(const gpu_allocation& of,
+                                                   std::span<const std::byte> memory) {
+  if (of.device >= devices_.size()) return not_seen(of.device);
+  // Drivers export whole pages of the host's size.
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) / page * page;
+  const auto end =
+      (reinterpret_cast<std::uintptr_t>(memory.data()) + memory.size() + page - 1) / page * page;
+  const auto made = dmabuf_of(of.device, reinterpret_cast<const std::byte*>(begin), end - begin);
+  if (const auto* why = std::get_if<std::string>(&made)) {
+    return fail(gpu_error(gpu_fault::not_permitted, name(of.device), "export as a dma-buf", *why));
+  }
+  auto exported = std::get<exported_memory>(made);
+  exported.offset += reinterpret_cast<std::uintptr_t>(memory.data()) - begin;
+  return exported;
 }
 
 result<std::byte*> hip_runtime::open_memory(std::uint32_t device, const memory_handle& handle) {

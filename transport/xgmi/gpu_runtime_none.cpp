@@ -31,6 +31,10 @@ class no_runtime final : public gpu_runtime {
   [[nodiscard]] result<memory_handle> export_memory(const gpu_allocation& /*of*/) override {
     return absent();
   }
+  [[nodiscard]] result<exported_memory> export_dmabuf(
+      const gpu_allocation& /*of*/, std::span<const std::byte> /*memory*/) override {
+    return absent();
+  }
   [[nodiscard]] result<std::byte*> open_memory(std::uint32_t /*device*/,
                                                const memory_handle& /*handle*/) override {
     return absent();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "gpu_double.hpp"
 #include "two_nodes.hpp"
 
 // What a link does with memory that was exported as a dma-buf. In the machine of tests/verbs, whose
@@ -142,6 +143,41 @@ TEST_P(rdma_exported, memory_of_a_device_is_refused_by_backends_that_copy) {
     EXPECT_EQ(given.error().code, errc::backend_unavailable) << to_string(given.error());
     wire->close();
   }
+}
+
+TEST_P(rdma_exported, memory_is_what_a_gpu_was_asked_for_without_a_word_from_the_engine) {
+  const auto site = std::make_shared<xgmi::gpu_site>(std::make_unique<xgmi::gpu_double>());
+  auto& gpus = dynamic_cast<xgmi::gpu_double&>(*site->runtime);
+  rdma::two_nodes nodes;
+  for (const auto side : {'a', 'b'}) {
+    auto options = rdma::two_nodes::options_of(side);
+    options.self = incarnation{options.self.value + 1000};
+    options.rdma.memory_windows = std::string{GetParam()} == "windows";
+    options.xgmi.site = site;
+    rdma::two_nodes::create(side == 'a' ? nodes.a : nodes.b, std::move(options));
+  }
+  nodes.join();
+  auto& from = nodes.a;
+  auto& to = nodes.b;
+  // One that the endpoint allocates, and a part of one that the engine has.
+  from.region = from.place->allocate_on_gpu(0, size, "pool").value();
+  from.memory = from.place->bytes(from.region).value();
+  auto* const engines = gpus.allocate(1, size + 8192).value();
+  to.memory = {engines + 4608, size};
+  to.region = to.place->register_memory(to.memory, "engine's").value();
+  EXPECT_EQ(gpus.exported(), 2 * size);
+  contract::fill(from.memory, 5);
+
+  auto given = to.wire->grant(to.region, {{0, size, 0, 1}}, access::write, t1);
+  ASSERT_TRUE(given) << to_string(given.error());
+  batch work{.id = batch_id{1}, .transfer = t1, .dir = direction::write, .pieces = {}, .frame = {}};
+  work.pieces.push_back({from.region,
+                         std::make_shared<const remote_grant>(std::move(*given)),
+                         {{.local_offset = 0, .remote_offset = 0, .length = size}}});
+  ASSERT_TRUE(from.wire->post(std::move(work)));
+  ASSERT_TRUE(nodes.until([&] { return from.sink->completed() == 1; }));
+  EXPECT_FALSE(from.sink->outcome_of(1).failure);
+  EXPECT_TRUE(std::ranges::equal(from.memory, to.memory));
 }
 
 INSTANTIATE_TEST_SUITE_P(over, rdma_exported, ::testing::Values("windows", "keys"),

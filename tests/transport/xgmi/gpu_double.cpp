@@ -186,6 +186,16 @@ result<memory_handle> gpu_double::export_memory(const gpu_allocation& of) {
   return bytes;
 }
 
+result<exported_memory> gpu_double::export_dmabuf(const gpu_allocation& of,
+                                                  std::span<const std::byte> memory) {
+  const std::lock_guard lock{mutex_};
+  const auto at = memory_.find(of.base);
+  if (at == memory_.end()) return fail(errc::backend_unavailable, "not allocated here");
+  exported_ += memory.size();
+  return exported_memory{.dmabuf = ::fcntl(at->second.fd, F_DUPFD_CLOEXEC, 0),
+                         .offset = static_cast<std::uint64_t>(memory.data() - of.base)};
+}
+
 result<std::byte*> gpu_double::open_memory(std::uint32_t device, const memory_handle& handle) {
   handle_of_double wanted;
   std::memcpy(&wanted, handle.data(), sizeof wanted);

@@ -36,6 +36,8 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] std::uint64_t engine_copies() const { return engine_copies_; }
   [[nodiscard]] std::uint64_t open_now() const { return open_now_; }
   [[nodiscard]] std::uint64_t opened_ever() const { return opened_ever_; }
+  /// How much was exported for NICs. What they are given is no dma-buf, and kernels say so.
+  [[nodiscard]] std::uint64_t exported() const { return exported_; }
   /// Pairs that do not reach each other.
   void cut(std::uint32_t device, std::uint32_t peer);
 
@@ -49,6 +51,8 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] result<void> copy_now(std::byte* to, const std::byte* from,
                                       std::uint64_t bytes) override;
   [[nodiscard]] result<memory_handle> export_memory(const gpu_allocation& of) override;
+  [[nodiscard]] result<exported_memory> export_dmabuf(const gpu_allocation& of,
+                                                      std::span<const std::byte> memory) override;
   [[nodiscard]] result<std::byte*> open_memory(std::uint32_t device,
                                                const memory_handle& handle) override;
   void close_memory(std::uint32_t device, std::byte* base) noexcept override;
@@ -88,7 +92,7 @@ class gpu_double : public gpu_runtime {
   std::atomic<bool> lost_{false};
   std::atomic<bool> still_{false};
   std::array<std::atomic<std::uint64_t>, 4> launched_{};
-  std::atomic<std::uint64_t> engine_copies_{0}, open_now_{0}, opened_ever_{0};
+  std::atomic<std::uint64_t> engine_copies_{0}, open_now_{0}, opened_ever_{0}, exported_{0};
 };
 
 /// One for the process, as the real ones are.

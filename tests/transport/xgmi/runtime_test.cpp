@@ -1,11 +1,17 @@
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <string_view>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "troupe/transport/endpoint.hpp"
 #include "troupe/transport/xgmi/gpu_error.hpp"
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
+
+#include "gpu_memory.hpp"
 
 // What a build without GPUs, and a machine without them, answer; and what errors become.
 namespace troupe::transport::xgmi {
@@ -52,6 +58,7 @@ TEST_F(no_gpu, every_call_says_why_and_none_fails_in_another_way) {
   expect_refused(runtime->make_stream(0).error().code);
   expect_refused(runtime->make_event(0).error().code);
   expect_refused(runtime->open_memory(0, {}).error().code);
+  expect_refused(runtime->export_dmabuf({}, {}).error().code);
   expect_refused(runtime->launch({}, {.count = 1}).error().code);
   expect_refused(runtime->copy({}, 0, 0, 1).error().code);
 }
@@ -74,6 +81,41 @@ TEST_F(no_gpu, an_endpoint_goes_on_without_and_says_so) {
   auto peer = place->identity();
   peer.gpus = {"0000:0a:00.0"};
   EXPECT_NE(place->choose(peer, std::nullopt)->kind, backend_kind::xgmi);
+}
+
+// -- what NICs are given
+
+TEST(memory_of_a_gpu, is_exported_page_by_page_wherever_a_region_begins) {
+  if (!on_real_gpus()) GTEST_SKIP() << "TROUPE_TEST_GPU is not 1";
+  const auto& runtime = *site_under_test()->runtime;
+  auto& gpus = *site_under_test()->runtime;
+  constexpr std::uint64_t size = std::uint64_t{8} << 20;
+  auto* const memory = gpus.allocate(0, size).value();
+  const auto of = runtime.find(memory).value();
+  for (const std::uint64_t offset : {0, 512, 4096, 5000}) {
+    const auto made = gpus.export_dmabuf(of, {memory + offset, size - 8192});
+    ASSERT_TRUE(made) << to_string(made.error());
+    EXPECT_EQ((made->offset ^ reinterpret_cast<std::uintptr_t>(memory + offset)) & 4095, 0U);
+    std::ifstream about{"/proc/self/fdinfo/" + std::to_string(made->dmabuf)};
+    const std::string lines{std::istreambuf_iterator<char>{about}, {}};
+    EXPECT_THAT(lines, HasSubstr("exp_name:")) << "no dma-buf";
+    EXPECT_EQ(::close(made->dmabuf), 0);
+  }
+  gpus.release(0, memory);
+}
+
+TEST(memory_of_a_gpu, is_not_exported_where_no_nic_is) {
+  const auto site = std::make_shared<gpu_site>(std::make_unique<gpu_double>());
+  const auto& gpus = dynamic_cast<const gpu_double&>(*site->runtime);
+  endpoint_options options;
+  options.self = incarnation{1};
+  options.xgmi.site = site;
+  const auto place = endpoint::create(std::move(options)).value();
+  for (const auto& one : place->backends()) {
+    if (one.kind == backend_kind::rdma && one.state.usable) GTEST_SKIP() << "there are NICs";
+  }
+  EXPECT_TRUE(place->allocate_on_gpu(0, 4096, "pool"));
+  EXPECT_EQ(gpus.exported(), 0U);
 }
 
 }  // namespace troupe::transport::xgmi
