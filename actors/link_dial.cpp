@@ -165,8 +165,10 @@ void try_next_backend(self_pointer self) {
   request.pid_namespace = identity.pid_namespace;
   request.pid = identity.pid;
   request.uid = identity.uid;
-  // A cache in memory of the host is not reached by them.
-  if (st.context->cache_gpu) request.gpus = identity.gpus;
+  // The one to be reached: a cache in memory of the host is on none, and what else this process sees
+  // does not matter.
+  const auto on = st.context->cache_gpu;
+  if (on && *on < identity.gpus.size()) request.gpus = {identity.gpus[*on]};
   request.offer = to_bytes(st.link->offer().payload);
   request.layout = to_bytes(st.context->encoded_layout);
   request.reason = st.choice.reason;

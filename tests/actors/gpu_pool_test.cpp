@@ -209,8 +209,7 @@ INSTANTIATE_TEST_SUITE_P(over_gpus, lost_gpu, ::testing::ValuesIn(gpu_pushes()),
 // -- which backend joins whom
 
 std::string backend_between(const cluster_options& options, std::string* device = nullptr) {
-  static const auto doubles = gpu_ways();
-  if (doubles.empty()) return "no doubles here";
+  if (have_verbs()) return "no doubles here";
   const cluster c{options};
   const auto decode = c.spawn("decode-0", bystander);
   cluster::quiet("prefill-0");
@@ -242,6 +241,23 @@ TEST(cache_on_a_gpu, is_joined_by_shm_with_a_node_whose_cache_is_on_the_host) {
   options.prefill_device = "gpu:0";
   EXPECT_EQ(backend_between(options), "shm");
   std::swap(options.prefill_device, options.decode_device);
+  EXPECT_EQ(backend_between(options), "shm");
+}
+
+TEST(cache_on_a_gpu, that_the_peer_does_not_see_is_joined_by_the_next_backend) {
+  if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
+  if (::testing::UnitTest::GetInstance()->test_to_run_count() != 1) {
+    GTEST_SKIP() << "a process looks for its GPUs once: run this test alone";
+  }
+  // The nodes' processes see the first GPU only; this one sees both.
+  gpu_site::set_maker([here = ::getpid()] {
+    std::vector<std::string> seen{"0000:0a:00.0"};
+    if (::getpid() == here) seen.emplace_back("0000:0b:00.0");
+    return std::make_shared<gpu_site>(std::make_unique<gpu_double>(seen));
+  });
+  cluster_options options;
+  options.prefill_device = "gpu:1";
+  options.decode_device = "gpu:0";
   EXPECT_EQ(backend_between(options), "shm");
 }
 
