@@ -57,8 +57,10 @@ bool plainly_inside(std::span<const segment> segments, std::uint64_t local_size,
   });
 }
 
-/// The same where the grant is one range, and for it too: all in one look at each segment, without
-/// a jump. False says nothing.
+/// The same where the grant is one range, and for it too. What a block costs here bounds what goes
+/// through a link per second: so one look at each segment, and not one jump. The furthest ends are
+/// what is compared; numbers so large that an end could wrap go through the other checks. False says
+/// nothing.
 bool plainly_granted(std::span<const segment> segments, std::uint64_t local_size,
                      const remote_grant& grant) noexcept {
   if (grant.extents.size() != 1 || grant.extents.front().count != 1) return false;
@@ -66,14 +68,21 @@ bool plainly_granted(std::span<const segment> segments, std::uint64_t local_size
   if (whole.offset > grant.region_size || whole.length > grant.region_size - whole.offset) {
     return false;
   }
-  bool inside = true;
+  constexpr std::uint64_t never_wraps = std::uint64_t{1} << 62;
+  std::uint64_t numbers = 0;
+  std::uint32_t not_one = 0;
+  std::uint64_t local_end = 0;
+  std::uint64_t remote_end = 0;
+  std::uint64_t remote_begin = UINT64_MAX;
   for (const auto& s : segments) {
-    const auto remote = s.remote_offset - whole.offset;
-    inside &= (s.count == 1) & (s.local_offset <= local_size) &
-              (s.length <= local_size - s.local_offset) & (s.remote_offset >= whole.offset) &
-              (remote <= whole.length) & (s.length <= whole.length - remote);
+    numbers |= s.local_offset | s.remote_offset | s.length;
+    not_one |= s.count ^ 1;
+    local_end = std::max(local_end, s.local_offset + s.length);
+    remote_end = std::max(remote_end, s.remote_offset + s.length);
+    remote_begin = std::min(remote_begin, s.remote_offset);
   }
-  return inside;
+  return numbers < never_wraps && not_one == 0 && local_end <= local_size &&
+         remote_begin >= whole.offset && remote_end <= whole.offset + whole.length;
 }
 
 result<void> check_grant(const batch& work, const remote_grant& grant, incarnation peer) {
