@@ -91,9 +91,27 @@ class gpu_double::stream {
   std::thread thread_;
 };
 
-struct gpu_double::event {
-  /// Shared with the stream, which may come to it after it was released.
-  std::shared_ptr<std::atomic<bool>> happened{std::make_shared<std::atomic<bool>>(false)};
+class gpu_double::event {
+ public:
+  using flag = std::shared_ptr<std::atomic<bool>>;
+  /// What comes to pass with its last record. Streams hold it, and may come to it after the event was
+  /// recorded again or released.
+  [[nodiscard]] flag now() const {
+    const std::lock_guard lock{mutex_};
+    return happened_;
+  }
+  /// Whoever waited before the first record, as no driver's stream would, waits for that one.
+  [[nodiscard]] flag record() {
+    const std::lock_guard lock{mutex_};
+    if (recorded_) happened_ = std::make_shared<std::atomic<bool>>(false);
+    recorded_ = true;
+    return happened_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  flag happened_{std::make_shared<std::atomic<bool>>(false)};
+  bool recorded_{false};
 };
 
 gpu_double::gpu_double(std::vector<std::string> bus_ids) {
@@ -317,20 +335,19 @@ result<void> gpu_double::launch(gpu_stream on, const copy_launch& what) {
 
 result<void> gpu_double::record(gpu_event event_handle, gpu_stream on) {
   if (lost_) return gone();
-  const auto happens = static_cast<event*>(event_handle.handle)->happened;
-  happens->store(false);
+  const auto happens = static_cast<event*>(event_handle.handle)->record();
   give(on, [happens] { happens->store(true, std::memory_order_release); });
   return {};
 }
 
 result<bool> gpu_double::happened(gpu_event event_handle) {
   if (lost_) return gone();
-  return static_cast<event*>(event_handle.handle)->happened->load(std::memory_order_acquire);
+  return static_cast<event*>(event_handle.handle)->now()->load(std::memory_order_acquire);
 }
 
 result<void> gpu_double::wait_for(gpu_stream on, void* event_handle) {
   if (lost_) return gone();
-  give(on, [this, happens = static_cast<event*>(event_handle)->happened] {
+  give(on, [this, happens = static_cast<event*>(event_handle)->now()] {
     while (!happens->load(std::memory_order_acquire) && !lost_) {
       std::this_thread::sleep_for(std::chrono::microseconds{50});
     }

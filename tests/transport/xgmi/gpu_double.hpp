@@ -75,7 +75,7 @@ class gpu_double : public gpu_runtime {
 
  private:
   class stream;
-  struct event;
+  class event;
   struct known_memory {
     gpu_allocation about;
     int fd{-1};
