@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <set>
 #include <string>
 #include <string_view>
@@ -13,10 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include <unistd.h>
-
 #include "bare.hpp"
 #include "cluster.hpp"
+#include "parts.hpp"
 
 namespace {
 
@@ -35,25 +33,10 @@ struct way {
   }
 };
 
-struct row {
-  std::string name;
-  double ours{0};
-  double rival{0};
-  double wanted{0};
-  std::string unit;
-};
-
-/// Rows go to the parent as text.
-void give(const control& parent, const row& r, const std::string& detail = {}) {
-  char text[512];
-  std::snprintf(text, sizeof text,
-                "{\"name\": \"%s\", \"ours\": %.3f, \"rival\": %.3f, \"ratio\": %.3f, \"unit\": "
-                "\"%s\", \"wanted\": %.2f, \"better\": \"lower\"}",
-                r.name.c_str(), r.ours, r.rival, r.ours / r.rival, r.unit.c_str(), r.wanted);
-  std::fprintf(stderr, "%-68s %9.2f %9.2f  ratio %6.2f (wanted <= %.2f) %s %s\n", r.name.c_str(),
-               r.ours, r.rival, r.ours / r.rival, r.wanted, r.unit.c_str(), detail.c_str());
-  parent.put(std::uint64_t{std::strlen(text)});
-  parent.put_bytes(text, std::strlen(text));
+/// All of these rows are costs.
+void give_cost(const control& runner, row r, const std::string& detail = {}) {
+  r.lower_is_better = true;
+  give(runner, r, detail);
 }
 
 /// What alternating rounds measured.
@@ -124,34 +107,18 @@ void values_of(const control& parent, const way& how, const value_size& what,
     get.add(g, rival);
   }
   const auto rest = std::string{" "} + what.name + ", " + how.name() + ", vs bare TCP exchange";
-  give(parent, {std::string{"put"}.append(rest), put.ours(), put.rival(), what.wanted, "us"});
-  give(parent, {std::string{"get"}.append(rest), get.ours(), get.rival(), what.wanted, "us"});
+  give_cost(parent, {std::string{"put"}.append(rest), put.ours(), put.rival(), what.wanted, "us"});
+  give_cost(parent, {std::string{"get"}.append(rest), get.ours(), get.rival(), what.wanted, "us"});
 }
 
 void values(const control& parent, const way& how) {
   bare_socket bare{how.polling};
-  bench_cluster cluster{{how.backend, how.polling}};
+  bench_cluster cluster{{.backend = how.backend, .polling = how.polling}};
   values_of(parent, how, {3305, "3,305 B", 3.0, quick ? 100 : 300}, cluster, bare);
   values_of(parent, how, {1'600'000, "1.6 MB", 1.5, quick ? 10 : 20}, cluster, bare);
 }
 
 // -- transfers
-
-/// Microseconds from `receive` to `done`, one after the other: the median.
-double one_by_one(bench_cluster& cluster, transfer_mode mode, std::uint64_t first, int count) {
-  cluster.offer(first, static_cast<std::uint64_t>(count));
-  std::vector<double> times;
-  for (int i = 0; i < count; ++i) {
-    const auto before = cluster.done;
-    const auto start = clock_type::now();
-    cluster.receive(first + static_cast<std::uint64_t>(i), mode, static_cast<std::uint32_t>(i));
-    cluster.until_done(before + 1);
-    times.push_back(microseconds_since(start));
-    cluster.until_unpinned(cluster.done);
-  }
-  cluster.drain();
-  return median(std::move(times));
-}
 
 /// Microseconds per transfer of `count` at once.
 double all_at_once(bench_cluster& cluster, transfer_mode mode, std::uint64_t first, int count) {
@@ -172,14 +139,14 @@ void transfers(const control& parent, const way& how, transfer_mode mode) {
   const auto kind =
       how.backend == "shm" ? transport::backend_kind::shm : transport::backend_kind::tcp;
   bare_link bare{kind, how.polling};
-  bench_cluster cluster{{how.backend, how.polling}};
+  bench_cluster cluster{{.backend = how.backend, .polling = how.polling}};
   const int count = quick ? 100 : 300;
   constexpr int many = 1000;
   std::uint64_t next = 0;
   rounds one, thousand;
   for (int turn = -1; turn < (quick ? 3 : 7); ++turn) {
     cluster.spin(true);
-    const auto single = one_by_one(cluster, mode, next, count);
+    const auto single = cluster.one_by_one(mode, next, count);
     next += static_cast<std::uint64_t>(count);
     cluster.spin(false);
     const auto bare_single = bare.post(segments_per_block, segment_bytes, count);
@@ -200,20 +167,20 @@ void transfers(const control& parent, const way& how, transfer_mode mode) {
     std::snprintf(text, sizeof text, "(transfer %.1f us, bare link %.1f us)", r.ours(), r.rival());
     return std::string{text};
   };
-  give(parent,
-       {"actor cost of a transfer, " + name + ", vs limit", one.ours() - one.rival(), limit, 1.0,
-        "us"},
-       detail(one));
-  give(parent,
-       {"actor cost of each of 1,000 transfers, " + name + ", vs limit",
-        thousand.ours() - thousand.rival(), limit, 2.0, "us"},
-       detail(thousand));
+  give_cost(parent,
+            {"actor cost of a transfer, " + name + ", vs limit", one.ours() - one.rival(), limit,
+             1.0, "us"},
+            detail(one));
+  give_cost(parent,
+            {"actor cost of each of 1,000 transfers, " + name + ", vs limit",
+             thousand.ours() - thousand.rival(), limit, 2.0, "us"},
+            detail(thousand));
 }
 
 // -- what waits
 
 void idle_memory(const control& parent, const std::string& backend) {
-  bench_cluster cluster{{backend, false}};
+  bench_cluster cluster{{.backend = backend}};
   std::uint64_t next = 0;
   const auto start_idle = [&](std::uint64_t count) {
     cluster.offer(next, count, false);
@@ -230,14 +197,15 @@ void idle_memory(const control& parent, const std::string& backend) {
   const auto grown = [&](std::uint64_t now, std::uint64_t before) {
     return (static_cast<double>(now) - static_cast<double>(before)) / 1024.0 / many;
   };
-  give(parent, {std::string{"memory of an idle receive, "}.append(backend).append(", vs limit"),
-                grown(resident_bytes(), mine), 16, 1.0, "KiB"});
-  give(parent, {std::string{"memory of an idle send, "}.append(backend).append(", vs limit"),
-                grown(cluster.peer_resident(), theirs), 16, 1.0, "KiB"});
+  give_cost(parent,
+            {std::string{"memory of an idle receive, "}.append(backend).append(", vs limit"),
+             grown(resident_bytes(), mine), 16, 1.0, "KiB"});
+  give_cost(parent, {std::string{"memory of an idle send, "}.append(backend).append(", vs limit"),
+                     grown(cluster.peer_resident(), theirs), 16, 1.0, "KiB"});
 }
 
 void idle_processor(const control& parent, const std::string& backend) {
-  bench_cluster cluster{{backend, false}};
+  bench_cluster cluster{{.backend = backend}};
   cluster.offer(0, 10);
   for (std::uint32_t i = 0; i < 10; ++i) cluster.receive(i, transfer_mode::write, i);
   cluster.until_unpinned(10);
@@ -246,12 +214,12 @@ void idle_processor(const control& parent, const std::string& backend) {
   const auto before = processor_seconds();
   std::this_thread::sleep_for(time);
   const auto share = (processor_seconds() - before) / static_cast<double>(time.count()) * 100;
-  give(parent,
-       {"processor of an idle node with a link, " + backend + ", vs limit", share, 1, 1.0, "%"});
+  give_cost(parent, {"processor of an idle node with a link, " + backend + ", vs limit", share, 1,
+                     1.0, "%"});
 }
 
 void soak(const control& parent, const std::string& backend) {
-  bench_cluster cluster{{backend, false}};
+  bench_cluster cluster{{.backend = backend}};
   const std::uint64_t total = quick ? 20'000 : 100'000;
   constexpr std::uint64_t window = 16;
   constexpr std::uint64_t offered = 500;
@@ -279,34 +247,10 @@ void soak(const control& parent, const std::string& backend) {
   }
   const auto name = std::to_string(total / 1000) + ",000 transfers in a row, " + backend;
   const auto mib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
-  give(parent, {"decode memory after " + name + ", vs after 1,000", mib(resident_bytes()),
-                mib(mine), 1.05, "MiB"});
-  give(parent, {"prefill memory after " + name + ", vs after 1,000", mib(cluster.peer_resident()),
-                mib(theirs), 1.05, "MiB"});
-}
-
-// -- parts
-
-/// Runs one part in processes of its own; its rows.
-std::vector<std::string> part(const std::function<void(const control&)>& body) {
-  const auto child = fork_child([&](const control& parent) {
-    body(parent);
-    parent.put(std::uint64_t{0});
-    std::_Exit(0);
-  });
-  std::vector<std::string> rows;
-  for (;;) {
-    std::uint64_t size = 0;
-    if (::read(child.fd, &size, sizeof size) != static_cast<ssize_t>(sizeof size)) {
-      die("a part of the benchmark did not come to its end");
-    }
-    if (size == 0) break;
-    std::string text(size, '\0');
-    child.get_bytes(text.data(), size);
-    rows.push_back(std::move(text));
-  }
-  ::close(child.fd);
-  return rows;
+  give_cost(parent, {"decode memory after " + name + ", vs after 1,000", mib(resident_bytes()),
+                     mib(mine), 1.05, "MiB"});
+  give_cost(parent, {"prefill memory after " + name + ", vs after 1,000",
+                     mib(cluster.peer_resident()), mib(theirs), 1.05, "MiB"});
 }
 
 }  // namespace
@@ -353,9 +297,5 @@ int main(int argc, char** argv) {
     if (want("idle")) run([&](const control& c) { idle_processor(c, backend); });
     if (want("soak")) run([&](const control& c) { soak(c, backend); });
   }
-  std::printf("[\n");
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::printf("  %s%s\n", rows[i].c_str(), i + 1 < rows.size() ? "," : "");
-  }
-  std::printf("]\n");
+  print(rows);
 }

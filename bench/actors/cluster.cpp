@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -18,18 +19,22 @@ using namespace std::chrono_literals;
 
 namespace {
 
+const std::string& device_of(const cluster_options& options, std::string_view stage) {
+  return stage.starts_with("prefill") ? options.prefill_device : options.decode_device;
+}
+
 config::deployment deployment(const cluster_options& options, std::uint16_t port) {
   const auto stage = [&](const std::string& name) {
     return std::string{"  - name: "}.append(name) + "\n    role: " + name +
-           "\n    hosts: [127.0.0.1]\n    engine: external\n    pool: {device: cpu, size: "
-           "64MiB}\n" +
-           "    transport: {backend: " + options.backend + "}\n";
+           "\n    hosts: [127.0.0.1]\n    engine: external\n    pool: {device: " +
+           device_of(options, name) + ", size: " + std::to_string(options.pool_bytes) + "B}\n" +
+           "    transport: {backend: " + options.backend + options.transport_more + "}\n";
   };
-  const auto text =
-      "cluster: bench\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
-      "}\nmodel: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}\n"
-      "limits: {transfer_deadline: 300s, retry_window: 0s, max_operations: 100000}\nstages:\n" +
-      stage("prefill") + stage("decode") + "edges:\n  - {from: prefill, to: decode, mode: write}\n";
+  const auto text = "cluster: bench\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
+                    "}\nmodel: " + options.model +
+                    "\nlimits: {transfer_deadline: " + options.deadline +
+                    ", retry_window: 0s, max_operations: 100000}\nstages:\n" + stage("prefill") +
+                    stage("decode") + "edges:\n  - {from: prefill, to: decode, mode: write}\n";
   auto outcome = config::parse(text, "bench.yaml");
   if (!outcome.value) {
     std::string why;
@@ -62,7 +67,8 @@ std::unique_ptr<engine> start(const cluster_options& options, std::uint16_t port
   need(node->wait_registered(20s), "registration");
   // The engine's for good, since transfers name their blocks; and touched, so that memory does not
   // grow by the first use of a page.
-  (void)need(node->allocate_blocks(pool_blocks), "blocks");
+  (void)need(node->allocate_blocks(options.blocks), "blocks");
+  if (device_of(options, name) != "cpu") return node;
   for (std::size_t i = 0; auto region = node->region(i); ++i) {
     std::ranges::fill(*region, std::byte{1});
   }
@@ -73,14 +79,15 @@ std::unique_ptr<engine> start(const cluster_options& options, std::uint16_t port
 class prefill {
  public:
   prefill(const cluster_options& options, std::uint16_t port, const control& parent)
-      : parent_{parent}, polling_{options.polling}, node_{start(options, port, "prefill-0")} {
+      : parent_{parent}, options_{options}, node_{start(options, port, "prefill-0")} {
+    if (options_.work) work_ = options_.work(*node_);
     parent_.put('k');
   }
 
   void run() {
     for (;;) {
-      if (parent_.readable() || (polling_ && !spinning_)) obey();
-      if (polling_) {
+      if (parent_.readable() || (options_.polling && !spinning_)) obey();
+      if (options_.polling) {
         for (int i = 0; i < 64; ++i) (void)node_->poll();
         count(node_->take(256));
       } else {
@@ -109,9 +116,9 @@ class prefill {
     for (auto i = first; i < first + count; ++i) {
       send_spec spec;
       spec.request = std::string{"r"}.append(std::to_string(i));
-      spec.blocks = {block_id{static_cast<std::uint32_t>(i % pool_blocks)}};
+      spec.blocks = {block_id{static_cast<std::uint32_t>(i % options_.blocks)}};
       const auto send = need(node_->send(std::move(spec)), "send");
-      if (sealed) need(node_->seal(send, tokens_per_request), "seal");
+      if (sealed) need(node_->seal(send, options_.tokens_per_request), "seal");
     }
     live_ += count;
     std::this_thread::sleep_for(5ms);  // until the actors have taken them in
@@ -119,7 +126,8 @@ class prefill {
   }
 
   void obey() {
-    switch (parent_.get<char>()) {
+    const auto command = parent_.get<char>();
+    switch (command) {
       case 'o': offer(); break;
       case 'd':
         while (live_ > 0) count(node_->wait(20ms, 256));
@@ -131,20 +139,23 @@ class prefill {
         spinning_ = false;
         parent_.put('k');
         break;
-      default: die("an unknown command");
+      default:
+        if (!work_) die("an unknown command");
+        work_->obey(command, parent_);
     }
   }
 
   const control& parent_;
-  const bool polling_;
+  const cluster_options& options_;
   std::unique_ptr<engine> node_;
+  std::unique_ptr<prefill_work> work_;
   std::uint64_t live_{0};
   bool spinning_{true};
 };
 
 }  // namespace
 
-bench_cluster::bench_cluster(const cluster_options& options) : polling_{options.polling} {
+bench_cluster::bench_cluster(const cluster_options& options) : options_{options} {
   supervisor_ = fork_child([&](const control& parent) { supervise(options, parent); });
   const auto port = supervisor_.get<std::uint16_t>();
   peer_ = fork_child([&](const control& parent) { prefill{options, port, parent}.run(); });
@@ -164,8 +175,16 @@ void bench_cluster::offer(std::uint64_t first, std::uint64_t count, bool sealed)
 
 void bench_cluster::drain() {
   peer_.put('d');
-  while (!peer_.readable()) take(1ms);
+  until_heard();
   peer_.get<char>();
+}
+
+void bench_cluster::until_heard() {
+  while (!peer_.readable()) take(1ms);
+}
+
+void bench_cluster::rest(std::chrono::milliseconds time) {
+  for (const auto until = clock_type::now() + time; clock_type::now() < until;) take(1ms);
 }
 
 std::uint64_t bench_cluster::peer_resident() {
@@ -174,7 +193,7 @@ std::uint64_t bench_cluster::peer_resident() {
 }
 
 void bench_cluster::spin(bool on) {
-  if (!polling_) return;
+  if (!options_.polling) return;
   peer_.put(on ? '1' : '0');
   if (!on) peer_.get<char>();
 }
@@ -184,9 +203,24 @@ void bench_cluster::receive(std::uint64_t number, actors::transfer_mode mode, st
   spec.request = std::string{"r"}.append(std::to_string(number));
   spec.sources = {"prefill-0"};
   spec.mode = mode;
-  spec.tokens = tokens_per_request;
+  spec.tokens = options_.tokens_per_request;
   spec.blocks = {block_id{block}};
   (void)need(node_->receive(std::move(spec)), "receive");
+}
+
+double bench_cluster::one_by_one(actors::transfer_mode mode, std::uint64_t first, int count) {
+  offer(first, static_cast<std::uint64_t>(count));
+  std::vector<double> times;
+  for (int i = 0; i < count; ++i) {
+    const auto before = done;
+    const auto start = clock_type::now();
+    receive(first + static_cast<std::uint64_t>(i), mode, static_cast<std::uint32_t>(i));
+    until_done(before + 1);
+    times.push_back(microseconds_since(start));
+    until_unpinned(done);
+  }
+  drain();
+  return median(std::move(times));
 }
 
 void bench_cluster::take(std::chrono::milliseconds timeout) {

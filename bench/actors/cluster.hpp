@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,16 +13,36 @@
 
 namespace troupe::bench {
 
+/// One block of the benchmark's own model has `segments_per_block` segments of `segment_bytes`.
+inline constexpr std::size_t segments_per_block = 4;
+inline constexpr std::size_t segment_bytes = 4096;
+inline constexpr std::uint32_t pool_blocks = 4096;
+
+/// What a benchmark has the prefill process do besides.
+class prefill_work {
+ public:
+  prefill_work() = default;
+  prefill_work(const prefill_work&) = delete;
+  prefill_work& operator=(const prefill_work&) = delete;
+  virtual ~prefill_work() = default;
+  /// Does what a letter says that the cluster does not know, while no send of the cluster's is
+  /// live. Sends that it begins have ended when it returns.
+  virtual void obey(char command, const control& parent) = 0;
+};
+
 struct cluster_options {
   std::string backend{"shm"};
   bool polling{false};
+  std::string model{"{layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}"};
+  std::uint32_t tokens_per_request{16};  ///< one block of them, in what the cluster offers
+  std::uint32_t blocks{pool_blocks};     ///< the benchmark's, of either pool
+  std::uint64_t pool_bytes{std::uint64_t{64} << 20};
+  std::string prefill_device{"cpu"};
+  std::string decode_device{"cpu"};
+  std::string transport_more{};  ///< e.g. ", xgmi: {copy_blocks: 16}"
+  std::string deadline{"300s"};
+  std::function<std::unique_ptr<prefill_work>(engine&)> work{};
 };
-
-/// One block of the benchmark's model has `segments_per_block` segments of `segment_bytes`.
-inline constexpr std::size_t segments_per_block = 4;
-inline constexpr std::size_t segment_bytes = 4096;
-inline constexpr std::uint32_t tokens_per_request = 16;
-inline constexpr std::uint32_t pool_blocks = 4096;
 
 /// A supervisor, a prefill node and a decode node, each in a process of its own. The calling
 /// process becomes the decode node. A failure of any operation ends the benchmark.
@@ -33,6 +54,12 @@ class bench_cluster {
   bench_cluster& operator=(const bench_cluster&) = delete;
 
   [[nodiscard]] engine& node() { return *node_; }
+  /// The prefill process, for orders to its `prefill_work`.
+  [[nodiscard]] const control& peer() const { return peer_; }
+  /// Makes progress until the peer has something to say.
+  void until_heard();
+  /// Makes progress for so long.
+  void rest(std::chrono::milliseconds time);
   /// The prefill engine offers requests `first` to `first + count - 1` and returns when it has.
   void offer(std::uint64_t first, std::uint64_t count, bool sealed = true);
   /// Waits until none of its sends is live.
@@ -42,6 +69,9 @@ class bench_cluster {
   void spin(bool on);
   /// Starts to receive request `number` into `block`.
   void receive(std::uint64_t number, actors::transfer_mode mode, std::uint32_t block);
+  /// Microseconds from `receive` to `done` of requests `first` to `first + count - 1`, one after
+  /// the other, into blocks 0 and on: the median.
+  [[nodiscard]] double one_by_one(actors::transfer_mode mode, std::uint64_t first, int count);
   /// Takes events until `done` or `unpinned` has come that far.
   void until_done(std::uint64_t outcomes);
   void until_unpinned(std::uint64_t operations);
@@ -53,7 +83,7 @@ class bench_cluster {
  private:
   void take(std::chrono::milliseconds timeout);
 
-  bool polling_;
+  const cluster_options options_;
   control supervisor_;
   control peer_;
   std::unique_ptr<engine> node_;

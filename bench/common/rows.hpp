@@ -17,7 +17,10 @@ struct row {
   bool lower_is_better{false};
 };
 
+[[nodiscard]] std::string to_json(const row& r);
 /// To standard output, as one JSON array.
 void print(const std::vector<row>& rows);
+/// The same of rows that are JSON already.
+void print(const std::vector<std::string>& rows);
 
 }  // namespace troupe::bench

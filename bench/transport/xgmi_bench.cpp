@@ -402,7 +402,7 @@ int main(int argc, char** argv) {
   const auto pools = open_pools(other, run.memory);
   if (wanted.contains("sweep")) sweep(run.memory, pools);
   if (wanted.contains("speed")) {
-    bare_copies bare{run.memory, pools};
+    auto bare = bare_copies_of(run.memory, pools);
     run.speed(bare);
   }
   print(run.rows);

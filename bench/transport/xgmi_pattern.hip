@@ -5,6 +5,7 @@
 
 #include "troupe/transport/xgmi/hip_on_cuda.hpp"
 
+#include "pattern_word.hpp"
 #include "xgmi_pattern.hpp"
 #if defined(TROUPE_GPU_CUDA)
 #include <cuda_runtime.h>
@@ -19,21 +20,11 @@ namespace {
 using u64 = std::uint64_t;
 using u8 = unsigned char;
 constexpr int threads = 256;
-constexpr u8 poison = 0xa5;
 
 void must(hipError_t error, const char* doing) {
   if (error == hipSuccess) return;
-  std::fprintf(stderr, "xgmi_bench: %s: %s\n", doing, hipGetErrorString(error));
-  std::exit(3);
-}
-
-/// Every byte depends on its place and on the seed.
-__device__ inline u8 pattern(u64 at, u64 seed) {
-  u64 x = (at >> 3) + seed * 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  x ^= x >> 31;
-  return static_cast<u8>(x >> ((at & 7) * 8));
+  std::fprintf(stderr, "a kernel of the benchmark: %s: %s\n", doing, hipGetErrorString(error));
+  std::_Exit(1);
 }
 
 __global__ void fill_kernel(u8* memory, u64 bytes, u64 first, u64 seed) {

@@ -55,46 +55,9 @@ opened_pools open_pools(const control& from, const gpu_memory& mine) {
   return made;
 }
 
-// -- bare copies
-
-bare_copies::bare_copies(const gpu_memory& mine, const opened_pools& theirs)
-    : mine_{mine},
-      theirs_{theirs},
-      stream_{need(mine.site->runtime->make_stream(mine.gpu), "stream")},
-      event_{need(mine.site->runtime->make_event(mine.gpu), "event")} {}
-
-bare_copies::~bare_copies() {
-  mine_.site->runtime->release_event(event_);
-  mine_.site->runtime->release_stream(stream_);
-}
-
-void bare_copies::copy(std::uint64_t here, std::uint64_t there, std::uint64_t bytes,
-                       direction dir) {
-  const bool writes = dir == direction::write;
-  const auto* const from = writes ? mine_.source + here : theirs_.source + there;
-  auto* const to = writes ? theirs_.target + there : mine_.target + here;
-  need(mine_.site->runtime->copy(stream_, reinterpret_cast<std::uintptr_t>(to),
-                                 reinterpret_cast<std::uintptr_t>(from), bytes),
-       "copy");
-}
-
-double bare_copies::until_done(clock_type::time_point since) {
-  need(mine_.site->runtime->record(event_, stream_), "record");
-  while (!need(mine_.site->runtime->happened(event_), "copy")) {
-  }
-  return microseconds_since(since);
-}
-
-double bare_copies::contiguous(std::uint64_t bytes, direction dir) {
-  const auto start = clock_type::now();
-  copy(0, 0, bytes, dir);
-  return until_done(start);
-}
-
-double bare_copies::one_per_block(std::span<const segment> segments, direction dir) {
-  const auto start = clock_type::now();
-  for (const auto& s : segments) copy(s.local_offset, s.remote_offset, s.length, dir);
-  return until_done(start);
+bare_copies bare_copies_of(const gpu_memory& mine, const opened_pools& theirs) {
+  return {
+      *mine.site->runtime, mine.gpu, {mine.source, mine.target}, {theirs.source, theirs.target}};
 }
 
 // -- the sweep
@@ -139,7 +102,7 @@ std::pair<double, double> launch_once(xgmi::device_lanes& lanes, const gpu_memor
 void sweep(const gpu_memory& mine, const opened_pools& theirs) {
   xgmi::copy_lanes all{*mine.site->runtime};
   auto& lanes = *need(all.on(mine.gpu), "lanes");
-  bare_copies bare{mine, theirs};
+  auto bare = bare_copies_of(mine, theirs);
   for (const auto dir : {direction::write, direction::read}) {
     std::vector<double> best;
     for (int i = 0; i < 5; ++i) best.push_back(bare.contiguous(pool_bytes, dir));

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "xgmi_bare.hpp"
 #include "xgmi_side.hpp"
 
 namespace troupe::bench {
@@ -19,27 +20,8 @@ struct opened_pools {
 };
 void export_pools(const control& to, const gpu_memory& mine);
 [[nodiscard]] opened_pools open_pools(const control& from, const gpu_memory& mine);
-
-/// Microseconds for copies by the driver on one stream, from the first call until the last byte.
-class bare_copies {
- public:
-  bare_copies(const gpu_memory& mine, const opened_pools& theirs);
-  bare_copies(const bare_copies&) = delete;
-  bare_copies& operator=(const bare_copies&) = delete;
-  ~bare_copies();
-
-  [[nodiscard]] double contiguous(std::uint64_t bytes, transport::direction dir);
-  [[nodiscard]] double one_per_block(std::span<const segment> segments, transport::direction dir);
-
- private:
-  void copy(std::uint64_t here, std::uint64_t there, std::uint64_t bytes, transport::direction dir);
-  [[nodiscard]] double until_done(clock_type::time_point since);
-
-  const gpu_memory& mine_;
-  const opened_pools& theirs_;
-  transport::xgmi::gpu_stream stream_;
-  transport::xgmi::gpu_event event_;
-};
+/// Copies by the GPU here between its memory and the other's.
+[[nodiscard]] bare_copies bare_copies_of(const gpu_memory& mine, const opened_pools& theirs);
 
 /// The kernels with other settings than the backend's, without a link: GB/s to standard error.
 void sweep(const gpu_memory& mine, const opened_pools& theirs);

@@ -1,0 +1,47 @@
+#pragma once
+
+/// The rival of whatever GPUs copy: the driver's own copies, with nothing around them.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "troupe/kvcache/segment.hpp"
+#include "troupe/transport/backend.hpp"
+#include "troupe/transport/xgmi/gpu_runtime.hpp"
+
+#include "processes.hpp"
+
+namespace troupe::bench {
+
+/// What copies out of a memory read, and what copies into it write.
+struct copy_ends {
+  const std::byte* source{nullptr};
+  std::byte* target{nullptr};
+};
+
+/// Microseconds for copies by the driver on one stream, from the first call until the last byte.
+class bare_copies {
+ public:
+  /// By the GPU `gpu`, which `here` is the memory of.
+  bare_copies(transport::xgmi::gpu_runtime& runtime, std::uint32_t gpu, copy_ends here,
+              copy_ends there);
+  bare_copies(const bare_copies&) = delete;
+  bare_copies& operator=(const bare_copies&) = delete;
+  ~bare_copies();
+
+  [[nodiscard]] double contiguous(std::uint64_t bytes, transport::direction dir);
+  [[nodiscard]] double one_per_block(std::span<const segment> segments, transport::direction dir);
+
+ private:
+  void copy(std::uint64_t here, std::uint64_t there, std::uint64_t bytes, transport::direction dir);
+  [[nodiscard]] double until_done(clock_type::time_point since);
+
+  transport::xgmi::gpu_runtime& runtime_;
+  const copy_ends here_;
+  const copy_ends there_;
+  transport::xgmi::gpu_stream stream_;
+  transport::xgmi::gpu_event event_;
+};
+
+}  // namespace troupe::bench
