@@ -69,7 +69,9 @@ class local_endpoint final : public endpoint {
   }
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes, std::string name,
                                                   const exported_memory& as) override {
-    return regions_.add(bytes, std::move(name), as);
+    const auto found = gpus_->runtime->find(bytes.data());
+    return regions_.add(bytes, std::move(name), as,
+                        found ? std::optional{found->device} : std::nullopt);
   }
   [[nodiscard]] result<void> deregister(region_id id) override { return regions_.remove(id); }
   [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const override {
@@ -145,9 +147,7 @@ result<region_id> local_endpoint::allocate_on_gpu(std::uint32_t gpu, std::uint64
                                 site->runtime->release(gpu, static_cast<std::byte*>(base));
                               }};
   const auto found = gpus_->runtime->find(*memory);
-  if (!found) {
-    return regions_.add({*memory, size}, std::move(name), memory_kind::device, std::move(owner));
-  }
+  if (!found) return regions_.add_of_gpu({*memory, size}, std::move(name), gpu, std::move(owner));
   return add_of_gpu(*found, {*memory, size}, std::move(name), std::move(owner));
 }
 
@@ -158,13 +158,18 @@ result<region_id> local_endpoint::add_of_gpu(const xgmi::gpu_allocation& of,
                                              std::shared_ptr<void> owner) {
   const auto* nics = find(backend_kind::rdma);
   if (nics != nullptr && nics->probe().usable) {
-    if (const auto exported = gpus_->runtime->export_dmabuf(of, bytes)) {
-      auto made = regions_.add(bytes, std::move(name), *exported, std::move(owner));
+    const auto exported = gpus_->runtime->export_dmabuf(of, bytes);
+    if (exported) {
+      auto made = regions_.add(bytes, std::move(name), *exported, of.device, std::move(owner));
       ::close(exported->dmabuf);  // the region has its own
       return made;
     }
+    if (options_.notice) {
+      options_.notice("region '" + name + "': " + exported.error().message +
+                      "; NICs are given its address");
+    }
   }
-  return regions_.add(bytes, std::move(name), memory_kind::device, std::move(owner));
+  return regions_.add_of_gpu(bytes, std::move(name), of.device, std::move(owner));
 }
 
 result<void> local_endpoint::start() {
@@ -182,7 +187,7 @@ result<void> local_endpoint::start() {
   backends_.push_back(make_rdma_backend(*context_));
 #endif
 #ifdef TROUPE_WITH_TCP
-  auto tcp = make_tcp_backend(*context_);
+  auto tcp = make_tcp_backend(*context_, gpus_);
   if (!tcp) return fail(std::move(tcp).error());
   tcp_port_ = (*tcp)->port();
   backends_.push_back(std::move(*tcp));

@@ -96,6 +96,7 @@ result<remote_grant> grant_table::give(region_use memory, std::vector<extent> ex
   given->base = memory->data();
   given->region_size = memory->size();
   given->region = memory->id();
+  given->gpu = memory->gpu();
   given->memory = std::move(memory);
 
   const std::unique_lock lock{mutex_};

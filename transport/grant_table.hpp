@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
@@ -65,6 +66,7 @@ struct given_grant {
       nullptr};  ///< first byte of the region; to be touched under a pin of `guard` only
   std::uint64_t region_size{0};
   region_id region;
+  std::optional<std::uint32_t> gpu;  ///< whose memory it is; empty: the host's
   revocable guard;
 
   /// What the target must ask before an operation of the peer touches memory: `unauthorized`

@@ -100,21 +100,31 @@ result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
 }
 
 result<region_id> region_table::add(std::span<std::byte> bytes, std::string name) {
-  return add(bytes, std::move(name), memory_kind::host);
+  return add_checked(
+      {.id = {}, .bytes = bytes, .kind = memory_kind::host, .name = std::move(name)});
 }
 
-result<region_id> region_table::add(std::span<std::byte> bytes, std::string name, memory_kind kind,
-                                    std::shared_ptr<void> owner) {
-  if (bytes.data() == nullptr || bytes.empty()) {
+result<region_id> region_table::add_of_gpu(std::span<std::byte> bytes, std::string name,
+                                           std::uint32_t gpu, std::shared_ptr<void> owner) {
+  return add_checked({.id = {},
+                      .bytes = bytes,
+                      .kind = memory_kind::device,
+                      .name = std::move(name),
+                      .owner = std::move(owner),
+                      .gpu = gpu});
+}
+
+result<region_id> region_table::add_checked(region::description what) {
+  if (what.bytes.data() == nullptr || what.bytes.empty()) {
     return fail(errc::invalid_config,
-                "region '" + name + "': the memory to register is null or empty");
+                "region '" + what.name + "': the memory to register is null or empty");
   }
-  return insert(
-      {.id = {}, .bytes = bytes, .kind = kind, .name = std::move(name), .owner = std::move(owner)});
+  return insert(std::move(what));
 }
 
 result<region_id> region_table::add(std::span<std::byte> bytes, std::string name,
-                                    const exported_memory& as, std::shared_ptr<void> owner) {
+                                    const exported_memory& as, std::optional<std::uint32_t> gpu,
+                                    std::shared_ptr<void> owner) {
   const auto wrong = [&](const std::string& what) {
     return fail(errc::invalid_config, "region '" + name + "': " + what);
   };
@@ -140,6 +150,7 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
                  .fd = -1,
                  .dmabuf = own,
                  .dmabuf_offset = as.offset,
+                 .gpu = as.kind == memory_kind::device ? gpu : std::nullopt,
                  .owner = std::move(owner)});
 }
 
@@ -223,10 +234,21 @@ result<region_use> region_table::use(region_id id) const {
 result<region_use> region_table::use_on_host(region_id id, backend_kind by) const {
   auto used = use(id);
   if (used && (*used)->kind() != memory_kind::host) {
-    return fail(errc::backend_unavailable, "region " + std::to_string(id.value) + " '" +
-                                               (*used)->name() + "' is memory of a device, which " +
-                                               std::string{to_string(by)} +
-                                               " cannot reach; use xgmi within a host, or rdma");
+    return fail(errc::backend_unavailable,
+                "region " + std::to_string(id.value) + " '" + (*used)->name() +
+                    "' is memory of a device, which " + std::string{to_string(by)} +
+                    " cannot reach; use xgmi within a host, rdma, or tcp");
+  }
+  return used;
+}
+
+result<region_use> region_table::use_by_way_of_host(region_id id, backend_kind by) const {
+  auto used = use(id);
+  if (used && (*used)->kind() != memory_kind::host && !(*used)->gpu()) {
+    return fail(errc::backend_unavailable,
+                "region " + std::to_string(id.value) + " '" + (*used)->name() +
+                    "' is memory of a device that is no GPU of this process, which " +
+                    std::string{to_string(by)} + " cannot reach; use rdma");
   }
   return used;
 }

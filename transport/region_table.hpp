@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -35,6 +36,8 @@ class region {
     std::uint64_t dmabuf_offset{0};  ///< bytes, of the first byte in the dma-buf
     /// Keeps memory that was allocated for the region; empty for memory of the engine.
     std::shared_ptr<void> owner{};
+    /// The GPU whose copies reach memory of a device; empty: none of this process, or memory of the host.
+    std::optional<std::uint32_t> gpu{};
   };
 
   explicit region(description what) : what_{std::move(what)} {}
@@ -48,6 +51,9 @@ class region {
   [[nodiscard]] std::byte* data() const noexcept { return what_.bytes.data(); }
   [[nodiscard]] std::uint64_t size() const noexcept { return what_.bytes.size(); }
   [[nodiscard]] memory_kind kind() const noexcept { return what_.kind; }
+  /// Of this process, by its place among those that it sees; empty for memory of the host, and for
+  /// memory of a device that is no GPU we know.
+  [[nodiscard]] std::optional<std::uint32_t> gpu() const noexcept { return what_.gpu; }
   [[nodiscard]] const std::string& name() const noexcept { return what_.name; }
   /// -1 for memory that the engine owns.
   [[nodiscard]] int fd() const noexcept { return what_.fd; }
@@ -85,6 +91,12 @@ class region_use {
   explicit operator bool() const noexcept { return region_ != nullptr; }
   const region& operator*() const noexcept { return *region_; }
   const region* operator->() const noexcept { return region_; }
+  /// Another use of the same region, for who may need it longer than this one lasts.
+  [[nodiscard]] region_use again() const noexcept {
+    if (region_ == nullptr) return {};
+    region_->uses_.fetch_add(1, std::memory_order_relaxed);
+    return region_use{*region_};
+  }
   /// Ends the use early.
   void release() noexcept {
     if (region_ != nullptr) std::exchange(region_, nullptr)->end_use();
@@ -110,12 +122,15 @@ class region_table {
   [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name);
   /// Memory of the engine. `invalid_config`, `already_exists`, `overloaded`.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name);
-  /// Memory of some kind, kept by `owner` if that is not empty. The same.
+  /// Memory of a GPU, kept by `owner` if that is not empty. The same.
+  [[nodiscard]] result<region_id> add_of_gpu(std::span<std::byte> bytes, std::string name,
+                                             std::uint32_t gpu, std::shared_ptr<void> owner = {});
+  /// Memory that was exported as a dma-buf; of `gpu`, where its GPU is one of this process. The same,
+  /// and `invalid_config` for what no dma-buf can be.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name,
-                                      memory_kind kind, std::shared_ptr<void> owner = {});
-  /// Memory that was exported as a dma-buf. The same, and `invalid_config` for what no dma-buf can be.
-  [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name,
-                                      const exported_memory& as, std::shared_ptr<void> owner = {});
+                                      const exported_memory& as,
+                                      std::optional<std::uint32_t> gpu = {},
+                                      std::shared_ptr<void> owner = {});
   /// `unknown_region`, `overloaded` while it is used.
   [[nodiscard]] result<void> remove(region_id id);
   /// Whoever wants to know of each removal, until `forget_listener` with the number that this
@@ -128,6 +143,9 @@ class region_table {
   /// For backends whose bytes go through the processor. `unknown_region`; `backend_unavailable`: it is
   /// memory of a device, which `by` cannot reach.
   [[nodiscard]] result<region_use> use_on_host(region_id id, backend_kind by) const;
+  /// For backends that also copy memory of a GPU by way of the host. The same, of memory of a device
+  /// that is no GPU of this process.
+  [[nodiscard]] result<region_use> use_by_way_of_host(region_id id, backend_kind by) const;
   /// `unknown_region`.
   [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const;
   [[nodiscard]] std::size_t size() const;
@@ -139,6 +157,7 @@ class region_table {
   };
   using owned_region = std::unique_ptr<region, let_go>;
 
+  [[nodiscard]] result<region_id> add_checked(region::description what);
   [[nodiscard]] result<region_id> insert(region::description what);
 
   const std::uint64_t max_regions_;

@@ -34,7 +34,7 @@ struct exported_memory {
   int dmabuf{-1};  ///< descriptor of the dma-buf; the caller's, who may close it after registering
   std::uint64_t offset{0};  ///< bytes, of the memory's first byte in the dma-buf
   /// `host`: the processor reaches the bytes at their address as well. `device`: only devices do;
-  /// then `shm` and `tcp` refuse the region.
+  /// then `shm` refuses the region, and so does `tcp` where it is of no GPU of this process.
   memory_kind kind{memory_kind::device};
 };
 

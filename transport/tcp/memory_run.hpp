@@ -15,6 +15,9 @@ struct memory_run {
   std::uint64_t length{0};
   std::uint64_t stride{0};
   std::uint32_t count{1};
+  std::uint32_t gpu{on_host};  ///< whose memory it is
+
+  static constexpr std::uint32_t on_host = 0xffff'ffff;
 };
 
 /// Walks the bytes of runs in order. Runs are never empty (length and count at least 1).

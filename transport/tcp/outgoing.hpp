@@ -4,10 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "troupe/transport/grant_table.hpp"
+#include "troupe/transport/region_table.hpp"
 #include "troupe/transport/tcp/memory_run.hpp"
+#include "troupe/transport/tcp/outgoing_stage.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
 namespace troupe::transport::tcp {
@@ -33,15 +36,24 @@ struct outgoing {
                               ///< pushed, lives as long as this
   std::shared_ptr<given_grant> grant;  ///< read_data: where the guard lives
   std::vector<memory_run> runs;
-  std::vector<remote_run> remote;     ///< beside `runs`; empty for read_data
-  std::vector<std::byte> session;     ///< write: travels in the last frame
-  std::uint64_t bytes{0};             ///< of all runs
-  std::atomic<bool> given_up{false};  ///< read_data: the initiator does not want it any more
+  std::vector<remote_run> remote;         ///< beside `runs`; empty for read_data
+  std::span<const region_use> memory;     ///< of the runs; to be looked at under a pin of the guard
+  std::unique_ptr<outgoing_stage> stage;  ///< where runs are in memory of GPUs; else none
+  std::vector<std::byte> session;         ///< write: travels in the last frame
+  std::uint64_t bytes{0};                 ///< of all runs
+  std::atomic<bool> given_up{false};      ///< read_data: the initiator does not want it any more
   run_cursor cursor;
 
   [[nodiscard]] bool withdrawn() const noexcept {
     return given_up.load(std::memory_order_relaxed) || (guard != nullptr && guard->revoked());
   }
+  /// Whether nothing of it is sent any more but its end. A write that a GPU failed is withdrawn by the
+  /// link, which says why.
+  [[nodiscard]] bool must_end() const {
+    return withdrawn() || (type == frame_type::read_data && stage && stage->failure());
+  }
+  /// Whether its next frame can be made.
+  [[nodiscard]] bool may_go() const { return !stage || stage->ready() > 0 || must_end(); }
 };
 
 }  // namespace troupe::transport::tcp

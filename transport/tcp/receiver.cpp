@@ -25,7 +25,9 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
   bool worked = false;
   emptied_ = false;
   while (true) {
-    if (consume() == step::failed) return outcome::failed;
+    const auto at = consume();
+    if (at == step::failed) return outcome::failed;
+    if (at == step::need_room) return worked ? outcome::worked : outcome::nothing;
     if (budget == 0) return outcome::worked;
     const auto got = receive();
     if (got == 0) return outcome::ended;
@@ -51,8 +53,14 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
 lane_receiver::step lane_receiver::consume() {
   while (true) {
     auto in = std::span<const std::byte>{buffer_}.subspan(begin_, end_ - begin_);
+    if (to_chunk()) {
+      const auto place = room();
+      if (to_chunk() && place.empty()) return step::need_room;
+      if (to_chunk()) in = in.first(std::min(in.size(), place.size()));
+    }
+    const auto before = in.size();
     const auto event = decoder_.next(in);
-    begin_ = end_ - in.size();
+    begin_ += before - in.size();
     if (event.what == frame_decoder::kind::need_more) return step::need_bytes;
     if (handle(event) == step::failed) return step::failed;
   }
@@ -81,6 +89,13 @@ lane_receiver::step lane_receiver::handle(const frame_decoder::event& event) {
 }
 
 lane_receiver::step lane_receiver::end_frame() {
+  if (landing_.stage != nullptr) {
+    // What the sender could not keep whole is zeros: they need not get there.
+    if (decoder_.trailer_status() == 0 && landed_ && !landing_.stage->launch(landing_)) {
+      landed_ = false;
+    }
+    landing_.stage->drop();
+  }
   auto ok =
       handler_.on_end(decoder_.header(), session_, landed_, landing_, decoder_.trailer_status());
   landing_ = {};
@@ -113,11 +128,33 @@ void lane_receiver::save_session() {
   session_in_buffer_ = false;
 }
 
+// A place for the next data in a chunk; none: they wait, or (`landed_` is false then) they are dropped.
+std::span<std::byte> lane_receiver::room() {
+  auto place = landing_.stage->room();
+  if (place) return *place;
+  landing_.group->note(place.error());
+  landed_ = false;
+  return {};
+}
+
+void lane_receiver::stage(std::span<const std::byte> bytes) {
+  std::memcpy(room().data(), bytes.data(), bytes.size());
+  if (!landing_.stage->filled(landing_, bytes.size())) landed_ = false;
+}
+
+void lane_receiver::drop_chunk() noexcept {
+  if (landing_.stage != nullptr) landing_.stage->drop();
+}
+
 // Data that came along with the head of their frame.
 void lane_receiver::land(std::span<const std::byte> bytes) {
   payload_ += bytes.size();
-  if (!landing_.guard) {
+  if (!landing_.guard || !landed_) {
     landed_ = false;
+    return;
+  }
+  if (landing_.stage != nullptr) {
+    stage(bytes);
     return;
   }
   const scoped_pin pin{*landing_.guard};
@@ -143,6 +180,7 @@ void lane_receiver::land(std::span<const std::byte> bytes) {
 long lane_receiver::receive() {
   save_session();  // the buffer is about to change
   if (decoder_.data_left() == 0) return receive_head();
+  if (to_chunk()) return receive_staged();
   return landing_.guard && landed_ ? receive_data() : receive_to_drop();
 }
 
@@ -198,6 +236,28 @@ long lane_receiver::receive_data() {
   landing_.cursor.advance(landing_.runs, placed);
   decoder_.took_data(placed);
   end_ = static_cast<std::size_t>(got) - placed;
+  return got;
+}
+
+// As `receive_data`, into the chunk that `consume` found room in.
+long lane_receiver::receive_staged() {
+  const auto left = decoder_.data_left();
+  const auto place = room();
+  const auto in_place = std::min(left, place.size());
+  std::array<iovec, 2> pieces{{{place.data(), in_place}, {buffer_.data(), read_ahead}}};
+  begin_ = end_ = 0;  // data left to come: the buffer is used up
+  const bool all = in_place == left;
+  asked_ = in_place + (all ? read_ahead : 0);
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = all ? 2 : 1;
+  const auto got = ::recvmsg(fd_, &message, MSG_DONTWAIT);
+  if (got <= 0) return got;
+  const auto placed = std::min(static_cast<std::size_t>(got), in_place);
+  payload_ += placed;
+  decoder_.took_data(placed);
+  end_ = static_cast<std::size_t>(got) - placed;
+  if (!landing_.stage->filled(landing_, placed)) landed_ = false;
   return got;
 }
 

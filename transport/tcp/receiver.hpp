@@ -9,6 +9,7 @@
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/grant_table.hpp"
 #include "troupe/transport/tcp/frame_decoder.hpp"
+#include "troupe/transport/tcp/landing_stage.hpp"
 #include "troupe/transport/tcp/memory_run.hpp"
 
 namespace troupe::transport::tcp {
@@ -18,6 +19,11 @@ struct landing {
   std::shared_ptr<revocable> guard;
   std::span<const memory_run> runs;  ///< valid until the frame has ended
   run_cursor cursor;
+  // Of what goes into memory of GPUs, by way of the lane's stage; else there is none.
+  landing_stage* stage{nullptr};
+  std::shared_ptr<copy_group> group{};   ///< the copies; some may be under way after the frame
+  std::span<const region_use> memory{};  ///< of the runs; to be looked at under a pin
+  transfer_id transfer{};
 };
 
 /// Who decides what frames mean: the link. Called by one thread at a time, with no lock held.
@@ -27,8 +33,8 @@ class frame_handler {
   /// A frame has begun. Checks it before a byte of its data is touched. An error ends the link.
   [[nodiscard]] virtual result<landing> on_begin(const frame_header& header,
                                                  std::span<const std::byte> table) = 0;
-  /// The frame is complete. `landed`: all data reached their place; `where` is the landing, moved
-  /// on.
+  /// The frame is complete. `landed`: all data reached their place, or are on their way there in
+  /// copies of the landing's group; `where` is the landing, moved on.
   [[nodiscard]] virtual result<void> on_end(const frame_header& header,
                                             std::span<const std::byte> session, bool landed,
                                             const landing& where, std::uint32_t trailer_status) = 0;
@@ -51,19 +57,27 @@ class lane_receiver {
   }
   /// Whether the last `run` left nothing in the socket.
   [[nodiscard]] bool emptied() const noexcept { return emptied_; }
+  /// Keeps nobody's memory; for a link that has ended.
+  void drop_chunk() noexcept;
   [[nodiscard]] std::uint64_t payload_received() const noexcept { return payload_; }
 
  private:
-  enum class step : std::uint8_t { go_on, need_bytes, failed };
+  enum class step : std::uint8_t { go_on, need_bytes, need_room, failed };
 
   step consume();
   step handle(const frame_decoder::event& event);
   step end_frame();
   void keep_session(std::span<const std::byte> part);
   void land(std::span<const std::byte> bytes);
+  void stage(std::span<const std::byte> bytes);
+  [[nodiscard]] std::span<std::byte> room();
+  [[nodiscard]] bool to_chunk() const noexcept {
+    return landing_.stage != nullptr && landed_ && decoder_.data_left() > 0;
+  }
   long receive();
   long receive_head();
   long receive_data();
+  long receive_staged();
   long receive_to_drop();
   void save_session();
   step refuse(troupe::error why);

@@ -39,6 +39,7 @@ std::size_t lane_sender::push_control(std::span<const std::byte> first,
 }
 
 void lane_sender::push_write(std::shared_ptr<outgoing> job) {
+  if (job->stage) staged_jobs_.fetch_add(1, std::memory_order_relaxed);
   queued_bytes_.fetch_add(job->bytes, std::memory_order_relaxed);
   const std::lock_guard lock{mutex_};
   writes_.push_back(std::move(job));
@@ -52,6 +53,7 @@ void lane_sender::push_read_request(std::shared_ptr<outgoing> job) {
 }
 
 std::size_t lane_sender::push_reply(std::shared_ptr<outgoing> job) {
+  if (job->stage) staged_jobs_.fetch_add(1, std::memory_order_relaxed);
   queued_bytes_.fetch_add(job->bytes, std::memory_order_relaxed);
   const std::lock_guard lock{mutex_};
   replies_.push_back(std::move(job));
@@ -84,7 +86,10 @@ lane_sender::outcome lane_sender::flush() {
 }
 
 lane_sender::outcome lane_sender::drain() {
-  if (errno_.load(std::memory_order_relaxed) != 0) return outcome::failed;
+  if (errno_.load(std::memory_order_relaxed) != 0) {
+    if (waits_for_gpus()) forget_jobs();
+    return outcome::failed;
+  }
   while (true) {
     if (next_iov_ == iov_.size()) {
       reset_burst();
@@ -104,6 +109,23 @@ lane_sender::outcome lane_sender::drain() {
       return outcome::failed;
     }
   }
+}
+
+void lane_sender::stop() {
+  int none = 0;
+  errno_.compare_exchange_strong(none, ECANCELED, std::memory_order_acq_rel);
+  static_cast<void>(flush());
+}
+
+// Nothing is sent any more: the chunks are of use to other links.
+void lane_sender::forget_jobs() {
+  kept_copies_.clear();
+  spans_.clear();
+  current_write_.reset();
+  const std::lock_guard lock{mutex_};
+  writes_.clear();
+  replies_.clear();
+  staged_jobs_.store(0, std::memory_order_relaxed);
 }
 
 void lane_sender::set_blocked(bool blocked) {
@@ -175,6 +197,7 @@ void lane_sender::reset_burst() {
   burst_size_ = 0;
   spans_.clear();
   kept_.clear();
+  kept_copies_.clear();
 }
 
 // -- building a burst
@@ -201,8 +224,12 @@ bool lane_sender::build() {
   // The control frames go before the requests: nothing depends on it, but acknowledgements free
   // memory.
   if (iov_.size() > 1) std::rotate(iov_.begin(), iov_.end() - 1, iov_.end());
-  while (room_for_frame() && (current_write_ || current_reply_)) {
-    reply_turn_ = current_reply_ && (!current_write_ || !reply_turn_);
+  if (waits_for_gpus()) stage_ahead();
+  while (room_for_frame()) {
+    const bool write = current_write_ && current_write_->may_go();
+    const bool reply = current_reply_ && current_reply_->may_go();
+    if (!write && !reply) break;
+    reply_turn_ = reply && (!write || !reply_turn_);
     auto& job = reply_turn_ ? current_reply_ : current_write_;
     add_frames(job);
     if (job || (!reply_turn_ && !pushed_.load(std::memory_order_acquire))) continue;
@@ -212,6 +239,33 @@ bool lane_sender::build() {
   }
   current_reply_.reset();
   return !iov_.empty();
+}
+
+// Starts copies for the jobs that come next, each direction as far as its chunks suffice: those are
+// given out in the order in which they are sent, so that none waits for one behind it.
+void lane_sender::stage_ahead() {
+  ahead_.clear();
+  if (current_write_) ahead_.push_back(current_write_);
+  {
+    const std::lock_guard lock{mutex_};
+    for (const auto* queue : {&writes_, &replies_}) {
+      const auto next = std::min<std::size_t>(queue->size(), chunk_quota::most);
+      ahead_.insert(ahead_.end(), queue->begin(),
+                    queue->begin() + static_cast<std::ptrdiff_t>(next));
+    }
+  }
+  for (const auto& job : ahead_) {
+    if (job->stage) job->stage->fill(*job);
+  }
+  ahead_.clear();
+}
+
+void lane_sender::drop(std::shared_ptr<outgoing>& job) {
+  if (job->stage) {
+    job->stage.reset();
+    staged_jobs_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  job.reset();
 }
 
 // Under the lock: what the next frames are of. A reply stays in its queue, where a cancel finds it.
@@ -227,9 +281,9 @@ void lane_sender::take_jobs() {
 
 // Adds one frame of the job; drops the job when that was its last.
 void lane_sender::add_frames(std::shared_ptr<outgoing>& job) {
-  if (job->withdrawn()) {
+  if (job->must_end()) {
     add_withdrawn(*job);
-    job.reset();
+    drop(job);
     return;
   }
   if (job->type == frame_type::write) {
@@ -237,7 +291,7 @@ void lane_sender::add_frames(std::shared_ptr<outgoing>& job) {
   } else {
     add_read_frame(job);
   }
-  if (finished(*job)) job.reset();
+  if (finished(*job)) drop(job);
 }
 
 bool lane_sender::finished(const outgoing& job) const noexcept {
@@ -267,6 +321,7 @@ void lane_sender::add_staged(const std::byte* at, std::size_t size) {
 void lane_sender::add_withdrawn(outgoing& job) {
   auto* at = stage(header_size + trailer_size);
   const bool write = job.type == frame_type::write;
+  const auto failure = job.stage ? job.stage->failure() : std::nullopt;
   const frame_header header{
       .type = job.type,
       .flags = static_cast<std::uint8_t>(write ? flag_last | flag_aborted
@@ -275,8 +330,9 @@ void lane_sender::add_withdrawn(outgoing& job) {
       .batch = job.batch,
       .transfer = job.transfer};
   encode(header, at);
-  encode_trailer(static_cast<std::uint32_t>(write ? errc::aborted : errc::grant_revoked),
-                 at + header_size);
+  encode_trailer(
+      static_cast<std::uint32_t>(write ? errc::aborted : failure.value_or(errc::grant_revoked)),
+      at + header_size);
   add_staged(at, header_size + trailer_size);
   std::uint64_t done = 0;  // what will not be sent must not count as queued
   for (std::size_t i = 0; i < job.cursor.run(); ++i) {
@@ -328,6 +384,26 @@ void lane_sender::add_memory(const memory_run& run, std::uint32_t repetition, st
   segments_ += entry.count;
 }
 
+void lane_sender::add_payload(outgoing& job, const wire_entry& entry, std::size_t first_iov) {
+  if (job.stage) {
+    add_from_chunk(job, std::size_t{entry.length} * entry.count, first_iov);
+  } else {
+    add_memory(job.runs[job.cursor.run()], job.cursor.repetition(), job.cursor.offset(), entry,
+               first_iov);
+  }
+}
+
+// What a GPU has put into a chunk.
+void lane_sender::add_from_chunk(outgoing& job, std::size_t bytes, std::size_t first_iov) {
+  auto [at, copy] = job.stage->take(bytes);
+  if (kept_copies_.empty() || kept_copies_.back() != copy) kept_copies_.push_back(std::move(copy));
+  if (iov_.size() > first_iov) {
+    iov_.back().iov_len += bytes;  // a frame's bytes are of one chunk
+  } else {
+    iov_.push_back({at, bytes});
+  }
+}
+
 void lane_sender::add_write_frame(const std::shared_ptr<outgoing>& job) {
   auto* head = stage(header_size);
   frame_header header{.type = frame_type::write,
@@ -345,16 +421,16 @@ void lane_sender::add_write_frame(const std::shared_ptr<outgoing>& job) {
   }
   const auto first_iov = iov_.size();
   if (!finished(*job)) header.grant = job->remote[job->cursor.run()].grant;
-  while (!finished(*job) && header.entries < max_entries && header.data_size < max_data &&
+  const auto most_data = job->stage ? std::min(job->stage->ready(), max_data) : max_data;
+  while (!finished(*job) && header.entries < max_entries && header.data_size < most_data &&
          iov_.size() + 2 < max_iov && segments_ < limits_.max_segments &&
          job->remote[job->cursor.run()].grant == header.grant) {
     const auto pieces = std::min(max_iov - 2 - iov_.size(), limits_.max_segments - segments_);
-    const auto entry = next_entry(*job, max_data - header.data_size, pieces);
+    const auto entry = next_entry(*job, most_data - header.data_size, pieces);
     if (entry.count == 0) break;
     encode(entry, stage(entry_size));
-    add_memory(job->runs[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(), entry,
-               first_iov);
     const auto bytes = std::uint64_t{entry.length} * entry.count;
+    add_payload(*job, entry, first_iov);
     header.data_size += static_cast<std::uint32_t>(bytes);
     ++header.entries;
     job->cursor.advance(job->runs, bytes);
@@ -382,14 +458,14 @@ void lane_sender::add_read_frame(const std::shared_ptr<outgoing>& job) {
       .type = frame_type::read_data, .batch = job->batch, .transfer = job->transfer};
   add_staged(head, header_size);
   const auto first_iov = iov_.size();
-  while (!finished(*job) && header.data_size < max_data && iov_.size() + 2 < max_iov &&
+  const auto most_data = job->stage ? std::min(job->stage->ready(), max_data) : max_data;
+  while (!finished(*job) && header.data_size < most_data && iov_.size() + 2 < max_iov &&
          segments_ < limits_.max_segments) {
     const auto pieces = std::min(max_iov - 2 - iov_.size(), limits_.max_segments - segments_);
-    const auto entry = next_entry(*job, max_data - header.data_size, pieces);
+    const auto entry = next_entry(*job, most_data - header.data_size, pieces);
     if (entry.count == 0) break;
-    add_memory(job->runs[job->cursor.run()], job->cursor.repetition(), job->cursor.offset(), entry,
-               first_iov);
     const auto bytes = std::uint64_t{entry.length} * entry.count;
+    add_payload(*job, entry, first_iov);
     header.data_size += static_cast<std::uint32_t>(bytes);
     job->cursor.advance(job->runs, bytes);
   }

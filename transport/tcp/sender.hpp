@@ -46,6 +46,13 @@ class lane_sender {
   /// The peer does not want the replies of this batch any more.
   void give_up_replies(std::uint64_t batch);
 
+  /// Sends nothing any more, and keeps no memory of anybody.
+  void stop();
+  /// Whether jobs wait for chunks, or for GPUs that fill them: to be flushed when some copy has ended.
+  [[nodiscard]] bool waits_for_gpus() const noexcept {
+    return staged_jobs_.load(std::memory_order_relaxed) > 0;
+  }
+
   enum class outcome : std::uint8_t { idle, blocked, elsewhere, failed };
   /// Sends what the socket takes. `elsewhere`: another thread is doing it. `failed`: see
   /// `last_errno`.
@@ -77,6 +84,9 @@ class lane_sender {
   outcome drain();
   bool build();
   void take_jobs();
+  void stage_ahead();
+  void forget_jobs();
+  void drop(std::shared_ptr<outgoing>& job);
   void add_frames(std::shared_ptr<outgoing>& job);
   void add_withdrawn(outgoing& job);
   void add_write_frame(const std::shared_ptr<outgoing>& job);
@@ -86,6 +96,8 @@ class lane_sender {
                                       std::size_t pieces) const;
   void add_memory(const memory_run& run, std::uint32_t repetition, std::uint64_t offset,
                   const wire_entry& entry, std::size_t first_iov);
+  void add_payload(outgoing& job, const wire_entry& entry, std::size_t first_iov);
+  void add_from_chunk(outgoing& job, std::size_t bytes, std::size_t first_iov);
   void add_staged(const std::byte* at, std::size_t size);
   [[nodiscard]] std::byte* stage(std::size_t size) noexcept;
   [[nodiscard]] bool room_for_frame() const noexcept;
@@ -118,6 +130,7 @@ class lane_sender {
   std::atomic<std::uint64_t> queued_bytes_{0};
   std::atomic<std::uint64_t> payload_sent_{0};
   std::atomic<bool> blocked_{false};
+  std::atomic<std::uint32_t> staged_jobs_{0};  ///< in a queue or being sent
 
   // The burst on its way: only the flusher touches it.
   std::vector<std::byte> burst_control_;
@@ -129,6 +142,8 @@ class lane_sender {
   std::size_t burst_size_{0};
   std::vector<guarded_span> spans_;
   std::vector<std::shared_ptr<outgoing>> kept_;  ///< whose session bytes the burst refers to
+  std::vector<std::shared_ptr<staged_copy>> kept_copies_;  ///< whose chunks it refers to
+  std::vector<std::shared_ptr<outgoing>> ahead_;           ///< jobs to be staged, in order
   std::vector<revocable*> pinned_;
   std::shared_ptr<outgoing> current_write_;
   std::shared_ptr<outgoing> current_reply_;

@@ -12,8 +12,9 @@ namespace {
 
 class socket_backend final : public tcp_backend {
  public:
-  socket_backend(backend_context& context, std::shared_ptr<tcp::listener> door)
-      : context_{context}, door_{std::move(door)} {}
+  socket_backend(backend_context& context, std::shared_ptr<tcp::listener> door,
+                 std::shared_ptr<tcp::staging_pool> staging)
+      : context_{context}, door_{std::move(door)}, staging_{std::move(staging)} {}
   ~socket_backend() override { door_->stop(); }
 
   [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::tcp; }
@@ -30,23 +31,27 @@ class socket_backend final : public tcp_backend {
  private:
   backend_context& context_;
   const std::shared_ptr<tcp::listener> door_;
+  const std::shared_ptr<tcp::staging_pool> staging_;
 };
 
 result<std::shared_ptr<link>> socket_backend::open(const link_options& options,
                                                    std::shared_ptr<link_sink> sink) {
   static_assert(max_link_lanes <= tcp::max_lanes);
   if (auto ok = check_options(options, sink.get()); !ok) return fail(std::move(ok).error());
-  auto made = std::make_shared<tcp::tcp_link>(context_, door_, options, std::move(sink));
+  auto made = std::make_shared<tcp::tcp_link>(context_, door_, staging_, options, std::move(sink));
   if (options.role == link_role::acceptor) door_->expect(made->number(), made);
   return std::shared_ptr<link>{std::move(made)};
 }
 
 }  // namespace
 
-result<std::unique_ptr<tcp_backend>> make_tcp_backend(backend_context& context) {
+result<std::unique_ptr<tcp_backend>> make_tcp_backend(backend_context& context,
+                                                      std::shared_ptr<xgmi::gpu_site> gpus) {
   auto door = tcp::listener::create(context);
   if (!door) return fail(std::move(door).error());
-  return std::unique_ptr<tcp_backend>{std::make_unique<socket_backend>(context, std::move(*door))};
+  return std::unique_ptr<tcp_backend>{std::make_unique<socket_backend>(
+      context, std::move(*door),
+      std::make_shared<tcp::staging_pool>(std::move(gpus), context.options.xgmi))};
 }
 
 }  // namespace troupe::transport

@@ -9,6 +9,10 @@
 
 namespace troupe::transport {
 
+namespace xgmi {
+struct gpu_site;
+}
+
 /// One-sided frames over TCP sockets; the wire is described in transport/tcp/PROTOCOL.md.
 class tcp_backend : public backend {
  public:
@@ -17,7 +21,8 @@ class tcp_backend : public backend {
 };
 
 /// Binds the listener. `invalid_config` when the host is not an address of this machine or the port
-/// is taken; the sentence names both.
-[[nodiscard]] result<std::unique_ptr<tcp_backend>> make_tcp_backend(backend_context& context);
+/// is taken; the sentence names both. `gpus`: whose memory moves by way of the host.
+[[nodiscard]] result<std::unique_ptr<tcp_backend>> make_tcp_backend(
+    backend_context& context, std::shared_ptr<xgmi::gpu_site> gpus);
 
 }  // namespace troupe::transport

@@ -19,9 +19,10 @@ template <class F>
 void for_each_segment(const batch& work, std::span<const region_use> memory, F f) {
   std::uint32_t index = 0;
   for (std::size_t p = 0; p < work.pieces.size(); ++p) {
+    const auto gpu = memory[p]->gpu().value_or(memory_run::on_host);
     for (const auto& s : work.pieces[p].segments) {
       if (s.length != 0 && s.count != 0) {
-        f(flat_segment{{memory[p]->data() + s.local_offset, s.length, s.local_stride, s.count},
+        f(flat_segment{{memory[p]->data() + s.local_offset, s.length, s.local_stride, s.count, gpu},
                        {work.pieces[p].remote->id, s.remote_offset, s.remote_stride, index}});
       }
       ++index;
@@ -116,10 +117,12 @@ result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wir
   memory.reserve(work.pieces.size());
   std::uint64_t bytes = 0;
   std::uint64_t segments = 0;
+  bool on_gpus = false;
   for (std::size_t i = 0; i < work.pieces.size(); ++i) {
-    auto used = with.regions.use_on_host(work.pieces[i].local, backend_kind::tcp);
+    auto used = with.regions.use_by_way_of_host(work.pieces[i].local, backend_kind::tcp);
     if (!used) return in_piece(i, std::move(used).error());
     if (auto ok = check_piece(work, i, with.peer, **used); !ok) return fail(std::move(ok).error());
+    on_gpus = on_gpus || (*used)->gpu().has_value();
     memory.push_back(std::move(*used));
     bytes += total_bytes(work.pieces[i].segments);
     segments += work.pieces[i].segments.size();
@@ -153,6 +156,9 @@ result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wir
     job.guard = &flying->guard;
     parts[lane].left = job.bytes;
     parts[lane].lane = lane;
+    parts[lane].staged = on_gpus && std::ranges::any_of(job.runs, [](const memory_run& run) {
+                           return run.gpu != memory_run::on_host;
+                         });
   }
   flying->wire = wire;
   flying->id = work.id;
@@ -161,6 +167,7 @@ result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wir
   flying->bytes = bytes;
   flying->segments = static_cast<std::uint32_t>(segments);
   flying->memory = std::move(memory);
+  for (auto& part : parts) part.job.memory = flying->memory;
   (work.dir == direction::write ? parts.back().job.session : flying->frame) = std::move(work.frame);
   return flying;
 }

@@ -22,6 +22,8 @@ struct batch_part {
   std::uint64_t left{0};  ///< reads: bytes that are still to arrive
   std::size_t lane{0};
   bool done{false};
+  bool staged{false};                  ///< some of it lies in memory of a GPU
+  std::shared_ptr<copy_group> copies;  ///< reads: into that
 };
 
 /// A batch in flight at its initiator: one piece of memory with everything in it, kept by whoever

@@ -34,6 +34,7 @@ placed place(std::span<const std::byte> table, const given_grant& grant,
   placed out{.runs = std::move(reused), .bad = {}, .failure = {}};
   out.runs.clear();
   out.runs.reserve(table.size() / entry_size);
+  const auto gpu = grant.gpu.value_or(memory_run::on_host);
   for (; !table.empty(); table = table.subspan(entry_size)) {
     const auto entry = decode_entry(table.first<entry_size>());
     const extent range{entry.offset, entry.length, entry.stride, entry.count};
@@ -51,7 +52,7 @@ placed place(std::span<const std::byte> table, const given_grant& grant,
       if (!out.failure) out.failure = std::move(ok).error();
       continue;
     }
-    out.runs.push_back({grant.base + entry.offset, entry.length, entry.stride, entry.count});
+    out.runs.push_back({grant.base + entry.offset, entry.length, entry.stride, entry.count, gpu});
   }
   return out;
 }
@@ -62,6 +63,20 @@ std::vector<std::uint32_t> indices(std::span<const std::byte> table) {
     all.push_back(decode_entry(table.first<entry_size>()).index);
   }
   return all;
+}
+
+// Why the peer did not send what we read; the number is its word.
+troupe::error ended_by_peer(std::uint32_t status) {
+  const auto code = static_cast<std::uint8_t>(std::min<std::uint32_t>(status, UINT8_MAX));
+  const auto why = is_errc(code) ? static_cast<errc>(code) : errc::grant_revoked;
+  if (why == errc::grant_revoked) {
+    return {why, "the peer ended the transfer while it was read"};
+  }
+  return {why, "the peer could not read its memory (" + std::string{to_string(why)} + ")"};
+}
+
+bool ended(const std::shared_ptr<copy_group>& copies) {
+  return !copies || copies->idle();
 }
 
 // The guard lives in the grant: keeping it keeps the grant.
@@ -83,7 +98,8 @@ tcp_lane::tcp_lane(tcp_link& owner, std::size_t number, unique_fd fd, watch_id w
           [engine = &owner.engine_, watch](bool blocked) {
             engine->rearm(watch, blocked ? EPOLLIN | EPOLLOUT : EPOLLIN);
           }},
-      rx_{fd_.get(), *this} {}
+      rx_{fd_.get(), *this},
+      stage_{owner.copies_} {}
 
 result<landing> tcp_lane::on_begin(const frame_header& header, std::span<const std::byte> table) {
   if (!owner_.is_up()) return fail(errc::link_broken, "the link was closed");
@@ -113,8 +129,7 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
       }
       std::optional<troupe::error> failure;
       if (trailer_status != 0) {
-        failure =
-            troupe::error{errc::grant_revoked, "the peer ended the transfer while it was read"};
+        failure = ended_by_peer(trailer_status);
       }
       {
         const std::lock_guard lock{owner_.batch_mutex_};
@@ -129,7 +144,7 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
           return against_protocol("a read ended before all its data came");
         }
       }
-      return owner_.part_done(header.batch, number_, std::move(failure), {});
+      return finish_read(header.batch, std::move(failure), {});
     }
     case frame_type::completion: return end_completion(header, session);
     case frame_type::session:
@@ -169,8 +184,9 @@ result<void> tcp_lane::find_grant(const frame_header& header, access wanted) {
 
 result<landing> tcp_lane::begin_write(const frame_header& header,
                                       std::span<const std::byte> table) {
-  if (incoming_.batch != header.batch)
-    incoming_ = {.batch = header.batch, .failure = {}, .bad = {}};
+  if (incoming_.batch != header.batch) {
+    incoming_ = {.batch = header.batch, .failure = {}, .bad = {}, .copies = {}};
+  }
   if (header.session_size > 0 && !header.has(flag_last)) {
     return against_protocol("a session frame before the end of its batch");
   }
@@ -189,11 +205,21 @@ result<landing> tcp_lane::begin_write(const frame_header& header,
   auto where = place(table, *grant_, std::move(places_));
   places_ = std::move(where.runs);
   if (where.failure) return refuse(std::move(*where.failure), std::move(where.bad));
-  return landing{.guard = guard_of(grant_), .runs = places_, .cursor = {}};
+  auto there = landing{.guard = guard_of(grant_), .runs = places_, .cursor = {}};
+  if (!grant_->gpu) return there;
+  if (!incoming_.copies) incoming_.copies = std::make_shared<copy_group>();
+  there.stage = &stage_;
+  there.group = incoming_.copies;
+  there.memory = {&grant_->memory, 1};
+  there.transfer = grant_->transfer;
+  return there;
 }
 
 result<void> tcp_lane::end_write(const frame_header& header, std::span<const std::byte> session,
                                  bool landed, std::uint32_t trailer_status) {
+  if (!landed && !incoming_.failure && incoming_.copies) {
+    incoming_.failure = incoming_.copies->failure();
+  }
   if (!landed && !incoming_.failure) {
     incoming_.failure =
         troupe::error{errc::grant_revoked, "the grant was revoked during the write"};
@@ -202,7 +228,20 @@ result<void> tcp_lane::end_write(const frame_header& header, std::span<const std
     incoming_.failure = troupe::error{errc::aborted, "the initiator gave it up"};
   }
   if (!header.has(flag_last)) return {};
-  const auto part = std::exchange(incoming_, {});
+  auto part = std::exchange(incoming_, {});
+  if (held_.empty() && ended(part.copies)) return finish_write(header, std::move(part), session);
+  auto until = part.copies;
+  hold(std::move(until), [this, header, part = std::move(part),
+                          kept = std::vector<std::byte>{session.begin(), session.end()}]() mutable {
+    return finish_write(header, std::move(part), kept);
+  });
+  return {};
+}
+
+// All data of the part are where they belong, or will never be.
+result<void> tcp_lane::finish_write(const frame_header& header, incoming_part part,
+                                    std::span<const std::byte> session) {
+  if (part.copies && !part.failure) part.failure = part.copies->failure();
   // Before the session frame: what its receiver answers then goes out together with this.
   if (auto ok = acknowledge(header, flag_last, part.failure, part.bad); !ok) return ok;
   const bool good = !part.failure.has_value();
@@ -231,6 +270,8 @@ result<void> tcp_lane::serve_read(const frame_header& header, std::span<const st
   job->bytes = bytes_of(where.runs);
   job->grant = grant_;
   job->guard = &grant_->guard;
+  job->memory = {&grant_->memory, 1};
+  if (grant_->gpu) job->stage = std::make_unique<outgoing_stage>(owner_.copies_, reply_quota_);
   job->runs = std::move(where.runs);
   urgent_ = true;
   if (tx_.push_reply(std::move(job)) > max_open_reads) {
@@ -272,8 +313,15 @@ result<landing> tcp_lane::begin_read_data(const frame_header& header) {
   if (header.data_size > part->left) return against_protocol("more data than was asked for");
   part->left -= header.data_size;
   // The guard is part of the batch: keeping it keeps the runs.
-  return landing{
+  auto there = landing{
       .guard = {at->second, &at->second->guard}, .runs = part->job.runs, .cursor = part->cursor};
+  if (!part->staged) return there;
+  if (!part->copies) part->copies = std::make_shared<copy_group>();
+  there.stage = &stage_;
+  there.group = part->copies;
+  there.memory = at->second->memory;
+  there.transfer = at->second->transfer;
+  return there;
 }
 
 result<void> tcp_lane::end_completion(const frame_header& header,
@@ -291,7 +339,48 @@ result<void> tcp_lane::end_completion(const frame_header& header,
     owner_.note_failure(header.batch, std::move(failure), body->bad);
     return {};
   }
-  return owner_.part_done(header.batch, number_, std::move(failure), body->bad);
+  return finish_read(header.batch, std::move(failure), std::move(body->bad));
+}
+
+// The peer has ended its part; so is ours when what it sent is where it belongs.
+result<void> tcp_lane::finish_read(std::uint64_t batch, std::optional<troupe::error> failure,
+                                   std::vector<std::uint32_t> bad) {
+  std::shared_ptr<copy_group> copies;
+  {
+    const std::lock_guard lock{owner_.batch_mutex_};
+    const auto at = owner_.batches_.find(batch);
+    if (at == owner_.batches_.end()) return {};  // given up meanwhile
+    if (const auto* part = at->second->part_on(number_)) copies = part->copies;
+  }
+  auto end = [this, batch, copies, failure = std::move(failure), bad = std::move(bad)] {
+    auto why = failure;
+    if (!why && copies) why = copies->failure();
+    return owner_.part_done(batch, number_, std::move(why), bad);
+  };
+  if (held_.empty() && ended(copies)) return end();
+  hold(std::move(copies), std::move(end));
+  return {};
+}
+
+// -- memory of GPUs
+
+std::unique_ptr<outgoing_stage> tcp_lane::stage_for_write() const {
+  return std::make_unique<outgoing_stage>(owner_.copies_, write_quota_);
+}
+
+void tcp_lane::hold(std::shared_ptr<copy_group> until, std::function<result<void>()> then) {
+  held_.push_back({std::move(until), std::move(then)});
+}
+
+result<bool> tcp_lane::settle() {
+  bool settled = false;
+  while (!held_.empty() && ended(held_.front().until)) {
+    const auto then = std::move(held_.front().then);
+    held_.pop_front();
+    if (auto ok = then(); !ok) return fail(std::move(ok).error());
+    settled = true;
+  }
+  return settled;
 }
 
 }  // namespace troupe::transport::tcp

@@ -24,7 +24,8 @@ constexpr std::uint32_t polls_per_word = 8;    // and between two words to its t
 }  // namespace
 
 tcp_link::tcp_link(backend_context& context, std::shared_ptr<listener> door,
-                   const link_options& options, std::shared_ptr<link_sink> sink)
+                   std::shared_ptr<staging_pool> staging, const link_options& options,
+                   std::shared_ptr<link_sink> sink)
     : context_{context},
       engine_{context.progress.next()},
       door_{std::move(door)},
@@ -33,6 +34,7 @@ tcp_link::tcp_link(backend_context& context, std::shared_ptr<listener> door,
       sink_{std::move(sink)},
       regions_{context.regions},
       grants_{context.options.self},
+      copies_{std::move(staging), engine_},
       ledger_{options.max_batches} {
   random_bytes(secret_);
 }
@@ -53,8 +55,9 @@ link_offer tcp_link::offer() const {
 
 result<remote_grant> tcp_link::grant(region_id region, std::vector<extent> extents, access rights,
                                      transfer_id transfer) {
-  auto memory = regions_.use_on_host(region, backend_kind::tcp);
+  auto memory = regions_.use_by_way_of_host(region, backend_kind::tcp);
   if (!memory) return fail(std::move(memory).error());
+  if (auto ok = prepare(**memory); !ok) return fail(std::move(ok).error());
   return grants_.give(std::move(*memory), std::move(extents), rights, transfer);
 }
 
@@ -95,6 +98,9 @@ result<void> tcp_link::post(batch work) {
   if (!planned) return fail(std::move(planned).error());
   const auto& batch = *planned;
   if (batch->parts().size() == 1) batch->parts()[0].lane = emptiest_lane();
+  for (std::size_t i = 0; i < batch->memory.size(); ++i) {
+    if (auto ok = prepare(*batch->memory[i]); !ok) return in_piece(i, ok.error());
+  }
   {
     const std::lock_guard lock{batch_mutex_};
     // Looked at under the lock: whoever ends the link does so before it takes this lock to fail
@@ -117,6 +123,7 @@ void tcp_link::start(const std::shared_ptr<flying_batch>& batch) {
     auto& lane = *lanes_[part.lane];
     std::shared_ptr<outgoing> job{batch, &part.job};
     if (batch->dir == direction::write) {
+      if (part.staged) job->stage = lane.stage_for_write();
       lane.tx().push_write(std::move(job));
     } else {
       lane.tx().push_read_request(std::move(job));
@@ -247,11 +254,15 @@ fence_state tcp_link::fence(transfer_id transfer) {
     }
   }
   grants_.revoke(transfer);
+  // Nothing starts another copy of the transfer from here on.
+  const bool copied = copies_.fence(transfer);
+  if (copied && !is_up())
+    engine_.add_poller(shared_from_this());  // who looks, as long as they last
   for (const auto& batch : cancelled) {
     if (batch->dir == direction::read) tell_cancelled(*batch);
     sink_.deliver(batch->outcome());
   }
-  return fence_state::quiescent;
+  return copied ? fence_state::pending : fence_state::quiescent;
 }
 
 // The peer need not stream what nobody takes any more.
@@ -262,6 +273,53 @@ void tcp_link::tell_cancelled(const flying_batch& batch) {
   for (const auto& part : batch.parts()) {
     lanes_[part.lane]->tx().push_control(head);
     flush(*lanes_[part.lane]);
+  }
+}
+
+// -- memory of GPUs
+
+// What takes long the first time: not where bytes move.
+result<void> tcp_link::prepare(const region& memory) {
+  const auto gpu = memory.gpu();
+  return gpu ? copies_.prepare(*gpu) : result<void>{};
+}
+
+// True: some copy has ended.
+bool tcp_link::look_at_copies() {
+  if (!copies_.any()) return false;
+  const auto news = copies_.look();
+  for (const auto& [wire, why] : news.failed) fail_batch(wire, why);
+  for (const auto transfer : news.quiescent) sink_.deliver(quiescent_event{transfer});
+  if (news.ended && is_up()) {
+    for (const auto& lane : lanes_) {
+      if (lane->tx().waits_for_gpus() && !lane->tx().blocked()) flush(*lane);
+    }
+  }
+  return news.ended || !news.quiescent.empty();
+}
+
+// Some of our memory could not be read. The link goes on: the peer finds the batch given up.
+void tcp_link::fail_batch(std::uint64_t wire, troupe::error why) {
+  std::shared_ptr<flying_batch> batch;
+  {
+    const std::lock_guard lock{batch_mutex_};
+    const auto at = batches_.find(wire);
+    if (at == batches_.end()) return;  // it has ended meanwhile
+    batch = std::move(at->second);
+    batches_.erase(at);
+    batch->failure = std::move(why);
+    close_books(*batch);
+  }
+  sink_.deliver(batch->outcome());
+}
+
+// Of a link that has ended. A chunk that a lane is just filling goes when the lane has seen it.
+void tcp_link::release_chunks() {
+  for (const auto& lane : lanes_) {
+    lane->tx().stop();
+    if (!lane->take_rx()) continue;
+    lane->rx().drop_chunk();
+    lane->leave_rx();
   }
 }
 
@@ -287,16 +345,22 @@ bool tcp_link::receive(tcp_lane& lane) {
     return false;
   }
   const auto before = lane.rx().payload_received();
-  const auto outcome = lane.rx().run(receive_budget);
+  auto settled = lane.settle();
+  auto outcome = lane_receiver::outcome::failed;
+  if (settled) {
+    outcome = lane.holds_much() ? lane_receiver::outcome::nothing : lane.rx().run(receive_budget);
+  }
   bytes_in_.fetch_add(lane.rx().payload_received() - before, std::memory_order_relaxed);
   const bool flush_now = lane.must_flush();
   if (lane.defers()) deferred_.store(true, std::memory_order_relaxed);
   auto error = outcome == lane_receiver::outcome::failed ? lane.rx().error() : troupe::error{};
+  if (!settled) error = settled.error();
+  if (!is_up()) lane.rx().drop_chunk();
   lane.leave_rx();
   if (flush_now && !lane.tx().blocked()) {
     flush(lane);  // acknowledgements and replies of this turn, all at once
   }
-  if (outcome == lane_receiver::outcome::nothing) return false;
+  if (outcome == lane_receiver::outcome::nothing) return settled && *settled;
   touch();
   if (outcome == lane_receiver::outcome::ended) {
     break_link({errc::peer_lost, "the peer is gone: it closed the connection"});
@@ -334,9 +398,15 @@ bool tcp_link::on_poll(steady_time now) {
     touched_.store(false, std::memory_order_relaxed);
     active_ns_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   }
+  if (!is_up()) {
+    const bool worked = look_at_copies();
+    if (!copies_.any()) engine_.remove_poller(this);
+    return worked;
+  }
   const auto idle = now.time_since_epoch().count() - active_ns_.load(std::memory_order_relaxed);
   if (idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
-      !deferred_.load(std::memory_order_relaxed) && !soon_.load(std::memory_order_relaxed)) {
+      !deferred_.load(std::memory_order_relaxed) && !soon_.load(std::memory_order_relaxed) &&
+      !copies_.any()) {
     return false;
   }
   return receive_all();
@@ -347,13 +417,14 @@ bool tcp_link::before_sleep() {
     flush_soon();
     return false;
   }
+  if (copies_.any()) return false;  // nobody is told of their end: look again
   return !deferred_.load(std::memory_order_relaxed) || !receive_all();
 }
 
 bool tcp_link::receive_all() {
   if (!announced_.load(std::memory_order_acquire) || !is_up()) return false;
-  bool worked = false;
   deferred_.store(false, std::memory_order_relaxed);
+  bool worked = look_at_copies();
   for (const auto& lane : lanes_) {
     if (lane->tx().blocked()) flush(*lane);
     worked = receive(*lane) || worked;
@@ -366,7 +437,7 @@ bool tcp_link::receive_all() {
 bool tcp_link::poll() {
   switch (state_.load(std::memory_order_acquire)) {
     case state::broken:
-    case state::closed: return false;  // the engine may be gone with its endpoint
+    case state::closed: return look_at_copies();  // the engine may be gone with its endpoint
     case state::idle:
     case state::connecting: return engine_.poll_once();
     case state::up: break;
@@ -409,7 +480,7 @@ bool tcp_link::end(state final_state, const troupe::error& why) {
   }
   door_->forget(number_);
   if (before == state::up) {
-    engine_.remove_poller(this);
+    if (!copies_.any()) engine_.remove_poller(this);  // else `on_poll` does it
     std::array<std::byte, header_size> goodbye{};
     encode(frame_header{.type = frame_type::goodbye}, goodbye.data());
     for (const auto& lane : lanes_) {
@@ -422,6 +493,7 @@ bool tcp_link::end(state final_state, const troupe::error& why) {
     }
   }
   fail_all(why);
+  if (before == state::up) release_chunks();
   return true;
 }
 

@@ -3,6 +3,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -50,12 +52,21 @@ class tcp_lane final : public frame_handler {
   [[nodiscard]] bool must_flush() noexcept;
   [[nodiscard]] bool defers() const noexcept { return deferring_; }
 
+  /// Too much waits for copies: let the peer wait.
+  [[nodiscard]] bool holds_much() const noexcept { return held_.size() >= max_held; }
+  /// Says what waited for copies that have ended, as a frame that comes in would. True: something was
+  /// said.
+  [[nodiscard]] result<bool> settle();
+  /// What gets the bytes of the lane's share of a write to the socket.
+  [[nodiscard]] std::unique_ptr<outgoing_stage> stage_for_write() const;
+
  private:
   /// What the peer's batch that comes in over this lane has met so far.
   struct incoming_part {
     std::uint64_t batch{0};
     std::optional<troupe::error> failure;
     std::vector<std::uint32_t> bad;
+    std::shared_ptr<copy_group> copies;  ///< of its data into memory of a GPU
   };
 
   [[nodiscard]] result<landing> begin_write(const frame_header& header,
@@ -74,6 +85,8 @@ class tcp_lane final : public frame_handler {
   /// Puts the grant that a frame names into `grant_`, if the frame may use it at all.
   [[nodiscard]] result<void> find_grant(const frame_header& header, access wanted);
 
+  static constexpr std::size_t max_held = 64;
+
   tcp_link& owner_;
   const std::size_t number_;
   const unique_fd fd_;
@@ -85,8 +98,26 @@ class tcp_lane final : public frame_handler {
   bool urgent_{false};        ///< ... or what somebody waits for
   bool deferring_{false};     ///< the turn before left acknowledgements
   incoming_part incoming_;
+  /// What the end of a frame causes, once the copies of its data have ended and everything before it
+  /// was caused: frames mean what they mean in the order in which they came.
+  struct held_end {
+    std::shared_ptr<copy_group> until;  ///< none: only for those before it
+    std::function<result<void>()> then;
+  };
+  void hold(std::shared_ptr<copy_group> until, std::function<result<void>()> then);
+  [[nodiscard]] result<void> finish_write(const frame_header& header, incoming_part part,
+                                          std::span<const std::byte> session);
+  [[nodiscard]] result<void> finish_read(std::uint64_t batch, std::optional<troupe::error> failure,
+                                         std::vector<std::uint32_t> bad);
+
   std::shared_ptr<given_grant> grant_;  ///< the last frame's; most often the next one's, too
   std::vector<memory_run> places_;      ///< where the data of the frame that comes in go
+
+  // Memory of GPUs.
+  const std::shared_ptr<chunk_quota> write_quota_{std::make_shared<chunk_quota>()};
+  const std::shared_ptr<chunk_quota> reply_quota_{std::make_shared<chunk_quota>()};
+  landing_stage stage_;
+  std::deque<held_end> held_;
 };
 
 /// The tcp backend's link.
@@ -99,15 +130,20 @@ class tcp_lane final : public frame_handler {
 /// | up               | lost, goodbye, bytes against the protocol       | broken                 |
 /// | any              | close                                           | closed                 |
 ///
+/// Memory of a GPU comes into pinned memory of the host before it is sent, and goes there before it
+/// gets to its place (`outgoing_stage`, `landing_stage`). What a transfer's copies still touch when it is
+/// fenced keeps the fence pending.
+///
 /// Locks, in the order in which they may be nested: `state_mutex_`, `batch_mutex_`. No callback is
-/// called under either. Whoever holds a pin takes no lock, so a pin may be waited for under
+/// called under either. Whoever holds a pin takes neither of them, so a pin may be waited for under
 /// `batch_mutex_`.
 class tcp_link final : public link,
                        public pollable,
                        public lane_acceptor,
                        public std::enable_shared_from_this<tcp_link> {
  public:
-  tcp_link(backend_context& context, std::shared_ptr<listener> door, const link_options& options,
+  tcp_link(backend_context& context, std::shared_ptr<listener> door,
+           std::shared_ptr<staging_pool> staging, const link_options& options,
            std::shared_ptr<link_sink> sink);
   ~tcp_link() override;
 
@@ -177,6 +213,10 @@ class tcp_link final : public link,
   bool receive(tcp_lane& lane);
   bool receive_all();
   void flush(tcp_lane& lane);
+  bool look_at_copies();
+  void fail_batch(std::uint64_t wire, troupe::error why);
+  void release_chunks();
+  [[nodiscard]] result<void> prepare(const region& memory);
   [[nodiscard]] bool is_up() const noexcept {
     return state_.load(std::memory_order_acquire) == state::up;
   }
@@ -218,6 +258,7 @@ class tcp_link final : public link,
   sink_queue sink_;
   region_table& regions_;
   grant_table grants_;
+  staged_copies copies_;
 
   std::mutex state_mutex_;
   std::atomic<state> state_{state::idle};

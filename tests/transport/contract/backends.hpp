@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -18,16 +19,27 @@ namespace troupe::transport::contract {
 
 using troupe::testing::have_verbs;
 
+/// Which ends of a link have their region in memory of a GPU.
+enum class gpu_ends : std::uint8_t { none, both, a, b };
+
 /// One way to run the suite.
 struct variant {
   backend_kind kind;
   std::uint32_t lanes;
   std::uint32_t workers;  ///< 0: the test polls
+  gpu_ends gpus{gpu_ends::none};
 };
+
+/// Whether `side` ('a' or 'b') has its region there.
+inline bool on_gpu(const variant& with, char side) {
+  return with.gpus == gpu_ends::both || with.gpus == (side == 'a' ? gpu_ends::a : gpu_ends::b);
+}
 
 inline std::string name_of(const ::testing::TestParamInfo<variant>& info) {
   return std::string{to_string(info.param.kind)} + "_lanes" + std::to_string(info.param.lanes) +
-         (info.param.workers == 0 ? "_polled" : "_workers" + std::to_string(info.param.workers));
+         (info.param.workers == 0 ? "_polled" : "_workers" + std::to_string(info.param.workers)) +
+         std::array{"", "_gpus", "_gpu_to_host",
+                    "_host_to_gpu"}[static_cast<std::size_t>(info.param.gpus)];
 }
 
 /// The devices of one side ('a' or 'b') of an rdma link, as `tests/verbs/machine` makes them: a wire
@@ -58,10 +70,18 @@ inline std::chrono::seconds patience() {
 }
 
 inline std::vector<variant> all_variants() {
-  std::vector<variant> all{{backend_kind::tcp, 1, 1},  {backend_kind::tcp, 1, 0},
-                           {backend_kind::tcp, 4, 2},  {backend_kind::tcp, 8, 1},
-                           {backend_kind::shm, 1, 1},  {backend_kind::shm, 1, 0},
-                           {backend_kind::xgmi, 1, 1}, {backend_kind::xgmi, 1, 0}};
+  std::vector<variant> all{{backend_kind::tcp, 1, 1},
+                           {backend_kind::tcp, 1, 0},
+                           {backend_kind::tcp, 4, 2},
+                           {backend_kind::tcp, 8, 1},
+                           {backend_kind::shm, 1, 1},
+                           {backend_kind::shm, 1, 0},
+                           {backend_kind::xgmi, 1, 1, gpu_ends::both},
+                           {backend_kind::xgmi, 1, 0, gpu_ends::both},
+                           {backend_kind::tcp, 1, 1, gpu_ends::both},
+                           {backend_kind::tcp, 1, 0, gpu_ends::a},
+                           {backend_kind::tcp, 1, 1, gpu_ends::b},
+                           {backend_kind::tcp, 4, 2, gpu_ends::both}};
   // One device that is polled, two that threads drive.
   if (have_verbs()) all = {{backend_kind::rdma, 1, 0}, {backend_kind::rdma, 4, 2}};
   return all;

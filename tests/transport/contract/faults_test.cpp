@@ -16,20 +16,21 @@ namespace {
 /// A peer in a process of its own.
 class process {
  public:
-  process(backend_kind kind, std::uint32_t lanes, const char* what) {
+  process(const variant& with, const char* what) {
     int to[2];
     int from[2];
     EXPECT_EQ(::pipe2(to, O_CLOEXEC), 0);
     EXPECT_EQ(::pipe2(from, O_CLOEXEC), 0);
     const char* binary = std::getenv("TROUPE_TRANSPORT_PEER");
     EXPECT_NE(binary, nullptr) << "set TROUPE_TRANSPORT_PEER to the transport_peer binary";
-    const std::string backend{to_string(kind)};
-    const auto count = std::to_string(lanes);
+    const std::string backend{to_string(with.kind)};
+    const auto count = std::to_string(with.lanes);
+    const char* memory = on_gpu(with, 'b') ? "gpu" : "host";
     pid_ = ::fork();
     if (pid_ == 0) {
       ::dup2(to[0], STDIN_FILENO);
       ::dup2(from[1], STDOUT_FILENO);
-      ::execl(binary, binary, backend.c_str(), count.c_str(), what, nullptr);
+      ::execl(binary, binary, backend.c_str(), count.c_str(), memory, what, nullptr);
       ::_exit(127);
     }
     ::close(to[0]);
@@ -82,22 +83,24 @@ class joined {
  public:
   static constexpr std::uint64_t size = std::uint64_t{4} << 20;
 
-  joined(backend_kind kind, std::uint32_t lanes, const char* what,
-         std::chrono::milliseconds fence_patience = 1s, std::uint8_t wire_timeout = 17)
-      : peer{kind, lanes, what} {
+  joined(const variant& with_, const char* what, std::chrono::milliseconds fence_patience = 1s,
+         std::uint8_t wire_timeout = 17)
+      : peer{with_, what} {
+    const auto kind = with_.kind;
+    const auto lanes = with_.lanes;
     endpoint_options options;
     options.self = incarnation{0x11fe};
     options.rdma.device = rdma_devices('a', lanes);
     suit_emulation(options.rdma);
     options.rdma.fence_patience = fence_patience;
     options.rdma.timeout = wire_timeout;
-    if (kind == backend_kind::xgmi) {
+    if (on_gpu(with_, 'a')) {
       options.xgmi = xgmi::options_under_test();
       gpus = options.xgmi.site;
     }
     place = endpoint::create(std::move(options)).value();
-    region = kind == backend_kind::xgmi ? place->allocate_on_gpu(0, size, "test").value()
-                                        : place->allocate(size, "test").value();
+    region = gpus ? place->allocate_on_gpu(0, size, "test").value()
+                  : place->allocate(size, "test").value();
     memory = place->bytes(region).value();
     if (gpus) overwrite(std::byte{0});
     link_options with;
@@ -176,7 +179,9 @@ std::vector<variant> fault_variants() {
   return {{backend_kind::tcp, 1, 1},
           {backend_kind::tcp, 4, 1},
           {backend_kind::shm, 1, 1},
-          {backend_kind::xgmi, 1, 1}};
+          {backend_kind::xgmi, 1, 1, gpu_ends::both},
+          {backend_kind::tcp, 1, 1, gpu_ends::both},
+          {backend_kind::tcp, 4, 1, gpu_ends::a}};
 }
 
 INSTANTIATE_TEST_SUITE_P(every, backend_faults, ::testing::ValuesIn(fault_variants()), name_of);
@@ -185,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(every, backend_faults, ::testing::ValuesIn(fault_varian
 
 TEST_P(backend_faults,
        a_peer_killed_while_it_writes_is_reported_lost_and_no_byte_lands_after_the_fence) {
-  joined j{GetParam().kind, GetParam().lanes, "write", 1s, time_of_a_death};
+  joined j{GetParam(), "write", 1s, time_of_a_death};
   ASSERT_TRUE(joined::until([&] { return j.peer_wrote(); })) << "no traffic";
   j.peer.signal(SIGKILL);
   ASSERT_TRUE(joined::until([&] { return j.sink->is_broken(); }, patience() / 3));
@@ -199,7 +204,7 @@ TEST_P(backend_faults,
 TEST_P(backend_faults,
        a_peer_killed_under_our_batches_completes_each_once_and_then_breaks_the_link) {
   for (const auto dir : {direction::write, direction::read}) {
-    joined j{GetParam().kind, GetParam().lanes, "serve", 1s, time_of_a_death};
+    joined j{GetParam(), "serve", 1s, time_of_a_death};
     j.peer.stop();  // so that the batches are in flight for certain
     std::size_t posted = 0;
     for (std::uint64_t i = 1; i <= 8; ++i) posted += j.wire->post(j.to_peer(i, dir)).has_value();
@@ -220,14 +225,17 @@ TEST_P(backend_faults,
 
 TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_memory) {
   // It wakes long before it is not waited for any more.
-  joined j{GetParam().kind, GetParam().lanes, "write", patience() / 6};
+  joined j{GetParam(), "write", patience() / 6};
   ASSERT_TRUE(joined::until([&] { return j.peer_wrote(); })) << "no traffic";
   j.peer.stop();
   const auto start = clock::now();
   const bool at_once = j.wire->fence(t1) == fence_state::quiescent;
   EXPECT_LT(clock::now() - start, 1s) << "a fence does not wait for a frozen peer";
-  if (GetParam().kind == backend_kind::tcp) {
+  if (GetParam().kind == backend_kind::tcp && GetParam().gpus == gpu_ends::none) {
     EXPECT_TRUE(at_once) << "the target refuses by itself";
+  } else if (GetParam().kind == backend_kind::tcp && !at_once) {
+    ASSERT_TRUE(joined::until([&] { return j.sink->is_quiescent(t1); }))
+        << "what its GPU had under way ends without the peer";
   } else if (!at_once) {
     // Mapped memory: only the peer itself, or its death, can promise. Until then the blocks stay
     // pinned.
@@ -247,7 +255,7 @@ TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_m
 
 TEST_P(backend_faults, a_stopped_peer_is_shut_out_without_its_help) {
   if (moves_by_itself(GetParam().kind)) GTEST_SKIP() << "it has our memory mapped";
-  joined j{GetParam().kind, GetParam().lanes, "write"};
+  joined j{GetParam(), "write"};
   ASSERT_TRUE(joined::until([&] { return j.peer_wrote(); })) << "no traffic";
   j.peer.stop();
   j.fence_and_wait(t1);
@@ -264,8 +272,8 @@ TEST_P(backend_faults, a_stopped_peer_is_shut_out_without_its_help) {
 }
 
 TEST_P(backend_faults, a_stopped_peer_does_not_hold_up_the_others) {
-  joined frozen{GetParam().kind, GetParam().lanes, "serve"};
-  joined lively{GetParam().kind, GetParam().lanes, "serve"};
+  joined frozen{GetParam(), "serve"};
+  joined lively{GetParam(), "serve"};
   frozen.peer.stop();
   for (std::uint64_t i = 1; i <= 16; ++i) {
     static_cast<void>(frozen.wire->post(frozen.to_peer(i, direction::write)));

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "troupe/transport/endpoint.hpp"
 
@@ -217,18 +219,18 @@ class pair {
     options.rdma.device = rdma_devices(side, with_.lanes);
     suit_emulation(options.rdma);
     options.rdma.fence_patience = fence_patience;
-    if (with_.kind == backend_kind::xgmi) options.xgmi = xgmi::options_under_test();
+    if (with_.gpus != gpu_ends::none) options.xgmi = xgmi::options_under_test();
     auto made = endpoint::create(std::move(options));
     ASSERT_TRUE(made) << to_string(made.error());
     e.place = std::move(*made);
-    auto region = with_.kind == backend_kind::xgmi ? allocate_for_gpu(e, side == 'a' ? 0 : 1)
-                                                   : e.place->allocate(region_size, "test");
+    auto region = on_gpu(with_, side) ? allocate_for_gpu(e, side == 'a' ? 0 : 1)
+                                      : e.place->allocate(region_size, "test");
     ASSERT_TRUE(region) << to_string(region.error());
     e.region = *region;
     e.memory = *e.place->bytes(*region);
   }
   /// Memory that a GPU and this test reach: a double's, or pinned memory of the host.
-  static result<region_id> allocate_for_gpu(end& e, std::uint32_t gpu) {
+  result<region_id> allocate_for_gpu(end& e, std::uint32_t gpu) const {
     if (!xgmi::on_real_gpus()) return e.place->allocate_on_gpu(gpu, region_size, "test");
     const auto site = xgmi::site_under_test();
     gpu = std::min<std::uint32_t>(gpu, static_cast<std::uint32_t>(site->bus_ids().size()) - 1);
@@ -237,7 +239,14 @@ class pair {
     e.pinned = {made->host,
                 [site, pinned = *made](void*) { site->runtime->release_pinned(pinned); }};
     std::memset(made->host, 0, region_size);
-    return e.place->register_memory({made->host, region_size}, "test");
+    if (with_.kind == backend_kind::xgmi) {
+      return e.place->register_memory({made->host, region_size}, "test");
+    }
+    // As memory that only the GPU reaches. Any descriptor is one of a dma-buf for who asks no NIC.
+    const int none = ::memfd_create("no dma-buf", MFD_CLOEXEC);
+    auto region = e.place->register_memory({made->host, region_size}, "test", {.dmabuf = none});
+    ::close(none);
+    return region;
   }
   void open(end& e, incarnation peer, link_role role,
             const std::function<void(link_options&)>& adjust) {

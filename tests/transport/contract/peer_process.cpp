@@ -1,7 +1,8 @@
 // The other node of a test in a process of its own, so that it can be killed and stopped.
 //
-//   transport_peer BACKEND LANES what
+//   transport_peer BACKEND LANES host|gpu what
 //
+// has its region in memory of the host or of a GPU,
 // dials (initiator) the offer that comes in on standard input. `serve` does nothing of its own
 // accord; `write` and `read` keep four batches of 64 x 64 KiB in flight against the grant that came
 // with the offer, and go on when they are refused. Prints "refused" once when the first batch
@@ -52,16 +53,16 @@ int fail_with(const std::string& what) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return fail_with("usage: transport_peer BACKEND LANES serve|write|read");
+  if (argc != 5) return fail_with("usage: transport_peer BACKEND LANES host|gpu serve|write|read");
   const auto kind = backend_kind_from(argv[1]);
-  const std::string_view what = argv[3];
+  const std::string_view what = argv[4];
   if (!kind) return fail_with("unknown backend");
   endpoint_options options;
   options.self = incarnation{0xdead};
   options.rdma.device =
       contract::rdma_devices('b', static_cast<std::uint32_t>(std::stoul(argv[2])));
   contract::suit_emulation(options.rdma);
-  const bool on_gpu = kind == backend_kind::xgmi;
+  const bool on_gpu = std::string_view{argv[3]} == "gpu";
   if (on_gpu) options.xgmi = xgmi::options_under_test();
   const auto gpus = options.xgmi.site;
   auto place = endpoint::create(std::move(options));

@@ -1,12 +1,14 @@
 #include "gpu_double.hpp"
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "troupe/transport/tcp/wire_access.hpp"
 #include "troupe/transport/xgmi/gpu_error.hpp"
 
 namespace troupe::transport::xgmi {
@@ -26,11 +28,29 @@ unexpected gone() {
   return fail(gpu_error(gpu_fault::lost, "0000:0a:00.0", "a copy", "it has fallen off the bus"));
 }
 
+/// Memory of the host that was pinned: where it begins, its size.
+struct pinned_ranges {
+  std::mutex mutex;
+  std::map<std::uint64_t, std::uint64_t> sizes;
+
+  /// Under the lock.
+  [[nodiscard]] bool hold(std::uint64_t address) const {
+    const auto after = sizes.upper_bound(address);
+    return after != sizes.begin() && address - std::prev(after)->first < std::prev(after)->second;
+  }
+};
+pinned_ranges& pinned() {
+  static pinned_ranges all;
+  return all;
+}
+
 /// One at a time: batches that write the same bytes at once are the business of who posts them, and
-/// the thread sanitizer should see what hosts and GPUs do to each other.
+/// the thread sanitizer should see what hosts and GPUs do to each other. But not what comes from a
+/// socket or goes there: of the order that a peer's answer makes it knows nothing.
 void copy_bytes(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) {
-  static std::mutex one;
-  const std::lock_guard lock{one};
+  const std::lock_guard lock{pinned().mutex};
+  std::optional<tcp::wire_access> for_peer;
+  if (pinned().hold(to) || pinned().hold(from)) for_peer.emplace();
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
 }
 
@@ -240,11 +260,21 @@ void gpu_double::close_memory(std::uint32_t device, std::byte* base) noexcept {
 }
 
 result<pinned_memory> gpu_double::allocate_pinned(std::uint32_t /*device*/, std::size_t size) {
+  if (size > may_pin_) return fail(gpu_error(gpu_fault::no_memory, "", "pin", "refused"));
+  may_pin_ -= size;
+  pinned_now_ += size;
   auto* const at = new std::byte[size];
+  const std::lock_guard lock{pinned().mutex};
+  pinned().sizes[reinterpret_cast<std::uintptr_t>(at)] = size;
   return pinned_memory{at, reinterpret_cast<std::uintptr_t>(at), size};
 }
 
 void gpu_double::release_pinned(const pinned_memory& memory) noexcept {
+  pinned_now_ -= memory.size;
+  {
+    const std::lock_guard lock{pinned().mutex};
+    pinned().sizes.erase(reinterpret_cast<std::uintptr_t>(memory.host));
+  }
   delete[] memory.host;
 }
 
@@ -298,6 +328,7 @@ result<void> gpu_double::copy(gpu_stream on, std::uint64_t to, std::uint64_t fro
 result<void> gpu_double::launch(gpu_stream on, const copy_launch& what) {
   if (lost_) return gone();
   if (what.count == 0 || what.blocks == 0) return fail(errc::internal, "an empty launch");
+  ++launches_;
   launched_[static_cast<std::size_t>(what.way)] += what.count;
   if (what.way == copy_way::rows) {
     give(on, [what] {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -31,7 +32,11 @@ class gpu_double : public gpu_runtime {
   void lose();
   /// Streams stand still, or go on.
   void hold(bool still);
-  /// Launches since the start, and items in them, by way.
+  /// From now on this much more memory of the host can be pinned.
+  void pin_at_most(std::size_t bytes) { may_pin_ = bytes; }
+  [[nodiscard]] std::uint64_t pinned_now() const { return pinned_now_; }  ///< bytes
+  [[nodiscard]] std::uint64_t launches() const { return launches_; }
+  /// Items in launches since the start, by way.
   [[nodiscard]] std::uint64_t launched(copy_way way) const;
   [[nodiscard]] std::uint64_t engine_copies() const { return engine_copies_; }
   [[nodiscard]] std::uint64_t open_now() const { return open_now_; }
@@ -92,6 +97,8 @@ class gpu_double : public gpu_runtime {
   std::atomic<bool> lost_{false};
   std::atomic<bool> still_{false};
   std::array<std::atomic<std::uint64_t>, 4> launched_{};
+  std::atomic<std::size_t> may_pin_{SIZE_MAX};
+  std::atomic<std::uint64_t> pinned_now_{0}, launches_{0};
   std::atomic<std::uint64_t> engine_copies_{0}, open_now_{0}, opened_ever_{0}, exported_{0};
 };
 

@@ -1,0 +1,403 @@
+#include <cstring>
+
+#include <gmock/gmock.h>
+
+#include "pair.hpp"
+
+// Memory of GPUs over sockets: what is tcp's own in it, on GPUs that are none. That the promises of every
+// link hold for it is in tests/transport/contract.
+namespace troupe::transport::tcp {
+namespace {
+
+using contract::end;
+using xgmi::copy_way;
+using xgmi::gpu_double;
+using xgmi::gpu_site;
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+constexpr transfer_id t1{0x1111};
+constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+
+/// Two nodes whose GPUs are their own, so that a test may break one side's.
+struct two_nodes {
+  explicit two_nodes(std::uint32_t lane_count = 1, std::uint32_t workers = 0)
+      : threads{workers}, lanes{lane_count} {
+    make(a, incarnation{1}, site_a);
+    make(b, incarnation{2}, site_b);
+    join();
+  }
+  ~two_nodes() {
+    gpus_a->hold(false);
+    gpus_b->hold(false);
+    if (a.wire) a.wire->close();
+    if (b.wire) b.wire->close();
+  }
+  void make(end& e, incarnation self, const std::shared_ptr<gpu_site>& site) const {
+    e.self = self;
+    endpoint_options options;
+    options.self = self;
+    options.num_workers = threads;
+    options.xgmi.site = site;
+    e.place = endpoint::create(std::move(options)).value();
+  }
+  /// Another link between the two.
+  void join() {
+    open(a, b.self, link_role::initiator);
+    open(b, a.self, link_role::acceptor);
+    contract::join(a, b);
+    EXPECT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; }));
+  }
+  void open(end& e, incarnation peer, link_role role) const {
+    e.sink = std::make_shared<contract::recorder>();
+    e.wire = e.place->open(backend_kind::tcp, {.role = role, .peer = peer, .lanes = lanes}, e.sink)
+                 .value();
+  }
+  bool until(const std::function<bool()>& done,
+             std::chrono::milliseconds limit = contract::patience()) const {
+    const auto last = contract::clock::now() + limit;
+    while (!done()) {
+      if (contract::clock::now() > last) return false;
+      if (threads == 0) {
+        a.place->poll();
+        b.place->poll();
+      } else {
+        std::this_thread::sleep_for(100us);
+      }
+    }
+    return true;
+  }
+  void drive_for(std::chrono::milliseconds time) const {
+    until([] { return false; }, time);
+  }
+  static std::span<std::byte> gpu_memory(end& e, std::uint64_t size) {
+    e.region = e.place->allocate_on_gpu(0, size, "gpu").value();
+    return e.memory = e.place->bytes(e.region).value();
+  }
+  static std::span<std::byte> host_memory(end& e, std::uint64_t size) {
+    e.region = e.place->allocate(size, "host").value();
+    return e.memory = e.place->bytes(e.region).value();
+  }
+  static std::shared_ptr<const remote_grant> grant(end& owner, transfer_id transfer = t1) {
+    return std::make_shared<const remote_grant>(
+        owner.wire
+            ->grant(owner.region, {{0, owner.memory.size(), 0, 1}}, access::read_write, transfer)
+            .value());
+  }
+  batch work(direction dir, std::vector<piece> pieces) {
+    batch made;
+    made.id = batch_id{++last_batch};
+    made.transfer = pieces.front().remote->transfer;
+    made.dir = dir;
+    made.pieces = std::move(pieces);
+    return made;
+  }
+  completion run(end& from, batch what) {
+    const auto id = what.id.value;
+    const auto before = from.sink->completed();
+    EXPECT_TRUE(from.wire->post(std::move(what)));
+    EXPECT_TRUE(until([&] { return from.sink->completed() > before; }));
+    return from.sink->outcome_of(id);
+  }
+
+  std::uint32_t threads;
+  std::uint32_t lanes;
+  gpu_double* gpus_a{nullptr};
+  gpu_double* gpus_b{nullptr};
+  std::shared_ptr<gpu_site> site_a{make_site(gpus_a)};
+  std::shared_ptr<gpu_site> site_b{make_site(gpus_b)};
+  std::uint64_t last_batch{0};
+  end a;
+  end b;
+
+ private:
+  static std::shared_ptr<gpu_site> make_site(gpu_double*& gpus) {
+    auto owned = std::make_unique<gpu_double>();
+    gpus = owned.get();
+    return std::make_shared<gpu_site>(std::move(owned));
+  }
+};
+
+const segment all{0, 0, mib, 0, 0, 1};
+
+}  // namespace
+
+TEST(tcp_gpu, a_transfer_far_larger_than_its_chunks_goes_through_them_both_ways) {
+  for (const std::uint32_t lanes : {1U, 4U}) {
+    two_nodes n{lanes};
+    constexpr std::uint64_t size = 40 * mib;
+    const auto here = two_nodes::gpu_memory(n.a, size);
+    const auto there = two_nodes::gpu_memory(n.b, size);
+    const auto given = two_nodes::grant(n.b);
+    // One run, unaligned at both ends, and rows that fit no chunk.
+    const std::vector<segment> long_run{{3, 1, size - 77, 0, 0, 1}};
+    const std::vector<segment> rows{{0, 5, 300'001, 300'001, 300'100, 100}};
+    for (const auto* segments : {&long_run, &rows}) {
+      for (const auto dir : {direction::write, direction::read}) {
+        contract::fill(here, 1);
+        contract::fill(there, 2);
+        const auto done = n.run(n.a, n.work(dir, {{n.a.region, given, *segments}}));
+        ASSERT_FALSE(done.failure) << to_string(*done.failure);
+        EXPECT_EQ(done.bytes, total_bytes(*segments));
+        const bool writes = dir == direction::write;
+        contract::expect_moved(writes ? here : there, writes ? there : here, *segments, dir);
+      }
+    }
+    // Each lane has chunks for what it sends and for what it gets; tables come with them.
+    EXPECT_LE(n.gpus_a->pinned_now(), 16 * mib * lanes);
+  }
+}
+
+TEST(tcp_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk) {
+  two_nodes n;
+  const auto here = two_nodes::gpu_memory(n.a, 8 * mib);
+  const auto there = two_nodes::gpu_memory(n.b, 8 * mib);
+  contract::fill(here, 1);
+  std::vector<segment> blocks;
+  for (std::uint64_t i = 0; i < 1024; ++i) {
+    blocks.push_back({i * 8192, (1023 - i) * 8192, 4096, 0, 0, 1});
+  }
+  const auto done =
+      n.run(n.a, n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), blocks}}));
+  ASSERT_FALSE(done.failure);
+  contract::expect_moved(here, there, blocks, direction::write);
+  EXPECT_EQ(n.gpus_a->launches(), 4U) << "4 MiB are four chunks";
+  EXPECT_EQ(n.gpus_a->engine_copies(), 0U);
+  // A frame has at most 192 entries: 768 KiB of these.
+  EXPECT_LE(n.gpus_b->launches(), 8U);
+  const auto whole = n.run(
+      n.a,
+      n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 4 * mib, 0, 0, 1}}}}));
+  ASSERT_FALSE(whole.failure);
+  EXPECT_EQ(n.gpus_a->engine_copies(), 4U) << "long runs are the copy engine's";
+  EXPECT_EQ(n.gpus_a->launches(), 4U);
+}
+
+TEST(tcp_gpu, a_batch_may_hold_memory_of_the_host_and_of_several_gpus) {
+  for (const auto dir : {direction::write, direction::read}) {
+    two_nodes n;
+    const auto there = two_nodes::gpu_memory(n.b, 8 * mib);
+    const auto given = two_nodes::grant(n.b);
+    contract::fill(there, 9);
+    std::vector<piece> pieces;
+    std::vector<std::span<std::byte>> memory;
+    for (std::uint32_t i = 0; i < 6; ++i) {
+      const auto region = i % 3 == 0 ? n.a.place->allocate(mib, "host").value()
+                                     : n.a.place->allocate_on_gpu(i % 3 - 1, mib, "gpu").value();
+      memory.push_back(n.a.place->bytes(region).value());
+      contract::fill(memory.back(), i);
+      pieces.push_back({region, given, {{i, i * mib, 300'003, 0, 0, 1}}});
+    }
+    const auto done = n.run(n.a, n.work(dir, pieces));
+    ASSERT_FALSE(done.failure) << to_string(*done.failure);
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      const bool writes = dir == direction::write;
+      contract::expect_moved(writes ? memory[i] : there, writes ? there : memory[i],
+                             pieces[i].segments, dir);
+    }
+  }
+}
+
+TEST(tcp_gpu, batches_in_flight_both_ways_wait_for_chunks_and_all_arrive) {
+  two_nodes n{2, 1};
+  for (auto* e : {&n.a, &n.b}) contract::fill(two_nodes::gpu_memory(*e, 16 * mib), 3);
+  const auto to_b = two_nodes::grant(n.b);
+  const auto to_a = two_nodes::grant(n.a, transfer_id{2});
+  constexpr std::uint64_t batches = 150;
+  n.gpus_a->hold(true);  // so that they pile up
+  for (std::uint64_t i = 0; i < batches; ++i) {
+    const auto dir = i % 2 == 0 ? direction::write : direction::read;
+    const segment s{(i % 8) * mib + i, (8 + i % 8) * mib, 10'000 + 997 * i, 0, 0, 1};
+    ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, to_b, {s}}})));
+    ASSERT_TRUE(n.b.wire->post(n.work(dir, {{n.b.region, to_a, {s}}})));
+  }
+  n.drive_for(5ms);
+  n.gpus_a->hold(false);
+  ASSERT_TRUE(n.until(
+      [&] { return n.a.sink->completed() == batches && n.b.sink->completed() == batches; }));
+  for (const auto* e : {&n.a, &n.b}) {
+    for (const auto& done : e->sink->completions) {
+      EXPECT_FALSE(done.failure) << to_string(*done.failure);
+    }
+  }
+}
+
+TEST(tcp_gpu, a_frame_is_delivered_and_a_batch_completes_when_the_gpu_has_the_bytes) {
+  two_nodes n;
+  contract::fill(two_nodes::host_memory(n.a, mib), 1);
+  const auto there = two_nodes::gpu_memory(n.b, mib);
+  auto work = n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}});
+  work.frame.assign(5, std::byte{'f'});
+  bool landed = false;
+  n.b.sink->when_frame = [&](const std::string&) {
+    landed = std::memcmp(n.a.memory.data(), there.data(), mib) == 0;
+  };
+  n.gpus_b->hold(true);
+  ASSERT_TRUE(n.a.wire->post(work));
+  n.drive_for(30ms);
+  EXPECT_EQ(n.b.sink->framed(), 0U);
+  EXPECT_EQ(n.a.sink->completed(), 0U);
+  n.gpus_b->hold(false);
+  ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1 && n.b.sink->framed() == 1; }));
+  EXPECT_FALSE(n.a.sink->completions[0].failure);
+  EXPECT_TRUE(landed);
+}
+
+TEST(tcp_gpu, a_fence_is_pending_while_a_gpu_touches_the_memory_at_either_end) {
+  for (const auto dir : {direction::write, direction::read}) {
+    for (const bool at_target : {false, true}) {
+      two_nodes n;
+      two_nodes::gpu_memory(n.a, 4 * mib);
+      two_nodes::gpu_memory(n.b, 4 * mib);
+      auto& fenced = at_target ? n.b : n.a;
+      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
+      gpus->hold(true);
+      ASSERT_TRUE(n.a.wire->post(
+          n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 4 * mib, 0, 0, 1}}}})));
+      ASSERT_TRUE(n.until([&] { return gpus->launches() + gpus->engine_copies() > 0; }));
+      EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
+      EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
+      n.drive_for(20ms);
+      EXPECT_FALSE(fenced.sink->is_quiescent(t1));
+      EXPECT_FALSE(fenced.place->deregister(fenced.region)) << "a GPU works on it";
+      gpus->hold(false);
+      ASSERT_TRUE(n.until([&] { return fenced.sink->is_quiescent(t1); }));
+      EXPECT_TRUE(fenced.place->deregister(fenced.region));
+      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
+      EXPECT_TRUE(n.a.sink->completions[0].failure);
+      EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
+    }
+  }
+}
+
+TEST(tcp_gpu, a_fence_of_a_link_that_has_ended_waits_for_its_copies_too) {
+  for (const bool at_target : {false, true}) {
+    for (const bool closes : {false, true}) {
+      SCOPED_TRACE(std::string{at_target ? "target" : "initiator"} +
+                   (closes ? ", closed here" : ", closed there"));
+      two_nodes n;
+      two_nodes::gpu_memory(n.a, 2 * mib);
+      two_nodes::gpu_memory(n.b, 2 * mib);
+      auto& fenced = at_target ? n.b : n.a;
+      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
+      gpus->hold(true);
+      ASSERT_TRUE(n.a.wire->post(n.work(
+          direction::write, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 2 * mib, 0, 0, 1}}}})));
+      ASSERT_TRUE(n.until([&] { return gpus->launches() + gpus->engine_copies() > 0; }));
+      (closes ? fenced : at_target ? n.a : n.b).wire->close();
+      ASSERT_TRUE(closes || n.until([&] { return fenced.sink->is_broken(); }));
+      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
+      EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
+      EXPECT_FALSE(fenced.place->deregister(fenced.region));
+      gpus->hold(false);
+      ASSERT_TRUE(n.until([&] { return fenced.sink->is_quiescent(t1); }));
+      EXPECT_TRUE(fenced.place->deregister(fenced.region));
+      EXPECT_EQ(fenced.wire->fence(t1), fence_state::quiescent);
+    }
+  }
+}
+
+TEST(tcp_gpu, the_chunks_of_a_link_that_ended_are_used_by_the_next) {
+  two_nodes n;
+  two_nodes::gpu_memory(n.a, 8 * mib);
+  two_nodes::gpu_memory(n.b, 8 * mib);
+  std::uint64_t pinned = 0;
+  std::vector<std::shared_ptr<link>> kept;  // as a careless owner would
+  for (int round = 0; round < 12; ++round) {
+    const auto given = two_nodes::grant(n.b);
+    for (const auto dir : {direction::write, direction::read, direction::write}) {
+      ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, given, {{0, 0, 8 * mib, 0, 0, 1}}}})));
+    }
+    n.drive_for(2ms);
+    n.a.wire->close();
+    ASSERT_TRUE(n.until([&] { return n.b.sink->is_broken(); }));
+    for (auto* e : {&n.a, &n.b}) {
+      if (e->wire->fence(t1) == fence_state::pending) {
+        ASSERT_TRUE(n.until([&] { return e->sink->is_quiescent(t1); }));
+      }
+      kept.push_back(e->wire);
+    }
+    if (round == 1) pinned = n.gpus_a->pinned_now();
+    n.join();
+  }
+  EXPECT_EQ(n.gpus_a->pinned_now(), pinned);
+  n.a.sink->forget();
+  const auto done =
+      n.run(n.a, n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}}));
+  EXPECT_FALSE(done.failure);
+  for (const auto& one : kept) one->close();
+}
+
+TEST(tcp_gpu, a_gpu_that_is_lost_under_a_batch_fails_it_at_either_end_and_the_link_goes_on) {
+  for (const auto dir : {direction::write, direction::read}) {
+    for (const bool at_target : {false, true}) {
+      two_nodes n;
+      two_nodes::gpu_memory(n.a, 8 * mib);
+      two_nodes::gpu_memory(n.b, 8 * mib);
+      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
+      gpus->hold(true);
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_TRUE(n.a.wire->post(
+            n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 8 * mib, 0, 0, 1}}}})));
+      }
+      ASSERT_TRUE(n.until([&] { return gpus->launches() + gpus->engine_copies() > 0; }));
+      gpus->lose();
+      gpus->hold(false);
+      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 3; }));
+      for (const auto& done : n.a.sink->completions) {
+        ASSERT_TRUE(done.failure);
+        EXPECT_EQ(done.failure->code, errc::backend_unavailable) << to_string(*done.failure);
+        EXPECT_EQ(done.bytes, 0U);
+      }
+      EXPECT_EQ(n.a.wire->fence(t1), fence_state::quiescent);
+      EXPECT_EQ(n.b.wire->fence(t1), fence_state::quiescent);
+      // Memory of the host does not care.
+      contract::fill(two_nodes::host_memory(n.a, mib), 1);
+      const auto there = two_nodes::host_memory(n.b, mib);
+      const auto good = two_nodes::grant(n.b, transfer_id{2});
+      const auto done = n.run(n.a, n.work(direction::write, {{n.a.region, good, {all}}}));
+      EXPECT_FALSE(done.failure) << to_string(*done.failure);
+      EXPECT_EQ(std::memcmp(n.a.memory.data(), there.data(), mib), 0);
+      EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
+    }
+  }
+}
+
+TEST(tcp_gpu, memory_that_cannot_be_pinned_is_said_at_once_or_waited_for) {
+  two_nodes n{4};
+  two_nodes::gpu_memory(n.a, 16 * mib);
+  const auto there = two_nodes::gpu_memory(n.b, 16 * mib);
+  n.gpus_b->pin_at_most(0);
+  const auto refused = n.b.wire->grant(n.b.region, {{0, mib, 0, 1}}, access::write, t1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::pool_exhausted) << to_string(refused.error());
+  // The tables of a GPU's copies, and the first chunks; four lanes want more.
+  for (auto* gpus : {n.gpus_a, n.gpus_b}) gpus->pin_at_most(14 * mib);
+  const auto given = two_nodes::grant(n.b);
+  contract::fill(n.a.memory, 1);
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_TRUE(n.a.wire->post(
+        n.work(direction::write, {{n.a.region, given, {{0, 0, 16 * mib, 0, 0, 1}}}})));
+  }
+  ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 8; }));
+  for (const auto& done : n.a.sink->completions) {
+    EXPECT_FALSE(done.failure) << to_string(*done.failure);
+  }
+  EXPECT_EQ(std::memcmp(n.a.memory.data(), there.data(), 16 * mib), 0);
+}
+
+TEST(tcp_gpu, a_device_that_is_no_gpu_of_this_process_is_refused_with_what_is_in_the_way) {
+  two_nodes n;
+  std::vector<std::byte> pages(8192);
+  auto* const page = reinterpret_cast<std::byte*>(
+      (reinterpret_cast<std::uintptr_t>(pages.data()) + 4095) & ~std::uintptr_t{4095});
+  const int none = ::memfd_create("no dma-buf", MFD_CLOEXEC);
+  const auto region = n.b.place->register_memory({page, 4096}, "device", {.dmabuf = none}).value();
+  ::close(none);
+  const auto refused = n.b.wire->grant(region, {{0, 4096, 0, 1}}, access::write, t1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::backend_unavailable);
+  EXPECT_THAT(refused.error().message, HasSubstr("no GPU of this process"));
+}
+
+}  // namespace troupe::transport::tcp

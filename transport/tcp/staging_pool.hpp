@@ -1,0 +1,127 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "troupe/transport/tcp/memory_run.hpp"
+#include "troupe/transport/types.hpp"
+#include "troupe/transport/xgmi/batch_launch.hpp"
+#include "troupe/transport/xgmi/gpu_site.hpp"
+#include "troupe/transport/xgmi/options.hpp"
+
+namespace troupe::transport::tcp {
+
+/// How many chunks one direction of a lane may hold: one on the wire, one that the GPU copies, one
+/// between the two. Each has its own, so that none waits for another; who has none left waits for its
+/// own copies or its own socket. Thread-safe.
+class chunk_quota {
+ public:
+  static constexpr std::uint32_t most = 3;
+
+  [[nodiscard]] bool take() noexcept {
+    auto left = left_.load(std::memory_order_relaxed);
+    while (left > 0) {
+      if (left_.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) return true;
+    }
+    return false;
+  }
+  void give_back() noexcept { left_.fetch_add(1, std::memory_order_release); }
+
+ private:
+  std::atomic<std::uint32_t> left_{most};
+};
+
+class staging_pool;
+
+/// Pinned memory on loan: host and GPUs reach it. Goes back to its pool with its last owner; an empty
+/// one has none.
+class staging_chunk {
+ public:
+  staging_chunk() = default;
+  staging_chunk(std::shared_ptr<staging_pool> from, std::shared_ptr<chunk_quota> quota,
+                const xgmi::pinned_memory& memory) noexcept
+      : from_{std::move(from)}, quota_{std::move(quota)}, memory_{memory} {}
+  staging_chunk(staging_chunk&&) noexcept = default;
+  staging_chunk& operator=(staging_chunk&& other) noexcept {
+    if (this != &other) {
+      release();
+      from_ = std::move(other.from_);
+      quota_ = std::move(other.quota_);
+      memory_ = other.memory_;
+    }
+    return *this;
+  }
+  ~staging_chunk() { release(); }
+
+  explicit operator bool() const noexcept { return from_ != nullptr; }
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {memory_.host, memory_.size}; }
+  [[nodiscard]] std::uint64_t device_address() const noexcept { return memory_.device_address; }
+  /// The end of the loan, early.
+  void release() noexcept;
+
+ private:
+  std::shared_ptr<staging_pool> from_;
+  std::shared_ptr<chunk_quota> quota_;
+  xgmi::pinned_memory memory_{};
+};
+
+/// The pinned memory of one endpoint by which bytes get between its GPUs and its sockets, and the
+/// streams that copy them. A chunk that was made once is used again until the endpoint ends.
+/// Thread-safe.
+class staging_pool : public std::enable_shared_from_this<staging_pool> {
+ public:
+  /// Large enough that the start of a copy does not count, small enough that two are under way at
+  /// once in most transfers.
+  static constexpr std::size_t chunk_size = std::size_t{1} << 20;
+
+  staging_pool(std::shared_ptr<xgmi::gpu_site> site, xgmi_options options);
+  staging_pool(const staging_pool&) = delete;
+  staging_pool& operator=(const staging_pool&) = delete;
+  ~staging_pool();
+
+  /// Before memory of `gpu` is copied for the first time: what takes long is done here, not where
+  /// bytes move. The errors of the GPU.
+  [[nodiscard]] result<void> prepare(std::uint32_t gpu);
+  /// No chunk: the quota is used up, or the host gives no more pinned memory and other lanes have
+  /// what there is (`starved` then); try again. An error: there is no chunk at all.
+  [[nodiscard]] result<staging_chunk> lend(const std::shared_ptr<chunk_quota>& quota,
+                                           bool& starved);
+
+  struct started {
+    std::vector<xgmi::flight> flights;  ///< one per GPU that copies, also when there is a failure
+    std::optional<troupe::error> failure;
+  };
+  /// Starts to copy the `bytes` of `runs` behind `from`: into the chunk (`write`) or out of it. What
+  /// lies in memory of the host is copied when this returns. The memory must be pinned meanwhile and
+  /// stay until the flights have ended.
+  [[nodiscard]] started copy(direction dir, std::span<const memory_run> runs, run_cursor from,
+                             std::uint64_t bytes, const staging_chunk& chunk);
+  /// Asks the GPUs how far they are.
+  void look() { lanes_->look(); }
+
+ private:
+  friend class staging_chunk;
+  void take_back(const xgmi::pinned_memory& memory) noexcept;
+  [[nodiscard]] result<void> add_chunks(std::uint32_t gpu);
+  [[nodiscard]] result<void> launch(direction dir, std::uint32_t gpu,
+                                    std::span<const segment> segments, std::uint64_t bytes,
+                                    const staging_chunk& chunk, std::vector<xgmi::flight>& flights);
+
+  const std::shared_ptr<xgmi::gpu_site> site_;
+  const xgmi_options options_;
+  std::mutex mutex_;  ///< of what follows, up to the lanes
+  std::vector<xgmi::pinned_memory> slabs_;
+  std::vector<xgmi::pinned_memory> free_;
+  std::size_t lent_{0};
+  std::uint32_t gpu_{0};  ///< the one that was prepared last
+  std::unique_ptr<xgmi::copy_lanes> lanes_;
+};
+
+}  // namespace troupe::transport::tcp
