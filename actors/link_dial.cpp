@@ -59,11 +59,6 @@ bool worth_another_backend(errc code) {
   return false;
 }
 
-/// `xgmi` moves memory of GPUs and no other.
-bool may_carry(const node_context& node, transport::backend_kind kind) {
-  return kind != transport::backend_kind::xgmi || node.cache_gpu;
-}
-
 /// Identities travel in the request and the acceptor refuses what cannot reach it. So the dialling
 /// side only leaves out what is unusable here, and asks in order of preference.
 std::optional<transport::backend_kind> next_kind(const link_state& st) {
@@ -75,7 +70,7 @@ std::optional<transport::backend_kind> next_kind(const link_state& st) {
     if (!tried(*settings.backend)) return settings.backend;
   } else {
     for (const auto& here : st.context->endpoint->backends()) {  // the best comes first
-      if (here.state.usable && !tried(here.kind) && may_carry(*st.context, here.kind)) {
+      if (here.state.usable && !tried(here.kind) && !in_the_way(st, here.kind)) {
         return here.kind;
       }
     }

@@ -82,6 +82,23 @@ result<void> adopt_layout(link_state& st, const bytes& encoded) {
   return {};
 }
 
+// Values of a store are in memory of the host, wherever caches are.
+std::optional<troupe::error> in_the_way(const link_state& st, transport::backend_kind kind) {
+  const auto& here = *st.context;
+  const bool moves_cache = node_role_from(st.peer.role) != node_role::store;
+  if (kind == transport::backend_kind::xgmi && !here.cache_gpu) {
+    return troupe::error{
+        errc::backend_unavailable,
+        "the cache of " + here.self.name + " is in memory of the host, which xgmi does not move"};
+  }
+  if (kind == transport::backend_kind::shm && here.cache_gpu && moves_cache) {
+    return troupe::error{
+        errc::backend_unavailable,
+        "the cache of " + here.self.name + " is in memory of a GPU, which shm does not move"};
+  }
+  return std::nullopt;
+}
+
 link_reply accept(self_pointer self, const link_request& request) {
   auto& st = self->state;
   if (st.other_end) {
@@ -90,11 +107,7 @@ link_reply accept(self_pointer self, const link_request& request) {
     meet(self, self->current_sender());
   }
   const auto kind = static_cast<transport::backend_kind>(request.backend);
-  if (kind == transport::backend_kind::xgmi && !st.context->cache_gpu) {
-    return refusal(self, {errc::backend_unavailable, "the cache of " + st.context->self.name +
-                                                         " is in memory of the host, which xgmi "
-                                                         "does not move"});
-  }
+  if (auto why = in_the_way(st, kind)) return refusal(self, *why);
   auto chosen = st.context->endpoint->choose(identity_of(request), kind);
   if (!chosen) return refusal(self, chosen.error());
   st.choice = {chosen->kind, request.reason};

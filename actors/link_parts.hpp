@@ -5,6 +5,7 @@
 /// include this.
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,9 @@ void backend_failed(self_pointer self, const troupe::error& why);
 [[nodiscard]] std::vector<std::byte> from_bytes(const bytes& from);
 /// The peer's cache must fit ours.
 [[nodiscard]] result<void> adopt_layout(link_state& st, const bytes& encoded);
+/// Why a backend does not move what is to move between this node and the peer; none: it does.
+[[nodiscard]] std::optional<troupe::error> in_the_way(const link_state& st,
+                                                      transport::backend_kind kind);
 /// A peer dials: the accepting side's answer.
 [[nodiscard]] link_reply accept(self_pointer self, const link_request& request);
 

@@ -150,8 +150,8 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
                  .fd = -1,
                  .dmabuf = own,
                  .dmabuf_offset = as.offset,
-                 .gpu = as.kind == memory_kind::device ? gpu : std::nullopt,
-                 .owner = std::move(owner)});
+                 .owner = std::move(owner),
+                 .gpu = as.kind == memory_kind::device ? gpu : std::nullopt});
 }
 
 result<region_id> region_table::insert(region::description what) {

@@ -235,13 +235,13 @@ TEST(cache_on_a_gpu, is_joined_with_another_one_by_xgmi_where_nothing_else_is_as
   EXPECT_EQ(device, "gpu:1");
 }
 
-TEST(cache_on_a_gpu, is_joined_by_shm_with_a_node_whose_cache_is_on_the_host) {
+TEST(cache_on_a_gpu, is_joined_by_tcp_with_a_node_whose_cache_is_on_the_host) {
   if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
   cluster_options options;
   options.prefill_device = "gpu:0";
-  EXPECT_EQ(backend_between(options), "shm");
+  EXPECT_EQ(backend_between(options), "tcp");
   std::swap(options.prefill_device, options.decode_device);
-  EXPECT_EQ(backend_between(options), "shm");
+  EXPECT_EQ(backend_between(options), "tcp");
 }
 
 TEST(cache_on_a_gpu, that_the_peer_does_not_see_is_joined_by_the_next_backend) {

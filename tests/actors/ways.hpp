@@ -14,10 +14,11 @@ namespace troupe::testing {
 struct way {
   std::string backend;
   std::string mode;
+  bool on_gpus{false};  ///< both caches
 };
 
 inline std::string name_of(const ::testing::TestParamInfo<way>& info) {
-  return info.param.backend + "_" + info.param.mode;
+  return info.param.backend + "_" + info.param.mode + (info.param.on_gpus ? "_gpus" : "");
 }
 
 inline actors::transfer_mode mode_of(const way& w) {
@@ -28,7 +29,7 @@ inline cluster_options options_of(const way& w) {
   cluster_options options;
   options.backend = w.backend;
   options.mode = w.mode;
-  if (w.backend == "xgmi") {
+  if (w.on_gpus) {
     options.prefill_device = "gpu:0";
     options.decode_device = "gpu:1";
   }
