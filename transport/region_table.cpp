@@ -262,6 +262,15 @@ result<std::span<std::byte>> region_table::bytes(region_id id) const {
   return at->second->bytes();
 }
 
+std::set<std::uint32_t> region_table::gpus() const {
+  const std::shared_lock lock{mutex_};
+  std::set<std::uint32_t> found;
+  for (const auto& [id, one] : regions_) {
+    if (const auto gpu = one->gpu()) found.insert(*gpu);
+  }
+  return found;
+}
+
 std::size_t region_table::size() const {
   const std::shared_lock lock{mutex_};
   return regions_.size();

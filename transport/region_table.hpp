@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -149,6 +150,8 @@ class region_table {
   /// `unknown_region`.
   [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const;
   [[nodiscard]] std::size_t size() const;
+  /// The GPUs that have a region, each once.
+  [[nodiscard]] std::set<std::uint32_t> gpus() const;
 
  private:
   /// The table's own use of a region.

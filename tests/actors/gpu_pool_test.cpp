@@ -151,7 +151,7 @@ TEST_P(computed_on_gpus, a_gpu_that_is_lost_while_it_computes_fails_both_sides_w
 /// The prefill node's GPU copies, which is the one that is lost.
 std::vector<way> gpu_pushes() {
   auto ways = gpu_ways();
-  std::erase_if(ways, [](const way& w) { return w.mode != "write"; });
+  std::erase_if(ways, [](const way& w) { return w.backend != "xgmi" || w.mode != "write"; });
   return ways;
 }
 
@@ -160,7 +160,7 @@ class lost_gpu : public computed_on_gpus {
   lost_gpu() : computed_on_gpus{options()} {}
   static cluster_options options() {
     auto options = options_of(GetParam());
-    options.transport_more = ", fallback: [shm]";
+    options.transport_more = ", fallback: [tcp]";
     return options;
   }
 };
@@ -182,11 +182,11 @@ TEST_P(lost_gpu, leaves_what_is_not_on_it_to_the_next_backend_and_is_shown_with_
   // What is on the GPU is told so, whatever joins the nodes.
   EXPECT_NE(tell("outcome").find("GPU"), std::string::npos);
   const auto seen = decode->report().links.front();
-  EXPECT_EQ(seen.backend, "shm");
+  EXPECT_EQ(seen.backend, "tcp");
   EXPECT_NE(seen.reason.find("xgmi failed: "), std::string::npos) << seen.reason;
   EXPECT_NE(seen.reason.find("GPU"), std::string::npos) << seen.reason;
   const auto theirs = tell("links");
-  EXPECT_EQ(theirs.find("shm up since "), 0u) << theirs;
+  EXPECT_EQ(theirs.find("tcp up since "), 0u) << theirs;
   EXPECT_NE(theirs.find("GPU"), std::string::npos) << theirs;
 }
 
@@ -258,7 +258,7 @@ TEST(cache_on_a_gpu, that_the_peer_does_not_see_is_joined_by_the_next_backend) {
   cluster_options options;
   options.prefill_device = "gpu:1";
   options.decode_device = "gpu:0";
-  EXPECT_EQ(backend_between(options), "shm");
+  EXPECT_EQ(backend_between(options), "tcp");
 }
 
 TEST(cache_on_the_host, is_never_joined_by_xgmi_although_its_process_sees_gpus) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <iterator>
 
 #include "gpu_double.hpp"
 #include "two_nodes.hpp"
@@ -17,6 +19,10 @@ using contract::t1;
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t size = rdma::exported::size;
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {});
+}
 
 /// Two nodes with a link between rxe0a and rxe0b, whose memory only devices reach, as far as they are
 /// told. (These bytes are in pages of their own, so that the test sees them.)
@@ -160,12 +166,15 @@ TEST_P(rdma_exported, memory_is_what_a_gpu_was_asked_for_without_a_word_from_the
   auto& from = nodes.a;
   auto& to = nodes.b;
   // One that the endpoint allocates, and a part of one that the engine has.
+  auto* const engines = gpus.allocate(1, size + 8192).value();
+  const auto descriptors_before =
+      open_descriptors() + 1;  // of the memory that the endpoint asks for
   from.region = from.place->allocate_on_gpu(0, size, "pool").value();
   from.memory = from.place->bytes(from.region).value();
-  auto* const engines = gpus.allocate(1, size + 8192).value();
   to.memory = {engines + 4608, size};
   to.region = to.place->register_memory(to.memory, "engine's").value();
   EXPECT_EQ(gpus.exported(), 2 * size);
+  EXPECT_EQ(open_descriptors(), descriptors_before + 2) << "one for each region";
   contract::fill(from.memory, 5);
 
   auto given = to.wire->grant(to.region, {{0, size, 0, 1}}, access::write, t1);

@@ -118,4 +118,30 @@ TEST(memory_of_a_gpu, is_not_exported_where_no_nic_is) {
   EXPECT_EQ(gpus.exported(), 0U);
 }
 
+// -- who can be joined
+
+TEST(reach, is_judged_by_the_gpus_that_hold_what_would_move) {
+  const auto site = std::make_shared<gpu_site>(std::make_unique<gpu_double>());
+  auto& gpus = dynamic_cast<gpu_double&>(*site->runtime);
+  gpus.cut(0, 1);
+  endpoint_options options;
+  options.self = incarnation{1};
+  options.xgmi.site = site;
+  const auto place = endpoint::create(std::move(options)).value();
+  auto peer = place->identity();
+  const auto judged = [&](const char* gpu) {
+    peer.gpus = {gpu};
+    const auto chosen = place->choose(peer, backend_kind::xgmi, {});
+    return chosen ? chosen->reason : chosen.error().message;
+  };
+  const auto first = place->allocate_on_gpu(0, 4096, "pool").value();
+  EXPECT_THAT(judged("0000:0a:00.0"), HasSubstr("the same GPU 0000:0a:00.0"));
+  EXPECT_THAT(judged("0000:0b:00.0"),
+              HasSubstr("GPU 0000:0a:00.0 does not reach the peer's GPU 0000:0b:00.0"));
+  EXPECT_THAT(judged("0000:0c:00.0"), HasSubstr("does not see the peer's GPU 0000:0c:00.0"));
+  ASSERT_TRUE(place->deregister(first));
+  ASSERT_TRUE(place->allocate_on_gpu(1, 4096, "pool"));
+  EXPECT_THAT(judged("0000:0a:00.0"), HasSubstr("GPU 0000:0b:00.0 reaches GPU 0000:0a:00.0"));
+}
+
 }  // namespace troupe::transport::xgmi
