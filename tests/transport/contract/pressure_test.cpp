@@ -191,8 +191,13 @@ TEST_P(lasting, ten_thousand_transfers_leave_nothing_behind_and_every_byte_in_it
   EXPECT_EQ(p.a.wire->stats().in_flight, 0U);
   EXPECT_EQ(open_descriptors(), descriptors_at_first);
   if (!troupe::testing::sanitized) {
-    // The last ended transfers are remembered, 16,384 of them.
-    EXPECT_LT(resident_bytes(), memory_at_first + (std::uint64_t{3} << 20));
+    // The last ended transfers are remembered, 16,384 of them. And over tcp real GPUs' copies may be
+    // under way on all lanes at once for the first time: then pinned memory is added, 9 MiB for each
+    // end of a lane at most, and stays.
+    const bool staged = GetParam().kind == backend_kind::tcp && GetParam().gpus != gpu_ends::none &&
+                        xgmi::on_real_gpus();
+    const auto pinned = staged ? std::uint64_t{GetParam().lanes} * 2 * (9 << 20) : 0;
+    EXPECT_LT(resident_bytes(), memory_at_first + (std::uint64_t{3} << 20) + pinned);
   }
   if (GetParam().kind == backend_kind::rdma) {
     std::map<std::string, std::uint64_t> by_device;
