@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "pair.hpp"
+#include "two_ends.hpp"
 
 // Memory of GPUs over sockets: what is tcp's own in it, on GPUs that are none. That the promises of every
 // link hold for it is in tests/transport/contract.
@@ -20,11 +20,11 @@ constexpr transfer_id t1{0x1111};
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
 /// Two nodes whose GPUs are their own, so that a test may break one side's.
-struct two_nodes {
+struct two_nodes : contract::two_ends {
   explicit two_nodes(std::uint32_t lane_count = 1, std::uint32_t workers = 0)
-      : threads{workers}, lanes{lane_count} {
-    make(a, incarnation{1}, site_a);
-    make(b, incarnation{2}, site_b);
+      : two_ends{workers}, lanes{lane_count} {
+    make(a, incarnation{1}, {.site = site_a});
+    make(b, incarnation{2}, {.site = site_b});
     join();
   }
   ~two_nodes() {
@@ -33,39 +33,16 @@ struct two_nodes {
     if (a.wire) a.wire->close();
     if (b.wire) b.wire->close();
   }
-  void make(end& e, incarnation self, const std::shared_ptr<gpu_site>& site) const {
-    e.self = self;
-    endpoint_options options;
-    options.self = self;
-    options.num_workers = threads;
-    options.xgmi.site = site;
-    e.place = endpoint::create(std::move(options)).value();
-  }
   /// Another link between the two.
   void join() {
     open(a, b.self, link_role::initiator);
     open(b, a.self, link_role::acceptor);
-    contract::join(a, b);
-    EXPECT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; }));
+    connect();
   }
   void open(end& e, incarnation peer, link_role role) const {
     e.sink = std::make_shared<contract::recorder>();
     e.wire = e.place->open(backend_kind::tcp, {.role = role, .peer = peer, .lanes = lanes}, e.sink)
                  .value();
-  }
-  bool until(const std::function<bool()>& done,
-             std::chrono::milliseconds limit = contract::patience()) const {
-    const auto last = contract::clock::now() + limit;
-    while (!done()) {
-      if (contract::clock::now() > last) return false;
-      if (threads == 0) {
-        a.place->poll();
-        b.place->poll();
-      } else {
-        std::this_thread::sleep_for(100us);
-      }
-    }
-    return true;
   }
   void drive_for(std::chrono::milliseconds time) const {
     until([] { return false; }, time);
@@ -84,31 +61,11 @@ struct two_nodes {
             ->grant(owner.region, {{0, owner.memory.size(), 0, 1}}, access::read_write, transfer)
             .value());
   }
-  batch work(direction dir, std::vector<piece> pieces) {
-    batch made;
-    made.id = batch_id{++last_batch};
-    made.transfer = pieces.front().remote->transfer;
-    made.dir = dir;
-    made.pieces = std::move(pieces);
-    return made;
-  }
-  completion run(end& from, batch what) {
-    const auto id = what.id.value;
-    const auto before = from.sink->completed();
-    EXPECT_TRUE(from.wire->post(std::move(what)));
-    EXPECT_TRUE(until([&] { return from.sink->completed() > before; }));
-    return from.sink->outcome_of(id);
-  }
-
-  std::uint32_t threads;
   std::uint32_t lanes;
   gpu_double* gpus_a{nullptr};
   gpu_double* gpus_b{nullptr};
   std::shared_ptr<gpu_site> site_a{make_site(gpus_a)};
   std::shared_ptr<gpu_site> site_b{make_site(gpus_b)};
-  std::uint64_t last_batch{0};
-  end a;
-  end b;
 
  private:
   static std::shared_ptr<gpu_site> make_site(gpu_double*& gpus) {

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "pair.hpp"
+#include "two_ends.hpp"
 
 // What is xgmi's own in a link, on GPUs that are none. The promises of every link are in
 // tests/transport/contract.
@@ -17,75 +17,35 @@ constexpr transfer_id t1{0x1111};
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
 /// Two nodes with a site of their own each, that a test may break.
-struct two_nodes {
-  explicit two_nodes(std::uint32_t workers = 0, xgmi_options with = {}) : threads{workers} {
+struct two_nodes : contract::two_ends {
+  explicit two_nodes(std::uint32_t workers = 0, xgmi_options with = {}) : two_ends{workers} {
+    longest = 10s;
+    with.site = site;
     make(a, incarnation{1}, with);
     make(b, incarnation{2}, with);
     open(a, b.self, link_role::initiator);
     open(b, a.self, link_role::acceptor);
-    contract::join(a, b);
-    EXPECT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; }));
+    connect();
   }
   ~two_nodes() {
     driver->hold(false);
     if (a.wire) a.wire->close();
     if (b.wire) b.wire->close();
   }
-  void make(end& e, incarnation self, const xgmi_options& with) const {
-    e.self = self;
-    endpoint_options options;
-    options.self = self;
-    options.num_workers = threads;
-    options.xgmi = with;
-    options.xgmi.site = site;
-    e.place = endpoint::create(std::move(options)).value();
-  }
   static void open(end& e, incarnation peer, link_role role) {
     e.wire = e.place->open(backend_kind::xgmi, {.role = role, .peer = peer}, e.sink).value();
-  }
-  bool until(const std::function<bool()>& done, std::chrono::milliseconds limit = 10s) const {
-    const auto last = contract::clock::now() + limit;
-    while (!done()) {
-      if (contract::clock::now() > last) return false;
-      if (threads == 0) {
-        a.place->poll();
-        b.place->poll();
-      } else {
-        std::this_thread::sleep_for(100us);
-      }
-    }
-    return true;
   }
   std::shared_ptr<const remote_grant> grant(end& owner, region_id region, std::uint64_t size) {
     return std::make_shared<const remote_grant>(
         owner.wire->grant(region, {{0, size, 0, 1}}, access::read_write, t1).value());
   }
-  batch work(direction dir, std::vector<piece> pieces) {
-    batch made;
-    made.id = batch_id{++last_batch};
-    made.transfer = t1;
-    made.dir = dir;
-    made.pieces = std::move(pieces);
-    return made;
-  }
-  completion run(end& from, batch what) {
-    const auto id = what.id.value;
-    const auto before = from.sink->completed();
-    EXPECT_TRUE(from.wire->post(std::move(what)));
-    EXPECT_TRUE(until([&] { return from.sink->completed() > before; }));
-    return from.sink->outcome_of(id);
-  }
 
-  std::uint32_t threads;
   gpu_double* driver{nullptr};
   std::shared_ptr<gpu_site> site{[this] {
     auto owned = std::make_unique<gpu_double>();
     driver = owned.get();
     return std::make_shared<gpu_site>(std::move(owned));
   }()};
-  std::uint64_t last_batch{0};
-  end a;
-  end b;
 };
 
 }  // namespace
