@@ -17,7 +17,7 @@
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 6;
+inline constexpr std::uint32_t protocol_version = 7;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -140,6 +140,7 @@ struct link_reply {
   std::string sentence;
   bytes offer;
   bytes layout;
+  std::vector<std::string> gpus;  ///< bus ids of those that hold the answering node's cache
 };
 
 /// One end of a link to the other, beside the link: what its transport may not be able to tell.
@@ -196,12 +197,20 @@ struct pool_report {
   std::uint64_t store_bytes{0}, store_used{0}, store_keys{0};
 };
 
+/// A way to move bytes, and whether this node can use it now.
+struct backend_report {
+  std::string name;
+  std::uint8_t usable{0};
+  std::string reason;  ///< why not, or on what it stands
+};
+
 struct node_report {
   node_info node;
   std::uint64_t epoch{0};  ///< of the last membership seen
   bool supervisor_reachable{false};
   std::uint64_t uptime_ms{0};
   pool_report pool;
+  std::vector<backend_report> backends;
   std::vector<link_report> links;
   std::vector<transfer_report> transfers;
   std::uint64_t transfers_done{0}, transfers_failed{0}, bytes_moved{0};
@@ -278,7 +287,7 @@ auto inspect(I& f, link_request& x) {
 }
 template <class I>
 auto inspect(I& f, link_reply& x) {
-  return f(x.failed, x.sentence, x.offer, x.layout);
+  return f(x.failed, x.sentence, x.offer, x.layout, x.gpus);
 }
 template <class I>
 auto inspect(I& f, link_notice& x) {
@@ -305,9 +314,13 @@ auto inspect(I& f, pool_report& x) {
            x.waiting, x.store_bytes, x.store_used, x.store_keys);
 }
 template <class I>
+auto inspect(I& f, backend_report& x) {
+  return f(x.name, x.usable, x.reason);
+}
+template <class I>
 auto inspect(I& f, node_report& x) {
-  return f(x.node, x.epoch, x.supervisor_reachable, x.uptime_ms, x.pool, x.links, x.transfers,
-           x.transfers_done, x.transfers_failed, x.bytes_moved, x.operations_open,
+  return f(x.node, x.epoch, x.supervisor_reachable, x.uptime_ms, x.pool, x.backends, x.links,
+           x.transfers, x.transfers_done, x.transfers_failed, x.bytes_moved, x.operations_open,
            x.waiting_for_link);
 }
 template <class I>

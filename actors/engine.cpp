@@ -206,9 +206,22 @@ class node_engine final : public engine {
   result<operation_id> receive(receive_spec spec) override {
     if (auto fine = check_receive(spec); !fine) return fail(fine.error());
     spec.fail_when_full = spec.fail_when_full || context_->settings.fail_when_full;
-    auto operation = begin_pinned({operation_kind::receive, spec.request, 0, false}, spec.blocks);
+    auto operation =
+        begin_pinned({operation_kind::receive, spec.request, spec.tokens, false}, spec.blocks);
     if (operation) command_here(engine_command{start_receive{*operation, std::move(spec)}});
     return operation;
+  }
+
+  result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
+                            std::uint32_t layer_end, std::uint32_t token_end,
+                            transport::compute_stream stream) override {
+    if (auto fine = check_awaited(receive, layer_begin, layer_end, token_end); !fine) return fine;
+    // Here and now: what the caller gives the stream next must stand behind it.
+    auto gate = context_->endpoint->hold(stream);
+    if (!gate) return fail(std::move(gate).error());
+    command_here(engine_command{
+        open_when_complete{receive, layer_begin, layer_end, token_end, std::move(*gate)}});
+    return {};
   }
 
   result<void> abort(operation_id operation, std::string reason) override {
@@ -383,15 +396,30 @@ class node_engine final : public engine {
                                          std::uint32_t layer_end, std::uint32_t token_end) const {
     auto entry = find_send(send);
     if (!entry) return fail(entry.error());
-    const auto layers = layout().layers.size();
-    if (layer_begin >= layer_end || layer_end > layers) {
-      return fail(errc::out_of_range, "layers [" + std::to_string(layer_begin) + ", " +
-                                          std::to_string(layer_end) + ") of " +
-                                          std::to_string(layers));
-    }
+    if (auto fine = check_layers(layer_begin, layer_end); !fine) return fine;
     if (entry->sealed)
       return fail(errc::already_exists, "request `" + entry->request + "` is sealed");
     return check_tokens(*entry, token_end);
+  }
+
+  [[nodiscard]] result<void> check_layers(std::uint32_t begin, std::uint32_t end) const {
+    const auto layers = layout().layers.size();
+    if (begin < end && end <= layers) return {};
+    return fail(errc::out_of_range, "layers [" + std::to_string(begin) + ", " +
+                                        std::to_string(end) + ") of " + std::to_string(layers));
+  }
+
+  [[nodiscard]] result<void> check_awaited(operation_id receive, std::uint32_t layer_begin,
+                                           std::uint32_t layer_end, std::uint32_t token_end) const {
+    const auto entry = context_->operations.find(receive);
+    if (!entry) return fail(entry.error());
+    if (entry->kind != operation_kind::receive) {
+      return fail(errc::not_found, "operation " + std::to_string(receive.value) + " is no receive");
+    }
+    if (auto fine = check_layers(layer_begin, layer_end); !fine) return fine;
+    if (token_end <= entry->token_capacity) return {};
+    return fail(errc::out_of_range, "token " + std::to_string(token_end) + " of a receive of " +
+                                        std::to_string(entry->token_capacity) + " tokens");
   }
 
   [[nodiscard]] static result<void> check_tokens(const operation_table::entry& entry,

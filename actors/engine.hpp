@@ -193,6 +193,19 @@ class engine {
                             std::vector<std::byte> aux = {}) = 0;
   /// `overloaded`, `pool_exhausted`, `out_of_range`, `not_found` (a source that is no node).
   [[nodiscard]] virtual result<operation_id> receive(receive_spec spec) = 0;
+  /// Decode side, for engines that compute on a GPU: what `stream` is given from here on waits, on
+  /// the GPU, until layers [layer_begin, layer_end) are complete up to `token_end` from every rank
+  /// (tokens of the prefix are). No thread of the engine waits or is woken. The stream goes on
+  /// whatever becomes of the receive, at its deadline at the latest; where the receive fails, what
+  /// was computed behind this is worth nothing, and its outcome says so. Once each for as many
+  /// layers and streams as wanted. While a stream waits, calls that wait for the whole GPU
+  /// (`cudaFree`, `cudaDeviceSynchronize`) wait with it: a thread that drives this node by `wait`
+  /// or `poll` must not make them. `not_found` (no receive that is going on), `out_of_range`,
+  /// `no_device`, `invalid_config` (no such GPU, or the stream is none of it),
+  /// `backend_unavailable` (the GPU or its driver has no such wait), `overloaded` (too many wait).
+  virtual result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
+                                    std::uint32_t layer_end, std::uint32_t token_end,
+                                    transport::compute_stream stream) = 0;
   /// Gives an operation up. Its one outcome is `aborted` (of a transfer at both sides), or the one
   /// that was on its way already; of a placement always `aborted`. A put to this node itself that is
   /// being copied ends as if it had not been aborted. `not_found`: already ended.

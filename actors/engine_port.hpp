@@ -36,8 +36,9 @@ struct receiving {
   receive_spec spec;
   phase now{phase::linking};
   std::vector<from_rank> ranks;
-  std::vector<std::uint32_t> told;  ///< per layer, what the engine was told of
-  std::uint32_t live{0};            ///< receivers that have not unpinned
+  std::vector<std::uint32_t> told;       ///< per layer, what the engine was told of
+  std::vector<open_when_complete> held;  ///< streams that wait for layers
+  std::uint32_t live{0};                 ///< receivers that have not unpinned
   bool pinned{false};
   time_point deadline;
   std::uint64_t bytes{0};

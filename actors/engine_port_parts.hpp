@@ -73,6 +73,7 @@ void release_source(self_pointer self, operation_id operation);
 // -- receives, decode side (engine_port_receives.cpp)
 
 void carry_out(self_pointer self, start_receive& order);
+void carry_out(self_pointer self, open_when_complete& order);
 void happened(self_pointer self, blocks_granted& granted);
 void happened(self_pointer self, session_layers& layers);
 void start_receiver(self_pointer self, operation_id operation, std::size_t index,

@@ -28,6 +28,9 @@ void conclude_receive(self_pointer self, operation_id operation,
   auto& st = self->state;
   auto& r = st.receives.at(operation);
   if (r.now == receiving::phase::concluded) return;
+  // No stream is held past the outcome: nothing will come that it could wait for.
+  for (const auto& stream : r.held) stream.gate->open();
+  r.held.clear();
   if (r.now == receiving::phase::in_line) {
     tell(st.pool, pool_command{leave_line{operation}});
   }
@@ -55,8 +58,22 @@ void fail_receive(self_pointer self, operation_id operation, troupe::error why) 
 
 namespace {
 
+bool is_complete(const receiving& r, const open_when_complete& wanted) {
+  if (r.told.empty()) return wanted.token_end <= r.spec.prefix_tokens;  // nothing moves yet
+  return std::all_of(r.told.begin() + wanted.layer_begin, r.told.begin() + wanted.layer_end,
+                     [&](std::uint32_t tokens) { return tokens >= wanted.token_end; });
+}
+
+void let_streams_go(receiving& r) {
+  std::erase_if(r.held, [&](const open_when_complete& stream) {
+    if (!is_complete(r, stream)) return false;
+    stream.gate->open();
+    return true;
+  });
+}
+
 /// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
-/// as one.
+/// as one, and lets the streams go that waited for them.
 void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r) {
   const auto layers = static_cast<std::uint32_t>(r.told.size());
   std::vector<std::uint32_t> complete(layers, r.spec.tokens);
@@ -76,6 +93,7 @@ void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r)
     }
     begin = end;
   }
+  let_streams_go(r);
 }
 
 }  // namespace
@@ -188,6 +206,17 @@ void carry_out(self_pointer self, start_receive& order) {
                                "this node has no pool of its own; name the destination blocks")};
   self->send(caf::actor_cast<engine_port_actor>(self),
              port_event{blocks_granted{operation, std::move(blocks)}});
+}
+
+void carry_out(self_pointer self, open_when_complete& order) {
+  const auto found = self->state.receives.find(order.operation);
+  const bool goes_on =
+      found != self->state.receives.end() && found->second.now != receiving::phase::concluded;
+  if (!goes_on || is_complete(found->second, order)) {
+    order.gate->open();
+    return;
+  }
+  found->second.held.push_back(std::move(order));
 }
 
 void happened(self_pointer self, blocks_granted& granted) {

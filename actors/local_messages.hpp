@@ -21,6 +21,7 @@
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/plan.hpp"
 #include "troupe/transport/backend.hpp"
+#include "troupe/transport/endpoint.hpp"
 
 namespace troupe::actors {
 
@@ -299,6 +300,12 @@ struct start_receive {
   operation_id operation;
   receive_spec spec;
 };
+/// The gate of a stream, to be opened when these layers are complete, or the receive has ended.
+struct open_when_complete {
+  operation_id operation;
+  std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
+  std::shared_ptr<transport::stream_gate> gate;
+};
 struct abort_operation {
   operation_id operation;
   std::string reason;
@@ -321,8 +328,8 @@ struct wire_port {
 struct stop_port {};
 
 struct engine_command {
-  std::variant<start_send, send_progress, send_sealed, start_receive, abort_operation, start_value,
-               wire_port, stop_port>
+  std::variant<start_send, send_progress, send_sealed, start_receive, open_when_complete,
+               abort_operation, start_value, wire_port, stop_port>
       what;
 };
 

@@ -219,12 +219,12 @@ void adopt(self_pointer self, membership& fresh) {
 caf::result<link_reply> accept_link(self_pointer self, const link_request& request) {
   auto& st = self->state;
   if (st.replaced)
-    return link_reply{static_cast<std::uint8_t>(errc::stale_incarnation), st.refusal, {}, {}};
+    return link_reply{static_cast<std::uint8_t>(errc::stale_incarnation), st.refusal, {}, {}, {}};
   auto why = refusal_of(*st.context, request);
   if (!why) why = former_life(st, request);
   if (why) {
     logger("node")->warn("refused a link with {}: {}", request.from.name, to_string(*why));
-    return link_reply{static_cast<std::uint8_t>(why->code), why->message, {}, {}};
+    return link_reply{static_cast<std::uint8_t>(why->code), why->message, {}, {}, {}};
   }
   // A new life of a peer ends the links with the former one.
   for (const auto& [id, link] : st.links) {

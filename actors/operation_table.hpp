@@ -24,7 +24,7 @@ class operation_table {
   struct entry {
     operation_kind kind{operation_kind::value};
     std::string request;              ///< send, receive; else empty
-    std::uint32_t token_capacity{0};  ///< send: what its blocks hold
+    std::uint32_t token_capacity{0};  ///< send: what its blocks hold; receive: what it asks for
     bool sealed{false};
   };
 

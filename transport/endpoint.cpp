@@ -16,6 +16,7 @@
 #include "troupe/transport/rdma/rdma_backend.hpp"
 #endif
 #include "troupe/transport/xgmi/compute_watch.hpp"
+#include "troupe/transport/xgmi/stream_gates.hpp"
 #include "troupe/transport/xgmi/xgmi_backend.hpp"
 
 namespace troupe::transport {
@@ -44,6 +45,7 @@ class local_endpoint final : public endpoint {
   explicit local_endpoint(endpoint_options options)
       : options_{std::move(options)},
         gpus_{options_.xgmi.site ? options_.xgmi.site : xgmi::gpu_site::of_process()},
+        gates_{gpus_},
         identity_{identity_with(*gpus_)},
         regions_{options_.max_regions} {}
 
@@ -51,6 +53,7 @@ class local_endpoint final : public endpoint {
     // The threads end first, so that nothing calls into a backend or a link while it goes.
     if (progress_) progress_->stop();
     if (compute_) compute_->close();
+    gates_.close();  // before memory is given back, for which drivers wait for the GPU
     backends_.clear();
   }
 
@@ -98,9 +101,13 @@ class local_endpoint final : public endpoint {
       std::function<void(std::optional<troupe::error>)> then) override {
     return compute_->after(point, line, std::move(then));
   }
+  [[nodiscard]] result<std::shared_ptr<stream_gate>> hold(const compute_stream& stream) override {
+    return gates_.hold(stream);
+  }
   void stop() override {
     progress_->stop();
     compute_->close();
+    gates_.close();
   }
   bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
              const std::function<bool()>& done) override {
@@ -124,6 +131,7 @@ class local_endpoint final : public endpoint {
 
   const endpoint_options options_;
   const std::shared_ptr<xgmi::gpu_site> gpus_;
+  xgmi::stream_gates gates_;
   const host_identity identity_;
   region_table regions_;
   std::unique_ptr<progress_pool> progress_;

@@ -50,6 +50,14 @@ struct backend_choice {
   std::string reason;  ///< "same host and namespaces; xgmi: not built"
 };
 
+/// What a stream of a GPU waits at. Thread-safe. Opened at the latest by its last owner's end.
+class stream_gate {
+ public:
+  virtual ~stream_gate() = default;
+  /// Idempotent; calls no driver.
+  virtual void open() noexcept = 0;
+};
+
 /// Everything of one node that moves bytes: its registered memory, its backends, its progress
 /// threads. Thread-safe. Destroyed last: after every link of it is closed and its owner's sinks may
 /// die.
@@ -74,10 +82,16 @@ class endpoint {
   /// Calls `then` once, from a thread that must not be held up: empty when the GPU has come to
   /// `point`, else why it never will. Points of one `line` are told in their order. The event is done
   /// with when this returns; nobody is called once `stop` has returned. `no_device`
-  /// (also where the build knows no GPUs), `invalid_config` (no event).
+  /// (also where the build knows no GPUs), `invalid_config` (no event, or one of another process
+  /// that the driver does not open).
   [[nodiscard]] virtual result<void> after_compute(
       const compute_point& point, std::uint64_t line,
       std::function<void(std::optional<troupe::error>)> then) = 0;
+  /// What the stream is given from here on waits, on the GPU, until the gate is opened. No thread
+  /// waits for it. `stop` opens every gate. `no_device` (also where the build knows no GPUs),
+  /// `backend_unavailable`: this GPU or its driver cannot; `invalid_config` (no such GPU, or the
+  /// stream is none of it), `overloaded` (too many gates are shut), `aborted` (after `stop`).
+  [[nodiscard]] virtual result<std::shared_ptr<stream_gate>> hold(const compute_stream& stream) = 0;
   /// Registers memory that the caller owns and keeps alive until `deregister`: of the host or of a
   /// GPU, which is found out; also a part of an allocation. `already_exists`
   /// when it overlaps a registered range (naming that region), `invalid_config` (null or empty),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -38,11 +39,26 @@ struct exported_memory {
   memory_kind kind{memory_kind::device};
 };
 
+/// What another process exports one of its events with: the bytes of a `cudaIpcEventHandle_t`, a
+/// `hipIpcEventHandle_t`.
+using event_handle = std::array<std::byte, 64>;
+
 /// A point in the work of a GPU that an engine computes on: an event (a `cudaEvent_t`, a
-/// `hipEvent_t`) of this process that was recorded behind what it stands for.
+/// `hipEvent_t`) that was recorded behind what it stands for.
 struct compute_point {
-  void* event{nullptr};
+  void* event{nullptr};  ///< of this process
   std::uint32_t gpu{0};  ///< of the event, as `cudaGetDevice` counts in this process
+  /// Instead of `event`: one of another process of this host, for engines whose workers compute in
+  /// processes of their own. The worker has recorded it before its handle comes here, and records it
+  /// again only when the call that took it has returned. It stays open here for the next time, so
+  /// the worker keeps it as long as it works.
+  std::optional<event_handle> shared{};
+};
+
+/// A stream that an engine gives work to (a `cudaStream_t`, a `hipStream_t`).
+struct compute_stream {
+  void* handle{nullptr};  ///< null: the GPU's default stream
+  std::uint32_t gpu{0};   ///< of the stream, as `cudaGetDevice` counts in this process
 };
 
 /// Where a process runs, as far as backends need to know to prove that memory can be shared. Two

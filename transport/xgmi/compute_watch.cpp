@@ -24,7 +24,10 @@ compute_watch::compute_watch(std::shared_ptr<gpu_site> site, progress_engine& en
     : site_{std::move(site)}, engine_{engine} {}
 
 compute_watch::~compute_watch() {
-  for (const auto& [where, waiting] : streams_) {
+  for (auto& [where, waiting] : streams_) {
+    if (const auto now = site_->runtime->happened(waiting.last); !now || !*now) {
+      for (auto& each : waiting.behind) site_->events.leave(std::move(each.event));
+    }
     site_->runtime->release_event(waiting.last);
     site_->runtime->release_stream(waiting.stream);
   }
@@ -32,8 +35,12 @@ compute_watch::~compute_watch() {
 
 result<void> compute_watch::after(const compute_point& point, std::uint64_t line, news then) {
   auto& gpus = *site_->runtime;
-  if (point.event == nullptr) {
+  if (point.event == nullptr && !point.shared) {
     return fail(errc::invalid_config, "the compute point has no event; record one on the stream");
+  }
+  if (point.event != nullptr && point.shared) {
+    return fail(errc::invalid_config,
+                "the compute point has an event of this process and one of another; name one");
   }
   if (const auto state = gpus.state(); !state.usable) {
     return fail(errc::no_device, "no GPU whose work could be waited for: " + state.reason);
@@ -43,16 +50,27 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   auto found = stream_of(point.gpu, line);
   if (!found) return fail(std::move(found).error());
   auto& on = **found;
+  std::shared_ptr<const opened_event> opened;
+  if (point.shared) {
+    auto event = site_->events.open(point.gpu, *point.shared);
+    if (!event) return fail(std::move(event).error());
+    opened = std::move(*event);
+  }
   auto one = std::make_shared<caller>(std::move(then));
-  if (auto ok = gpus.wait_for(on.stream, point.event); !ok) return ok;
+  auto* const event = opened ? opened->handle() : point.event;
+  if (auto ok = gpus.wait_for(on.stream, event); !ok) return ok;
   if (auto ok = gpus.record(on.last, on.stream); !ok) return ok;
   if (auto ok = gpus.ring_after(on.stream, one); !ok) return ok;
-  std::erase_if(on.callers, [](const auto& each) { return each->told(); });
-  on.callers.push_back(std::move(one));
+  forget_the_told(on);
+  on.behind.push_back({std::move(one), std::move(opened)});
   if (!std::exchange(timed_, true)) {
     timer_ = engine_.call_at(std::chrono::steady_clock::now() + look_every, shared_from_this(), 0);
   }
   return {};
+}
+
+void compute_watch::forget_the_told(waiting_stream& on) {
+  std::erase_if(on.behind, [](const auto& each) { return each.who->told(); });
 }
 
 result<compute_watch::waiting_stream*> compute_watch::stream_of(std::uint32_t gpu,
@@ -76,11 +94,11 @@ void compute_watch::on_timer(std::uint64_t, steady_time) {
     if (closed_) return;
     timed_ = false;
     for (auto& [where, waiting] : streams_) {
-      std::erase_if(waiting.callers, [](const auto& each) { return each->told(); });
-      if (waiting.callers.empty()) continue;
+      forget_the_told(waiting);
+      if (waiting.behind.empty()) continue;
       if (auto now = site_->runtime->happened(waiting.last); !now) {
-        for (auto& each : waiting.callers) lost.emplace_back(std::move(each), now.error());
-        waiting.callers.clear();
+        for (auto& each : waiting.behind) lost.emplace_back(std::move(each.who), now.error());
+        waiting.behind.clear();
       } else {
         timed_ = true;
       }
@@ -100,8 +118,8 @@ void compute_watch::close() {
     if (std::exchange(closed_, true)) return;
     if (timed_) engine_.cancel(timer_);
     for (auto& [where, waiting] : streams_) {
-      all.insert(all.end(), waiting.callers.begin(), waiting.callers.end());
-      waiting.callers.clear();
+      // They stay, with the events that the stream may still have to come to.
+      for (const auto& each : waiting.behind) all.push_back(each.who);
     }
   }
   for (const auto& each : all) each->forget();

@@ -25,8 +25,8 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
 
   /// `then` is called once, on a thread of the driver or of the progress engine, or never if `close`
   /// comes first; it must not call the GPU. Points of one `line` are waited for one behind the
-  /// other. The event is done with when this returns. `no_device`, `invalid_config`
-  /// (no event).
+  /// other. The event is done with when this returns, but for that one of another process stays
+  /// open. `no_device`, `invalid_config` (no event, two, or one that cannot be opened).
   [[nodiscard]] result<void> after(const compute_point& point, std::uint64_t line, news then);
   /// Nobody is called any more when this returns.
   void close();
@@ -53,12 +53,17 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
     std::mutex mutex_;
     news then_;  ///< empty: told
   };
+  struct point_behind {
+    std::shared_ptr<caller> who;
+    std::shared_ptr<const opened_event> event;  ///< of another process, or none
+  };
   struct waiting_stream {
     gpu_stream stream;
     gpu_event last;  ///< recorded behind everything that the stream was given
-    std::vector<std::shared_ptr<caller>> callers;
+    std::vector<point_behind> behind;
   };
 
+  static void forget_the_told(waiting_stream& on);
   [[nodiscard]] result<waiting_stream*> stream_of(std::uint32_t gpu, std::uint64_t line);
 
   const std::shared_ptr<gpu_site> site_;

@@ -22,6 +22,8 @@ struct driver {
   // Newer; null where the driver is not.
   CUresult (*range_handle)(void*, CUdeviceptr, std::size_t, CUmemRangeHandleType,
                            unsigned long long){nullptr};
+  CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice){nullptr};
+  CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned){nullptr};
 
   driver() noexcept {
     find(device_get, "cuDeviceGet", 2000);
@@ -32,6 +34,9 @@ struct driver {
     find(pointer_attribute, "cuPointerGetAttribute", 4000);
     find(error_name, "cuGetErrorName", 6000);
     find(range_handle, "cuMemGetHandleForAddressRange", 11070);
+    find(device_attribute, "cuDeviceGetAttribute", 2000);
+    // From here on of the kind that needs no option of the kernel module.
+    find(wait_value, "cuStreamWaitValue32", 11070);
   }
   [[nodiscard]] bool complete() const noexcept {
     return device_get && retain && get_current && set_current && address_range &&
@@ -125,6 +130,28 @@ std::variant<int, std::string> cuda_dmabuf(std::uint32_t device, const std::byte
   if (made == CUDA_SUCCESS) return fd;
   const char* name = nullptr;
   return driver.error_name(made, &name) == CUDA_SUCCESS ? name : "error " + std::to_string(made);
+}
+
+cudaError_t cuda_wait_at(std::uint32_t device, void* stream, std::uint64_t address,
+                         std::uint32_t value) {
+  const auto& driver = calls();
+  if (driver.wait_value == nullptr) return cudaErrorNotSupported;
+  const cuda_context_scope here{device};
+  if (here.error() != cudaSuccess) return here.error();
+  // What NICs have written before the host opens must be seen behind the wait.
+  CUdevice number = 0;
+  int flushes = 0;
+  const bool can_flush =
+      driver.device_attribute != nullptr &&
+      driver.device_get(&number, static_cast<int>(device)) == CUDA_SUCCESS &&
+      driver.device_attribute(&flushes, CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, number) ==
+          CUDA_SUCCESS &&
+      flushes != 0;
+  unsigned how = CU_STREAM_WAIT_VALUE_GEQ;
+  if (can_flush) how |= CU_STREAM_WAIT_VALUE_FLUSH;
+  // The two number their errors alike.
+  return static_cast<cudaError_t>(
+      driver.wait_value(static_cast<CUstream>(stream), address, value, how));
 }
 
 cuda_context_scope::cuda_context_scope(std::uint32_t device) noexcept {

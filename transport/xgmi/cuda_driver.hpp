@@ -24,6 +24,11 @@ namespace troupe::transport::xgmi {
                                                          const std::byte* begin,
                                                          std::uint64_t bytes);
 
+/// What the stream is given from here on waits until the word at `address` has come to `value`. A
+/// driver before CUDA 11.7 has no such call: `cudaErrorNotSupported`.
+[[nodiscard]] cudaError_t cuda_wait_at(std::uint32_t device, void* stream, std::uint64_t address,
+                                       std::uint32_t value);
+
 /// Makes a GPU's primary context current in the calling thread until the end of the scope. Unlike
 /// cudaSetDevice back and forth it makes no context on a GPU that the thread never used.
 class cuda_context_scope {

@@ -43,4 +43,9 @@ enum class gpu_fault : std::uint8_t {
   return {code_of(fault), std::move(text)};
 }
 
+/// What to do about an exported event that a driver does not open.
+inline constexpr std::string_view foreign_event =
+    "; the event must have been made with the interprocess and the disable-timing flag, by another "
+    "process of this host that still runs (an event of this process is named by its pointer)";
+
 }  // namespace troupe::transport::xgmi

@@ -55,6 +55,14 @@ struct pinned_memory {
   std::size_t size{0};
 };
 
+/// A word of the host's memory that streams of one GPU can be told to wait at, 0 at first. Its low 31
+/// bits count: drivers differ in whether they compare with a sign.
+struct gpu_word {
+  std::uint32_t device{0};
+  std::uint32_t* host{nullptr};
+  std::uint64_t device_address{0};
+};
+
 /// Rung by the driver. Closed with its last owner.
 class bell {
  public:
@@ -112,6 +120,10 @@ class gpu_runtime {
   [[nodiscard]] virtual result<gpu_stream> make_stream(std::uint32_t device) = 0;
   virtual void release_stream(gpu_stream stream) noexcept = 0;
   [[nodiscard]] virtual result<gpu_event> make_event(std::uint32_t device) = 0;
+  /// What another process exports an event with. `release_event` closes it. `invalid_config`: the
+  /// driver does not know it as such; the sentence says what it wants.
+  [[nodiscard]] virtual result<gpu_event> open_event(std::uint32_t device,
+                                                     const event_handle& handle) = 0;
   virtual void release_event(gpu_event event) noexcept = 0;
   /// One run by the copy engine.
   [[nodiscard]] virtual result<void> copy(gpu_stream on, std::uint64_t to, std::uint64_t from,
@@ -124,6 +136,14 @@ class gpu_runtime {
   /// What the stream is given from here on waits until `event`, one of the driver's own that its
   /// owner has recorded, has happened. The owner may record it again or release it afterwards.
   [[nodiscard]] virtual result<void> wait_for(gpu_stream on, void* event) = 0;
+  /// Some more words. There is no call that gives one back: they are kept as long as the runtime, so
+  /// that none is ever taken from under a stream that has yet to look at it.
+  [[nodiscard]] virtual result<std::vector<gpu_word>> make_words(std::uint32_t device) = 0;
+  /// What the stream, an engine's own, is given from here on waits until the host has written `value`
+  /// or more to the word. `backend_unavailable`: the GPU or its driver cannot; `invalid_config`: the
+  /// stream is none of this GPU, or its work is being captured for later.
+  [[nodiscard]] virtual result<void> wait_at(gpu_stream on, const gpu_word& word,
+                                             std::uint32_t value) = 0;
   /// Rings once when the work that the stream was given so far has ended well.
   [[nodiscard]] virtual result<void> ring_after(gpu_stream on, std::shared_ptr<bell> what) = 0;
 };

@@ -119,6 +119,49 @@ std::variant<exported_memory, std::string> dmabuf_of(std::uint32_t device, const
 #endif
 }
 
+/// Words for streams of the current device.
+hipError_t add_words(std::uint32_t device, std::vector<gpu_word>& words) {
+  constexpr std::size_t page = 4096;
+#if defined(TROUPE_GPU_CUDA)
+  void* host = nullptr;
+  void* seen = nullptr;
+  auto error = hipHostMalloc(&host, page, hipHostMallocMapped | hipHostMallocPortable);
+  if (error == hipSuccess) error = hipHostGetDevicePointer(&seen, host, 0);
+  if (error != hipSuccess) return error;
+  std::memset(host, 0, page);
+  auto* const first = static_cast<std::uint32_t*>(host);
+  for (std::size_t at = 0; at < page; at += sizeof *first) {
+    words.push_back(
+        {device, first + at / sizeof *first, reinterpret_cast<std::uintptr_t>(seen) + at});
+  }
+  return hipSuccess;
+#else
+  int can = 0;
+  const auto asked = hipDeviceGetAttribute(&can, hipDeviceAttributeCanUseStreamWaitValue,
+                                           static_cast<int>(device));
+  if (asked != hipSuccess || can == 0) return hipErrorNotSupported;
+  // Streams wait at signals only, each of which is an allocation.
+  for (std::size_t made = 0; made < page; made += 128) {
+    void* signal = nullptr;
+    const auto error = hipExtMallocWithFlags(&signal, 8, hipMallocSignalMemory);
+    if (error != hipSuccess) return words.empty() ? error : hipSuccess;
+    std::memset(signal, 0, 8);
+    words.push_back(
+        {device, static_cast<std::uint32_t*>(signal), reinterpret_cast<std::uintptr_t>(signal)});
+  }
+  return hipSuccess;
+#endif
+}
+
+hipError_t wait_at_word(hipStream_t stream, const gpu_word& word, std::uint32_t value) {
+#if defined(TROUPE_GPU_CUDA)
+  return cuda_wait_at(word.device, stream, word.device_address, value);
+#else
+  return hipStreamWaitValue32(stream, reinterpret_cast<void*>(word.device_address), value,
+                              hipStreamWaitValueGte, 0xFFFFFFFF);
+#endif
+}
+
 std::string bus_id_of(int device) {
   char text[32] = {};
   if (hipDeviceGetPCIBusId(text, sizeof text, device) != hipSuccess) return {};
@@ -148,7 +191,7 @@ class hip_runtime final : public gpu_runtime {
       devices_.back().bulk_copies = properties.major >= 9;
 #endif
     }
-    prepared_.resize(devices_.size());
+    prepared_ = std::make_unique<std::once_flag[]>(devices_.size());
   }
 
   [[nodiscard]] const char* kind() const noexcept override {
@@ -184,6 +227,8 @@ class hip_runtime final : public gpu_runtime {
   [[nodiscard]] result<gpu_stream> make_stream(std::uint32_t device) override;
   void release_stream(gpu_stream stream) noexcept override;
   [[nodiscard]] result<gpu_event> make_event(std::uint32_t device) override;
+  [[nodiscard]] result<gpu_event> open_event(std::uint32_t device,
+                                             const event_handle& handle) override;
   void release_event(gpu_event event) noexcept override;
   [[nodiscard]] result<void> copy(gpu_stream on, std::uint64_t to, std::uint64_t from,
                                   std::uint64_t bytes) override;
@@ -191,6 +236,9 @@ class hip_runtime final : public gpu_runtime {
   [[nodiscard]] result<void> record(gpu_event event, gpu_stream on) override;
   [[nodiscard]] result<bool> happened(gpu_event event) override;
   [[nodiscard]] result<void> wait_for(gpu_stream on, void* event) override;
+  [[nodiscard]] result<std::vector<gpu_word>> make_words(std::uint32_t device) override;
+  [[nodiscard]] result<void> wait_at(gpu_stream on, const gpu_word& word,
+                                     std::uint32_t value) override;
   [[nodiscard]] result<void> ring_after(gpu_stream on, std::shared_ptr<bell> what) override;
 
  private:
@@ -222,11 +270,22 @@ class hip_runtime final : public gpu_runtime {
     return {};
   }
 
+  /// Of the current device, once: before the first stream of ours, and before one of an engine is
+  /// held.
+  void prepare(std::uint32_t device) {
+    std::call_once(prepared_[device], [&] {
+      static_cast<void>(load_copies());
+      if (devices_[device].bulk_copies && !prepare_bulk_copies()) {
+        devices_[device].bulk_copies = false;
+      }
+    });
+  }
+
   std::vector<gpu_device> devices_;
   mutable std::mutex mutex_;
   mutable std::string why_not_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> enabled_;
-  std::vector<bool> prepared_;
+  std::unique_ptr<std::once_flag[]> prepared_;  ///< by device
 };
 
 // -- memory
@@ -381,22 +440,15 @@ result<void> hip_runtime::enable(std::uint32_t device, std::uint32_t peer) {
 // -- work
 
 result<gpu_stream> hip_runtime::make_stream(std::uint32_t device) {
-  bool prepare = false;
-  {
-    const std::lock_guard lock{mutex_};
-    if (device < prepared_.size() && !prepared_[device]) prepare = prepared_[device] = true;
-  }
   hipStream_t made = nullptr;
-  bool bulk = true;
   auto ok = at(device, "hipStreamCreate", [&] {
-    if (prepare && devices_[device].bulk_copies) bulk = prepare_bulk_copies();
+    prepare(device);
     // A transfer takes a small share of the GPU, and should get it when it asks.
     int least = 0;
     int greatest = 0;
     static_cast<void>(hipDeviceGetStreamPriorityRange(&least, &greatest));
     return hipStreamCreateWithPriority(&made, hipStreamNonBlocking, greatest);
   });
-  if (!bulk) devices_[device].bulk_copies = false;
   if (!ok) return fail(std::move(ok).error());
   return gpu_stream{device, made};
 }
@@ -412,6 +464,21 @@ result<gpu_event> hip_runtime::make_event(std::uint32_t device) {
                [&] { return hipEventCreateWithFlags(&made, hipEventDisableTiming); });
   if (!ok) return fail(std::move(ok).error());
   return gpu_event{device, made};
+}
+
+result<gpu_event> hip_runtime::open_event(std::uint32_t device, const event_handle& handle) {
+  hipIpcEventHandle_t wanted;
+  static_assert(sizeof wanted == sizeof handle);
+  std::memcpy(&wanted, handle.data(), sizeof wanted);
+  hipEvent_t opened = nullptr;
+  auto ok =
+      at(device, "hipIpcOpenEventHandle", [&] { return hipIpcOpenEventHandle(&opened, wanted); });
+  if (ok) return gpu_event{device, opened};
+  const auto code = ok.error().code;
+  if (code == errc::no_device || code == errc::backend_unavailable) {
+    return fail(std::move(ok).error());
+  }
+  return fail(errc::invalid_config, ok.error().message + std::string{foreign_event});
 }
 
 void hip_runtime::release_event(gpu_event event) noexcept {
@@ -455,6 +522,35 @@ result<void> hip_runtime::wait_for(gpu_stream on, void* event) {
     return hipStreamWaitEvent(static_cast<hipStream_t>(on.handle), static_cast<hipEvent_t>(event),
                               0);
   });
+}
+
+result<std::vector<gpu_word>> hip_runtime::make_words(std::uint32_t device) {
+  std::vector<gpu_word> made;
+  auto ok = at(device, "words that streams wait at", [&] {
+    prepare(device);
+    return add_words(device, made);
+  });
+  if (!ok) return fail(std::move(ok).error());
+  return made;
+}
+
+result<void> hip_runtime::wait_at(gpu_stream on, const gpu_word& word, std::uint32_t value) {
+  const auto stream = static_cast<hipStream_t>(on.handle);
+  bool captured = false;
+  auto ok = at(on.device, "the wait of a stream", [&] {
+    hipStreamCaptureStatus capture{};
+    const auto error = hipStreamIsCapturing(stream, &capture);
+    captured = error == hipSuccess && capture != hipStreamCaptureStatusNone;
+    if (error != hipSuccess || captured) return error;
+    return wait_at_word(stream, word, value);
+  });
+  if (ok && !captured) return {};
+  const auto code = captured ? errc::invalid_config : ok.error().code;
+  if (code == errc::no_device || code == errc::backend_unavailable) return ok;
+  return fail(errc::invalid_config,
+              (captured ? std::string{"the stream's work is being captured"} : ok.error().message) +
+                  "; name a stream of GPU " + name(on.device) +
+                  " whose work is not being captured for a graph");
 }
 
 result<void> hip_runtime::ring_after(gpu_stream on, std::shared_ptr<bell> what) {

@@ -56,6 +56,10 @@ class no_runtime final : public gpu_runtime {
   }
   void release_stream(gpu_stream /*stream*/) noexcept override {}
   [[nodiscard]] result<gpu_event> make_event(std::uint32_t /*device*/) override { return absent(); }
+  [[nodiscard]] result<gpu_event> open_event(std::uint32_t /*device*/,
+                                             const event_handle& /*handle*/) override {
+    return absent();
+  }
   void release_event(gpu_event /*event*/) noexcept override {}
   [[nodiscard]] result<void> copy(gpu_stream /*on*/, std::uint64_t /*to*/, std::uint64_t /*from*/,
                                   std::uint64_t /*bytes*/) override {
@@ -69,6 +73,13 @@ class no_runtime final : public gpu_runtime {
   }
   [[nodiscard]] result<bool> happened(gpu_event /*event*/) override { return absent(); }
   [[nodiscard]] result<void> wait_for(gpu_stream /*on*/, void* /*event*/) override {
+    return absent();
+  }
+  [[nodiscard]] result<std::vector<gpu_word>> make_words(std::uint32_t /*device*/) override {
+    return absent();
+  }
+  [[nodiscard]] result<void> wait_at(gpu_stream /*on*/, const gpu_word& /*word*/,
+                                     std::uint32_t /*value*/) override {
     return absent();
   }
   [[nodiscard]] result<void> ring_after(gpu_stream /*on*/,

@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/transport/xgmi/gate_words.hpp"
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
 #include "troupe/transport/xgmi/opened_allocations.hpp"
+#include "troupe/transport/xgmi/opened_events.hpp"
 
 namespace troupe::transport::xgmi {
 
@@ -16,7 +18,7 @@ namespace troupe::transport::xgmi {
 /// a driver counts by process.
 struct gpu_site {
   explicit gpu_site(std::unique_ptr<gpu_runtime> with)
-      : runtime{std::move(with)}, opened{*runtime} {}
+      : runtime{std::move(with)}, opened{*runtime}, events{*runtime}, gates{*runtime} {}
 
   [[nodiscard]] std::vector<std::string> bus_ids() const;
   /// The index of the GPU with that bus id; empty: this process does not see it.
@@ -29,6 +31,8 @@ struct gpu_site {
 
   const std::unique_ptr<gpu_runtime> runtime;
   opened_allocations opened;
+  opened_events events;
+  gate_words gates;
 };
 
 }  // namespace troupe::transport::xgmi

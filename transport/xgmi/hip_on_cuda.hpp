@@ -77,6 +77,13 @@ inline constexpr const char* gpu_kind = "cuda";
 #define hipEventRecord cudaEventRecord
 #define hipEventQuery cudaEventQuery
 #define hipEventDestroy cudaEventDestroy
+#define hipIpcEventHandle_t cudaIpcEventHandle_t
+#define hipIpcOpenEventHandle cudaIpcOpenEventHandle
+#define hipStreamCaptureStatus cudaStreamCaptureStatus
+#define hipStreamCaptureStatusNone cudaStreamCaptureStatusNone
+#define hipStreamIsCapturing cudaStreamIsCapturing
+#define hipFuncAttributes cudaFuncAttributes
+#define hipFuncGetAttributes cudaFuncGetAttributes
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
 #else

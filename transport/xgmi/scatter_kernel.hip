@@ -403,7 +403,8 @@ int launch_rings(cudaStream_t stream, const copy_launch& what, const inline_tabl
 template <class Cut>
 bool prepare_rings() {
   cudaFuncAttributes found{};
-  if (cudaFuncGetAttributes(&found, copy_in_bulk<Cut, far_table>) != cudaSuccess ||
+  if (cudaFuncGetAttributes(&found, copy_in_bulk<Cut, inline_table>) != cudaSuccess ||
+      cudaFuncGetAttributes(&found, copy_in_bulk<Cut, far_table>) != cudaSuccess ||
       found.binaryVersion < 90) {
     return false;
   }
@@ -433,6 +434,23 @@ bool prepare_bulk() {
 #endif  // TROUPE_GPU_CUDA
 
 }  // namespace
+
+bool load_copies() {
+  const void* const kernels[] = {
+      reinterpret_cast<const void*>(copy_by_threads<inline_table>),
+      reinterpret_cast<const void*>(copy_by_threads<far_table>),
+      reinterpret_cast<const void*>(copy_unlike_by_threads<inline_table>),
+      reinterpret_cast<const void*>(copy_unlike_by_threads<far_table>),
+      reinterpret_cast<const void*>(copy_rows_by_threads),
+  };
+  bool loaded = true;
+  for (const void* kernel : kernels) {
+    hipFuncAttributes found{};
+    loaded = hipFuncGetAttributes(&found, kernel) == hipSuccess && loaded;
+  }
+  static_cast<void>(hipGetLastError());
+  return loaded;
+}
 
 bool prepare_bulk_copies() {
 #if defined(TROUPE_GPU_CUDA)

@@ -111,27 +111,69 @@ class gpu_double::stream {
   std::thread thread_;
 };
 
+namespace {
+
+/// What the events of several processes have in common: a page that all of them map.
+struct shared_counts {
+  std::atomic<std::uint64_t> recorded{0}, happened{0};
+};
+
+std::shared_ptr<shared_counts> map_counts(int fd) {
+  void* at = ::mmap(nullptr, sizeof(shared_counts), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return nullptr;
+  return {static_cast<shared_counts*>(at),
+          [](shared_counts* counts) { ::munmap(counts, sizeof *counts); }};
+}
+
+}  // namespace
+
 class gpu_double::event {
  public:
-  using flag = std::shared_ptr<std::atomic<bool>>;
-  /// What comes to pass with its last record. Streams hold it, and may come to it after the event was
-  /// recorded again or released.
-  [[nodiscard]] flag now() const {
-    const std::lock_guard lock{mutex_};
-    return happened_;
+  event() = default;
+  event(std::shared_ptr<shared_counts> counts, int fd) : counts_{std::move(counts)}, fd_{fd} {}
+  event(const event&) = delete;
+  event& operator=(const event&) = delete;
+  ~event() {
+    if (fd_ >= 0) ::close(fd_);
   }
-  /// Whoever waited before the first record, as no driver's stream would, waits for that one.
-  [[nodiscard]] flag record() {
+  [[nodiscard]] int fd() const { return fd_; }
+  /// Of another process.
+  [[nodiscard]] bool opened() const { return counts_ != nullptr && fd_ < 0; }
+  /// Streams that have been told to wait for it and have not come there.
+  [[nodiscard]] std::shared_ptr<std::atomic<int>> awaited() const { return awaited_; }
+
+  /// Whether its last record has come to pass. Streams ask, and may do so after the event was
+  /// recorded again or released.
+  [[nodiscard]] std::function<bool()> now() const {
+    if (counts_) {
+      return [counts = counts_, wanted = counts_->recorded.load()] {
+        return counts->happened.load(std::memory_order_acquire) >= wanted;
+      };
+    }
+    const std::lock_guard lock{mutex_};
+    return [flag = happened_] { return flag->load(std::memory_order_acquire); };
+  }
+  /// What the stream does when it comes to the record. Whoever waited before the first record of an
+  /// event of ours, as no driver's stream would, waits for that one.
+  [[nodiscard]] std::function<void()> record() {
+    if (counts_) {
+      return [counts = counts_, mine = ++counts_->recorded] {
+        counts->happened.store(mine, std::memory_order_release);
+      };
+    }
     const std::lock_guard lock{mutex_};
     if (recorded_) happened_ = std::make_shared<std::atomic<bool>>(false);
     recorded_ = true;
-    return happened_;
+    return [flag = happened_] { flag->store(true, std::memory_order_release); };
   }
 
  private:
   mutable std::mutex mutex_;
-  flag happened_{std::make_shared<std::atomic<bool>>(false)};
+  std::shared_ptr<std::atomic<bool>> happened_{std::make_shared<std::atomic<bool>>(false)};
   bool recorded_{false};
+  const std::shared_ptr<shared_counts> counts_;  ///< of one that processes share
+  const int fd_{-1};
+  const std::shared_ptr<std::atomic<int>> awaited_{std::make_shared<std::atomic<int>>(0)};
 };
 
 gpu_double::gpu_double(std::vector<std::string> bus_ids) {
@@ -296,6 +338,7 @@ result<gpu_stream> gpu_double::make_stream(std::uint32_t device) {
   const std::lock_guard lock{mutex_};
   auto* const handle = made.get();
   streams_.emplace(handle, std::move(made));
+  device_of_[handle] = device;
   return gpu_stream{device, handle};
 }
 void gpu_double::release_stream(gpu_stream stream_handle) noexcept {
@@ -305,12 +348,45 @@ void gpu_double::release_stream(gpu_stream stream_handle) noexcept {
   if (at == streams_.end()) return;
   ended = std::move(at->second);
   streams_.erase(at);
+  device_of_.erase(stream_handle.handle);
 }
 result<gpu_event> gpu_double::make_event(std::uint32_t device) {
   return gpu_event{device, new event};
 }
+gpu_event gpu_double::make_shared_event(std::uint32_t device) {
+  const int fd = ::memfd_create("gpu_double event", MFD_CLOEXEC);
+  static_cast<void>(::ftruncate(fd, sizeof(shared_counts)));
+  return {device, new event{map_counts(fd), fd}};
+}
+event_handle gpu_double::export_event(gpu_event event_handle_) const {
+  const handle_of_double made{::getpid(), static_cast<event*>(event_handle_.handle)->fd(), 0, 0};
+  event_handle bytes{};
+  std::memcpy(bytes.data(), &made, sizeof made);
+  return bytes;
+}
+result<gpu_event> gpu_double::open_event(std::uint32_t device, const event_handle& handle) {
+  if (device >= devices_.size()) return fail(errc::no_device, "no such GPU");
+  handle_of_double wanted;
+  std::memcpy(&wanted, handle.data(), sizeof wanted);
+  const auto path = "/proc/" + std::to_string(wanted.pid) + "/fd/" + std::to_string(wanted.fd);
+  const int fd = wanted.pid == ::getpid() ? -1 : ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  auto counts = fd < 0 ? nullptr : map_counts(fd);
+  if (fd >= 0) ::close(fd);
+  if (counts == nullptr) {
+    return fail(errc::invalid_config,
+                "the double knows no such event" + std::string{foreign_event});
+  }
+  ++events_open_now_;
+  ++events_opened_ever_;
+  return gpu_event{device, new event{std::move(counts), -1}};
+}
 void gpu_double::release_event(gpu_event event_handle) noexcept {
-  delete static_cast<event*>(event_handle.handle);
+  const auto* const one = static_cast<event*>(event_handle.handle);
+  if (one->opened()) {
+    --events_open_now_;
+    if (*one->awaited() != 0) ++events_closed_early_;
+  }
+  delete one;
 }
 
 void gpu_double::give(gpu_stream on, std::function<void()> work) {
@@ -366,22 +442,54 @@ result<void> gpu_double::launch(gpu_stream on, const copy_launch& what) {
 
 result<void> gpu_double::record(gpu_event event_handle, gpu_stream on) {
   if (lost_) return gone();
-  const auto happens = static_cast<event*>(event_handle.handle)->record();
-  give(on, [happens] { happens->store(true, std::memory_order_release); });
+  give(on, static_cast<event*>(event_handle.handle)->record());
   return {};
 }
 
 result<bool> gpu_double::happened(gpu_event event_handle) {
   if (lost_) return gone();
-  return static_cast<event*>(event_handle.handle)->now()->load(std::memory_order_acquire);
+  return static_cast<event*>(event_handle.handle)->now()();
 }
 
 result<void> gpu_double::wait_for(gpu_stream on, void* event_handle) {
   if (lost_) return gone();
-  give(on, [this, happens = static_cast<event*>(event_handle)->now()] {
-    while (!happens->load(std::memory_order_acquire) && !lost_) {
+  const auto* const what = static_cast<event*>(event_handle);
+  ++*what->awaited();
+  give(on, [this, happened = what->now(), awaited = what->awaited()] {
+    while (!happened() && !lost_) std::this_thread::sleep_for(std::chrono::microseconds{50});
+    --*awaited;
+  });
+  return {};
+}
+
+result<std::vector<gpu_word>> gpu_double::make_words(std::uint32_t device) {
+  constexpr std::size_t count = 8;
+  if (!waits_) return fail(gpu_error(gpu_fault::not_permitted, "", "wait", "not supported"));
+  const std::lock_guard lock{mutex_};
+  words_.push_back(std::make_unique<std::uint32_t[]>(count));
+  std::vector<gpu_word> made;
+  for (std::size_t i = 0; i < count; ++i) made.push_back({device, words_.back().get() + i, 0});
+  return made;
+}
+
+result<void> gpu_double::wait_at(gpu_stream on, const gpu_word& word, std::uint32_t value) {
+  if (lost_) return gone();
+  {
+    const std::lock_guard lock{mutex_};
+    const auto known = device_of_.find(on.handle);
+    if (known == device_of_.end() || known->second != word.device) {
+      return fail(errc::invalid_config,
+                  "the stream is none of GPU " + devices_[word.device].bus_id);
+    }
+  }
+  give(on, [this, at = word.host, value] {
+    const std::atomic_ref word_now{*at};
+    if (word_now.load(std::memory_order_acquire) >= value) return;
+    ++standing_;
+    while (word_now.load(std::memory_order_acquire) < value && !lost_) {
       std::this_thread::sleep_for(std::chrono::microseconds{50});
     }
+    --standing_;
   });
   return {};
 }

@@ -43,6 +43,18 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] std::uint64_t opened_ever() const { return opened_ever_; }
   /// How much was exported for NICs. What they are given is no dma-buf, and kernels say so.
   [[nodiscard]] std::uint64_t exported() const { return exported_; }
+  /// An event that other processes can open, as workers of an engine make it, and what names it
+  /// there.
+  [[nodiscard]] gpu_event make_shared_event(std::uint32_t device);
+  [[nodiscard]] event_handle export_event(gpu_event event) const;
+  [[nodiscard]] std::uint64_t events_open_now() const { return events_open_now_; }
+  [[nodiscard]] std::uint64_t events_opened_ever() const { return events_opened_ever_; }
+  /// Events of other processes that were closed while a stream still had to come to them.
+  [[nodiscard]] std::uint64_t events_closed_early() const { return events_closed_early_; }
+  /// Streams that stand at a word now, and will do nothing until it has risen.
+  [[nodiscard]] std::uint64_t standing() const { return standing_; }
+  /// Its GPUs can make no stream wait at a word.
+  void never_waits() { waits_ = false; }
   /// Pairs that do not reach each other.
   void cut(std::uint32_t device, std::uint32_t peer);
 
@@ -69,6 +81,8 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] result<gpu_stream> make_stream(std::uint32_t device) override;
   void release_stream(gpu_stream stream) noexcept override;
   [[nodiscard]] result<gpu_event> make_event(std::uint32_t device) override;
+  [[nodiscard]] result<gpu_event> open_event(std::uint32_t device,
+                                             const event_handle& handle) override;
   void release_event(gpu_event event) noexcept override;
   [[nodiscard]] result<void> copy(gpu_stream on, std::uint64_t to, std::uint64_t from,
                                   std::uint64_t bytes) override;
@@ -76,6 +90,9 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] result<void> record(gpu_event event, gpu_stream on) override;
   [[nodiscard]] result<bool> happened(gpu_event event) override;
   [[nodiscard]] result<void> wait_for(gpu_stream on, void* event) override;
+  [[nodiscard]] result<std::vector<gpu_word>> make_words(std::uint32_t device) override;
+  [[nodiscard]] result<void> wait_at(gpu_stream on, const gpu_word& word,
+                                     std::uint32_t value) override;
   [[nodiscard]] result<void> ring_after(gpu_stream on, std::shared_ptr<bell> what) override;
 
  private:
@@ -91,15 +108,20 @@ class gpu_double : public gpu_runtime {
   std::vector<gpu_device> devices_;
   mutable std::mutex mutex_;
   std::map<const std::byte*, known_memory> memory_;
+  std::vector<std::unique_ptr<std::uint32_t[]>> words_;  ///< outlive the streams
   std::map<void*, std::shared_ptr<stream>> streams_;
+  std::map<void*, std::uint32_t> device_of_;  ///< of streams
   std::map<std::pair<std::uint32_t, std::uint32_t>, bool> cut_;
   std::uint64_t last_id_{0};
   std::atomic<bool> lost_{false};
   std::atomic<bool> still_{false};
+  std::atomic<bool> waits_{true};
   std::array<std::atomic<std::uint64_t>, 4> launched_{};
   std::atomic<std::size_t> may_pin_{SIZE_MAX};
   std::atomic<std::uint64_t> pinned_now_{0}, launches_{0};
   std::atomic<std::uint64_t> engine_copies_{0}, open_now_{0}, opened_ever_{0}, exported_{0};
+  std::atomic<std::uint64_t> events_open_now_{0}, events_opened_ever_{0}, events_closed_early_{0};
+  std::atomic<std::uint64_t> standing_{0};
 };
 
 /// One for the process, as the real ones are.

@@ -29,9 +29,10 @@ class slow_kernels {
   /// An event behind what was launched.
   [[nodiscard]] gpu_event mark() {
     auto event = gpus_.make_event(0).value();
-    static_cast<void>(gpus_.record(event, stream_));
+    record(event);
     return event;
   }
+  void record(gpu_event event) { static_cast<void>(gpus_.record(event, stream_)); }
   void finish(std::size_t kernel) { static_cast<void>(gpus_.record(gates_.at(kernel), other_)); }
 
  private:
