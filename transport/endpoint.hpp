@@ -104,7 +104,9 @@ class endpoint {
   [[nodiscard]] virtual result<region_id> register_memory(std::span<std::byte> bytes,
                                                           std::string name,
                                                           const exported_memory& as) = 0;
-  /// `unknown_region`; `overloaded` while a grant or a batch still uses it (fence first).
+  /// `unknown_region`; `overloaded` while a grant or a batch still uses it (fence first). Waits for no
+  /// peer: what `allocate_on_gpu` made is freed when each peer that had it open over `xgmi` has closed
+  /// it or its link has ended, and who frees memory of a GPU of its own first ends those links.
   [[nodiscard]] virtual result<void> deregister(region_id region) = 0;
   [[nodiscard]] virtual result<std::span<std::byte>> bytes(region_id region) const = 0;
 

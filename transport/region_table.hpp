@@ -60,6 +60,8 @@ class region {
   [[nodiscard]] int fd() const noexcept { return what_.fd; }
   /// -1 for memory that was not exported as a dma-buf.
   [[nodiscard]] int dmabuf() const noexcept { return what_.dmabuf; }
+  /// For who lends the memory to others longer than the region lasts. Empty for memory of the engine.
+  [[nodiscard]] const std::shared_ptr<void>& owner() const noexcept { return what_.owner; }
   /// Of the first byte in the dma-buf.
   [[nodiscard]] std::uint64_t dmabuf_offset() const noexcept { return what_.dmabuf_offset; }
 

@@ -70,6 +70,11 @@ result<void> mapped_link::share(const message& what, std::span<const int> fds) {
   return sent;
 }
 
+result<void> mapped_link::on_closed(region_id region) {
+  return fail(errc::unauthorized, peer_name() + " has closed region " +
+                                      std::to_string(region.value) + ", which it had not open");
+}
+
 void mapped_link::send_gone_regions() {
   while (!gone_regions_.empty()) {
     const region_gone_message said{gone_regions_.back().value};

@@ -89,6 +89,8 @@ class mapped_link : public link,
   [[nodiscard]] virtual result<void> on_shared(received in) = 0;
   /// The peer deregistered a region; under the control lock.
   virtual void on_gone(region_id region) = 0;
+  /// The peer has closed a region that we deregistered; under the control lock.
+  [[nodiscard]] virtual result<void> on_closed(region_id region);
   /// Moves bytes of batches, or looks how far they are. Called while `in_work_` is not 0. True:
   /// something was done.
   virtual bool advance() = 0;

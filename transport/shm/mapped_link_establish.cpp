@@ -292,6 +292,9 @@ result<void> mapped_link::on_message(received in) {
     on_gone(region_id{gone->region});
     return {};
   }
+  if (const auto* closed = std::get_if<gpu_region_closed_message>(&in.body)) {
+    return on_closed(region_id{closed->region});
+  }
   const std::lock_guard lock{mutex_};
   if (state_ == link_phase::broken || state_ == link_phase::closed) return {};
   if (std::holds_alternative<welcome_message>(in.body)) return on_welcome(in);

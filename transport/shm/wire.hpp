@@ -27,6 +27,8 @@
 /// | region_shared | both     | the region's memfd          | before the first grant of a region  |
 /// | gpu_region_sh | both     | none                        | the same, of a GPU's memory (xgmi)  |
 /// | region_gone   | both     | none                        | the region is gone: unmap it        |
+/// | gpu_region_cl | both     | none                        | answers that of a GPU's memory: it  |
+/// |               |          |                             | is not open here any more (xgmi)    |
 /// | bye           | both     | none                        | the link ends, up or still joining  |
 ///
 /// The doorbells of a welcome are the dialer's, then the acceptor's.
@@ -36,7 +38,7 @@
 namespace troupe::transport::shm {
 
 using token = std::array<std::byte, 16>;
-inline constexpr std::uint16_t wire_version = 1;
+inline constexpr std::uint16_t wire_version = 2;
 inline constexpr std::uint32_t wire_magic = 0x54525031;
 
 /// The payload of a `link_offer` of this backend.
@@ -104,12 +106,18 @@ struct region_gone_message {
   std::uint32_t region{0};
 };
 
+/// Once for each region_gone of memory of a GPU that was shared.
+struct gpu_region_closed_message {
+  std::uint32_t region{0};
+};
+
 struct bye_message {
   std::uint32_t unused{0};
 };
 
 using message = std::variant<hello_message, welcome_message, ready_message, region_shared_message,
-                             region_gone_message, bye_message, gpu_region_shared_message>;
+                             region_gone_message, bye_message, gpu_region_shared_message,
+                             gpu_region_closed_message>;
 
 struct received {
   message body;

@@ -4,6 +4,22 @@
 
 namespace troupe::transport::xgmi {
 
+peer_gpu_regions::record peer_gpu_regions::record_of(const shm::gpu_region_shared_message& said) {
+  auto unused = std::make_shared<std::atomic<bool>>(false);
+  // Its end is the end of the last use, on whichever thread.
+  std::shared_ptr<const void> use{
+      unused.get(), [unused](const void*) { unused->store(true, std::memory_order_release); }};
+  return {said, {}, std::move(use), std::move(unused)};
+}
+
+parted_region peer_gpu_regions::closed_of(region_id id, record& from) {
+  parted_region made{id, {}};
+  for (auto& [device, reached] : from.by_device) {
+    if (reached.open) made.open.push_back(std::move(reached.open));
+  }
+  return made;
+}
+
 result<void> peer_gpu_regions::add(const shm::gpu_region_shared_message& shared) {
   const auto said = "region " + std::to_string(shared.region) + " of the xgmi peer: ";
   if (shared.size == 0 || shared.offset > shared.allocation_size ||
@@ -17,29 +33,50 @@ result<void> peer_gpu_regions::add(const shm::gpu_region_shared_message& shared)
     return fail(errc::unauthorized, said + "its bus id has no end");
   }
   const std::lock_guard lock{mutex_};
-  if (regions_.size() >= max_regions) {
+  if (regions_.size() >= max_regions || parting_.size() >= max_regions) {
     return fail(errc::overloaded,
                 said + "more than " + std::to_string(max_regions) + " are shared");
   }
-  if (!regions_.emplace(region_id{shared.region}, record{shared, {}}).second) {
+  if (!regions_.emplace(region_id{shared.region}, record_of(shared)).second) {
     return fail(errc::unauthorized, said + "it was shared before");
   }
   return {};
 }
 
-void peer_gpu_regions::remove(region_id region) {
-  record closed;  // goes after the lock is gone
+void peer_gpu_regions::part_with(region_id region) {
+  std::shared_ptr<const void> ended;
   const std::lock_guard lock{mutex_};
   const auto at = regions_.find(region);
   if (at == regions_.end()) return;
-  closed = std::move(at->second);
+  ended = std::move(at->second.use);
+  parting_.emplace_back(region, std::move(at->second));
   regions_.erase(at);
 }
 
-void peer_gpu_regions::clear() {
-  decltype(regions_) closed;
+bool peer_gpu_regions::any_parting() const {
   const std::lock_guard lock{mutex_};
-  closed.swap(regions_);
+  return !parting_.empty();
+}
+
+std::vector<parted_region> peer_gpu_regions::take_parted() {
+  std::vector<parted_region> parted;
+  const std::lock_guard lock{mutex_};
+  std::erase_if(parting_, [&](auto& one) {
+    if (!one.second.unused->load(std::memory_order_acquire)) return false;
+    parted.push_back(closed_of(one.first, one.second));
+    return true;
+  });
+  return parted;
+}
+
+std::vector<parted_region> peer_gpu_regions::take_all() {
+  std::vector<parted_region> all;
+  const std::lock_guard lock{mutex_};
+  for (auto& [id, one] : regions_) all.push_back(closed_of(id, one));
+  for (auto& [id, one] : parting_) all.push_back(closed_of(id, one));
+  regions_.clear();
+  parting_.clear();
+  return all;
 }
 
 bool peer_gpu_regions::knows(region_id region) const {
@@ -55,11 +92,15 @@ result<reachable_region> peer_gpu_regions::reach(region_id region, std::uint32_t
                                          " of the peer is not, or no longer, shared with us");
   }
   auto& known = at->second.by_device;
-  if (const auto found = known.find(device); found != known.end()) return found->second;
-  auto made = open(at->second.said, device);
-  if (!made) return made;
-  known.emplace(device, *made);
-  return made;
+  auto found = known.find(device);
+  if (found == known.end()) {
+    auto made = open(at->second.said, device);
+    if (!made) return made;
+    found = known.emplace(device, std::move(*made)).first;
+  }
+  auto reached = found->second;
+  reached.use = at->second.use;
+  return reached;
 }
 
 result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_message& said,
@@ -79,7 +120,7 @@ result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_mes
   }
   if (same_process_) {
     if (auto ok = site_->runtime->enable(device, *theirs); !ok) return fail(std::move(ok).error());
-    return reachable_region{reinterpret_cast<std::byte*>(said.address), said.size, nullptr};
+    return reachable_region{reinterpret_cast<std::byte*>(said.address), said.size, nullptr, {}};
   }
   if (said.exported != 1) {
     return fail(errc::backend_unavailable,
@@ -92,7 +133,7 @@ result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_mes
       said.allocation_size);
   if (!open) return fail(std::move(open).error());
   auto* const base = (*open)->base() + said.offset;
-  return reachable_region{base, said.size, std::move(*open)};
+  return reachable_region{base, said.size, std::move(*open), {}};
 }
 
 }  // namespace troupe::transport::xgmi

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -7,6 +8,8 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -20,6 +23,13 @@ struct reachable_region {
   std::byte* base{nullptr};
   std::uint64_t size{0};
   std::shared_ptr<const opened_allocation> open;  ///< null: memory of this very process
+  std::shared_ptr<const void> use;                ///< the region is not closed before its end
+};
+
+/// A region that its owner has deregistered and that nobody here uses any more.
+struct parted_region {
+  region_id id;
+  std::vector<std::shared_ptr<const opened_allocation>> open;
 };
 
 /// The regions of one link's peer in GPU memory, opened when a copy first needs them. Thread-safe.
@@ -32,8 +42,14 @@ class peer_gpu_regions {
 
   /// `unauthorized` (not within its allocation, shared before), `overloaded`.
   [[nodiscard]] result<void> add(const shm::gpu_region_shared_message& shared);
-  void remove(region_id region);
-  void clear();
+  /// Its owner has deregistered it: no other use of it begins.
+  void part_with(region_id region);
+  /// Some were parted with and are still here.
+  [[nodiscard]] bool any_parting() const;
+  /// Those of them whose last use has ended, each once; to be closed by the caller.
+  [[nodiscard]] std::vector<parted_region> take_parted();
+  /// Everything that is open; to be closed by the caller.
+  [[nodiscard]] std::vector<parted_region> take_all();
   [[nodiscard]] bool knows(region_id region) const;
   /// The region for copies by our GPU `device`. `grant_revoked` (it is not, or no longer, shared),
   /// `backend_unavailable` (the GPUs do not reach each other, or this process does not see the
@@ -44,7 +60,11 @@ class peer_gpu_regions {
   struct record {
     shm::gpu_region_shared_message said;
     std::map<std::uint32_t, reachable_region> by_device;
+    std::shared_ptr<const void> use;  ///< the record's own, until it is parted with
+    std::shared_ptr<const std::atomic<bool>> unused;
   };
+  [[nodiscard]] static record record_of(const shm::gpu_region_shared_message& said);
+  [[nodiscard]] static parted_region closed_of(region_id id, record& from);
   [[nodiscard]] result<reachable_region> open(const shm::gpu_region_shared_message& said,
                                               std::uint32_t device) const;
 
@@ -53,6 +73,7 @@ class peer_gpu_regions {
   std::uint32_t pid_;
   mutable std::mutex mutex_;
   std::unordered_map<region_id, record> regions_;
+  std::vector<std::pair<region_id, record>> parting_;
 };
 
 }  // namespace troupe::transport::xgmi

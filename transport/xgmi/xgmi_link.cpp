@@ -80,6 +80,11 @@ xgmi_link::xgmi_link(const backend_context& context, std::shared_ptr<shm::shm_li
 /// A node that ends without a fence frees memory into which the peer's GPU may still copy. Within a
 /// process the driver waits for that; another process is waited for here, not for ever.
 xgmi_link::~xgmi_link() {
+  wait_for_copies();
+  give_back_lent();
+}
+
+void xgmi_link::wait_for_copies() {
   if (!slots_ || peer_process_.pid() == static_cast<std::uint32_t>(::getpid())) return;
   const auto last = std::chrono::steady_clock::now() + longest_goodbye;
   while (slots_->any_draining() && peer_process_.alive() &&
@@ -120,58 +125,6 @@ result<remote_grant> xgmi_link::grant(region_id region, std::vector<extent> exte
   return given;
 }
 
-/// Under the lock. Sees to it that the peer can reach the region: what it needs is in its socket
-/// before the grant can be anywhere.
-result<void> xgmi_link::share_region(const region& memory, const gpu_allocation& place) {
-  if (shared_regions_.contains(memory.id())) return {};
-  shm::gpu_region_shared_message said;
-  said.region = memory.id().value;
-  said.size = memory.size();
-  said.allocation = place.id;
-  said.allocation_size = place.size;
-  said.offset = static_cast<std::uint64_t>(memory.data() - place.base);
-  said.address = reinterpret_cast<std::uintptr_t>(memory.data());
-  const auto& gpu = gpus_->site->runtime->devices()[place.device].bus_id;
-  std::copy_n(gpu.begin(), std::min(gpu.size(), said.gpu.size() - 1), said.gpu.begin());
-  // Within a process the address is enough, and drivers refuse to open what it exported itself.
-  if (peer_process_.pid() != static_cast<std::uint32_t>(::getpid())) {
-    auto handle = gpus_->site->runtime->export_memory(place);
-    if (!handle) {
-      return fail(handle.error().code, "region " + std::to_string(memory.id().value) + " '" +
-                                           memory.name() + "': " + handle.error().message);
-    }
-    said.handle = *handle;
-    said.exported = 1;
-  }
-  if (auto ok = share(said); !ok) return ok;
-  shared_regions_.insert(memory.id());
-  return {};
-}
-
-// -- what the peer shares
-
-result<void> xgmi_link::on_shared(shm::received in) {
-  if (std::holds_alternative<shm::region_shared_message>(in.body)) {
-    return shm_link::on_shared(std::move(in));
-  }
-  const auto* shared = std::get_if<shm::gpu_region_shared_message>(&in.body);
-  if (shared == nullptr || !peer_regions_) {
-    return fail(errc::unauthorized, "the xgmi peer shared memory that is none of a GPU");
-  }
-  return peer_regions_->add(*shared);
-}
-
-void xgmi_link::on_gone(region_id region) {
-  shm_link::on_gone(region);
-  if (peer_regions_) peer_regions_->remove(region);
-}
-
-void xgmi_link::forget_peer_memory() {
-  shm_link::forget_peer_memory();
-  if (peer_regions_) peer_regions_->clear();
-  bell_.reset();
-}
-
 // -- sleeping
 
 /// For a transfer that takes longer than polling is worth: the driver rings at its end.
@@ -191,6 +144,7 @@ bool xgmi_link::may_sleep_in_work() {
 
 void xgmi_link::on_doorbell() {
   armed_.store(false, std::memory_order_release);
+  if (closed_->size() != 0) attention_.store(true, std::memory_order_release);
 }
 
 /// A GPU that was lost rings nothing: somebody must look now and then.

@@ -12,7 +12,9 @@
 
 #include "troupe/transport/shm/shm_link.hpp"
 #include "troupe/transport/xgmi/batch_launch.hpp"
+#include "troupe/transport/xgmi/closed_regions.hpp"
 #include "troupe/transport/xgmi/gpu_site.hpp"
+#include "troupe/transport/xgmi/late_calls.hpp"
 #include "troupe/transport/xgmi/options.hpp"
 #include "troupe/transport/xgmi/peer_gpu_regions.hpp"
 
@@ -26,6 +28,7 @@ struct gpu_side {
   const xgmi_options options;
   const std::shared_ptr<gpu_site> site;
   copy_lanes lanes;
+  late_calls late;
 
   /// Where a region of ours lies: asked of the driver once. `backend_unavailable`: in no memory of a
   /// GPU, or not in one allocation.
@@ -77,6 +80,10 @@ struct xgmi_job final : shm::mapped_job {
 /// | flying  | reached, and fenced or closed   | failed (aborted)  |
 /// | flying  | the GPU is lost                 | failed, link down |
 ///
+/// Memory that the peer was told of is freed, once it is deregistered, only when the peer has said
+/// that it is not open there any more, or this end has let go of the peer: drivers let nobody free
+/// what another process has open.
+///
 /// Memory of the host (keyed values) moves over the same link as over `shm`.
 class xgmi_link final : public shm::shm_link {
  public:
@@ -95,6 +102,9 @@ class xgmi_link final : public shm::shm_link {
   void on_control() override;
   [[nodiscard]] result<void> on_shared(shm::received in) override;
   void on_gone(region_id region) override;
+  [[nodiscard]] result<void> on_closed(region_id region) override;
+  bool prepare_memory() override;
+  [[nodiscard]] bool memory_to_prepare() const override;
   bool advance() override;
   bool may_sleep_in_work() override;
   void on_doorbell() override;
@@ -104,7 +114,12 @@ class xgmi_link final : public shm::shm_link {
   [[nodiscard]] bool socket_end_is_death() const override { return false; }
 
  private:
+  // -- memory lent and borrowed (xgmi_link_regions.cpp)
   [[nodiscard]] result<void> share_region(const region& memory, const gpu_allocation& place);
+  void close_late(parted_region gone);
+  void say_closed();
+  void give_back_lent();
+  void wait_for_copies();
 
   // -- copying (xgmi_link_post.cpp)
   [[nodiscard]] result<std::shared_ptr<xgmi_job>> prepare(batch work);
@@ -120,6 +135,10 @@ class xgmi_link final : public shm::shm_link {
 
   const std::shared_ptr<gpu_side> gpus_;
   std::optional<peer_gpu_regions> peer_regions_;
+  /// What keeps the memory of each region that the peer may have open, also once it is deregistered.
+  /// Null: memory of the engine.
+  std::unordered_map<region_id, std::shared_ptr<void>> lent_;
+  const std::shared_ptr<closed_regions> closed_{std::make_shared<closed_regions>()};
   std::shared_ptr<bell> bell_;
   std::atomic<bool> armed_{false};  ///< the bell rings when what flies has ended
   std::atomic<bool> watched_{false};

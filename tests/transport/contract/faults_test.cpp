@@ -1,4 +1,6 @@
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 
 #include <fcntl.h>
 #include <signal.h>
@@ -47,6 +49,17 @@ class process {
   void signal(int number) const {
     if (pid_ > 0) ::kill(pid_, number);
   }
+  /// Answers whether it has what lies at our address `at` mapped: a file, as the memory of doubles is.
+  [[nodiscard]] std::function<bool()> maps(const void* at) const {
+    const auto there = "/proc/" + std::to_string(pid_) + "/maps";
+    return [there, file = file_at(at)] {
+      std::ifstream maps{there};
+      for (std::string line; std::getline(maps, line);) {
+        if (!file.empty() && line.find(file) != std::string::npos) return true;
+      }
+      return false;
+    };
+  }
   void reap() {
     if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
     pid_ = -1;
@@ -69,6 +82,20 @@ class process {
   }
 
  private:
+  /// Device and number of the file that we have mapped there, as the kernel prints them.
+  [[nodiscard]] static std::string file_at(const void* at) {
+    std::ostringstream begin;
+    begin << std::hex << reinterpret_cast<std::uintptr_t>(at) << '-';
+    std::ifstream maps{"/proc/self/maps"};
+    for (std::string line; std::getline(maps, line);) {
+      if (!line.starts_with(begin.str())) continue;
+      std::istringstream in{line};
+      std::string range, rights, offset, device, number;
+      in >> range >> rights >> offset >> device >> number;
+      return device + ' ' + number + ' ';
+    }
+    return {};
+  }
   pid_t pid_{-1};
   int in_{-1};
   int out_{-1};
@@ -269,6 +296,31 @@ TEST_P(backend_faults, a_stopped_peer_is_shut_out_without_its_help) {
   EXPECT_EQ(said.substr(0, 8), "refused ") << said;
   std::this_thread::sleep_for(50ms);
   EXPECT_TRUE(j.untouched(std::byte{0x5c}));
+}
+
+TEST_P(backend_faults, memory_of_a_gpu_is_freed_only_when_no_peer_has_it_open) {
+  if (GetParam().kind != backend_kind::xgmi) GTEST_SKIP() << "nobody else opens it";
+  enum class outcome : std::uint8_t { answers, dies, link_closes };
+  for (const auto how : {outcome::answers, outcome::dies, outcome::link_closes}) {
+    joined j{GetParam(), "write"};
+    ASSERT_TRUE(joined::until([&] { return j.peer_wrote(); })) << "it has it open";
+    j.fence_and_wait(t1);
+    const auto is_there = [&] { return j.gpus->runtime->find(j.memory.data()).has_value(); };
+    const auto open_there = j.peer.maps(j.memory.data());
+    EXPECT_TRUE(open_there() || xgmi::on_real_gpus());
+    j.peer.stop();
+    EXPECT_TRUE(j.place->deregister(j.region)) << "it waits for nobody";
+    std::this_thread::sleep_for(20ms);
+    EXPECT_TRUE(is_there());
+    if (how == outcome::answers) j.peer.signal(SIGCONT);
+    if (how == outcome::dies) j.peer.signal(SIGKILL);
+    if (how == outcome::link_closes) j.wire->close();
+    EXPECT_TRUE(joined::until([&] { return !is_there(); }));
+    if (how == outcome::answers) {
+      EXPECT_FALSE(open_there());
+      EXPECT_FALSE(j.sink->is_broken());
+    }
+  }
 }
 
 TEST_P(backend_faults, a_stopped_peer_does_not_hold_up_the_others) {

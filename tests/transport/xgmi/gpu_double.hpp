@@ -41,6 +41,11 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] std::uint64_t engine_copies() const { return engine_copies_; }
   [[nodiscard]] std::uint64_t open_now() const { return open_now_; }
   [[nodiscard]] std::uint64_t opened_ever() const { return opened_ever_; }
+  /// Whether memory that `allocate` made there was not released yet.
+  [[nodiscard]] bool holds(const std::byte* base) const {
+    const auto found = find(base);
+    return found && found->base == base;
+  }
   /// How much was exported for NICs. What they are given is no dma-buf, and kernels say so.
   [[nodiscard]] std::uint64_t exported() const { return exported_; }
   /// An event that other processes can open, as workers of an engine make it, and what names it

@@ -2,51 +2,15 @@
 
 #include <gmock/gmock.h>
 
-#include "two_ends.hpp"
+#include "two_nodes.hpp"
 
 // What is xgmi's own in a link, on GPUs that are none. The promises of every link are in
 // tests/transport/contract.
 namespace troupe::transport::xgmi {
 namespace {
 
-using contract::end;
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
-
-constexpr transfer_id t1{0x1111};
-constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-
-/// Two nodes with a site of their own each, that a test may break.
-struct two_nodes : contract::two_ends {
-  explicit two_nodes(std::uint32_t workers = 0, xgmi_options with = {}) : two_ends{workers} {
-    longest = 10s;
-    with.site = site;
-    make(a, incarnation{1}, with);
-    make(b, incarnation{2}, with);
-    open(a, b.self, link_role::initiator);
-    open(b, a.self, link_role::acceptor);
-    connect();
-  }
-  ~two_nodes() {
-    driver->hold(false);
-    if (a.wire) a.wire->close();
-    if (b.wire) b.wire->close();
-  }
-  static void open(end& e, incarnation peer, link_role role) {
-    e.wire = e.place->open(backend_kind::xgmi, {.role = role, .peer = peer}, e.sink).value();
-  }
-  std::shared_ptr<const remote_grant> grant(end& owner, region_id region, std::uint64_t size) {
-    return std::make_shared<const remote_grant>(
-        owner.wire->grant(region, {{0, size, 0, 1}}, access::read_write, t1).value());
-  }
-
-  gpu_double* driver{nullptr};
-  std::shared_ptr<gpu_site> site{[this] {
-    auto owned = std::make_unique<gpu_double>();
-    driver = owned.get();
-    return std::make_shared<gpu_site>(std::move(owned));
-  }()};
-};
 
 }  // namespace
 

@@ -76,11 +76,22 @@ TEST_F(regions_of_a_peer, an_allocation_is_closed_with_its_last_region_and_its_l
   ASSERT_TRUE(regions.add(region_at(2, 4096)));
   auto copied = regions.reach(region_id{1}, 0).value();
   EXPECT_TRUE(regions.reach(region_id{2}, 0));
-  regions.remove(region_id{1});
-  regions.remove(region_id{2});
-  EXPECT_EQ(driver.open, 1) << "a copy uses it";
+  regions.part_with(region_id{1});
+  regions.part_with(region_id{2});
+  auto parted = regions.take_parted();
+  ASSERT_EQ(parted.size(), 1U) << "a copy uses the other";
+  EXPECT_EQ(parted[0].id, region_id{2});
+  parted.clear();
+  EXPECT_EQ(driver.open, 1);
+  EXPECT_TRUE(regions.any_parting());
   copied = {};
+  parted = regions.take_parted();
+  ASSERT_EQ(parted.size(), 1U);
+  EXPECT_EQ(parted[0].id, region_id{1});
+  EXPECT_EQ(driver.open, 1) << "it is the caller who closes";
+  parted.clear();
   EXPECT_EQ(driver.open, 0);
+  EXPECT_FALSE(regions.any_parting());
   EXPECT_EQ(code_of(regions.reach(region_id{1}, 0)), errc::grant_revoked);
 }
 
@@ -92,10 +103,10 @@ TEST_F(regions_of_a_peer, another_link_to_the_same_process_uses_what_is_open) {
     EXPECT_TRUE(one->reach(region_id{1}, 0));
   }
   EXPECT_EQ(driver.opened, 2) << "one per process";
-  regions.clear();
+  regions.take_all().clear();
   EXPECT_EQ(driver.open, 2);
-  other.clear();
-  stranger.clear();
+  other.take_all().clear();
+  stranger.take_all().clear();
   EXPECT_EQ(driver.open, 0);
 }
 

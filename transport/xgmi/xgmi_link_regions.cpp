@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <unistd.h>
+
+#include "troupe/transport/xgmi/xgmi_link.hpp"
+
+// Memory of GPUs that the two ends lend each other: told, opened, closed, given back.
+
+namespace troupe::transport::xgmi {
+
+/// Under the lock. Sees to it that the peer can reach the region: what it needs is in its socket
+/// before the grant can be anywhere.
+result<void> xgmi_link::share_region(const region& memory, const gpu_allocation& place) {
+  if (shared_regions_.contains(memory.id())) return {};
+  if (lent_.size() >= 2 * peer_gpu_regions::max_regions) {
+    return fail(errc::overloaded, "the peer was told of " + std::to_string(lent_.size()) +
+                                      " regions and closes none that are gone");
+  }
+  shm::gpu_region_shared_message said;
+  said.region = memory.id().value;
+  said.size = memory.size();
+  said.allocation = place.id;
+  said.allocation_size = place.size;
+  said.offset = static_cast<std::uint64_t>(memory.data() - place.base);
+  said.address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const auto& gpu = gpus_->site->runtime->devices()[place.device].bus_id;
+  std::copy_n(gpu.begin(), std::min(gpu.size(), said.gpu.size() - 1), said.gpu.begin());
+  // Within a process the address is enough, and drivers refuse to open what it exported itself.
+  if (peer_process_.pid() != static_cast<std::uint32_t>(::getpid())) {
+    auto handle = gpus_->site->runtime->export_memory(place);
+    if (!handle) {
+      return fail(handle.error().code, "region " + std::to_string(memory.id().value) + " '" +
+                                           memory.name() + "': " + handle.error().message);
+    }
+    said.handle = *handle;
+    said.exported = 1;
+  }
+  if (auto ok = share(said); !ok) return ok;
+  shared_regions_.insert(memory.id());
+  lent_.emplace(memory.id(), memory.owner());
+  return {};
+}
+
+// -- what the peer shares
+
+result<void> xgmi_link::on_shared(shm::received in) {
+  if (std::holds_alternative<shm::region_shared_message>(in.body)) {
+    return shm_link::on_shared(std::move(in));
+  }
+  const auto* shared = std::get_if<shm::gpu_region_shared_message>(&in.body);
+  if (shared == nullptr || !peer_regions_) {
+    return fail(errc::unauthorized, "the xgmi peer shared memory that is none of a GPU");
+  }
+  if (closed_->size() >= peer_gpu_regions::max_regions) {
+    return fail(errc::overloaded, "the xgmi peer does not read what regions of it are closed");
+  }
+  return peer_regions_->add(*shared);
+}
+
+// -- the end of a region of the peer
+
+void xgmi_link::on_gone(region_id region) {
+  shm_link::on_gone(region);
+  if (!peer_regions_) return;
+  peer_regions_->part_with(region);
+  attention_.store(true, std::memory_order_release);
+}
+
+bool xgmi_link::prepare_memory() {
+  // Before it is up there is nothing of the peer; afterwards nobody to tell.
+  if (up_.load(std::memory_order_acquire)) {
+    for (auto& gone : peer_regions_->take_parted()) close_late(std::move(gone));
+    say_closed();
+  }
+  return shm_link::prepare_memory();
+}
+
+bool xgmi_link::memory_to_prepare() const {
+  return shm_link::memory_to_prepare() || closed_->size() != 0 ||
+         (peer_regions_ && peer_regions_->any_parting());
+}
+
+void xgmi_link::close_late(parted_region gone) {
+  if (gone.open.empty()) {
+    closed_->put(gone.id);
+    return;
+  }
+  std::shared_ptr<bell> rung;
+  {
+    const std::lock_guard lock{mutex_};
+    rung = bell_;
+  }
+  gpus_->late.give([gone = std::move(gone), closed = closed_, rung = std::move(rung)]() mutable {
+    gone.open.clear();
+    closed->put(gone.id);
+    if (rung) rung->ring();
+  });
+}
+
+/// What the socket does not take now goes with the next round.
+void xgmi_link::say_closed() {
+  const std::lock_guard lock{mutex_};
+  if (state_ != link_phase::up) return;
+  while (const auto region = closed_->front()) {
+    if (!send_message(socket_.get(), shm::gpu_region_closed_message{region->value})) return;
+    closed_->pop();
+  }
+}
+
+// -- the end of a region of ours
+
+result<void> xgmi_link::on_closed(region_id region) {
+  std::shared_ptr<void> freed;
+  {
+    const std::lock_guard lock{mutex_};
+    const auto at = lent_.find(region);
+    if (at == lent_.end() || shared_regions_.contains(region)) return shm_link::on_closed(region);
+    freed = std::move(at->second);
+    lent_.erase(at);
+  }
+  if (freed) gpus_->late.give([freed = std::move(freed)]() mutable { freed.reset(); });
+  return {};
+}
+
+/// Nobody is left who could say that it is closed.
+void xgmi_link::give_back_lent() {
+  if (lent_.empty()) return;
+  gpus_->late.give([freed = std::move(lent_)]() mutable { freed.clear(); });
+  lent_.clear();
+}
+
+void xgmi_link::forget_peer_memory() {
+  shm_link::forget_peer_memory();
+  if (peer_regions_) {
+    auto all = peer_regions_->take_all();
+    if (!all.empty()) gpus_->late.give([all = std::move(all)]() mutable { all.clear(); });
+  }
+  give_back_lent();
+  bell_.reset();
+}
+
+}  // namespace troupe::transport::xgmi
