@@ -134,6 +134,8 @@ void progress_engine::stop() {
 
 progress_engine::~progress_engine() {
   stop();
+  const std::lock_guard lock{waker_->mutex_};
+  waker_->engine_ = nullptr;
 }
 
 // -- registration
@@ -227,6 +229,11 @@ void progress_engine::cancel(timer_id id) {
 void progress_engine::wake() {
   if (woken_.exchange(true, std::memory_order_seq_cst)) return;
   signal(fds_.wake);
+}
+
+void engine_waker::wake() noexcept {
+  const std::lock_guard lock{mutex_};
+  if (engine_ != nullptr) engine_->wake();
 }
 
 // -- rounds

@@ -72,6 +72,20 @@ class adaptive_spin {
   std::atomic<std::int64_t> current_;
 };
 
+class progress_engine;
+
+/// Wakes an engine, for those who may outlive it: nothing happens once it is gone. Thread-safe.
+class engine_waker {
+ public:
+  explicit engine_waker(progress_engine& engine) noexcept : engine_{&engine} {}
+  void wake() noexcept;
+
+ private:
+  friend class progress_engine;
+  std::mutex mutex_;
+  progress_engine* engine_;
+};
+
 /// One epoll set and the thread that drives it. After work the thread polls for a time
 /// (`adaptive_spin`), then it sleeps in epoll_wait: an idle engine takes no CPU. A caller of
 /// `poll_once` drives it from its own thread; while it does (its last call is less than 1 ms ago)
@@ -109,6 +123,7 @@ class progress_engine {
 
   /// Makes a sleeping thread run a round and poll for `spin`.
   void wake();
+  [[nodiscard]] std::shared_ptr<engine_waker> waker() const noexcept { return waker_; }
   /// Says that the caller does by itself, just now, what a round would do: the thread keeps out of
   /// the way.
   void caller_polls() noexcept;
@@ -209,6 +224,7 @@ class progress_engine {
   std::uint64_t round_pollers_version_{0};
   std::uint32_t rounds_since_events_{0};
 
+  const std::shared_ptr<engine_waker> waker_{std::make_shared<engine_waker>(*this)};
   std::thread thread_;
 };
 

@@ -23,6 +23,10 @@ std::optional<troupe::error> copy_group::failure() const {
   return failure_;
 }
 
+bool staged_copy::flown() const noexcept {
+  return std::ranges::all_of(flights, [](const auto& one) { return one.ended(); });
+}
+
 staged_copies::~staged_copies() {
   const auto last = std::chrono::steady_clock::now() + longest_goodbye;
   while (under_way_.load(std::memory_order_acquire) != 0 &&
@@ -50,6 +54,7 @@ std::shared_ptr<staged_copy> staged_copies::start(staging_chunk chunk, const ord
     copies_.push_back(made);
     under_way_.fetch_add(1, std::memory_order_seq_cst);
   }
+  bell_->disarm();  // it was not for this one
   if (engine_.asleep()) engine_.wake();
   return made;
 }
@@ -73,6 +78,18 @@ result<staging_chunk> staged_copies::lend(const std::shared_ptr<chunk_quota>& qu
   return chunk;
 }
 
+bool staged_copies::may_sleep() {
+  // Who is left without a chunk waits for other links' as well: nobody tells of those.
+  if (starved_.load(std::memory_order_relaxed)) return false;
+  {
+    const std::lock_guard lock{mutex_};
+    if (std::ranges::any_of(copies_, [](const auto& copy) { return copy->flown(); })) return false;
+  }
+  if (bell_->arm() || pool_->ring_at_ends(bell_)) return true;
+  bell_->disarm();
+  return false;
+}
+
 staged_copies::news staged_copies::look() {
   news told;
   std::vector<region_use> unused;  // given up after the lock: the last use may free memory
@@ -81,9 +98,7 @@ staged_copies::news staged_copies::look() {
   const std::lock_guard lock{mutex_};
   told.ended = starved_.exchange(false, std::memory_order_relaxed);
   std::erase_if(copies_, [&](const std::shared_ptr<staged_copy>& copy) {
-    if (!std::ranges::all_of(copy->flights, [](const auto& one) { return one.ended(); })) {
-      return false;
-    }
+    if (!copy->flown()) return false;
     end(*copy, told, unused);
     ended.push_back(copy);
     return true;

@@ -37,6 +37,9 @@ class copy_group {
 
 /// One copy between a chunk and memory of GPUs.
 struct staged_copy {
+  /// The GPUs are done with it.
+  [[nodiscard]] bool flown() const noexcept;
+
   staging_chunk chunk;
   std::vector<xgmi::flight> flights;
   std::vector<region_use> memory;  ///< until the copy has ended
@@ -48,12 +51,15 @@ struct staged_copy {
   std::atomic<bool> ended{false};
 };
 
-/// The copies of one link that are under way. Nobody waits for one: who makes progress looks. What a
+/// The copies of one link that are under way. Nobody waits for one: who makes progress looks, and is
+/// woken when it sleeps. What a
 /// transfer has under way keeps its regions registered and its fence from being answered. Thread-safe.
 class staged_copies {
  public:
   staged_copies(std::shared_ptr<staging_pool> pool, progress_engine& engine)
-      : pool_{std::move(pool)}, engine_{engine} {}
+      : pool_{std::move(pool)},
+        engine_{engine},
+        bell_{std::make_shared<ends_bell>(engine.waker())} {}
   staged_copies(const staged_copies&) = delete;
   staged_copies& operator=(const staged_copies&) = delete;
   /// Waits for what is under way, for some seconds at most: its chunks are used again.
@@ -83,6 +89,11 @@ class staged_copies {
            starved_.load(std::memory_order_relaxed);
   }
 
+  /// Before a sleep, while there is something to look at: the engine is woken when what the GPUs have
+  /// under way has ended. Not by a GPU that is lost: who sleeps looks now and then. False: look again
+  /// at once.
+  [[nodiscard]] bool may_sleep();
+
   struct news {
     bool ended{false};  ///< some copy has: whoever waited for it, or for its chunk, may go on
     std::vector<std::pair<std::uint64_t, troupe::error>> failed;  ///< batches of ours
@@ -94,11 +105,28 @@ class staged_copies {
   [[nodiscard]] bool fence(transfer_id transfer);
 
  private:
+  /// Rung by the driver, perhaps late.
+  class ends_bell final : public xgmi::bell {
+   public:
+    explicit ends_bell(std::shared_ptr<engine_waker> wakes) noexcept : wakes_{std::move(wakes)} {}
+    void ring() noexcept override {
+      disarm();
+      wakes_->wake();
+    }
+    /// True: it was armed before.
+    [[nodiscard]] bool arm() noexcept { return armed_.exchange(true, std::memory_order_seq_cst); }
+    void disarm() noexcept { armed_.store(false, std::memory_order_seq_cst); }
+
+   private:
+    const std::shared_ptr<engine_waker> wakes_;
+    std::atomic<bool> armed_{false};
+  };
   void end(staged_copy& copy, news& told, std::vector<region_use>& unused);
   [[nodiscard]] bool has(transfer_id transfer) const;
 
   const std::shared_ptr<staging_pool> pool_;
   progress_engine& engine_;
+  const std::shared_ptr<ends_bell> bell_;
   std::atomic<std::uint32_t> under_way_{0};
   std::atomic<bool> starved_{false};
   std::mutex mutex_;  ///< of what follows; nothing is waited for under it

@@ -105,6 +105,10 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
                              std::uint64_t bytes, const staging_chunk& chunk);
   /// Asks the GPUs how far they are.
   void look() { lanes_->look(); }
+  /// Rings when what the GPUs have under way now has ended. False: nothing is, or it cannot ring.
+  [[nodiscard]] bool ring_at_ends(const std::shared_ptr<xgmi::bell>& what) {
+    return lanes_->ring_at_ends(what);
+  }
 
  private:
   friend class staging_chunk;

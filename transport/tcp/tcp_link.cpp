@@ -16,6 +16,8 @@ namespace troupe::transport::tcp {
 namespace {
 
 constexpr std::size_t receive_budget = std::size_t{4} << 20;  // per lane and turn
+/// How long a copy may have ended unheard when its GPU is lost.
+constexpr std::chrono::milliseconds between_guards{200};
 constexpr std::size_t max_gathered = 65'536;
 constexpr std::size_t max_gathered_bytes = std::size_t{64} << 20;
 constexpr std::uint32_t polls_per_round = 64;  // own polls between two rounds of the whole engine
@@ -417,8 +419,17 @@ bool tcp_link::before_sleep() {
     flush_soon();
     return false;
   }
-  if (copies_.any()) return false;  // nobody is told of their end: look again
+  if (copies_.any()) {
+    if (!copies_.may_sleep()) return false;
+    watch_over();
+  }
   return !deferred_.load(std::memory_order_relaxed) || !receive_all();
+}
+
+/// A GPU that was lost wakes nobody: somebody must look now and then.
+void tcp_link::watch_over() {
+  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
+  engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(), guard_key);
 }
 
 bool tcp_link::receive_all() {

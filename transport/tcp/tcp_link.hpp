@@ -210,12 +210,14 @@ class tcp_link final : public link,
   void close_books(flying_batch& batch);  ///< under the batch lock: its memory is not touched again
 
   // lanes
+  static constexpr std::uint64_t guard_key = ~std::uint64_t{1};  ///< of a timer
   bool receive(tcp_lane& lane);
   bool receive_all();
   void flush(tcp_lane& lane);
   bool look_at_copies();
   void fail_batch(std::uint64_t wire, troupe::error why);
   void release_chunks();
+  void watch_over();
   [[nodiscard]] result<void> prepare(const region& memory);
   [[nodiscard]] bool is_up() const noexcept {
     return state_.load(std::memory_order_acquire) == state::up;
@@ -282,8 +284,9 @@ class tcp_link final : public link,
   std::atomic<bool> told_up_{false};
   std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow
   std::atomic<bool> deferred_{
-      false};                      ///< some lane has acknowledgements that wait for its next turn
-  std::atomic<bool> soon_{false};  ///< lane 0 has session frames that wait for the next round
+      false};  ///< some lane has acknowledgements that wait for its next turn
+  std::atomic<bool> watched_{false};  ///< a timer looks after copies that nobody rings for
+  std::atomic<bool> soon_{false};     ///< lane 0 has session frames that wait for the next round
   std::atomic<bool> touched_{false};  ///< traffic since the engine's last round
   std::atomic<std::int64_t> active_ns_{0};
   std::atomic<std::uint32_t> polls_{0};

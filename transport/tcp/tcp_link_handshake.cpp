@@ -75,6 +75,10 @@ bool tcp_link::handshake_ready(std::uint64_t key) {
 }
 
 void tcp_link::on_timer(std::uint64_t key, steady_time) {
+  if (key == guard_key) {
+    watched_.store(false, std::memory_order_release);
+    return;  // the round that follows looks
+  }
   trouble why;
   {
     const std::lock_guard lock{state_mutex_};

@@ -1,6 +1,8 @@
 #include <cstring>
 
 #include <gmock/gmock.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "two_ends.hpp"
 
@@ -198,6 +200,27 @@ TEST(tcp_gpu, a_frame_is_delivered_and_a_batch_completes_when_the_gpu_has_the_by
   ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1 && n.b.sink->framed() == 1; }));
   EXPECT_FALSE(n.a.sink->completions[0].failure);
   EXPECT_TRUE(landed);
+}
+
+TEST(tcp_gpu, who_makes_progress_sleeps_while_a_gpu_takes_long) {
+  two_nodes n;
+  two_nodes::gpu_memory(n.a, mib);
+  two_nodes::gpu_memory(n.b, mib);
+  n.gpus_a->hold(true);
+  ASSERT_TRUE(
+      n.a.wire->post(n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}})));
+  const int nothing = ::eventfd(0, EFD_CLOEXEC);
+  std::uint64_t rounds = 0;
+  ASSERT_TRUE(n.a.place->drive(contract::clock::now() + 300ms, nothing, [&] {
+    ++rounds;
+    return false;
+  }));
+  ::close(nothing);
+  // It polls for 250 us after work; all the time would be hundreds of thousands.
+  EXPECT_LT(rounds, 20'000U);
+  n.gpus_a->hold(false);
+  ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
+  EXPECT_FALSE(n.a.sink->completions[0].failure);
 }
 
 TEST(tcp_gpu, a_fence_is_pending_while_a_gpu_touches_the_memory_at_either_end) {
