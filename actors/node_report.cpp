@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "troupe/actors/backend_reports.hpp"
 #include "troupe/actors/node_parts.hpp"
 
 namespace troupe::actors::node_parts {
@@ -46,6 +47,7 @@ caf::typed_response_promise<node_report> make_report(self_pointer self) {
   report.transfers_failed = context.counters.transfers_failed.load();
   report.bytes_moved = context.counters.bytes_moved.load();
   report.operations_open = context.operations.open();
+  report.backends = backend_reports(*context.endpoint);
   constexpr auto patience = std::chrono::seconds{1};
   const auto silent = [self, progress](const caf::error&) { one_less(self, progress); };
   progress->waiting = 2 + st.links.size();

@@ -15,8 +15,9 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/backend_reports.hpp"
 #include "troupe/actors/system.hpp"
+#include "troupe/deploy/cli/backend_text.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/transport/endpoint.hpp"
@@ -101,13 +102,13 @@ facts hardware_facts() {
 
 // -- showing it
 
-result<std::vector<transport::backend_status>> ask_backends() {
+result<std::vector<actors::backend_report>> ask_backends() {
   transport::endpoint_options options;
   options.self = incarnation{actors::draw_incarnation()};
   options.num_workers = 0;
   const auto endpoint = transport::endpoint::create(options);
   if (!endpoint) return fail(endpoint.error());
-  return (*endpoint)->backends();
+  return actors::backend_reports(**endpoint);
 }
 
 void print_facts(const char* heading, const facts& list) {
@@ -119,27 +120,22 @@ void print_facts(const char* heading, const facts& list) {
   }
 }
 
-void print_text(const std::vector<transport::backend_status>& backends) {
+void print_text(const std::vector<actors::backend_report>& backends) {
   print_facts("troupe", build_facts());
   std::cout << "backends\n";
   for (const auto& b : backends) {
-    auto name = std::string{to_string(b.kind)};
+    auto name = b.name;
     name.resize(14, ' ');
-    std::cout << "  " << name << (b.state.usable ? "usable" : "not usable")
-              << (b.state.reason.empty() ? "" : ": ") << b.state.reason << "\n";
+    std::cout << "  " << name << verdict_text(b) << "\n";
   }
   print_facts("machine", hardware_facts());
 }
 
-void print_json(const std::vector<transport::backend_status>& backends) {
+void print_json(const std::vector<actors::backend_report>& backends) {
   nlohmann::json out;
   for (const auto& [name, value] : build_facts()) out["troupe"][name] = value;
   for (const auto& [name, value] : hardware_facts()) out["machine"][name] = value;
-  out["backends"] = nlohmann::json::array();
-  for (const auto& b : backends)
-    out["backends"].push_back({{"name", std::string{to_string(b.kind)}},
-                               {"usable", b.state.usable},
-                               {"reason", b.state.reason}});
+  out["backends"] = to_json(backends);
   std::cout << out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 

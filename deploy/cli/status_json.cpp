@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <spdlog/fmt/fmt.h>
 
+#include "troupe/deploy/cli/backend_text.hpp"
 #include "troupe/deploy/cli/status_report.hpp"
 
 namespace troupe::deploy::cli {
@@ -103,6 +104,7 @@ json json_of(const cluster_status::node& n) {
   out["operations_open"] = r.operations_open;
   out["waiting_for_link"] = r.waiting_for_link;
   out["pool"] = json_of(r.pool);
+  out["backends"] = to_json(r.backends);
   out["links"] = list_of(r.links);
   out["transfers"] = list_of(r.transfers);
   return out;

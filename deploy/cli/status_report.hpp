@@ -25,7 +25,8 @@ struct cluster_status {
 };
 
 void print_tables(const cluster_status& status, std::ostream& out);
-/// One object: cluster, epoch, supervisor, complete, and nodes with links, pool and transfers.
+/// One object: cluster, epoch, supervisor, complete, and nodes with backends, links, pool and
+/// transfers.
 [[nodiscard]] std::string to_json(const cluster_status& status);
 
 }  // namespace troupe::deploy::cli

@@ -3,6 +3,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "troupe/deploy/cli/backend_text.hpp"
 #include "troupe/deploy/cli/status_report.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 
@@ -69,6 +70,19 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
     if (!n.report)
       out << printable(n.member.node.name) << ": " << printable(to_string(n.report.error()))
           << "\n";
+}
+
+void print_backends(const cluster_status& status, std::ostream& out) {
+  text_table table{{{"BACKENDS OF"}, {"USABLE"}, {"NOT USABLE"}}};
+  for (const auto& n : status.nodes) {
+    if (!n.report) continue;
+    const auto& all = n.report->backends;
+    table.add({printable(n.member.node.name), printable(usable_text(all)),
+               printable(unusable_text(all))});
+  }
+  if (table.empty()) return;
+  out << "\n";
+  table.print(out);
 }
 
 void print_links(const cluster_status& status, std::ostream& out) {
@@ -198,6 +212,7 @@ void print_tables(const cluster_status& status, std::ostream& out) {
   out << "cluster " << printable(status.members.cluster) << ", supervisor " << status.supervisor
       << ", epoch " << status.members.epoch << "\n\n";
   print_nodes(status, out);
+  print_backends(status, out);
   print_links(status, out);
   print_lanes(status, out);
   print_pools(status, out);

@@ -34,6 +34,10 @@ actors::node_report busy_report() {
                           1006,
                           1,
                           {}});
+  report.backends = {{"xgmi", 0, "GPU 0000:1b:00.0 is l\033ost; restart the node"},
+                     {"shm", 1, "memfd works here"},
+                     {"rdma", 0, "no RDMA device; install one"},
+                     {"tcp", 1, "listens"}};
   report.transfers.push_back(
       {0x00000000000000ab, "r\033[2J1", "prefill-0", "receive", "moving", 4096, 250});
   report.pool.blocks_total = 512;
@@ -91,6 +95,23 @@ TEST(status_report, both_show_what_is_open_and_what_became_of_a_links_batches) {
   EXPECT_EQ(node.at("links").at(0).at("posted"), 1009);
   EXPECT_EQ(node.at("links").at(0).at("completed"), 1006);
   EXPECT_EQ(node.at("links").at(0).at("failed"), 1);
+}
+
+TEST(status_report, both_show_which_backends_a_node_can_use_and_why_not_the_others) {
+  auto status = one_node(actors::node_state::up, busy_report());
+  const auto text = tables_of(status);
+  EXPECT_THAT(text,
+              HasSubstr("decode-0     shm, tcp  xgmi: GPU 0000:1b:00.0 is l?ost; rdma: no RDMA "
+                        "device\n"));
+  const auto all = nlohmann::json::parse(to_json(status)).at("nodes").at(0).at("backends");
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all.at(0).at("name"), "xgmi");
+  EXPECT_EQ(all.at(0).at("usable"), false);
+  EXPECT_EQ(all.at(0).at("reason"), "GPU 0000:1b:00.0 is l\033ost; restart the node");
+  EXPECT_EQ(all.at(3).at("usable"), true);
+  status.nodes[0].report->backends.pop_back();
+  status.nodes[0].report->backends.erase(status.nodes[0].report->backends.begin() + 1);
+  EXPECT_THAT(tables_of(status), HasSubstr("decode-0     none    xgmi: "));
 }
 
 TEST(status_report, lanes_that_are_queue_pairs_are_shown_with_their_device_and_others_not) {

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "troupe/actors/cluster_messages.hpp"
+
+namespace troupe::deploy::cli {
+
+/// How backends are shown: those of this machine by `troupe info`, those of nodes by `troupe status`.
+[[nodiscard]] nlohmann::json to_json(const std::vector<actors::backend_report>& backends);
+
+/// "usable: memfd and unix sockets work here"; "not usable: " with what it is and what to do.
+[[nodiscard]] std::string verdict_text(const actors::backend_report& backend);
+
+/// "shm, tcp"; "none"
+[[nodiscard]] std::string usable_text(const std::vector<actors::backend_report>& backends);
+/// "xgmi: not built; rdma: no RDMA device found"; what to do is for `troupe info`. Empty: all are.
+[[nodiscard]] std::string unusable_text(const std::vector<actors::backend_report>& backends);
+
+}  // namespace troupe::deploy::cli
