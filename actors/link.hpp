@@ -23,8 +23,9 @@ namespace troupe::actors {
 ///   state       event                        next        what happens
 ///   ----------  ---------------------------  ----------  ------------
 ///   dialling    peer's reply with an offer   connecting  transport link connects
-///   dialling    refusal, error, time out     dialling    again after a pause, `max_reconnects`
-///   connecting                                           times; then the next backend, visibly
+///   dialling    refusal (the peer's, or our  dialling    again after a pause, `max_reconnects`
+///   connecting  own of the GPUs that it                  times; then the next backend, visibly.
+///               names), error, time out                  An acceptor that waits is told
 ///                                            ending      none left, or a final refusal: link_gone
 ///   connecting  transport is up              up          link_ready to the port
 ///   up          transport broke              dialling    the dialling side dials again, the other
@@ -67,11 +68,16 @@ struct link_state {
   std::shared_ptr<transport::link> link;
   std::uint64_t generation{0};
   transport::backend_choice choice;
-  std::vector<transport::backend_kind> failed;  ///< backends that were given up
-  std::uint32_t attempts{0};                    ///< with the present backend
-  time_point dial_until;                        ///< no later attempt to reach the peer's node
-  std::chrono::milliseconds dial_pause{20};     ///< before the next one
+  struct failed_backend {
+    transport::backend_kind kind{};
+    std::string why;
+  };
+  std::vector<failed_backend> failed;        ///< those that were given up
+  std::uint32_t attempts{0};                 ///< with the present backend
+  time_point dial_until;                     ///< no later attempt to reach the peer's node
+  std::chrono::milliseconds dial_pause{20};  ///< before the next one
   std::shared_ptr<const kvcache::cache_layout> peer_layout;
+  std::optional<bool> peer_on_gpu;  ///< whether its cache is; empty: it has not said yet
   node_actor peer_node;
   std::unordered_map<transfer_id, session_actor> sessions;
   std::unordered_map<std::uint64_t, transport::batch_id> batches;  ///< ours -> the session's

@@ -10,6 +10,7 @@
 #include <caf/io/middleman_actor.hpp>
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/backend_reports.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
@@ -59,13 +60,16 @@ bool worth_another_backend(errc code) {
   return false;
 }
 
-/// Identities travel in the request and the acceptor refuses what cannot reach it. So the dialling
-/// side only leaves out what is unusable here, and asks in order of preference.
+bool was_given_up(const link_state& st, transport::backend_kind kind) {
+  return std::ranges::find(st.failed, kind, &link_state::failed_backend::kind) != st.failed.end();
+}
+
+/// Identities travel in the request, the GPUs of the acceptor's cache in its reply, and each side
+/// refuses what it cannot reach. So what is unusable here is only left out, and the others are asked
+/// for in order of preference.
 std::optional<transport::backend_kind> next_kind(const link_state& st) {
   const auto& settings = st.context->settings;
-  const auto tried = [&](transport::backend_kind kind) {
-    return std::ranges::find(st.failed, kind) != st.failed.end();
-  };
+  const auto tried = [&](transport::backend_kind kind) { return was_given_up(st, kind); };
   if (settings.backend) {
     if (!tried(*settings.backend)) return settings.backend;
   } else {
@@ -81,23 +85,28 @@ std::optional<transport::backend_kind> next_kind(const link_state& st) {
   return std::nullopt;
 }
 
-std::string reason_for(const link_state& st, transport::backend_kind kind) {
-  std::string reason =
-      st.context->settings.backend == kind ? "configured" : "best that both sides can use";
-  for (const auto failed : st.failed) {
-    reason += "; ";
-    reason += transport::to_string(failed);
-    reason += " failed: ";
-    reason += st.why_ended;
+/// "; xgmi failed: no answer; shm failed: another host"
+std::string failures(const link_state& st) {
+  std::string text;
+  for (const auto& failed : st.failed) {
+    text += "; " + std::string{transport::to_string(failed.kind)} + " failed: " + failed.why;
   }
-  if (st.context->settings.backend != kind) {
-    for (const auto& other : st.context->endpoint->backends()) {
-      if (!other.state.usable) {
-        reason += "; ";
-        reason += transport::to_string(other.kind);
-        // What it is; what to do about it is for whoever asks `troupe info`.
-        reason += ": " + other.state.reason.substr(0, other.state.reason.find(';'));
-      }
+  return text;
+}
+
+std::string reason_for(const link_state& st, transport::backend_kind kind) {
+  const bool configured = st.context->settings.backend == kind;
+  std::string reason = configured ? "configured" : "best that both sides can use";
+  reason += failures(st);
+  if (configured) return reason;
+  for (const auto& other : st.context->endpoint->backends()) {
+    const auto name = "; " + std::string{transport::to_string(other.kind)} + ": ";
+    if (!other.state.usable) {
+      reason += name;
+      // What to do about it is for whoever asks `troupe info`.
+      reason += without_advice(other.state.reason);
+    } else if (const auto why = in_the_way(st, other.kind); why && !was_given_up(st, other.kind)) {
+      reason += name + why->message;
     }
   }
   return reason;
@@ -108,6 +117,16 @@ troupe::error no_answer(self_pointer self, const caf::error& err) {
                                       self->system().render(err) + ")"};
 }
 
+/// The acceptor of an attempt that came to nothing need not wait until its time is over. The next
+/// attempt has one of its own; only a link that is made again keeps its other end.
+void turn_away(self_pointer self, const std::string& why) {
+  auto& st = self->state;
+  if (st.broke || !st.other_end) return;
+  self->demonitor(st.other_end.address());
+  self->send(st.other_end, link_notice{1, why});
+  st.other_end = nullptr;
+}
+
 void got_reply(self_pointer self, const link_reply& reply) {
   auto& st = self->state;
   if (reply.failed != 0) {
@@ -115,8 +134,14 @@ void got_reply(self_pointer self, const link_reply& reply) {
     backend_failed(self, {code, reply.sentence});
     return;
   }
-  if (auto fits = adopt_layout(st, reply.layout); !fits) {
+  auto fits = adopt_layout(st, reply.layout);
+  if (fits) fits = adopt_gpus(st, reply.gpus);
+  if (!fits) {
     end_link(self, fits.error());
+    return;
+  }
+  if (auto joined = judge(st, reply.gpus); !joined) {
+    backend_failed(self, joined.error());
     return;
   }
   const transport::link_offer offer{st.choice.kind, incarnation{st.peer.incarnation},
@@ -134,13 +159,16 @@ void try_next_backend(self_pointer self) {
       return;
     }
     end_link(self, {errc::peer_unreachable,
-                    "no backend joins this node with " + st.peer.name +
-                        (st.why_ended.empty() ? std::string{} : "; last: " + st.why_ended)});
+                    "no backend joins this node with " + st.peer.name + failures(st)});
     return;
   }
   st.choice = {*kind, reason_for(st, *kind)};
   st.attempt_began = now();
   if (st.broke) ++st.tries;
+  if (const auto why = in_the_way(st, *kind)) {
+    backend_failed(self, *why);
+    return;
+  }
   if (auto opened = open_transport(self); !opened) {
     backend_failed(self, opened.error());
     return;
@@ -160,10 +188,7 @@ void try_next_backend(self_pointer self) {
   request.pid_namespace = identity.pid_namespace;
   request.pid = identity.pid;
   request.uid = identity.uid;
-  // The one to be reached: a cache in memory of the host is on none, and what else this process sees
-  // does not matter.
-  const auto on = st.context->cache_gpu;
-  if (on && *on < identity.gpus.size()) request.gpus = {identity.gpus[*on]};
+  request.gpus = cache_gpus(*st.context);
   request.offer = to_bytes(st.link->offer().payload);
   request.layout = to_bytes(st.context->encoded_layout);
   request.reason = st.choice.reason;
@@ -218,6 +243,7 @@ void backend_failed(self_pointer self, const troupe::error& why) {
   // The sentence of the last failure is what the caller reads if nothing else is left.
   st.why_ended = to_string(why);
   st.now = link_state::phase::dialling;
+  turn_away(self, st.why_ended);
   // What cannot be used here or there will not be usable in a moment either, and the peer does not
   // wait for ever. But a link that was up may find its port up again.
   const bool hopeless =
@@ -232,7 +258,7 @@ void backend_failed(self_pointer self, const troupe::error& why) {
     self->delayed_send(self, pause, link_command{dial_again{}});
     return;
   }
-  st.failed.push_back(st.choice.kind);
+  st.failed.push_back({st.choice.kind, st.why_ended});
   st.attempts = 0;
   try_next_backend(self);
 }

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cctype>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "troupe/actors/link_parts.hpp"
@@ -8,6 +10,30 @@
 namespace troupe::actors::link_parts {
 
 namespace {
+
+/// "0000:1b:00.0". It is printed in sentences, so it is nothing else either.
+bool is_bus_id(std::string_view text) {
+  constexpr std::size_t longest = 32;
+  return !text.empty() && text.size() <= longest && std::ranges::all_of(text, [](unsigned char c) {
+    return std::isxdigit(c) != 0 || c == ':' || c == '.';
+  });
+}
+
+/// Why a backend does not move the cache of that node; none: it does.
+std::optional<troupe::error> unmoved(transport::backend_kind kind, const node_info& node,
+                                     bool on_gpu) {
+  std::string_view where;
+  if (kind == transport::backend_kind::xgmi && !on_gpu) where = "the host";
+  if (kind == transport::backend_kind::shm && on_gpu) where = "a GPU";
+  if (where.empty()) return std::nullopt;
+  return troupe::error{errc::backend_unavailable,
+                       "the cache of " + node.name + " is in memory of " + std::string{where} +
+                           ", which " + std::string{transport::to_string(kind)} + " does not move"};
+}
+
+bool is_store(const node_info& node) {
+  return node_role_from(node.role) == node_role::store;
+}
 
 transport::host_identity identity_of(const link_request& request) {
   return {request.boot_id,       request.network_namespace,
@@ -82,21 +108,43 @@ result<void> adopt_layout(link_state& st, const bytes& encoded) {
   return {};
 }
 
-// Values of a store are in memory of the host, wherever caches are.
+std::vector<std::string> cache_gpus(const node_context& context) {
+  if (!context.cache_gpu) return {};
+  auto seen = context.endpoint->identity().gpus;
+  if (*context.cache_gpu >= seen.size()) return {};
+  return {std::move(seen[*context.cache_gpu])};
+}
+
+result<void> adopt_gpus(link_state& st, const std::vector<std::string>& named) {
+  if (named.size() > max_cache_gpus || !std::ranges::all_of(named, is_bus_id)) {
+    return fail(errc::out_of_range, st.peer.name + " names GPUs that are none, or more than " +
+                                        std::to_string(max_cache_gpus) +
+                                        "; it must run this release of Troupe");
+  }
+  st.peer_on_gpu = !named.empty();
+  return {};
+}
+
+// Between a node and a store no cache moves but values, which are in memory of the host. xgmi is for
+// those who have GPUs all the same.
 std::optional<troupe::error> in_the_way(const link_state& st, transport::backend_kind kind) {
   const auto& here = *st.context;
-  const bool moves_cache = node_role_from(st.peer.role) != node_role::store;
-  if (kind == transport::backend_kind::xgmi && !here.cache_gpu) {
-    return troupe::error{
-        errc::backend_unavailable,
-        "the cache of " + here.self.name + " is in memory of the host, which xgmi does not move"};
+  const bool values_only = is_store(here.self) || is_store(st.peer);
+  if (values_only && kind != transport::backend_kind::xgmi) return std::nullopt;
+  auto why = unmoved(kind, here.self, here.cache_gpu.has_value());
+  if (!why && st.peer_on_gpu) why = unmoved(kind, st.peer, *st.peer_on_gpu);
+  return why;
+}
+
+result<void> judge(const link_state& st, const std::vector<std::string>& gpus) {
+  if (auto why = in_the_way(st, st.choice.kind)) return fail(std::move(*why));
+  // The acceptor has compared where both are: of that, the peer is what we are.
+  auto peer = st.context->endpoint->identity();
+  peer.gpus = gpus;
+  if (auto chosen = st.context->endpoint->choose(peer, st.choice.kind); !chosen) {
+    return fail(std::move(chosen).error());
   }
-  if (kind == transport::backend_kind::shm && here.cache_gpu && moves_cache) {
-    return troupe::error{
-        errc::backend_unavailable,
-        "the cache of " + here.self.name + " is in memory of a GPU, which shm does not move"};
-  }
-  return std::nullopt;
+  return {};
 }
 
 link_reply accept(self_pointer self, const link_request& request) {
@@ -107,6 +155,7 @@ link_reply accept(self_pointer self, const link_request& request) {
     meet(self, self->current_sender());
   }
   const auto kind = static_cast<transport::backend_kind>(request.backend);
+  if (auto known = adopt_gpus(st, request.gpus); !known) return refusal(self, known.error());
   if (auto why = in_the_way(st, kind)) return refusal(self, *why);
   auto chosen = st.context->endpoint->choose(identity_of(request), kind);
   if (!chosen) return refusal(self, chosen.error());
@@ -118,6 +167,7 @@ link_reply accept(self_pointer self, const link_request& request) {
   link_reply reply;
   reply.offer = to_bytes(st.link->offer().payload);
   reply.layout = to_bytes(st.context->encoded_layout);
+  reply.gpus = cache_gpus(*st.context);
   st.now = link_state::phase::connecting;
   if (auto started = st.link->connect(offer); !started) return refusal(self, started.error());
   return reply;

@@ -30,9 +30,19 @@ void backend_failed(self_pointer self, const troupe::error& why);
 [[nodiscard]] std::vector<std::byte> from_bytes(const bytes& from);
 /// The peer's cache must fit ours.
 [[nodiscard]] result<void> adopt_layout(link_state& st, const bytes& encoded);
-/// Why a backend does not move what is to move between this node and the peer; none: it does.
+/// GPUs that a node may name for its cache.
+inline constexpr std::size_t max_cache_gpus = 64;
+/// Those that hold this node's cache, as a peer is told: what else its process sees does not matter.
+[[nodiscard]] std::vector<std::string> cache_gpus(const node_context& context);
+/// Those that the peer names for its cache. `out_of_range`: too many, or what is no bus id.
+[[nodiscard]] result<void> adopt_gpus(link_state& st, const std::vector<std::string>& named);
+/// Why a backend does not move what is to move between this node and the peer, as far as that has
+/// spoken; none: it does.
 [[nodiscard]] std::optional<troupe::error> in_the_way(const link_state& st,
                                                       transport::backend_kind kind);
+/// Whether the chosen backend joins this node with one whose cache is on those GPUs. The acceptor
+/// has judged the same from its side.
+[[nodiscard]] result<void> judge(const link_state& st, const std::vector<std::string>& gpus);
 /// A peer dials: the accepting side's answer.
 [[nodiscard]] link_reply accept(self_pointer self, const link_request& request);
 

@@ -61,6 +61,10 @@ int hasty_prefill(engine& node, line_channel& channel) {
       for (const auto& link : node.report().links) {
         answer += link.backend + " " + link.state + " since " + link.last_break + "; ";
       }
+    } else if (verb == "xgmi") {
+      for (const auto& way : node.report().backends) {
+        if (way.name == verb) answer = (way.usable != 0 ? "usable: " : "not usable: ") + way.reason;
+      }
     } else if (verb == "outcome") {
       answer = events.unpinned(*send) ? "done" : "no end";
       if (events.of(*send).failed > 0) answer = to_string(events.of(*send).why);
@@ -173,6 +177,7 @@ TEST_P(lost_gpu, leaves_what_is_not_on_it_to_the_next_backend_and_is_shown_with_
   };
   const auto healthy = put("before");
   ASSERT_EQ(decode->report().links.front().backend, "xgmi");
+  EXPECT_EQ(tell("xgmi").find("usable: "), 0u);
   ASSERT_EQ(tell("lose"), "ok");
   ASSERT_EQ(tell("ready"), "ok");
   ASSERT_TRUE(events->outcome(taken));
@@ -186,6 +191,9 @@ TEST_P(lost_gpu, leaves_what_is_not_on_it_to_the_next_backend_and_is_shown_with_
   EXPECT_NE(seen.reason.find("xgmi failed: "), std::string::npos) << seen.reason;
   EXPECT_NE(seen.reason.find("GPU"), std::string::npos) << seen.reason;
   const auto theirs = tell("links");
+  const auto backend = tell("xgmi");
+  EXPECT_EQ(backend.find("not usable: "), 0u) << backend;
+  EXPECT_NE(backend.find("GPU"), std::string::npos) << backend;
   EXPECT_EQ(theirs.find("tcp up since "), 0u) << theirs;
   EXPECT_NE(theirs.find("GPU"), std::string::npos) << theirs;
 }
@@ -244,21 +252,92 @@ TEST(cache_on_a_gpu, is_joined_by_tcp_with_a_node_whose_cache_is_on_the_host) {
   EXPECT_EQ(backend_between(options), "tcp");
 }
 
-TEST(cache_on_a_gpu, that_the_peer_does_not_see_is_joined_by_the_next_backend) {
-  if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
-  if (::testing::UnitTest::GetInstance()->test_to_run_count() != 1) {
-    GTEST_SKIP() << "a process looks for its GPUs once: run this test alone";
-  }
-  // The nodes' processes see the first GPU only; this one sees both.
-  gpu_site::set_maker([here = ::getpid()] {
-    std::vector<std::string> seen{"0000:0a:00.0"};
-    if (::getpid() == here) seen.emplace_back("0000:0b:00.0");
-    return std::make_shared<gpu_site>(std::make_unique<gpu_double>(seen));
-  });
+/// A process looks for its GPUs once, so that a test that says which it sees runs alone.
+class half_seen : public ::testing::Test {
+ protected:
   cluster_options options;
+  std::unique_ptr<cluster> c;
+  std::unique_ptr<forked> decode;
+  std::unique_ptr<engine> prefill;
+  std::unique_ptr<listener> events;
+
+  void SetUp() override {
+    if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
+    if (::testing::UnitTest::GetInstance()->test_to_run_count() != 1) {
+      GTEST_SKIP() << "a process looks for its GPUs once: run this test alone";
+    }
+    options.prefill_device = "gpu:0";
+    options.decode_device = "gpu:0";
+    options.transport_more = ", connect_timeout: 10min";  // not what ends anything here
+  }
+  /// Both GPUs are seen by this process or by those of the other nodes; by the others only the first.
+  static void show_second(bool here) {
+    gpu_site::set_maker([here, test = ::getpid()] {
+      std::vector<std::string> seen{"0000:0a:00.0"};
+      if ((::getpid() == test) == here) seen.emplace_back("0000:0b:00.0");
+      return std::make_shared<gpu_site>(std::make_unique<gpu_double>(seen));
+    });
+  }
+  /// Dials from here, and says how the value came there.
+  std::string put() {
+    c = std::make_unique<cluster>(options);
+    decode = c->spawn("decode-0", [](engine& node, line_channel& channel) {
+      channel.say("up");
+      while (channel.hear(300s)) {
+        std::string all;
+        for (const auto& link : node.report().links) all += link.backend + " " + link.state + "; ";
+        channel.say(all);
+      }
+      return 0;
+    });
+    cluster::quiet("prefill-0");
+    prefill = c->start("prefill-0");
+    if (!prefill || decode->channel().hear() != "up") return "not up";
+    events = std::make_unique<listener>(*prefill);
+    static const std::vector<std::byte> value(100'000, std::byte{7});
+    const auto put = prefill->put("decode-0", "key", value);
+    if (!put || !events->outcome(*put)) return "no outcome";
+    return events->of(*put).done == 1 ? "done" : to_string(events->of(*put).why);
+  }
+  std::string links_there() {
+    decode->channel().say("links");
+    return decode->channel().hear().value_or("silence");
+  }
+};
+
+TEST_F(half_seen, by_the_peer_are_joined_by_the_next_backend) {
+  show_second(true);
   options.prefill_device = "gpu:1";
-  options.decode_device = "gpu:0";
-  EXPECT_EQ(backend_between(options), "tcp");
+  EXPECT_EQ(put(), "done");
+  EXPECT_EQ(prefill->report().links.front().backend, "tcp");
+}
+
+TEST_F(half_seen, by_the_dialler_are_joined_by_the_next_backend_and_the_first_is_not_waited_for) {
+  show_second(false);
+  options.decode_device = "gpu:1";
+  EXPECT_EQ(put(), "done");
+  const auto link = prefill->report().links.front();
+  EXPECT_EQ(link.backend, "tcp");
+  const auto seen =
+      "xgmi failed: backend_unavailable: no backend can join this node with the peer: "
+      "xgmi: same host, but this process does not see the peer's GPU 0000:0b:00.0";
+  EXPECT_EQ(link.reason.find("best that both sides can use; "), 0u) << link.reason;
+  EXPECT_NE(link.reason.find(seen), std::string::npos) << link.reason;
+  std::string there;
+  EXPECT_TRUE(events->until([&] { return (there = links_there()) == "tcp up; "; })) << there;
+}
+
+TEST_F(half_seen, by_the_dialler_are_said_to_be_apart_where_only_xgmi_may_join_them) {
+  show_second(false);
+  options.backend = "xgmi";
+  options.decode_device = "gpu:1";
+  const auto why = put();
+  EXPECT_EQ(why.find("peer_unreachable: no backend joins this node with decode-0; xgmi failed: "),
+            0u)
+      << why;
+  EXPECT_NE(why.find("does not see the peer's GPU 0000:0b:00.0"), std::string::npos) << why;
+  std::string there;
+  EXPECT_TRUE(events->until([&] { return (there = links_there()).empty(); })) << there;
 }
 
 TEST(cache_on_the_host, is_never_joined_by_xgmi_although_its_process_sees_gpus) {

@@ -1,0 +1,120 @@
+#pragma once
+
+/// One node's actor in the test's own process, which dials a peer that the test plays.
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <caf/send.hpp>
+#include <caf/stateful_actor.hpp>
+#include <gtest/gtest.h>
+
+#include "troupe/actors/engine_port.hpp"
+#include "troupe/actors/node.hpp"
+
+#include "cluster_peer.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+
+using namespace std::chrono_literals;
+
+/// What actors told the test.
+template <class What>
+class inbox {
+ public:
+  void put(What what) {
+    const std::lock_guard lock{mutex_};
+    all_.push_back(std::move(what));
+    changed_.notify_all();
+  }
+  [[nodiscard]] std::size_t size() {
+    const std::lock_guard lock{mutex_};
+    return all_.size();
+  }
+  /// The number `index` of them, within some seconds.
+  std::optional<What> at(std::size_t index) {
+    std::unique_lock lock{mutex_};
+    const auto here = [&] { return all_.size() > index; };
+    if (!changed_.wait_for(lock, 5s * troupe::testing::patience, here)) return std::nullopt;
+    return all_[index];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<What> all_;
+};
+
+template <class What>
+using inbox_ptr = std::shared_ptr<inbox<What>>;
+
+inline context_ptr context_of(const std::string& name) {
+  node_settings settings;
+  settings.cluster = "demo";
+  settings.self = request_of(name, 7).node;
+  settings.backend = transport::backend_kind::tcp;
+  settings.default_deadline = 200ms;
+  return std::make_shared<node_context>(std::move(settings));
+}
+
+/// A port that remembers which links did not come.
+inline engine_port_actor::behavior_type disappointed(engine_port_actor::pointer,
+                                                     inbox_ptr<link_gone> gone) {
+  return {
+      [](engine_command&) {},
+      [gone](port_event& event) {
+        if (const auto* what = std::get_if<link_gone>(&event.what)) gone->put(*what);
+      },
+      [](report_atom) { return transfer_reports{}; },
+      [](tick_atom) {},
+  };
+}
+
+/// A node's actor that makes links on demand, and the peer that it dials.
+class dialling_node : public ::testing::Test {
+ protected:
+  actor_host there, here;
+  context_ptr context = context_of("decode-0");
+  transport::endpoint_options place;  ///< of the node
+  inbox_ptr<link_gone> gone = std::make_shared<inbox<link_gone>>();
+  local_node_actor actor;
+  std::uint16_t peer_port{0};
+  std::uint64_t epoch{0};
+
+  void TearDown() override {
+    if (actor) caf::anon_send(actor, node_command{stop_node{}});  // and its links
+  }
+  void start(const node_actor& peer) {
+    const auto bound = there.publish(peer, "127.0.0.1", 0);
+    ASSERT_TRUE(bound) << bound.error().message;
+    peer_port = *bound;
+    place.self = incarnation{7};
+    auto endpoint = transport::endpoint::create(place);
+    ASSERT_TRUE(endpoint) << to_string(endpoint.error());
+    context->endpoint = std::move(*endpoint);
+    context->settings.connect_timeout = 60s;  // not what ends the wait
+    const auto port = here.system().spawn(disappointed, gone);
+    actor = here.system().spawn(node, context, port, pool_manager_actor{});
+    here.own(port);
+    here.own(actor);
+  }
+  /// The supervisor shows this life of the peer.
+  void show(std::uint64_t life) {
+    member peer;
+    peer.node = request_of("prefill-0", life, peer_port).node;
+    peer.state = static_cast<std::uint8_t>(node_state::up);
+    caf::anon_send(actor, members_atom_v, membership{"demo", 1, ++epoch, {peer}});
+  }
+  void need(std::uint64_t former_life = 0) {
+    caf::anon_send(actor, node_command{need_link{"prefill-0", former_life}});
+  }
+};
+
+}  // namespace troupe::actors::testing
