@@ -73,9 +73,10 @@ class transfer : public ::testing::TestWithParam<way> {
     return decode->receive(
         {request, {"prefill-0"}, mode_of(GetParam()), tokens, prefix, blocks, 0, deadline, false});
   }
+  void expect_every_byte_moved();
 };
 
-TEST_P(transfer, moves_every_byte_of_a_chunked_prefill_and_says_done_once_at_both_sides) {
+void transfer::expect_every_byte_moved() {
   start(obedient_prefill);
   cache->poison();
   prefill->channel().say("r1 100 40 11");
@@ -90,6 +91,10 @@ TEST_P(transfer, moves_every_byte_of_a_chunked_prefill_and_says_done_once_at_bot
   EXPECT_EQ(t.aux, (std::vector<std::byte>{std::byte{7}, std::byte{9}}));
   EXPECT_EQ(prefill->channel().hear().value_or("silence").substr(0, 5), "done ");
   ASSERT_TRUE(decode->free_blocks(t.allocated->owner, t.allocated->blocks));
+}
+
+TEST_P(transfer, moves_every_byte_of_a_chunked_prefill_and_says_done_once_at_both_sides) {
+  expect_every_byte_moved();
 }
 
 TEST_P(transfer, works_when_the_decode_side_comes_first) {
@@ -287,6 +292,40 @@ TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "deadline");
 }
 
+// -- between memory of a GPU and the host's
+
+/// What `auto` is for such a pair on one host.
+constexpr auto best_of_a_mixed_pair = "tcp";
+
+std::vector<way> mixed_ways() {
+  if (gpu_ways().empty()) return {};  // which also makes the doubles
+  return {{"tcp", "write"}, {"tcp", "read"}, {"auto", "write"}, {"auto", "read"}};
+}
+
+class mixed_memory : public transfer {
+ protected:
+  void expect_moved() {
+    expect_every_byte_moved();
+    if (HasFatalFailure()) return;
+    const auto links = decode->report().links;
+    ASSERT_EQ(links.size(), 1u);
+    EXPECT_EQ(links.front().backend,
+              GetParam().backend == "auto" ? best_of_a_mixed_pair : GetParam().backend);
+  }
+};
+
+TEST_P(mixed_memory, from_a_gpu_to_the_host_takes_every_byte) {
+  options.prefill_device = "gpu:1";
+  expect_moved();
+}
+
+TEST_P(mixed_memory, from_the_host_to_a_gpu_takes_every_byte) {
+  options.decode_device = "gpu:1";
+  expect_moved();
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(mixed_memory);
+INSTANTIATE_TEST_SUITE_P(of_two_nodes, mixed_memory, ::testing::ValuesIn(mixed_ways()), name_of);
 INSTANTIATE_TEST_SUITE_P(every_way, transfer, ::testing::ValuesIn(every_way()), name_of);
 INSTANTIATE_TEST_SUITE_P(over_gpus, transfer, ::testing::ValuesIn(gpu_ways()), name_of);
 
