@@ -11,6 +11,17 @@
 namespace troupe::testing {
 namespace {
 
+/// The only stage of a file that says this of its transport, each line with its indentation.
+config::transport_config stage_with(const std::string& transport) {
+  const auto file = config::parse(
+      "cluster: demo\nstages:\n  - name: decode\n    role: decode\n    engine: external\n"
+      "    transport:" +
+          transport,
+      "deployment.yaml");
+  EXPECT_TRUE(file.value) << to_string(file.issues);
+  return file.value ? file.value->stages.at(0).transport : config::transport_config{};
+}
+
 TEST(defaults, of_rdma_are_the_same_in_the_file_and_in_the_transport) {
   const config::transport_config stage;
   const config::rdma_config& file = stage.rdma;
@@ -31,13 +42,7 @@ TEST(defaults, of_rdma_are_the_same_in_the_file_and_in_the_transport) {
 }
 
 TEST(defaults, what_the_file_says_of_rdma_is_what_the_transport_is_told) {
-  const auto file = config::parse(R"(
-cluster: demo
-stages:
-  - name: decode
-    role: decode
-    engine: external
-    transport:
+  const auto stage = stage_with(R"(
       backend: rdma
       device: mlx5_1
       rdma:
@@ -52,9 +57,7 @@ stages:
         memory_windows: off
         relaxed_ordering: off
         max_registration: 2GiB
-)",
-                                  "deployment.yaml");
-  ASSERT_TRUE(file.value) << to_string(file.issues);
+)");
   transport::rdma_options wanted;
   wanted.device = "mlx5_1";
   wanted.port = 2;
@@ -68,7 +71,7 @@ stages:
   wanted.memory_windows = false;
   wanted.relaxed_ordering = false;
   wanted.max_registration = std::uint64_t{2} << 30;
-  EXPECT_EQ(actors::rdma_options_of(file.value->stages[0].transport), wanted);
+  EXPECT_EQ(actors::rdma_options_of(stage), wanted);
 }
 
 TEST(defaults, of_xgmi_are_the_same_in_the_file_and_in_the_transport) {
@@ -81,19 +84,10 @@ TEST(defaults, of_xgmi_are_the_same_in_the_file_and_in_the_transport) {
 }
 
 TEST(defaults, what_the_file_says_of_xgmi_is_what_the_transport_is_told) {
-  const auto file = config::parse(R"(
-cluster: demo
-stages:
-  - name: decode
-    role: decode
-    engine: external
-    transport:
+  const auto told = actors::xgmi_options_of(stage_with(R"(
       backend: xgmi
       xgmi: {copy_blocks: 7, engine_size: 3MiB, bulk: off}
-)",
-                                  "deployment.yaml");
-  ASSERT_TRUE(file.value) << to_string(file.issues);
-  const auto told = actors::xgmi_options_of(file.value->stages[0].transport);
+)"));
   EXPECT_EQ(told.copy_blocks, 7U);
   EXPECT_EQ(told.engine_bytes, std::uint64_t{3} << 20);
   EXPECT_FALSE(told.bulk);
