@@ -1,6 +1,9 @@
 #include "troupe/actors/logging.hpp"
 
+#include <ctime>
 #include <map>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,11 +23,30 @@ constexpr std::pair<std::string_view, spdlog::level::level_enum> levels[] = {
     {"warn", spdlog::level::warn},   {"error", spdlog::level::err},   {"off", spdlog::level::off},
 };
 
-std::string pattern_for(std::string node) {
+/// A level by the name that options give it, five wide: spdlog's own for `warn` is another.
+class level_name final : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& line, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    std::string name;
+    for (const auto& [known, level] : levels) {
+      if (level == line.level) name = known;
+    }
+    name.resize(5, ' ');
+    out.append(name.data(), name.data() + name.size());
+  }
+  [[nodiscard]] std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<level_name>();
+  }
+};
+
+std::unique_ptr<spdlog::formatter> form_of_lines(std::string node) {
   if (node.empty()) node = std::to_string(getpid());
   std::string escaped;
   for (char c : node) escaped += c == '%' ? std::string{"%%"} : std::string{c};
-  return "%Y-%m-%dT%H:%M:%S.%e %-5l " + escaped + " %n: %v";
+  auto form = std::make_unique<spdlog::pattern_formatter>();
+  form->add_flag<level_name>('*').set_pattern("%Y-%m-%dT%H:%M:%S.%e %* " + escaped + " %n: %v");
+  return form;
 }
 
 /// All loggers share one sink that passes on to the real one, so that the real one can be replaced.
@@ -37,7 +59,7 @@ struct log_state {
 
   log_state() {
     auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    sink->set_pattern(pattern_for({}));
+    sink->set_formatter(form_of_lines({}));
     out->set_sinks({sink});
   }
 };
@@ -75,7 +97,7 @@ result<void> init_logging(const log_options& options) {
                                             "': " + e.what() + "; name another one");
     }
   }
-  sink->set_pattern(pattern_for(options.node));
+  sink->set_formatter(form_of_lines(options.node));
   log_state& s = state();
   const std::lock_guard lock{s.mutex};
   s.level = *level;
