@@ -303,6 +303,7 @@ class half_seen : public ::testing::Test {
     decode->channel().say("links");
     return decode->channel().hear().value_or("silence");
   }
+  void expect_apart();
 };
 
 TEST_F(half_seen, by_the_peer_are_joined_by_the_next_backend) {
@@ -310,6 +311,20 @@ TEST_F(half_seen, by_the_peer_are_joined_by_the_next_backend) {
   options.prefill_device = "gpu:1";
   EXPECT_EQ(put(), "done");
   EXPECT_EQ(prefill->report().links.front().backend, "tcp");
+}
+
+TEST_F(half_seen, by_the_peer_are_joined_by_the_fallback_of_a_configured_backend) {
+  show_second(true);
+  options.backend = "xgmi";
+  options.transport_more += ", fallback: [tcp]";
+  options.prefill_device = "gpu:1";
+  EXPECT_EQ(put(), "done");
+  const auto link = prefill->report().links.front();
+  EXPECT_EQ(link.backend, "tcp");
+  EXPECT_NE(link.reason.find("xgmi failed: backend_unavailable: "), std::string::npos)
+      << link.reason;
+  EXPECT_NE(link.reason.find("does not see the peer's GPU 0000:0b:00.0"), std::string::npos)
+      << link.reason;
 }
 
 TEST_F(half_seen, by_the_dialler_are_joined_by_the_next_backend_and_the_first_is_not_waited_for) {
@@ -327,10 +342,9 @@ TEST_F(half_seen, by_the_dialler_are_joined_by_the_next_backend_and_the_first_is
   EXPECT_TRUE(events->until([&] { return (there = links_there()) == "tcp up; "; })) << there;
 }
 
-TEST_F(half_seen, by_the_dialler_are_said_to_be_apart_where_only_xgmi_may_join_them) {
-  show_second(false);
+/// Both ways to find it out end in the same sentence, and leave nothing behind.
+void half_seen::expect_apart() {
   options.backend = "xgmi";
-  options.decode_device = "gpu:1";
   const auto why = put();
   EXPECT_EQ(why.find("peer_unreachable: no backend joins this node with decode-0; xgmi failed: "),
             0u)
@@ -338,6 +352,18 @@ TEST_F(half_seen, by_the_dialler_are_said_to_be_apart_where_only_xgmi_may_join_t
   EXPECT_NE(why.find("does not see the peer's GPU 0000:0b:00.0"), std::string::npos) << why;
   std::string there;
   EXPECT_TRUE(events->until([&] { return (there = links_there()).empty(); })) << there;
+}
+
+TEST_F(half_seen, by_the_peer_are_said_to_be_apart_where_only_xgmi_may_join_them) {
+  show_second(true);
+  options.prefill_device = "gpu:1";
+  expect_apart();
+}
+
+TEST_F(half_seen, by_the_dialler_are_said_to_be_apart_where_only_xgmi_may_join_them) {
+  show_second(false);
+  options.decode_device = "gpu:1";
+  expect_apart();
 }
 
 TEST(cache_on_the_host, is_never_joined_by_xgmi_although_its_process_sees_gpus) {

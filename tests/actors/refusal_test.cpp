@@ -426,11 +426,13 @@ int asks_for_wrong_links(line_channel& channel) {
   ask([](auto& request) { request.from.incarnation = 0; });
   ask([](auto& request) { ++request.version; });
   ask([](auto& request) { request.cluster = "another"; });
+  ask([](auto& request) { request.gpus.assign(65, "0000:0a:00.0"); });
+  ask([](auto& request) { request.gpus = {"0000:\033[2J"}; });
   (void)channel.hear(60s);
   return 0;
 }
 
-TEST_F(refusal, of_a_link_that_means_another_life_release_or_cluster_says_which) {
+TEST_F(refusal, of_a_link_that_means_another_life_release_or_cluster_or_names_no_gpus_says_which) {
   c = std::make_unique<cluster>(options);
   forked stranger{asks_for_wrong_links};
   cluster::quiet("decode-0");
@@ -438,11 +440,12 @@ TEST_F(refusal, of_a_link_that_means_another_life_release_or_cluster_says_which)
   ASSERT_TRUE(node);
   const auto self = node->report().node;
   stranger.channel().say(std::to_string(self.port) + " " + std::to_string(self.incarnation));
-  for (const auto* expected :
-       {"stale_incarnation", "stale_incarnation", "version_mismatch", "invalid_config"}) {
+  for (const auto* expected : {"stale_incarnation", "stale_incarnation", "version_mismatch",
+                               "invalid_config", "out_of_range", "out_of_range"}) {
     EXPECT_EQ(stranger.channel().hear().value_or("silence"), expected);
   }
-  EXPECT_TRUE(node->report().links.empty());
+  listener there{*node};
+  EXPECT_TRUE(there.until([&] { return node->report().links.empty(); }));
 }
 
 TEST_F(refusal, of_a_port_that_is_taken_comes_from_start) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -25,6 +26,16 @@ const nlohmann::json& node_of(const nlohmann::json& status, const std::string& n
   return none;
 }
 
+/// What a node, or `troupe info`, can use; of what it cannot use also why not. (Of tcp it names the
+/// port, which each process has of its own.)
+std::map<std::string, std::string> verdicts(const nlohmann::json& who) {
+  std::map<std::string, std::string> all;
+  for (const auto& one : who.at("backends")) {
+    all[one.at("name")] = one.at("usable") ? "usable" : one.at("reason");
+  }
+  return all;
+}
+
 TEST(status, shows_the_same_cluster_to_people_and_to_programs_by_file_and_by_address) {
   const auto port = free_port();
   const deployment_on_disk file{port};
@@ -43,11 +54,15 @@ TEST(status, shows_the_same_cluster_to_people_and_to_programs_by_file_and_by_add
   }
   EXPECT_GT(node_of(status, "prefill-0").at("pool").at("blocks_total"), 0);
   EXPECT_EQ(node_of(status, "cache-0").at("pool").at("store_bytes"), 1 << 20);
+  const auto here = verdicts(nlohmann::json::parse(run({"info", "--json"}).out));
+  EXPECT_EQ(here.size(), 4u);
+  for (const auto& node : status.at("nodes")) EXPECT_EQ(verdicts(node), here) << node.at("name");
 
   const auto by_address = run_until_good({"status", "127.0.0.1:" + std::to_string(port)});
   EXPECT_EQ(by_address.code, 0) << by_address.err;
   for (const auto* name : {"prefill-0", "decode-0", "cache-0"})
     EXPECT_THAT(by_address.out, HasSubstr(std::string{"\n"} + name + " "));
+  EXPECT_THAT(by_address.out, HasSubstr("\nBACKENDS OF  USABLE"));
 }
 
 class status_of_a_load : public ::testing::TestWithParam<const char*> {
