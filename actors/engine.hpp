@@ -195,14 +195,14 @@ class engine {
   [[nodiscard]] virtual result<operation_id> receive(receive_spec spec) = 0;
   /// Decode side, for engines that compute on a GPU: what `stream` is given from here on waits, on
   /// the GPU, until layers [layer_begin, layer_end) are complete up to `token_end` from every rank
-  /// (tokens of the prefix are). No thread of the engine waits or is woken. The stream goes on
-  /// whatever becomes of the receive, at its deadline at the latest; where the receive fails, what
-  /// was computed behind this is worth nothing, and its outcome says so. Once each for as many
-  /// layers and streams as wanted. While a stream waits, calls that wait for the whole GPU
-  /// (`cudaFree`, `cudaDeviceSynchronize`) wait with it: a thread that drives this node by `wait`
-  /// or `poll` must not make them. `not_found` (no receive that is going on), `out_of_range`,
-  /// `no_device`, `invalid_config` (no such GPU, or the stream is none of it),
-  /// `backend_unavailable` (the GPU or its driver has no such wait), `overloaded` (too many wait).
+  /// (tokens of the prefix are); no thread of the engine does. The stream goes on with the receive's
+  /// outcome at the latest; where that is a failure, what was computed behind this is worth nothing.
+  /// While it waits, calls that wait for the whole GPU wait too: `cudaFree`, `cudaFreeHost`,
+  /// `cudaDeviceSynchronize`, the first launch of a kernel (unless CUDA_MODULE_LOADING=EAGER): a
+  /// thread that drives this node by `poll` must make none of them. `not_found` (it has ended),
+  /// `out_of_range`, `no_device`, `invalid_config` (no such GPU, or no stream of it),
+  /// `backend_unavailable` (its driver has no such wait), `overloaded` (so many streams wait that
+  /// copies might find no queue of the GPU: half of CUDA_DEVICE_MAX_CONNECTIONS, 4 as a rule).
   virtual result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
                                     std::uint32_t layer_end, std::uint32_t token_end,
                                     transport::compute_stream stream) = 0;

@@ -90,7 +90,7 @@ class endpoint {
   /// What the stream is given from here on waits, on the GPU, until the gate is opened. No thread
   /// waits for it. `stop` opens every gate. `no_device` (also where the build knows no GPUs),
   /// `backend_unavailable`: this GPU or its driver cannot; `invalid_config` (no such GPU, or the
-  /// stream is none of it), `overloaded` (too many gates are shut), `aborted` (after `stop`).
+  /// stream is none of it), `overloaded` (too many streams are held), `aborted` (after `stop`).
   [[nodiscard]] virtual result<std::shared_ptr<stream_gate>> hold(const compute_stream& stream) = 0;
   /// Registers memory that the caller owns and keeps alive until `deregister`: of the host or of a
   /// GPU, which is found out; also a part of an allocation. `already_exists`

@@ -47,7 +47,7 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   }
   const std::lock_guard lock{mutex_};
   if (closed_) return fail(errc::aborted, "the node stops");
-  auto found = stream_of(point.gpu, line);
+  auto found = stream_of(point.gpu, point.shared ? of_others : line % streams_per_gpu);
   if (!found) return fail(std::move(found).error());
   auto& on = **found;
   std::shared_ptr<const opened_event> opened;
@@ -74,8 +74,8 @@ void compute_watch::forget_the_told(waiting_stream& on) {
 }
 
 result<compute_watch::waiting_stream*> compute_watch::stream_of(std::uint32_t gpu,
-                                                                std::uint64_t line) {
-  const std::pair where{gpu, line % streams_per_gpu};
+                                                                std::uint64_t number) {
+  const std::pair where{gpu, number};
   if (const auto known = streams_.find(where); known != streams_.end()) return &known->second;
   auto stream = site_->runtime->make_stream(gpu);
   if (!stream) return fail(std::move(stream).error());

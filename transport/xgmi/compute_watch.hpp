@@ -37,6 +37,10 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
  private:
   /// So many lines of a GPU wait apart; more share.
   static constexpr std::uint64_t streams_per_gpu = 16;
+  /// The stream of a GPU on which all points of other processes are waited for. A worker that dies
+  /// before it has come to its point leaves the stream waiting for ever: whoever is behind it then
+  /// fails by its deadline, and no point of this process is.
+  static constexpr std::uint64_t of_others = streams_per_gpu;
   static constexpr std::chrono::milliseconds look_every{100};
 
   /// Somebody behind a point.
@@ -64,7 +68,7 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
   };
 
   static void forget_the_told(waiting_stream& on);
-  [[nodiscard]] result<waiting_stream*> stream_of(std::uint32_t gpu, std::uint64_t line);
+  [[nodiscard]] result<waiting_stream*> stream_of(std::uint32_t gpu, std::uint64_t number);
 
   const std::shared_ptr<gpu_site> site_;
   progress_engine& engine_;

@@ -1,5 +1,6 @@
 #include "troupe/transport/xgmi/gate_words.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
@@ -11,9 +12,19 @@ void gate_word::open() const noexcept {
   std::atomic_ref<std::uint32_t>{*word.host}.store(value, std::memory_order_release);
 }
 
-result<gate_word> gate_words::take(std::uint32_t gpu) {
+result<gate_word> gate_words::take(std::uint32_t gpu, const void* stream) {
+  const std::lock_guard taking{taking_};
   const std::lock_guard lock{mutex_};
   auto& mine = gpus_[gpu];
+  const auto& device = runtime_->devices()[gpu];
+  const auto at_most = std::max(device.queues / 2, 1U);
+  if (!mine.held.contains(stream) && mine.held.size() >= at_most) {
+    return fail(errc::overloaded,
+                std::to_string(at_most) + " streams of GPU " + device.bus_id +
+                    " are held already, and its other queues are for copies; hold one stream for "
+                    "several receives, or give the process more queues "
+                    "(CUDA_DEVICE_MAX_CONNECTIONS, GPU_MAX_HW_QUEUES)");
+  }
   if (mine.free.empty()) {
     if (mine.made >= per_gpu) {
       return fail(errc::overloaded,
@@ -23,18 +34,34 @@ result<gate_word> gate_words::take(std::uint32_t gpu) {
     if (!more) return fail(std::move(more).error());
     mine.made += more->size();
     mine.free.reserve(mine.made);
-    for (const auto& word : *more) mine.free.push_back({word, 0});
+    for (const auto& word : *more) mine.free.push_back({word, 0, nullptr});
   }
   auto taken = mine.free.back();
   mine.free.pop_back();
   ++taken.value;
+  taken.stream = stream;
+  ++mine.held[stream];
   return taken;
 }
 
 void gate_words::give_back(const gate_word& open) noexcept {
-  if (open.value == last_value) return;
   const std::lock_guard lock{mutex_};
-  gpus_[open.word.device].free.push_back(open);
+  auto& mine = gpus_[open.word.device];
+  if (const auto held = mine.held.find(open.stream);
+      held != mine.held.end() && --held->second == 0) {
+    mine.held.erase(held);
+  }
+  if (open.value != last_value) mine.free.push_back(open);
+}
+
+bool gate_words::unless_held(std::uint32_t gpu, const std::function<void()>& what) {
+  const std::lock_guard taking{taking_};
+  {
+    const std::lock_guard lock{mutex_};
+    if (!gpus_[gpu].held.empty()) return false;
+  }
+  what();
+  return true;
 }
 
 std::size_t gate_words::made() const {

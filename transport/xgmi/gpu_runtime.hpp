@@ -25,6 +25,9 @@ struct gpu_device {
   std::string name;
   std::uint32_t processors{0};  ///< streaming multiprocessors, compute units
   bool bulk_copies{false};      ///< `copy_way::bulk` works here
+  /// Through so many queues the work of all streams of a process comes to it. A stream that waits
+  /// keeps one of them to itself.
+  std::uint32_t queues{8};
 };
 
 /// One allocation that a driver knows.

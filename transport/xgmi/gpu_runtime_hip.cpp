@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -162,6 +163,18 @@ hipError_t wait_at_word(hipStream_t stream, const gpu_word& word, std::uint32_t 
 #endif
 }
 
+std::uint32_t queues_of_process() {
+#if defined(TROUPE_GPU_CUDA)
+  const char* const told = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  constexpr int otherwise = 8;
+#else
+  const char* const told = std::getenv("GPU_MAX_HW_QUEUES");
+  constexpr int otherwise = 4;
+#endif
+  const int queues = told != nullptr ? std::atoi(told) : 0;
+  return static_cast<std::uint32_t>(queues < 1 ? otherwise : std::min(queues, 32));
+}
+
 std::string bus_id_of(int device) {
   char text[32] = {};
   if (hipDeviceGetPCIBusId(text, sizeof text, device) != hipSuccess) return {};
@@ -186,7 +199,8 @@ class hip_runtime final : public gpu_runtime {
       devices_.push_back({.bus_id = bus_id_of(i),
                           .name = properties.name,
                           .processors = static_cast<std::uint32_t>(properties.multiProcessorCount),
-                          .bulk_copies = false});
+                          .bulk_copies = false,
+                          .queues = queues_of_process()});
 #if defined(TROUPE_GPU_CUDA)
       devices_.back().bulk_copies = properties.major >= 9;
 #endif

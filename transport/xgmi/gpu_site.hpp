@@ -18,7 +18,7 @@ namespace troupe::transport::xgmi {
 /// a driver counts by process.
 struct gpu_site {
   explicit gpu_site(std::unique_ptr<gpu_runtime> with)
-      : runtime{std::move(with)}, opened{*runtime}, events{*runtime}, gates{*runtime} {}
+      : runtime{std::move(with)}, gates{*runtime}, opened{*runtime, gates}, events{*runtime} {}
 
   [[nodiscard]] std::vector<std::string> bus_ids() const;
   /// The index of the GPU with that bus id; empty: this process does not see it.
@@ -30,9 +30,9 @@ struct gpu_site {
   static void set_maker(std::function<std::shared_ptr<gpu_site>()> make);
 
   const std::unique_ptr<gpu_runtime> runtime;
+  gate_words gates;
   opened_allocations opened;
   opened_events events;
-  gate_words gates;
 };
 
 }  // namespace troupe::transport::xgmi

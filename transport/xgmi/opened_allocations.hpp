@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
+#include "troupe/transport/xgmi/gate_words.hpp"
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
 
 namespace troupe::transport::xgmi {
@@ -21,21 +23,23 @@ struct allocation_key {
   friend auto operator<=>(const allocation_key&, const allocation_key&) = default;
 };
 
+class opened_allocations;
+
 /// An allocation of a peer that is open here. Closed with its last user, so a copy that flies keeps
 /// it.
 class opened_allocation {
  public:
-  opened_allocation(gpu_runtime& runtime, std::uint32_t device, std::byte* base) noexcept
-      : runtime_{&runtime}, device_{device}, base_{base} {}
+  opened_allocation(opened_allocations& all, const allocation_key& key, std::byte* base) noexcept
+      : all_{&all}, key_{key}, base_{base} {}
   opened_allocation(const opened_allocation&) = delete;
   opened_allocation& operator=(const opened_allocation&) = delete;
-  ~opened_allocation() { runtime_->close_memory(device_, base_); }
+  ~opened_allocation();
 
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
 
  private:
-  gpu_runtime* runtime_;
-  std::uint32_t device_;
+  opened_allocations* all_;
+  allocation_key key_;
   std::byte* base_;
 };
 
@@ -43,7 +47,11 @@ class opened_allocation {
 /// it: a driver refuses to open one twice. Thread-safe.
 class opened_allocations {
  public:
-  explicit opened_allocations(gpu_runtime& runtime) : runtime_{&runtime} {}
+  opened_allocations(gpu_runtime& runtime, gate_words& gates)
+      : runtime_{&runtime}, gates_{&gates} {}
+  opened_allocations(const opened_allocations&) = delete;
+  opened_allocations& operator=(const opened_allocations&) = delete;
+  ~opened_allocations() { close_what_can_be(); }
 
   /// Opens the allocation, or finds it open. `size` is what its owner says that it has;
   /// `unauthorized` when it has less. The errors of `gpu_runtime::open_memory`.
@@ -52,8 +60,24 @@ class opened_allocations {
   [[nodiscard]] std::size_t size() const;
 
  private:
+  friend class opened_allocation;
+  struct left_open {
+    allocation_key key;
+    std::byte* base;
+  };
+
+  /// Now, or with the next that is opened or closed: a driver that closes waits for the whole GPU, and
+  /// a stream that is held may wait for the very thread that closes.
+  void close(const allocation_key& key, std::byte* base);
+  void close_what_can_be();
+  /// One that waits to be closed, for who wants it again.
+  [[nodiscard]] std::byte* take_back(const allocation_key& key);
+
   gpu_runtime* runtime_;
+  gate_words* gates_;
   mutable std::mutex mutex_;
+  std::mutex closing_mutex_;
+  std::vector<left_open> to_close_;
   std::map<allocation_key, std::weak_ptr<const opened_allocation>> known_;
 };
 

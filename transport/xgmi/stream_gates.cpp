@@ -37,7 +37,7 @@ result<std::shared_ptr<stream_gate>> stream_gates::hold(const compute_stream& st
                 "GPU " + std::to_string(stream.gpu) + " of a stream is none of the " +
                     std::to_string(gpus.devices().size()) + " that this process sees");
   }
-  auto word = site_->gates.take(stream.gpu);
+  auto word = site_->gates.take(stream.gpu, stream.handle);
   if (!word) return fail(std::move(word).error());
   auto made = std::make_shared<gate>(site_, *word);
   // Known first, and with no lock held during the call: a driver whose queue for the stream is full

@@ -183,9 +183,9 @@ TEST_F(gates, a_stream_that_comes_late_passes_a_word_at_which_another_one_is_hel
 
 TEST_F(gates, a_word_that_has_risen_to_its_end_is_used_no_more) {
   gate_words words{gpus};
-  const auto word = words.take(0).value();
+  const auto word = words.take(0, nullptr).value();
   words.give_back({word.word, gate_words::last_value});
-  for (int i = 0; i < 20; ++i) EXPECT_NE(words.take(0).value().word.host, word.word.host);
+  for (int i = 0; i < 20; ++i) EXPECT_NE(words.take(0, nullptr).value().word.host, word.word.host);
 }
 
 TEST_F(gates, threads_that_hold_and_open_at_once_leave_no_stream_behind) {
@@ -223,6 +223,59 @@ TEST_F(gates, too_many_are_refused_until_one_is_opened) {
   EXPECT_EQ(refusal(stream.name()), errc::overloaded);
   shut.pop_back();
   EXPECT_TRUE(here->hold(stream.name()));
+}
+
+TEST_F(gates, half_of_the_queues_of_a_gpu_are_left_to_copies) {
+  std::vector<std::unique_ptr<engine_stream>> streams;
+  std::vector<std::shared_ptr<stream_gate>> shut;
+  for (std::uint32_t i = 0; i < gpus.devices()[0].queues / 2; ++i) {
+    streams.push_back(std::make_unique<engine_stream>(gpus));
+    shut.push_back(here->hold(streams.back()->name()).value());
+  }
+  engine_stream more{gpus};
+  EXPECT_EQ(refusal(more.name()), errc::overloaded);
+  engine_stream elsewhere{gpus, 1};
+  EXPECT_TRUE(here->hold(elsewhere.name())) << "another GPU has its own";
+  shut.push_back(here->hold(streams.front()->name()).value());  // it is held as it is
+  shut.front()->open();
+  EXPECT_EQ(refusal(more.name()), errc::overloaded) << "held at another gate";
+  shut.back()->open();
+  EXPECT_TRUE(here->hold(more.name()));
+  more.work();
+  EXPECT_TRUE(comes_true([&] { return more.done() == 1; }));
+}
+
+/// Says what was opened and closed of other processes' memory, which it does not have.
+class noting_double final : public gpu_double {
+ public:
+  result<std::byte*> open_memory(std::uint32_t, const memory_handle&) override {
+    ++opened;
+    return &nothing_;
+  }
+  void close_memory(std::uint32_t, std::byte*) noexcept override { ++closed; }
+  int opened{0}, closed{0};
+
+ private:
+  std::byte nothing_{};
+};
+
+TEST(memory_of_a_peer, is_not_closed_while_a_stream_of_the_gpu_is_held) {
+  auto made = std::make_unique<noting_double>();
+  auto& gpus = *made;
+  gpu_site site{std::move(made)};
+  const allocation_key first{1, 0, 1, {}};
+  const allocation_key second{2, 0, 2, {}};
+  static_cast<void>(site.opened.open(first, 1).value());
+  EXPECT_EQ(gpus.closed, 1) << "no stream is held";
+  const auto gate = site.gates.take(0, nullptr).value();
+  static_cast<void>(site.opened.open(first, 1).value());
+  EXPECT_EQ(gpus.opened, 2);
+  EXPECT_EQ(gpus.closed, 1) << "this would wait for the stream";
+  static_cast<void>(site.opened.open(first, 1).value());
+  EXPECT_EQ(gpus.opened, 2) << "it was still open";
+  site.gates.give_back(gate);
+  static_cast<void>(site.opened.open(second, 1).value());
+  EXPECT_EQ(gpus.closed, 3) << "both, now that nobody is held";
 }
 
 TEST_F(gates, what_cannot_be_held_is_refused_with_the_reason) {
