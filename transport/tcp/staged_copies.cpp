@@ -114,7 +114,7 @@ staged_copies::news staged_copies::look() {
 /// Under the lock.
 void staged_copies::end(staged_copy& copy, news& told, std::vector<region_use>& unused) {
   for (auto& flown : copy.flights) {
-    if (auto why = flown.failure(); why && !copy.failure) copy.failure = std::move(why);
+    if (auto why = flown.take_failure(); why && !copy.failure) copy.failure = std::move(why);
     flown.give_back_tables();
   }
   std::ranges::move(copy.memory, std::back_inserter(unused));

@@ -61,6 +61,9 @@ staging_pool::~staging_pool() {
 }
 
 result<void> staging_pool::prepare(std::uint32_t gpu) {
+  if (auto here = site_->runtime->state(); !here.usable) {
+    return fail(errc::backend_unavailable, std::move(here.reason));
+  }
   if (auto lanes = lanes_->on(gpu); !lanes) return fail(std::move(lanes).error());
   const std::lock_guard lock{mutex_};
   gpu_ = gpu;

@@ -87,7 +87,7 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
   ~staging_pool();
 
   /// Before memory of `gpu` is copied for the first time: what takes long is done here, not where
-  /// bytes move. The errors of the GPU.
+  /// bytes move. The errors of the GPU; `backend_unavailable` once one was lost.
   [[nodiscard]] result<void> prepare(std::uint32_t gpu);
   /// No chunk: the quota is used up, or the host gives no more pinned memory and other lanes have
   /// what there is (`starved` then); try again. An error: there is no chunk at all.

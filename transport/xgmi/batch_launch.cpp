@@ -33,13 +33,22 @@ bool flight::ended() const noexcept {
   return true;
 }
 
-std::optional<troupe::error> flight::failure() const {
-  if (on == nullptr) return std::nullopt;
+std::optional<troupe::error> flight::take_failure() {
+  std::optional<troupe::error> first;
+  if (on == nullptr) return first;
   for (std::size_t i = 0; i < marks.size(); ++i) {
     if (marks[i] == 0) continue;
-    if (auto why = on->lane(i).failure()) return why;
+    if (auto why = on->lane(i).take_failure(marks[i]); why && !first) first = std::move(why);
   }
-  return std::nullopt;
+  return first;
+}
+
+bool flight::lost() const noexcept {
+  if (on == nullptr) return false;
+  for (std::size_t i = 0; i < marks.size(); ++i) {
+    if (marks[i] != 0 && on->lane(i).failed()) return true;
+  }
+  return false;
 }
 
 void flight::give_back_tables() {

@@ -21,8 +21,10 @@ struct flight {
   std::vector<pinned_memory> tables;  ///< given back when the marks are reached
 
   [[nodiscard]] bool ended() const noexcept;
-  /// Of the lanes that were used.
-  [[nodiscard]] std::optional<troupe::error> failure() const;
+  /// Once it has ended: why what it brought cannot be believed. Told once.
+  [[nodiscard]] std::optional<troupe::error> take_failure();
+  /// A lane that it used is of no use any more.
+  [[nodiscard]] bool lost() const noexcept;
   void give_back_tables();
 };
 

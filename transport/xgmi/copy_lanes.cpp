@@ -7,6 +7,15 @@
 
 namespace troupe::transport::xgmi {
 
+namespace {
+
+/// Refusals of a driver in a row that are believed to be none of the GPU's end, and marks that failed
+/// by them and were never asked for.
+constexpr std::uint32_t most_refusals = 1000;
+constexpr std::size_t most_spoiled = 1024;
+
+}  // namespace
+
 // -- a lane
 
 copy_lane::~copy_lane() {
@@ -15,7 +24,9 @@ copy_lane::~copy_lane() {
   while (!reached(last_) && std::chrono::steady_clock::now() < last) {
     if (!look()) std::this_thread::yield();
   }
-  for (const auto& one : waiting_) runtime_->release_event(one.event);
+  for (const auto& one : waiting_) {
+    if (one.event.handle != nullptr) runtime_->release_event(one.event);
+  }
   for (const auto event : free_) runtime_->release_event(event);
   runtime_->release_stream(stream_);
 }
@@ -27,6 +38,18 @@ std::uint64_t copy_lane::mark() {
     reached_.store(made, std::memory_order_release);
     return made;
   }
+  auto event = event_behind();
+  if (event) {
+    waiting_.push_back({made, *event});
+  } else {
+    waiting_.push_back({made, {}});
+    static_cast<void>(spoil(made, std::move(event).error()));
+  }
+  return made;
+}
+
+/// Under the lock: an event behind everything that the stream was given so far.
+result<gpu_event> copy_lane::event_behind() {
   gpu_event event;
   if (!free_.empty()) {
     event = free_.back();
@@ -34,23 +57,35 @@ std::uint64_t copy_lane::mark() {
   } else if (auto fresh = runtime_->make_event(stream_.device)) {
     event = *fresh;
   } else {
-    fail_all(std::move(fresh).error());
-    return made;
+    return fresh;
   }
   if (auto ok = runtime_->record(event, stream_); !ok) {
     free_.push_back(event);
-    fail_all(std::move(ok).error());
-    return made;
+    return fail(std::move(ok).error());
   }
-  waiting_.push_back({made, event});
-  return made;
+  return event;
+}
+
+/// Under the lock: the driver refused what would tell when the mark is reached. What it stands behind
+/// may run on, so the mark waits. False: the lane has failed.
+bool copy_lane::spoil(std::uint64_t mark, troupe::error why) {
+  const bool lost = !runtime_->state().usable;
+  if (lost || ++refusals_ > most_refusals || spoiled_.size() >= most_spoiled) {
+    fail_all(std::move(why));
+    return false;
+  }
+  spoiled_.emplace(mark, std::move(why));
+  spoiled_count_.store(spoiled_.size(), std::memory_order_release);
+  return true;
 }
 
 /// Under the lock.
 void copy_lane::fail_all(troupe::error why) {
   failure_ = std::move(why);
   failed_.store(true, std::memory_order_release);
-  for (const auto& one : waiting_) free_.push_back(one.event);
+  for (const auto& one : waiting_) {
+    if (one.event.handle != nullptr) free_.push_back(one.event);
+  }
   waiting_.clear();
   reached_.store(last_, std::memory_order_release);
 }
@@ -58,20 +93,35 @@ void copy_lane::fail_all(troupe::error why) {
 bool copy_lane::look() {
   const std::unique_lock lock{mutex_, std::try_to_lock};
   if (!lock.owns_lock()) return false;  // somebody looks, or adds
-  bool further = false;
-  while (!waiting_.empty()) {
-    auto happened = runtime_->happened(waiting_.front().event);
-    if (!happened) {
-      fail_all(std::move(happened).error());
-      return true;
-    }
-    if (!*happened) break;
-    reached_.store(waiting_.front().mark, std::memory_order_release);
-    free_.push_back(waiting_.front().event);
-    waiting_.pop_front();
-    further = true;
+  const auto before = reached_.load(std::memory_order_relaxed);
+  while (!waiting_.empty() && hear_of_front()) {
   }
-  return further;
+  return reached_.load(std::memory_order_relaxed) != before;
+}
+
+/// Under the lock. True: the first mark was reached.
+bool copy_lane::hear_of_front() {
+  auto& front = waiting_.front();
+  if (front.event.handle == nullptr) {
+    auto event = event_behind();
+    if (!event) {
+      static_cast<void>(spoil(front.mark, std::move(event).error()));
+      return false;
+    }
+    front.event = *event;
+  }
+  const auto happened = runtime_->happened(front.event);
+  if (!happened) {
+    free_.push_back(std::exchange(front.event, {}));
+    static_cast<void>(spoil(front.mark, happened.error()));
+    return false;
+  }
+  if (!*happened) return false;
+  refusals_ = 0;
+  reached_.store(front.mark, std::memory_order_release);
+  free_.push_back(front.event);
+  waiting_.pop_front();
+  return true;
 }
 
 result<bool> copy_lane::ring_at_end(const std::shared_ptr<bell>& what) {
@@ -81,10 +131,15 @@ result<bool> copy_lane::ring_at_end(const std::shared_ptr<bell>& what) {
   return true;
 }
 
-std::optional<troupe::error> copy_lane::failure() const {
-  if (!failed_.load(std::memory_order_acquire)) return std::nullopt;
+std::optional<troupe::error> copy_lane::take_failure(std::uint64_t mark) {
+  if (!failed() && spoiled_count_.load(std::memory_order_acquire) == 0) return std::nullopt;
   const std::lock_guard lock{mutex_};
-  return failure_;
+  const auto at = spoiled_.find(mark);
+  if (at == spoiled_.end()) return failure_;
+  auto why = std::move(at->second);
+  spoiled_.erase(at);
+  spoiled_count_.store(spoiled_.size(), std::memory_order_release);
+  return why;
 }
 
 // -- the lanes of a GPU

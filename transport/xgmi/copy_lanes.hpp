@@ -26,8 +26,9 @@ class copy_lane {
   ~copy_lane();
 
   [[nodiscard]] gpu_stream stream() const noexcept { return stream_; }
-  /// A mark behind everything that the stream was given so far. Never fails: where the driver does,
-  /// the lane has failed, and all marks are reached.
+  /// A mark behind everything that the stream was given so far. Never fails: where the driver refuses
+  /// it, the mark alone has failed, and is reached when what is before it has ended all the same; where
+  /// the GPU is lost the lane has failed, and all marks are reached.
   [[nodiscard]] std::uint64_t mark();
   /// Nothing that was marked is under way.
   [[nodiscard]] bool idle() const noexcept {
@@ -40,14 +41,19 @@ class copy_lane {
   bool look();
   /// Rings when all that is under way has ended well. False: nothing is under way.
   [[nodiscard]] result<bool> ring_at_end(const std::shared_ptr<bell>& what);
-  /// Why nothing that was under way can be believed.
-  [[nodiscard]] std::optional<troupe::error> failure() const;
+  /// The lane is of no use any more.
+  [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// Of a mark that was reached: why what is before it cannot be believed. Once for each mark.
+  [[nodiscard]] std::optional<troupe::error> take_failure(std::uint64_t mark);
 
  private:
   struct waiting {
     std::uint64_t mark{0};
-    gpu_event event{};
+    gpu_event event{};  ///< none: the driver refused it, and is asked again
   };
+  [[nodiscard]] result<gpu_event> event_behind();
+  [[nodiscard]] bool hear_of_front();
+  [[nodiscard]] bool spoil(std::uint64_t mark, troupe::error why);
   void fail_all(troupe::error why);
 
   gpu_runtime* runtime_;
@@ -59,6 +65,9 @@ class copy_lane {
   std::atomic<std::uint64_t> reached_{0};
   std::atomic<bool> failed_{false};
   std::optional<troupe::error> failure_;
+  std::map<std::uint64_t, troupe::error> spoiled_;  ///< marks that failed alone
+  std::atomic<std::size_t> spoiled_count_{0};
+  std::uint32_t refusals_{0};  ///< in a row
 };
 
 /// The lanes of one GPU and the tables that its kernels read.

@@ -77,6 +77,7 @@ struct xgmi_job final : shm::mapped_job {
 /// | waiting | tables free                     | flying            |
 /// | waiting | fence, close, break             | failed            |
 /// | flying  | its marks are reached           | done              |
+/// | flying  | reached, the driver refused one | failed            |
 /// | flying  | reached, and fenced or closed   | failed (aborted)  |
 /// | flying  | the GPU is lost                 | failed, link down |
 ///

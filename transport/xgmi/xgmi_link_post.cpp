@@ -294,10 +294,12 @@ bool xgmi_link::advance() {
       flying_.erase(flying_.begin() + static_cast<std::ptrdiff_t>(i));
       in_work_.fetch_sub(1, std::memory_order_release);
       for (auto& flown : job->flights) {
-        if (auto why = flown.failure(); why && !lost) lost = std::move(why);
+        if (auto why = flown.take_failure()) {
+          if (flown.lost() && !lost) lost = why;
+          job->failure = std::move(why);
+        }
         flown.give_back_tables();
       }
-      if (lost && !job->flights.empty()) job->failure = lost;
       const bool whole = !job->failure && !job->flights.empty();
       job->moved = whole ? job->total : 0;
       owner_waits = leave_slots(*job) || owner_waits;

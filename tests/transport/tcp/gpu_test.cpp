@@ -343,6 +343,65 @@ TEST(tcp_gpu, a_gpu_that_is_lost_under_a_batch_fails_it_at_either_end_and_the_li
   }
 }
 
+TEST(tcp_gpu, what_a_driver_refuses_fails_its_batch_alone_and_only_once_the_gpu_is_done_with_it) {
+  using call = gpu_double::call;
+  for (const auto what : {call::launch, call::copy, call::record, call::query}) {
+    for (const auto dir : {direction::write, direction::read}) {
+      SCOPED_TRACE(static_cast<int>(what));
+      two_nodes n;
+      two_nodes::gpu_memory(n.a, mib);
+      two_nodes::gpu_memory(n.b, mib);
+      const auto given = two_nodes::grant(n.b);
+      // Kernels take the short ones, the copy engine the long one.
+      const std::vector<segment> kernels{{0, 0, 4096, 0, 0, 1}, {8192, 8192, 4096, 0, 0, 1}};
+      const std::vector<segment> engine{all};
+      const auto& segments = what == call::copy ? engine : kernels;
+      n.gpus_a->hold(true);
+      n.gpus_a->refuse(what, 1);
+      ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, given, segments}})));
+      if (what == call::record || what == call::query) {
+        ASSERT_TRUE(n.until([&] { return n.gpus_a->launches() > 0; }));
+        for (int i = 0; i < 200; ++i) {
+          n.a.place->poll();
+          n.b.place->poll();
+        }
+        EXPECT_EQ(n.a.sink->completed(), 0U) << "the GPU still copies";
+      }
+      n.gpus_a->hold(false);
+      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
+      const auto& done = n.a.sink->completions[0];
+      ASSERT_TRUE(done.failure);
+      EXPECT_EQ(done.failure->code, errc::internal) << to_string(*done.failure);
+      EXPECT_THAT(done.failure->message, HasSubstr("invalid value"));
+      contract::fill(n.a.memory, 1);
+      contract::fill(n.b.memory, 2);
+      for (int i = 0; i < 4; ++i) {  // over every lane of the GPU
+        const auto next = n.run(n.a, n.work(dir, {{n.a.region, given, segments}}));
+        EXPECT_FALSE(next.failure) << to_string(*next.failure);
+      }
+      const bool writes = dir == direction::write;
+      contract::expect_moved(writes ? n.a.memory : n.b.memory, writes ? n.b.memory : n.a.memory,
+                             segments, dir);
+      EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
+    }
+  }
+}
+
+TEST(tcp_gpu, a_gpu_that_is_lost_is_out_of_service_and_says_so_at_once) {
+  two_nodes n;
+  two_nodes::gpu_memory(n.a, mib);
+  two_nodes::gpu_memory(n.b, mib);
+  const auto given = two_nodes::grant(n.b);
+  n.gpus_a->lose();
+  const auto posted = n.a.wire->post(n.work(direction::write, {{n.a.region, given, {all}}}));
+  ASSERT_FALSE(posted);
+  EXPECT_EQ(posted.error().code, errc::backend_unavailable);
+  EXPECT_THAT(posted.error().message, HasSubstr("fallen off the bus"));
+  const auto granted = n.a.wire->grant(n.a.region, {{0, mib, 0, 1}}, access::read_write, t1);
+  ASSERT_FALSE(granted);
+  EXPECT_EQ(granted.error().code, errc::backend_unavailable);
+}
+
 TEST(tcp_gpu, memory_that_cannot_be_pinned_is_said_at_once_or_waited_for) {
   two_nodes n{4};
   two_nodes::gpu_memory(n.a, 16 * mib);

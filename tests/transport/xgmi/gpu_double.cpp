@@ -28,6 +28,10 @@ unexpected gone() {
   return fail(gpu_error(gpu_fault::lost, "0000:0a:00.0", "a copy", "it has fallen off the bus"));
 }
 
+unexpected invalid() {
+  return fail(gpu_error(gpu_fault::invalid, "0000:0a:00.0", "a call", "invalid value"));
+}
+
 /// Memory of the host that was pinned: where it begins, its size.
 struct pinned_ranges {
   std::mutex mutex;
@@ -198,6 +202,13 @@ void gpu_double::lose() {
 }
 void gpu_double::hold(bool still) {
   still_ = still;
+}
+bool gpu_double::refuses(call what) {
+  auto& left = refused_[static_cast<std::size_t>(what)];
+  auto now = left.load();
+  while (now > 0 && !left.compare_exchange_weak(now, now - 1)) {
+  }
+  return now > 0;
 }
 std::uint64_t gpu_double::launched(copy_way way) const {
   return launched_[static_cast<std::size_t>(way)];
@@ -396,6 +407,7 @@ void gpu_double::give(gpu_stream on, std::function<void()> work) {
 result<void> gpu_double::copy(gpu_stream on, std::uint64_t to, std::uint64_t from,
                               std::uint64_t bytes) {
   if (lost_) return gone();
+  if (refuses(call::copy)) return invalid();
   ++engine_copies_;
   give(on, [=] { copy_bytes(to, from, bytes); });
   return {};
@@ -403,6 +415,7 @@ result<void> gpu_double::copy(gpu_stream on, std::uint64_t to, std::uint64_t fro
 
 result<void> gpu_double::launch(gpu_stream on, const copy_launch& what) {
   if (lost_) return gone();
+  if (refuses(call::launch)) return invalid();
   if (what.count == 0 || what.blocks == 0) return fail(errc::internal, "an empty launch");
   ++launches_;
   launched_[static_cast<std::size_t>(what.way)] += what.count;
@@ -442,12 +455,14 @@ result<void> gpu_double::launch(gpu_stream on, const copy_launch& what) {
 
 result<void> gpu_double::record(gpu_event event_handle, gpu_stream on) {
   if (lost_) return gone();
+  if (refuses(call::record)) return invalid();
   give(on, static_cast<event*>(event_handle.handle)->record());
   return {};
 }
 
 result<bool> gpu_double::happened(gpu_event event_handle) {
   if (lost_) return gone();
+  if (refuses(call::query)) return invalid();
   return static_cast<event*>(event_handle.handle)->now()();
 }
 

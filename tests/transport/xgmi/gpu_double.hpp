@@ -30,6 +30,10 @@ class gpu_double : public gpu_runtime {
 
   /// From now on every launch and every event fails as on a GPU that fell off its bus.
   void lose();
+  /// What a driver may refuse and go on.
+  enum class call : std::uint8_t { launch, copy, record, query };
+  /// The next so many are refused as invalid.
+  void refuse(call what, int times) { refused_[static_cast<std::size_t>(what)] = times; }
   /// Streams stand still, or go on.
   void hold(bool still);
   /// From now on this much more memory of the host can be pinned.
@@ -109,6 +113,7 @@ class gpu_double : public gpu_runtime {
     bool opened{false};
   };
   void give(gpu_stream on, std::function<void()> work);
+  [[nodiscard]] bool refuses(call what);
 
   std::vector<gpu_device> devices_;
   mutable std::mutex mutex_;
@@ -121,6 +126,7 @@ class gpu_double : public gpu_runtime {
   std::atomic<bool> lost_{false};
   std::atomic<bool> still_{false};
   std::atomic<bool> waits_{true};
+  std::array<std::atomic<int>, 4> refused_{};
   std::array<std::atomic<std::uint64_t>, 4> launched_{};
   std::atomic<std::size_t> may_pin_{SIZE_MAX};
   std::atomic<std::uint64_t> pinned_now_{0}, launches_{0};

@@ -123,8 +123,8 @@ TEST_F(launches, a_lost_gpu_fails_what_flies_and_all_that_comes) {
   runtime.lose();
   runtime.hold(false);
   wait_for(flown);
-  ASSERT_TRUE(flown.failure());
-  EXPECT_EQ(flown.failure()->code, errc::backend_unavailable);
+  ASSERT_TRUE(flown.take_failure());
+  EXPECT_EQ(flown.take_failure()->code, errc::backend_unavailable);
   batch_launch launch{*made, {.total = 1024, .segments = 1}};
   const auto one = blocks(1, 1024, 1024);
   launch.add(direction::write, from, to, one);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include <gmock/gmock.h>
@@ -103,6 +104,33 @@ TEST(xgmi_link, a_lost_gpu_ends_the_link_and_takes_the_backend_out_of_service) {
   EXPECT_THAT(choice.error().message, HasSubstr("fallen off the bus"));
   auto identity = n.b.place->identity();
   EXPECT_NE(n.a.place->choose(identity, std::nullopt)->kind, backend_kind::xgmi) << "it falls back";
+}
+
+TEST(xgmi_link, what_a_driver_refuses_fails_its_batch_alone_and_only_once_the_gpu_is_done_with_it) {
+  using call = gpu_double::call;
+  for (const auto what : {call::launch, call::record, call::query}) {
+    SCOPED_TRACE(static_cast<int>(what));
+    two_nodes n;
+    const auto here = n.a.place->allocate_on_gpu(0, mib, "here").value();
+    const auto there = n.b.place->allocate_on_gpu(1, mib, "there").value();
+    const auto grant = n.grant(n.b, there, mib);
+    const segment all{0, 0, mib, 0, 0, 1};
+    n.driver->hold(true);
+    n.driver->refuse(what, 1);
+    ASSERT_TRUE(n.a.wire->post(n.work(direction::write, {{here, grant, {all}}})));
+    ASSERT_TRUE(n.a.wire->post(n.work(direction::write, {{here, grant, {all}}})));
+    for (int i = 0; i < 200; ++i) n.a.place->poll();
+    EXPECT_LE(n.a.sink->completed(), what == call::launch ? 1U : 0U);
+    n.driver->hold(false);
+    ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 2; }));
+    EXPECT_EQ(std::ranges::count_if(n.a.sink->completions,
+                                    [](const auto& done) { return done.failure.has_value(); }),
+              1);
+    const auto next = n.run(n.a, n.work(direction::write, {{here, grant, {all}}}));
+    EXPECT_FALSE(next.failure);
+    EXPECT_FALSE(n.a.sink->is_broken());
+    EXPECT_TRUE(n.a.place->choose(n.b.place->identity(), backend_kind::xgmi));
+  }
 }
 
 TEST(xgmi_link, a_progress_thread_sleeps_while_a_long_copy_flies_and_is_woken_at_its_end) {
