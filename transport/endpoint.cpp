@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/staging/staging_pool.hpp"
 #ifdef TROUPE_WITH_TCP
 #include "troupe/transport/tcp/tcp_backend.hpp"
 #endif
@@ -187,15 +188,16 @@ result<void> local_endpoint::start() {
   compute_ = std::make_shared<xgmi::compute_watch>(gpus_, progress_->next());
   context_ =
       std::make_unique<backend_context>(backend_context{options_, identity_, regions_, *progress_});
+  const auto staging = std::make_shared<staging::staging_pool>(gpus_, options_.xgmi);
 #ifdef TROUPE_WITH_SHM
-  backends_.push_back(make_shm_backend(*context_));
+  backends_.push_back(make_shm_backend(*context_, staging));
 #endif
   backends_.push_back(make_xgmi_backend(*context_, gpus_));
 #ifdef TROUPE_WITH_RDMA
   backends_.push_back(make_rdma_backend(*context_));
 #endif
 #ifdef TROUPE_WITH_TCP
-  auto tcp = make_tcp_backend(*context_, gpus_);
+  auto tcp = make_tcp_backend(*context_, staging);
   if (!tcp) return fail(std::move(tcp).error());
   tcp_port_ = (*tcp)->port();
   backends_.push_back(std::move(*tcp));

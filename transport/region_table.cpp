@@ -237,7 +237,7 @@ result<region_use> region_table::use_on_host(region_id id, backend_kind by) cons
     return fail(errc::backend_unavailable,
                 "region " + std::to_string(id.value) + " '" + (*used)->name() +
                     "' is memory of a device, which " + std::string{to_string(by)} +
-                    " cannot reach; use xgmi within a host, rdma, or tcp");
+                    " cannot reach; use xgmi or shm within a host, rdma, or tcp");
   }
   return used;
 }

@@ -35,7 +35,7 @@ struct exported_memory {
   int dmabuf{-1};  ///< descriptor of the dma-buf; the caller's, who may close it after registering
   std::uint64_t offset{0};  ///< bytes, of the memory's first byte in the dma-buf
   /// `host`: the processor reaches the bytes at their address as well. `device`: only devices do;
-  /// then `shm` refuses the region, and so does `tcp` where it is of no GPU of this process.
+  /// then `shm` and `tcp` refuse the region where it is of no GPU of this process.
   memory_kind kind{memory_kind::device};
 };
 

@@ -21,6 +21,18 @@ unexpected refused(errc code, const std::string& call) {
 
 }  // namespace
 
+result<owned_fd> make_sealed(const char* name, std::uint64_t size) {
+  owned_fd fd{::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  if (!fd) return refused(errc::pool_exhausted, "memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
+    return refused(errc::pool_exhausted, "ftruncate");
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return refused(errc::pool_exhausted, "fcntl(F_ADD_SEALS)");
+  }
+  return fd;
+}
+
 result<std::byte*> map_sealed(int fd, std::uint64_t size) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return refused(errc::unauthorized, "fstat");
@@ -60,15 +72,9 @@ std::uint64_t control_mapping::file_number() const noexcept {
 }
 
 result<control_mapping> control_mapping::create() {
-  owned_fd fd{::memfd_create("troupe:link", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-  if (!fd) return refused(errc::pool_exhausted, "memfd_create");
-  if (::ftruncate(fd.get(), sizeof(control_memory)) != 0) {
-    return refused(errc::pool_exhausted, "ftruncate");
-  }
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return refused(errc::pool_exhausted, "fcntl(F_ADD_SEALS)");
-  }
-  return map(std::move(fd));
+  auto fd = make_sealed("troupe:link", sizeof(control_memory));
+  if (!fd) return fail(std::move(fd).error());
+  return map(std::move(*fd));
 }
 
 result<control_mapping> control_mapping::map(owned_fd fd) {

@@ -39,7 +39,8 @@ result<grant_key> grant_key::decode(std::span<const std::byte> key) {
   }
   std::memcpy(&packed, key.data(), sizeof packed);
   const auto how = static_cast<memory>(packed.how);
-  if (packed.slot >= slots_per_direction || (how != memory::mapped && how != memory::process)) {
+  if (packed.slot >= slots_per_direction ||
+      (how != memory::mapped && how != memory::process && how != memory::asked)) {
     return fail(errc::unauthorized, "the grant's key names slot " + std::to_string(packed.slot) +
                                         " and kind " + std::to_string(packed.how) +
                                         ", which do not exist");
@@ -112,7 +113,8 @@ job_runner::outcome job_runner::step(copy_job& job) const {
   }
   if (piece.mapped) {
     copier_.copy({next.runs.data(), next.count});
-  } else if (auto copied = copy_through_kernel(job.work.dir, next); !copied) {
+  } else if (auto copied = copy_through_kernel(job.work.dir, {next.runs.data(), next.count});
+             !copied) {
     job.failure = std::move(copied).error();
     return {progress::done, visit.leave()};
   }
@@ -121,11 +123,22 @@ job_runner::outcome job_runner::step(copy_job& job) const {
   return {progress::more, visit.leave()};
 }
 
-result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk& what) const {
+result<void> job_runner::carry(const job_piece& piece, direction dir,
+                               std::span<const copy_run> runs) const {
+  if (!piece.mapped) {
+    auto copied = copy_through_kernel(dir, runs);
+    return copied ? result<void>{} : fail(std::move(copied).error());
+  }
+  copier_.copy(runs);
+  return {};
+}
+
+result<std::uint64_t> job_runner::copy_through_kernel(direction dir,
+                                                      std::span<const copy_run> runs) const {
   std::array<iovec, chunk_runs> here{};
   std::array<iovec, chunk_runs> there{};
-  for (std::size_t i = 0; i < what.count; ++i) {
-    const auto& run = what.runs[i];
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto& run = runs[i];
     auto* from = const_cast<std::byte*>(run.from);
     here[i] = {dir == direction::write ? from : run.to, run.length};
     there[i] = {dir == direction::write ? run.to : from, run.length};
@@ -138,8 +151,8 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk
   };
   // Before: its number may be a stranger's by now. After: it was its own all the time.
   if (!peer_->alive()) return ended();
-  while (first < what.count) {
-    const auto count = what.count - first;
+  while (first < runs.size()) {
+    const auto count = runs.size() - first;
     const ssize_t got = dir == direction::write
                             ? ::process_vm_writev(pid, &here[first], count, &there[first], count, 0)
                             : ::process_vm_readv(pid, &here[first], count, &there[first], count, 0);
@@ -155,7 +168,7 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir, const chunk
     // A short transfer ends at a byte: go on from there.
     auto left = static_cast<std::size_t>(got);
     moved += left;
-    while (first < what.count && left >= here[first].iov_len) left -= here[first++].iov_len;
+    while (first < runs.size() && left >= here[first].iov_len) left -= here[first++].iov_len;
     if (left != 0) {
       here[first] = {static_cast<std::byte*>(here[first].iov_base) + left,
                      here[first].iov_len - left};

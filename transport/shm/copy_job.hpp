@@ -21,7 +21,8 @@ namespace troupe::transport::shm {
 
 /// What `remote_grant::key` holds for this backend.
 struct grant_key {
-  enum class memory : std::uint8_t { mapped = 1, process = 2 };
+  /// `asked`: of a GPU of its owner, who moves the bytes when it is asked to; it has no slot.
+  enum class memory : std::uint8_t { mapped = 1, process = 2, asked = 3 };
 
   std::uint32_t slot{0};
   memory how{memory::mapped};
@@ -78,6 +79,10 @@ class job_runner {
   job_runner(const peer_process& peer, std::int32_t batch_size) noexcept;
   /// Copies at most one chunk of one piece.
   [[nodiscard]] outcome step(copy_job& job) const;
+  /// Copies runs between memory of ours and the piece's remote region, at most `chunk_runs` of them,
+  /// inside a visit of its slot.
+  [[nodiscard]] result<void> carry(const job_piece& piece, direction dir,
+                                   std::span<const copy_run> runs) const;
 
  private:
   // The runs are filled before they are read.
@@ -89,7 +94,8 @@ class job_runner {
   };
 
   static void fill(const copy_job& job, chunk& out, std::size_t max_runs);
-  [[nodiscard]] result<std::uint64_t> copy_through_kernel(direction dir, const chunk& what) const;
+  [[nodiscard]] result<std::uint64_t> copy_through_kernel(direction dir,
+                                                          std::span<const copy_run> runs) const;
 
   copier copier_;
   const peer_process* peer_;

@@ -97,6 +97,8 @@ fence_state mapped_link::fence(transfer_id transfer) {
       slots_->sweep();
       quiescent = slots_->revoke(transfer);
     }
+    revoke(transfer);
+    quiescent = !touches(transfer) && quiescent;
     std::vector<std::shared_ptr<mapped_job>> stopped;
     for (const auto& job : active_) {
       if (job->work.transfer != transfer) continue;
@@ -126,7 +128,7 @@ void mapped_link::collect_quiescent() {
   std::erase_if(pending_fences_, [&](transfer_id transfer) {
     const bool copying = std::ranges::any_of(
         active_, [&](const auto& job) { return job->running && job->work.transfer == transfer; });
-    if (copying || (slots_ && slots_->draining(transfer))) return false;
+    if (copying || (slots_ && slots_->draining(transfer)) || touches(transfer)) return false;
     sink_.put(quiescent_event{transfer});
     return true;
   });
@@ -206,7 +208,7 @@ bool mapped_link::before_sleep() {
     // Pending fences and frames without room are woken by the peer's doorbell; these two are not.
     may_sleep = !ending_ && gone_regions_.empty() && !memory_to_prepare();
   }
-  return may_sleep;
+  return may_sleep && !heard_something();
 }
 
 void mapped_link::after_sleep() {
@@ -293,6 +295,7 @@ void mapped_link::break_link(troupe::error why, bool peer_is_dead) {
       why_broken_ = why;
       up_.store(false, std::memory_order_release);
       if (slots_) slots_->revoke_all();
+      revoke_all();
       waiting_frames_.clear();
       waiting_bytes_ = 0;
       cancel_jobs(why);
@@ -343,6 +346,7 @@ void mapped_link::close() {
     up_.store(false, std::memory_order_release);
     broken_event_due_ = false;
     if (slots_) slots_->revoke_all();
+    revoke_all();
     waiting_frames_.clear();
     waiting_bytes_ = 0;
     cancel_jobs({errc::aborted, "the link was closed"});
@@ -358,7 +362,7 @@ void mapped_link::settle() {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
   if (settled_ || (state_ != link_phase::broken && state_ != link_phase::closed)) return;
-  if (running_ != 0 || (slots_ && slots_->any_draining())) {
+  if (running_ != 0 || (slots_ && slots_->any_draining()) || touches_any()) {
     if (!std::exchange(settle_timer_set_, true)) {
       engine_.call_at(std::chrono::steady_clock::now() + std::chrono::milliseconds{20},
                       shared_from_this(), settle_timer);

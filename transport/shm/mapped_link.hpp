@@ -99,6 +99,9 @@ class mapped_link : public link,
   [[nodiscard]] virtual bool memory_to_prepare() const { return false; }
   /// Batches are under way. Arms what wakes this end when one of them ends; false: do not sleep.
   virtual bool may_sleep_in_work() { return false; }
+  /// This end is about to sleep and has said so to the peer: whether that said anything meanwhile that
+  /// is in no ring.
+  virtual bool heard_something() { return false; }
   /// The doorbell was rung: what `may_sleep_in_work` armed may have gone off.
   virtual void on_doorbell() {}
   /// A `leaf_timer` that the leaf has set.
@@ -107,6 +110,16 @@ class mapped_link : public link,
   virtual void on_finished(mapped_job& job) = 0;
   /// Both sides are quiescent for ever: lets go of the peer's memory; under both locks.
   virtual void forget_peer_memory() = 0;
+  /// What the leaf has given to the peer besides slots ends: of one transfer, or all; under the lock.
+  virtual void revoke(transfer_id transfer) { static_cast<void>(transfer); }
+  virtual void revoke_all() {}
+  /// Whether the leaf itself still touches memory that was given so, of one transfer or at all; under
+  /// the lock.
+  [[nodiscard]] virtual bool touches(transfer_id transfer) {
+    static_cast<void>(transfer);
+    return false;
+  }
+  [[nodiscard]] virtual bool touches_any() { return false; }
   /// Whether nothing of the peer's can touch our memory any more once its socket ends without a
   /// word. False: only once its process is gone.
   [[nodiscard]] virtual bool socket_end_is_death() const { return true; }

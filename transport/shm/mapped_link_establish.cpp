@@ -285,7 +285,8 @@ std::optional<mapped_link::ending> mapped_link::read_socket() {
 /// Under the control lock.
 result<void> mapped_link::on_message(received in) {
   if (std::holds_alternative<region_shared_message>(in.body) ||
-      std::holds_alternative<gpu_region_shared_message>(in.body)) {
+      std::holds_alternative<gpu_region_shared_message>(in.body) ||
+      std::holds_alternative<chunks_shared_message>(in.body)) {
     return on_shared(std::move(in));
   }
   if (const auto* gone = std::get_if<region_gone_message>(&in.body)) {

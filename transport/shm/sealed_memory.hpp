@@ -4,8 +4,13 @@
 #include <cstdint>
 
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/shm/owned_fd.hpp"
 
 namespace troupe::transport::shm {
+
+/// A fresh memfd of `size` zeros that can never be of another size. `name` is for who looks into
+/// /proc. `pool_exhausted`.
+[[nodiscard]] result<owned_fd> make_sealed(const char* name, std::uint64_t size);
 
 /// Maps a memfd that a peer handed over, shared, readable and writable, not inherited by forked
 /// children. The file must have at least `size` bytes and be sealed against shrinking, else an

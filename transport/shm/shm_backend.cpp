@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "troupe/transport/shm/mapped_backend.hpp"
-#include "troupe/transport/shm/shm_link.hpp"
+#include "troupe/transport/shm/staged_link.hpp"
 
 namespace troupe::transport {
 
@@ -24,7 +24,10 @@ std::string about_engine_memory() {
 
 class shm_backend final : public shm::mapped_backend {
  public:
-  explicit shm_backend(backend_context& context) : mapped_backend{context} { start(); }
+  shm_backend(backend_context& context, std::shared_ptr<staging::staging_pool> staging)
+      : mapped_backend{context}, staging_{std::move(staging)} {
+    start();
+  }
 
   [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::shm; }
 
@@ -41,14 +44,19 @@ class shm_backend final : public shm::mapped_backend {
  protected:
   [[nodiscard]] std::shared_ptr<shm::mapped_link> make(const link_options& options,
                                                        std::shared_ptr<link_sink> sink) override {
-    return std::make_shared<shm::shm_link>(context_, listener_, options, std::move(sink));
+    return std::make_shared<shm::staged_link>(context_, listener_, staging_, options,
+                                              std::move(sink));
   }
+
+ private:
+  const std::shared_ptr<staging::staging_pool> staging_;
 };
 
 }  // namespace
 
-std::unique_ptr<backend> make_shm_backend(backend_context& context) {
-  return std::make_unique<shm_backend>(context);
+std::unique_ptr<backend> make_shm_backend(backend_context& context,
+                                          std::shared_ptr<staging::staging_pool> staging) {
+  return std::make_unique<shm_backend>(context, std::move(staging));
 }
 
 }  // namespace troupe::transport

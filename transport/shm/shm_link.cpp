@@ -16,8 +16,11 @@ shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener>
 
 result<remote_grant> shm_link::grant(region_id region, std::vector<extent> extents, access rights,
                                      transfer_id transfer) {
-  auto memory = regions_.use_on_host(region, kind_);
+  auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
+  if ((*memory)->kind() != memory_kind::host) {
+    return grant_of_device(std::move(*memory), std::move(extents), rights, transfer);
+  }
   auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
   if (!given) return given;
   grant_key key;
@@ -32,6 +35,13 @@ result<remote_grant> shm_link::grant(region_id region, std::vector<extent> exten
   key.slot = *slot;
   given->key = key.encode();
   return given;
+}
+
+// A leaf keeps what it is given.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
+result<remote_grant> shm_link::grant_of_device(region_use memory, std::vector<extent> /*extents*/,
+                                               access /*rights*/, transfer_id /*transfer*/) {
+  return fail(regions_.use_on_host(memory->id(), kind_).error());
 }
 
 /// Sees to it that the peer can reach the region. The descriptor is in the peer's socket before the

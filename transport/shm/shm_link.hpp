@@ -37,13 +37,25 @@ class shm_link : public mapped_link {
   /// Batches wait to be copied by `advance`; under the lock.
   [[nodiscard]] bool has_queued() const { return !queued_.empty(); }
 
+  // -- what a leaf may add: memory of devices
+
+  [[nodiscard]] virtual result<remote_grant> grant_of_device(region_use memory,
+                                                             std::vector<extent> extents,
+                                                             access rights, transfer_id transfer);
+  /// A batch that the processor alone cannot copy, which `why` says. It was checked but for its
+  /// pieces.
+  [[nodiscard]] virtual result<void> post_of_device(batch& work, troupe::error why);
+  /// Where the granted region of the host lies for us.
+  [[nodiscard]] result<void> find_remote(const remote_grant& grant, job_piece& made);
+  /// Once the control page is here.
+  [[nodiscard]] const job_runner& runner() const { return *runner_; }
+
  private:
   [[nodiscard]] result<void> share_region(const region& memory);
 
   // -- copying (shm_link_post.cpp)
-  [[nodiscard]] result<std::shared_ptr<copy_job>> prepare(batch work);
+  [[nodiscard]] result<std::shared_ptr<copy_job>> prepare(batch& work);
   [[nodiscard]] result<job_piece> prepare_piece(const batch& work, std::size_t index);
-  [[nodiscard]] result<void> find_remote(const remote_grant& grant, job_piece& made);
   [[nodiscard]] const mapped_region* mapped_now(region_id region);
   bool post_small(batch& work);
   void run(copy_job& job, std::uint64_t most_bytes);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "troupe/transport/batch_check.hpp"
@@ -54,6 +55,11 @@ result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
   const auto key = grant_key::decode(grant.key);
   if (!key) return fail(key.error());
 
+  if (key->how == grant_key::memory::asked) {
+    return fail(errc::backend_unavailable,
+                "region " + std::to_string(grant.region.value) +
+                    " of the peer is memory of a GPU, which the processor does not reach");
+  }
   made.grant = grant.id;
   made.slot = &outgoing_->slots[key->slot];
   if (key->how == grant_key::memory::process) {
@@ -83,7 +89,7 @@ result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
   return {};
 }
 
-result<std::shared_ptr<copy_job>> shm_link::prepare(batch work) {
+result<std::shared_ptr<copy_job>> shm_link::prepare(batch& work) {
   auto job = std::make_shared<copy_job>();
   job->pieces.reserve(work.pieces.size());
   for (std::size_t i = 0; i < work.pieces.size(); ++i) {
@@ -148,12 +154,16 @@ bool shm_link::post_small(batch& work) {
   return true;
 }
 
+result<void> shm_link::post_of_device(batch& /*work*/, troupe::error why) {
+  return refused(std::move(why));
+}
+
 result<void> shm_link::post(batch work) {
   if (post_small(work)) return {};
   if (auto ok = check_batch(work); !ok) return ok;
   if (auto ok = need_up(); !ok) return ok;
-  auto prepared = prepare(std::move(work));
-  if (!prepared) return refused(std::move(prepared).error());
+  auto prepared = prepare(work);
+  if (!prepared) return post_of_device(work, std::move(prepared).error());
   const auto& job = *prepared;
   const bool at_once = job->total <= inline_bytes;
   {

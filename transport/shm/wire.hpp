@@ -29,6 +29,7 @@
 /// | region_gone   | both     | none                        | the region is gone: unmap it        |
 /// | gpu_region_cl | both     | none                        | answers that of a GPU's memory: it  |
 /// |               |          |                             | is not open here any more (xgmi)    |
+/// | chunks_shared | both     | the chunks' memfd           | before the first use of one (shm)   |
 /// | bye           | both     | none                        | the link ends, up or still joining  |
 ///
 /// The doorbells of a welcome are the dialer's, then the acceptor's.
@@ -115,9 +116,14 @@ struct bye_message {
   std::uint32_t unused{0};
 };
 
+/// The memory by which the sender moves bytes from and to GPUs of the receiver: a `chunk_memory`.
+struct chunks_shared_message {
+  std::uint64_t size{0};
+};
+
 using message = std::variant<hello_message, welcome_message, ready_message, region_shared_message,
                              region_gone_message, bye_message, gpu_region_shared_message,
-                             gpu_region_closed_message>;
+                             gpu_region_closed_message, chunks_shared_message>;
 
 struct received {
   message body;

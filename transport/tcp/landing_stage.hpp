@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "troupe/transport/tcp/staged_copies.hpp"
+#include "troupe/transport/staging/staged_copies.hpp"
 
 namespace troupe::transport::tcp {
 
@@ -15,7 +15,7 @@ struct landing;
 /// while the next one is filled. Used by whoever receives, one thread at a time.
 class landing_stage {
  public:
-  explicit landing_stage(staged_copies& copies) : copies_{copies} {}
+  explicit landing_stage(staging::staged_copies& copies) : copies_{copies} {}
 
   /// Where the next bytes go. None: every chunk is being emptied; the peer waits. An error: there is
   /// no chunk at all.
@@ -29,9 +29,9 @@ class landing_stage {
   void drop() noexcept;
 
  private:
-  staged_copies& copies_;
-  const std::shared_ptr<chunk_quota> quota_{std::make_shared<chunk_quota>()};
-  staging_chunk chunk_;
+  staging::staged_copies& copies_;
+  const std::shared_ptr<staging::chunk_quota> quota_{std::make_shared<staging::chunk_quota>()};
+  staging::staging_chunk chunk_;
   std::size_t used_{0};
 };
 

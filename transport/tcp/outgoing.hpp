@@ -9,7 +9,7 @@
 
 #include "troupe/transport/grant_table.hpp"
 #include "troupe/transport/region_table.hpp"
-#include "troupe/transport/tcp/memory_run.hpp"
+#include "troupe/transport/staging/memory_run.hpp"
 #include "troupe/transport/tcp/outgoing_stage.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
@@ -35,14 +35,14 @@ struct outgoing {
   revocable* guard{nullptr};  ///< of the memory that `runs` point into; set before it is
                               ///< pushed, lives as long as this
   std::shared_ptr<given_grant> grant;  ///< read_data: where the guard lives
-  std::vector<memory_run> runs;
+  std::vector<staging::memory_run> runs;
   std::vector<remote_run> remote;         ///< beside `runs`; empty for read_data
   std::span<const region_use> memory;     ///< of the runs; to be looked at under a pin of the guard
   std::unique_ptr<outgoing_stage> stage;  ///< where runs are in memory of GPUs; else none
   std::vector<std::byte> session;         ///< write: travels in the last frame
   std::uint64_t bytes{0};                 ///< of all runs
   std::atomic<bool> given_up{false};      ///< read_data: the initiator does not want it any more
-  run_cursor cursor;
+  staging::run_cursor cursor;
 
   [[nodiscard]] bool withdrawn() const noexcept {
     return given_up.load(std::memory_order_relaxed) || (guard != nullptr && guard->revoked());

@@ -12,14 +12,14 @@ namespace {
 constexpr std::size_t most_runs_in_chunk = 8192;
 
 /// How much of the job goes into one chunk.
-std::uint64_t share_of(const outgoing& job, const run_cursor& from) noexcept {
+std::uint64_t share_of(const outgoing& job, const staging::run_cursor& from) noexcept {
   std::uint64_t bytes = 0;
   std::uint64_t done = job.runs[from.run()].length * from.repetition() + from.offset();
   const auto end = std::min(job.runs.size(), from.run() + most_runs_in_chunk);
-  for (auto i = from.run(); i < end && bytes < staging_pool::chunk_size; ++i) {
+  for (auto i = from.run(); i < end && bytes < staging::staging_pool::chunk_size; ++i) {
     bytes += job.runs[i].length * job.runs[i].count - std::exchange(done, 0);
   }
-  return std::min<std::uint64_t>(bytes, staging_pool::chunk_size);
+  return std::min<std::uint64_t>(bytes, staging::staging_pool::chunk_size);
 }
 
 }  // namespace
@@ -28,14 +28,14 @@ void outgoing_stage::fill(outgoing& job) {
   while (asked_ < job.bytes && !job.withdrawn() && !failure()) {
     auto chunk = copies_.lend(quota_);
     if (chunk && !*chunk) return;
-    staged_copies::order what{.dir = direction::write,
-                              .runs = job.runs,
-                              .from = cursor_,
-                              .bytes = share_of(job, cursor_),
-                              .memory = job.memory,
-                              .transfer = transfer_id{job.transfer},
-                              .batch = job.type == frame_type::write ? job.batch : 0,
-                              .group = {}};
+    staging::staged_copies::order what{.dir = direction::write,
+                                       .runs = job.runs,
+                                       .from = cursor_,
+                                       .bytes = share_of(job, cursor_),
+                                       .memory = job.memory,
+                                       .transfer = transfer_id{job.transfer},
+                                       .batch = job.type == frame_type::write ? job.batch : 0,
+                                       .group = {}};
     if (!chunk) {
       copies_of_job_.push_back(copies_.refuse(what, std::move(chunk).error()));
     } else {
@@ -62,7 +62,8 @@ std::optional<errc> outgoing_stage::failure() const {
   return first.failure->code;
 }
 
-std::pair<std::byte*, std::shared_ptr<staged_copy>> outgoing_stage::take(std::size_t bytes) {
+std::pair<std::byte*, std::shared_ptr<staging::staged_copy>> outgoing_stage::take(
+    std::size_t bytes) {
   auto first = copies_of_job_.front();
   auto* const at = first->chunk.bytes().data() + taken_;
   taken_ += bytes;

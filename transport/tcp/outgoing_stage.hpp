@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "troupe/transport/tcp/staged_copies.hpp"
+#include "troupe/transport/staging/staged_copies.hpp"
 
 namespace troupe::transport::tcp {
 
@@ -24,7 +24,7 @@ struct outgoing;
 /// | ready    | `take` of its last byte  | the burst's, until it is sent |
 class outgoing_stage {
  public:
-  outgoing_stage(staged_copies& copies, std::shared_ptr<chunk_quota> quota)
+  outgoing_stage(staging::staged_copies& copies, std::shared_ptr<staging::chunk_quota> quota)
       : copies_{copies}, quota_{std::move(quota)} {}
 
   /// Starts copies as far as there are chunks. Nothing happens once the job is withdrawn.
@@ -34,15 +34,16 @@ class outgoing_stage {
   /// Why the next ones never will be.
   [[nodiscard]] std::optional<errc> failure() const;
   /// The next ones, at most `ready` of them. Whoever sends them keeps the copy meanwhile.
-  [[nodiscard]] std::pair<std::byte*, std::shared_ptr<staged_copy>> take(std::size_t bytes);
+  [[nodiscard]] std::pair<std::byte*, std::shared_ptr<staging::staged_copy>> take(
+      std::size_t bytes);
 
  private:
-  staged_copies& copies_;
-  const std::shared_ptr<chunk_quota> quota_;
-  run_cursor cursor_;       ///< behind what was asked for
-  std::uint64_t asked_{0};  ///< bytes
-  std::size_t taken_{0};    ///< of the first copy
-  std::deque<std::shared_ptr<staged_copy>> copies_of_job_;
+  staging::staged_copies& copies_;
+  const std::shared_ptr<staging::chunk_quota> quota_;
+  staging::run_cursor cursor_;  ///< behind what was asked for
+  std::uint64_t asked_{0};      ///< bytes
+  std::size_t taken_{0};        ///< of the first copy
+  std::deque<std::shared_ptr<staging::staged_copy>> copies_of_job_;
 };
 
 }  // namespace troupe::transport::tcp

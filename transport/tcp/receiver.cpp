@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/tcp/wire_access.hpp"
+#include "troupe/transport/wire_access.hpp"
 
 namespace troupe::transport::tcp {
 

@@ -8,20 +8,21 @@
 
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/grant_table.hpp"
+#include "troupe/transport/staging/memory_run.hpp"
 #include "troupe/transport/tcp/frame_decoder.hpp"
 #include "troupe/transport/tcp/landing_stage.hpp"
-#include "troupe/transport/tcp/memory_run.hpp"
 
 namespace troupe::transport::tcp {
 
 /// Where the data of the frame that has begun go. Without a guard they are read and dropped.
 struct landing {
   std::shared_ptr<revocable> guard;
-  std::span<const memory_run> runs;  ///< valid until the frame has ended
-  run_cursor cursor;
+  std::span<const staging::memory_run> runs;  ///< valid until the frame has ended
+  staging::run_cursor cursor;
   // Of what goes into memory of GPUs, by way of the lane's stage; else there is none.
   landing_stage* stage{nullptr};
-  std::shared_ptr<copy_group> group{};   ///< the copies; some may be under way after the frame
+  std::shared_ptr<staging::copy_group>
+      group{};                           ///< the copies; some may be under way after the frame
   std::span<const region_use> memory{};  ///< of the runs; to be looked at under a pin
   transfer_id transfer{};
 };

@@ -7,7 +7,7 @@
 
 #include <sys/socket.h>
 
-#include "troupe/transport/tcp/wire_access.hpp"
+#include "troupe/transport/wire_access.hpp"
 
 namespace troupe::transport::tcp {
 
@@ -249,7 +249,7 @@ void lane_sender::stage_ahead() {
   {
     const std::lock_guard lock{mutex_};
     for (const auto* queue : {&writes_, &replies_}) {
-      const auto next = std::min<std::size_t>(queue->size(), chunk_quota::most);
+      const auto next = std::min<std::size_t>(queue->size(), staging::chunk_quota::most);
       ahead_.insert(ahead_.end(), queue->begin(),
                     queue->begin() + static_cast<std::ptrdiff_t>(next));
     }
@@ -368,8 +368,8 @@ wire_entry lane_sender::next_entry(const outgoing& job, std::size_t room,
   return entry;
 }
 
-void lane_sender::add_memory(const memory_run& run, std::uint32_t repetition, std::uint64_t offset,
-                             const wire_entry& entry, std::size_t first_iov) {
+void lane_sender::add_memory(const staging::memory_run& run, std::uint32_t repetition,
+                             std::uint64_t offset, const wire_entry& entry, std::size_t first_iov) {
   for (std::uint32_t i = 0; i < entry.count; ++i) {
     auto* at = run.at + (std::uint64_t{repetition} + i) * run.stride + offset;
     if (iov_.size() > first_iov) {

@@ -94,7 +94,7 @@ class lane_sender {
   bool add_request_frame(outgoing& job);
   [[nodiscard]] wire_entry next_entry(const outgoing& job, std::size_t room,
                                       std::size_t pieces) const;
-  void add_memory(const memory_run& run, std::uint32_t repetition, std::uint64_t offset,
+  void add_memory(const staging::memory_run& run, std::uint32_t repetition, std::uint64_t offset,
                   const wire_entry& entry, std::size_t first_iov);
   void add_payload(outgoing& job, const wire_entry& entry, std::size_t first_iov);
   void add_from_chunk(outgoing& job, std::size_t bytes, std::size_t first_iov);
@@ -142,8 +142,8 @@ class lane_sender {
   std::size_t burst_size_{0};
   std::vector<guarded_span> spans_;
   std::vector<std::shared_ptr<outgoing>> kept_;  ///< whose session bytes the burst refers to
-  std::vector<std::shared_ptr<staged_copy>> kept_copies_;  ///< whose chunks it refers to
-  std::vector<std::shared_ptr<outgoing>> ahead_;           ///< jobs to be staged, in order
+  std::vector<std::shared_ptr<staging::staged_copy>> kept_copies_;  ///< whose chunks it refers to
+  std::vector<std::shared_ptr<outgoing>> ahead_;                    ///< jobs to be staged, in order
   std::vector<revocable*> pinned_;
   std::shared_ptr<outgoing> current_write_;
   std::shared_ptr<outgoing> current_reply_;

@@ -13,7 +13,7 @@ namespace {
 class socket_backend final : public tcp_backend {
  public:
   socket_backend(backend_context& context, std::shared_ptr<tcp::listener> door,
-                 std::shared_ptr<tcp::staging_pool> staging)
+                 std::shared_ptr<staging::staging_pool> staging)
       : context_{context}, door_{std::move(door)}, staging_{std::move(staging)} {}
   ~socket_backend() override { door_->stop(); }
 
@@ -31,7 +31,7 @@ class socket_backend final : public tcp_backend {
  private:
   backend_context& context_;
   const std::shared_ptr<tcp::listener> door_;
-  const std::shared_ptr<tcp::staging_pool> staging_;
+  const std::shared_ptr<staging::staging_pool> staging_;
 };
 
 result<std::shared_ptr<link>> socket_backend::open(const link_options& options,
@@ -45,13 +45,12 @@ result<std::shared_ptr<link>> socket_backend::open(const link_options& options,
 
 }  // namespace
 
-result<std::unique_ptr<tcp_backend>> make_tcp_backend(backend_context& context,
-                                                      std::shared_ptr<xgmi::gpu_site> gpus) {
+result<std::unique_ptr<tcp_backend>> make_tcp_backend(
+    backend_context& context, std::shared_ptr<staging::staging_pool> staging) {
   auto door = tcp::listener::create(context);
   if (!door) return fail(std::move(door).error());
-  return std::unique_ptr<tcp_backend>{std::make_unique<socket_backend>(
-      context, std::move(*door),
-      std::make_shared<tcp::staging_pool>(std::move(gpus), context.options.xgmi))};
+  return std::unique_ptr<tcp_backend>{
+      std::make_unique<socket_backend>(context, std::move(*door), std::move(staging))};
 }
 
 }  // namespace troupe::transport

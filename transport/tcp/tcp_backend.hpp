@@ -9,8 +9,8 @@
 
 namespace troupe::transport {
 
-namespace xgmi {
-struct gpu_site;
+namespace staging {
+class staging_pool;
 }
 
 /// One-sided frames over TCP sockets; the wire is described in transport/tcp/PROTOCOL.md.
@@ -21,8 +21,8 @@ class tcp_backend : public backend {
 };
 
 /// Binds the listener. `invalid_config` when the host is not an address of this machine or the port
-/// is taken; the sentence names both. `gpus`: whose memory moves by way of the host.
+/// is taken; the sentence names both. `staging`: by which memory of GPUs moves.
 [[nodiscard]] result<std::unique_ptr<tcp_backend>> make_tcp_backend(
-    backend_context& context, std::shared_ptr<xgmi::gpu_site> gpus);
+    backend_context& context, std::shared_ptr<staging::staging_pool> staging);
 
 }  // namespace troupe::transport

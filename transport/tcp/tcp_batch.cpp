@@ -10,7 +10,7 @@ namespace {
 
 // A segment with everything that is needed to send or receive it.
 struct flat_segment {
-  memory_run local;
+  staging::memory_run local;
   remote_run remote;
 };
 
@@ -19,7 +19,7 @@ template <class F>
 void for_each_segment(const batch& work, std::span<const region_use> memory, F f) {
   std::uint32_t index = 0;
   for (std::size_t p = 0; p < work.pieces.size(); ++p) {
-    const auto gpu = memory[p]->gpu().value_or(memory_run::on_host);
+    const auto gpu = memory[p]->gpu().value_or(staging::memory_run::on_host);
     for (const auto& s : work.pieces[p].segments) {
       if (s.length != 0 && s.count != 0) {
         f(flat_segment{{memory[p]->data() + s.local_offset, s.length, s.local_stride, s.count, gpu},
@@ -156,9 +156,10 @@ result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wir
     job.guard = &flying->guard;
     parts[lane].left = job.bytes;
     parts[lane].lane = lane;
-    parts[lane].staged = on_gpus && std::ranges::any_of(job.runs, [](const memory_run& run) {
-                           return run.gpu != memory_run::on_host;
-                         });
+    parts[lane].staged =
+        on_gpus && std::ranges::any_of(job.runs, [](const staging::memory_run& run) {
+          return run.gpu != staging::memory_run::on_host;
+        });
   }
   flying->wire = wire;
   flying->id = work.id;

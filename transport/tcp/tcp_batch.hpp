@@ -17,13 +17,13 @@ namespace troupe::transport::tcp {
 
 /// One lane's share of a batch at its initiator.
 struct batch_part {
-  outgoing job;           ///< what the lane sends for it
-  run_cursor cursor;      ///< reads: how far the data have arrived
-  std::uint64_t left{0};  ///< reads: bytes that are still to arrive
+  outgoing job;                ///< what the lane sends for it
+  staging::run_cursor cursor;  ///< reads: how far the data have arrived
+  std::uint64_t left{0};       ///< reads: bytes that are still to arrive
   std::size_t lane{0};
   bool done{false};
-  bool staged{false};                  ///< some of it lies in memory of a GPU
-  std::shared_ptr<copy_group> copies;  ///< reads: into that
+  bool staged{false};                           ///< some of it lies in memory of a GPU
+  std::shared_ptr<staging::copy_group> copies;  ///< reads: into that
 };
 
 /// A batch in flight at its initiator: one piece of memory with everything in it, kept by whoever

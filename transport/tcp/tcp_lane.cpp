@@ -15,7 +15,7 @@ unexpected against_protocol(const std::string& what) {
   return fail(errc::link_broken, "the peer broke the tcp protocol: " + what);
 }
 
-std::uint64_t bytes_of(const std::vector<memory_run>& runs) noexcept {
+std::uint64_t bytes_of(const std::vector<staging::memory_run>& runs) noexcept {
   std::uint64_t sum = 0;
   for (const auto& run : runs) sum += run.length * run.count;
   return sum;
@@ -24,17 +24,17 @@ std::uint64_t bytes_of(const std::vector<memory_run>& runs) noexcept {
 // Where one frame's entries lie in the granted region. Entries that are not permitted are named in
 // `bad` and nothing is taken then.
 struct placed {
-  std::vector<memory_run> runs;
+  std::vector<staging::memory_run> runs;
   std::vector<std::uint32_t> bad;
   std::optional<troupe::error> failure;
 };
 
 placed place(std::span<const std::byte> table, const given_grant& grant,
-             std::vector<memory_run> reused = {}) {
+             std::vector<staging::memory_run> reused = {}) {
   placed out{.runs = std::move(reused), .bad = {}, .failure = {}};
   out.runs.clear();
   out.runs.reserve(table.size() / entry_size);
-  const auto gpu = grant.gpu.value_or(memory_run::on_host);
+  const auto gpu = grant.gpu.value_or(staging::memory_run::on_host);
   for (; !table.empty(); table = table.subspan(entry_size)) {
     const auto entry = decode_entry(table.first<entry_size>());
     const extent range{entry.offset, entry.length, entry.stride, entry.count};
@@ -75,7 +75,7 @@ troupe::error ended_by_peer(std::uint32_t status) {
   return {why, "the peer could not read its memory (" + std::string{to_string(why)} + ")"};
 }
 
-bool ended(const std::shared_ptr<copy_group>& copies) {
+bool ended(const std::shared_ptr<staging::copy_group>& copies) {
   return !copies || copies->idle();
 }
 
@@ -207,7 +207,7 @@ result<landing> tcp_lane::begin_write(const frame_header& header,
   if (where.failure) return refuse(std::move(*where.failure), std::move(where.bad));
   auto there = landing{.guard = guard_of(grant_), .runs = places_, .cursor = {}};
   if (!grant_->gpu) return there;
-  if (!incoming_.copies) incoming_.copies = std::make_shared<copy_group>();
+  if (!incoming_.copies) incoming_.copies = std::make_shared<staging::copy_group>();
   there.stage = &stage_;
   there.group = incoming_.copies;
   there.memory = {&grant_->memory, 1};
@@ -316,7 +316,7 @@ result<landing> tcp_lane::begin_read_data(const frame_header& header) {
   auto there = landing{
       .guard = {at->second, &at->second->guard}, .runs = part->job.runs, .cursor = part->cursor};
   if (!part->staged) return there;
-  if (!part->copies) part->copies = std::make_shared<copy_group>();
+  if (!part->copies) part->copies = std::make_shared<staging::copy_group>();
   there.stage = &stage_;
   there.group = part->copies;
   there.memory = at->second->memory;
@@ -345,7 +345,7 @@ result<void> tcp_lane::end_completion(const frame_header& header,
 // The peer has ended its part; so is ours when what it sent is where it belongs.
 result<void> tcp_lane::finish_read(std::uint64_t batch, std::optional<troupe::error> failure,
                                    std::vector<std::uint32_t> bad) {
-  std::shared_ptr<copy_group> copies;
+  std::shared_ptr<staging::copy_group> copies;
   {
     const std::lock_guard lock{owner_.batch_mutex_};
     const auto at = owner_.batches_.find(batch);
@@ -368,7 +368,8 @@ std::unique_ptr<outgoing_stage> tcp_lane::stage_for_write() const {
   return std::make_unique<outgoing_stage>(owner_.copies_, write_quota_);
 }
 
-void tcp_lane::hold(std::shared_ptr<copy_group> until, std::function<result<void>()> then) {
+void tcp_lane::hold(std::shared_ptr<staging::copy_group> until,
+                    std::function<result<void>()> then) {
   held_.push_back({std::move(until), std::move(then)});
 }
 

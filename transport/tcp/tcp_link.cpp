@@ -26,7 +26,7 @@ constexpr std::uint32_t polls_per_word = 8;    // and between two words to its t
 }  // namespace
 
 tcp_link::tcp_link(backend_context& context, std::shared_ptr<listener> door,
-                   std::shared_ptr<staging_pool> staging, const link_options& options,
+                   std::shared_ptr<staging::staging_pool> staging, const link_options& options,
                    std::shared_ptr<link_sink> sink)
     : context_{context},
       engine_{context.progress.next()},

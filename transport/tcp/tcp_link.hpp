@@ -66,7 +66,7 @@ class tcp_lane final : public frame_handler {
     std::uint64_t batch{0};
     std::optional<troupe::error> failure;
     std::vector<std::uint32_t> bad;
-    std::shared_ptr<copy_group> copies;  ///< of its data into memory of a GPU
+    std::shared_ptr<staging::copy_group> copies;  ///< of its data into memory of a GPU
   };
 
   [[nodiscard]] result<landing> begin_write(const frame_header& header,
@@ -101,21 +101,23 @@ class tcp_lane final : public frame_handler {
   /// What the end of a frame causes, once the copies of its data have ended and everything before it
   /// was caused: frames mean what they mean in the order in which they came.
   struct held_end {
-    std::shared_ptr<copy_group> until;  ///< none: only for those before it
+    std::shared_ptr<staging::copy_group> until;  ///< none: only for those before it
     std::function<result<void>()> then;
   };
-  void hold(std::shared_ptr<copy_group> until, std::function<result<void>()> then);
+  void hold(std::shared_ptr<staging::copy_group> until, std::function<result<void>()> then);
   [[nodiscard]] result<void> finish_write(const frame_header& header, incoming_part part,
                                           std::span<const std::byte> session);
   [[nodiscard]] result<void> finish_read(std::uint64_t batch, std::optional<troupe::error> failure,
                                          std::vector<std::uint32_t> bad);
 
-  std::shared_ptr<given_grant> grant_;  ///< the last frame's; most often the next one's, too
-  std::vector<memory_run> places_;      ///< where the data of the frame that comes in go
+  std::shared_ptr<given_grant> grant_;       ///< the last frame's; most often the next one's, too
+  std::vector<staging::memory_run> places_;  ///< where the data of the frame that comes in go
 
   // Memory of GPUs.
-  const std::shared_ptr<chunk_quota> write_quota_{std::make_shared<chunk_quota>()};
-  const std::shared_ptr<chunk_quota> reply_quota_{std::make_shared<chunk_quota>()};
+  const std::shared_ptr<staging::chunk_quota> write_quota_{
+      std::make_shared<staging::chunk_quota>()};
+  const std::shared_ptr<staging::chunk_quota> reply_quota_{
+      std::make_shared<staging::chunk_quota>()};
   landing_stage stage_;
   std::deque<held_end> held_;
 };
@@ -143,7 +145,7 @@ class tcp_link final : public link,
                        public std::enable_shared_from_this<tcp_link> {
  public:
   tcp_link(backend_context& context, std::shared_ptr<listener> door,
-           std::shared_ptr<staging_pool> staging, const link_options& options,
+           std::shared_ptr<staging::staging_pool> staging, const link_options& options,
            std::shared_ptr<link_sink> sink);
   ~tcp_link() override;
 
@@ -260,7 +262,7 @@ class tcp_link final : public link,
   sink_queue sink_;
   region_table& regions_;
   grant_table grants_;
-  staged_copies copies_;
+  staging::staged_copies copies_;
 
   std::mutex state_mutex_;
   std::atomic<state> state_{state::idle};

@@ -110,6 +110,11 @@ class gpu_runtime {
   [[nodiscard]] virtual result<pinned_memory> allocate_pinned(std::uint32_t device,
                                                               std::size_t size) = 0;
   virtual void release_pinned(const pinned_memory& memory) noexcept = 0;
+  /// Whole pages of the host that are mapped here already, shared with another process perhaps, for
+  /// every GPU of this one. They stay mapped until `unpin`.
+  [[nodiscard]] virtual result<pinned_memory> pin(std::uint32_t device,
+                                                  std::span<std::byte> memory) = 0;
+  virtual void unpin(const pinned_memory& memory) noexcept = 0;
 
   // -- peers
 

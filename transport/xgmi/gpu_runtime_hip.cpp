@@ -236,6 +236,9 @@ class hip_runtime final : public gpu_runtime {
   [[nodiscard]] result<pinned_memory> allocate_pinned(std::uint32_t device,
                                                       std::size_t size) override;
   void release_pinned(const pinned_memory& memory) noexcept override;
+  [[nodiscard]] result<pinned_memory> pin(std::uint32_t device,
+                                          std::span<std::byte> memory) override;
+  void unpin(const pinned_memory& memory) noexcept override;
   [[nodiscard]] bool reaches(std::uint32_t device, std::uint32_t peer) const override;
   [[nodiscard]] result<void> enable(std::uint32_t device, std::uint32_t peer) override;
   [[nodiscard]] result<gpu_stream> make_stream(std::uint32_t device) override;
@@ -415,6 +418,24 @@ result<pinned_memory> hip_runtime::allocate_pinned(std::uint32_t device, std::si
 
 void hip_runtime::release_pinned(const pinned_memory& memory) noexcept {
   static_cast<void>(hipHostFree(memory.host));
+}
+
+result<pinned_memory> hip_runtime::pin(std::uint32_t device, std::span<std::byte> memory) {
+  void* seen = nullptr;
+  auto ok = at(device, "hipHostRegister", [&] {
+    const auto error = hipHostRegister(memory.data(), memory.size(),
+                                       hipHostRegisterMapped | hipHostRegisterPortable);
+    if (error != hipSuccess) return error;
+    const auto found = hipHostGetDevicePointer(&seen, memory.data(), 0);
+    if (found != hipSuccess) static_cast<void>(hipHostUnregister(memory.data()));
+    return found;
+  });
+  if (!ok) return fail(std::move(ok).error());
+  return pinned_memory{memory.data(), reinterpret_cast<std::uintptr_t>(seen), memory.size()};
+}
+
+void hip_runtime::unpin(const pinned_memory& memory) noexcept {
+  static_cast<void>(hipHostUnregister(memory.host));
 }
 
 // -- peers

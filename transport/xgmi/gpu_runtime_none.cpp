@@ -45,6 +45,11 @@ class no_runtime final : public gpu_runtime {
     return absent();
   }
   void release_pinned(const pinned_memory& /*memory*/) noexcept override {}
+  [[nodiscard]] result<pinned_memory> pin(std::uint32_t /*device*/,
+                                          std::span<std::byte> /*memory*/) override {
+    return absent();
+  }
+  void unpin(const pinned_memory& /*memory*/) noexcept override {}
   [[nodiscard]] bool reaches(std::uint32_t /*device*/, std::uint32_t /*peer*/) const override {
     return false;
   }

@@ -59,6 +59,10 @@ inline constexpr const char* gpu_kind = "cuda";
 #define hipHostMallocPortable cudaHostAllocPortable
 #define hipHostFree cudaFreeHost
 #define hipHostGetDevicePointer cudaHostGetDevicePointer
+#define hipHostRegister cudaHostRegister
+#define hipHostRegisterMapped cudaHostRegisterMapped
+#define hipHostRegisterPortable cudaHostRegisterPortable
+#define hipHostUnregister cudaHostUnregister
 #define hipIpcMemHandle_t cudaIpcMemHandle_t
 #define hipIpcGetMemHandle cudaIpcGetMemHandle
 #define hipIpcOpenMemHandle cudaIpcOpenMemHandle

@@ -81,15 +81,22 @@ inline std::vector<variant> all_variants() {
                            {backend_kind::tcp, 1, 1, gpu_ends::both},
                            {backend_kind::tcp, 1, 0, gpu_ends::a},
                            {backend_kind::tcp, 1, 1, gpu_ends::b},
-                           {backend_kind::tcp, 4, 2, gpu_ends::both}};
+                           {backend_kind::tcp, 4, 2, gpu_ends::both},
+                           {backend_kind::shm, 1, 1, gpu_ends::both},
+                           {backend_kind::shm, 1, 0, gpu_ends::both},
+                           {backend_kind::shm, 1, 1, gpu_ends::a},
+                           {backend_kind::shm, 1, 0, gpu_ends::a},
+                           {backend_kind::shm, 1, 1, gpu_ends::b},
+                           {backend_kind::shm, 1, 0, gpu_ends::b}};
   // One device that is polled, two that threads drive.
   if (have_verbs()) all = {{backend_kind::rdma, 1, 0}, {backend_kind::rdma, 4, 2}};
   return all;
 }
 
-/// Whether the initiator moves the bytes without asking the target: it has its memory mapped.
-inline bool moves_by_itself(backend_kind kind) {
-  return kind == backend_kind::shm || kind == backend_kind::xgmi;
+/// Whether the initiator moves the bytes without asking `target` ('a' or 'b'): it has its memory mapped.
+inline bool moves_by_itself(const variant& with, char target) {
+  return with.kind == backend_kind::xgmi ||
+         (with.kind == backend_kind::shm && !on_gpu(with, target));
 }
 
 /// For what lanes might change.

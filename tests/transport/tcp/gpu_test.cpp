@@ -4,7 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "two_ends.hpp"
+#include "gpu_nodes.hpp"
 
 // Memory of GPUs over sockets: what is tcp's own in it, on GPUs that are none. That the promises of every
 // link hold for it is in tests/transport/contract.
@@ -13,68 +13,15 @@ namespace {
 
 using contract::end;
 using xgmi::copy_way;
-using xgmi::gpu_double;
-using xgmi::gpu_site;
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
 constexpr transfer_id t1{0x1111};
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
-/// Two nodes whose GPUs are their own, so that a test may break one side's.
-struct two_nodes : contract::two_ends {
+struct two_nodes : contract::gpu_nodes {
   explicit two_nodes(std::uint32_t lane_count = 1, std::uint32_t workers = 0)
-      : two_ends{workers}, lanes{lane_count} {
-    make(a, incarnation{1}, {.site = site_a});
-    make(b, incarnation{2}, {.site = site_b});
-    join();
-  }
-  ~two_nodes() {
-    gpus_a->hold(false);
-    gpus_b->hold(false);
-    if (a.wire) a.wire->close();
-    if (b.wire) b.wire->close();
-  }
-  /// Another link between the two.
-  void join() {
-    open(a, b.self, link_role::initiator);
-    open(b, a.self, link_role::acceptor);
-    connect();
-  }
-  void open(end& e, incarnation peer, link_role role) const {
-    e.sink = std::make_shared<contract::recorder>();
-    e.wire = e.place->open(backend_kind::tcp, {.role = role, .peer = peer, .lanes = lanes}, e.sink)
-                 .value();
-  }
-  void drive_for(std::chrono::milliseconds time) const {
-    until([] { return false; }, time);
-  }
-  static std::span<std::byte> gpu_memory(end& e, std::uint64_t size) {
-    e.region = e.place->allocate_on_gpu(0, size, "gpu").value();
-    return e.memory = e.place->bytes(e.region).value();
-  }
-  static std::span<std::byte> host_memory(end& e, std::uint64_t size) {
-    e.region = e.place->allocate(size, "host").value();
-    return e.memory = e.place->bytes(e.region).value();
-  }
-  static std::shared_ptr<const remote_grant> grant(end& owner, transfer_id transfer = t1) {
-    return std::make_shared<const remote_grant>(
-        owner.wire
-            ->grant(owner.region, {{0, owner.memory.size(), 0, 1}}, access::read_write, transfer)
-            .value());
-  }
-  std::uint32_t lanes;
-  gpu_double* gpus_a{nullptr};
-  gpu_double* gpus_b{nullptr};
-  std::shared_ptr<gpu_site> site_a{make_site(gpus_a)};
-  std::shared_ptr<gpu_site> site_b{make_site(gpus_b)};
-
- private:
-  static std::shared_ptr<gpu_site> make_site(gpu_double*& gpus) {
-    auto owned = std::make_unique<gpu_double>();
-    gpus = owned.get();
-    return std::make_shared<gpu_site>(std::move(owned));
-  }
+      : gpu_nodes{backend_kind::tcp, lane_count, workers} {}
 };
 
 const segment all{0, 0, mib, 0, 0, 1};
@@ -344,7 +291,7 @@ TEST(tcp_gpu, a_gpu_that_is_lost_under_a_batch_fails_it_at_either_end_and_the_li
 }
 
 TEST(tcp_gpu, what_a_driver_refuses_fails_its_batch_alone_and_only_once_the_gpu_is_done_with_it) {
-  using call = gpu_double::call;
+  using call = xgmi::gpu_double::call;
   for (const auto what : {call::launch, call::copy, call::record, call::query}) {
     for (const auto dir : {direction::write, direction::read}) {
       SCOPED_TRACE(static_cast<int>(what));

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "troupe/transport/tcp/wire_access.hpp"
+#include "troupe/transport/wire_access.hpp"
 #include "troupe/transport/xgmi/gpu_error.hpp"
 
 namespace troupe::transport::xgmi {
@@ -53,7 +53,7 @@ pinned_ranges& pinned() {
 /// socket or goes there: of the order that a peer's answer makes it knows nothing.
 void copy_bytes(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) {
   const std::lock_guard lock{pinned().mutex};
-  std::optional<tcp::wire_access> for_peer;
+  std::optional<wire_access> for_peer;
   if (pinned().hold(to) || pinned().hold(from)) for_peer.emplace();
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
 }
@@ -329,6 +329,22 @@ void gpu_double::release_pinned(const pinned_memory& memory) noexcept {
     pinned().sizes.erase(reinterpret_cast<std::uintptr_t>(memory.host));
   }
   delete[] memory.host;
+}
+
+result<pinned_memory> gpu_double::pin(std::uint32_t /*device*/, std::span<std::byte> memory) {
+  if (memory.size() > may_pin_) return fail(gpu_error(gpu_fault::no_memory, "", "pin", "refused"));
+  may_pin_ -= memory.size();
+  pinned_now_ += memory.size();
+  const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::lock_guard lock{pinned().mutex};
+  pinned().sizes[at] = memory.size();
+  return pinned_memory{memory.data(), at, memory.size()};
+}
+
+void gpu_double::unpin(const pinned_memory& memory) noexcept {
+  pinned_now_ -= memory.size;
+  const std::lock_guard lock{pinned().mutex};
+  pinned().sizes.erase(reinterpret_cast<std::uintptr_t>(memory.host));
 }
 
 bool gpu_double::reaches(std::uint32_t device, std::uint32_t peer) const {

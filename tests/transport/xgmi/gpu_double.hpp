@@ -85,6 +85,9 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] result<pinned_memory> allocate_pinned(std::uint32_t device,
                                                       std::size_t size) override;
   void release_pinned(const pinned_memory& memory) noexcept override;
+  [[nodiscard]] result<pinned_memory> pin(std::uint32_t device,
+                                          std::span<std::byte> memory) override;
+  void unpin(const pinned_memory& memory) noexcept override;
   [[nodiscard]] bool reaches(std::uint32_t device, std::uint32_t peer) const override;
   [[nodiscard]] result<void> enable(std::uint32_t device, std::uint32_t peer) override;
   [[nodiscard]] result<gpu_stream> make_stream(std::uint32_t device) override;

@@ -7,7 +7,7 @@
 
 #include <sys/uio.h>
 
-namespace troupe::transport::tcp {
+namespace troupe::transport::staging {
 
 /// A segment as one side's memory has it: `count` times `length` bytes, `stride` apart.
 struct memory_run {
@@ -65,4 +65,4 @@ class run_cursor {
   std::uint64_t offset_{0};
 };
 
-}  // namespace troupe::transport::tcp
+}  // namespace troupe::transport::staging

@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/transport/tcp/memory_run.hpp"
+#include "troupe/transport/staging/memory_run.hpp"
 #include "troupe/transport/types.hpp"
 #include "troupe/transport/xgmi/batch_launch.hpp"
 #include "troupe/transport/xgmi/gpu_site.hpp"
 #include "troupe/transport/xgmi/options.hpp"
 
-namespace troupe::transport::tcp {
+namespace troupe::transport::staging {
 
 /// How many chunks one direction of a lane may hold: one on the wire, one that the GPU copies, one
 /// between the two. Each has its own, so that none waits for another; who has none left waits for its
@@ -41,13 +41,17 @@ class chunk_quota {
 class staging_pool;
 
 /// Pinned memory on loan: host and GPUs reach it. Goes back to its pool with its last owner; an empty
-/// one has none.
+/// one has none, and one of `somebody_elses` goes back to nobody.
 class staging_chunk {
  public:
   staging_chunk() = default;
   staging_chunk(std::shared_ptr<staging_pool> from, std::shared_ptr<chunk_quota> quota,
                 const xgmi::pinned_memory& memory) noexcept
       : from_{std::move(from)}, quota_{std::move(quota)}, memory_{memory} {}
+  /// Who owns it keeps it until what uses it has ended.
+  [[nodiscard]] static staging_chunk somebody_elses(const xgmi::pinned_memory& memory) noexcept {
+    return {nullptr, nullptr, memory};
+  }
   staging_chunk(staging_chunk&&) noexcept = default;
   staging_chunk& operator=(staging_chunk&& other) noexcept {
     if (this != &other) {
@@ -72,7 +76,7 @@ class staging_chunk {
   xgmi::pinned_memory memory_{};
 };
 
-/// The pinned memory of one endpoint by which bytes get between its GPUs and its sockets, and the
+/// The pinned memory of one endpoint by which bytes get between its GPUs and its peers, and the
 /// streams that copy them. A chunk that was made once is used again until the endpoint ends.
 /// Thread-safe.
 class staging_pool : public std::enable_shared_from_this<staging_pool> {
@@ -89,6 +93,9 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
   /// Before memory of `gpu` is copied for the first time: what takes long is done here, not where
   /// bytes move. The errors of the GPU; `backend_unavailable` once one was lost.
   [[nodiscard]] result<void> prepare(std::uint32_t gpu);
+  /// The same for who has chunks of his own.
+  [[nodiscard]] result<void> prepare_streams(std::uint32_t gpu);
+  [[nodiscard]] xgmi::gpu_runtime& runtime() const noexcept { return *site_->runtime; }
   /// No chunk: the quota is used up, or the host gives no more pinned memory and other lanes have
   /// what there is (`starved` then); try again. An error: there is no chunk at all.
   [[nodiscard]] result<staging_chunk> lend(const std::shared_ptr<chunk_quota>& quota,
@@ -128,4 +135,4 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
   std::unique_ptr<xgmi::copy_lanes> lanes_;
 };
 
-}  // namespace troupe::transport::tcp
+}  // namespace troupe::transport::staging

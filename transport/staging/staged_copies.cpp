@@ -1,10 +1,10 @@
-#include "troupe/transport/tcp/staged_copies.hpp"
+#include "troupe/transport/staging/staged_copies.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
-namespace troupe::transport::tcp {
+namespace troupe::transport::staging {
 
 namespace {
 
@@ -134,6 +134,12 @@ bool staged_copies::has(transfer_id transfer) const {
   return std::ranges::any_of(copies_, [&](const auto& copy) { return copy->transfer == transfer; });
 }
 
+bool staged_copies::touches(transfer_id transfer) {
+  if (under_way_.load(std::memory_order_acquire) == 0) return false;
+  const std::lock_guard lock{mutex_};
+  return has(transfer);
+}
+
 bool staged_copies::fence(transfer_id transfer) {
   if (under_way_.load(std::memory_order_acquire) == 0) return false;
   const std::lock_guard lock{mutex_};
@@ -142,4 +148,4 @@ bool staged_copies::fence(transfer_id transfer) {
   return true;
 }
 
-}  // namespace troupe::transport::tcp
+}  // namespace troupe::transport::staging

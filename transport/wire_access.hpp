@@ -5,14 +5,14 @@
 // memory of regions, made on behalf of the peer, are hidden from it; everything else of the
 // transport stays in its sight.
 #if defined(__SANITIZE_THREAD__)
-#define TROUPE_TCP_HIDES_ACCESS 1
+#define TROUPE_HIDES_ACCESS 1
 #elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-#define TROUPE_TCP_HIDES_ACCESS 1
+#define TROUPE_HIDES_ACCESS 1
 #endif
 #endif
 
-#ifdef TROUPE_TCP_HIDES_ACCESS
+#ifdef TROUPE_HIDES_ACCESS
 extern "C" {
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
@@ -21,12 +21,12 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 #endif
 
-namespace troupe::transport::tcp {
+namespace troupe::transport {
 
 /// Marks a scope that touches region memory for the peer. Nothing without the thread sanitizer.
 class wire_access {
  public:
-#ifdef TROUPE_TCP_HIDES_ACCESS
+#ifdef TROUPE_HIDES_ACCESS
   wire_access() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
     AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
@@ -44,4 +44,4 @@ class wire_access {
   wire_access& operator=(const wire_access&) = delete;
 };
 
-}  // namespace troupe::transport::tcp
+}  // namespace troupe::transport

@@ -12,9 +12,9 @@
 
 #include "troupe/transport/progress_engine.hpp"
 #include "troupe/transport/region_table.hpp"
-#include "troupe/transport/tcp/staging_pool.hpp"
+#include "troupe/transport/staging/staging_pool.hpp"
 
-namespace troupe::transport::tcp {
+namespace troupe::transport::staging {
 
 /// The copies of one lane's part of a batch into memory of GPUs, taken together. Thread-safe.
 class copy_group {
@@ -82,6 +82,7 @@ class staged_copies {
   /// `staging_pool::lend`; who is left without one is called again, as after a copy that ended.
   [[nodiscard]] result<staging_chunk> lend(const std::shared_ptr<chunk_quota>& quota);
   [[nodiscard]] result<void> prepare(std::uint32_t gpu) { return pool_->prepare(gpu); }
+  [[nodiscard]] staging_pool& pool() const noexcept { return *pool_; }
 
   /// Whether there is something to look at. All that a link without GPUs ever asks.
   [[nodiscard]] bool any() const noexcept {
@@ -103,6 +104,8 @@ class staged_copies {
   /// After everything that could start a copy of the transfer was withdrawn. True: some are under way,
   /// and `look` will say when they have ended.
   [[nodiscard]] bool fence(transfer_id transfer);
+  /// Whether a copy of the transfer is under way, for who asks again instead of being told.
+  [[nodiscard]] bool touches(transfer_id transfer);
 
  private:
   /// Rung by the driver, perhaps late.
@@ -134,4 +137,4 @@ class staged_copies {
   std::set<std::uint64_t> fenced_;
 };
 
-}  // namespace troupe::transport::tcp
+}  // namespace troupe::transport::staging

@@ -1,11 +1,11 @@
-#include "troupe/transport/tcp/staging_pool.hpp"
+#include "troupe/transport/staging/staging_pool.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "troupe/transport/tcp/wire_access.hpp"
+#include "troupe/transport/wire_access.hpp"
 
-namespace troupe::transport::tcp {
+namespace troupe::transport::staging {
 
 namespace {
 
@@ -60,11 +60,16 @@ staging_pool::~staging_pool() {
   for (const auto& slab : slabs_) site_->runtime->release_pinned(slab);
 }
 
-result<void> staging_pool::prepare(std::uint32_t gpu) {
+result<void> staging_pool::prepare_streams(std::uint32_t gpu) {
   if (auto here = site_->runtime->state(); !here.usable) {
     return fail(errc::backend_unavailable, std::move(here.reason));
   }
   if (auto lanes = lanes_->on(gpu); !lanes) return fail(std::move(lanes).error());
+  return {};
+}
+
+result<void> staging_pool::prepare(std::uint32_t gpu) {
+  if (auto ok = prepare_streams(gpu); !ok) return ok;
   const std::lock_guard lock{mutex_};
   gpu_ = gpu;
   return slabs_.empty() ? add_chunks(gpu) : result<void>{};
@@ -160,4 +165,4 @@ result<void> staging_pool::launch(direction dir, std::uint32_t gpu,
   return {};
 }
 
-}  // namespace troupe::transport::tcp
+}  // namespace troupe::transport::staging

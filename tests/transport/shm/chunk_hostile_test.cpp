@@ -1,0 +1,363 @@
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include <gmock/gmock.h>
+
+#include "troupe/transport/shm/chunk_memory.hpp"
+#include "troupe/transport/shm/control_memory.hpp"
+#include "troupe/transport/shm/copy_job.hpp"
+#include "troupe/transport/shm/wire.hpp"
+
+#include "two_ends.hpp"
+
+// What a peer may write into chunks, as initiator and as target: a peer made by hand, which has the
+// offer and so gets as far as a real one.
+namespace troupe::transport::shm {
+namespace {
+
+using contract::clock;
+using contract::end;
+using contract::patience;
+using contract::t1;
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+constexpr incarnation by_hand{77};
+
+/// A real node with a GPU, and the peer.
+struct played {
+  played() : nodes{0} {
+    auto owned = std::make_unique<xgmi::gpu_double>();
+    gpus = owned.get();
+    nodes.make(node, incarnation{2}, {.site = std::make_shared<xgmi::gpu_site>(std::move(owned))});
+    node.region = node.place->allocate_on_gpu(0, 4 * mib, "gpu").value();
+    node.memory = node.place->bytes(node.region).value();
+    std::memset(node.memory.data(), 0x77, node.memory.size());
+    link_options with{.role = link_role::acceptor, .peer = by_hand};
+    with.connect_timeout = patience();
+    node.wire = node.place->open(backend_kind::shm, with, node.sink).value();
+    join();
+  }
+  ~played() { node.wire->close(); }
+
+  bool until(const std::function<bool()>& done) const {
+    const auto last = clock::now() + patience();
+    while (!done()) {
+      if (clock::now() > last) return false;
+      node.place->poll();
+    }
+    return true;
+  }
+  void join() {
+    shm_offer self;
+    self.pid = static_cast<std::uint32_t>(::getpid());
+    self.address[0] = 'x';
+    EXPECT_TRUE(node.wire->connect({backend_kind::shm, by_hand, self.encode()}));
+    const auto offer = shm_offer::decode(node.wire->offer().payload).value();
+    socket = connect_to(offer.address.data()).value();
+    hello_message hello;
+    hello.acceptor_token = offer.secret;
+    hello.dialer = by_hand.value;
+    hello.acceptor = node.self.value;
+    EXPECT_TRUE(send_message(socket.get(), hello));
+    EXPECT_TRUE(until([&] {
+      auto in = receive_message(socket.get(), fds_allowed::yes);
+      auto* const said = in ? std::get_if<received>(&*in) : nullptr;
+      if (said == nullptr) return false;
+      control = control_mapping::map(std::move(said->fds[0])).value();
+      return true;
+    }));
+    EXPECT_TRUE(send_message(socket.get(), ready_message{}));
+    EXPECT_TRUE(until([&] { return node.sink->ups == 1; }));
+  }
+  /// The peer's chunks, as it would share them before it asks for the first time.
+  void share() {
+    area = chunk_area::create().value();
+    const int fd = area->fd();
+    EXPECT_TRUE(send_message(socket.get(), chunks_shared_message{sizeof(chunk_memory)}, {&fd, 1}));
+  }
+  [[nodiscard]] remote_grant grant(access rights = access::read_write,
+                                   std::vector<extent> extents = {{mib, mib, 0, 1}}) const {
+    return node.wire->grant(node.region, std::move(extents), rights, t1).value();
+  }
+  void ask(std::size_t chunk, chunk_request what, const std::vector<chunk_run>& runs) const {
+    auto& state = area->state(chunk);
+    std::copy(runs.begin(), runs.end(), state.runs.begin());
+    state.request = what;
+    state.asked.fetch_add(1);
+  }
+  [[nodiscard]] bool answered(std::size_t chunk) const {
+    return area->state(chunk).answered.load() == area->state(chunk).asked.load();
+  }
+  [[nodiscard]] bool untouched() const { return contract::all_are(node.memory, std::byte{0x77}); }
+
+  contract::two_ends nodes;
+  xgmi::gpu_double* gpus{nullptr};
+  end node;
+  owned_fd socket;
+  control_mapping control;
+  std::shared_ptr<chunk_area> area;
+};
+
+chunk_request request_of(const remote_grant& grant, direction dir, std::uint32_t runs) {
+  return {grant.id, grant.transfer.value, static_cast<std::uint32_t>(dir), runs};
+}
+
+}  // namespace
+
+TEST(shm_chunks, an_honest_request_by_hand_is_carried_out_both_ways) {
+  played p;
+  const auto given = p.grant();
+  p.share();
+  std::memset(p.area->bytes(3), 0x11, chunk_size);
+  p.ask(3, request_of(given, direction::write, 2),
+        {{mib, 1000, 2000, 5, 0}, {2 * mib - 100, 100, 0, 1, 0}});
+  ASSERT_TRUE(p.until([&] { return p.answered(3); }));
+  EXPECT_EQ(p.area->state(3).answer.status, 0U);
+  EXPECT_EQ(p.node.memory[mib + 8000], std::byte{0x11});
+  EXPECT_EQ(p.node.memory[mib + 1500], std::byte{0x77});
+  EXPECT_EQ(p.node.memory[2 * mib - 1], std::byte{0x11});
+  EXPECT_EQ(p.node.memory[2 * mib], std::byte{0x77});
+  p.ask(7, request_of(given, direction::read, 1), {{mib, mib, 0, 1, 0}});
+  ASSERT_TRUE(p.until([&] { return p.answered(7); }));
+  EXPECT_EQ(p.area->state(7).answer.status, 0U);
+  EXPECT_EQ(std::memcmp(p.area->bytes(7), p.node.memory.data() + mib, mib), 0);
+  EXPECT_FALSE(p.node.sink->is_broken());
+}
+
+TEST(shm_chunks, what_the_grant_does_not_permit_is_refused_and_nothing_is_touched) {
+  played p;
+  const auto given = p.grant(access::write);
+  p.share();
+  const auto refused = [&](chunk_request what, const std::vector<chunk_run>& runs) {
+    std::memset(p.area->bytes(0), 0x11, chunk_size);
+    p.ask(0, what, runs);
+    EXPECT_TRUE(p.until([&] { return p.answered(0) || p.node.sink->is_broken(); }));
+    EXPECT_FALSE(p.node.sink->is_broken());
+    EXPECT_TRUE(p.untouched());
+    EXPECT_TRUE(contract::all_are({p.area->bytes(0), chunk_size}, std::byte{0x11}));
+    return static_cast<errc>(p.area->state(0).answer.status);
+  };
+  const chunk_run good{mib, 100, 0, 1, 0};
+  auto what = request_of(given, direction::write, 1);
+  for (const chunk_run bad : {chunk_run{mib - 1, 100, 0, 1, 0},
+                              {2 * mib - 99, 100, 0, 1, 0},
+                              {0, 100, 0, 1, 0},
+                              {4 * mib, 1, 0, 1, 0},
+                              {UINT64_MAX - 10, 100, 0, 1, 0},
+                              {mib, 100, UINT64_MAX / 2, 3, 0},
+                              {mib, 100, mib, 2, 0},
+                              {mib, 100, 50, 2, 0}}) {
+    EXPECT_EQ(refused(what, {bad}), errc::out_of_range) << bad.offset;
+    auto two = what;
+    two.runs = 2;
+    EXPECT_EQ(refused(two, {good, bad}), errc::out_of_range) << bad.offset;
+  }
+  EXPECT_EQ(refused(request_of(given, direction::read, 1), {good}), errc::unauthorized);
+  what.transfer ^= 1;
+  EXPECT_EQ(refused(what, {good}), errc::unauthorized);
+  what = request_of(given, direction::write, 1);
+  what.grant ^= 1;
+  EXPECT_EQ(refused(what, {good}), errc::grant_revoked);
+  EXPECT_EQ(p.node.wire->fence(t1), fence_state::quiescent);
+  EXPECT_EQ(refused(request_of(given, direction::write, 1), {good}), errc::grant_revoked);
+}
+
+TEST(shm_chunks, what_no_initiator_asks_ends_the_link_and_nothing_is_touched) {
+  constexpr auto huge = std::numeric_limits<std::uint64_t>::max();
+  const chunk_run good{mib, 100, 0, 1, 0};
+  const std::vector<std::function<void(played&, const remote_grant&)>> lies{
+      [&](played& p, const auto& g) { p.ask(0, request_of(g, direction::write, 0), {}); },
+      [&](played& p, const auto& g) {
+        p.ask(0, request_of(g, direction::write, max_chunk_runs + 1), {good});
+      },
+      [&](played& p, const auto& g) { p.ask(0, request_of(g, direction::write, UINT32_MAX), {}); },
+      [&](played& p, const auto& g) { p.ask(0, request_of(g, direction{0}, 1), {good}); },
+      [&](played& p, const auto& g) { p.ask(0, request_of(g, direction{3}, 1), {good}); },
+      [&](played& p, const auto& g) {
+        p.ask(0, request_of(g, direction::write, 1), {{mib, 0, 0, 1, 0}});
+      },
+      [&](played& p, const auto& g) {
+        p.ask(0, request_of(g, direction::write, 1), {{mib, 8, 8, 0, 0}});
+      },
+      [&](played& p, const auto& g) {
+        p.ask(0, request_of(g, direction::read, 1), {{mib, mib + 1, 0, 1, 0}});
+      },
+      [&](played& p, const auto& g) {
+        p.ask(0, request_of(g, direction::read, 1), {{mib, huge, 0, 1, 0}});
+      },
+      [&](played& p, const auto& g) {
+        p.ask(0, request_of(g, direction::read, 1), {{mib, huge / 2 + 1, 0, 2, 0}});
+      },
+      [&](played& p, const auto& g) {
+        p.ask(0, request_of(g, direction::read, 2), {{mib, mib, 0, 1, 0}, {mib, 1, 0, 1, 0}});
+      },
+      [&](played& p, const auto&) { p.area->state(5).asked.store(2); },
+      [&](played& p, const auto&) { p.area->state(5).asked.store(huge); },
+      [&](played& p, const auto& g) {  // asks again before it is answered
+        p.gpus->hold(true);
+        p.ask(1, request_of(g, direction::read, 1), {good});
+        EXPECT_TRUE(p.until([&] { return p.gpus->launches() + p.gpus->engine_copies() > 0; }));
+        p.area->state(1).asked.store(9);
+        p.gpus->hold(false);
+      },
+      [&](played& p, const auto&) { p.share(); },
+      [&](played& p, const auto&) {
+        const int fd = p.area->fd();
+        EXPECT_TRUE(send_message(p.socket.get(), chunks_shared_message{4096}, {&fd, 1}));
+      },
+      [&](played& p, const auto&) {
+        EXPECT_TRUE(send_message(p.socket.get(), chunks_shared_message{sizeof(chunk_memory)}));
+      },
+  };
+  for (std::size_t i = 0; i < lies.size(); ++i) {
+    SCOPED_TRACE("lie " + std::to_string(i));
+    played p;
+    const auto given = p.grant();
+    p.share();
+    lies[i](p, given);
+    ASSERT_TRUE(p.until([&] { return p.node.sink->is_broken(); }));
+    EXPECT_EQ(p.node.sink->broken->code, errc::unauthorized) << to_string(*p.node.sink->broken);
+    EXPECT_TRUE(p.untouched());
+    EXPECT_TRUE(p.node.wire->fence(t1) == fence_state::quiescent ||
+                p.until([&] { return p.node.sink->is_quiescent(t1); }));
+    EXPECT_TRUE(p.node.place->deregister(p.node.region));
+  }
+}
+
+TEST(shm_chunks, a_file_that_could_be_cut_off_is_not_mapped) {
+  played p;
+  const owned_fd unsealed{::memfd_create("chunks", MFD_CLOEXEC)};
+  ASSERT_EQ(::ftruncate(unsealed.get(), sizeof(chunk_memory)), 0);
+  const int fd = unsealed.get();
+  ASSERT_TRUE(send_message(p.socket.get(), chunks_shared_message{sizeof(chunk_memory)}, {&fd, 1}));
+  ASSERT_TRUE(p.until([&] { return p.node.sink->is_broken(); }));
+  EXPECT_EQ(p.node.sink->broken->code, errc::unauthorized);
+  EXPECT_THAT(p.node.sink->broken->message, HasSubstr("sealed"));
+}
+
+TEST(shm_chunks, requests_of_random_numbers_touch_nothing_outside_the_grant) {
+  std::mt19937_64 random{20261122};
+  const auto pick = [&](std::initializer_list<std::uint64_t> some) {
+    return *(some.begin() + random() % some.size());
+  };
+  for (int links = 0; links < 20; ++links) {
+    played p;
+    const auto given = p.grant();
+    p.share();
+    for (std::size_t i = 0; i < chunk_count; ++i) std::memset(p.area->bytes(i), 0x11, chunk_size);
+    for (int i = 0; i < 300 && !p.node.sink->is_broken(); ++i) {
+      const auto chunk = random() % chunk_count;
+      if (!p.answered(chunk)) continue;
+      std::vector<chunk_run> runs(1 + random() % 4);
+      for (auto& run : runs) {
+        run = {pick({0, mib, mib - 1, 2 * mib - 4096, 3 * mib, random(), mib + random() % mib}),
+               pick({1, 64, 4096, 100'000, mib / 4, 1 + random() % mib}),
+               pick({0, 64, 4096, 8192, mib, random()}),
+               static_cast<std::uint32_t>(pick({1, 1, 2, 16})), 0};
+      }
+      auto what = request_of(given, random() % 2 == 0 ? direction::write : direction::read,
+                             static_cast<std::uint32_t>(runs.size()));
+      if (random() % 50 == 0) what.grant = random();
+      p.ask(chunk, what, runs);
+      p.node.place->poll();
+    }
+    EXPECT_TRUE(p.node.wire->fence(t1) == fence_state::quiescent ||
+                p.until([&] { return p.node.sink->is_quiescent(t1); }));
+    EXPECT_TRUE(contract::all_are(p.node.memory.first(mib), std::byte{0x77}));
+    EXPECT_TRUE(contract::all_are(p.node.memory.subspan(2 * mib), std::byte{0x77}));
+  }
+}
+
+// -- the peer as target
+
+namespace {
+
+/// A grant that the peer never gave, and a batch that uses it.
+batch to_the_peer(played& p, direction dir) {
+  grant_key key;
+  key.how = grant_key::memory::asked;
+  auto grant = std::make_shared<remote_grant>();
+  grant->id = 5;
+  grant->region = region_id{1};
+  grant->owner = by_hand;
+  grant->transfer = t1;
+  grant->rights = access::read_write;
+  grant->region_size = 4 * mib;
+  grant->extents = {{0, 4 * mib, 0, 1}};
+  grant->key = key.encode();
+  return p.nodes.work(dir, {{p.node.region, std::move(grant), {{0, 0, 2 * mib, 0, 0, 1}}}});
+}
+
+/// Where the node's own chunks are, once it has shared them.
+std::shared_ptr<chunk_area> chunks_of_node(played& p) {
+  std::shared_ptr<chunk_area> found;
+  EXPECT_TRUE(p.until([&] {
+    auto in = receive_message(p.socket.get(), fds_allowed::yes);
+    auto* const said = in ? std::get_if<received>(&*in) : nullptr;
+    const auto* shared = said ? std::get_if<chunks_shared_message>(&said->body) : nullptr;
+    if (shared == nullptr) return false;
+    found = chunk_area::map(std::move(said->fds[0]), shared->size).value();
+    return true;
+  }));
+  return found;
+}
+
+}  // namespace
+
+TEST(shm_chunks, an_answer_to_what_was_not_asked_ends_the_link) {
+  for (const auto dir : {direction::write, direction::read}) {
+    played p;
+    ASSERT_TRUE(p.node.wire->post(to_the_peer(p, dir)));
+    const auto area = chunks_of_node(p);
+    ASSERT_TRUE(p.until([&] { return area->state(0).asked.load() == 1; }));
+    area->state(0).answered.store(7);
+    ASSERT_TRUE(p.until([&] { return p.node.sink->is_broken(); }));
+    EXPECT_EQ(p.node.sink->broken->code, errc::unauthorized);
+    ASSERT_EQ(p.node.sink->completed(), 1U);
+    EXPECT_TRUE(p.node.sink->completions[0].failure);
+    EXPECT_TRUE(p.untouched());
+  }
+}
+
+TEST(shm_chunks, a_refusal_of_any_number_and_without_an_end_is_an_error_in_words) {
+  for (const std::uint32_t status : {1U, 255U, 256U, UINT32_MAX}) {
+    played p;
+    ASSERT_TRUE(p.node.wire->post(to_the_peer(p, direction::read)));
+    const auto area = chunks_of_node(p);
+    for (std::size_t i = 0; i < 2; ++i) {
+      auto& state = area->state(i);
+      ASSERT_TRUE(p.until([&] { return state.asked.load() == 1; }));
+      state.answer.status = status;
+      state.answer.sentence.fill('x');
+      state.answered.store(1);
+    }
+    ASSERT_TRUE(p.until([&] { return p.node.sink->completed() == 1; }));
+    const auto& done = p.node.sink->completions[0];
+    ASSERT_TRUE(done.failure);
+    EXPECT_TRUE(is_errc(static_cast<std::uint8_t>(done.failure->code)));
+    EXPECT_LT(done.failure->message.size(), 300U);
+    EXPECT_TRUE(p.untouched());
+    EXPECT_FALSE(p.node.sink->is_broken());
+  }
+}
+
+TEST(shm_chunks, a_read_that_was_fenced_is_not_copied_when_its_answer_comes_late) {
+  played p;
+  ASSERT_TRUE(p.node.wire->post(to_the_peer(p, direction::read)));
+  const auto area = chunks_of_node(p);
+  ASSERT_TRUE(p.until([&] { return area->state(1).asked.load() == 1; }));
+  EXPECT_EQ(p.node.wire->fence(t1), fence_state::quiescent) << "only the peer has something to do";
+  EXPECT_EQ(p.node.sink->completed(), 1U);
+  std::memset(area->bytes(0), 0x11, chunk_size);
+  area->state(0).answered.store(1);
+  area->state(1).answered.store(1);
+  for (int i = 0; i < 1000; ++i) p.node.place->poll();
+  EXPECT_TRUE(p.untouched());
+  EXPECT_EQ(p.gpus->launches() + p.gpus->engine_copies(), 0U);
+  EXPECT_FALSE(p.node.sink->is_broken());
+}
+
+}  // namespace troupe::transport::shm

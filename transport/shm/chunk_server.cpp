@@ -1,0 +1,149 @@
+#include "troupe/transport/shm/chunk_server.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace troupe::transport::shm {
+
+namespace {
+
+unexpected nonsense(const std::string& what) {
+  return fail(errc::unauthorized, "the shm peer asked for " + what +
+                                      ", which no Troupe does; its chunks were overwritten");
+}
+
+troupe::error revoked() {
+  return {errc::grant_revoked, "the grant was revoked, or was never given on this link"};
+}
+
+/// `runs` in the granted region. `out_of_range`.
+result<void> place(std::span<const chunk_run> runs, const given_grant& grant,
+                   std::vector<staging::memory_run>& out) {
+  out.clear();
+  for (const auto& run : runs) {
+    const extent range{run.offset, run.length, run.stride, run.count};
+    if (auto ok = check_range(range, grant.region_size); !ok) return ok;
+    if (!grant.permits_range(range)) {
+      return fail(errc::out_of_range, std::to_string(run.count) + " x " +
+                                          std::to_string(run.length) + " bytes at offset " +
+                                          std::to_string(run.offset) +
+                                          " are not within what the grant permits");
+    }
+    out.push_back({grant.base + run.offset, run.length, run.stride, run.count,
+                   grant.gpu.value_or(staging::memory_run::on_host)});
+  }
+  return {};
+}
+
+/// Only what fits into a chunk can be in one.
+result<void> check_sizes(std::span<const chunk_run> runs) {
+  std::uint64_t left = chunk_size;
+  for (const auto& run : runs) {
+    if (run.length == 0 || run.count == 0 || run.length > left / run.count) {
+      return nonsense(std::to_string(run.count) + " x " + std::to_string(run.length) + " bytes");
+    }
+    left -= run.length * run.count;
+  }
+  return {};
+}
+
+std::uint64_t bytes_of(std::span<const staging::memory_run> runs) noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& run : runs) sum += run.length * run.count;
+  return sum;
+}
+
+}  // namespace
+
+bool chunk_server::asked(const chunk_area& area) const noexcept {
+  for (std::size_t i = 0; i < chunk_count; ++i) {
+    if (area.state(i).asked.load(std::memory_order_acquire) != served_[i].number) return true;
+  }
+  return false;
+}
+
+result<chunk_server::news> chunk_server::serve(chunk_area& area) {
+  news told;
+  for (std::size_t i = 0; i < chunk_count; ++i) {
+    auto& now = served_[i];
+    if (now.copy) {
+      if (!now.copy->ended.load(std::memory_order_acquire)) continue;
+      const auto ended = std::exchange(now.copy, nullptr);
+      const auto grant = std::exchange(now.grant, nullptr);
+      auto failure = ended->failure;
+      if (!failure && grant->guard.revoked()) failure = revoked();
+      answer(area, i, failure);
+      told.worked = told.answered = true;
+    }
+    const auto asked = area.state(i).asked.load(std::memory_order_acquire);
+    if (asked == now.number) continue;
+    if (asked != now.number + 1) return nonsense("request " + std::to_string(asked));
+    thread_order{area.number(), static_cast<unsigned>(i)}.after_load();
+    now.number = asked;
+    told.worked = true;
+    if (auto ok = take(area, i); !ok) return fail(std::move(ok).error());
+    told.answered = told.answered || !now.copy;
+  }
+  return told;
+}
+
+/// An error is the link's end; what is merely refused is answered.
+result<void> chunk_server::take(chunk_area& area, std::size_t index) {
+  const auto& state = area.state(index);
+  const chunk_request what = state.request;
+  if (what.runs == 0 || what.runs > max_chunk_runs ||
+      (what.dir != static_cast<std::uint32_t>(direction::write) &&
+       what.dir != static_cast<std::uint32_t>(direction::read))) {
+    return nonsense(std::to_string(what.runs) + " runs in direction " + std::to_string(what.dir));
+  }
+  asked_runs_.assign(state.runs.begin(), state.runs.begin() + what.runs);
+  if (auto ok = check_sizes(asked_runs_); !ok) return ok;
+  if (auto ok = start(area, index, what); !ok) answer(area, index, ok.error());
+  return {};
+}
+
+result<void> chunk_server::start(chunk_area& area, std::size_t index, const chunk_request& what) {
+  const auto grant = grants_.find(what.grant);
+  if (!grant || grant->guard.revoked()) return fail(revoked());
+  const bool writes = what.dir == static_cast<std::uint32_t>(direction::write);
+  if (grant->transfer.value != what.transfer) {
+    return fail(errc::unauthorized, "the grant was given for another transfer");
+  }
+  if (!permits(grant->rights, writes ? access::write : access::read)) {
+    return fail(errc::unauthorized, writes ? "the grant does not permit to write"
+                                           : "the grant does not permit to read");
+  }
+  if (auto ok = place(asked_runs_, *grant, runs_); !ok) return ok;
+  if (auto ok = area.pin(copies_.pool().runtime(), grant->gpu.value_or(0)); !ok) return ok;
+  const scoped_pin pin{grant->guard};
+  if (!pin) return fail(revoked());
+  served_[index].grant = grant;
+  // For the copies a write is one into the chunk.
+  served_[index].copy = copies_.start(staging::staging_chunk::somebody_elses(area.pinned(index)),
+                                      {.dir = writes ? direction::read : direction::write,
+                                       .runs = runs_,
+                                       .from = {},
+                                       .bytes = bytes_of(runs_),
+                                       .memory = {&grant->memory, 1},
+                                       .transfer = grant->transfer,
+                                       .batch = 0,
+                                       .group = {}});
+  return {};
+}
+
+void chunk_server::answer(chunk_area& area, std::size_t index,
+                          const std::optional<troupe::error>& failure) {
+  auto& state = area.state(index);
+  chunk_answer said;
+  if (failure) {
+    said.status = static_cast<std::uint32_t>(failure->code);
+    const auto length = std::min(failure->message.size(), said.sentence.size() - 1);
+    std::copy_n(failure->message.begin(), length, said.sentence.begin());
+  }
+  state.answer = said;
+  thread_order{area.number(), static_cast<unsigned>(index)}.before_store();
+  state.answered.store(served_[index].number, std::memory_order_release);
+}
+
+}  // namespace troupe::transport::shm
