@@ -19,20 +19,9 @@ bool is_bus_id(std::string_view text) {
   });
 }
 
-/// Why a backend does not move the cache of that node; none: it does.
-std::optional<troupe::error> unmoved(transport::backend_kind kind, const node_info& node,
-                                     bool on_gpu) {
-  std::string_view where;
-  if (kind == transport::backend_kind::xgmi && !on_gpu) where = "the host";
-  if (kind == transport::backend_kind::shm && on_gpu) where = "a GPU";
-  if (where.empty()) return std::nullopt;
-  return troupe::error{errc::backend_unavailable,
-                       "the cache of " + node.name + " is in memory of " + std::string{where} +
-                           ", which " + std::string{transport::to_string(kind)} + " does not move"};
-}
-
-bool is_store(const node_info& node) {
-  return node_role_from(node.role) == node_role::store;
+troupe::error on_the_host(const node_info& node) {
+  return {errc::backend_unavailable,
+          "the cache of " + node.name + " is in memory of the host, which xgmi does not move"};
 }
 
 transport::host_identity identity_of(const link_request& request) {
@@ -125,15 +114,12 @@ result<void> adopt_gpus(link_state& st, const std::vector<std::string>& named) {
   return {};
 }
 
-// Between a node and a store no cache moves but values, which are in memory of the host. xgmi is for
-// those who have GPUs all the same.
 std::optional<troupe::error> in_the_way(const link_state& st, transport::backend_kind kind) {
+  if (kind != transport::backend_kind::xgmi) return std::nullopt;
   const auto& here = *st.context;
-  const bool values_only = is_store(here.self) || is_store(st.peer);
-  if (values_only && kind != transport::backend_kind::xgmi) return std::nullopt;
-  auto why = unmoved(kind, here.self, here.cache_gpu.has_value());
-  if (!why && st.peer_on_gpu) why = unmoved(kind, st.peer, *st.peer_on_gpu);
-  return why;
+  if (!here.cache_gpu) return on_the_host(here.self);
+  if (st.peer_on_gpu && !*st.peer_on_gpu) return on_the_host(st.peer);
+  return std::nullopt;
 }
 
 result<void> judge(const link_state& st, const std::vector<std::string>& gpus) {

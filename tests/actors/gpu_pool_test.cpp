@@ -243,13 +243,13 @@ TEST(cache_on_a_gpu, is_joined_with_another_one_by_xgmi_where_nothing_else_is_as
   EXPECT_EQ(device, "gpu:1");
 }
 
-TEST(cache_on_a_gpu, is_joined_by_tcp_with_a_node_whose_cache_is_on_the_host) {
+TEST(cache_on_a_gpu, is_joined_by_shm_with_a_node_whose_cache_is_on_the_host) {
   if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";
   cluster_options options;
   options.prefill_device = "gpu:0";
-  EXPECT_EQ(backend_between(options), "tcp");
+  EXPECT_EQ(backend_between(options), "shm");
   std::swap(options.prefill_device, options.decode_device);
-  EXPECT_EQ(backend_between(options), "tcp");
+  EXPECT_EQ(backend_between(options), "shm");
 }
 
 /// A process looks for its GPUs once, so that a test that says which it sees runs alone.
@@ -310,7 +310,7 @@ TEST_F(half_seen, by_the_peer_are_joined_by_the_next_backend) {
   show_second(true);
   options.prefill_device = "gpu:1";
   EXPECT_EQ(put(), "done");
-  EXPECT_EQ(prefill->report().links.front().backend, "tcp");
+  EXPECT_EQ(prefill->report().links.front().backend, "shm");
 }
 
 TEST_F(half_seen, by_the_peer_are_joined_by_the_fallback_of_a_configured_backend) {
@@ -332,14 +332,14 @@ TEST_F(half_seen, by_the_dialler_are_joined_by_the_next_backend_and_the_first_is
   options.decode_device = "gpu:1";
   EXPECT_EQ(put(), "done");
   const auto link = prefill->report().links.front();
-  EXPECT_EQ(link.backend, "tcp");
+  EXPECT_EQ(link.backend, "shm");
   const auto seen =
       "xgmi failed: backend_unavailable: no backend can join this node with the peer: "
       "xgmi: same host, but this process does not see the peer's GPU 0000:0b:00.0";
   EXPECT_EQ(link.reason.find("best that both sides can use; "), 0u) << link.reason;
   EXPECT_NE(link.reason.find(seen), std::string::npos) << link.reason;
   std::string there;
-  EXPECT_TRUE(events->until([&] { return (there = links_there()) == "tcp up; "; })) << there;
+  EXPECT_TRUE(events->until([&] { return (there = links_there()) == "shm up; "; })) << there;
 }
 
 /// Both ways to find it out end in the same sentence, and leave nothing behind.

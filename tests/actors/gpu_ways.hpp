@@ -14,10 +14,8 @@ namespace troupe::testing {
 inline std::vector<way> gpu_ways() {
   if (have_verbs()) return {};
   transport::xgmi::gpu_site::set_maker(transport::xgmi::double_site);
-  return {{"xgmi", "write", true},
-          {"xgmi", "read", true},
-          {"tcp", "write", true},
-          {"tcp", "read", true}};
+  return {{"xgmi", "write", true}, {"xgmi", "read", true}, {"shm", "write", true},
+          {"shm", "read", true},   {"tcp", "write", true}, {"tcp", "read", true}};
 }
 
 /// The same between hosts, as far as nodes know: NICs take the memory of the GPUs. In the machine of
