@@ -16,6 +16,21 @@ using transport::xgmi::slow_kernels;
 constexpr std::uint32_t tokens = 64;
 constexpr std::uint32_t layers = 4;
 
+std::string to_text(const transport::event_handle& handle) {
+  std::string text;
+  for (const auto byte : handle) text += std::to_string(std::to_integer<int>(byte)) + " ";
+  return text;
+}
+transport::event_handle handle_in(std::istringstream& words) {
+  transport::event_handle handle{};
+  int number = 0;
+  for (auto& byte : handle) {
+    words >> number;
+    byte = static_cast<std::byte>(number);
+  }
+  return handle;
+}
+
 /// A prefill engine that has everything launched and sealed before anything is computed.
 int hasty_prefill(engine& node, line_channel& channel) {
   auto& gpus = dynamic_cast<gpu_double&>(*gpu_site::of_process()->runtime);
@@ -46,6 +61,14 @@ int hasty_prefill(engine& node, line_channel& channel) {
     } else if (verb == "compute") {
       cache.fill(blocks->blocks, layer, layer + 1, 0, tokens, 5);
       kernels.finish(layer);
+    } else if (verb == "shared") {
+      // What this process has of it: the bytes, and the name of an event of the one that computes.
+      cache.fill(blocks->blocks, 0, layers, 0, tokens, 5);
+      compute_point computed;
+      computed.shared = handle_in(words);
+      const auto said = node.layers_ready(*send, 0, layers, tokens, computed);
+      if (!said) answer = to_string(said.error());
+      if (auto sealed = node.seal(*send, tokens); !sealed) answer = to_string(sealed.error());
     } else if (verb == "nothing") {
       answer = to_string(node.layers_ready(*send, 0, 1, tokens, compute_point{}).error());
     } else if (verb == "elsewhere") {
@@ -150,6 +173,24 @@ TEST_P(computed_on_gpus, a_gpu_that_is_lost_while_it_computes_fails_both_sides_w
   EXPECT_NE(events->of(taken).why.message.find("GPU"), std::string::npos)
       << to_string(events->of(taken).why);
   EXPECT_NE(tell("outcome").find("GPU"), std::string::npos);
+}
+
+TEST_P(computed_on_gpus, layers_move_when_a_worker_in_another_process_has_computed_them) {
+  // The worker is here.
+  auto& gpus = dynamic_cast<gpu_double&>(*gpu_site::of_process()->runtime);
+  slow_kernels kernels{gpus};
+  const auto event = gpus.make_shared_event(0);
+  kernels.launch();
+  kernels.record(event);
+  ASSERT_EQ(tell("shared 0 " + to_text(gpus.export_event(event))), "ok");
+  events->listen_for(200ms);
+  EXPECT_TRUE(events->of(taken).layers.empty()) << "moved before it was computed";
+  EXPECT_EQ(events->of(taken).done, 0);
+  kernels.finish(0);
+  ASSERT_TRUE(events->outcome(taken));
+  EXPECT_EQ(events->of(taken).done, 1) << to_string(events->of(taken).why);
+  EXPECT_EQ(cache->differing(events->of(taken).allocated->blocks, 0, tokens, 5), 0u);
+  gpus.release_event(event);
 }
 
 /// The prefill node's GPU copies, which is the one that is lost.

@@ -156,8 +156,9 @@ TEST_P(held_streams, do_not_wait_for_tokens_of_the_prefix) {
   ASSERT_TRUE(node->await_layers(id, 0, layers, 22, stream->name()));
   stream->work();
   ASSERT_TRUE(stand(1));
+  ASSERT_EQ(ask(*first, "compute 4"), "ok");
   EXPECT_EQ(stream->done(), 1);
-  ASSERT_EQ(ask(*first, "ready 4"), "ok");
+  ASSERT_EQ(ask(*first, "tell 4"), "ok");
   ASSERT_EQ(ask(*first, "seal"), "ok");
   EXPECT_TRUE(has_done(2));
 }

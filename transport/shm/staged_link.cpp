@@ -58,10 +58,13 @@ void staged_link::forget_peer_memory() {
 
 // -- sleeping
 
-/// Who waits for the peer's answers, or its requests, is rung. A GPU rings nobody.
+/// Who waits for the peer's answers, or its requests, is rung; so is who waits for a GPU.
 bool staged_link::may_sleep_in_work() {
-  const std::lock_guard lock{mutex_};
-  return !has_queued() && !due_.load(std::memory_order_seq_cst) && !copies_.any();
+  {
+    const std::lock_guard lock{mutex_};
+    if (has_queued() || due_.load(std::memory_order_seq_cst)) return false;
+  }
+  return !copies_.any() || copies_.may_sleep();
 }
 
 bool staged_link::heard_something() {

@@ -63,7 +63,7 @@ class opened_allocations {
   friend class opened_allocation;
   struct left_open {
     allocation_key key;
-    std::byte* base;
+    std::byte* base{nullptr};
   };
 
   /// Now, or with the next that is opened or closed: a driver that closes waits for the whole GPU, and

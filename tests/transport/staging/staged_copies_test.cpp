@@ -1,4 +1,4 @@
-#include "troupe/transport/tcp/staged_copies.hpp"
+#include "troupe/transport/staging/staged_copies.hpp"
 
 #include <cstring>
 #include <memory>
@@ -14,7 +14,7 @@
 #include "gpu_double.hpp"
 
 // Copies between chunks and memory of GPUs, without a link.
-namespace troupe::transport::tcp {
+namespace troupe::transport::staging {
 namespace {
 
 using namespace std::chrono_literals;
@@ -113,4 +113,4 @@ TEST_F(staged, a_copy_that_begins_while_another_is_rung_for_is_heard_of_as_well)
 }
 
 }  // namespace
-}  // namespace troupe::transport::tcp
+}  // namespace troupe::transport::staging
