@@ -51,10 +51,11 @@ class local_endpoint final : public endpoint {
         regions_{options_.max_regions} {}
 
   ~local_endpoint() override {
+    // Before anything: a thread that ends, or memory given back, may wait for a GPU and that for a gate.
+    gates_.close();
     // The threads end first, so that nothing calls into a backend or a link while it goes.
     if (progress_) progress_->stop();
     if (compute_) compute_->close();
-    gates_.close();  // before memory is given back, for which drivers wait for the GPU
     backends_.clear();
   }
 
@@ -106,9 +107,9 @@ class local_endpoint final : public endpoint {
     return gates_.hold(stream);
   }
   void stop() override {
+    gates_.close();
     progress_->stop();
     compute_->close();
-    gates_.close();
   }
   bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
              const std::function<bool()>& done) override {

@@ -44,10 +44,21 @@ result<void> staged_link::on_shared(received in) {
   const std::lock_guard lock{mutex_};
   if (state_ == link_phase::broken || state_ == link_phase::closed) return {};
   if (peer_area_) return fail(errc::unauthorized, "the shm peer shared its chunks twice");
-  peer_area_ = std::move(*area);
+  peer_area_ = unpinned_late(std::move(*area));
   used_.store(true, std::memory_order_release);
   in_work_.fetch_add(1, std::memory_order_seq_cst);  // until the link ends: somebody must look
+  engine_.wake();  // its thread may have slept through the message that a caller of ours took
   return {};
+}
+
+/// A driver that gives pinned memory back waits for all that the GPU was given, and that may wait for
+/// who would give it back: whoever lets go of it last leaves that to another thread.
+std::shared_ptr<chunk_area> staged_link::unpinned_late(std::shared_ptr<chunk_area> area) {
+  auto* const at = area.get();
+  return {at,
+          [area = std::move(area), pool = copies_.pool().shared_from_this()](chunk_area*) mutable {
+            pool->later([area = std::move(area)]() mutable { area.reset(); });
+          }};
 }
 
 void staged_link::forget_peer_memory() {
@@ -58,13 +69,11 @@ void staged_link::forget_peer_memory() {
 
 // -- sleeping
 
-/// Who waits for the peer's answers, or its requests, is rung; so is who waits for a GPU.
+/// Who waits for the peer's answers, or its requests, is rung. A GPU rings nobody, and one that is
+/// lost never would.
 bool staged_link::may_sleep_in_work() {
-  {
-    const std::lock_guard lock{mutex_};
-    if (has_queued() || due_.load(std::memory_order_seq_cst)) return false;
-  }
-  return !copies_.any() || copies_.may_sleep();
+  const std::lock_guard lock{mutex_};
+  return !has_queued() && !due_.load(std::memory_order_seq_cst) && !copies_.any();
 }
 
 bool staged_link::heard_something() {
@@ -77,7 +86,8 @@ bool staged_link::heard_something() {
     ours = area_;
     theirs = peer_area_;
   }
-  bool heard = theirs && server_.asked(*theirs);
+  // A caller of `poll` may have left work behind since this thread looked last.
+  bool heard = due_.load(std::memory_order_seq_cst) || (theirs && server_.asked(*theirs));
   for (std::size_t i = 0; ours && i < chunk_count && !heard; ++i) {
     heard = uses_[i].now == chunk_use::step::asked &&
             ours->state(i).answered.load(std::memory_order_acquire) != uses_[i].number - 1;

@@ -40,6 +40,7 @@ class staged_link final : public shm_link {
   bool heard_something() override;
   void on_finished(mapped_job& job) override;
   void forget_peer_memory() override;
+  [[nodiscard]] std::shared_ptr<chunk_area> unpinned_late(std::shared_ptr<chunk_area> area);
   void revoke(transfer_id transfer) override { grants_.revoke(transfer); }
   void revoke_all() override { grants_.revoke_all(); }
   [[nodiscard]] bool touches(transfer_id transfer) override { return copies_.touches(transfer); }

@@ -87,6 +87,8 @@ bool staged_link::move_chunks() {
   moving_.store(false, std::memory_order_release);
   if (now.worked) sink_.deliver();
   if (now.nonsense) break_link(std::move(*now.nonsense), false);
+  // What ended may have been the last of a fence, and who posts attends to nothing else.
+  if (now.worked && attention_.load(std::memory_order_acquire)) attend();
   if (now.worked && !up_.load(std::memory_order_acquire)) settle();
   return now.worked;
 }

@@ -66,7 +66,7 @@ result<void> staged_link::need_chunks(const staged_job& job) {
   if (is_new) {
     auto made = chunk_area::create();
     if (!made) return fail(std::move(made).error());
-    area = std::move(*made);
+    area = unpinned_late(std::move(*made));
   }
   for (const auto& piece : job.pieces) {
     if (piece.gpu == staging::memory_run::on_host) continue;

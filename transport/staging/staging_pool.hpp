@@ -14,6 +14,7 @@
 #include "troupe/transport/types.hpp"
 #include "troupe/transport/xgmi/batch_launch.hpp"
 #include "troupe/transport/xgmi/gpu_site.hpp"
+#include "troupe/transport/xgmi/late_calls.hpp"
 #include "troupe/transport/xgmi/options.hpp"
 
 namespace troupe::transport::staging {
@@ -110,6 +111,9 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
   /// stay until the flights have ended.
   [[nodiscard]] started copy(direction dir, std::span<const memory_run> runs, run_cursor from,
                              std::uint64_t bytes, const staging_chunk& chunk);
+  /// Makes a call that may wait for all that a GPU was given, from a thread of its own. The call must
+  /// not hold the pool.
+  void later(std::function<void()> call) { late_.give(std::move(call)); }
   /// Asks the GPUs how far they are.
   void look() { lanes_->look(); }
   /// Rings when what the GPUs have under way now has ended. False: nothing is, or it cannot ring.
@@ -133,6 +137,7 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
   std::size_t lent_{0};
   std::uint32_t gpu_{0};  ///< the one that was prepared last
   std::unique_ptr<xgmi::copy_lanes> lanes_;
+  xgmi::late_calls late_;  ///< ends first: what it calls needs the runtime
 };
 
 }  // namespace troupe::transport::staging

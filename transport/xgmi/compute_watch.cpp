@@ -59,8 +59,12 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   auto one = std::make_shared<caller>(std::move(then));
   auto* const event = opened ? opened->handle() : point.event;
   if (auto ok = gpus.wait_for(on.stream, event); !ok) return ok;
-  if (auto ok = gpus.record(on.last, on.stream); !ok) return ok;
-  if (auto ok = gpus.ring_after(on.stream, one); !ok) return ok;
+  auto told = gpus.record(on.last, on.stream);
+  if (told) told = gpus.ring_after(on.stream, one);
+  if (!told) {
+    site_->events.leave(std::move(opened));  // the stream waits for it all the same
+    return told;
+  }
   forget_the_told(on);
   on.behind.push_back({std::move(one), std::move(opened)});
   if (!std::exchange(timed_, true)) {
@@ -97,7 +101,10 @@ void compute_watch::on_timer(std::uint64_t, steady_time) {
       forget_the_told(waiting);
       if (waiting.behind.empty()) continue;
       if (auto now = site_->runtime->happened(waiting.last); !now) {
-        for (auto& each : waiting.behind) lost.emplace_back(std::move(each.who), now.error());
+        for (auto& each : waiting.behind) {
+          lost.emplace_back(std::move(each.who), now.error());
+          site_->events.leave(std::move(each.event));
+        }
         waiting.behind.clear();
       } else {
         timed_ = true;

@@ -9,10 +9,9 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// Refusals of a driver in a row that are believed to be none of the GPU's end, and marks that failed
-/// by them and were never asked for.
-constexpr std::uint32_t most_refusals = 1000;
-constexpr std::size_t most_spoiled = 1024;
+/// How long a driver may refuse in a row to say how far a GPU is that is not lost: while another
+/// thread captures a graph, say, drivers do. Afterwards nothing is believed to run any more.
+constexpr std::chrono::seconds longest_refusal{10};
 
 }  // namespace
 
@@ -69,8 +68,9 @@ result<gpu_event> copy_lane::event_behind() {
 /// Under the lock: the driver refused what would tell when the mark is reached. What it stands behind
 /// may run on, so the mark waits. False: the lane has failed.
 bool copy_lane::spoil(std::uint64_t mark, troupe::error why) {
-  const bool lost = !runtime_->state().usable;
-  if (lost || ++refusals_ > most_refusals || spoiled_.size() >= most_spoiled) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!refused_since_) refused_since_ = now;
+  if (!runtime_->state().usable || now - *refused_since_ >= longest_refusal) {
     fail_all(std::move(why));
     return false;
   }
@@ -117,7 +117,7 @@ bool copy_lane::hear_of_front() {
     return false;
   }
   if (!*happened) return false;
-  refusals_ = 0;
+  refused_since_.reset();
   reached_.store(front.mark, std::memory_order_release);
   free_.push_back(front.event);
   waiting_.pop_front();

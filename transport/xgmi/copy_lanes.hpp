@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -67,7 +68,7 @@ class copy_lane {
   std::optional<troupe::error> failure_;
   std::map<std::uint64_t, troupe::error> spoiled_;  ///< marks that failed alone
   std::atomic<std::size_t> spoiled_count_{0};
-  std::uint32_t refusals_{0};  ///< in a row
+  std::optional<std::chrono::steady_clock::time_point> refused_since_;  ///< in a row
 };
 
 /// The lanes of one GPU and the tables that its kernels read.

@@ -14,10 +14,19 @@ void gate_word::open() const noexcept {
 
 result<gate_word> gate_words::take(std::uint32_t gpu, const void* stream) {
   const std::lock_guard taking{taking_};
-  const std::lock_guard lock{mutex_};
+  std::unique_lock lock{mutex_};
   auto& mine = gpus_[gpu];
   const auto& device = runtime_->devices()[gpu];
-  const auto at_most = std::max(device.queues / 2, 1U);
+  if (device.queues < least_queues) {
+    return fail(errc::backend_unavailable,
+                "the work of this process comes to GPU " + device.bus_id + " through " +
+                    std::to_string(device.queues) +
+                    " queues, and a stream that waits in one may hold up the copies that it waits "
+                    "for; give the process at least " +
+                    std::to_string(least_queues) +
+                    " (CUDA_DEVICE_MAX_CONNECTIONS, GPU_MAX_HW_QUEUES)");
+  }
+  const auto at_most = device.queues / 2;
   if (!mine.held.contains(stream) && mine.held.size() >= at_most) {
     return fail(errc::overloaded,
                 std::to_string(at_most) + " streams of GPU " + device.bus_id +
@@ -30,7 +39,10 @@ result<gate_word> gate_words::take(std::uint32_t gpu, const void* stream) {
       return fail(errc::overloaded,
                   std::to_string(per_gpu) + " gates are shut on one GPU; open some of them first");
     }
+    // The driver may wait for the GPU, and that for a gate: who opens one is not kept meanwhile.
+    lock.unlock();
     auto more = runtime_->make_words(gpu);
+    lock.lock();
     if (!more) return fail(std::move(more).error());
     mine.made += more->size();
     mine.free.reserve(mine.made);

@@ -34,11 +34,13 @@ class gate_words {
   /// Of each GPU, in use at once.
   static constexpr std::size_t per_gpu = 16'384;
   static constexpr std::uint32_t last_value = 0x7FFF'FFFF;
+  /// Of a GPU, for one of its streams to be held.
+  static constexpr std::uint32_t least_queues = 4;
 
   explicit gate_words(gpu_runtime& runtime) : runtime_{&runtime} {}
 
   /// Shut, and the stream does not wait at it yet. `overloaded` when too many are, or too many
-  /// streams are held; the errors of `gpu_runtime::make_words`. The GPU is there.
+  /// streams are held; `backend_unavailable` where copies would be held up too; the errors of `gpu_runtime::make_words`. The GPU is there.
   [[nodiscard]] result<gate_word> take(std::uint32_t gpu, const void* stream);
   /// The gate is open.
   void give_back(const gate_word& open) noexcept;

@@ -8,7 +8,6 @@ namespace troupe::transport::xgmi {
 
 result<std::shared_ptr<const opened_allocation>> opened_allocations::open(const allocation_key& key,
                                                                           std::uint64_t size) {
-  close_what_can_be();
   // Held while the driver opens: two threads must not open the same one.
   const std::lock_guard lock{mutex_};
   std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
@@ -46,6 +45,32 @@ void opened_allocations::close(const allocation_key& key, std::byte* base) {
     const std::lock_guard lock{closing_mutex_};
     to_close_.push_back({key, base});
   }
+  close_what_can_be();
+  {
+    const std::lock_guard lock{closing_mutex_};
+    if (to_close_.empty() || std::exchange(closing_late_, true)) return;
+  }
+  late_.give([this] { go_on_closing(); });
+}
+
+/// Streams are held for as long as a transfer takes: looks now and then whether one still is.
+void opened_allocations::go_on_closing() {
+  std::unique_lock lock{closing_mutex_};
+  while (!to_close_.empty() && !ending_) {
+    changed_.wait_for(lock, look_every, [this] { return ending_; });
+    lock.unlock();
+    close_what_can_be();
+    lock.lock();
+  }
+  closing_late_ = false;
+}
+
+opened_allocations::~opened_allocations() {
+  {
+    const std::lock_guard lock{closing_mutex_};
+    ending_ = true;
+  }
+  changed_.notify_all();
   close_what_can_be();
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -10,6 +12,7 @@
 
 #include "troupe/transport/xgmi/gate_words.hpp"
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
+#include "troupe/transport/xgmi/late_calls.hpp"
 
 namespace troupe::transport::xgmi {
 
@@ -51,7 +54,7 @@ class opened_allocations {
       : runtime_{&runtime}, gates_{&gates} {}
   opened_allocations(const opened_allocations&) = delete;
   opened_allocations& operator=(const opened_allocations&) = delete;
-  ~opened_allocations() { close_what_can_be(); }
+  ~opened_allocations();
 
   /// Opens the allocation, or finds it open. `size` is what its owner says that it has;
   /// `unauthorized` when it has less. The errors of `gpu_runtime::open_memory`.
@@ -66,19 +69,26 @@ class opened_allocations {
     std::byte* base{nullptr};
   };
 
-  /// Now, or with the next that is opened or closed: a driver that closes waits for the whole GPU, and
+  /// Now, or when no stream of the GPU is held: a driver that closes waits for the whole GPU, and
   /// a stream that is held may wait for the very thread that closes.
   void close(const allocation_key& key, std::byte* base);
   void close_what_can_be();
+  void go_on_closing();
   /// One that waits to be closed, for who wants it again.
   [[nodiscard]] std::byte* take_back(const allocation_key& key);
+
+  static constexpr std::chrono::milliseconds look_every{100};
 
   gpu_runtime* runtime_;
   gate_words* gates_;
   mutable std::mutex mutex_;
   std::mutex closing_mutex_;
+  std::condition_variable changed_;
   std::vector<left_open> to_close_;
+  bool closing_late_{false};
+  bool ending_{false};
   std::map<allocation_key, std::weak_ptr<const opened_allocation>> known_;
+  late_calls late_;  ///< ends first
 };
 
 }  // namespace troupe::transport::xgmi

@@ -245,6 +245,30 @@ TEST_F(gates, half_of_the_queues_of_a_gpu_are_left_to_copies) {
   EXPECT_TRUE(comes_true([&] { return more.done() == 1; }));
 }
 
+/// Has so many queues.
+class narrow_double final : public gpu_double {
+ public:
+  explicit narrow_double(std::uint32_t queues) : devices_{gpu_double::devices()} {
+    for (auto& each : devices_) each.queues = queues;
+  }
+  [[nodiscard]] const std::vector<gpu_device>& devices() const override { return devices_; }
+
+ private:
+  std::vector<gpu_device> devices_;
+};
+
+TEST(queues_of_a_gpu, that_are_few_hold_no_stream) {
+  for (const std::uint32_t queues : {1U, 2U, 3U, 4U}) {
+    gpu_site site{std::make_unique<narrow_double>(queues)};
+    const auto first = site.gates.take(0, &site);
+    ASSERT_EQ(first.has_value(), queues == 4) << queues;
+    if (!first) {
+      EXPECT_EQ(first.error().code, errc::backend_unavailable);
+      EXPECT_NE(first.error().message.find("CUDA_DEVICE_MAX_CONNECTIONS"), std::string::npos);
+    }
+  }
+}
+
 /// Says what was opened and closed of other processes' memory, which it does not have.
 class noting_double final : public gpu_double {
  public:
@@ -253,7 +277,7 @@ class noting_double final : public gpu_double {
     return &nothing_;
   }
   void close_memory(std::uint32_t, std::byte*) noexcept override { ++closed; }
-  int opened{0}, closed{0};
+  std::atomic<int> opened{0}, closed{0};
 
  private:
   std::byte nothing_{};
@@ -274,6 +298,7 @@ TEST(memory_of_a_peer, is_not_closed_while_a_stream_of_the_gpu_is_held) {
   static_cast<void>(site.opened.open(first, 1).value());
   EXPECT_EQ(gpus.opened, 2) << "it was still open";
   site.gates.give_back(gate);
+  EXPECT_TRUE(comes_true([&] { return gpus.closed == 2; })) << "nobody has to ask";
   static_cast<void>(site.opened.open(second, 1).value());
   EXPECT_EQ(gpus.closed, 3) << "both, now that nobody is held";
 }

@@ -208,6 +208,7 @@ TEST_F(shared_events, that_a_stream_waits_for_stay_open_until_it_has_come_there)
 
 TEST_F(shared_events, that_are_waited_for_when_the_endpoint_ends_are_not_closed_under_the_stream) {
   ASSERT_TRUE(wait_for(named(other.ask(0))));
+  here->stop();
   std::thread later{[&] {
     std::this_thread::sleep_for(100ms);
     static_cast<void>(other.ask(end_kernel));
