@@ -1,11 +1,15 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "troupe/kvcache/result.hpp"
+#include "troupe/kvcache/segment.hpp"
 #include "troupe/transport/backend.hpp"
 
 namespace troupe::transport::shm {
@@ -29,5 +33,21 @@ struct mapped_job {
   bool running{false};  ///< bytes may be moving; under the link's lock
   std::atomic<bool> cancelled{false};
 };
+
+/// A job of the kind that carries the batch out, with what `prepare_piece(work, index)` says of each
+/// piece. Where that fails, the batch is still the caller's.
+template <class Job, class PreparePiece>
+[[nodiscard]] result<std::shared_ptr<Job>> make_job(batch& work, PreparePiece prepare_piece) {
+  auto job = std::make_shared<Job>();
+  job->pieces.reserve(work.pieces.size());
+  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
+    auto piece = prepare_piece(work, i);
+    if (!piece) return fail(std::move(piece).error());
+    job->pieces.push_back(std::move(*piece));
+    job->total += total_bytes(work.pieces[i].segments);
+  }
+  job->work = std::move(work);
+  return job;
+}
 
 }  // namespace troupe::transport::shm

@@ -90,16 +90,8 @@ result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
 }
 
 result<std::shared_ptr<copy_job>> shm_link::prepare(batch& work) {
-  auto job = std::make_shared<copy_job>();
-  job->pieces.reserve(work.pieces.size());
-  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
-    auto piece = prepare_piece(work, i);
-    if (!piece) return fail(std::move(piece).error());
-    job->pieces.push_back(std::move(*piece));
-    job->total += total_bytes(work.pieces[i].segments);
-  }
-  job->work = std::move(work);
-  return job;
+  return make_job<copy_job>(
+      work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
 
 /// Under the lock. Null: the peer has not shared it, or said so where we have not looked yet.

@@ -41,16 +41,8 @@ result<staged_piece> staged_link::prepare_piece(const batch& work, std::size_t i
 }
 
 result<std::shared_ptr<staged_job>> staged_link::prepare(batch& work) {
-  auto job = std::make_shared<staged_job>();
-  job->pieces.reserve(work.pieces.size());
-  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
-    auto piece = prepare_piece(work, i);
-    if (!piece) return fail(std::move(piece).error());
-    job->pieces.push_back(std::move(*piece));
-    job->total += total_bytes(work.pieces[i].segments);
-  }
-  job->work = std::move(work);
-  return job;
+  return make_job<staged_job>(
+      work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
 
 /// Our chunks: there, known to the peer if it must move, pinned if a GPU of ours does. Once.

@@ -13,12 +13,6 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-std::uint64_t bytes_of(const batch& work) noexcept {
-  return std::accumulate(
-      work.pieces.begin(), work.pieces.end(), std::uint64_t{0},
-      [](std::uint64_t sum, const piece& one) { return sum + total_bytes(one.segments); });
-}
-
 /// Batches that did not end that one look passes by.
 constexpr std::size_t looked_at = 64;
 
@@ -122,16 +116,8 @@ result<void> xgmi_link::find_remote(const remote_grant& grant, xgmi_piece& made)
 }
 
 result<std::shared_ptr<xgmi_job>> xgmi_link::prepare(batch work) {
-  auto job = std::make_shared<xgmi_job>();
-  job->pieces.reserve(work.pieces.size());
-  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
-    auto piece = prepare_piece(work, i);
-    if (!piece) return fail(std::move(piece).error());
-    job->pieces.push_back(std::move(*piece));
-  }
-  job->total = bytes_of(work);
-  job->work = std::move(work);
-  return job;
+  return shm::make_job<xgmi_job>(
+      work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
 
 result<void> xgmi_link::post(batch work) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -54,6 +55,16 @@ struct gpu_nodes : two_ends {
   static std::span<std::byte> host_memory(end& e, std::uint64_t size) {
     e.region = e.place->allocate(size, "host").value();
     return e.memory = e.place->bytes(e.region).value();
+  }
+  /// Which ends have their region on a GPU: `a`, `b`.
+  struct on_gpus {
+    bool of_a;
+    bool of_b;
+  };
+  static constexpr std::array<on_gpus, 3> every_way{{{true, true}, {true, false}, {false, true}}};
+  void allocate(on_gpus where, std::uint64_t size) {
+    where.of_a ? gpu_memory(a, size) : host_memory(a, size);
+    where.of_b ? gpu_memory(b, size) : host_memory(b, size);
   }
   static std::shared_ptr<const remote_grant> grant(end& owner, transfer_id transfer = t1) {
     return std::make_shared<const remote_grant>(

@@ -29,43 +29,7 @@ std::uint64_t copies_of(const gpu_double& gpus) {
   return gpus.launches() + gpus.engine_copies();
 }
 
-/// Which ends have their region on a GPU: the initiator's, the target's.
-struct ends {
-  bool initiator;
-  bool target;
-};
-constexpr ends every_way[] = {{true, true}, {true, false}, {false, true}};
-
-void allocate(two_nodes& n, ends on_gpus, std::uint64_t size) {
-  on_gpus.initiator ? two_nodes::gpu_memory(n.a, size) : two_nodes::host_memory(n.a, size);
-  on_gpus.target ? two_nodes::gpu_memory(n.b, size) : two_nodes::host_memory(n.b, size);
-}
-
 }  // namespace
-
-TEST(shm_gpu, a_transfer_far_larger_than_its_chunks_goes_through_them_every_way) {
-  for (const auto on_gpus : every_way) {
-    two_nodes n;
-    constexpr std::uint64_t size = 40 * mib;
-    allocate(n, on_gpus, size);
-    const auto given = two_nodes::grant(n.b);
-    // One run, unaligned at both ends, and rows that fit no chunk.
-    const std::vector<segment> long_run{{3, 1, size - 77, 0, 0, 1}};
-    const std::vector<segment> rows{{0, 5, 300'001, 300'001, 300'100, 100}};
-    for (const auto* segments : {&long_run, &rows}) {
-      for (const auto dir : {direction::write, direction::read}) {
-        contract::fill(n.a.memory, 1);
-        contract::fill(n.b.memory, 2);
-        const auto done = n.run(n.a, n.work(dir, {{n.a.region, given, *segments}}));
-        ASSERT_FALSE(done.failure) << to_string(*done.failure);
-        EXPECT_EQ(done.bytes, total_bytes(*segments));
-        const bool writes = dir == direction::write;
-        contract::expect_moved(writes ? n.a.memory : n.b.memory, writes ? n.b.memory : n.a.memory,
-                               *segments, dir);
-      }
-    }
-  }
-}
 
 TEST(shm_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk_and_long_runs_with_none) {
   two_nodes n;
@@ -92,10 +56,10 @@ TEST(shm_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk_and_long_
 }
 
 TEST(shm_gpu, blocks_of_a_few_bytes_and_gaps_between_them_arrive) {
-  for (const auto on_gpus : every_way) {
+  for (const auto on_gpus : two_nodes::every_way) {
     for (const auto dir : {direction::write, direction::read}) {
       two_nodes n;
-      allocate(n, on_gpus, 4 * mib);
+      n.allocate(on_gpus, 4 * mib);
       contract::fill(n.a.memory, 1);
       contract::fill(n.b.memory, 2);
       std::vector<segment> blocks;  // more runs than a request has
@@ -110,68 +74,6 @@ TEST(shm_gpu, blocks_of_a_few_bytes_and_gaps_between_them_arrive) {
       const bool writes = dir == direction::write;
       contract::expect_moved(writes ? n.a.memory : n.b.memory, writes ? n.b.memory : n.a.memory,
                              blocks, dir);
-    }
-  }
-}
-
-TEST(shm_gpu, a_batch_may_hold_memory_of_the_host_and_of_several_gpus_on_both_sides) {
-  for (const auto dir : {direction::write, direction::read}) {
-    two_nodes n;
-    std::vector<std::byte> engines(8 * mib);
-    std::vector<std::shared_ptr<const remote_grant>> given;
-    std::vector<std::span<std::byte>> there;
-    two_nodes::gpu_memory(n.b, 8 * mib);
-    given.push_back(two_nodes::grant(n.b));
-    there.push_back(n.b.memory);
-    two_nodes::host_memory(n.b, 8 * mib);
-    given.push_back(two_nodes::grant(n.b));
-    there.push_back(n.b.memory);
-    n.b.region = n.b.place->register_memory(engines, "engine").value();
-    n.b.memory = engines;
-    given.push_back(two_nodes::grant(n.b));
-    there.emplace_back(engines);
-    for (std::uint32_t i = 0; i < 3; ++i) contract::fill(there[i], 90 + i);
-    std::vector<piece> pieces;
-    std::vector<std::span<std::byte>> here;
-    for (std::uint32_t i = 0; i < 9; ++i) {
-      const auto region = i % 3 == 0 ? n.a.place->allocate(mib, "host").value()
-                                     : n.a.place->allocate_on_gpu(i % 3 - 1, mib, "gpu").value();
-      here.push_back(n.a.place->bytes(region).value());
-      contract::fill(here.back(), i);
-      pieces.push_back({region, given[i / 3], {{i, i % 3 * mib, 300'003, 0, 0, 1}}});
-    }
-    const auto done = n.run(n.a, n.work(dir, pieces));
-    ASSERT_FALSE(done.failure) << to_string(*done.failure);
-    for (std::size_t i = 0; i < here.size(); ++i) {
-      const bool writes = dir == direction::write;
-      contract::expect_moved(writes ? here[i] : there[i / 3], writes ? there[i / 3] : here[i],
-                             pieces[i].segments, dir);
-    }
-  }
-}
-
-TEST(shm_gpu, batches_in_flight_both_ways_wait_for_chunks_and_all_arrive) {
-  for (const auto on_gpus : every_way) {
-    two_nodes n{1};
-    allocate(n, on_gpus, 16 * mib);
-    for (const auto* e : {&n.a, &n.b}) contract::fill(e->memory, 3);
-    const auto to_b = two_nodes::grant(n.b);
-    const auto to_a = two_nodes::grant(n.a, transfer_id{2});
-    constexpr std::uint64_t batches = 150;
-    n.gpus_a->hold(true);  // so that they pile up
-    for (std::uint64_t i = 0; i < batches; ++i) {
-      const auto dir = i % 2 == 0 ? direction::write : direction::read;
-      const segment s{(i % 8) * mib + i, (8 + i % 8) * mib, 10'000 + 997 * i, 0, 0, 1};
-      ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, to_b, {s}}})));
-      ASSERT_TRUE(n.b.wire->post(n.work(dir, {{n.b.region, to_a, {s}}})));
-    }
-    n.gpus_a->hold(false);
-    ASSERT_TRUE(n.until(
-        [&] { return n.a.sink->completed() == batches && n.b.sink->completed() == batches; }));
-    for (const auto* e : {&n.a, &n.b}) {
-      for (const auto& done : e->sink->completions) {
-        EXPECT_FALSE(done.failure) << to_string(*done.failure);
-      }
     }
   }
 }
@@ -195,55 +97,6 @@ TEST(shm_gpu, no_more_is_under_way_than_there_are_chunks) {
     first->hold(false);
     ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 4; }));
     EXPECT_EQ(copies_of(*first), 4U * 32U);
-  }
-}
-
-TEST(shm_gpu, a_frame_is_delivered_and_a_batch_completes_when_the_gpu_has_the_bytes) {
-  two_nodes n;
-  contract::fill(two_nodes::host_memory(n.a, mib), 1);
-  const auto there = two_nodes::gpu_memory(n.b, mib);
-  auto work = n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}});
-  work.frame.assign(5, std::byte{'f'});
-  bool landed = false;
-  n.b.sink->when_frame = [&](const std::string&) {
-    landed = std::memcmp(n.a.memory.data(), there.data(), mib) == 0;
-  };
-  n.gpus_b->hold(true);
-  ASSERT_TRUE(n.a.wire->post(work));
-  ASSERT_TRUE(n.until([&] { return copies_of(*n.gpus_b) == 1; }));
-  n.drive_for(20ms);
-  EXPECT_EQ(n.b.sink->framed(), 0U);
-  EXPECT_EQ(n.a.sink->completed(), 0U);
-  n.gpus_b->hold(false);
-  ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1 && n.b.sink->framed() == 1; }));
-  EXPECT_FALSE(n.a.sink->completions[0].failure);
-  EXPECT_TRUE(landed);
-}
-
-TEST(shm_gpu, a_fence_is_pending_while_a_gpu_touches_the_memory_at_either_end) {
-  for (const auto dir : {direction::write, direction::read}) {
-    for (const bool at_target : {false, true}) {
-      two_nodes n;
-      two_nodes::gpu_memory(n.a, 4 * mib);
-      two_nodes::gpu_memory(n.b, 4 * mib);
-      auto& fenced = at_target ? n.b : n.a;
-      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
-      gpus->hold(true);
-      ASSERT_TRUE(n.a.wire->post(
-          n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 4 * mib, 0, 0, 1}}}})));
-      ASSERT_TRUE(n.until([&] { return copies_of(*gpus) > 0; }));
-      EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
-      EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
-      n.drive_for(20ms);
-      EXPECT_FALSE(fenced.sink->is_quiescent(t1));
-      EXPECT_FALSE(fenced.place->deregister(fenced.region)) << "a GPU works on it";
-      gpus->hold(false);
-      ASSERT_TRUE(n.until([&] { return fenced.sink->is_quiescent(t1); }));
-      EXPECT_TRUE(fenced.place->deregister(fenced.region));
-      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
-      EXPECT_TRUE(n.a.sink->completions[0].failure);
-      EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
-    }
   }
 }
 
@@ -343,41 +196,6 @@ TEST(shm_gpu, the_chunks_of_a_link_go_with_it) {
       n.run(n.a, n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}}));
   EXPECT_FALSE(done.failure);
   for (const auto& one : kept) one->close();
-}
-
-TEST(shm_gpu, a_gpu_that_is_lost_under_a_batch_fails_it_at_either_end_and_the_link_goes_on) {
-  for (const auto dir : {direction::write, direction::read}) {
-    for (const bool at_target : {false, true}) {
-      two_nodes n;
-      two_nodes::gpu_memory(n.a, 8 * mib);
-      two_nodes::gpu_memory(n.b, 8 * mib);
-      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
-      gpus->hold(true);
-      for (int i = 0; i < 3; ++i) {
-        ASSERT_TRUE(n.a.wire->post(
-            n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 8 * mib, 0, 0, 1}}}})));
-      }
-      ASSERT_TRUE(n.until([&] { return copies_of(*gpus) > 0; }));
-      gpus->lose();
-      gpus->hold(false);
-      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 3; }));
-      for (const auto& done : n.a.sink->completions) {
-        ASSERT_TRUE(done.failure);
-        EXPECT_EQ(done.failure->code, errc::backend_unavailable) << to_string(*done.failure);
-        EXPECT_THAT(done.failure->message, HasSubstr("GPU"));
-        EXPECT_EQ(done.bytes, 0U);
-      }
-      EXPECT_TRUE(n.fenced(n.a) && n.fenced(n.b));
-      // Memory of the host does not care.
-      contract::fill(two_nodes::host_memory(n.a, mib), 1);
-      const auto there = two_nodes::host_memory(n.b, mib);
-      const auto good = two_nodes::grant(n.b, transfer_id{2});
-      const auto done = n.run(n.a, n.work(direction::write, {{n.a.region, good, {all}}}));
-      EXPECT_FALSE(done.failure) << to_string(*done.failure);
-      EXPECT_EQ(std::memcmp(n.a.memory.data(), there.data(), mib), 0);
-      EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
-    }
-  }
 }
 
 TEST(shm_gpu, memory_that_cannot_be_pinned_is_said_at_either_end) {

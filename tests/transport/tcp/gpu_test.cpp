@@ -28,32 +28,6 @@ const segment all{0, 0, mib, 0, 0, 1};
 
 }  // namespace
 
-TEST(tcp_gpu, a_transfer_far_larger_than_its_chunks_goes_through_them_both_ways) {
-  for (const std::uint32_t lanes : {1U, 4U}) {
-    two_nodes n{lanes};
-    constexpr std::uint64_t size = 40 * mib;
-    const auto here = two_nodes::gpu_memory(n.a, size);
-    const auto there = two_nodes::gpu_memory(n.b, size);
-    const auto given = two_nodes::grant(n.b);
-    // One run, unaligned at both ends, and rows that fit no chunk.
-    const std::vector<segment> long_run{{3, 1, size - 77, 0, 0, 1}};
-    const std::vector<segment> rows{{0, 5, 300'001, 300'001, 300'100, 100}};
-    for (const auto* segments : {&long_run, &rows}) {
-      for (const auto dir : {direction::write, direction::read}) {
-        contract::fill(here, 1);
-        contract::fill(there, 2);
-        const auto done = n.run(n.a, n.work(dir, {{n.a.region, given, *segments}}));
-        ASSERT_FALSE(done.failure) << to_string(*done.failure);
-        EXPECT_EQ(done.bytes, total_bytes(*segments));
-        const bool writes = dir == direction::write;
-        contract::expect_moved(writes ? here : there, writes ? there : here, *segments, dir);
-      }
-    }
-    // Each lane has chunks for what it sends and for what it gets; tables come with them.
-    EXPECT_LE(n.gpus_a->pinned_now(), 16 * mib * lanes);
-  }
-}
-
 TEST(tcp_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk) {
   two_nodes n;
   const auto here = two_nodes::gpu_memory(n.a, 8 * mib);
@@ -79,76 +53,6 @@ TEST(tcp_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk) {
   EXPECT_EQ(n.gpus_a->launches(), 4U);
 }
 
-TEST(tcp_gpu, a_batch_may_hold_memory_of_the_host_and_of_several_gpus) {
-  for (const auto dir : {direction::write, direction::read}) {
-    two_nodes n;
-    const auto there = two_nodes::gpu_memory(n.b, 8 * mib);
-    const auto given = two_nodes::grant(n.b);
-    contract::fill(there, 9);
-    std::vector<piece> pieces;
-    std::vector<std::span<std::byte>> memory;
-    for (std::uint32_t i = 0; i < 6; ++i) {
-      const auto region = i % 3 == 0 ? n.a.place->allocate(mib, "host").value()
-                                     : n.a.place->allocate_on_gpu(i % 3 - 1, mib, "gpu").value();
-      memory.push_back(n.a.place->bytes(region).value());
-      contract::fill(memory.back(), i);
-      pieces.push_back({region, given, {{i, i * mib, 300'003, 0, 0, 1}}});
-    }
-    const auto done = n.run(n.a, n.work(dir, pieces));
-    ASSERT_FALSE(done.failure) << to_string(*done.failure);
-    for (std::size_t i = 0; i < memory.size(); ++i) {
-      const bool writes = dir == direction::write;
-      contract::expect_moved(writes ? memory[i] : there, writes ? there : memory[i],
-                             pieces[i].segments, dir);
-    }
-  }
-}
-
-TEST(tcp_gpu, batches_in_flight_both_ways_wait_for_chunks_and_all_arrive) {
-  two_nodes n{2, 1};
-  for (auto* e : {&n.a, &n.b}) contract::fill(two_nodes::gpu_memory(*e, 16 * mib), 3);
-  const auto to_b = two_nodes::grant(n.b);
-  const auto to_a = two_nodes::grant(n.a, transfer_id{2});
-  constexpr std::uint64_t batches = 150;
-  n.gpus_a->hold(true);  // so that they pile up
-  for (std::uint64_t i = 0; i < batches; ++i) {
-    const auto dir = i % 2 == 0 ? direction::write : direction::read;
-    const segment s{(i % 8) * mib + i, (8 + i % 8) * mib, 10'000 + 997 * i, 0, 0, 1};
-    ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, to_b, {s}}})));
-    ASSERT_TRUE(n.b.wire->post(n.work(dir, {{n.b.region, to_a, {s}}})));
-  }
-  n.drive_for(5ms);
-  n.gpus_a->hold(false);
-  ASSERT_TRUE(n.until(
-      [&] { return n.a.sink->completed() == batches && n.b.sink->completed() == batches; }));
-  for (const auto* e : {&n.a, &n.b}) {
-    for (const auto& done : e->sink->completions) {
-      EXPECT_FALSE(done.failure) << to_string(*done.failure);
-    }
-  }
-}
-
-TEST(tcp_gpu, a_frame_is_delivered_and_a_batch_completes_when_the_gpu_has_the_bytes) {
-  two_nodes n;
-  contract::fill(two_nodes::host_memory(n.a, mib), 1);
-  const auto there = two_nodes::gpu_memory(n.b, mib);
-  auto work = n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}});
-  work.frame.assign(5, std::byte{'f'});
-  bool landed = false;
-  n.b.sink->when_frame = [&](const std::string&) {
-    landed = std::memcmp(n.a.memory.data(), there.data(), mib) == 0;
-  };
-  n.gpus_b->hold(true);
-  ASSERT_TRUE(n.a.wire->post(work));
-  n.drive_for(30ms);
-  EXPECT_EQ(n.b.sink->framed(), 0U);
-  EXPECT_EQ(n.a.sink->completed(), 0U);
-  n.gpus_b->hold(false);
-  ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1 && n.b.sink->framed() == 1; }));
-  EXPECT_FALSE(n.a.sink->completions[0].failure);
-  EXPECT_TRUE(landed);
-}
-
 TEST(tcp_gpu, who_makes_progress_sleeps_while_a_gpu_takes_long) {
   two_nodes n;
   two_nodes::gpu_memory(n.a, mib);
@@ -168,33 +72,6 @@ TEST(tcp_gpu, who_makes_progress_sleeps_while_a_gpu_takes_long) {
   n.gpus_a->hold(false);
   ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
   EXPECT_FALSE(n.a.sink->completions[0].failure);
-}
-
-TEST(tcp_gpu, a_fence_is_pending_while_a_gpu_touches_the_memory_at_either_end) {
-  for (const auto dir : {direction::write, direction::read}) {
-    for (const bool at_target : {false, true}) {
-      two_nodes n;
-      two_nodes::gpu_memory(n.a, 4 * mib);
-      two_nodes::gpu_memory(n.b, 4 * mib);
-      auto& fenced = at_target ? n.b : n.a;
-      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
-      gpus->hold(true);
-      ASSERT_TRUE(n.a.wire->post(
-          n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 4 * mib, 0, 0, 1}}}})));
-      ASSERT_TRUE(n.until([&] { return gpus->launches() + gpus->engine_copies() > 0; }));
-      EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
-      EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
-      n.drive_for(20ms);
-      EXPECT_FALSE(fenced.sink->is_quiescent(t1));
-      EXPECT_FALSE(fenced.place->deregister(fenced.region)) << "a GPU works on it";
-      gpus->hold(false);
-      ASSERT_TRUE(n.until([&] { return fenced.sink->is_quiescent(t1); }));
-      EXPECT_TRUE(fenced.place->deregister(fenced.region));
-      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
-      EXPECT_TRUE(n.a.sink->completions[0].failure);
-      EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
-    }
-  }
 }
 
 TEST(tcp_gpu, a_fence_of_a_link_that_has_ended_waits_for_its_copies_too) {
@@ -253,41 +130,6 @@ TEST(tcp_gpu, the_chunks_of_a_link_that_ended_are_used_by_the_next) {
       n.run(n.a, n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}}));
   EXPECT_FALSE(done.failure);
   for (const auto& one : kept) one->close();
-}
-
-TEST(tcp_gpu, a_gpu_that_is_lost_under_a_batch_fails_it_at_either_end_and_the_link_goes_on) {
-  for (const auto dir : {direction::write, direction::read}) {
-    for (const bool at_target : {false, true}) {
-      two_nodes n;
-      two_nodes::gpu_memory(n.a, 8 * mib);
-      two_nodes::gpu_memory(n.b, 8 * mib);
-      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
-      gpus->hold(true);
-      for (int i = 0; i < 3; ++i) {
-        ASSERT_TRUE(n.a.wire->post(
-            n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 8 * mib, 0, 0, 1}}}})));
-      }
-      ASSERT_TRUE(n.until([&] { return gpus->launches() + gpus->engine_copies() > 0; }));
-      gpus->lose();
-      gpus->hold(false);
-      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 3; }));
-      for (const auto& done : n.a.sink->completions) {
-        ASSERT_TRUE(done.failure);
-        EXPECT_EQ(done.failure->code, errc::backend_unavailable) << to_string(*done.failure);
-        EXPECT_EQ(done.bytes, 0U);
-      }
-      EXPECT_EQ(n.a.wire->fence(t1), fence_state::quiescent);
-      EXPECT_EQ(n.b.wire->fence(t1), fence_state::quiescent);
-      // Memory of the host does not care.
-      contract::fill(two_nodes::host_memory(n.a, mib), 1);
-      const auto there = two_nodes::host_memory(n.b, mib);
-      const auto good = two_nodes::grant(n.b, transfer_id{2});
-      const auto done = n.run(n.a, n.work(direction::write, {{n.a.region, good, {all}}}));
-      EXPECT_FALSE(done.failure) << to_string(*done.failure);
-      EXPECT_EQ(std::memcmp(n.a.memory.data(), there.data(), mib), 0);
-      EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
-    }
-  }
 }
 
 TEST(tcp_gpu, what_a_driver_refuses_fails_its_batch_alone_and_only_once_the_gpu_is_done_with_it) {

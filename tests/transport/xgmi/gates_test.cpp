@@ -12,6 +12,7 @@
 #include "troupe/transport/endpoint.hpp"
 #include "troupe/transport/xgmi/gate_words.hpp"
 
+#include "comes_true.hpp"
 #include "engine_stream.hpp"
 #include "gpu_double.hpp"
 #include "gpu_memory.hpp"
@@ -22,12 +23,6 @@ namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
-
-bool comes_true(const std::function<bool()>& what) {
-  const auto until = std::chrono::steady_clock::now() + 20s;
-  while (!what() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
-  return what();
-}
 
 class gates : public ::testing::Test {
  protected:

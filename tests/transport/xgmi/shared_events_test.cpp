@@ -19,6 +19,7 @@
 #include "troupe/transport/endpoint.hpp"
 #include "troupe/transport/xgmi/opened_events.hpp"
 
+#include "comes_true.hpp"
 #include "gpu_double.hpp"
 #include "gpu_memory.hpp"
 #include "slow_kernels.hpp"
@@ -28,12 +29,6 @@ namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
-
-bool comes_true(const std::function<bool()>& what) {
-  const auto until = std::chrono::steady_clock::now() + 20s;
-  while (!what() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
-  return what();
-}
 
 /// The worker, as the test sees it. Made before the test has threads.
 class worker {
