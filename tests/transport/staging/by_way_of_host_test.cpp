@@ -153,13 +153,15 @@ TEST_P(by_way_of_the_host, a_fence_is_pending_while_a_gpu_touches_the_memory_at_
   for (const auto dir : {direction::write, direction::read}) {
     for (const bool at_target : {false, true}) {
       two_nodes n{GetParam()};
-      two_nodes::gpu_memory(n.a, 4 * mib);
-      two_nodes::gpu_memory(n.b, 4 * mib);
+      // More than fits into the chunks of all lanes: what has a chunk may still arrive whole.
+      constexpr std::uint64_t size = 16 * mib;
+      two_nodes::gpu_memory(n.a, size);
+      two_nodes::gpu_memory(n.b, size);
       auto& fenced = at_target ? n.b : n.a;
       auto* gpus = at_target ? n.gpus_b : n.gpus_a;
       gpus->hold(true);
       ASSERT_TRUE(n.a.wire->post(
-          n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, 4 * mib, 0, 0, 1}}}})));
+          n.work(dir, {{n.a.region, two_nodes::grant(n.b), {{0, 0, size, 0, 0, 1}}}})));
       ASSERT_TRUE(n.until([&] { return copies_of(*gpus) > 0; }));
       EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
       EXPECT_EQ(fenced.wire->fence(t1), fence_state::pending);
