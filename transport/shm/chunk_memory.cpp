@@ -1,5 +1,7 @@
 #include "troupe/transport/shm/chunk_memory.hpp"
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -9,6 +11,44 @@
 #include "troupe/transport/shm/sealed_memory.hpp"
 
 namespace troupe::transport::shm {
+
+namespace {
+
+/// A plain read of memory that somebody else writes may be made twice, and find two values: what was
+/// checked would not be what is used.
+template <class Number>
+Number read_once(Number& shared) noexcept {
+  return std::atomic_ref{shared}.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+chunk_request taken_request(chunk_state& from) noexcept {
+  auto& what = from.request;
+  return {read_once(what.grant), read_once(what.transfer), read_once(what.dir),
+          read_once(what.runs)};
+}
+
+std::vector<chunk_run> taken_runs(chunk_state& from, std::size_t count,
+                                  std::vector<chunk_run> into) {
+  into.clear();
+  into.reserve(count);
+  for (auto& run : std::span{from.runs}.first(std::min(count, max_chunk_runs))) {
+    into.push_back({read_once(run.offset), read_once(run.length), read_once(run.stride),
+                    read_once(run.count), 0});
+  }
+  return into;
+}
+
+chunk_answer taken_answer(chunk_state& from) noexcept {
+  chunk_answer said;
+  said.status = read_once(from.answer.status);
+  if (said.status == 0) return said;  // there is no sentence
+  for (std::size_t i = 0; i < said.sentence.size(); ++i) {
+    said.sentence[i] = read_once(from.answer.sentence[i]);
+  }
+  return said;
+}
 
 result<std::shared_ptr<chunk_area>> chunk_area::create() {
   auto fd = make_sealed("troupe:chunks", sizeof(chunk_memory));

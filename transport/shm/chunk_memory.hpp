@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/shm/owned_fd.hpp"
@@ -25,9 +26,10 @@
 /// `asked` and `answered` count the requests of the chunk. While they differ the chunk is the target's,
 /// else the initiator's. Whoever tells rings the other's doorbell if that sleeps.
 ///
-/// The peer may write anything here at any time. The target copies a request into memory of its own,
-/// checks every number of it against the grant, and only then has a GPU touch anything. What no
-/// honest initiator asks ends the link; what its grant does not permit is refused.
+/// The peer may write anything here at any time, also between two looks at the same number. So each
+/// end reads whatever the other wrote once, number by number (`taken_request`, `taken_runs`,
+/// `taken_answer`), and checks and uses what it has read. Only then has the target a GPU touch anything.
+/// What no honest initiator asks ends the link; what its grant does not permit is refused.
 namespace troupe::transport::shm {
 
 inline constexpr std::size_t chunk_count = 8;
@@ -69,6 +71,14 @@ struct chunk_memory {
   alignas(4096) std::array<std::array<std::byte, chunk_size>, chunk_count> bytes;
 };
 static_assert(sizeof(chunk_run) == 32 && sizeof(chunk_memory) % 4096 == 0);
+
+// -- what the peer wrote, as it was at one moment: number by number
+
+[[nodiscard]] chunk_request taken_request(chunk_state& from) noexcept;
+/// The first `count` runs, at most `max_chunk_runs`, into `into`, whose memory is used again.
+[[nodiscard]] std::vector<chunk_run> taken_runs(chunk_state& from, std::size_t count,
+                                                std::vector<chunk_run> into);
+[[nodiscard]] chunk_answer taken_answer(chunk_state& from) noexcept;
 
 /// A mapping of it. Unmapped with its owner, and not inherited by forked children.
 class chunk_area {

@@ -90,14 +90,14 @@ result<chunk_server::news> chunk_server::serve(chunk_area& area) {
 
 /// An error is the link's end; what is merely refused is answered.
 result<void> chunk_server::take(chunk_area& area, std::size_t index) {
-  const auto& state = area.state(index);
-  const chunk_request what = state.request;
+  auto& state = area.state(index);
+  const auto what = taken_request(state);
   if (what.runs == 0 || what.runs > max_chunk_runs ||
       (what.dir != static_cast<std::uint32_t>(direction::write) &&
        what.dir != static_cast<std::uint32_t>(direction::read))) {
     return nonsense(std::to_string(what.runs) + " runs in direction " + std::to_string(what.dir));
   }
-  asked_runs_.assign(state.runs.begin(), state.runs.begin() + what.runs);
+  asked_runs_ = taken_runs(state, what.runs, std::move(asked_runs_));
   if (auto ok = check_sizes(asked_runs_); !ok) return ok;
   if (auto ok = start(area, index, what); !ok) answer(area, index, ok.error());
   return {};

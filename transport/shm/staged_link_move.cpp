@@ -38,14 +38,16 @@ result<void> copy_runs(direction dir, std::span<const staging::memory_run> runs,
   return count == 0 ? result<void>{} : move(std::span<const copy_run>{some.data(), count});
 }
 
-/// What the peer said, in words that can be trusted to be words.
+/// What the peer said, in words that can be trusted to be words: they go into logs.
 troupe::error failure_of(const chunk_answer& said) {
   const auto status = said.status;
   const auto code = status <= UINT8_MAX && is_errc(static_cast<std::uint8_t>(status))
                         ? static_cast<errc>(status)
                         : errc::internal;
-  const auto end = std::ranges::find(said.sentence, '\0');
-  return {code, "the peer refused: " + std::string{said.sentence.begin(), end}};
+  std::string sentence{said.sentence.begin(), std::ranges::find(said.sentence, '\0')};
+  std::ranges::replace_if(
+      sentence, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return {code, "the peer refused: " + sentence};
 }
 
 }  // namespace
@@ -154,7 +156,7 @@ void staged_link::go_on(round& now, std::size_t index) {
         return;
       }
       thread_order{now.area->number(), static_cast<unsigned>(index)}.after_load();
-      const chunk_answer said = state.answer;
+      const auto said = taken_answer(state);
       if (said.status != 0) return leave(now, index, failure_of(said));
       if (use.job->work.dir == direction::write) return leave(now, index);
       if (!begin_touch(*use.job)) return leave(now, index);

@@ -1,7 +1,9 @@
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
+#include <thread>
 
 #include <gmock/gmock.h>
 
@@ -271,6 +273,91 @@ TEST(shm_chunks, requests_of_random_numbers_touch_nothing_outside_the_grant) {
   }
 }
 
+namespace {
+
+/// A peer that writes other numbers into its request, from the time it has asked until it is answered.
+class rewriter {
+ public:
+  rewriter(chunk_state& of, const remote_grant& given)
+      : thread_{[this, &of, id = given.id] { run(of, id); }} {
+    began_.wait(false);
+  }
+  rewriter(const rewriter&) = delete;
+  rewriter& operator=(const rewriter&) = delete;
+  ~rewriter() {
+    ending_ = true;
+    thread_.join();
+  }
+
+ private:
+  template <class Number>
+  static void put(Number& at, std::uint64_t value) {
+    std::atomic_ref{at}.store(static_cast<Number>(value), std::memory_order_relaxed);
+  }
+  /// Rarely what ends the link at once, so that many requests get further.
+  void run(chunk_state& of, std::uint64_t grant) {
+    std::mt19937_64 random{20261123};
+    const auto pick = [&](std::initializer_list<std::uint64_t> often, std::uint64_t rarely) {
+      return began_ && random() % 200 == 0 ? rarely : *(often.begin() + random() % often.size());
+    };
+    while (!ending_) {
+      put(of.request.runs, pick({1, 2, 3}, max_chunk_runs + 1));
+      put(of.request.dir, pick({1, 2}, 7));
+      put(of.request.grant, pick({grant}, grant + 1));
+      for (std::size_t i = 0; i < 3; ++i) {
+        auto& run = of.runs[i];
+        put(run.offset, pick({mib, mib + 4096, mib, mib, 2 * mib}, UINT64_MAX - 100));
+        put(run.length, pick({100, 4096, 65'536}, UINT64_MAX / 2 + 1));
+        put(run.stride, pick({65'536, 65'536, 65'536, mib}, UINT64_MAX / 2));
+        put(run.count, pick({1, 2, 3}, UINT32_MAX));
+      }
+      if (!began_.exchange(true)) began_.notify_one();
+    }
+  }
+
+  std::atomic<bool> began_{false};
+  std::atomic<bool> ending_{false};
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST(shm_chunks,
+     a_request_that_is_rewritten_while_it_is_checked_touches_nothing_outside_the_grant) {
+  int carried_out = 0;
+  int refused = 0;
+  for (int links = 0; links < 12; ++links) {
+    played p;
+    const auto given = p.grant();
+    p.share();
+    for (std::size_t i = 0; i < chunk_count; ++i) std::memset(p.area->bytes(i), 0x11, chunk_size);
+    auto& state = p.area->state(0);
+    state.request.transfer = given.transfer.value;
+    {
+      const rewriter peer{state, given};
+      for (int i = 0; i < 200 && !p.node.sink->is_broken(); ++i) {
+        state.asked.fetch_add(1);
+        ASSERT_TRUE(p.until([&] { return p.answered(0) || p.node.sink->is_broken(); }));
+        if (!p.answered(0)) continue;
+        const auto status = state.answer.status;
+        (status == 0 ? carried_out : refused) += 1;
+        EXPECT_TRUE(status <= UINT8_MAX &&
+                    (status == 0 || is_errc(static_cast<std::uint8_t>(status))));
+      }
+    }
+    if (p.node.sink->is_broken()) {
+      EXPECT_EQ(p.node.sink->broken->code, errc::unauthorized) << to_string(*p.node.sink->broken);
+    }
+    EXPECT_TRUE(p.node.wire->fence(t1) == fence_state::quiescent ||
+                p.until([&] { return p.node.sink->is_quiescent(t1); }));
+    EXPECT_TRUE(contract::all_are(p.node.memory.first(mib), std::byte{0x77}));
+    EXPECT_TRUE(contract::all_are(p.node.memory.subspan(2 * mib), std::byte{0x77}));
+    EXPECT_TRUE(contract::all_are({p.area->bytes(1), chunk_size}, std::byte{0x11}))
+        << "a read went on behind its chunk";
+  }
+  EXPECT_GT(carried_out + refused, 0) << "the peer got nowhere";
+}
+
 // -- the peer as target
 
 namespace {
@@ -331,7 +418,7 @@ TEST(shm_chunks, a_refusal_of_any_number_and_without_an_end_is_an_error_in_words
       auto& state = area->state(i);
       ASSERT_TRUE(p.until([&] { return state.asked.load() == 1; }));
       state.answer.status = status;
-      state.answer.sentence.fill('x');
+      state.answer.sentence.fill(status == 255U ? '\n' : 'x');
       state.answered.store(1);
     }
     ASSERT_TRUE(p.until([&] { return p.node.sink->completed() == 1; }));
@@ -339,6 +426,7 @@ TEST(shm_chunks, a_refusal_of_any_number_and_without_an_end_is_an_error_in_words
     ASSERT_TRUE(done.failure);
     EXPECT_TRUE(is_errc(static_cast<std::uint8_t>(done.failure->code)));
     EXPECT_LT(done.failure->message.size(), 300U);
+    EXPECT_EQ(done.failure->message.find('\n'), std::string::npos) << "it goes into logs";
     EXPECT_TRUE(p.untouched());
     EXPECT_FALSE(p.node.sink->is_broken());
   }
