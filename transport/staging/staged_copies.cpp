@@ -80,14 +80,20 @@ result<staging_chunk> staged_copies::lend(const std::shared_ptr<chunk_quota>& qu
 
 bool staged_copies::may_sleep() {
   // Who is left without a chunk waits for other links' as well: nobody tells of those.
-  if (starved_.load(std::memory_order_relaxed)) return false;
-  {
-    const std::lock_guard lock{mutex_};
-    if (std::ranges::any_of(copies_, [](const auto& copy) { return copy->flown(); })) return false;
-  }
-  if (bell_->arm() || pool_->ring_at_ends(bell_)) return true;
+  if (starved_.load(std::memory_order_relaxed) || any_flown()) return false;
+  if (bell_->arm()) return true;
+  // The streams are shared by all links of the endpoint. Behind copies that another link gave them
+  // after ours the bell rings late, by as long as a few chunks take; but where another link's look has
+  // just heard of the end of ours, the bell may be behind other links' copies alone.
+  if (pool_->ring_at_ends(bell_) && !any_flown()) return true;
   bell_->disarm();
   return false;
+}
+
+/// Whether a look would find something.
+bool staged_copies::any_flown() {
+  const std::lock_guard lock{mutex_};
+  return std::ranges::any_of(copies_, [](const auto& copy) { return copy->flown(); });
 }
 
 staged_copies::news staged_copies::look() {

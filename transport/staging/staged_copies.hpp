@@ -124,6 +124,7 @@ class staged_copies {
     const std::shared_ptr<engine_waker> wakes_;
     std::atomic<bool> armed_{false};
   };
+  [[nodiscard]] bool any_flown();
   void end(staged_copy& copy, news& told, std::vector<region_use>& unused);
   [[nodiscard]] bool has(transfer_id transfer) const;
 

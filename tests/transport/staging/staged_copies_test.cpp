@@ -1,8 +1,10 @@
 #include "troupe/transport/staging/staged_copies.hpp"
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -30,6 +32,16 @@ struct looker final : pollable {
   staged_copies& copies;
 };
 
+/// Another link's end may look at any moment; this one lets it.
+struct interrupted_double final : xgmi::gpu_double {
+  [[nodiscard]] result<void> ring_after(xgmi::gpu_stream on,
+                                        std::shared_ptr<xgmi::bell> what) override {
+    if (const auto meanwhile = std::exchange(before_next_ring, {})) meanwhile();
+    return gpu_double::ring_after(on, std::move(what));
+  }
+  std::function<void()> before_next_ring;
+};
+
 struct staged : ::testing::Test {
   staged() {
     EXPECT_TRUE(pool->prepare(0));
@@ -43,14 +55,15 @@ struct staged : ::testing::Test {
     ::close(nothing);
   }
   /// Into a chunk.
-  std::shared_ptr<staged_copy> start() {
-    auto chunk = copies.lend(quota).value();
+  std::shared_ptr<staged_copy> start() { return start_by(copies); }
+  std::shared_ptr<staged_copy> start_by(staged_copies& by) {
+    auto chunk = by.lend(quota).value();
     EXPECT_TRUE(chunk);
     staged_copies::order what;
     what.dir = direction::write;
     what.runs = runs;
     what.bytes = size;
-    return copies.start(std::move(chunk), what);
+    return by.start(std::move(chunk), what);
   }
   /// Without a look of its own: what it waits for must wake it. Its rounds.
   std::uint64_t drive(clock::duration longest, const std::function<bool()>& done) const {
@@ -63,9 +76,9 @@ struct staged : ::testing::Test {
   }
 
   static constexpr std::uint64_t size = 4096;
-  xgmi::gpu_double* gpus{nullptr};
+  interrupted_double* gpus{nullptr};
   std::shared_ptr<xgmi::gpu_site> site{[this] {
-    auto owned = std::make_unique<xgmi::gpu_double>();
+    auto owned = std::make_unique<interrupted_double>();
     gpus = owned.get();
     return std::make_shared<xgmi::gpu_site>(std::move(owned));
   }()};
@@ -110,6 +123,26 @@ TEST_F(staged, a_copy_that_begins_while_another_is_rung_for_is_heard_of_as_well)
   drive(60s, [&] { return !copies.any(); });
   releaser.join();
   EXPECT_FALSE(copies.any());
+}
+
+TEST_F(staged, nobody_sleeps_whose_copy_ended_while_the_bell_was_put_behind_another_links) {
+  staged_copies of_another_link{pool, *engine};
+  gpus->hold(true);
+  start_by(of_another_link);
+  const auto ours = start();
+  gpus->before_next_ring = [&] {
+    gpus->hold(false);
+    // Who arms the bell has the stream of the other's copy, and looks at ours next.
+    std::thread other{[&] {
+      const auto last = clock::now() + 10s;
+      while (!ours->flown() && clock::now() < last) static_cast<void>(of_another_link.look());
+    }};
+    other.join();
+    EXPECT_TRUE(ours->flown());
+  };
+  EXPECT_FALSE(copies.may_sleep()) << "it has something to look at";
+  EXPECT_TRUE(copies.look().ended);
+  while (of_another_link.any()) static_cast<void>(of_another_link.look());
 }
 
 }  // namespace
