@@ -1,9 +1,17 @@
 #include "troupe/transport/shm/staged_link.hpp"
 
+#include <chrono>
 #include <string>
 #include <utility>
 
 namespace troupe::transport::shm {
+
+namespace {
+
+/// How long a copy may have ended unheard when its GPU is lost.
+constexpr std::chrono::milliseconds between_guards{200};
+
+}  // namespace
 
 staged_link::staged_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
                          std::shared_ptr<staging::staging_pool> pool, const link_options& options,
@@ -69,11 +77,28 @@ void staged_link::forget_peer_memory() {
 
 // -- sleeping
 
-/// Who waits for the peer's answers, or its requests, is rung. A GPU rings nobody, and one that is
-/// lost never would.
+/// Who waits for the peer's answers, or its requests, is rung; so is who waits for a GPU.
 bool staged_link::may_sleep_in_work() {
-  const std::lock_guard lock{mutex_};
-  return !has_queued() && !due_.load(std::memory_order_seq_cst) && !copies_.any();
+  {
+    const std::lock_guard lock{mutex_};
+    if (has_queued() || due_.load(std::memory_order_seq_cst)) return false;
+  }
+  if (!copies_.any()) return true;
+  if (!copies_.may_sleep()) return false;
+  watch_over();
+  return true;
+}
+
+/// A GPU that was lost rings nobody: somebody must look now and then.
+void staged_link::watch_over() {
+  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
+  engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
+                  leaf_timer);
+}
+
+void staged_link::on_leaf_timer() {
+  watched_.store(false, std::memory_order_release);
+  on_poll({});  // who sleeps again sets it again
 }
 
 bool staged_link::heard_something() {

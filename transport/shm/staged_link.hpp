@@ -38,6 +38,7 @@ class staged_link final : public shm_link {
   bool advance() override;
   bool may_sleep_in_work() override;
   bool heard_something() override;
+  void on_leaf_timer() override;
   void on_finished(mapped_job& job) override;
   void forget_peer_memory() override;
   [[nodiscard]] std::shared_ptr<chunk_area> unpinned_late(std::shared_ptr<chunk_area> area);
@@ -47,6 +48,8 @@ class staged_link final : public shm_link {
   [[nodiscard]] bool touches_any() override { return copies_.any(); }
 
  private:
+  void watch_over();
+
   // -- posting (staged_link_post.cpp)
   [[nodiscard]] bool is_of_devices(const batch& work) const;
   [[nodiscard]] result<std::shared_ptr<staged_job>> prepare(batch& work);
@@ -82,11 +85,12 @@ class staged_link final : public shm_link {
   staging::staged_copies copies_;
   chunk_server server_;
 
-  std::mutex area_mutex_;            ///< who makes `area_`; before the link's lock
-  bool area_shared_{false};          ///< under that mutex
-  std::atomic<bool> used_{false};    ///< there are chunks; all that a link without GPUs ever asks
-  std::atomic<bool> due_{false};     ///< something was posted since somebody last looked
-  std::atomic<bool> moving_{false};  ///< what follows is one thread's at a time
+  std::mutex area_mutex_;             ///< who makes `area_`; before the link's lock
+  bool area_shared_{false};           ///< under that mutex
+  std::atomic<bool> used_{false};     ///< there are chunks; all that a link without GPUs ever asks
+  std::atomic<bool> due_{false};      ///< something was posted since somebody last looked
+  std::atomic<bool> watched_{false};  ///< a timer looks after copies that nobody rings for
+  std::atomic<bool> moving_{false};   ///< what follows is one thread's at a time
   std::array<chunk_use, chunk_count> uses_{};
   std::deque<std::shared_ptr<staged_job>> jobs_;
   std::vector<std::shared_ptr<staged_job>> fresh_;  ///< posted; under the lock

@@ -2,6 +2,8 @@
 #include <ostream>
 
 #include <gmock/gmock.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "gpu_nodes.hpp"
 
@@ -217,6 +219,61 @@ TEST_P(by_way_of_the_host,
       EXPECT_FALSE(done.failure) << to_string(*done.failure);
       EXPECT_EQ(std::memcmp(n.a.memory.data(), there.data(), mib), 0);
       EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
+    }
+  }
+}
+
+namespace {
+
+/// Drives one end, which sleeps when it may. Its rounds.
+std::uint64_t rounds_of(end& e, std::chrono::milliseconds time) {
+  const int nothing = ::eventfd(0, EFD_CLOEXEC);
+  std::uint64_t rounds = 0;
+  EXPECT_TRUE(e.place->drive(clock::now() + time, nothing, [&] {
+    ++rounds;
+    return false;
+  }));
+  ::close(nothing);
+  return rounds;
+}
+
+}  // namespace
+
+TEST_P(by_way_of_the_host, who_makes_progress_sleeps_while_a_gpu_takes_long) {
+  for (const auto dir : {direction::write, direction::read}) {
+    for (const bool at_target : {false, true}) {
+      two_nodes n{GetParam()};
+      two_nodes::gpu_memory(n.a, mib);
+      two_nodes::gpu_memory(n.b, mib);
+      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
+      gpus->hold(true);
+      ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, two_nodes::grant(n.b), {all}}})));
+      ASSERT_TRUE(n.until([&] { return copies_of(*gpus) > 0; }));
+      // It polls for 250 us after work; all the time would be hundreds of thousands.
+      EXPECT_LT(rounds_of(at_target ? n.b : n.a, 150ms), 10'000U);
+      gpus->hold(false);
+      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
+      EXPECT_FALSE(n.a.sink->completions[0].failure);
+    }
+  }
+}
+
+TEST_P(by_way_of_the_host, a_gpu_that_is_lost_while_everybody_sleeps_is_noticed_all_the_same) {
+  for (const auto dir : {direction::write, direction::read}) {
+    for (const bool at_target : {false, true}) {
+      two_nodes n{GetParam(), 1};
+      two_nodes::gpu_memory(n.a, mib);
+      two_nodes::gpu_memory(n.b, mib);
+      auto* gpus = at_target ? n.gpus_b : n.gpus_a;
+      gpus->hold(true);
+      ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, two_nodes::grant(n.b), {all}}})));
+      ASSERT_TRUE(n.until([&] { return copies_of(*gpus) > 0; }));
+      std::this_thread::sleep_for(20ms);
+      gpus->lose();  // it rings nobody
+      ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
+      const auto done = n.a.sink->outcome_of(1);
+      ASSERT_TRUE(done.failure);
+      EXPECT_EQ(done.failure->code, errc::backend_unavailable) << to_string(*done.failure);
     }
   }
 }

@@ -1,7 +1,6 @@
 #include <cstring>
 
 #include <gmock/gmock.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "gpu_nodes.hpp"
@@ -51,27 +50,6 @@ TEST(tcp_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk) {
   ASSERT_FALSE(whole.failure);
   EXPECT_EQ(n.gpus_a->engine_copies(), 4U) << "long runs are the copy engine's";
   EXPECT_EQ(n.gpus_a->launches(), 4U);
-}
-
-TEST(tcp_gpu, who_makes_progress_sleeps_while_a_gpu_takes_long) {
-  two_nodes n;
-  two_nodes::gpu_memory(n.a, mib);
-  two_nodes::gpu_memory(n.b, mib);
-  n.gpus_a->hold(true);
-  ASSERT_TRUE(
-      n.a.wire->post(n.work(direction::write, {{n.a.region, two_nodes::grant(n.b), {all}}})));
-  const int nothing = ::eventfd(0, EFD_CLOEXEC);
-  std::uint64_t rounds = 0;
-  ASSERT_TRUE(n.a.place->drive(contract::clock::now() + 300ms, nothing, [&] {
-    ++rounds;
-    return false;
-  }));
-  ::close(nothing);
-  // It polls for 250 us after work; all the time would be hundreds of thousands.
-  EXPECT_LT(rounds, 20'000U);
-  n.gpus_a->hold(false);
-  ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
-  EXPECT_FALSE(n.a.sink->completions[0].failure);
 }
 
 TEST(tcp_gpu, a_fence_of_a_link_that_has_ended_waits_for_its_copies_too) {
