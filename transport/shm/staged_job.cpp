@@ -1,7 +1,7 @@
 #include "troupe/transport/shm/staged_job.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 namespace troupe::transport::shm {
 
@@ -10,10 +10,29 @@ void staged_job::release_memory() {
 }
 
 std::vector<std::uint32_t> staged_job::unfinished() const {
-  std::size_t count = 0;
-  for (const auto& piece : work.pieces) count += piece.segments.size();
-  std::vector<std::uint32_t> bad(count);
-  std::iota(bad.begin(), bad.end(), 0U);
+  auto runs = arrived;
+  std::ranges::sort(runs, {}, &byte_range::begin);
+  std::size_t last = 0;  // what follows on what becomes one
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    if (runs[last].end == runs[i].begin) {
+      runs[last].end = runs[i].end;
+    } else {
+      runs[++last] = runs[i];
+    }
+  }
+  runs.resize(std::min(runs.size(), last + 1));
+  std::vector<std::uint32_t> bad;
+  std::uint32_t index = 0;
+  std::uint64_t end = 0;
+  auto run = runs.begin();
+  for (const auto& piece : work.pieces) {
+    for (const auto& s : piece.segments) {
+      const auto begin = std::exchange(end, end + s.length * s.count);
+      while (run != runs.end() && run->end < end) ++run;
+      if (begin != end && (run == runs.end() || run->begin > begin)) bad.push_back(index);
+      ++index;
+    }
+  }
   return bad;
 }
 
@@ -21,6 +40,7 @@ void cut_chunk(staged_job& job, chunk_use& use) {
   use.local.clear();
   use.remote.clear();
   use.bytes = 0;
+  use.first = job.given;
   auto& at = job.at;
   while (true) {  // to a piece that has bytes left
     const auto& segments = job.work.pieces[at.piece].segments;

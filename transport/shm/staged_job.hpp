@@ -27,7 +27,7 @@ struct staged_piece {
 /// `staged_link::moving_`, who alone touches what is not said to be under the link's lock.
 struct staged_job final : mapped_job {
   void release_memory() override;
-  /// All of them: what lies in a chunk has not arrived.
+  /// Those of which not every byte was in a chunk that is through.
   [[nodiscard]] std::vector<std::uint32_t> unfinished() const override;
   [[nodiscard]] bool complete() const noexcept { return given == total && chunks == 0; }
 
@@ -38,6 +38,12 @@ struct staged_job final : mapped_job {
   std::uint32_t touching{0};  ///< of those, the ones that touch memory of this process's regions
   std::optional<troupe::error> why;  ///< it cannot succeed any more
   bool over{false};                  ///< completed; under the lock
+  /// What has arrived, chunk by chunk: bytes, counted over all segments in order. Under the lock.
+  struct byte_range {
+    std::uint64_t begin{0};
+    std::uint64_t end{0};
+  };
+  std::vector<byte_range> arrived;
 };
 
 /// What one chunk of ours is doing.
@@ -60,6 +66,7 @@ struct chunk_use {
   std::shared_ptr<staged_job> job;
   std::size_t piece{0};
   std::uint64_t bytes{0};
+  std::uint64_t first{0};  ///< of these bytes, counted as `staged_job::arrived`
   std::vector<staging::memory_run> local;
   std::vector<staging::memory_run>
       remote;  ///< of what is asked: from address 0, the region's begin

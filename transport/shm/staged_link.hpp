@@ -73,6 +73,7 @@ class staged_link final : public shm_link {
   void ask(round& now, std::size_t index);
   void copy_local(round& now, std::size_t index, direction dir);
   [[nodiscard]] result<void> copy_by_hand(round& now, std::size_t index);
+  void arrive(round& now, std::size_t index);
   void leave(round& now, std::size_t index, std::optional<troupe::error> why = {});
   [[nodiscard]] bool begin_touch(staged_job& job);
   void end_touch(staged_job& job) noexcept { job.touching -= 1; }

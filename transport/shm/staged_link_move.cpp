@@ -114,6 +114,16 @@ bool staged_link::begin_touch(staged_job& job) {
   return true;
 }
 
+/// The chunk's bytes are where they belong.
+void staged_link::arrive(round& now, std::size_t index) {
+  const auto& use = uses_[index];
+  {
+    const std::lock_guard lock{mutex_};
+    use.job->arrived.push_back({use.first, use.first + use.bytes});
+  }
+  leave(now, index);
+}
+
 /// The chunk has done its work, or cannot.
 void staged_link::leave(round& now, std::size_t index, std::optional<troupe::error> why) {
   auto& use = uses_[index];
@@ -139,7 +149,12 @@ void staged_link::go_on(round& now, std::size_t index) {
       if (!by_hand) end_touch(job);
       if (!why && !job.cancelled.load(std::memory_order_acquire)) {
         if (!by_hand) return ask(now, index);
-        if (auto ok = copy_by_hand(now, index); !ok) why = std::move(ok).error();
+        if (auto ok = copy_by_hand(now, index)) {
+          end_touch(job);
+          return arrive(now, index);
+        } else {
+          why = std::move(ok).error();
+        }
       }
       if (by_hand) end_touch(job);
       return leave(now, index, std::move(why));
@@ -158,14 +173,15 @@ void staged_link::go_on(round& now, std::size_t index) {
       thread_order{now.area->number(), static_cast<unsigned>(index)}.after_load();
       const auto said = taken_answer(state);
       if (said.status != 0) return leave(now, index, failure_of(said));
-      if (use.job->work.dir == direction::write) return leave(now, index);
+      if (use.job->work.dir == direction::write) return arrive(now, index);
       if (!begin_touch(*use.job)) return leave(now, index);
       return copy_local(now, index, direction::read);
     }
     case step::emptying: {
       if (use.copy && !use.copy->ended.load(std::memory_order_acquire)) return;
       end_touch(*use.job);
-      return leave(now, index, use.copy ? use.copy->failure : std::nullopt);
+      if (!use.copy || !use.copy->failure) return arrive(now, index);
+      return leave(now, index, use.copy->failure);
     }
   }
 }

@@ -363,7 +363,8 @@ TEST(shm_chunks,
 namespace {
 
 /// A grant that the peer never gave, and a batch that uses it.
-batch to_the_peer(played& p, direction dir) {
+batch to_the_peer(played& p, direction dir,
+                  std::vector<segment> segments = {{0, 0, 2 * mib, 0, 0, 1}}) {
   grant_key key;
   key.how = grant_key::memory::asked;
   auto grant = std::make_shared<remote_grant>();
@@ -375,7 +376,7 @@ batch to_the_peer(played& p, direction dir) {
   grant->region_size = 4 * mib;
   grant->extents = {{0, 4 * mib, 0, 1}};
   grant->key = key.encode();
-  return p.nodes.work(dir, {{p.node.region, std::move(grant), {{0, 0, 2 * mib, 0, 0, 1}}}});
+  return p.nodes.work(dir, {{p.node.region, std::move(grant), std::move(segments)}});
 }
 
 /// Where the node's own chunks are, once it has shared them.
@@ -430,6 +431,45 @@ TEST(shm_chunks, a_refusal_of_any_number_and_without_an_end_is_an_error_in_words
     EXPECT_TRUE(p.untouched());
     EXPECT_FALSE(p.node.sink->is_broken());
   }
+}
+
+TEST(shm_chunks, a_batch_of_which_a_chunk_is_refused_names_what_did_not_arrive_and_nothing_else) {
+  // The second is in both chunks; the third is nowhere.
+  const std::vector<segment> segments{{0, 0, mib / 2, 0, 0, 1},
+                                      {mib / 2, mib / 2, mib, 0, 0, 1},
+                                      {0, 0, 0, 0, 0, 1},
+                                      {3 * mib / 2, 3 * mib / 2, 1000, 2000, 2000, 262}};
+  for (const auto dir : {direction::write, direction::read}) {
+    for (const std::size_t good : {0U, 1U}) {
+      played p;
+      ASSERT_TRUE(p.node.wire->post(to_the_peer(p, dir, segments)));
+      const auto area = chunks_of_node(p);
+      for (std::size_t i = 0; i < 2; ++i) {
+        ASSERT_TRUE(p.until([&] { return area->state(i).asked.load() == 1; }));
+      }
+      area->state(good).answered.store(1);
+      area->state(1 - good).answer.status = static_cast<std::uint32_t>(errc::out_of_range);
+      area->state(1 - good).answered.store(1);
+      ASSERT_TRUE(p.until([&] { return p.node.sink->completed() == 1; }));
+      const auto& done = p.node.sink->completions[0];
+      ASSERT_TRUE(done.failure);
+      EXPECT_EQ(done.bad_segments, good == 0 ? std::vector({1U, 3U}) : std::vector({0U, 1U}));
+    }
+  }
+}
+
+TEST(shm_chunks, a_batch_whose_peer_is_gone_names_what_it_did_not_answer) {
+  played p;
+  ASSERT_TRUE(p.node.wire->post(
+      to_the_peer(p, direction::write, {{0, 0, mib, 0, 0, 1}, {mib, mib, mib, 0, 0, 1}})));
+  const auto area = chunks_of_node(p);
+  ASSERT_TRUE(p.until([&] { return area->state(1).asked.load() == 1; }));
+  area->state(1).answered.store(1);
+  p.node.place->poll();
+  p.socket = {};
+  ASSERT_TRUE(p.until([&] { return p.node.sink->is_broken(); }));
+  ASSERT_EQ(p.node.sink->completed(), 1U);
+  EXPECT_EQ(p.node.sink->completions[0].bad_segments, std::vector({0U}));
 }
 
 TEST(shm_chunks, a_read_that_was_fenced_is_not_copied_when_its_answer_comes_late) {
