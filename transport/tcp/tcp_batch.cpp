@@ -106,6 +106,13 @@ completion flying_batch::outcome() const {
   if (failure) {
     done.bytes = 0;
     done.bad_segments.assign(bad.begin(), bad.end());
+    for (const auto& part : parts()) {
+      if (part.done && !part.all_bad) continue;
+      for (const auto& run : part.job.remote) done.bad_segments.push_back(run.index);
+    }
+    auto& all = done.bad_segments;
+    std::ranges::sort(all);
+    all.erase(std::unique(all.begin(), all.end()), all.end());
   }
   return done;
 }

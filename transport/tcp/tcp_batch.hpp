@@ -22,6 +22,7 @@ struct batch_part {
   std::uint64_t left{0};       ///< reads: bytes that are still to arrive
   std::size_t lane{0};
   bool done{false};
+  bool all_bad{false};                          ///< it failed, and nobody knows where
   bool staged{false};                           ///< some of it lies in memory of a GPU
   std::shared_ptr<staging::copy_group> copies;  ///< reads: into that
 };
@@ -44,7 +45,7 @@ struct flying_batch {
   std::size_t parts_left;
   std::vector<std::byte> frame;  ///< reads: sent when the data are here
   std::optional<troupe::error> failure;
-  std::set<std::uint32_t> bad;
+  std::set<std::uint32_t> bad;  ///< segments that the peer named
   std::vector<region_use> memory;
   revocable guard;
 
@@ -58,6 +59,8 @@ struct flying_batch {
     }
     return nullptr;
   }
+  /// Of a failed one the bad segments are those that the peer named, and all of the parts that it did
+  /// not acknowledge or of which it named none.
   [[nodiscard]] completion outcome() const;
 
  private:

@@ -21,17 +21,15 @@ std::uint64_t bytes_of(const std::vector<staging::memory_run>& runs) noexcept {
   return sum;
 }
 
-// Where one frame's entries lie in the granted region. Entries that are not permitted are named in
-// `bad` and nothing is taken then.
+// Where one frame's entries lie in the granted region. Where one is not permitted, nothing is taken.
 struct placed {
   std::vector<staging::memory_run> runs;
-  std::vector<std::uint32_t> bad;
   std::optional<troupe::error> failure;
 };
 
 placed place(std::span<const std::byte> table, const given_grant& grant,
              std::vector<staging::memory_run> reused = {}) {
-  placed out{.runs = std::move(reused), .bad = {}, .failure = {}};
+  placed out{.runs = std::move(reused), .failure = {}};
   out.runs.clear();
   out.runs.reserve(table.size() / entry_size);
   const auto gpu = grant.gpu.value_or(staging::memory_run::on_host);
@@ -48,9 +46,8 @@ placed place(std::span<const std::byte> table, const given_grant& grant,
                                         " are not within what the grant permits");
     }
     if (!ok) {
-      out.bad.push_back(entry.index);
-      if (!out.failure) out.failure = std::move(ok).error();
-      continue;
+      out.failure = std::move(ok).error();
+      break;
     }
     out.runs.push_back({grant.base + entry.offset, entry.length, entry.stride, entry.count, gpu});
   }
@@ -120,7 +117,10 @@ result<landing> tcp_lane::on_begin(const frame_header& header, std::span<const s
 result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::byte> session,
                               bool landed, const landing& where, std::uint32_t trailer_status) {
   switch (header.type) {
-    case frame_type::write: return end_write(header, session, landed, trailer_status);
+    case frame_type::write:
+      // Its table is gone. What was refused as it began was named then.
+      incoming_.unnamed = incoming_.unnamed || (where.guard && !landed);
+      return end_write(header, session, landed, trailer_status);
     case frame_type::read_request: return {};
     case frame_type::read_data: {
       if (header.has(flag_end_of_request)) {
@@ -138,13 +138,13 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
         auto* part = at->second->part_on(number_);
         if (part == nullptr) return {};
         part->cursor = where.cursor;
-        if (failure && !at->second->failure) at->second->failure = failure;
+        tcp_link::add_failure(*at->second, *part, failure, {});
         if (!header.has(flag_last)) return {};
         if (part->left != 0 && !at->second->failure) {
           return against_protocol("a read ended before all its data came");
         }
       }
-      return finish_read(header.batch, std::move(failure), {});
+      return finish_part(header.batch, std::move(failure), {});
     }
     case frame_type::completion: return end_completion(header, session);
     case frame_type::session:
@@ -185,7 +185,7 @@ result<void> tcp_lane::find_grant(const frame_header& header, access wanted) {
 result<landing> tcp_lane::begin_write(const frame_header& header,
                                       std::span<const std::byte> table) {
   if (incoming_.batch != header.batch) {
-    incoming_ = {.batch = header.batch, .failure = {}, .bad = {}, .copies = {}};
+    incoming_ = {.batch = header.batch, .failure = {}, .bad = {}, .unnamed = false, .copies = {}};
   }
   if (header.session_size > 0 && !header.has(flag_last)) {
     return against_protocol("a session frame before the end of its batch");
@@ -193,6 +193,7 @@ result<landing> tcp_lane::begin_write(const frame_header& header,
   const auto refuse = [&](troupe::error why, std::vector<std::uint32_t> bad) {
     if (!incoming_.failure) incoming_.failure = std::move(why);
     const auto room = max_bad_listed - std::min(max_bad_listed, incoming_.bad.size());
+    incoming_.unnamed = incoming_.unnamed || bad.size() > room;
     bad.resize(std::min(bad.size(), room));
     incoming_.bad.insert(incoming_.bad.end(), bad.begin(), bad.end());
     return landing{};
@@ -204,7 +205,7 @@ result<landing> tcp_lane::begin_write(const frame_header& header,
   }
   auto where = place(table, *grant_, std::move(places_));
   places_ = std::move(where.runs);
-  if (where.failure) return refuse(std::move(*where.failure), std::move(where.bad));
+  if (where.failure) return refuse(std::move(*where.failure), indices(table));
   auto there = landing{.guard = guard_of(grant_), .runs = places_, .cursor = {}};
   if (!grant_->gpu) return there;
   if (!incoming_.copies) incoming_.copies = std::make_shared<staging::copy_group>();
@@ -241,7 +242,13 @@ result<void> tcp_lane::end_write(const frame_header& header, std::span<const std
 // All data of the part are where they belong, or will never be.
 result<void> tcp_lane::finish_write(const frame_header& header, incoming_part part,
                                     std::span<const std::byte> session) {
-  if (part.copies && !part.failure) part.failure = part.copies->failure();
+  if (part.copies) {
+    if (auto why = part.copies->failure()) {
+      part.unnamed = true;
+      if (!part.failure) part.failure = std::move(why);
+    }
+  }
+  if (part.unnamed) part.bad.clear();
   // Before the session frame: what its receiver answers then goes out together with this.
   if (auto ok = acknowledge(header, flag_last, part.failure, part.bad); !ok) return ok;
   const bool good = !part.failure.has_value();
@@ -261,7 +268,7 @@ result<void> tcp_lane::serve_read(const frame_header& header, std::span<const st
   };
   if (auto ok = find_grant(header, access::read); !ok) return refuse(ok.error(), indices(table));
   auto where = place(table, *grant_);
-  if (where.failure) return refuse(*where.failure, where.bad);
+  if (where.failure) return refuse(*where.failure, indices(table));
   auto job = std::make_shared<outgoing>();
   job->type = frame_type::read_data;
   job->batch = header.batch;
@@ -336,29 +343,29 @@ result<void> tcp_lane::end_completion(const frame_header& header,
   }
   if (header.has(flag_end_of_request) && !header.has(flag_last)) {
     // One of several requests of this batch failed; the last one's answer ends it.
-    owner_.note_failure(header.batch, std::move(failure), body->bad);
+    owner_.note_failure(header.batch, number_, failure, body->bad);
     return {};
   }
-  return finish_read(header.batch, std::move(failure), std::move(body->bad));
+  return finish_part(header.batch, std::move(failure), std::move(body->bad));
 }
 
 // The peer has ended its part; so is ours when what it sent is where it belongs.
-result<void> tcp_lane::finish_read(std::uint64_t batch, std::optional<troupe::error> failure,
+result<void> tcp_lane::finish_part(std::uint64_t batch, std::optional<troupe::error> failure,
                                    std::vector<std::uint32_t> bad) {
   std::shared_ptr<staging::copy_group> copies;
-  {
-    const std::lock_guard lock{owner_.batch_mutex_};
-    const auto at = owner_.batches_.find(batch);
-    if (at == owner_.batches_.end()) return {};  // given up meanwhile
-    if (const auto* part = at->second->part_on(number_)) copies = part->copies;
+  if (held_.empty()) {
+    auto waits = owner_.part_done(batch, number_, failure, bad);
+    if (!waits) return fail(std::move(waits).error());
+    copies = std::move(*waits);
+    if (!copies) return {};
+  } else {
+    copies = owner_.copies_of(batch, number_);
   }
-  auto end = [this, batch, copies, failure = std::move(failure), bad = std::move(bad)] {
-    auto why = failure;
-    if (!why && copies) why = copies->failure();
-    return owner_.part_done(batch, number_, std::move(why), bad);
-  };
-  if (held_.empty() && ended(copies)) return end();
-  hold(std::move(copies), std::move(end));
+  hold(std::move(copies),
+       [this, batch, failure = std::move(failure), bad = std::move(bad)]() -> result<void> {
+         auto ended = owner_.part_done(batch, number_, failure, bad);
+         return ended ? result<void>{} : fail(std::move(ended).error());
+       });
   return {};
 }
 

@@ -142,37 +142,46 @@ std::size_t tcp_link::emptiest_lane() const noexcept {
   return best;
 }
 
-void tcp_link::note_failure(std::uint64_t wire, std::optional<troupe::error> failure,
+void tcp_link::note_failure(std::uint64_t wire, std::size_t lane,
+                            const std::optional<troupe::error>& failure,
                             std::span<const std::uint32_t> bad) {
   const std::lock_guard lock{batch_mutex_};
   const auto at = batches_.find(wire);
-  if (at != batches_.end()) add_failure(*at->second, std::move(failure), bad);
+  if (at == batches_.end()) return;
+  if (auto* part = at->second->part_on(lane)) add_failure(*at->second, *part, failure, bad);
 }
 
-void tcp_link::add_failure(flying_batch& batch, std::optional<troupe::error> failure,
+void tcp_link::add_failure(flying_batch& batch, batch_part& part,
+                           const std::optional<troupe::error>& failure,
                            std::span<const std::uint32_t> bad) {
   if (!failure) return;
-  if (!batch.failure) batch.failure = std::move(failure);
+  if (!batch.failure) batch.failure = failure;
+  // A read that is refused overtakes data of others, and they may never be right.
+  const bool named_all =
+      batch.dir == direction::write && !bad.empty() && bad.size() < max_bad_listed;
+  if (!named_all) part.all_bad = true;
   for (const auto index : bad) {
     if (index < batch.segments) batch.bad.insert(index);  // the peer's word: checked
   }
 }
 
-result<void> tcp_link::part_done(std::uint64_t wire, std::size_t lane,
-                                 std::optional<troupe::error> failure,
-                                 std::span<const std::uint32_t> bad) {
+result<std::shared_ptr<staging::copy_group>> tcp_link::part_done(
+    std::uint64_t wire, std::size_t lane, const std::optional<troupe::error>& failure,
+    std::span<const std::uint32_t> bad) {
   std::shared_ptr<flying_batch> batch;
   {
     const std::lock_guard lock{batch_mutex_};
     const auto at = batches_.find(wire);
-    if (at == batches_.end()) return {};  // fenced meanwhile
+    if (at == batches_.end()) return nullptr;  // fenced meanwhile
     auto* part = at->second->part_on(lane);
     if (part == nullptr || part->done) {
       return fail(errc::link_broken, "the peer broke the tcp protocol: it completed a part twice");
     }
-    add_failure(*at->second, std::move(failure), bad);
+    if (part->copies && !part->copies->idle()) return part->copies;
+    add_failure(*at->second, *part, failure, bad);
+    if (part->copies) add_failure(*at->second, *part, part->copies->failure(), {});
     part->done = true;
-    if (--at->second->parts_left > 0) return {};
+    if (--at->second->parts_left > 0) return nullptr;
     batch = std::move(at->second);
     batches_.erase(at);
     close_books(*batch);
@@ -181,7 +190,15 @@ result<void> tcp_link::part_done(std::uint64_t wire, std::size_t lane,
     push_session(batch->frame);
   }
   sink_.deliver(batch->outcome());
-  return {};
+  return nullptr;
+}
+
+std::shared_ptr<staging::copy_group> tcp_link::copies_of(std::uint64_t wire,
+                                                         std::size_t lane) const {
+  const std::lock_guard lock{batch_mutex_};
+  const auto at = batches_.find(wire);
+  const auto* part = at == batches_.end() ? nullptr : at->second->part_on(lane);
+  return part == nullptr ? nullptr : part->copies;
 }
 
 void tcp_link::close_books(flying_batch& batch) {

@@ -66,6 +66,7 @@ class tcp_lane final : public frame_handler {
     std::uint64_t batch{0};
     std::optional<troupe::error> failure;
     std::vector<std::uint32_t> bad;
+    bool unnamed{false};                          ///< more is bad than `bad` names
     std::shared_ptr<staging::copy_group> copies;  ///< of its data into memory of a GPU
   };
 
@@ -107,7 +108,7 @@ class tcp_lane final : public frame_handler {
   void hold(std::shared_ptr<staging::copy_group> until, std::function<result<void>()> then);
   [[nodiscard]] result<void> finish_write(const frame_header& header, incoming_part part,
                                           std::span<const std::byte> session);
-  [[nodiscard]] result<void> finish_read(std::uint64_t batch, std::optional<troupe::error> failure,
+  [[nodiscard]] result<void> finish_part(std::uint64_t batch, std::optional<troupe::error> failure,
                                          std::vector<std::uint32_t> bad);
 
   std::shared_ptr<given_grant> grant_;       ///< the last frame's; most often the next one's, too
@@ -230,14 +231,21 @@ class tcp_link final : public link,
   std::size_t emptiest_lane() const noexcept;
 
   // batches (initiator)
-  void note_failure(std::uint64_t wire, std::optional<troupe::error> failure,
+  void note_failure(std::uint64_t wire, std::size_t lane,
+                    const std::optional<troupe::error>& failure,
                     std::span<const std::uint32_t> bad);
-  static void add_failure(flying_batch& batch, std::optional<troupe::error> failure,
+  static void add_failure(flying_batch& batch, batch_part& part,
+                          const std::optional<troupe::error>& failure,
                           std::span<const std::uint32_t> bad);
   void tell_cancelled(const flying_batch& batch);
-  [[nodiscard]] result<void> part_done(std::uint64_t wire, std::size_t lane,
-                                       std::optional<troupe::error> failure,
-                                       std::span<const std::uint32_t> bad);
+  /// The peer has ended its part of the batch on the lane. What is answered are copies of its data
+  /// that are under way: nothing was done, and it is to be said again when they have ended.
+  [[nodiscard]] result<std::shared_ptr<staging::copy_group>> part_done(
+      std::uint64_t wire, std::size_t lane, const std::optional<troupe::error>& failure,
+      std::span<const std::uint32_t> bad);
+  /// Those of a read's data on the lane into memory of GPUs; none: null.
+  [[nodiscard]] std::shared_ptr<staging::copy_group> copies_of(std::uint64_t wire,
+                                                               std::size_t lane) const;
   void start(const std::shared_ptr<flying_batch>& batch);
   void push_session(std::span<const std::byte> frame);
   [[nodiscard]] result<void> may_send(std::span<const std::byte> frame);

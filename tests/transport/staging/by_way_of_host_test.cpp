@@ -175,6 +175,7 @@ TEST_P(by_way_of_the_host, a_fence_is_pending_while_a_gpu_touches_the_memory_at_
       EXPECT_TRUE(fenced.place->deregister(fenced.region));
       ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
       EXPECT_TRUE(n.a.sink->completions[0].failure);
+      EXPECT_EQ(n.a.sink->completions[0].bad_segments, std::vector{0U});
       EXPECT_FALSE(n.a.sink->is_broken() || n.b.sink->is_broken());
     }
   }
@@ -205,6 +206,7 @@ TEST_P(by_way_of_the_host,
           EXPECT_THAT(done.failure->message, HasSubstr("GPU"));
         }
         EXPECT_EQ(done.bytes, 0U);
+        EXPECT_EQ(done.bad_segments, std::vector{0U});
       }
       if (GetParam().kind == backend_kind::tcp) {  // nobody else has anything under way
         EXPECT_EQ(n.a.wire->fence(t1), fence_state::quiescent);

@@ -100,6 +100,34 @@ TEST(batch_plan_test, lanes_carry_equal_shares_of_a_large_batch) {
   for (const auto& part : (*plan)->parts()) EXPECT_EQ(part.job.bytes, 16 * 65'536U);
 }
 
+TEST(batch_plan_test, a_failed_batch_names_what_was_not_acknowledged_besides_what_was_refused) {
+  planner p;
+  std::vector<segment> segments;
+  for (std::uint64_t i = 0; i < 6; ++i) segments.push_back({i << 16, i << 16, 65'536, 0, 0, 1});
+  const auto named = [&](auto&& change) {
+    const auto plan = p.plan(segments, 4).value();
+    const auto parts = plan->parts();
+    EXPECT_EQ(parts.size(), 4U);  // each has one segment and a half
+    for (auto& part : parts) part.done = true;
+    plan->failure = troupe::error{errc::peer_lost, "gone"};
+    change(*plan, parts);
+    return plan->outcome().bad_segments;
+  };
+  using list = std::vector<std::uint32_t>;
+  EXPECT_EQ(named([](auto& plan, auto) { plan.bad.insert(4); }), (list{4}));
+  EXPECT_EQ(named([](auto&, auto parts) { parts[1].done = false; }), (list{1, 2}));
+  EXPECT_EQ(named([](auto& plan, auto parts) {
+              plan.bad.insert(0);
+              parts[2].done = false;
+              parts[3].all_bad = true;
+            }),
+            (list{0, 3, 4, 5}));
+  EXPECT_EQ(named([](auto&, auto parts) {
+              for (auto& part : parts) part.done = false;
+            }),
+            (list{0, 1, 2, 3, 4, 5}));
+}
+
 TEST(batch_plan_test, a_small_batch_stays_on_one_lane) {
   planner p;
   const auto plan = p.plan({{0, 0, 4096, 0, 0, 1}}, 8, 256 << 10);
