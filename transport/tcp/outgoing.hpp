@@ -50,7 +50,7 @@ struct outgoing {
   /// Whether nothing of it is sent any more but its end. A write that a GPU failed is withdrawn by the
   /// link, which says why.
   [[nodiscard]] bool must_end() const {
-    return withdrawn() || (type == frame_type::read_data && stage && stage->failure());
+    return withdrawn() || (type == frame_type::read_data && stage && stage->failure() != nullptr);
   }
   /// Whether its next frame can be made.
   [[nodiscard]] bool may_go() const { return !stage || stage->ready() > 0 || must_end(); }

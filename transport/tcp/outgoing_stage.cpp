@@ -25,7 +25,7 @@ std::uint64_t share_of(const outgoing& job, const staging::run_cursor& from) noe
 }  // namespace
 
 void outgoing_stage::fill(outgoing& job) {
-  while (asked_ < job.bytes && !job.withdrawn() && !failure()) {
+  while (asked_ < job.bytes && !job.withdrawn() && failure() == nullptr) {
     auto chunk = copies_.lend(quota_);
     if (chunk && !*chunk) return;
     staging::staged_copies::order what{.dir = direction::write,
@@ -55,11 +55,11 @@ std::size_t outgoing_stage::ready() const noexcept {
   return first.bytes - taken_;
 }
 
-std::optional<errc> outgoing_stage::failure() const {
-  if (copies_of_job_.empty()) return std::nullopt;
+const troupe::error* outgoing_stage::failure() const noexcept {
+  if (copies_of_job_.empty()) return nullptr;
   const auto& first = *copies_of_job_.front();
-  if (!first.ended.load(std::memory_order_acquire) || !first.failure) return std::nullopt;
-  return first.failure->code;
+  if (!first.ended.load(std::memory_order_acquire) || !first.failure) return nullptr;
+  return &*first.failure;
 }
 
 std::pair<std::byte*, std::shared_ptr<staging::staged_copy>> outgoing_stage::take(

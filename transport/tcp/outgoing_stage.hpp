@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "troupe/transport/staging/staged_copies.hpp"
@@ -31,8 +30,8 @@ class outgoing_stage {
   void fill(outgoing& job);
   /// Bytes that may be sent now, in one run of memory.
   [[nodiscard]] std::size_t ready() const noexcept;
-  /// Why the next ones never will be.
-  [[nodiscard]] std::optional<errc> failure() const;
+  /// Why the next ones never will be; none: they may. Valid until the next `fill` or `take`.
+  [[nodiscard]] const troupe::error* failure() const noexcept;
   /// The next ones, at most `ready` of them. Whoever sends them keeps the copy meanwhile.
   [[nodiscard]] std::pair<std::byte*, std::shared_ptr<staging::staged_copy>> take(
       std::size_t bytes);

@@ -15,6 +15,12 @@ namespace {
 
 constexpr std::size_t max_iov = 1024;  // what one system call takes
 
+constexpr std::size_t longest_reason = 1000;  // of a refusal: it must fit where a table would
+
+std::uint8_t end_of_request(const outgoing& job) noexcept {
+  return static_cast<std::uint8_t>(flag_end_of_request | (job.last ? flag_last : 0));
+}
+
 // What is sent in place of memory that was withdrawn in the middle of a frame. Never written: all
 // of it is the kernel's one zero page.
 alignas(4096) std::byte zeros[max_data];
@@ -282,7 +288,7 @@ void lane_sender::take_jobs() {
 // Adds one frame of the job; drops the job when that was its last.
 void lane_sender::add_frames(std::shared_ptr<outgoing>& job) {
   if (job->must_end()) {
-    add_withdrawn(*job);
+    add_end(*job);
     drop(job);
     return;
   }
@@ -317,23 +323,14 @@ void lane_sender::add_staged(const std::byte* at, std::size_t size) {
   iov_.push_back({const_cast<std::byte*>(at), size});
 }
 
-// Ends a job whose memory was withdrawn, or whose data nobody wants, without touching the memory.
-void lane_sender::add_withdrawn(outgoing& job) {
-  auto* at = stage(header_size + trailer_size);
-  const bool write = job.type == frame_type::write;
-  const auto failure = job.stage ? job.stage->failure() : std::nullopt;
-  const frame_header header{
-      .type = job.type,
-      .flags = static_cast<std::uint8_t>(write ? flag_last | flag_aborted
-                                               : flag_end_of_request | (job.last ? flag_last : 0)),
-      .parts = job.parts,
-      .batch = job.batch,
-      .transfer = job.transfer};
-  encode(header, at);
-  encode_trailer(
-      static_cast<std::uint32_t>(write ? errc::aborted : failure.value_or(errc::grant_revoked)),
-      at + header_size);
-  add_staged(at, header_size + trailer_size);
+// Ends a job of which nothing more is sent, without touching its memory.
+void lane_sender::add_end(outgoing& job) {
+  const auto* const why = job.stage ? job.stage->failure() : nullptr;
+  if (job.type == frame_type::read_data && why != nullptr) {
+    add_refusal(job, *why);
+  } else {
+    add_withdrawn(job);
+  }
   std::uint64_t done = 0;  // what will not be sent must not count as queued
   for (std::size_t i = 0; i < job.cursor.run(); ++i) {
     done += job.runs[i].length * job.runs[i].count;
@@ -342,6 +339,37 @@ void lane_sender::add_withdrawn(outgoing& job) {
     done += job.runs[job.cursor.run()].length * job.cursor.repetition() + job.cursor.offset();
   }
   queued_bytes_.fetch_sub(job.bytes - done, std::memory_order_relaxed);
+}
+
+// Its memory was withdrawn, or nobody wants its data.
+void lane_sender::add_withdrawn(const outgoing& job) {
+  auto* at = stage(header_size + trailer_size);
+  const bool write = job.type == frame_type::write;
+  const frame_header header{
+      .type = job.type,
+      .flags = static_cast<std::uint8_t>(write ? flag_last | flag_aborted : end_of_request(job)),
+      .parts = job.parts,
+      .batch = job.batch,
+      .transfer = job.transfer};
+  encode(header, at);
+  encode_trailer(static_cast<std::uint32_t>(write ? errc::aborted : errc::grant_revoked),
+                 at + header_size);
+  add_staged(at, header_size + trailer_size);
+}
+
+// A GPU did not give what a read asked for. A trailer has no room for words.
+void lane_sender::add_refusal(const outgoing& job, const troupe::error& why) {
+  const auto body = encode(completion_body{
+      {}, "it could not read its memory: " + why.message.substr(0, longest_reason)});
+  auto* at = stage(header_size + body.size());
+  const frame_header header{.type = frame_type::completion,
+                            .flags = end_of_request(job),
+                            .status = static_cast<std::uint8_t>(why.code),
+                            .session_size = static_cast<std::uint32_t>(body.size()),
+                            .batch = job.batch};
+  encode(header, at);
+  std::ranges::copy(body, at + header_size);
+  add_staged(at, header_size + body.size());
 }
 
 // The next piece of the job as an entry: whole repetitions of a run where they fit, else part of
@@ -470,7 +498,7 @@ void lane_sender::add_read_frame(const std::shared_ptr<outgoing>& job) {
     job->cursor.advance(job->runs, bytes);
   }
   if (finished(*job)) {
-    header.flags = static_cast<std::uint8_t>(flag_end_of_request | (job->last ? flag_last : 0));
+    header.flags = end_of_request(*job);
   }
   encode(header, head);
   auto* trailer = stage(trailer_size);

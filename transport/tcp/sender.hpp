@@ -88,7 +88,9 @@ class lane_sender {
   void forget_jobs();
   void drop(std::shared_ptr<outgoing>& job);
   void add_frames(std::shared_ptr<outgoing>& job);
-  void add_withdrawn(outgoing& job);
+  void add_end(outgoing& job);
+  void add_withdrawn(const outgoing& job);
+  void add_refusal(const outgoing& job, const troupe::error& why);
   void add_write_frame(const std::shared_ptr<outgoing>& job);
   void add_read_frame(const std::shared_ptr<outgoing>& job);
   bool add_request_frame(outgoing& job);

@@ -201,10 +201,7 @@ TEST_P(by_way_of_the_host,
       for (const auto& done : n.a.sink->completions) {
         ASSERT_TRUE(done.failure);
         EXPECT_EQ(done.failure->code, errc::backend_unavailable) << to_string(*done.failure);
-        if (GetParam().kind ==
-            backend_kind::shm) {  // a tcp peer that cannot read says no more than that
-          EXPECT_THAT(done.failure->message, HasSubstr("GPU"));
-        }
+        EXPECT_THAT(done.failure->message, HasSubstr("GPU 0000:0a:00.0")) << "which one";
         EXPECT_EQ(done.bytes, 0U);
         EXPECT_EQ(done.bad_segments, std::vector{0U});
       }
