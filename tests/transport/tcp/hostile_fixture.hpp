@@ -256,18 +256,23 @@ class hostile : public ::testing::Test {
     }
     return bytes;
   }
-  /// The status in the completion that the victim sends.
-  static std::uint8_t status_from(const unique_fd& fd) {
+  /// The completion that the victim sends; a status of 254 or 255: it sent none.
+  struct victims_word {
+    std::uint8_t status{255};
+    completion_body body;
+  };
+  static victims_word word_from(const unique_fd& fd) {
     std::array<std::byte, header_size> head{};
     if (::recv(fd.get(), head.data(), head.size(), MSG_WAITALL) !=
         static_cast<ssize_t>(head.size()))
-      return 255;
+      return {};
     const auto header = decode_header(head);
-    if (!header || header->type != frame_type::completion) return 254;
+    if (!header || header->type != frame_type::completion) return {.status = 254, .body = {}};
     std::vector<std::byte> body(header->session_size);
     if (!body.empty()) static_cast<void>(::recv(fd.get(), body.data(), body.size(), MSG_WAITALL));
-    return header->status;
+    return {.status = header->status, .body = decode_completion_body(body).value()};
   }
+  static std::uint8_t status_from(const unique_fd& fd) { return word_from(fd).status; }
 
   node victim;
   node friend_;

@@ -1,6 +1,7 @@
 // A peer with a token of its own that lies: ranges, grants and frames that it has no right to.
 
 #include <random>
+#include <utility>
 
 #include "hostile_fixture.hpp"
 
@@ -120,6 +121,42 @@ TEST_F(hostile, a_truncated_frame_held_open_holds_up_nobody) {
   send(l.fd, trailer);
   EXPECT_EQ(status_from(l.fd), static_cast<std::uint8_t>(errc::grant_revoked));
   for (std::size_t i = 0; i < 4096; ++i) ASSERT_EQ(victim.memory[base + i], std::byte{0x31});
+  l.wire->close();
+}
+
+TEST_F(hostile, what_the_target_cannot_name_whole_it_does_not_name_in_part) {
+  auto l = become_peer(incarnation{99});
+  const auto base = region_size / 2;
+  const auto frame_of = [&](std::uint32_t index, std::uint32_t actually) {
+    return write_frame(l.grant,
+                       {{.offset = base, .stride = 0, .length = 64, .count = 1, .index = index}},
+                       64, actually);
+  };
+  std::array<std::byte, trailer_size> trailer{};
+  encode_trailer(0, trailer.data());
+  // Refused as it begins: its table is at hand.
+  const auto transfer = std::exchange(l.grant.transfer, transfer_id{10});
+  send(l.fd, frame_of(5, 64));
+  send(l.fd, trailer);
+  EXPECT_EQ(word_from(l.fd).body.bad, std::vector{5U});
+  l.grant.transfer = transfer;
+  // Of two frames of a batch the grant goes in the middle of the first: nobody has its table any more.
+  auto first = frame_of(7, 10);
+  first[3] = std::byte{0};  // not the last
+  first[16] = std::byte{2};
+  auto second = frame_of(8, 64);
+  second[16] = std::byte{2};
+  send(l.fd, first);
+  const auto done = friend_sink_->completed.load();
+  EXPECT_TRUE(until([&] { return friend_sink_->completed > done + 20; }));
+  EXPECT_EQ(l.wire->fence(transfer_id{9}), fence_state::quiescent);
+  send(l.fd, std::vector<std::byte>(54, std::byte{0x66}));
+  send(l.fd, trailer);
+  send(l.fd, second);
+  send(l.fd, trailer);
+  const auto word = word_from(l.fd);
+  EXPECT_EQ(word.status, static_cast<std::uint8_t>(errc::grant_revoked));
+  EXPECT_EQ(word.body.bad, std::vector<std::uint32_t>{}) << "as if the first had arrived";
   l.wire->close();
 }
 
