@@ -111,6 +111,7 @@ class lane_sender {
   void reset_burst();
   void set_blocked(bool blocked);
 
+  static constexpr std::size_t max_iov = 1024;  ///< what one system call takes
   static constexpr std::size_t staging_size = 32 * 1024;
   static constexpr std::size_t burst_bytes = std::size_t{2} << 20;
 

@@ -1,6 +1,5 @@
 #include "troupe/transport/tcp/tcp_link.hpp"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -91,123 +90,7 @@ result<void> tcp_link::gather(const frame_header& header, bool ok,
   return {};
 }
 
-// -- initiator
-
-result<void> tcp_link::post(batch work) {
-  if (!is_up()) return fail(errc::link_broken, "the link is not up");
-  auto planned = plan_batch(std::move(work), last_wire_.fetch_add(1, std::memory_order_relaxed) + 1,
-                            {.regions = regions_, .peer = options_.peer, .lanes = lanes_.size()});
-  if (!planned) return fail(std::move(planned).error());
-  const auto& batch = *planned;
-  if (batch->parts().size() == 1) batch->parts()[0].lane = emptiest_lane();
-  for (std::size_t i = 0; i < batch->memory.size(); ++i) {
-    if (auto ok = prepare(*batch->memory[i]); !ok) return in_piece(i, ok.error());
-  }
-  {
-    const std::lock_guard lock{batch_mutex_};
-    // Looked at under the lock: whoever ends the link does so before it takes this lock to fail
-    // all.
-    if (!is_up()) return fail(errc::link_broken, "the link is not up");
-    if (auto ok = ledger_.admit(batch->transfer); !ok) return ok;
-    batches_.emplace(batch->wire, batch);
-  }
-  touch();
-  start(batch);
-  return {};
-}
-
-void tcp_link::start(const std::shared_ptr<flying_batch>& batch) {
-  if (batch->dir == direction::read && batch->bytes == 0) {
-    static_cast<void>(part_done(batch->wire, batch->parts()[0].lane, std::nullopt, {}));
-    return;
-  }
-  for (auto& part : batch->parts()) {
-    auto& lane = *lanes_[part.lane];
-    std::shared_ptr<outgoing> job{batch, &part.job};
-    if (batch->dir == direction::write) {
-      if (part.staged) job->stage = lane.stage_for_write();
-      lane.tx().push_write(std::move(job));
-    } else {
-      lane.tx().push_read_request(std::move(job));
-    }
-    flush(lane);
-  }
-}
-
-std::size_t tcp_link::emptiest_lane() const noexcept {
-  std::size_t best = 0;
-  for (std::size_t i = 1; i < lanes_.size(); ++i) {
-    if (lanes_[i]->tx().queued_bytes() < lanes_[best]->tx().queued_bytes()) best = i;
-  }
-  return best;
-}
-
-void tcp_link::note_failure(std::uint64_t wire, std::size_t lane,
-                            const std::optional<troupe::error>& failure,
-                            std::span<const std::uint32_t> bad) {
-  const std::lock_guard lock{batch_mutex_};
-  const auto at = batches_.find(wire);
-  if (at == batches_.end()) return;
-  if (auto* part = at->second->part_on(lane)) add_failure(*at->second, *part, failure, bad);
-}
-
-void tcp_link::add_failure(flying_batch& batch, batch_part& part,
-                           const std::optional<troupe::error>& failure,
-                           std::span<const std::uint32_t> bad) {
-  if (!failure) return;
-  if (!batch.failure) batch.failure = failure;
-  // A read that is refused overtakes data of others, and they may never be right.
-  const bool named_all =
-      batch.dir == direction::write && !bad.empty() && bad.size() < max_bad_listed;
-  if (!named_all) part.all_bad = true;
-  for (const auto index : bad) {
-    if (index < batch.segments) batch.bad.insert(index);  // the peer's word: checked
-  }
-}
-
-result<std::shared_ptr<staging::copy_group>> tcp_link::part_done(
-    std::uint64_t wire, std::size_t lane, const std::optional<troupe::error>& failure,
-    std::span<const std::uint32_t> bad) {
-  std::shared_ptr<flying_batch> batch;
-  {
-    const std::lock_guard lock{batch_mutex_};
-    const auto at = batches_.find(wire);
-    if (at == batches_.end()) return nullptr;  // fenced meanwhile
-    auto* part = at->second->part_on(lane);
-    if (part == nullptr || part->done) {
-      return fail(errc::link_broken, "the peer broke the tcp protocol: it completed a part twice");
-    }
-    if (part->copies && !part->copies->idle()) return part->copies;
-    add_failure(*at->second, *part, failure, bad);
-    if (part->copies) add_failure(*at->second, *part, part->copies->failure(), {});
-    part->done = true;
-    if (--at->second->parts_left > 0) return nullptr;
-    batch = std::move(at->second);
-    batches_.erase(at);
-    close_books(*batch);
-  }
-  if (batch->dir == direction::read && !batch->failure && !batch->frame.empty()) {
-    push_session(batch->frame);
-  }
-  sink_.deliver(batch->outcome());
-  return nullptr;
-}
-
-std::shared_ptr<staging::copy_group> tcp_link::copies_of(std::uint64_t wire,
-                                                         std::size_t lane) const {
-  const std::lock_guard lock{batch_mutex_};
-  const auto at = batches_.find(wire);
-  const auto* part = at == batches_.end() ? nullptr : at->second->part_on(lane);
-  return part == nullptr ? nullptr : part->copies;
-}
-
-void tcp_link::close_books(flying_batch& batch) {
-  // A peer that says "done" too early finds the memory withdrawn. Nobody who holds a pin waits for
-  // this lock.
-  batch.guard.revoke();
-  batch.memory.clear();
-  ledger_.ended(!batch.failure);
-}
+// -- session frames
 
 result<void> tcp_link::send_frame(std::span<const std::byte> frame) {
   if (auto ok = may_send(frame); !ok) return ok;
