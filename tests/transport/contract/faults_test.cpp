@@ -245,6 +245,8 @@ TEST_P(backend_faults,
     EXPECT_EQ(j.sink->completions_when_broken, posted);
     for (const auto& done : j.sink->completions) {
       EXPECT_TRUE(done.failure.has_value() || GetParam().kind != backend_kind::tcp);
+      // What we put into the peer's memory ourselves may all be there when the batch is ended.
+      if (GetParam().kind == backend_kind::shm && done.bad_segments.empty()) continue;
       // Its one segment was under way, and nobody knows how far it came.
       const std::vector<std::uint32_t> bad(done.failure ? 1 : 0, 0U);
       EXPECT_EQ(done.bad_segments, bad);
