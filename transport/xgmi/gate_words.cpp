@@ -13,9 +13,9 @@ void gate_word::open() const noexcept {
 }
 
 result<gate_word> gate_words::take(std::uint32_t gpu, const void* stream) {
-  const std::lock_guard taking{taking_};
+  auto& mine = of(gpu);
+  const std::lock_guard taking{mine.taking};
   std::unique_lock lock{mutex_};
-  auto& mine = gpus_[gpu];
   const auto& device = runtime_->devices()[gpu];
   if (device.queues < least_queues) {
     return fail(errc::backend_unavailable,
@@ -67,13 +67,20 @@ void gate_words::give_back(const gate_word& open) noexcept {
 }
 
 bool gate_words::unless_held(std::uint32_t gpu, const std::function<void()>& what) {
-  const std::lock_guard taking{taking_};
+  auto& mine = of(gpu);
+  const std::unique_lock taking{mine.taking, std::try_to_lock};
+  if (!taking.owns_lock()) return false;  // one is about to be
   {
     const std::lock_guard lock{mutex_};
-    if (!gpus_[gpu].held.empty()) return false;
+    if (!mine.held.empty()) return false;
   }
   what();
   return true;
+}
+
+gate_words::of_gpu& gate_words::of(std::uint32_t gpu) {
+  const std::lock_guard lock{mutex_};
+  return gpus_[gpu];
 }
 
 std::size_t gate_words::made() const {

@@ -44,20 +44,23 @@ class gate_words {
   [[nodiscard]] result<gate_word> take(std::uint32_t gpu, const void* stream);
   /// The gate is open.
   void give_back(const gate_word& open) noexcept;
-  /// Does what waits for the whole GPU, unless a stream of it is held: false. None is meanwhile.
+  /// Does what waits for the whole GPU, unless a stream of it is held or about to be: false. None is
+  /// meanwhile; streams of other GPUs are.
   [[nodiscard]] bool unless_held(std::uint32_t gpu, const std::function<void()>& what);
   /// How many words there are, used or not.
   [[nodiscard]] std::size_t made() const;
 
  private:
   struct of_gpu {
+    std::mutex taking;            ///< before the other; nobody who opens a gate waits for it
     std::vector<gate_word> free;  ///< has room for all that were made: giving back cannot fail
     std::size_t made{0};
     std::map<const void*, std::size_t> held;  ///< streams, and at how many gates
   };
 
+  [[nodiscard]] of_gpu& of(std::uint32_t gpu);
+
   gpu_runtime* runtime_;
-  std::mutex taking_;  ///< before the other; nobody who opens a gate waits for it
   mutable std::mutex mutex_;
   std::map<std::uint32_t, of_gpu> gpus_;
 };

@@ -264,40 +264,6 @@ TEST(queues_of_a_gpu, that_are_few_hold_no_stream) {
   }
 }
 
-/// Says what was opened and closed of other processes' memory, which it does not have.
-class noting_double final : public gpu_double {
- public:
-  result<std::byte*> open_memory(std::uint32_t, const memory_handle&) override {
-    ++opened;
-    return &nothing_;
-  }
-  void close_memory(std::uint32_t, std::byte*) noexcept override { ++closed; }
-  std::atomic<int> opened{0}, closed{0};
-
- private:
-  std::byte nothing_{};
-};
-
-TEST(memory_of_a_peer, is_not_closed_while_a_stream_of_the_gpu_is_held) {
-  auto made = std::make_unique<noting_double>();
-  auto& gpus = *made;
-  gpu_site site{std::move(made)};
-  const allocation_key first{1, 0, 1, {}};
-  const allocation_key second{2, 0, 2, {}};
-  static_cast<void>(site.opened.open(first, 1).value());
-  EXPECT_EQ(gpus.closed, 1) << "no stream is held";
-  const auto gate = site.gates.take(0, nullptr).value();
-  static_cast<void>(site.opened.open(first, 1).value());
-  EXPECT_EQ(gpus.opened, 2);
-  EXPECT_EQ(gpus.closed, 1) << "this would wait for the stream";
-  static_cast<void>(site.opened.open(first, 1).value());
-  EXPECT_EQ(gpus.opened, 2) << "it was still open";
-  site.gates.give_back(gate);
-  EXPECT_TRUE(comes_true([&] { return gpus.closed == 2; })) << "nobody has to ask";
-  static_cast<void>(site.opened.open(second, 1).value());
-  EXPECT_EQ(gpus.closed, 3) << "both, now that nobody is held";
-}
-
 TEST_F(gates, what_cannot_be_held_is_refused_with_the_reason) {
   engine_stream stream{gpus};
   EXPECT_EQ(refusal({stream.name().handle, 9}), errc::invalid_config);
