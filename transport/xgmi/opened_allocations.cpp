@@ -1,97 +1,152 @@
 #include "troupe/transport/xgmi/opened_allocations.hpp"
 
 #include <algorithm>
+#include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace troupe::transport::xgmi {
 
+opened_allocation::~opened_allocation() {
+  all_->leave(key_, use_);
+}
+
+// -- opening
+
 result<std::shared_ptr<const opened_allocation>> opened_allocations::open(const allocation_key& key,
                                                                           std::uint64_t size) {
-  // Held while the driver opens: two threads must not open the same one.
-  const std::lock_guard lock{mutex_};
-  std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
-  if (const auto at = known_.find(key); at != known_.end()) {
-    if (auto open = at->second.lock()) return open;
+  std::vector<waiter> told;  // and whoever is refused: they end when the lock is gone
+  std::shared_ptr<const opened_allocation> made;
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [&] {
+    const auto at = known_.find(key);
+    return at == known_.end() || !at->second.with_driver;
+  });
+  auto& known = known_[key];
+  made = known.user.lock();
+  if (!made && known.base != nullptr) {
+    made = use(key, known);
+    std::erase(left_, key);
+    told = std::exchange(known.waiters, {});
   }
-  result<std::byte*> base = take_back(key);
-  if (*base == nullptr) base = runtime_->open_memory(key.device, key.handle);
-  if (!base) return fail(std::move(base).error());
-  std::shared_ptr<const opened_allocation> made =
-      std::make_shared<opened_allocation>(*this, key, *base);
-  if (const auto found = runtime_->find(*base); found && found->size < size) {
-    return fail(errc::unauthorized, "the peer's allocation has " + std::to_string(found->size) +
+  if (!made) {
+    known.with_driver = true;
+    lock.unlock();
+    auto base = runtime_->open_memory(key.device, key.handle);
+    const auto found = base ? runtime_->find(*base) : std::nullopt;
+    lock.lock();
+    known.with_driver = false;
+    changed_.notify_all();
+    if (!base) {
+      known_.erase(key);
+      return fail(std::move(base).error());
+    }
+    known.base = *base;
+    known.size = found ? found->size : UINT64_MAX;
+    made = use(key, known);
+  }
+  // Each time: another region of the peer may say more of the same allocation.
+  if (known.size < size) {
+    return fail(errc::unauthorized, "the peer's allocation has " + std::to_string(known.size) +
                                         " bytes, it says " + std::to_string(size));
   }
-  known_[key] = made;
   return made;
 }
 
-opened_allocation::~opened_allocation() {
-  all_->close(key_, base_);
-}
-
-std::byte* opened_allocations::take_back(const allocation_key& key) {
-  const std::lock_guard lock{closing_mutex_};
-  const auto at = std::ranges::find(to_close_, key, &left_open::key);
-  if (at == to_close_.end()) return nullptr;
-  auto* const base = at->base;
-  to_close_.erase(at);
-  return base;
-}
-
-void opened_allocations::close(const allocation_key& key, std::byte* base) {
-  {
-    const std::lock_guard lock{closing_mutex_};
-    to_close_.push_back({key, base});
-  }
-  close_what_can_be();
-  {
-    const std::lock_guard lock{closing_mutex_};
-    if (to_close_.empty() || std::exchange(closing_late_, true)) return;
-  }
-  late_.give([this] { go_on_closing(); });
-}
-
-/// Streams are held for as long as a transfer takes: looks now and then whether one still is.
-void opened_allocations::go_on_closing() {
-  std::unique_lock lock{closing_mutex_};
-  while (!to_close_.empty() && !ending_) {
-    changed_.wait_for(lock, look_every, [this] { return ending_; });
-    lock.unlock();
-    close_what_can_be();
-    lock.lock();
-  }
-  closing_late_ = false;
-}
-
-opened_allocations::~opened_allocations() {
-  {
-    const std::lock_guard lock{closing_mutex_};
-    ending_ = true;
-  }
-  changed_.notify_all();
-  close_what_can_be();
-}
-
-void opened_allocations::close_what_can_be() {
-  std::vector<left_open> mine;
-  {
-    const std::lock_guard lock{closing_mutex_};
-    mine = std::exchange(to_close_, {});
-  }
-  std::erase_if(mine, [this](const left_open& one) {
-    return gates_->unless_held(one.key.device,
-                               [&] { runtime_->close_memory(one.key.device, one.base); });
-  });
-  const std::lock_guard lock{closing_mutex_};
-  to_close_.insert(to_close_.end(), mine.begin(), mine.end());
+/// Under the lock.
+std::shared_ptr<const opened_allocation> opened_allocations::use(const allocation_key& key,
+                                                                 entry& what) {
+  what.use = ++last_use_;
+  auto made = std::make_shared<const opened_allocation>(*this, key, what.base, what.use);
+  what.user = made;
+  return made;
 }
 
 std::size_t opened_allocations::size() const {
   const std::lock_guard lock{mutex_};
   return static_cast<std::size_t>(
-      std::ranges::count_if(known_, [](const auto& entry) { return !entry.second.expired(); }));
+      std::ranges::count_if(known_, [](const auto& one) { return !one.second.user.expired(); }));
+}
+
+// -- closing
+
+void opened_allocations::after_closing(const allocation_key& of, std::function<void()> then) {
+  // Declared first: where nobody keeps it, it ends, and so tells, when the lock is gone.
+  const waiter told{nullptr, [then = std::move(then)](const void*) { then(); }};
+  const std::lock_guard lock{mutex_};
+  for (auto& [key, one] : known_) {
+    const bool same = key.pid == of.pid && key.id == of.id && key.handle == of.handle;
+    if (same && one.base != nullptr && one.user.expired()) one.waiters.push_back(told);
+  }
+}
+
+/// Of a user that ends. Whoever opened it again meanwhile has taken it over.
+void opened_allocations::leave(const allocation_key& key, std::uint64_t use) {
+  std::unique_lock lock{mutex_};
+  const auto at = known_.find(key);
+  if (at == known_.end() || at->second.use != use) return;
+  left_.push_back(key);
+  try {
+    if (!closer_.joinable()) closer_ = std::thread{[this] { go_on_closing(); }};
+  } catch (const std::system_error&) {
+    // No thread is to be had: closed here then, late or not.
+    close_what_can_be(lock);
+  }
+  changed_.notify_all();
+}
+
+void opened_allocations::go_on_closing() {
+  std::unique_lock lock{mutex_};
+  while (!ending_) {
+    close_what_can_be(lock);
+    if (left_.empty()) {
+      changed_.wait(lock, [this] { return ending_ || !left_.empty(); });
+    } else {
+      changed_.wait_for(lock, look_every, [this] { return ending_; });
+    }
+  }
+}
+
+opened_allocations::~opened_allocations() {
+  {
+    const std::lock_guard lock{mutex_};
+    ending_ = true;
+  }
+  changed_.notify_all();
+  if (closer_.joinable()) closer_.join();
+  std::unique_lock lock{mutex_};
+  close_what_can_be(lock);
+}
+
+/// Under the lock, but while the driver closes.
+void opened_allocations::close_what_can_be(std::unique_lock<std::mutex>& lock) {
+  std::set<std::uint32_t> held;
+  while (true) {
+    const auto next = std::ranges::find_if(
+        left_, [&](const allocation_key& key) { return !held.contains(key.device); });
+    if (next == left_.end()) return;
+    const auto key = *next;
+    left_.erase(next);
+    auto& one = known_.at(key);
+    one.with_driver = true;
+    lock.unlock();
+    const bool closed =
+        gates_->unless_held(key.device, [&] { runtime_->close_memory(key.device, one.base); });
+    lock.lock();
+    one.with_driver = false;
+    changed_.notify_all();
+    if (!closed) {
+      held.insert(key.device);
+      left_.push_back(key);
+      continue;
+    }
+    auto told = std::move(one.waiters);
+    known_.erase(key);
+    lock.unlock();
+    told.clear();
+    lock.lock();
+  }
 }
 
 }  // namespace troupe::transport::xgmi

@@ -89,5 +89,84 @@ TEST_F(memory_of_a_peer, is_closed_on_one_gpu_while_streams_of_another_are_held_
   EXPECT_TRUE(here.get());
 }
 
+TEST_F(memory_of_a_peer, that_is_being_closed_is_opened_anew_only_when_it_is_closed) {
+  gpus.may_close = false;
+  std::thread ends{[&] { use(first); }};
+  ASSERT_TRUE(comes_true([&] { return gpus.closing == 1; }));
+  auto again = std::async(std::launch::async, [&] { return site.opened.open(first, 1); });
+  EXPECT_FALSE(comes(again, 100ms));
+  EXPECT_EQ(gpus.opened, 1) << "a driver opens nothing twice";
+  auto other = std::async(std::launch::async, [&] { return site.opened.open(second, 1); });
+  EXPECT_TRUE(comes(other, 5s)) << "another allocation has nothing to do with that";
+  gpus.may_close = true;
+  ends.join();
+  const auto open = again.get();
+  ASSERT_TRUE(open);
+  EXPECT_EQ(gpus.closed, 1);
+  EXPECT_EQ(site.opened.size(), 1U + (other.get() ? 1U : 0U));
+}
+
+TEST_F(memory_of_a_peer, is_let_go_of_without_waiting_for_the_driver) {
+  gpus.may_close = false;
+  auto ends = std::async(std::launch::async, [&] { use(first); });
+  EXPECT_TRUE(comes(ends, 5s));
+  gpus.may_close = true;
+  EXPECT_TRUE(are_closed(1));
+}
+
+TEST_F(memory_of_a_peer, is_said_to_be_closed_once_the_driver_has_closed_it_on_every_gpu) {
+  std::atomic<int> told{0};
+  const auto tell = [&] { ++told; };
+  site.opened.after_closing(first, tell);
+  EXPECT_EQ(told, 1) << "it is not open";
+  auto elsewhere = first;
+  elsewhere.device = 1;
+  const auto gate = site.gates.take(1, nullptr).value();
+  use(elsewhere);
+  gpus.may_close = false;
+  use(first);
+  site.opened.after_closing(first, tell);
+  site.opened.after_closing(second, tell);
+  EXPECT_EQ(told, 2) << "the other one";
+  gpus.may_close = true;
+  EXPECT_TRUE(are_closed(1));
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(told, 2);
+  site.gates.give_back(gate);
+  EXPECT_TRUE(comes_true([&] { return told == 3; }));
+  EXPECT_EQ(gpus.closed, 2);
+}
+
+TEST_F(memory_of_a_peer, that_is_used_again_before_it_is_closed_counts_as_closed_by_who_left_it) {
+  std::atomic<int> told{0};
+  const auto gate = site.gates.take(0, nullptr).value();
+  use(first);
+  site.opened.after_closing(first, [&] { ++told; });
+  EXPECT_EQ(told, 0);
+  auto open = site.opened.open(first, 1).value();
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(gpus.opened, 1);
+  site.gates.give_back(gate);
+  std::this_thread::sleep_for(100ms);
+  EXPECT_EQ(gpus.closed, 0);
+  open.reset();
+  EXPECT_TRUE(are_closed(1));
+}
+
+TEST_F(memory_of_a_peer, that_threads_open_and_leave_at_once_is_open_once_at_any_time) {
+  const auto gate = site.gates.take(0, nullptr).value();
+  std::vector<std::thread> all;
+  for (int i = 0; i < 4; ++i) {
+    all.emplace_back([&] {
+      for (int n = 0; n < 500; ++n) use(first);
+    });
+  }
+  for (auto& thread : all) thread.join();
+  EXPECT_EQ(gpus.opened, 1) << "none was closed, so none had to be opened";
+  site.gates.give_back(gate);
+  EXPECT_TRUE(are_closed(1));
+  EXPECT_EQ(site.opened.size(), 0U);
+}
+
 }  // namespace
 }  // namespace troupe::transport::xgmi

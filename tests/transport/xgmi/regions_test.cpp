@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstring>
 
 #include <gmock/gmock.h>
@@ -5,6 +6,7 @@
 
 #include "troupe/transport/xgmi/peer_gpu_regions.hpp"
 
+#include "comes_true.hpp"
 #include "gpu_double.hpp"
 
 // What a peer shares: opened once, checked, closed with its last user.
@@ -28,8 +30,10 @@ class opening_double final : public gpu_double {
     --open;
     release(device, base);
   }
-  int opened{0};
-  int open{0};
+  [[nodiscard]] bool comes_to(int wanted) const {
+    return comes_true([&] { return open == wanted; });
+  }
+  std::atomic<int> opened{0}, open{0};
 };
 
 shm::gpu_region_shared_message region_at(std::uint32_t number, std::uint64_t offset,
@@ -90,7 +94,7 @@ TEST_F(regions_of_a_peer, an_allocation_is_closed_with_its_last_region_and_its_l
   EXPECT_EQ(parted[0].id, region_id{1});
   EXPECT_EQ(driver.open, 1) << "it is the caller who closes";
   parted.clear();
-  EXPECT_EQ(driver.open, 0);
+  EXPECT_TRUE(driver.comes_to(0));
   EXPECT_FALSE(regions.any_parting());
   EXPECT_EQ(code_of(regions.reach(region_id{1}, 0)), errc::grant_revoked);
 }
@@ -107,7 +111,7 @@ TEST_F(regions_of_a_peer, another_link_to_the_same_process_uses_what_is_open) {
   EXPECT_EQ(driver.open, 2);
   other.take_all().clear();
   stranger.take_all().clear();
-  EXPECT_EQ(driver.open, 0);
+  EXPECT_TRUE(driver.comes_to(0));
 }
 
 TEST_F(regions_of_a_peer, two_gpus_here_open_it_each_for_itself) {
@@ -135,8 +139,19 @@ TEST_F(regions_of_a_peer, what_lies_about_its_size_is_refused) {
   EXPECT_FALSE(regions.add(outside));
   ASSERT_TRUE(regions.add(region_at(2, 0, 9, 4096)));
   EXPECT_EQ(code_of(regions.reach(region_id{2}, 0)), errc::unauthorized) << "it is smaller";
-  EXPECT_EQ(driver.open, 0);
+  EXPECT_TRUE(driver.comes_to(0));
   EXPECT_EQ(regions.add(region_at(2, 0)).error().code, errc::unauthorized) << "shared before";
+}
+
+TEST_F(regions_of_a_peer, a_lie_about_an_allocation_that_is_open_already_is_refused_too) {
+  auto honest = region_at(1, 0, 9, 4096);
+  honest.allocation_size = 4096;
+  ASSERT_TRUE(regions.add(honest));
+  ASSERT_TRUE(regions.reach(region_id{1}, 0));
+  ASSERT_TRUE(regions.add(region_at(2, 8192, 9, 4096)));
+  EXPECT_EQ(code_of(regions.reach(region_id{2}, 0)), errc::unauthorized);
+  EXPECT_TRUE(regions.reach(region_id{1}, 0));
+  EXPECT_EQ(driver.opened, 1);
 }
 
 TEST_F(regions_of_a_peer, a_gpu_that_is_masked_or_out_of_reach_is_named) {
