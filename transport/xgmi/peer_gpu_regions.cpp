@@ -1,5 +1,6 @@
 #include "troupe/transport/xgmi/peer_gpu_regions.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace troupe::transport::xgmi {
@@ -12,8 +13,13 @@ peer_gpu_regions::record peer_gpu_regions::record_of(const shm::gpu_region_share
   return {said, {}, std::move(use), std::move(unused)};
 }
 
-parted_region peer_gpu_regions::closed_of(region_id id, record& from) {
-  parted_region made{id, {}};
+allocation_key peer_gpu_regions::key_of(const shm::gpu_region_shared_message& said,
+                                        std::uint32_t device) const {
+  return {.pid = pid_, .device = device, .id = said.allocation, .handle = said.handle};
+}
+
+parted_region peer_gpu_regions::closed_of(region_id id, record& from) const {
+  parted_region made{id, key_of(from.said, 0), {}};
   for (auto& [device, reached] : from.by_device) {
     if (reached.open) made.open.push_back(std::move(reached.open));
   }
@@ -84,23 +90,41 @@ bool peer_gpu_regions::knows(region_id region) const {
   return regions_.contains(region);
 }
 
+namespace {
+unexpected not_shared(region_id region) {
+  return fail(errc::grant_revoked, "region " + std::to_string(region.value) +
+                                       " of the peer is not, or no longer, shared with us");
+}
+}  // namespace
+
 result<reachable_region> peer_gpu_regions::reach(region_id region, std::uint32_t device) {
-  const std::lock_guard lock{mutex_};
+  std::unique_lock lock{mutex_};
   const auto at = regions_.find(region);
-  if (at == regions_.end()) {
-    return fail(errc::grant_revoked, "region " + std::to_string(region.value) +
-                                         " of the peer is not, or no longer, shared with us");
-  }
+  if (at == regions_.end()) return not_shared(region);
   auto& known = at->second.by_device;
-  auto found = known.find(device);
-  if (found == known.end()) {
-    auto made = open(at->second.said, device);
-    if (!made) return made;
-    found = known.emplace(device, std::move(*made)).first;
+  if (const auto found = known.find(device); found != known.end()) {
+    auto reached = found->second;
+    reached.use = at->second.use;
+    return reached;
   }
-  auto reached = found->second;
-  reached.use = at->second.use;
-  return reached;
+  // Not under the lock, which progress threads want: the driver may take its time. The use keeps the
+  // record until what is open is in it.
+  const auto said = at->second.said;
+  const auto use = at->second.use;
+  lock.unlock();
+  auto made = open(said, device);
+  if (!made) return made;
+  lock.lock();
+  if (const auto still = regions_.find(region);
+      still != regions_.end() && still->second.use == use) {
+    still->second.by_device.emplace(device, *made);
+    made->use = use;
+    return made;
+  }
+  const auto parted = std::ranges::find_if(
+      parting_, [&](const auto& one) { return one.second.unused.get() == use.get(); });
+  if (parted != parting_.end()) parted->second.by_device.emplace(device, std::move(*made));
+  return not_shared(region);
 }
 
 result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_message& said,
@@ -120,7 +144,7 @@ result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_mes
   }
   if (same_process_) {
     if (auto ok = site_->runtime->enable(device, *theirs); !ok) return fail(std::move(ok).error());
-    return reachable_region{reinterpret_cast<std::byte*>(said.address), said.size, nullptr, {}};
+    return reachable_region{reinterpret_cast<std::byte*>(said.address), said.size, {}, nullptr};
   }
   if (said.exported != 1) {
     return fail(errc::backend_unavailable,
@@ -128,12 +152,10 @@ result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_mes
                     " of the peer is in memory that cannot be lent to another process");
   }
   // Opening it enables what the GPU needs; more would cost a context on the peer's GPU.
-  auto open = site_->opened.open(
-      {.pid = pid_, .device = device, .id = said.allocation, .handle = said.handle},
-      said.allocation_size);
+  auto open = site_->opened.open(key_of(said, device), said.allocation_size);
   if (!open) return fail(std::move(open).error());
   auto* const base = (*open)->base() + said.offset;
-  return reachable_region{base, said.size, std::move(*open), {}};
+  return reachable_region{base, said.size, {}, std::move(*open)};
 }
 
 }  // namespace troupe::transport::xgmi

@@ -22,13 +22,14 @@ namespace troupe::transport::xgmi {
 struct reachable_region {
   std::byte* base{nullptr};
   std::uint64_t size{0};
+  std::shared_ptr<const void> use;  ///< the region is not closed before its end: ends last
   std::shared_ptr<const opened_allocation> open;  ///< null: memory of this very process
-  std::shared_ptr<const void> use;                ///< the region is not closed before its end
 };
 
 /// A region that its owner has deregistered and that nobody here uses any more.
 struct parted_region {
   region_id id;
+  allocation_key allocation;  ///< for any GPU
   std::vector<std::shared_ptr<const opened_allocation>> open;
 };
 
@@ -64,7 +65,9 @@ class peer_gpu_regions {
     std::shared_ptr<const std::atomic<bool>> unused;
   };
   [[nodiscard]] static record record_of(const shm::gpu_region_shared_message& said);
-  [[nodiscard]] static parted_region closed_of(region_id id, record& from);
+  [[nodiscard]] parted_region closed_of(region_id id, record& from) const;
+  [[nodiscard]] allocation_key key_of(const shm::gpu_region_shared_message& said,
+                                      std::uint32_t device) const;
   [[nodiscard]] result<reachable_region> open(const shm::gpu_region_shared_message& said,
                                               std::uint32_t device) const;
 

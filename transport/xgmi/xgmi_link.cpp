@@ -144,10 +144,11 @@ bool xgmi_link::may_sleep_in_work() {
 
 void xgmi_link::on_doorbell() {
   armed_.store(false, std::memory_order_release);
-  if (closed_->size() != 0) attention_.store(true, std::memory_order_release);
+  if (closed_->any()) attention_.store(true, std::memory_order_release);
 }
 
-/// A GPU that was lost rings nothing: somebody must look now and then.
+/// A GPU that was lost rings nothing, nor does a bell that could not be made: somebody must look now
+/// and then.
 void xgmi_link::watch_over() {
   if (watched_.exchange(true, std::memory_order_acq_rel)) return;
   engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
@@ -156,7 +157,9 @@ void xgmi_link::watch_over() {
 
 void xgmi_link::on_leaf_timer() {
   watched_.store(false, std::memory_order_release);
-  if (in_work_.load(std::memory_order_acquire) == 0) return;
+  const bool to_tell = up_.load(std::memory_order_acquire) && closed_->size() != 0;
+  if (in_work_.load(std::memory_order_acquire) == 0 && !to_tell) return;
+  if (closed_->any()) attention_.store(true, std::memory_order_release);
   on_poll({});
   watch_over();
 }

@@ -62,7 +62,8 @@ troupe::error gone_grant(std::size_t piece) {
 void xgmi_job::release_memory() {
   for (auto& piece : pieces) {
     piece.local.release();
-    piece.remote = {};
+    // Its end, not an assignment: the region's use must end after what it has open.
+    const auto ended = std::exchange(piece.remote, {});
   }
 }
 

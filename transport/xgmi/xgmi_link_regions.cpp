@@ -53,8 +53,10 @@ result<void> xgmi_link::on_shared(shm::received in) {
   if (shared == nullptr || !peer_regions_) {
     return fail(errc::unauthorized, "the xgmi peer shared memory that is none of a GPU");
   }
-  if (closed_->size() >= peer_gpu_regions::max_regions) {
-    return fail(errc::overloaded, "the xgmi peer does not read what regions of it are closed");
+  if (const auto gone = closed_->size(); gone >= peer_gpu_regions::max_regions) {
+    return fail(errc::overloaded, std::to_string(gone) +
+                                      " regions of the xgmi peer wait to be closed here, or it "
+                                      "does not read that they are");
   }
   return peer_regions_->add(*shared);
 }
@@ -78,25 +80,26 @@ bool xgmi_link::prepare_memory() {
 }
 
 bool xgmi_link::memory_to_prepare() const {
-  return shm_link::memory_to_prepare() || closed_->size() != 0 ||
+  return shm_link::memory_to_prepare() || closed_->any() ||
          (peer_regions_ && peer_regions_->any_parting());
 }
 
+/// The peer hears of it once the driver has closed the memory, which streams that are held put off.
 void xgmi_link::close_late(parted_region gone) {
-  if (gone.open.empty()) {
-    closed_->put(gone.id);
-    return;
-  }
   std::shared_ptr<bell> rung;
   {
     const std::lock_guard lock{mutex_};
     rung = bell_;
   }
-  gpus_->late.give([gone = std::move(gone), closed = closed_, rung = std::move(rung)]() mutable {
-    gone.open.clear();
-    closed->put(gone.id);
-    if (rung) rung->ring();
-  });
+  const bool bell_rings = rung != nullptr;
+  closed_->expect();
+  gone.open.clear();
+  gpus_->site->opened.after_closing(gone.allocation,
+                                    [id = gone.id, closed = closed_, rung = std::move(rung)] {
+                                      closed->put(id);
+                                      if (rung) rung->ring();
+                                    });
+  if (!bell_rings) watch_over();
 }
 
 /// What the socket does not take now goes with the next round.
@@ -133,10 +136,7 @@ void xgmi_link::give_back_lent() {
 
 void xgmi_link::forget_peer_memory() {
   shm_link::forget_peer_memory();
-  if (peer_regions_) {
-    auto all = peer_regions_->take_all();
-    if (!all.empty()) gpus_->late.give([all = std::move(all)]() mutable { all.clear(); });
-  }
+  if (peer_regions_) peer_regions_->take_all().clear();
   give_back_lent();
   bell_.reset();
 }

@@ -154,6 +154,19 @@ TEST_F(regions_of_a_peer, a_lie_about_an_allocation_that_is_open_already_is_refu
   EXPECT_EQ(driver.opened, 1);
 }
 
+TEST_F(regions_of_a_peer,
+       a_copy_lets_go_of_the_memory_before_it_says_that_it_uses_the_region_no_more) {
+  ASSERT_TRUE(regions.add(region_at(1, 0)));
+  auto copied = regions.reach(region_id{1}, 0).value();
+  std::weak_ptr<const void> use = copied.use;
+  EXPECT_FALSE(regions.take_all().empty());
+  bool used_to_the_end = false;
+  copied.open = {copied.open.get(),
+                 [&, kept = copied.open](const void*) { used_to_the_end = !use.expired(); }};
+  { const auto ended = std::exchange(copied, {}); }
+  EXPECT_TRUE(used_to_the_end);
+}
+
 TEST_F(regions_of_a_peer, a_gpu_that_is_masked_or_out_of_reach_is_named) {
   auto masked = region_at(1, 0);
   std::memcpy(masked.gpu.data(), "0000:cc:00.0", 12);
