@@ -83,7 +83,7 @@ class endpoint {
   /// `point`, else why it never will. Points of one `line` are told in their order. The event is done
   /// with when this returns; nobody is called once `stop` has returned. `no_device`
   /// (also where the build knows no GPUs), `invalid_config` (no event, or one of another process
-  /// that the driver does not open).
+  /// that the driver does not open), `overloaded` (too many wait for a GPU that does not come).
   [[nodiscard]] virtual result<void> after_compute(
       const compute_point& point, std::uint64_t line,
       std::function<void(std::optional<troupe::error>)> then) = 0;

@@ -47,9 +47,19 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   }
   const std::lock_guard lock{mutex_};
   if (closed_) return fail(errc::aborted, "the node stops");
-  auto found = stream_of(point.gpu, point.shared ? of_others : line % streams_per_gpu);
+  const auto now = std::chrono::steady_clock::now();
+  auto found = stream_of(
+      point.gpu, point.shared ? number_for_others(point.gpu, line, now) : line % streams_per_gpu);
   if (!found) return fail(std::move(found).error());
   auto& on = **found;
+  forget_the_told(on, now);
+  if (on.behind.size() >= most_behind) {
+    return fail(errc::overloaded,
+                std::to_string(on.behind.size()) + " points wait behind one to which GPU " +
+                    gpus.devices()[point.gpu].bus_id +
+                    " does not come; wait for earlier layers first, and where the process that "
+                    "recorded it has died, restart this one");
+  }
   std::shared_ptr<const opened_event> opened;
   if (point.shared) {
     auto event = site_->events.open(point.gpu, *point.shared);
@@ -65,16 +75,43 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
     site_->events.leave(std::move(opened));  // the stream waits for it all the same
     return told;
   }
-  forget_the_told(on);
-  on.behind.push_back({std::move(one), std::move(opened)});
+  on.behind.push_back({line, std::move(one), std::move(opened)});
   if (!std::exchange(timed_, true)) {
-    timer_ = engine_.call_at(std::chrono::steady_clock::now() + look_every, shared_from_this(), 0);
+    timer_ = engine_.call_at(now + look_every, shared_from_this(), 0);
   }
   return {};
 }
 
-void compute_watch::forget_the_told(waiting_stream& on) {
-  std::erase_if(on.behind, [](const auto& each) { return each.who->told(); });
+/// A stream comes to its points in their order.
+void compute_watch::forget_the_told(waiting_stream& on, steady_time now) {
+  const auto first =
+      std::ranges::find_if_not(on.behind, [](const auto& each) { return each.who->told(); });
+  if (first == on.behind.begin() && !on.behind.empty()) return;
+  on.behind.erase(on.behind.begin(), first);
+  on.moved = now;
+}
+
+/// Under the lock: where a line waits already; else the first stream that moves and has room, which
+/// may have to be made; else the one with room that moved last.
+std::uint64_t compute_watch::number_for_others(std::uint32_t gpu, std::uint64_t line,
+                                               steady_time now) {
+  std::optional<std::uint64_t> moves;
+  auto last = streams_per_gpu;
+  steady_time last_moved{};
+  for (auto number = streams_per_gpu; number < streams_per_gpu + streams_of_others; ++number) {
+    const auto known = streams_.find({gpu, number});
+    if (known == streams_.end()) return moves.value_or(number);
+    auto& on = known->second;
+    forget_the_told(on, now);
+    if (std::ranges::find(on.behind, line, &point_behind::line) != on.behind.end()) return number;
+    if (on.behind.size() >= most_behind) continue;
+    if (!moves && now - on.moved < patience) moves = number;
+    if (on.moved > last_moved) {
+      last = number;
+      last_moved = on.moved;
+    }
+  }
+  return moves.value_or(last);
 }
 
 result<compute_watch::waiting_stream*> compute_watch::stream_of(std::uint32_t gpu,
@@ -88,21 +125,21 @@ result<compute_watch::waiting_stream*> compute_watch::stream_of(std::uint32_t gp
     site_->runtime->release_stream(*stream);
     return fail(std::move(last).error());
   }
-  return &streams_.emplace(where, waiting_stream{*stream, *last, {}}).first->second;
+  return &streams_.emplace(where, waiting_stream{*stream, *last, {}, {}}).first->second;
 }
 
-void compute_watch::on_timer(std::uint64_t, steady_time) {
+void compute_watch::on_timer(std::uint64_t, steady_time now) {
   std::vector<std::pair<std::shared_ptr<caller>, troupe::error>> lost;
   {
     const std::lock_guard lock{mutex_};
     if (closed_) return;
     timed_ = false;
     for (auto& [where, waiting] : streams_) {
-      forget_the_told(waiting);
+      forget_the_told(waiting, now);
       if (waiting.behind.empty()) continue;
-      if (auto now = site_->runtime->happened(waiting.last); !now) {
+      if (auto came = site_->runtime->happened(waiting.last); !came) {
         for (auto& each : waiting.behind) {
-          lost.emplace_back(std::move(each.who), now.error());
+          lost.emplace_back(std::move(each.who), came.error());
           site_->events.leave(std::move(each.event));
         }
         waiting.behind.clear();

@@ -26,7 +26,8 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
   /// `then` is called once, on a thread of the driver or of the progress engine, or never if `close`
   /// comes first; it must not call the GPU. Points of one `line` are waited for one behind the
   /// other. The event is done with when this returns, but for that one of another process stays
-  /// open. `no_device`, `invalid_config` (no event, two, or one that cannot be opened).
+  /// open. `no_device`, `invalid_config` (no event, two, or one that cannot be opened), `overloaded`
+  /// (too many wait behind points to which the GPU does not come).
   [[nodiscard]] result<void> after(const compute_point& point, std::uint64_t line, news then);
   /// Nobody is called any more when this returns.
   void close();
@@ -37,10 +38,15 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
  private:
   /// So many lines of a GPU wait apart; more share.
   static constexpr std::uint64_t streams_per_gpu = 16;
-  /// The stream of a GPU on which all points of other processes are waited for. A worker that dies
-  /// before it has come to its point leaves the stream waiting for ever: whoever is behind it then
-  /// fails by its deadline, and no point of this process is.
-  static constexpr std::uint64_t of_others = streams_per_gpu;
+  /// Behind them, the streams of a GPU on which points of other processes are waited for. A worker
+  /// that dies before it has come to its point leaves its stream waiting for ever: whoever is behind
+  /// it then fails by its deadline, and no point of this process is. So the first of these streams
+  /// takes all, and the next one those that come once it has not moved for `patience`.
+  static constexpr std::uint64_t streams_of_others = 4;
+  static constexpr std::chrono::milliseconds patience{1000};
+  /// Points behind one stream. Each is three commands to the driver, which keeps about a thousand of a
+  /// stream and lets the caller wait for room for more.
+  static constexpr std::size_t most_behind = 320;
   static constexpr std::chrono::milliseconds look_every{100};
 
   /// Somebody behind a point.
@@ -58,6 +64,7 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
     news then_;  ///< empty: told
   };
   struct point_behind {
+    std::uint64_t line{0};
     std::shared_ptr<caller> who;
     std::shared_ptr<const opened_event> event;  ///< of another process, or none
   };
@@ -65,9 +72,12 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
     gpu_stream stream;
     gpu_event last;  ///< recorded behind everything that the stream was given
     std::vector<point_behind> behind;
+    steady_time moved{};  ///< since then it has come to none of those, or had none
   };
 
-  static void forget_the_told(waiting_stream& on);
+  static void forget_the_told(waiting_stream& on, steady_time now);
+  [[nodiscard]] std::uint64_t number_for_others(std::uint32_t gpu, std::uint64_t line,
+                                                steady_time now);
   [[nodiscard]] result<waiting_stream*> stream_of(std::uint32_t gpu, std::uint64_t number);
 
   const std::shared_ptr<gpu_site> site_;

@@ -110,6 +110,33 @@ TEST_F(compute, nobody_is_told_once_the_endpoint_has_stopped) {
   kernels.finish(1);
 }
 
+TEST_F(compute, a_line_that_the_gpu_does_not_come_along_is_refused_more_and_others_are_not) {
+  constexpr int most = 320;
+  slow_kernels kernels{gpus};
+  kernels.launch();
+  const auto event = kernels.mark();
+  std::atomic<int> came{0};
+  const auto wait_on = [&](std::uint64_t line) {
+    return here->after_compute({event.handle, 0}, line, [&](auto) { ++came; });
+  };
+  int taken = 0;
+  auto waited = wait_on(1);
+  while (waited && ++taken < 2 * most) waited = wait_on(1);
+  EXPECT_EQ(taken, most);
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().code, errc::overloaded) << to_string(waited.error());
+  EXPECT_TRUE(wait_on(2));
+  kernels.finish(0);
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (came < most + 1 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(came, most + 1);
+  EXPECT_TRUE(wait_on(1));
+  here->stop();
+  gpus.release_event(event);
+}
+
 TEST_F(compute, what_is_no_point_is_refused) {
   const auto nothing = here->after_compute({}, 1, [](auto) { FAIL(); });
   ASSERT_FALSE(nothing);

@@ -113,6 +113,7 @@ void work_on_doubles(int fd) {
 class shared_events : public ::testing::Test {
  protected:
   worker other{work_on_doubles};
+  worker stuck{work_on_doubles};  ///< never comes to its points
   std::uint32_t launched{0};
   std::atomic<int> told{0};
   std::atomic<bool> failed{false};
@@ -212,6 +213,43 @@ TEST_F(shared_events, that_are_waited_for_when_the_endpoint_ends_are_not_closed_
   later.join();
   EXPECT_EQ(gpus.events_closed_early(), 0u);
   EXPECT_EQ(told, 0);
+}
+
+TEST_F(shared_events, of_a_worker_that_dies_before_them_hold_up_nobody_who_comes_later) {
+  ASSERT_TRUE(wait_for(named(stuck.ask(0)), 1));
+  stuck.kill();
+  std::this_thread::sleep_for(1300ms);  // until it is seen that nothing moves
+  ASSERT_TRUE(wait_for(named(other.ask(0)), 2));
+  static_cast<void>(other.ask(end_kernel));
+  EXPECT_TRUE(are_told(1));
+  EXPECT_FALSE(failed);
+  gpus.lose();  // else the streams of the double never end
+}
+
+TEST_F(shared_events, of_one_line_are_told_in_their_order_also_when_the_first_takes_long) {
+  ASSERT_TRUE(wait_for(named(stuck.ask(0)), 1));
+  std::this_thread::sleep_for(1300ms);
+  ASSERT_TRUE(wait_for(named(other.ask(0)), 1));
+  static_cast<void>(other.ask(end_kernel));
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(told, 0);
+  static_cast<void>(stuck.ask(end_kernel));
+  EXPECT_TRUE(are_told(2));
+}
+
+TEST_F(shared_events, that_nobody_comes_to_are_waited_for_by_so_many_and_no_more) {
+  constexpr int most = 4 * 320;
+  const auto point = named(stuck.ask(0));
+  int taken = 0;
+  auto waited = wait_for(point, 0);
+  while (waited && taken < 2 * most) waited = wait_for(point, static_cast<std::uint64_t>(++taken));
+  EXPECT_EQ(taken, most);
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().code, errc::overloaded) << to_string(waited.error());
+  static_cast<void>(stuck.ask(end_kernel));
+  EXPECT_TRUE(are_told(taken));
+  EXPECT_TRUE(wait_for(point, 1));
+  EXPECT_TRUE(are_told(taken + 1));
 }
 
 TEST_F(shared_events, that_no_driver_opens_are_refused_with_what_to_do) {
