@@ -156,7 +156,8 @@ void xgmi_link::watch_over() {
 }
 
 void xgmi_link::on_leaf_timer() {
-  watched_.store(false, std::memory_order_release);
+  // Exchanged, not stored: who found it watched has put in before what is read below.
+  watched_.exchange(false, std::memory_order_acq_rel);
   const bool to_tell = up_.load(std::memory_order_acquire) && closed_->size() != 0;
   if (in_work_.load(std::memory_order_acquire) == 0 && !to_tell) return;
   if (closed_->any()) attention_.store(true, std::memory_order_release);

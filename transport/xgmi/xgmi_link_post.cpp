@@ -249,15 +249,14 @@ bool xgmi_link::start_waiting() {
       const std::lock_guard lock{mutex_};
       if (queued_.empty() || crowded(*queued_.front())) return started;
       job = queued_.front();
-      queued_.pop_front();
-      in_work_.fetch_sub(1, std::memory_order_release);
+      queued_.pop_front();  // and stays in `in_work_`: no thread may sleep between here and below
       job->running = true;
       running_ += 1;
     }
     start(*job);
+    watch_over();  // other links may have had all the tables, and this one nothing to be watched
     const std::lock_guard lock{mutex_};
     flying_.push_back(job);
-    in_work_.fetch_add(1, std::memory_order_release);
     started = true;
   }
 }
