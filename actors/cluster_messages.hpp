@@ -17,7 +17,7 @@
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 7;
+inline constexpr std::uint32_t protocol_version = 8;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -66,6 +66,7 @@ struct load_report {
   std::uint64_t blocks_free{0};
   std::uint64_t blocks_quarantined{0};
   std::uint32_t links_up{0};
+  std::uint32_t links_broken{0};  ///< being made again
 };
 
 struct heartbeat {
@@ -73,6 +74,7 @@ struct heartbeat {
   std::uint64_t incarnation{0};
   std::uint64_t sequence{0};
   load_report load;
+  std::string failure;  ///< why the node can serve nobody; empty: it can
 };
 
 struct heartbeat_ack {
@@ -85,6 +87,7 @@ struct member {
   node_info node;
   std::uint8_t state{0};  ///< `node_state`
   load_report load;
+  std::string reason;  ///< why it is in that state
 };
 
 /// The whole truth of the supervisor at one epoch.
@@ -100,6 +103,9 @@ struct placement_request {
   std::string from;     ///< stage; empty: the deployment's only edge
   std::string to;
   std::uint32_t timeout_ms{0};  ///< how long to wait when nobody is up; 0: fail at once
+  /// Requests that name the same one (a session, a conversation) go to the same replicas while those
+  /// are up; at most 256 bytes. Empty: wherever the policy says.
+  std::string affinity;
 };
 
 struct placement {
@@ -110,6 +116,43 @@ struct placement {
   std::string mode;                ///< `write` or `read`, of the edge
   std::vector<node_info> prefill;  ///< every rank of the chosen replica, in rank order
   std::vector<node_info> decode;
+};
+
+/// An operator wants a node to take no new request, end what it has, and leave.
+struct drain_request {
+  std::string name;
+  std::uint32_t deadline_ms{0};  ///< then it leaves whatever it still has
+};
+struct drain_reply {
+  std::uint8_t failed{0};
+  std::string sentence;
+  std::uint64_t incarnation{0};  ///< that drains now
+};
+/// The supervisor's word to a node that is drained.
+struct drain_order {
+  std::uint64_t incarnation{0};
+  std::uint8_t leave{
+      0};  ///< 0: end what you have; 1: nothing is left, or the deadline passed: leave
+};
+
+/// What happened in the cluster, for people: a line of `troupe events`.
+struct cluster_event {
+  std::uint64_t sequence{0};  ///< from 1, without gaps, of one life of the supervisor
+  std::uint64_t unix_ms{0};   ///< the supervisor's wall clock; nothing is decided by it
+  std::string what;           ///< `joining`, `up`, ... (a state), `refused`, `unplaced`, ...
+  std::string node;
+  std::uint64_t incarnation{0};
+  std::uint64_t epoch{0};
+  std::string text;
+};
+struct event_query {
+  std::uint64_t after{0};  ///< the sequence of the last one that is known
+  std::uint32_t max{0};
+};
+struct event_page {
+  std::uint64_t supervisor_incarnation{0};
+  std::uint64_t newest{0};  ///< sequence; older ones than those it keeps are gone
+  std::vector<cluster_event> events;
 };
 
 /// One side's half of a new link.
@@ -253,11 +296,11 @@ auto inspect(I& f, registration& x) {
 template <class I>
 auto inspect(I& f, load_report& x) {
   return f(x.queue_length, x.active_transfers, x.blocks_total, x.blocks_free, x.blocks_quarantined,
-           x.links_up);
+           x.links_up, x.links_broken);
 }
 template <class I>
 auto inspect(I& f, heartbeat& x) {
-  return f(x.name, x.incarnation, x.sequence, x.load);
+  return f(x.name, x.incarnation, x.sequence, x.load, x.failure);
 }
 template <class I>
 auto inspect(I& f, heartbeat_ack& x) {
@@ -265,7 +308,7 @@ auto inspect(I& f, heartbeat_ack& x) {
 }
 template <class I>
 auto inspect(I& f, member& x) {
-  return f(x.node, x.state, x.load);
+  return f(x.node, x.state, x.load, x.reason);
 }
 template <class I>
 auto inspect(I& f, membership& x) {
@@ -273,11 +316,35 @@ auto inspect(I& f, membership& x) {
 }
 template <class I>
 auto inspect(I& f, placement_request& x) {
-  return f(x.request, x.from, x.to, x.timeout_ms);
+  return f(x.request, x.from, x.to, x.timeout_ms, x.affinity);
 }
 template <class I>
 auto inspect(I& f, placement& x) {
   return f(x.failed, x.sentence, x.request, x.epoch, x.mode, x.prefill, x.decode);
+}
+template <class I>
+auto inspect(I& f, drain_request& x) {
+  return f(x.name, x.deadline_ms);
+}
+template <class I>
+auto inspect(I& f, drain_reply& x) {
+  return f(x.failed, x.sentence, x.incarnation);
+}
+template <class I>
+auto inspect(I& f, drain_order& x) {
+  return f(x.incarnation, x.leave);
+}
+template <class I>
+auto inspect(I& f, cluster_event& x) {
+  return f(x.sequence, x.unix_ms, x.what, x.node, x.incarnation, x.epoch, x.text);
+}
+template <class I>
+auto inspect(I& f, event_query& x) {
+  return f(x.after, x.max);
+}
+template <class I>
+auto inspect(I& f, event_page& x) {
+  return f(x.supervisor_incarnation, x.newest, x.events);
 }
 template <class I>
 auto inspect(I& f, link_request& x) {

@@ -268,6 +268,9 @@ class node_engine final : public engine {
     if (!stopped_) tell(node_, node_command{placed_ended{std::move(request)}});
   }
 
+  [[nodiscard]] drain_standing draining() const override { return drain_standing::serving; }
+  void report_failure(std::string /*why*/) override {}
+  void recover() override {}
   void set_queue_length(std::uint32_t requests) override {
     context_->counters.queue_length.store(requests);
   }

@@ -127,6 +127,13 @@ struct engine_options {
   bool polling{false};
 };
 
+/// What the cluster wants of a node: see `engine::draining`.
+enum class drain_standing : std::uint8_t {
+  serving,
+  draining,  ///< an operator drains it: no new request is placed here, those that are here go on
+  drained,   ///< they have ended, or the drain's deadline passed: `stop` and end the process
+};
+
 /// One node, embedded into the process of an inference engine: the programmatic actor API. Every
 /// function is thread-safe, returns at once and never throws; what takes time ends as an event.
 /// Errors that need no network come back directly and then no event follows.
@@ -199,7 +206,8 @@ class engine {
   /// outcome at the latest; where that is a failure, what was computed behind this is worth nothing.
   /// While it waits, calls that wait for the whole GPU wait too: `cudaFree`, `cudaFreeHost`,
   /// `cudaDeviceSynchronize`, the first launch of a kernel (unless CUDA_MODULE_LOADING=EAGER): a
-  /// thread that drives this node by `poll` must make none of them. `not_found` (it has ended),
+  /// thread that drives this node by `poll` must make none of them. So does a launch behind some
+  /// thousand others that wait: a driver's queue is finite. `not_found` (it has ended),
   /// `out_of_range`, `no_device`, `invalid_config` (no such GPU, or no stream of it),
   /// `backend_unavailable` (its driver has no such wait), `overloaded` (so many streams wait that
   /// copies might find no queue of the GPU: half of CUDA_DEVICE_MAX_CONNECTIONS, 4 as a rule).
@@ -231,6 +239,13 @@ class engine {
   virtual void placed_request_ended(std::string request) = 0;
   /// What the engine reports with each heartbeat: requests waiting or running in it.
   virtual void set_queue_length(std::uint32_t requests) = 0;
+  /// Whether an operator drains this node (`troupe drain`). Ask now and then, at least once a second.
+  [[nodiscard]] virtual drain_standing draining() const = 0;
+  /// The engine can serve nobody (its GPU is lost, say): the node is `down` for the cluster, with
+  /// `why` as the reason, and stays so whatever its heartbeats say, until `recover`.
+  virtual void report_failure(std::string why) = 0;
+  /// What was reported is mended: the node registers anew.
+  virtual void recover() = 0;
   [[nodiscard]] virtual actors::node_report report() const = 0;
 
   // -- events

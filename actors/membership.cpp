@@ -276,7 +276,7 @@ membership membership_table::view() const {
   out.supervisor_incarnation = options_.supervisor_incarnation;
   out.epoch = epoch_;
   for (const entry& e : entries_) {
-    if (e.state) out.members.push_back({e.info, static_cast<std::uint8_t>(*e.state), e.load});
+    if (e.state) out.members.push_back({e.info, static_cast<std::uint8_t>(*e.state), e.load, {}});
   }
   return out;
 }

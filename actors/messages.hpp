@@ -23,6 +23,8 @@ using node_actor = caf::typed_actor<
     caf::reacts_to<members_atom, membership>,
     // supervisor -> node: your heartbeat is unknown here, register again
     caf::reacts_to<rejoin_atom>,
+    // supervisor -> node: an operator drains you, or you are drained: leave
+    caf::reacts_to<drain_atom, drain_order>,
     // node -> node: make a link with me; the reply carries this side's offer or the refusal
     caf::replies_to<link_request>::with<link_reply>,
     // `troupe status` -> node: what do you own and do
@@ -44,6 +46,10 @@ using supervisor_actor = caf::typed_actor<
     caf::reacts_to<placed_atom, std::string>,
     // `troupe status` -> supervisor
     caf::replies_to<members_atom>::with<membership>,
+    // `troupe drain` -> supervisor: place nothing more on a node and let it leave
+    caf::replies_to<drain_atom, drain_request>::with<drain_reply>,
+    // `troupe events` -> supervisor: what happened since
+    caf::replies_to<events_atom, event_query>::with<event_page>,
     // the supervisor's own clock
     caf::reacts_to<tick_atom>>;
 

@@ -83,6 +83,7 @@ local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_sta
         self->state.registered = false;
         reach_supervisor(self);
       },
+      [](drain_atom, const drain_order&) {},
       [self](const link_request& request) { return accept_link(self, request); },
       [self](report_atom) { return make_report(self); },
       [self](call_request& request) { return take_call(self, request); },

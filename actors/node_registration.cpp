@@ -159,8 +159,8 @@ void reach_supervisor(self_pointer self) {
 
 void say_alive(self_pointer self) {
   auto& st = self->state;
-  heartbeat message{st.context->self.name, st.context->self.incarnation, ++st.beats,
-                    load_of(*st.context)};
+  heartbeat message{
+      st.context->self.name, st.context->self.incarnation, ++st.beats, load_of(*st.context), {}};
   self->request(st.supervisor, st.context->settings.heartbeat_interval, std::move(message))
       .then(
           [self](const heartbeat_ack& ack) {

@@ -272,6 +272,8 @@ supervisor_actor::behavior_type supervisor(self_pointer self, supervisor_options
       },
       [self](placed_atom, const std::string& request) { self->state.routes->finished(request); },
       [self](members_atom) { return self->state.table->view(); },
+      [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](events_atom, const event_query&) { return event_page{}; },
       [self](tick_atom) {
         // Anyone can send this message; only the supervisor's own keeps the clock going.
         if (self->current_sender() != self->ctrl()) return;

@@ -52,6 +52,9 @@ std::optional<backend_kind> backend_of(std::string_view word) noexcept {
 std::string_view to_string(transfer_mode value) noexcept {
   return word_of(value);
 }
+std::string_view to_string(restart_policy value) noexcept {
+  return word_of(value);
+}
 std::string_view to_string(feature_use value) noexcept {
   return word_of(value);
 }

@@ -6,7 +6,7 @@
 ///
 /// The file. Keys in [brackets] may be left out; what follows `=` is then used. Durations and sizes
 /// carry a unit (`units.hpp`): 100ms, 1s, 5min, 1h; 64KiB, 1GiB, 500MB. A key that is not listed
-/// here is an error, and so is a value that a later release brings (`tls`, restart policies).
+/// here is an error, and so is a value that a later release brings (`tls`).
 ///
 ///     cluster: demo                  # 1..64 of a-z 0-9 _ -, beginning with a letter or a digit
 ///     [supervisor]:
@@ -14,6 +14,10 @@
 ///       [port] = 7400                # 0: the OS chooses, for tests and demos that start all nodes
 ///       [heartbeat_interval] = 1s    # 10ms..1min
 ///       [heartbeat_timeout] = 5s     # at least 3 intervals, at most 1h: then a node is `down`
+///       [ease_in] = 10s              # 0s..1h: a replica that comes up gets its full share of
+///                                    # requests only after this time
+///       [state_file] = auto          # where the supervisor keeps what must survive its restart: a
+///                                    # path, auto (a folder of the user's or of the service), none
 ///     [security]:
 ///       [mode] = none                # none: every host must be a loopback address
 ///     [model]:                       # left out: every engine registers its own layout
@@ -41,6 +45,8 @@
 ///                                    # finds its replica
 ///         [engine] = reference       # reference | external (a process of the user's that embeds
 ///                                    # the library); a store takes none
+///         [restart] = never          # never | on-failure: whether `troupe up` starts a node again
+///                                    # that ends by itself
 ///         [layout]                   # as in `model`, = the model's; only where there is a `model`
 ///         [pool]:                    # memory of one node; only `engine: external` can do without
 ///           [device] = cpu           # cpu | gpu:N, the N-th GPU that a node's process sees; or a list
@@ -114,6 +120,8 @@ enum class pool_full : std::uint8_t { wait, fail };
 enum class engine_kind : std::uint8_t { none, reference, external };
 enum class backend_kind : std::uint8_t { automatic, shm, tcp, rdma, xgmi };
 enum class transfer_mode : std::uint8_t { write, read };
+/// Whether `troupe up` starts a node's process again when it ends by itself.
+enum class restart_policy : std::uint8_t { never, on_failure };
 /// Whether something that not every device has is used: where it is there, or nowhere.
 enum class feature_use : std::uint8_t { automatic, off };
 enum class security_mode : std::uint8_t { none };
@@ -134,6 +142,7 @@ enum class block_inner : std::uint8_t { token_major, head_major };
 [[nodiscard]] std::vector<std::string> backend_words();
 [[nodiscard]] std::optional<backend_kind> backend_of(std::string_view word) noexcept;
 [[nodiscard]] std::string_view to_string(transfer_mode value) noexcept;
+[[nodiscard]] std::string_view to_string(restart_policy value) noexcept;
 [[nodiscard]] std::string_view to_string(feature_use value) noexcept;
 [[nodiscard]] std::string_view to_string(security_mode value) noexcept;
 [[nodiscard]] std::string_view to_string(block_order value) noexcept;
@@ -145,6 +154,8 @@ struct supervisor_config {
   std::uint16_t port{7400};
   std::chrono::milliseconds heartbeat_interval{1000};
   std::chrono::milliseconds heartbeat_timeout{5000};
+  std::chrono::milliseconds ease_in{10'000};
+  std::string state_file{"auto"};  ///< "auto", "none" or a path
 
   friend bool operator==(const supervisor_config&, const supervisor_config&) = default;
 };
@@ -245,6 +256,7 @@ struct stage_config {
   std::vector<std::uint16_t> ports;  ///< one per node, replica by replica, rank by rank; 0: any
   placement_policy policy{placement_policy::round_robin};
   engine_kind engine{engine_kind::reference};  ///< `none` if and only if the role is `store`
+  restart_policy restart{restart_policy::never};
   std::optional<cache_arrangement> layout;  ///< set where there is a model and the role has blocks
   std::optional<pool_config> pool;          ///< empty only for `external`
   transport_config transport;

@@ -49,6 +49,11 @@ struct words<transfer_mode> {
       {{transfer_mode::write, "write"}, {transfer_mode::read, "read"}}};
 };
 template <>
+struct words<restart_policy> {
+  static constexpr std::array<std::pair<restart_policy, std::string_view>, 2> all{
+      {{restart_policy::never, "never"}, {restart_policy::on_failure, "on-failure"}}};
+};
+template <>
 struct words<feature_use> {
   static constexpr std::array<std::pair<feature_use, std::string_view>, 2> all{
       {{feature_use::automatic, "auto"}, {feature_use::off, "off"}}};

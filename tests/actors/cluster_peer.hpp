@@ -61,6 +61,7 @@ inline node_actor::behavior_type listening_node(node_actor::pointer self, std::s
   return {
       [ear](members_atom, const membership& m) { ear->hear(m); },
       [ear](rejoin_atom) { ear->rejoin(); },
+      [](drain_atom, const drain_order&) {},
       [](const link_request&) { return link_reply{}; },
       [info](report_atom) {
         node_report report;

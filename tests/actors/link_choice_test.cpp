@@ -57,6 +57,7 @@ node_actor::behavior_type accepting_node(node_actor::pointer self, link_actor en
   return {
       [](members_atom, const membership&) {},
       [](rejoin_atom) {},
+      [](drain_atom, const drain_order&) {},
       [self, end](const link_request& request) { return self->delegate(end, request); },
       [](report_atom) { return node_report{}; },
       [](const call_request&) { return call_reply{}; },

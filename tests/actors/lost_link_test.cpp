@@ -18,6 +18,7 @@ node_actor::behavior_type deadly(node_actor::pointer self) {
   return {
       [](members_atom, const membership&) {},
       [](rejoin_atom) {},
+      [](drain_atom, const drain_order&) {},
       [self](const link_request&) {
         caf::anon_send_exit(self->current_sender(), caf::exit_reason::unhandled_exception);
         return self->make_response_promise<link_reply>();
@@ -32,6 +33,7 @@ node_actor::behavior_type mute(node_actor::pointer self, inbox_ptr<std::uint64_t
   return {
       [](members_atom, const membership&) {},
       [](rejoin_atom) {},
+      [](drain_atom, const drain_order&) {},
       [self, meant](const link_request& request) {
         meant->put(request.to_incarnation);
         return self->make_response_promise<link_reply>();
@@ -102,6 +104,8 @@ supervisor_actor::behavior_type taciturn(supervisor_actor::pointer self, std::ui
         *kept = promise;
         return promise;
       },
+      [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](events_atom, const event_query&) { return event_page{}; },
       [](tick_atom) {},
   };
 }

@@ -151,6 +151,8 @@ supervisor_actor::behavior_type reluctant(supervisor_actor::pointer,
       [](place_atom, const placement_request&) { return placement{}; },
       [](placed_atom, const std::string&) {},
       [](members_atom) { return membership{}; },
+      [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](events_atom, const event_query&) { return event_page{}; },
       [](tick_atom) {},
   };
 }
