@@ -125,6 +125,7 @@ std::string print(const deployment& of) {
       << "  port: " << of.supervisor.port << "\n"
       << "  heartbeat_interval: " << format_duration(of.supervisor.heartbeat_interval) << "\n"
       << "  heartbeat_timeout: " << format_duration(of.supervisor.heartbeat_timeout) << "\n"
+      << "  ease_in: " << format_duration(of.supervisor.ease_in) << "\n"
       << "security: {mode: " << to_string(of.security.mode) << "}\n";
   if (of.model) print_model(out, *of.model);
   out << "stages:\n";

@@ -35,6 +35,7 @@ supervisor_config read_supervisor(section& root) {
       in.duration("heartbeat_interval", milliseconds{10}, minutes{1}, value.heartbeat_interval);
   value.heartbeat_timeout =
       in.duration("heartbeat_timeout", milliseconds{30}, hours{1}, value.heartbeat_timeout);
+  value.ease_in = in.duration("ease_in", milliseconds{0}, hours{1}, value.ease_in);
   in.finish();
   return value;
 }

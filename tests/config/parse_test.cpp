@@ -67,6 +67,7 @@ TEST(parse, what_a_file_leaves_out_has_the_documented_default) {
   expected.stages = {stage};
   EXPECT_EQ(*outcome.value, expected);
   EXPECT_EQ(expected.supervisor.heartbeat_interval, milliseconds{1000});
+  EXPECT_EQ(expected.supervisor.ease_in, milliseconds{10'000});
 }
 
 TEST(parse, a_stage_takes_the_layout_of_the_model_key_by_key) {

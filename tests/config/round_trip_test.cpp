@@ -25,6 +25,7 @@ class generator {
     value.supervisor.heartbeat_interval = milliseconds(10, 60'000);
     value.supervisor.heartbeat_timeout =
         3 * value.supervisor.heartbeat_interval + milliseconds(0, 100'000);
+    value.supervisor.ease_in = milliseconds(0, 3'600'000);
     if (chance()) value.model = model();
     const auto stages = number(1, 6);
     for (std::uint64_t i = 0; i < stages; ++i) value.stages.push_back(stage(i, value.model));
@@ -208,6 +209,7 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   };
   EXPECT_TRUE(
       differs([](auto& d) { d.supervisor.heartbeat_timeout += std::chrono::milliseconds{1}; }));
+  EXPECT_TRUE(differs([](auto& d) { d.supervisor.ease_in += std::chrono::milliseconds{1}; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.max_reconnects += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.device = "mlx5_0"; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.port += 1; }));
