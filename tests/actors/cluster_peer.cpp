@@ -50,7 +50,7 @@ int node(std::uint16_t port, const std::string& name, std::uint64_t incarnation)
           },
           [&](caf::error& e) { outcome = host.system().render(e); });
   say(outcome);
-  heartbeat beat{name, incarnation, 0, {}};
+  heartbeat beat{name, incarnation, 0, {}, {}};
   while (parent_lives(milliseconds{50})) {
     ++beat.sequence;
     me->request(*supervisor, milliseconds{500}, beat)

@@ -409,7 +409,7 @@ TEST_P(any_events, keep_epochs_growing_and_nobody_up_who_is_silent_or_stale) {
       case 1:
       case 2:
       case 3: {
-        heartbeat h{name, life, static_cast<std::uint64_t>(step), {}};
+        heartbeat h{name, life, static_cast<std::uint64_t>(step), {}, {}};
         if (table.heard(h, now) == heartbeat_verdict::known) {
           ASSERT_EQ(last_heard.at(name).first, life) << "a life that was not taken in is known";
           last_heard[name].second = now;

@@ -88,7 +88,7 @@ struct cluster : ::testing::Test {
     return ask<registration>(register_atom_v, request, handle);
   }
   bool beat(const std::string& name, std::uint64_t incarnation, std::uint32_t queue = 0) {
-    heartbeat h{name, incarnation, ++sequence, {}};
+    heartbeat h{name, incarnation, ++sequence, {}, {}};
     h.load.queue_length = queue;
     return ask<heartbeat_ack>(h).known;
   }
