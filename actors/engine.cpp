@@ -10,6 +10,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "troupe/actors/affinity_table.hpp"
 #include "troupe/actors/engine_port.hpp"
 #include "troupe/actors/engine_setup.hpp"
 #include "troupe/actors/inline_unit.hpp"
@@ -28,6 +29,13 @@ result<void> check_request(const std::string& request) {
   if (!request.empty() && request.size() <= max_request_id) return {};
   return fail(errc::invalid_config, "a request id has 1 to " + std::to_string(max_request_id) +
                                         " bytes, this one " + std::to_string(request.size()));
+}
+
+result<void> check_affinity(const std::string& affinity) {
+  if (affinity.size() <= max_affinity) return {};
+  return fail(errc::invalid_config, "an affinity has at most " + std::to_string(max_affinity) +
+                                        " bytes, this has " + std::to_string(affinity.size()) +
+                                        "; name a hash of it");
 }
 
 result<void> check_key(const std::string& key) {
@@ -258,6 +266,7 @@ class node_engine final : public engine {
 
   result<operation_id> place(placement_request request) override {
     if (auto fine = check_request(request.request); !fine) return fail(fine.error());
+    if (auto fine = check_affinity(request.affinity); !fine) return fail(fine.error());
     if (auto runs = need_running(); !runs) return fail(runs.error());
     auto operation = context_->operations.begin({operation_kind::place, {}, 0, false});
     if (operation) tell(node_, node_command{start_place{*operation, std::move(request)}});

@@ -50,6 +50,7 @@ struct supervisor_state {
   std::set<std::string> uninformed;   ///< registered since the last broadcast
   std::unordered_map<ticket_id, pending_placement> waiting;
   log_limiter refusals;
+  log_limiter moves;
   std::shared_ptr<spdlog::logger> log = logger("supervisor");
 
   void start(self_pointer me, supervisor_options options);
@@ -68,6 +69,7 @@ struct supervisor_state {
 
   void settle();
   void report(const node_transition& change);
+  void report(const placement& where);
   void deliver(std::vector<served_ticket> served);
   void broadcast();
   void forget_peer(const std::string& node);
@@ -143,6 +145,7 @@ void supervisor_state::place(const placement_request& request, placement_promise
     log->info("request {} not placed, {}", quoted(request.request), to_string(outcome.error()));
     promise.deliver(failed_placement(request.request, outcome.error()));
   } else if (auto* placed = std::get_if<placement>(&*outcome)) {
+    report(*placed);
     promise.deliver(std::move(*placed));
   } else {
     waiting[std::get<ticket_id>(*outcome)] = {std::move(promise), request.request};
@@ -177,7 +180,8 @@ void supervisor_state::settle() {
   const auto changes = table->take_transitions();
   for (const node_transition& change : changes) report(change);
   if (!changes.empty()) {
-    routes->update(table->view());
+    routes->update(table->view(), now());
+    for (const std::string& note : routes->take_notes()) log->info("{}", note);
     deliver(routes->serve(now()));
   }
   broadcast();
@@ -198,11 +202,23 @@ void supervisor_state::report(const node_transition& change) {
   forget_peer(change.name);
 }
 
+/// A placement says something when an affinity had to leave its replica.
+void supervisor_state::report(const placement& where) {
+  if (where.sentence.empty()) return;
+  if (const auto held_back = moves.pass()) {
+    log->info("request {}: {} ({} more since the last such line)", quoted(where.request),
+              where.sentence, *held_back);
+  } else {
+    log->debug("request {}: {}", quoted(where.request), where.sentence);
+  }
+}
+
 void supervisor_state::deliver(std::vector<served_ticket> served) {
   for (served_ticket& s : served) {
     const auto it = waiting.find(s.ticket);
     if (it == waiting.end()) continue;
     if (s.outcome) {
+      report(*s.outcome);
       it->second.promise.deliver(std::move(*s.outcome));
     } else {
       log->info("request {} not placed, {}", quoted(it->second.request),

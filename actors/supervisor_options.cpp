@@ -49,6 +49,7 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
     out.routes.edges.push_back({edge.from, edge.to, mode});
   }
   out.routes.max_waiting = deployment.limits.max_waiting;
+  out.routes.ease_in = deployment.supervisor.ease_in;
   out.routes.seed = draw_incarnation();
   // Judged at a twentieth of the interval, yet neither a busy loop nor coarser than a broadcast.
   using std::chrono::milliseconds;

@@ -11,6 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "troupe/actors/affinity_table.hpp"
+
 #include "cluster_fixture.hpp"
 
 namespace troupe::testing {
@@ -156,6 +158,51 @@ TEST_F(bounds,
   }
   RecordProperty("aborted", aborted);
   RecordProperty("placed", placed);
+}
+
+TEST_F(bounds, a_placement_with_an_affinity_that_is_too_long_is_refused_before_it_is_sent) {
+  start("prefill-0", c.deployment());
+  actors::placement_request request;
+  request.request = "r";
+  request.affinity.assign(actors::max_affinity + 1, 'x');
+  const auto refused = node->place(request);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::invalid_config);
+  EXPECT_EQ(refused.error().message,
+            "an affinity has at most 256 bytes, this has 257; name a hash of it");
+}
+
+TEST(placements, of_one_affinity_come_to_one_node_through_the_engine_too) {
+  cluster_options options;
+  options.decodes = 2;
+  const cluster c{options};
+  auto first = later(c, "decode-0");
+  auto second = later(c, "decode-1");
+  for (auto* decode : {first.get(), second.get()}) {
+    decode->channel().say("start");
+    ASSERT_EQ(decode->channel().hear().value_or("silence"), "up");
+  }
+  cluster::quiet("prefill-0");
+  auto node = c.start("prefill-0");
+  ASSERT_TRUE(node);
+  listener events{*node};
+  const auto placed = [&](const std::string& affinity) {
+    actors::placement_request request;
+    request.request = "r";
+    request.from = "prefill";
+    request.to = "decode";
+    request.affinity = affinity;
+    request.timeout_ms = 10'000;
+    const auto id = node->place(request);
+    if (!id || !events.outcome(*id) || events.of(*id).done != 1) return std::string{"nowhere"};
+    return events.of(*id).placed->decode.front().name;
+  };
+  const std::string where = placed("conversation");
+  EXPECT_TRUE(where.starts_with("decode-")) << where;
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_TRUE(events.until([&] { return placed("") != where; })) << "others take turns";
+    EXPECT_EQ(placed("conversation"), where);
+  }
 }
 
 TEST_F(bounds, a_placement_that_waits_ends_when_the_supervisor_is_killed) {

@@ -54,7 +54,7 @@ struct router_of_a_cluster : ::testing::Test {
       it->load.queue_length = queue;
     }
     ++members.epoch;
-    routes.update(members);
+    routes.update(members, now);
   }
   void all_up() {
     for (const expected_slot& slot : demo_routes().slots) set(slot.name, node_state::up);

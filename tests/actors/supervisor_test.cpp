@@ -438,6 +438,7 @@ TEST(supervisor_options, come_from_the_deployment) {
   d.cluster = "demo";
   d.supervisor.heartbeat_interval = milliseconds{200};
   d.supervisor.heartbeat_timeout = milliseconds{900};
+  d.supervisor.ease_in = milliseconds{700};
   config::stage_config prefill;
   prefill.name = "prefill";
   config::stage_config decode;
@@ -455,6 +456,7 @@ TEST(supervisor_options, come_from_the_deployment) {
   EXPECT_EQ(o.members.heartbeat_interval, milliseconds{200});
   EXPECT_EQ(o.members.heartbeat_timeout, milliseconds{900});
   EXPECT_EQ(o.routes.max_waiting, 9u);
+  EXPECT_EQ(o.routes.ease_in, milliseconds{700});
   EXPECT_EQ(o.routes.policies.at("decode"), placement_policy::least_queue_length);
   ASSERT_EQ(o.routes.edges.size(), 2u);
   EXPECT_EQ(o.routes.edges[0].mode, "read");
