@@ -105,7 +105,7 @@ struct placement_request {
   std::uint32_t timeout_ms{0};  ///< how long to wait when nobody is up; 0: fail at once
   /// Requests that name the same one (a session, a conversation) go to the same replicas while those
   /// are up; at most 256 bytes. Empty: wherever the policy says.
-  std::string affinity;
+  std::string affinity{};
 };
 
 struct placement {
