@@ -4,7 +4,7 @@
 #               [TIMEOUT seconds] [RUN_SERIAL] [ENVIRONMENT "NAME=value"...] [DEPENDS target...])
 #
 # makes the executable `<name>` with GoogleTest's main and registers each of its tests with ctest as
-# `<name>.<suite>.<test>` under one of the labels unit, integration, faults. DEPENDS names targets that
+# `<name>.<suite>.<test>` under one of the labels unit, integration, faults, simulation. DEPENDS names targets that
 # the tests run, such as the `troupe` command, so that they are built first.
 #
 #   troupe_fuzz_target(<name> SOURCES a.cpp LINKS troupe::transport)
@@ -22,7 +22,7 @@ add_library(troupe::sanitized ALIAS troupe_sanitized)
 target_include_directories(troupe_sanitized INTERFACE "${PROJECT_SOURCE_DIR}/tests/sanitizers")
 
 # `troupe_tests_unit` and so on build all tests of one label.
-foreach(label unit integration faults fuzz)
+foreach(label unit integration faults simulation fuzz)
   add_custom_target(troupe_tests_${label})
 endforeach()
 
@@ -34,9 +34,9 @@ function(troupe_test name)
   if(NOT arg_SOURCES)
     message(FATAL_ERROR "troupe_test(${name}): name its sources after SOURCES")
   endif()
-  if(NOT arg_LABELS MATCHES "^(unit|integration|faults)$")
+  if(NOT arg_LABELS MATCHES "^(unit|integration|faults|simulation)$")
     message(FATAL_ERROR "troupe_test(${name}): LABELS must be one of unit, integration, faults, "
-                        "found '${arg_LABELS}'")
+                        "simulation, found '${arg_LABELS}'")
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)

@@ -10,3 +10,9 @@ target_compile_definitions(supervisor_test PRIVATE CLUSTER_PEER="$<TARGET_FILE:c
 troupe_test(placement_test SOURCES placement_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration
             DEPENDS cluster_peer TIMEOUT 60)
 target_compile_definitions(placement_test PRIVATE CLUSTER_PEER="$<TARGET_FILE:cluster_peer>")
+set(simulated_cluster cluster_simulation/faults.cpp cluster_simulation/frontend.cpp
+                      cluster_simulation/link.cpp cluster_simulation/nodes.cpp
+                      cluster_simulation/supervisor_life.cpp cluster_simulation/transfer.cpp
+                      cluster_simulation/world.cpp)
+troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp ${simulated_cluster} simulation_scenario.cpp
+            LINKS troupe::actors LABELS simulation TIMEOUT 600)

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transfer.hpp"
+
+namespace troupe::actors::cluster_simulation {
+
+/// Who sends requests: places each of them, calls both engines, and places it again when an attempt
+/// fails, a bounded number of times. A request has one outcome.
+class frontend {
+ public:
+  explicit frontend(world& in);
+
+  void begin();
+  [[nodiscard]] bool all_have_ended() const noexcept;
+  /// Lets go of attempts that have settled.
+  void sweep();
+  /// What has not come to its end; empty: all has.
+  [[nodiscard]] std::string unsettled() const;
+
+ private:
+  static constexpr std::uint32_t most_attempts = 5;
+
+  struct request {
+    std::uint32_t attempts{0};
+    std::uint64_t asked{0};  ///< placements asked for: an answer to a former one is late
+    std::uint32_t outcomes{0};
+  };
+  /// Of one attempt.
+  struct progress {
+    std::uint32_t request{0};
+    std::string placed_as;
+    std::shared_ptr<transfer> what;
+    bool ended{false};
+  };
+
+  void place(std::uint32_t number);
+  void placed(std::uint32_t number, std::uint64_t asked, const std::string& as,
+              const placement& where, std::uint32_t by);
+  void call(const std::shared_ptr<progress>& attempt, side s);
+  void told(const std::shared_ptr<progress>& attempt, side s, const std::optional<error>& why);
+  void attempt_failed(const std::shared_ptr<progress>& attempt, const error& why);
+  void attempt_ended(const std::shared_ptr<progress>& attempt);
+  void try_again(std::uint32_t number);
+  void end(std::uint32_t number, bool well);
+  void placed_request_ended(const std::string& as);
+
+  world& world_;
+  std::vector<request> requests_;
+  std::map<std::uint64_t, std::shared_ptr<progress>> attempts_;
+  std::uint64_t last_transfer_{0};
+  std::uint64_t ended_{0};
+};
+
+}  // namespace troupe::actors::cluster_simulation

@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "link.hpp"
+#include "supervisor_life.hpp"
+#include "world.hpp"
+
+namespace troupe::actors::cluster_simulation {
+
+namespace {
+
+constexpr milliseconds interval{1000};
+constexpr auto answer_within = 2 * interval;
+
+}  // namespace
+
+// -- lives
+
+void world::start_node(std::uint32_t node) {
+  auto fresh = std::make_shared<node_life>(node, given.blocks);
+  const auto former = lives_[node];
+  const auto& slot = slots_[node];
+  fresh->incarnation = draw_incarnation();
+  fresh->born = fresh->awake_since = now();
+  fresh->former = former;
+  fresh->info.name = slot.name;
+  fresh->info.stage = slot.stage;
+  fresh->info.role = static_cast<std::uint8_t>(slot.role);
+  fresh->info.replica = slot.replica;
+  fresh->info.host = "10.0.0.1";
+  // Half of them come back on the port that they had.
+  fresh->info.port = former && chance.one_in(2)
+                         ? former->info.port
+                         : static_cast<std::uint16_t>(1024 + chance.upto(60'000));
+  fresh->info.incarnation = fresh->incarnation;
+  lives_[node] = fresh;
+  note("starts", node, fresh->incarnation);
+  time.after(between(microseconds{0}, interval), [this, fresh] { beat(fresh); });
+}
+
+void world::end(const life& gone) {
+  if (!gone->alive) return;
+  gone->alive = false;
+  gone->died = now();
+  gone->held_up.clear();
+  note("ends", gone->node, gone->incarnation);
+  for (auto& hears : std::exchange(gone->callers, {})) {
+    time.after(between(milliseconds{1}, milliseconds{200}), std::move(hears));
+  }
+  // The kernel closes its sockets; of a host that lost its power nobody hears.
+  const bool heard = !chance.one_in(8);
+  if (gone->supervisor) {
+    break_connection(gone->supervisor, heard ? milliseconds{5} : milliseconds{20'000});
+  }
+  for (const auto& [peer, wire] : std::exchange(gone->links, {})) {
+    wire->breaks(heard ? milliseconds{5} : milliseconds{20'000});
+  }
+}
+
+// -- the wire to the supervisor
+
+void world::send(const std::shared_ptr<connection>& over, bool to_supervisor,
+                 std::function<void()> what) {
+  if (over->broken) return;
+  auto& last = over->last[to_supervisor ? 1 : 0];
+  last = std::max(last, now() + one_way());
+  time.at(last, [this, over, to_supervisor, what = std::move(what)] {
+    if (over->broken) return;
+    if (!reach(over->node->node, supervisor_end)) {
+      // Nobody sees it before the time-outs of the connection.
+      return break_connection(over, milliseconds{4000});
+    }
+    if (to_supervisor) {
+      in(over->supervisor, what);
+    } else {
+      in(over->node, what);
+    }
+  });
+}
+
+void world::break_connection(const std::shared_ptr<connection>& which, microseconds seen_within) {
+  if (which->broken) return;
+  which->broken = true;
+  time.after(between(microseconds{100}, seen_within), [this, which] {
+    in(which->node, [this, which] { lost_supervisor(which->node, which); });
+  });
+  time.after(between(microseconds{100}, seen_within), [this, which] {
+    in(which->supervisor, [which] { which->supervisor->connection_lost(which); });
+  });
+}
+
+// -- what the node actor does
+
+void world::beat(const life& at) {
+  if (!at->alive) return;
+  time.after(interval, [this, at] { beat(at); });
+  in(at, [this, at] {
+    if (at->registered) {
+      say_alive(at);
+    } else {
+      reach_supervisor(at);
+    }
+  });
+}
+
+void world::lost_supervisor(const life& at, const std::shared_ptr<connection>& which) {
+  if (at->supervisor != which) return;
+  at->registered = false;
+  at->asking_since.reset();
+  if (which->broken) {
+    at->supervisor = nullptr;
+  } else {
+    reach_supervisor(at);  // it was told to register again
+  }
+}
+
+void world::reach_supervisor(const life& at) {
+  if (at->asking_since && now() - *at->asking_since < answer_within) return;
+  at->asking_since = now();
+  if (at->supervisor) return register_node(at);
+  const auto whom = supervisor;
+  if (!whom->alive || !reach(at->node, supervisor_end)) return;
+  time.after(one_way() + one_way(), [this, at, whom] {
+    if (!whom->alive || !reach(at->node, supervisor_end)) return;
+    in(at, [this, at, whom] {
+      if (at->supervisor) return;
+      at->supervisor = std::make_shared<connection>(connection{at, whom});
+      register_node(at);
+    });
+  });
+}
+
+void world::register_node(const life& at) {
+  registration_request request;
+  request.cluster = "simulated";
+  request.node = at->info;
+  const auto over = at->supervisor;
+  send(over, true, [this, at, over, request] {
+    const auto answer = over->supervisor->take_in(over, request);
+    send(over, false, [this, at, over, answer] { registered(at, over, answer); });
+    over->supervisor->settle();
+  });
+}
+
+void world::registered(const life& at, const std::shared_ptr<connection>& over,
+                       const registration& answer) {
+  if (at->supervisor != over) return;
+  at->asking_since.reset();
+  if (answer.failed == static_cast<std::uint8_t>(errc::stale_incarnation)) {
+    return end(at);  // another process has its place
+  }
+  if (answer.failed != 0) return;
+  at->registered = true;
+  at->registered_since = now();
+  say_alive(at);
+}
+
+void world::say_alive(const life& at) {
+  if (!at->supervisor) return;
+  heartbeat beat;
+  beat.name = at->info.name;
+  beat.incarnation = at->incarnation;
+  beat.sequence = ++at->beats;
+  const auto counters = at->pool.counters();
+  beat.load.queue_length = static_cast<std::uint32_t>(at->links.size()) + counters.waiters;
+  beat.load.blocks_total = counters.total;
+  beat.load.blocks_free = counters.free;
+  beat.load.blocks_quarantined = counters.quarantined;
+  const auto over = at->supervisor;
+  send(over, true, [this, at, over, beat] {
+    const auto ack = over->supervisor->heard(beat);
+    send(over, false, [this, at, ack] {
+      if (ack.known || !at->registered) return;
+      at->registered = false;
+      reach_supervisor(at);
+    });
+  });
+}
+
+std::shared_ptr<const told_members> world::published(membership list, std::uint32_t by) const {
+  auto out = std::make_shared<told_members>();
+  out->when = {by, list.epoch};
+  out->list = std::move(list);
+  out->by_node.resize(lives_.size());
+  for (const auto& m : out->list.members) {
+    if (const auto number = number_of(m.node.name)) out->by_node[*number] = &m;
+  }
+  return out;
+}
+
+/// What a node does with a membership: it lets go of peers that are gone.
+void world::hear_members(const life& at, const std::shared_ptr<const told_members>& members) {
+  if (members->when.first == at->seen.first && members->when < at->seen) {
+    return violate("a membership came behind a newer one of the same supervisor");
+  }
+  at->seen = members->when;
+  std::vector<std::shared_ptr<link>> left;
+  for (const auto& [incarnation, wire] : at->links) {
+    // What was published before the link was asked for knows less than who placed the request.
+    if (members->when < wire->placed()) continue;
+    const auto* m = members->by_node[wire->peer_of(*at)->node];
+    if (m == nullptr) continue;
+    if (m->node.incarnation != incarnation || node_state_from(m->state) == node_state::down) {
+      left.push_back(wire);
+    }
+  }
+  for (const auto& wire : left) wire->left_by_peer(at);
+}
+
+void world::serve_pool(const life& at) {
+  for (auto& served : at->pool.serve(now())) {
+    const auto waiter = at->waiters.find(served.waiter);
+    if (waiter == at->waiters.end()) continue;
+    const auto then = std::move(waiter->second);
+    at->waiters.erase(waiter);
+    then(std::move(served.outcome));
+  }
+}
+
+}  // namespace troupe::actors::cluster_simulation

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "troupe/actors/membership.hpp"
+#include "troupe/actors/router.hpp"
+
+#include "world.hpp"
+
+namespace troupe::actors::cluster_simulation {
+
+/// One life of the supervisor: the real table and the real router, in a shell that does what the
+/// actor does.
+struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> {
+  supervisor_life(world& in, std::vector<expected_slot> slots);
+
+  using answer = std::function<void(const placement&)>;
+
+  // -- messages
+  registration take_in(const std::shared_ptr<connection>& over,
+                       const registration_request& request);
+  heartbeat_ack heard(const heartbeat& beat);
+  void place(const placement_request& request, answer then);
+  void placed_request_ended(const std::string& request);
+  void connection_lost(const std::shared_ptr<connection>& which);
+  void tick();
+  /// After what changed the table: log, place, publish.
+  void settle();
+
+  const std::uint32_t number;  ///< of this life among the supervisor's
+
+  [[nodiscard]] const membership_table& members() const noexcept { return table_; }
+
+ private:
+  void broadcast();
+  void deliver(std::vector<served_ticket> served);
+  void check(const placement& given);
+  void check_states();
+
+  world& world_;
+  membership_table table_;
+  router routes_;
+  std::map<std::string, std::shared_ptr<connection>> peers_;
+  std::set<std::string> uninformed_;
+  std::map<ticket_id, answer> waiting_;
+  /// Lives that another one has replaced under their name, as the judge knows it.
+  std::set<std::uint64_t> replaced_;
+  std::uint64_t last_epoch_{0};
+};
+
+}  // namespace troupe::actors::cluster_simulation

@@ -1,0 +1,426 @@
+#include "transfer.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace troupe::actors::cluster_simulation {
+
+namespace {
+
+constexpr milliseconds time_to_end{5000};
+constexpr milliseconds time_to_connect{2000};
+
+const node_info& placed_on(const placement& where, side s) {
+  return s == decode ? where.decode.front() : where.prefill.front();
+}
+
+}  // namespace
+
+transfer::transfer(world& in, std::uint64_t number, placement where, stage_of_things placed,
+                   outcome_told told)
+    : world_{in},
+      number_{number},
+      where_{std::move(where)},
+      placed_{placed},
+      told_{std::move(told)},
+      mode_{in.chance.one_in(2) ? transfer_mode::write : transfer_mode::read},
+      tokens_{1 + in.chance.upto(most_tokens - 1)} {
+  for (const auto s : {decode, prefill}) {
+    ends_[s].at = in.life_of(*in.number_of(placed_on(where_, s).name));
+  }
+}
+
+// -- the engines
+
+void transfer::begin(side s) {
+  auto& e = ends_[s];
+  if (e.at->incarnation != placed_on(where_, s).incarnation) {
+    // Whoever calls names the life that was placed.
+    return told_(s, error{errc::stale_incarnation, "another life of that node"});
+  }
+  e.begun = true;
+  e.deadline = world_.now() + time_to_end;
+  world_.time.at(e.deadline, [self = shared_from_this(), s] {
+    self->world_.in(self->ends_[s].at, [self, s] { self->expire(s); });
+  });
+  want_blocks(s);
+}
+
+void transfer::engine_aborts(side s) {
+  auto& e = ends_[s];
+  if (gone(s) || !e.begun || e.outcomes > 0) return;
+  const error why{errc::aborted, "the frontend gave it up"};
+  if (s == decode && receiver_) return carry_out(s, receiver_->local_abort(why));
+  if (s == prefill && sender_) return carry_out(s, sender_->local_abort(why));
+  conclude_side(s, why);
+  unpin(s);
+}
+
+void transfer::expire(side s) {
+  auto& e = ends_[s];
+  if (gone(s)) return;
+  const auto now = world_.now();
+  if (s == decode && receiver_) {
+    carry_out(s, receiver_->expire(now));
+  } else if (s == prefill && sender_) {
+    carry_out(s, sender_->expire(now));
+  } else if (e.outcomes == 0) {
+    conclude_side(s, error{errc::deadline, "nobody came"});
+    unpin(s);
+  }
+  world_.require(e.outcomes == 1, "the deadline passed without an outcome");
+}
+
+// -- blocks
+
+void transfer::want_blocks(side s) {
+  auto& pool = ends_[s].at->pool;
+  const auto count = (tokens_ + block_tokens - 1) / block_tokens;
+  if (auto given = pool.allocate(count)) return have_blocks(s, std::move(given));
+  const auto waiter = pool.wait(count, ends_[s].deadline);
+  if (!waiter) return have_blocks(s, fail(waiter.error()));
+  ends_[s].at->waiters[*waiter] = [self = shared_from_this(),
+                                   s](result<kvcache::allocation> given) {
+    self->have_blocks(s, std::move(given));
+  };
+}
+
+void transfer::have_blocks(side s, result<kvcache::allocation> given) {
+  auto& e = ends_[s];
+  if (!given) {
+    if (e.outcomes > 0) return;
+    conclude_side(s, given.error());
+    return unpin(s);
+  }
+  e.blocks = *std::move(given);
+  for (const auto block : e.blocks->blocks) e.at->holder[block.value] = number_;
+  if (e.outcomes > 0) return free_blocks(s);  // it was given up in line
+  world_.require(e.at->pool.pin(e.blocks->owner, e.blocks->blocks).has_value(),
+                 "blocks of one's own cannot be pinned");
+  e.pinned = true;
+  s == decode ? want_link() : compute();
+}
+
+void transfer::free_blocks(side s) {
+  auto& e = ends_[s];
+  if (!e.blocks || std::exchange(e.freed, true)) return;
+  world_.require(e.at->pool.free(e.blocks->owner, e.blocks->blocks).has_value(),
+                 "an engine's blocks are not its own");
+  world_.serve_pool(e.at);
+}
+
+void transfer::unpin(side s) {
+  auto& e = ends_[s];
+  world_.require(!e.unpinned, "unpinned twice");
+  e.unpinned = true;
+  if (!e.pinned) return;
+  world_.require(e.at->pool.unpin(e.blocks->owner, e.blocks->blocks).has_value(),
+                 "what was pinned cannot be unpinned");
+  world_.serve_pool(e.at);
+}
+
+/// Bytes move now, from the source's blocks into the destination's: nobody else may have them.
+void transfer::touch(const cache_slice& what) {
+  for (const auto s : {decode, prefill}) {
+    const auto& e = ends_[s];
+    for (auto token = what.token_begin; token < what.token_end; ++token) {
+      const auto block = e.blocks->blocks[token / block_tokens];
+      world_.require(e.at->holder[block.value] == number_,
+                     s == decode ? "bytes land in a block of another request"
+                                 : "bytes are read from a block of another request");
+    }
+  }
+}
+
+// -- decode
+
+void transfer::want_link() {
+  const auto& here = ends_[decode].at;
+  const auto& there = ends_[prefill].at;
+  const auto incarnation = placed_on(where_, prefill).incarnation;
+  if (const auto known = here->links.find(incarnation); known != here->links.end()) {
+    return link_is_up(known->second);
+  }
+  const auto self = shared_from_this();
+  const auto fails_after = [&](microseconds time, const char* why) {
+    world_.time.after(time, [self, why] {
+      self->world_.in(self->ends_[decode].at, [self, why] {
+        if (self->link_ || self->ends_[decode].outcomes > 0) return;
+        self->conclude_side(decode, error{errc::peer_lost, why});
+        self->unpin(decode);
+      });
+    });
+  };
+  if (!world_.reach(here->node, there->node)) {
+    return fails_after(time_to_connect, "it cannot be reached");
+  }
+  if (!there->alive || there->incarnation != incarnation) {
+    return fails_after(world_.one_way() * 2, "nobody listens there");
+  }
+  fails_after(time_to_connect, "it does not answer");
+  world_.time.after(world_.one_way(), [self, there, here] {
+    self->world_.in(there, [self, there, here] {
+      self->world_.time.after(self->world_.one_way(), [self, there, here] {
+        self->world_.in(here, [self, there, here] {
+          if (self->ends_[decode].outcomes > 0) return;
+          auto& wire = here->links[there->incarnation];
+          if (!wire) {
+            wire = std::make_shared<link>(self->world_, here, there, self->placed_);
+            there->links[here->incarnation] = wire;
+            if (!there->alive) wire->breaks(milliseconds{5});
+          }
+          self->link_is_up(wire);
+        });
+      });
+    });
+  });
+}
+
+void transfer::link_is_up(const std::shared_ptr<link>& wire) {
+  link_ = wire;
+  link_->attach(decode, shared_from_this());
+  transfer_request request;
+  request.transfer = transfer_id{number_};
+  request.request = where_.request;
+  request.mode = mode_;
+  request.token_end = tokens_;
+  receiver_.emplace(receive_session::options{layers, 1, 2, false, ends_[decode].deadline}, request);
+  carry_out(decode, receiver_->start());
+}
+
+// -- prefill
+
+/// Chunk by chunk, all layers of each one behind the other.
+void transfer::compute() {
+  const auto self = shared_from_this();
+  microseconds when{0};
+  const auto step = 1 + world_.chance.upto(most_tokens / 2);
+  for (std::uint32_t until = 0; until < tokens_;) {
+    until = std::min(until + step, tokens_);
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      when += world_.between(microseconds{50}, milliseconds{4});
+      world_.time.after(when, [self, layer, until] {
+        self->world_.in(self->ends_[prefill].at, [self, layer, until] {
+          if (self->ends_[prefill].outcomes > 0) return;
+          self->ready_[layer] = until;
+          if (!self->sender_) return;
+          self->carry_out(prefill, self->sender_->source_ready(layer, layer + 1, until));
+        });
+      });
+    }
+  }
+  world_.time.after(when, [self] {
+    self->world_.in(self->ends_[prefill].at, [self] {
+      if (self->ends_[prefill].outcomes > 0) return;
+      self->sealed_ = true;
+      if (self->sender_) self->carry_out(prefill, self->sender_->sealed(self->tokens_, {}));
+    });
+  });
+  if (parked_) serve_request();
+}
+
+void transfer::request_came(const transfer_request& request, const std::shared_ptr<link>& wire) {
+  auto& e = ends_[prefill];
+  if (e.outcomes > 0) {
+    const auto refusal = make_abort(request.transfer, {errc::not_found, "it has ended here"});
+    return wire->send(prefill,
+                      [self = shared_from_this(), refusal] { self->came(decode, refusal); });
+  }
+  world_.require(!sender_, "a transfer was asked for twice over one link");
+  parked_ = request;
+  if (e.pinned) serve_request();
+}
+
+void transfer::serve_request() {
+  const auto request = *std::exchange(parked_, std::nullopt);
+  if (link_->seen_broken(prefill)) return;
+  link_->attach(prefill, shared_from_this());
+  sender_.emplace(send_session::options{layers, 1, 2, false, ends_[prefill].deadline});
+  carry_out(prefill,
+            sender_->start(request, ready_, sealed_ ? std::optional{tokens_} : std::nullopt, {}));
+}
+
+// -- both
+
+void transfer::link_lost(side s, const error& why) {
+  if (s == decode) return carry_out(s, receiver_->link_lost(why));
+  if (sender_) carry_out(s, sender_->link_lost(why));
+}
+
+void transfer::came(side to, const session_message& message) {
+  if (to == prefill && std::holds_alternative<transfer_request>(message)) {
+    return request_came(std::get<transfer_request>(message), link_);
+  }
+  if (link_->seen_broken(to) || (to == prefill && !sender_)) return;
+  if (const auto* m = std::get_if<transfer_abort>(&message)) {
+    const error why{m->code, m->reason};
+    return carry_out(to, to == decode ? receiver_->peer_aborted(why) : sender_->peer_aborted(why));
+  }
+  if (std::holds_alternative<transfer_release>(message))
+    return carry_out(to, sender_->peer_released());
+  if (const auto* m = std::get_if<transfer_sealed>(&message))
+    return carry_out(to, receiver_->sealed(*m));
+  if (const auto* m = std::get_if<transfer_offer>(&message))
+    return carry_out(to, receiver_->offered(*m));
+  if (const auto* m = std::get_if<layers_landed>(&message))
+    return carry_out(to, receiver_->landed(*m));
+}
+
+void transfer::carry_out(side s, const session_actions& actions) {
+  auto& e = ends_[s];
+  world_.require(!e.unpinned || actions.empty(), "something was done after the unpin");
+  for (const auto& action : actions) {
+    if (const auto* a = std::get_if<post_slice>(&action)) {
+      post(s, *a);
+    } else if (const auto* m = std::get_if<send_message>(&action)) {
+      link_->send(s, [self = shared_from_this(), to = other(s), message = m->message] {
+        self->came(to, message);
+      });
+    } else if (const auto* o = std::get_if<send_offer>(&action)) {
+      transfer_offer offer;
+      offer.transfer = transfer_id{number_};
+      offer.token_end = tokens_;
+      offer.aux = o->aux;
+      link_->send(s, [self = shared_from_this(), offer] { self->came(decode, offer); });
+    } else if (std::holds_alternative<fence_transfer>(action)) {
+      fence(s);
+    } else if (const auto* t = std::get_if<tell_layers>(&action)) {
+      for (auto layer = t->slice.layer_begin; layer < t->slice.layer_end; ++layer) {
+        world_.require(told_layers_[layer] == t->slice.token_begin, "layers told out of order");
+        told_layers_[layer] = t->slice.token_end;
+        for (auto token = t->slice.token_begin; token < t->slice.token_end; ++token) {
+          world_.require(landed_[layer][token], "a layer was told that is not there");
+        }
+      }
+    } else if (const auto* c = std::get_if<conclude>(&action)) {
+      conclude_side(s, c->failure);
+    } else {
+      world_.require(e.quiescent || !e.fenced, "unpinned before it was quiescent");
+      link_->detach(s, shared_from_this());
+      unpin(s);
+    }
+  }
+}
+
+void transfer::conclude_side(side s, const std::optional<error>& why) {
+  auto& e = ends_[s];
+  world_.note(s == decode ? "decode concludes" : "prefill concludes", number_,
+              why ? static_cast<std::uint64_t>(why->code) : 0);
+  world_.require(++e.outcomes == 1, "a second outcome");
+  e.failure = why;
+  if (!why && s == decode) {
+    for (const auto& layer : landed_) {
+      for (std::uint32_t token = 0; token < tokens_; ++token) {
+        world_.require(layer[token], "done, and not all is there");
+      }
+    }
+  }
+  told_(s, why);
+  // A decode engine works on what it got; everybody else is done with the blocks.
+  const auto keeps =
+      !why && s == decode ? world_.between(milliseconds{1}, milliseconds{40}) : microseconds{0};
+  world_.time.after(keeps, [self = shared_from_this(), s] {
+    self->world_.in(self->ends_[s].at, [self, s] { self->free_blocks(s); });
+  });
+}
+
+// -- bytes
+
+void transfer::post(side by, const post_slice& what) {
+  world_.require(!ends_[by].fenced, "posted behind its own fence");
+  batches_.push_back({what, by, false, std::nullopt});
+  auto moving = world_.one_way();
+  if (world_.chance.one_in(16)) moving += world_.between(microseconds{0}, milliseconds{30});
+  world_.time.after(moving,
+                    [self = shared_from_this(), i = batches_.size() - 1] { self->land(i); });
+}
+
+bool transfer::may_move(moved_batch& b) {
+  if (gone(decode) || gone(prefill) || !link_->moves_bytes()) {
+    b.failure = error{errc::link_broken, "the link broke"};
+  } else if (ends_[b.by].shut) {
+    b.failure = error{errc::aborted, "cancelled by the fence"};
+  } else if (ends_[other(b.by)].shut) {
+    ++world_.told.refused_late;
+    b.failure = error{errc::grant_revoked, "the peer fenced the transfer"};
+  } else {
+    return true;
+  }
+  return false;
+}
+
+void transfer::land(std::size_t index) {
+  auto& b = batches_[index];
+  const auto self = shared_from_this();
+  if (may_move(b)) {
+    touch(b.what.slice);
+    b.landed = true;
+    for (auto layer = b.what.slice.layer_begin; layer < b.what.slice.layer_end; ++layer) {
+      for (auto token = b.what.slice.token_begin; token < b.what.slice.token_end; ++token) {
+        landed_[layer][token] = true;
+      }
+    }
+    if (mode_ == transfer_mode::write) {
+      const layers_landed notice{transfer_id{number_}, b.what.slice, b.what.state, b.what.seal};
+      link_->send(prefill, [self, notice] { self->came(decode, notice); });
+    }
+    // Said again by the wire, as a retransmission may be until the fence.
+    if (world_.chance.one_in(8)) {
+      world_.time.after(world_.between(microseconds{0}, milliseconds{15}), [self, index] {
+        auto copy = self->batches_[index];
+        if (self->may_move(copy)) self->touch(copy.what.slice);
+      });
+    }
+  }
+  world_.time.after(world_.one_way(), [self, index] {
+    const auto by = self->batches_[index].by;
+    self->world_.in(self->ends_[by].at, [self, index] { self->complete(index); });
+  });
+}
+
+void transfer::complete(std::size_t index) {
+  const auto& b = batches_[index];
+  if (link_->seen_broken(b.by)) return;
+  const auto& why = b.failure;
+  carry_out(b.by, b.by == decode ? receiver_->batch_completed(b.what.id, why)
+                                 : sender_->batch_completed(b.what.id, why));
+}
+
+void transfer::fence(side s) {
+  auto& e = ends_[s];
+  world_.require(!e.fenced, "fenced twice");
+  e.fenced = true;
+  const auto self = shared_from_this();
+  // The NIC refuses at once; that the last bytes are through is known later, and heard of when the
+  // process runs.
+  const auto shut = world_.between(microseconds{0}, milliseconds{1});
+  world_.time.after(shut, [self, s] { self->ends_[s].shut = true; });
+  world_.time.after(shut + world_.between(microseconds{0}, milliseconds{3}), [self, s] {
+    self->world_.in(self->ends_[s].at, [self, s] {
+      self->ends_[s].quiescent = true;
+      self->carry_out(s, s == decode ? self->receiver_->quiescent() : self->sender_->quiescent());
+    });
+  });
+}
+
+// -- the end
+
+bool transfer::settled(side s) const {
+  const auto& e = ends_[s];
+  return gone(s) || !e.begun || (e.outcomes == 1 && e.unpinned && (!e.blocks || e.freed));
+}
+
+std::string transfer::standing() const {
+  std::string out = "transfer " + std::to_string(number_);
+  for (const auto s : {decode, prefill}) {
+    const auto& e = ends_[s];
+    out += std::string{s == decode ? ": decode " : ", prefill "} + e.at->info.name +
+           (gone(s) ? " gone" : "") + (e.begun ? " begun" : "") + " outcomes " +
+           std::to_string(e.outcomes) + (e.unpinned ? " unpinned" : "") + (e.freed ? " freed" : "");
+  }
+  return out;
+}
+
+}  // namespace troupe::actors::cluster_simulation

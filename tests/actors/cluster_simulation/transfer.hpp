@@ -1,0 +1,112 @@
+#pragma once
+
+/// One attempt to move one request's cache: both engines, the shells around both state machines, and
+/// the bytes. What an attempt that fails costs the request is the frontend's to decide.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "troupe/actors/receive_session.hpp"
+#include "troupe/actors/send_session.hpp"
+
+#include "link.hpp"
+
+namespace troupe::actors::cluster_simulation {
+
+/// What one engine knows of an attempt in the end; told once.
+using outcome_told = std::function<void(side, const std::optional<error>&)>;
+
+class transfer : public std::enable_shared_from_this<transfer> {
+ public:
+  transfer(world& in, std::uint64_t number, placement where, stage_of_things placed,
+           outcome_told told);
+
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] const life& at(side s) const { return ends_[s].at; }
+
+  // -- the engines
+  /// The frontend's call comes to a node: to the life that was placed, or to another.
+  void begin(side s);
+  void engine_aborts(side s);
+
+  // -- the links
+  void link_lost(side s, const error& why);
+
+  /// Whether this side, in a life that goes on, has come to its end.
+  [[nodiscard]] bool settled(side s) const;
+  [[nodiscard]] std::string standing() const;
+
+ private:
+  static constexpr std::uint32_t layers = 3;
+  static constexpr std::uint32_t block_tokens = 4;
+  static constexpr std::uint32_t most_tokens = 24;
+
+  struct end {
+    life at;
+    bool begun{false};
+    std::optional<kvcache::allocation> blocks;
+    bool freed{false};
+    bool pinned{false};
+    moment deadline{};
+    std::uint32_t outcomes{0};
+    std::optional<error> failure;
+    bool fenced{false}, shut{false}, quiescent{false}, unpinned{false};
+  };
+  struct moved_batch {
+    post_slice what;
+    side by;
+    bool landed{false};
+    std::optional<error> failure;
+  };
+
+  // -- blocks
+  void want_blocks(side s);
+  void have_blocks(side s, result<kvcache::allocation> given);
+  void free_blocks(side s);
+  void unpin(side s);
+  void touch(const cache_slice& what);
+  // -- decode
+  void want_link();
+  void link_is_up(const std::shared_ptr<link>& wire);
+  // -- prefill
+  void compute();
+  void request_came(const transfer_request& request, const std::shared_ptr<link>& wire);
+  void serve_request();
+  // -- both
+  void came(side to, const session_message& message);
+  void carry_out(side s, const session_actions& actions);
+  void post(side by, const post_slice& what);
+  void land(std::size_t index);
+  [[nodiscard]] bool may_move(moved_batch& b);
+  void complete(std::size_t index);
+  void fence(side s);
+  void conclude_side(side s, const std::optional<error>& why);
+  void expire(side s);
+  [[nodiscard]] bool gone(side s) const { return !ends_[s].at->alive; }
+
+  world& world_;
+  const std::uint64_t number_;
+  const placement where_;
+  const stage_of_things placed_;
+  const outcome_told told_;
+  std::array<end, 2> ends_;
+  std::shared_ptr<link> link_;
+  transfer_mode mode_{transfer_mode::write};
+  std::uint32_t tokens_{1};
+  std::optional<receive_session> receiver_;
+  std::optional<send_session> sender_;
+  // the prefill engine
+  std::vector<std::uint32_t> ready_ = std::vector<std::uint32_t>(layers, 0);
+  bool sealed_{false};
+  std::optional<transfer_request> parked_;
+  // bytes
+  std::vector<moved_batch> batches_;
+  std::array<std::array<bool, most_tokens>, layers> landed_{};
+  std::array<std::uint32_t, layers> told_layers_{};
+};
+
+}  // namespace troupe::actors::cluster_simulation

@@ -1,0 +1,173 @@
+#include "world.hpp"
+
+#include <utility>
+
+#include "frontend.hpp"
+#include "link.hpp"
+#include "supervisor_life.hpp"
+
+namespace troupe::actors::cluster_simulation {
+
+namespace {
+
+constexpr std::size_t kept_lines = 400;
+/// After the last outcome: what died is noticed, what is left is given back.
+constexpr milliseconds aftermath{40'000};
+
+std::vector<expected_slot> slots_of(const options& of) {
+  std::vector<expected_slot> out;
+  for (std::uint32_t i = 0; i < of.prefills; ++i) {
+    out.push_back({"prefill-" + std::to_string(i), "prefill", node_role::prefill, i, 0, 1});
+  }
+  for (std::uint32_t i = 0; i < of.decodes; ++i) {
+    out.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
+  }
+  return out;
+}
+
+}  // namespace
+
+world::world(const options& of)
+    : chance{of.seed},
+      given{of},
+      slots_{slots_of(of)},
+      cut_last_(slots_.size()),
+      lives_(slots_.size()) {
+  for (std::uint32_t i = 0; i < slots_.size(); ++i) numbers_[slots_[i].name] = i;
+}
+
+std::optional<std::uint32_t> world::number_of(const std::string& name) const {
+  const auto found = numbers_.find(name);
+  return found == numbers_.end() ? std::nullopt : std::optional{found->second};
+}
+
+report world::run() {
+  const auto begun = now();
+  supervisor = std::make_shared<supervisor_life>(*this, slots_);
+  supervisor->awake_since = supervisor_since_ = now();
+  supervisor->tick();
+  for (std::uint32_t i = 0; i < slots_.size(); ++i) start_node(i);
+  frontend_ = std::make_unique<frontend>(*this);
+  frontend_->begin();
+  plan_faults();
+  check_standing();
+  std::optional<moment> until;
+  while (told.violation.empty() && (!until || now() < *until) && time.step()) {
+    ++told.events;
+    if (!until && frontend_->all_have_ended()) {
+      faults_are_over_ = true;
+      until = now() + aftermath;
+    }
+  }
+  told.virtual_time = std::chrono::duration_cast<microseconds>(now() - begun);
+  if (told.violation.empty()) check_the_end();
+  for (const auto& line : lines_) told.trace += line + "\n";
+  return std::move(told);
+}
+
+// -- processes
+
+void world::in(const std::shared_ptr<process>& where, std::function<void()> what) {
+  if (!where->alive || !told.violation.empty()) return;
+  if (now() < where->stands_still_until || !where->held_up.empty()) {
+    where->held_up.push_back(std::move(what));
+    return;
+  }
+  what();
+}
+
+void world::stand_still(const std::shared_ptr<process>& who, microseconds length) {
+  if (!who->alive) return;
+  note("stands still", who->incarnation, static_cast<std::uint64_t>(length.count()));
+  who->stands_still_until = std::max(who->stands_still_until, now() + length);
+  who->awake_since = who->stands_still_until;
+  time.at(who->stands_still_until, [this, who] {
+    if (now() < who->stands_still_until) return;
+    for (auto& what : std::exchange(who->held_up, {})) {
+      if (who->alive && told.violation.empty()) what();
+    }
+  });
+}
+
+// -- the verdict
+
+void world::violate(const std::string& what) {
+  if (!told.violation.empty()) return;
+  told.violation = what;
+  note("VIOLATED: " + what);
+}
+
+void world::note(std::string_view what, std::uint64_t a, std::uint64_t b) {
+  const auto mix = [this](std::uint64_t value) {
+    told.digest = (told.digest ^ value) * 0x9E3779B97F4A7C15U;
+    told.digest ^= told.digest >> 29U;
+  };
+  const auto at = std::chrono::duration_cast<microseconds>(now().time_since_epoch()).count();
+  mix(static_cast<std::uint64_t>(at));
+  for (const char c : what) mix(static_cast<std::uint8_t>(c));
+  mix(a);
+  mix(b);
+  if (!given.traced) return;
+  lines_.push_back(std::to_string(at) + " us  " + std::string{what} + " " + std::to_string(a) +
+                   " " + std::to_string(b));
+  if (lines_.size() > kept_lines) lines_.pop_front();
+}
+
+/// What must hold at every moment of each node, whatever happened before.
+void world::check_standing() {
+  time.after(milliseconds{100}, [this] { check_standing(); });
+  frontend_->sweep();
+  told.epochs = supervisor->members().epoch();
+  if (!supervisor->alive) return;
+  for (const auto& at : lives_) check_node(at);
+}
+
+void world::check_node(const life& at) {
+  const auto& options = supervisor->members().options();
+  const auto past = options.heartbeat_timeout + milliseconds{1000};
+  if (now() < supervisor_since_ + past) return;
+  const auto state = supervisor->members().state_of(at->info.name);
+  const bool listed = supervisor->members().incarnation_of(at->info.name) == at->incarnation;
+  const bool believed = listed && (state == node_state::up || state == node_state::suspect);
+  if (!at->alive) {
+    return require(!believed || now() < at->died + past, "a dead node is not noticed");
+  }
+  // A life beside a former one that was up is taken in once that is suspect, and may have to ask
+  // twice; connections that broke take their time-outs.
+  const auto settled = past + milliseconds{10'000};
+  const auto well_since =
+      std::max({at->born, at->awake_since, cut_last_[at->node], supervisor_since_});
+  if (!reach(at->node, supervisor_end) || now() < well_since + settled) return;
+  // One whose former life woke up before it was suspect is kept out for as long as that one lives.
+  for (auto rival = at->former; rival; rival = rival->former) {
+    if (rival->alive || now() < rival->died + settled) return;
+  }
+  require(listed && state == node_state::up, "a node that is well is not up");
+}
+
+void world::check_alarm(const node_transition& change) {
+  if (change.to != node_state::suspect && change.to != node_state::down) return;
+  const auto& at = lives_[*number_of(change.name)];
+  if (at->incarnation != change.incarnation || !at->alive) return;
+  if (!at->registered || at->supervisor->broken || !reach(at->node, supervisor_end)) return;
+  const auto well_since = std::max({at->registered_since, at->awake_since, cut_last_[at->node]});
+  if (now() < well_since + supervisor->members().options().heartbeat_timeout) return;
+  violate("a false alarm: " + change.name + " " + std::string{to_string(change.to)} + ", " +
+          change.reason);
+}
+
+void world::check_the_end() {
+  frontend_->sweep();
+  if (const auto left = frontend_->unsettled(); !left.empty()) violate("did not end: " + left);
+  for (const auto& at : lives_) {
+    if (!at->alive) continue;
+    const auto counters = at->pool.counters();
+    require(counters.free == counters.total, "blocks are lost at " + at->info.name);
+  }
+}
+
+report run(const options& of) {
+  return world{of}.run();
+}
+
+}  // namespace troupe::actors::cluster_simulation

@@ -1,0 +1,192 @@
+#pragma once
+
+/// What the parts of the simulated cluster have in common: time, chance, processes, the network and
+/// the verdict.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "troupe/actors/membership.hpp"
+#include "troupe/kvcache/block_pool.hpp"
+
+#include "../simulation_scenario.hpp"
+#include "simulation.hpp"
+#include "timeline.hpp"
+
+namespace troupe::actors::cluster_simulation {
+
+using simulation::dice;
+
+/// One life of something that runs: a node, or the supervisor.
+struct process {
+  std::uint64_t incarnation{0};
+  bool alive{true};
+  moment stands_still_until{};
+  std::deque<std::function<void()>> held_up;  ///< what came meanwhile, in order
+  moment awake_since{};                       ///< it has not stood still since then
+};
+
+class link;
+class transfer;
+
+/// Orders what supervisors say: of which life of theirs, counted, and at which epoch.
+using stage_of_things = std::pair<std::uint32_t, std::uint64_t>;
+
+/// A membership as it is told to all nodes.
+struct told_members {
+  membership list;
+  stage_of_things when;
+  std::vector<const member*> by_node;  ///< null: never registered
+};
+
+/// A connection of a node's life to a supervisor's life.
+struct connection {
+  std::shared_ptr<struct node_life> node;
+  std::shared_ptr<struct supervisor_life> supervisor;
+  bool broken{false};
+  std::array<moment, 2> last{};  ///< messages keep their order, each way
+};
+
+struct node_life : process {
+  explicit node_life(std::uint32_t number, std::uint32_t blocks)
+      : node{number}, pool{blocks}, holder(blocks, 0) {}
+
+  std::uint32_t node{0};
+  node_info info;
+  // -- towards the supervisor
+  std::shared_ptr<connection> supervisor;
+  bool registered{false};
+  moment registered_since{};
+  std::optional<moment> asking_since;
+  std::uint64_t beats{0};
+  stage_of_things seen{};
+  moment born{}, died{};
+  std::shared_ptr<node_life> former;  ///< of that node: it may only have stood still
+  // -- the cache
+  kvcache::block_pool pool;
+  std::vector<std::uint64_t> holder;  ///< of each block: whose transfer it was allocated for last
+  std::map<kvcache::waiter_id, std::function<void(result<kvcache::allocation>)>> waiters;
+  std::vector<std::function<void()>> callers;  ///< who hears that its process is gone
+  // -- towards its peers
+  std::map<std::uint64_t, std::shared_ptr<link>> links;  ///< by the peer's incarnation
+};
+using life = std::shared_ptr<node_life>;
+
+/// The cluster as a whole: which life each node has, who reaches whom, what is wrong.
+class world {
+ public:
+  explicit world(const options& of);
+
+  report run();
+
+  // -- for the parts
+
+  timeline time;
+  dice chance;
+  const options& given;
+  report told;
+
+  [[nodiscard]] moment now() const noexcept { return time.now(); }
+  /// Between the two, both included.
+  [[nodiscard]] microseconds between(microseconds least, microseconds most) {
+    return least +
+           microseconds{chance.next() % static_cast<std::uint64_t>((most - least).count() + 1)};
+  }
+  [[nodiscard]] microseconds one_way() { return between(microseconds{20}, slowest_); }
+  [[nodiscard]] std::uint64_t draw_incarnation() { return chance.next() | 1U; }
+
+  /// Something happens in a process: at once, when it wakes, or never.
+  void in(const std::shared_ptr<process>& where, std::function<void()> what);
+  void stand_still(const std::shared_ptr<process>& who, microseconds time);
+
+  /// The first one stays.
+  void violate(const std::string& what);
+  void require(bool holds, std::string_view what) {
+    if (!holds) violate(std::string{what});
+  }
+  /// A line of what happens: part of the digest, and of the trace.
+  void note(std::string_view what, std::uint64_t a = 0, std::uint64_t b = 0);
+
+  static constexpr std::uint32_t supervisor_end = 0xFFFF'FFFF;
+  [[nodiscard]] bool reach(std::uint32_t a, std::uint32_t b) const {
+    return cuts_.empty() || !cuts_.contains({std::min(a, b), std::max(a, b)});
+  }
+
+  [[nodiscard]] const life& life_of(std::uint32_t node) const { return lives_[node]; }
+  [[nodiscard]] const std::vector<life>& lives() const noexcept { return lives_; }
+  [[nodiscard]] std::optional<std::uint32_t> number_of(const std::string& name) const;
+  /// The supervisor says that a node is silent: is it?
+  void check_alarm(const node_transition& change);
+
+  // -- nodes (nodes.cpp)
+
+  void start_node(std::uint32_t node);
+  void end(const life& gone);
+  void hear_members(const life& at, const std::shared_ptr<const told_members>& members);
+  [[nodiscard]] std::shared_ptr<const told_members> published(membership list,
+                                                              std::uint32_t by) const;
+  void serve_pool(const life& at);
+
+  // -- the wire between a node and the supervisor (nodes.cpp)
+
+  void send(const std::shared_ptr<connection>& over, bool to_supervisor,
+            std::function<void()> what);
+  void break_connection(const std::shared_ptr<connection>& which, microseconds seen_within);
+  /// The node has lost the supervisor, as far as it knows.
+  void lost_supervisor(const life& at, const std::shared_ptr<connection>& which);
+
+  std::shared_ptr<supervisor_life> supervisor;
+  std::uint32_t supervisors{0};  ///< lives so far
+
+ private:
+  // -- nodes
+  void beat(const life& at);
+  void reach_supervisor(const life& at);
+  void register_node(const life& at);
+  void registered(const life& at, const std::shared_ptr<connection>& over,
+                  const registration& answer);
+  void say_alive(const life& at);
+  // -- faults (faults.cpp)
+  void plan_faults();
+  void something_goes_wrong();
+  void crash_a_node();
+  void freeze_a_node();
+  void replace_a_frozen_node();
+  void cut_a_node_from_the_supervisor();
+  void cut_a_pair();
+  void cut_half_from_the_supervisor();
+  void break_a_link();
+  void crash_the_supervisor();
+  void freeze_the_supervisor();
+  void slow_the_network();
+  void cut(std::uint32_t a, std::uint32_t b, microseconds time);
+  void fault(const std::string& what) { ++told.faults[what]; }
+  // -- the end
+  void check_standing();
+  void check_node(const life& at);
+  void check_the_end();
+
+  std::vector<expected_slot> slots_;
+  std::vector<moment> cut_last_;  ///< of each node: when it last could not reach the supervisor
+  moment supervisor_since_{};     ///< alive and never standing still
+  std::map<std::string, std::uint32_t> numbers_;
+  std::vector<life> lives_;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> cuts_;
+  microseconds slowest_{2000};
+  std::deque<std::string> lines_;
+  bool faults_are_over_{false};
+  std::unique_ptr<class frontend> frontend_;
+};
+
+}  // namespace troupe::actors::cluster_simulation
