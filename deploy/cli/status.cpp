@@ -1,10 +1,7 @@
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <filesystem>
 #include <iostream>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,8 +11,7 @@
 
 #include "troupe/actors/cluster_client.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/config/resolve.hpp"
-#include "troupe/deploy/cli/deployment_file.hpp"
+#include "troupe/deploy/cli/cluster_address.hpp"
 #include "troupe/deploy/cli/status_report.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 
@@ -32,52 +28,6 @@ struct status_arguments {
   bool json{false};
   std::uint32_t timeout_ms{3000};
 };
-
-struct target {
-  std::string host;
-  std::uint16_t port{0};
-  std::vector<config::resolved_node> expected;  ///< of the file, when there is one
-  std::string cluster;                          ///< of the file
-};
-
-std::string target_text(const target& at) {
-  const bool v6 = at.host.find(':') != std::string::npos;
-  return (v6 ? "[" + at.host + "]" : at.host) + ":" + std::to_string(at.port);
-}
-
-/// HOST:PORT or [HOST]:PORT.
-std::optional<target> address_from(const std::string& text) {
-  const auto colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0) return std::nullopt;
-  target at;
-  at.host = text.substr(0, colon);
-  if (at.host.size() > 2 && at.host.front() == '[' && at.host.back() == ']')
-    at.host = at.host.substr(1, at.host.size() - 2);
-  const char* end = text.data() + text.size();
-  const auto read = std::from_chars(text.data() + colon + 1, end, at.port);
-  if (read.ec != std::errc{} || read.ptr != end || at.port == 0) return std::nullopt;
-  return config::is_host(at.host) ? std::optional{at} : std::nullopt;
-}
-
-/// A file of that name goes before an address. Empty: what is wrong has been said.
-std::optional<target> target_from(const std::string& where) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(where, ignored)) {
-    if (auto at = address_from(where)) return at;
-    std::cerr << "troupe status: " << where << " is neither a deployment file nor HOST:PORT\n";
-    return std::nullopt;
-  }
-  const auto deployment = load_or_complain(where);
-  if (!deployment) return std::nullopt;
-  target at{deployment->supervisor.host, deployment->supervisor.port, config::resolve(*deployment),
-            deployment->cluster};
-  if (at.port == 0) {
-    std::cerr << "troupe status: supervisor.port is 0 in " << where
-              << "; give the HOST:PORT that it listens at instead\n";
-    return std::nullopt;
-  }
-  return at;
-}
 
 std::uint8_t role_of(config::role role) {
   switch (role) {
@@ -103,7 +53,7 @@ void collect_reports(actors::cluster_client& cluster, cluster_status& status) {
   for (auto& t : threads) t.join();
 }
 
-void add_missing(const target& at, cluster_status& status) {
+void add_missing(const cluster_address& at, cluster_status& status) {
   for (const auto& node : at.expected) {
     if (node.role == config::role::supervisor) continue;
     const auto known = std::ranges::any_of(
@@ -122,7 +72,7 @@ void add_missing(const target& at, cluster_status& status) {
   }
 }
 
-result<cluster_status> ask_cluster(const target& at, std::chrono::milliseconds timeout) {
+result<cluster_status> ask_cluster(const cluster_address& at, std::chrono::milliseconds timeout) {
   actors::cluster_client_options options;
   options.host = at.host;
   options.port = at.port;
@@ -132,12 +82,11 @@ result<cluster_status> ask_cluster(const target& at, std::chrono::milliseconds t
   auto members = (*cluster)->members();
   if (!members) return fail(members.error());
   if (!at.cluster.empty() && members->cluster != at.cluster) {
-    return fail(errc::invalid_config, "the supervisor at " + target_text(at) +
-                                          " is that of cluster `" + members->cluster +
-                                          "`, the file describes `" + at.cluster +
-                                          "`; give the two clusters different ports");
+    return fail(errc::invalid_config, "the supervisor at " + at.text() + " is that of cluster `" +
+                                          members->cluster + "`, the file describes `" +
+                                          at.cluster + "`; give the two clusters different ports");
   }
-  cluster_status status{target_text(at), std::move(*members), {}};
+  cluster_status status{at.text(), std::move(*members), {}};
   for (const auto& member : status.members.members)
     status.nodes.push_back({member, true, fail(errc::internal, "not asked")});
   collect_reports(**cluster, status);
@@ -147,7 +96,7 @@ result<cluster_status> ask_cluster(const target& at, std::chrono::milliseconds t
 }
 
 exit_code run_status(const status_arguments& given) {
-  const auto at = target_from(given.where);
+  const auto at = cluster_at("status", given.where);
   if (!at) return exit_code::usage;
   // What is wrong is in the answer; the lines of the network layer would only repeat it.
   actors::log_options log;
