@@ -35,9 +35,13 @@ cluster_client::cluster_client(cluster_client_options options)
     : options_{std::move(options)}, host_{options_.actors} {}
 
 result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_options options) {
-  std::unique_ptr<cluster_client> client{new cluster_client{std::move(options)}};
+  auto client = unconnected(std::move(options));
   if (auto there = client->supervisor(); !there) return fail(there.error());
   return client;
+}
+
+std::unique_ptr<cluster_client> cluster_client::unconnected(cluster_client_options options) {
+  return std::unique_ptr<cluster_client>{new cluster_client{std::move(options)}};
 }
 
 // -- calls
@@ -59,6 +63,15 @@ result<placement> cluster_client::place(const placement_request& request) {
                      options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request);
   if (!reply && connection_is_useless(reply.error())) forget_supervisor();
   if (reply && reply->failed != 0) return fail(refusal(*reply));
+  return reply;
+}
+
+result<event_page> cluster_client::events(const event_query& query) {
+  auto whom = supervisor();
+  if (!whom) return fail(whom.error());
+  auto reply = ask<event_page>(host_.system(), *whom, "the supervisor", options_.timeout,
+                               events_atom_v, query);
+  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
   return reply;
 }
 

@@ -39,12 +39,16 @@ class cluster_client {
   /// Connects to the supervisor, within `options.timeout`.
   [[nodiscard]] static result<std::unique_ptr<cluster_client>> connect(
       cluster_client_options options);
+  /// Connects with the first call: for who waits for a supervisor that may not be there yet.
+  [[nodiscard]] static std::unique_ptr<cluster_client> unconnected(cluster_client_options options);
 
   /// Every node that registered, its state and newest load.
   [[nodiscard]] result<membership> members();
   /// Waits up to `request.timeout_ms` for replicas of both stages to be up. The error of a refused
   /// placement is the supervisor's own.
   [[nodiscard]] result<placement> place(const placement_request& request);
+  /// What happened in the cluster after `query.after`, oldest first.
+  [[nodiscard]] result<event_page> events(const event_query& query);
   /// Tells the supervisor that a placed request ended. Not answered.
   [[nodiscard]] result<void> finished(const std::string& request);
   /// What a node owns and does. `not_found` when no node of that name ever registered.

@@ -3,7 +3,7 @@
 /// Where log lines go: the one thing of Troupe that is global to the process. A line says who (node
 /// and component), what, how much, how long, with ids that can be searched for across nodes:
 ///
-///     2026-03-01T12:00:00.123 info  supervisor supervisor: prefill-0 joining -> up, epoch 4
+///     2026-03-01T12:00:00.123 info  decode-0 link: link to prefill-0 (59c1a2f0c1d2e3f4) ended
 ///
 /// Levels: trace, debug, info, warn, error, off.
 

@@ -1,5 +1,6 @@
 #include "troupe/actors/supervisor.hpp"
 
+#include <chrono>
 #include <map>
 #include <set>
 #include <string>
@@ -9,7 +10,9 @@
 #include <caf/actor_system.hpp>
 #include <caf/stateful_actor.hpp>
 #include <caf/typed_event_based_actor.hpp>
+#include <spdlog/fmt/fmt.h>
 
+#include "troupe/actors/event_log.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/system.hpp"
 
@@ -27,6 +30,12 @@ placement failed_placement(const std::string& request, const error& e) {
   return out;
 }
 
+/// What a rate limit held back, behind the sentence that passed.
+std::string more_of(std::uint64_t held_back) {
+  return held_back == 0 ? ""
+                        : " (" + std::to_string(held_back) + " more since the last such event)";
+}
+
 struct supervisor_state;
 using self_pointer = supervisor_actor::stateful_pointer<supervisor_state>;
 
@@ -36,6 +45,7 @@ struct supervisor_state {
   struct peer {
     node_actor handle;
     std::uint64_t incarnation{0};
+    std::string arrival;  ///< from where it registered, and as what
   };
   struct pending_placement {
     placement_promise promise;
@@ -49,8 +59,11 @@ struct supervisor_state {
   std::map<std::string, peer> peers;  ///< nodes that are told of changes
   std::set<std::string> uninformed;   ///< registered since the last broadcast
   std::unordered_map<ticket_id, pending_placement> waiting;
+  event_log events;
   log_limiter refusals;
   log_limiter moves;
+  log_limiter refused_registrations;
+  log_limiter unplaced_requests;
   std::shared_ptr<spdlog::logger> log = logger("supervisor");
 
   void start(self_pointer me, supervisor_options options);
@@ -67,6 +80,9 @@ struct supervisor_state {
 
   // -- what follows from them
 
+  void note(std::string what, std::string node, std::uint64_t incarnation, std::uint64_t epoch,
+            std::string text, spdlog::level::level_enum level = spdlog::level::info);
+  void not_placed(const std::string& request, const error& why);
   void settle();
   void report(const node_transition& change);
   void report(const placement& where);
@@ -82,11 +98,11 @@ void supervisor_state::start(self_pointer me, supervisor_options options) {
   }
   options.routes.slots = options.members.slots;
   tick_interval = options.tick;
-  log->info(
-      "supervisor of cluster '{}' (incarnation {:016x}) expects {} nodes, heartbeats every {} "
-      "ms, down after {} ms",
-      options.members.cluster, options.members.supervisor_incarnation, options.members.slots.size(),
-      options.members.heartbeat_interval.count(), options.members.heartbeat_timeout.count());
+  const membership_options& members = options.members;
+  note("started", "supervisor", members.supervisor_incarnation, 0,
+       fmt::format("cluster {} expects {} nodes, heartbeats every {} ms, down after {} ms",
+                   members.cluster, members.slots.size(), members.heartbeat_interval.count(),
+                   members.heartbeat_timeout.count()));
   table.emplace(std::move(options.members));
   routes.emplace(std::move(options.routes));
 }
@@ -98,9 +114,9 @@ registration supervisor_state::take_in(const registration_request& request,
              : fail(errc::invalid_config, "node " + quoted(request.node.name) +
                                               " registers without a handle to reach it by");
   if (!outcome) {
-    if (const auto held_back = refusals.pass()) {
-      log->warn("refused a registration, {} ({} more since the last such line)",
-                to_string(outcome.error()), *held_back);
+    if (const auto held_back = refused_registrations.pass(now())) {
+      note("refused", request.node.name, request.node.incarnation, table->epoch(),
+           to_string(outcome.error()) + more_of(*held_back), spdlog::level::warn);
     }
     registration refused;
     refused.failed = static_cast<std::uint8_t>(outcome.error().code);
@@ -113,11 +129,11 @@ registration supervisor_state::take_in(const registration_request& request,
     forget_peer(node);
     self->monitor(handle);
   }
-  peers[node] = {handle, request.node.incarnation};
+  peers[node] = {
+      handle, request.node.incarnation,
+      fmt::format("from {} port {} (pid {}) as replica {} of stage {}", quoted(request.node.host),
+                  request.node.port, request.node.pid, outcome->replica, request.node.stage)};
   uninformed.insert(node);
-  log->info("{} (incarnation {:016x}, pid {}) registers from {}:{} as replica {} of stage {}", node,
-            request.node.incarnation, request.node.pid, quoted(request.node.host),
-            request.node.port, outcome->replica, request.node.stage);
   return std::move(*outcome);
 }
 
@@ -142,7 +158,7 @@ heartbeat_ack supervisor_state::heard(const heartbeat& beat) {
 void supervisor_state::place(const placement_request& request, placement_promise promise) {
   auto outcome = routes->place(request, now());
   if (!outcome) {
-    log->info("request {} not placed, {}", quoted(request.request), to_string(outcome.error()));
+    not_placed(request.request, outcome.error());
     promise.deliver(failed_placement(request.request, outcome.error()));
   } else if (auto* placed = std::get_if<placement>(&*outcome)) {
     report(*placed);
@@ -171,8 +187,31 @@ void supervisor_state::tick() {
 
 void supervisor_state::stop() {
   deliver(routes->abandon());
-  log->info("supervisor of cluster '{}' stops at epoch {}", table->options().cluster,
-            table->epoch());
+  note("stopped", "supervisor", table->options().supervisor_incarnation, table->epoch(),
+       "was told to end");
+}
+
+/// Something happened that people want to know: kept for `troupe events`, and logged.
+void supervisor_state::note(std::string what, std::string node, std::uint64_t incarnation,
+                            std::uint64_t epoch, std::string text,
+                            spdlog::level::level_enum level) {
+  const auto wall = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  cluster_event event;
+  event.unix_ms = static_cast<std::uint64_t>(wall.count());
+  event.what = std::move(what);
+  event.node = std::move(node);
+  event.incarnation = incarnation;
+  event.epoch = epoch;
+  event.text = std::move(text);
+  log->log(level, "{}", event_line(events.add(std::move(event))));
+}
+
+void supervisor_state::not_placed(const std::string& request, const error& why) {
+  if (const auto held_back = unplaced_requests.pass(now())) {
+    note("unplaced", {}, 0, table->epoch(),
+         "request " + quoted(request) + ": " + to_string(why) + more_of(*held_back));
+  }
 }
 
 /// After every event: log what changed, place who can be placed now, tell the nodes.
@@ -188,15 +227,15 @@ void supervisor_state::settle() {
 }
 
 void supervisor_state::report(const node_transition& change) {
-  const auto from = change.from ? to_string(*change.from) : std::string_view{"absent"};
   const bool in_order = change.from == node_state::leaving;
   const bool lost = change.to == node_state::down || change.to == node_state::suspect;
   const auto level = lost && !in_order ? spdlog::level::warn : spdlog::level::info;
-  log->log(level, "{} (incarnation {:016x}) {} -> {}, epoch {}: {}", change.name,
-           change.incarnation, from, to_string(change.to), change.epoch, change.reason);
-  if (change.to != node_state::down) return;
   const auto it = peers.find(change.name);
-  if (it == peers.end() || it->second.incarnation != change.incarnation) return;
+  const bool reachable = it != peers.end() && it->second.incarnation == change.incarnation;
+  const bool arrives = change.to == node_state::joining && reachable;
+  note(std::string{to_string(change.to)}, change.name, change.incarnation, change.epoch,
+       arrives ? change.reason + " " + it->second.arrival : change.reason, level);
+  if (change.to != node_state::down || !reachable) return;
   // It is silent, yet its connection stands: should it wake up, this is the first thing it reads.
   self->send(it->second.handle, rejoin_atom_v);
   forget_peer(change.name);
@@ -221,8 +260,7 @@ void supervisor_state::deliver(std::vector<served_ticket> served) {
       report(*s.outcome);
       it->second.promise.deliver(std::move(*s.outcome));
     } else {
-      log->info("request {} not placed, {}", quoted(it->second.request),
-                to_string(s.outcome.error()));
+      not_placed(it->second.request, s.outcome.error());
       it->second.promise.deliver(failed_placement(it->second.request, s.outcome.error()));
     }
     waiting.erase(it);
@@ -289,7 +327,10 @@ supervisor_actor::behavior_type supervisor(self_pointer self, supervisor_options
       [self](placed_atom, const std::string& request) { self->state.routes->finished(request); },
       [self](members_atom) { return self->state.table->view(); },
       [](drain_atom, const drain_request&) { return drain_reply{}; },
-      [](events_atom, const event_query&) { return event_page{}; },
+      [self](events_atom, const event_query& query) {
+        const auto& st = self->state;
+        return st.events.page(query, st.table->options().supervisor_incarnation);
+      },
       [self](tick_atom) {
         // Anyone can send this message; only the supervisor's own keeps the clock going.
         if (self->current_sender() != self->ctrl()) return;

@@ -3,7 +3,7 @@
 /// The supervisor of a cluster: the actor around `membership_table` and `router`. It owns both,
 /// monitors the node actors (a closed socket is a node down at once) and counts their heartbeats (a
 /// frozen process closes nothing), and tells every node of every change, at most once per
-/// `broadcast_interval`.
+/// `broadcast_interval`. What happened it keeps in an `event_log` and logs, one line each.
 ///
 /// It keeps nothing on disk. A supervisor that starts anew answers the heartbeats of nodes that it
 /// does not know with `known = false`; they register again, and it has its cluster back.

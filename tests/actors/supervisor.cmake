@@ -1,5 +1,6 @@
 troupe_test(membership_test SOURCES membership_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(router_test SOURCES router_test.cpp affinity_test.cpp ease_in_test.cpp routing_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(event_log_test SOURCES event_log_test.cpp LINKS troupe::actors LABELS unit)
 
 add_executable(cluster_peer cluster_peer.cpp)
 target_link_libraries(cluster_peer PRIVATE troupe::actors)
@@ -16,3 +17,5 @@ set(simulated_cluster cluster_simulation/faults.cpp cluster_simulation/frontend.
                       cluster_simulation/world.cpp)
 troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp ${simulated_cluster} simulation_scenario.cpp
             LINKS troupe::actors LABELS simulation TIMEOUT 600)
+troupe_test(supervisor_events_test SOURCES supervisor_events_test.cpp LINKS troupe::actors troupe::sanitized
+            LABELS integration TIMEOUT 60)
