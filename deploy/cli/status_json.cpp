@@ -88,6 +88,11 @@ json json_of(const cluster_status::node& n) {
     out["pid"] = info.pid;
     out["incarnation"] = hex(info.incarnation);
     out["queue_length"] = n.member.load.queue_length;
+    out["reason"] = n.member.reason;
+  }
+  if (n.rates) {
+    out["transfers_per_s"] = n.rates->transfers;
+    out["bytes_per_s"] = n.rates->bytes;
   }
   if (!n.report) {
     out["error"] = {{"code", std::string{to_string(n.report.error().code)}},
@@ -110,9 +115,7 @@ json json_of(const cluster_status::node& n) {
   return out;
 }
 
-}  // namespace
-
-std::string to_json(const cluster_status& status) {
+json json_of(const cluster_status& status) {
   json out{{"cluster", status.members.cluster},
            {"epoch", status.members.epoch},
            {"supervisor", status.supervisor},
@@ -120,8 +123,24 @@ std::string to_json(const cluster_status& status) {
            {"complete", status.complete()},
            {"nodes", json::array()}};
   for (const auto& n : status.nodes) out["nodes"].push_back(json_of(n));
-  // Names come from the network and may be no UTF-8.
-  return out.dump(2, ' ', false, json::error_handler_t::replace);
+  return out;
+}
+
+/// Names come from the network and may be no UTF-8.
+std::string text_of(const json& document, int indent) {
+  return document.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string to_json(const cluster_status& status) {
+  return text_of(json_of(status), 2);
+}
+
+std::string to_json_line(const cluster_status& status, std::uint64_t unix_ms) {
+  auto out = json_of(status);
+  out["unix_ms"] = unix_ms;
+  return text_of(out, -1);
 }
 
 }  // namespace troupe::deploy::cli

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <ostream>
+#include <utility>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -29,22 +30,35 @@ std::string role_of(const actors::node_info& node) {
   return role ? std::string{to_string(*role)} : "unknown";
 }
 
+/// Columns that only a watched cluster has.
+void add_rates(const cluster_status::node& n, std::vector<std::string>& row) {
+  if (n.rates) {
+    row.insert(row.end(), {fixed_text(n.rates->transfers, 1),
+                           bytes_text(static_cast<std::uint64_t>(n.rates->bytes))});
+  } else {
+    row.insert(row.end(), {"-", "-"});
+  }
+}
+
 void print_nodes(const cluster_status& status, std::ostream& out) {
-  text_table table{{{"NODE"},
-                    {"ROLE"},
-                    {"REPLICA", align::right},
-                    {"RANK", align::right},
-                    {"STATE"},
-                    {"ADDRESS"},
-                    {"PID", align::right},
-                    {"UPTIME", align::right},
-                    {"QUEUE", align::right},
-                    {"ACTIVE", align::right},
-                    {"OPEN", align::right},
-                    {"NO LINK", align::right},
-                    {"DONE", align::right},
-                    {"FAILED", align::right},
-                    {"MOVED", align::right}}};
+  std::vector<text_table::column> columns{{"NODE"},
+                                          {"ROLE"},
+                                          {"REPLICA", align::right},
+                                          {"RANK", align::right},
+                                          {"STATE"},
+                                          {"ADDRESS"},
+                                          {"PID", align::right},
+                                          {"UPTIME", align::right},
+                                          {"QUEUE", align::right},
+                                          {"ACTIVE", align::right},
+                                          {"OPEN", align::right},
+                                          {"NO LINK", align::right},
+                                          {"DONE", align::right},
+                                          {"FAILED", align::right},
+                                          {"MOVED", align::right}};
+  if (status.watched)
+    columns.insert(columns.end(), {{"DONE/S", align::right}, {"MOVED/S", align::right}});
+  text_table table{std::move(columns)};
   for (const auto& n : status.nodes) {
     const auto& info = n.member.node;
     std::vector<std::string> row{printable(info.name), role_of(info), number(info.replica),
@@ -63,9 +77,15 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
     } else {
       row.insert(row.end(), {"-", "-", "-", "-", "-", "-", "-", "-"});
     }
+    if (status.watched) add_rates(n, row);
     table.add(std::move(row));
   }
   table.print(out);
+  constexpr auto up = static_cast<std::uint8_t>(actors::node_state::up);
+  for (const auto& n : status.nodes)
+    if (n.registered && n.member.state != up && !n.member.reason.empty())
+      out << printable(n.member.node.name) << " is " << state_of(n) << ": "
+          << printable(n.member.reason) << "\n";
   for (const auto& n : status.nodes)
     if (!n.report)
       out << printable(n.member.node.name) << ": " << printable(to_string(n.report.error()))

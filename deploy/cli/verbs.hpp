@@ -14,6 +14,7 @@ void add_check(CLI::App& app, exit_code& code);
 void add_node(CLI::App& app, exit_code& code);
 void add_up(CLI::App& app, exit_code& code);
 void add_status(CLI::App& app, exit_code& code);
+void add_events(CLI::App& app, exit_code& code);
 void add_info(CLI::App& app, exit_code& code);
 void add_bench(CLI::App& app, exit_code& code);
 void add_demo(CLI::App& app, exit_code& code);

@@ -21,13 +21,16 @@ TEST_P(help, is_there_at_every_level_and_says_what_the_exit_codes_mean) {
   EXPECT_EQ(ended.err, "");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    verbs, help, ::testing::Values("", "demo", "up", "node", "check", "status", "info", "bench"),
-    [](const auto& tested) { return tested.param.empty() ? std::string{"troupe"} : tested.param; });
+INSTANTIATE_TEST_SUITE_P(verbs, help,
+                         ::testing::Values("", "demo", "up", "node", "check", "status", "events",
+                                           "info", "bench"),
+                         [](const auto& tested) {
+                           return tested.param.empty() ? std::string{"troupe"} : tested.param;
+                         });
 
 TEST(usage, names_every_verb) {
   const auto ended = run({"--help"});
-  for (const auto* verb : {"demo", "up", "node", "check", "status", "info", "bench"})
+  for (const auto* verb : {"demo", "up", "node", "check", "status", "events", "info", "bench"})
     EXPECT_THAT(ended.out, HasSubstr(std::string{"\n  "} + verb + " "));
 }
 
@@ -43,6 +46,10 @@ TEST(usage, wrong_arguments_end_with_two_and_a_sentence_on_standard_error) {
                                                     {"check"},
                                                     {"node", "file.yaml"},
                                                     {"up", "file.yaml", "--faster"},
+                                                    {"events", "file.yaml", "--since", "soon"},
+                                                    {"status", "a:1", "--interval", "2s"},
+                                                    {"status", "a:1", "-w", "--interval", "1"},
+                                                    {"status", "a:1", "-w", "--interval", "1ms"},
                                                     {"bench", "--mode", "sideways"},
                                                     {"bench", "--duration", "5"},
                                                     {"bench", "--layers", "0"},
@@ -58,9 +65,9 @@ TEST(usage, wrong_arguments_end_with_two_and_a_sentence_on_standard_error) {
 
 TEST(usage, an_unknown_word_is_named_at_every_level) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong{
-      {{}, "there are demo, up, node, check, status, info, bench"},
+      {{}, "there are demo, up, node, check, status, events, info, bench"},
       {{"fly"}, "unknown verb `fly`"},
-      {{"chek", "file.yaml"}, "demo, up, node, check, status, info, bench"},
+      {{"chek", "file.yaml"}, "demo, up, node, check, status, events, info, bench"},
       {{"fly", "--help"}, "unknown verb `fly`"},
       {{"--faster"}, "--faster"},
       {{"--faster", "check"}, "--faster"},
@@ -68,6 +75,7 @@ TEST(usage, an_unknown_word_is_named_at_every_level) {
       {{"node", "file.yaml", "--faster"}, "--faster"},
       {{"up", "--faster", "7"}, "--faster"},
       {{"status", "--faster"}, "--faster"},
+      {{"events", "--faster"}, "--faster"},
       {{"demo", "fly"}, "fly"},
       {{"info", "fly"}, "fly"},
       {{"bench", "--verfy"}, "--verfy"},

@@ -1,0 +1,159 @@
+#include "troupe/deploy/cli/status_watch.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "troupe/config/units.hpp"
+#include "troupe/deploy/cli/cluster_look.hpp"
+#include "troupe/deploy/cli/run_and_listen.hpp"
+#include "troupe/deploy/cli/stop_signals.hpp"
+#include "troupe/deploy/cli/supervisor_presence.hpp"
+#include "troupe/deploy/cli/text_table.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using std::chrono::milliseconds;
+using clock = std::chrono::steady_clock;
+
+/// The window that standard output is, as it is now. A column is left free: at the end of a full
+/// row terminals differ in what clearing the rest of it clears.
+window window_now() {
+  winsize size{};
+  window out;
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 && size.ws_col > 1)
+    out = {size.ws_row, size.ws_col};
+  --out.columns;
+  return out;
+}
+
+/// Where looks go, and what there is to say between them.
+class watch_view {
+ public:
+  virtual ~watch_view() = default;
+  virtual void show(const cluster_status& status) = 0;
+  virtual void away(const error& why) = 0;
+  virtual void restarted(std::uint64_t incarnation) = 0;
+};
+
+/// One after another, for a file or a pipe. What is no table goes to standard error.
+class listed final : public watch_view {
+ public:
+  listed(const cluster_address& at, watch_form form)
+      : form_{form}, presence_{"status", at.text()} {}
+  void show(const cluster_status& status) override {
+    presence_.here();
+    const auto now = unix_ms_now();
+    switch (form_) {
+      case watch_form::json: std::cout << to_json_line(status, now) << std::endl; return;
+      case watch_form::tables:
+        std::cout << time_text(now) << "\n";
+        print_tables(status, std::cout);
+        std::cout << std::endl;
+    }
+  }
+  void away(const error& why) override { presence_.away(to_string(why)); }
+  void restarted(std::uint64_t incarnation) override { presence_.restarted(incarnation, ""); }
+
+ private:
+  watch_form form_;
+  supervisor_presence presence_;
+};
+
+/// The newest tables, drawn in place; the cursor, which would jump about, is hidden meanwhile.
+class drawn final : public watch_view {
+ public:
+  drawn(const cluster_address& at, milliseconds interval)
+      : address_{at.text()}, interval_{config::format_duration(interval)} {
+    std::cout << "\033[?25l" << std::flush;
+  }
+  ~drawn() override { std::cout << "\033[?25h\n" << std::flush; }
+  drawn(const drawn&) = delete;
+  drawn& operator=(const drawn&) = delete;
+
+  void show(const cluster_status& status) override {
+    std::ostringstream text;
+    print_tables(status, text);
+    tables_ = text.str();
+    away_since_.clear();
+    draw({});
+  }
+  void away(const error& why) override {
+    if (away_since_.empty()) away_since_ = time_text(unix_ms_now());
+    draw("the supervisor at " + address_ + " does not answer since " + away_since_ +
+         (tables_.empty() ? "" : ", what follows is older") + ": " + printable(to_string(why)) +
+         "\n");
+  }
+  void restarted(std::uint64_t /*incarnation*/) override {
+    restarted_ = "the supervisor was restarted at " + time_text(unix_ms_now()) + "\n";
+  }
+
+ private:
+  void draw(const std::string& news) const {
+    const auto head = time_text(unix_ms_now()) + ", every " + interval_ + "; Ctrl-C ends\n";
+    std::cout << redrawn(fitted(head + restarted_ + news + "\n" + tables_, window_now()))
+              << std::flush;
+  }
+  std::string address_;
+  std::string interval_;
+  std::string tables_;
+  std::string away_since_;
+  std::string restarted_;
+};
+
+std::unique_ptr<watch_view> view_for(const cluster_address& at, const watch_options& how) {
+  if (how.form == watch_form::tables && ::isatty(STDOUT_FILENO) != 0)
+    return std::make_unique<drawn>(at, how.interval);
+  return std::make_unique<listed>(at, how.form);
+}
+
+}  // namespace
+
+exit_code watch_status(const cluster_address& at, const watch_options& how) {
+  stop_signals signals;
+  actors::cluster_client_options options;
+  options.host = at.host;
+  options.port = at.port;
+  options.timeout = how.timeout;
+  const auto cluster = actors::cluster_client::unconnected(options);
+  auto view = view_for(at, how);
+  rate_meter rates;
+  std::uint64_t supervisor = 0;
+  for (auto next = clock::now();;) {
+    next = std::max(next + how.interval, clock::now());
+    std::atomic<bool> cancelled{false};
+    result<cluster_status> status = fail(errc::internal, "not looked");
+    const auto look = [&] { status = look_at(*cluster, at, cancelled); };
+    const auto end = [&] {
+      cancelled = true;
+      view.reset();  // the terminal is as it was, although the answers that are due come first
+    };
+    if (!run_and_listen(signals, look, end)) return exit_code::ok;
+    if (status) {
+      const auto now = status->members.supervisor_incarnation;
+      if (supervisor != 0 && supervisor != now) view->restarted(now);
+      supervisor = now;
+      rates.measure(*status);
+      view->show(*status);
+      // The reader of a pipe went away.
+      if (!std::cout) return exit_code::ok;
+    } else if (is_final(status.error())) {
+      view.reset();
+      std::cerr << "troupe status: " << to_string(status.error()) << "\n";
+      return exit_code::failed;
+    } else {
+      view->away(status.error());
+    }
+    const auto rest = std::chrono::duration_cast<milliseconds>(next - clock::now());
+    if (signals.wait(std::max(rest, milliseconds{0}))) return exit_code::ok;
+  }
+}
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace troupe::deploy::cli {
+
+/// Wall-clock time as log lines have it: local, "2026-11-21T13:59:07.803".
+[[nodiscard]] std::string time_text(std::uint64_t unix_ms);
+[[nodiscard]] std::uint64_t unix_ms_now();
+
+/// Says on standard error, once each, that the supervisor does not answer and that it does again.
+class supervisor_presence {
+ public:
+  supervisor_presence(std::string verb, std::string address)
+      : verb_{std::move(verb)}, address_{std::move(address)} {}
+  void away(const std::string& why);
+  void here();
+  void restarted(std::uint64_t incarnation, const std::string& what_follows) const;
+
+ private:
+  std::string verb_;
+  std::string address_;
+  bool away_{false};
+};
+
+}  // namespace troupe::deploy::cli
