@@ -16,6 +16,17 @@ std::string scalar(const std::string& text) {
   return plain ? text : "\"" + text + "\"";
 }
 
+/// A path as a YAML scalar.
+std::string path_scalar(const std::string& path) {
+  if (path.find('/') == std::string::npos) return path;  // a word
+  std::string text = "\"";
+  for (const char c : path) {
+    if (c == '"' || c == '\\') text += '\\';
+    text += c;
+  }
+  return text + "\"";
+}
+
 template <typename List, typename Format>
 std::string list_of(const List& list, Format format) {
   std::string text;
@@ -126,6 +137,7 @@ std::string print(const deployment& of) {
       << "  heartbeat_interval: " << format_duration(of.supervisor.heartbeat_interval) << "\n"
       << "  heartbeat_timeout: " << format_duration(of.supervisor.heartbeat_timeout) << "\n"
       << "  ease_in: " << format_duration(of.supervisor.ease_in) << "\n"
+      << "  state_file: " << path_scalar(of.supervisor.state_file) << "\n"
       << "security: {mode: " << to_string(of.security.mode) << "}\n";
   if (of.model) print_model(out, *of.model);
   out << "stages:\n";

@@ -1,5 +1,6 @@
 #include "troupe/config/sections.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace troupe::config {
@@ -20,6 +21,21 @@ constexpr std::array<later_word, 6> later_root_keys{
      {"tracing", "tracing arrives with a later release; leave the key out"},
      {"tls", "tls arrives with a later release; leave the key out"}}};
 
+std::string read_state_file(section& supervisor, std::string otherwise) {
+  constexpr std::size_t longest = 4000;
+  const std::string expected = "auto, none or the absolute path of a file";
+  const auto chosen = supervisor.text("state_file", expected);
+  if (!chosen) return otherwise;
+  if (*chosen == "auto" || *chosen == "none") return *chosen;
+  const bool printable =
+      std::ranges::none_of(*chosen, [](unsigned char c) { return c < ' ' || c == 0x7f; });
+  const bool is_file = chosen->starts_with('/') && !chosen->ends_with('/');
+  if (is_file && printable && chosen->size() <= longest) return *chosen;
+  supervisor.into().refuse(supervisor.path_of("state_file"), expected,
+                           "nodes are started in different folders");
+  return otherwise;
+}
+
 supervisor_config read_supervisor(section& root) {
   section in{root.into(), root.mapping("supervisor"), "supervisor"};
   static constexpr std::array<later_word, 4> later{
@@ -36,6 +52,7 @@ supervisor_config read_supervisor(section& root) {
   value.heartbeat_timeout =
       in.duration("heartbeat_timeout", milliseconds{30}, hours{1}, value.heartbeat_timeout);
   value.ease_in = in.duration("ease_in", milliseconds{0}, hours{1}, value.ease_in);
+  value.state_file = read_state_file(in, value.state_file);
   in.finish();
   return value;
 }

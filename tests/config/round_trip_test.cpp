@@ -26,6 +26,8 @@ class generator {
     value.supervisor.heartbeat_timeout =
         3 * value.supervisor.heartbeat_interval + milliseconds(0, 100'000);
     value.supervisor.ease_in = milliseconds(0, 3'600'000);
+    value.supervisor.state_file = any<std::string>(
+        {"auto", "none", "/var/lib/x.state", "/a b/#c: 'd' \"e\"", "/back\\slash", "/\xc3\xa9"});
     if (chance()) value.model = model();
     const auto stages = number(1, 6);
     for (std::uint64_t i = 0; i < stages; ++i) value.stages.push_back(stage(i, value.model));
@@ -210,6 +212,7 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   EXPECT_TRUE(
       differs([](auto& d) { d.supervisor.heartbeat_timeout += std::chrono::milliseconds{1}; }));
   EXPECT_TRUE(differs([](auto& d) { d.supervisor.ease_in += std::chrono::milliseconds{1}; }));
+  EXPECT_TRUE(differs([](auto& d) { d.supervisor.state_file = "/elsewhere"; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.max_reconnects += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.device = "mlx5_0"; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.port += 1; }));
