@@ -278,8 +278,12 @@ class node_engine final : public engine {
   }
 
   [[nodiscard]] drain_standing draining() const override { return drain_standing::serving; }
-  void report_failure(std::string /*why*/) override {}
-  void recover() override {}
+  void report_failure(std::string why) override {
+    if (!stopped_) tell(node_, node_command{engine_failed{std::move(why)}});
+  }
+  void recover() override {
+    if (!stopped_) tell(node_, node_command{engine_recovered{}});
+  }
   void set_queue_length(std::uint32_t requests) override {
     context_->counters.queue_length.store(requests);
   }

@@ -44,6 +44,7 @@ void end_link(self_pointer self, troupe::error why) {
   st.why_ended = to_string(why);
   st.lost = why;
   if (was_up) st.context->counters.links_up.fetch_sub(1);
+  if (st.broke) st.context->counters.links_broken.fetch_sub(1);
   logger("link")->info("link to {} ({:016x}) over {} ended: {}", st.peer.name, st.peer.incarnation,
                        transport::to_string(st.choice.kind), st.why_ended);
   if (st.link) st.link->close();

@@ -84,6 +84,7 @@ void break_link(self_pointer self, const troupe::error& why) {
   st.broke = why;
   st.last_break = to_string(why);
   st.context->counters.links_up.fetch_sub(1);
+  st.context->counters.links_broken.fetch_add(1);
   retire_transport(st);
   if (!is_dialler(st)) {
     st.tries = 0;

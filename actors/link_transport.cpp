@@ -87,7 +87,10 @@ void happened(self_pointer self, const link_came_up&) {
   st.up_since = now();
   st.context->counters.links_up.fetch_add(1);
   const bool again = st.broke.has_value();
-  if (again) ++st.rebuilds;
+  if (again) {
+    ++st.rebuilds;
+    st.context->counters.links_broken.fetch_sub(1);
+  }
   st.broke.reset();
   logger("link")->info("link to {} ({:016x}) is up {}over {}: {}", st.peer.name,
                        st.peer.incarnation, again ? "again " : "",

@@ -277,8 +277,18 @@ struct call_answered {
 };
 /// engine -> node: leave the cluster and end the links.
 struct stop_node {};
+/// node -> itself: see whether the supervisor is back.
+struct try_supervisor {};
+/// engine -> node: it can serve nobody, and why.
+struct engine_failed {
+  std::string why;
+};
+/// engine -> node: it can serve again.
+struct engine_recovered {};
 struct node_command {
-  std::variant<need_link, look_again, start_place, placed_ended, call_answered, stop_node> what;
+  std::variant<need_link, look_again, start_place, placed_ended, call_answered, stop_node,
+               try_supervisor, engine_failed, engine_recovered>
+      what;
 };
 
 // -- from the engine

@@ -7,7 +7,6 @@ namespace troupe::actors {
 
 namespace {
 
-constexpr std::size_t max_replaced = 16;
 constexpr std::size_t max_listed_names = 8;
 constexpr std::size_t max_host_length = 255;
 
@@ -29,12 +28,18 @@ unexpected differs(const expected_slot& slot, std::string_view what, const std::
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
-  constexpr std::size_t limit = 64;
-  std::string out = "'";
+std::string printable(std::string_view text, std::size_t limit) {
+  std::string out;
   for (char c : text.substr(0, limit)) out += (c >= ' ' && c <= '~' && c != '\'') ? c : '?';
   if (text.size() > limit) out += "...";
-  return out + "'";
+  return out;
+}
+
+std::string quoted(std::string_view text) {
+  std::string out{'\''};
+  out += printable(text, 64);
+  out += '\'';
+  return out;
 }
 
 membership_table::membership_table(membership_options options) : options_{std::move(options)} {
@@ -61,11 +66,11 @@ result<registration> membership_table::registered(const registration_request& re
   const bool returns =
       !same_life || *e.state == node_state::down || *e.state == node_state::leaving;
   std::string reason = same_life ? "registered again" : "registered";
-  if (e.state && !same_life) {
-    if (*e.state != node_state::down) reason = "replaces the former life of that node";
-    e.replaced.push_back(e.info.incarnation);
-    if (e.replaced.size() > max_replaced) e.replaced.pop_front();
+  if (!same_life && e.info.incarnation != request.node.incarnation) {
+    if (e.state && *e.state != node_state::down) reason = "replaces the former life of that node";
+    retire(e, e.info.incarnation);
   }
+  e.reported = e.remembered = false;
   e.info = request.node;
   e.info.replica = e.slot.replica;
   e.sequence = 0;
@@ -87,23 +92,23 @@ result<registration> membership_table::registered(const registration_request& re
 
 heartbeat_verdict membership_table::heard(const heartbeat& beat, steady_time now) {
   entry* e = find(beat.name);
-  if (e == nullptr || !e->state) return heartbeat_verdict::unknown;
-  if (e->info.incarnation != beat.incarnation) {
-    const bool former = std::ranges::find(e->replaced, beat.incarnation) != e->replaced.end();
-    return former ? heartbeat_verdict::stale : heartbeat_verdict::unknown;
+  if (e == nullptr) return heartbeat_verdict::unknown;
+  if (former(*e, beat.incarnation)) return heartbeat_verdict::stale;
+  if (!e->state || e->remembered || e->info.incarnation != beat.incarnation) {
+    return heartbeat_verdict::unknown;
   }
+  if (!beat.failure.empty()) fail_itself(*e, beat.failure);
   switch (*e->state) {
-    case node_state::down: return heartbeat_verdict::unknown;
+    case node_state::down:
+      if (!e->reported) return heartbeat_verdict::unknown;
+      break;
     case node_state::joining: change(*e, node_state::up, "first heartbeat"); break;
     case node_state::suspect: change(*e, node_state::up, "heard again"); break;
     case node_state::up:
     case node_state::leaving: break;
   }
   e->heard = std::max(e->heard, now);
-  if (beat.sequence >= e->sequence) {
-    e->sequence = beat.sequence;
-    e->load = beat.load;
-  }
+  record_load(*e, beat);
   return heartbeat_verdict::known;
 }
 
@@ -111,7 +116,10 @@ bool membership_table::leave(std::string_view name, std::uint64_t incarnation, s
   entry* e = find(name);
   if (e == nullptr || !e->state || e->info.incarnation != incarnation) return false;
   switch (*e->state) {
-    case node_state::down: return false;
+    case node_state::down:
+      if (!std::exchange(e->reported, false)) return false;
+      change(*e, node_state::leaving, "stops in good order");
+      break;
     case node_state::leaving: break;
     case node_state::joining:
     case node_state::up:
@@ -126,7 +134,10 @@ bool membership_table::connection_lost(std::string_view name, std::uint64_t inca
   entry* e = find(name);
   if (e == nullptr || !e->state || e->info.incarnation != incarnation) return false;
   switch (*e->state) {
-    case node_state::down: return false;
+    case node_state::down:
+      if (!std::exchange(e->reported, false)) return false;
+      change(*e, node_state::down, "connection lost: " + std::string{reason});
+      break;
     case node_state::leaving: change(*e, node_state::down, "left"); break;
     case node_state::joining:
     case node_state::up:
@@ -154,7 +165,11 @@ void membership_table::judge(entry& e, steady_time now) {
   const bool missed = silent >= suspect_after();
   const auto silence = [&] { return "not heard for " + milliseconds_text(silent); };
   switch (*e.state) {
-    case node_state::down: break;
+    case node_state::down:
+      if (!e.reported || !timed_out) break;
+      e.reported = false;
+      change(e, node_state::down, silence());
+      break;
     case node_state::joining:
     case node_state::leaving:
       if (timed_out) change(e, node_state::down, silence());
@@ -228,12 +243,12 @@ result<void> membership_table::check_slot(const node_info& node, const expected_
 
 result<void> membership_table::check_replacement(const node_info& node, const entry& e,
                                                  steady_time now) const {
-  if (std::ranges::find(e.replaced, node.incarnation) != e.replaced.end()) {
+  if (former(e, node.incarnation)) {
     return fail(errc::stale_incarnation, "this life of node '" + e.slot.name +
                                              "' was replaced by the one at " + address(e.info) +
                                              "; stop one of the two processes");
   }
-  if (!e.state || e.info.incarnation == node.incarnation) return {};
+  if (!e.state || e.remembered || e.info.incarnation == node.incarnation) return {};
   switch (*e.state) {
     case node_state::down:
     case node_state::leaving: return {};
@@ -254,7 +269,8 @@ result<void> membership_table::check_replacement(const node_info& node, const en
 
 void membership_table::change(entry& e, node_state to, std::string reason) {
   ++epoch_;
-  transitions_.push_back({e.slot.name, e.info.incarnation, e.state, to, epoch_, std::move(reason)});
+  e.reason = std::move(reason);
+  transitions_.push_back({e.slot.name, e.info.incarnation, e.state, to, epoch_, e.reason});
   e.state = to;
 }
 
@@ -263,9 +279,12 @@ std::vector<node_transition> membership_table::take_transitions() {
 }
 
 std::optional<membership> membership_table::take_broadcast(steady_time now) {
-  if (broadcast_epoch_ == epoch_) return std::nullopt;
-  if (last_broadcast_ && now - *last_broadcast_ < options_.broadcast_interval) return std::nullopt;
+  const bool changed = broadcast_epoch_ != epoch_;
+  if (!changed && !loads_changed_) return std::nullopt;
+  const auto pause = changed ? options_.broadcast_interval : options_.heartbeat_interval;
+  if (last_broadcast_ && now - *last_broadcast_ < pause) return std::nullopt;
   broadcast_epoch_ = epoch_;
+  loads_changed_ = false;
   last_broadcast_ = now;
   return view();
 }
@@ -276,7 +295,8 @@ membership membership_table::view() const {
   out.supervisor_incarnation = options_.supervisor_incarnation;
   out.epoch = epoch_;
   for (const entry& e : entries_) {
-    if (e.state) out.members.push_back({e.info, static_cast<std::uint8_t>(*e.state), e.load, {}});
+    if (e.state)
+      out.members.push_back({e.info, static_cast<std::uint8_t>(*e.state), e.load, e.reason});
   }
   return out;
 }

@@ -21,6 +21,14 @@
 /// as a suspect is or when the new one has bound the very host and port of the old;
 /// `already_exists` else.
 ///
+/// A node that reports a failure of its own (`heartbeat.failure`) is `down` from then on, whatever its
+/// heartbeats say; they are answered `known` all the same, and its silence is judged. It comes back as
+/// every down node does: by registering. What leaves is not touched by a report.
+///
+/// A table that is restored from a record knows the lives of the supervisor before it: those that
+/// were there are `joining`, without having registered here. Their heartbeats are `unknown`, they get
+/// the whole heartbeat timeout to register, and they give way to any other life of their name.
+///
 /// A `joining` node has registered and said nothing since; its first heartbeat makes it `up`. It
 /// gets the whole heartbeat timeout for that. An incarnation that another one replaced is refused
 /// as `stale_incarnation` from then on, whatever becomes of its successor.
@@ -35,6 +43,7 @@
 #include <vector>
 
 #include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/membership_record.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
@@ -102,6 +111,9 @@ class membership_table {
   /// is there.
   bool connection_lost(std::string_view name, std::uint64_t incarnation, std::string_view reason,
                        steady_time now);
+  /// Before anything else: what a supervisor before this one left. Its epochs are not used again;
+  /// nodes that the deployment no longer has are left out.
+  void restore(const membership_record& left, steady_time now);
   /// Judges silence. To be called several times per heartbeat interval.
   void tick(steady_time now);
 
@@ -110,7 +122,8 @@ class membership_table {
   /// Changes since the last call, oldest first.
   [[nodiscard]] std::vector<node_transition> take_transitions();
   /// The full list, when its epoch was not broadcast yet and the last broadcast is
-  /// `broadcast_interval` ago.
+  /// `broadcast_interval` ago. What nodes say of their load is news too, but not so urgent: it goes
+  /// once per heartbeat interval, under the same epoch.
   [[nodiscard]] std::optional<membership> take_broadcast(steady_time now);
 
   // -- properties
@@ -118,6 +131,10 @@ class membership_table {
   /// Every node that registered since the supervisor started, in the deployment's order.
   [[nodiscard]] membership view() const;
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  /// What must survive the supervisor, with `epoch_reserve` epochs that it may use unrecorded.
+  [[nodiscard]] membership_record record() const;
+  /// Whether that node is `down` by its own report: it lives, and its connection stands.
+  [[nodiscard]] bool reports_failure(std::string_view name) const;
   /// Empty when that name never registered.
   [[nodiscard]] std::optional<node_state> state_of(std::string_view name) const;
   [[nodiscard]] std::optional<std::uint64_t> incarnation_of(std::string_view name) const;
@@ -130,6 +147,9 @@ class membership_table {
     std::optional<node_state> state;
     node_info info;
     load_report load;
+    std::string reason;      ///< of the last change
+    bool reported{false};    ///< `down` by its own report
+    bool remembered{false};  ///< of a record, and has not registered here
     std::uint64_t sequence{0};
     steady_time heard{};
     std::deque<std::uint64_t>
@@ -143,6 +163,10 @@ class membership_table {
   [[nodiscard]] result<void> check_replacement(const node_info& node, const entry& e,
                                                steady_time now) const;
   [[nodiscard]] std::chrono::milliseconds suspect_after() const noexcept;
+  void record_load(entry& e, const heartbeat& beat);
+  [[nodiscard]] static bool former(const entry& e, std::uint64_t incarnation);
+  void retire(entry& e, std::uint64_t incarnation);
+  void fail_itself(entry& e, const std::string& why);
   void judge(entry& e, steady_time now);
   void change(entry& e, node_state to, std::string reason);
 
@@ -151,13 +175,21 @@ class membership_table {
   std::map<std::string, std::size_t, std::less<>> index_;
   std::uint64_t epoch_{0};
   std::uint64_t broadcast_epoch_{0};
+  bool loads_changed_{false};  ///< since the last broadcast
   std::optional<steady_time> last_broadcast_;
   std::optional<steady_time> last_tick_;
   std::vector<node_transition> transitions_;
 };
 
-/// A string of a stranger as it may stand in a sentence: in quotes, cut to 64 characters,
-/// printable.
+/// Whether a member is down by its own report. Its process lives: transfers with it go on.
+[[nodiscard]] bool reports_failure(const member& m) noexcept;
+
+/// Of a reason that a node gives for its failure, in characters.
+inline constexpr std::size_t max_failure = 200;
+
+/// A string of a stranger as it may stand in a sentence: printable, cut to `limit` characters.
+[[nodiscard]] std::string printable(std::string_view text, std::size_t limit);
+/// The same in quotes, cut to 64 characters.
 [[nodiscard]] std::string quoted(std::string_view text);
 
 }  // namespace troupe::actors

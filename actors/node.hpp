@@ -31,12 +31,16 @@ struct report_in_progress;
 ///   state         event                           next          what happens
 ///   ------------  ------------------------------  ------------  ------------
 ///   unregistered  supervisor reached and accepts  registered    heartbeats begin
-///   unregistered  unreachable, refused            unregistered  tries again with each beat
+///   unregistered  unreachable, refused            unregistered  tries again with each beat; at
+///                                                               first sooner where nobody listens
+///                                                               (50 ms, then twice as long)
 ///   registered    heartbeat unknown, rejoin       unregistered  registers again, links stay
 ///   registered    supervisor gone                 unregistered  keeps its membership and its links;
 ///                                                               placements fail
 ///   unregistered  refused: another life replaced  replaced      closes its links, asks no more
 ///                 this one (`stale_incarnation`)
+///   registered    the engine reports a failure    registered    beats at once, and says it with each
+///   registered    the engine has recovered        unregistered  registers again, says it no more
 ///   any           stop_node                       -             leaves, closes links, quits
 struct node_state_data {
   struct known_link {
@@ -82,6 +86,9 @@ struct node_state_data {
   /// Reports that somebody waits for.
   std::set<std::shared_ptr<node_parts::report_in_progress>> reports;
   std::uint64_t beats{0};
+  std::string failure;  ///< that the engine reported, as heartbeats say it; empty: none
+  std::chrono::milliseconds retry_pause{};  ///< before the last quick attempt; 0: none was needed
+  bool retry_planned{false};
   static inline const char* name = "node";
 };
 

@@ -104,6 +104,7 @@ class registration_state {
 struct node_counters {
   std::atomic<std::uint64_t> transfers_done{0}, transfers_failed{0}, bytes_moved{0};
   std::atomic<std::uint32_t> queue_length{0}, active_transfers{0}, links_up{0};
+  std::atomic<std::uint32_t> links_broken{0};  ///< being made again
   std::atomic<std::uint32_t> local_copies{0};  ///< puts to the node itself that are being copied
   std::atomic<bool> port_stops{false};  ///< it has ended what was live, and begins nothing more
 };

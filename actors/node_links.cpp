@@ -8,6 +8,7 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/link.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/membership.hpp"
 #include "troupe/actors/node_parts.hpp"
 
 namespace troupe::actors::node_parts {
@@ -100,7 +101,9 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
     case node_state::down:
       // Its next life may have registered a moment ago: that news is on its way.
       if (early) return false;
-      answer_gone(st, peer, {errc::peer_lost, peer + " is down"});
+      answer_gone(st, peer,
+                  {errc::peer_lost,
+                   peer + " is down" + (found->reason.empty() ? "" : " (" + found->reason + ")")});
       return true;
     case node_state::up:
     case node_state::suspect:
@@ -202,7 +205,7 @@ void adopt(self_pointer self, membership& fresh) {
   if (older || fresh.cluster != st.context->settings.cluster) return;
   st.members = std::move(fresh);
   for (const auto& m : st.members.members) {
-    if (node_state_from(m.state) == node_state::down) {
+    if (node_state_from(m.state) == node_state::down && !reports_failure(m)) {
       close_links_of(st, m.node.incarnation, {errc::peer_lost, m.node.name + " is down"});
     }
   }

@@ -22,6 +22,12 @@ void reach_supervisor(self_pointer self);
 void lost_supervisor(self_pointer self, const troupe::error& why);
 /// A heartbeat to the supervisor, with our load.
 void say_alive(self_pointer self);
+void carry_out(self_pointer self, try_supervisor& order);
+
+// -- failures that the engine reports (node_failure.cpp)
+
+void carry_out(self_pointer self, engine_failed& order);
+void carry_out(self_pointer self, engine_recovered& order);
 
 // -- links (node_links.cpp)
 

@@ -11,10 +11,13 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node_parts.hpp"
+#include "troupe/actors/system.hpp"
 
 namespace troupe::actors::node_parts {
 
 namespace {
+
+constexpr std::chrono::milliseconds first_retry{50};
 
 std::string time_text(std::chrono::milliseconds time) {
   const auto ms = time.count();
@@ -32,8 +35,21 @@ void say_unregistered(node_state_data& st, const troupe::error& why) {
                        time_text(settings.heartbeat_interval), to_string(why));
 }
 
+/// Tries again before the next beat does: after `first_retry`, then twice as long each time, until a
+/// beat is as soon.
+void retry_soon(self_pointer self) {
+  auto& st = self->state;
+  if (st.retry_planned) return;
+  const auto pause = st.retry_pause.count() == 0 ? first_retry : 2 * st.retry_pause;
+  if (pause >= st.context->settings.heartbeat_interval) return;
+  st.retry_pause = pause;
+  st.retry_planned = true;
+  self->delayed_send(self, pause, node_command{try_supervisor{}});
+}
+
 void asking_failed(self_pointer self, const caf::error& why) {
   const bool late = why == caf::sec::request_timeout;
+  if (was_cut_by_keep_alive(why)) self->state.retry_pause = {};  // trying again at once is right
   lost_supervisor(self, late ? troupe::error{errc::deadline, "it has not answered in time"}
                              : troupe::error{errc::peer_unreachable,
                                              "it cannot be reached (" + self->system().render(why) +
@@ -69,6 +85,7 @@ void registration_came(self_pointer self, const registration& answer) {
   }
   st.registered = true;
   st.refusal.clear();
+  st.retry_pause = {};
   st.refusal_said.reset();
   st.context->registration.taken_in({answer.supervisor_incarnation, answer.epoch});
   st.context->registration.set(true, {});
@@ -95,6 +112,7 @@ load_report load_of(const node_context& context) {
   load.queue_length = context.counters.queue_length.load();
   load.active_transfers = context.counters.active_transfers.load();
   load.links_up = context.counters.links_up.load();
+  load.links_broken = context.counters.links_broken.load();
   if (context.pool) {
     const auto counters = context.pool->counters();
     load.blocks_total = counters.total;
@@ -116,6 +134,15 @@ void lost_supervisor(self_pointer self, const troupe::error& why) {
   st.refusal = to_string(why);
   st.context->registration.set(false, st.refusal);
   st.supervisor = nullptr;
+  // One that is gone may be back in a moment; one that answers badly, or not at all, is asked with
+  // the beats alone.
+  if (why.code == errc::peer_lost || why.code == errc::peer_unreachable) retry_soon(self);
+}
+
+void carry_out(self_pointer self, try_supervisor&) {
+  auto& st = self->state;
+  st.retry_planned = false;
+  if (!st.registered) reach_supervisor(self);
 }
 
 void reach_supervisor(self_pointer self) {
@@ -159,8 +186,8 @@ void reach_supervisor(self_pointer self) {
 
 void say_alive(self_pointer self) {
   auto& st = self->state;
-  heartbeat message{
-      st.context->self.name, st.context->self.incarnation, ++st.beats, load_of(*st.context), {}};
+  heartbeat message{st.context->self.name, st.context->self.incarnation, ++st.beats,
+                    load_of(*st.context), st.failure};
   self->request(st.supervisor, st.context->settings.heartbeat_interval, std::move(message))
       .then(
           [self](const heartbeat_ack& ack) {

@@ -58,6 +58,9 @@ struct supervisor_state {
   std::chrono::milliseconds tick_interval{50};
   std::map<std::string, peer> peers;  ///< nodes that are told of changes
   std::set<std::string> uninformed;   ///< registered since the last broadcast
+  std::shared_ptr<membership_store> store;
+  std::uint64_t saved{0};  ///< epoch of the last record that the store was given
+  steady_time saved_at{};
   std::unordered_map<ticket_id, pending_placement> waiting;
   event_log events;
   log_limiter refusals;
@@ -88,6 +91,8 @@ struct supervisor_state {
   void report(const placement& where);
   void deliver(std::vector<served_ticket> served);
   void broadcast();
+  void restore();
+  void keep(steady_time now);
   void forget_peer(const std::string& node);
 };
 
@@ -104,7 +109,28 @@ void supervisor_state::start(self_pointer me, supervisor_options options) {
                    members.cluster, members.slots.size(), members.heartbeat_interval.count(),
                    members.heartbeat_timeout.count()));
   table.emplace(std::move(options.members));
+  store = std::move(options.store);
   routes.emplace(std::move(options.routes));
+  restore();
+}
+
+/// Goes on where the supervisor before this one ended.
+void supervisor_state::restore() {
+  if (!store || !store->found()) return;
+  const auto& left = *store->found();
+  table->restore(left, now());
+  note("restored", "supervisor", table->options().supervisor_incarnation, left.epoch_limit,
+       fmt::format("goes on from epoch {} with {} nodes of {}", left.epoch_limit, left.nodes.size(),
+                   store->path()));
+}
+
+/// What must survive goes to the store: at once, but at most ten times a second.
+void supervisor_state::keep(steady_time now) {
+  constexpr auto interval = std::chrono::milliseconds{100};
+  if (!store || saved == table->epoch() || now - saved_at < interval) return;
+  saved = table->epoch();
+  saved_at = now;
+  store->save(table->record());
 }
 
 registration supervisor_state::take_in(const registration_request& request,
@@ -187,6 +213,10 @@ void supervisor_state::tick() {
 
 void supervisor_state::stop() {
   deliver(routes->abandon());
+  if (store) {
+    store->save(table->record());
+    store->close();
+  }
   note("stopped", "supervisor", table->options().supervisor_incarnation, table->epoch(),
        "was told to end");
 }
@@ -223,6 +253,7 @@ void supervisor_state::settle() {
     for (const std::string& note : routes->take_notes()) log->info("{}", note);
     deliver(routes->serve(now()));
   }
+  keep(now());
   broadcast();
 }
 
@@ -235,7 +266,7 @@ void supervisor_state::report(const node_transition& change) {
   const bool arrives = change.to == node_state::joining && reachable;
   note(std::string{to_string(change.to)}, change.name, change.incarnation, change.epoch,
        arrives ? change.reason + " " + it->second.arrival : change.reason, level);
-  if (change.to != node_state::down || !reachable) return;
+  if (change.to != node_state::down || !reachable || table->reports_failure(change.name)) return;
   // It is silent, yet its connection stands: should it wake up, this is the first thing it reads.
   self->send(it->second.handle, rejoin_atom_v);
   forget_peer(change.name);

@@ -5,14 +5,17 @@
 /// frozen process closes nothing), and tells every node of every change, at most once per
 /// `broadcast_interval`. What happened it keeps in an `event_log` and logs, one line each.
 ///
-/// It keeps nothing on disk. A supervisor that starts anew answers the heartbeats of nodes that it
-/// does not know with `known = false`; they register again, and it has its cluster back.
+/// A supervisor that starts anew answers the heartbeats of nodes that have not registered with it
+/// with `known = false`; they register again, and it has its cluster back. With a `membership_store`
+/// it goes on where the one before it ended: epochs go up, and lives that were replaced stay refused.
 
 #include <chrono>
+#include <memory>
 
 #include <caf/fwd.hpp>
 
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/membership_store.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/router.hpp"
 #include "troupe/config/deployment.hpp"
@@ -22,6 +25,7 @@ namespace troupe::actors {
 struct supervisor_options {
   membership_options members;
   router_options routes;
+  std::shared_ptr<membership_store> store;  ///< what survives; null: nothing does
   /// Of the supervisor's own clock: how finely heartbeats and placement deadlines are judged.
   std::chrono::milliseconds tick{50};
 };

@@ -55,8 +55,11 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
   options.network_heartbeat = deployment.supervisor.heartbeat_interval;
   options.connection_timeout = 2 * deployment.supervisor.heartbeat_timeout;
   actors::actor_host host{options};
-  const auto supervisor =
-      actors::spawn_supervisor(host.system(), actors::supervisor_options_from(deployment));
+  auto supervises = actors::supervisor_options_from(deployment);
+  auto store = actors::open_membership_store(deployment);
+  if (!store) return fail(store.error());
+  supervises.store = std::move(*store);
+  const auto supervisor = actors::spawn_supervisor(host.system(), std::move(supervises));
   const auto& at = deployment.supervisor;
   const auto port = host.publish(supervisor, at.host, at.port);
   if (!port) return fail(port.error());
@@ -189,7 +192,8 @@ void add_node(CLI::App& app, exit_code& code) {
       "node",
       "Run one node of a deployment in the foreground until Ctrl-C or SIGTERM: the supervisor, a\n"
       "store, or a stage with the reference engine. A second signal ends it at once. Without a\n"
-      "supervisor it waits, says so, and asks again every heartbeat_interval until it is stopped.");
+      "supervisor it waits, says so, and asks again every heartbeat_interval until it is stopped.\n"
+      "A supervisor keeps what must survive it in the file that supervisor.state_file names.");
   const auto given = std::make_shared<node_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   verb->add_option("--name", given->name, "Which node, as `troupe check FILE --nodes` lists them")

@@ -10,3 +10,5 @@ if(TROUPE_HAVE_VERBS)
   target_compile_definitions(rebuild_test PRIVATE TROUPE_TEST_VERBS)
   target_link_libraries(rebuild_test PRIVATE ibverbs)
 endif()
+troupe_test(survive_test SOURCES failure_report_test.cpp supervisor_restart_test.cpp
+            LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 120)

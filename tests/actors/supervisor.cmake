@@ -19,3 +19,7 @@ troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp ${simula
             LINKS troupe::actors LABELS simulation TIMEOUT 600)
 troupe_test(supervisor_events_test SOURCES supervisor_events_test.cpp LINKS troupe::actors troupe::sanitized
             LABELS integration TIMEOUT 60)
+troupe_test(membership_survival_test SOURCES membership_survival_test.cpp membership_record_test.cpp
+            LINKS troupe::actors LABELS unit)
+troupe_test(membership_store_test SOURCES membership_store_test.cpp LINKS troupe::actors troupe::sanitized
+            LABELS integration)

@@ -50,6 +50,9 @@ sockaddr_in loopback(std::uint16_t port) {
 // -- processes
 
 command::command(std::vector<std::string> arguments) {
+  // What a supervisor keeps goes with the test, and meets no other one.
+  static const scratch_folder state;
+  ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
   arguments.insert(arguments.begin(), TROUPE_COMMAND);
   std::vector<char*> raw;
   for (auto& argument : arguments) raw.push_back(argument.data());

@@ -1,0 +1,113 @@
+// Of the membership table: what nodes say of themselves, and what outlives a supervisor.
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "troupe/actors/membership.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+constexpr std::string_view report_prefix = "reports: ";
+
+}  // namespace
+
+// -- a node's own report
+
+void membership_table::fail_itself(entry& e, const std::string& why) {
+  const auto reason = std::string{report_prefix} + printable(why, max_failure);
+  switch (*e.state) {
+    case node_state::down:
+      if (!e.reported || e.reason == reason) return;
+      break;
+    case node_state::leaving: return;
+    case node_state::joining:
+    case node_state::up:
+    case node_state::suspect: break;
+  }
+  e.reported = true;
+  change(e, node_state::down, reason);
+}
+
+bool membership_table::reports_failure(std::string_view name) const {
+  const entry* e = find(name);
+  return e != nullptr && e->reported;
+}
+
+bool reports_failure(const member& m) noexcept {
+  // No other reason begins so: all of them are the supervisor's own words.
+  return node_state_from(m.state) == node_state::down && m.reason.starts_with(report_prefix);
+}
+
+// -- load
+
+void membership_table::record_load(entry& e, const heartbeat& beat) {
+  if (beat.sequence < e.sequence) return;
+  const auto said = [](const load_report& x) {
+    return std::tie(x.queue_length, x.active_transfers, x.blocks_total, x.blocks_free,
+                    x.blocks_quarantined, x.links_up, x.links_broken);
+  };
+  loads_changed_ = loads_changed_ || said(e.load) != said(beat.load);
+  e.sequence = beat.sequence;
+  e.load = beat.load;
+}
+
+// -- lives
+
+bool membership_table::former(const entry& e, std::uint64_t incarnation) {
+  return std::ranges::find(e.replaced, incarnation) != e.replaced.end();
+}
+
+void membership_table::retire(entry& e, std::uint64_t incarnation) {
+  if (incarnation == 0) return;
+  e.replaced.push_back(incarnation);
+  if (e.replaced.size() > max_replaced) e.replaced.pop_front();
+}
+
+// -- the record
+
+void membership_table::restore(const membership_record& left, steady_time now) {
+  broadcast_epoch_ = epoch_ = std::max(epoch_, left.epoch_limit);
+  for (const membership_record::node& node : left.nodes) {
+    entry* e = find(node.name);
+    if (e == nullptr || e->state || node.incarnation == 0) continue;
+    for (const auto incarnation : node.former) retire(*e, incarnation);
+    const expected_slot& slot = e->slot;
+    e->info = {slot.name,    slot.stage, static_cast<std::uint8_t>(slot.role),
+               slot.replica, slot.rank,  slot.ranks,
+               node.host,    node.port,  node.incarnation,
+               node.pid};
+    switch (node.state) {
+      // What is left of it is which life it was. Shown as down it would lose its links, and it may
+      // have come back since this was written.
+      case node_state::down:
+      case node_state::leaving: break;
+      case node_state::joining:
+      case node_state::up:
+      case node_state::suspect:
+        e->remembered = true;
+        e->heard = now;
+        change(*e, node_state::joining, "was there before the supervisor was restarted");
+        break;
+    }
+  }
+}
+
+membership_record membership_table::record() const {
+  membership_record out{options_.cluster, epoch_ + epoch_reserve, {}};
+  for (const entry& e : entries_) {
+    if (e.info.incarnation == 0) continue;
+    out.nodes.push_back({e.slot.name,
+                         e.state.value_or(node_state::down),
+                         e.info.incarnation,
+                         e.info.host,
+                         e.info.port,
+                         e.info.pid,
+                         {e.replaced.begin(), e.replaced.end()}});
+  }
+  return out;
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,299 @@
+#include "troupe/actors/membership_store.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "troupe/actors/membership.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+constexpr auto retry_interval = std::chrono::seconds{1};
+constexpr std::size_t read_at_once = std::size_t{1} << 16;
+
+std::string errno_text(int number) {
+  return std::generic_category().message(number);
+}
+
+class file {
+ public:
+  file(const std::string& path, int flags) : fd_{::open(path.c_str(), flags | O_CLOEXEC, 0600)} {}
+  file(const file&) = delete;
+  file& operator=(const file&) = delete;
+  ~file() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+unexpected cannot_write(const std::string& path, const std::string& what) {
+  return fail(errc::invalid_config,
+              std::string{"the state file "} + path + " cannot be written (" + what +
+                  "); make its folder, give this user the right to write it, or name another "
+                  "path, or none, as supervisor.state_file");
+}
+
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const auto count = ::write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+/// The whole text. Fails with a sentence for what is no plain file, or too long.
+result<std::string> read_all(int fd) {
+  struct stat about {};
+  if (::fstat(fd, &about) != 0) return fail(errc::invalid_config, errno_text(errno));
+  if (!S_ISREG(about.st_mode)) return fail(errc::invalid_config, "it is no file");
+  std::string text;
+  for (;;) {
+    const auto before = text.size();
+    if (before > max_record_text) return fail(errc::invalid_config, "it is too long");
+    text.resize(before + read_at_once);
+    const auto count = ::read(fd, text.data() + before, read_at_once);
+    text.resize(before + (count > 0 ? static_cast<std::size_t>(count) : 0));
+    if (count < 0 && errno != EINTR) return fail(errc::invalid_config, errno_text(errno));
+    if (count == 0) return text;
+  }
+}
+
+/// Who else has it, as the lock file says.
+std::string holder_of(int lock_fd) {
+  std::string text(32, '\0');
+  const auto count = ::pread(lock_fd, text.data(), text.size(), 0);
+  text.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
+  text.resize(std::min(text.size(), text.find_first_not_of("0123456789")));
+  return text.empty() ? "" : std::string{" (pid "} + text + ")";
+}
+
+/// Held until the descriptor is closed, by the kernel if this process is killed.
+result<int> lock_beside(const std::string& path) {
+  const auto lock = path + ".lock";
+  file held{lock, O_RDWR | O_CREAT};
+  if (held.fd() < 0) return cannot_write(path, lock + ": " + errno_text(errno));
+  if (::flock(held.fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return cannot_write(path, lock + ": " + errno_text(errno));
+    return fail(errc::already_exists, std::string{"the state file "} + path +
+                                          " is used by another supervisor" + holder_of(held.fd()) +
+                                          "; stop that process, or name another file as "
+                                          "supervisor.state_file");
+  }
+  if (::ftruncate(held.fd(), 0) == 0) (void)write_all(held.fd(), std::to_string(::getpid()));
+  return held.release();
+}
+
+/// Renaming over a symbolic link would replace the link, and not the file that it stands for.
+std::string behind_links(std::filesystem::path path) {
+  constexpr int most = 40;  // as the kernel has it
+  std::error_code failed;
+  for (int i = 0; i < most && std::filesystem::is_symlink(path, failed); ++i) {
+    const auto target = std::filesystem::read_symlink(path, failed);
+    if (failed) break;
+    path = target.is_absolute() ? target : path.parent_path() / target;
+  }
+  return path.string();
+}
+
+std::string folder_of(const std::string& path) {
+  const auto folder = std::filesystem::path{path}.parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+}  // namespace
+
+// -- opening
+
+membership_store::membership_store(std::string path, int lock_fd)
+    : path_{std::move(path)}, lock_fd_{lock_fd} {}
+
+result<std::unique_ptr<membership_store>> membership_store::open(std::string path,
+                                                                 const std::string& cluster) {
+  std::error_code ignored;
+  path = behind_links(path);
+  if (std::filesystem::is_directory(path, ignored)) return cannot_write(path, "it is a folder");
+  auto lock = lock_beside(path);
+  if (!lock) return fail(lock.error());
+  std::unique_ptr<membership_store> store{new membership_store{std::move(path), *lock}};
+  store->found_ = store->read(cluster);
+  auto reservation = store->found_.value_or(membership_record{cluster, 0, {}});
+  reservation.epoch_limit += epoch_reserve;
+  if (auto written = store->write(reservation); !written) return fail(written.error());
+  store->thread_ = std::thread{[raw = store.get()] { raw->run(); }};
+  return store;
+}
+
+std::optional<membership_record> membership_store::read(const std::string& cluster) const {
+  const file there{path_, O_RDONLY | O_NONBLOCK};
+  if (there.fd() < 0) {
+    if (errno != ENOENT) set_aside(errno_text(errno));
+    return std::nullopt;
+  }
+  auto text = read_all(there.fd());
+  auto record = text ? parse_record(*text) : result<membership_record>{fail(text.error())};
+  if (record && record->cluster != cluster) {
+    record = fail(errc::invalid_config,
+                  std::string{"it is of cluster '"} + printable(record->cluster, 64) + "'");
+  }
+  if (record) return std::move(*record);
+  set_aside(record.error().message);
+  return std::nullopt;
+}
+
+void membership_store::set_aside(const std::string& why) const {
+  const auto bad = path_ + ".bad";
+  const bool moved = ::rename(path_.c_str(), bad.c_str()) == 0;
+  logger("supervisor")
+      ->error("the state file {} cannot be used: {}; {}, and the supervisor starts afresh", path_,
+              why,
+              moved ? "it is renamed to " + bad : "it cannot be renamed to " + bad + " either");
+}
+
+// -- writing
+
+result<void> membership_store::write(const membership_record& record) const {
+  const auto beside = path_ + ".tmp";
+  {
+    const file fresh{beside, O_WRONLY | O_CREAT | O_TRUNC};
+    if (fresh.fd() < 0 || !write_all(fresh.fd(), to_text(record)) || ::fsync(fresh.fd()) != 0) {
+      return cannot_write(path_, beside + ": " + errno_text(errno));
+    }
+  }
+  if (::rename(beside.c_str(), path_.c_str()) != 0) return cannot_write(path_, errno_text(errno));
+  const file folder{folder_of(path_), O_RDONLY | O_DIRECTORY};
+  // Some file systems cannot flush a folder; the name is there all the same.
+  if (folder.fd() < 0 || (::fsync(folder.fd()) != 0 && errno != EINVAL && errno != ENOTSUP)) {
+    return cannot_write(path_, "its folder: " + errno_text(errno));
+  }
+  return {};
+}
+
+void membership_store::save(membership_record record) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (closing_) return;
+    pending_ = std::move(record);
+  }
+  changed_.notify_one();
+}
+
+void membership_store::close() {
+  {
+    const std::lock_guard lock{mutex_};
+    closing_ = true;
+  }
+  changed_.notify_one();
+  if (thread_.joinable()) thread_.join();
+  if (lock_fd_ >= 0) ::close(std::exchange(lock_fd_, -1));
+}
+
+membership_store::~membership_store() {
+  close();
+}
+
+void membership_store::run() {
+  std::unique_lock lock{mutex_};
+  while (!closing_) {
+    changed_.wait(lock, [this] { return closing_ || pending_.has_value(); });
+    if (pending_) write_pending(lock);
+  }
+  if (pending_) write_pending(lock);
+}
+
+void membership_store::write_pending(std::unique_lock<std::mutex>& lock) {
+  auto record = std::move(*pending_);
+  pending_.reset();
+  lock.unlock();
+  const auto written = write(record);
+  const auto held_back = written ? std::nullopt : failures_.pass();
+  if (held_back) {
+    logger("supervisor")
+        ->error(
+            "{}; until that is mended a restarted supervisor knows nothing newer ({} more since "
+            "the last such line)",
+            written.error().message, *held_back);
+  } else if (written && failing_) {
+    logger("supervisor")->info("the state file {} is written again", path_);
+  }
+  failing_ = !written;
+  lock.lock();
+  if (written || closing_) return;
+  if (!pending_) pending_ = std::move(record);
+  changed_.wait_for(lock, retry_interval, [this] { return closing_; });
+}
+
+// -- which file
+
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets any
+  return value == nullptr ? "" : value;
+}
+
+/// The folder that `auto` means; empty: none.
+std::string automatic_folder() {
+  if (auto service = environment("STATE_DIRECTORY"); !service.empty()) {
+    return service.substr(0, service.find(':'));
+  }
+  if (auto user = environment("XDG_STATE_HOME"); user.starts_with('/')) return user + "/troupe";
+  if (auto home = environment("HOME"); home.starts_with('/')) return home + "/.local/state/troupe";
+  return {};
+}
+
+result<std::unique_ptr<membership_store>> open_automatic(const config::deployment& deployment) {
+  const auto folder = automatic_folder();
+  if (folder.empty()) return fail(errc::invalid_config, "this user has no home");
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed)
+    return fail(errc::invalid_config,
+                std::string{"cannot make "} + folder + ": " + failed.message());
+  return membership_store::open(folder + "/" + deployment.cluster + "-" +
+                                    std::to_string(deployment.supervisor.port) + ".state",
+                                deployment.cluster);
+}
+
+}  // namespace
+
+result<std::unique_ptr<membership_store>> open_membership_store(
+    const config::deployment& deployment) {
+  const auto& wanted = deployment.supervisor.state_file;
+  const auto without = [](spdlog::level::level_enum level, const std::string& why) {
+    logger("supervisor")
+        ->log(level, "keeps no state file ({}): epochs and replaced lives end with this process",
+              why);
+    return std::unique_ptr<membership_store>{};
+  };
+  constexpr auto chosen = spdlog::level::info;
+  if (wanted == "none") return without(chosen, "supervisor.state_file is none");
+  if (wanted == "auto" && deployment.supervisor.port == 0) {
+    return without(chosen, "supervisor.port is 0");
+  }
+  auto store = wanted == "auto" ? open_automatic(deployment)
+                                : membership_store::open(wanted, deployment.cluster);
+  if (!store && wanted == "auto" && store.error().code == errc::invalid_config) {
+    return without(spdlog::level::warn, store.error().message);
+  }
+  return store;
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,262 @@
+// What nodes say of their own failures, and what a table knows of the supervisor before its own.
+
+#include <gmock/gmock.h>
+
+#include "troupe/actors/membership.hpp"
+
+namespace troupe::actors {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t life_1 = 101;
+constexpr std::uint64_t life_2 = 102;
+constexpr std::uint64_t life_3 = 103;
+
+membership_options two_decodes() {
+  membership_options o;
+  o.cluster = "demo";
+  o.supervisor_incarnation = 7;
+  o.slots = {{"decode-0", "decode", node_role::decode, 0, 0, 1},
+             {"decode-1", "decode", node_role::decode, 1, 0, 1}};
+  return o;
+}
+
+registration_request ask(const std::string& name, std::uint64_t life, std::uint16_t port = 5000) {
+  registration_request r;
+  r.cluster = "demo";
+  r.node = {
+      name, "decode", static_cast<std::uint8_t>(node_role::decode), 0, 0, 1, "127.0.0.1", port,
+      life, 42};
+  return r;
+}
+
+struct survival : ::testing::Test {
+  membership_table table{two_decodes()};
+  steady_time now{std::chrono::hours{1}};
+  std::uint64_t sequence{0};
+
+  result<registration> join(const std::string& name, std::uint64_t life,
+                            std::uint16_t port = 5000) {
+    return table.registered(ask(name, life, port), now);
+  }
+  heartbeat_verdict beat(const std::string& name, std::uint64_t life,
+                         const std::string& failure = {}) {
+    return table.heard({name, life, ++sequence, {}, failure}, now);
+  }
+  void bring_up(const std::string& name, std::uint64_t life) {
+    ASSERT_TRUE(join(name, life));
+    ASSERT_EQ(beat(name, life), heartbeat_verdict::known);
+    ASSERT_EQ(table.state_of(name), node_state::up);
+  }
+  void pass(milliseconds time) {
+    const steady_time end = now + time;
+    while (now < end) {
+      now += std::min(milliseconds{50}, std::chrono::duration_cast<milliseconds>(end - now));
+      table.tick(now);
+    }
+  }
+  member shown(const std::string& name) const {
+    for (auto& m : table.view().members) {
+      if (m.node.name == name) return m;
+    }
+    return {};
+  }
+  /// Another supervisor takes over from what this one kept.
+  void restart() {
+    const auto left = table.record();
+    table = membership_table{two_decodes()};
+    now += milliseconds{700};
+    table.restore(left, now);
+  }
+};
+
+// -- reports
+
+TEST_F(survival, a_node_that_reports_a_failure_is_down_with_its_reason_whatever_it_says_later) {
+  bring_up("decode-0", life_1);
+  EXPECT_EQ(beat("decode-0", life_1, "GPU 3 fell off the bus"), heartbeat_verdict::known);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(table.state_of("decode-0"), node_state::down);
+    EXPECT_EQ(shown("decode-0").reason, "reports: GPU 3 fell off the bus");
+    EXPECT_TRUE(reports_failure(shown("decode-0")));
+    pass(milliseconds{1000});
+    EXPECT_EQ(beat("decode-0", life_1), heartbeat_verdict::known) << "it must not register again";
+  }
+}
+
+TEST_F(survival, a_reported_failure_ends_when_the_same_life_registers_again) {
+  bring_up("decode-0", life_1);
+  (void)beat("decode-0", life_1, "no memory");
+  bring_up("decode-0", life_1);
+  EXPECT_EQ(shown("decode-0").reason, "first heartbeat");
+  EXPECT_FALSE(table.reports_failure("decode-0"));
+}
+
+TEST_F(survival, another_life_takes_the_place_of_one_that_reports_a_failure) {
+  bring_up("decode-0", life_1);
+  (void)beat("decode-0", life_1, "no memory");
+  ASSERT_TRUE(join("decode-0", life_2, 5001));
+  EXPECT_EQ(beat("decode-0", life_2), heartbeat_verdict::known);
+  EXPECT_EQ(table.state_of("decode-0"), node_state::up);
+  EXPECT_EQ(beat("decode-0", life_1, "no memory"), heartbeat_verdict::stale);
+}
+
+TEST_F(survival, a_node_that_registers_with_its_failure_never_is_up) {
+  ASSERT_TRUE(join("decode-0", life_1));
+  EXPECT_EQ(beat("decode-0", life_1, "no memory"), heartbeat_verdict::known);
+  EXPECT_EQ(table.state_of("decode-0"), node_state::down);
+  for (const auto& change : table.take_transitions()) EXPECT_NE(change.to, node_state::up);
+}
+
+TEST_F(survival, a_failed_node_that_falls_silent_is_lost_like_any_other) {
+  bring_up("decode-0", life_1);
+  (void)beat("decode-0", life_1, "no memory");
+  pass(milliseconds{6000});
+  EXPECT_THAT(shown("decode-0").reason, HasSubstr("not heard for"));
+  EXPECT_FALSE(reports_failure(shown("decode-0")));
+  EXPECT_EQ(beat("decode-0", life_1), heartbeat_verdict::unknown);
+}
+
+TEST_F(survival, a_failed_node_whose_connection_breaks_is_lost_and_one_that_leaves_has_left) {
+  bring_up("decode-0", life_1);
+  bring_up("decode-1", life_2);
+  (void)beat("decode-0", life_1, "no memory");
+  (void)beat("decode-1", life_2, "no memory");
+  EXPECT_TRUE(table.connection_lost("decode-0", life_1, "closed", now));
+  EXPECT_EQ(shown("decode-0").reason, "connection lost: closed");
+  EXPECT_TRUE(table.leave("decode-1", life_2, now));
+  EXPECT_TRUE(table.connection_lost("decode-1", life_2, "closed", now));
+  EXPECT_EQ(shown("decode-1").reason, "left");
+}
+
+TEST_F(survival, a_reason_is_cut_and_made_printable) {
+  bring_up("decode-0", life_1);
+  (void)beat("decode-0", life_1, "bad\n\x1b[31m" + std::string(100'000, 'x'));
+  const auto reason = shown("decode-0").reason;
+  EXPECT_LT(reason.size(), 250u);
+  for (const char c : reason) EXPECT_TRUE(c >= ' ' && c <= '~');
+  const auto epoch = table.epoch();
+  (void)beat("decode-0", life_1, "bad\n\x1b[31m" + std::string(100'000, 'x'));
+  EXPECT_EQ(table.epoch(), epoch) << "the same failure said again is no change";
+}
+
+TEST_F(survival, every_member_says_why_it_is_in_its_state) {
+  bring_up("decode-0", life_1);
+  EXPECT_EQ(shown("decode-0").reason, "first heartbeat");
+  table.connection_lost("decode-0", life_1, "closed", now);
+  EXPECT_EQ(shown("decode-0").reason, "connection lost: closed");
+}
+
+TEST_F(survival, a_node_that_never_was_up_is_not_dropped_but_times_out_of_joining) {
+  ASSERT_TRUE(join("decode-0", life_1));
+  pass(milliseconds{4900});
+  EXPECT_EQ(table.state_of("decode-0"), node_state::joining);
+  pass(milliseconds{200});
+  EXPECT_EQ(table.state_of("decode-0"), node_state::down);
+  EXPECT_EQ(shown("decode-0").node.incarnation, life_1) << "and is still in the list";
+}
+
+TEST_F(survival, new_loads_are_published_once_per_heartbeat_interval_under_the_same_epoch) {
+  bring_up("decode-0", life_1);
+  ASSERT_TRUE(table.take_broadcast(now));
+  heartbeat busy{"decode-0", life_1, ++sequence, {}, {}};
+  busy.load.queue_length = 5;
+  busy.load.links_broken = 1;
+  ASSERT_EQ(table.heard(busy, now), heartbeat_verdict::known);
+  EXPECT_FALSE(table.take_broadcast(now + milliseconds{999}));
+  const auto list = table.take_broadcast(now + milliseconds{1000});
+  ASSERT_TRUE(list);
+  EXPECT_EQ(list->epoch, table.epoch());
+  EXPECT_EQ(list->members[0].load.queue_length, 5u);
+  EXPECT_EQ(list->members[0].load.links_broken, 1u);
+  ++busy.sequence;
+  ASSERT_EQ(table.heard(busy, now), heartbeat_verdict::known);
+  EXPECT_FALSE(table.take_broadcast(now + milliseconds{9000})) << "the same load is no news";
+}
+
+// -- restart
+
+TEST_F(survival, a_restarted_supervisor_shows_those_that_were_there_as_joining_and_asks_them_back) {
+  bring_up("decode-1", life_1);
+  const auto before = table.epoch();
+  restart();
+  EXPECT_GT(table.epoch(), before);
+  EXPECT_EQ(table.state_of("decode-1"), node_state::joining);
+  EXPECT_EQ(shown("decode-1").node.replica, 1u);
+  EXPECT_EQ(shown("decode-1").node.port, 5000);
+  EXPECT_EQ(beat("decode-1", life_1), heartbeat_verdict::unknown) << "it must register first";
+  EXPECT_EQ(table.state_of("decode-1"), node_state::joining);
+  bring_up("decode-1", life_1);
+  EXPECT_EQ(table.state_of("decode-0"), std::nullopt) << "it never registered";
+}
+
+TEST_F(survival, a_life_that_does_not_come_back_is_down_after_the_timeout) {
+  bring_up("decode-0", life_1);
+  restart();
+  pass(milliseconds{4900});
+  EXPECT_EQ(table.state_of("decode-0"), node_state::joining);
+  pass(milliseconds{200});
+  EXPECT_EQ(table.state_of("decode-0"), node_state::down);
+}
+
+TEST_F(survival, a_replaced_life_stays_refused_after_every_restart) {
+  bring_up("decode-0", life_1);
+  ASSERT_TRUE(join("decode-0", life_2));
+  for (int i = 0; i < 3; ++i) {
+    restart();
+    const auto refused = join("decode-0", life_1, 6000);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, errc::stale_incarnation);
+    EXPECT_EQ(beat("decode-0", life_1), heartbeat_verdict::stale);
+  }
+  bring_up("decode-0", life_2);
+}
+
+TEST_F(survival,
+       a_life_that_began_while_there_was_no_supervisor_replaces_the_remembered_one_at_once) {
+  bring_up("decode-0", life_1);
+  restart();
+  ASSERT_TRUE(join("decode-0", life_2, 6000)) << "nobody knows whether the former one lives";
+  const auto refused = join("decode-0", life_1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::stale_incarnation);
+}
+
+TEST_F(survival, a_node_that_was_down_is_not_shown_and_may_return_or_be_replaced) {
+  bring_up("decode-0", life_1);
+  bring_up("decode-1", life_2);
+  table.connection_lost("decode-0", life_1, "closed", now);
+  table.connection_lost("decode-1", life_2, "closed", now);
+  restart();
+  EXPECT_TRUE(table.view().members.empty()) << "shown as down it would lose its links";
+  bring_up("decode-0", life_1);
+  ASSERT_TRUE(join("decode-1", life_3));
+  EXPECT_FALSE(join("decode-1", life_2));
+}
+
+TEST_F(survival, epochs_go_up_even_if_the_last_changes_were_not_recorded) {
+  bring_up("decode-0", life_1);
+  const auto left = table.record();
+  std::uint64_t highest = table.epoch();
+  for (std::uint64_t i = 0; i < epoch_reserve / 2 - 1; ++i) {
+    table.connection_lost("decode-0", life_1, "closed", now);
+    ASSERT_TRUE(join("decode-0", life_1));
+    highest = table.epoch();
+  }
+  membership_table next{two_decodes()};
+  next.restore(left, now);
+  EXPECT_GT(next.epoch(), highest);
+}
+
+TEST_F(survival, a_node_that_the_deployment_has_no_more_is_left_out) {
+  membership_record left{"demo", 5, {}};
+  left.nodes.push_back({"decode-9", node_state::up, life_1, "127.0.0.1", 5000, 1, {}});
+  table.restore(left, now);
+  EXPECT_TRUE(table.view().members.empty());
+  EXPECT_GE(table.epoch(), 5u);
+}
+
+}  // namespace
+}  // namespace troupe::actors
