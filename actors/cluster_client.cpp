@@ -82,6 +82,16 @@ result<void> cluster_client::finished(const std::string& request) {
   return {};
 }
 
+result<drain_reply> cluster_client::drain(const drain_request& request) {
+  auto whom = supervisor();
+  if (!whom) return fail(whom.error());
+  auto reply = ask<drain_reply>(host_.system(), *whom, "the supervisor", options_.timeout,
+                                drain_atom_v, request);
+  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
+  if (reply && reply->failed != 0) return fail(refusal(*reply));
+  return reply;
+}
+
 result<node_report> cluster_client::report(const std::string& node) {
   const auto found = find(node);
   if (!found) return fail(found.error());

@@ -51,6 +51,10 @@ class cluster_client {
   [[nodiscard]] result<event_page> events(const event_query& query);
   /// Tells the supervisor that a placed request ended. Not answered.
   [[nodiscard]] result<void> finished(const std::string& request);
+  /// Places nothing more on a node's replica and lets it leave when nothing is left there, or at the
+  /// deadline. Returns at once: the names of the nodes that drain now, which are `leaving` until
+  /// they are `down`, and why not if they cannot be drained.
+  [[nodiscard]] result<drain_reply> drain(const drain_request& request);
   /// What a node owns and does. `not_found` when no node of that name ever registered.
   [[nodiscard]] result<node_report> report(const std::string& node);
   [[nodiscard]] result<node_report> report(const node_info& node);

@@ -75,7 +75,7 @@ class node_engine final : public engine {
     host_.own(pool_);
     // On a thread of its own: it calls the engine back (`on_call`), which must never happen inside
     // a call of the engine that runs actors itself.
-    node_ = system.spawn<caf::detached>(node, context_, port_, pool_);
+    node_ = system.spawn<caf::detached>(node, context_, port_, pool_, drain_);
     host_.own(node_);
     caf::anon_send(port_, engine_command{wire_port{node_, pool_}});
     if (context_->pool) {
@@ -277,7 +277,7 @@ class node_engine final : public engine {
     if (!stopped_) tell(node_, node_command{placed_ended{std::move(request)}});
   }
 
-  [[nodiscard]] drain_standing draining() const override { return drain_standing::serving; }
+  [[nodiscard]] drain_standing draining() const override { return drain_->standing(); }
   void report_failure(std::string why) override {
     if (!stopped_) tell(node_, node_command{engine_failed{std::move(why)}});
   }
@@ -520,6 +520,7 @@ class node_engine final : public engine {
   mutable actor_host host_;
   inline_units units_;
   context_ptr context_;
+  node_drain_ptr drain_{std::make_shared<node_drain>()};
   engine_port_actor port_;
   pool_manager_actor pool_;
   local_node_actor node_;

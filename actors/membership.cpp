@@ -75,8 +75,15 @@ result<registration> membership_table::registered(const registration_request& re
   e.info.replica = e.slot.replica;
   e.sequence = 0;
   e.heard = std::max(e.heard, now);
-  if (returns) {
+  if (!same_life) {
+    e.drains = false;
+    e.farewell.clear();
+  }
+  if (e.drains && *e.state != node_state::leaving) {
+    change(e, node_state::leaving, "registered again while it is drained");
+  } else if (returns && !e.drains) {
     e.load = {};
+    e.farewell.clear();
     change(e, node_state::joining, std::move(reason));
   } else if (moved) {
     change(e, *e.state, "registered again under another address");
@@ -125,8 +132,52 @@ bool membership_table::leave(std::string_view name, std::uint64_t incarnation, s
     case node_state::up:
     case node_state::suspect: change(*e, node_state::leaving, "stops in good order"); break;
   }
+  if (e->farewell.empty()) e->farewell = e->drains ? "left before it was drained" : "left";
   e->heard = std::max(e->heard, now);
   return true;
+}
+
+result<std::uint64_t> membership_table::drain(std::string_view name) {
+  entry* e = find(name);
+  const std::string who = "node " + quoted(name);
+  if (e == nullptr && name == "supervisor") {
+    return fail(errc::invalid_config,
+                "the supervisor takes no requests and is not drained; transfers go on while it is "
+                "stopped and started again");
+  }
+  if (e == nullptr)
+    return fail(errc::not_found, "the deployment has no " + who + "; it has " + names_there_are());
+  if (!e->state)
+    return fail(errc::not_found, who + " has never registered, so there is nothing to drain");
+  switch (*e->state) {
+    case node_state::down:
+      return fail(errc::peer_lost,
+                  who + " is down (" + e->reason + "), so there is nothing to drain");
+    case node_state::leaving:
+      if (e->drains)
+        return fail(errc::already_exists, who + " is being drained already: " + e->reason);
+      break;
+    case node_state::joining:
+    case node_state::up:
+    case node_state::suspect: change(*e, node_state::leaving, "an operator drains it"); break;
+  }
+  e->drains = true;
+  e->farewell.clear();
+  return e->info.incarnation;
+}
+
+void membership_table::draining(std::string_view name, std::uint64_t incarnation,
+                                std::string reason) {
+  entry* e = find(name, incarnation);
+  if (e != nullptr && e->drains && *e->state == node_state::leaving) e->reason = std::move(reason);
+}
+
+void membership_table::drained(std::string_view name, std::uint64_t incarnation,
+                               std::string reason) {
+  entry* e = find(name, incarnation);
+  if (e == nullptr || !e->drains || *e->state != node_state::leaving) return;
+  e->reason = reason;
+  e->farewell = std::move(reason);
 }
 
 bool membership_table::connection_lost(std::string_view name, std::uint64_t incarnation,
@@ -138,7 +189,11 @@ bool membership_table::connection_lost(std::string_view name, std::uint64_t inca
       if (!std::exchange(e->reported, false)) return false;
       change(*e, node_state::down, "connection lost: " + std::string{reason});
       break;
-    case node_state::leaving: change(*e, node_state::down, "left"); break;
+    case node_state::leaving:
+      change(
+          *e, node_state::down,
+          e->farewell.empty() ? "lost while it was drained: " + std::string{reason} : e->farewell);
+      break;
     case node_state::joining:
     case node_state::up:
     case node_state::suspect:
@@ -204,13 +259,8 @@ result<void> membership_table::check_identity(const registration_request& reques
                     "; check the supervisor's address in the node's file");
   }
   if (find(node.name) == nullptr) {
-    std::string names;
-    for (std::size_t i = 0; i < std::min(entries_.size(), max_listed_names); ++i) {
-      names += (i == 0 ? "" : ", ") + entries_[i].slot.name;
-    }
-    if (entries_.size() > max_listed_names) names += ", ...";
     return fail(errc::not_found, "the deployment has no node " + quoted(node.name) + " (it has " +
-                                     (names.empty() ? "none" : names) +
+                                     names_there_are() +
                                      "); start the node under one of these names");
   }
   if (node.incarnation == 0 || node.port == 0 || node.host.empty() ||
@@ -318,6 +368,20 @@ heartbeat_ack membership_table::ack(heartbeat_verdict verdict) const noexcept {
 
 std::chrono::milliseconds membership_table::suspect_after() const noexcept {
   return options_.heartbeat_interval * options_.suspect_after_missed;
+}
+
+std::string membership_table::names_there_are() const {
+  std::string names;
+  for (std::size_t i = 0; i < std::min(entries_.size(), max_listed_names); ++i) {
+    names += (i == 0 ? "" : ", ") + entries_[i].slot.name;
+  }
+  if (entries_.size() > max_listed_names) names += ", ...";
+  return names.empty() ? "none" : names;
+}
+
+membership_table::entry* membership_table::find(std::string_view name, std::uint64_t incarnation) {
+  entry* e = find(name);
+  return e == nullptr || !e->state || e->info.incarnation != incarnation ? nullptr : e;
 }
 
 membership_table::entry* membership_table::find(std::string_view name) {

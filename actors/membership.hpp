@@ -7,20 +7,27 @@
 /// One entry per name of the deployment. A name holds at most one incarnation at a time; every
 /// other incarnation under that name is told to register again or is refused.
 ///
-///   state    registered  heartbeat  silent (3 beats)  silent (timeout)  connection lost  leave
-///   -------  ----------  ---------  ----------------  ----------------  ---------------  -----
-///   absent   joining     unknown    -                 -                 -                -
-///   joining  (1)         up         joining           down              down             leaving
-///   up       (1)         up         suspect           down              down             leaving
-///   suspect  (1)         up         suspect           down              down             leaving
-///   leaving  joining     leaving    leaving           down              down             leaving
-///   down     joining     unknown    down              down              down             down
+///   state    registered   heartbeat  silent (3 beats)  silent (timeout)  lost (3)  leave    drain
+///   -------  -----------  ---------  ----------------  ----------------  --------  -------  -------
+///   absent   joining      unknown    -                 -                 -         -        refused
+///   joining  (1)          up         joining           down              down      leaving  leaving
+///   up       (1)          up         suspect           down              down      leaving  leaving
+///   suspect  (1)          up         suspect           down              down      leaving  leaving
+///   leaving  joining (2)  leaving    leaving           down              down      leaving  (4)
+///   down     joining (2)  unknown    down              down              down      down     refused
 ///
 /// (1) The same incarnation again (its reply was lost): the state stays. Another incarnation:
 /// `joining` when the old one is provably or probably gone, that is when it is silent for as long
 /// as a suspect is or when the new one has bound the very host and port of the old;
 /// `already_exists` else.
 ///
+/// (2) The same incarnation again, of a node that is or was drained: `leaving`. A connection that
+/// broke cancels no drain; only another incarnation starts anew.
+///
+/// (3) The connection.
+///
+/// (4) Refused where it drains already. Who leaves by its own word, and has not gone, is drained
+/// from then on.
 /// A node that reports a failure of its own (`heartbeat.failure`) is `down` from then on, whatever its
 /// heartbeats say; they are answered `known` all the same, and its silence is judged. It comes back as
 /// every down node does: by registering. What leaves is not touched by a report.
@@ -107,6 +114,14 @@ class membership_table {
   [[nodiscard]] heartbeat_verdict heard(const heartbeat& beat, steady_time now);
   /// A node stops in good order. Ignored (false) unless that incarnation is there and not down.
   bool leave(std::string_view name, std::uint64_t incarnation, steady_time now);
+  /// An operator drains a node. The incarnation that drains from now on. Errors, all of which say
+  /// what to do: `not_found` (no such node, or none that ever registered), `invalid_config` (the
+  /// supervisor itself), `peer_lost` (it is down), `already_exists` (it drains already).
+  [[nodiscard]] result<std::uint64_t> drain(std::string_view name);
+  /// What is to be seen of a node while it drains. No change of its state, and no epoch.
+  void draining(std::string_view name, std::uint64_t incarnation, std::string reason);
+  /// It was told to leave: why it is down, once its connection ends. Seen from now on, too.
+  void drained(std::string_view name, std::uint64_t incarnation, std::string reason);
   /// The connection to a node broke or its process ended. Ignored (false) unless that incarnation
   /// is there.
   bool connection_lost(std::string_view name, std::uint64_t incarnation, std::string_view reason,
@@ -152,12 +167,16 @@ class membership_table {
     bool remembered{false};  ///< of a record, and has not registered here
     std::uint64_t sequence{0};
     steady_time heard{};
+    bool drains{false};    ///< or did, before it was down
+    std::string farewell;  ///< why it will have been that its connection ends; empty: it was lost
     std::deque<std::uint64_t>
         replaced;  ///< former incarnations, newest last, at most `max_replaced`
   };
 
   [[nodiscard]] entry* find(std::string_view name);
   [[nodiscard]] const entry* find(std::string_view name) const;
+  [[nodiscard]] entry* find(std::string_view name, std::uint64_t incarnation);
+  [[nodiscard]] std::string names_there_are() const;
   [[nodiscard]] result<void> check_identity(const registration_request& request) const;
   [[nodiscard]] result<void> check_slot(const node_info& node, const expected_slot& slot) const;
   [[nodiscard]] result<void> check_replacement(const node_info& node, const entry& e,

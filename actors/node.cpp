@@ -69,13 +69,14 @@ void child_ended(self_pointer self, const caf::down_msg& down) {
 
 local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_state_data> self,
                                      context_ptr context, engine_port_actor port,
-                                     pool_manager_actor pool) {
+                                     pool_manager_actor pool, node_drain_ptr drain) {
   set_log_handlers(*self, "node");
   using namespace node_parts;
   auto& st = self->state;
   st.context = std::move(context);
   st.port = std::move(port);
   st.pool = std::move(pool);
+  st.drain = std::move(drain);
   self->set_down_handler([self](const caf::down_msg& down) { child_ended(self, down); });
   return {
       [self](members_atom, membership& fresh) { adopt(self, fresh); },
@@ -83,7 +84,7 @@ local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_sta
         self->state.registered = false;
         reach_supervisor(self);
       },
-      [](drain_atom, const drain_order&) {},
+      [self](drain_atom, const drain_order& order) { take_order(self, order); },
       [self](const link_request& request) { return accept_link(self, request); },
       [self](report_atom) { return make_report(self); },
       [self](call_request& request) { return take_call(self, request); },

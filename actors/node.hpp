@@ -17,6 +17,7 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
+#include "troupe/actors/node_drain.hpp"
 
 namespace troupe::actors {
 
@@ -41,6 +42,8 @@ struct report_in_progress;
 ///                 this one (`stale_incarnation`)
 ///   registered    the engine reports a failure    registered    beats at once, and says it with each
 ///   registered    the engine has recovered        unregistered  registers again, says it no more
+///   any           drain_order                     the same      takes on what comes all the same;
+///                                                               `node_drain` has its own table
 ///   any           stop_node                       -             leaves, closes links, quits
 struct node_state_data {
   struct known_link {
@@ -57,6 +60,7 @@ struct node_state_data {
   };
 
   context_ptr context;
+  node_drain_ptr drain;
   engine_port_actor port;
   pool_manager_actor pool;
   supervisor_actor supervisor;
@@ -97,6 +101,6 @@ inline constexpr std::size_t max_pending_calls = 4096;
 
 [[nodiscard]] local_node_actor::behavior_type node(
     local_node_actor::stateful_pointer<node_state_data> self, context_ptr context,
-    engine_port_actor port, pool_manager_actor pool);
+    engine_port_actor port, pool_manager_actor pool, node_drain_ptr drain);
 
 }  // namespace troupe::actors

@@ -20,6 +20,8 @@ using self_pointer = local_node_actor::stateful_pointer<node_state_data>;
 void reach_supervisor(self_pointer self);
 /// The node is unregistered until the supervisor is reached again.
 void lost_supervisor(self_pointer self, const troupe::error& why);
+/// The supervisor drains this node, or tells it to leave.
+void take_order(self_pointer self, const drain_order& order);
 /// A heartbeat to the supervisor, with our load.
 void say_alive(self_pointer self);
 void carry_out(self_pointer self, try_supervisor& order);

@@ -92,11 +92,18 @@ void registration_came(self_pointer self, const registration& answer) {
   logger("node")->info(
       "registered with the supervisor as replica {} rank {} of stage {}, incarnation {:016x}",
       answer.replica, st.context->self.rank, st.context->self.stage, st.context->self.incarnation);
+  if (st.drain->registered()) {
+    self->send(st.supervisor, leave_atom::value, st.context->self.name,
+               st.context->self.incarnation);
+    logger("node")->info("{} goes on draining: this supervisor, which knows nothing of it, is told",
+                         st.context->self.name);
+  }
   say_alive(self);  // it is `joining` for the supervisor until it does
 }
 
 void register_now(self_pointer self) {
   auto& st = self->state;
+  st.drain->asks();
   registration_request request;
   request.cluster = st.context->settings.cluster;
   request.node = st.context->self;
@@ -145,6 +152,16 @@ void carry_out(self_pointer self, try_supervisor&) {
   if (!st.registered) reach_supervisor(self);
 }
 
+void take_order(self_pointer self, const drain_order& order) {
+  auto& st = self->state;
+  if (!st.drain->ordered(order, st.context->self.incarnation)) return;
+  logger("node")->info("{}: {}", st.context->self.name,
+                       order.leave != 0
+                           ? "drained, it may leave now"
+                           : "an operator drains it: no new request is placed here, what is here "
+                             "goes on");
+}
+
 void reach_supervisor(self_pointer self) {
   auto& st = self->state;
   if (st.replaced) return;
@@ -188,6 +205,9 @@ void say_alive(self_pointer self) {
   auto& st = self->state;
   heartbeat message{st.context->self.name, st.context->self.incarnation, ++st.beats,
                     load_of(*st.context), st.failure};
+  if (st.drain->beats(message.load)) {
+    logger("node")->info("{} has nothing left to do and is drained", st.context->self.name);
+  }
   self->request(st.supervisor, st.context->settings.heartbeat_interval, std::move(message))
       .then(
           [self](const heartbeat_ack& ack) {

@@ -1,5 +1,6 @@
 #include "troupe/actors/supervisor.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <set>
@@ -12,6 +13,7 @@
 #include <caf/typed_event_based_actor.hpp>
 #include <spdlog/fmt/fmt.h>
 
+#include "troupe/actors/drains.hpp"
 #include "troupe/actors/event_log.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/system.hpp"
@@ -55,6 +57,7 @@ struct supervisor_state {
   self_pointer self{nullptr};
   std::optional<membership_table> table;
   std::optional<router> routes;
+  drain_list drains;
   std::chrono::milliseconds tick_interval{50};
   std::map<std::string, peer> peers;  ///< nodes that are told of changes
   std::set<std::string> uninformed;   ///< registered since the last broadcast
@@ -77,6 +80,7 @@ struct supervisor_state {
   registration take_in(const registration_request& request, const node_actor& handle);
   heartbeat_ack heard(const heartbeat& beat);
   void place(const placement_request& request, placement_promise promise);
+  drain_reply drain(const drain_request& request);
   void node_ended(const caf::down_msg& down);
   void tick();
   void stop();
@@ -89,6 +93,8 @@ struct supervisor_state {
   void settle();
   void report(const node_transition& change);
   void report(const placement& where);
+  void judge_drains();
+  void order(const std::string& node, const drain_order& what);
   void deliver(std::vector<served_ticket> served);
   void broadcast();
   void restore();
@@ -160,13 +166,19 @@ registration supervisor_state::take_in(const registration_request& request,
       fmt::format("from {} port {} (pid {}) as replica {} of stage {}", quoted(request.node.host),
                   request.node.port, request.node.pid, outcome->replica, request.node.stage)};
   uninformed.insert(node);
+  if (const auto drained = drains.registered(node, request.node.incarnation)) {
+    order(node, *drained);
+  }
   return std::move(*outcome);
 }
 
 heartbeat_ack supervisor_state::heard(const heartbeat& beat) {
   const auto verdict = table->heard(beat, now());
   switch (verdict) {
-    case heartbeat_verdict::known: routes->load(beat.name, beat.incarnation, beat.load); break;
+    case heartbeat_verdict::known:
+      routes->load(beat.name, beat.incarnation, beat.load);
+      drains.heard(beat);
+      break;
     case heartbeat_verdict::unknown:
     case heartbeat_verdict::stale:
       if (const auto held_back = refusals.pass()) {
@@ -194,6 +206,39 @@ void supervisor_state::place(const placement_request& request, placement_promise
   }
 }
 
+/// The whole replica drains: without one of its ranks it takes no requests anyway.
+drain_reply supervisor_state::drain(const drain_request& request) {
+  const auto refused = [](const error& why) {
+    return drain_reply{static_cast<std::uint8_t>(why.code), why.message, 0};
+  };
+  const auto asked = table->drain(request.name);
+  if (!asked) return refused(asked.error());
+  const auto& slots = table->options().slots;
+  const auto named = std::ranges::find(slots, request.name, &expected_slot::name);
+  std::vector<drain_list::rank> ranks{{request.name, *asked}};
+  for (const expected_slot& slot : slots) {
+    if (slot.stage != named->stage || slot.replica != named->replica) continue;
+    if (slot.name == request.name) continue;
+    if (const auto life = table->drain(slot.name)) ranks.push_back({slot.name, *life});
+  }
+  const std::chrono::milliseconds deadline{request.deadline_ms};
+  drains.begin(named->stage, named->replica, ranks, deadline, now());
+  for (const member& m : table->view().members) {
+    // Busy is what it said last; that it is quiet it has to say anew.
+    const bool busy = m.load.queue_length != 0 || m.load.active_transfers != 0;
+    if (busy) drains.heard({m.node.name, m.node.incarnation, 0, m.load, {}});
+  }
+  std::string names;
+  for (const auto& one : ranks) {
+    names += (names.empty() ? "" : ", ") + one.name;
+    order(one.name, {one.incarnation, 0});
+  }
+  log->info("an operator drains {}: no new request goes there, it leaves in {} ms at the latest",
+            names, std::min(deadline, max_drain_deadline).count());
+  judge_drains();
+  return {0, names, *asked};
+}
+
 void supervisor_state::node_ended(const caf::down_msg& down) {
   for (const auto& [node, p] : peers) {
     if (p.handle.address() != down.source) continue;
@@ -207,6 +252,7 @@ void supervisor_state::node_ended(const caf::down_msg& down) {
 
 void supervisor_state::tick() {
   table->tick(now());
+  judge_drains();
   settle();
   deliver(routes->serve(now()));
 }
@@ -266,7 +312,9 @@ void supervisor_state::report(const node_transition& change) {
   const bool arrives = change.to == node_state::joining && reachable;
   note(std::string{to_string(change.to)}, change.name, change.incarnation, change.epoch,
        arrives ? change.reason + " " + it->second.arrival : change.reason, level);
-  if (change.to != node_state::down || !reachable || table->reports_failure(change.name)) return;
+  if (change.to != node_state::down) return;
+  drains.lost(change.name, change.incarnation);
+  if (!reachable || table->reports_failure(change.name)) return;
   // It is silent, yet its connection stands: should it wake up, this is the first thing it reads.
   self->send(it->second.handle, rejoin_atom_v);
   forget_peer(change.name);
@@ -281,6 +329,32 @@ void supervisor_state::report(const placement& where) {
   } else {
     log->debug("request {}: {}", quoted(where.request), where.sentence);
   }
+}
+
+void supervisor_state::judge_drains() {
+  const auto unfinished = [this](std::string_view stage, std::uint32_t replica) {
+    return routes->unfinished(stage, replica);
+  };
+  for (const auto& verdict : drains.judge(unfinished, now())) {
+    for (const auto& [node, incarnation] : verdict.ranks) {
+      if (!verdict.leave) {
+        table->draining(node, incarnation, verdict.reason);
+        continue;
+      }
+      table->drained(node, incarnation, verdict.reason);
+      const auto level =
+          verdict.reason == drained_reason ? spdlog::level::info : spdlog::level::warn;
+      note("told to leave", node, incarnation, table->epoch(), verdict.reason, level);
+      order(node, {incarnation, 1});
+    }
+  }
+}
+
+/// To the life that is meant only: another one never sees it.
+void supervisor_state::order(const std::string& node, const drain_order& what) {
+  const auto it = peers.find(node);
+  if (it == peers.end() || it->second.incarnation != what.incarnation) return;
+  self->send(it->second.handle, drain_atom_v, what);
 }
 
 void supervisor_state::deliver(std::vector<served_ticket> served) {
@@ -357,7 +431,11 @@ supervisor_actor::behavior_type supervisor(self_pointer self, supervisor_options
       },
       [self](placed_atom, const std::string& request) { self->state.routes->finished(request); },
       [self](members_atom) { return self->state.table->view(); },
-      [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [self](drain_atom, const drain_request& request) {
+        auto reply = self->state.drain(request);
+        self->state.settle();
+        return reply;
+      },
       [self](events_atom, const event_query& query) {
         const auto& st = self->state;
         return st.events.page(query, st.table->options().supervisor_incarnation);

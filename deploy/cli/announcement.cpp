@@ -23,6 +23,7 @@ std::string to_line(const announcement& what) {
     case announcement::kind::listening:
       return "listening " + what.text + " " + std::to_string(what.port) + "\n";
     case announcement::kind::registered: return "registered\n";
+    case announcement::kind::drained: return "drained\n";
     case announcement::kind::failed: {
       std::string text = what.text.substr(0, max_line / 2);
       std::replace(text.begin(), text.end(), '\n', ' ');
@@ -43,6 +44,7 @@ std::optional<announcement> announcement_from(const std::string& line) {
     return what;
   }
   if (word == "registered") return announcement{announcement::kind::registered, {}, 0};
+  if (word == "drained") return announcement{announcement::kind::drained, {}, 0};
   if (word == "failed") {
     what.what = announcement::kind::failed;
     std::getline(in >> std::ws, what.text);

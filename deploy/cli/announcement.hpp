@@ -11,10 +11,11 @@
 ///     listening HOST PORT   the port is bound (once)
 ///     registered            the supervisor has taken it in (once; not said by the supervisor)
 ///     failed SENTENCE       it cannot start and ends
+///     drained               an operator drained it: it ends in good order
 namespace troupe::deploy::cli {
 
 struct announcement {
-  enum class kind : std::uint8_t { listening, registered, failed };
+  enum class kind : std::uint8_t { listening, registered, failed, drained };
   kind what{kind::listening};
   std::string text;       ///< host, or the sentence
   std::uint16_t port{0};  ///< of `listening`

@@ -7,7 +7,8 @@ enum class exit_code : int {
   ok = 0,
   failed = 1,         ///< the operation was tried and failed; standard error says why
   usage = 2,          ///< wrong arguments, or a deployment file that is not valid
-  incomplete = 3,     ///< `status`: the supervisor answered, but not every node is up
+  incomplete = 3,     ///< `status`: the supervisor answered, but not every node is up; `drain`: the
+                      ///< node has left, but not with everything that it had ended
   replaced = 4,       ///< `node`: another process has its name now; starting it again is no help
   interrupted = 130,  ///< Ctrl-C or SIGTERM before a `demo` or `bench` had finished
 };
@@ -18,7 +19,8 @@ enum class exit_code : int {
 
 inline constexpr const char* exit_codes_text =
     "Exit codes: 0 done; 1 it failed, standard error says why; 2 wrong arguments or an invalid\n"
-    "deployment file; 3 status: not every node is up; 4 node: another process took its place;\n"
-    "130 demo, bench: interrupted.";
+    "deployment file; 3 status: not every node is up, drain: it left before all had ended; 4 "
+    "node:\n"
+    "another process took its place; 130 demo, bench: interrupted.";
 
 }  // namespace troupe::deploy::cli

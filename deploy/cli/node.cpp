@@ -73,15 +73,16 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
   return {};
 }
 
-/// Serves a node that is started until the signal comes, or until another process has taken its
-/// place (`stale_incarnation`).
+/// Serves a node that is started until the signal comes, it is drained, or another process has taken
+/// its place (`stale_incarnation`).
 result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
   const auto self = node.report().node;
   tell.say({announcement::kind::listening, self.host, self.port});
   bool told = false;
   bool signalled = false;
+  bool drained = false;
   result<void> ended;
-  while (!signalled && ended) {
+  while (!signalled && !drained && ended) {
     // Until it is registered both ends are waited for in turns; the node logs why it is not.
     const auto standing = node.wait_registered(milliseconds{told ? 0 : 100});
     if (standing && !told) {
@@ -90,6 +91,10 @@ result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
     }
     if (!standing && standing.error().code == errc::stale_incarnation) {
       ended = fail(standing.error());
+    } else if (node.draining() == drain_standing::drained) {
+      drained = true;
+      actors::logger("node")->info("{} was drained and leaves", self.name);
+      tell.say({announcement::kind::drained, {}, 0});
     } else {
       signalled = signals.wait(told ? standing_interval : milliseconds{0});
     }
@@ -190,10 +195,13 @@ exit_code run_node(node_arguments& given) {
 void add_node(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "node",
-      "Run one node of a deployment in the foreground until Ctrl-C or SIGTERM: the supervisor, a\n"
-      "store, or a stage with the reference engine. A second signal ends it at once. Without a\n"
-      "supervisor it waits, says so, and asks again every heartbeat_interval until it is stopped.\n"
-      "A supervisor keeps what must survive it in the file that supervisor.state_file names.");
+      "Run one node of a deployment in the foreground until Ctrl-C or SIGTERM, or until it was\n"
+      "drained: the supervisor, a store, or a stage with the reference engine. A second signal "
+      "ends\n"
+      "it at once. Without a supervisor it waits, says so, and asks again every "
+      "heartbeat_interval\n"
+      "until it is stopped. A supervisor keeps what must survive it in the file that\n"
+      "supervisor.state_file names.");
   const auto given = std::make_shared<node_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   verb->add_option("--name", given->name, "Which node, as `troupe check FILE --nodes` lists them")

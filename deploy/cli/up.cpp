@@ -75,6 +75,8 @@ class node_group {
     bool listens{false};
     clock::time_point listens_since{};
     bool registered{false};
+    bool drained{false};    ///< it leaves since an operator wants it to
+    bool left{false};       ///< and has
     bool reported{false};   ///< its end was said already
     std::string failure{};  ///< what it said of itself
 
@@ -136,6 +138,7 @@ class node_group {
     const auto since = clock::now();
     while (!signalled_) {
       if (!step(said_up_ ? -1ms : 100ms)) return false;
+      if (std::ranges::all_of(children_, &child::left)) return true;
       if (said_up_ || clock::now() < remind_at_) continue;
       if (all_listen_for(first_reminder) || clock::now() >= since + slow_start) say_who_waits();
     }
@@ -167,14 +170,14 @@ class node_group {
   /// Waits for a signal or for news of a node. False: a node ended.
   bool step(std::chrono::milliseconds timeout) {
     std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
-    for (const auto& c : children_) fds.push_back({c.heard.fd(), POLLIN, 0});
+    for (const auto& c : children_) fds.push_back({c.left ? -1 : c.heard.fd(), POLLIN, 0});
     if (::poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return true;
     if (fds.front().revents != 0 && signals_.wait(0ms)) {
       signalled_ = true;
       return true;
     }
     bool all_run = true;
-    for (auto& c : children_) all_run &= hear(c);
+    for (auto& c : children_) all_run &= c.left || hear(c);
     if (all_run) say_when_up();
     return all_run;
   }
@@ -185,11 +188,17 @@ class node_group {
         case announcement::kind::listening: on_listening(c, *what); break;
         case announcement::kind::registered: c.registered = true; break;
         case announcement::kind::failed: c.failure = what->text; break;
+        case announcement::kind::drained: c.drained = true; break;
       }
     }
     if (!c.heard.over()) return true;
     (void)c.process.wait(exit_patience);
     const auto how = c.process.ended().value_or("a closed pipe, and does not end");
+    if (c.drained && how == "exit code 0") {
+      c.left = c.reported = true;
+      std::cout << c.who() << " was drained and has left" << std::endl;
+      return true;
+    }
     complain(c.who() + " ended with " + how +
              (c.failure.empty() ? std::string{} : ": " + c.failure) + "; stopping the other nodes");
     c.reported = true;
@@ -355,7 +364,9 @@ void add_up(CLI::App& app, exit_code& code) {
       "Start every node of a deployment that belongs to this host, each in a process of its own,\n"
       "and stop them all in good order on Ctrl-C. No node is started again: when one ends, that "
       "is\n"
-      "said, the others are stopped, and the command fails. Without a supervisor (it runs "
+      "said, the others are stopped, and the command fails; only one that `troupe drain` let go "
+      "is\n"
+      "no failure, and the others go on. Without a supervisor (it runs "
       "elsewhere\n"
       "and --only left it out) the nodes wait for it, which is said, until it is there or Ctrl-C.");
   const auto given = std::make_shared<up_arguments>();

@@ -32,6 +32,17 @@ class told {
     ++rejoins_;
     changed_.notify_all();
   }
+  void order(drain_order o) {
+    const std::lock_guard lock{mutex_};
+    orders_.push_back(o);
+    changed_.notify_all();
+  }
+  /// What a drain told it, once there are so many of them or five seconds have passed.
+  std::vector<drain_order> orders(std::size_t at_least) {
+    std::unique_lock lock{mutex_};
+    changed_.wait_for(lock, std::chrono::seconds{5}, [&] { return orders_.size() >= at_least; });
+    return orders_;
+  }
   /// Waits until `holds(last membership)`; false after five seconds.
   template <class F>
   bool wait_for(F holds) {
@@ -53,6 +64,7 @@ class told {
   std::optional<membership> last_;
   int count_{0};
   int rejoins_{0};
+  std::vector<drain_order> orders_;
 };
 
 inline node_actor::behavior_type listening_node(node_actor::pointer self, std::shared_ptr<told> ear,
@@ -61,7 +73,7 @@ inline node_actor::behavior_type listening_node(node_actor::pointer self, std::s
   return {
       [ear](members_atom, const membership& m) { ear->hear(m); },
       [ear](rejoin_atom) { ear->rejoin(); },
-      [](drain_atom, const drain_order&) {},
+      [ear](drain_atom, const drain_order& what) { ear->order(what); },
       [](const link_request&) { return link_reply{}; },
       [info](report_atom) {
         node_report report;

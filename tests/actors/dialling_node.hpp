@@ -101,7 +101,8 @@ class dialling_node : public ::testing::Test {
     context->endpoint = std::move(*endpoint);
     context->settings.connect_timeout = 60s;  // not what ends the wait
     const auto port = here.system().spawn(disappointed, gone);
-    actor = here.system().spawn(node, context, port, pool_manager_actor{});
+    actor = here.system().spawn(node, context, port, pool_manager_actor{},
+                                std::make_shared<node_drain>());
     here.own(port);
     here.own(actor);
   }

@@ -121,7 +121,7 @@ TEST_F(membership_of_a_cluster, the_first_heartbeat_brings_a_node_up_and_its_loa
 
 // -- every state and every event
 
-enum class event { same_life, next_life, heartbeat, silent, timed_out, lost, leave };
+enum class event { same_life, next_life, heartbeat, silent, timed_out, lost, leave, drain };
 
 struct transition {
   std::optional<node_state> from;
@@ -143,6 +143,7 @@ TEST_P(every_transition, ends_in_the_state_of_the_table) {
     case event::timed_out: pass(milliseconds{5100}); break;
     case event::lost: table.connection_lost("decode-0-0", life_1, "closed", now); break;
     case event::leave: table.leave("decode-0-0", life_1, now); break;
+    case event::drain: (void)table.drain("decode-0-0"); break;
   }
   EXPECT_EQ(state(), to);
   if (from == to && what != event::next_life) {
@@ -162,32 +163,125 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         transition{absent, event::same_life, joining}, transition{absent, event::heartbeat, absent},
         transition{absent, event::timed_out, absent}, transition{absent, event::lost, absent},
-        transition{absent, event::leave, absent},
+        transition{absent, event::leave, absent}, transition{absent, event::drain, absent},
         //
         transition{joining, event::same_life, joining},
         transition{joining, event::next_life, joining}, transition{joining, event::heartbeat, up},
         transition{joining, event::silent, joining}, transition{joining, event::timed_out, down},
         transition{joining, event::lost, down}, transition{joining, event::leave, leaving},
+        transition{joining, event::drain, leaving},
         //
         transition{up, event::same_life, up}, transition{up, event::next_life, up},
         transition{up, event::heartbeat, up}, transition{up, event::silent, suspect},
         transition{up, event::timed_out, down}, transition{up, event::lost, down},
-        transition{up, event::leave, leaving},
+        transition{up, event::leave, leaving}, transition{up, event::drain, leaving},
         //
         transition{suspect, event::same_life, suspect},
         transition{suspect, event::next_life, joining}, transition{suspect, event::heartbeat, up},
         transition{suspect, event::timed_out, down}, transition{suspect, event::lost, down},
-        transition{suspect, event::leave, leaving},
+        transition{suspect, event::leave, leaving}, transition{suspect, event::drain, leaving},
         //
         transition{leaving, event::same_life, joining},
         transition{leaving, event::next_life, joining},
         transition{leaving, event::heartbeat, leaving}, transition{leaving, event::silent, leaving},
         transition{leaving, event::timed_out, down}, transition{leaving, event::lost, down},
-        transition{leaving, event::leave, leaving},
+        transition{leaving, event::leave, leaving}, transition{leaving, event::drain, leaving},
         //
         transition{down, event::same_life, joining}, transition{down, event::next_life, joining},
         transition{down, event::heartbeat, down}, transition{down, event::timed_out, down},
-        transition{down, event::lost, down}, transition{down, event::leave, down}));
+        transition{down, event::lost, down}, transition{down, event::leave, down},
+        transition{down, event::drain, down}));
+
+// -- a drain
+
+/// Every state that a drained node comes into, for every event.
+struct every_transition_of_a_drain : membership_of_a_cluster,
+                                     ::testing::WithParamInterface<transition> {};
+
+TEST_P(every_transition_of_a_drain, ends_in_the_state_of_the_table) {
+  const auto [from, what, to] = GetParam();
+  bring_to(up);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  if (from == down) table.connection_lost("decode-0-0", life_1, "closed", now);
+  switch (what) {
+    case event::same_life: (void)join("decode-0-0", life_1); break;
+    case event::next_life: (void)join("decode-0-0", life_2, 5001); break;
+    case event::heartbeat: (void)beat("decode-0-0", life_1); break;
+    case event::silent: pass(milliseconds{3100}); break;
+    case event::timed_out: pass(milliseconds{5100}); break;
+    case event::lost: table.connection_lost("decode-0-0", life_1, "closed", now); break;
+    case event::leave: table.leave("decode-0-0", life_1, now); break;
+    case event::drain: EXPECT_FALSE(table.drain("decode-0-0")); break;
+  }
+  EXPECT_EQ(state(), to);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    membership, every_transition_of_a_drain,
+    ::testing::Values(
+        transition{leaving, event::same_life, leaving},
+        transition{leaving, event::next_life, joining},
+        transition{leaving, event::heartbeat, leaving}, transition{leaving, event::silent, leaving},
+        transition{leaving, event::timed_out, down}, transition{leaving, event::lost, down},
+        transition{leaving, event::leave, leaving}, transition{leaving, event::drain, leaving},
+        //
+        transition{down, event::same_life, leaving}, transition{down, event::next_life, joining},
+        transition{down, event::heartbeat, down}, transition{down, event::timed_out, down},
+        transition{down, event::lost, down}, transition{down, event::leave, down},
+        transition{down, event::drain, down}));
+
+TEST_F(membership_of_a_cluster, says_why_a_node_cannot_be_drained) {
+  const auto why = [&](std::string_view name) {
+    const auto refused = table.drain(name);
+    return refused ? std::string{} : to_string(refused.error());
+  };
+  EXPECT_THAT(why("decode-9"), HasSubstr("not_found: the deployment has no node 'decode-9'; it has "
+                                         "prefill-0-0, decode-0-0"));
+  EXPECT_THAT(why("supervisor"), HasSubstr("invalid_config: the supervisor"));
+  EXPECT_THAT(why("decode-0-0"), HasSubstr("not_found: node 'decode-0-0' has never registered"));
+  bring_to(up);
+  EXPECT_EQ(why("decode-0-0"), "");
+  EXPECT_THAT(why("decode-0-0"), HasSubstr("already_exists: node 'decode-0-0' is being drained"));
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  EXPECT_THAT(
+      why("decode-0-0"),
+      HasSubstr("peer_lost: node 'decode-0-0' is down (lost while it was drained: closed)"));
+}
+
+TEST_F(membership_of_a_cluster, says_of_a_drained_node_why_it_is_gone) {
+  const auto reason = [&] { return table.view().members.at(0).reason; };
+  bring_to(up);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  const auto epoch = table.epoch();
+  table.draining("decode-0-0", life_1, "has two requests");
+  EXPECT_EQ(reason(), "has two requests");
+  table.draining("decode-0-0", life_2, "another life's");
+  EXPECT_EQ(reason(), "has two requests");
+  table.drained("decode-0-0", life_1, "drained");
+  EXPECT_EQ(table.epoch(), epoch);
+  table.leave("decode-0-0", life_1, now);
+  EXPECT_EQ(state(), leaving);
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  EXPECT_EQ(reason(), "drained");
+  ASSERT_TRUE(join("decode-0-0", life_2, 5001));
+  EXPECT_EQ(beat("decode-0-0", life_2), heartbeat_verdict::known);
+  EXPECT_EQ(state(), up) << "another life starts anew";
+}
+
+TEST_F(membership_of_a_cluster, a_node_that_is_told_to_stop_in_its_drain_was_not_drained) {
+  bring_to(up);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  table.leave("decode-0-0", life_1, now);
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  EXPECT_EQ(table.view().members.at(0).reason, "left before it was drained");
+}
+
+TEST_F(membership_of_a_cluster, a_node_that_leaves_by_its_own_word_and_stays_can_be_drained) {
+  bring_to(leaving);
+  EXPECT_EQ(*table.drain("decode-0-0"), life_1);
+  ASSERT_TRUE(join("decode-0-0", life_1));
+  EXPECT_EQ(state(), leaving);
+}
 
 // -- former lives
 
@@ -419,6 +513,7 @@ TEST_P(any_events, keep_epochs_growing_and_nobody_up_who_is_silent_or_stale) {
       case 4: table.connection_lost(name, life, "closed", now); break;
       case 5:
         if (random() % 4 == 0) table.leave(name, life, now);
+        if (random() % 16 == 0) (void)table.drain(name);
         if (table.state_of(name) == leaving) last_heard[name].second = now;
         break;
       default:

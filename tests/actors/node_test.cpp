@@ -61,7 +61,8 @@ class lone_node : public ::testing::Test {
   local_node_actor actor;
 
   void start() {
-    actor = host.system().spawn(node, context, engine_port_actor{}, pool_manager_actor{});
+    actor = host.system().spawn(node, context, engine_port_actor{}, pool_manager_actor{},
+                                std::make_shared<node_drain>());
     host.own(actor);
     caf::anon_send(actor, tick_atom_v);
   }

@@ -1,6 +1,7 @@
 troupe_test(membership_test SOURCES membership_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(router_test SOURCES router_test.cpp affinity_test.cpp ease_in_test.cpp routing_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(event_log_test SOURCES event_log_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(drains_test SOURCES drains_test.cpp LINKS troupe::actors LABELS unit)
 
 add_executable(cluster_peer cluster_peer.cpp)
 target_link_libraries(cluster_peer PRIVATE troupe::actors)
@@ -23,3 +24,4 @@ troupe_test(membership_survival_test SOURCES membership_survival_test.cpp member
             LINKS troupe::actors LABELS unit)
 troupe_test(membership_store_test SOURCES membership_store_test.cpp LINKS troupe::actors troupe::sanitized
             LABELS integration)
+troupe_test(drain_test SOURCES drain_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)

@@ -121,7 +121,8 @@ TEST_F(cluster, takes_nodes_in_places_between_them_and_lets_them_leave) {
   EXPECT_EQ(state("decode-1"), node_state::joining);
   EXPECT_TRUE(beat("prefill-0", 11));
   EXPECT_TRUE(beat("decode-1", 12));
-  const auto placed = ask<placement>(place_atom_v, placement_request{"r1", "prefill", "decode", 0});
+  const auto placed =
+      ask<placement>(place_atom_v, placement_request{"r1", "prefill", "decode", 0, {}});
   ASSERT_EQ(placed.failed, 0) << placed.sentence;
   EXPECT_EQ(placed.mode, "read");
   ASSERT_EQ(placed.decode.size(), 1u);
@@ -129,7 +130,8 @@ TEST_F(cluster, takes_nodes_in_places_between_them_and_lets_them_leave) {
 
   caf::anon_send(supervisor, leave_atom_v, std::string{"decode-1"}, std::uint64_t{12});
   EXPECT_TRUE(becomes("decode-1", node_state::leaving, milliseconds{1000}));
-  const auto none = ask<placement>(place_atom_v, placement_request{"r2", "prefill", "decode", 0});
+  const auto none =
+      ask<placement>(place_atom_v, placement_request{"r2", "prefill", "decode", 0, {}});
   EXPECT_EQ(none.failed, static_cast<std::uint8_t>(errc::peer_unreachable));
   EXPECT_THAT(none.sentence, HasSubstr("decode-0 never registered, decode-1 leaving"));
 }
@@ -178,7 +180,7 @@ TEST_F(cluster, a_request_waits_for_a_replica_to_come_up) {
   beat("prefill-0", 1);
   placement placed;
   std::thread asker{[&] {
-    placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 4000});
+    placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 4000, {}});
   }};
   std::this_thread::sleep_for(milliseconds{50});
   caf::scoped_actor self{here->system()};
@@ -191,7 +193,7 @@ TEST_F(cluster, a_request_waits_for_a_replica_to_come_up) {
 TEST_F(cluster, a_request_that_waited_in_vain_is_told_so_at_its_deadline) {
   start();
   const auto begin = steady_clock::now();
-  const auto placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 200});
+  const auto placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 200, {}});
   EXPECT_EQ(placed.failed, static_cast<std::uint8_t>(errc::deadline));
   EXPECT_GE(since(begin), milliseconds{200});
   EXPECT_LT(since(begin), milliseconds{1000} * troupe::testing::patience);
@@ -376,7 +378,7 @@ TEST_F(cluster, a_client_sees_members_places_reports_and_calls) {
   EXPECT_EQ(c.call("decode-0", {"echo", bytes(max_call_bytes + 1), 0}).error().code,
             errc::out_of_range);
 
-  const auto placed = c.place({"r1", "prefill", "decode", 0});
+  const auto placed = c.place({"r1", "prefill", "decode", 0, {}});
   ASSERT_FALSE(placed);
   EXPECT_EQ(placed.error().code, errc::peer_unreachable);
   EXPECT_THAT(placed.error().message, HasSubstr("stage 'prefill'"));
@@ -424,7 +426,7 @@ TEST_F(cluster, a_client_that_waits_for_a_supervisor_that_is_killed_is_told_at_o
     process.end();
   }};
   const auto begin = steady_clock::now();
-  const auto placed = (*client)->place({"r1", "", "", 30000});
+  const auto placed = (*client)->place({"r1", "", "", 30000, {}});
   killer.join();
   ASSERT_FALSE(placed);
   EXPECT_EQ(placed.error().code, errc::peer_lost);
@@ -475,7 +477,7 @@ TEST_F(cluster, stops_within_a_second_and_answers_who_still_waits) {
   ASSERT_EQ(join(request_of("prefill-0", 1)).failed, 0);
   placement placed;
   std::thread asker{[&] {
-    placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 4000});
+    placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 4000, {}});
   }};
   std::this_thread::sleep_for(milliseconds{100});
   const auto begin = steady_clock::now();

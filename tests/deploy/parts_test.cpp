@@ -178,6 +178,7 @@ TEST(announcement, every_kind_survives_the_pipe_in_order_and_garbage_is_skipped)
     ASSERT_EQ(::write(heard->far_end(), "nonsense\nlistening x y\n", 23), 23);
     tell.say({announcement::kind::registered, {}, 0});
     tell.say({announcement::kind::failed, "two\nlines", 0});
+    tell.say({announcement::kind::drained, {}, 0});
   }
   const auto listening = heard->take();
   ASSERT_TRUE(listening);
@@ -190,6 +191,9 @@ TEST(announcement, every_kind_survives_the_pipe_in_order_and_garbage_is_skipped)
   const auto failed = heard->take();
   ASSERT_TRUE(failed);
   EXPECT_EQ(failed->text, "two lines");
+  const auto drained = heard->take();
+  ASSERT_TRUE(drained);
+  EXPECT_EQ(drained->what, announcement::kind::drained);
   EXPECT_FALSE(heard->take());
   EXPECT_FALSE(heard->over());
   heard->close_far_end();

@@ -1,0 +1,89 @@
+#pragma once
+
+/// Which replicas are being drained, and when each of them may leave. A plain class without
+/// threads, I/O or a clock; the `supervisor` actor feeds it and carries out what it decides.
+///
+/// An operator drains a node; its whole replica drains with it, since a replica takes requests only
+/// while all of its ranks are up. Its ranks leave together:
+///
+///   draining -> leaving   nothing placed on the replica is unfinished, and two heartbeats in a row
+///                         of every rank that is there, sent since the drain began, told of no
+///                         request and no transfer; or the deadline has passed
+///
+/// A rank that is lost is waited for no longer. What has been decided stays decided: a rank that
+/// comes back in the same life is told again.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/membership.hpp"
+
+namespace troupe::actors {
+
+/// Why a node is down that was drained with nothing left to do. Whoever left otherwise has a
+/// sentence of its own.
+inline constexpr std::string_view drained_reason = "drained";
+
+class drain_list {
+ public:
+  struct rank {
+    std::string name;
+    std::uint64_t incarnation{0};
+  };
+  /// What is to be said of ranks: as long as they drain, or that they leave and why.
+  struct verdict {
+    std::vector<rank> ranks;
+    bool leave{false};
+    std::string reason;
+  };
+  /// Requests that were placed on a replica and have not ended.
+  using unfinished_fn = std::function<std::size_t(std::string_view stage, std::uint32_t replica)>;
+
+  /// These ranks of a replica drain from now on, together with those of it that do already.
+  /// `deadline` is bounded by `max_drain_deadline`.
+  void begin(std::string_view stage, std::uint32_t replica, const std::vector<rank>& ranks,
+             std::chrono::milliseconds deadline, steady_time now);
+  /// A heartbeat of a node.
+  void heard(const heartbeat& beat);
+  /// That life of a node is down.
+  void lost(std::string_view name, std::uint64_t incarnation);
+  /// A life of a node registered: another one than that which drains ends the drain. What the life
+  /// is to be told, if it drains: whether to leave.
+  [[nodiscard]] std::optional<drain_order> registered(std::string_view name,
+                                                      std::uint64_t incarnation);
+  /// What has changed: who leaves now, and what is said of those that go on.
+  [[nodiscard]] std::vector<verdict> judge(const unfinished_fn& unfinished, steady_time now);
+
+ private:
+  struct draining_rank {
+    rank who;
+    bool lost{false};
+    std::uint32_t quiet_beats{0};  ///< in a row
+    load_report load;              ///< of the last beat
+  };
+  struct entry {
+    std::string stage;
+    std::uint32_t replica{0};
+    std::vector<draining_rank> ranks;
+    std::chrono::milliseconds patience{0};
+    steady_time deadline{};
+    bool leaves{false};
+    bool news{false};  ///< something was heard since it was judged
+  };
+
+  [[nodiscard]] static verdict judged(entry& e, std::size_t unfinished, bool late);
+  [[nodiscard]] draining_rank* find(std::string_view name, std::uint64_t incarnation, entry** of);
+
+  std::vector<entry> entries_;  ///< at most one per replica
+};
+
+/// No drain waits for longer.
+inline constexpr std::chrono::milliseconds max_drain_deadline = std::chrono::hours{24};
+
+}  // namespace troupe::actors

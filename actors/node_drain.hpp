@@ -1,0 +1,52 @@
+#pragma once
+
+/// What a node knows of its own drain. The supervisor orders it and decides when the node leaves;
+/// one that was restarted has forgotten it, and does not know what it placed here before. The node
+/// tells it then that it leaves, and decides by itself: it is drained once two heartbeats in a row
+/// told of no request and no transfer.
+///
+///   standing   event                                       next
+///   ---------  ------------------------------------------  --------
+///   serving    order of its incarnation to end what it has  draining
+///   draining   the order to leave                           drained
+///   draining   registers, and no order came again           draining, says so, judges itself
+///   draining   judges itself, two quiet heartbeats          drained
+///   drained    anything                                     drained
+///
+/// Nothing makes a node serve again; only its next life does.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "troupe/actors/engine.hpp"
+
+namespace troupe::actors {
+
+/// Written by the node's actor, read by any thread of the engine.
+class node_drain {
+ public:
+  [[nodiscard]] drain_standing standing() const noexcept { return standing_.load(); }
+
+  // -- for the node's actor only
+
+  /// False: nothing new, or meant for another life.
+  [[nodiscard]] bool ordered(const drain_order& order, std::uint64_t incarnation);
+  /// The node asks to be taken in. A supervisor that remembers the drain orders it again before it
+  /// answers.
+  void asks() noexcept { reminded_ = false; }
+  /// The supervisor has answered. True: it has to be told that the node leaves.
+  [[nodiscard]] bool registered();
+  /// A heartbeat goes out with this load. True: the node has found itself drained by it.
+  [[nodiscard]] bool beats(const load_report& load);
+
+ private:
+  std::atomic<drain_standing> standing_{drain_standing::serving};
+  bool reminded_{false};  ///< since it asked to be taken in
+  bool judges_itself_{false};
+  std::uint32_t quiet_beats_{0};
+};
+
+using node_drain_ptr = std::shared_ptr<node_drain>;
+
+}  // namespace troupe::actors

@@ -1,0 +1,228 @@
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/drains.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/config/units.hpp"
+#include "troupe/deploy/cli/cluster_address.hpp"
+#include "troupe/deploy/cli/text_table.hpp"
+#include "troupe/deploy/cli/verbs.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using std::chrono::milliseconds;
+using clock = std::chrono::steady_clock;
+
+constexpr milliseconds look_interval{200};
+/// From the order to leave to the end of a process: a node looks twice a second, and stops within
+/// ten.
+constexpr std::chrono::seconds leave_patience{15};
+/// A supervisor that does not answer for so long is gone.
+constexpr std::chrono::seconds silence_patience{5};
+
+struct drain_arguments {
+  std::string where;
+  std::string name;
+  std::string deadline_text{"30s"};
+  milliseconds deadline{30'000};
+  bool no_wait{false};
+};
+
+void complain(const std::string& sentence) {
+  std::cerr << "troupe drain: " + sentence + "\n";
+}
+
+/// One drain, watched from its order to the end of its nodes.
+class drain_watch {
+ public:
+  drain_watch(actors::cluster_client& cluster, std::uint64_t supervisor, std::string name,
+              milliseconds deadline)
+      : cluster_{cluster}, supervisor_{supervisor}, name_{std::move(name)}, deadline_{deadline} {}
+
+  exit_code wait() {
+    const auto until = clock::now() + deadline_ + leave_patience;
+    auto heard = clock::now();
+    while (true) {
+      const auto members = cluster_.members();
+      if (members) {
+        heard = clock::now();
+        if (const auto end = look_at(*members)) return *end;
+      } else if (clock::now() >= heard + silence_patience) {
+        complain("the supervisor is gone (" + to_string(members.error()) + "). " + goes_on());
+        return exit_code::failed;
+      }
+      if (clock::now() >= until) return say_who_stays();
+      std::this_thread::sleep_for(look_interval);
+    }
+  }
+
+ private:
+  struct rank {
+    std::string name;
+    std::uint64_t incarnation{0};
+    std::string said;
+    bool gone{false};
+  };
+
+  /// Says what is new. Empty: it is not over.
+  std::optional<exit_code> look_at(const actors::membership& members) {
+    if (members.supervisor_incarnation != supervisor_) {
+      complain("the supervisor was restarted and has forgotten the drain. " + goes_on());
+      return exit_code::failed;
+    }
+    if (ranks_.empty()) find_ranks(members);
+    for (rank& one : ranks_)
+      if (!one.gone) look_at(one, members);
+    const bool over = std::ranges::all_of(ranks_, &rank::gone);
+    if (!over) return std::nullopt;
+    return in_order_ ? exit_code::ok : exit_code::incomplete;
+  }
+
+  /// Every rank of the replica drains. One that is down already is not waited for.
+  void find_ranks(const actors::membership& members) {
+    const auto named = std::ranges::find(members.members, name_,
+                                         [](const actors::member& m) { return m.node.name; });
+    if (named == members.members.end()) return;
+    for (const auto& m : members.members) {
+      const bool same = m.node.stage == named->node.stage && m.node.replica == named->node.replica;
+      const bool down = m.state == static_cast<std::uint8_t>(actors::node_state::down);
+      if (same && (!down || m.node.name == name_))
+        ranks_.push_back({m.node.name, m.node.incarnation, {}, false});
+    }
+  }
+
+  void look_at(rank& one, const actors::membership& members) {
+    const auto m = std::ranges::find(members.members, one.name,
+                                     [](const actors::member& x) { return x.node.name; });
+    const auto name = printable(one.name);
+    if (m == members.members.end() || m->node.incarnation != one.incarnation) {
+      one.gone = true;
+      std::cout << name << " has left, and was started again" << std::endl;
+    } else if (m->state == static_cast<std::uint8_t>(actors::node_state::down)) {
+      one.gone = true;
+      if (m->reason == actors::drained_reason) {
+        std::cout << name << " was drained and has left" << std::endl;
+      } else {
+        in_order_ = false;
+        complain(name + " is gone before all that it had was over: " + printable(m->reason));
+      }
+    } else if (m->reason != one.said) {
+      one.said = m->reason;
+      std::cout << name << ": " << printable(one.said) << std::endl;
+    }
+  }
+
+  exit_code say_who_stays() {
+    std::string names;
+    for (const rank& one : ranks_)
+      if (!one.gone) names += (names.empty() ? "" : ", ") + printable(one.name);
+    complain(names +
+             ": told to leave and still there; a process that does not ask "
+             "`engine::draining` has to be stopped by hand");
+    return exit_code::failed;
+  }
+
+  [[nodiscard]] std::string goes_on() const {
+    return name_ +
+           " goes on draining and leaves when it has nothing left to do; drain it again to give "
+           "it a deadline, once the supervisor is back";
+  }
+
+  actors::cluster_client& cluster_;
+  std::uint64_t supervisor_;  ///< its incarnation
+  std::string name_;
+  milliseconds deadline_;
+  std::vector<rank> ranks_;
+  bool in_order_{true};
+};
+
+/// The cluster, which is the one that the file describes; or what is wrong.
+result<std::pair<std::unique_ptr<actors::cluster_client>, std::uint64_t>> reach(
+    const cluster_address& at) {
+  actors::cluster_client_options options;
+  options.host = at.host;
+  options.port = at.port;
+  auto cluster = actors::cluster_client::connect(options);
+  if (!cluster) return fail(cluster.error());
+  const auto members = (*cluster)->members();
+  if (!members) return fail(members.error());
+  if (!at.cluster.empty() && members->cluster != at.cluster) {
+    return fail(errc::invalid_config, "the supervisor at " + at.text() + " is that of cluster `" +
+                                          members->cluster + "`, the file describes `" +
+                                          at.cluster + "`; give the two clusters different ports");
+  }
+  return std::pair{std::move(*cluster), members->supervisor_incarnation};
+}
+
+exit_code run_drain(const drain_arguments& given) {
+  const auto at = cluster_at("drain", given.where);
+  if (!at) return exit_code::usage;
+  // What is wrong is in the answer; the lines of the network layer would only repeat it.
+  actors::log_options log;
+  log.level = "error";
+  log.node = "drain";
+  (void)actors::init_logging(log);
+  const auto cluster = reach(*at);
+  if (!cluster) {
+    complain(to_string(cluster.error()));
+    return exit_code::failed;
+  }
+  const auto ms = static_cast<std::uint32_t>(given.deadline.count());
+  const auto drained = cluster->first->drain({given.name, ms});
+  if (!drained) {
+    complain(to_string(drained.error()));
+    return exit_code::failed;
+  }
+  const auto names = printable(drained->sentence);
+  const bool several = names.find(',') != std::string::npos;
+  std::cout << names << (several ? " take" : " takes") << " no new request and "
+            << (several ? "leave" : "leaves") << " when all that is there has ended, in "
+            << config::format_duration(given.deadline) << " at the latest" << std::endl;
+  if (given.no_wait) return exit_code::ok;
+  return drain_watch{*cluster->first, cluster->second, given.name, given.deadline}.wait();
+}
+
+}  // namespace
+
+void add_drain(CLI::App& app, exit_code& code) {
+  auto* verb = app.add_subcommand(
+      "drain",
+      "Take a node out of service: no new request is placed on it, what it has goes on, and when\n"
+      "that has ended, or at the deadline, it leaves. A replica of several ranks drains as a "
+      "whole,\n"
+      "whichever of them is named. Waits until it has left and says what it waits for; Ctrl-C "
+      "stops\n"
+      "the waiting, not the drain. `troupe node` processes end by themselves; an engine of yours\n"
+      "asks `engine::draining`. Nothing cancels a drain: start the node again when it has left.");
+  const auto given = std::make_shared<drain_arguments>();
+  verb->add_option("TARGET", given->where, "The deployment file, or HOST:PORT of the supervisor")
+      ->required();
+  verb->add_option("NAME", given->name, "Which node, as `troupe status` lists them")->required();
+  verb->add_option(
+          "--deadline", given->deadline_text,
+          "It leaves then, whatever it still has: a duration like 30s or 5min, at most 24h")
+      ->check([given](const std::string& text) {
+        const auto time = config::parse_duration(text);
+        if (!time || *time > actors::max_drain_deadline)
+          return "takes a duration of at most 24h, like 30s or 5min, found `" + text + "`";
+        given->deadline = *time;
+        return std::string{};
+      })
+      ->capture_default_str();
+  verb->add_flag("--no-wait", given->no_wait, "End as soon as the drain has begun");
+  verb->callback([given, &code] { code = run_drain(*given); });
+}
+
+}  // namespace troupe::deploy::cli

@@ -1,0 +1,256 @@
+// A drain over real sockets: the supervisor with nodes that are played, and with an engine.
+
+#include <thread>
+
+#include <caf/scoped_actor.hpp>
+#include <gmock/gmock.h>
+
+#include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/engine.hpp"
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/config/parse.hpp"
+
+#include "cluster_peer.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+
+bool comes_true(const std::function<bool()>& condition) {
+  const auto until = steady_clock::now() + milliseconds{5000} * troupe::testing::patience;
+  while (!condition()) {
+    if (steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(milliseconds{5});
+  }
+  return true;
+}
+
+/// A supervisor that can be restarted on its port, and a client of it.
+struct drained_cluster : ::testing::Test {
+  std::unique_ptr<actor_host> there;
+  std::unique_ptr<cluster_client> client;
+  std::uint16_t port{0};
+
+  void start(const supervisor_options& options) {
+    client.reset();
+    there.reset();
+    there = std::make_unique<actor_host>();
+    const auto bound =
+        there->publish(spawn_supervisor(there->system(), options), "127.0.0.1", port);
+    ASSERT_TRUE(bound) << bound.error().message;
+    port = *bound;
+    auto made = cluster_client::connect({.host = "127.0.0.1", .port = port});
+    ASSERT_TRUE(made) << made.error().message;
+    client = std::move(*made);
+  }
+  std::optional<member> seen(const std::string& name) {
+    const auto all = client->members();
+    if (!all) return std::nullopt;
+    const auto found =
+        std::ranges::find(all->members, name, [](const member& m) { return m.node.name; });
+    return found == all->members.end() ? std::nullopt : std::optional{*found};
+  }
+  bool becomes(const std::string& name, node_state wanted) {
+    return comes_true([&] {
+      const auto m = seen(name);
+      return m && node_state_from(m->state) == wanted;
+    });
+  }
+  std::string reason(const std::string& name) { return seen(name).value_or(member{}).reason; }
+  std::string refusal(const std::string& name) {
+    const auto asked = client->drain({name, 1000});
+    return asked ? "none" : to_string(asked.error());
+  }
+};
+
+/// Nodes that are played.
+struct drain_of_nodes : drained_cluster {
+  std::unique_ptr<actor_host> here = std::make_unique<actor_host>();
+  supervisor_actor supervisor;
+  std::uint64_t sequence{0};
+
+  /// One prefill, and a replica of two decode ranks beside one of its own.
+  static supervisor_options ranks() {
+    auto options = three_nodes();
+    auto& slots = options.members.slots;
+    slots[1].ranks = 2;
+    slots.push_back({"decode-0-1", "decode", node_role::decode, 0, 1, 2});
+    return options;
+  }
+  void SetUp() override {
+    start(ranks());
+    auto found = here->connect<supervisor_actor>("127.0.0.1", port, milliseconds{3000});
+    ASSERT_TRUE(found);
+    supervisor = *found;
+  }
+  std::shared_ptr<told> join(const std::string& name, std::uint64_t incarnation) {
+    auto request = request_of(name, incarnation);
+    request.node.stage = name.starts_with("prefill") ? "prefill" : "decode";
+    request.node.role = static_cast<std::uint8_t>(name.starts_with("prefill") ? node_role::prefill
+                                                                              : node_role::decode);
+    request.node.ranks = name.starts_with("decode-0") ? 2 : 1;
+    request.node.rank = name == "decode-0-1" ? 1 : 0;
+    auto ear = std::make_shared<told>();
+    auto handle = here->system().spawn(listening_node, ear, request.node);
+    here->own(handle);
+    caf::scoped_actor self{here->system()};
+    self->request(supervisor, milliseconds{5000}, register_atom_v, request, handle)
+        .receive([&](registration& r) { EXPECT_EQ(r.failed, 0) << r.sentence; },
+                 [&](caf::error& e) { ADD_FAILURE() << here->system().render(e); });
+    return ear;
+  }
+  void beat(const std::string& name, std::uint64_t incarnation, std::uint32_t queue = 0) {
+    heartbeat h{name, incarnation, ++sequence, {}, {}};
+    h.load.queue_length = queue;
+    caf::scoped_actor self{here->system()};
+    self->request(supervisor, milliseconds{5000}, h)
+        .receive([&](heartbeat_ack&) {},
+                 [&](caf::error& e) { ADD_FAILURE() << here->system().render(e); });
+  }
+};
+
+TEST_F(drain_of_nodes, takes_the_whole_replica_out_and_lets_it_leave_when_nothing_is_left) {
+  join("prefill-0", 1);
+  const auto rank_0 = join("decode-0", 2);
+  const auto rank_1 = join("decode-0-1", 3);
+  beat("prefill-0", 1);
+  beat("decode-0", 2);
+  beat("decode-0-1", 3);
+  ASSERT_TRUE(client->place({"r1", "", "", 0, {}}));
+
+  const auto drained = client->drain({"decode-0-1", 60'000});
+  ASSERT_TRUE(drained) << drained.error().message;
+  EXPECT_EQ(drained->sentence, "decode-0-1, decode-0");
+  EXPECT_EQ(drained->incarnation, 3u);
+  EXPECT_TRUE(becomes("decode-0", node_state::leaving));
+  EXPECT_TRUE(becomes("decode-0-1", node_state::leaving));
+  for (const auto& ear : {rank_0, rank_1}) {
+    ASSERT_EQ(ear->orders(1).size(), 1u);
+    EXPECT_EQ(ear->orders(1)[0].leave, 0);
+  }
+  EXPECT_EQ(client->place({"r2", "", "", 0, {}}).error().code, errc::peer_unreachable);
+
+  for (int i = 0; i < 3; ++i) {
+    beat("decode-0", 2);
+    beat("decode-0-1", 3);
+  }
+  EXPECT_TRUE(comes_true([&] {
+    return reason("decode-0").starts_with("is drained within 60 s: 1");
+  })) << reason("decode-0");
+  ASSERT_TRUE(client->finished("r1"));
+  EXPECT_TRUE(comes_true([&] {
+    beat("decode-0", 2);
+    beat("decode-0-1", 3);
+    return reason("decode-0") == "drained" && reason("decode-0-1") == "drained";
+  })) << reason("decode-0");
+  ASSERT_EQ(rank_0->orders(2).size(), 2u);
+  ASSERT_EQ(rank_1->orders(2).size(), 2u);
+  EXPECT_EQ(rank_0->orders(2)[1].leave, 1);
+  EXPECT_EQ(rank_0->orders(2)[1].incarnation, 2u);
+  EXPECT_EQ(rank_1->orders(2)[1].incarnation, 3u);
+}
+
+TEST_F(drain_of_nodes, ends_at_its_deadline_with_what_is_still_live) {
+  const auto ear = join("decode-1", 5);
+  beat("decode-1", 5, 4);
+  ASSERT_TRUE(client->drain({"decode-1", 100}));
+  ASSERT_EQ(ear->orders(2).size(), 2u);
+  EXPECT_EQ(ear->orders(2)[1].leave, 1);
+  EXPECT_THAT(reason("decode-1"), HasSubstr("deadline of 100 ms passed: 4 in its queue"));
+  caf::anon_send(supervisor, leave_atom_v, std::string{"decode-1"}, std::uint64_t{5});
+  here.reset();
+  supervisor = nullptr;
+  EXPECT_TRUE(becomes("decode-1", node_state::down));
+  EXPECT_THAT(reason("decode-1"), HasSubstr("deadline of 100 ms passed: 4 in its queue"));
+}
+
+TEST_F(drain_of_nodes, is_refused_in_a_sentence_where_there_is_nothing_to_drain) {
+  EXPECT_THAT(refusal("decode-7"), HasSubstr("not_found: the deployment has no node 'decode-7'"));
+  EXPECT_THAT(refusal("supervisor"), HasSubstr("is not drained"));
+  EXPECT_THAT(refusal("decode-1"), HasSubstr("has never registered"));
+  EXPECT_THAT(refusal(std::string(10'000, 'x')), HasSubstr("..."));
+  join("decode-1", 5);
+  EXPECT_EQ(refusal("decode-1"), "none");
+  EXPECT_THAT(refusal("decode-1"), HasSubstr("already_exists"));
+}
+
+TEST_F(drain_of_nodes, outlives_a_registration_of_the_same_life_and_not_one_of_the_next) {
+  join("decode-1", 5);
+  beat("decode-1", 5);
+  ASSERT_TRUE(client->drain({"decode-1", 60'000}));
+  const auto again = join("decode-1", 5);
+  ASSERT_EQ(again->orders(1).size(), 1u) << "it is told again";
+  beat("decode-1", 5, 1);
+  EXPECT_EQ(node_state_from(seen("decode-1")->state), node_state::leaving);
+  const auto next = join("decode-1", 6);
+  beat("decode-1", 6);
+  EXPECT_TRUE(becomes("decode-1", node_state::up));
+  EXPECT_TRUE(next->orders(0).empty());
+}
+
+/// A store, which is an engine as any other to the supervisor.
+struct drain_of_an_engine : drained_cluster {
+  std::unique_ptr<engine> node;
+
+  [[nodiscard]] config::deployment deployment() const {
+    auto parsed = config::parse(
+        "cluster: drains\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
+            ", heartbeat_interval: 50ms, heartbeat_timeout: 3s}\n"
+            "stages: [{name: cache, role: store, pool: {size: 1MiB}}]\n",
+        "test.yaml");
+    for (const auto& issue : parsed.issues) ADD_FAILURE() << config::to_string(issue);
+    return parsed.value.value_or(config::deployment{});
+  }
+  void start_supervisor() { start(supervisor_options_from(deployment())); }
+  void SetUp() override {
+    start_supervisor();
+    auto made = engine::start(deployment(), "cache-0");
+    ASSERT_TRUE(made) << made.error().message;
+    node = std::move(*made);
+    node->set_queue_length(1);
+    ASSERT_TRUE(becomes("cache-0", node_state::up));
+    EXPECT_EQ(node->draining(), drain_standing::serving);
+  }
+};
+
+TEST_F(drain_of_an_engine, tells_it_at_once_and_again_when_it_may_stop) {
+  ASSERT_TRUE(client->drain({"cache-0", 60'000}));
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::draining; }));
+  std::this_thread::sleep_for(milliseconds{300});
+  EXPECT_EQ(node->draining(), drain_standing::draining) << "it has a request";
+  node->set_queue_length(0);
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::drained; }));
+  node->stop();
+  EXPECT_EQ(node->draining(), drain_standing::drained);
+  EXPECT_TRUE(becomes("cache-0", node_state::down));
+  EXPECT_EQ(reason("cache-0"), "drained");
+}
+
+TEST_F(drain_of_an_engine, goes_on_by_itself_when_the_supervisor_is_restarted) {
+  ASSERT_TRUE(client->drain({"cache-0", 60'000}));
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::draining; }));
+  start_supervisor();
+  EXPECT_TRUE(becomes("cache-0", node_state::leaving)) << "it says so itself";
+  EXPECT_EQ(node->draining(), drain_standing::draining);
+  node->set_queue_length(0);
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::drained; }));
+  node->stop();
+  EXPECT_TRUE(becomes("cache-0", node_state::down));
+}
+
+TEST_F(drain_of_an_engine, gets_a_deadline_again_from_a_supervisor_that_was_restarted) {
+  ASSERT_TRUE(client->drain({"cache-0", 60'000}));
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::draining; }));
+  start_supervisor();
+  ASSERT_TRUE(becomes("cache-0", node_state::leaving));
+  ASSERT_EQ(refusal("cache-0"), "none");  // of one second
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::drained; }));
+  EXPECT_THAT(reason("cache-0"), HasSubstr("deadline of 1 s passed"));
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing

@@ -1,0 +1,206 @@
+// When a drained replica may leave, and what a node makes of the orders that it gets.
+
+#include "troupe/actors/drains.hpp"
+
+#include <gmock/gmock.h>
+
+#include "troupe/actors/node_drain.hpp"
+#include "troupe/actors/router.hpp"
+
+namespace troupe::actors {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+/// A replica of two ranks that drains.
+struct drain_of_a_replica : ::testing::Test {
+  drain_list drains;
+  steady_time now{std::chrono::hours{1}};
+  std::size_t unfinished{0};
+
+  void SetUp() override {
+    drains.begin("decode", 0, {{"decode-0-0", 1}, {"decode-0-1", 2}}, milliseconds{30'000}, now);
+    (void)judge();
+  }
+  std::vector<drain_list::verdict> judge() {
+    return drains.judge([this](std::string_view, std::uint32_t) { return unfinished; }, now);
+  }
+  void beat(const std::string& name, std::uint64_t incarnation, std::uint32_t queue = 0,
+            std::uint32_t transfers = 0) {
+    heartbeat h;
+    h.name = name;
+    h.incarnation = incarnation;
+    h.load.queue_length = queue;
+    h.load.active_transfers = transfers;
+    drains.heard(h);
+  }
+  /// Why it leaves; empty: it does not yet.
+  std::string leaves() {
+    std::string why;
+    for (const auto& verdict : judge()) {
+      if (verdict.leave) why += verdict.reason;
+    }
+    return why;
+  }
+};
+
+TEST_F(drain_of_a_replica, leaves_when_two_beats_in_a_row_of_every_rank_told_of_nothing) {
+  EXPECT_EQ(leaves(), "");
+  beat("decode-0-0", 1);
+  beat("decode-0-0", 1);
+  EXPECT_EQ(leaves(), "") << "the other rank has said nothing";
+  beat("decode-0-1", 2);
+  EXPECT_EQ(leaves(), "");
+  beat("decode-0-1", 2, 0, 1);
+  EXPECT_EQ(leaves(), "");
+  beat("decode-0-1", 2);
+  EXPECT_EQ(leaves(), "") << "not in a row";
+  beat("decode-0-1", 2);
+  EXPECT_EQ(leaves(), drained_reason);
+  EXPECT_TRUE(judge().empty()) << "once";
+}
+
+TEST_F(drain_of_a_replica, waits_for_what_is_placed_there_and_not_ended) {
+  unfinished = 1;
+  for (int i = 0; i < 5; ++i) {
+    beat("decode-0-0", 1);
+    beat("decode-0-1", 2);
+    EXPECT_EQ(leaves(), "");
+  }
+  beat("decode-0-0", 1, 3);
+  const auto said = judge();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0].ranks.size(), 2u);
+  EXPECT_THAT(
+      said[0].reason,
+      HasSubstr(
+          "is drained within 30 s: 1 placed request whose end nobody has told, 3 in its queue"));
+  unfinished = 0;
+  for (int i = 0; i < 2; ++i) beat("decode-0-0", 1);
+  EXPECT_EQ(leaves(), drained_reason);
+}
+
+TEST_F(drain_of_a_replica, leaves_at_the_deadline_and_says_what_is_still_live) {
+  unfinished = 2;
+  beat("decode-0-0", 1, 0, 1);
+  now += milliseconds{29'999};
+  EXPECT_EQ(leaves(), "");
+  now += milliseconds{1};
+  EXPECT_EQ(leaves(),
+            "left when the drain's deadline of 30 s passed: 2 placed requests whose end nobody "
+            "has told, 1 transfer");
+}
+
+TEST_F(drain_of_a_replica, a_rank_that_is_lost_is_waited_for_no_longer) {
+  beat("decode-0-1", 2, 1, 1);
+  beat("decode-0-0", 1);
+  beat("decode-0-0", 1);
+  EXPECT_EQ(leaves(), "");
+  drains.lost("decode-0-1", 2);
+  const auto said = judge();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_TRUE(said[0].leave);
+  ASSERT_EQ(said[0].ranks.size(), 1u);
+  EXPECT_EQ(said[0].ranks[0].name, "decode-0-0");
+}
+
+TEST_F(drain_of_a_replica, a_life_that_registers_again_is_told_again_and_another_one_is_not) {
+  const auto again = drains.registered("decode-0-0", 1);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->incarnation, 1u);
+  EXPECT_EQ(again->leave, 0);
+  EXPECT_FALSE(drains.registered("prefill-0-0", 9));
+  now += milliseconds{30'000};
+  EXPECT_NE(leaves(), "");
+  EXPECT_EQ(drains.registered("decode-0-0", 1)->leave, 1);
+  EXPECT_FALSE(drains.registered("decode-0-0", 5)) << "a new life serves";
+  EXPECT_FALSE(drains.registered("decode-0-0", 1));
+  EXPECT_TRUE(drains.registered("decode-0-1", 2)) << "the other rank is to leave all the same";
+}
+
+TEST_F(drain_of_a_replica, a_former_life_neither_counts_nor_is_waited_for) {
+  beat("decode-0-0", 7);
+  beat("decode-0-0", 7);
+  beat("decode-0-1", 2);
+  beat("decode-0-1", 2);
+  EXPECT_EQ(leaves(), "");
+}
+
+// -- what is placed on a replica
+
+TEST(requests_of_a_replica, are_those_of_its_present_life_that_have_not_ended) {
+  router_options options;
+  options.edges = {{"prefill", "decode", "write"}};
+  options.slots = {{"prefill-0", "prefill", node_role::prefill, 0, 0, 1},
+                   {"decode-0", "decode", node_role::decode, 0, 0, 1}};
+  router routes{options};
+  membership members;
+  const auto show = [&](const std::string& name, std::uint64_t incarnation) {
+    member m;
+    m.node.name = name;
+    m.node.incarnation = incarnation;
+    m.state = static_cast<std::uint8_t>(node_state::up);
+    std::erase_if(members.members, [&](const member& x) { return x.node.name == name; });
+    members.members.push_back(m);
+    routes.update(members);
+  };
+  show("prefill-0", 1);
+  show("decode-0", 2);
+  const auto place = [&](const std::string& id) {
+    EXPECT_TRUE(routes.place({id, "", "", 0, {}}, steady_time{}));
+  };
+  place("a");
+  place("b");
+  place("b");
+  EXPECT_EQ(routes.unfinished("decode", 0), 2u);
+  EXPECT_EQ(routes.unfinished("prefill", 0), 2u);
+  routes.finished("a");
+  EXPECT_EQ(routes.unfinished("decode", 0), 1u);
+  EXPECT_EQ(routes.unfinished("decode", 9), 0u);
+  EXPECT_EQ(routes.unfinished("nowhere", 0), 0u);
+  show("decode-0", 3);
+  EXPECT_EQ(routes.unfinished("decode", 0), 0u) << "its former life's";
+  EXPECT_EQ(routes.unfinished("prefill", 0), 1u);
+  place("c");
+  EXPECT_EQ(routes.unfinished("decode", 0), 1u);
+}
+
+// -- a node
+
+TEST(node_that_drains, heeds_orders_of_its_own_life_only) {
+  node_drain drain;
+  EXPECT_FALSE(drain.ordered({6, 1}, 7));
+  EXPECT_EQ(drain.standing(), drain_standing::serving);
+  EXPECT_TRUE(drain.ordered({7, 0}, 7));
+  EXPECT_EQ(drain.standing(), drain_standing::draining);
+  EXPECT_FALSE(drain.ordered({6, 1}, 7));
+  EXPECT_EQ(drain.standing(), drain_standing::draining);
+  EXPECT_TRUE(drain.ordered({7, 1}, 7));
+  EXPECT_FALSE(drain.ordered({7, 0}, 7)) << "an order that comes late";
+  EXPECT_EQ(drain.standing(), drain_standing::drained);
+}
+
+TEST(node_that_drains, decides_by_itself_only_after_its_supervisor_forgot) {
+  node_drain drain;
+  load_report busy;
+  busy.active_transfers = 1;
+  drain.asks();
+  EXPECT_FALSE(drain.registered()) << "a node that serves tells nobody that it leaves";
+  (void)drain.ordered({7, 0}, 7);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(drain.beats({}));
+  drain.asks();
+  (void)drain.ordered({7, 0}, 7);
+  EXPECT_FALSE(drain.registered()) << "it remembers";
+  EXPECT_FALSE(drain.beats({}) || drain.beats({}));
+
+  drain.asks();
+  EXPECT_TRUE(drain.registered());
+  EXPECT_FALSE(drain.beats({}) || drain.beats(busy) || drain.beats({}));
+  EXPECT_EQ(drain.standing(), drain_standing::draining);
+  EXPECT_TRUE(drain.beats({}));
+  EXPECT_EQ(drain.standing(), drain_standing::drained);
+}
+
+}  // namespace
+}  // namespace troupe::actors
