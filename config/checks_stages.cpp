@@ -91,6 +91,14 @@ void check_engine(findings& into, const deployment& value, const stage_config& s
   }
 }
 
+/// `troupe up` starts no process of the user's, so it starts none again.
+void check_restart(findings& into, const stage_config& stage, const std::string& path) {
+  if (into.failed(path + ".engine") || into.failed(path + ".restart")) return;
+  if (stage.engine != engine_kind::external || stage.restart == restart_policy::never) return;
+  into.refuse(path + ".restart", "never",
+              "a process of `engine: external` is started by you, and so is its next life");
+}
+
 /// Who computes on the host keeps its memory there.
 void check_gpus(findings& into, const stage_config& stage, const std::string& path) {
   if (into.failed(path + ".role") || into.failed(path + ".engine")) return;
@@ -186,6 +194,7 @@ void check_stages(findings& into, const deployment& value) {
     if (into.refused(path)) continue;
     const bool placed = check_hosts(into, stage, path);
     check_engine(into, value, stage, path);
+    check_restart(into, stage, path);
     check_gpus(into, stage, path);
     if (!into.failed(path + ".role")) {
       check_store(into, stage, path);

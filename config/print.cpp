@@ -108,6 +108,7 @@ void print_stage(std::ostream& out, const stage_config& value) {
       << list_of(value.ports, [](std::uint16_t port) { return std::to_string(port); }) << "\n"
       << "    policy: " << to_string(value.policy) << "\n";
   if (value.engine != engine_kind::none) out << "    engine: " << to_string(value.engine) << "\n";
+  out << "    restart: " << to_string(value.restart) << "\n";
   if (value.layout) print_layout(out, *value.layout, "    ");
   if (value.pool) {
     out << "    pool: {device: " << device_of(*value.pool)

@@ -13,10 +13,13 @@ using std::chrono::minutes;
 constexpr std::string_view failover_later =
     "failover settings arrive with a later release; leave the key out";
 
+constexpr std::string_view restart_of_stage =
+    "whether nodes are started again is said by each stage: `restart: on-failure`";
+
 constexpr std::array<later_word, 6> later_root_keys{
-    {{"restart*", "restart policies arrive with a later release; leave the key out"},
+    {{"restart*", restart_of_stage},
      {"failover*", failover_later},
-     {"supervision", "restart policies arrive with a later release; leave the key out"},
+     {"supervision", restart_of_stage},
      {"metrics*", "metrics arrive with a later release; leave the key out"},
      {"tracing", "tracing arrives with a later release; leave the key out"},
      {"tls", "tls arrives with a later release; leave the key out"}}};
@@ -42,7 +45,8 @@ supervisor_config read_supervisor(section& root) {
       {{"standby*", "a second supervisor arrives with a later release; leave the key out"},
        {"replicas", "a second supervisor arrives with a later release; leave the key out"},
        {"failover*", failover_later},
-       {"restart*", "restart policies arrive with a later release; leave the key out"}}};
+       {"restart*",
+        "it is started again where a stage has `restart: on-failure`; leave the key out"}}};
   in.later(later);
   supervisor_config value;
   value.host = in.host("host", value.host);

@@ -8,13 +8,13 @@
 namespace troupe::config {
 namespace {
 
-constexpr std::string_view restart_later =
-    "restart policies arrive with a later release; leave the key out";
+constexpr std::string_view restart_here = "whether a node is started again is said by `restart`";
 
-constexpr std::array<later_word, 9> later_stage_keys{
-    {{"restart*", restart_later},
-     {"max_restarts", restart_later},
-     {"supervision", restart_later},
+constexpr std::array<later_word, 10> later_stage_keys{
+    {{"restart_*", restart_here},
+     {"restarts", restart_here},
+     {"max_restarts", "at most 5 restarts within 60 s, of each node; leave the key out"},
+     {"supervision", restart_here},
      {"failover*", "failover settings arrive with a later release; leave the key out"},
      {"affinity",
       "each request names its own affinity (`placement_request::affinity`); leave the key out"},
@@ -137,6 +137,15 @@ engine_kind read_engine(section& in, config::role role) {
   return engine_kind::none;
 }
 
+/// Policies of other tools that say nearly the same.
+restart_policy read_restart(section& in) {
+  static constexpr std::array<later_word, 3> elsewhere{
+      {{"always", "a node that ends in good order was told to; one that fails is `on-failure`"},
+       {"on_failure", "it has a hyphen"},
+       {"unless-stopped", "`on-failure` restarts nothing that was told to stop"}}};
+  return in.word("restart", restart_policy::never, elsewhere);
+}
+
 std::optional<cache_arrangement> read_stage_layout(section& in, config::role role,
                                                    const std::optional<model_config>& model) {
   if (role != role::store && model) return read_arrangement(in, model->layout);
@@ -179,6 +188,7 @@ stage_config read_stage(findings& into, const yaml_node& node, const std::string
   value.policy = in.word("policy", value.policy);
   // What a role allows is judged only where the role could be read.
   value.engine = read_engine(in, value.role);
+  value.restart = read_restart(in);
   value.layout = read_stage_layout(in, value.role, model);
   value.pool = read_pool(in, value.node_count());
   value.transport = read_transport(in);

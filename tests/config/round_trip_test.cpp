@@ -109,6 +109,8 @@ class generator {
     value.engine = value.role == role::store ? engine_kind::none
                    : model && chance()       ? engine_kind::reference
                                              : engine_kind::external;
+    if (value.engine != engine_kind::external && chance())
+      value.restart = restart_policy::on_failure;
     if (model && value.role != role::store) value.layout = arrangement(model->is_mla());
     if (value.engine != engine_kind::external || chance()) {
       pool_config pool;
