@@ -126,6 +126,11 @@ std::optional<std::string> child_process::ended() {
   return "exit code " + std::to_string(WEXITSTATUS(*status_));
 }
 
+std::optional<int> child_process::code() {
+  if (!ended() || !WIFEXITED(*status_)) return std::nullopt;
+  return WEXITSTATUS(*status_);
+}
+
 bool child_process::wait(std::chrono::milliseconds timeout) {
   if (ended()) return true;
   pollfd fd{handle_, POLLIN, 0};

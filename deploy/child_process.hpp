@@ -41,6 +41,8 @@ class child_process {
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   /// How it ended, in words ("exit code 2", "signal 9"); empty while it runs.
   [[nodiscard]] std::optional<std::string> ended();
+  /// Its exit code; empty while it runs, and when a signal ended it.
+  [[nodiscard]] std::optional<int> code();
   /// Waits until it has ended. False: it still runs.
   [[nodiscard]] bool wait(std::chrono::milliseconds timeout);
   /// Asks it to stop in good order. Safe from any thread while the object lives; may be repeated.

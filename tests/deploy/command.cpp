@@ -156,12 +156,21 @@ bool vanishes(pid_t pid, milliseconds timeout) {
 
 // -- files and ports
 
-deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port,
-                                       const std::string& decode_engine) {
+std::string deployment_on_disk::new_file() {
   const char* base = std::getenv("TMPDIR");
-  path_ = std::string{base != nullptr ? base : "/tmp"} + "/troupe-test-XXXXXX";
-  const int fd = ::mkstemp(path_.data());
+  auto path = std::string{base != nullptr ? base : "/tmp"} + "/troupe-test-XXXXXX";
+  const int fd = ::mkstemp(path.data());
   if (fd >= 0) ::close(fd);
+  return path;
+}
+
+deployment_on_disk::deployment_on_disk(const std::string& yaml) : path_{new_file()} {
+  std::ofstream{path_} << yaml;
+}
+
+deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port,
+                                       const std::string& decode_engine)
+    : path_{new_file()} {
   std::ofstream{path_} << "cluster: cli-test\n"
                           "supervisor: {host: 127.0.0.1, port: "
                        << supervisor_port
@@ -242,8 +251,9 @@ std::vector<started_node> nodes_in(const std::string& output) {
 
 started_node node_in(const std::string& output, const std::string& name) {
   const auto all = nodes_in(output);
-  const auto found = std::ranges::find(all, name, &started_node::name);
-  return found == all.end() ? started_node{} : *found;
+  const auto found = std::find_if(all.rbegin(), all.rend(),
+                                  [&](const started_node& node) { return node.name == name; });
+  return found == all.rend() ? started_node{} : *found;
 }
 
 }  // namespace troupe::testing

@@ -56,12 +56,15 @@ class deployment_on_disk {
   /// Port 0: the OS chooses, and nobody but `up` knows.
   explicit deployment_on_disk(std::uint16_t supervisor_port,
                               const std::string& decode_engine = "reference");
+  /// That text.
+  explicit deployment_on_disk(const std::string& yaml);
   ~deployment_on_disk();
   deployment_on_disk(const deployment_on_disk&) = delete;
   deployment_on_disk& operator=(const deployment_on_disk&) = delete;
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
+  static std::string new_file();
   std::string path_;
 };
 
@@ -105,7 +108,7 @@ struct started_node {
   std::uint16_t port{0};
 };
 [[nodiscard]] std::vector<started_node> nodes_in(const std::string& output);
-/// The one of that name; pid -1 when there is none.
+/// The last one of that name; pid -1 when there is none.
 [[nodiscard]] started_node node_in(const std::string& output, const std::string& name);
 
 }  // namespace troupe::testing
