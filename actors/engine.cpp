@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/affinity_table.hpp"
+#include "troupe/actors/crash.hpp"
 #include "troupe/actors/engine_port.hpp"
 #include "troupe/actors/engine_setup.hpp"
 #include "troupe/actors/inline_unit.hpp"
@@ -77,6 +78,9 @@ class node_engine final : public engine {
     // a call of the engine that runs actors itself.
     node_ = system.spawn<caf::detached>(node, context_, port_, pool_, drain_);
     host_.own(node_);
+    watch_essential(context_, port_, "the engine's port");
+    watch_essential(context_, pool_, "the pool manager");
+    watch_essential(context_, node_, "the actor of the node");
     caf::anon_send(port_, engine_command{wire_port{node_, pool_}});
     if (context_->pool) {
       context_->pool->on_blocks_for_waiters(
@@ -268,7 +272,7 @@ class node_engine final : public engine {
     if (auto fine = check_request(request.request); !fine) return fail(fine.error());
     if (auto fine = check_affinity(request.affinity); !fine) return fail(fine.error());
     if (auto runs = need_running(); !runs) return fail(runs.error());
-    auto operation = context_->operations.begin({operation_kind::place, {}, 0, false});
+    auto operation = begin({operation_kind::place, {}, 0, false});
     if (operation) tell(node_, node_command{start_place{*operation, std::move(request)}});
     return operation;
   }
@@ -482,6 +486,14 @@ class node_engine final : public engine {
     return {};
   }
 
+  /// Refused as `internal` where an actor that all operations need has crashed.
+  [[nodiscard]] result<operation_id> begin(operation_table::entry what) {
+    auto operation = context_->operations.begin(std::move(what));
+    if (operation || operation.error().code != errc::aborted || stopped_) return operation;
+    auto why = context_->registration.wait(std::chrono::milliseconds{0});
+    return why ? result<operation_id>{fail(std::move(*why))} : operation;
+  }
+
   /// The blocks are pinned from here on, so that an engine that frees them at once only quarantines
   /// them.
   [[nodiscard]] result<operation_id> begin_pinned(operation_table::entry what,
@@ -489,7 +501,7 @@ class node_engine final : public engine {
     if (context_->pool) {
       if (auto pinned = context_->pool->pin(blocks); !pinned) return fail(pinned.error());
     }
-    auto operation = context_->operations.begin(std::move(what));
+    auto operation = begin(std::move(what));
     if (!operation && context_->pool) (void)context_->pool->unpin(blocks);
     return operation;
   }
@@ -508,7 +520,7 @@ class node_engine final : public engine {
     if (!context_->settings.nodes.contains(order.peer)) {
       return fail(errc::not_found, "the deployment has no node `" + order.peer + "`");
     }
-    auto operation = context_->operations.begin({operation_kind::value, {}, 0, false});
+    auto operation = begin({operation_kind::value, {}, 0, false});
     if (!operation) return operation;
     order.operation = *operation;
     command_here(engine_command{std::move(order)});

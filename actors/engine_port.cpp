@@ -303,7 +303,19 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
   logger("port")->error(
       "transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
       crashed->first.value, crashed->second.report.request, self->system().render(down.reason));
-  end_operation(self, crashed->second.operation, why, session_event{engine_aborts{why}});
+  // Nobody else would tell the other side, which would wait until its deadline.
+  const auto link = st.links.find(crashed->second.report.peer);
+  if (link != st.links.end() && link->second.actor.id() == crashed->second.link) {
+    refuse_request(link->second, crashed->first, why);
+  }
+  crashed->second.report.state = "crashed";
+  const auto operation = crashed->second.operation;
+  // A value's own actor is the only one that knows of its outcome.
+  if (st.value_clients.erase(operation) != 0) {
+    fail_value(st, operation, why);
+  } else {
+    end_operation(self, operation, why, session_event{engine_aborts{why}});
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <utility>
 #include <variant>
 
+#include "troupe/actors/crash.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/node_parts.hpp"
 #include "troupe/actors/system.hpp"
@@ -54,8 +55,10 @@ void child_ended(self_pointer self, const caf::down_msg& down) {
     fail_placements(st, {errc::peer_lost, "the supervisor's process is gone; ask again"});
     return;
   }
+  if (essential_ended(self, down)) return;
   const auto link = st.links.find(down.source.id());
   if (link == st.links.end()) return;
+  if (crashed(down.reason)) link_crashed(self, link->second);
   if (down.reason && link->second.dialled) {
     // By a defect of ours, and without its last message: whoever waits for it must not wait on.
     answer_gone(st, link->second.peer, {errc::internal, "the link's actor crashed; see the log"});
@@ -78,6 +81,7 @@ local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_sta
   st.pool = std::move(pool);
   st.drain = std::move(drain);
   self->set_down_handler([self](const caf::down_msg& down) { child_ended(self, down); });
+  watch_essentials(self);
   return {
       [self](members_atom, membership& fresh) { adopt(self, fresh); },
       [self](rejoin_atom) {

@@ -18,6 +18,7 @@
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
 #include "troupe/actors/node_drain.hpp"
+#include "troupe/actors/restart_intensity.hpp"
 
 namespace troupe::actors {
 
@@ -44,6 +45,8 @@ struct report_in_progress;
 ///   registered    the engine has recovered        unregistered  registers again, says it no more
 ///   any           drain_order                     the same      takes on what comes all the same;
 ///                                                               `node_drain` has its own table
+///   any           its port or pool manager crashed  over        tells the supervisor why, closes its
+///                                                               links, fails placements and calls
 ///   any           stop_node                       -             leaves, closes links, quits
 struct node_state_data {
   struct known_link {
@@ -52,6 +55,12 @@ struct node_state_data {
     link_actor actor;
     bool dialled{false};
     registration_state::mark registered;  ///< what is known of when the peer's life was taken in
+  };
+  /// Links with one life of a peer that crashed.
+  struct link_crashes {
+    std::uint64_t incarnation{0};
+    restart_intensity limit{5, std::chrono::seconds{10}};
+    bool given_up{false};
   };
   struct wanted_link {
     need_link order;
@@ -68,12 +77,14 @@ struct node_state_data {
   bool registered{false};
   bool registering{false};
   std::chrono::steady_clock::time_point asking_since;  ///< while registering
-  bool replaced{false};                                ///< by another life of the node: it is over
-  std::string refusal;                                 ///< the last reason for not being registered
+  bool replaced{false};  ///< by another life of the node, or crashed: it is over
+  errc refusal_code{errc::stale_incarnation};  ///< why it is over
+  std::string refusal;                         ///< the last reason for not being registered
   std::optional<errc> refusal_said;  ///< its kind, when that was logged; empty: registered
   log_limiter reminder{std::chrono::seconds{30}};  ///< of a refusal that goes on
   membership members;
   std::unordered_map<caf::actor_id, known_link> links;
+  std::map<std::string, link_crashes> crashed_links;  ///< by peer
   /// Peers that the port needs and no membership has shown yet (or not their next life).
   std::vector<wanted_link> wanted;
   struct pending_call {

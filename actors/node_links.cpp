@@ -89,7 +89,7 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
   const auto& peer = wanted.order.peer;
   const bool early = wanted.asks || std::chrono::steady_clock::now() < wanted.since + news_delay;
   if (st.replaced) {
-    answer_gone(st, peer, {errc::stale_incarnation, "this node takes part no more: " + st.refusal});
+    answer_gone(st, peer, {st.refusal_code, "this node takes part no more: " + st.refusal});
     return true;
   }
   const auto found = std::ranges::find_if(st.members.members,
@@ -112,6 +112,10 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
       // connection may have been lost, and not the process.
       if (early && found->node.incarnation == wanted.order.former_life) return false;
       break;
+  }
+  if (auto why = links_given_up(st, peer, found->node.incarnation)) {
+    answer_gone(st, peer, std::move(*why));
+    return true;
   }
   // The port asks once for all who wait for a peer, so none is being made now.
   spawn_link(self, found->node, transport::link_role::initiator,
@@ -222,9 +226,10 @@ void adopt(self_pointer self, membership& fresh) {
 caf::result<link_reply> accept_link(self_pointer self, const link_request& request) {
   auto& st = self->state;
   if (st.replaced)
-    return link_reply{static_cast<std::uint8_t>(errc::stale_incarnation), st.refusal, {}, {}, {}};
+    return link_reply{static_cast<std::uint8_t>(st.refusal_code), st.refusal, {}, {}, {}};
   auto why = refusal_of(*st.context, request);
   if (!why) why = former_life(st, request);
+  if (!why) why = links_given_up(st, request.from.name, request.from.incarnation);
   if (why) {
     logger("node")->warn("refused a link with {}: {}", request.from.name, to_string(*why));
     return link_reply{static_cast<std::uint8_t>(why->code), why->message, {}, {}, {}};

@@ -3,6 +3,8 @@
 /// The parts of the node's actor: one file each for its registration, its links, what frontends and
 /// the engine request, and its report. Only the files of the node include this.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include <caf/result.hpp>
@@ -43,6 +45,20 @@ void adopt(self_pointer self, membership& fresh);
 [[nodiscard]] caf::result<link_reply> accept_link(self_pointer self, const link_request& request);
 /// Tells the port that no link with the peer comes.
 void answer_gone(node_state_data& st, const std::string& peer, troupe::error why);
+
+// -- crashes (node_crashes.cpp)
+
+/// From now on the node hears of the end of its port and its pool manager.
+void watch_essentials(self_pointer self);
+/// True: it was one of these. Where it crashed the supervisor is told, links, placements and calls
+/// end, and the node takes part no more.
+[[nodiscard]] bool essential_ended(self_pointer self, const caf::down_msg& down);
+/// Counts it: links with one life of a peer that crash too often are given up.
+void link_crashed(self_pointer self, const node_state_data::known_link& link);
+/// Why no link is made any more with this life of the peer; empty: it may be.
+[[nodiscard]] std::optional<troupe::error> links_given_up(const node_state_data& st,
+                                                          const std::string& peer,
+                                                          std::uint64_t incarnation);
 
 // -- requests: placements and calls (node_requests.cpp)
 

@@ -73,8 +73,9 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
   return {};
 }
 
-/// Serves a node that is started until the signal comes, it is drained, or another process has taken
-/// its place (`stale_incarnation`).
+/// Serves a node that is started until the signal comes, it is drained, or it can serve nobody any
+/// more: another process has taken its place (`stale_incarnation`), or it has crashed inside
+/// (`internal`).
 result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
   const auto self = node.report().node;
   tell.say({announcement::kind::listening, self.host, self.port});
@@ -89,7 +90,7 @@ result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
       tell.say({announcement::kind::registered, {}, 0});
       told = true;
     }
-    if (!standing && standing.error().code == errc::stale_incarnation) {
+    if (!standing && standing.error().code != errc::deadline) {  // that is: not yet
       ended = fail(standing.error());
     } else if (node.draining() == drain_standing::drained) {
       drained = true;

@@ -12,3 +12,4 @@ if(TROUPE_HAVE_VERBS)
 endif()
 troupe_test(survive_test SOURCES failure_report_test.cpp supervisor_restart_test.cpp
             LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 120)
+troupe_test(crash_test SOURCES crash_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)

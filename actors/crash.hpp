@@ -1,0 +1,31 @@
+#pragma once
+
+/// Actors that end by a defect of ours: an exception in a handler, or whoever ends them unasked.
+
+#include <string>
+
+#include <caf/actor_cast.hpp>
+#include <caf/error.hpp>
+#include <caf/fwd.hpp>
+
+#include "troupe/actors/node_context.hpp"
+
+namespace troupe::actors {
+
+/// Whether an actor with this exit reason ended neither by itself nor by a `shutdown`.
+[[nodiscard]] bool crashed(const caf::error& reason);
+
+/// The port, the pool manager and the node's actor hold what the operations of the engine are; none
+/// of them can be made anew without losing those. Where `actor` crashes the node is over: every
+/// operation that is live fails with `internal`, none begins any more, and whoever waits for the
+/// registration is told so for good, so that the process can end and be started again. `what` names
+/// the actor in sentences. Any thread.
+void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
+                     std::string what);
+
+template <class Handle>
+void watch_essential(const context_ptr& context, const Handle& actor, std::string what) {
+  watch_essential(context, caf::actor_cast<caf::strong_actor_ptr>(actor), std::move(what));
+}
+
+}  // namespace troupe::actors

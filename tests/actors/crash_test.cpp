@@ -1,0 +1,210 @@
+// Actors that end by a defect of ours: what ends with them, and what does not.
+
+#include "troupe/actors/crash.hpp"
+
+#include <caf/send.hpp>
+#include <gmock/gmock.h>
+
+#include "dialling_node.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr auto planted = caf::exit_reason::unhandled_exception;
+const std::chrono::milliseconds long_enough = 5s * troupe::testing::patience;
+
+// -- essential actors
+
+class essential_actor : public ::testing::Test {
+ protected:
+  actor_host host;
+  context_ptr context = context_of("decode-0");
+  engine_port_actor actor = host.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
+
+  void SetUp() override {
+    host.own(actor);
+    watch_essential(context, actor, "the engine's port");
+  }
+};
+
+TEST_F(essential_actor, that_crashes_fails_every_live_operation_and_who_waits_to_be_registered) {
+  const auto first = context->operations.begin({});
+  const auto second = context->operations.begin({});
+  ASSERT_TRUE(first && second);
+  caf::anon_send_exit(actor, planted);
+  std::vector<event> events;
+  while (events.size() < 2) {
+    auto more = context->events.wait(long_enough, 16);
+    ASSERT_FALSE(more.empty()) << "an operation has no outcome";
+    for (auto& e : more) events.push_back(std::move(e));
+  }
+  for (const auto& e : events) {
+    const auto* failed = std::get_if<event_failed>(&e.what);
+    ASSERT_NE(failed, nullptr);
+    EXPECT_EQ(failed->why.code, errc::internal);
+    EXPECT_THAT(failed->why.message, HasSubstr("the engine's port crashed"));
+  }
+  const auto why = context->registration.wait(0ms);
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->code, errc::internal);
+  EXPECT_FALSE(context->operations.begin({})) << "and nothing begins any more";
+}
+
+TEST_F(essential_actor, that_is_told_to_end_is_no_crash) {
+  const auto operation = context->operations.begin({});
+  ASSERT_TRUE(operation);
+  ASSERT_TRUE(host.shutdown());
+  EXPECT_TRUE(context->operations.end(*operation)) << "it is for its owner to end it";
+  EXPECT_EQ(context->registration.wait(0ms)->code, errc::deadline);
+}
+
+/// A supervisor that takes everybody in and remembers the heartbeats.
+supervisor_actor::behavior_type listener(supervisor_actor::pointer, inbox_ptr<heartbeat> beats) {
+  return {
+      [](register_atom, const registration_request&, const node_actor&) { return registration{}; },
+      [beats](const heartbeat& beat) {
+        if (!beat.failure.empty()) beats->put(beat);
+        heartbeat_ack ack;
+        ack.known = true;
+        return ack;
+      },
+      [](leave_atom, const std::string&, std::uint64_t) {},
+      [](place_atom, const placement_request&) { return placement{}; },
+      [](placed_atom, const std::string&) {},
+      [](members_atom) { return membership{}; },
+      [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](events_atom, const event_query&) { return event_page{}; },
+      [](tick_atom) {},
+  };
+}
+
+TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
+  actor_host boss, here;
+  const auto beats = std::make_shared<inbox<heartbeat>>();
+  const auto bound = boss.publish(boss.system().spawn(listener, beats), "127.0.0.1", 0);
+  ASSERT_TRUE(bound) << bound.error().message;
+  const auto context = context_of("decode-0");
+  transport::endpoint_options place;
+  place.self = incarnation{7};
+  auto endpoint = transport::endpoint::create(place);
+  ASSERT_TRUE(endpoint) << to_string(endpoint.error());
+  context->endpoint = std::move(*endpoint);
+  context->settings.supervisor_host = "127.0.0.1";
+  context->settings.supervisor_port = *bound;
+  const auto port = here.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
+  const auto actor = here.system().spawn(node, context, port, pool_manager_actor{});
+  here.own(actor);
+  caf::anon_send(actor, tick_atom_v);
+  ASSERT_FALSE(context->registration.wait(long_enough));
+  caf::anon_send_exit(port, planted);
+  const auto last = beats->at(0);
+  ASSERT_TRUE(last) << "the supervisor was not told";
+  EXPECT_THAT(last->failure, HasSubstr("the engine's port of decode-0 crashed"));
+  link_request request;
+  const auto answer = ask<link_reply>(here.system(), actor, "the node", long_enough, request);
+  ASSERT_TRUE(answer) << to_string(answer.error());
+  EXPECT_EQ(answer->failed, static_cast<std::uint8_t>(errc::internal));
+  EXPECT_THAT(answer->sentence, HasSubstr("crashed"));
+}
+
+// -- links
+
+/// A peer by whose request for a link the link's actor ends as by a defect.
+node_actor::behavior_type deadly(node_actor::pointer self) {
+  return {
+      [](members_atom, const membership&) {},
+      [](rejoin_atom) {},
+      [](drain_atom, const drain_order&) {},
+      [self](const link_request&) {
+        caf::anon_send_exit(self->current_sender(), planted);
+        return self->make_response_promise<link_reply>();
+      },
+      [](report_atom) { return node_report{}; },
+      [](const call_request&) { return call_reply{}; },
+  };
+}
+
+TEST_F(dialling_node, makes_a_link_that_crashed_again_but_not_for_ever) {
+  start(there.system().spawn(deadly));
+  show(9);
+  std::size_t asked = 0;
+  const auto answer = [&] {
+    need();
+    return gone->at(asked++);
+  };
+  for (int crash = 0; crash < 6; ++crash) {
+    const auto told = answer();
+    ASSERT_TRUE(told);
+    EXPECT_THAT(told->why.message, HasSubstr("the link's actor crashed")) << crash;
+  }
+  const auto refused = answer();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code, errc::internal);
+  EXPECT_THAT(refused->why.message, HasSubstr("keep crashing and are given up"));
+  // The next life of the peer is another matter.
+  show(10);
+  const auto next = answer();
+  ASSERT_TRUE(next);
+  EXPECT_THAT(next->why.message, HasSubstr("the link's actor crashed"));
+}
+
+// -- sessions
+
+/// A link that remembers who works over it, and what it is asked to say.
+link_actor::behavior_type overheard(link_actor::pointer, inbox_ptr<session_actor> sessions,
+                                    inbox_ptr<session_message> said) {
+  return {
+      [=](link_command& command) {
+        if (const auto* who = std::get_if<attach_session>(&command.what))
+          sessions->put(who->session);
+        if (const auto* words = std::get_if<say>(&command.what)) said->put(words->message);
+      },
+      [](link_event&) {},
+      [](const link_request&) { return link_reply{}; },
+      [](const link_notice&) {},
+      [](report_atom) { return link_report{}; },
+  };
+}
+
+using asked_actor = caf::typed_actor<caf::reacts_to<node_command>>;
+asked_actor::behavior_type deaf(asked_actor::pointer) {
+  return {[](node_command&) {}};
+}
+
+TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
+  actor_host host;
+  const auto context = context_of("decode-0");
+  context->settings.default_deadline = 60s;  // not what ends anything here
+  const auto port = host.system().spawn(engine_port, context);
+  const auto asked = host.system().spawn(deaf);
+  const auto sessions = std::make_shared<inbox<session_actor>>();
+  const auto said = std::make_shared<inbox<session_message>>();
+  const auto link = host.system().spawn(overheard, sessions, said);
+  host.own(port);
+  host.own(asked);
+  host.own(link);
+  caf::anon_send(port, engine_command{wire_port{asked, {}}});
+  caf::anon_send(port, port_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1}}});
+  const auto operation = context->operations.begin({});
+  ASSERT_TRUE(operation);
+  caf::anon_send(port,
+                 engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
+  const auto session = sessions->at(0);
+  ASSERT_TRUE(session);
+  caf::anon_send_exit(*session, planted);
+  const auto events = context->events.wait(long_enough, 1);
+  ASSERT_EQ(events.size(), 1u) << "it has no outcome";
+  const auto* failed = std::get_if<event_failed>(&events.front().what);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->why.code, errc::internal);
+  const auto last = said->at(1);  // behind its question
+  ASSERT_TRUE(last) << "the other side is told nothing";
+  const auto* abort = std::get_if<transfer_abort>(&*last);
+  ASSERT_NE(abort, nullptr);
+  EXPECT_EQ(abort->code, errc::internal);
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing
