@@ -1,7 +1,9 @@
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <fstream>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -138,11 +140,17 @@ TEST_P(killed, node_under_load_is_back_at_once_and_serves_again) {
   const auto before = ask_until_good(users);
   ASSERT_TRUE(before) << to_string(before.error());
   const auto dead = node_in(up.out(), GetParam());
-  ASSERT_EQ(::kill(dead.pid, SIGKILL), 0);
-  // Whatever becomes of those that it was serving: they end.
-  for (int i = 0; i < 2; ++i) (void)users.ask();
-
-  ASSERT_TRUE(up.says("is up again")) << up.out() << up.err();
+  std::atomic<bool> over{false};
+  // Whatever becomes of those that it is serving: they end.
+  auto load = std::async(std::launch::async, [&] {
+    while (!over) (void)users.ask();
+  });
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(::kill(dead.pid, SIGKILL), 0);
+  const bool back = up.says("is up again");
+  over = true;
+  load.get();
+  ASSERT_TRUE(back) << up.out() << up.err();
   EXPECT_THAT(up.err(), HasSubstr(GetParam() + " (pid " + std::to_string(dead.pid) +
                                   ") ended with signal 9; starting it again in 100 ms (restart 1 "
                                   "of at most 5 within 60 s)"));
@@ -169,10 +177,13 @@ INSTANTIATE_TEST_SUITE_P(up, killed, ::testing::Values("decode-0", "prefill-0"),
 class crashed : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(crashed, node_says_what_crashed_in_it_and_is_started_again) {
-  const deployment_on_disk file{deployment(free_port(), 0)};
+  const auto port = free_port();
+  const deployment_on_disk file{deployment(port, 0)};
   command up{{"up", file.path(), "--log-level", "error"}};
   ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
   const auto before = node_in(up.out(), GetParam());
+  frontend users{port};
+  ASSERT_TRUE(ask_until_good(users)) << "links are there that nobody closes any more";
   {
     // Stands for an exception in a handler of the node's actor.
     actors::actor_host stranger;
