@@ -331,12 +331,21 @@ std::vector<node_transition> membership_table::take_transitions() {
 std::optional<membership> membership_table::take_broadcast(steady_time now) {
   const bool changed = broadcast_epoch_ != epoch_;
   if (!changed && !loads_changed_) return std::nullopt;
-  const auto pause = changed ? options_.broadcast_interval : options_.heartbeat_interval;
+  const auto pause = changed ? options_.broadcast_interval : load_interval();
   if (last_broadcast_ && now - *last_broadcast_ < pause) return std::nullopt;
   broadcast_epoch_ = epoch_;
   loads_changed_ = false;
   last_broadcast_ = now;
   return view();
+}
+
+/// One list to each of n nodes is n entries n times over: 20,000 of them a second are what loads may
+/// cost.
+std::chrono::milliseconds membership_table::load_interval() const noexcept {
+  constexpr std::chrono::microseconds an_entry{50};
+  const auto count = static_cast<std::int64_t>(entries_.size());
+  return std::max(options_.heartbeat_interval,
+                  std::chrono::duration_cast<std::chrono::milliseconds>(an_entry * count * count));
 }
 
 membership membership_table::view() const {

@@ -138,7 +138,7 @@ class membership_table {
   [[nodiscard]] std::vector<node_transition> take_transitions();
   /// The full list, when its epoch was not broadcast yet and the last broadcast is
   /// `broadcast_interval` ago. What nodes say of their load is news too, but not so urgent: it goes
-  /// once per heartbeat interval, under the same epoch.
+  /// once per heartbeat interval (in clusters of hundreds of nodes less often), under the same epoch.
   [[nodiscard]] std::optional<membership> take_broadcast(steady_time now);
 
   // -- properties
@@ -182,6 +182,7 @@ class membership_table {
   [[nodiscard]] result<void> check_replacement(const node_info& node, const entry& e,
                                                steady_time now) const;
   [[nodiscard]] std::chrono::milliseconds suspect_after() const noexcept;
+  [[nodiscard]] std::chrono::milliseconds load_interval() const noexcept;
   void record_load(entry& e, const heartbeat& beat);
   [[nodiscard]] static bool former(const entry& e, std::uint64_t incarnation);
   void retire(entry& e, std::uint64_t incarnation);

@@ -344,7 +344,7 @@ void supervisor_state::judge_drains() {
       table->drained(node, incarnation, verdict.reason);
       const auto level =
           verdict.reason == drained_reason ? spdlog::level::info : spdlog::level::warn;
-      note("told to leave", node, incarnation, table->epoch(), verdict.reason, level);
+      note("drained", node, incarnation, table->epoch(), verdict.reason, level);
       order(node, {incarnation, 1});
     }
   }

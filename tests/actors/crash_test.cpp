@@ -94,7 +94,8 @@ TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
   context->settings.supervisor_host = "127.0.0.1";
   context->settings.supervisor_port = *bound;
   const auto port = here.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
-  const auto actor = here.system().spawn(node, context, port, pool_manager_actor{});
+  const auto actor = here.system().spawn(node, context, port, pool_manager_actor{},
+                                         std::make_shared<node_drain>());
   here.own(actor);
   caf::anon_send(actor, tick_atom_v);
   ASSERT_FALSE(context->registration.wait(long_enough));

@@ -143,7 +143,7 @@ TEST(requests_of_a_replica, are_those_of_its_present_life_that_have_not_ended) {
     m.state = static_cast<std::uint8_t>(node_state::up);
     std::erase_if(members.members, [&](const member& x) { return x.node.name == name; });
     members.members.push_back(m);
-    routes.update(members);
+    routes.update(members, steady_time{std::chrono::hours{1}});
   };
   show("prefill-0", 1);
   show("decode-0", 2);

@@ -176,6 +176,27 @@ TEST_F(survival, new_loads_are_published_once_per_heartbeat_interval_under_the_s
   EXPECT_FALSE(table.take_broadcast(now + milliseconds{9000})) << "the same load is no news";
 }
 
+TEST(loads, of_large_clusters_are_published_less_often_and_states_are_not) {
+  auto options = two_decodes();
+  for (std::uint32_t i = 2; i < 1000; ++i) {
+    options.slots.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
+  }
+  membership_table table{options};
+  steady_time now{std::chrono::hours{1}};
+  ASSERT_TRUE(table.registered(ask("decode-0", life_1), now));
+  ASSERT_TRUE(table.take_broadcast(now));
+  heartbeat busy{"decode-0", life_1, 1, {}, {}};
+  busy.load.queue_length = 5;
+  ASSERT_EQ(table.heard(busy, now), heartbeat_verdict::known);
+  EXPECT_TRUE(table.take_broadcast(now + milliseconds{100})) << "it is up now";
+  busy.sequence = 2;
+  busy.load.queue_length = 6;
+  ASSERT_EQ(table.heard(busy, now), heartbeat_verdict::known);
+  // A thousand lists of a thousand nodes: one such round in 50 s.
+  EXPECT_FALSE(table.take_broadcast(now + std::chrono::seconds{50}));
+  EXPECT_TRUE(table.take_broadcast(now + std::chrono::seconds{51}));
+}
+
 // -- restart
 
 TEST_F(survival, a_restarted_supervisor_shows_those_that_were_there_as_joining_and_asks_them_back) {

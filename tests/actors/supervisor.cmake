@@ -18,6 +18,7 @@ set(simulated_cluster cluster_simulation/faults.cpp cluster_simulation/frontend.
                       cluster_simulation/world.cpp)
 troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp ${simulated_cluster} simulation_scenario.cpp
             LINKS troupe::actors LABELS simulation TIMEOUT 600)
+target_include_directories(cluster_simulation_test PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
 troupe_test(supervisor_events_test SOURCES supervisor_events_test.cpp LINKS troupe::actors troupe::sanitized
             LABELS integration TIMEOUT 60)
 troupe_test(membership_survival_test SOURCES membership_survival_test.cpp membership_record_test.cpp

@@ -22,15 +22,16 @@ TEST_P(help, is_there_at_every_level_and_says_what_the_exit_codes_mean) {
 }
 
 INSTANTIATE_TEST_SUITE_P(verbs, help,
-                         ::testing::Values("", "demo", "up", "node", "check", "status", "events", "drain",
-                                           "info", "bench"),
+                         ::testing::Values("", "demo", "up", "node", "check", "status", "events",
+                                           "drain", "info", "bench"),
                          [](const auto& tested) {
                            return tested.param.empty() ? std::string{"troupe"} : tested.param;
                          });
 
 TEST(usage, names_every_verb) {
   const auto ended = run({"--help"});
-  for (const auto* verb : {"demo", "up", "node", "check", "status", "events", "drain", "info", "bench"})
+  for (const auto* verb :
+       {"demo", "up", "node", "check", "status", "events", "drain", "info", "bench"})
     EXPECT_THAT(ended.out, HasSubstr(std::string{"\n  "} + verb + " "));
 }
 

@@ -119,7 +119,7 @@ void world::crash_the_supervisor() {
     if (at->supervisor) break_connection(at->supervisor, milliseconds{20});
   }
   time.after(between(milliseconds{100}, milliseconds{4000}), [this] {
-    supervisor = std::make_shared<supervisor_life>(*this, slots_);
+    supervisor = std::make_shared<supervisor_life>(*this, slots_, kept);
     supervisor->awake_since = supervisor_since_ = now();
     supervisor->tick();
   });

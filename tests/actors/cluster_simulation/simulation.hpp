@@ -40,7 +40,7 @@ struct report {
   std::map<errc, std::uint64_t> reasons;  ///< of attempts that failed
   std::map<std::string, std::uint64_t> faults;
   std::uint64_t refused_late{0};  ///< batches that came behind a fence, and were refused by it
-  std::uint64_t epochs{0};
+  std::uint64_t epochs{0};        ///< the last one
   std::string trace;
 };
 

@@ -27,11 +27,17 @@ router_options routes_of(const std::vector<expected_slot>& slots, std::uint64_t 
 
 }  // namespace
 
-supervisor_life::supervisor_life(world& in, std::vector<expected_slot> slots)
+supervisor_life::supervisor_life(world& in, std::vector<expected_slot> slots,
+                                 const std::optional<membership_record>& left)
     : number{++in.supervisors},
       world_{in},
       table_{members_of(incarnation = in.draw_incarnation(), slots)},
-      routes_{routes_of(slots, incarnation)} {}
+      routes_{routes_of(slots, incarnation)} {
+  if (!left) return;
+  table_.restore(*left, in.now());
+  for (const auto& node : left->nodes) replaced_.insert(node.former.begin(), node.former.end());
+  last_epoch_ = in.told.epochs;
+}
 
 registration supervisor_life::take_in(const std::shared_ptr<connection>& over,
                                       const registration_request& request) {
@@ -107,7 +113,7 @@ void supervisor_life::settle() {
   for (const auto& change : changes) {
     world_.note(to_string(change.to), change.incarnation, change.epoch);
     world_.require(change.epoch > last_epoch_, "an epoch did not rise");
-    last_epoch_ = change.epoch;
+    world_.told.epochs = last_epoch_ = change.epoch;
     world_.check_alarm(change);
     if (change.to != node_state::down) continue;
     const auto it = peers_.find(change.name);
@@ -119,10 +125,20 @@ void supervisor_life::settle() {
   }
   if (!changes.empty()) {
     check_states();
-    routes_.update(table_.view());
+    routes_.update(table_.view(), world_.now());
+    static_cast<void>(routes_.take_notes());
     deliver(routes_.serve(world_.now()));
   }
+  keep();
   broadcast();
+}
+
+/// As the actor does it: at most ten times a second, and a crash loses what came since.
+void supervisor_life::keep() {
+  if (kept_epoch_ == table_.epoch() || world_.now() - kept_at_ < milliseconds{100}) return;
+  kept_epoch_ = table_.epoch();
+  kept_at_ = world_.now();
+  world_.kept = table_.record();
 }
 
 void supervisor_life::broadcast() {

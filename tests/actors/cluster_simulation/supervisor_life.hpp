@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,7 +17,9 @@ namespace troupe::actors::cluster_simulation {
 /// One life of the supervisor: the real table and the real router, in a shell that does what the
 /// actor does.
 struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> {
-  supervisor_life(world& in, std::vector<expected_slot> slots);
+  /// It finds what the one before it has kept.
+  supervisor_life(world& in, std::vector<expected_slot> slots,
+                  const std::optional<membership_record>& left);
 
   using answer = std::function<void(const placement&)>;
 
@@ -40,6 +43,7 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   void deliver(std::vector<served_ticket> served);
   void check(const placement& given);
   void check_states();
+  void keep();
 
   world& world_;
   membership_table table_;
@@ -50,6 +54,8 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   /// Lives that another one has replaced under their name, as the judge knows it.
   std::set<std::uint64_t> replaced_;
   std::uint64_t last_epoch_{0};
+  std::uint64_t kept_epoch_{0};
+  moment kept_at_{};
 };
 
 }  // namespace troupe::actors::cluster_simulation

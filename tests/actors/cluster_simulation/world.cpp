@@ -43,7 +43,7 @@ std::optional<std::uint32_t> world::number_of(const std::string& name) const {
 
 report world::run() {
   const auto begun = now();
-  supervisor = std::make_shared<supervisor_life>(*this, slots_);
+  supervisor = std::make_shared<supervisor_life>(*this, slots_, kept);
   supervisor->awake_since = supervisor_since_ = now();
   supervisor->tick();
   for (std::uint32_t i = 0; i < slots_.size(); ++i) start_node(i);
@@ -117,7 +117,6 @@ void world::note(std::string_view what, std::uint64_t a, std::uint64_t b) {
 void world::check_standing() {
   time.after(milliseconds{100}, [this] { check_standing(); });
   frontend_->sweep();
-  told.epochs = supervisor->members().epoch();
   if (!supervisor->alive) return;
   for (const auto& at : lives_) check_node(at);
 }

@@ -20,8 +20,8 @@
 #include "troupe/actors/membership.hpp"
 #include "troupe/kvcache/block_pool.hpp"
 
-#include "../simulation_scenario.hpp"
 #include "simulation.hpp"
+#include "simulation_scenario.hpp"
 #include "timeline.hpp"
 
 namespace troupe::actors::cluster_simulation {
@@ -147,7 +147,8 @@ class world {
   void lost_supervisor(const life& at, const std::shared_ptr<connection>& which);
 
   std::shared_ptr<supervisor_life> supervisor;
-  std::uint32_t supervisors{0};  ///< lives so far
+  std::uint32_t supervisors{0};           ///< lives so far
+  std::optional<membership_record> kept;  ///< what the supervisor's next life will find
 
  private:
   // -- nodes
