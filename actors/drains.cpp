@@ -87,6 +87,8 @@ std::vector<drain_list::verdict> drain_list::judge(const unfinished_fn& unfinish
   for (entry& e : entries_) {
     const bool late = now >= e.deadline;
     if (e.leaves || (!e.news && !late)) continue;
+    // Nothing is known of any rank: it is decided when one is back, in the same life.
+    if (std::ranges::all_of(e.ranks, &draining_rank::lost)) continue;
     e.news = false;
     all.push_back(judged(e, unfinished(e.stage, e.replica), late));
   }

@@ -7,10 +7,10 @@
 /// while all of its ranks are up. Its ranks leave together:
 ///
 ///   draining -> leaving   nothing placed on the replica is unfinished, and two heartbeats in a row
-///                         of every rank that is there, sent since the drain began, told of no
+///                         of every rank that is there, read since the drain began, told of no
 ///                         request and no transfer; or the deadline has passed
 ///
-/// A rank that is lost is waited for no longer. What has been decided stays decided: a rank that
+/// A rank that is lost is waited for no longer while another is there. What has been decided stays decided: a rank that
 /// comes back in the same life is told again.
 
 #include <chrono>

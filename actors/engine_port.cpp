@@ -309,6 +309,8 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
     refuse_request(link->second, crashed->first, why);
   }
   crashed->second.report.state = "crashed";
+  ++st.crashed_sessions;
+  count_sessions(st);
   const auto operation = crashed->second.operation;
   // A value's own actor is the only one that knows of its outcome.
   if (st.value_clients.erase(operation) != 0) {

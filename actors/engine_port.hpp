@@ -88,6 +88,7 @@ struct engine_port_state {
   ended_requests ended;
   std::map<operation_id, receiving> receives;
   std::unordered_map<transfer_id, live_session> sessions;  ///< both sides, and values
+  std::size_t crashed_sessions{0};                         ///< of them
   std::unordered_map<std::string, link_handle> links;      ///< by peer name, up
   /// Links whose end is told to their sessions; whether their peer has left.
   std::unordered_map<caf::actor_id, bool> watched_links;

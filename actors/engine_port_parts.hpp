@@ -36,6 +36,8 @@ void session_begins(engine_port_state& st, operation_id operation, transfer_id t
                     session_actor session, const link_handle& link, transfer_report report,
                     time_point deadline);
 void session_ends(engine_port_state& st, transfer_id transfer);
+/// What heartbeats say: those that have crashed hold their pins, and will never end.
+void count_sessions(engine_port_state& st);
 void tell_session(engine_port_state& st, transfer_id transfer, session_event event);
 /// The one outcome of an operation. False: it was told before.
 bool tell_outcome(engine_port_state& st, operation_id operation,

@@ -56,6 +56,11 @@ result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(engine_port_s
   return entry;
 }
 
+void count_sessions(engine_port_state& st) {
+  const auto live = st.sessions.size() - st.crashed_sessions;
+  st.context->counters.active_transfers.store(static_cast<std::uint32_t>(live));
+}
+
 void session_begins(engine_port_state& st, operation_id operation, transfer_id transfer,
                     session_actor session, const link_handle& link, transfer_report report,
                     time_point deadline) {
@@ -63,7 +68,7 @@ void session_begins(engine_port_state& st, operation_id operation, transfer_id t
   if (deadline != no_deadline) st.deadlines.emplace(deadline, timer::session, transfer.value);
   st.sessions.emplace(transfer, live_session{operation, std::move(session), link.actor.id(),
                                              std::move(report), deadline});
-  st.context->counters.active_transfers.store(static_cast<std::uint32_t>(st.sessions.size()));
+  count_sessions(st);
 }
 
 void session_ends(engine_port_state& st, transfer_id transfer) {
@@ -71,7 +76,7 @@ void session_ends(engine_port_state& st, transfer_id transfer) {
   if (found == st.sessions.end()) return;
   forget_deadline(st, found->second.deadline, timer::session, transfer.value);
   st.sessions.erase(found);
-  st.context->counters.active_transfers.store(static_cast<std::uint32_t>(st.sessions.size()));
+  count_sessions(st);
 }
 
 void tell_session(engine_port_state& st, transfer_id transfer, session_event event) {

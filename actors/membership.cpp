@@ -187,17 +187,17 @@ bool membership_table::connection_lost(std::string_view name, std::uint64_t inca
   switch (*e->state) {
     case node_state::down:
       if (!std::exchange(e->reported, false)) return false;
-      change(*e, node_state::down, "connection lost: " + std::string{reason});
+      change(*e, node_state::down, "connection lost: " + printable(reason, max_failure));
       break;
     case node_state::leaving:
-      change(
-          *e, node_state::down,
-          e->farewell.empty() ? "lost while it was drained: " + std::string{reason} : e->farewell);
+      change(*e, node_state::down,
+             e->farewell.empty() ? "lost while it was drained: " + printable(reason, max_failure)
+                                 : e->farewell);
       break;
     case node_state::joining:
     case node_state::up:
     case node_state::suspect:
-      change(*e, node_state::down, "connection lost: " + std::string{reason});
+      change(*e, node_state::down, "connection lost: " + printable(reason, max_failure));
       break;
   }
   return true;

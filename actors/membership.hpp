@@ -28,6 +28,7 @@
 ///
 /// (4) Refused where it drains already. Who leaves by its own word, and has not gone, is drained
 /// from then on.
+///
 /// A node that reports a failure of its own (`heartbeat.failure`) is `down` from then on, whatever its
 /// heartbeats say; they are answered `known` all the same, and its silence is judged. It comes back as
 /// every down node does: by registering. What leaves is not touched by a report.

@@ -30,7 +30,8 @@ void beat(self_pointer self) {
 void carry_out(self_pointer self, stop_node&) {
   auto& st = self->state;
   fail_placements(st, {errc::aborted, "the node stops"});
-  if (st.supervisor) {
+  // One that crashed does not leave in good order.
+  if (st.supervisor && !st.replaced) {
     self->send(st.supervisor, leave_atom::value, st.context->self.name,
                st.context->self.incarnation);
   }

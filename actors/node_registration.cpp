@@ -73,6 +73,7 @@ void give_up(self_pointer self, const troupe::error& why) {
 void registration_came(self_pointer self, const registration& answer) {
   auto& st = self->state;
   st.registering = false;
+  if (st.replaced) return;  // it was given up while it asked
   if (answer.failed != 0) {
     const auto code = is_errc(answer.failed) ? static_cast<errc>(answer.failed) : errc::internal;
     const troupe::error why{code, answer.sentence};
@@ -191,6 +192,10 @@ void reach_supervisor(self_pointer self) {
               return;
             }
             auto& state = self->state;
+            if (state.replaced) {
+              state.registering = false;
+              return;
+            }
             state.supervisor = caf::actor_cast<supervisor_actor>(found);
             // It remembers whoever watches it, as often as it is asked to.
             if (state.watched) self->demonitor(state.watched);

@@ -177,7 +177,7 @@ heartbeat_ack supervisor_state::heard(const heartbeat& beat) {
   switch (verdict) {
     case heartbeat_verdict::known:
       routes->load(beat.name, beat.incarnation, beat.load);
-      drains.heard(beat);
+      if (beat.failure.empty()) drains.heard(beat);  // else its load says nothing
       break;
     case heartbeat_verdict::unknown:
     case heartbeat_verdict::stale:
@@ -304,7 +304,8 @@ void supervisor_state::settle() {
 }
 
 void supervisor_state::report(const node_transition& change) {
-  const bool in_order = change.from == node_state::leaving;
+  const bool in_order = change.from == node_state::leaving &&
+                        (change.reason == "left" || change.reason == drained_reason);
   const bool lost = change.to == node_state::down || change.to == node_state::suspect;
   const auto level = lost && !in_order ? spdlog::level::warn : spdlog::level::info;
   const auto it = peers.find(change.name);

@@ -109,7 +109,12 @@ class drain_watch {
     const auto name = printable(one.name);
     if (m == members.members.end() || m->node.incarnation != one.incarnation) {
       one.gone = true;
-      std::cout << name << " has left, and was started again" << std::endl;
+      if (one.said == actors::drained_reason) {
+        std::cout << name << " has left, and was started again" << std::endl;
+      } else {
+        in_order_ = false;
+        complain(name + " is gone before it was drained, and was started again");
+      }
     } else if (m->state == static_cast<std::uint8_t>(actors::node_state::down)) {
       one.gone = true;
       if (m->reason == actors::drained_reason) {

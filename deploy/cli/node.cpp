@@ -160,7 +160,12 @@ result<config::resolved_node> find_runnable(const config::deployment& deployment
 exit_code run_node(node_arguments& given) {
   auto deployment = load_or_complain(given.file);
   if (!deployment) return exit_code::usage;
-  if (given.supervisor_port != 0) deployment->supervisor.port = given.supervisor_port;
+  if (given.supervisor_port != 0) {
+    auto& supervisor = deployment->supervisor;
+    // A port that the OS chose is no name for what is kept: another run may get it.
+    if (supervisor.port == 0 && supervisor.state_file == "auto") supervisor.state_file = "none";
+    supervisor.port = given.supervisor_port;
+  }
   const auto node = find_runnable(*deployment, given.name);
   if (!node) {
     std::cerr << "troupe node: " << to_string(node.error()) << "\n";

@@ -182,8 +182,13 @@ bool node_group::on_end(child& c) {
   const auto how = c.process.ended().value_or("a closed pipe, and does not end");
   const auto what_happened =
       c.who() + " ended with " + how + (c.failure.empty() ? std::string{} : ": " + c.failure);
-  if (c.drained && c.process.code() == to_int(exit_code::ok)) {
-    std::cout << c.who() << " was drained and has left" << std::endl;
+  if (c.drained) {
+    if (c.process.code() == to_int(exit_code::ok)) {
+      std::cout << c.who() << " was drained and has left" << std::endl;
+    } else {
+      complain(what_happened + "; it was drained and is not started again");
+      c.process.stop(0ms);  // one that closed its pipe and does not end
+    }
     c.where = phase::left;
     return true;
   }

@@ -205,6 +205,8 @@ TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   const auto* abort = std::get_if<transfer_abort>(&*last);
   ASSERT_NE(abort, nullptr);
   EXPECT_EQ(abort->code, errc::internal);
+  EXPECT_EQ(context->counters.active_transfers.load(), 0u)
+      << "a drain would wait for what never ends";
 }
 
 }  // namespace

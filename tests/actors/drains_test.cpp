@@ -127,6 +127,15 @@ TEST_F(drain_of_a_replica, a_former_life_neither_counts_nor_is_waited_for) {
   EXPECT_EQ(leaves(), "");
 }
 
+TEST_F(drain_of_a_replica, is_not_decided_while_no_rank_is_there_and_goes_on_with_the_same_life) {
+  drains.lost("decode-0-0", 1);
+  drains.lost("decode-0-1", 2);
+  EXPECT_TRUE(judge().empty());
+  const auto told = drains.registered("decode-0-0", 1);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->leave, 0) << "two quiet heartbeats must say so first";
+}
+
 // -- what is placed on a replica
 
 TEST(requests_of_a_replica, are_those_of_its_present_life_that_have_not_ended) {

@@ -197,6 +197,13 @@ TEST(loads, of_large_clusters_are_published_less_often_and_states_are_not) {
   EXPECT_TRUE(table.take_broadcast(now + std::chrono::seconds{51}));
 }
 
+TEST_F(survival, the_reason_of_a_lost_connection_is_bounded_whatever_the_peer_called_it) {
+  bring_up("decode-0", life_1);
+  ASSERT_TRUE(table.connection_lost("decode-0", life_1, std::string(1u << 20, '\n'), now));
+  EXPECT_LT(shown("decode-0").reason.size(), 300u);
+  EXPECT_THAT(shown("decode-0").reason, ::testing::Not(HasSubstr("\n")));
+}
+
 // -- restart
 
 TEST_F(survival, a_restarted_supervisor_shows_those_that_were_there_as_joining_and_asks_them_back) {
