@@ -25,6 +25,13 @@ troupe::error refusal(const Reply& reply) {
   return {code, reply.sentence};
 }
 
+/// A reply that says `failed` is an error.
+template <class Reply>
+result<Reply> unless_refused(result<Reply> reply) {
+  if (reply && reply->failed != 0) return fail(refusal(*reply));
+  return reply;
+}
+
 bool connection_is_useless(const troupe::error& e) {
   return e.code == errc::peer_lost || e.code == errc::deadline;
 }
@@ -46,33 +53,26 @@ std::unique_ptr<cluster_client> cluster_client::unconnected(cluster_client_optio
 
 // -- calls
 
-result<membership> cluster_client::members() {
+template <class Reply, class... Args>
+result<Reply> cluster_client::ask_supervisor(milliseconds timeout, Args... args) {
   auto whom = supervisor();
   if (!whom) return fail(whom.error());
-  auto reply =
-      ask<membership>(host_.system(), *whom, "the supervisor", options_.timeout, members_atom_v);
+  auto reply = ask<Reply>(host_.system(), *whom, "the supervisor", timeout, args...);
   if (!reply && connection_is_useless(reply.error())) forget_supervisor();
   return reply;
+}
+
+result<membership> cluster_client::members() {
+  return ask_supervisor<membership>(options_.timeout, members_atom_v);
 }
 
 result<placement> cluster_client::place(const placement_request& request) {
-  auto whom = supervisor();
-  if (!whom) return fail(whom.error());
-  auto reply =
-      ask<placement>(host_.system(), *whom, "the supervisor",
-                     options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request);
-  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
-  if (reply && reply->failed != 0) return fail(refusal(*reply));
-  return reply;
+  return unless_refused(ask_supervisor<placement>(
+      options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request));
 }
 
 result<event_page> cluster_client::events(const event_query& query) {
-  auto whom = supervisor();
-  if (!whom) return fail(whom.error());
-  auto reply = ask<event_page>(host_.system(), *whom, "the supervisor", options_.timeout,
-                               events_atom_v, query);
-  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
-  return reply;
+  return ask_supervisor<event_page>(options_.timeout, events_atom_v, query);
 }
 
 result<void> cluster_client::finished(const std::string& request) {
@@ -83,13 +83,7 @@ result<void> cluster_client::finished(const std::string& request) {
 }
 
 result<drain_reply> cluster_client::drain(const drain_request& request) {
-  auto whom = supervisor();
-  if (!whom) return fail(whom.error());
-  auto reply = ask<drain_reply>(host_.system(), *whom, "the supervisor", options_.timeout,
-                                drain_atom_v, request);
-  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
-  if (reply && reply->failed != 0) return fail(refusal(*reply));
-  return reply;
+  return unless_refused(ask_supervisor<drain_reply>(options_.timeout, drain_atom_v, request));
 }
 
 result<node_report> cluster_client::report(const std::string& node) {

@@ -69,6 +69,8 @@ class cluster_client {
   explicit cluster_client(cluster_client_options options);
 
   [[nodiscard]] result<supervisor_actor> supervisor();
+  template <class Reply, class... Args>
+  [[nodiscard]] result<Reply> ask_supervisor(std::chrono::milliseconds timeout, Args... args);
   [[nodiscard]] result<node_actor> reach(const node_info& node);
   [[nodiscard]] result<node_info> find(const std::string& node);
   void forget(const node_info& node);

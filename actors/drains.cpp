@@ -3,20 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "troupe/actors/phrases.hpp"
+
 namespace troupe::actors {
 
 namespace {
 
 constexpr std::uint32_t quiet_beats_needed = 2;
-
-std::string count_of(std::uint64_t n, std::string_view what) {
-  return std::to_string(n) + " " + std::string{what} + (n == 1 ? "" : "s");
-}
-
-std::string time_text(std::chrono::milliseconds time) {
-  const auto ms = time.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
 
 /// What only the router still counts may be over, and nobody has told it so.
 std::string live_text(std::uint64_t unfinished, std::uint64_t queue, std::uint64_t transfers) {

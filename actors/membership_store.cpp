@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors {
 
@@ -22,10 +23,6 @@ namespace {
 
 constexpr auto retry_interval = std::chrono::seconds{1};
 constexpr std::size_t read_at_once = std::size_t{1} << 16;
-
-std::string errno_text(int number) {
-  return std::generic_category().message(number);
-}
 
 class file {
  public:

@@ -11,6 +11,7 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node_parts.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/system.hpp"
 
 namespace troupe::actors::node_parts {
@@ -18,11 +19,6 @@ namespace troupe::actors::node_parts {
 namespace {
 
 constexpr std::chrono::milliseconds first_retry{50};
-
-std::string time_text(std::chrono::milliseconds time) {
-  const auto ms = time.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
 
 /// Says it when it is news (the sentence may tell times, its kind does not), and rarely again.
 void say_unregistered(node_state_data& st, const troupe::error& why) {

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 
+#include "troupe/actors/phrases.hpp"
+
 namespace troupe::actors {
 
 namespace {
 
 constexpr std::size_t max_request_id = 256;
 constexpr std::size_t max_listed = 8;
-
-std::string count_of(std::size_t n, std::string_view what) {
-  return std::to_string(n) + " " + std::string{what} + (n == 1 ? "" : "s");
-}
 
 }  // namespace
 

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/scheduler.hpp"
 
 namespace troupe::actors {
@@ -33,10 +34,6 @@ using std::chrono::steady_clock;
 
 std::string endpoint_text(const std::string& host, std::uint16_t port) {
   return host + ":" + std::to_string(port);
-}
-
-std::string errno_text(int number) {
-  return std::generic_category().message(number);
 }
 
 struct socket_fd {

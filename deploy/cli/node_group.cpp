@@ -6,6 +6,8 @@
 
 #include <poll.h>
 
+#include "troupe/actors/phrases.hpp"
+
 namespace troupe::deploy::cli {
 
 using namespace std::chrono_literals;
@@ -25,10 +27,6 @@ constexpr auto first_reminder = 1s;
 constexpr auto slow_start = 10s;
 constexpr auto next_reminder = 30s;
 constexpr auto look_interval = 100ms;
-
-std::string in_words(std::chrono::milliseconds time) {
-  return time % 1s == 0ms ? std::to_string(time / 1s) + " s" : std::to_string(time.count()) + " ms";
-}
 
 /// Its next life would end in the same way.
 bool starting_again_helps(const std::optional<int>& code) {
@@ -93,7 +91,7 @@ bool node_group::wait_for_supervisor() {
   const auto until = clock::now() + start_patience;
   while (!signalled_ && !children_.front().listens) {
     if (clock::now() >= until) {
-      complain("the supervisor did not listen within " + in_words(start_patience));
+      complain("the supervisor did not listen within " + actors::time_text(start_patience));
       return false;
     }
     if (!step(look_interval)) return false;
@@ -215,11 +213,11 @@ bool node_group::give_up(child& c, const std::string& what_happened) {
 
 bool node_group::start_later(child& c, const std::string& what_happened) {
   const auto most = std::to_string(restart_backoff::most_restarts);
-  const auto within = in_words(restart_backoff::counted_within);
+  const auto within = actors::time_text(restart_backoff::counted_within);
   const auto delay = c.backoff.ended(clock::now());
   if (!delay)
     return give_up(c, what_happened + "; given up after " + most + " restarts within " + within);
-  complain(what_happened + "; starting it again in " + in_words(*delay) + " (restart " +
+  complain(what_happened + "; starting it again in " + actors::time_text(*delay) + " (restart " +
            std::to_string(c.backoff.ends()) + " of at most " + most + " within " + within + ")");
   c.process.stop(0ms);  // one that closed its pipe and does not end
   c.where = phase::waits;

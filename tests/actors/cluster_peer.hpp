@@ -4,6 +4,7 @@
 /// told, and a deployment of three nodes.
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -90,6 +91,30 @@ inline node_actor::behavior_type listening_node(node_actor::pointer self, std::s
         reply.payload = request.payload;
         return reply;
       },
+  };
+}
+
+/// A supervisor that answers registrations and heartbeats as the test says, and does nothing else.
+inline supervisor_actor::behavior_type played_supervisor(
+    supervisor_actor::pointer, std::function<registration()> registers,
+    std::function<void(const heartbeat&)> hears) {
+  return {
+      [registers](register_atom, const registration_request&, const node_actor&) {
+        return registers();
+      },
+      [hears](const heartbeat& beat) {
+        hears(beat);
+        heartbeat_ack ack;
+        ack.known = true;
+        return ack;
+      },
+      [](leave_atom, const std::string&, std::uint64_t) {},
+      [](place_atom, const placement_request&) { return placement{}; },
+      [](placed_atom, const std::string&) {},
+      [](members_atom) { return membership{}; },
+      [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](events_atom, const event_query&) { return event_page{}; },
+      [](tick_atom) {},
   };
 }
 

@@ -60,30 +60,15 @@ TEST_F(essential_actor, that_is_told_to_end_is_no_crash) {
   EXPECT_EQ(context->registration.wait(0ms)->code, errc::deadline);
 }
 
-/// A supervisor that takes everybody in and remembers the heartbeats.
-supervisor_actor::behavior_type listener(supervisor_actor::pointer, inbox_ptr<heartbeat> beats) {
-  return {
-      [](register_atom, const registration_request&, const node_actor&) { return registration{}; },
-      [beats](const heartbeat& beat) {
-        if (!beat.failure.empty()) beats->put(beat);
-        heartbeat_ack ack;
-        ack.known = true;
-        return ack;
-      },
-      [](leave_atom, const std::string&, std::uint64_t) {},
-      [](place_atom, const placement_request&) { return placement{}; },
-      [](placed_atom, const std::string&) {},
-      [](members_atom) { return membership{}; },
-      [](drain_atom, const drain_request&) { return drain_reply{}; },
-      [](events_atom, const event_query&) { return event_page{}; },
-      [](tick_atom) {},
-  };
-}
-
 TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
   actor_host boss, here;
   const auto beats = std::make_shared<inbox<heartbeat>>();
-  const auto bound = boss.publish(boss.system().spawn(listener, beats), "127.0.0.1", 0);
+  const auto bound = boss.publish(boss.system().spawn(
+                                      played_supervisor, [] { return registration{}; },
+                                      [beats](const heartbeat& beat) {
+                                        if (!beat.failure.empty()) beats->put(beat);
+                                      }),
+                                  "127.0.0.1", 0);
   ASSERT_TRUE(bound) << bound.error().message;
   const auto context = context_of("decode-0");
   transport::endpoint_options place;
@@ -111,21 +96,6 @@ TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
 }
 
 // -- links
-
-/// A peer by whose request for a link the link's actor ends as by a defect.
-node_actor::behavior_type deadly(node_actor::pointer self) {
-  return {
-      [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
-      [](drain_atom, const drain_order&) {},
-      [self](const link_request&) {
-        caf::anon_send_exit(self->current_sender(), planted);
-        return self->make_response_promise<link_reply>();
-      },
-      [](report_atom) { return node_report{}; },
-      [](const call_request&) { return call_reply{}; },
-  };
-}
 
 TEST_F(dialling_node, makes_a_link_that_crashed_again_but_not_for_ever) {
   start(there.system().spawn(deadly));

@@ -55,6 +55,21 @@ class inbox {
 template <class What>
 using inbox_ptr = std::shared_ptr<inbox<What>>;
 
+/// A peer by whose request for a link the link's actor ends as by a defect.
+inline node_actor::behavior_type deadly(node_actor::pointer self) {
+  return {
+      [](members_atom, const membership&) {},
+      [](rejoin_atom) {},
+      [](drain_atom, const drain_order&) {},
+      [self](const link_request&) {
+        caf::anon_send_exit(self->current_sender(), caf::exit_reason::unhandled_exception);
+        return self->make_response_promise<link_reply>();
+      },
+      [](report_atom) { return node_report{}; },
+      [](const call_request&) { return call_reply{}; },
+  };
+}
+
 inline context_ptr context_of(const std::string& name) {
   node_settings settings;
   settings.cluster = "demo";

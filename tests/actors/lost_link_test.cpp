@@ -13,21 +13,6 @@ using ::testing::HasSubstr;
 
 // -- while it is being made
 
-/// A peer by whose request for a link the link's actor ends as by a defect.
-node_actor::behavior_type deadly(node_actor::pointer self) {
-  return {
-      [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
-      [](drain_atom, const drain_order&) {},
-      [self](const link_request&) {
-        caf::anon_send_exit(self->current_sender(), caf::exit_reason::unhandled_exception);
-        return self->make_response_promise<link_reply>();
-      },
-      [](report_atom) { return node_report{}; },
-      [](const call_request&) { return call_reply{}; },
-  };
-}
-
 /// A peer that answers no request for a link, and remembers which life of it was meant.
 node_actor::behavior_type mute(node_actor::pointer self, inbox_ptr<std::uint64_t> meant) {
   return {

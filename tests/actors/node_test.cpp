@@ -131,37 +131,22 @@ TEST_F(silent_engine, is_asked_no_more_while_as_many_calls_wait_as_may) {
 
 // -- watches
 
-/// Refuses the first five registrations for a reason that passes, so that a node comes again.
-supervisor_actor::behavior_type reluctant(supervisor_actor::pointer,
-                                          std::shared_ptr<std::atomic<int>> asked) {
-  return {
-      [asked](register_atom, const registration_request&, const node_actor&) {
-        registration reply;
-        if (asked->fetch_add(1) < 5) {
-          reply.failed = static_cast<std::uint8_t>(errc::overloaded);
-          reply.sentence = "not now";
-        }
-        return reply;
-      },
-      [](const heartbeat&) {
-        heartbeat_ack ack;
-        ack.known = true;
-        return ack;
-      },
-      [](leave_atom, const std::string&, std::uint64_t) {},
-      [](place_atom, const placement_request&) { return placement{}; },
-      [](placed_atom, const std::string&) {},
-      [](members_atom) { return membership{}; },
-      [](drain_atom, const drain_request&) { return drain_reply{}; },
-      [](events_atom, const event_query&) { return event_page{}; },
-      [](tick_atom) {},
-  };
-}
-
 TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
   actor_host there;
   const auto asked = std::make_shared<std::atomic<int>>(0);
-  const auto port = there.publish(there.system().spawn(reluctant, asked), "127.0.0.1", 0);
+  const auto port = there.publish(
+      there.system().spawn(
+          played_supervisor,
+          [asked] {  // the first five for a reason that passes, so that a node comes again
+            registration reply;
+            if (asked->fetch_add(1) < 5) {
+              reply.failed = static_cast<std::uint8_t>(errc::overloaded);
+              reply.sentence = "not now";
+            }
+            return reply;
+          },
+          [](const heartbeat&) {}),
+      "127.0.0.1", 0);
   ASSERT_TRUE(port) << port.error().message;
   context->settings.supervisor_host = "127.0.0.1";
   context->settings.supervisor_port = *port;
