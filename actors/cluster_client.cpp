@@ -1,6 +1,7 @@
 #include "troupe/actors/cluster_client.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <caf/send.hpp>
@@ -43,7 +44,7 @@ cluster_client::cluster_client(cluster_client_options options)
 
 result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_options options) {
   auto client = unconnected(std::move(options));
-  if (auto there = client->supervisor(); !there) return fail(there.error());
+  if (auto there = client->supervisor(client->options_.timeout); !there) return fail(there.error());
   return client;
 }
 
@@ -55,7 +56,7 @@ std::unique_ptr<cluster_client> cluster_client::unconnected(cluster_client_optio
 
 template <class Reply, class... Args>
 result<Reply> cluster_client::ask_supervisor(milliseconds timeout, Args... args) {
-  auto whom = supervisor();
+  auto whom = supervisor(std::min(timeout, options_.timeout));
   if (!whom) return fail(whom.error());
   auto reply = ask<Reply>(host_.system(), *whom, "the supervisor", timeout, args...);
   if (!reply && connection_is_useless(reply.error())) forget_supervisor();
@@ -71,15 +72,26 @@ result<placement> cluster_client::place(const placement_request& request) {
       options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request));
 }
 
+result<placement> cluster_client::ask_placement(const placement_request& request,
+                                                milliseconds patience) {
+  return ask_supervisor<placement>(patience, place_atom_v, request);
+}
+
 result<event_page> cluster_client::events(const event_query& query) {
   return ask_supervisor<event_page>(options_.timeout, events_atom_v, query);
 }
 
 result<void> cluster_client::finished(const std::string& request) {
-  auto whom = supervisor();
+  auto whom = supervisor(options_.timeout);
   if (!whom) return fail(whom.error());
   caf::anon_send(*whom, placed_atom_v, request);
-  return {};
+  // Nobody answers that. What comes behind it on the same connection is answered: with no event.
+  const event_query nothing{std::numeric_limits<std::uint64_t>::max(), 1};
+  const auto heard = ask<event_page>(host_.system(), *whom, "the supervisor", options_.timeout,
+                                     events_atom_v, nothing);
+  if (heard) return {};
+  if (connection_is_useless(heard.error())) forget_supervisor();
+  return fail(heard.error());
 }
 
 result<drain_reply> cluster_client::drain(const drain_request& request) {
@@ -110,13 +122,17 @@ result<std::vector<std::uint8_t>> cluster_client::call(const std::string& node,
 
 result<std::vector<std::uint8_t>> cluster_client::call(const node_info& node,
                                                        const call_request& request) {
+  return call_outcome_of(node, request).answer;
+}
+
+call_outcome cluster_client::call_outcome_of(const node_info& node, const call_request& request) {
   if (request.payload.size() > max_call_bytes) {
-    return fail(errc::out_of_range,
-                "a call carries at most " + std::to_string(max_call_bytes) + " bytes, this has " +
-                    std::to_string(request.payload.size()) + "; put bulk data on an edge");
+    return {fail(errc::out_of_range,
+                 "a call carries at most " + std::to_string(max_call_bytes) + " bytes, this has " +
+                     std::to_string(request.payload.size()) + "; put bulk data on an edge")};
   }
   auto whom = reach(node);
-  if (!whom) return fail(whom.error());
+  if (!whom) return {fail(whom.error()), call_reach::unreachable};
   // The node judges its own deadline; ours comes after it, for a node that cannot answer at all.
   call_request sent = request;
   auto timeout = options_.timeout;
@@ -128,19 +144,19 @@ result<std::vector<std::uint8_t>> cluster_client::call(const node_info& node,
   }
   auto reply = ask<call_reply>(host_.system(), *whom, name_of(node), timeout, std::move(sent));
   if (!reply && connection_is_useless(reply.error())) forget(node);
-  if (!reply) return fail(reply.error());
-  if (reply->failed != 0) return fail(refusal(*reply));
-  return std::move(reply->payload);
+  if (!reply) return {fail(reply.error()), call_reach::lost};
+  if (reply->failed != 0) return {fail(refusal(*reply))};
+  return {std::move(reply->payload)};
 }
 
 // -- connections
 
-result<supervisor_actor> cluster_client::supervisor() {
+result<supervisor_actor> cluster_client::supervisor(milliseconds timeout) {
   {
     const std::lock_guard lock{mutex_};
     if (supervisor_) return supervisor_;
   }
-  auto made = host_.connect<supervisor_actor>(options_.host, options_.port, options_.timeout);
+  auto made = host_.connect<supervisor_actor>(options_.host, options_.port, timeout);
   if (!made) {
     return fail(made.error().code, "no supervisor: " + made.error().message);
   }

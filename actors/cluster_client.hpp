@@ -27,12 +27,25 @@ struct cluster_client_options {
   std::string host{"127.0.0.1"};  ///< of the supervisor
   std::uint16_t port{0};
   std::chrono::milliseconds timeout{3000};  ///< of every step that has no deadline of its own
+  /// `actors.security` as the deployment has it (`door_security_of`, host_options.hpp): where its
+  /// mode is not `none`, who has no credentials is refused with `unauthorized`.
   actor_host_options actors{};
+};
+
+/// How far a call came.
+enum class call_reach : std::uint8_t {
+  answered,     ///< the node answered it, be it with an error
+  unreachable,  ///< it never got there
+  lost,         ///< the connection broke, or the node was silent, before the answer came
+};
+struct call_outcome {
+  result<std::vector<std::uint8_t>> answer;
+  call_reach reach{call_reach::answered};
 };
 
 /// Thread-safe; calls of different threads run side by side. Errors of every call:
 /// `peer_unreachable`, `deadline` (the peer is there and says nothing), `peer_lost` (its connection
-/// broke), and those that the other side answers with. A connection that broke is made anew by the
+/// broke), `unauthorized` (its credentials or ours are of another cluster), and those that the other side answers with. A connection that broke is made anew by the
 /// next call, so that a client outlives a restarted supervisor or node.
 class cluster_client {
  public:
@@ -47,13 +60,18 @@ class cluster_client {
   /// Waits up to `request.timeout_ms` for replicas of both stages to be up. The error of a refused
   /// placement is the supervisor's own.
   [[nodiscard]] result<placement> place(const placement_request& request);
+  /// The same, waiting no longer than `patience` in all. The answer may say `failed`; an error means
+  /// that the supervisor was not heard.
+  [[nodiscard]] result<placement> ask_placement(const placement_request& request,
+                                                std::chrono::milliseconds patience);
   /// What happened in the cluster after `query.after`, oldest first.
   [[nodiscard]] result<event_page> events(const event_query& query);
   /// Tells the supervisor that a placed request ended. Not answered.
   [[nodiscard]] result<void> finished(const std::string& request);
   /// Places nothing more on a node's replica and lets it leave when nothing is left there, or at the
   /// deadline. Returns at once: the names of the nodes that drain now, which are `leaving` until
-  /// they are `down`, and why not if they cannot be drained.
+  /// they are `down`, and why not if they cannot be drained. With `request.cancel`: the names of those
+  /// that serve on; `not_found` when nobody drains them, `peer_lost` when it is too late.
   [[nodiscard]] result<drain_reply> drain(const drain_request& request);
   /// What a node owns and does. `not_found` when no node of that name ever registered.
   [[nodiscard]] result<node_report> report(const std::string& node);
@@ -64,11 +82,13 @@ class cluster_client {
                                                        const call_request& request);
   [[nodiscard]] result<std::vector<std::uint8_t>> call(const node_info& node,
                                                        const call_request& request);
+  /// The same, telling the node's own errors from those of the way to it.
+  [[nodiscard]] call_outcome call_outcome_of(const node_info& node, const call_request& request);
 
  private:
   explicit cluster_client(cluster_client_options options);
 
-  [[nodiscard]] result<supervisor_actor> supervisor();
+  [[nodiscard]] result<supervisor_actor> supervisor(std::chrono::milliseconds timeout);
   template <class Reply, class... Args>
   [[nodiscard]] result<Reply> ask_supervisor(std::chrono::milliseconds timeout, Args... args);
   [[nodiscard]] result<node_actor> reach(const node_info& node);

@@ -17,7 +17,7 @@
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 8;
+inline constexpr std::uint32_t protocol_version = 9;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -74,7 +74,8 @@ struct heartbeat {
   std::uint64_t incarnation{0};
   std::uint64_t sequence{0};
   load_report load;
-  std::string failure;  ///< why the node can serve nobody; empty: it can
+  std::string failure;     ///< why the node can serve nobody; empty: it can
+  std::uint64_t epoch{0};  ///< of the newest membership that it has
 };
 
 struct heartbeat_ack {
@@ -88,6 +89,9 @@ struct member {
   std::uint8_t state{0};  ///< `node_state`
   load_report load;
   std::string reason;  ///< why it is in that state
+  /// When this life was taken in, or taken in again after it had been down. What was placed on it
+  /// before is void.
+  std::uint64_t registered{0};
 };
 
 /// The whole truth of the supervisor at one epoch.
@@ -106,14 +110,23 @@ struct placement_request {
   /// Requests that name the same one (a session, a conversation) go to the same replicas while those
   /// are up; at most 256 bytes. Empty: wherever the policy says.
   std::string affinity{};
+  /// Not empty: this is the same request once more, since these nodes of where it was placed were
+  /// lost to it. Counts against `limits.retry_budget`.
+  std::vector<std::string> failed{};
+  /// With `failed`: 1 when the prefill replica holds the sealed cache, so that it is gone back to
+  /// while it is up in the same life.
+  std::uint8_t keep_source{0};
 };
 
 struct placement {
   std::uint8_t failed{0};
   std::string sentence;
   std::string request;
+  std::uint64_t supervisor_incarnation{0};
   std::uint64_t epoch{0};
-  std::string mode;                ///< `write` or `read`, of the edge
+  std::uint32_t attempt{1};     ///< of this request, from 1
+  std::uint8_t same_source{0};  ///< 1: the prefill replica of the attempt before, in the same life
+  std::string mode;             ///< `write` or `read`, of the edge
   std::vector<node_info> prefill;  ///< every rank of the chosen replica, in rank order
   std::vector<node_info> decode;
 };
@@ -122,6 +135,7 @@ struct placement {
 struct drain_request {
   std::string name;
   std::uint32_t deadline_ms{0};  ///< then it leaves whatever it still has
+  std::uint8_t cancel{0};        ///< 1: it shall serve on
 };
 struct drain_reply {
   std::uint8_t failed{0};
@@ -131,8 +145,25 @@ struct drain_reply {
 /// The supervisor's word to a node that is drained.
 struct drain_order {
   std::uint64_t incarnation{0};
-  std::uint8_t leave{
-      0};  ///< 0: end what you have; 1: nothing is left, or the deadline passed: leave
+  /// 0: end what you have; 1: nothing is left, or the deadline passed: leave; 2: serve on
+  std::uint8_t leave{0};
+};
+
+/// A process that was started for a stage, not for a name: which node shall it be?
+struct slot_claim {
+  std::uint32_t version{protocol_version};
+  std::string cluster;
+  std::string stage;
+  std::uint64_t incarnation{0};  ///< that it will register with
+  std::string host;
+  std::uint32_t pid{0};
+  std::string held{};  ///< the name that it was granted; it can be no other. Empty: none
+};
+struct slot_grant {
+  std::uint8_t failed{0};
+  std::string sentence;
+  std::string name;          ///< of the deployment; nobody else gets it meanwhile
+  std::uint32_t held_ms{0};  ///< so long it is kept for it to register
 };
 
 /// What happened in the cluster, for people: a line of `troupe events`.
@@ -300,7 +331,7 @@ auto inspect(I& f, load_report& x) {
 }
 template <class I>
 auto inspect(I& f, heartbeat& x) {
-  return f(x.name, x.incarnation, x.sequence, x.load, x.failure);
+  return f(x.name, x.incarnation, x.sequence, x.load, x.failure, x.epoch);
 }
 template <class I>
 auto inspect(I& f, heartbeat_ack& x) {
@@ -308,7 +339,7 @@ auto inspect(I& f, heartbeat_ack& x) {
 }
 template <class I>
 auto inspect(I& f, member& x) {
-  return f(x.node, x.state, x.load, x.reason);
+  return f(x.node, x.state, x.load, x.reason, x.registered);
 }
 template <class I>
 auto inspect(I& f, membership& x) {
@@ -316,15 +347,16 @@ auto inspect(I& f, membership& x) {
 }
 template <class I>
 auto inspect(I& f, placement_request& x) {
-  return f(x.request, x.from, x.to, x.timeout_ms, x.affinity);
+  return f(x.request, x.from, x.to, x.timeout_ms, x.affinity, x.failed, x.keep_source);
 }
 template <class I>
 auto inspect(I& f, placement& x) {
-  return f(x.failed, x.sentence, x.request, x.epoch, x.mode, x.prefill, x.decode);
+  return f(x.failed, x.sentence, x.request, x.supervisor_incarnation, x.epoch, x.attempt,
+           x.same_source, x.mode, x.prefill, x.decode);
 }
 template <class I>
 auto inspect(I& f, drain_request& x) {
-  return f(x.name, x.deadline_ms);
+  return f(x.name, x.deadline_ms, x.cancel);
 }
 template <class I>
 auto inspect(I& f, drain_reply& x) {
@@ -333,6 +365,14 @@ auto inspect(I& f, drain_reply& x) {
 template <class I>
 auto inspect(I& f, drain_order& x) {
   return f(x.incarnation, x.leave);
+}
+template <class I>
+auto inspect(I& f, slot_claim& x) {
+  return f(x.version, x.cluster, x.stage, x.incarnation, x.host, x.pid, x.held);
+}
+template <class I>
+auto inspect(I& f, slot_grant& x) {
+  return f(x.failed, x.sentence, x.name, x.held_ms);
 }
 template <class I>
 auto inspect(I& f, cluster_event& x) {

@@ -31,14 +31,21 @@ void drain_list::begin(std::string_view stage, std::uint32_t replica,
   if (e == entries_.end()) e = entries_.insert(entries_.end(), entry{});
   e->stage = stage;
   e->replica = replica;
+  if (e->cancelled) e->ranks.clear();
   for (const rank& r : ranks) {
     std::erase_if(e->ranks, [&](const draining_rank& x) { return x.who.name == r.name; });
     e->ranks.push_back({r, false, 0, {}});
   }
   e->patience = std::min(deadline, max_drain_deadline);
   e->deadline = now + e->patience;
-  e->leaves = false;
+  e->leaves = e->cancelled = false;
   e->news = true;
+}
+
+void drain_list::cancel(std::string_view stage, std::uint32_t replica) {
+  for (entry& e : entries_) {
+    if (e.stage == stage && e.replica == replica && !e.leaves) e.cancelled = true;
+  }
 }
 
 void drain_list::heard(const heartbeat& beat) {
@@ -65,6 +72,7 @@ std::optional<drain_order> drain_list::registered(std::string_view name,
   if (draining_rank* r = find(name, incarnation, &e); r != nullptr) {
     r->lost = false;
     r->quiet_beats = 0;
+    if (e->cancelled) return drain_order{incarnation, 2};
     return drain_order{incarnation, static_cast<std::uint8_t>(e->leaves ? 1 : 0)};
   }
   for (entry& x : entries_) {
@@ -79,7 +87,7 @@ std::vector<drain_list::verdict> drain_list::judge(const unfinished_fn& unfinish
   std::vector<verdict> all;
   for (entry& e : entries_) {
     const bool late = now >= e.deadline;
-    if (e.leaves || (!e.news && !late)) continue;
+    if (e.leaves || e.cancelled || (!e.news && !late)) continue;
     // Nothing is known of any rank: it is decided when one is back, in the same life.
     if (std::ranges::all_of(e.ranks, &draining_rank::lost)) continue;
     e.news = false;

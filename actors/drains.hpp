@@ -10,8 +10,9 @@
 ///                         of every rank that is there, read since the drain began, told of no
 ///                         request and no transfer; or the deadline has passed
 ///
-/// A rank that is lost is waited for no longer while another is there. What has been decided stays decided: a rank that
-/// comes back in the same life is told again.
+/// A rank that is lost is waited for no longer while another is there. What has been decided stays
+/// decided: a rank that comes back in the same life is told again. That a drain was cancelled, too: a
+/// rank that was lost meanwhile would go on with it.
 
 #include <chrono>
 #include <cstdint>
@@ -49,12 +50,14 @@ class drain_list {
   /// `deadline` is bounded by `max_drain_deadline`.
   void begin(std::string_view stage, std::uint32_t replica, const std::vector<rank>& ranks,
              std::chrono::milliseconds deadline, steady_time now);
+  /// They serve on. Nothing where they have been told to leave.
+  void cancel(std::string_view stage, std::uint32_t replica);
   /// A heartbeat of a node.
   void heard(const heartbeat& beat);
   /// That life of a node is down.
   void lost(std::string_view name, std::uint64_t incarnation);
   /// A life of a node registered: another one than that which drains ends the drain. What the life
-  /// is to be told, if it drains: whether to leave.
+  /// is to be told, if it drains or did: whether to leave, or to serve on.
   [[nodiscard]] std::optional<drain_order> registered(std::string_view name,
                                                       std::uint64_t incarnation);
   /// What has changed: who leaves now, and what is said of those that go on.
@@ -74,6 +77,7 @@ class drain_list {
     std::chrono::milliseconds patience{0};
     steady_time deadline{};
     bool leaves{false};
+    bool cancelled{false};
     bool news{false};  ///< something was heard since it was judged
   };
 

@@ -14,10 +14,12 @@
 #include "troupe/actors/crash.hpp"
 #include "troupe/actors/engine_port.hpp"
 #include "troupe/actors/engine_setup.hpp"
+#include "troupe/actors/host_options.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node.hpp"
 #include "troupe/actors/pool_manager.hpp"
+#include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/system.hpp"
 
 namespace troupe {
@@ -49,12 +51,13 @@ result<void> check_key(const std::string& key) {
 
 class node_engine final : public engine {
  public:
-  node_engine(node_settings settings, engine_options options, actor_host_options host)
-      : host_{host},
+  node_engine(node_settings settings, std::uint64_t incarnation, engine_options options,
+              actor_host_options host)
+      : host_{std::move(host)},
         units_{host_.system()},
         context_{std::make_shared<node_context>(std::move(settings))},
         polling_{options.polling} {
-    context_->self.incarnation = draw_incarnation();
+    context_->self.incarnation = incarnation;
     context_->self.pid = static_cast<std::uint32_t>(getpid());
     context_->on_call = std::move(options.on_call);
   }
@@ -175,6 +178,7 @@ class node_engine final : public engine {
   result<operation_id> send(send_spec spec) override {
     if (auto fine = check_request(spec.request); !fine) return fail(fine.error());
     if (auto fine = check_blocks(spec.blocks, spec.state_slot); !fine) return fail(fine.error());
+    if (auto known = check_nodes(spec.held_for); !known) return fail(known.error());
     const auto capacity = static_cast<std::uint32_t>(spec.blocks.size()) * layout().block_tokens;
     auto operation =
         begin_pinned({operation_kind::send, spec.request, capacity, false}, spec.blocks);
@@ -450,6 +454,15 @@ class node_engine final : public engine {
                     entry.request + "`, which hold " + std::to_string(entry.token_capacity));
   }
 
+  [[nodiscard]] result<void> check_nodes(const std::vector<std::string>& names) const {
+    for (const auto& name : names) {
+      if (!context_->settings.nodes.contains(name)) {
+        return fail(errc::not_found, "the deployment has no node `" + name + "`");
+      }
+    }
+    return {};
+  }
+
   [[nodiscard]] result<void> check_receive(const receive_spec& spec) const {
     if (auto fine = check_request(spec.request); !fine) return fine;
     if (auto fine = check_blocks(spec.blocks, spec.state_slot); !fine) return fine;
@@ -457,11 +470,7 @@ class node_engine final : public engine {
       return fail(errc::invalid_config,
                   "name the prefill nodes that have request `" + spec.request + "`");
     }
-    for (const auto& source : spec.sources) {
-      if (!context_->settings.nodes.contains(source)) {
-        return fail(errc::not_found, "the deployment has no node `" + source + "`");
-      }
-    }
+    if (auto known = check_nodes(spec.sources); !known) return known;
     const auto block_tokens = layout().block_tokens;
     const auto needed = (std::uint64_t{spec.tokens} + block_tokens - 1) / block_tokens;
     if (spec.prefix_tokens > spec.tokens) {
@@ -542,20 +551,31 @@ class node_engine final : public engine {
   std::atomic<std::uint64_t> last_point_{0};
 };
 
+result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
+                                         std::string_view name, std::uint64_t incarnation,
+                                         engine_options options) {
+  auto settings = actors::settings_of(deployment, name);
+  if (!settings) return fail(settings.error());
+  auto host = actors::host_options_of(deployment);
+  if (!host) return fail(host.error());
+  auto started =
+      std::make_unique<node_engine>(std::move(*settings), incarnation, options, std::move(*host));
+  if (auto launched = started->launch(deployment, options); !launched)
+    return fail(launched.error());
+  return std::unique_ptr<engine>{std::move(started)};
+}
+
 }  // namespace
 
 result<std::unique_ptr<engine>> engine::start(const config::deployment& deployment,
                                               std::string_view name, engine_options options) {
-  auto settings = actors::settings_of(deployment, name);
-  if (!settings) return fail(settings.error());
-  actors::actor_host_options host;
-  host.network_heartbeat = settings->heartbeat_interval;
-  // Later than the supervisor, who knows whether it was the cluster that stood still, or the peer.
-  host.connection_timeout = 2 * settings->heartbeat_timeout;
-  auto started = std::make_unique<node_engine>(std::move(*settings), options, host);
-  if (auto launched = started->launch(deployment, options); !launched)
-    return fail(launched.error());
-  return std::unique_ptr<engine>{std::move(started)};
+  return start_as(deployment, name, actors::draw_incarnation(), std::move(options));
+}
+
+result<std::unique_ptr<engine>> actors::start_claimed(const config::deployment& deployment,
+                                                      const claimed_slot& slot,
+                                                      engine_options options) {
+  return start_as(deployment, slot.name(), slot.incarnation(), std::move(options));
 }
 
 }  // namespace troupe

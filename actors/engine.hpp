@@ -37,6 +37,9 @@ struct send_spec {
   /// How many decode ranks will take it before it is done; 0: as many as the first one's parallel
   /// size says hold heads of ours.
   std::uint32_t consumers{0};
+  /// Decode nodes that it is for (`placement::decode`): while they live, their waiting in line ends
+  /// nothing. Empty: whoever asks; the source's lease then runs from the seal on until one does.
+  std::vector<std::string> held_for{};
 };
 
 /// Decode side: takes the KV cache of one request from the ranks of one prefill replica.
@@ -53,6 +56,9 @@ struct receive_spec {
   std::uint32_t state_slot{0};            ///< of the request, if the layout has state tensors
   std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default
   bool fail_when_full{false};  ///< pool full: `pool_exhausted` at once instead of waiting in line
+  /// Of the placement that it follows (`placement::supervisor_incarnation`, `epoch`). Refused with
+  /// `stale_incarnation` where a node of it has been out of the cluster since. 0: not placed.
+  std::uint64_t placed_by{0}, placed_at{0};
 };
 
 /// A value of a keyed store, mapped where it lies (no copy). Unpins the value when the last copy of
@@ -129,7 +135,7 @@ struct engine_options {
 
 /// What the cluster wants of a node: see `engine::draining`.
 enum class drain_standing : std::uint8_t {
-  serving,
+  serving,   ///< again, where an operator has cancelled the drain
   draining,  ///< an operator drains it: no new request is placed here, those that are here go on
   drained,   ///< they have ended, or the drain's deadline passed: `stop` and end the process
 };
@@ -146,7 +152,9 @@ class engine {
  public:
   /// Starts node `name` of the deployment: binds its port (a taken port fails), allocates or adopts
   /// the cache, registers with the supervisor in the background. `not_found`: no such node;
-  /// `invalid_config`, `layout_mismatch`, `already_exists` (port).
+  /// `invalid_config`, `layout_mismatch`, `already_exists` (port), `peer_unreachable` (the node's host
+  /// is `auto`, and no route leads to the supervisor). A process that was started for a stage finds its
+  /// name by `slot_claim.hpp`.
   [[nodiscard]] static result<std::unique_ptr<engine>> start(const config::deployment& deployment,
                                                              std::string_view name,
                                                              engine_options options = {});
@@ -180,7 +188,7 @@ class engine {
   // -- transfers
 
   /// `already_exists` (the request is live here), `out_of_range` (a block outside the cache),
-  /// `overloaded`.
+  /// `not_found` (a node of `held_for` that does not exist), `overloaded`.
   [[nodiscard]] virtual result<operation_id> send(send_spec spec) = 0;
   /// Layers [layer_begin, layer_end) are computed up to token `token_end` (exclusive) and will not
   /// be written again. Call it as often as chunks come. `not_found` (ended), `out_of_range`.

@@ -83,7 +83,11 @@ void happened(self_pointer self, link_ready& ready) {
   if (st.watched_links.emplace(ready.link.actor.id(), false).second) {
     self->monitor(ready.link.actor);
   }
+  if (const auto former = st.links.find(peer); former != st.links.end()) {
+    st.leases.unlinked(former->second.peer_incarnation);
+  }
   st.links[peer] = ready.link;
+  st.leases.linked(ready.link.peer_incarnation);
   // That life had only seemed to leave: the next link with it need not wait for another.
   if (const auto former = st.former_lives.find(peer);
       former != st.former_lives.end() && former->second == ready.link.peer_incarnation.value) {
@@ -104,7 +108,9 @@ void happened(self_pointer self, link_ready& ready) {
 
 void forget_link(engine_port_state& st, const std::string& peer, caf::actor_id actor) {
   const auto link = st.links.find(peer);
-  if (link != st.links.end() && link->second.actor.id() == actor) st.links.erase(link);
+  if (link == st.links.end() || link->second.actor.id() != actor) return;
+  st.leases.unlinked(link->second.peer_incarnation);
+  st.links.erase(link);
 }
 
 void happened(self_pointer self, link_leaves& leaves) {
@@ -215,6 +221,9 @@ void carry_out(self_pointer self, stop_port&) {
     refuse_request(one.link, one.request.transfer, why);
     return true;
   });
+  // Nothing is held any more; a tick that is due would keep this actor.
+  if (st.lease_beat) forget_deadline(st, *st.lease_beat, timer::leases, 0);
+  st.lease_beat.reset();
   st.context->counters.port_stops.store(true);
 }
 
@@ -248,6 +257,7 @@ void deadline_passed(self_pointer self, timer what, std::uint64_t id) {
     }
     case timer::session: tell_session(st, transfer_id{id}, session_event{deadline_came{}}); return;
     case timer::parked: parked_too_long(st, transfer_id{id}); return;
+    case timer::leases: lease_beat(self); return;
   }
 }
 
@@ -281,7 +291,11 @@ transfer_reports describe(const engine_port_state& st) {
 /// stay.
 void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
   // One that crashed has not said that it is gone: the next operation needs another one.
-  std::erase_if(st.links, [link](const auto& known) { return known.second.actor.id() == link; });
+  std::erase_if(st.links, [&](const auto& known) {
+    if (known.second.actor.id() != link) return false;
+    st.leases.unlinked(known.second.peer_incarnation);
+    return true;
+  });
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == link; });
   for (const auto& [transfer, session] : st.sessions) {
     if (session.link != link) continue;
@@ -329,6 +343,8 @@ engine_port_actor::behavior_type engine_port(
   set_log_handlers(*self, "port");
   using namespace port;
   self->state.context = std::move(context);
+  self->state.leases = cache_leases{{incarnation{self->state.context->self.incarnation},
+                                     self->state.context->settings.source_lease}};
   self->set_down_handler([self](const caf::down_msg& down) {
     if (self->state.watched_links.erase(down.source.id()) != 0) {
       link_ended(self->state, down.source.id(), static_cast<bool>(down.reason));

@@ -14,6 +14,7 @@
 
 #include <caf/typed_event_based_actor.hpp>
 
+#include "troupe/actors/cache_leases.hpp"
 #include "troupe/actors/compute_line.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
@@ -76,7 +77,7 @@ struct waiting_value {
 
 struct engine_port_state {
   /// What a deadline ends.
-  enum class timer : std::uint8_t { operation, session, parked };
+  enum class timer : std::uint8_t { operation, session, parked, leases };
   using deadline_entry = std::tuple<time_point, timer, std::uint64_t>;
 
   context_ptr context;
@@ -97,12 +98,15 @@ struct engine_port_state {
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
   std::uint32_t parked_count{0};
   std::set<deadline_entry> deadlines;
+  cache_leases leases;                   ///< of sources and receives that are not concluded
+  std::optional<time_point> lease_beat;  ///< the next one; empty: nothing is held
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry;
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
       receive_geometry;
   std::map<operation_id, waiting_value> values;  ///< that wait for a link
   std::unordered_map<operation_id, transfer_id> value_clients;
   std::unordered_set<operation_id> copying;  ///< large puts to this node itself
+  std::shared_ptr<const membership> members{std::make_shared<membership>()};  ///< newest seen
   std::mt19937_64 random{std::random_device{}()};
   bool ticking{false};
   bool stopping{false};

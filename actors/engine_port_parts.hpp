@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "troupe/actors/engine_port.hpp"
 
@@ -66,9 +67,13 @@ void happened(self_pointer self, compute_came& news);
 void request_came(self_pointer self, const link_handle& link, transfer_request request);
 /// Takes requests out of the parking lot that `gone` says are over.
 void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone);
+/// Which replica of which stage a node is a rank of; empty while the membership does not have it.
+[[nodiscard]] std::string replica_of(const engine_port_state& st, const std::string& node);
 void conclude_source(self_pointer self, operation_id operation,
                      std::optional<troupe::error> failure, const session_event& to_senders);
 void sender_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
+/// One that it was for is gone. Its place waits for another for `retry_window`, where there is one.
+void place_lost(self_pointer self, operation_id operation, source& src, troupe::error why);
 /// Lets go of a concluded source once its last sender has unpinned.
 void release_source(self_pointer self, operation_id operation);
 
@@ -86,6 +91,15 @@ void fail_receive(self_pointer self, operation_id operation, troupe::error why);
 void receiver_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
 /// Lets go of a concluded receive once its last receiver has unpinned.
 void release_receive(self_pointer self, operation_id operation);
+
+// -- leases (engine_port_leases.cpp)
+
+void carry_out(self_pointer self, members_seen& news);
+/// Ends what is held for, or from, nodes that do not live.
+void lapsed(self_pointer self, const std::vector<cache_leases::lapse>& lapses);
+/// Something is held from now on: it is looked after once per beat.
+void watch_leases(engine_port_state& st);
+void lease_beat(self_pointer self);
 
 // -- keyed values (engine_port_values.cpp)
 

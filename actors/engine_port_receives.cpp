@@ -9,6 +9,7 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/placement_epochs.hpp"
 
 namespace troupe::actors::port {
 
@@ -38,6 +39,7 @@ void conclude_receive(self_pointer self, operation_id operation,
     if (!rank.transfer) leave_link_line(st, rank.peer, operation);
   }
   r.now = receiving::phase::concluded;
+  st.leases.end(operation);
   forget_deadline(st, r.deadline, timer::operation, operation.value);
   count_outcome(st, failure, r.bytes);
   if (failure) {
@@ -126,6 +128,8 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   request.mode = r.spec.mode;
   request.rank = layout.tp_rank;
   request.ranks = layout.tp_size;
+  request.placed_by = r.spec.placed_by;
+  request.placed_at = r.spec.placed_at;
   request.token_begin = r.spec.prefix_tokens;
   request.token_end = r.spec.tokens;
   request.blocks = r.spec.blocks;
@@ -142,6 +146,7 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   const auto deadline = r.deadline;
   auto receiver = self->spawn<caf::monitored>(decode_receiver, std::move(options));
   rank.receiver = receiver;
+  st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
   session_begins(st, operation, transfer, std::move(receiver), link, std::move(report), deadline);
   // The others may have landed everything while this one's link was being made.
   if (idle) tell_layers_of(st, operation, r);
@@ -149,10 +154,29 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
 
 namespace {
 
-/// The blocks are there: reach every rank of the prefill replica.
+/// Why the placement that a receive follows counts no more.
+std::optional<troupe::error> void_placement(const engine_port_state& st, const receive_spec& spec) {
+  const epoch_mark placed{spec.placed_by, spec.placed_at};
+  if (placed.by == 0) return std::nullopt;
+  const auto last = st.context->registration.last();
+  auto why =
+      voided_here(*st.members, st.context->self, {last.supervisor_incarnation, last.epoch}, placed);
+  for (const auto& source : spec.sources) {
+    if (!why) why = voided(*st.members, source, 0, placed);
+  }
+  return why;
+}
+
+/// The blocks are there: reach every rank of the prefill replica. Whatever was lost while it waited in
+/// line is looked at once more.
 void begin_moving(self_pointer self, operation_id operation) {
   auto& st = self->state;
   auto& r = st.receives.at(operation);
+  if (auto why = void_placement(st, r.spec)) {
+    r.now = receiving::phase::linking;
+    fail_receive(self, operation, std::move(*why));
+    return;
+  }
   r.now = receiving::phase::moving;
   r.told.assign(st.context->layout->layers.size(), r.spec.prefix_tokens);
   for (std::size_t index = 0; index < r.spec.sources.size(); ++index) {
@@ -187,6 +211,15 @@ void carry_out(self_pointer self, start_receive& order) {
     fail_receive(self, operation, {errc::aborted, "the node stops"});
     return;
   }
+  if (auto why = void_placement(st, r.spec)) {
+    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
+    fail_receive(self, operation, std::move(*why));
+    return;
+  }
+  // From here on, not from the link on: it may wait in line for as long as its sources live.
+  for (const auto& node : r.spec.sources)
+    st.leases.hold(operation, node, now(), {r.spec.placed_by, r.spec.placed_at});
+  watch_leases(st);
   const auto block_tokens = st.context->layout->block_tokens;
   const auto needed = (r.spec.tokens + block_tokens - 1) / block_tokens;
   if (!r.spec.blocks.empty() || needed == 0) {

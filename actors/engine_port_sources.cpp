@@ -7,6 +7,7 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
 
 namespace troupe::actors::port {
@@ -22,6 +23,12 @@ void release_source(self_pointer self, operation_id operation) {
   st.context->events.push_last({operation, event_unpinned{}});
 }
 
+std::string replica_of(const engine_port_state& st, const std::string& node) {
+  const auto& all = st.members->members;
+  const auto it = std::ranges::find(all, node, [](const member& m) { return m.node.name; });
+  return it == all.end() ? "" : it->node.stage + "/" + std::to_string(it->node.replica);
+}
+
 void conclude_source(self_pointer self, operation_id operation,
                      std::optional<troupe::error> failure, const session_event& to_senders) {
   auto& st = self->state;
@@ -29,6 +36,7 @@ void conclude_source(self_pointer self, operation_id operation,
   if (src.concluded) return;
   src.concluded = true;
   st.compute.erase(operation);
+  st.leases.end(operation);
   const auto& request = src.spec().request;
   forget_deadline(st, src.deadline(), timer::operation, operation.value);
   if (const auto of = st.source_of.find(request);
@@ -84,8 +92,10 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.aux = src.aux();
   options.deadline = now() + std::chrono::milliseconds{request.deadline_ms};
   const auto deadline = options.deadline;
-  src.taken_by(transfer, request.ranks);
-  if (src.lost() && !src.has_open_place()) {
+  src.taken_by(transfer, {link.peer, replica_of(st, link.peer), request.rank, request.ranks});
+  st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
+  watch_leases(st);
+  if (src.lost() && !src.has_open_place(st.leases.waiting(operation))) {
     forget_deadline(st, src.deadline(), timer::operation, operation.value);
     src.lengthen();
     st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
@@ -125,6 +135,10 @@ void carry_out(self_pointer self, start_send& order) {
     conclude_source(self, order.operation, why, session_event{engine_aborts{why}});
     return;
   }
+  for (const auto& node : st.sources.at(order.operation).spec().held_for) {
+    st.leases.hold(order.operation, node, now());
+  }
+  watch_leases(st);
   unpark(self, request, order.operation);
 }
 
@@ -135,7 +149,7 @@ void grow(engine_port_state& st, source& src, const source_progress& more) {
   for (const auto sender : src.senders()) tell_session(st, sender, session_event{more});
 }
 
-void complete(engine_port_state& st, source& src, source_sealed& seal) {
+void complete(engine_port_state& st, operation_id operation, source& src, source_sealed& seal) {
   // A seal says that every layer is ready up to there, whether or not each was reported before.
   const source_progress all{0, static_cast<std::uint32_t>(st.context->layout->layers.size()),
                             seal.tokens};
@@ -144,6 +158,8 @@ void complete(engine_port_state& st, source& src, source_sealed& seal) {
     tell_session(st, sender, session_event{seal});
   }
   src.seal(seal.tokens, std::move(seal.aux));
+  st.leases.sealed(operation, now());
+  watch_leases(st);
 }
 
 /// What of the line is true by now.
@@ -154,7 +170,7 @@ void go_on(engine_port_state& st, operation_id operation, source& src) {
     if (auto* more = std::get_if<source_progress>(&said)) {
       grow(st, src, *more);
     } else {
-      complete(st, src, std::get<source_sealed>(said));
+      complete(st, operation, src, std::get<source_sealed>(said));
     }
   }
   if (line->second.empty()) st.compute.erase(line);
@@ -179,7 +195,7 @@ void carry_out(self_pointer self, send_sealed& order) {
   const auto found = st.sources.find(order.operation);
   if (found == st.sources.end() || found->second.concluded) return;
   if (!st.compute.contains(order.operation)) {
-    complete(st, found->second, order.seal);
+    complete(st, order.operation, found->second, order.seal);
     return;
   }
   st.compute[order.operation].add(std::move(order.seal), 0);
@@ -198,11 +214,33 @@ void happened(self_pointer self, compute_came& news) {
   go_on(st, news.send, found->second);
 }
 
+namespace {
+
+/// Why the placement that a decode rank follows counts no more.
+std::optional<troupe::error> void_placement(const engine_port_state& st, const link_handle& link,
+                                            const transfer_request& request) {
+  const epoch_mark placed{request.placed_by, request.placed_at};
+  const auto last = st.context->registration.last();
+  auto why =
+      voided_here(*st.members, st.context->self, {last.supervisor_incarnation, last.epoch}, placed);
+  if (!why) why = voided(*st.members, link.peer, link.peer_incarnation.value, placed);
+  return why;
+}
+
+}  // namespace
+
 void request_came(self_pointer self, const link_handle& link, transfer_request request) {
   auto& st = self->state;
   if (st.stopping) {
     refuse_request(link, request.transfer, {errc::aborted, "the node stops"});
     return;
+  }
+  // What moves already goes on, whatever the cluster thinks meanwhile.
+  if (!request.progress) {
+    if (const auto why = void_placement(st, link, request)) {
+      refuse_request(link, request.transfer, *why);
+      return;
+    }
   }
   // Said again: the one that waits has grants of a link that broke.
   if (request.progress) {
@@ -249,23 +287,39 @@ void drop_parked(engine_port_state& st, const std::function<bool(const parked_re
   }
 }
 
+void place_lost(self_pointer self, operation_id operation, source& src, troupe::error why) {
+  auto& st = self->state;
+  // Others that are as many as it is for have come, or live and will come.
+  if (!src.has_open_place(st.leases.waiting(operation))) return;
+  const auto window = st.context->settings.retry_window;
+  if (window.count() == 0) {
+    const session_event to_others{engine_aborts{why}};
+    conclude_source(self, operation, std::move(why), to_others);
+    return;
+  }
+  // The source stays for another decode rank; the engine hears of it if none comes.
+  const auto until = std::min(src.deadline(), now() + window);
+  forget_deadline(st, src.deadline(), timer::operation, operation.value);
+  src.shorten(until, std::move(why));
+  st.deadlines.emplace(until, timer::operation, operation.value);
+}
+
 void sender_concluded(self_pointer self, operation_id operation, session_concluded& outcome) {
   auto& st = self->state;
   auto& src = st.sources.at(operation);
   if (src.concluded) return;
+  st.leases.leave(operation, outcome.transfer, now());
   if (!outcome.failure) {
     if (src.released(outcome.transfer, outcome.bytes))
       conclude_source(self, operation, std::nullopt, {deadline_came{}});
     return;
   }
-  const auto window = st.context->settings.retry_window;
-  if (outcome.failure->code == errc::peer_lost && window.count() > 0) {
-    // The source stays for another decode rank; the engine hears of it if none comes, or has come.
-    if (!src.lost_one(outcome.transfer)) return;
-    const auto until = std::min(src.deadline(), now() + window);
-    forget_deadline(st, src.deadline(), timer::operation, operation.value);
-    src.shorten(until, std::move(*outcome.failure));
-    st.deadlines.emplace(until, timer::operation, operation.value);
+  // `aborted` is the decode engine's word: what our own gives up has concluded before its senders do.
+  const auto code = outcome.failure->code;
+  const bool leaves_its_place = code == errc::peer_lost || code == errc::aborted;
+  if (leaves_its_place && st.context->settings.retry_window.count() > 0) {
+    src.lost_one(outcome.transfer);
+    place_lost(self, operation, src, std::move(*outcome.failure));
     return;
   }
   const session_event to_others{engine_aborts{*outcome.failure}};

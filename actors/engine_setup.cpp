@@ -7,6 +7,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/kvcache/layout.hpp"
 
@@ -147,7 +148,9 @@ result<node_settings> settings_of(const config::deployment& deployment, std::str
   settings.self.replica = found->replica;
   settings.self.rank = found->rank;
   settings.self.ranks = found->tensor_parallel;
-  settings.self.host = found->host;
+  auto host = address_of(found->host, deployment.supervisor);
+  if (!host) return fail(host.error());
+  settings.self.host = std::move(*host);
   settings.self.port = found->port;
   settings.supervisor_host = deployment.supervisor.host;
   settings.supervisor_port = deployment.supervisor.port;
@@ -163,6 +166,8 @@ result<node_settings> settings_of(const config::deployment& deployment, std::str
   settings.max_reconnects = stage.transport.max_reconnects;
   settings.default_deadline = deployment.limits.transfer_deadline;
   settings.retry_window = deployment.limits.retry_window;
+  settings.source_lease = deployment.limits.source_lease;
+  settings.peer_silence = stage.transport.peer_silence;
   settings.max_operations = deployment.limits.max_operations;
   for (const auto& node : nodes) settings.nodes.insert(node.name);
   settings.fail_when_full = stage.pool && stage.pool->on_full == config::pool_full::fail;
@@ -220,6 +225,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   wanted.host = context.self.host;
   wanted.data_port = stage->transport.data_port;
   wanted.num_workers = options.polling ? 0 : stage->transport.num_workers;
+  context.polled = wanted.num_workers == 0;
   wanted.rdma = rdma_options_of(stage->transport);
   wanted.xgmi = xgmi_options_of(stage->transport);
   wanted.after_progress = std::move(after_progress);

@@ -13,7 +13,8 @@ namespace troupe::actors {
 inline constexpr std::uint64_t default_value_bytes = std::uint64_t{64} << 20;
 
 /// What the deployment says of node `name`, as the actors want it. `not_found` listing the names
-/// there are; `invalid_config` for the supervisor, which has no engine.
+/// there are; `invalid_config` for the supervisor, which has no engine; `peer_unreachable` where the
+/// host is `auto` and no route leads to the supervisor.
 [[nodiscard]] result<node_settings> settings_of(const config::deployment& deployment,
                                                 std::string_view name);
 

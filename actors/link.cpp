@@ -61,6 +61,8 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
   st.port = std::move(options.port);
   st.peer = std::move(options.peer);
   st.role = options.role;
+  st.pulse = link_pulse{st.context->settings.peer_silence};
+  st.reader = std::make_unique<inline_unit>(self->system());
   self->set_down_handler([self](const caf::down_msg& down) {
     const auto& state = self->state;
     // An acceptor of an attempt that failed is watched as well, and does not matter any more.
@@ -71,7 +73,6 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
                                ended ? state.peer.name + " ended the link"
                                      : "the process of " + state.peer.name + " is gone"}});
   });
-  st.dial_until = now() + st.context->settings.connect_timeout;
   if (st.role == transport::link_role::initiator) dial(self);
   return {
       [self](link_command& command) {

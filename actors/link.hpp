@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -11,10 +12,19 @@
 
 #include <caf/typed_event_based_actor.hpp>
 
+#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/link_pulse.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
 
 namespace troupe::actors {
+
+/// What the sink of a transport link tells the watch over the peer. Thread-safe.
+struct link_ear {
+  /// That only a living process can have caused: frames, and what else the backend lets count.
+  std::atomic<std::uint64_t> signs{0};
+  std::atomic<bool> peer_polls{false};  ///< it answers while its engine polls, and not otherwise
+};
 
 /// Owns one connection to one incarnation of a peer: makes it (the dialling side also reaches the
 /// peer's node actor and falls back from one backend to the next), routes what arrives to the actor
@@ -57,6 +67,13 @@ namespace troupe::actors {
 ///     transfer has ended here is answered by them.
 ///   - When no attempt is left, both sides fail with `peer_lost`, naming why the link broke and how
 ///     often it was tried.
+///
+/// **While something is in flight the peer is watched** (`link_pulse`): sessions are attached, or
+/// fences pending. A link that stays silent while the process behind it still answers has broken, as
+/// above. A peer that answers neither over the link nor otherwise for `peer_silence` is lost: its
+/// sessions are told `peer_lost`, and their fences hold or do not, as with any link that has ended.
+/// The same while the link is being made again. An idle link is never broken by silence, nor one
+/// whose engine polls, at either end, and computes: there it is enough that the process answers.
 struct link_state {
   enum class phase : std::uint8_t { dialling, connecting, up, ending };
 
@@ -72,10 +89,8 @@ struct link_state {
     transport::backend_kind kind{};
     std::string why;
   };
-  std::vector<failed_backend> failed;        ///< those that were given up
-  std::uint32_t attempts{0};                 ///< with the present backend
-  time_point dial_until;                     ///< no later attempt to reach the peer's node
-  std::chrono::milliseconds dial_pause{20};  ///< before the next one
+  std::vector<failed_backend> failed;  ///< those that were given up
+  std::uint32_t attempts{0};           ///< with the present backend
   std::shared_ptr<const kvcache::cache_layout> peer_layout;
   std::optional<bool> peer_on_gpu;  ///< whether its cache is; empty: it has not said yet
   node_actor peer_node;
@@ -112,7 +127,23 @@ struct link_state {
   std::unordered_map<transfer_id, std::unordered_set<std::uint64_t>> fencing;
   std::deque<last_word> words;  ///< the latest `max_last_words`
 
+  // -- whether the peer lives
+
+  link_pulse pulse;
+  std::shared_ptr<link_ear> ear{std::make_shared<link_ear>()};  ///< of the present transport link
+  bool watching{false};                                         ///< the next look is on its way
+  std::uint64_t signs_seen{0}, bytes_seen{0};
+  std::unique_ptr<inline_unit>
+      reader;                     ///< what a look into the link makes runnable goes through it
+  std::uint64_t asked_before{0};  ///< the first batch behind the last question
+
   static inline const char* name = "link";
+
+  link_state() = default;
+  link_state(const link_state&) = delete;
+  link_state& operator=(const link_state&) = delete;
+  /// A link that crashed has not told the node's counters that it is no more.
+  ~link_state();
 };
 
 struct link_options {

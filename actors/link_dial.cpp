@@ -6,14 +6,13 @@
 #include <utility>
 
 #include <caf/actor_system.hpp>
-#include <caf/io/middleman.hpp>
-#include <caf/io/middleman_actor.hpp>
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/backend_reports.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/network.hpp"
 #include "troupe/actors/system.hpp"
 
 namespace troupe::actors::link_parts {
@@ -223,6 +222,14 @@ void try_next_backend(self_pointer self) {
           });
 }
 
+/// Of who it is that cannot be reached: the sentence names only the address.
+troupe::error unreachable(const node_info& peer, const troupe::error& why) {
+  const bool refused = why.code == errc::unauthorized || why.code == errc::version_mismatch;
+  return {refused ? why.code : errc::peer_unreachable,
+          "cannot reach " + peer.name + " at " + peer.host + ":" + std::to_string(peer.port) +
+              " (" + why.message + ")"};
+}
+
 }  // namespace
 
 time_point now() {
@@ -265,36 +272,22 @@ void backend_failed(self_pointer self, const troupe::error& why) {
 
 void dial(self_pointer self) {
   auto& st = self->state;
-  auto middleman = self->system().middleman().actor_handle();
-  self->request(middleman, st.context->settings.connect_timeout, caf::connect_atom::value,
-                st.peer.host, st.peer.port)
+  reach<node_actor>(self, st.peer.host, st.peer.port, st.context->settings.connect_timeout)
       .then(
-          [self](const caf::node_id&, const caf::strong_actor_ptr& found,
-                 const std::set<std::string>& interface) {
+          [self](const reached& answer) {
             auto& state = self->state;
             if (state.now == link_state::phase::ending) return;
-            if (!found ||
-                !self->system().assignable(interface, self->system().message_types<node_actor>())) {
-              end_link(self, {errc::peer_unreachable, "what listens at " + state.peer.host + ":" +
-                                                          std::to_string(state.peer.port) +
-                                                          " is no Troupe node"});
+            if (answer.failed) {
+              end_link(self, unreachable(state.peer, *answer.failed));
               return;
             }
-            state.peer_node = caf::actor_cast<node_actor>(found);
+            state.peer_node = caf::actor_cast<node_actor>(answer.actor);
             self->monitor(state.peer_node);
             try_next_backend(self);
           },
           [self](const caf::error& err) {
-            auto& state = self->state;
-            if (was_cut_by_keep_alive(err) && now() < state.dial_until) {
-              const auto pause = std::exchange(state.dial_pause, state.dial_pause * 2);
-              self->delayed_send(self, pause, link_command{dial_again{}});
-              return;
-            }
-            end_link(self, {errc::peer_unreachable, "cannot reach " + state.peer.name + " at " +
-                                                        state.peer.host + ":" +
-                                                        std::to_string(state.peer.port) + " (" +
-                                                        self->system().render(err) + ")"});
+            end_link(self, unreachable(self->state.peer,
+                                       {errc::peer_unreachable, self->system().render(err)}));
           });
 }
 

@@ -20,6 +20,13 @@ constexpr std::uint32_t most_looks = 100;
 constexpr auto look_pause = std::chrono::milliseconds{20};
 constexpr std::size_t frames_per_look = 4096;
 
+/// What the node's heartbeats say of links counts this one no more.
+void leave_counters(link_state& st) {
+  if (!st.context || st.now == link_state::phase::ending) return;
+  if (st.now == link_state::phase::up) st.context->counters.links_up.fetch_sub(1);
+  if (st.broke) st.context->counters.links_broken.fetch_sub(1);
+}
+
 void report_gone(self_pointer self, troupe::error why) {
   auto& st = self->state;
   tell(st.port, port_event{link_gone{st.peer.name, st.peer.incarnation, self->id(),
@@ -39,12 +46,10 @@ void finish_if_idle(self_pointer self) {
 void end_link(self_pointer self, troupe::error why) {
   auto& st = self->state;
   if (st.now == link_state::phase::ending) return;
-  const bool was_up = st.now == link_state::phase::up;
+  leave_counters(st);
   st.now = link_state::phase::ending;
   st.why_ended = to_string(why);
   st.lost = why;
-  if (was_up) st.context->counters.links_up.fetch_sub(1);
-  if (st.broke) st.context->counters.links_broken.fetch_sub(1);
   logger("link")->info("link to {} ({:016x}) over {} ended: {}", st.peer.name, st.peer.incarnation,
                        transport::to_string(st.choice.kind), st.why_ended);
   if (st.link) st.link->close();
@@ -89,8 +94,7 @@ void carry_out(self_pointer self, last_look order) {
   }
   // What it reports comes to the mailbox before the next look.
   const auto before = st.link->stats();
-  for (std::size_t rounds = 0; rounds < frames_per_look && st.link->poll(); ++rounds) {
-  }
+  read_out(st, frames_per_look);
   const auto after = st.link->stats();
   const bool found = after.frames_in != before.frames_in || after.bytes_in != before.bytes_in;
   ++order.looks;
@@ -99,3 +103,11 @@ void carry_out(self_pointer self, last_look order) {
 }
 
 }  // namespace troupe::actors::link_parts
+
+namespace troupe::actors {
+
+link_state::~link_state() {
+  link_parts::leave_counters(*this);
+}
+
+}  // namespace troupe::actors

@@ -66,6 +66,7 @@ std::optional<link_reply> prepare_again(self_pointer self, const link_request& r
     return no;
   }
   retire_transport(st);
+  heard_besides(st);
   ++st.tries;
   wait_for_dialler(self);
   return std::nullopt;

@@ -1,8 +1,8 @@
 #pragma once
 
 /// The parts of the link's actor: one file each for dialling, what both sides tell each other before
-/// they connect, the transport below, the sessions above, and its end. Only the files of the link
-/// include this.
+/// they connect, the transport below, the sessions above, the watch over the peer, and its end. Only
+/// the files of the link include this.
 
 #include <cstddef>
 #include <optional>
@@ -89,6 +89,18 @@ bool repeat_words(link_state& st, transfer_id transfer);
 void meet(self_pointer self, const caf::strong_actor_ptr& other);
 void carry_out(self_pointer self, const look_for_dialler& order);
 void hear(self_pointer self, const link_notice& notice);
+
+// -- whether the peer lives (link_watch.cpp)
+
+/// The link is up: tells the peer what it must know of this process to judge its silence.
+void introduce(const link_state& st);
+/// Begins to look if there is reason to and nobody does: after whatever may have given one.
+void watch(self_pointer self);
+void carry_out(self_pointer self, const feel_pulse& order);
+/// Takes what has come over the link and nobody has taken yet, at most `frames` of it.
+void read_out(link_state& st, std::size_t frames);
+/// The peer's process has said something on another way than the link.
+void heard_besides(link_state& st);
 
 // -- end (link_end.cpp)
 

@@ -86,6 +86,8 @@ void break_link(self_pointer self, const troupe::error& why) {
   st.context->counters.links_up.fetch_sub(1);
   st.context->counters.links_broken.fetch_add(1);
   retire_transport(st);
+  st.pulse.begin(now());
+  watch(self);
   if (!is_dialler(st)) {
     st.tries = 0;
     self->send(st.other_end, link_notice{0, st.last_break});
@@ -153,6 +155,7 @@ void hear(self_pointer self, const link_notice& notice) {
       self->current_sender() != caf::actor_cast<caf::strong_actor_ptr>(st.other_end)) {
     return;
   }
+  heard_besides(st);
   if (notice.ended != 0) {
     carry_out(self, peer_left{{errc::peer_lost, st.peer.name + " ended the link: " + notice.why}});
   } else if (is_dialler(st) && st.now == link_state::phase::up) {

@@ -117,6 +117,7 @@ void carry_out(self_pointer self, const fence_now& order) {
     to_session(st, order.transfer, session_event{transfer_is_quiescent{}});
   } else {
     st.fencing[order.transfer] = std::move(pending);
+    watch(self);
   }
 }
 
@@ -135,6 +136,7 @@ void carry_out(self_pointer self, attach_session order) {
       break;
   }
   st.sessions.emplace(order.transfer, std::move(order.session));
+  watch(self);
 }
 
 void carry_out(self_pointer self, const detach_session& order) {

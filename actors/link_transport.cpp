@@ -1,9 +1,11 @@
+#include <atomic>
 #include <memory>
 #include <utility>
 
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/keep_alive.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
 
@@ -12,15 +14,33 @@ namespace troupe::actors::link_parts {
 namespace {
 
 /// Turns what the transport reports into messages, on the thread that made the progress. A frame is
-/// decoded here: what does not decode breaks the link before any actor sees it.
+/// decoded here: what does not decode breaks the link before any actor sees it. Whether we live is
+/// answered here, too.
 class transport_sink final : public transport::link_sink {
  public:
-  transport_sink(link_actor target, std::uint64_t generation)
-      : target_{std::move(target)}, generation_{generation} {}
+  struct settings {
+    /// Of each batch that succeeds the peer's process itself has said so.
+    bool acknowledged{false};
+    bool polls{false};  ///< this process answers while its engine polls
+  };
+  transport_sink(link_actor target, std::uint64_t generation, settings with,
+                 std::shared_ptr<link_ear> ear)
+      : target_{std::move(target)}, generation_{generation}, with_{with}, ear_{std::move(ear)} {}
+
+  /// Where to answer. Before the link connects.
+  void bind(const std::shared_ptr<transport::link>& link) { link_ = link; }
 
   void on_up() override { report(link_came_up{}); }
-  void on_completion(transport::completion done) override { report(std::move(done)); }
+  void on_completion(transport::completion done) override {
+    if (with_.acknowledged && !done.failure) ear_->signs.fetch_add(1, std::memory_order_relaxed);
+    report(std::move(done));
+  }
   void on_frame(std::span<const std::byte> frame) override {
+    ear_->signs.fetch_add(1, std::memory_order_relaxed);
+    if (is_keep_alive(frame)) {
+      hear_question(frame);
+      return;
+    }
     auto message = decode(frame);
     if (message) {
       report(std::move(*message));
@@ -36,9 +56,24 @@ class transport_sink final : public transport::link_sink {
   void report(What&& what) {
     tell(target_, link_event{generation_, std::forward<What>(what)});
   }
+  void hear_question(std::span<const std::byte> frame) {
+    const auto heard = decode_keep_alive(frame);
+    if (!heard) {
+      report(link_broke{heard.error()});
+      return;
+    }
+    if (heard->polls) ear_->peer_polls.store(true, std::memory_order_relaxed);
+    if (heard->said != keep_alive::word::question) return;
+    const auto link = link_.lock();
+    // One that cannot be said now is asked for again.
+    if (link) (void)link->send_frame(encode(keep_alive{keep_alive::word::answer, with_.polls}));
+  }
 
   link_actor target_;
   std::uint64_t generation_;
+  settings with_;
+  std::shared_ptr<link_ear> ear_;
+  std::weak_ptr<transport::link> link_;
 };
 
 link_handle handle(self_pointer self) {
@@ -66,11 +101,17 @@ result<void> open_transport(self_pointer self) {
   options.post_batch_size = st.context->settings.post_batch_size;
   options.connect_timeout = st.context->settings.connect_timeout;
   ++st.generation;
-  auto opened = st.context->endpoint->open(
-      st.choice.kind, options,
-      std::make_shared<transport_sink>(caf::actor_cast<link_actor>(self), st.generation));
+  st.ear = std::make_shared<link_ear>();
+  transport_sink::settings with;
+  // The others' completions say what our own processor or our own NIC has done.
+  with.acknowledged = st.choice.kind == transport::backend_kind::tcp;
+  with.polls = st.context->polled;
+  const auto sink = std::make_shared<transport_sink>(caf::actor_cast<link_actor>(self),
+                                                     st.generation, with, st.ear);
+  auto opened = st.context->endpoint->open(st.choice.kind, options, sink);
   if (!opened) return fail(opened.error());
   st.link = std::move(*opened);
+  sink->bind(st.link);
   return {};
 }
 
@@ -97,6 +138,9 @@ void happened(self_pointer self, const link_came_up&) {
                        transport::to_string(st.choice.kind), st.choice.reason);
   tell(st.port, port_event{link_ready{handle(self)}});
   if (again) resume_sessions(st);
+  introduce(st);
+  st.pulse.begin(now());
+  watch(self);
 }
 
 void happened(self_pointer self, session_message message) {

@@ -122,9 +122,12 @@ struct look_for_dialler {
   std::uint64_t alarm{0};  ///< only the last one that was set counts
 };
 
+/// link -> itself, again and again while something is in flight: does the peer live?
+struct feel_pulse {};
+
 struct link_command {
   std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, peer_left,
-               last_look, dial_again, look_for_dialler>
+               last_look, dial_again, look_for_dialler, feel_pulse>
       what;
 };
 
@@ -334,12 +337,16 @@ struct wire_port {
   caf::typed_actor<caf::reacts_to<node_command>> node;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
 };
+/// node -> port: the newest membership.
+struct members_seen {
+  std::shared_ptr<const membership> members;
+};
 /// The node stops: end everything with `aborted`.
 struct stop_port {};
 
 struct engine_command {
   std::variant<start_send, send_progress, send_sealed, start_receive, open_when_complete,
-               abort_operation, start_value, wire_port, stop_port>
+               abort_operation, start_value, wire_port, members_seen, stop_port>
       what;
 };
 

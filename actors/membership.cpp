@@ -65,15 +65,18 @@ result<registration> membership_table::registered(const registration_request& re
       !same_life || e.info.host != request.node.host || e.info.port != request.node.port;
   const bool returns =
       !same_life || *e.state == node_state::down || *e.state == node_state::leaving;
+  const bool goes_on = still_leaves(e, request.node, now);
   std::string reason = same_life ? "registered again" : "registered";
   if (!same_life && e.info.incarnation != request.node.incarnation) {
     if (e.state && *e.state != node_state::down) reason = "replaces the former life of that node";
     retire(e, e.info.incarnation);
   }
+  // Who reported a failure was not out of the cluster: what is placed there stays valid.
+  const bool was_there = same_life && e.reported;
   e.reported = e.remembered = false;
   e.info = request.node;
   e.info.replica = e.slot.replica;
-  e.sequence = 0;
+  e.sequence = e.adopted = 0;
   e.heard = std::max(e.heard, now);
   if (!same_life) {
     e.drains = false;
@@ -81,10 +84,12 @@ result<registration> membership_table::registered(const registration_request& re
   }
   if (e.drains && *e.state != node_state::leaving) {
     change(e, node_state::leaving, "registered again while it is drained");
+    e.registered = epoch_;
   } else if (returns && !e.drains) {
     e.load = {};
     e.farewell.clear();
     change(e, node_state::joining, std::move(reason));
+    if (!goes_on && !was_there) e.registered = epoch_;
   } else if (moved) {
     change(e, *e.state, "registered again under another address");
   }
@@ -115,6 +120,10 @@ heartbeat_verdict membership_table::heard(const heartbeat& beat, steady_time now
     case node_state::leaving: break;
   }
   e->heard = std::max(e->heard, now);
+  // The first beat goes out before the list that follows the registration has come, and may speak of
+  // another supervisor's epochs.
+  if (e->sequence != 0 && beat.sequence >= e->sequence)
+    e->adopted = beat.epoch <= epoch_ ? beat.epoch : 0;
   record_load(*e, beat);
   return heartbeat_verdict::known;
 }
@@ -135,49 +144,6 @@ bool membership_table::leave(std::string_view name, std::uint64_t incarnation, s
   if (e->farewell.empty()) e->farewell = e->drains ? "left before it was drained" : "left";
   e->heard = std::max(e->heard, now);
   return true;
-}
-
-result<std::uint64_t> membership_table::drain(std::string_view name) {
-  entry* e = find(name);
-  const std::string who = "node " + quoted(name);
-  if (e == nullptr && name == "supervisor") {
-    return fail(errc::invalid_config,
-                "the supervisor takes no requests and is not drained; transfers go on while it is "
-                "stopped and started again");
-  }
-  if (e == nullptr)
-    return fail(errc::not_found, "the deployment has no " + who + "; it has " + names_there_are());
-  if (!e->state)
-    return fail(errc::not_found, who + " has never registered, so there is nothing to drain");
-  switch (*e->state) {
-    case node_state::down:
-      return fail(errc::peer_lost,
-                  who + " is down (" + e->reason + "), so there is nothing to drain");
-    case node_state::leaving:
-      if (e->drains)
-        return fail(errc::already_exists, who + " is being drained already: " + e->reason);
-      break;
-    case node_state::joining:
-    case node_state::up:
-    case node_state::suspect: change(*e, node_state::leaving, "an operator drains it"); break;
-  }
-  e->drains = true;
-  e->farewell.clear();
-  return e->info.incarnation;
-}
-
-void membership_table::draining(std::string_view name, std::uint64_t incarnation,
-                                std::string reason) {
-  entry* e = find(name, incarnation);
-  if (e != nullptr && e->drains && *e->state == node_state::leaving) e->reason = std::move(reason);
-}
-
-void membership_table::drained(std::string_view name, std::uint64_t incarnation,
-                               std::string reason) {
-  entry* e = find(name, incarnation);
-  if (e == nullptr || !e->drains || *e->state != node_state::leaving) return;
-  e->reason = reason;
-  e->farewell = std::move(reason);
 }
 
 bool membership_table::connection_lost(std::string_view name, std::uint64_t incarnation,
@@ -322,6 +288,7 @@ void membership_table::change(entry& e, node_state to, std::string reason) {
   e.reason = std::move(reason);
   transitions_.push_back({e.slot.name, e.info.incarnation, e.state, to, epoch_, e.reason});
   e.state = to;
+  if (to == node_state::down) e.down_epoch = epoch_;
 }
 
 std::vector<node_transition> membership_table::take_transitions() {
@@ -331,21 +298,36 @@ std::vector<node_transition> membership_table::take_transitions() {
 std::optional<membership> membership_table::take_broadcast(steady_time now) {
   const bool changed = broadcast_epoch_ != epoch_;
   if (!changed && !loads_changed_) return std::nullopt;
-  const auto pause = changed ? options_.broadcast_interval : load_interval();
+  const auto pause = changed ? change_interval() : load_interval();
   if (last_broadcast_ && now - *last_broadcast_ < pause) return std::nullopt;
   broadcast_epoch_ = epoch_;
   loads_changed_ = false;
   last_broadcast_ = now;
-  return view();
+  auto list = view();
+  last_told_ = list.members.size();
+  return list;
 }
 
-/// One list to each of n nodes is n entries n times over: 20,000 of them a second are what loads may
-/// cost.
+namespace {
+
+/// One list to each of n nodes is n entries n times over.
+std::chrono::milliseconds time_for(std::chrono::microseconds an_entry, std::size_t nodes) {
+  const auto n = static_cast<std::int64_t>(nodes);
+  return std::chrono::duration_cast<std::chrono::milliseconds>(an_entry * n * n);
+}
+
+}  // namespace
+
+/// The list before this one shall have gone out, at the pace of `list_pace` (2 us an entry), with time
+/// to spare: the network layer takes whatever it is given, and would hold more and more of them.
+std::chrono::milliseconds membership_table::change_interval() const noexcept {
+  return std::max(options_.broadcast_interval, time_for(std::chrono::microseconds{3}, last_told_));
+}
+
+/// 20,000 of them a second are what loads may cost.
 std::chrono::milliseconds membership_table::load_interval() const noexcept {
-  constexpr std::chrono::microseconds an_entry{50};
-  const auto count = static_cast<std::int64_t>(entries_.size());
   return std::max(options_.heartbeat_interval,
-                  std::chrono::duration_cast<std::chrono::milliseconds>(an_entry * count * count));
+                  time_for(std::chrono::microseconds{50}, entries_.size()));
 }
 
 membership membership_table::view() const {
@@ -354,8 +336,9 @@ membership membership_table::view() const {
   out.supervisor_incarnation = options_.supervisor_incarnation;
   out.epoch = epoch_;
   for (const entry& e : entries_) {
-    if (e.state)
-      out.members.push_back({e.info, static_cast<std::uint8_t>(*e.state), e.load, e.reason});
+    if (!e.state) continue;
+    out.members.push_back(
+        {e.info, static_cast<std::uint8_t>(*e.state), e.load, e.reason, e.registered});
   }
   return out;
 }

@@ -7,14 +7,16 @@
 /// One entry per name of the deployment. A name holds at most one incarnation at a time; every
 /// other incarnation under that name is told to register again or is refused.
 ///
-///   state    registered   heartbeat  silent (3 beats)  silent (timeout)  lost (3)  leave    drain
-///   -------  -----------  ---------  ----------------  ----------------  --------  -------  -------
-///   absent   joining      unknown    -                 -                 -         -        refused
-///   joining  (1)          up         joining           down              down      leaving  leaving
-///   up       (1)          up         suspect           down              down      leaving  leaving
-///   suspect  (1)          up         suspect           down              down      leaving  leaving
-///   leaving  joining (2)  leaving    leaving           down              down      leaving  (4)
-///   down     joining (2)  unknown    down              down              down      down     refused
+///   state    registered   heartbeat  3 missed  timed out  lost (3)  leave     drain    cancel
+///   -------  -----------  ---------  --------  ---------  --------  --------  -------  -------
+///   absent   joining      unknown    -         -          -         -         refused  refused
+///   joining  (1)          up         joining   down       down      leaving   leaving  refused
+///   up       (1)          up         suspect   down       down      leaving   leaving  refused
+///   suspect  (1)          up         suspect   down       down      leaving   leaving  refused
+///   leaving  joining (2)  leaving    leaving   down       down      leaving   (4)      up (5)
+///   down     joining (2)  unknown    down      down       down      down (6)  refused  refused
+///
+/// "3 missed" and "timed out" are silence: of 3 heartbeats, of the heartbeat timeout.
 ///
 /// (1) The same incarnation again (its reply was lost): the state stays. Another incarnation:
 /// `joining` when the old one is provably or probably gone, that is when it is silent for as long
@@ -28,6 +30,11 @@
 ///
 /// (4) Refused where it drains already. Who leaves by its own word, and has not gone, is drained
 /// from then on.
+///
+/// (5) `suspect` where it is silent for as long as one. Refused where nobody drains it, once it leaves by
+/// its own word, and once it was told to leave.
+///
+/// (6) `leaving` where it is down by its own report: it lives, and stops in good order now.
 ///
 /// A node that reports a failure of its own (`heartbeat.failure`) is `down` from then on, whatever its
 /// heartbeats say; they are answered `known` all the same, and its silence is judged. It comes back as
@@ -67,6 +74,20 @@ struct expected_slot {
   std::uint32_t replica{0};
   std::uint32_t rank{0};
   std::uint32_t ranks{1};
+  std::string host{};  ///< as the deployment says; `auto`: any
+};
+
+/// How the name of a slot is used.
+struct slot_use {
+  enum class kind : std::uint8_t {
+    unused,  ///< nobody was ever known under it
+    used,    ///< by a life that is there, or may be
+    down,    ///< its last life is, and some node that is there does not know it yet
+    fenced,  ///< its last life is down, and every node that is there knows it
+  };
+  kind how{kind::unused};
+  std::uint64_t incarnation{0};  ///< of the last life
+  std::uint64_t down_epoch{0};   ///< when that went down, if it has
 };
 
 struct membership_options {
@@ -80,6 +101,12 @@ struct membership_options {
   /// A longer gap between two ticks means that the supervisor itself stood still. Nodes are not
   /// blamed for it.
   std::chrono::milliseconds stall_tolerance{1000};
+};
+
+struct node_life {
+  std::string name;
+  std::uint64_t incarnation{0};
+  friend bool operator==(const node_life&, const node_life&) = default;
 };
 
 /// What happened to one node, for the log.
@@ -113,12 +140,17 @@ class membership_table {
   /// A node says that it lives, and how busy it is. Never makes its remaining time shorter. A load
   /// that was overtaken by a newer one (by sequence) is not recorded.
   [[nodiscard]] heartbeat_verdict heard(const heartbeat& beat, steady_time now);
-  /// A node stops in good order. Ignored (false) unless that incarnation is there and not down.
+  /// A node stops in good order. Ignored (false) unless that incarnation is there and not down; one
+  /// that is down by its own report is there, and goes to `leaving` too.
   bool leave(std::string_view name, std::uint64_t incarnation, steady_time now);
   /// An operator drains a node. The incarnation that drains from now on. Errors, all of which say
   /// what to do: `not_found` (no such node, or none that ever registered), `invalid_config` (the
   /// supervisor itself), `peer_lost` (it is down), `already_exists` (it drains already).
   [[nodiscard]] result<std::uint64_t> drain(std::string_view name);
+  /// An operator wants it to serve on, and with it all ranks of its replica: those that do. Errors,
+  /// all of which say what to do: `not_found` (no such node, or nobody drains it), `peer_lost` (too
+  /// late: it is down, leaves by its own word, or was told to leave).
+  [[nodiscard]] result<std::vector<node_life>> cancel_drain(std::string_view name, steady_time now);
   /// What is to be seen of a node while it drains. No change of its state, and no epoch.
   void draining(std::string_view name, std::uint64_t incarnation, std::string reason);
   /// It was told to leave: why it is down, once its connection ends. Seen from now on, too.
@@ -138,8 +170,9 @@ class membership_table {
   /// Changes since the last call, oldest first.
   [[nodiscard]] std::vector<node_transition> take_transitions();
   /// The full list, when its epoch was not broadcast yet and the last broadcast is
-  /// `broadcast_interval` ago. What nodes say of their load is news too, but not so urgent: it goes
-  /// once per heartbeat interval (in clusters of hundreds of nodes less often), under the same epoch.
+  /// `broadcast_interval` ago; in clusters of hundreds of nodes longer, since each is told of each:
+  /// 3 s after a list of 1,000. What nodes say of their load is news too, but not so urgent: it goes
+  /// once per heartbeat interval (there less often), under the same epoch.
   [[nodiscard]] std::optional<membership> take_broadcast(steady_time now);
 
   // -- properties
@@ -154,6 +187,8 @@ class membership_table {
   /// Empty when that name never registered.
   [[nodiscard]] std::optional<node_state> state_of(std::string_view name) const;
   [[nodiscard]] std::optional<std::uint64_t> incarnation_of(std::string_view name) const;
+  /// What claims of its nodes have to know (`slot_claims.hpp`), in the order of `options().slots`.
+  [[nodiscard]] std::vector<slot_use> uses(steady_time now) const;
   [[nodiscard]] heartbeat_ack ack(heartbeat_verdict verdict) const noexcept;
   [[nodiscard]] const membership_options& options() const noexcept { return options_; }
 
@@ -167,6 +202,9 @@ class membership_table {
     bool reported{false};    ///< `down` by its own report
     bool remembered{false};  ///< of a record, and has not registered here
     std::uint64_t sequence{0};
+    std::uint64_t registered{0};  ///< `member::registered`
+    std::uint64_t adopted{0};     ///< epoch of the newest membership that this life has
+    std::uint64_t down_epoch{0};  ///< when it went down, while it is
     steady_time heard{};
     bool drains{false};    ///< or did, before it was down
     std::string farewell;  ///< why it will have been that its connection ends; empty: it was lost
@@ -178,11 +216,15 @@ class membership_table {
   [[nodiscard]] const entry* find(std::string_view name) const;
   [[nodiscard]] entry* find(std::string_view name, std::uint64_t incarnation);
   [[nodiscard]] std::string names_there_are() const;
+  [[nodiscard]] result<void> may_cancel_drain(std::string_view name) const;
+  [[nodiscard]] static bool is_there(const entry& e);
+  [[nodiscard]] bool still_leaves(const entry& e, const node_info& node, steady_time now) const;
   [[nodiscard]] result<void> check_identity(const registration_request& request) const;
   [[nodiscard]] result<void> check_slot(const node_info& node, const expected_slot& slot) const;
   [[nodiscard]] result<void> check_replacement(const node_info& node, const entry& e,
                                                steady_time now) const;
   [[nodiscard]] std::chrono::milliseconds suspect_after() const noexcept;
+  [[nodiscard]] std::chrono::milliseconds change_interval() const noexcept;
   [[nodiscard]] std::chrono::milliseconds load_interval() const noexcept;
   void record_load(entry& e, const heartbeat& beat);
   [[nodiscard]] static bool former(const entry& e, std::uint64_t incarnation);
@@ -198,7 +240,9 @@ class membership_table {
   std::uint64_t broadcast_epoch_{0};
   bool loads_changed_{false};  ///< since the last broadcast
   std::optional<steady_time> last_broadcast_;
+  std::size_t last_told_{0};  ///< entries in it
   std::optional<steady_time> last_tick_;
+  std::optional<steady_time> restored_;  ///< when, if anything was
   std::vector<node_transition> transitions_;
 };
 

@@ -65,8 +65,14 @@ std::optional<membership_record::node> node_from(const json& object) {
   if (!name || !host || !state || !incarnation || !port || !pid || former == nullptr) {
     return std::nullopt;
   }
-  membership_record::node out{
-      std::move(*name), *state, *incarnation, std::move(*host), *port, *pid, {}};
+  membership_record::node out{std::move(*name),
+                              *state,
+                              *incarnation,
+                              std::move(*host),
+                              *port,
+                              *pid,
+                              {},
+                              number_in<std::uint64_t>(object, "registered").value_or(0)};
   for (const json& one : *former) {
     if (!one.is_number_unsigned()) return std::nullopt;
     out.former.push_back(one.get<std::uint64_t>());
@@ -104,7 +110,8 @@ std::string to_text(const membership_record& record) {
                      {"host", n.host},
                      {"port", n.port},
                      {"pid", n.pid},
-                     {"former", n.former}});
+                     {"former", n.former},
+                     {"registered", n.registered}});
   }
   // A host that is no UTF-8 came from a stranger; nothing is decided by it.
   const auto body = object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";

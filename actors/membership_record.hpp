@@ -28,6 +28,8 @@ struct membership_record {
     std::uint16_t port{0};
     std::uint32_t pid{0};
     std::vector<std::uint64_t> former;  ///< incarnations that were replaced, newest last
+    /// `member::registered`; 0: not recorded, as by releases before it was.
+    std::uint64_t registered{0};
     friend bool operator==(const node&, const node&) = default;
   };
 

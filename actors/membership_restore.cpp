@@ -1,4 +1,5 @@
-// Of the membership table: what nodes say of themselves, and what outlives a supervisor.
+// Of the membership table: what nodes say of themselves, who uses which name, and what outlives a
+// supervisor.
 
 #include <algorithm>
 #include <tuple>
@@ -66,10 +67,45 @@ void membership_table::retire(entry& e, std::uint64_t incarnation) {
   if (e.replaced.size() > max_replaced) e.replaced.pop_front();
 }
 
+// -- names
+
+bool membership_table::is_there(const entry& e) {
+  return e.state && (*e.state != node_state::down || e.reported);
+}
+
+std::vector<slot_use> membership_table::uses(steady_time now) const {
+  using kind = slot_use::kind;
+  std::uint64_t known_to_all = epoch_;
+  for (const entry& e : entries_) {
+    if (is_there(e)) known_to_all = std::min(known_to_all, e.adopted);
+  }
+  const bool all_had_time = !restored_ || now - *restored_ >= options_.heartbeat_timeout;
+  std::vector<slot_use> all;
+  for (const entry& e : entries_) {
+    slot_use use{kind::unused, e.info.incarnation, e.down_epoch};
+    if (is_there(e)) {
+      use.how = kind::used;
+    } else if (e.info.incarnation != 0) {
+      // A life of a record may still come.
+      const bool gone = e.state || all_had_time;
+      use.how = !gone ? kind::used : e.down_epoch <= known_to_all ? kind::fenced : kind::down;
+    }
+    all.push_back(use);
+  }
+  return all;
+}
+
+/// Whether it was leaving when the supervisor was restarted: what is placed on it goes on.
+bool membership_table::still_leaves(const entry& e, const node_info& node, steady_time now) const {
+  return !e.state && e.info.incarnation == node.incarnation && e.registered != 0 && restored_ &&
+         now - *restored_ < options_.heartbeat_timeout;
+}
+
 // -- the record
 
 void membership_table::restore(const membership_record& left, steady_time now) {
   broadcast_epoch_ = epoch_ = std::max(epoch_, left.epoch_limit);
+  restored_ = now;
   for (const membership_record::node& node : left.nodes) {
     entry* e = find(node.name);
     if (e == nullptr || e->state || node.incarnation == 0) continue;
@@ -82,12 +118,16 @@ void membership_table::restore(const membership_record& left, steady_time now) {
     switch (node.state) {
       // What is left of it is which life it was. Shown as down it would lose its links, and it may
       // have come back since this was written.
-      case node_state::down:
-      case node_state::leaving: break;
+      case node_state::down: e->down_epoch = epoch_; break;
+      case node_state::leaving:
+        e->down_epoch = epoch_;
+        e->registered = node.registered;
+        break;
       case node_state::joining:
       case node_state::up:
       case node_state::suspect:
         e->remembered = true;
+        e->registered = node.registered;
         e->heard = now;
         change(*e, node_state::joining, "was there before the supervisor was restarted");
         break;
@@ -105,7 +145,8 @@ membership_record membership_table::record() const {
                          e.info.host,
                          e.info.port,
                          e.info.pid,
-                         {e.replaced.begin(), e.replaced.end()}});
+                         {e.replaced.begin(), e.replaced.end()},
+                         e.registered});
   }
   return out;
 }

@@ -1,6 +1,7 @@
 #include "troupe/actors/membership_store.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -56,10 +57,17 @@ bool write_all(int fd, std::string_view text) {
   return true;
 }
 
+/// Why a file could not be read. What may pass (`overloaded`) says nothing of the file itself.
+unexpected cannot_read(int number) {
+  constexpr std::array passing{EMFILE, ENFILE, ENOMEM, EINTR, EAGAIN, EIO, ESTALE, ETIMEDOUT};
+  const bool passes = std::ranges::find(passing, number) != passing.end();
+  return fail(passes ? errc::overloaded : errc::invalid_config, errno_text(number));
+}
+
 /// The whole text. Fails with a sentence for what is no plain file, or too long.
 result<std::string> read_all(int fd) {
   struct stat about {};
-  if (::fstat(fd, &about) != 0) return fail(errc::invalid_config, errno_text(errno));
+  if (::fstat(fd, &about) != 0) return cannot_read(errno);
   if (!S_ISREG(about.st_mode)) return fail(errc::invalid_config, "it is no file");
   std::string text;
   for (;;) {
@@ -68,7 +76,7 @@ result<std::string> read_all(int fd) {
     text.resize(before + read_at_once);
     const auto count = ::read(fd, text.data() + before, read_at_once);
     text.resize(before + (count > 0 ? static_cast<std::size_t>(count) : 0));
-    if (count < 0 && errno != EINTR) return fail(errc::invalid_config, errno_text(errno));
+    if (count < 0 && errno != EINTR) return cannot_read(errno);
     if (count == 0) return text;
   }
 }
@@ -130,7 +138,9 @@ result<std::unique_ptr<membership_store>> membership_store::open(std::string pat
   auto lock = lock_beside(path);
   if (!lock) return fail(lock.error());
   std::unique_ptr<membership_store> store{new membership_store{std::move(path), *lock}};
-  store->found_ = store->read(cluster);
+  auto found = store->read(cluster);
+  if (!found) return fail(found.error());
+  store->found_ = std::move(*found);
   auto reservation = store->found_.value_or(membership_record{cluster, 0, {}});
   reservation.epoch_limit += epoch_reserve;
   if (auto written = store->write(reservation); !written) return fail(written.error());
@@ -138,21 +148,31 @@ result<std::unique_ptr<membership_store>> membership_store::open(std::string pat
   return store;
 }
 
-std::optional<membership_record> membership_store::read(const std::string& cluster) const {
-  const file there{path_, O_RDONLY | O_NONBLOCK};
-  if (there.fd() < 0) {
-    if (errno != ENOENT) set_aside(errno_text(errno));
-    return std::nullopt;
+result<std::optional<membership_record>> membership_store::read(const std::string& cluster) const {
+  auto record = read_record();
+  if (!record && record.error().code == errc::not_found) return std::nullopt;
+  if (!record && record.error().code == errc::overloaded) {
+    return fail(errc::overloaded, std::string{"the state file "} + path_ + " cannot be read now (" +
+                                      record.error().message +
+                                      "); it is left as it is: mend that and start the "
+                                      "supervisor again");
   }
-  auto text = read_all(there.fd());
-  auto record = text ? parse_record(*text) : result<membership_record>{fail(text.error())};
   if (record && record->cluster != cluster) {
     record = fail(errc::invalid_config,
                   std::string{"it is of cluster '"} + printable(record->cluster, 64) + "'");
   }
-  if (record) return std::move(*record);
+  if (record) return std::optional{std::move(*record)};
   set_aside(record.error().message);
   return std::nullopt;
+}
+
+/// `not_found`: there is none; `overloaded`: reading it may do later.
+result<membership_record> membership_store::read_record() const {
+  const file there{path_, O_RDONLY | O_NONBLOCK};
+  if (there.fd() < 0 && errno == ENOENT) return fail(errc::not_found, errno_text(ENOENT));
+  if (there.fd() < 0) return cannot_read(errno);
+  const auto text = read_all(there.fd());
+  return text ? parse_record(*text) : result<membership_record>{fail(text.error())};
 }
 
 void membership_store::set_aside(const std::string& why) const {

@@ -5,7 +5,8 @@
 /// flushed). It is written by a thread of the store's own, since a disk may be slow.
 ///
 /// What is there and cannot be used (damaged, of another cluster, of a later release, no right to
-/// read it) is renamed to `PATH.bad` with a line in the log, and the supervisor starts afresh.
+/// read it) is renamed to `PATH.bad` with a line in the log, and the supervisor starts afresh. What
+/// cannot be read for want of descriptors or memory, or by a failing disk, stays: the start fails.
 
 #include <condition_variable>
 #include <memory>
@@ -25,7 +26,7 @@ class membership_store {
  public:
   /// Locks and reads the file, and writes it once, so that it is known to be writable and that
   /// `epoch_reserve` epochs may be used. The folder must be there. Errors: `already_exists` (another
-  /// supervisor uses it), `invalid_config` (it cannot be written).
+  /// supervisor uses it), `invalid_config` (it cannot be written), `overloaded` (it cannot be read now).
   [[nodiscard]] static result<std::unique_ptr<membership_store>> open(std::string path,
                                                                       const std::string& cluster);
   /// `close`.
@@ -45,7 +46,8 @@ class membership_store {
 
  private:
   membership_store(std::string path, int lock_fd);
-  [[nodiscard]] std::optional<membership_record> read(const std::string& cluster) const;
+  [[nodiscard]] result<std::optional<membership_record>> read(const std::string& cluster) const;
+  [[nodiscard]] result<membership_record> read_record() const;
   void set_aside(const std::string& why) const;
   [[nodiscard]] result<void> write(const membership_record& record) const;
   void run();

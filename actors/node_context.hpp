@@ -40,7 +40,10 @@ struct node_settings {
   std::chrono::milliseconds connect_timeout{2000};
   std::chrono::milliseconds default_deadline{30'000};
   std::chrono::milliseconds retry_window{0};  ///< a source waits so long for another decode rank
-  std::uint32_t max_reconnects{3};            ///< of one backend before the next of `fallback`
+  std::chrono::milliseconds source_lease{
+      60'000};                                   ///< of a sealed cache that nobody living waits for
+  std::chrono::milliseconds peer_silence{1000};  ///< of a peer with which something is in flight
+  std::uint32_t max_reconnects{3};               ///< of one backend before the next of `fallback`
   std::uint32_t max_operations{16'384};
   bool fail_when_full{false};   ///< `pool.on_full: fail`
   std::set<std::string> nodes;  ///< every name of the deployment
@@ -127,7 +130,8 @@ struct node_context {
   std::vector<region_id> regions;  ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
   std::optional<std::uint32_t> cache_gpu;  ///< whose memory the cache is in; empty: the host's
-  std::unique_ptr<cache_pool> pool;        ///< null: the engine allocates its blocks itself
+  bool polled{false};  ///< progress is made while the engine polls, by no thread of ours
+  std::unique_ptr<cache_pool> pool;  ///< null: the engine allocates its blocks itself
   std::shared_ptr<value_store> values;
   operation_table operations;
   event_queue events;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -41,6 +42,13 @@ void give_this_node_up(self_pointer self, const troupe::error& why) {
   for (const auto& [id, link] : st.links) tell(link.actor, link_command{close_link{why}});
 }
 
+/// Whether that is the life of the peer that our membership shows.
+bool is_shown(const node_state_data& st, const std::string& peer, std::uint64_t incarnation) {
+  return std::ranges::any_of(st.members.members, [&](const member& m) {
+    return m.node.name == peer && m.node.incarnation == incarnation;
+  });
+}
+
 }  // namespace
 
 void watch_essentials(self_pointer self) {
@@ -64,7 +72,11 @@ void link_crashed(self_pointer self, const node_state_data::known_link& link) {
   auto& all = self->state.crashed_links;
   if (!all.contains(link.peer) && all.size() >= max_remembered) all.erase(all.begin());
   auto& of = all[link.peer];
-  if (of.incarnation != link.incarnation) of = {link.incarnation};
+  if (of.incarnation != link.incarnation) {
+    // What is heard late of a former life says nothing of the present one.
+    if (of.incarnation != 0 && is_shown(self->state, link.peer, of.incarnation)) return;
+    of = {link.incarnation};
+  }
   if (of.given_up || of.limit.allows(std::chrono::steady_clock::now())) return;
   of.given_up = true;
   logger("node")->error(

@@ -9,11 +9,13 @@
 ///   ---------  ------------------------------------------  --------
 ///   serving    order of its incarnation to end what it has  draining
 ///   draining   the order to leave                           drained
+///   draining   the order to serve on                        serving
 ///   draining   registers, and no order came again           draining, says so, judges itself
 ///   draining   judges itself, two quiet heartbeats          drained
 ///   drained    anything                                     drained
 ///
-/// Nothing makes a node serve again; only its next life does.
+/// Once it is drained nothing makes a node serve again; only its next life does. Nor does anything once
+/// it has told a restarted supervisor that it leaves: that takes it for its own word.
 
 #include <atomic>
 #include <cstdint>

@@ -10,6 +10,7 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/node_parts.hpp"
+#include "troupe/actors/placement_epochs.hpp"
 
 namespace troupe::actors::node_parts {
 
@@ -59,7 +60,8 @@ bool was_replaced(const node_state_data& st, const std::string& peer, std::uint6
 }
 
 /// A former life of a node, stopped and then continued, does not know that it was replaced. It must
-/// neither get a link nor end those of its successor.
+/// neither get a link nor end those of its successor. Nor does one get a link that the cluster took for
+/// dead, until it has registered again: what it holds was carried on elsewhere.
 std::optional<troupe::error> former_life(const node_state_data& st, const link_request& request) {
   const registration_state::mark by{request.supervisor_incarnation, request.registered_epoch};
   const auto& from = request.from;
@@ -71,7 +73,7 @@ std::optional<troupe::error> former_life(const node_state_data& st, const link_r
       return known.second.peer == from.name && known.second.incarnation != from.incarnation;
     });
   }
-  if (!former) return std::nullopt;
+  if (!former) return taken_for_dead(st.members, request);
   return troupe::error{errc::stale_incarnation,
                        "this life of " + from.name + " was replaced by another; stop it"};
 }
@@ -208,6 +210,7 @@ void adopt(self_pointer self, membership& fresh) {
                      fresh.epoch < st.members.epoch;
   if (older || fresh.cluster != st.context->settings.cluster) return;
   st.members = std::move(fresh);
+  tell(st.port, engine_command{members_seen{std::make_shared<const membership>(st.members)}});
   for (const auto& m : st.members.members) {
     if (node_state_from(m.state) == node_state::down && !reports_failure(m)) {
       close_links_of(st, m.node.incarnation, {errc::peer_lost, m.node.name + " is down"});

@@ -3,13 +3,12 @@
 #include <utility>
 
 #include <caf/actor_system.hpp>
-#include <caf/io/middleman.hpp>
-#include <caf/io/middleman_actor.hpp>
 #include <caf/sec.hpp>
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/network.hpp"
 #include "troupe/actors/node_parts.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/system.hpp"
@@ -45,7 +44,6 @@ void retry_soon(self_pointer self) {
 
 void asking_failed(self_pointer self, const caf::error& why) {
   const bool late = why == caf::sec::request_timeout;
-  if (was_cut_by_keep_alive(why)) self->state.retry_pause = {};  // trying again at once is right
   lost_supervisor(self, late ? troupe::error{errc::deadline, "it has not answered in time"}
                              : troupe::error{errc::peer_unreachable,
                                              "it cannot be reached (" + self->system().render(why) +
@@ -152,11 +150,15 @@ void carry_out(self_pointer self, try_supervisor&) {
 void take_order(self_pointer self, const drain_order& order) {
   auto& st = self->state;
   if (!st.drain->ordered(order, st.context->self.incarnation)) return;
-  logger("node")->info("{}: {}", st.context->self.name,
-                       order.leave != 0
-                           ? "drained, it may leave now"
-                           : "an operator drains it: no new request is placed here, what is here "
-                             "goes on");
+  std::string_view what;
+  switch (st.drain->standing()) {
+    case drain_standing::serving: what = "its drain was cancelled, it serves on"; break;
+    case drain_standing::draining:
+      what = "an operator drains it: no new request is placed here, what is here goes on";
+      break;
+    case drain_standing::drained: what = "drained, it may leave now"; break;
+  }
+  logger("node")->info("{}: {}", st.context->self.name, what);
 }
 
 void reach_supervisor(self_pointer self) {
@@ -176,15 +178,12 @@ void reach_supervisor(self_pointer self) {
     return;
   }
   const auto& settings = st.context->settings;
-  self->request(self->system().middleman().actor_handle(), settings.heartbeat_interval * 2,
-                caf::connect_atom::value, settings.supervisor_host, settings.supervisor_port)
+  reach<supervisor_actor>(self, settings.supervisor_host, settings.supervisor_port,
+                          settings.heartbeat_interval * 2)
       .then(
-          [self](const caf::node_id&, const caf::strong_actor_ptr& found,
-                 const std::set<std::string>& interface) {
-            if (!found || !self->system().assignable(
-                              interface, self->system().message_types<supervisor_actor>())) {
-              lost_supervisor(self, troupe::error{errc::peer_unreachable,
-                                                  "what listens there is no Troupe supervisor"});
+          [self](const reached& answer) {
+            if (answer.failed) {
+              lost_supervisor(self, *answer.failed);
               return;
             }
             auto& state = self->state;
@@ -192,7 +191,7 @@ void reach_supervisor(self_pointer self) {
               state.registering = false;
               return;
             }
-            state.supervisor = caf::actor_cast<supervisor_actor>(found);
+            state.supervisor = caf::actor_cast<supervisor_actor>(answer.actor);
             // It remembers whoever watches it, as often as it is asked to.
             if (state.watched) self->demonitor(state.watched);
             state.watched = state.supervisor.address();
@@ -204,8 +203,12 @@ void reach_supervisor(self_pointer self) {
 
 void say_alive(self_pointer self) {
   auto& st = self->state;
-  heartbeat message{st.context->self.name, st.context->self.incarnation, ++st.beats,
-                    load_of(*st.context), st.failure};
+  heartbeat message{st.context->self.name,
+                    st.context->self.incarnation,
+                    ++st.beats,
+                    load_of(*st.context),
+                    st.failure,
+                    st.members.epoch};
   if (st.drain->beats(message.load)) {
     logger("node")->info("{} has nothing left to do and is drained", st.context->self.name);
   }

@@ -11,6 +11,14 @@ namespace {
 constexpr std::size_t max_request_id = 256;
 constexpr std::size_t max_listed = 8;
 
+std::string names_of(const std::vector<std::string>& nodes) {
+  std::string names;
+  for (std::size_t i = 0; i < std::min(nodes.size(), max_listed); ++i) {
+    names += (i == 0 ? "" : ", ") + printable(nodes[i], 64);
+  }
+  return nodes.size() > max_listed ? names + ", ..." : names;
+}
+
 }  // namespace
 
 router::router(router_options options)
@@ -33,8 +41,13 @@ router::router(router_options options)
 
 // -- events
 
+void router::remember(std::uint64_t epoch) {
+  for (stage_router& stage : stages_) stage.remember(epoch);
+}
+
 void router::update(const membership& members, steady_time now) {
   epoch_ = members.epoch;
+  supervisor_ = members.supervisor_incarnation;
   for (stage_router& stage : stages_) stage.update(members, now);
 }
 
@@ -67,7 +80,13 @@ result<std::variant<placement, ticket_id>> router::place(const placement_request
   }
   const auto edge = find_edge(request);
   if (!edge) return fail(edge.error());
-  if (has_candidate(*edge)) return assign(request, *edge, now);
+  auto which = next_attempt(request);
+  if (!which) return fail(which.error());
+  if (which->said_again) {
+    const auto& known = placed_.at(request.request);
+    return answer(request, known.where, which->number, known.same_source);
+  }
+  if (has_candidate(*edge)) return assign(request, *edge, *which, now);
   if (request.timeout_ms == 0) {
     return fail(errc::peer_unreachable,
                 nobody_up(*edge) + "; start them, or give the request time to wait");
@@ -77,15 +96,26 @@ result<std::variant<placement, ticket_id>> router::place(const placement_request
                                       " wait already; try again later");
   }
   const auto deadline = now + std::chrono::milliseconds{request.timeout_ms};
-  line_.push_back({++last_ticket_, request, *edge, now, deadline});
+  // Whoever asks again while this waits in line is counted, too.
+  if (const auto known = placed_.find(request.request); known != placed_.end()) {
+    known->second.last = *which;
+    known->second.failed = request.failed;
+    known->second.in_line = true;
+  }
+  line_.push_back({++last_ticket_, request, *edge, *which, now, deadline});
   return last_ticket_;
 }
 
 void router::finished(std::string_view request) {
   const auto it = placed_.find(std::string{request});
   if (it == placed_.end()) return;
-  for (const tracked_part& p : {it->second.from, it->second.to}) stages_[p.stage].ended(p.placed);
+  give_back(it->second);
   placed_.erase(it);
+}
+
+void router::give_back(tracked_request& request) {
+  if (!std::exchange(request.queued, false)) return;
+  for (const tracked_part& p : {request.from, request.to}) stages_[p.stage].ended(p.placed);
 }
 
 std::vector<served_ticket> router::serve(steady_time now) {
@@ -93,7 +123,7 @@ std::vector<served_ticket> router::serve(steady_time now) {
   std::deque<waiting_request> still;
   for (waiting_request& w : line_) {
     if (has_candidate(w.edge)) {
-      served.push_back({w.ticket, assign(w.request, w.edge, now)});
+      served.push_back({w.ticket, assign(w.request, w.edge, w.which, now)});
     } else if (now >= w.deadline) {
       const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - w.arrived);
       served.push_back({w.ticket, fail(errc::deadline, "waited " + std::to_string(waited.count()) +
@@ -118,19 +148,56 @@ std::vector<served_ticket> router::abandon() {
 
 // -- choosing
 
-placement router::assign(const placement_request& request, std::size_t edge, steady_time now) {
+result<router::attempt> router::next_attempt(const placement_request& request) {
+  if (request.failed.empty()) return attempt{};
+  if (request.request.empty()) {
+    return fail(errc::invalid_config, "a request that is placed once more must have an id");
+  }
+  attempt which{2, std::nullopt, false};  // what was forgotten was placed once at least
+  const auto known = placed_.find(request.request);
+  if (known != placed_.end()) {
+    if (stands(known->second, request)) return attempt{known->second.last.number, {}, true};
+    give_back(known->second);
+    const bool waits = known->second.in_line && known->second.failed == request.failed;
+    which = {known->second.last.number + (waits ? 0 : 1), known->second.where};
+  }
+  if (which.number > options_.retry_budget + 1) {
+    return fail(errc::peer_lost,
+                "request " + quoted(request.request) + " was placed " +
+                    count_of(which.number - 1, "time") + " and lost " + names_of(request.failed) +
+                    " last, which uses limits.retry_budget (" +
+                    std::to_string(options_.retry_budget) +
+                    ") up; see `troupe events` for why nodes were lost, or raise it");
+  }
+  return which;
+}
+
+placement router::assign(const placement_request& request, std::size_t edge, const attempt& which,
+                         steady_time now) {
   const auto [from, to] = edge_stages_[edge];
-  const choice source = choose(from, request.affinity, now);
-  const choice target = choose(to, request.affinity, now);
-  const tracked_part sends{from, stages_[from].place(source.replica)};
-  const tracked_part receives{to, stages_[to].place(target.replica)};
-  if (!request.request.empty()) track(request.request, sends, receives);
-  placement out;
-  out.request = request.request;
-  out.epoch = epoch_;
-  out.mode = options_.edges[edge].mode;
-  out.prefill = stages_[from].ranks(source.replica);
-  out.decode = stages_[to].ranks(target.replica);
+  const auto former = which.former && which.former->edge == edge ? which.former : std::nullopt;
+  const auto stays = [&](std::size_t stage, std::size_t replica, std::uint64_t life) {
+    return is_unhurt(stage, replica, life, former->epoch, request.failed);
+  };
+  const bool same_source = former && stays(from, former->from, former->from_life);
+  const choice source = same_source && request.keep_source != 0 ? choice{former->from, {}}
+                                                                : choose(from, request, now);
+  const choice target = former && stays(to, former->to, former->to_life) ? choice{former->to, {}}
+                                                                         : choose(to, request, now);
+  tracked_request placed;
+  placed.from = {from, stages_[from].place(source.replica)};
+  placed.to = {to, stages_[to].place(target.replica)};
+  placed.last = which;
+  placed.where = {edge,
+                  source.replica,
+                  target.replica,
+                  stages_[from].life(source.replica),
+                  stages_[to].life(target.replica),
+                  epoch_};
+  placed.failed = request.failed;
+  placed.same_source = same_source && source.replica == former->from;
+  placement out = answer(request, placed.where, which.number, placed.same_source);
+  if (!request.request.empty()) track(request.request, std::move(placed));
   for (const std::string& move : {source.move, target.move}) {
     if (move.empty()) continue;
     out.sentence +=
@@ -140,26 +207,64 @@ placement router::assign(const placement_request& request, std::size_t edge, ste
   return out;
 }
 
-router::choice router::choose(std::size_t stage, const std::string& affinity, steady_time now) {
+placement router::answer(const placement_request& request, const former_attempt& where,
+                         std::uint32_t number, bool same_source) const {
+  const auto [from, to] = edge_stages_[where.edge];
+  placement out;
+  out.request = request.request;
+  out.supervisor_incarnation = supervisor_;
+  out.epoch = epoch_;
+  out.attempt = number;
+  out.same_source = same_source ? 1 : 0;
+  out.mode = options_.edges[where.edge].mode;
+  out.prefill = stages_[from].ranks(where.from);
+  out.decode = stages_[to].ranks(where.to);
+  return out;
+}
+
+bool router::stands(const tracked_request& placed, const placement_request& request) const {
+  if (placed.in_line || !placed.queued || placed.failed != request.failed) return false;
+  const auto [from, to] = edge_stages_[placed.where.edge];
+  const auto& at = placed.where;
+  // Who has the answer and lost it names nodes of it.
+  return is_unhurt(from, at.from, at.from_life, at.epoch, request.failed) &&
+         is_unhurt(to, at.to, at.to_life, at.epoch, request.failed);
+}
+
+bool router::is_unhurt(std::size_t stage, std::size_t replica, std::uint64_t life,
+                       std::uint64_t epoch, const std::vector<std::string>& failed) const {
+  const stage_router& routes = stages_[stage];
+  const auto hurt = routes.replicas_of(failed);
+  return routes.is_candidate(replica) && routes.life(replica) == life &&
+         !routes.taken_in_since(replica, epoch) && std::ranges::find(hurt, replica) == hurt.end();
+}
+
+router::choice router::choose(std::size_t stage, const placement_request& request,
+                              steady_time now) {
   stage_router& routes = stages_[stage];
-  if (affinity.empty()) return {routes.choose(now), {}};
+  const std::string& affinity = request.affinity;
+  const auto avoid = routes.replicas_of(request.failed);
+  if (affinity.empty()) return {routes.choose(now, avoid), {}};
   const auto bound = affinities_.find(affinity, stage);
-  if (bound && routes.is_candidate(bound->replica) && routes.life(bound->replica) == bound->life) {
-    return {bound->replica, {}};
-  }
-  const std::size_t chosen = routes.choose(now);
+  const bool there =
+      bound && routes.is_candidate(bound->replica) && routes.life(bound->replica) == bound->life;
+  const bool lost = bound && std::ranges::find(avoid, bound->replica) != avoid.end();
+  if (there && !lost) return {bound->replica, {}};
+  const std::size_t chosen = routes.choose(now, avoid);
+  if (there && chosen == bound->replica) return {chosen, {}};  // nobody else is up
   affinities_.bind(affinity, stage, {chosen, routes.life(chosen)});
   if (!bound) return {chosen, {}};
   const std::string missing = routes.missing(bound->replica);
+  const std::string why = !missing.empty() ? missing : there ? "lost to a request" : "restarted";
   return {chosen, "in stage " + routes.name() + " from replica " +
-                      std::to_string(routes.id(bound->replica)) + " (" +
-                      (missing.empty() ? "restarted" : missing) + ") to replica " +
+                      std::to_string(routes.id(bound->replica)) + " (" + why + ") to replica " +
                       std::to_string(routes.id(chosen))};
 }
 
-void router::track(const std::string& request, tracked_part from, tracked_part to) {
+void router::track(const std::string& request, tracked_request placed) {
   finished(request);  // the same id again is a request that goes elsewhere
-  placed_[request] = {from, to, ++last_order_};
+  placed.order = ++last_order_;
+  placed_.insert_or_assign(request, std::move(placed));
   placed_order_.emplace_back(last_order_, request);
   while (placed_.size() > options_.max_tracked || placed_order_.size() > 2 * options_.max_tracked) {
     const auto [order, oldest] = placed_order_.front();
@@ -231,7 +336,7 @@ std::size_t router::unfinished(std::string_view stage, std::uint32_t replica) co
     return p.stage == s && stages_[s].id(p.placed.replica) == replica && stages_[s].has(p.placed);
   };
   return static_cast<std::size_t>(std::ranges::count_if(placed_, [&](const auto& one) {
-    return is_there(one.second.from) || is_there(one.second.to);
+    return one.second.queued && (is_there(one.second.from) || is_there(one.second.to));
   }));
 }
 

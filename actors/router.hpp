@@ -12,7 +12,15 @@
 /// ranks of the replica are `up`, in the life that it was made in. When the next request finds one
 /// of them in any other state, `suspect` and `leaving` too, or restarted (the cache there is gone),
 /// the policy binds the affinity anew: it does not go back when the former replica does. The
-/// placement's `sentence` then says from where to where and why.
+/// placement's `sentence` then says from where to where and why. A restarted supervisor knows none.
+///
+/// **Once more** (`placement_request::failed`): a request whose nodes were lost to it gives its
+/// places in the queues back and gets others. It stays with a replica that lost none of its nodes
+/// and has been up in one and the same life since: the decode replica always (its prefix and its
+/// blocks are there), the prefill replica if the asker says that the cache is kept there. Replicas
+/// of lost nodes are avoided while others are up, also before the membership shows them as down: the
+/// asker saw it first. `retry_budget` bounds how often. Whoever did not get the answer and asks the same
+/// again is answered the same, if none of those nodes was lost since, and that counts as once.
 ///
 /// Where nobody is up, a request waits in arrival order until its own deadline, in a line of
 /// bounded length.
@@ -21,6 +29,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -51,6 +60,7 @@ struct router_options {
   std::size_t max_tracked{
       65536};  ///< placed requests remembered until `finished`; the oldest is forgotten
   std::size_t max_affinities{65'536};    ///< remembered; the longest unused is forgotten
+  std::uint32_t retry_budget{2};         ///< placements of one request after its first
   std::chrono::milliseconds ease_in{0};  ///< of a replica that comes up
   std::uint64_t seed{0};                 ///< of `random`
 };
@@ -70,6 +80,9 @@ class router {
 
   // -- events
 
+  /// Before anything else: lives that were taken in up to that epoch served already, under the
+  /// supervisor before this one, and are not eased in.
+  void remember(std::uint64_t epoch);
   /// The membership changed. Call `serve` and `take_notes` after it.
   void update(const membership& members, steady_time now);
   /// A node's newest load. A former incarnation's is ignored.
@@ -77,7 +90,7 @@ class router {
   /// Places a request now, or puts it in line (a ticket, when it may wait and nobody is up).
   /// Errors: `not_found` (no such edge), `invalid_config` (the edge is ambiguous, the id or the
   /// affinity is too long), `peer_unreachable` (nobody up, no time to wait), `overloaded` (the line
-  /// is full).
+  /// is full), `peer_lost` (its `retry_budget` is used up).
   [[nodiscard]] result<std::variant<placement, ticket_id>> place(const placement_request& request,
                                                                  steady_time now);
   /// A placed request ended. Unknown ids are ignored.
@@ -102,10 +115,24 @@ class router {
   [[nodiscard]] std::uint64_t queue_length(std::string_view stage, std::uint32_t replica) const;
 
  private:
+  /// The attempt before this one.
+  struct former_attempt {
+    std::size_t edge{0};
+    std::size_t from{0}, to{0};  ///< replicas
+    std::uint64_t from_life{0}, to_life{0};
+    std::uint64_t epoch{0};
+  };
+  /// Which time it is that a request is placed, and where it was before.
+  struct attempt {
+    std::uint32_t number{1};
+    std::optional<former_attempt> former;
+    bool said_again{false};  ///< the answer of this very attempt was lost: it is given once more
+  };
   struct waiting_request {
     ticket_id ticket{0};
     placement_request request;
     std::size_t edge{0};
+    attempt which;
     steady_time arrived{};
     steady_time deadline{};
   };
@@ -119,6 +146,12 @@ class router {
   };
   struct tracked_request {
     tracked_part from, to;
+    attempt last;
+    former_attempt where;
+    std::vector<std::string> failed;  ///< that it was asked with last
+    bool in_line{false};              ///< and waits for an answer to
+    bool same_source{false};          ///< what that was
+    bool queued{true};                ///< it has its places in the queues
     std::uint64_t order{0};
   };
 
@@ -126,11 +159,21 @@ class router {
   [[nodiscard]] std::string edge_names() const;
   [[nodiscard]] bool has_candidate(std::size_t edge) const;
   [[nodiscard]] std::string nobody_up(std::size_t edge) const;
+  /// What a request that comes once more is by now; its former places are given back.
+  [[nodiscard]] result<attempt> next_attempt(const placement_request& request);
   [[nodiscard]] placement assign(const placement_request& request, std::size_t edge,
-                                 steady_time now);
+                                 const attempt& which, steady_time now);
+  [[nodiscard]] placement answer(const placement_request& request, const former_attempt& where,
+                                 std::uint32_t number, bool same_source) const;
+  /// Whether a request that was placed was asked for in the same words, and all of that place is there.
+  [[nodiscard]] bool stands(const tracked_request& placed, const placement_request& request) const;
   /// The replica of that stage, by affinity or policy.
-  [[nodiscard]] choice choose(std::size_t stage, const std::string& affinity, steady_time now);
-  void track(const std::string& request, tracked_part from, tracked_part to);
+  [[nodiscard]] choice choose(std::size_t stage, const placement_request& request, steady_time now);
+  /// Whether a replica of the attempt before lost nobody, and nothing that it held is void.
+  [[nodiscard]] bool is_unhurt(std::size_t stage, std::size_t replica, std::uint64_t life,
+                               std::uint64_t epoch, const std::vector<std::string>& failed) const;
+  void give_back(tracked_request& request);
+  void track(const std::string& request, tracked_request placed);
   [[nodiscard]] std::size_t stage_index(std::string_view name) const;
 
   router_options options_;
@@ -139,6 +182,7 @@ class router {
       edge_stages_;  ///< indices into `stages_`, per edge
   affinity_table affinities_;
   std::uint64_t epoch_{0};
+  std::uint64_t supervisor_{0};  ///< whose epochs these are
   std::deque<waiting_request> line_;
   ticket_id last_ticket_{0};
   std::unordered_map<std::string, tracked_request> placed_;

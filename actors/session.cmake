@@ -1,7 +1,9 @@
-# The protocol of a transfer without its actors: session messages and the two state machines. A library of
-# its own, `troupe::session`, which needs no CAF: fuzzing, sanitizers and simulations use it where
-# TROUPE_BUILD_ACTORS is off. Its headers are among those of actors/; troupe::actors links it.
-add_library(troupe_session STATIC receive_session.cpp send_session.cpp session_messages.cpp)
+# The protocol of a transfer without its actors: session messages, the two state machines, and what tells
+# whether a peer lives. A library of its own, `troupe::session`, which needs no CAF: fuzzing, sanitizers and
+# simulations use it where TROUPE_BUILD_ACTORS is off. Its headers are among those of actors/;
+# troupe::actors links it.
+add_library(troupe_session STATIC keep_alive.cpp link_pulse.cpp receive_session.cpp send_session.cpp
+                                  session_messages.cpp)
 add_library(troupe::session ALIAS troupe_session)
 set_target_properties(troupe_session PROPERTIES EXPORT_NAME session)
 set(session_root "${PROJECT_BINARY_DIR}/include/actors")

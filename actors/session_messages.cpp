@@ -301,6 +301,8 @@ void fields(A& a, M& m) {
     b.numbers("progress.here", p.here);
     b.flag("progress.state", p.state);
   });
+  a.number("placed_by", m.placed_by);
+  a.number("placed_at", m.placed_at);
 }
 
 template <class A, is<transfer_offer> M>

@@ -24,7 +24,7 @@
 
 namespace troupe::actors {
 
-inline constexpr std::uint16_t session_version = 1;
+inline constexpr std::uint16_t session_version = 2;
 
 enum class transfer_mode : std::uint8_t {
   write = 1,  ///< the prefill side pushes each layer as it is computed
@@ -61,6 +61,8 @@ struct transfer_request {
   std::vector<transport::remote_grant> grants;  ///< write mode: one per destination region
   std::uint32_t deadline_ms{0};                 ///< what is left of it
   std::optional<transfer_progress> progress;    ///< of one that is said again
+  /// Of the placement that it follows: by which supervisor, and at which epoch; 0: by none.
+  std::uint64_t placed_by{0}, placed_at{0};
   friend bool operator==(const transfer_request&, const transfer_request&) = default;
 };
 /// prefill -> decode, read mode: everything is ready and may be read.

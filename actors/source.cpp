@@ -17,22 +17,77 @@ void source::seal(std::uint32_t tokens, std::vector<std::byte> aux) {
   std::ranges::fill(ready_, tokens);
 }
 
-void source::taken_by(transfer_id sender, std::uint32_t ranks) {
-  if (wanted_ == 0) wanted_ = ranks;
+void source::taken_by(transfer_id sender, const consumer& who) {
+  if (wanted_ == 0) wanted_ = who.ranks;
   senders_.insert(sender);
-  active_.insert(sender);
-}
-
-bool source::lost_one(transfer_id sender) {
-  active_.erase(sender);
-  return has_open_place();
+  auto& of = replica_of(who);
+  if (of.name.empty()) of.name = who.replica;
+  of.missing.erase(who.node);
+  of.ranks.insert_or_assign(who.rank, taker{who.node, sender});
 }
 
 bool source::released(transfer_id sender, std::uint64_t bytes) {
-  active_.erase(sender);
-  ++released_;
   bytes_ += bytes;
-  return released_ == wanted_;
+  if (auto* who = find(sender)) who->how = taker::now::released;
+  return count(false) >= wanted_;
+}
+
+void source::lost_one(transfer_id sender) {
+  if (auto* who = find(sender)) who->how = taker::now::lost;
+}
+
+void source::lost_unasked(const std::string& node, const std::string& replica_name) {
+  for (auto& of : replicas_) {
+    if (of.ranks.size() < wanted_ && of.may_be(replica_name)) of.missing.insert(node);
+  }
+}
+
+bool source::replica::is_whole() const noexcept {
+  return missing.empty() && std::ranges::none_of(ranks, [](const auto& one) {
+           return one.second.how == taker::now::lost;
+         });
+}
+
+bool source::replica::may_be(const std::string& other) const {
+  return name.empty() || other.empty() || name == other;
+}
+
+bool source::replica::admits(const consumer& who) const {
+  if (const auto known = ranks.find(who.rank); known != ranks.end()) {
+    return known->second.node == who.node;
+  }
+  if (!name.empty() && !who.replica.empty()) return name == who.replica;
+  return is_whole() || missing.contains(who.node);
+}
+
+source::replica& source::replica_of(const consumer& who) {
+  const auto newest = std::find_if(replicas_.rbegin(), replicas_.rend(),
+                                   [&](const replica& of) { return of.admits(who); });
+  return newest != replicas_.rend() ? *newest : replicas_.emplace_back();
+}
+
+source::taker* source::find(transfer_id sender) {
+  for (auto& of : replicas_) {
+    for (auto& [rank, who] : of.ranks) {
+      if (who.sender == sender) return &who;
+    }
+  }
+  return nullptr;
+}
+
+std::size_t source::count(bool moving) const noexcept {
+  std::size_t most = 0;
+  std::size_t all = 0;
+  for (const auto& of : replicas_) {
+    const auto these =
+        static_cast<std::size_t>(std::ranges::count_if(of.ranks, [&](const auto& one) {
+          return one.second.how == taker::now::released ||
+                 (moving && one.second.how == taker::now::moves);
+        }));
+    most = std::max(most, these);
+    if (of.is_whole()) all += these;
+  }
+  return spec_.consumers == 0 ? most : all;
 }
 
 void ended_requests::remember(const std::string& request, troupe::error why) {

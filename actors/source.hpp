@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -16,9 +18,14 @@ namespace troupe::actors {
 /// What a prefill engine offers of one request: how far it is computed, and how many decode ranks
 /// have taken it. Clockless; the engine port owns it and spawns a sender per decode rank.
 ///
-/// It is done when as many ranks as it is for have released it. A rank that is lost leaves its
-/// place open for `retry_window` (a replacement is served from the same blocks, without a second
-/// prefill); any other failure of a rank fails it at once.
+/// It is done when as many ranks as it is for have released it: all of one replica, unless
+/// `send_spec::consumers` counts those of several. A rank that is lost or gives up, before or after it
+/// asked, leaves its place open for `retry_window` (its next life, or another replica, is served from
+/// the same blocks, without a second prefill); any other failure of a rank fails it at once.
+///
+/// A request does not name its replica; the membership does. Of nodes that are not in it yet, ranks of
+/// different numbers are of one; a rank that somebody else has taken, or that comes where one was lost
+/// and is not its next life, is of another one.
 class source {
  public:
   source(send_spec spec, std::uint32_t layers, time_point deadline)
@@ -31,12 +38,19 @@ class source {
   void computed(std::uint32_t layer_begin, std::uint32_t layer_end, std::uint32_t token_end);
   void seal(std::uint32_t tokens, std::vector<std::byte> aux);
 
-  /// A decode rank of a replica of `ranks` ranks takes it.
-  void taken_by(transfer_id sender, std::uint32_t ranks);
+  /// Who asks for it. `replica` is empty where it is not known.
+  struct consumer {
+    std::string node, replica;
+    std::uint32_t rank{0}, ranks{1};
+  };
+  /// A decode rank takes it.
+  void taken_by(transfer_id sender, const consumer& who);
   /// Its sender's outcome. True: with it the source is done.
   [[nodiscard]] bool released(transfer_id sender, std::uint64_t bytes);
-  /// Or it was lost. True: its place is open. Another rank may have come before that was known.
-  [[nodiscard]] bool lost_one(transfer_id sender);
+  /// Or it was lost, or gave up. Another rank may have come before that was known.
+  void lost_one(transfer_id sender);
+  /// A node that it is for was lost before it asked.
+  void lost_unasked(const std::string& node, const std::string& replica_name);
   /// The sender's last word: its pins are gone.
   void unpinned(transfer_id sender) { senders_.erase(sender); }
 
@@ -57,9 +71,10 @@ class source {
     deadline_ = full_deadline_;
     lost_.reset();
   }
-  /// Whether fewer ranks move it, or have released it, than it is for.
-  [[nodiscard]] bool has_open_place() const noexcept {
-    return released_ + active_.size() < wanted_;
+  /// Whether fewer ranks move it, have released it, or wait in line to ask for it, than it is for.
+  [[nodiscard]] bool has_open_place(std::size_t waiting = 0) const noexcept {
+    const std::size_t wanted = wanted_ != 0 ? wanted_ : spec_.held_for.size();
+    return count(true) + waiting < wanted;
   }
   /// Why a place is open, while it is.
   [[nodiscard]] const std::optional<troupe::error>& lost() const noexcept { return lost_; }
@@ -67,14 +82,35 @@ class source {
   bool concluded{false};  ///< the engine was told the outcome
 
  private:
+  /// Who took it as that rank of a replica, last.
+  struct taker {
+    enum class now : std::uint8_t { moves, released, lost };
+    std::string node;
+    transfer_id sender;
+    now how{now::moves};
+  };
+  struct replica {
+    std::string name;  ///< empty: not known yet
+    std::map<std::uint32_t, taker> ranks;
+    std::set<std::string> missing;  ///< lost before they asked
+
+    [[nodiscard]] bool is_whole() const noexcept;
+    [[nodiscard]] bool may_be(const std::string& other) const;
+    [[nodiscard]] bool admits(const consumer& who) const;
+  };
+
+  [[nodiscard]] replica& replica_of(const consumer& who);
+  [[nodiscard]] taker* find(transfer_id sender);
+  /// Ranks that have released it; with those that move it, if `moving`.
+  [[nodiscard]] std::size_t count(bool moving) const noexcept;
+
   send_spec spec_;
   std::vector<std::uint32_t> ready_;
   std::optional<std::uint32_t> sealed_;
   std::vector<std::byte> aux_;
   std::unordered_set<transfer_id> senders_;
-  std::unordered_set<transfer_id> active_;  ///< of them, those without an outcome
+  std::vector<replica> replicas_;  ///< that have taken it, newest last
   std::uint32_t wanted_;
-  std::uint32_t released_{0};
   std::uint64_t bytes_{0};
   time_point deadline_;
   time_point full_deadline_;

@@ -78,6 +78,7 @@ void stage_router::update(rank_view& rank, replica_view& replica, const member& 
   rank.registered = true;
   rank.state = *state;
   rank.info = m.node;
+  rank.registered_at = m.registered;
   rank.queue_length = m.load.queue_length;
 }
 
@@ -87,7 +88,7 @@ void stage_router::begin_easing(steady_time now) {
     replica_view& replica = replicas_[r];
     if (!replica.all_up() || replica.came_up_life == replica.life) continue;
     replica.came_up_life = replica.life;
-    replica.came_up = now;
+    replica.came_up = served_before(replica) ? now - options_.ease_in : now;
     replica.credit = full_share / 2;
     newcomers.push_back(r);
   }
@@ -102,6 +103,12 @@ void stage_router::begin_easing(steady_time now) {
                      std::to_string(options_.ease_in.count()) + " ms, from " +
                      std::to_string(100 * std::uint64_t{o.share} / full_share) + " %");
   }
+}
+
+bool stage_router::served_before(const replica_view& replica) const {
+  return remembered_ && std::ranges::all_of(replica.ranks, [this](const rank_view& r) {
+           return r.registered_at <= *remembered_;
+         });
 }
 
 bool stage_router::load(std::string_view name, std::uint64_t incarnation,
@@ -133,8 +140,9 @@ void stage_router::ended(receipt what) {
 
 // -- choosing
 
-std::size_t stage_router::choose(steady_time now) {
-  const std::vector<offer> all = offers(now);
+std::size_t stage_router::choose(steady_time now, const std::vector<std::size_t>& avoid) {
+  std::vector<offer> all = offers(now, avoid);
+  if (all.empty()) all = offers(now);
   std::size_t chosen = 0;
   switch (options_.policy) {
     case placement_policy::round_robin: chosen = in_turn(all); break;
@@ -152,12 +160,13 @@ std::chrono::nanoseconds stage_router::seniority(const replica_view& replica,
 }
 
 /// The candidates in the order of the round. One of them at least has its full share.
-std::vector<stage_router::offer> stage_router::offers(steady_time now) const {
+std::vector<stage_router::offer> stage_router::offers(steady_time now,
+                                                      const std::vector<std::size_t>& avoid) const {
   std::vector<offer> all;
   std::chrono::nanoseconds longest{0};
   for (std::size_t i = 0; i < replicas_.size(); ++i) {
     const std::size_t r = (next_ + i) % replicas_.size();
-    if (!replicas_[r].all_up()) continue;
+    if (!replicas_[r].all_up() || std::ranges::find(avoid, r) != avoid.end()) continue;
     all.push_back({r});
     longest = std::max(longest, seniority(replicas_[r], now));
   }
@@ -229,6 +238,20 @@ bool stage_router::has_candidate() const {
 bool stage_router::has(receipt what) const {
   return std::ranges::all_of(replicas_[what.replica].ranks,
                              [&](const rank_view& r) { return what.at > r.born_at; });
+}
+
+std::vector<std::size_t> stage_router::replicas_of(const std::vector<std::string>& nodes) const {
+  std::vector<std::size_t> found;
+  for (const std::string& node : nodes) {
+    if (const auto it = replica_of_.find(node); it != replica_of_.end())
+      found.push_back(it->second);
+  }
+  return found;
+}
+
+bool stage_router::taken_in_since(std::size_t replica, std::uint64_t epoch) const {
+  return std::ranges::any_of(replicas_[replica].ranks,
+                             [&](const rank_view& r) { return r.registered_at > epoch; });
 }
 
 std::vector<node_info> stage_router::ranks(std::size_t replica) const {

@@ -21,7 +21,8 @@
 /// and has its full share after `ease_in`; where all start together, or it is the only candidate,
 /// nobody is held back (a lag of up to a twentieth of `ease_in` counts as together); and the second
 /// of two newcomers follows the first. A replica that was only `suspect`, or `down` in one and the
-/// same life, has its cache still and is not eased in again.
+/// same life, has its cache still and is not eased in again. Nor is one that served a supervisor
+/// before this one, as far as its record goes: it counts as up for the whole of `ease_in`.
 ///
 /// What a share does: `round_robin` and ties take that part of its turns, spread evenly, by a
 /// counter; `random` draws by shares; `least_queue_length` adds what is missing of the full share,
@@ -30,6 +31,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -65,12 +67,14 @@ class stage_router {
 
   // -- events
 
+  /// See `router::remember`.
+  void remember(std::uint64_t epoch) { remembered_ = epoch; }
   /// Who is not in `members` is not there.
   void update(const membership& members, steady_time now);
   /// False when the node is of another stage. A former incarnation's load is ignored.
   bool load(std::string_view name, std::uint64_t incarnation, const load_report& report);
-  /// A replica by the policy. There must be a candidate.
-  [[nodiscard]] std::size_t choose(steady_time now);
+  /// A replica by the policy; one of `avoid` only where nobody else is up. There must be a candidate.
+  [[nodiscard]] std::size_t choose(steady_time now, const std::vector<std::size_t>& avoid = {});
   /// A request goes to that replica, whoever chose it.
   [[nodiscard]] receipt place(std::size_t replica);
   void ended(receipt what);
@@ -85,6 +89,10 @@ class stage_router {
   /// Grows whenever a rank of it starts a new life.
   [[nodiscard]] std::uint64_t life(std::size_t replica) const { return replicas_[replica].life; }
   [[nodiscard]] std::uint32_t id(std::size_t replica) const { return replicas_[replica].id; }
+  /// The replicas that these nodes belong to.
+  [[nodiscard]] std::vector<std::size_t> replicas_of(const std::vector<std::string>& nodes) const;
+  /// Whether a rank of it was taken into the cluster after that epoch: anew, or again.
+  [[nodiscard]] bool taken_in_since(std::size_t replica, std::uint64_t epoch) const;
   /// Whether that request went to lives that all its ranks still lead.
   [[nodiscard]] bool has(receipt what) const;
   /// In rank order.
@@ -106,6 +114,7 @@ class stage_router {
     std::uint64_t finished_since{0};  ///< of those that the last heartbeat counted
     std::uint64_t heard_at{0};        ///< the last heartbeat, in `clock_`
     std::uint64_t born_at{0};         ///< this life, in `clock_`
+    std::uint64_t registered_at{0};   ///< `member::registered`
 
     [[nodiscard]] bool up() const { return registered && state == node_state::up; }
     [[nodiscard]] std::uint64_t queue() const;
@@ -131,9 +140,11 @@ class stage_router {
   [[nodiscard]] static std::string missing_of(const std::vector<const rank_view*>& ranks);
   void update(rank_view& rank, replica_view& replica, const member& m);
   void begin_easing(steady_time now);
+  [[nodiscard]] bool served_before(const replica_view& replica) const;
   [[nodiscard]] std::chrono::nanoseconds seniority(const replica_view& replica,
                                                    steady_time now) const;
-  [[nodiscard]] std::vector<offer> offers(steady_time now) const;
+  [[nodiscard]] std::vector<offer> offers(steady_time now,
+                                          const std::vector<std::size_t>& avoid = {}) const;
   [[nodiscard]] std::size_t in_turn(const std::vector<offer>& offers);
   [[nodiscard]] std::vector<offer> shortest(const std::vector<offer>& offers) const;
   [[nodiscard]] std::size_t drawn(const std::vector<offer>& offers);
@@ -143,6 +154,7 @@ class stage_router {
   std::map<std::string, std::size_t, std::less<>> replica_of_;  ///< by the name of a node
   std::size_t next_{0};                                         ///< where the round goes on
   std::uint64_t clock_{0};  ///< counts placements, heartbeats and lives, to tell which came first
+  std::optional<std::uint64_t> remembered_;  ///< see `remember`
   std::vector<std::string> notes_;
   std::mt19937_64 random_;
 };

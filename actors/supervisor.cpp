@@ -9,13 +9,16 @@
 #include <utility>
 
 #include <caf/actor_system.hpp>
+#include <caf/exit_reason.hpp>
 #include <caf/stateful_actor.hpp>
 #include <caf/typed_event_based_actor.hpp>
 #include <spdlog/fmt/fmt.h>
 
 #include "troupe/actors/drains.hpp"
 #include "troupe/actors/event_log.hpp"
+#include "troupe/actors/list_pace.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/slot_claims.hpp"
 #include "troupe/actors/system.hpp"
 
 namespace troupe::actors {
@@ -57,10 +60,18 @@ struct supervisor_state {
   self_pointer self{nullptr};
   std::optional<membership_table> table;
   std::optional<router> routes;
+  std::optional<slot_claims> claims;
   drain_list drains;
   std::chrono::milliseconds tick_interval{50};
   std::map<std::string, peer> peers;  ///< nodes that are told of changes
-  std::set<std::string> uninformed;   ///< registered since the last broadcast
+  std::set<std::string> uninformed;   ///< who have not been sent the newest list
+  std::string told_last;              ///< of the nodes that were sent one
+  struct {
+    std::uint64_t epoch{0};
+    std::size_t entries{0};
+    caf::message message;
+  } told;  ///< the last list
+  list_pace pace;
   std::shared_ptr<membership_store> store;
   std::uint64_t saved{0};  ///< epoch of the last record that the store was given
   steady_time saved_at{};
@@ -77,10 +88,13 @@ struct supervisor_state {
 
   // -- messages
 
+  result<registration> register_node(const registration_request& request, const node_actor& handle);
   registration take_in(const registration_request& request, const node_actor& handle);
   heartbeat_ack heard(const heartbeat& beat);
   void place(const placement_request& request, placement_promise promise);
   drain_reply drain(const drain_request& request);
+  drain_reply cancel_drain(const std::string& node);
+  slot_grant claim(const slot_claim& claim);
   void node_ended(const caf::down_msg& down);
   void tick();
   void stop();
@@ -100,6 +114,7 @@ struct supervisor_state {
   void restore();
   void keep(steady_time now);
   void forget_peer(const std::string& node);
+  [[nodiscard]] std::string why_lost(const caf::error& reason) const;
 };
 
 void supervisor_state::start(self_pointer me, supervisor_options options) {
@@ -114,6 +129,7 @@ void supervisor_state::start(self_pointer me, supervisor_options options) {
        fmt::format("cluster {} expects {} nodes, heartbeats every {} ms, down after {} ms",
                    members.cluster, members.slots.size(), members.heartbeat_interval.count(),
                    members.heartbeat_timeout.count()));
+  claims.emplace(members.cluster, members.slots, members.heartbeat_timeout);
   table.emplace(std::move(options.members));
   store = std::move(options.store);
   routes.emplace(std::move(options.routes));
@@ -122,9 +138,13 @@ void supervisor_state::start(self_pointer me, supervisor_options options) {
 
 /// Goes on where the supervisor before this one ended.
 void supervisor_state::restore() {
-  if (!store || !store->found()) return;
+  if (!store || !store->found()) {
+    claims->opens_at(now() + table->options().heartbeat_timeout);
+    return;
+  }
   const auto& left = *store->found();
   table->restore(left, now());
+  routes->remember(left.epoch_limit);
   note("restored", "supervisor", table->options().supervisor_incarnation, left.epoch_limit,
        fmt::format("goes on from epoch {} with {} nodes of {}", left.epoch_limit, left.nodes.size(),
                    store->path()));
@@ -139,12 +159,23 @@ void supervisor_state::keep(steady_time now) {
   store->save(table->record());
 }
 
+result<registration> supervisor_state::register_node(const registration_request& request,
+                                                     const node_actor& handle) {
+  const node_info& node = request.node;
+  if (!handle) {
+    return fail(errc::invalid_config,
+                "node " + quoted(node.name) + " registers without a handle to reach it by");
+  }
+  if (auto claimed = claims->refusal(node.name, node.incarnation, now()))
+    return fail(std::move(*claimed));
+  auto outcome = table->registered(request, now());
+  if (outcome) claims->registered(node.name, node.incarnation);
+  return outcome;
+}
+
 registration supervisor_state::take_in(const registration_request& request,
                                        const node_actor& handle) {
-  result<registration> outcome =
-      handle ? table->registered(request, now())
-             : fail(errc::invalid_config, "node " + quoted(request.node.name) +
-                                              " registers without a handle to reach it by");
+  result<registration> outcome = register_node(request, handle);
   if (!outcome) {
     if (const auto held_back = refused_registrations.pass(now())) {
       note("refused", request.node.name, request.node.incarnation, table->epoch(),
@@ -208,6 +239,7 @@ void supervisor_state::place(const placement_request& request, placement_promise
 
 /// The whole replica drains: without one of its ranks it takes no requests anyway.
 drain_reply supervisor_state::drain(const drain_request& request) {
+  if (request.cancel != 0) return cancel_drain(request.name);
   const auto refused = [](const error& why) {
     return drain_reply{static_cast<std::uint8_t>(why.code), why.message, 0};
   };
@@ -239,11 +271,48 @@ drain_reply supervisor_state::drain(const drain_request& request) {
   return {0, names, *asked};
 }
 
+/// The whole replica serves on, as it drained.
+drain_reply supervisor_state::cancel_drain(const std::string& node) {
+  const auto serving = table->cancel_drain(node, now());
+  if (!serving)
+    return {static_cast<std::uint8_t>(serving.error().code), serving.error().message, 0};
+  const auto& slots = table->options().slots;
+  const auto named = std::ranges::find(slots, node, &expected_slot::name);
+  drains.cancel(named->stage, named->replica);
+  std::string names;
+  for (const node_life& one : *serving) {
+    names += (names.empty() ? "" : ", ") + one.name;
+    order(one.name, {one.incarnation, 2});
+  }
+  log->info("an operator cancels the drain of {}: requests go there again", names);
+  return {0, names, table->incarnation_of(node).value_or(0)};
+}
+
+slot_grant supervisor_state::claim(const slot_claim& claim) {
+  auto granted = claims->claim(claim, table->uses(now()), now());
+  if (!granted) {
+    // Who asks again and again until one is free would fill the log.
+    log->debug("a process of pid {} on {} gets no name: {}", claim.pid, quoted(claim.host),
+               to_string(granted.error()));
+    return {static_cast<std::uint8_t>(granted.error().code), granted.error().message, {}, 0};
+  }
+  log->info("{} is claimed by pid {} on {} (incarnation {:016x}), held for it for {} ms",
+            granted->name, claim.pid, quoted(claim.host), claim.incarnation, granted->held_ms);
+  return std::move(*granted);
+}
+
+/// CAF names what ended an actor; the commonest end is said in words.
+std::string supervisor_state::why_lost(const caf::error& reason) const {
+  if (reason == caf::exit_reason::remote_link_unreachable)
+    return "its process is gone, or the connection to it";
+  return self->system().render(reason);
+}
+
 void supervisor_state::node_ended(const caf::down_msg& down) {
   for (const auto& [node, p] : peers) {
     if (p.handle.address() != down.source) continue;
     const std::string gone = node;
-    table->connection_lost(gone, p.incarnation, self->system().render(down.reason), now());
+    table->connection_lost(gone, p.incarnation, why_lost(down.reason), now());
     peers.erase(gone);
     uninformed.erase(gone);
     return;
@@ -373,18 +442,28 @@ void supervisor_state::deliver(std::vector<served_ticket> served) {
   }
 }
 
+/// A list goes to as many nodes at once as its length allows, and to the others with the next ticks:
+/// heartbeats are read in between, by the thread that writes the lists.
 void supervisor_state::broadcast() {
-  if (const auto members = table->take_broadcast(now())) {
-    for (const auto& [node, p] : peers) self->send(p.handle, members_atom_v, *members);
-    uninformed.clear();
-    log->debug("membership of epoch {} told to {} nodes", members->epoch, peers.size());
-    return;
+  if (auto list = table->take_broadcast(now())) {
+    log->debug("membership of epoch {} goes to {} nodes", list->epoch, peers.size());
+    told = {list->epoch, list->members.size(), caf::make_message(members_atom_v, *std::move(list))};
+    for (const auto& [node, p] : peers) uninformed.insert(node);
   }
-  // A node that registered again without changing anything still has to learn the list.
-  for (const std::string& node : std::exchange(uninformed, {})) {
-    if (const auto it = peers.find(node); it != peers.end()) {
-      self->send(it->second.handle, members_atom_v, table->view());
-    }
+  if (uninformed.empty() || !pace.may_tell(now())) return;
+  // A node that registered again without changing anything still has to learn the list as it is.
+  if (told.epoch != table->epoch()) {
+    auto list = table->view();
+    told = {list.epoch, list.members.size(), caf::make_message(members_atom_v, std::move(list))};
+  }
+  while (!uninformed.empty() && pace.may_tell(now())) {
+    told_last = take_next(uninformed, told_last);
+    const auto it = peers.find(told_last);
+    if (it == peers.end()) continue;
+    pace.tells(told.entries);
+    // One message for all of them, not a list for each.
+    const auto to = caf::actor_cast<caf::strong_actor_ptr>(it->second.handle);
+    to->enqueue(self->ctrl(), caf::make_message_id(), told.message, self->context());
   }
 }
 
@@ -437,6 +516,7 @@ supervisor_actor::behavior_type supervisor(self_pointer self, supervisor_options
         self->state.settle();
         return reply;
       },
+      [self](claim_atom, const slot_claim& claim) { return self->state.claim(claim); },
       [self](events_atom, const event_query& query) {
         const auto& st = self->state;
         return st.events.page(query, st.table->options().supervisor_incarnation);

@@ -38,8 +38,8 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
   out.members.stall_tolerance = deployment.supervisor.heartbeat_interval;
   for (const config::resolved_node& node : config::resolve(deployment, {})) {
     if (node.role == config::role::supervisor) continue;
-    out.members.slots.push_back(
-        {node.name, node.stage, role_of(node.role), node.replica, node.rank, node.tensor_parallel});
+    out.members.slots.push_back({node.name, node.stage, role_of(node.role), node.replica, node.rank,
+                                 node.tensor_parallel, node.host});
   }
   for (const config::stage_config& stage : deployment.stages) {
     out.routes.policies[stage.name] = policy_of(stage.policy);
@@ -49,6 +49,7 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
     out.routes.edges.push_back({edge.from, edge.to, mode});
   }
   out.routes.max_waiting = deployment.limits.max_waiting;
+  out.routes.retry_budget = deployment.limits.retry_budget;
   out.routes.ease_in = deployment.supervisor.ease_in;
   out.routes.seed = draw_incarnation();
   // Judged at a twentieth of the interval, yet neither a busy loop nor coarser than a broadcast.

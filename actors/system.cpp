@@ -13,15 +13,11 @@
 #include <caf/actor_registry.hpp>
 #include <caf/exit_reason.hpp>
 #include <caf/io/middleman.hpp>
-#include <caf/io/middleman_actor.hpp>
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>
-#include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/network.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/scheduler.hpp"
 
@@ -31,87 +27,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-std::string endpoint_text(const std::string& host, std::uint16_t port) {
-  return host + ":" + std::to_string(port);
-}
-
-struct socket_fd {
-  int fd{-1};
-  explicit socket_fd(int f) : fd{f} {}
-  socket_fd(const socket_fd&) = delete;
-  socket_fd& operator=(const socket_fd&) = delete;
-  ~socket_fd() {
-    if (fd >= 0) close(fd);
-  }
-};
-
-struct addrinfo_deleter {
-  void operator()(addrinfo* p) const noexcept { freeaddrinfo(p); }
-};
-using addresses = std::unique_ptr<addrinfo, addrinfo_deleter>;
-
-result<addresses> resolve(const std::string& host, std::uint16_t port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (rc != 0) {
-    return fail(errc::peer_unreachable, "cannot resolve host '" + host + "': " + gai_strerror(rc) +
-                                            "; check the name in the deployment's file");
-  }
-  return addresses{found};
-}
-
-/// 0, or the errno of connecting to one address within the time left.
-int try_connect(const addrinfo& a, steady_clock::time_point deadline) {
-  const socket_fd s{
-      socket(a.ai_family, a.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a.ai_protocol)};
-  if (s.fd < 0) return errno;
-  if (connect(s.fd, a.ai_addr, a.ai_addrlen) == 0) return 0;
-  if (errno != EINPROGRESS) return errno;
-  pollfd p{s.fd, POLLOUT, 0};
-  int ready = 0;
-  do {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now()).count();
-    ready = poll(&p, 1, static_cast<int>(std::max<long long>(left, 0)));
-  } while (ready < 0 && errno == EINTR);
-  if (ready == 0) return ETIMEDOUT;
-  if (ready < 0) return errno;
-  int number = 0;
-  socklen_t size = sizeof(number);
-  getsockopt(s.fd, SOL_SOCKET, SO_ERROR, &number, &size);
-  return number;
-}
-
-/// Why a port could not be bound, found out by binding it once more. CAF says only that it failed.
-troupe::error bind_failure(const std::string& host, std::uint16_t port) {
-  const auto where = endpoint_text(host, port);
-  const auto found = resolve(host, port);
-  if (!found)
-    return {errc::invalid_config, "cannot listen on " + where + ": " + found.error().message};
-  const addrinfo& a = **found;
-  const socket_fd s{socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC, a.ai_protocol)};
-  const int on = 1;
-  setsockopt(s.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  const bool bound = bind(s.fd, a.ai_addr, a.ai_addrlen) == 0 && listen(s.fd, 1) == 0;
-  const int number = bound ? 0 : errno;
-  if (number == EADDRINUSE) {
-    return {errc::already_exists,
-            "cannot listen on " + where +
-                ": the port is taken by another process; stop that process or "
-                "configure another port"};
-  }
-  if (number == EADDRNOTAVAIL) {
-    return {errc::invalid_config,
-            "cannot listen on " + where +
-                ": that is not an address of this host; configure one that is"};
-  }
-  return {errc::invalid_config,
-          "cannot listen on " + where + ": " +
-              (number == 0 ? "the network layer refused it, try again" : errno_text(number))};
-}
 
 struct host_config : caf::actor_system_config {
   explicit host_config(const actor_host_options& options) {
@@ -127,17 +42,32 @@ struct host_config : caf::actor_system_config {
   }
 };
 
+door_options door_options_of(const door_security& security) {
+  door_options options;
+  options.security = security;
+  options.notice = [](const std::string& sentence) { logger("door")->warn("{}", sentence); };
+  options.credentials.renewed = [](const std::string& sentence) {
+    logger("door")->info("{}", sentence);
+  };
+  options.credentials.failed = [](const std::string& sentence) {
+    logger("door")->error("{}", sentence);
+  };
+  return options;
+}
+
 }  // namespace
 
 actor_host::actor_host(actor_host_options options)
-    : options_{options},
-      config_{std::make_unique<host_config>(options)},
-      system_{std::make_unique<caf::actor_system>(*config_)} {}
+    : options_{std::move(options)},
+      config_{std::make_unique<host_config>(options_)},
+      system_{std::make_unique<caf::actor_system>(*config_)},
+      network_{std::make_unique<network>(*system_, door_options_of(options_.security))} {}
 
 actor_host::~actor_host() {
   const bool ended = shutdown();
   published_.clear();
   owned_.clear();
+  network_->stop();
   // The system's own end waits for the threads of detached actors without a bound, and such a thread
   // for the last one that knows its actor: an actor that has not ended may be that one.
   const auto deadline = steady_clock::now() + options_.shutdown_timeout;
@@ -156,13 +86,17 @@ actor_host::~actor_host() {
     return;
   }
   system_.reset();
+  network_.reset();
+}
+
+door::counters actor_host::door_counters() const {
+  return network_->count();
 }
 
 bool actor_host::shutdown(const std::function<void()>& meanwhile) {
   if (ended_) return *ended_;
-  auto& network = system_->middleman();
   for (const published& p : published_) {
-    caf::anon_send(network.actor_handle(), caf::close_atom_v, p.port);
+    network_->close(p.port);
     caf::anon_send_exit(p.actor, caf::exit_reason::user_shutdown);
   }
   for (const auto& actor : owned_) caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
@@ -184,106 +118,39 @@ bool actor_host::shutdown(const std::function<void()>& meanwhile) {
 }
 
 result<std::uint16_t> actor_host::publish_actor(const caf::strong_actor_ptr& whom,
-                                                std::set<std::string> messages,
+                                                const std::set<std::string>& messages,
                                                 const std::string& host, std::uint16_t port) {
-  caf::scoped_actor self{*system_};
-  result<std::uint16_t> outcome = fail(errc::internal, "the network layer gave no answer");
-  // SO_REUSEADDR: a node restarted at its port must not wait for connections in TIME_WAIT.
-  self->request(system_->middleman().actor_handle(), std::chrono::seconds{10}, caf::publish_atom_v,
-                port, whom, std::move(messages), host, true)
-      .receive([&](std::uint16_t bound) { outcome = bound; },
-               [&](caf::error&) { outcome = fail(bind_failure(host, port)); });
-  if (outcome) {
-    published_.push_back({whom, *outcome});
+  auto bound = network_->publish(whom, messages, host, port);
+  if (bound) {
+    published_.push_back({whom, *bound});
   } else {
     caf::anon_send_exit(whom, caf::exit_reason::user_shutdown);
   }
-  return outcome;
+  return bound;
 }
-
-bool was_cut_by_keep_alive(const caf::error& e) {
-  return e == caf::sec::connection_timeout;
-}
-
-namespace {
-
-/// One attempt. `deadline`: no answer in time, or cut by the keep-alive.
-result<caf::strong_actor_ptr> connect_once(caf::actor_system& system,
-                                           const std::set<std::string>& messages,
-                                           const std::string& host, std::uint16_t port,
-                                           milliseconds timeout) {
-  const auto where = endpoint_text(host, port);
-  caf::scoped_actor self{system};
-  result<caf::strong_actor_ptr> outcome = fail(errc::internal, "the network layer gave no answer");
-  self->request(system.middleman().actor_handle(), timeout, caf::connect_atom_v, host, port)
-      .receive(
-          [&](const caf::node_id&, caf::strong_actor_ptr& actor,
-              const std::set<std::string>& offered) {
-            if (actor == nullptr || !system.assignable(offered, messages)) {
-              outcome = fail(errc::version_mismatch,
-                             "what answers at " + where +
-                                 " is not the kind of node that was expected there; check the "
-                                 "address, and that every host runs the same release");
-              return;
-            }
-            outcome = std::move(actor);
-          },
-          [&](caf::error& e) {
-            if (e == caf::sec::request_timeout || was_cut_by_keep_alive(e)) {
-              outcome = fail(errc::deadline, where + " did not answer");
-              return;
-            }
-            outcome = fail(errc::peer_unreachable, "cannot connect to " + where + ": " +
-                                                       system.render(e) +
-                                                       "; is a node of Troupe running there?");
-          });
-  return outcome;
-}
-
-}  // namespace
 
 result<caf::strong_actor_ptr> actor_host::connect_actor(const std::set<std::string>& messages,
                                                         const std::string& host, std::uint16_t port,
                                                         milliseconds timeout) {
-  const auto where = endpoint_text(host, port);
-  const auto deadline = steady_clock::now() + timeout;
-  // CAF connects with a blocking call, one peer after the other: an address that swallows packets
-  // would hold up every other connection for minutes.
-  if (auto listens = probe_listener(host, port, timeout); !listens) return fail(listens.error());
-  for (auto pause = milliseconds{20};; pause *= 2) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
-    auto outcome = connect_once(*system_, messages, host, port, std::max(left, milliseconds{1}));
-    if (outcome || outcome.error().code != errc::deadline) return outcome;
-    if (steady_clock::now() + pause >= deadline) {
-      std::this_thread::sleep_until(deadline);
-      return fail(errc::deadline, "something listens at " + where + " but did not answer within " +
-                                      std::to_string(timeout.count()) +
-                                      " ms; it is frozen, or no node of Troupe");
-    }
-    // Cut by the keep-alive. Each attempt takes a place in the listener's queue until it is noticed
-    // there, and CAF waits for ever in front of a full one: not too many of them.
-    std::this_thread::sleep_for(pause);
-  }
-}
-
-result<void> probe_listener(const std::string& host, std::uint16_t port, milliseconds timeout) {
-  const auto where = endpoint_text(host, port);
   if (port == 0) return fail(errc::invalid_config, "port 0 of " + host + " cannot be connected to");
-  const auto deadline = steady_clock::now() + timeout;
-  const auto found = resolve(host, port);
-  if (!found) return fail(found.error());
-  int number = ETIMEDOUT;
-  for (const addrinfo* a = found->get(); a != nullptr; a = a->ai_next) {
-    number = try_connect(*a, deadline);
-    if (number == 0) return {};
-  }
-  if (number == ETIMEDOUT) {
-    return fail(errc::peer_unreachable, "cannot connect to " + where + ": no answer within " +
-                                            std::to_string(timeout.count()) +
-                                            " ms; check the address and the firewall");
-  }
-  return fail(errc::peer_unreachable, "cannot connect to " + where + ": " + errno_text(number) +
-                                          "; is the node started, and its address right?");
+  const auto dialler = network_of(*system_);
+  if (!dialler) return fail(errc::aborted, "this process has shut its network down");
+  caf::scoped_actor self{*system_};
+  result<caf::strong_actor_ptr> outcome = fail(errc::internal, "the network layer gave no answer");
+  self->request(dialler, caf::infinite, caf::connect_atom::value, host, port, messages,
+                caf::timespan{timeout})
+      .receive(
+          [&](reached& answer) {
+            if (answer.failed) {
+              outcome = fail(std::move(*answer.failed));
+            } else {
+              outcome = std::move(answer.actor);
+            }
+          },
+          [&](caf::error& e) {
+            outcome = fail(errc::aborted, "the network layer ended: " + system_->render(e));
+          });
+  return outcome;
 }
 
 void set_log_handlers(caf::scheduled_actor& self, std::string component) {

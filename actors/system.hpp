@@ -22,10 +22,13 @@
 #include <caf/scheduled_actor.hpp>
 #include <caf/send.hpp>
 
+#include "troupe/actors/door.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
+
+class network;
 
 struct actor_host_options {
   std::size_t threads{2};  ///< of the scheduler that all actors of the process share
@@ -34,6 +37,10 @@ struct actor_host_options {
   /// A connection is closed when nothing came over it for so long. More than `network_heartbeat` of
   /// any peer.
   std::chrono::milliseconds connection_timeout{5000};
+  /// How who connects, and who is connected to, prove that they belong to the cluster. The files
+  /// that it names are read when the host is made; a host whose credentials cannot be used says so
+  /// with every `publish` and `connect`.
+  door_security security{};
   /// How long `shutdown` waits for actors to end before it stops waiting for them.
   std::chrono::milliseconds shutdown_timeout{2000};
 };
@@ -50,11 +57,13 @@ class actor_host {
   actor_host& operator=(const actor_host&) = delete;
 
   [[nodiscard]] caf::actor_system& system() noexcept { return *system_; }
+  /// What came to the door of this process so far.
+  [[nodiscard]] door::counters door_counters() const;
 
   /// Makes `handle` what whoever connects to host:port gets. Port 0 asks the OS; the reply is the
   /// port that was bound. One published actor per process: peers look everything else up through
-  /// it. Errors: `already_exists` (port taken), `invalid_config` (not an address of this host, or
-  /// no right to bind it).
+  /// it. Errors: `already_exists` (port taken), `invalid_config` (not an address of this host, no
+  /// right to bind it, or credentials that cannot be used).
   template <class Handle>
   [[nodiscard]] result<std::uint16_t> publish(const Handle& handle, const std::string& host,
                                               std::uint16_t port) {
@@ -63,9 +72,10 @@ class actor_host {
   }
 
   /// The actor published at host:port. Errors: `peer_unreachable` (nothing listens there, no such
-  /// host), `deadline` (something listens and says nothing), `version_mismatch` (an actor with
-  /// other messages, or not an actor at all). Never takes much longer than `timeout`, whatever the
-  /// peer does.
+  /// host), `deadline` (something listens and says nothing), `unauthorized` (its credentials or ours
+  /// are of another cluster), `version_mismatch` (an actor with other messages, or not an actor at
+  /// all), `invalid_config` (our credentials cannot be used). Never takes much longer than
+  /// `timeout`, whatever the peer does.
   template <class Handle>
   [[nodiscard]] result<Handle> connect(const std::string& host, std::uint16_t port,
                                        std::chrono::milliseconds timeout) {
@@ -88,7 +98,7 @@ class actor_host {
 
  private:
   [[nodiscard]] result<std::uint16_t> publish_actor(const caf::strong_actor_ptr& whom,
-                                                    std::set<std::string> messages,
+                                                    const std::set<std::string>& messages,
                                                     const std::string& host, std::uint16_t port);
   [[nodiscard]] result<caf::strong_actor_ptr> connect_actor(const std::set<std::string>& messages,
                                                             const std::string& host,
@@ -103,15 +113,11 @@ class actor_host {
   actor_host_options options_;
   std::unique_ptr<caf::actor_system_config> config_;
   std::unique_ptr<caf::actor_system> system_;
+  std::unique_ptr<network> network_;  ///< goes after the system, whose last words it carries
   std::vector<published> published_;
   std::vector<caf::strong_actor_ptr> owned_;
   std::optional<bool> ended_;
 };
-
-/// Whether an attempt to connect ended by CAF's keep-alive and not by the peer: it takes a
-/// connection that is being made for one that has been silent since the machine was started, and
-/// cuts it with its next tick. Trying again is right.
-[[nodiscard]] bool was_cut_by_keep_alive(const caf::error& e);
 
 /// What CAF would otherwise write to standard error, as lines of `component`'s logger: messages
 /// that the actor does not know (dropped, at most one line a second), errors sent to it, actors of
@@ -160,10 +166,5 @@ template <class Reply, class Handle, class... Args>
 
 /// A fresh incarnation: random, never 0.
 [[nodiscard]] std::uint64_t draw_incarnation();
-
-/// Connects and closes a TCP connection to host:port, waiting no longer than `timeout`. What an
-/// actor, which must not block, leaves to `actor_host::connect`. Errors as there.
-[[nodiscard]] result<void> probe_listener(const std::string& host, std::uint16_t port,
-                                          std::chrono::milliseconds timeout);
 
 }  // namespace troupe::actors

@@ -12,7 +12,7 @@ set(headers config kvcache transport)
 set(targets troupe_config troupe_kvcache troupe_transport)
 if(TROUPE_BUILD_ACTORS)
   list(APPEND headers actors)
-  list(APPEND targets troupe_session troupe_actors)
+  list(APPEND targets troupe_session troupe_door troupe_actors)
 endif()
 foreach(target IN LISTS targets)
   if(TARGET ${target})
@@ -37,6 +37,7 @@ if(TROUPE_BUILD_CONFIG)
 endif()
 if(TROUPE_BUILD_ACTORS)
   string(APPEND TROUPE_DEPENDENCIES "find_dependency(spdlog)\nfind_dependency(nlohmann_json)\n"
+                                    "find_dependency(OpenSSL 3.0)\n"
                                     "find_dependency(CAF 0.17 COMPONENTS core io)\n")
 endif()
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TroupeConfig.cmake.in"

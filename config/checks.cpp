@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "troupe/config/automatic_host.hpp"
 #include "troupe/config/hosts.hpp"
 #include "troupe/config/units.hpp"
 
@@ -21,13 +22,15 @@ void check_heartbeats(findings& into, const supervisor_config& value) {
 }
 
 void refuse_open_host(findings& into, const std::string& host, const std::string& path) {
-  if (is_loopback(host) || into.failed(path)) return;
+  // `auto` is a loopback address where the supervisor's is, which is looked at for itself.
+  if (is_loopback(host) || is_automatic(host) || into.failed(path)) return;
   into.refuse(path, "a loopback address such as 127.0.0.1",
-              "with security.mode none anyone who reaches the node's port can crash it or take it "
-              "over, and tls arrives with a later release");
+              "anyone who reaches the node's port could take it over; set security.mode: tls "
+              "(`troupe certs init DIR` makes what it needs)");
 }
 
 void check_exposure(findings& into, const deployment& value) {
+  if (value.security.mode == security_mode::tls) return;
   refuse_open_host(into, value.supervisor.host, "supervisor.host");
   for (std::size_t i = 0; i < value.stages.size(); ++i) {
     const std::string path = item_path("stages", i) + ".hosts";

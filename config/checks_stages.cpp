@@ -2,6 +2,7 @@
 #include <map>
 #include <utility>
 
+#include "troupe/config/automatic_host.hpp"
 #include "troupe/config/checks.hpp"
 #include "troupe/config/hosts.hpp"
 #include "troupe/config/resolve.hpp"
@@ -48,7 +49,7 @@ class port_book {
   /// `owner` listens there; `path` is the key that says so.
   void take(const std::string& host, std::uint16_t port, const std::string& owner,
             const std::string& path) {
-    if (port == 0) return;
+    if (port == 0 || is_automatic(host)) return;  // who stands where is not known yet
     const auto [known, fresh] = owners_.try_emplace({canonical_host(host), port}, owner);
     if (fresh || into_->failed(path)) return;
     into_->refuse(path, "a port of its own for each node",

@@ -6,7 +6,7 @@
 ///
 /// The file. Keys in [brackets] may be left out; what follows `=` is then used. Durations and sizes
 /// carry a unit (`units.hpp`): 100ms, 1s, 5min, 1h; 64KiB, 1GiB, 500MB. A key that is not listed
-/// here is an error, and so is a value that a later release brings (`tls`).
+/// here is an error, and so is a value that a later release brings.
 ///
 ///     cluster: demo                  # 1..64 of a-z 0-9 _ -, beginning with a letter or a digit
 ///     [supervisor]:
@@ -20,6 +20,12 @@
 ///                                    # path, auto (a folder of the user's or of the service), none
 ///     [security]:
 ///       [mode] = none                # none: every host must be a loopback address
+///                                    # secret: the same, and who connects proves that it knows the secret
+///                                    # tls: any host; who connects also shows a certificate of the ca
+///       secret: FILE                 # modes secret and tls: absolute paths, as `troupe certs init` makes
+///       certificate: FILE            # them. Mode tls: PEM files
+///       key: FILE
+///       ca: FILE
 ///     [model]:                       # left out: every engine registers its own layout
 ///       layers: 28                   # 1..2048
 ///       kv_heads: 4                  # of the whole model, 1..65536; not with `mla`
@@ -39,7 +45,10 @@
 ///         role: decode               # prefill | decode | store
 ///         [replicas] = 1
 ///         [tensor_parallel] = 1      # ranks of a replica; divides kv_heads or is a multiple of it
-///         [hosts] = [127.0.0.1]      # replica r stands on hosts[r mod count]; or one per node
+///         [hosts] = [127.0.0.1]      # replica r stands on hosts[r mod count]; or one per node. auto: on
+///                                    # whichever host it is started; it listens at the address by which
+///                                    # that host reaches the supervisor. `troupe up` starts all such nodes
+///                                    # where it runs: `--only` or `troupe node --stage` across hosts
 ///         [port] or [ports] = 0      # one for all nodes, or a list with one per node; 0: the OS's
 ///         [policy] = round-robin     # random | round-robin | least-queue-length: how a request
 ///                                    # finds its replica
@@ -84,6 +93,8 @@
 ///           [data_port] = 0          # where tcp listens for data; 0: the OS chooses
 ///           [connect_timeout] = 2s   # 1ms..10min
 ///           [max_reconnects] = 3     # before `fallback`, 0..1000
+///           [peer_silence] = 1s      # while something is in flight: a peer that has not answered for so
+///                                    # long is lost, 100ms..1min
 ///     [edges] = []:                  # at most 1024
 ///       - from: prefill              # a stage
 ///         to: decode                 # another stage
@@ -93,6 +104,9 @@
 ///       [transfer_deadline] = 30s    # of a transfer whose engine names none, 1ms..24h
 ///       [retry_window] = 0s          # how long a source whose decode side died waits for another,
 ///                                    # 0s..1h
+///       [source_lease] = 60s         # how long a sealed cache waits for a decode side that does not
+///                                    # live, or has never asked; 1s..24h
+///       [retry_budget] = 2           # how often a request is placed again, 0..1000
 ///       [max_operations] = 16384     # transfers, puts, gets and so on at once, 1..1048576
 ///       [max_waiting] = 4096         # requests in the router's line, 1..1048576
 ///
@@ -124,7 +138,7 @@ enum class transfer_mode : std::uint8_t { write, read };
 enum class restart_policy : std::uint8_t { never, on_failure };
 /// Whether something that not every device has is used: where it is there, or nowhere.
 enum class feature_use : std::uint8_t { automatic, off };
-enum class security_mode : std::uint8_t { none };
+enum class security_mode : std::uint8_t { none, secret, tls };
 /// Order of the dimensions of a pool, outermost first.
 enum class block_order : std::uint8_t { layers_first, blocks_first, block_interleaved };
 /// Whether K and V of a layer's block stand in one block or in two.
@@ -162,6 +176,8 @@ struct supervisor_config {
 
 struct security_config {
   security_mode mode{security_mode::none};
+  std::string secret;                ///< path; set unless the mode is `none`
+  std::string certificate, key, ca;  ///< paths; set in mode `tls`
 
   friend bool operator==(const security_config&, const security_config&) = default;
 };
@@ -243,6 +259,7 @@ struct transport_config {
   std::uint16_t data_port{0};
   std::chrono::milliseconds connect_timeout{2000};
   std::uint32_t max_reconnects{3};
+  std::chrono::milliseconds peer_silence{1000};
 
   friend bool operator==(const transport_config&, const transport_config&) = default;
 };
@@ -278,6 +295,8 @@ struct edge_config {
 struct limits_config {
   std::chrono::milliseconds transfer_deadline{30'000};
   std::chrono::milliseconds retry_window{0};
+  std::chrono::milliseconds source_lease{60'000};
+  std::uint32_t retry_budget{2};
   std::uint32_t max_operations{16'384};
   std::uint32_t max_waiting{4096};
 

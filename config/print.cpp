@@ -86,7 +86,8 @@ void print_transport(std::ostream& out, const transport_config& value) {
       << "      num_workers: " << value.num_workers << "\n"
       << "      data_port: " << value.data_port << "\n"
       << "      connect_timeout: " << format_duration(value.connect_timeout) << "\n"
-      << "      max_reconnects: " << value.max_reconnects << "\n";
+      << "      max_reconnects: " << value.max_reconnects << "\n"
+      << "      peer_silence: " << format_duration(value.peer_silence) << "\n";
 }
 
 /// One word where all nodes have the same, else a list.
@@ -139,7 +140,14 @@ std::string print(const deployment& of) {
       << "  heartbeat_timeout: " << format_duration(of.supervisor.heartbeat_timeout) << "\n"
       << "  ease_in: " << format_duration(of.supervisor.ease_in) << "\n"
       << "  state_file: " << path_scalar(of.supervisor.state_file) << "\n"
-      << "security: {mode: " << to_string(of.security.mode) << "}\n";
+      << "security:\n  mode: " << to_string(of.security.mode) << "\n";
+  const auto file = [&out](const char* key, const std::string& path) {
+    if (!path.empty()) out << "  " << key << ": " << path_scalar(path) << "\n";
+  };
+  file("secret", of.security.secret);
+  file("certificate", of.security.certificate);
+  file("key", of.security.key);
+  file("ca", of.security.ca);
   if (of.model) print_model(out, *of.model);
   out << "stages:\n";
   for (const auto& stage : of.stages) print_stage(out, stage);
@@ -147,6 +155,8 @@ std::string print(const deployment& of) {
   out << "limits:\n"
       << "  transfer_deadline: " << format_duration(of.limits.transfer_deadline) << "\n"
       << "  retry_window: " << format_duration(of.limits.retry_window) << "\n"
+      << "  source_lease: " << format_duration(of.limits.source_lease) << "\n"
+      << "  retry_budget: " << of.limits.retry_budget << "\n"
       << "  max_operations: " << of.limits.max_operations << "\n"
       << "  max_waiting: " << of.limits.max_waiting << "\n";
   return out.str();

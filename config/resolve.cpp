@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "troupe/config/automatic_host.hpp"
+
 namespace troupe::config {
 
 const std::string& host_of(const stage_config& stage, std::uint32_t replica,
@@ -23,7 +25,7 @@ std::string node_name(const stage_config& stage, std::uint32_t replica, std::uin
 
 std::vector<resolved_node> resolve(const deployment& of, const std::set<std::string>& here) {
   const auto is_local = [&here](const std::string& host) {
-    return is_loopback(host) || here.contains(canonical_host(host));
+    return is_loopback(host) || is_automatic(host) || here.contains(canonical_host(host));
   };
   std::vector<resolved_node> nodes;
   resolved_node supervisor;

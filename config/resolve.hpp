@@ -25,7 +25,7 @@ struct resolved_node {
   std::string host;
   std::uint16_t port{0};  ///< 0: the OS chooses
   engine_kind engine{engine_kind::none};
-  bool local{false};  ///< belongs to the host that resolved it
+  bool local{false};  ///< belongs to the host that resolved it; `auto` does to every host
 
   friend bool operator==(const resolved_node&, const resolved_node&) = default;
 };

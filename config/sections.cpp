@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "troupe/config/automatic_host.hpp"
+
 namespace troupe::config {
 namespace {
 
@@ -50,6 +52,11 @@ supervisor_config read_supervisor(section& root) {
   in.later(later);
   supervisor_config value;
   value.host = in.host("host", value.host);
+  if (is_automatic(value.host) && !in.into().failed(in.path_of("host"))) {
+    in.into().refuse(
+        in.path_of("host"), "a host name or an IP address",
+        "every node has to know where the supervisor is; auto is for the hosts of stages");
+  }
   value.port = static_cast<std::uint16_t>(in.integer("port", 0, 65'535, value.port));
   value.heartbeat_interval =
       in.duration("heartbeat_interval", milliseconds{10}, minutes{1}, value.heartbeat_interval);
@@ -63,16 +70,26 @@ supervisor_config read_supervisor(section& root) {
 
 security_config read_security(section& root) {
   section in{root.into(), root.mapping("security"), "security"};
-  static constexpr std::string_view with_tls =
-      "comes with mode tls in a later release; leave it out";
-  static constexpr std::array<later_word, 3> later_keys{
-      {{"certificate", with_tls}, {"key", with_tls}, {"ca", with_tls}}};
-  static constexpr std::array<later_word, 1> later_modes{
-      {{"tls",
-        "tls arrives with a later release; until then keep every host on a loopback address"}}};
   security_config value;
-  value.mode = in.word("mode", value.mode, later_modes);
-  in.later(later_keys);
+  value.mode = in.word("mode", value.mode);
+  const bool tls = value.mode == security_mode::tls;
+  const auto file = [&in](std::string_view key, bool wanted, std::string_view of) {
+    constexpr std::string_view expected = "the absolute path of a file";
+    if (wanted) in.require(key, std::string{expected} + ", as `troupe certs init` makes it");
+    if (!in.has(key)) return std::string{};
+    const auto path = in.text(key, std::string{expected});
+    if (!path) return std::string{};
+    if (!wanted) {
+      in.into().refuse(in.path_of(key), "", "belongs to mode " + std::string{of});
+    } else if (!path->starts_with('/')) {
+      in.into().refuse(in.path_of(key), std::string{expected});
+    }
+    return *path;
+  };
+  value.secret = file("secret", value.mode != security_mode::none, "secret or tls");
+  value.certificate = file("certificate", tls, "tls");
+  value.key = file("key", tls, "tls");
+  value.ca = file("ca", tls, "tls");
   in.finish();
   return value;
 }
@@ -163,6 +180,10 @@ limits_config read_limits(section& root) {
   const auto count = [&in](std::string_view key, std::uint32_t otherwise) {
     return static_cast<std::uint32_t>(in.integer(key, 1, 1'048'576, otherwise));
   };
+  value.source_lease =
+      in.duration("source_lease", milliseconds{1000}, hours{24}, value.source_lease);
+  value.retry_budget =
+      static_cast<std::uint32_t>(in.integer("retry_budget", 0, 1000, value.retry_budget));
   value.max_operations = count("max_operations", value.max_operations);
   value.max_waiting = count("max_waiting", value.max_waiting);
   in.finish();

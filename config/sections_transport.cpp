@@ -164,6 +164,8 @@ transport_config read_transport(section& stage) {
   value.connect_timeout =
       in.duration("connect_timeout", milliseconds{1}, minutes{10}, value.connect_timeout);
   value.max_reconnects = number("max_reconnects", 0, 1000, value.max_reconnects);
+  value.peer_silence =
+      in.duration("peer_silence", milliseconds{100}, minutes{1}, value.peer_silence);
   in.finish();
   return value;
 }

@@ -60,8 +60,10 @@ struct words<feature_use> {
 };
 template <>
 struct words<security_mode> {
-  static constexpr std::array<std::pair<security_mode, std::string_view>, 1> all{
-      {{security_mode::none, "none"}}};
+  static constexpr std::array<std::pair<security_mode, std::string_view>, 3> all{
+      {{security_mode::none, "none"},
+       {security_mode::secret, "secret"},
+       {security_mode::tls, "tls"}}};
 };
 template <>
 struct words<block_order> {

@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <future>
 #include <iomanip>
 #include <memory>
 #include <mutex>
 #include <ostream>
 #include <sstream>
+#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/request_carrier.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/interrupt_watch.hpp"
 #include "troupe/deploy/reference_engine/calls.hpp"
@@ -104,7 +105,9 @@ std::string deployment_text(const demo_options& options, std::uint16_t port) {
        << "stages:\n";
   stage("prefill");
   stage("decode");
-  yaml << "edges:\n  - {from: prefill, to: decode, mode: " << options.mode << "}\n";
+  // One node of each kind: nobody else could go on.
+  yaml << "edges:\n  - {from: prefill, to: decode, mode: " << options.mode << "}\n"
+       << "limits: {retry_budget: 0}\n";
   return yaml.str();
 }
 
@@ -212,7 +215,10 @@ class demo {
         out_{out},
         folder_{folder},
         nodes_{folder, options.program.empty() ? own_program : options.program},
-        watch_{[this] { nodes_.terminate(); }} {}
+        watch_{[this] {
+          interruption_.request_stop();
+          nodes_.terminate();
+        }} {}
 
   [[nodiscard]] bool interrupted() const noexcept { return watch_.interrupted(); }
 
@@ -227,6 +233,7 @@ class demo {
       identical &= *same;
     }
     print_link();
+    carrier_.reset();
     client_.reset();
     const bool clean = nodes_.stop();
     out_ << "identical: " << (identical ? "yes" : "NO")
@@ -236,6 +243,7 @@ class demo {
 
   /// Whatever is still there.
   void stop() {
+    carrier_.reset();
     client_.reset();
     nodes_.stop();
   }
@@ -275,6 +283,7 @@ class demo {
       auto client = actors::cluster_client::connect(options);
       if (!client) return fail(client.error());
       client_ = std::move(*client);
+      carrier_ = std::make_unique<actors::request_carrier>(*client_);
     }
     auto members = client_->members();
     if (!members) return fail(members.error());
@@ -286,11 +295,9 @@ class demo {
     return up == 2;
   }
 
-  /// A node that died explains a failed call better than the call's own error; one that was told to
-  /// end because a call had failed explains nothing.
+  /// A node that died explains a failed request better than the request's own error.
   error explained(const error& why) {
     if (interrupted()) return {errc::aborted, "interrupted"};
-    if (told_to_end_) return why;
     if (auto ok = nodes_.check_alive(); !ok) return ok.error();
     return why;
   }
@@ -316,95 +323,51 @@ class demo {
 
   result<outcome> send(const std::string& id, const std::vector<reference::token>& prompt,
                        const reference::sampling& how) {
-    actors::placement_request request;
-    request.request = id;
-    request.from = "prefill";
-    request.to = "decode";
-    request.timeout_ms = 5'000;
-    auto where = client_->place(request);
-    if (!where) return fail(where.error());
-    auto answers = call_both(id, *where, prompt, how);
-    // The request is over for the router, whatever came of it.
-    (void)client_->finished(id);
-    return answers;
-  }
-
-  result<outcome> call_both(const std::string& id, const actors::placement& where,
-                            const std::vector<reference::token>& prompt,
-                            const reference::sampling& how) {
-    const auto patience_ms =
-        static_cast<std::uint32_t>(request_patience(prompt.size(), options_.max_tokens).count());
-    reference::prefill_call prefill;
-    prefill.request = id;
-    prefill.prompt = prompt;
-    prefill.chunk = chunk_tokens;
-    prefill.how = how;
-    prefill.deadline_ms = patience_ms;
-    reference::decode_call decode;
-    decode.request = id;
-    for (const auto& node : where.prefill) decode.sources.push_back(node.name);
-    for (const auto& node : where.decode) decode.replica.push_back(node.name);
-    decode.mode = where.mode;
-    decode.prompt = prompt;
-    decode.max_tokens = options_.max_tokens;
-    decode.how = how;
-    decode.deadline_ms = patience_ms;
-    auto prefilling = std::async(std::launch::async, [&] {
-      return call(where.prefill.front(), "prefill", reference::to_json(prefill), patience_ms);
-    });
-    auto decoding = std::async(std::launch::async, [&] {
-      return call(where.decode.front(), "decode", reference::to_json(decode), patience_ms);
-    });
-    const auto [prefill_answer, from_decode] = both(prefilling, decoding);
-    // Either failure makes the other side fail too; the one that says more than `aborted` is the
-    // cause.
-    if (!from_decode && (prefill_answer || prefill_answer.error().code == errc::aborted ||
-                         from_decode.error().code != errc::aborted))
-      return fail(from_decode.error());
-    if (!prefill_answer) return fail(prefill_answer.error());
+    actors::carried_request what;
+    what.request = id;
+    what.from = "prefill";
+    what.to = "decode";
+    what.deadline = request_patience(prompt.size(), options_.max_tokens);
+    what.stop = interruption_.get_token();
+    what.prefill = [&](const actors::carried_attempt& now, const actors::node_info&) {
+      reference::prefill_call call;
+      call.request = now.source;
+      call.prompt = prompt;
+      call.chunk = chunk_tokens;
+      call.how = how;
+      call.deadline_ms = static_cast<std::uint32_t>(now.left.count());
+      for (const auto& node : now.where.decode) call.held_for.push_back(node.name);
+      return actors::call_request{"prefill", reference::to_json(call), 0};
+    };
+    what.decode = [&](const actors::carried_attempt& now, const actors::node_info&) {
+      reference::decode_call call;
+      call.request = now.source;
+      for (const auto& node : now.where.prefill) call.sources.push_back(node.name);
+      for (const auto& node : now.where.decode) call.replica.push_back(node.name);
+      call.mode = now.where.mode;
+      call.prompt = prompt;
+      call.max_tokens = options_.max_tokens;
+      call.how = how;
+      call.deadline_ms = static_cast<std::uint32_t>(now.left.count());
+      call.placed_by = now.where.supervisor_incarnation;
+      call.placed_at = now.where.epoch;
+      return actors::call_request{"decode", reference::to_json(call), 0};
+    };
+    what.abort = [](const actors::carried_attempt& now, const actors::node_info&) {
+      return actors::call_request{"abort", reference::abort_to_json(now.source), 0};
+    };
+    auto carried = carrier_->carry(what);
+    if (!carried) return fail(carried.error());
     outcome done;
-    done.prefill_node = where.prefill.front().name;
-    done.decode_node = where.decode.front().name;
-    auto first = reference::prefill_reply_from(*prefill_answer);
+    done.prefill_node = carried->where.prefill.front().name;
+    done.decode_node = carried->where.decode.front().name;
+    auto first = reference::prefill_reply_from(carried->prefill.front());
     if (!first) return fail(first.error());
-    auto second = reference::decode_reply_from(*from_decode);
+    auto second = reference::decode_reply_from(carried->decode.front());
     if (!second) return fail(second.error());
     done.prefill = std::move(*first);
     done.decode = std::move(*second);
     return done;
-  }
-
-  using answer = result<reference::payload>;
-
-  /// Waits for both. Where one has failed, the other may wait in vain for as long as a request may
-  /// take; then the nodes are told to end, and what they answer last is taken.
-  std::pair<answer, answer> both(std::future<answer>& first, std::future<answer>& second) {
-    constexpr auto a_moment = 100ms;
-    constexpr auto grace = 2s;
-    const auto ready = [](std::future<answer>& one, clock::duration time) {
-      return one.wait_for(time) == std::future_status::ready;
-    };
-    while (!ready(first, a_moment) && !ready(second, 0s)) {
-    }
-    auto& early = ready(first, 0s) ? first : second;
-    auto& late = &early == &first ? second : first;
-    auto early_answer = early.get();
-    if (!early_answer && !ready(late, grace)) {
-      told_to_end_ = nodes_.check_alive().has_value();
-      nodes_.terminate();
-    }
-    auto late_answer = late.get();
-    if (&early == &first) return {std::move(early_answer), std::move(late_answer)};
-    return {std::move(late_answer), std::move(early_answer)};
-  }
-
-  result<reference::payload> call(const actors::node_info& node, const std::string& method,
-                                  reference::payload payload, std::uint32_t patience_ms) {
-    actors::call_request request;
-    request.method = method;
-    request.payload = std::move(payload);
-    request.timeout_ms = patience_ms;
-    return client_->call(node, request);
   }
 
   /// The same text in this process: no transfer, another cache, the same weights.
@@ -469,10 +432,11 @@ class demo {
   std::ostream& out_;
   const work_folder& folder_;
   demo_nodes nodes_;
+  std::stop_source interruption_;
   interrupt_watch watch_;
-  std::string supervisor_;   ///< its address
-  bool told_to_end_{false};  ///< the nodes, by us, when all of them were alive
+  std::string supervisor_;  ///< its address
   std::unique_ptr<actors::cluster_client> client_;
+  std::unique_ptr<actors::request_carrier> carrier_;
   actors::membership members_;
   std::shared_ptr<const reference::transformer> model_;
 };

@@ -61,6 +61,7 @@ exit_code run_verbs(int argc, char** argv) {
   add_status(app, code);
   add_events(app, code);
   add_drain(app, code);
+  add_certs(app, code);
   add_info(app, code);
   add_bench(app, code);
   for (auto* verb : app.get_subcommands({})) verb->footer(exit_codes_text);

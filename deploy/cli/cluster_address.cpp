@@ -4,7 +4,10 @@
 #include <filesystem>
 #include <iostream>
 #include <system_error>
+#include <utility>
 
+#include "troupe/actors/host_options.hpp"
+#include "troupe/config/hosts.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
 
 namespace troupe::deploy::cli {
@@ -32,18 +35,44 @@ std::string cluster_address::text() const {
   return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
+actors::cluster_client_options cluster_address::client(std::chrono::milliseconds timeout) const {
+  actors::cluster_client_options options;
+  options.host = host;
+  options.port = port;
+  if (timeout.count() != 0) options.timeout = timeout;
+  options.actors.security = security;
+  return options;
+}
+
+error cluster_address::explained(error why) const {
+  if (why.code != errc::unauthorized || !cluster.empty()) return why;
+  why.message += "; give the deployment's file instead of HOST:PORT, it names the credentials";
+  return why;
+}
+
 std::optional<cluster_address> cluster_at(std::string_view verb, const std::string& where) {
   std::error_code ignored;
   if (!std::filesystem::exists(where, ignored)) {
-    if (auto at = address_from(where)) return at;
+    if (auto at = address_from(where)) {
+      if (config::is_loopback(at->host)) return at;
+      std::cerr << "troupe " << verb << ": " << where
+                << " is on another machine, which proves itself with security.mode: tls; give the "
+                   "deployment's file instead of HOST:PORT, it names the credentials\n";
+      return std::nullopt;
+    }
     std::cerr << "troupe " << verb << ": " << where
               << " is neither a deployment file nor HOST:PORT\n";
     return std::nullopt;
   }
   const auto deployment = load_or_complain(where);
   if (!deployment) return std::nullopt;
+  auto security = actors::door_security_of(*deployment);
+  if (!security) {
+    std::cerr << "troupe " << verb << ": " << to_string(security.error()) << "\n";
+    return std::nullopt;
+  }
   cluster_address at{deployment->supervisor.host, deployment->supervisor.port,
-                     config::resolve(*deployment), deployment->cluster};
+                     config::resolve(*deployment), deployment->cluster, std::move(*security)};
   if (at.port == 0) {
     std::cerr << "troupe " << verb << ": supervisor.port is 0 in " << where
               << "; give the HOST:PORT that it listens at instead\n";

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "troupe/actors/cluster_client.hpp"
 #include "troupe/config/resolve.hpp"
 
 namespace troupe::deploy::cli {
@@ -17,8 +19,15 @@ struct cluster_address {
   std::vector<config::resolved_node> expected;  ///< of the file, when there is one
   std::string cluster;                          ///< of the file; empty: an address was given
 
+  /// As the file says; open when an address was given.
+  actors::door_security security{};
+
   /// HOST:PORT, a host with colons in brackets.
   [[nodiscard]] std::string text() const;
+  /// To connect with: `timeout` of every step, 0: the client's own.
+  [[nodiscard]] actors::cluster_client_options client(std::chrono::milliseconds timeout) const;
+  /// An error of the cluster's, with what to do about it when only the address was given.
+  [[nodiscard]] error explained(error why) const;
 };
 
 /// `where` is a deployment file or HOST:PORT ([HOST]:PORT); a file of that name goes first. Empty:

@@ -63,7 +63,8 @@ void add_missing(const cluster_address& at, cluster_status& status) {
 
 result<actors::membership> members_of(actors::cluster_client& cluster, const cluster_address& at) {
   auto members = cluster.members();
-  if (!members || at.cluster.empty() || members->cluster == at.cluster) return members;
+  if (!members) return fail(at.explained(members.error()));
+  if (at.cluster.empty() || members->cluster == at.cluster) return members;
   return fail(errc::invalid_config, "the supervisor at " + at.text() + " is that of cluster `" +
                                         members->cluster + "`, the file describes `" + at.cluster +
                                         "`; give the two clusters different ports");
@@ -83,7 +84,8 @@ result<cluster_status> look_at(actors::cluster_client& cluster, const cluster_ad
 }
 
 bool is_final(const error& why) noexcept {
-  return why.code == errc::invalid_config || why.code == errc::version_mismatch;
+  return why.code == errc::invalid_config || why.code == errc::version_mismatch ||
+         why.code == errc::unauthorized;
 }
 
 void log_errors_only(const std::string& verb) {

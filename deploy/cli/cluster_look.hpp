@@ -19,7 +19,8 @@ namespace troupe::deploy::cli {
                                              const cluster_address& at,
                                              const std::atomic<bool>& cancelled);
 
-/// Whether asking again later cannot help: another cluster listens there, or another release.
+/// Whether asking again later cannot help: another cluster listens there, or another release, or our
+/// credentials are not its own.
 [[nodiscard]] bool is_final(const error& why) noexcept;
 
 /// Lines of the network layer would only repeat what a verb says itself.

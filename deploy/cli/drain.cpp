@@ -38,6 +38,7 @@ struct drain_arguments {
   std::string deadline_text{"30s"};
   milliseconds deadline{30'000};
   bool no_wait{false};
+  bool cancel{false};
 };
 
 void complain(const std::string& sentence) {
@@ -85,6 +86,10 @@ class drain_watch {
     if (ranks_.empty()) find_ranks(members);
     for (rank& one : ranks_)
       if (!one.gone) look_at(one, members);
+    if (cancelled_) {
+      complain("the drain of " + printable(name_) + " was cancelled: it serves on");
+      return exit_code::failed;
+    }
     const bool over = std::ranges::all_of(ranks_, &rank::gone);
     if (!over) return std::nullopt;
     return in_order_ ? exit_code::ok : exit_code::incomplete;
@@ -123,6 +128,8 @@ class drain_watch {
         in_order_ = false;
         complain(name + " is gone before all that it had was over: " + printable(m->reason));
       }
+    } else if (m->state != static_cast<std::uint8_t>(actors::node_state::leaving)) {
+      cancelled_ = true;
     } else if (m->reason != one.said) {
       one.said = m->reason;
       std::cout << name << ": " << printable(one.said) << std::endl;
@@ -151,16 +158,14 @@ class drain_watch {
   milliseconds deadline_;
   std::vector<rank> ranks_;
   bool in_order_{true};
+  bool cancelled_{false};
 };
 
 /// The cluster, which is the one that the file describes; or what is wrong.
 result<std::pair<std::unique_ptr<actors::cluster_client>, std::uint64_t>> reach(
     const cluster_address& at) {
-  actors::cluster_client_options options;
-  options.host = at.host;
-  options.port = at.port;
-  auto cluster = actors::cluster_client::connect(options);
-  if (!cluster) return fail(cluster.error());
+  auto cluster = actors::cluster_client::connect(at.client({}));
+  if (!cluster) return fail(at.explained(cluster.error()));
   const auto members = (*cluster)->members();
   if (!members) return fail(members.error());
   if (!at.cluster.empty() && members->cluster != at.cluster) {
@@ -169,6 +174,22 @@ result<std::pair<std::unique_ptr<actors::cluster_client>, std::uint64_t>> reach(
                                           at.cluster + "`; give the two clusters different ports");
   }
   return std::pair{std::move(*cluster), members->supervisor_incarnation};
+}
+
+/// "a", or "a, b": and the verb that goes with it.
+std::string names_and(const std::string& names, const char* one, const char* several) {
+  const auto shown = printable(names);
+  return shown + " " + (shown.find(',') != std::string::npos ? several : one);
+}
+
+exit_code cancel(actors::cluster_client& cluster, const std::string& name) {
+  const auto serving = cluster.drain({name, 0, 1});
+  if (!serving) {
+    complain(to_string(serving.error()));
+    return exit_code::failed;
+  }
+  std::cout << names_and(serving->sentence, "takes", "take") << " new requests again" << std::endl;
+  return exit_code::ok;
 }
 
 exit_code run_drain(const drain_arguments& given) {
@@ -184,15 +205,15 @@ exit_code run_drain(const drain_arguments& given) {
     complain(to_string(cluster.error()));
     return exit_code::failed;
   }
+  if (given.cancel) return cancel(*cluster->first, given.name);
   const auto ms = static_cast<std::uint32_t>(given.deadline.count());
   const auto drained = cluster->first->drain({given.name, ms});
   if (!drained) {
     complain(to_string(drained.error()));
     return exit_code::failed;
   }
-  const auto names = printable(drained->sentence);
-  const bool several = names.find(',') != std::string::npos;
-  std::cout << names << (several ? " take" : " takes") << " no new request and "
+  const bool several = drained->sentence.find(',') != std::string::npos;
+  std::cout << names_and(drained->sentence, "takes", "take") << " no new request and "
             << (several ? "leave" : "leaves") << " when all that is there has ended, in "
             << config::format_duration(given.deadline) << " at the latest" << std::endl;
   if (given.no_wait) return exit_code::ok;
@@ -210,23 +231,30 @@ void add_drain(CLI::App& app, exit_code& code) {
       "whichever of them is named. Waits until it has left and says what it waits for; Ctrl-C "
       "stops\n"
       "the waiting, not the drain. `troupe node` processes end by themselves; an engine of yours\n"
-      "asks `engine::draining`. Nothing cancels a drain: start the node again when it has left.");
+      "asks `engine::draining`. --cancel takes a drain back, as long as the node was not told to "
+      "leave;\n"
+      "one that has left is started again.");
   const auto given = std::make_shared<drain_arguments>();
   verb->add_option("TARGET", given->where, "The deployment file, or HOST:PORT of the supervisor")
       ->required();
   verb->add_option("NAME", given->name, "Which node, as `troupe status` lists them")->required();
-  verb->add_option(
-          "--deadline", given->deadline_text,
-          "It leaves then, whatever it still has: a duration like 30s or 5min, at most 24h")
-      ->check([given](const std::string& text) {
-        const auto time = config::parse_duration(text);
-        if (!time || *time > actors::max_drain_deadline)
-          return "takes a duration of at most 24h, like 30s or 5min, found `" + text + "`";
-        given->deadline = *time;
-        return std::string{};
-      })
-      ->capture_default_str();
-  verb->add_flag("--no-wait", given->no_wait, "End as soon as the drain has begun");
+  auto* deadline =
+      verb->add_option(
+              "--deadline", given->deadline_text,
+              "It leaves then, whatever it still has: a duration like 30s or 5min, at most 24h")
+          ->check([given](const std::string& text) {
+            const auto time = config::parse_duration(text);
+            if (!time || *time > actors::max_drain_deadline)
+              return "takes a duration of at most 24h, like 30s or 5min, found `" + text + "`";
+            given->deadline = *time;
+            return std::string{};
+          })
+          ->capture_default_str();
+  auto* no_wait = verb->add_flag("--no-wait", given->no_wait, "End as soon as the drain has begun");
+  verb->add_flag("--cancel", given->cancel,
+                 "It takes new requests again, and with it all ranks of its replica")
+      ->excludes(deadline)
+      ->excludes(no_wait);
   verb->callback([given, &code] { code = run_drain(*given); });
 }
 

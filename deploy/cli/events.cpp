@@ -43,7 +43,7 @@ class event_reader {
       : given_{given},
         at_{at},
         presence_{presence},
-        cluster_{actors::cluster_client::unconnected({at.host, at.port, patience, {}})},
+        cluster_{actors::cluster_client::unconnected(at.client(patience))},
         cursor_{given.since} {}
 
   /// Prints all that is new, until `over` says so.

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,10 +11,12 @@
 #include <unistd.h>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/host_options.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
 #include "troupe/config/resolve.hpp"
+#include "troupe/config/units.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/announcement.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
@@ -27,6 +30,7 @@ namespace troupe::deploy::cli {
 namespace {
 
 using std::chrono::milliseconds;
+using clock = std::chrono::steady_clock;
 
 /// A good end takes a second or two. What takes longer than this hangs, and ends by the alarm.
 constexpr unsigned stop_patience_s = 10;
@@ -36,6 +40,9 @@ constexpr milliseconds standing_interval{500};
 struct node_arguments {
   std::string file;
   std::string name;
+  std::string stage;  ///< instead of a name
+  std::string wait_limit_text;
+  milliseconds wait_limit{-1};  ///< for the supervisor; negative: none
   actors::log_options log;
   std::uint16_t supervisor_port{0};  ///< 0: the deployment's
   int announce_fd{-1};
@@ -51,10 +58,9 @@ void expect_the_end(stop_signals& signals) {
 
 result<void> run_supervisor(const config::deployment& deployment, const announcer& tell,
                             stop_signals& signals) {
-  actors::actor_host_options options;
-  options.network_heartbeat = deployment.supervisor.heartbeat_interval;
-  options.connection_timeout = 2 * deployment.supervisor.heartbeat_timeout;
-  actors::actor_host host{options};
+  auto options = actors::host_options_of(deployment);
+  if (!options) return fail(options.error());
+  actors::actor_host host{std::move(*options)};
   auto supervises = actors::supervisor_options_from(deployment);
   auto store = actors::open_membership_store(deployment);
   if (!store) return fail(store.error());
@@ -73,10 +79,30 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
   return {};
 }
 
+/// What is started, and for how long it may wait until the cluster takes it in.
+struct node_start {
+  config::resolved_node node;
+  std::unique_ptr<actors::claimed_slot> claim;  ///< until it is taken in; null: it was named
+  milliseconds wait_limit{-1};                  ///< negative: none
+  clock::time_point began{clock::now()};
+
+  [[nodiscard]] bool is_late() const {
+    return wait_limit.count() >= 0 && clock::now() - began >= wait_limit;
+  }
+  /// `waited` is what `wait_registered` says.
+  [[nodiscard]] error late(const error& waited) const {
+    const auto reason = waited.message.find(": ");  // behind how long that one wait was
+    return {errc::deadline,
+            node.name + " was not taken in within the " + config::format_duration(wait_limit) +
+                " of --wait-limit: " +
+                (reason == std::string::npos ? waited.message : waited.message.substr(reason + 2))};
+  }
+};
+
 /// Serves a node that is started until the signal comes, it is drained, or it can serve nobody any
 /// more: another process has taken its place (`stale_incarnation`), or it has crashed inside
 /// (`internal`).
-result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
+result<void> serve(engine& node, node_start& start, const announcer& tell, stop_signals& signals) {
   const auto self = node.report().node;
   tell.say({announcement::kind::listening, self.host, self.port});
   bool told = false;
@@ -89,9 +115,12 @@ result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
     if (standing && !told) {
       tell.say({announcement::kind::registered, {}, 0});
       told = true;
+      start.claim.reset();
     }
     if (!standing && standing.error().code != errc::deadline) {  // that is: not yet
       ended = fail(standing.error());
+    } else if (!told && start.is_late()) {
+      ended = fail(start.late(standing.error()));
     } else if (node.draining() == drain_standing::drained) {
       drained = true;
       actors::logger("node")->info("{} was drained and leaves", self.name);
@@ -104,31 +133,34 @@ result<void> serve(engine& node, const announcer& tell, stop_signals& signals) {
   return ended;
 }
 
-result<void> run_reference(const config::deployment& deployment, const std::string& name,
+result<void> run_reference(const config::deployment& deployment, node_start& start,
                            const announcer& tell, stop_signals& signals) {
-  auto engine = reference::reference_engine::start(deployment, name);
+  reference::reference_options options;
+  options.claim = start.claim.get();
+  auto engine = reference::reference_engine::start(deployment, start.node.name, options);
   if (!engine) return fail(engine.error());
-  auto served = serve((*engine)->node(), tell, signals);
+  auto served = serve((*engine)->node(), start, tell, signals);
   (*engine)->stop();
   return served;
 }
 
-result<void> run_store(const config::deployment& deployment, const std::string& name,
+result<void> run_store(const config::deployment& deployment, node_start& start,
                        const announcer& tell, stop_signals& signals) {
-  auto node = engine::start(deployment, name);
+  auto node = start.claim ? actors::start_claimed(deployment, *start.claim)
+                          : engine::start(deployment, start.node.name);
   if (!node) return fail(node.error());
-  auto served = serve(**node, tell, signals);
+  auto served = serve(**node, start, tell, signals);
   (*node)->stop();
   return served;
 }
 
-result<void> run_role(const config::deployment& deployment, const config::resolved_node& node,
+result<void> run_role(const config::deployment& deployment, node_start& start,
                       const announcer& tell, stop_signals& signals) {
-  switch (node.role) {
+  switch (start.node.role) {
     case config::role::supervisor: return run_supervisor(deployment, tell, signals);
-    case config::role::store: return run_store(deployment, node.name, tell, signals);
+    case config::role::store: return run_store(deployment, start, tell, signals);
     case config::role::prefill:
-    case config::role::decode: return run_reference(deployment, node.name, tell, signals);
+    case config::role::decode: return run_reference(deployment, start, tell, signals);
   }
   return fail(errc::internal, "node of an unknown role");
 }
@@ -157,6 +189,54 @@ result<config::resolved_node> find_runnable(const config::deployment& deployment
   return *found;
 }
 
+/// What is wrong with being any node of that stage, before anybody is asked which; empty: nothing.
+std::optional<error> complaint_of_stage(const config::deployment& deployment,
+                                        const std::string& name) {
+  const auto* stage = config::find_stage(deployment, name);
+  if (stage == nullptr || stage->engine != config::engine_kind::external) return std::nullopt;
+  return error{errc::invalid_config,
+               "stage " + name +
+                   " has `engine: external`: its nodes are processes of yours, which find out "
+                   "which of them they are by troupe::actors::claimed_slot; see "
+                   "troupe/actors/slot_claim.hpp"};
+}
+
+exit_code refuse(const error& why) {
+  std::cerr << "troupe node: " << to_string(why) << "\n";
+  return exit_code::usage;
+}
+
+/// From now on the process goes by that name.
+result<void> go_by(const std::string& name, actors::log_options& log) {
+  name_this_process(process_name(name));
+  log.node = name;
+  return actors::init_logging(log);
+}
+
+/// Why the node is not what it was started to be any more, said where people look.
+exit_code say_failure(const node_arguments& given, const std::string& name, const error& why,
+                      const announcer& tell) {
+  actors::logger("node")->error("{}", to_string(why));
+  tell.say({announcement::kind::failed, to_string(why), 0});
+  if (!given.log.file.empty() || given.log.level == "off")
+    std::cerr << "troupe node: " << name << ": " << to_string(why) << "\n";
+  return why.code == errc::stale_incarnation ? exit_code::replaced : exit_code::failed;
+}
+
+/// Asks the supervisor which node of the stage this process is.
+result<std::unique_ptr<actors::claimed_slot>> claim_name(const config::deployment& deployment,
+                                                         const node_arguments& given,
+                                                         stop_signals& signals) {
+  actors::claim_options how;
+  how.limit = given.wait_limit;
+  how.pause = [&signals](milliseconds time) { return signals.wait(time); };
+  return actors::claimed_slot::claim(deployment, given.stage, how);
+}
+
+bool may_not_pass(errc code) {
+  return code == errc::invalid_config || code == errc::not_found || code == errc::version_mismatch;
+}
+
 exit_code run_node(node_arguments& given) {
   auto deployment = load_or_complain(given.file);
   if (!deployment) return exit_code::usage;
@@ -166,33 +246,45 @@ exit_code run_node(node_arguments& given) {
     if (supervisor.port == 0 && supervisor.state_file == "auto") supervisor.state_file = "none";
     supervisor.port = given.supervisor_port;
   }
-  const auto node = find_runnable(*deployment, given.name);
-  if (!node) {
-    std::cerr << "troupe node: " << to_string(node.error()) << "\n";
-    return exit_code::usage;
+  node_start start;
+  start.wait_limit = given.wait_limit;
+  if (!given.name.empty()) {
+    auto node = find_runnable(*deployment, given.name);
+    if (!node) return refuse(node.error());
+    start.node = std::move(*node);
+  } else if (const auto why = complaint_of_stage(*deployment, given.stage)) {
+    return refuse(*why);
   }
-  if (node->role != config::role::supervisor && deployment->supervisor.port == 0) {
+  const bool supervises = !given.name.empty() && start.node.role == config::role::supervisor;
+  if (supervises && given.wait_limit.count() >= 0)
+    return refuse(
+        {errc::invalid_config, "the supervisor waits for nobody; leave --wait-limit out"});
+  if (!supervises && deployment->supervisor.port == 0) {
     std::cerr << "troupe node: supervisor.port is 0 in " << given.file
               << ", so nobody knows where the supervisor listens; give it a port there, or the "
                  "one it was given with --supervisor-port\n";
     return exit_code::usage;
   }
-  name_this_process(process_name(node->name));
-  given.log.node = given.name;
-  if (auto logging = actors::init_logging(given.log); !logging) {
-    std::cerr << "troupe node: " << to_string(logging.error()) << "\n";
-    return exit_code::usage;
-  }
+  const auto first_name = given.name.empty() ? given.stage : given.name;
+  if (auto logging = go_by(first_name, given.log); !logging) return refuse(logging.error());
   const announcer tell{given.announce_fd};
   stop_signals signals;
-  if (const auto ran = run_role(*deployment, *node, tell, signals); !ran) {
-    actors::logger("node")->error("{}", to_string(ran.error()));
-    tell.say({announcement::kind::failed, to_string(ran.error()), 0});
-    if (!given.log.file.empty() || given.log.level == "off")
-      std::cerr << "troupe node: " << given.name << ": " << to_string(ran.error()) << "\n";
-    return ran.error().code == errc::stale_incarnation ? exit_code::replaced : exit_code::failed;
+  if (given.name.empty()) {
+    auto claim = claim_name(*deployment, given, signals);
+    if (!claim && claim.error().code == errc::aborted) return exit_code::ok;  // told to stop
+    if (!claim && may_not_pass(claim.error().code)) return refuse(claim.error());
+    if (!claim) return say_failure(given, first_name, claim.error(), tell);
+    auto node = find_runnable(*deployment, (*claim)->name());
+    if (!node) return refuse(node.error());
+    start.node = std::move(*node);
+    start.claim = std::move(*claim);
+    if (auto logging = go_by(start.node.name, given.log); !logging) return refuse(logging.error());
+    actors::logger("node")->info("is {}, as the supervisor says", start.node.name);
   }
-  actors::logger("node")->info("{} stopped", given.name);
+  const auto name = start.node.name;
+  if (const auto ran = run_role(*deployment, start, tell, signals); !ran)
+    return say_failure(given, name, ran.error(), tell);
+  actors::logger("node")->info("{} stopped", name);
   return exit_code::ok;
 }
 
@@ -206,12 +298,29 @@ void add_node(CLI::App& app, exit_code& code) {
       "ends\n"
       "it at once. Without a supervisor it waits, says so, and asks again every "
       "heartbeat_interval\n"
-      "until it is stopped. A supervisor keeps what must survive it in the file that\n"
+      "until it is stopped, or until --wait-limit. With --stage the supervisor says which node of "
+      "the\n"
+      "stage it is: one that nobody was yet, else the one that has been down for longest; where "
+      "all are\n"
+      "in use it waits until one is free. A supervisor keeps what must survive it in the file "
+      "that\n"
       "supervisor.state_file names.");
   const auto given = std::make_shared<node_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
-  verb->add_option("--name", given->name, "Which node, as `troupe check FILE --nodes` lists them")
-      ->required();
+  auto* name = verb->add_option("--name", given->name,
+                                "Which node, as `troupe check FILE --nodes` lists them");
+  verb->add_option("--stage", given->stage,
+                   "Instead of --name: any node of this stage, the supervisor says which")
+      ->excludes(name);
+  verb->add_option("--wait-limit", given->wait_limit_text,
+                   "How long to wait until the supervisor has taken it in, a duration like 60s; "
+                   "then it\nends with 1 (for ever)")
+      ->check([given](const std::string& text) {
+        const auto time = config::parse_duration(text);
+        if (!time) return "takes a duration, like 60s or 5min, found `" + text + "`";
+        given->wait_limit = *time;
+        return std::string{};
+      });
   verb->add_option("--log-level", given->log.level, "What is logged")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->capture_default_str();
@@ -224,7 +333,10 @@ void add_node(CLI::App& app, exit_code& code) {
       ->check(CLI::Range(1, 65'535));
   // How `troupe up` hears from the nodes it starts.
   verb->add_option("--announce-fd", given->announce_fd)->group("");
-  verb->callback([given, &code] { code = run_node(*given); });
+  verb->callback([given, &code] {
+    if (given->name.empty() && given->stage.empty()) throw CLI::RequiredError{"--name or --stage"};
+    code = run_node(*given);
+  });
 }
 
 }  // namespace troupe::deploy::cli

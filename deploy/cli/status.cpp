@@ -26,12 +26,8 @@ struct status_arguments {
 };
 
 result<cluster_status> ask_cluster(const cluster_address& at, milliseconds timeout) {
-  actors::cluster_client_options options;
-  options.host = at.host;
-  options.port = at.port;
-  options.timeout = timeout;
-  auto cluster = actors::cluster_client::connect(options);
-  if (!cluster) return fail(cluster.error());
+  auto cluster = actors::cluster_client::connect(at.client(timeout));
+  if (!cluster) return fail(at.explained(cluster.error()));
   const std::atomic<bool> never{false};
   return look_at(**cluster, at, never);
 }

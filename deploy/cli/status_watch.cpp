@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <iostream>
 #include <memory>
 #include <sstream>
+#include <string_view>
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -67,14 +70,60 @@ class listed final : public watch_view {
   supervisor_presence presence_;
 };
 
+constexpr std::string_view hide_cursor = "\033[?25l";
+constexpr std::string_view show_cursor = "\033[?25h";
+
+void write_now(std::string_view text) noexcept {
+  [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
+}
+
+/// Ctrl-Z: the shell gets a terminal with a cursor. Returns when the process is continued.
+void stop_with_cursor(int signal) {
+  const int before = errno;
+  write_now(show_cursor);
+  struct sigaction ours {};
+  struct sigaction usual {};
+  usual.sa_handler = SIG_DFL;
+  ::sigaction(signal, &usual, &ours);
+  sigset_t mask{};
+  sigemptyset(&mask);
+  sigaddset(&mask, signal);
+  ::raise(signal);  // stops the process as soon as it is let through
+  ::pthread_sigmask(SIG_UNBLOCK, &mask, nullptr);
+  ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+  ::sigaction(signal, &ours, nullptr);
+  write_now(hide_cursor);
+  errno = before;
+}
+
+/// The terminal has no cursor for as long as it lives, but while the process is stopped.
+class hidden_cursor {
+ public:
+  hidden_cursor() {
+    write_now(hide_cursor);
+    struct sigaction stops {};
+    stops.sa_handler = stop_with_cursor;
+    stops.sa_flags = SA_RESTART;
+    ::sigaction(SIGTSTP, nullptr, &before_);
+    if (before_.sa_handler == SIG_DFL) ::sigaction(SIGTSTP, &stops, nullptr);
+  }
+  ~hidden_cursor() {
+    ::sigaction(SIGTSTP, &before_, nullptr);
+    write_now(show_cursor);
+  }
+  hidden_cursor(const hidden_cursor&) = delete;
+  hidden_cursor& operator=(const hidden_cursor&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
 /// The newest tables, drawn in place; the cursor, which would jump about, is hidden meanwhile.
 class drawn final : public watch_view {
  public:
   drawn(const cluster_address& at, milliseconds interval)
-      : address_{at.text()}, interval_{config::format_duration(interval)} {
-    std::cout << "\033[?25l" << std::flush;
-  }
-  ~drawn() override { std::cout << "\033[?25h\n" << std::flush; }
+      : address_{at.text()}, interval_{config::format_duration(interval)} {}
+  ~drawn() override { std::cout << "\n" << std::flush; }
   drawn(const drawn&) = delete;
   drawn& operator=(const drawn&) = delete;
 
@@ -106,6 +155,7 @@ class drawn final : public watch_view {
   std::string tables_;
   std::string away_since_;
   std::string restarted_;
+  hidden_cursor no_cursor_;
 };
 
 std::unique_ptr<watch_view> view_for(const cluster_address& at, const watch_options& how) {
@@ -118,11 +168,7 @@ std::unique_ptr<watch_view> view_for(const cluster_address& at, const watch_opti
 
 exit_code watch_status(const cluster_address& at, const watch_options& how) {
   stop_signals signals;
-  actors::cluster_client_options options;
-  options.host = at.host;
-  options.port = at.port;
-  options.timeout = how.timeout;
-  const auto cluster = actors::cluster_client::unconnected(options);
+  const auto cluster = actors::cluster_client::unconnected(at.client(how.timeout));
   auto view = view_for(at, how);
   rate_meter rates;
   std::uint64_t supervisor = 0;

@@ -17,6 +17,7 @@ void add_status(CLI::App& app, exit_code& code);
 void add_events(CLI::App& app, exit_code& code);
 void add_info(CLI::App& app, exit_code& code);
 void add_bench(CLI::App& app, exit_code& code);
+void add_certs(CLI::App& app, exit_code& code);
 void add_drain(CLI::App& app, exit_code& code);
 void add_demo(CLI::App& app, exit_code& code);
 

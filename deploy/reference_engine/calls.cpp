@@ -90,7 +90,8 @@ payload to_json(const prefill_call& call) {
                    {"chunk", call.chunk},
                    {"sampling", to_value(call.how)},
                    {"consumers", call.consumers},
-                   {"deadline_ms", call.deadline_ms}});
+                   {"deadline_ms", call.deadline_ms},
+                   {"held_for", call.held_for}});
 }
 
 result<prefill_call> prefill_call_from(std::span<const std::uint8_t> bytes) {
@@ -101,6 +102,7 @@ result<prefill_call> prefill_call_from(std::span<const std::uint8_t> bytes) {
     take(value, "sampling", into.how);
     take(value, "consumers", into.consumers);
     take(value, "deadline_ms", into.deadline_ms);
+    take(value, "held_for", into.held_for);
   });
   if (!call) return call;
   if (auto ok = check_request("prefill", call->request, call->prompt); !ok) return fail(ok.error());
@@ -136,7 +138,9 @@ payload to_json(const decode_call& call) {
                    {"max_tokens", call.max_tokens},
                    {"sampling", to_value(call.how)},
                    {"reuse_prefix", call.reuse_prefix},
-                   {"deadline_ms", call.deadline_ms}});
+                   {"deadline_ms", call.deadline_ms},
+                   {"placed_by", call.placed_by},
+                   {"placed_at", call.placed_at}});
 }
 
 result<decode_call> decode_call_from(std::span<const std::uint8_t> bytes) {
@@ -150,6 +154,8 @@ result<decode_call> decode_call_from(std::span<const std::uint8_t> bytes) {
     take(value, "sampling", into.how);
     take(value, "reuse_prefix", into.reuse_prefix);
     take(value, "deadline_ms", into.deadline_ms);
+    take(value, "placed_by", into.placed_by);
+    take(value, "placed_at", into.placed_at);
   });
   if (!call) return call;
   if (auto ok = check_request("decode", call->request, call->prompt); !ok) return fail(ok.error());

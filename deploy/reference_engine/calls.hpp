@@ -32,6 +32,7 @@ struct prefill_call {
   sampling how;
   std::uint32_t consumers{0};    ///< decode ranks that will take it; 0: as their parallel size says
   std::uint32_t deadline_ms{0};  ///< 0: the deployment's
+  std::vector<std::string> held_for{};  ///< decode nodes that it is for; may be left out
 };
 struct prefill_reply {
   std::uint32_t prompt_tokens{0};
@@ -52,6 +53,7 @@ struct decode_call {
   sampling how;
   bool reuse_prefix{false};  ///< take over what a finished request left, and leave this one's
   std::uint32_t deadline_ms{0};
+  std::uint64_t placed_by{0}, placed_at{0};  ///< of the placement, if there was one: by whom, when
 };
 struct decode_reply {
   generation text;         ///< empty from ranks other than 0, which hand their heads to rank 0

@@ -157,6 +157,8 @@ class decode_worker final : public worker {
     spec.prefix_tokens = request.times.prefix_tokens;
     spec.blocks = request.blocks.ids();  // none: the pool gives them when our turn has come
     spec.state_slot = request.slot.value_or(0);
+    spec.placed_by = request.what.placed_by;
+    spec.placed_at = request.what.placed_at;
     spec.deadline = std::max(
         std::chrono::milliseconds{1},
         std::chrono::duration_cast<std::chrono::milliseconds>(request.deadline - clock::now()));

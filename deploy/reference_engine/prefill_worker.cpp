@@ -165,6 +165,7 @@ class prefill_worker final : public worker {
     spec.blocks = request.blocks.ids();
     spec.state_slot = request.slot.value_or(0);
     spec.consumers = request.what.consumers;
+    spec.held_for = request.what.held_for;
     spec.deadline = std::max(
         std::chrono::milliseconds{1},
         std::chrono::duration_cast<std::chrono::milliseconds>(request.deadline - clock::now()));

@@ -234,7 +234,9 @@ result<std::unique_ptr<reference_engine>> reference_engine::start(
     below.layout = options.layout;
     below.regions = memory->spans;
   }
-  auto node = engine::start(deployment, name, std::move(below));
+  auto node = options.claim != nullptr
+                  ? actors::start_claimed(deployment, *options.claim, std::move(below))
+                  : engine::start(deployment, name, std::move(below));
   if (!node) return fail(node.error());
   auto context = make_context(**node, name, deployment, options.model_seed, memory != nullptr);
   if (!context) return fail(context.error());

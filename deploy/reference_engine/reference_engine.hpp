@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/slot_claim.hpp"
 #include "troupe/config/deployment.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -26,6 +27,8 @@ struct reference_options {
   std::uint64_t model_seed{1};  ///< of the weights; equal in all processes of a deployment
   /// Instead of the deployment's model and pool: a cache of the engine's own in this arrangement.
   std::optional<kvcache::cache_layout> layout;
+  /// Of the node that is started, while it starts. Null: it was not claimed.
+  const actors::claimed_slot* claim{nullptr};
 };
 
 /// Thread-safe.

@@ -33,6 +33,7 @@
 #include "troupe/config/parse.hpp"
 #include "troupe/config/resolve.hpp"
 
+#include "cache_bytes.hpp"
 #include "sanitized.hpp"
 
 namespace troupe::testing {
@@ -139,6 +140,7 @@ struct cluster_options {
   std::string backend{"auto"};
   std::string mode{"write"};
   std::string model{"{layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}"};
+  std::string prefill_host{"127.0.0.1"};
   std::string prefill_pool{"8MiB"};
   std::string decode_pool{"8MiB"};
   std::string prefill_device{"cpu"}, decode_device{"cpu"};
@@ -149,8 +151,10 @@ struct cluster_options {
   std::string deadline{"10s"};
   std::string on_full{"wait"};
   std::string retry_window{"0s"};
+  std::string source_lease{"60s"};
   std::uint32_t max_operations{0};  ///< 0: as many as by default
   std::string heartbeat_timeout{"2s"};
+  std::string peer_silence;            ///< empty: the default; longer over rdma
   std::string transport_more;          ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
   std::string connect_timeout{"20s"};  ///< over rdma, which takes its time in emulation
 };
@@ -222,10 +226,12 @@ class cluster {
     // A store's memory is the host's.
     const auto backend = stage == "store" && options_.backend == "xgmi" ? "auto" : options_.backend;
     std::string text = "{backend: " + backend + more;
+    if (!options_.peer_silence.empty()) text += ", peer_silence: " + options_.peer_silence;
     if (options_.backend == "rdma") {
       text += std::string{", device: "} + (stage == "prefill" ? "rxe0a" : "rxe0b") +
               ", connect_timeout: " + options_.connect_timeout;
-      // An emulated machine stands still for longer than a wire is given to answer.
+      // An emulated machine stands still for longer than a wire, or a peer, is given to answer.
+      if (options_.peer_silence.empty()) text += ", peer_silence: 20s";
       if (options_.transport_more.find("rdma:") == std::string::npos)
         text += ", rdma: {timeout: 19}";
     }
@@ -237,7 +243,9 @@ class cluster {
                            const std::string& pool, const std::string& device,
                            const std::string& layout) {
       out << "  - name: " << name << "\n    role: " << name << "\n    replicas: " << replicas
-          << "\n    tensor_parallel: " << tp << "\n    hosts: [127.0.0.1]\n    engine: external\n"
+          << "\n    tensor_parallel: " << tp << "\n    hosts: ["
+          << (std::string_view{name} == "prefill" ? options_.prefill_host : "127.0.0.1")
+          << "]\n    engine: external\n"
           << "    pool: {device: " << device << ", size: " << pool
           << ", on_full: " << options_.on_full << "}\n"
           << "    transport: " << transport(name, ", qp_per_transfer: 2") << "\n";
@@ -246,7 +254,8 @@ class cluster {
     out << "cluster: test\nsupervisor: {host: 127.0.0.1, port: " << port
         << ", heartbeat_interval: 200ms, heartbeat_timeout: " << options_.heartbeat_timeout
         << "}\nmodel: " << options_.model << "\nlimits: {transfer_deadline: " << options_.deadline
-        << ", retry_window: " << options_.retry_window;
+        << ", retry_window: " << options_.retry_window
+        << ", source_lease: " << options_.source_lease;
     if (options_.max_operations > 0) out << ", max_operations: " << options_.max_operations;
     out << "}\nstages:\n";
     stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_device,
@@ -290,86 +299,6 @@ inline int bystander(engine&, line_channel& channel) {
   (void)channel.hear(300s);
   return 0;
 }
-
-/// The bytes of one cache, addressed as the layout says.
-class cache_bytes {
- public:
-  explicit cache_bytes(engine& node) : layout_{node.layout()} {
-    for (std::size_t i = 0;; ++i) {
-      auto region = node.region(i);
-      if (!region) break;
-      regions_.push_back(*region);
-    }
-  }
-
-  /// Writes the pattern of request `seed` to tokens [begin, end) of layers [layer_begin,
-  /// layer_end).
-  void fill(const std::vector<block_id>& blocks, std::uint32_t layer_begin, std::uint32_t layer_end,
-            std::uint32_t begin, std::uint32_t end, std::uint64_t seed) {
-    each(blocks, layer_begin, layer_end, begin, end, seed,
-         [](std::byte* at, std::span<const std::byte> value) {
-           std::memcpy(at, value.data(), value.size());
-         });
-  }
-  /// How many (layer, plane, token, head) pieces differ from the pattern of `seed`.
-  [[nodiscard]] std::size_t differing(const std::vector<block_id>& blocks, std::uint32_t begin,
-                                      std::uint32_t end, std::uint64_t seed) {
-    return differing_layers(blocks, 0, static_cast<std::uint32_t>(layout_.layers.size()), begin,
-                            end, seed);
-  }
-  [[nodiscard]] std::size_t differing_layers(const std::vector<block_id>& blocks,
-                                             std::uint32_t layer_begin, std::uint32_t layer_end,
-                                             std::uint32_t begin, std::uint32_t end,
-                                             std::uint64_t seed) {
-    std::size_t count = 0;
-    each(blocks, layer_begin, layer_end, begin, end, seed,
-         [&](std::byte* at, std::span<const std::byte> value) {
-           if (std::memcmp(at, value.data(), value.size()) != 0) ++count;
-         });
-    return count;
-  }
-  void poison() {
-    for (auto region : regions_) std::memset(region.data(), 0xEE, region.size());
-  }
-
- private:
-  template <class Visit>
-  void each(const std::vector<block_id>& blocks, std::uint32_t layer_begin, std::uint32_t layer_end,
-            std::uint32_t begin, std::uint32_t end, std::uint64_t seed, Visit visit) {
-    std::vector<std::byte> value;
-    for (auto layer = layer_begin; layer < layer_end; ++layer) {
-      const auto& planes = layout_.layers[layer].planes;
-      const auto& shape = layout_.layers[layer].shape;
-      const auto first_head =
-          shape.kv_heads > 0
-              ? kvcache::head_range(shape.kv_heads, layout_.tp_size, layout_.tp_rank).begin
-              : 0;
-      for (std::size_t p = 0; p < planes.size(); ++p) {
-        const auto& plane = planes[p];
-        value.resize(plane.head_bytes);
-        for (auto token = begin; token < end; ++token) {
-          const auto block = blocks[token / layout_.block_tokens].value;
-          for (std::uint32_t head = 0; head < plane.heads; ++head) {
-            std::uint64_t state = seed * 0x9E3779B97F4A7C15ull ^ (std::uint64_t{layer} << 48) ^
-                                  (std::uint64_t{p} << 40) ^
-                                  (std::uint64_t{first_head + head} << 32) ^ token;
-            for (auto& byte : value) {
-              state = state * 6364136223846793005ull + 1442695040888963407ull;
-              byte = static_cast<std::byte>(state >> 56);
-            }
-            visit(regions_[plane.region].data() + plane.base + block * plane.block_stride +
-                      (token % layout_.block_tokens) * plane.token_stride +
-                      head * plane.head_stride,
-                  value);
-          }
-        }
-      }
-    }
-  }
-
-  const kvcache::cache_layout& layout_;
-  std::vector<std::span<std::byte>> regions_;
-};
 
 /// What an engine was told of one operation, up to its outcome (and to `unpinned` if asked).
 struct told {

@@ -113,6 +113,7 @@ inline supervisor_actor::behavior_type played_supervisor(
       [](placed_atom, const std::string&) {},
       [](members_atom) { return membership{}; },
       [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](claim_atom, const slot_claim&) { return slot_grant{}; },
       [](events_atom, const event_query&) { return event_page{}; },
       [](tick_atom) {},
   };

@@ -29,7 +29,9 @@ void print(const options& of, const report& r) {
   std::cout << "seed " << of.seed << ": " << of.prefills + of.decodes << " nodes, " << r.done
             << " requests done and " << r.failed << " failed in " << r.attempts << " attempts, "
             << r.events << " events in " << r.virtual_time.count() / 1'000'000 << " s, epoch "
-            << r.epochs << ", " << r.refused_late << " batches refused by a fence\n  faults:";
+            << r.epochs << ", " << r.placed_once_more << " placed once more, " << r.lapses
+            << " holds over, " << r.rebuilds << " links made again, " << r.refused_late
+            << " batches refused by a fence\n  faults:";
   for (const auto& [what, count] : r.faults) std::cout << " " << what << " " << count << ",";
   std::cout << "\n  attempts failed:";
   for (const auto& [why, count] : r.reasons) std::cout << " " << to_string(why) << " " << count;
@@ -68,6 +70,8 @@ TEST(cluster_simulation, small_clusters_where_everything_goes_wrong_keep_every_i
   std::map<std::string, std::uint64_t> faults;
   std::uint64_t done = 0;
   std::uint64_t refused = 0;
+  std::uint64_t rebuilds = 0;
+  std::uint64_t once_more = 0;
   for (auto seed = first; seed < first + runs; ++seed) {
     const auto of = small(seed);
     const auto r = run(of);
@@ -77,16 +81,21 @@ TEST(cluster_simulation, small_clusters_where_everything_goes_wrong_keep_every_i
     for (const auto& [what, count] : r.faults) faults[what] += count;
     done += r.done;
     refused += r.refused_late;
+    rebuilds += r.rebuilds;
+    once_more += r.placed_once_more;
   }
-  std::cout << runs << " clusters: " << done << " requests done, " << refused
+  std::cout << runs << " clusters: " << done << " requests done, " << once_more
+            << " placed once more, " << rebuilds << " links made again, " << refused
             << " batches refused by a fence, faults:";
   for (const auto& [what, count] : faults) std::cout << " " << what << " " << count << ",";
   std::cout << "\n";
   if (runs < 20) return;
   // A simulation in which nothing goes wrong, or nothing well, proves nothing.
-  EXPECT_EQ(faults.size(), 10U);
+  EXPECT_EQ(faults.size(), 16U);
   EXPECT_GT(done, runs * 300);
   EXPECT_GT(refused, 0U);
+  EXPECT_GT(rebuilds, 0U);
+  EXPECT_GT(once_more, 0U);
 }
 
 TEST(cluster_simulation, a_seed_runs_the_same_way_again) {
@@ -111,7 +120,8 @@ TEST(cluster_simulation, a_thousand_nodes_and_a_hundred_thousand_requests) {
   print(of, r);
   expect_no_violation(of, r);
   EXPECT_EQ(r.done + r.failed, of.requests);
-  EXPECT_GT(r.done, of.requests * 9 / 10);
+  // The supervisor is away or stands still for some of the time, and nobody waits longer than 2 s.
+  EXPECT_GT(r.done, of.requests * 8 / 10);
 }
 
 }  // namespace troupe::actors::cluster_simulation

@@ -2,8 +2,12 @@
 
 #include "troupe/actors/crash.hpp"
 
+#include <thread>
+
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
+
+#include "troupe/actors/link.hpp"
 
 #include "dialling_node.hpp"
 
@@ -121,6 +125,57 @@ TEST_F(dialling_node, makes_a_link_that_crashed_again_but_not_for_ever) {
   EXPECT_THAT(next->why.message, HasSubstr("the link's actor crashed"));
 }
 
+/// A peer that lets the links of its first life wait and ends those of the next as by a defect.
+node_actor::behavior_type deadly_later(node_actor::pointer self,
+                                       inbox_ptr<caf::strong_actor_ptr> waiting) {
+  return {
+      [](members_atom, const membership&) {},
+      [](rejoin_atom) {},
+      [](drain_atom, const drain_order&) {},
+      [=](const link_request& request) {
+        if (request.to_incarnation == 9) {
+          waiting->put(self->current_sender());
+        } else {
+          caf::anon_send_exit(self->current_sender(), planted);
+        }
+        return self->make_response_promise<link_reply>();
+      },
+      [](report_atom) { return node_report{}; },
+      [](const call_request&) { return call_reply{}; },
+  };
+}
+
+TEST_F(dialling_node, that_gave_a_peer_up_is_not_swayed_by_a_late_crash_of_its_former_life) {
+  const auto waiting = std::make_shared<inbox<caf::strong_actor_ptr>>();
+  start(there.system().spawn(deadly_later, waiting));
+  show(9);
+  need();
+  const auto former = waiting->at(0);
+  ASSERT_TRUE(former);
+  // Of another supervisor, so that the link with the former life stays.
+  member next;
+  next.node = request_of("prefill-0", 10, peer_port).node;
+  next.state = static_cast<std::uint8_t>(node_state::up);
+  caf::anon_send(actor, members_atom_v, membership{"demo", 2, 1, {next}});
+  std::size_t asked = 0;
+  const auto answer = [&] {
+    need();
+    return gone->at(asked++);
+  };
+  for (int crash = 0; crash < 6; ++crash) {
+    const auto told = answer();
+    ASSERT_TRUE(told);
+    EXPECT_THAT(told->why.message, HasSubstr("the link's actor crashed")) << crash;
+  }
+  ASSERT_THAT(answer()->why.message, HasSubstr("keep crashing and are given up"));
+  caf::anon_send_exit(*former, planted);
+  ASSERT_TRUE(gone->at(asked)) << "the late crash";
+  ++asked;
+  const auto refused = answer();
+  ASSERT_TRUE(refused);
+  EXPECT_THAT(refused->why.message, HasSubstr("keep crashing and are given up"));
+}
+
 // -- sessions
 
 /// A link that remembers who works over it, and what it is asked to say.
@@ -177,6 +232,41 @@ TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   EXPECT_EQ(abort->code, errc::internal);
   EXPECT_EQ(context->counters.active_transfers.load(), 0u)
       << "a drain would wait for what never ends";
+}
+
+using counted_actor = caf::typed_actor<caf::reacts_to<tick_atom>>;
+/// A link as far as the node's counters know of it.
+counted_actor::behavior_type counted(counted_actor::stateful_pointer<link_state> self,
+                                     context_ptr context, bool broken) {
+  self->state.context = std::move(context);
+  auto& counters = self->state.context->counters;
+  if (broken) {
+    self->state.now = link_state::phase::connecting;
+    self->state.broke = troupe::error{errc::link_broken, "cut"};
+    ++counters.links_broken;
+  } else {
+    self->state.now = link_state::phase::up;
+    ++counters.links_up;
+  }
+  return {[](tick_atom) {}};
+}
+
+TEST(link_that_crashed, is_counted_no_more) {
+  const auto context = context_of("decode-0");
+  actor_host host;
+  for (const bool broken : {false, true}) {
+    auto& counter = broken ? context->counters.links_broken : context->counters.links_up;
+    auto link = host.system().spawn(counted, context, broken);
+    const auto until = std::chrono::steady_clock::now() + long_enough;
+    while (counter.load() != 1 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(counter.load(), 1u);
+    caf::anon_send_exit(link, planted);
+    link = nullptr;
+    while (counter.load() != 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(counter.load(), 0u) << (broken ? "broken" : "up");
+  }
 }
 
 }  // namespace

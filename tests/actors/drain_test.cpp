@@ -192,6 +192,52 @@ TEST_F(drain_of_nodes, outlives_a_registration_of_the_same_life_and_not_one_of_t
   EXPECT_TRUE(next->orders(0).empty());
 }
 
+TEST_F(drain_of_nodes, that_is_cancelled_lets_the_whole_replica_serve_on) {
+  join("prefill-0", 1);
+  const auto rank_0 = join("decode-0", 2);
+  const auto rank_1 = join("decode-0-1", 3);
+  beat("prefill-0", 1);
+  beat("decode-0", 2);
+  beat("decode-0-1", 3);
+  const auto cancelled = [&](const std::string& name) { return client->drain({name, 0, 1}); };
+  EXPECT_EQ(cancelled("decode-0").error().code, errc::not_found);
+  ASSERT_TRUE(client->place({"r1", "", "", 0, {}}));
+  ASSERT_TRUE(client->drain({"decode-0", 60'000}));
+  EXPECT_EQ(client->place({"r2", "", "", 0, {}}).error().code, errc::peer_unreachable);
+  const auto serving = cancelled("decode-0-1");
+  ASSERT_TRUE(serving) << serving.error().message;
+  EXPECT_EQ(serving->sentence, "decode-0, decode-0-1");
+  for (const auto& ear : {rank_0, rank_1}) {
+    ASSERT_EQ(ear->orders(2).size(), 2u);
+    EXPECT_EQ(ear->orders(2)[1].leave, 2);
+  }
+  EXPECT_TRUE(client->place({"r3", "", "", 0, {}})) << "at once";
+  ASSERT_TRUE(client->finished("r1"));
+  ASSERT_TRUE(client->finished("r3"));
+  for (int i = 0; i < 3; ++i) {
+    beat("decode-0", 2);
+    beat("decode-0-1", 3);
+  }
+  EXPECT_EQ(node_state_from(seen("decode-0")->state), node_state::up)
+      << "nobody judges it any more";
+  EXPECT_EQ(rank_0->orders(2).size(), 2u);
+  // A rank that had not heard of it is told when it is back.
+  const auto again = join("decode-0-1", 3);
+  ASSERT_EQ(again->orders(1).size(), 1u);
+  EXPECT_EQ(again->orders(1)[0].leave, 2);
+}
+
+TEST_F(drain_of_nodes, that_is_over_cannot_be_cancelled) {
+  const auto ear = join("decode-1", 5);
+  beat("decode-1", 5, 4);
+  ASSERT_TRUE(client->drain({"decode-1", 100}));
+  ASSERT_EQ(ear->orders(2).size(), 2u);
+  const auto late = client->drain({"decode-1", 0, 1});
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, errc::peer_lost);
+  EXPECT_THAT(late.error().message, HasSubstr("was told to leave already"));
+}
+
 /// A store, which is an engine as any other to the supervisor.
 struct drain_of_an_engine : drained_cluster {
   std::unique_ptr<engine> node;
@@ -250,6 +296,33 @@ TEST_F(drain_of_an_engine, gets_a_deadline_again_from_a_supervisor_that_was_rest
   ASSERT_EQ(refusal("cache-0"), "none");  // of one second
   EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::drained; }));
   EXPECT_THAT(reason("cache-0"), HasSubstr("deadline of 1 s passed"));
+}
+
+TEST_F(drain_of_an_engine, tells_it_when_it_shall_serve_on) {
+  ASSERT_TRUE(client->drain({"cache-0", 60'000}));
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::draining; }));
+  ASSERT_TRUE(client->drain({"cache-0", 0, 1}));
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::serving; }));
+  EXPECT_TRUE(becomes("cache-0", node_state::up));
+  node->set_queue_length(0);
+  std::this_thread::sleep_for(milliseconds{300});
+  EXPECT_EQ(node->draining(), drain_standing::serving);
+  start_supervisor();
+  ASSERT_TRUE(becomes("cache-0", node_state::up)) << "nor does it remember a drain";
+  EXPECT_EQ(node->draining(), drain_standing::serving);
+}
+
+TEST_F(drain_of_an_engine, whose_supervisor_forgot_it_is_not_cancelled_and_may_be_drained_again) {
+  ASSERT_TRUE(client->drain({"cache-0", 60'000}));
+  EXPECT_TRUE(comes_true([&] { return node->draining() == drain_standing::draining; }));
+  start_supervisor();
+  ASSERT_TRUE(becomes("cache-0", node_state::leaving));
+  const auto cancelled = [&] { return client->drain({"cache-0", 0, 1}).error().message; };
+  EXPECT_THAT(cancelled(), HasSubstr("has been drained since before the supervisor was restarted"));
+  ASSERT_TRUE(client->drain({"cache-0", 60'000})) << "for the sake of a deadline";
+  EXPECT_THAT(cancelled(), HasSubstr("has been drained since before the supervisor was restarted"));
+  EXPECT_TRUE(becomes("cache-0", node_state::leaving));
+  EXPECT_EQ(node->draining(), drain_standing::draining);
 }
 
 }  // namespace

@@ -136,6 +136,35 @@ TEST_F(drain_of_a_replica, is_not_decided_while_no_rank_is_there_and_goes_on_wit
   EXPECT_EQ(told->leave, 0) << "two quiet heartbeats must say so first";
 }
 
+TEST_F(drain_of_a_replica, that_is_cancelled_is_judged_no_more_and_a_rank_that_was_away_is_told) {
+  drains.lost("decode-0-1", 2);
+  drains.cancel("decode", 0);
+  beat("decode-0-0", 1);
+  beat("decode-0-0", 1);
+  now += milliseconds{60'000};
+  EXPECT_TRUE(judge().empty());
+  const auto told = drains.registered("decode-0-1", 2);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->leave, 2);
+  EXPECT_EQ(told->incarnation, 2u);
+  EXPECT_FALSE(drains.registered("decode-0-1", 7)) << "another life knows of no drain";
+}
+
+TEST_F(drain_of_a_replica, that_is_cancelled_can_begin_again) {
+  drains.cancel("decode", 0);
+  drains.begin("decode", 0, {{"decode-0-0", 1}}, milliseconds{30'000}, now);
+  beat("decode-0-0", 1);
+  beat("decode-0-0", 1);
+  EXPECT_EQ(leaves(), drained_reason) << "the other rank is not drained now";
+}
+
+TEST_F(drain_of_a_replica, that_was_told_to_leave_is_not_cancelled) {
+  now += milliseconds{60'000};
+  EXPECT_NE(leaves(), "");
+  drains.cancel("decode", 0);
+  EXPECT_EQ(drains.registered("decode-0-0", 1)->leave, 1);
+}
+
 // -- what is placed on a replica
 
 TEST(requests_of_a_replica, are_those_of_its_present_life_that_have_not_ended) {
@@ -208,6 +237,22 @@ TEST(node_that_drains, decides_by_itself_only_after_its_supervisor_forgot) {
   EXPECT_FALSE(drain.beats({}) || drain.beats(busy) || drain.beats({}));
   EXPECT_EQ(drain.standing(), drain_standing::draining);
   EXPECT_TRUE(drain.beats({}));
+  EXPECT_EQ(drain.standing(), drain_standing::drained);
+}
+
+TEST(node_that_drains, serves_on_when_that_is_ordered_and_not_once_it_is_drained) {
+  node_drain drain;
+  EXPECT_FALSE(drain.ordered({7, 2}, 7)) << "it serves";
+  (void)drain.ordered({7, 0}, 7);
+  EXPECT_FALSE(drain.ordered({6, 2}, 7)) << "another life";
+  EXPECT_TRUE(drain.ordered({7, 2}, 7));
+  EXPECT_EQ(drain.standing(), drain_standing::serving);
+  drain.asks();
+  EXPECT_FALSE(drain.registered()) << "there is no drain that a supervisor could have forgotten";
+  EXPECT_FALSE(drain.beats({}) || drain.beats({}) || drain.beats({}));
+  EXPECT_TRUE(drain.ordered({7, 0}, 7)) << "and can be drained again";
+  EXPECT_TRUE(drain.ordered({7, 1}, 7));
+  EXPECT_FALSE(drain.ordered({7, 2}, 7));
   EXPECT_EQ(drain.standing(), drain_standing::drained);
 }
 

@@ -55,6 +55,25 @@ TEST_P(ease_in, holds_nobody_back_who_starts_a_moment_after_the_first) {
   EXPECT_NEAR(c.taken_of(3000, 2), 1000, 120);
 }
 
+TEST_P(ease_in, holds_nobody_back_who_served_the_supervisor_before_this_one) {
+  constexpr std::uint64_t before = 1000;
+  c.routes.remember(before);
+  const auto comes = [&](const char* name, std::uint64_t registered) {
+    c.note(name, node_state::up, 1);
+    c.find(name)->registered = registered;
+    c.tell();
+  };
+  comes("prefill-0-0", 3);
+  comes("decode-0-0", 7);
+  c.now += seconds{4};
+  comes("decode-1-0", before);
+  EXPECT_THAT(c.routes.take_notes(), IsEmpty());
+  for (std::uint32_t replica : {0u, 1u}) EXPECT_NEAR(c.taken_of(3000, replica), 1500, 120);
+  comes("decode-2-0", before + 1);
+  EXPECT_THAT(c.routes.take_notes(), ElementsAre(HasSubstr("replica 2 of stage decode is new")));
+  EXPECT_EQ(c.taken_of(3000, 2), 0) << "a life that began since is eased in as ever";
+}
+
 TEST_P(ease_in, gives_a_newcomer_a_share_that_grows_from_nothing_to_the_whole) {
   settle();
   c.set("decode-2-0", node_state::up);

@@ -15,6 +15,7 @@ class frozen_decode : public fault {
   static cluster_options without_a_watch() {
     auto options = patient(GetParam());
     options.heartbeat_timeout = "60s";
+    options.peer_silence = "60s";
     return options;
   }
 };

@@ -58,6 +58,7 @@ class briefly_frozen_prefill : public frozen_prefill {
   static cluster_options without_a_watch() {
     auto options = patient(GetParam());
     options.heartbeat_timeout = "60s";
+    options.peer_silence = "60s";
     return options;
   }
 };

@@ -90,6 +90,7 @@ supervisor_actor::behavior_type taciturn(supervisor_actor::pointer self, std::ui
         return promise;
       },
       [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](claim_atom, const slot_claim&) { return slot_grant{}; },
       [](events_atom, const event_query&) { return event_page{}; },
       [](tick_atom) {},
   };

@@ -2,9 +2,13 @@
 
 #include "troupe/actors/membership_record.hpp"
 
+#include <array>
+#include <cstdio>
 #include <random>
 
+#define XXH_INLINE_ALL
 #include <gmock/gmock.h>
+#include <xxhash.h>
 
 namespace troupe::actors {
 namespace {
@@ -15,7 +19,7 @@ membership_record three_nodes() {
   membership_record r{"demo", 0xFFFF'FFFF'FFFF'FFF0u, {}};
   r.nodes.push_back(
       {"prefill-0", node_state::up, 0xFFFF'FFFF'FFFF'FFFFu, "127.0.0.1", 65535, 77, {}});
-  r.nodes.push_back({"decode-0", node_state::down, 1, "::1", 1, 0xFFFF'FFFFu, {5, 6, 7}});
+  r.nodes.push_back({"decode-0", node_state::down, 1, "::1", 1, 0xFFFF'FFFFu, {5, 6, 7}, 31});
   r.nodes.push_back({"decode-1", node_state::joining, 2, "a \"host\"\\\n", 9, 1, {8}});
   return r;
 }
@@ -26,6 +30,19 @@ TEST(a_record, is_read_back_as_it_was_written) {
     ASSERT_TRUE(read) << read.error().message;
     EXPECT_EQ(*read, record);
   }
+}
+
+TEST(a_record, of_a_release_that_did_not_keep_when_a_life_was_taken_in_is_read_all_the_same) {
+  const std::string body =
+      R"({"cluster":"demo","epoch_limit":9,"nodes":[{"former":[],"host":"::1","incarnation":5,)"
+      R"("name":"decode-0","pid":1,"port":2,"state":1}]})";
+  std::array<char, 17> sum{};
+  std::snprintf(sum.data(), sum.size(), "%016llx",
+                static_cast<unsigned long long>(XXH3_64bits(body.data(), body.size())));
+  const auto read = parse_record(std::string{"troupe-membership 1 "} + sum.data() + "\n" + body);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read->nodes.at(0).incarnation, 5u);
+  EXPECT_EQ(read->nodes.at(0).registered, 0u);
 }
 
 TEST(a_record, whose_host_is_no_utf8_is_written_all_the_same) {

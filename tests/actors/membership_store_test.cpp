@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -119,6 +120,26 @@ TEST_F(state_file, that_may_not_be_read_is_set_aside_too) {
   fs::permissions(path, fs::perms::none);
   EXPECT_FALSE(open()->found());
   EXPECT_TRUE(fs::exists(path + ".bad"));
+}
+
+TEST_F(state_file, that_cannot_be_read_for_want_of_descriptors_is_left_and_the_start_fails) {
+  const auto text = to_text(with_epoch(9));
+  put(text);
+  const int lowest = ::dup(STDIN_FILENO);
+  ASSERT_GE(lowest, 0);
+  ::close(lowest);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit one_more{static_cast<rlim_t>(lowest) + 1, before.rlim_max};  // for the lock alone
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  const auto store = membership_store::open(path, "demo");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_FALSE(store);
+  EXPECT_EQ(store.error().code, errc::overloaded);
+  EXPECT_THAT(store.error().message, HasSubstr("it is left as it is"));
+  EXPECT_EQ(text_of(path), text);
+  EXPECT_FALSE(fs::exists(path + ".bad"));
+  EXPECT_EQ(open()->found(), with_epoch(9));
 }
 
 TEST_F(state_file, whose_folder_is_missing_or_no_folder_is_named) {

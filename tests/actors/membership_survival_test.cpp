@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "troupe/actors/list_pace.hpp"
 #include "troupe/actors/membership.hpp"
 
 namespace troupe::actors {
@@ -88,10 +89,17 @@ TEST_F(survival, a_node_that_reports_a_failure_is_down_with_its_reason_whatever_
 
 TEST_F(survival, a_reported_failure_ends_when_the_same_life_registers_again) {
   bring_up("decode-0", life_1);
+  const auto registered = shown("decode-0").registered;
   (void)beat("decode-0", life_1, "no memory");
   bring_up("decode-0", life_1);
   EXPECT_EQ(shown("decode-0").reason, "first heartbeat");
   EXPECT_FALSE(table.reports_failure("decode-0"));
+  EXPECT_EQ(shown("decode-0").registered, registered) << "it was not out of the cluster";
+  // Silent while it was down by its own report, it is lost: what was placed there is void.
+  (void)beat("decode-0", life_1, "no memory");
+  pass(milliseconds{6000});
+  bring_up("decode-0", life_1);
+  EXPECT_GT(shown("decode-0").registered, registered);
 }
 
 TEST_F(survival, another_life_takes_the_place_of_one_that_reports_a_failure) {
@@ -197,6 +205,91 @@ TEST(loads, of_large_clusters_are_published_less_often_and_states_are_not) {
   EXPECT_TRUE(table.take_broadcast(now + std::chrono::seconds{51}));
 }
 
+// Each list of n nodes goes to n nodes, and the network layer takes whatever it is given: lists that
+// come faster than they can go pile up there, and heartbeats stand behind them.
+TEST(changes, of_a_thousand_nodes_that_register_at_once_are_told_in_so_many_entries_as_can_go_out) {
+  auto options = two_decodes();
+  options.slots.clear();
+  for (std::uint32_t i = 0; i < 1000; ++i) {
+    options.slots.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
+  }
+  membership_table table{options};
+  const steady_time start{std::chrono::hours{1}};
+  steady_time now = start;
+  std::uint64_t entries = 0;
+  const auto tell = [&] {
+    if (const auto list = table.take_broadcast(now)) {
+      entries += list->members.size() * list->members.size();
+    }
+  };
+  for (std::uint32_t i = 0; i < 1000; ++i, now += milliseconds{1}) {
+    const auto name = "decode-" + std::to_string(i);
+    ASSERT_TRUE(table.registered(ask(name, life_1), now));
+    tell();
+    ASSERT_EQ(table.heard({name, life_1, 1, {}, {}, 0}, now), heartbeat_verdict::known);
+    tell();
+  }
+  for (; now < start + std::chrono::seconds{10}; now += milliseconds{50}) tell();
+  EXPECT_LT(entries, 3'000'000u);
+  EXPECT_FALSE(table.take_broadcast(now)) << "everything is told by now";
+  // One change after that is told at once.
+  ASSERT_TRUE(table.connection_lost("decode-7", life_1, "killed", now));
+  EXPECT_TRUE(table.take_broadcast(now));
+}
+
+TEST(list_pace, lets_a_list_of_a_thousand_go_to_25_nodes_at_once_and_to_500_in_a_second) {
+  list_pace pace;
+  steady_time now{std::chrono::hours{1}};
+  const auto told = [&] {
+    int count = 0;
+    for (; pace.may_tell(now); ++count) pace.tells(1000);
+    return count;
+  };
+  EXPECT_EQ(told(), 25);
+  now += std::chrono::seconds{60};
+  EXPECT_EQ(told(), 25) << "what was not used is not saved up";
+  int in_a_second = 0;
+  for (int tick = 0; tick < 20; ++tick) {
+    now += milliseconds{50};
+    in_a_second += told();
+  }
+  EXPECT_NEAR(in_a_second, 500, 2);
+  now -= std::chrono::seconds{5};
+  EXPECT_EQ(told(), 0);
+}
+
+TEST(list_pace, begins_no_list_with_those_whom_the_last_one_has_reached) {
+  const std::set<std::string> everybody{"a", "b", "c", "d", "e"};
+  std::string told_last;
+  std::string told;
+  for (int list = 0; list < 5; ++list) {
+    auto waiting = everybody;  // each list takes the place of the one before, which got half way
+    for (int i = 0; i < 2; ++i) told += told_last = take_next(waiting, told_last);
+    EXPECT_EQ(waiting.size(), 3u);
+  }
+  EXPECT_EQ(told, "abcdeabcde");
+  std::set<std::string> gone{"b"};
+  EXPECT_EQ(take_next(gone, "x"), "b") << "whoever was told last is there no more";
+  EXPECT_TRUE(gone.empty());
+}
+
+TEST(changes, wait_for_half_as_long_again_as_the_list_before_them_takes_to_be_sent) {
+  constexpr int nodes = 400;
+  auto options = two_decodes();
+  options.slots.clear();
+  for (std::uint32_t i = 0; i < nodes; ++i)
+    options.slots.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
+  membership_table table{options};
+  steady_time now{std::chrono::hours{1}};
+  for (const auto& slot : options.slots) ASSERT_TRUE(table.registered(ask(slot.name, life_1), now));
+  ASSERT_TRUE(table.take_broadcast(now));
+  ASSERT_TRUE(table.connection_lost("decode-7", life_1, "killed", now));
+  now += milliseconds{nodes * nodes / 500 * 3 / 2 - 1};
+  EXPECT_FALSE(table.take_broadcast(now));
+  now += milliseconds{1};
+  EXPECT_TRUE(table.take_broadcast(now));
+}
+
 TEST_F(survival, the_reason_of_a_lost_connection_is_bounded_whatever_the_peer_called_it) {
   bring_up("decode-0", life_1);
   ASSERT_TRUE(table.connection_lost("decode-0", life_1, std::string(1u << 20, '\n'), now));
@@ -284,6 +377,106 @@ TEST_F(survival, a_node_that_the_deployment_has_no_more_is_left_out) {
   table.restore(left, now);
   EXPECT_TRUE(table.view().members.empty());
   EXPECT_GE(table.epoch(), 5u);
+}
+
+TEST_F(survival, a_life_that_registers_with_a_restarted_supervisor_was_taken_in_when_it_was) {
+  bring_up("decode-1", life_2);
+  bring_up("decode-0", life_1);
+  const auto before = shown("decode-0").registered;
+  EXPECT_GT(before, shown("decode-1").registered);
+  for (int i = 0; i < 2; ++i) {
+    restart();
+    EXPECT_EQ(shown("decode-0").registered, before);
+    bring_up("decode-0", life_1);
+    EXPECT_EQ(shown("decode-0").registered, before) << "what was placed on it holds";
+  }
+  ASSERT_TRUE(join("decode-1", life_3));
+  EXPECT_EQ(shown("decode-1").registered, table.epoch());
+  table.connection_lost("decode-0", life_1, "closed", now);
+  restart();
+  bring_up("decode-0", life_1);
+  EXPECT_GT(shown("decode-0").registered, before) << "it was down";
+}
+
+TEST_F(survival, a_life_that_was_leaving_when_the_supervisor_was_restarted_was_never_out) {
+  bring_up("decode-0", life_1);
+  const auto before = shown("decode-0").registered;
+  ASSERT_TRUE(table.drain("decode-0"));
+  restart();
+  bring_up("decode-0", life_1);
+  EXPECT_EQ(shown("decode-0").registered, before);
+  ASSERT_TRUE(table.drain("decode-0"));
+  restart();
+  pass(milliseconds{5100});
+  bring_up("decode-0", life_1);
+  EXPECT_GT(shown("decode-0").registered, before) << "too late";
+}
+
+// -- who uses which name
+
+using kind = slot_use::kind;
+
+struct names : survival {
+  kind use_of(std::size_t slot) const { return table.uses(now).at(slot).how; }
+  void beat_knowing(const std::string& name, std::uint64_t life, std::uint64_t epoch) {
+    heartbeat h{name, life, ++sequence, {}, {}};
+    h.epoch = epoch;
+    EXPECT_EQ(table.heard(h, now), heartbeat_verdict::known);
+  }
+};
+
+TEST_F(names, are_free_again_once_every_node_that_is_there_knows_of_the_end) {
+  EXPECT_EQ(use_of(0), kind::unused);
+  bring_up("decode-0", life_1);
+  bring_up("decode-1", life_2);
+  EXPECT_EQ(use_of(0), kind::used);
+  table.connection_lost("decode-0", life_1, "closed", now);
+  const auto end = table.epoch();
+  EXPECT_EQ(use_of(0), kind::down);
+  beat_knowing("decode-1", life_2, end - 1);
+  EXPECT_EQ(use_of(0), kind::down);
+  beat_knowing("decode-1", life_2, end + 1);
+  EXPECT_EQ(use_of(0), kind::down) << "no epoch of this supervisor's";
+  beat_knowing("decode-1", life_2, end);
+  EXPECT_EQ(use_of(0), kind::fenced);
+  EXPECT_EQ(table.uses(now).at(0).down_epoch, end);
+  // Who cannot know it any more is not waited for.
+  table.connection_lost("decode-1", life_2, "closed", now);
+  EXPECT_EQ(use_of(1), kind::fenced);
+  ASSERT_TRUE(join("decode-0", life_3));
+  EXPECT_EQ(use_of(0), kind::used);
+  EXPECT_EQ(use_of(1), kind::down) << "the new one has heard of nothing yet";
+}
+
+TEST_F(names, the_first_beat_of_a_life_tells_nothing_of_what_it_knows_here) {
+  bring_up("decode-0", life_1);
+  table.connection_lost("decode-0", life_1, "closed", now);
+  ASSERT_TRUE(join("decode-1", life_2));
+  beat_knowing("decode-1", life_2, table.epoch());
+  EXPECT_EQ(use_of(0), kind::down) << "it may speak of another supervisor's epochs";
+  beat_knowing("decode-1", life_2, table.epoch());
+  EXPECT_EQ(use_of(0), kind::fenced);
+}
+
+TEST_F(names, of_a_node_that_failed_and_lives_are_in_use) {
+  bring_up("decode-0", life_1);
+  (void)beat("decode-0", life_1, "no memory");
+  EXPECT_EQ(use_of(0), kind::used);
+}
+
+TEST_F(names, of_a_record_are_in_use_until_their_lives_have_had_time_to_come_back) {
+  bring_up("decode-0", life_1);
+  bring_up("decode-1", life_2);
+  table.connection_lost("decode-1", life_2, "closed", now);
+  restart();
+  EXPECT_EQ(use_of(0), kind::used);
+  EXPECT_EQ(use_of(1), kind::used) << "it may be back since that was written";
+  pass(milliseconds{4900});
+  EXPECT_EQ(use_of(0), kind::used);
+  EXPECT_EQ(use_of(1), kind::used);
+  pass(milliseconds{200});
+  EXPECT_EQ(use_of(0), kind::fenced);
+  EXPECT_EQ(use_of(1), kind::fenced);
 }
 
 }  // namespace

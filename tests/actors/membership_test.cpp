@@ -121,7 +121,7 @@ TEST_F(membership_of_a_cluster, the_first_heartbeat_brings_a_node_up_and_its_loa
 
 // -- every state and every event
 
-enum class event { same_life, next_life, heartbeat, silent, timed_out, lost, leave, drain };
+enum class event { same_life, next_life, heartbeat, silent, timed_out, lost, leave, drain, cancel };
 
 struct transition {
   std::optional<node_state> from;
@@ -144,6 +144,7 @@ TEST_P(every_transition, ends_in_the_state_of_the_table) {
     case event::lost: table.connection_lost("decode-0-0", life_1, "closed", now); break;
     case event::leave: table.leave("decode-0-0", life_1, now); break;
     case event::drain: (void)table.drain("decode-0-0"); break;
+    case event::cancel: EXPECT_FALSE(table.cancel_drain("decode-0-0", now)); break;
   }
   EXPECT_EQ(state(), to);
   if (from == to && what != event::next_life) {
@@ -164,6 +165,9 @@ INSTANTIATE_TEST_SUITE_P(
         transition{absent, event::same_life, joining}, transition{absent, event::heartbeat, absent},
         transition{absent, event::timed_out, absent}, transition{absent, event::lost, absent},
         transition{absent, event::leave, absent}, transition{absent, event::drain, absent},
+        transition{absent, event::cancel, absent}, transition{joining, event::cancel, joining},
+        transition{up, event::cancel, up}, transition{suspect, event::cancel, suspect},
+        transition{leaving, event::cancel, leaving}, transition{down, event::cancel, down},
         //
         transition{joining, event::same_life, joining},
         transition{joining, event::next_life, joining}, transition{joining, event::heartbeat, up},
@@ -212,6 +216,9 @@ TEST_P(every_transition_of_a_drain, ends_in_the_state_of_the_table) {
     case event::lost: table.connection_lost("decode-0-0", life_1, "closed", now); break;
     case event::leave: table.leave("decode-0-0", life_1, now); break;
     case event::drain: EXPECT_FALSE(table.drain("decode-0-0")); break;
+    case event::cancel:
+      EXPECT_EQ(table.cancel_drain("decode-0-0", now).has_value(), from == leaving);
+      break;
   }
   EXPECT_EQ(state(), to);
 }
@@ -224,6 +231,7 @@ INSTANTIATE_TEST_SUITE_P(
         transition{leaving, event::heartbeat, leaving}, transition{leaving, event::silent, leaving},
         transition{leaving, event::timed_out, down}, transition{leaving, event::lost, down},
         transition{leaving, event::leave, leaving}, transition{leaving, event::drain, leaving},
+        transition{leaving, event::cancel, up}, transition{down, event::cancel, down},
         //
         transition{down, event::same_life, leaving}, transition{down, event::next_life, joining},
         transition{down, event::heartbeat, down}, transition{down, event::timed_out, down},
@@ -281,6 +289,122 @@ TEST_F(membership_of_a_cluster, a_node_that_leaves_by_its_own_word_and_stays_can
   EXPECT_EQ(*table.drain("decode-0-0"), life_1);
   ASSERT_TRUE(join("decode-0-0", life_1));
   EXPECT_EQ(state(), leaving);
+}
+
+TEST_F(membership_of_a_cluster, a_cancelled_drain_is_over_for_all_ranks_of_the_replica) {
+  bring_to(up);
+  ASSERT_TRUE(join("decode-0-1", life_2));
+  EXPECT_EQ(beat("decode-0-1", life_2), heartbeat_verdict::known);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  ASSERT_TRUE(table.drain("decode-0-1"));
+  const auto serving = table.cancel_drain("decode-0-1", now);
+  ASSERT_TRUE(serving) << serving.error().message;
+  EXPECT_EQ(*serving, (std::vector<node_life>{{"decode-0-0", life_1}, {"decode-0-1", life_2}}));
+  EXPECT_EQ(state(), up);
+  EXPECT_EQ(table.state_of("decode-0-1"), up);
+  EXPECT_EQ(table.view().members.at(0).reason, "its drain was cancelled");
+  ASSERT_TRUE(table.drain("decode-0-0")) << "and it can be drained again";
+}
+
+TEST_F(membership_of_a_cluster,
+       a_rank_that_was_lost_in_a_drain_serves_when_it_is_back_after_cancel) {
+  bring_to(up);
+  ASSERT_TRUE(join("decode-0-1", life_2));
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  ASSERT_TRUE(table.drain("decode-0-1"));
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  const auto down_too = table.cancel_drain("decode-0-0", now);
+  ASSERT_FALSE(down_too);
+  EXPECT_EQ(down_too.error().code, errc::peer_lost);
+  ASSERT_TRUE(table.cancel_drain("decode-0-1", now));
+  ASSERT_TRUE(join("decode-0-0", life_1));
+  EXPECT_EQ(beat("decode-0-0", life_1), heartbeat_verdict::known);
+  EXPECT_EQ(state(), up);
+}
+
+TEST_F(membership_of_a_cluster, a_silent_node_whose_drain_is_cancelled_is_suspect) {
+  bring_to(up);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  pass(milliseconds{3100});
+  ASSERT_TRUE(table.cancel_drain("decode-0-0", now));
+  EXPECT_EQ(state(), suspect);
+}
+
+TEST_F(membership_of_a_cluster, says_why_a_drain_cannot_be_cancelled) {
+  const auto why = [&](std::string_view name) {
+    const auto refused = table.cancel_drain(name, now);
+    return refused ? std::string{} : to_string(refused.error());
+  };
+  EXPECT_THAT(why("decode-9"), HasSubstr("not_found: the deployment has no node 'decode-9'"));
+  EXPECT_THAT(why("decode-0-0"), HasSubstr("has never registered"));
+  bring_to(up);
+  EXPECT_THAT(why("decode-0-0"), HasSubstr("not_found: node 'decode-0-0' is up: nobody drains it"));
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  table.drained("decode-0-0", life_1, "drained");
+  EXPECT_THAT(why("decode-0-0"),
+              HasSubstr("peer_lost: node 'decode-0-0' was told to leave already (drained)"));
+  table.drained("decode-0-0", life_1, "left when its deadline passed");
+  EXPECT_THAT(why("decode-0-0"), HasSubstr("was told to leave already (left when its deadline"));
+  table.drained("decode-0-0", life_1, "drained");
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  EXPECT_THAT(why("decode-0-0"), HasSubstr("peer_lost: node 'decode-0-0' is down (drained)"));
+}
+
+TEST_F(membership_of_a_cluster, who_leaves_by_its_own_word_does_so_whatever_is_cancelled) {
+  bring_to(leaving);
+  const auto why = [&] {
+    const auto refused = table.cancel_drain("decode-0-0", now);
+    return refused ? std::string{} : to_string(refused.error());
+  };
+  EXPECT_THAT(why(), HasSubstr("peer_lost: node 'decode-0-0' leaves by its own word"));
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  EXPECT_THAT(why(), HasSubstr("leaves by its own word, or has been drained since before the "));
+  EXPECT_EQ(state(), leaving);
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  EXPECT_EQ(table.view().members.at(0).reason, "left");
+}
+
+TEST_F(membership_of_a_cluster, who_stops_while_it_is_drained_does_so_whatever_is_cancelled) {
+  bring_to(up);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  ASSERT_TRUE(table.leave("decode-0-0", life_1, now));
+  const auto refused = table.cancel_drain("decode-0-0", now);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(to_string(refused.error()), HasSubstr("peer_lost: node 'decode-0-0' leaves by its"));
+  EXPECT_EQ(state(), leaving);
+}
+
+// -- when a life was taken in
+
+TEST_F(membership_of_a_cluster, shows_when_a_life_was_taken_in_and_not_what_happened_since) {
+  const auto registered = [&] { return table.view().members.at(0).registered; };
+  bring_to(joining);
+  const auto first = table.epoch();
+  EXPECT_EQ(registered(), first);
+  EXPECT_EQ(beat("decode-0-0", life_1), heartbeat_verdict::known);
+  pass(milliseconds{3100});
+  EXPECT_EQ(beat("decode-0-0", life_1), heartbeat_verdict::known);
+  ASSERT_TRUE(join("decode-0-0", life_1, 6000)) << "under another address";
+  EXPECT_GT(table.epoch(), first);
+  EXPECT_EQ(registered(), first);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  ASSERT_TRUE(join("decode-0-0", life_1, 6000));
+  EXPECT_EQ(registered(), first) << "it was never out";
+}
+
+TEST_F(membership_of_a_cluster, a_life_that_was_down_is_taken_in_anew) {
+  const auto registered = [&] { return table.view().members.at(0).registered; };
+  bring_to(up);
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  ASSERT_TRUE(join("decode-0-0", life_1));
+  EXPECT_EQ(registered(), table.epoch());
+  EXPECT_EQ(beat("decode-0-0", life_1), heartbeat_verdict::known);
+  ASSERT_TRUE(table.drain("decode-0-0"));
+  table.connection_lost("decode-0-0", life_1, "closed", now);
+  ASSERT_TRUE(join("decode-0-0", life_1));
+  EXPECT_EQ(registered(), table.epoch()) << "also one that drains";
+  ASSERT_TRUE(join("decode-0-0", life_2));
+  EXPECT_EQ(registered(), table.epoch());
 }
 
 // -- former lives

@@ -184,7 +184,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
                                        {1, 2, 3, 0x04030201u},
                                        true,
                                        seal_notice{5, 6, {std::byte{7}}}});
-  const std::vector<unsigned> expected{1, 0, 3, 0,              // version, type
+  const std::vector<unsigned> expected{2, 0, 3, 0,              // version, type
                                        1, 2, 3, 4, 5, 6, 7, 8,  // transfer
                                        1, 0, 0, 0, 2, 0, 0, 0,  // layers
                                        3, 0, 0, 0, 1, 2, 3, 4,  // tokens
@@ -198,7 +198,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
 
   const auto abort = encoded(transfer_abort{transfer_id{7}, errc::deadline, "no"});
   const std::vector<unsigned> expected_abort{
-      1, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
+      2, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
       2, 0, 0, 0, 'n', 'o'};
   ASSERT_EQ(abort.size(), expected_abort.size());
   for (std::size_t i = 0; i < abort.size(); ++i) {

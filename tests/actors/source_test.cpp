@@ -10,6 +10,7 @@ namespace {
 constexpr transfer_id first{1};
 constexpr transfer_id second{2};
 constexpr transfer_id third{3};
+constexpr transfer_id fourth{4};
 
 source for_consumers(std::uint32_t consumers) {
   send_spec spec;
@@ -20,10 +21,11 @@ source for_consumers(std::uint32_t consumers) {
 
 TEST(source, has_an_open_place_once_its_rank_is_lost_and_until_another_comes) {
   auto s = for_consumers(0);
-  s.taken_by(first, 1);
+  s.taken_by(first, {"decode-0", "", 0, 1});
   EXPECT_FALSE(s.has_open_place());
-  EXPECT_TRUE(s.lost_one(first));
-  s.taken_by(second, 1);
+  s.lost_one(first);
+  EXPECT_TRUE(s.has_open_place());
+  s.taken_by(second, {"decode-0", "", 0, 1});
   EXPECT_FALSE(s.has_open_place());
   EXPECT_TRUE(s.released(second, 10));
   EXPECT_EQ(s.bytes(), 10u);
@@ -31,27 +33,102 @@ TEST(source, has_an_open_place_once_its_rank_is_lost_and_until_another_comes) {
 
 TEST(source, has_none_when_the_next_life_of_a_rank_came_before_the_end_of_the_former_was_known) {
   auto s = for_consumers(0);
-  s.taken_by(first, 1);
-  s.taken_by(second, 1);
-  EXPECT_FALSE(s.lost_one(first));
+  s.taken_by(first, {"decode-0", "", 0, 1});
+  s.taken_by(second, {"decode-0", "", 0, 1});
+  s.lost_one(first);
+  EXPECT_FALSE(s.has_open_place());
   EXPECT_TRUE(s.released(second, 10));
 }
 
 TEST(source, of_two_ranks_keeps_a_place_open_until_both_are_replaced) {
   auto s = for_consumers(0);
-  s.taken_by(first, 2);
+  s.taken_by(first, {"decode-0-0", "", 0, 2});
   EXPECT_TRUE(s.has_open_place()) << "the other has not come";
-  s.taken_by(second, 2);
+  s.taken_by(second, {"decode-0-1", "", 1, 2});
   EXPECT_FALSE(s.has_open_place());
-  EXPECT_TRUE(s.lost_one(first));
-  EXPECT_TRUE(s.lost_one(second));
-  s.taken_by(third, 2);
+  s.lost_one(first);
+  EXPECT_TRUE(s.has_open_place());
+  s.lost_one(second);
+  EXPECT_TRUE(s.has_open_place());
+  s.taken_by(third, {"decode-1-0", "", 0, 2});
   EXPECT_TRUE(s.has_open_place());
   EXPECT_FALSE(s.released(third, 1));
   EXPECT_TRUE(s.has_open_place());
-  s.taken_by(transfer_id{4}, 2);
+  s.taken_by(fourth, {"decode-1-1", "", 1, 2});
   EXPECT_FALSE(s.has_open_place());
-  EXPECT_TRUE(s.released(transfer_id{4}, 1));
+  EXPECT_TRUE(s.released(fourth, 1));
+}
+
+TEST(source, is_not_done_with_ranks_of_two_replicas) {
+  auto s = for_consumers(0);
+  s.taken_by(first, {"decode-0-0", "", 0, 2});
+  s.taken_by(second, {"decode-0-1", "", 1, 2});
+  EXPECT_FALSE(s.released(first, 1));
+  s.lost_one(second);
+  s.taken_by(third, {"decode-1-1", "", 1, 2});
+  EXPECT_TRUE(s.has_open_place()) << "rank 0 of that replica has not come";
+  EXPECT_FALSE(s.released(third, 1)) << "one rank of each";
+  EXPECT_TRUE(s.has_open_place());
+  s.taken_by(fourth, {"decode-1-0", "", 0, 2});
+  EXPECT_FALSE(s.has_open_place());
+  EXPECT_TRUE(s.released(fourth, 1));
+}
+
+TEST(source, nor_when_the_rank_that_was_lost_had_not_asked) {
+  auto s = for_consumers(0);
+  s.taken_by(first, {"decode-0-0", "", 0, 2});
+  EXPECT_FALSE(s.released(first, 1));
+  s.lost_unasked("decode-0-1", "");
+  s.taken_by(third, {"decode-1-1", "", 1, 2});
+  EXPECT_FALSE(s.released(third, 1));
+  s.taken_by(fourth, {"decode-1-0", "", 0, 2});
+  EXPECT_TRUE(s.released(fourth, 1));
+}
+
+TEST(source, is_done_when_the_next_life_of_the_lost_rank_has_what_its_replica_missed) {
+  for (const bool asked : {true, false}) {
+    auto s = for_consumers(0);
+    s.taken_by(first, {"decode-0-0", "", 0, 2});
+    if (asked) s.taken_by(second, {"decode-0-1", "", 1, 2});
+    EXPECT_FALSE(s.released(first, 1));
+    if (asked) {
+      s.lost_one(second);
+    } else {
+      s.lost_unasked("decode-0-1", "");
+    }
+    EXPECT_TRUE(s.has_open_place());
+    s.taken_by(third, {"decode-0-1", "", 1, 2});
+    EXPECT_FALSE(s.has_open_place());
+    EXPECT_TRUE(s.released(third, 1));
+  }
+}
+
+TEST(source, knows_the_replicas_of_members_in_whatever_order_they_come_and_are_lost) {
+  auto s = for_consumers(0);
+  s.taken_by(first, {"decode-0-1", "decode/0", 1, 2});
+  s.taken_by(second, {"decode-1-0", "decode/1", 0, 2});
+  s.lost_unasked("decode-0-0", "decode/0");
+  s.lost_one(first);
+  s.taken_by(third, {"decode-1-1", "decode/1", 1, 2});
+  EXPECT_FALSE(s.has_open_place());
+  EXPECT_FALSE(s.released(second, 1));
+  EXPECT_TRUE(s.released(third, 1));
+}
+
+TEST(source, of_several_replicas_counts_those_that_are_whole) {
+  auto s = for_consumers(4);
+  s.taken_by(first, {"decode-0-0", "", 0, 2});
+  s.taken_by(second, {"decode-0-1", "", 1, 2});
+  EXPECT_FALSE(s.released(first, 1));
+  s.lost_one(second);
+  std::uint64_t id = 10;
+  for (const auto* replica : {"decode-1-", "decode-2-"}) {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      const transfer_id sender{++id};
+      s.taken_by(sender, {replica + std::to_string(rank), "", rank, 2});
+      EXPECT_EQ(s.released(sender, 1), id == 14);
+    }
+  }
 }
 
 }  // namespace

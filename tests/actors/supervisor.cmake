@@ -1,6 +1,9 @@
 troupe_test(membership_test SOURCES membership_test.cpp LINKS troupe::actors LABELS unit)
-troupe_test(router_test SOURCES router_test.cpp affinity_test.cpp ease_in_test.cpp routing_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(router_test SOURCES router_test.cpp affinity_test.cpp ease_in_test.cpp routing_test.cpp once_more_test.cpp
+            LINKS troupe::actors LABELS unit)
 troupe_test(event_log_test SOURCES event_log_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(local_address_test SOURCES local_address_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(slot_claims_test SOURCES slot_claims_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(drains_test SOURCES drains_test.cpp LINKS troupe::actors LABELS unit)
 
 add_executable(cluster_peer cluster_peer.cpp)
@@ -13,7 +16,7 @@ troupe_test(placement_test SOURCES placement_test.cpp LINKS troupe::actors troup
             DEPENDS cluster_peer TIMEOUT 60)
 target_compile_definitions(placement_test PRIVATE CLUSTER_PEER="$<TARGET_FILE:cluster_peer>")
 set(simulated_cluster cluster_simulation/faults.cpp cluster_simulation/frontend.cpp
-                      cluster_simulation/link.cpp cluster_simulation/nodes.cpp
+                      cluster_simulation/leases.cpp cluster_simulation/link.cpp cluster_simulation/nodes.cpp
                       cluster_simulation/supervisor_life.cpp cluster_simulation/transfer.cpp
                       cluster_simulation/world.cpp)
 troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp ${simulated_cluster} simulation_scenario.cpp
@@ -26,3 +29,6 @@ troupe_test(membership_survival_test SOURCES membership_survival_test.cpp member
 troupe_test(membership_store_test SOURCES membership_store_test.cpp LINKS troupe::actors troupe::sanitized
             LABELS integration)
 troupe_test(drain_test SOURCES drain_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
+troupe_test(network_test SOURCES network_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
+troupe_test(placement_epochs_test SOURCES placement_epochs_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(request_blame_test SOURCES request_blame_test.cpp LINKS troupe::actors LABELS unit)

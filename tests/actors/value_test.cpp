@@ -27,11 +27,13 @@ class value : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<engine> node;
   std::unique_ptr<listener> events;
   std::string deadline{"20s"};
+  std::string peer_silence;  ///< empty: the default
 
   void SetUp() override {
     cluster_options options;
     options.backend = GetParam();
     options.deadline = deadline;
+    options.peer_silence = peer_silence;
     c = std::make_unique<cluster>(options);
     store = c->spawn("store-0", bystander);
     cluster::quiet("prefill-0");
@@ -312,7 +314,10 @@ TEST_P(value, may_be_kept_for_as_long_as_the_type_can_say) {
 /// With a short deadline.
 class impatient_value : public value {
  protected:
-  impatient_value() { deadline = "1500ms"; }
+  impatient_value() {
+    deadline = "1500ms";
+    peer_silence = "60s";  // the deadline is what ends it
+  }
 };
 
 TEST_P(impatient_value, of_a_node_that_never_came_ends_at_its_deadline) {

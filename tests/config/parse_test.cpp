@@ -84,6 +84,25 @@ TEST(parse, a_stage_takes_the_layout_of_the_model_key_by_key) {
   EXPECT_EQ(outcome.value->stages[1].layout, outcome.value->model->layout);
 }
 
+TEST(parse, hosts_may_be_anywhere_once_who_connects_shows_a_certificate) {
+  const auto outcome = parse(
+      "cluster: c\nsupervisor: {host: node-a.example.org}\n"
+      "security: {mode: tls, secret: /s, certificate: /c.crt, key: /c.key, ca: /ca.crt}\n"
+      "stages: [{name: p, role: prefill, engine: external, hosts: [10.0.0.2]}]\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  const security_config expected{security_mode::tls, "/s", "/c.crt", "/c.key", "/ca.crt"};
+  EXPECT_EQ(outcome.value->security, expected);
+}
+
+TEST(parse, a_secret_needs_no_certificate) {
+  const auto outcome =
+      parse(std::string{least} + "security: {mode: secret, secret: /etc/troupe/secret}\n", "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  EXPECT_EQ(outcome.value->security.mode, security_mode::secret);
+  EXPECT_EQ(outcome.value->security.secret, "/etc/troupe/secret");
+}
+
 TEST(parse, an_edge_of_layers_is_written_unless_it_says_read_and_others_have_no_mode) {
   const auto outcome = parse(
       "cluster: c\nstages:\n"
@@ -118,6 +137,15 @@ TEST(parse, nodes_of_one_stage_may_share_a_port_where_their_addresses_differ) {
       "f");
   ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
   EXPECT_THAT(outcome.value->stages[0].ports, testing::ElementsAre(7500, 7500));
+}
+
+TEST(parse, nodes_on_automatic_hosts_may_share_a_port_since_nobody_knows_yet_where_they_stand) {
+  const auto outcome = parse(
+      "cluster: c\nstages:\n"
+      "  - {name: p, role: prefill, engine: external, replicas: 4, port: 7500, hosts: [auto]}\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  EXPECT_THAT(outcome.value->stages[0].hosts, testing::ElementsAre("auto"));
 }
 
 TEST(parse, ranks_may_outnumber_the_heads_if_they_share_them_evenly) {

@@ -56,12 +56,14 @@ TEST(resolve, a_node_is_local_by_loopback_or_by_an_address_of_this_machine) {
   deployment value;
   value.supervisor.host = "Node-A";
   value.stages = {stage("p", 3, 1)};
-  value.stages[0].hosts = {"10.0.0.7", "127.0.0.9", "10.0.0.8"};
+  value.stages[0].hosts = {"10.0.0.7", "127.0.0.9", "10.0.0.8", "auto"};
+  value.stages[0].replicas = 4;
   const auto nodes = resolve(value, {"node-a", "10.0.0.7"});
   EXPECT_TRUE(nodes[0].local);
   EXPECT_TRUE(nodes[1].local);
   EXPECT_TRUE(nodes[2].local);
   EXPECT_FALSE(nodes[3].local);
+  EXPECT_TRUE(nodes[4].local) << "auto is wherever it is started";
 }
 
 TEST(resolve, names_that_look_like_nodes_of_another_stage_stay_apart) {

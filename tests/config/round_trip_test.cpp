@@ -34,6 +34,15 @@ class generator {
     edges(value);
     value.limits.transfer_deadline = milliseconds(1, 86'400'000);
     value.limits.retry_window = milliseconds(0, 3'600'000);
+    value.limits.source_lease = milliseconds(1000, 86'400'000);
+    value.limits.retry_budget = small(0, 1000);
+    value.security.mode = any({security_mode::none, security_mode::secret, security_mode::tls});
+    if (value.security.mode != security_mode::none) value.security.secret = "/a b/secret";
+    if (value.security.mode == security_mode::tls) {
+      value.security.certificate = "/c.crt";
+      value.security.key = "/c.key";
+      value.security.ca = "/ca: #.crt";
+    }
     value.limits.max_operations = small(1, 1'048'576);
     value.limits.max_waiting = small(1, 1'048'576);
     return value;
@@ -171,6 +180,7 @@ class generator {
     if (nodes == 1 && listens) value.data_port = port();
     value.connect_timeout = milliseconds(1, 600'000);
     value.max_reconnects = small(0, 1000);
+    value.peer_silence = milliseconds(100, 60'000);
     return value;
   }
 
@@ -236,6 +246,11 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].pool = pool_config{.gpus = {3}, .size = 9}; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].ports[0] += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.limits.max_waiting += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.limits.retry_budget += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.limits.source_lease += std::chrono::milliseconds{1}; }));
+  EXPECT_TRUE(differs([](auto& d) { d.security.secret += "x"; }));
+  EXPECT_TRUE(
+      differs([](auto& d) { d.stages[0].transport.peer_silence += std::chrono::milliseconds{1}; }));
 }
 
 }  // namespace

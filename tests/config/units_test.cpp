@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "troupe/config/automatic_host.hpp"
 #include "troupe/config/hosts.hpp"
 
 namespace troupe::config {
@@ -81,6 +82,13 @@ TEST(hosts, loopback_is_what_no_other_machine_can_reach) {
        {"128.0.0.1", "10.0.0.1", "::", "0.0.0.0", "::2", "localhost.example.org"}) {
     EXPECT_FALSE(is_loopback(text)) << text;
   }
+}
+
+TEST(hosts, auto_is_no_address_and_nothing_else_is_auto) {
+  EXPECT_TRUE(is_automatic("auto"));
+  for (const auto* other : {"", "Auto", "automatic", "127.0.0.1"})
+    EXPECT_FALSE(is_automatic(other));
+  EXPECT_FALSE(is_loopback("auto"));
 }
 
 TEST(hosts, one_address_has_one_spelling) {

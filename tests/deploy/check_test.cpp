@@ -39,7 +39,8 @@ TEST_P(examples, are_listed_node_by_node) {
     EXPECT_THAT(ended.out, HasSubstr("\n" + node.name + " "));
 }
 
-INSTANTIATE_TEST_SUITE_P(check, examples, ::testing::Values("quickstart", "hetero-tp", "store"),
+INSTANTIATE_TEST_SUITE_P(check, examples,
+                         ::testing::Values("quickstart", "hetero-tp", "store", "secured"),
                          [](const auto& tested) {
                            auto name = tested.param;
                            std::replace(name.begin(), name.end(), '-', '_');

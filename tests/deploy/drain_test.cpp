@@ -214,6 +214,36 @@ TEST_F(drained, a_node_is_leaving_for_as_long_as_a_request_of_its_has_not_ended)
   stop();
 }
 
+TEST_F(drained, a_node_whose_drain_is_cancelled_serves_on) {
+  start(2);
+  const auto held = place("held");
+  ASSERT_TRUE(held) << to_string(held.error());
+  const auto replica = held->decode.front().replica;
+  const auto rank = [&](int i) {
+    return "decode-" + std::to_string(replica) + "-tp" + std::to_string(i);
+  };
+  command waits{{"drain", file_, rank(0), "--deadline", "10min"}};
+  ASSERT_TRUE(waits.says("1 placed request whose end")) << waits.out() << waits.err();
+  EXPECT_EQ(status_of(rank(1)).at("state"), "leaving");
+  const auto cancel = run({"drain", file_, rank(1), "--cancel"});
+  EXPECT_EQ(cancel.code, 0) << cancel.err;
+  EXPECT_THAT(cancel.out, HasSubstr(rank(0) + ", " + rank(1) + " take new requests again"));
+  EXPECT_EQ(waits.wait(), 1);
+  EXPECT_THAT(waits.err(), HasSubstr("the drain of " + rank(0) + " was cancelled: it serves on"));
+  ASSERT_TRUE(client_->finished("held"));
+  std::this_thread::sleep_for(1500ms);
+  for (int i : {0, 1}) EXPECT_EQ(status_of(rank(i)).at("state"), "up");
+  const auto nothing = run({"drain", file_, rank(0), "--cancel"});
+  EXPECT_EQ(nothing.code, 1);
+  EXPECT_THAT(nothing.err, HasSubstr("nobody drains it"));
+  EXPECT_EQ(run({"drain", file_, rank(0), "--cancel", "--no-wait"}).code, 2);
+  ASSERT_EQ(run({"drain", file_, rank(0)}).code, 0) << "it can be drained again";
+  const auto late = run({"drain", file_, rank(0), "--cancel"});
+  EXPECT_EQ(late.code, 1);
+  EXPECT_THAT(late.err, HasSubstr("too late to cancel its drain"));
+  stop();
+}
+
 TEST_F(drained, a_node_leaves_at_the_deadline_although_a_transfer_never_ends) {
   start();
   const auto where = place("endless");

@@ -23,7 +23,7 @@ TEST_P(help, is_there_at_every_level_and_says_what_the_exit_codes_mean) {
 
 INSTANTIATE_TEST_SUITE_P(verbs, help,
                          ::testing::Values("", "demo", "up", "node", "check", "status", "events",
-                                           "drain", "info", "bench"),
+                                           "drain", "certs", "info", "bench"),
                          [](const auto& tested) {
                            return tested.param.empty() ? std::string{"troupe"} : tested.param;
                          });
@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(verbs, help,
 TEST(usage, names_every_verb) {
   const auto ended = run({"--help"});
   for (const auto* verb :
-       {"demo", "up", "node", "check", "status", "events", "drain", "info", "bench"})
+       {"demo", "up", "node", "check", "status", "events", "drain", "certs", "info", "bench"})
     EXPECT_THAT(ended.out, HasSubstr(std::string{"\n  "} + verb + " "));
 }
 
@@ -66,9 +66,9 @@ TEST(usage, wrong_arguments_end_with_two_and_a_sentence_on_standard_error) {
 
 TEST(usage, an_unknown_word_is_named_at_every_level) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong{
-      {{}, "there are demo, up, node, check, status, events, drain, info, bench"},
+      {{}, "there are demo, up, node, check, status, events, drain, certs, info, bench"},
       {{"fly"}, "unknown verb `fly`"},
-      {{"chek", "file.yaml"}, "demo, up, node, check, status, events, drain, info, bench"},
+      {{"chek", "file.yaml"}, "demo, up, node, check, status, events, drain, certs, info, bench"},
       {{"fly", "--help"}, "unknown verb `fly`"},
       {{"--faster"}, "--faster"},
       {{"--faster", "check"}, "--faster"},

@@ -106,6 +106,21 @@ TEST_F(status_watch, prints_one_json_document_a_line) {
   }
 }
 
+TEST_F(status_watch, gives_the_cursor_back_while_it_is_stopped) {
+  terminal_command watch{watching(), 40, 200};
+  ASSERT_TRUE(watch.shows(home, 2)) << watch.shown();
+  EXPECT_EQ(watch.shown().find(show_cursor), std::string::npos);
+  watch.press_ctrl_z();  // a process whose shell is gone goes on at once
+  ASSERT_TRUE(watch.shows(hide_cursor, 2)) << watch.shown();
+  const auto shown_again = watch.shown().find(show_cursor);
+  ASSERT_NE(shown_again, std::string::npos);
+  EXPECT_LT(shown_again, watch.shown().rfind(hide_cursor));
+  ASSERT_TRUE(watch.shows(home, 4)) << "and goes on";
+  watch.press_ctrl_c();
+  EXPECT_EQ(watch.wait(), 0);
+  EXPECT_GT(watch.shown().rfind(show_cursor), watch.shown().rfind(hide_cursor));
+}
+
 TEST_F(status_watch, redraws_in_place_on_a_terminal_within_its_window_and_gives_the_cursor_back) {
   terminal_command watch{watching(), 9, 60};
   ASSERT_TRUE(watch.shows(" more rows")) << watch.shown();

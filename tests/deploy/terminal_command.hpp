@@ -59,6 +59,7 @@ class terminal_command {
       if (clock::now() >= until || !pump()) return seen();
     return true;
   }
+  void press_ctrl_z() const { (void)!::write(terminal_, "\x1a", 1); }
   void press_ctrl_c() const { (void)!::write(terminal_, "\x03", 1); }
   /// The exit code; 128 + signal; -1 when it did not end in time.
   int wait() {

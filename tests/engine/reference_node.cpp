@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "troupe/actors/host_options.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/parse.hpp"
@@ -26,7 +27,9 @@ int fail_with(const error& why) {
 }
 
 int run_supervisor(const config::deployment& deployment, const sigset_t& signals) {
-  actors::actor_host host;
+  auto options = actors::host_options_of(deployment);
+  if (!options) return fail_with(options.error());
+  actors::actor_host host{std::move(*options)};
   const auto supervisor =
       actors::spawn_supervisor(host.system(), actors::supervisor_options_from(deployment));
   const auto port =

@@ -20,15 +20,20 @@ void world::plan_faults() {
 
 void world::something_goes_wrong() {
   const auto which = chance.upto(99);
-  if (which < 30) return crash_a_node();
-  if (which < 45) return freeze_a_node();
-  if (which < 50) return replace_a_frozen_node();
-  if (which < 62) return cut_a_node_from_the_supervisor();
-  if (which < 74) return cut_a_pair();
-  if (which < 88) return break_a_link();
-  if (which < 92) return slow_the_network();
-  if (which < 94) return cut_half_from_the_supervisor();
-  if (which < 97) return freeze_the_supervisor();
+  if (which < 26) return crash_a_node();
+  if (which < 37) return freeze_a_node();
+  if (which < 42) return replace_a_frozen_node();
+  if (which < 52) return cut_a_node_from_the_supervisor();
+  if (which < 61) return cut_a_pair();
+  if (which < 74) return break_a_link();
+  if (which < 77) return slow_the_network();
+  if (which < 79) return cut_half_from_the_supervisor();
+  if (which < 82) return freeze_the_supervisor();
+  if (which < 84) return suspend_the_supervisor();
+  if (which < 86) return stop_the_supervisors_ticks();
+  if (which < 89) return suspend_a_node();
+  if (which < 92) return fail_an_engine();
+  if (which < 97) return drain_a_node();
   crash_the_supervisor();
 }
 
@@ -92,7 +97,8 @@ void world::break_a_link() {
   if (who->links.empty()) return;
   fault("link broken");
   const auto wire = who->links.begin()->second;
-  wire->breaks(milliseconds{200});
+  if (chance.one_in(3)) return wire->breaks(milliseconds{200});
+  wire->breaks_and_returns();
 }
 
 void world::slow_the_network() {
@@ -107,6 +113,60 @@ void world::freeze_the_supervisor() {
   const auto length = between(milliseconds{100}, milliseconds{7000});
   stand_still(supervisor, length);
   supervisor_since_ = now() + length;
+}
+
+/// The host is suspended, and its monotonic clock does not count it.
+void world::suspend_a_node() {
+  const auto& who = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  fault("node's clock stalled");
+  suspend(who, between(milliseconds{20}, milliseconds{12'000}));
+}
+
+void world::suspend_the_supervisor() {
+  if (now() < supervisor->stands_still_until) return;
+  fault("supervisor's clock stalled");
+  const auto length = between(milliseconds{100}, milliseconds{7000});
+  suspend(supervisor, length);
+  supervisor_since_ = now() + length;
+}
+
+/// Time passes, messages are read, and its own clock does not strike.
+void world::stop_the_supervisors_ticks() {
+  fault("supervisor without ticks");
+  supervisor->ticks_again = now() + between(milliseconds{100}, milliseconds{7000});
+  supervisor_since_ = std::max(supervisor_since_, supervisor->ticks_again);
+}
+
+void world::drain_a_node() {
+  const life at = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  const auto deadline =
+      std::chrono::duration_cast<milliseconds>(between(milliseconds{200}, milliseconds{15'000}));
+  fault("node drained");
+  const auto whom = supervisor;
+  time.after(one_way(), [this, whom, at, deadline] {
+    in(whom, [whom, at, deadline] { whom->drain(at->info.name, deadline); });
+  });
+}
+
+void world::fail_an_engine() {
+  const life at = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  fault("engine failed");
+  in(at, [this, at] {
+    const bool first = at->failure.empty();
+    at->failure = "simulated";
+    note("engine fails", at->node);
+    if (first && at->registered) say_alive(at);
+  });
+  time.after(between(milliseconds{50}, milliseconds{8000}), [this, at] {
+    in(at, [this, at] {
+      if (at->failure.empty()) return;
+      at->failure.clear();
+      at->failed_last = now();
+      note("engine recovers", at->node);
+      if (!std::exchange(at->registered, false)) return;
+      reach_supervisor(at);
+    });
+  });
 }
 
 void world::crash_the_supervisor() {

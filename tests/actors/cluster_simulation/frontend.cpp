@@ -6,6 +6,12 @@
 
 namespace troupe::actors::cluster_simulation {
 
+namespace {
+
+constexpr std::uint32_t retry_budget = 2;  // of `limits.retry_budget`
+
+}  // namespace
+
 frontend::frontend(world& in) : world_{in}, requests_(in.given.requests) {}
 
 void frontend::begin() {
@@ -29,7 +35,10 @@ void frontend::place(std::uint32_t number) {
   if (r.outcomes > 0) return;
   const auto asked = ++r.asked;
   placement_request wish;
-  wish.request = "r" + std::to_string(number) + "-" + std::to_string(asked);
+  // The same id says that it is the same request once more; another one forgets what was before.
+  if (r.lost.empty()) r.as = "r" + std::to_string(number) + "-" + std::to_string(asked);
+  wish.request = r.as;
+  wish.failed = r.lost;
   wish.timeout_ms = 2000;
   const auto whom = world_.supervisor;
   world_.time.after(world_.one_way(), [this, number, asked, wish, whom] {
@@ -51,16 +60,21 @@ void frontend::placed(std::uint32_t number, std::uint64_t asked, const std::stri
                       const placement& where, std::uint32_t by) {
   auto& r = requests_[number];
   if (r.asked != asked || r.outcomes > 0) {
-    if (where.failed == 0) placed_request_ended(as);
+    if (where.failed == 0 && (r.as != as || r.outcomes > 0)) placed_request_ended(as);
     return;
   }
   ++r.asked;
   if (where.failed != 0) {
     ++world_.told.reasons[static_cast<errc>(where.failed)];
+    r.lost.clear();
     return try_again(number);
   }
   ++world_.told.attempts;
-  const auto attempt = std::make_shared<progress>(progress{number, as, nullptr, false});
+  if (!r.lost.empty()) ++world_.told.placed_once_more;
+  world_.require(where.attempt <= 1 + retry_budget,
+                 "placed again more often than the budget allows");
+  const auto attempt = std::make_shared<progress>(progress{
+      number, as, nullptr, {where.decode.front().name, where.prefill.front().name}, false});
   attempt->what = std::make_shared<transfer>(
       world_, ++last_transfer_, where, stage_of_things{by, where.epoch},
       [this, attempt](side s, const std::optional<error>& why) {
@@ -101,18 +115,28 @@ void frontend::placed_request_ended(const std::string& as) {
 void frontend::told(const std::shared_ptr<progress>& attempt, side s,
                     const std::optional<error>& why) {
   if (attempt->ended) return;
-  if (why) return attempt_failed(attempt, *why);
+  if (why) return attempt_failed(attempt, s, *why);
   if (s == prefill) return;  // the decode side's word counts
   attempt_ended(attempt);
   end(attempt->request, true);
 }
 
-void frontend::attempt_failed(const std::shared_ptr<progress>& attempt, const error& why) {
+void frontend::attempt_failed(const std::shared_ptr<progress>& attempt, side s, const error& why) {
   ++world_.told.reasons[why.code];
-  attempt_ended(attempt);
-  for (const auto s : {decode, prefill}) {
-    world_.time.after(world_.one_way(), [this, attempt, s] {
-      world_.in(attempt->what->at(s), [attempt, s] { attempt->what->engine_aborts(s); });
+  attempt->ended = true;
+  auto& lost = requests_[attempt->request].lost;
+  lost.clear();
+  // Who has lost its peer is there itself, unless it is its end that is told.
+  if (why.code == errc::peer_lost) {
+    const bool itself = !attempt->what->at(s)->alive;
+    lost = {attempt->nodes[itself ? s : other(s)]};
+  } else if (why.code == errc::stale_incarnation) {
+    lost = {attempt->nodes[s]};
+  }
+  if (lost.empty()) placed_request_ended(attempt->placed_as);
+  for (const auto each : {decode, prefill}) {
+    world_.time.after(world_.one_way(), [this, attempt, each] {
+      world_.in(attempt->what->at(each), [attempt, each] { attempt->what->engine_aborts(each); });
     });
   }
   try_again(attempt->request);
@@ -126,7 +150,10 @@ void frontend::attempt_ended(const std::shared_ptr<progress>& attempt) {
 void frontend::try_again(std::uint32_t number) {
   auto& r = requests_[number];
   if (r.outcomes > 0) return;
-  if (++r.attempts >= most_attempts) return end(number, false);
+  if (++r.attempts >= most_attempts) {
+    if (!r.lost.empty()) placed_request_ended(r.as);
+    return end(number, false);
+  }
   ++r.asked;
   world_.time.after(world_.between(milliseconds{1}, milliseconds{100}),
                     [this, number] { place(number); });

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,6 +30,9 @@ class frontend {
   struct request {
     std::uint32_t attempts{0};
     std::uint64_t asked{0};  ///< placements asked for: an answer to a former one is late
+    std::string as;          ///< the id under which it was placed last
+    std::vector<std::string>
+        lost;  ///< nodes of that placement that are gone: it is placed once more
     std::uint32_t outcomes{0};
   };
   /// Of one attempt.
@@ -36,6 +40,7 @@ class frontend {
     std::uint32_t request{0};
     std::string placed_as;
     std::shared_ptr<transfer> what;
+    std::array<std::string, 2> nodes;
     bool ended{false};
   };
 
@@ -44,7 +49,7 @@ class frontend {
               const placement& where, std::uint32_t by);
   void call(const std::shared_ptr<progress>& attempt, side s);
   void told(const std::shared_ptr<progress>& attempt, side s, const std::optional<error>& why);
-  void attempt_failed(const std::shared_ptr<progress>& attempt, const error& why);
+  void attempt_failed(const std::shared_ptr<progress>& attempt, side s, const error& why);
   void attempt_ended(const std::shared_ptr<progress>& attempt);
   void try_again(std::uint32_t number);
   void end(std::uint32_t number, bool well);

@@ -2,8 +2,10 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -17,7 +19,9 @@ inline constexpr side other(side s) {
 }
 
 /// A link between a prefill node's life and a decode node's: frames in order, and bytes that a NIC
-/// moves by itself. It breaks once, for both, and each end finds out at a time of its own.
+/// moves by itself. It ends once, for both, and each end finds out at a time of its own. Before that it
+/// may break and be made again: each end sees the break at its own time, and knows the next one when it
+/// is told of it or hears something over it. What was on its way is lost.
 class link : public std::enable_shared_from_this<link> {
  public:
   link(world& in, life at_decode, life at_prefill, stage_of_things placed);
@@ -28,8 +32,17 @@ class link : public std::enable_shared_from_this<link> {
   }
   [[nodiscard]] stage_of_things placed() const noexcept { return placed_; }
   [[nodiscard]] bool seen_broken(side s) const { return seen_[s]; }
-  /// Whether bytes get through: a short while longer than frames.
-  [[nodiscard]] bool moves_bytes() const;
+  /// How often this end has seen it made again; nothing while it sees it broken.
+  [[nodiscard]] std::optional<std::uint32_t> present(side s) const {
+    return seen_[s] || gap_[s] ? std::nullopt : std::optional{knows_[s]};
+  }
+  /// Whether bytes of a batch posted over that one get through: a short while longer than frames.
+  [[nodiscard]] bool moves_bytes(std::uint32_t generation) const;
+
+  /// It broke, and not for good.
+  [[nodiscard]] bool is_made_again() const {
+    return !broken_ && (knows_[decode] != generation_ || knows_[prefill] != generation_);
+  }
 
   void attach(side s, const std::shared_ptr<transfer>& who) { attached_[s].insert(who); }
   void detach(side s, const std::shared_ptr<transfer>& who) { attached_[s].erase(who); }
@@ -38,11 +51,20 @@ class link : public std::enable_shared_from_this<link> {
   void send(side from, std::function<void()> what);
   /// The cable, a process or a queue pair: each end sees it within that time.
   void breaks(microseconds seen_within);
+  /// Its lanes break, and are made again.
+  void breaks_and_returns();
+  /// That transfer has said its last word here; it is said again over the next one.
+  void remember(side s, const std::shared_ptr<transfer>& who);
   /// The membership says to this end that its peer is gone.
   void left_by_peer(const life& at);
 
  private:
+  static constexpr std::size_t most_words = 64;
+
   void see(side s, const error& why);
+  void see_break(side s, std::uint32_t next);
+  void come_back(side s, std::uint32_t next);
+  [[nodiscard]] bool arrives(side to, std::uint32_t generation);
 
   world& world_;
   std::array<life, 2> ends_;
@@ -51,6 +73,11 @@ class link : public std::enable_shared_from_this<link> {
   std::array<bool, 2> seen_{};
   bool broken_{false};
   moment bytes_until_{};
+  std::uint32_t generation_{0};
+  std::array<std::uint32_t, 2> knows_{};
+  std::array<bool, 2> gap_{};
+  moment former_until_{};
+  std::array<std::deque<std::shared_ptr<transfer>>, 2> words_;
   struct by_number {
     bool operator()(const std::shared_ptr<transfer>& a, const std::shared_ptr<transfer>& b) const;
   };

@@ -4,6 +4,7 @@
 
 #include "link.hpp"
 #include "supervisor_life.hpp"
+#include "transfer.hpp"
 #include "world.hpp"
 
 namespace troupe::actors::cluster_simulation {
@@ -18,10 +19,9 @@ constexpr auto answer_within = 2 * interval;
 // -- lives
 
 void world::start_node(std::uint32_t node) {
-  auto fresh = std::make_shared<node_life>(node, given.blocks);
+  auto fresh = std::make_shared<node_life>(node, given.blocks, draw_incarnation());
   const auto former = lives_[node];
   const auto& slot = slots_[node];
-  fresh->incarnation = draw_incarnation();
   fresh->born = fresh->awake_since = now();
   fresh->former = former;
   fresh->info.name = slot.name;
@@ -44,6 +44,9 @@ void world::end(const life& gone) {
   gone->alive = false;
   gone->died = now();
   gone->held_up.clear();
+  gone->busy_with.clear();
+  gone->holds.clear();
+  gone->members.reset();
   note("ends", gone->node, gone->incarnation);
   for (auto& hears : std::exchange(gone->callers, {})) {
     time.after(between(milliseconds{1}, milliseconds{200}), std::move(hears));
@@ -96,6 +99,8 @@ void world::beat(const life& at) {
   if (!at->alive) return;
   time.after(interval, [this, at] { beat(at); });
   in(at, [this, at] {
+    lapsed(at, at->leases.beat(clock_of(*at), at->registered ? cache_leases::news::current
+                                                             : cache_leases::news::old));
     if (at->registered) {
       say_alive(at);
     } else {
@@ -132,6 +137,7 @@ void world::reach_supervisor(const life& at) {
 }
 
 void world::register_node(const life& at) {
+  at->drain.asks();
   registration_request request;
   request.cluster = "simulated";
   request.node = at->info;
@@ -153,6 +159,7 @@ void world::registered(const life& at, const std::shared_ptr<connection>& over,
   if (answer.failed != 0) return;
   at->registered = true;
   at->registered_since = now();
+  if (at->drain.registered()) say_leaving(at);
   say_alive(at);
 }
 
@@ -163,10 +170,13 @@ void world::say_alive(const life& at) {
   beat.incarnation = at->incarnation;
   beat.sequence = ++at->beats;
   const auto counters = at->pool.counters();
-  beat.load.queue_length = static_cast<std::uint32_t>(at->links.size()) + counters.waiters;
+  beat.load.queue_length = busy(at);
+  beat.load.active_transfers = beat.load.queue_length;
+  beat.failure = at->failure;
   beat.load.blocks_total = counters.total;
   beat.load.blocks_free = counters.free;
   beat.load.blocks_quarantined = counters.quarantined;
+  if (at->drain.beats(beat.load)) note("finds itself drained", at->node);
   const auto over = at->supervisor;
   send(over, true, [this, at, over, beat] {
     const auto ack = over->supervisor->heard(beat);
@@ -176,6 +186,55 @@ void world::say_alive(const life& at) {
       reach_supervisor(at);
     });
   });
+  leave_if_drained(at);
+}
+
+// -- leaving
+
+void world::say_leaving(const life& at) {
+  if (!at->supervisor) return;
+  send(at->supervisor, true,
+       [at, over = at->supervisor] { over->supervisor->leaves(at->info.name, at->incarnation); });
+}
+
+std::uint32_t world::busy(const life& at) const {
+  std::erase_if(at->busy_with,
+                [](const auto& one) { return one.first->settled(static_cast<side>(one.second)); });
+  return static_cast<std::uint32_t>(at->busy_with.size());
+}
+
+void world::ordered(const life& at, const drain_order& order, bool late) {
+  if (!at->drain.ordered(order, at->incarnation)) return;
+  at->late = late;
+  leave_if_drained(at);
+}
+
+/// The process that is told that it is drained ends in good order, and a new one is started.
+void world::leave_if_drained(const life& at) {
+  if (at->drain.standing() != drain_standing::drained || std::exchange(at->leaves, true)) return;
+  time.after(between(microseconds{0}, milliseconds{100}), [this, at] {
+    in(at, [this, at] {
+      check_departure(at);
+      say_leaving(at);
+      time.after(slowest_ + milliseconds{10}, [this, at] {
+        if (lives_[at->node] != at) return end(at);
+        fault("drained node left");
+        end(at);
+        time.after(between(milliseconds{500}, milliseconds{5000}), [this, at] {
+          if (lives_[at->node] == at) start_node(at->node);
+        });
+      });
+    });
+  });
+}
+
+void world::check_departure(const life& at) {
+  note("leaves", at->node, at->incarnation);
+  require(at->late || busy(at) == 0, "a drained node leaves with something live");
+}
+
+void world::drain_begins(const life& at, std::uint32_t by, moment deadline) {
+  drains_[at->incarnation] = {by, deadline};
 }
 
 std::shared_ptr<const told_members> world::published(membership list, std::uint32_t by) const {
@@ -195,13 +254,17 @@ void world::hear_members(const life& at, const std::shared_ptr<const told_member
     return violate("a membership came behind a newer one of the same supervisor");
   }
   at->seen = members->when;
+  at->members = members;
+  lapsed(at, at->leases.see({members, &members->list}, clock_of(*at)));
   std::vector<std::shared_ptr<link>> left;
   for (const auto& [incarnation, wire] : at->links) {
     // What was published before the link was asked for knows less than who placed the request.
     if (members->when < wire->placed()) continue;
     const auto* m = members->by_node[wire->peer_of(*at)->node];
     if (m == nullptr) continue;
-    if (m->node.incarnation != incarnation || node_state_from(m->state) == node_state::down) {
+    // One that is down by its own report lives: what moves goes on.
+    const bool gone = node_state_from(m->state) == node_state::down && !reports_failure(*m);
+    if (m->node.incarnation != incarnation || gone) {
       left.push_back(wire);
     }
   }
@@ -209,7 +272,7 @@ void world::hear_members(const life& at, const std::shared_ptr<const told_member
 }
 
 void world::serve_pool(const life& at) {
-  for (auto& served : at->pool.serve(now())) {
+  for (auto& served : at->pool.serve(clock_of(*at))) {
     const auto waiter = at->waiters.find(served.waiter);
     if (waiter == at->waiters.end()) continue;
     const auto then = std::move(waiter->second);

@@ -39,8 +39,11 @@ struct report {
   std::uint64_t attempts{0};
   std::map<errc, std::uint64_t> reasons;  ///< of attempts that failed
   std::map<std::string, std::uint64_t> faults;
-  std::uint64_t refused_late{0};  ///< batches that came behind a fence, and were refused by it
-  std::uint64_t epochs{0};        ///< the last one
+  std::uint64_t placed_once_more{0};  ///< under the id that it had, since nodes of it were lost
+  std::uint64_t lapses{0};            ///< holds whose holder does not live
+  std::uint64_t rebuilds{0};          ///< links that broke and were made again
+  std::uint64_t refused_late{0};      ///< batches that came behind a fence, and were refused by it
+  std::uint64_t epochs{0};            ///< the last one
   std::string trace;
 };
 

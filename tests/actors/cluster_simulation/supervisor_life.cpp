@@ -1,5 +1,6 @@
 #include "supervisor_life.hpp"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -34,7 +35,7 @@ supervisor_life::supervisor_life(world& in, std::vector<expected_slot> slots,
       table_{members_of(incarnation = in.draw_incarnation(), slots)},
       routes_{routes_of(slots, incarnation)} {
   if (!left) return;
-  table_.restore(*left, in.now());
+  table_.restore(*left, clock());
   for (const auto& node : left->nodes) replaced_.insert(node.former.begin(), node.former.end());
   last_epoch_ = in.told.epochs;
 }
@@ -43,7 +44,7 @@ registration supervisor_life::take_in(const std::shared_ptr<connection>& over,
                                       const registration_request& request) {
   const std::string& name = request.node.name;
   const auto before = table_.incarnation_of(name);
-  auto outcome = table_.registered(request, world_.now());
+  auto outcome = table_.registered(request, clock());
   if (!outcome) {
     registration refused;
     refused.failed = static_cast<std::uint8_t>(outcome.error().code);
@@ -53,17 +54,26 @@ registration supervisor_life::take_in(const std::shared_ptr<connection>& over,
   world_.require(!replaced_.contains(request.node.incarnation),
                  "a life that another one replaced was taken in again");
   if (before && *before != request.node.incarnation) replaced_.insert(*before);
+  failing_.erase(request.node.incarnation);
   peers_[name] = over;
   uninformed_.insert(name);
+  if (const auto drained = drains_.registered(name, request.node.incarnation)) {
+    order({name, drained->incarnation}, drained->leave, over->node->late);
+  }
   return *outcome;
 }
 
 heartbeat_ack supervisor_life::heard(const heartbeat& beat) {
-  const auto verdict = table_.heard(beat, world_.now());
+  const auto verdict = table_.heard(beat, clock());
   if (verdict == heartbeat_verdict::known) {
     world_.require(!replaced_.contains(beat.incarnation),
                    "a heartbeat of a life that another one replaced was believed");
     routes_.load(beat.name, beat.incarnation, beat.load);
+    if (beat.failure.empty()) {
+      drains_.heard(beat);
+    } else {
+      failing_.insert(beat.incarnation);
+    }
   }
   const auto ack = table_.ack(verdict);
   settle();
@@ -71,7 +81,7 @@ heartbeat_ack supervisor_life::heard(const heartbeat& beat) {
 }
 
 void supervisor_life::place(const placement_request& request, answer then) {
-  auto outcome = routes_.place(request, world_.now());
+  auto outcome = routes_.place(request, clock());
   if (!outcome) {
     placement refused;
     refused.failed = static_cast<std::uint8_t>(outcome.error().code);
@@ -91,7 +101,7 @@ void supervisor_life::placed_request_ended(const std::string& request) {
 void supervisor_life::connection_lost(const std::shared_ptr<connection>& which) {
   for (auto it = peers_.begin(); it != peers_.end(); ++it) {
     if (it->second != which) continue;
-    table_.connection_lost(it->first, which->node->incarnation, "simulated", world_.now());
+    table_.connection_lost(it->first, which->node->incarnation, "simulated", clock());
     uninformed_.erase(it->first);
     peers_.erase(it);
     break;
@@ -99,10 +109,62 @@ void supervisor_life::connection_lost(const std::shared_ptr<connection>& which) 
   settle();
 }
 
-void supervisor_life::tick() {
-  table_.tick(world_.now());
+void supervisor_life::leaves(const std::string& name, std::uint64_t which) {
+  table_.leave(name, which, clock());
   settle();
-  deliver(routes_.serve(world_.now()));
+}
+
+void supervisor_life::drain(const std::string& name, milliseconds deadline) {
+  const auto drained = table_.drain(name);
+  if (!drained) return;
+  const auto slot = std::ranges::find(table_.options().slots, name, &expected_slot::name);
+  drains_.begin(slot->stage, slot->replica, {{name, *drained}}, deadline, clock());
+  for (const auto& m : table_.view().members) {
+    if (m.node.name != name || m.load.queue_length == 0) continue;
+    drains_.heard({m.node.name, m.node.incarnation, 0, m.load, {}, 0});
+  }
+  if (const auto it = peers_.find(name);
+      it != peers_.end() && it->second->node->incarnation == *drained) {
+    world_.drain_begins(it->second->node, number, clock() + deadline);
+  }
+  order({name, *drained}, 0, false);
+  judge_drains();
+  settle();
+}
+
+void supervisor_life::judge_drains() {
+  const auto unfinished = [this](std::string_view stage, std::uint32_t replica) {
+    return routes_.unfinished(stage, replica);
+  };
+  for (const auto& verdict : drains_.judge(unfinished, clock())) {
+    for (const auto& who : verdict.ranks) {
+      if (!verdict.leave) {
+        table_.draining(who.name, who.incarnation, verdict.reason);
+        continue;
+      }
+      table_.drained(who.name, who.incarnation, verdict.reason);
+      order(who, 1, verdict.reason != drained_reason);
+    }
+  }
+}
+
+/// To the life that is meant only.
+void supervisor_life::order(const drain_list::rank& who, std::uint8_t leave, bool late) {
+  const auto it = peers_.find(who.name);
+  if (it == peers_.end() || it->second->node->incarnation != who.incarnation) return;
+  const auto over = it->second;
+  world_.send(over, false, [&w = world_, over, what = drain_order{who.incarnation, leave}, late] {
+    w.ordered(over->node, what, late);
+  });
+}
+
+void supervisor_life::tick() {
+  if (world_.now() >= ticks_again) {
+    table_.tick(clock());
+    judge_drains();
+    settle();
+    deliver(routes_.serve(clock()));
+  }
   const auto self = shared_from_this();
   world_.time.after(milliseconds{50},
                     [&w = world_, self] { w.in(self, [self] { self->tick(); }); });
@@ -116,7 +178,9 @@ void supervisor_life::settle() {
     world_.told.epochs = last_epoch_ = change.epoch;
     world_.check_alarm(change);
     if (change.to != node_state::down) continue;
+    drains_.lost(change.name, change.incarnation);
     const auto it = peers_.find(change.name);
+    if (table_.reports_failure(change.name)) continue;
     if (it == peers_.end() || it->second->node->incarnation != change.incarnation) continue;
     const auto over = it->second;
     world_.send(over, false, [&w = world_, over] { w.lost_supervisor(over->node, over); });
@@ -125,9 +189,9 @@ void supervisor_life::settle() {
   }
   if (!changes.empty()) {
     check_states();
-    routes_.update(table_.view(), world_.now());
+    routes_.update(table_.view(), clock());
     static_cast<void>(routes_.take_notes());
-    deliver(routes_.serve(world_.now()));
+    deliver(routes_.serve(clock()));
   }
   keep();
   broadcast();
@@ -135,9 +199,9 @@ void supervisor_life::settle() {
 
 /// As the actor does it: at most ten times a second, and a crash loses what came since.
 void supervisor_life::keep() {
-  if (kept_epoch_ == table_.epoch() || world_.now() - kept_at_ < milliseconds{100}) return;
+  if (kept_epoch_ == table_.epoch() || clock() - kept_at_ < milliseconds{100}) return;
   kept_epoch_ = table_.epoch();
-  kept_at_ = world_.now();
+  kept_at_ = clock();
   world_.kept = table_.record();
 }
 
@@ -146,7 +210,7 @@ void supervisor_life::broadcast() {
   const auto tell = [&](const std::shared_ptr<connection>& over) {
     world_.send(over, false, [&w = world_, over, members] { w.hear_members(over->node, members); });
   };
-  if (auto fresh = table_.take_broadcast(world_.now())) {
+  if (auto fresh = table_.take_broadcast(clock())) {
     members = world_.published(*std::move(fresh), number);
     for (const auto& [name, over] : peers_) tell(over);
     uninformed_.clear();
@@ -187,6 +251,9 @@ void supervisor_life::check(const placement& given) {
       world_.require(table_.state_of(node.name) == node_state::up &&
                          table_.incarnation_of(node.name) == node.incarnation,
                      "a placement on a node that is not up");
+      world_.require(world_.may_be_placed_on(node), "a placement on a node that leaves");
+      world_.require(!failing_.contains(node.incarnation),
+                     "a placement on a node whose engine has failed");
     }
   }
 }

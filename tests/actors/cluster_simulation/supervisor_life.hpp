@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/actors/drains.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/router.hpp"
 
@@ -30,15 +31,22 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   void place(const placement_request& request, answer then);
   void placed_request_ended(const std::string& request);
   void connection_lost(const std::shared_ptr<connection>& which);
+  void leaves(const std::string& name, std::uint64_t which);
+  /// An operator drains a node.
+  void drain(const std::string& name, milliseconds deadline);
   void tick();
   /// After what changed the table: log, place, publish.
   void settle();
 
   const std::uint32_t number;  ///< of this life among the supervisor's
+  moment ticks_again{};        ///< before then its clock does not strike
 
   [[nodiscard]] const membership_table& members() const noexcept { return table_; }
 
  private:
+  [[nodiscard]] moment clock() const { return world_.clock_of(*this); }
+  void judge_drains();
+  void order(const drain_list::rank& who, std::uint8_t leave, bool late);
   void broadcast();
   void deliver(std::vector<served_ticket> served);
   void check(const placement& given);
@@ -48,11 +56,14 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   world& world_;
   membership_table table_;
   router routes_;
+  drain_list drains_;
   std::map<std::string, std::shared_ptr<connection>> peers_;
   std::set<std::string> uninformed_;
   std::map<ticket_id, answer> waiting_;
   /// Lives that another one has replaced under their name, as the judge knows it.
   std::set<std::uint64_t> replaced_;
+  std::set<std::uint64_t>
+      failing_;  ///< lives that have reported a failure and not registered since
   std::uint64_t last_epoch_{0};
   std::uint64_t kept_epoch_{0};
   moment kept_at_{};

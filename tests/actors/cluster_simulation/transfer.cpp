@@ -12,10 +12,6 @@ namespace {
 constexpr milliseconds time_to_end{5000};
 constexpr milliseconds time_to_connect{2000};
 
-const node_info& placed_on(const placement& where, side s) {
-  return s == decode ? where.decode.front() : where.prefill.front();
-}
-
 }  // namespace
 
 transfer::transfer(world& in, std::uint64_t number, placement where, stage_of_things placed,
@@ -28,7 +24,7 @@ transfer::transfer(world& in, std::uint64_t number, placement where, stage_of_th
       mode_{in.chance.one_in(2) ? transfer_mode::write : transfer_mode::read},
       tokens_{1 + in.chance.upto(most_tokens - 1)} {
   for (const auto s : {decode, prefill}) {
-    ends_[s].at = in.life_of(*in.number_of(placed_on(where_, s).name));
+    ends_[s].at = in.life_of(*in.number_of(placed_on(s).name));
   }
 }
 
@@ -36,15 +32,17 @@ transfer::transfer(world& in, std::uint64_t number, placement where, stage_of_th
 
 void transfer::begin(side s) {
   auto& e = ends_[s];
-  if (e.at->incarnation != placed_on(where_, s).incarnation) {
+  if (e.at->incarnation != placed_on(s).incarnation) {
     // Whoever calls names the life that was placed.
     return told_(s, error{errc::stale_incarnation, "another life of that node"});
   }
+  if (!e.at->failure.empty()) {
+    return told_(s, error{errc::aborted, "its engine can serve nobody"});
+  }
   e.begun = true;
-  e.deadline = world_.now() + time_to_end;
-  world_.time.at(e.deadline, [self = shared_from_this(), s] {
-    self->world_.in(self->ends_[s].at, [self, s] { self->expire(s); });
-  });
+  e.at->busy_with.emplace_back(shared_from_this(), s);
+  e.deadline = world_.clock_of(*e.at) + time_to_end;
+  expire_after(s, time_to_end);
   want_blocks(s);
 }
 
@@ -58,10 +56,19 @@ void transfer::engine_aborts(side s) {
   unpin(s);
 }
 
+void transfer::expire_after(side s, microseconds time) {
+  world_.time.after(time, [self = shared_from_this(), s] {
+    self->world_.in(self->ends_[s].at, [self, s] { self->expire(s); });
+  });
+}
+
 void transfer::expire(side s) {
   auto& e = ends_[s];
   if (gone(s)) return;
-  const auto now = world_.now();
+  const auto now = world_.clock_of(*e.at);
+  if (now < e.deadline) {
+    return expire_after(s, std::chrono::ceil<microseconds>(e.deadline - now));
+  }
   if (s == decode && receiver_) {
     carry_out(s, receiver_->expire(now));
   } else if (s == prefill && sender_) {
@@ -100,6 +107,7 @@ void transfer::have_blocks(side s, result<kvcache::allocation> given) {
   world_.require(e.at->pool.pin(e.blocks->owner, e.blocks->blocks).has_value(),
                  "blocks of one's own cannot be pinned");
   e.pinned = true;
+  hold(s);
   s == decode ? want_link() : compute();
 }
 
@@ -127,6 +135,7 @@ void transfer::touch(const cache_slice& what) {
     const auto& e = ends_[s];
     for (auto token = what.token_begin; token < what.token_end; ++token) {
       const auto block = e.blocks->blocks[token / block_tokens];
+      world_.require(!e.reclaimed, "bytes are read from a source behind its reclaim");
       world_.require(e.at->holder[block.value] == number_,
                      s == decode ? "bytes land in a block of another request"
                                  : "bytes are read from a block of another request");
@@ -139,7 +148,7 @@ void transfer::touch(const cache_slice& what) {
 void transfer::want_link() {
   const auto& here = ends_[decode].at;
   const auto& there = ends_[prefill].at;
-  const auto incarnation = placed_on(where_, prefill).incarnation;
+  const auto incarnation = placed_on(prefill).incarnation;
   if (const auto known = here->links.find(incarnation); known != here->links.end()) {
     return link_is_up(known->second);
   }
@@ -186,6 +195,7 @@ void transfer::link_is_up(const std::shared_ptr<link>& wire) {
   request.request = where_.request;
   request.mode = mode_;
   request.token_end = tokens_;
+  meet(decode);
   receiver_.emplace(receive_session::options{layers, 1, 2, false, ends_[decode].deadline}, request);
   carry_out(decode, receiver_->start());
 }
@@ -203,9 +213,10 @@ void transfer::compute() {
       when += world_.between(microseconds{50}, milliseconds{4});
       world_.time.after(when, [self, layer, until] {
         self->world_.in(self->ends_[prefill].at, [self, layer, until] {
-          if (self->ends_[prefill].outcomes > 0) return;
+          // An engine hears of an outcome a moment later, and goes on until then.
+          if (self->computes_until_ && self->world_.now() > *self->computes_until_) return;
           self->ready_[layer] = until;
-          if (!self->sender_) return;
+          if (!self->sender_ || self->ends_[prefill].unpinned) return;
           self->carry_out(prefill, self->sender_->source_ready(layer, layer + 1, until));
         });
       });
@@ -215,6 +226,10 @@ void transfer::compute() {
     self->world_.in(self->ends_[prefill].at, [self] {
       if (self->ends_[prefill].outcomes > 0) return;
       self->sealed_ = true;
+      auto& at = self->ends_[prefill].at;
+      if (self->ends_[prefill].pinned) {
+        at->leases.sealed(self->operation(prefill), self->world_.clock_of(*at));
+      }
       if (self->sender_) self->carry_out(prefill, self->sender_->sealed(self->tokens_, {}));
     });
   });
@@ -228,14 +243,26 @@ void transfer::request_came(const transfer_request& request, const std::shared_p
     return wire->send(prefill,
                       [self = shared_from_this(), refusal] { self->came(decode, refusal); });
   }
-  world_.require(!sender_, "a transfer was asked for twice over one link");
+  asked_over_ = *wire->present(prefill);
+  if (sender_) return ask_again(request);
   parked_ = request;
   if (e.pinned) serve_request();
+}
+
+/// The link was made again since.
+void transfer::ask_again(const transfer_request& request) {
+  world_.require(request.progress.has_value(), "a transfer was asked for twice over one link");
+  if (!last_words_[prefill].empty()) return repeat_words(prefill);
+  if (ends_[prefill].unpinned) return world_.violate("it ended without a word to the other side");
+  link_back(prefill, asked_over_);
+  carry_out(prefill, sender_->asked_again(request));
 }
 
 void transfer::serve_request() {
   const auto request = *std::exchange(parked_, std::nullopt);
   if (link_->seen_broken(prefill)) return;
+  held_since_ = asked_over_;
+  meet(prefill);
   link_->attach(prefill, shared_from_this());
   sender_.emplace(send_session::options{layers, 1, 2, false, ends_[prefill].deadline});
   carry_out(prefill,
@@ -247,6 +274,18 @@ void transfer::serve_request() {
 void transfer::link_lost(side s, const error& why) {
   if (s == decode) return carry_out(s, receiver_->link_lost(why));
   if (sender_) carry_out(s, sender_->link_lost(why));
+}
+
+void transfer::link_back(side s, std::uint32_t generation) {
+  if (s == decode) return carry_out(s, receiver_->link_back());
+  if (!sender_ || std::exchange(held_since_, generation) == generation) return;
+  carry_out(s, sender_->link_back());
+}
+
+void transfer::repeat_words(side s) {
+  for (const auto& word : last_words_[s]) {
+    link_->send(s, [self = shared_from_this(), to = other(s), word] { self->came(to, word); });
+  }
 }
 
 void transfer::came(side to, const session_message& message) {
@@ -275,6 +314,11 @@ void transfer::carry_out(side s, const session_actions& actions) {
     if (const auto* a = std::get_if<post_slice>(&action)) {
       post(s, *a);
     } else if (const auto* m = std::get_if<send_message>(&action)) {
+      if (std::holds_alternative<transfer_abort>(m->message) ||
+          std::holds_alternative<transfer_release>(m->message)) {
+        last_words_[s].push_back(m->message);
+        link_->remember(s, shared_from_this());
+      }
       link_->send(s, [self = shared_from_this(), to = other(s), message = m->message] {
         self->came(to, message);
       });
@@ -309,7 +353,13 @@ void transfer::conclude_side(side s, const std::optional<error>& why) {
   world_.note(s == decode ? "decode concludes" : "prefill concludes", number_,
               why ? static_cast<std::uint64_t>(why->code) : 0);
   world_.require(++e.outcomes == 1, "a second outcome");
+  world_.require(!why || (why->code != errc::out_of_range && why->code != errc::internal),
+                 "one side takes what the other said for nonsense");
   e.failure = why;
+  let_go(s);
+  if (s == prefill) {
+    computes_until_ = world_.now() + world_.between(microseconds{0}, milliseconds{8});
+  }
   if (!why && s == decode) {
     for (const auto& layer : landed_) {
       for (std::uint32_t token = 0; token < tokens_; ++token) {
@@ -330,7 +380,11 @@ void transfer::conclude_side(side s, const std::optional<error>& why) {
 
 void transfer::post(side by, const post_slice& what) {
   world_.require(!ends_[by].fenced, "posted behind its own fence");
-  batches_.push_back({what, by, false, std::nullopt});
+  world_.require(by == decode || asked_over_ >= held_since_,
+                 "posted over a link that was made again before it was asked for again");
+  const auto over = link_->present(by);
+  batches_.push_back({what, by, over.value_or(0), asked_over_, false, std::nullopt});
+  if (!over) return;  // nothing of it moves, and the next link does it again
   auto moving = world_.one_way();
   if (world_.chance.one_in(16)) moving += world_.between(microseconds{0}, milliseconds{30});
   world_.time.after(moving,
@@ -338,8 +392,10 @@ void transfer::post(side by, const post_slice& what) {
 }
 
 bool transfer::may_move(moved_batch& b) {
-  if (gone(decode) || gone(prefill) || !link_->moves_bytes()) {
+  if (gone(decode) || gone(prefill) || !link_->moves_bytes(b.over)) {
     b.failure = error{errc::link_broken, "the link broke"};
+  } else if (b.by == prefill && b.granted != b.over) {
+    b.failure = error{errc::grant_revoked, "its grants were of a link that broke"};
   } else if (ends_[b.by].shut) {
     b.failure = error{errc::aborted, "cancelled by the fence"};
   } else if (ends_[other(b.by)].shut) {
@@ -382,8 +438,10 @@ void transfer::land(std::size_t index) {
 
 void transfer::complete(std::size_t index) {
   const auto& b = batches_[index];
-  if (link_->seen_broken(b.by)) return;
+  // Of a link that was made again no event follows; of one that has broken this end hears that.
+  if (link_->present(b.by) != b.over) return;
   const auto& why = b.failure;
+  if (why && why->code == errc::link_broken && link_->is_made_again()) return;
   carry_out(b.by, b.by == decode ? receiver_->batch_completed(b.what.id, why)
                                  : sender_->batch_completed(b.what.id, why));
 }

@@ -33,8 +33,20 @@ class transfer : public std::enable_shared_from_this<transfer> {
   void begin(side s);
   void engine_aborts(side s);
 
+  [[nodiscard]] stage_of_things placed_when() const noexcept { return placed_; }
+
+  // -- leases (leases.cpp)
+  /// A hold of this side is over.
+  void lapses(side s, const error& why);
+  [[nodiscard]] const node_info& placed_on(side s) const {
+    return s == decode ? where_.decode.front() : where_.prefill.front();
+  }
+
   // -- the links
   void link_lost(side s, const error& why);
+  /// It was made again.
+  void link_back(side s, std::uint32_t generation);
+  void repeat_words(side s);
 
   /// Whether this side, in a life that goes on, has come to its end.
   [[nodiscard]] bool settled(side s) const;
@@ -55,10 +67,13 @@ class transfer : public std::enable_shared_from_this<transfer> {
     std::uint32_t outcomes{0};
     std::optional<error> failure;
     bool fenced{false}, shut{false}, quiescent{false}, unpinned{false};
+    bool reclaimed{false};  ///< nobody had asked for it
   };
   struct moved_batch {
     post_slice what;
     side by;
+    std::uint32_t over;     ///< which of the link's generations
+    std::uint32_t granted;  ///< in which the decode side asked for it
     bool landed{false};
     std::optional<error> failure;
   };
@@ -83,8 +98,14 @@ class transfer : public std::enable_shared_from_this<transfer> {
   void land(std::size_t index);
   [[nodiscard]] bool may_move(moved_batch& b);
   void complete(std::size_t index);
+  [[nodiscard]] operation_id operation(side s) const { return operation_id{2 * number_ + s}; }
+  void hold(side s);
+  void meet(side s);
+  void let_go(side s);
+  void ask_again(const transfer_request& request);
   void fence(side s);
   void conclude_side(side s, const std::optional<error>& why);
+  void expire_after(side s, microseconds time);
   void expire(side s);
   [[nodiscard]] bool gone(side s) const { return !ends_[s].at->alive; }
 
@@ -102,7 +123,11 @@ class transfer : public std::enable_shared_from_this<transfer> {
   // the prefill engine
   std::vector<std::uint32_t> ready_ = std::vector<std::uint32_t>(layers, 0);
   bool sealed_{false};
+  std::optional<moment> computes_until_;
   std::optional<transfer_request> parked_;
+  std::array<std::vector<session_message>, 2> last_words_;
+  std::uint32_t asked_over_{0};  ///< in which of the link's generations the decode side asked last
+  std::uint32_t held_since_{0};  ///< which of them the sender was told of last
   // bytes
   std::vector<moved_batch> batches_;
   std::array<std::array<bool, most_tokens>, layers> landed_{};

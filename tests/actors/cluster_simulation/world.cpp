@@ -89,6 +89,13 @@ void world::stand_still(const std::shared_ptr<process>& who, microseconds length
   });
 }
 
+void world::suspend(const std::shared_ptr<process>& who, microseconds length) {
+  if (!who->alive || now() < who->stands_still_until) return;
+  stand_still(who, length);
+  // Planned behind the wake-up of that moment, and before anything that wakes there.
+  who->behind += length;
+}
+
 // -- the verdict
 
 void world::violate(const std::string& what) {
@@ -137,6 +144,9 @@ void world::check_node(const life& at) {
   const auto well_since =
       std::max({at->born, at->awake_since, cut_last_[at->node], supervisor_since_});
   if (!reach(at->node, supervisor_end) || now() < well_since + settled) return;
+  check_drain(at, well_since + settled);
+  if (told.violation.empty() && (!at->failure.empty() || now() < at->failed_last + settled)) return;
+  if (drains_.contains(at->incarnation)) return;
   // One whose former life woke up before it was suspect is kept out for as long as that one lives.
   for (auto rival = at->former; rival; rival = rival->former) {
     if (rival->alive || now() < rival->died + settled) return;
@@ -144,12 +154,28 @@ void world::check_node(const life& at) {
   require(listed && state == node_state::up, "a node that is well is not up");
 }
 
+/// Whoever is drained has left by the deadline, where nothing keeps it from that.
+void world::check_drain(const life& at, moment well) {
+  const auto found = drains_.find(at->incarnation);
+  if (found == drains_.end() || found->second.by != supervisor->number || now() < well) return;
+  const auto late = clock_of(*supervisor) - found->second.deadline;
+  require(late < milliseconds{10'000}, "a drained node is still there after its deadline");
+}
+
+/// No placement on a life that knows that it is drained, or that its engine has failed for long.
+bool world::may_be_placed_on(const node_info& node) const {
+  const auto& at = lives_[*number_of(node.name)];
+  return at->incarnation != node.incarnation || at->drain.standing() == drain_standing::serving;
+}
+
 void world::check_alarm(const node_transition& change) {
   if (change.to != node_state::suspect && change.to != node_state::down) return;
   const auto& at = lives_[*number_of(change.name)];
   if (at->incarnation != change.incarnation || !at->alive) return;
   if (!at->registered || at->supervisor->broken || !reach(at->node, supervisor_end)) return;
-  const auto well_since = std::max({at->registered_since, at->awake_since, cut_last_[at->node]});
+  if (!at->failure.empty()) return;
+  const auto well_since =
+      std::max({at->registered_since, at->awake_since, cut_last_[at->node], at->failed_last});
   if (now() < well_since + supervisor->members().options().heartbeat_timeout) return;
   violate("a false alarm: " + change.name + " " + std::string{to_string(change.to)} + ", " +
           change.reason);

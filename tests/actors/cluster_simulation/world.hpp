@@ -17,7 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/actors/cache_leases.hpp"
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/node_drain.hpp"
 #include "troupe/kvcache/block_pool.hpp"
 
 #include "simulation.hpp"
@@ -28,13 +30,20 @@ namespace troupe::actors::cluster_simulation {
 
 using simulation::dice;
 
+struct node_life;  // not the one of leases
+
 /// One life of something that runs: a node, or the supervisor.
 struct process {
+  process() = default;
+  explicit process(std::uint64_t life) : incarnation{life} {}
+
   std::uint64_t incarnation{0};
   bool alive{true};
   moment stands_still_until{};
   std::deque<std::function<void()>> held_up;  ///< what came meanwhile, in order
   moment awake_since{};                       ///< it has not stood still since then
+  /// What its clock lost while its host was suspended: a monotonic clock may not count that.
+  microseconds behind{0};
 };
 
 class link;
@@ -52,15 +61,20 @@ struct told_members {
 
 /// A connection of a node's life to a supervisor's life.
 struct connection {
-  std::shared_ptr<struct node_life> node;
+  std::shared_ptr<node_life> node;
   std::shared_ptr<struct supervisor_life> supervisor;
   bool broken{false};
   std::array<moment, 2> last{};  ///< messages keep their order, each way
 };
 
 struct node_life : process {
-  explicit node_life(std::uint32_t number, std::uint32_t blocks)
-      : node{number}, pool{blocks}, holder(blocks, 0) {}
+  node_life(std::uint32_t number, std::uint32_t blocks, std::uint64_t life)
+      : process{life}, node{number}, pool{blocks}, holder(blocks, 0), leases{leases_of(life)} {}
+
+  /// Shorter than the heartbeat timeout, and than many a standstill.
+  static cache_leases::options leases_of(std::uint64_t life) {
+    return {troupe::incarnation{life}, milliseconds{3000}, milliseconds{300}};
+  }
 
   std::uint32_t node{0};
   node_info info;
@@ -72,12 +86,26 @@ struct node_life : process {
   std::uint64_t beats{0};
   stage_of_things seen{};
   moment born{}, died{};
+  // -- what its engine and operators say of it
+  std::string failure;  ///< that the engine reported; empty: it can serve
+  moment failed_last{};
+  node_drain drain;
+  bool leaves{false};
+  bool late{false};  ///< the deadline of its drain passed
+  std::vector<std::pair<std::shared_ptr<class transfer>, int>> busy_with;  ///< and which side of it
   std::shared_ptr<node_life> former;  ///< of that node: it may only have stood still
   // -- the cache
   kvcache::block_pool pool;
   std::vector<std::uint64_t> holder;  ///< of each block: whose transfer it was allocated for last
   std::map<kvcache::waiter_id, std::function<void(result<kvcache::allocation>)>> waiters;
-  std::vector<std::function<void()>> callers;  ///< who hears that its process is gone
+  cache_leases leases;
+  struct hold {
+    std::shared_ptr<class transfer> of;
+    int side{0};
+  };
+  std::map<std::uint64_t, hold> holds;                 ///< by operation
+  std::shared_ptr<const struct told_members> members;  ///< the newest that it has
+  std::vector<std::function<void()>> callers;          ///< who hears that its process is gone
   // -- towards its peers
   std::map<std::uint64_t, std::shared_ptr<link>> links;  ///< by the peer's incarnation
 };
@@ -103,12 +131,15 @@ class world {
     return least +
            microseconds{chance.next() % static_cast<std::uint64_t>((most - least).count() + 1)};
   }
+  [[nodiscard]] moment clock_of(const process& whose) const { return now() - whose.behind; }
   [[nodiscard]] microseconds one_way() { return between(microseconds{20}, slowest_); }
   [[nodiscard]] std::uint64_t draw_incarnation() { return chance.next() | 1U; }
 
   /// Something happens in a process: at once, when it wakes, or never.
   void in(const std::shared_ptr<process>& where, std::function<void()> what);
   void stand_still(const std::shared_ptr<process>& who, microseconds time);
+  /// The same, and its clock with it.
+  void suspend(const std::shared_ptr<process>& who, microseconds time);
 
   /// The first one stays.
   void violate(const std::string& what);
@@ -137,6 +168,15 @@ class world {
   [[nodiscard]] std::shared_ptr<const told_members> published(membership list,
                                                               std::uint32_t by) const;
   void serve_pool(const life& at);
+  /// What a node does with holds that are over.
+  void lapsed(const life& at, const std::vector<cache_leases::lapse>& lapses);
+  /// Transfers of its that have not settled.
+  [[nodiscard]] std::uint32_t busy(const life& at) const;
+  /// The supervisor's word; `late`: it leaves with whatever it has.
+  void ordered(const life& at, const drain_order& order, bool late);
+  /// A supervisor drains that life, until then by its own clock.
+  void drain_begins(const life& at, std::uint32_t by, moment deadline);
+  [[nodiscard]] bool may_be_placed_on(const node_info& node) const;
 
   // -- the wire between a node and the supervisor (nodes.cpp)
 
@@ -158,6 +198,10 @@ class world {
   void registered(const life& at, const std::shared_ptr<connection>& over,
                   const registration& answer);
   void say_alive(const life& at);
+  void say_leaving(const life& at);
+  void leave_if_drained(const life& at);
+  void check_departure(const life& at);
+  void check_lapse(const life& at, const cache_leases::lapse& over);
   // -- faults (faults.cpp)
   void plan_faults();
   void something_goes_wrong();
@@ -171,14 +215,26 @@ class world {
   void crash_the_supervisor();
   void freeze_the_supervisor();
   void slow_the_network();
+  void drain_a_node();
+  void fail_an_engine();
+  void suspend_a_node();
+  void suspend_the_supervisor();
+  void stop_the_supervisors_ticks();
   void cut(std::uint32_t a, std::uint32_t b, microseconds time);
   void fault(const std::string& what) { ++told.faults[what]; }
   // -- the end
   void check_standing();
   void check_node(const life& at);
+  void check_drain(const life& at, moment well);
   void check_the_end();
 
   std::vector<expected_slot> slots_;
+  struct drain_in_progress {
+    std::uint32_t by{0};  ///< which of the supervisors
+    moment deadline{};
+  };
+  std::map<std::uint64_t, drain_in_progress>
+      drains_;                    ///< by incarnation; also those that have ended
   std::vector<moment> cut_last_;  ///< of each node: when it last could not reach the supervisor
   moment supervisor_since_{};     ///< alive and never standing still
   std::map<std::string, std::uint32_t> numbers_;

@@ -1,0 +1,305 @@
+#include "troupe/actors/cache_leases.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "troupe/actors/membership.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+bool is_down(const member& m) {
+  return node_state_from(m.state) == node_state::down && !reports_failure(m);
+}
+
+/// How long a list of so many members takes from its change to the last node that is told: the list
+/// before it has 1.5 times of what telling all of it takes (`membership_table`), then this one goes.
+constexpr std::chrono::microseconds pace_of_a_pair{5};
+
+}  // namespace
+
+// -- what is held, for whom
+
+void cache_leases::hold(operation_id id, const std::string& peer, time_point now, mark placed) {
+  auto& of = operations_[id];
+  if (std::ranges::find(of.claims, peer, &claim::peer) != of.claims.end()) return;
+  auto& one = of.claims.emplace_back(claim{peer, {}, {}, {}, now, placed});
+  bind_if_shown(id, one, now);
+  settle(id, of, now);
+}
+
+void cache_leases::meet(operation_id id, transfer_id session, const std::string& peer,
+                        incarnation life, time_point now) {
+  auto& of = operations_[id];
+  auto one = std::ranges::find_if(
+      of.claims, [&](const claim& h) { return h.peer == peer && h.session == transfer_id{}; });
+  if (one == of.claims.end()) {
+    one = of.claims.insert(one, claim{peer, {}, {}, {}, now, {}});
+  }
+  one->session = session;
+  if (one->of != life) {
+    give_back(*one);
+    bind(id, *one, life, now);
+  }
+  settle(id, of, now);
+}
+
+void cache_leases::leave(operation_id id, transfer_id session, time_point now) {
+  const auto of = operations_.find(id);
+  if (of == operations_.end()) return;
+  std::erase_if(of->second.claims, [&](claim& h) {
+    if (h.session != session) return false;
+    give_back(h);
+    return true;
+  });
+  settle(id, of->second, now);
+}
+
+void cache_leases::sealed(operation_id id, time_point now) {
+  auto& of = operations_[id];
+  of.sealed = true;
+  settle(id, of, now);
+}
+
+void cache_leases::end(operation_id id) {
+  const auto of = operations_.find(id);
+  if (of == operations_.end()) return;
+  for (auto& one : of->second.claims) give_back(one);
+  of->second.claims.clear();
+  of->second.sealed = false;
+  settle(id, of->second, last_beat_);
+  operations_.erase(of);
+}
+
+// -- who lives
+
+std::vector<cache_leases::lapse> cache_leases::see(std::shared_ptr<const membership> members,
+                                                   time_point now) {
+  const bool is_news = members->supervisor_incarnation != members_->supervisor_incarnation ||
+                       members->epoch > members_->epoch;
+  if (is_news) doubted_.clear();
+  members_ = std::move(members);
+  by_name_.clear();
+  for (const auto& m : members_->members) by_name_.emplace(m.node.name, &m);
+  std::vector<lapse> lapses;
+  review(now, lapses);
+  return lapses;
+}
+
+void cache_leases::linked(incarnation life) {
+  linked_.insert(life);
+  doubted_.erase(life);
+}
+
+void cache_leases::unlinked(incarnation life) {
+  if (linked_.erase(life) != 0 && lives_.contains(life)) doubted_.insert(life);
+}
+
+std::vector<cache_leases::lapse> cache_leases::beat(time_point now, news of) {
+  lease_time_ = clock(now);
+  last_beat_ = now;
+  std::vector<lapse> lapses;
+  review(now, lapses);
+  for (const auto& [id, one] : lives_) {
+    if (judge(id, one, of) == standing::lives) table_.renew_all(id, lease_time_, options_.length);
+  }
+  collect(now, lapses);
+  return lapses;
+}
+
+// -- properties
+
+std::size_t cache_leases::waiting(operation_id id) const {
+  const auto of = operations_.find(id);
+  if (of == operations_.end()) return 0;
+  return static_cast<std::size_t>(std::ranges::count_if(of->second.claims, [](const claim& h) {
+    return h.session == transfer_id{} && h.of != incarnation{};
+  }));
+}
+
+cache_leases::duration cache_leases::beat_period(duration heartbeat) const {
+  return std::min(heartbeat, options_.length / 4);
+}
+
+// -- inside
+
+/// The time that leases run by.
+time_point cache_leases::clock(time_point now) const {
+  return lease_time_ + std::clamp(now - last_beat_, duration::zero(), options_.length / 2);
+}
+
+const member* cache_leases::member_of(const std::string& peer) const {
+  const auto found = by_name_.find(peer);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+std::string cache_leases::reason_of(const std::string& peer) const {
+  const auto* m = member_of(peer);
+  return m == nullptr ? std::string{} : m->reason;
+}
+
+cache_leases::standing cache_leases::judge(incarnation id, const living& one, news of) const {
+  const auto* m = member_of(one.peer);
+  if (m != nullptr && m->node.incarnation == id.value) {
+    if (is_down(*m)) return standing::down;
+    const bool doubtful = of == news::old && doubted_.contains(id);
+    return doubtful ? standing::unknown : standing::lives;
+  }
+  // Another supervisor may have restored what the former one knew; the same one only goes on.
+  const bool later = m != nullptr &&
+                     one.shown.supervisor_incarnation == members_->supervisor_incarnation &&
+                     one.shown.epoch <= members_->epoch && one.shown.epoch != 0;
+  if (later) return standing::replaced;
+  return linked_.contains(id) ? standing::lives : standing::unknown;
+}
+
+/// Whether the membership that is here may be older than what whoever named the peer went by.
+bool cache_leases::may_be_older_news(const claim& one, time_point now) const {
+  const mark& placed = one.placed;
+  if (placed.supervisor_incarnation != 0 &&
+      placed.supervisor_incarnation == members_->supervisor_incarnation)
+    return members_->epoch < placed.epoch;
+  const auto n = static_cast<std::int64_t>(members_->members.size());
+  return now < one.since + options_.news_delay + pace_of_a_pair * n * n;
+}
+
+kvcache::lease_id cache_leases::lease_for(operation_id id, incarnation holder, time_point now) {
+  const kvcache::lease_id lease{++last_lease_};
+  // It cannot fail: the id is new, no life is 0, and a length is positive.
+  if (!table_.grant(lease, holder, clock(now), options_.length)) return {};
+  operation_of_.emplace(lease, id);
+  return lease;
+}
+
+void cache_leases::give_back(claim& from) {
+  if (from.lease != kvcache::lease_id{}) {
+    (void)table_.end(from.lease, from.of);
+    operation_of_.erase(from.lease);
+    forget_life(from.of);
+  }
+  from.lease = {};
+  from.of = {};
+}
+
+/// One hold of that life less.
+void cache_leases::forget_life(incarnation id) {
+  const auto one = lives_.find(id);
+  if (one == lives_.end() || --one->second.holds > 0) return;
+  lives_.erase(one);
+  doubted_.erase(id);
+}
+
+void cache_leases::bind(operation_id id, claim& to, incarnation to_life, time_point now) {
+  to.lease = lease_for(id, to_life, now);
+  if (to.lease == kvcache::lease_id{}) return;
+  to.of = to_life;
+  auto& one = lives_[to_life];
+  one.peer = to.peer;
+  ++one.holds;
+  const auto* m = member_of(to.peer);
+  if (m != nullptr && m->node.incarnation == to_life.value)
+    one.shown = {members_->supervisor_incarnation, members_->epoch};
+}
+
+/// An unseen one becomes waiting, if somebody lives under its name.
+void cache_leases::bind_if_shown(operation_id id, claim& to, time_point now) {
+  const auto* m = member_of(to.peer);
+  if (m != nullptr && m->node.incarnation != 0 && !is_down(*m))
+    bind(id, to, incarnation{m->node.incarnation}, now);
+}
+
+/// The lease for whoever asks runs just as long as the source is sealed and nobody is known.
+void cache_leases::settle(operation_id id, held& of, time_point now) {
+  const bool known = std::ranges::any_of(of.claims, [](const claim& h) {
+    return h.of != incarnation{} || h.session != transfer_id{};
+  });
+  const bool wanted = of.sealed && !known;
+  const bool runs = of.for_anyone != kvcache::lease_id{};
+  if (wanted && !runs) {
+    of.for_anyone = lease_for(id, options_.self, now);
+    of.alone_since = now;
+  } else if (!wanted && runs) {
+    (void)table_.end(of.for_anyone, options_.self);
+    operation_of_.erase(of.for_anyone);
+    of.for_anyone = {};
+  }
+}
+
+/// A life is dead: it holds nothing any more.
+void cache_leases::bury(incarnation id, standing how, time_point now, std::vector<lapse>& lapses) {
+  for (const auto lease : table_.end_holder(id)) {
+    const auto operation = operation_of_.at(lease);
+    operation_of_.erase(lease);
+    auto& of = operations_.at(operation);
+    const auto one = std::ranges::find(of.claims, lease, &claim::lease);
+    one->lease = {};
+    forget_life(id);
+    if (one->session != transfer_id{}) continue;
+    one->of = {};
+    if (!may_be_older_news(*one, now)) {
+      lapses.push_back({operation,
+                        how == standing::down ? cause::down : cause::replaced,
+                        one->peer,
+                        how == standing::down ? reason_of(one->peer) : "",
+                        {},
+                        {}});
+      of.claims.erase(one);
+    }
+    settle(operation, of, now);
+  }
+}
+
+/// What the membership says of those that hold something, or shall.
+void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
+  for (auto next = lives_.begin(); next != lives_.end();) {
+    const auto id = next->first;
+    auto& one = next->second;
+    ++next;  // the dead one's entry goes
+    const auto* m = member_of(one.peer);
+    if (m != nullptr && m->node.incarnation == id.value)
+      one.shown = {members_->supervisor_incarnation, members_->epoch};
+    const auto how = judge(id, one, news::current);
+    if (how == standing::down || how == standing::replaced) bury(id, how, now, lapses);
+  }
+  for (auto& [id, of] : operations_) {
+    const auto before = of.claims.size();
+    bool bound = false;
+    std::erase_if(of.claims, [&, id = id](claim& one) {
+      if (one.of != incarnation{} || one.session != transfer_id{}) return false;
+      bind_if_shown(id, one, now);
+      if (one.of != incarnation{}) {
+        bound = true;
+        return false;
+      }
+      const auto* m = member_of(one.peer);
+      if (m == nullptr || !is_down(*m) || may_be_older_news(one, now)) return false;
+      lapses.push_back({id, cause::down, one.peer, m->reason, {}, {}});
+      return true;
+    });
+    if (bound || of.claims.size() != before) settle(id, of, now);
+  }
+}
+
+/// What nobody renewed.
+void cache_leases::collect(time_point now, std::vector<lapse>& lapses) {
+  for (const auto lease : table_.expire(lease_time_)) {
+    const auto operation = operation_of_.at(lease);
+    operation_of_.erase(lease);
+    auto& of = operations_.at(operation);
+    if (of.for_anyone == lease) {
+      of.for_anyone = {};
+      lapses.push_back({operation, cause::unread, {}, {}, {}, now - of.alone_since});
+      continue;
+    }
+    const auto one = std::ranges::find(of.claims, lease, &claim::lease);
+    lapses.push_back({operation, cause::unheard, one->peer, {}, one->session, {}});
+    one->lease = {};
+    forget_life(one->of);
+    if (one->session == transfer_id{}) of.claims.erase(one);
+    settle(operation, of, now);
+  }
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,184 @@
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "troupe/actors/certificates.hpp"
+#include "troupe/actors/door_files.hpp"
+#include "troupe/transport/os_error.hpp"
+#include "troupe/transport/random.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using transport::what_errno;
+using transport::tcp::unique_fd;
+
+constexpr unsigned max_days = 3650;
+/// Clocks of hosts differ.
+constexpr std::chrono::minutes early{5};
+
+unexpected not_written(const std::string& path, int number) {
+  return fail(errc::invalid_config, path + " cannot be written: " + what_errno(number));
+}
+
+/// All of it, on the disk, readable by its owner only.
+result<void> write_new(const std::string& path, std::string_view text) {
+  const unique_fd fd{
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
+  if (!fd) return not_written(path, errno);
+  if (::fchmod(fd.get(), 0600) != 0) return not_written(path, errno);
+  while (!text.empty()) {
+    const auto n = ::write(fd.get(), text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return not_written(path, errno);
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  if (::fsync(fd.get()) != 0) return not_written(path, errno);
+  return {};
+}
+
+/// Where the next text of a file is written before it takes its place.
+std::string beside(const std::string& path) {
+  return path + ".new";
+}
+
+/// So that the names in it outlast a machine that stops.
+result<void> sync_folder(const std::string& folder) {
+  const unique_fd fd{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (!fd || ::fsync(fd.get()) != 0) return not_written(folder, errno);
+  return {};
+}
+
+/// Nobody else may put files in the place of what is written there.
+result<void> check_folder(const std::string& folder) {
+  struct stat about {};
+  if (::stat(folder.c_str(), &about) != 0) return not_written(folder, errno);
+  if (about.st_uid != ::geteuid()) {
+    return fail(errc::invalid_config,
+                folder + " belongs to somebody else, who could change what is in it; name another");
+  }
+  if ((about.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return fail(errc::invalid_config, folder +
+                                          " can be changed by others than its owner; chmod 700 it, "
+                                          "or name another folder");
+  }
+  return {};
+}
+
+result<void> put_in_place(const std::string& path) {
+  if (std::rename(beside(path).c_str(), path.c_str()) != 0) return not_written(path, errno);
+  return {};
+}
+
+certificate_life life_of(std::chrono::days days) {
+  const auto now = std::chrono::system_clock::now();
+  return {now - early, now + days};
+}
+
+result<void> check_days(unsigned days) {
+  if (days >= 1 && days <= max_days) return {};
+  return fail(errc::invalid_config,
+              "a certificate lasts 1 to 3650 days, found " + std::to_string(days));
+}
+
+std::string fresh_secret() {
+  std::array<std::byte, 32> drawn{};
+  transport::random_bytes(drawn);
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text;
+  for (const auto one : drawn) {
+    text += digits[std::to_integer<std::size_t>(one >> 4)];
+    text += digits[std::to_integer<std::size_t>(one & std::byte{15})];
+  }
+  text += '\n';
+  return text;
+}
+
+}  // namespace
+
+certificate_files certificate_files_in(const std::string& folder) {
+  const auto in = [&](const char* name) { return folder + "/" + name; };
+  return {in("ca.crt"), in("ca.key"), in("node.crt"), in("node.key"), in("cluster.secret")};
+}
+
+result<certificate_files> init_certificates(const std::string& folder, const std::string& cluster,
+                                            unsigned days) {
+  if (auto fits = check_days(days); !fits) return fail(fits.error());
+  const auto files = certificate_files_in(folder);
+  const std::array all{&files.ca, &files.ca_key, &files.certificate, &files.key, &files.secret};
+  for (const auto* path : all) {
+    std::error_code ignored;
+    if (std::filesystem::exists(std::filesystem::symlink_status(*path, ignored))) {
+      return fail(errc::already_exists,
+                  *path + " is there already; `troupe certs renew " + folder +
+                      "` makes a new certificate of the same authority, and for a new authority "
+                      "name another folder");
+    }
+  }
+  auto authority = make_authority(cluster, life_of(std::chrono::days{max_days}));
+  if (!authority) return fail(authority.error());
+  auto node = make_node_certificate(*authority, cluster, life_of(std::chrono::days{days}));
+  if (!node) return fail(node.error());
+
+  std::error_code problem;
+  const auto parent = std::filesystem::path{folder}.parent_path();
+  if (!parent.empty()) std::filesystem::create_directories(parent, problem);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return not_written(folder, errno);
+  if (auto safe = check_folder(folder); !safe) return fail(safe.error());
+  const std::array<std::pair<const std::string*, std::string>, 5> texts{
+      {{&files.ca, authority->certificate},
+       {&files.ca_key, authority->key},
+       {&files.certificate, node->certificate},
+       {&files.key, node->key},
+       {&files.secret, fresh_secret()}}};
+  for (const auto& [path, text] : texts)
+    if (auto written = write_new(*path, text); !written) return fail(written.error());
+  if (auto synced = sync_folder(folder); !synced) return fail(synced.error());
+  return files;
+}
+
+result<certificate_files> renew_certificates(const std::string& folder, unsigned days) {
+  if (auto fits = check_days(days); !fits) return fail(fits.error());
+  auto files = certificate_files_in(folder);
+  if (::access(files.ca_key.c_str(), F_OK) != 0) {
+    return fail(errc::not_found, files.ca_key +
+                                     " is not there: a certificate is renewed where the "
+                                     "authority's key is kept; then copy node.key and "
+                                     "node.crt to the nodes, in this order");
+  }
+  const auto ca = read_public_file("ca", files.ca);
+  if (!ca) return fail(ca.error());
+  const auto ca_key = read_private_file("ca", files.ca_key);
+  if (!ca_key) return fail(ca_key.error());
+  const auto old = read_public_file("certificate", files.certificate);
+  if (!old) return fail(old.error());
+  const auto facts = facts_of(*old);
+  if (!facts) return bad_file("certificate", files.certificate, facts.error().message);
+  if (facts->cluster.empty())
+    return bad_file("certificate", files.certificate, "it names no cluster of Troupe");
+  const auto made =
+      make_node_certificate({*ca, *ca_key}, facts->cluster, life_of(std::chrono::days{days}));
+  if (!made) return fail(errc::invalid_config, folder + ": " + made.error().message);
+  // Both are on the disk before the first takes its place: the second follows within microseconds.
+  for (const auto& [path, text] :
+       {std::pair{&files.key, &made->key}, std::pair{&files.certificate, &made->certificate}}) {
+    ::unlink(beside(*path).c_str());  // of an attempt that was cut short
+    if (auto done = write_new(beside(*path), *text); !done) return fail(done.error());
+  }
+  for (const auto* path : {&files.key, &files.certificate})
+    if (auto done = put_in_place(*path); !done) return fail(done.error());
+  if (auto synced = sync_folder(folder); !synced) return fail(synced.error());
+  return files;
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,28 @@
+# The authenticated door of a cluster port. A library of its own, `troupe::door`, which needs no CAF, as
+# `troupe::session`: sanitizers and the fuzzer use it where TROUPE_BUILD_ACTORS is off. There it is built if
+# OpenSSL is found; troupe::actors needs it.
+add_library(troupe_door STATIC
+  certificate_files.cpp
+  certificates.cpp
+  door.cpp
+  door_credentials.cpp
+  door_dial.cpp
+  door_files.cpp
+  door_greeting.cpp
+  door_guests.cpp
+  door_handshake.cpp
+  door_loop.cpp
+  door_openssl.cpp
+  door_pump.cpp
+  door_resolver.cpp
+  door_sockets.cpp
+  door_thread.cpp
+  door_tls.cpp
+  door_tls_context.cpp)
+add_library(troupe::door ALIAS troupe_door)
+set_target_properties(troupe_door PROPERTIES EXPORT_NAME door)
+target_compile_features(troupe_door PUBLIC cxx_std_20)
+target_include_directories(troupe_door PUBLIC "$<BUILD_INTERFACE:${session_root}>"
+                           "$<INSTALL_INTERFACE:include>")
+target_link_libraries(troupe_door PUBLIC troupe::kvcache troupe::transport PRIVATE OpenSSL::SSL OpenSSL::Crypto)
+troupe_compile_settings(troupe_door)

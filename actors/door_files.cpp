@@ -1,0 +1,70 @@
+#include "troupe/actors/door_files.hpp"
+
+#include <array>
+#include <cerrno>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "troupe/transport/os_error.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+constexpr std::size_t max_size = 256u << 10;
+constexpr mode_t written_by_others = S_IWGRP | S_IWOTH;
+
+result<std::string> read_file(std::string_view what, const std::string& path, mode_t forbidden) {
+  if (path.empty()) return bad_file(what, "(nothing)", "no file is named");
+  // Non-blocking, so that a pipe that somebody put there does not hold us up.
+  const transport::tcp::unique_fd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  struct stat about {};
+  if (!fd || ::fstat(fd.get(), &about) != 0) {
+    return bad_file(what, path,
+                    "it cannot be read: " + transport::what_errno(errno) +
+                        "; `troupe certs init DIR` makes what is needed");
+  }
+  if (!S_ISREG(about.st_mode)) return bad_file(what, path, "it is no plain file");
+  if (about.st_uid != 0 && about.st_uid != ::geteuid())
+    return bad_file(what, path, "it belongs to somebody else; chown it to this user or to root");
+  if ((about.st_mode & forbidden) != 0 && forbidden == written_by_others) {
+    return bad_file(what, path, "others than its owner can change it; chmod 644 it");
+  }
+  if ((about.st_mode & forbidden) != 0) {
+    return bad_file(what, path,
+                    "others than its owner can read or change it; chmod 600 it, and make it anew "
+                    "if somebody may have read it");
+  }
+  std::string text;
+  std::array<char, 4096> piece{};
+  while (true) {
+    const auto n = ::read(fd.get(), piece.data(), piece.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return bad_file(what, path, "it cannot be read: " + transport::what_errno(errno));
+    if (n == 0) return text;
+    text.append(piece.data(), static_cast<std::size_t>(n));
+    if (text.size() > max_size) return bad_file(what, path, "it is larger than 256 KiB");
+  }
+}
+
+}  // namespace
+
+result<std::string> read_public_file(std::string_view what, const std::string& path) {
+  return read_file(what, path, written_by_others);
+}
+
+result<std::string> read_private_file(std::string_view what, const std::string& path) {
+  return read_file(what, path, S_IRWXG | S_IRWXO);
+}
+
+unexpected bad_file(std::string_view what, const std::string& path, const std::string& sentence) {
+  std::string all{"security."};
+  all += what;
+  all += ": " + path + ": " + sentence;
+  return fail(errc::invalid_config, std::move(all));
+}
+
+}  // namespace troupe::actors

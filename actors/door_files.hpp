@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::actors {
+
+/// The text of a file of the section `security`, at most 256 KiB. `what`: its key there, for the
+/// sentence. `invalid_config` naming the file: missing, unreadable, no plain file, too large.
+[[nodiscard]] result<std::string> read_public_file(std::string_view what, const std::string& path);
+/// As that, and refused when others than its owner may read or write it.
+[[nodiscard]] result<std::string> read_private_file(std::string_view what, const std::string& path);
+/// `invalid_config`: "security.WHAT: PATH: SENTENCE"
+[[nodiscard]] unexpected bad_file(std::string_view what, const std::string& path,
+                                  const std::string& sentence);
+
+}  // namespace troupe::actors

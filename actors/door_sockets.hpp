@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "troupe/kvcache/result.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+
+namespace troupe::actors {
+
+using transport::tcp::socket_address;
+using transport::tcp::unique_fd;
+
+/// All sockets here are non-blocking and close-on-exec.
+
+/// Bound and listening; an empty host: on all interfaces. Waits for the resolver where `host` is a
+/// name. `already_exists` where the port is taken, else `invalid_config`.
+[[nodiscard]] result<unique_fd> listen_at(const std::string& host, std::uint16_t port);
+/// Begins to connect. `peer_unreachable`, `overloaded` (no descriptors).
+[[nodiscard]] result<unique_fd> begin_connect(const socket_address& to);
+/// How a connect ended that was begun; 0 or an errno. A socket that the kernel connected with itself
+/// (it may, where nothing listens at a port of its own choice) counts as refused.
+[[nodiscard]] int connect_outcome(int fd) noexcept;
+/// 127.0.0.0/8 (also as IPv6 writes it) or ::1: nobody on another machine can be there.
+[[nodiscard]] bool is_loopback(const socket_address& address) noexcept;
+/// Where a socket is bound.
+[[nodiscard]] socket_address address_of_socket(int fd) noexcept;
+/// What waits goes out at once, small as it is.
+void send_at_once(int fd) noexcept;
+/// "10.0.0.2:34567", "[::1]:34567": who is at the other end.
+[[nodiscard]] std::string peer_text(int fd);
+/// "HOST:PORT", for sentences.
+[[nodiscard]] std::string address_text(const std::string& host, std::uint16_t port);
+
+}  // namespace troupe::actors

@@ -1,0 +1,145 @@
+#include <utility>
+
+#include "troupe/actors/door_files.hpp"
+#include "troupe/actors/door_openssl.hpp"
+#include "troupe/actors/door_tls.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using openssl::certificate;
+
+using context_ptr = std::unique_ptr<SSL_CTX, openssl::freed_by<&::SSL_CTX_free>>;
+using store_context = std::unique_ptr<X509_STORE_CTX, openssl::freed_by<&::X509_STORE_CTX_free>>;
+
+/// Called for each certificate of a peer's chain; the last one is the peer's own.
+int judge_peer(int accepted, X509_STORE_CTX* chain) {
+  if (accepted != 1 || ::X509_STORE_CTX_get_error_depth(chain) != 0) return accepted;
+  const auto* ssl = static_cast<SSL*>(
+      ::X509_STORE_CTX_get_ex_data(chain, ::SSL_get_ex_data_X509_STORE_CTX_idx()));
+  const auto* wanted = static_cast<const std::string*>(SSL_get_app_data(ssl));
+  const auto* shown = ::X509_STORE_CTX_get_current_cert(chain);
+  if (wanted != nullptr && shown != nullptr && openssl::is_for(shown, *wanted)) return 1;
+  ::X509_STORE_CTX_set_error(chain, X509_V_ERR_APPLICATION_VERIFICATION);
+  return 0;
+}
+
+context_ptr fresh_context() {
+  context_ptr made{::SSL_CTX_new(::TLS_method())};
+  if (!made) return made;
+  auto* it = made.get();
+  ::SSL_CTX_set_min_proto_version(it, TLS1_3_VERSION);
+  ::SSL_CTX_set_max_proto_version(it, TLS1_3_VERSION);
+  ::SSL_CTX_set_options(it, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION);
+  ::SSL_CTX_set_num_tickets(it, 0);
+  ::SSL_CTX_set_session_cache_mode(it, SSL_SESS_CACHE_OFF);
+  ::SSL_CTX_set_mode(it, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+                             SSL_MODE_RELEASE_BUFFERS);
+  ::SSL_CTX_set_verify(it, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, &judge_peer);
+  return made;
+}
+
+result<void> take_authorities(SSL_CTX* into, const std::string& path) {
+  const auto text = read_public_file("ca", path);
+  if (!text) return fail(text.error());
+  const auto all = openssl::certificates_of(*text);
+  if (all.empty()) return bad_file("ca", path, "it holds no certificate that can be read (PEM)");
+  for (const auto& one : all) {
+    if (::X509_check_ca(one.get()) == 0)
+      return bad_file("ca", path, "a certificate in it is not that of an authority");
+    ::X509_STORE_add_cert(::SSL_CTX_get_cert_store(into), one.get());
+  }
+  return {};
+}
+
+/// Whether a peer would accept our own certificate, and if not, why.
+result<void> judge_own(SSL_CTX* with, const door_security& security, const std::string& uri) {
+  auto* own = ::SSL_CTX_get0_certificate(with);
+  const auto refuse = [&](const std::string& why) {
+    return bad_file("certificate", security.certificate, why);
+  };
+  STACK_OF(X509)* between = nullptr;
+  ::SSL_CTX_get0_chain_certs(with, &between);
+  for (const int purpose : {X509_PURPOSE_SSL_SERVER, X509_PURPOSE_SSL_CLIENT}) {
+    const store_context chain{::X509_STORE_CTX_new()};
+    if (!chain ||
+        ::X509_STORE_CTX_init(chain.get(), ::SSL_CTX_get_cert_store(with), own, between) != 1) {
+      return refuse("it cannot be verified: " + openssl::last_error());
+    }
+    ::X509_STORE_CTX_set_purpose(chain.get(), purpose);
+    if (::X509_verify_cert(chain.get()) == 1) continue;
+    const int code = ::X509_STORE_CTX_get_error(chain.get());
+    (void)openssl::last_error();
+    if (code == X509_V_ERR_CERT_HAS_EXPIRED && ::X509_STORE_CTX_get_error_depth(chain.get()) == 0)
+      return refuse("it has expired; `troupe certs renew DIR` makes a new one");
+    return refuse("it is not accepted by the authorities of " + security.ca + ": " +
+                  ::X509_verify_cert_error_string(code) +
+                  "; give the node a certificate of the cluster's authority");
+  }
+  if (!openssl::is_for(own, uri)) {
+    return refuse("it is not for cluster `" + security.cluster + "` (it has no URI " + uri +
+                  "); `troupe certs init DIR --cluster " + security.cluster +
+                  "` makes one that is");
+  }
+  return {};
+}
+
+result<void> take_own(SSL_CTX* into, const door_security& security) {
+  const auto text = read_public_file("certificate", security.certificate);
+  if (!text) return fail(text.error());
+  const auto key_text = read_private_file("key", security.key);
+  if (!key_text) return fail(key_text.error());
+  const auto all = openssl::certificates_of(*text);
+  if (all.empty()) {
+    return bad_file("certificate", security.certificate,
+                    "it holds no certificate that can be read (PEM)");
+  }
+  const auto key = openssl::key_of(*key_text);
+  if (!key) {
+    return bad_file("key", security.key,
+                    "it holds no key that can be read (PEM, without a password)");
+  }
+  if (::X509_check_private_key(all.front().get(), key.get()) != 1) {
+    (void)openssl::last_error();
+    return bad_file("key", security.key,
+                    "it does not belong to the certificate in " + security.certificate +
+                        "; `troupe certs renew DIR` makes both anew");
+  }
+  bool taken = ::SSL_CTX_use_certificate(into, all.front().get()) == 1 &&
+               ::SSL_CTX_use_PrivateKey(into, key.get()) == 1;
+  for (std::size_t i = 1; i < all.size(); ++i)
+    taken = taken && SSL_CTX_add1_chain_cert(into, all[i].get()) == 1;
+  if (taken) return {};
+  return bad_file("certificate", security.certificate,
+                  "OpenSSL does not take it: " + openssl::last_error());
+}
+
+}  // namespace
+
+result<std::shared_ptr<const door_tls_context>> door_tls_context::load(
+    const door_security& security) {
+  auto made = fresh_context();
+  if (!made) return fail(errc::internal, "no TLS context: " + openssl::last_error());
+  std::string uri{openssl::cluster_prefix};
+  uri += security.cluster;
+  if (auto taken = take_authorities(made.get(), security.ca); !taken) return fail(taken.error());
+  if (auto taken = take_own(made.get(), security); !taken) return fail(taken.error());
+  if (auto good = judge_own(made.get(), security, uri); !good) return fail(good.error());
+  return std::shared_ptr<const door_tls_context>{
+      new door_tls_context{made.release(), std::move(uri)}};
+}
+
+std::chrono::seconds door_tls_context::time_left() const {
+  int days = 0;
+  int seconds = 0;
+  const auto* own = ::SSL_CTX_get0_certificate(context_);
+  if (::ASN1_TIME_diff(&days, &seconds, nullptr, ::X509_get0_notAfter(own)) != 1) return {};
+  return std::chrono::hours{24} * days + std::chrono::seconds{seconds};
+}
+
+door_tls_context::~door_tls_context() {
+  ::SSL_CTX_free(context_);
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "troupe/actors/system.hpp"
+#include "troupe/config/deployment.hpp"
+
+namespace troupe::actors {
+
+/// How the processes of a deployment know each other. `invalid_config` naming the host where one is
+/// open to other machines and the mode is not `tls`: also for a deployment that no file was parsed
+/// for. The credentials themselves are read when a host is made of it.
+[[nodiscard]] result<door_security> door_security_of(const config::deployment& deployment);
+
+/// What every process of a deployment, supervisor or node, makes its host with. Errors as above.
+[[nodiscard]] result<actor_host_options> host_options_of(const config::deployment& deployment);
+
+}  // namespace troupe::actors

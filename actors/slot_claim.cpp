@@ -1,0 +1,204 @@
+#include "troupe/actors/slot_claim.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "troupe/actors/host_options.hpp"
+#include "troupe/actors/local_address.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/membership.hpp"
+#include "troupe/actors/messages.hpp"
+#include "troupe/actors/phrases.hpp"
+#include "troupe/actors/system.hpp"
+#include "troupe/config/resolve.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds first_pause{50};
+constexpr milliseconds shortest_renewal{10};
+constexpr milliseconds patience_of_claims{3000};
+/// Who lets go of its name waits for the question under way; one that is read late counts as well.
+constexpr milliseconds patience_of_renewals{500};
+
+/// Hosts of the stage that this machine is, each once, in the file's order.
+result<std::vector<std::string>> own_hosts(const config::deployment& deployment,
+                                           const config::stage_config& stage) {
+  std::vector<std::string> own;
+  std::string all;
+  for (const auto& node : config::resolve(deployment)) {
+    if (node.stage != stage.name) continue;
+    if (std::ranges::find(own, node.host) != own.end()) continue;
+    if (node.local) {
+      own.push_back(node.host);
+    } else {
+      all += (all.empty() ? "" : ", ") + node.host;
+    }
+  }
+  for (auto& host : own) {
+    auto address = address_of(host, deployment.supervisor);
+    if (!address) return fail(address.error());
+    host = std::move(*address);
+  }
+  if (!own.empty()) return own;
+  return fail(errc::invalid_config, "stage " + quoted(stage.name) + " belongs to " + all +
+                                        ", which is not this machine; start it there, or add auto "
+                                        "to its hosts");
+}
+
+/// Whether asking again may help.
+bool may_pass(errc code) noexcept {
+  return code == errc::peer_unreachable || code == errc::peer_lost || code == errc::deadline ||
+         code == errc::overloaded || code == errc::aborted;
+}
+
+/// Asks the supervisor. For one thread at a time.
+class claimant {
+ public:
+  claimant(const config::supervisor_config& at, actor_host_options host)
+      : at_{at}, host_{std::move(host)} {}
+
+  /// Waits so long for a connection, and so long for an answer.
+  result<slot_grant> ask_for(const slot_claim& claim, milliseconds patience) {
+    if (!supervisor_) {
+      auto found = host_.connect<supervisor_actor>(at_.host, at_.port, patience);
+      if (!found) return fail(found.error().code, "no supervisor: " + found.error().message);
+      supervisor_ = *found;
+    }
+    auto granted = ask<slot_grant>(host_.system(), supervisor_, "the supervisor", patience,
+                                   claim_atom_v, claim);
+    if (!granted) {
+      supervisor_ = nullptr;  // it may be another one that answers next time
+      return granted;
+    }
+    if (granted->failed == 0) return granted;
+    return fail(is_errc(granted->failed) ? static_cast<errc>(granted->failed) : errc::internal,
+                granted->sentence);
+  }
+
+ private:
+  config::supervisor_config at_;
+  actor_host host_;
+  supervisor_actor supervisor_;
+};
+
+class slot_holder final : public claimed_slot {
+ public:
+  slot_holder(std::unique_ptr<claimant> cluster, slot_claim claim, slot_grant granted)
+      : cluster_{std::move(cluster)}, claim_{std::move(claim)}, granted_{std::move(granted)} {
+    claim_.held = granted_.name;
+    thread_ = std::thread{[this] { renew(); }};
+  }
+  ~slot_holder() override {
+    {
+      const std::lock_guard lock{mutex_};
+      over_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+  slot_holder(const slot_holder&) = delete;
+  slot_holder& operator=(const slot_holder&) = delete;
+
+  [[nodiscard]] const std::string& name() const noexcept override { return granted_.name; }
+  [[nodiscard]] std::uint64_t incarnation() const noexcept override { return claim_.incarnation; }
+
+ private:
+  void renew() {
+    const auto interval = std::max(milliseconds{granted_.held_ms} / 3, shortest_renewal);
+    std::unique_lock lock{mutex_};
+    while (!changed_.wait_for(lock, interval, [this] { return over_; })) {
+      lock.unlock();
+      const auto renewed = cluster_->ask_for(claim_, patience_of_renewals);
+      lock.lock();
+      const bool other = renewed && renewed->name != granted_.name;
+      if (renewed ? !other : may_pass(renewed.error().code)) continue;
+      // It would keep the name from whom it belongs to now. Its registration says so as well.
+      logger("node")->warn("{} is held no more for this process: {}", granted_.name,
+                           other ? "the supervisor gives it " + quoted(renewed->name) + " instead"
+                                 : to_string(renewed.error()));
+      return;
+    }
+  }
+
+  std::unique_ptr<claimant> cluster_;
+  slot_claim claim_;
+  slot_grant granted_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_{false};
+  std::thread thread_;
+};
+
+}  // namespace
+
+result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployment& deployment,
+                                                          const std::string& stage_name,
+                                                          const claim_options& options) {
+  const auto& at = deployment.supervisor;
+  const auto* stage = config::find_stage(deployment, stage_name);
+  if (stage == nullptr) {
+    std::string names;
+    for (const auto& one : deployment.stages) names += (names.empty() ? "" : ", ") + one.name;
+    return fail(errc::not_found,
+                "the deployment has no stage " + quoted(stage_name) + "; it has " + names);
+  }
+  const auto hosts = own_hosts(deployment, *stage);
+  if (!hosts) return fail(hosts.error());
+
+  auto host = host_options_of(deployment);
+  if (!host) return fail(host.error());
+  auto cluster = std::make_unique<claimant>(at, std::move(*host));
+  slot_claim wanted;
+  wanted.cluster = deployment.cluster;
+  wanted.stage = stage_name;
+  wanted.incarnation = draw_incarnation();
+  wanted.pid = static_cast<std::uint32_t>(::getpid());
+  const auto began = steady_clock::now();
+  log_limiter reminder{std::chrono::seconds{30}};
+  std::optional<errc> said;
+  auto pause = first_pause;
+  for (std::size_t attempt = 0;; ++attempt) {
+    wanted.host = (*hosts)[attempt % hosts->size()];
+    auto granted = cluster->ask_for(wanted, patience_of_claims);
+    if (granted) {
+      return std::unique_ptr<claimed_slot>{std::make_unique<slot_holder>(
+          std::move(cluster), std::move(wanted), std::move(*granted))};
+    }
+    const auto& why = granted.error();
+    if (!may_pass(why.code)) return fail(why);
+    if (const bool due = reminder.pass().has_value(); due || said != why.code) {
+      said = why.code;
+      logger("node")->warn(
+          "no node of stage {} to be yet, keeps asking the supervisor at {}:{}: {}", stage_name,
+          at.host, at.port, to_string(why));
+    }
+    if (options.limit.count() >= 0 && steady_clock::now() - began + pause > options.limit) {
+      return fail(errc::deadline, "the supervisor at " + at.host + ":" + std::to_string(at.port) +
+                                      " gave this process no node of stage " + quoted(stage_name) +
+                                      " within " + time_text(options.limit) + ": " +
+                                      to_string(why));
+    }
+    if (options.pause) {
+      if (options.pause(pause)) return fail(errc::aborted, "it was given up");
+    } else {
+      std::this_thread::sleep_for(pause);
+    }
+    pause = std::min(2 * pause, std::max(first_pause, at.heartbeat_interval));
+  }
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,54 @@
+#pragma once
+
+/// How a process that is started for a stage becomes one of its nodes: the supervisor says which.
+///
+///     auto slot = claimed_slot::claim(deployment, "decode", {});
+///     if (!slot) return slot.error();
+///     auto node = start_claimed(deployment, **slot);
+///     // ... once `wait_registered` says so:
+///     slot->reset();
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/config/deployment.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::actors {
+
+struct claim_options {
+  /// How long it asks where no supervisor is there, or no name is free. Negative: without an end.
+  std::chrono::milliseconds limit{-1};
+  /// Waits before it asks again; true: give up. On the calling thread. Empty: sleeps.
+  std::function<bool(std::chrono::milliseconds)> pause{};
+};
+
+/// A name that this process has claimed. It is held for it as long as the object lives, by a thread of
+/// its own that asks again and again: a cache of hundreds of GiB may take a while to allocate.
+class claimed_slot {
+ public:
+  /// Asks the deployment's supervisor, at once and then after 50 ms, twice as long each time up to the
+  /// heartbeat interval, which is logged. Errors: `not_found` (no such stage), `invalid_config` (no host
+  /// of it is this one, another cluster's supervisor), `version_mismatch`, `peer_unreachable` (a host is
+  /// `auto`, and no route leads to the supervisor); at the limit `deadline` with the last reason;
+  /// `aborted` (`pause` said so).
+  [[nodiscard]] static result<std::unique_ptr<claimed_slot>> claim(
+      const config::deployment& deployment, const std::string& stage, const claim_options& options);
+  /// Holds it no more. A node that was taken in under the name needs that no longer.
+  virtual ~claimed_slot() = default;
+
+  [[nodiscard]] virtual const std::string& name() const noexcept = 0;
+  /// That the node has to register with.
+  [[nodiscard]] virtual std::uint64_t incarnation() const noexcept = 0;
+};
+
+/// `engine::start` of the node that was claimed, in the life that it was claimed for.
+[[nodiscard]] result<std::unique_ptr<engine>> start_claimed(const config::deployment& deployment,
+                                                            const claimed_slot& slot,
+                                                            engine_options options = {});
+
+}  // namespace troupe::actors

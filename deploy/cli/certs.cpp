@@ -1,0 +1,175 @@
+#include <array>
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include <CLI/CLI.hpp>
+
+#include "troupe/actors/certificates.hpp"
+#include "troupe/deploy/cli/text_table.hpp"
+#include "troupe/deploy/cli/verbs.hpp"
+
+namespace troupe::deploy::cli {
+
+namespace {
+
+using actors::certificate_files;
+
+constexpr unsigned default_days = 365;
+
+struct certs_arguments {
+  std::string folder;
+  std::string cluster;
+  unsigned days{default_days};
+};
+
+void complain(const std::string& sentence) {
+  std::cerr << "troupe certs: " << sentence << "\n";
+}
+
+/// The deployment file wants absolute paths.
+std::string absolute(const std::string& path) {
+  std::error_code ignored;
+  const auto whole = std::filesystem::absolute(path, ignored).lexically_normal();
+  const auto text = (whole.has_filename() ? whole : whole.parent_path()).string();
+  return text.empty() ? path : text;
+}
+
+std::string date(actors::certificate_time time) {
+  const auto seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  std::array<char, 32> text{};
+  const auto size = std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M UTC", &parts);
+  return {text.data(), size};
+}
+
+result<actors::certificate_facts> facts_in(const std::string& path) {
+  std::ifstream in{path};
+  if (!in) return fail(errc::not_found, path + " cannot be read; `troupe certs init` makes it");
+  auto facts = actors::facts_of({std::istreambuf_iterator<char>{in}, {}});
+  if (!facts) return fail(facts.error().code, path + ": " + facts.error().message);
+  return facts;
+}
+
+/// What is printed can be appended to a deployment file as it is.
+void print_section(const certificate_files& files) {
+  std::cout << "security:\n  mode: tls\n  secret: " << files.secret
+            << "\n  certificate: " << files.certificate << "\n  key: " << files.key
+            << "\n  ca: " << files.ca << std::endl;
+}
+
+exit_code run_init(const certs_arguments& given) {
+  const auto files = actors::init_certificates(absolute(given.folder), given.cluster, given.days);
+  if (!files) {
+    complain(to_string(files.error()));
+    return exit_code::failed;
+  }
+  std::cout
+      << "# Made for cluster " << given.cluster << ", good for " << given.days
+      << " days (`troupe certs renew`). Copy cluster.secret, node.crt, node.key and ca.crt to\n"
+         "# every host of the cluster, to this place; ca.key stays here: who has it can make "
+         "nodes of\n# the cluster.\n";
+  print_section(*files);
+  return exit_code::ok;
+}
+
+exit_code run_renew(const certs_arguments& given) {
+  const auto files = actors::renew_certificates(absolute(given.folder), given.days);
+  if (!files) {
+    complain(to_string(files.error()));
+    return exit_code::failed;
+  }
+  const auto facts = facts_in(files->certificate);
+  if (!facts) {
+    complain(to_string(facts.error()));
+    return exit_code::failed;
+  }
+  std::cout << files->key << " and " << files->certificate << " are new, good until "
+            << date(facts->life.until)
+            << "; copy them to the other hosts of the cluster, the key first. Nodes take them over "
+               "without a restart."
+            << std::endl;
+  return exit_code::ok;
+}
+
+exit_code run_show(const certs_arguments& given) {
+  const auto files = actors::certificate_files_in(absolute(given.folder));
+  const auto node = facts_in(files.certificate);
+  const auto ca = facts_in(files.ca);
+  for (const auto* one : {&node, &ca}) {
+    if (*one) continue;
+    complain(to_string(one->error()));
+    return exit_code::failed;
+  }
+  const auto life = [](const actors::certificate_facts& of) {
+    return date(of.life.from) + " to " + date(of.life.until);
+  };
+  std::cout << "cluster     " << (node->cluster.empty() ? "(none)" : printable(node->cluster))
+            << "\nnode.crt    " << life(*node) << "\nca.crt      " << life(*ca) << std::endl;
+  const auto now = std::chrono::system_clock::now();
+  if (now <= node->life.until && now <= ca->life.until) return exit_code::ok;
+  complain(now > ca->life.until
+               ? "the authority has expired; make a new one in another folder (`troupe certs init`)"
+               : "the certificate has expired; `troupe certs renew " + given.folder + "`");
+  return exit_code::failed;
+}
+
+std::string wrong_cluster(const std::string& name) {
+  const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
+  bool good = !name.empty() && name.size() <= 64 && plain(name.front());
+  for (const char c : name) good = good && (plain(c) || c == '_' || c == '-');
+  return good
+             ? std::string{}
+             : "takes 1 to 64 of a-z 0-9 _ -, beginning with a letter or a digit: `cluster` of the "
+               "deployment file";
+}
+
+}  // namespace
+
+void add_certs(CLI::App& app, exit_code& code) {
+  auto* verb = app.add_subcommand(
+      "certs",
+      "Make and renew what `security: {mode: tls}` needs: an authority of the cluster, a "
+      "certificate\nthat serves all of its nodes, and its secret. Needs no running cluster.");
+  verb->require_subcommand(1);
+  const auto given = std::make_shared<certs_arguments>();
+  const auto folder = [given](CLI::App* of) {
+    of->footer(exit_codes_text);
+    of->add_option("DIR", given->folder, "The folder of the files")->required();
+    return of;
+  };
+  const auto days = [given](CLI::App* of) {
+    of->add_option("--days", given->days, "How long the certificate is good, 1 to 3650")
+        ->check(CLI::Range(1u, 3650u))
+        ->capture_default_str();
+  };
+  auto* init = folder(verb->add_subcommand(
+      "init",
+      "Make DIR with ca.crt, ca.key, node.crt, node.key and cluster.secret, readable by their "
+      "owner\n"
+      "only, and print the section for the deployment file. Overwrites nothing."));
+  init->add_option("--cluster", given->cluster, "`cluster` of the deployment file")
+      ->required()
+      ->check(wrong_cluster);
+  days(init);
+  init->callback([given, &code] { code = run_init(*given); });
+  auto* renew =
+      folder(verb->add_subcommand("renew",
+                                  "Put a new node.crt and node.key of the same authority in the "
+                                  "place of the old ones. Nodes take\n"
+                                  "them over without a restart; connections that are there stay."));
+  days(renew);
+  renew->callback([given, &code] { code = run_renew(*given); });
+  auto* show = folder(verb->add_subcommand(
+      "show", "Print the cluster and the dates; fails when the certificate has expired."));
+  show->callback([given, &code] { code = run_show(*given); });
+}
+
+}  // namespace troupe::deploy::cli

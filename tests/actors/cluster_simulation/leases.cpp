@@ -1,0 +1,69 @@
+// What holds the blocks of transfers for the other side, and what becomes of those for whom nobody lives.
+
+#include <utility>
+
+#include "link.hpp"
+#include "transfer.hpp"
+#include "world.hpp"
+
+namespace troupe::actors::cluster_simulation {
+
+void transfer::hold(side s) {
+  const auto& at = ends_[s].at;
+  at->holds[operation(s).value] = {shared_from_this(), s};
+  at->leases.hold(operation(s), placed_on(other(s)).name, world_.clock_of(*at));
+}
+
+void transfer::meet(side s) {
+  const auto& at = ends_[s].at;
+  const auto& peer = placed_on(other(s));
+  at->leases.meet(operation(s), transfer_id{number_}, peer.name, incarnation{peer.incarnation},
+                  world_.clock_of(*at));
+}
+
+void transfer::let_go(side s) {
+  const auto& at = ends_[s].at;
+  if (at->holds.erase(operation(s).value) != 0) at->leases.end(operation(s));
+}
+
+void transfer::lapses(side s, const error& why) {
+  auto& e = ends_[s];
+  if (e.outcomes > 0) return;
+  const bool met = s == decode ? receiver_.has_value() : sender_.has_value();
+  if (met) return link_lost(s, why);
+  e.reclaimed = s == prefill;
+  conclude_side(s, why);
+  unpin(s);
+}
+
+void world::lapsed(const life& at, const std::vector<cache_leases::lapse>& lapses) {
+  for (const auto& over : lapses) {
+    check_lapse(at, over);
+    const auto found = at->holds.find(over.operation.value);
+    if (found == at->holds.end()) continue;
+    const auto held = found->second;
+    note("a hold is over", over.operation.value, static_cast<std::uint64_t>(over.why));
+    ++told.lapses;
+    const bool unread = over.why == cache_leases::cause::unread;
+    held.of->lapses(static_cast<side>(held.side),
+                    {unread ? errc::lease_expired : errc::peer_lost, "its hold is over"});
+  }
+}
+
+/// A hold ends because its holder died, never because it had to wait: what this node was told says
+/// which.
+void world::check_lapse(const life& at, const cache_leases::lapse& over) {
+  const auto found = at->holds.find(over.operation.value);
+  require(found != at->holds.end(), "a hold lapsed that had been given back");
+  if (found == at->holds.end() || !at->members) return;
+  const auto& peer = found->second.of->placed_on(other(static_cast<side>(found->second.side)));
+  const auto* shown = at->members->by_node[*number_of(peer.name)];
+  if (shown == nullptr) return;
+  const bool down = node_state_from(shown->state) == node_state::down && !reports_failure(*shown);
+  const bool same = shown->node.incarnation == peer.incarnation;
+  // What was published before the placement says nothing of it.
+  if (at->members->when < found->second.of->placed_when()) return;
+  require(down || !same, "a hold is over while its holder lives and is known to");
+}
+
+}  // namespace troupe::actors::cluster_simulation

@@ -1,0 +1,250 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "troupe/actors/door.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+
+using namespace std::chrono_literals;
+using transport::tcp::unique_fd;
+using clock = std::chrono::steady_clock;
+using troupe::testing::patience;
+
+/// A folder that is gone after the test.
+class scratch {
+ public:
+  scratch() {
+    std::string name = (std::filesystem::temp_directory_path() / "troupe-door-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  scratch(const scratch&) = delete;
+  scratch& operator=(const scratch&) = delete;
+  ~scratch() { std::filesystem::remove_all(path_); }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, const std::string& text, mode_t mode = 0600) const {
+    const auto where = path(name);
+    std::ofstream{where, std::ios::trunc} << text;
+    ::chmod(where.c_str(), mode);
+    return where;
+  }
+
+ private:
+  std::string path_;
+};
+
+/// Waits until it holds, at most so long.
+template <class Condition>
+bool comes_true(Condition holds, std::chrono::milliseconds limit = 5s) {
+  const auto until = clock::now() + limit * patience;
+  while (!holds()) {
+    if (clock::now() >= until) return false;
+    std::this_thread::sleep_for(5ms);
+  }
+  return true;
+}
+
+/// What a door admits and says, for the thread of a test.
+class listening_door {
+ public:
+  explicit listening_door(door_options options = {}) {
+    options.notice = [this](const std::string& sentence) {
+      const std::lock_guard lock{mutex_};
+      notices_.push_back(sentence);
+    };
+    options.credentials.renewed = [this](const std::string&) { ++renewed; };
+    options.credentials.failed = [this](const std::string& sentence) {
+      const std::lock_guard lock{mutex_};
+      alarms_.push_back(sentence);
+    };
+    auto made = door::create(std::move(options));
+    EXPECT_TRUE(made) << to_string(made.error());
+    if (!made) return;
+    it = std::move(*made);
+    const auto bound = it->listen("127.0.0.1", 0, [this](door_socket fd) {
+      const std::lock_guard lock{mutex_};
+      admitted_.emplace_back(fd);
+    });
+    EXPECT_TRUE(bound) << to_string(bound.error());
+    if (bound) port = *bound;
+  }
+
+  /// The next connection that proved itself; none within the time.
+  unique_fd admitted(std::chrono::milliseconds limit = 5s) {
+    unique_fd first;
+    (void)comes_true(
+        [&] {
+          const std::lock_guard lock{mutex_};
+          if (admitted_.empty()) return false;
+          first = std::move(admitted_.front());
+          admitted_.erase(admitted_.begin());
+          return true;
+        },
+        limit);
+    return first;
+  }
+  [[nodiscard]] std::vector<std::string> notices() {
+    const std::lock_guard lock{mutex_};
+    return notices_;
+  }
+  [[nodiscard]] std::vector<std::string> alarms() {
+    const std::lock_guard lock{mutex_};
+    return alarms_;
+  }
+  bool noticed(const std::string& part, std::chrono::milliseconds limit = 5s) {
+    return comes_true(
+        [&] {
+          for (const auto& one : notices())
+            if (one.find(part) != std::string::npos) return true;
+          return false;
+        },
+        limit);
+  }
+
+  std::atomic<int> renewed{0};
+  std::uint16_t port{0};
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> notices_, alarms_;
+  std::vector<unique_fd> admitted_;
+
+ public:
+  std::unique_ptr<door> it;  // ends first: its thread uses what stands above
+};
+
+/// Connects and waits for the end of that.
+inline result<unique_fd> connect_from(door& from, std::uint16_t port,
+                                      const std::string& host = "127.0.0.1",
+                                      std::chrono::milliseconds limit = 5s) {
+  auto told = std::make_shared<std::promise<result<unique_fd>>>();
+  auto when = told->get_future();
+  from.connect(host, port, clock::now() + limit * patience, [told](result<door_socket> how) {
+    if (how) {
+      told->set_value(unique_fd{*how});
+    } else {
+      told->set_value(fail(how.error()));
+    }
+  });
+  if (when.wait_for(limit * patience + 10s) != std::future_status::ready)
+    return fail(errc::internal, "the door did not call back");
+  return when.get();
+}
+
+inline bool connect_raw(const unique_fd& fd, std::uint16_t port) {
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
+}
+
+/// A socket that says what it is told to, straight to a port.
+inline unique_fd dial_raw(std::uint16_t port) {
+  unique_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  return connect_raw(fd, port) ? std::move(fd) : unique_fd{};
+}
+
+inline bool readable(int fd, std::chrono::milliseconds limit) {
+  pollfd what{fd, POLLIN, 0};
+  return ::poll(&what, 1, static_cast<int>((limit * patience).count())) > 0;
+}
+
+/// Reads so many bytes; fewer when it ends, or is silent for 5 s.
+inline std::string read_exactly(int fd, std::size_t size) {
+  std::string text(size, '\0');
+  std::size_t got = 0;
+  while (got < size && readable(fd, 5s)) {
+    const auto n = ::recv(fd, text.data() + got, size - got, 0);
+    if (n <= 0) break;
+    got += static_cast<std::size_t>(n);
+  }
+  text.resize(got);
+  return text;
+}
+
+/// Whether the other end closes within the time; what it says before is read and dropped.
+inline bool hangs_up(int fd, std::chrono::milliseconds limit = 5s) {
+  const auto until = clock::now() + limit * patience;
+  char piece[4096];
+  while (clock::now() < until) {
+    if (!readable(fd, 50ms)) continue;
+    const auto n = ::recv(fd, piece, sizeof piece, MSG_DONTWAIT);
+    if (n == 0) return true;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return true;
+  }
+  return false;
+}
+
+inline void send_all(int fd, const std::string& text) {
+  std::size_t sent = 0;
+  while (sent < text.size()) {
+    const auto n = ::send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (n > 0) {
+      sent += static_cast<std::size_t>(n);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      pollfd what{fd, POLLOUT, 0};
+      if (::poll(&what, 1, 10'000) <= 0) return;
+    } else {
+      return;
+    }
+  }
+}
+
+/// Whether bytes go both ways between two ends.
+inline bool talk(int one, int other) {
+  send_all(one, "there");
+  send_all(other, "and back");
+  return read_exactly(other, 5) == "there" && read_exactly(one, 8) == "and back";
+}
+
+/// What the process has used of its cores.
+inline std::chrono::microseconds cpu_time() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return std::chrono::seconds{used.ru_utime.tv_sec + used.ru_stime.tv_sec} +
+         std::chrono::microseconds{used.ru_utime.tv_usec + used.ru_stime.tv_usec};
+}
+
+/// Bytes of the process that are in memory.
+inline std::size_t resident_bytes() {
+  std::ifstream statm{"/proc/self/statm"};
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+inline std::size_t open_descriptors() {
+  std::size_t n = 0;
+  for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator{"/proc/self/fd"}) ++n;
+  return n;
+}
+
+}  // namespace troupe::actors::testing

@@ -1,0 +1,364 @@
+// What stands between the door and CAF: who proves itself is connected once, in time, and not for
+// longer than it speaks. The other side of some connections is a door that this test holds itself.
+
+#include "troupe/actors/network.hpp"
+
+#include <array>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include <caf/exit_reason.hpp>
+#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "troupe/actors/certificates.hpp"
+#include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/host_options.hpp"
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+
+#include "cluster_peer.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+using troupe::testing::patience;
+
+milliseconds since(steady_clock::time_point start) {
+  return std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
+}
+
+/// Credentials of mode tls, gone with the object.
+struct tls_files {
+  std::string folder = (std::filesystem::temp_directory_path() / "troupe-tls-XXXXXX").string();
+  door_security security;
+  tls_files() {
+    EXPECT_NE(::mkdtemp(folder.data()), nullptr);
+    const auto files = init_certificates(folder + "/certs", "demo", 30);
+    EXPECT_TRUE(files) << to_string(files.error());
+    security = {door_security::mode::tls, "demo",     files->secret,
+                files->certificate,       files->key, files->ca};
+  }
+  ~tls_files() { std::filesystem::remove_all(folder); }
+};
+
+/// Lets in whoever proves itself, and says nothing more.
+struct silent_host {
+  std::mutex mutex;
+  std::vector<door_socket> guests;
+  std::unique_ptr<door> gate;
+  std::uint16_t port{0};
+
+  silent_host() {
+    auto made = door::create({});
+    EXPECT_TRUE(made) << to_string(made.error());
+    gate = std::move(*made);
+    auto bound = gate->listen("127.0.0.1", 0, [this](door_socket s) {
+      const std::lock_guard lock{mutex};
+      guests.push_back(s);
+    });
+    EXPECT_TRUE(bound) << to_string(bound.error());
+    port = *bound;
+  }
+  ~silent_host() {
+    gate.reset();
+    for (const auto s : guests) ::close(s);
+  }
+  std::size_t count() {
+    const std::lock_guard lock{mutex};
+    return guests.size();
+  }
+};
+
+/// What reads until the peer closes; false when it did not in time.
+bool closes(door_socket s, milliseconds within) {
+  const auto until = steady_clock::now() + within;
+  std::array<char, 4096> bytes{};
+  while (steady_clock::now() < until) {
+    pollfd p{s, POLLIN, 0};
+    if (::poll(&p, 1, 20) <= 0) continue;
+    const auto n = ::recv(s, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN)) return true;
+  }
+  return false;
+}
+
+result<door_socket> dial(door& from, std::uint16_t port) {
+  std::promise<result<door_socket>> outcome;
+  from.connect("127.0.0.1", port, steady_clock::now() + 3s * patience,
+               [&](result<door_socket> how) { outcome.set_value(std::move(how)); });
+  return outcome.get_future().get();
+}
+
+std::uint16_t publish(actor_host& host, std::uint16_t port = 0) {
+  const auto bound =
+      host.publish(spawn_supervisor(host.system(), three_nodes()), "127.0.0.1", port);
+  EXPECT_TRUE(bound) << to_string(bound.error());
+  return bound.value_or(0);
+}
+
+result<membership> members_of(actor_host& host, const supervisor_actor& supervisor) {
+  return ask<membership>(host.system(), supervisor, "the supervisor", 3s * patience,
+                         members_atom_v);
+}
+
+// CAF's keep-alive takes a connection that is being made for one that has been silent since the
+// machine was started, and cuts it with its next tick.
+TEST(network, a_connection_that_takes_longer_than_ticks_of_the_keep_alive_is_waited_for) {
+  silent_host slow;
+  actor_host host{{.network_heartbeat = 20ms}};
+  const auto began = steady_clock::now();
+  const auto found = host.connect<supervisor_actor>("127.0.0.1", slow.port, 500ms);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code, errc::deadline) << found.error().message;
+  EXPECT_GE(since(began), 490ms);
+  EXPECT_LT(since(began), 2s * patience);
+  EXPECT_EQ(slow.count(), 1U) << "one connection, never cut";
+}
+
+TEST(network, an_attempt_that_is_given_up_leaves_no_connection_behind) {
+  silent_host slow;
+  actor_host host;
+  ASSERT_FALSE(host.connect<supervisor_actor>("127.0.0.1", slow.port, 200ms));
+  ASSERT_EQ(slow.count(), 1U);
+  EXPECT_TRUE(closes(slow.guests.front(), 2s * patience));
+}
+
+/// A guest of a host in either mode of transport.
+void see_a_silent_guest_out(const door_security& security) {
+  actor_host host{{.network_heartbeat = 50ms, .connection_timeout = 400ms, .security = security}};
+  const auto port = publish(host);
+  door_options options;
+  options.security = security;
+  auto outside = door::create(options);
+  ASSERT_TRUE(outside) << to_string(outside.error());
+  const auto guest = dial(**outside, port);
+  ASSERT_TRUE(guest) << to_string(guest.error());
+  EXPECT_FALSE(closes(*guest, 200ms)) << "it has time to speak";
+  EXPECT_TRUE(closes(*guest, 3s * patience));
+  ::close(*guest);
+  actor_host other{{.security = security}};
+  EXPECT_TRUE(other.connect<supervisor_actor>("127.0.0.1", port, 3s * patience));
+}
+
+TEST(network, a_guest_that_proved_itself_and_then_says_nothing_is_closed) {
+  see_a_silent_guest_out({});
+}
+
+TEST(network, also_where_its_connection_is_encrypted) {
+  const tls_files files;
+  see_a_silent_guest_out(files.security);
+}
+
+TEST(network, what_a_process_says_last_arrives_although_it_is_encrypted) {
+  const tls_files files;
+  actor_host there{{.security = files.security}};
+  for (int round = 0; round < 10; ++round) {
+    const auto boss = spawn_supervisor(there.system(), three_nodes());
+    const auto bound = there.publish(boss, "127.0.0.1", 0);
+    ASSERT_TRUE(bound) << to_string(bound.error());
+    auto here = std::make_unique<actor_host>(actor_host_options{.security = files.security});
+    const auto proxy = here->connect<supervisor_actor>("127.0.0.1", *bound, 3s * patience);
+    ASSERT_TRUE(proxy) << to_string(proxy.error());
+    caf::scoped_actor self{there.system()};
+    self->monitor(boss);
+    caf::anon_send_exit(*proxy, caf::exit_reason::user_shutdown);
+    here = nullptr;
+    bool ended = false;
+    self->receive([&](caf::down_msg&) { ended = true; }, caf::after(3s * patience) >> [] {});
+    EXPECT_TRUE(ended) << "round " << round;
+  }
+}
+
+TEST(network, all_who_ask_for_one_address_share_one_connection) {
+  actor_host there, here;
+  const auto port = publish(there);
+  std::vector<std::thread> askers;
+  std::atomic<int> found{0};
+  for (int i = 0; i < 8; ++i) {
+    askers.emplace_back([&] {
+      const auto got = here.connect<supervisor_actor>("127.0.0.1", port, 5s * patience);
+      if (got && members_of(here, *got)) ++found;
+    });
+  }
+  for (auto& asker : askers) asker.join();
+  EXPECT_EQ(found, 8);
+  EXPECT_EQ(there.door_counters().admitted, 1U);
+}
+
+TEST(network, who_waits_shortly_is_answered_in_time_beside_who_waits_long) {
+  silent_host slow;
+  actor_host host;
+  std::thread patient{[&] {
+    const auto began = steady_clock::now();
+    const auto found = host.connect<supervisor_actor>("127.0.0.1", slow.port, 900ms);
+    EXPECT_FALSE(found);
+    EXPECT_GE(since(began), 890ms);
+  }};
+  std::this_thread::sleep_for(50ms);
+  const auto began = steady_clock::now();
+  const auto found = host.connect<supervisor_actor>("127.0.0.1", slow.port, 150ms);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code, errc::deadline);
+  EXPECT_LT(since(began), 700ms * patience);
+  patient.join();
+  EXPECT_EQ(slow.count(), 1U);
+}
+
+TEST(network, an_actor_that_was_found_is_forgotten_with_its_process) {
+  auto there = std::make_unique<actor_host>();
+  actor_host here;
+  const auto port = publish(*there);
+  const auto former = here.connect<supervisor_actor>("127.0.0.1", port, 3s * patience);
+  ASSERT_TRUE(former);
+  const auto first = members_of(here, *former);
+  ASSERT_TRUE(first);
+  there = nullptr;
+  there = std::make_unique<actor_host>();
+  publish(*there, port);
+  // Until the end of the connection has come here, the former one may be found.
+  result<membership> second = fail(errc::internal, "not asked");
+  for (const auto until = steady_clock::now() + 5s * patience; steady_clock::now() < until;) {
+    const auto now = here.connect<supervisor_actor>("127.0.0.1", port, 1s * patience);
+    if (now) second = members_of(here, *now);
+    if (second) break;
+    std::this_thread::sleep_for(10ms);
+  }
+  ASSERT_TRUE(second) << to_string(second.error());
+  EXPECT_NE(second->supervisor_incarnation, first->supervisor_incarnation);
+}
+
+TEST(network, two_processes_that_dial_each_other_at_once_both_get_through) {
+  for (int round = 0; round < 5; ++round) {
+    actor_host left, right;
+    const auto to_left = publish(left);
+    const auto to_right = publish(right);
+    const auto fetch = [](actor_host& from, std::uint16_t port) {
+      const auto found = from.connect<supervisor_actor>("127.0.0.1", port, 3s * patience);
+      if (!found) return to_string(found.error());
+      const auto members = members_of(from, *found);
+      return members ? std::string{} : to_string(members.error());
+    };
+    auto one = std::async(std::launch::async, [&] { return fetch(left, to_right); });
+    EXPECT_EQ(fetch(right, to_left), "");
+    EXPECT_EQ(one.get(), "");
+  }
+}
+
+// -- secrets
+
+struct secret_file {
+  std::string path;
+  explicit secret_file(const std::string& text) {
+    std::string name = std::filesystem::temp_directory_path() / "troupe-secret-XXXXXX";
+    const int fd = ::mkstemp(name.data());
+    EXPECT_GE(fd, 0);
+    ::close(fd);
+    path = name;
+    write(text);
+  }
+  ~secret_file() { std::filesystem::remove(path); }
+  void write(const std::string& text) const {
+    std::ofstream{path, std::ios::trunc} << text << "\n";
+    EXPECT_EQ(::chmod(path.c_str(), 0600), 0);
+  }
+  [[nodiscard]] actor_host_options options() const {
+    actor_host_options made;
+    made.security.how = door_security::mode::secret;
+    made.security.cluster = "demo";
+    made.security.secret = path;
+    return made;
+  }
+};
+
+const std::string ours(48, 'o');
+const std::string theirs(48, 't');
+
+TEST(network, who_does_not_know_the_secret_is_unauthorized_until_it_does) {
+  const secret_file one{ours};
+  const secret_file other{theirs};
+  actor_host there{one.options()};
+  const auto port = publish(there);
+  actor_host friendly{one.options()};
+  EXPECT_TRUE(friendly.connect<supervisor_actor>("127.0.0.1", port, 3s * patience));
+  actor_host open;
+  const auto refused = open.connect<supervisor_actor>("127.0.0.1", port, 3s * patience);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::unauthorized) << refused.error().message;
+  actor_host stranger{other.options()};
+  const auto wrong = stranger.connect<supervisor_actor>("127.0.0.1", port, 3s * patience);
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error().code, errc::unauthorized) << wrong.error().message;
+  EXPECT_EQ(there.door_counters().admitted, 1U);
+  other.write(ours);
+  const auto until = steady_clock::now() + 10s * patience;
+  auto mended = stranger.connect<supervisor_actor>("127.0.0.1", port, 3s * patience);
+  while (!mended && steady_clock::now() < until) {
+    std::this_thread::sleep_for(100ms);
+    mended = stranger.connect<supervisor_actor>("127.0.0.1", port, 3s * patience);
+  }
+  EXPECT_TRUE(mended) << to_string(mended.error());
+}
+
+TEST(network, a_host_whose_credentials_cannot_be_used_says_which_with_every_call) {
+  actor_host_options options;
+  options.security.how = door_security::mode::secret;
+  options.security.secret = "/nowhere/secret";
+  actor_host host{options};
+  const auto bound = host.publish(spawn_supervisor(host.system(), three_nodes()), "127.0.0.1", 0);
+  ASSERT_FALSE(bound);
+  EXPECT_EQ(bound.error().code, errc::invalid_config);
+  EXPECT_THAT(bound.error().message, HasSubstr("/nowhere/secret"));
+  const auto found = host.connect<supervisor_actor>("127.0.0.1", 1, 100ms);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code, errc::invalid_config);
+}
+
+TEST(network, a_deployment_open_to_other_machines_has_no_host_unless_it_is_tls) {
+  config::deployment deployment;
+  deployment.cluster = "demo";
+  EXPECT_TRUE(host_options_of(deployment));
+  deployment.supervisor.host = "10.0.0.1";
+  for (const auto mode : {config::security_mode::none, config::security_mode::secret}) {
+    deployment.security.mode = mode;
+    const auto refused = host_options_of(deployment);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, errc::invalid_config);
+    EXPECT_THAT(refused.error().message, HasSubstr("supervisor.host is 10.0.0.1"));
+    EXPECT_THAT(refused.error().message, HasSubstr("security.mode: tls"));
+  }
+  deployment.supervisor.host = "127.0.0.1";
+  deployment.stages.push_back({});
+  deployment.stages.back().name = "decode";
+  deployment.stages.back().hosts = {"127.0.0.1", "gpu-host-2"};
+  EXPECT_THAT(host_options_of(deployment).error().message,
+              HasSubstr("a host of stage decode is gpu-host-2"));
+  deployment.security.mode = config::security_mode::secret;
+  deployment.stages.back().hosts = {"127.0.0.1", "auto"};
+  EXPECT_TRUE(host_options_of(deployment)) << "what it stands for is looked at when it is known";
+  deployment.security.mode = config::security_mode::tls;
+  deployment.security.secret = "/s";
+  const auto fine = host_options_of(deployment);
+  ASSERT_TRUE(fine);
+  EXPECT_EQ(fine->security.how, door_security::mode::tls);
+  EXPECT_EQ(fine->security.cluster, "demo");
+  EXPECT_EQ(fine->security.secret, "/s");
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing

@@ -1,0 +1,300 @@
+// A peer stands still or is cut off while something is in flight: it is lost within `peer_silence`. And
+// the peers that only look as if: idle ones, busy ones, slow ones.
+
+#include <gmock/gmock.h>
+
+#include "gpu_ways.hpp"
+#include "own_network.hpp"
+#include "rebuild_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// The default of `peer_silence`, and what a loaded machine may take besides.
+inline const auto silence = 1000ms;
+inline const auto slack = 300ms * patience;
+
+/// Nobody but the links watches: neither the supervisor nor the network layer is as quick.
+cluster_options watched_by_links(const way& w) {
+  auto options = options_of(w);
+  options.deadline = "60s";
+  options.heartbeat_timeout = "30s";
+  options.prefill_pool = options.decode_pool = "16MiB";
+  return options;
+}
+
+class silent : public breakable {
+ protected:
+  silent() : breakable{watched_by_links(GetParam())} {}
+  explicit silent(cluster_options options) : breakable{std::move(options)} {}
+
+  /// The one outcome of the operation, since the peer has been silent since `from`.
+  void expect_noticed(operation_id id, std::chrono::steady_clock::time_point from) {
+    ASSERT_TRUE(events->outcome(id, 10s));
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - from);
+    EXPECT_LE(took, silence + slack);
+    EXPECT_GE(took, silence / 2) << "by something else than its silence";
+    const auto& t = events->of(id);
+    EXPECT_EQ(t.failed, 1);
+    EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
+    EXPECT_THAT(t.why.message, HasSubstr("has been silent for "));
+    EXPECT_THAT(t.why.message, HasSubstr(" ms"));
+  }
+  /// The link of this node has never broken.
+  void expect_never_broken() {
+    EXPECT_EQ(link().rebuilds, 0u) << link().last_break;
+    EXPECT_EQ(link().state, "up");
+  }
+  /// A transfer of which half the layers have been told, and the decode side knows.
+  operation_id half_received() {
+    EXPECT_EQ(ask(*first, "send r 50 7"), "ok");
+    const auto id = receive("r", 50);
+    EXPECT_EQ(ask(*first, "ready 2"), "ok");
+    EXPECT_TRUE(events->moving());
+    events->listen_for(100ms);
+    return id;
+  }
+  /// The rest of it.
+  void expect_received(operation_id id) {
+    ASSERT_EQ(ask(*first, "ready 4"), "ok");
+    ASSERT_EQ(ask(*first, "seal"), "ok");
+    ASSERT_TRUE(events->unpinned(id));
+    auto& t = events->of(id);
+    ASSERT_EQ(t.done, 1) << to_string(t.why);
+    EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 7), 0u);
+    EXPECT_EQ(ask(*first, "outcome"), "done");
+    ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
+    EXPECT_TRUE(whole(*node));
+  }
+};
+
+TEST_P(silent, frozen_prefill_is_lost_to_the_decode_side_and_served_by_another_life_of_itself) {
+  start_prefill();
+  const auto id = half_received();
+  const auto froze = std::chrono::steady_clock::now();
+  first->stop();
+  expect_noticed(id, froze);
+  ASSERT_TRUE(events->unpinned(id, 5s)) << "the blocks wait for a peer that is not inside";
+  auto& t = events->of(id);
+  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
+  EXPECT_TRUE(whole(*node));
+  // When it goes on it hears the same, and is a peer like any other.
+  first->signal(SIGCONT);
+  EXPECT_THAT(ask(*first, "outcome"), HasSubstr("peer_lost"));
+  take_from(*first, "after", 9);
+}
+
+TEST_P(silent, frozen_decode_is_lost_to_the_prefill_side) {
+  start_decode();
+  kvcache::allocation blocks;
+  const auto id = send_two_layers(blocks, 3);
+  events->listen_for(100ms);
+  const auto froze = std::chrono::steady_clock::now();
+  first->stop();
+  expect_noticed(id, froze);
+  ASSERT_TRUE(events->unpinned(id, 5s));
+  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+  EXPECT_TRUE(whole(*node));
+  first->signal(SIGCONT);
+  EXPECT_THAT(ask(*first, "outcome 3"), HasSubstr("peer_lost"));
+  give_to(*first, "after", 4);
+}
+
+TEST_P(silent, peer_is_lost_also_while_its_link_is_being_made_again) {
+  start_prefill();
+  const auto id = half_received();
+  const auto spared = cluster_ports();
+  first->stop();
+  const auto froze = std::chrono::steady_clock::now();
+  ASSERT_GT(cut_connections(spared), 0);
+  expect_noticed(id, froze);
+  EXPECT_THAT(events->of(id).why.message, HasSubstr("broke before"));
+}
+
+TEST_P(silent, idle_peer_keeps_its_link) {
+  start_prefill();
+  take_from(*first, "before", 1);
+  first->stop();
+  events->listen_for(3s);
+  first->signal(SIGCONT);
+  take_from(*first, "after", 2);
+  expect_never_broken();
+  EXPECT_EQ(node->report().links.size(), 1u);
+}
+
+TEST_P(silent, peer_that_waits_for_long_is_no_silent_peer) {
+  start_prefill();
+  const auto id = half_received();
+  events->listen_for(3s);
+  expect_received(id);
+  expect_never_broken();
+}
+
+TEST_P(silent, peer_that_stands_still_for_short_times_again_and_again_is_not_blamed) {
+  start_prefill();
+  const auto id = half_received();
+  for (int i = 0; i < 8; ++i) {
+    first->stop();
+    events->listen_for(400ms);
+    first->signal(SIGCONT);
+    events->listen_for(50ms * patience);
+  }
+  expect_received(id);
+  expect_never_broken();
+}
+
+TEST_P(silent, peer_is_not_blamed_for_the_time_in_which_this_process_stood_still_itself) {
+  start_prefill();
+  take_from(*first, "before", 1);
+  // The other side has nothing in flight yet, and waits for nothing: it does not blame us either.
+  const auto id = receive("r", 50);
+  events->listen_for(100ms);
+  // By a third process, since who stands still cannot wake himself.
+  const auto self = ::getpid();
+  const auto waker = ::fork();
+  if (waker == 0) {
+    ::usleep(3'000'000);
+    ::kill(self, SIGCONT);
+    ::_exit(0);
+  }
+  ::kill(self, SIGSTOP);
+  int status = 0;
+  ::waitpid(waker, &status, 0);
+  events->listen_for(500ms);
+  EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
+  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
+  expect_received(id);
+  expect_never_broken();
+}
+
+TEST_P(silent, engine_that_polls_and_computes_for_long_is_not_blamed) {
+  start_decode(progress::polling);
+  kvcache::allocation blocks;
+  const auto id = send_two_layers(blocks, 3);
+  // It waits for the next line, and does not poll.
+  events->listen_for(4s);
+  EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
+  ASSERT_TRUE(node->layers_ready(id, 2, 4, 50));
+  ASSERT_TRUE(node->seal(id, 50));
+  EXPECT_EQ(ask(*first, "outcome 3"), "done");
+  // Its release may wait for the next time that it polls.
+  EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
+  expect_never_broken();
+}
+
+INSTANTIATE_TEST_SUITE_P(every_way, silent, ::testing::ValuesIn(every_way()), name_of);
+
+/// Caches on GPUs, over their own backend.
+std::vector<way> over_xgmi() {
+  std::vector<way> ways;
+  for (const auto& w : gpu_ways()) {
+    if (w.backend == "xgmi") ways.push_back(w);
+  }
+  return ways;
+}
+INSTANTIATE_TEST_SUITE_P(over_gpus, silent, ::testing::ValuesIn(over_xgmi()), name_of);
+
+// -- large transfers
+
+class silent_under_load : public silent {
+ protected:
+  static constexpr std::uint32_t tokens = 12'000;
+};
+
+TEST_P(silent_under_load, slow_peer_with_large_batches_is_not_blamed) {
+  start_prefill();
+  take_from(*first, "first", 1);
+  for (int round = 0; round < 4; ++round) {
+    const auto request = "big" + std::to_string(round);
+    ASSERT_EQ(ask(*first, "send " + request + " " + std::to_string(tokens) + " 7"), "ok");
+    const auto id = receive(request, tokens);
+    first->channel().say("ready 4");
+    first->channel().say("seal");
+    // A tenth of the time is its own.
+    for (int i = 0; i < 6; ++i) {
+      events->listen_for(30ms);
+      first->stop();
+      events->listen_for(270ms);
+      first->signal(SIGCONT);
+    }
+    ASSERT_EQ(first->channel().hear().value_or("silence"), "ok");
+    ASSERT_EQ(first->channel().hear().value_or("silence"), "ok");
+    ASSERT_TRUE(events->unpinned(id));
+    auto& t = events->of(id);
+    ASSERT_EQ(t.done, 1) << to_string(t.why);
+    EXPECT_EQ(cache->differing(t.allocated->blocks, 0, tokens, 7), 0u);
+    ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
+    EXPECT_EQ(ask(*first, "outcome"), "done");
+  }
+  expect_never_broken();
+}
+
+INSTANTIATE_TEST_SUITE_P(every_way, silent_under_load, ::testing::ValuesIn(every_way()), name_of);
+
+// -- a wire that is cut
+
+/// The prefill node has an address of its own, which can be cut off: from the decode node, not from the
+/// supervisor.
+class cut_off : private own_network, public silent {
+ protected:
+  cut_off() : silent{apart()} {}
+  static cluster_options apart() {
+    auto options = watched_by_links(GetParam());
+    options.prefill_host = "127.0.0.2";
+    return options;
+  }
+  void SetUp() override {
+    if (!made()) GTEST_SKIP() << "no network of its own: needs root and `ip`";
+  }
+  static bool cut_prefill() { return own_network::cut("127.0.0.2"); }
+  static bool mend_wire() { return own_network::mend(); }
+};
+
+TEST_P(cut_off, prefill_is_lost_to_the_decode_side_and_hears_the_same_when_the_wire_is_back) {
+  start_prefill();
+  const auto id = half_received();
+  const auto at = std::chrono::steady_clock::now();
+  ASSERT_TRUE(cut_prefill());
+  expect_noticed(id, at);
+  ASSERT_TRUE(events->unpinned(id, 5s));
+  // It lives, and has given up as well.
+  EXPECT_THAT(ask(*first, "outcome"), HasSubstr("peer_lost"));
+  ASSERT_TRUE(mend_wire());
+}
+
+TEST_P(cut_off, decode_is_lost_to_the_prefill_side) {
+  start_decode();
+  kvcache::allocation blocks;
+  const auto id = send_two_layers(blocks, 3);
+  events->listen_for(100ms);
+  const auto at = std::chrono::steady_clock::now();
+  ASSERT_TRUE(cut_prefill());
+  expect_noticed(id, at);
+  ASSERT_TRUE(events->unpinned(id, 5s));
+  EXPECT_THAT(ask(*first, "outcome 3"), HasSubstr("peer_lost"));
+  ASSERT_TRUE(mend_wire());
+}
+
+TEST_P(cut_off, for_a_moment_goes_on_where_it_was) {
+  start_prefill();
+  const auto id = half_received();
+  ASSERT_TRUE(cut_prefill());
+  events->listen_for(200ms);
+  ASSERT_TRUE(mend_wire());
+  expect_received(id);
+  expect_never_broken();
+}
+
+/// Of those ways only tcp goes over an address.
+std::vector<way> over_addresses() {
+  if (have_verbs()) return {};
+  return {{"tcp", "write"}, {"tcp", "read"}};
+}
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(cut_off);
+INSTANTIATE_TEST_SUITE_P(every_way, cut_off, ::testing::ValuesIn(over_addresses()), name_of);
+
+}  // namespace
+}  // namespace troupe::testing

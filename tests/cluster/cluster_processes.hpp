@@ -1,0 +1,97 @@
+#pragma once
+
+/// A cluster of real processes, one for each node, on a `network` or all on 127.0.0.1: started,
+/// killed, stopped and started again by the test.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "troupe/actors/cluster_client.hpp"
+
+#include "network.hpp"
+
+namespace troupe::testing {
+
+struct cluster_shape {
+  std::uint32_t prefills{3}, decodes{3};
+  std::string backend{"tcp"};
+  std::string mode{"write"};
+  std::chrono::milliseconds heartbeat_interval{200}, heartbeat_timeout{1000};
+  std::chrono::milliseconds peer_silence{500};
+  std::string pool{"12MiB"};
+  std::string transport_more;  ///< e.g. ", max_reconnects: 0"
+  std::string limits_more;     ///< e.g. ", retry_window: 2s"
+  /// With credentials of its own, for hosts whose addresses are not loopback ones.
+  bool secured{false};
+  std::uint32_t decode_block_tokens{16};  ///< other than 16: decode nodes have another model
+};
+
+/// `supervisor`, then `prefill-0` and so on.
+[[nodiscard]] std::vector<std::string> node_names(const cluster_shape& shape);
+
+/// A process that ended though nobody wanted it to.
+struct unwanted_end {
+  std::string name;
+  std::string how;
+  std::string log;  ///< its last lines
+};
+
+class cluster_processes {
+ public:
+  /// On the network, or on 127.0.0.1 where there is none (null). The network outlives it.
+  cluster_processes(cluster_shape shape, const network* net);
+  /// Kills all. What they wrote is kept where `keep_files` was called.
+  ~cluster_processes();
+  cluster_processes(const cluster_processes&) = delete;
+  cluster_processes& operator=(const cluster_processes&) = delete;
+
+  void start(const std::string& name);
+  void start_all();
+  void kill(const std::string& name);
+  /// Ends it in good order; the caller waits with `gone`.
+  void ask_to_end(const std::string& name) const;
+  void freeze(const std::string& name) const;
+  void thaw(const std::string& name) const;
+  /// Whether it has ended; no `unwanted_end` then.
+  [[nodiscard]] bool gone(const std::string& name);
+  /// Those that ended by themselves since the last call; they are started again.
+  [[nodiscard]] std::vector<unwanted_end> revive();
+
+  /// Waits until the supervisor shows all nodes as up with their present processes.
+  [[nodiscard]] bool all_up(actors::cluster_client& client, std::chrono::milliseconds patience);
+  [[nodiscard]] std::unique_ptr<actors::cluster_client> client() const;
+  [[nodiscard]] pid_t pid(const std::string& name) const;
+  [[nodiscard]] const std::vector<std::string>& nodes() const { return nodes_; }
+  /// Lines that no process of the cluster should ever have written.
+  [[nodiscard]] std::vector<std::string> violations() const;
+  [[nodiscard]] const std::string& folder() const { return folder_; }
+  void keep_files() { keep_ = true; }
+
+ private:
+  struct process {
+    pid_t pid{-1};
+    int lives{0};
+    std::string log;
+  };
+  [[nodiscard]] std::string host(const std::string& name) const;
+  /// The value of `security`, and the files that it names.
+  [[nodiscard]] std::string make_credentials() const;
+  [[nodiscard]] std::string yaml(std::uint32_t block_tokens) const;
+
+  cluster_shape shape_;
+  const network* net_;
+  std::string folder_, file_, decode_file_, violations_, security_;
+  std::uint16_t port_;
+  bool keep_{false};
+  std::vector<std::string> nodes_;  ///< without the supervisor
+  std::map<std::string, process> processes_;
+};
+
+}  // namespace troupe::testing

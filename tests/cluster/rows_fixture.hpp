@@ -1,0 +1,201 @@
+#pragma once
+
+/// Two prefill and two decode nodes on a network of their own, for one thing that goes wrong at a time,
+/// many times over. Without a network the tests of what needs none run on 127.0.0.1.
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <future>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "cluster_processes.hpp"
+#include "judge.hpp"
+#include "orders.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::testing {
+
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+
+/// So often each thing goes wrong in each of the two modes. TROUPE_FAULT_ROUNDS says otherwise.
+inline int fault_rounds() {
+  const char* text = std::getenv("TROUPE_FAULT_ROUNDS");
+  return text != nullptr ? std::atoi(text) : sanitized ? 2 : 10;
+}
+
+using call_outcome = result<std::vector<std::uint8_t>>;
+
+class row : public ::testing::TestWithParam<std::string> {
+ protected:
+  cluster_shape shape;
+  std::optional<network> net;
+  std::unique_ptr<cluster_processes> cluster;
+  std::unique_ptr<actors::cluster_client> client;
+  std::mt19937_64 dice{std::random_device{}()};
+  int requests{0};
+
+  row() {
+    shape.prefills = 2;
+    shape.decodes = 2;
+    shape.mode = GetParam();
+    shape.heartbeat_interval = 100ms;
+    shape.heartbeat_timeout = 1000ms;
+    shape.peer_silence = 500ms;
+  }
+  void start() {
+    if (!network::missing()) {
+      net.emplace(node_names(shape), addresses::loopback);
+      ASSERT_EQ(net->why(), "");
+      net->slow_down(300);
+    }
+    cluster = std::make_unique<cluster_processes>(shape, net ? &*net : nullptr);
+    cluster->start_all();
+    client = cluster->client();
+    ASSERT_TRUE(cluster->all_up(*client, 20s * patience)) << "the cluster did not come up";
+    if (shape.decode_block_tokens != 16) return;
+    // Until all have heard of all.
+    for (const auto* prefill : {"prefill-0", "prefill-1"}) {
+      for (const auto* decode : {"decode-0", "decode-1"}) expect_served(prefill, decode);
+    }
+  }
+  void TearDown() override {
+    if (!cluster) return;
+    for (const auto& e : cluster->revive())
+      ADD_FAILURE() << e.name << " " << e.how << "\n" << e.log;
+    if (net) net->mend_all();
+    for (const auto& wrong : what_is_not_at_rest(*cluster, *client, 10s * patience))
+      ADD_FAILURE() << wrong;
+    for (const auto& v : cluster->violations()) ADD_FAILURE() << v;
+    if (HasFailure()) {
+      cluster->keep_files();
+      std::cout << "the logs of all processes are in " << cluster->folder() << std::endl;
+    }
+  }
+  /// Of the process of a node: where it listens.
+  [[nodiscard]] std::vector<std::uint16_t> ports_of(const std::string& name) const {
+    std::ifstream in{"/proc/" + std::to_string(cluster->pid(name)) + "/net/tcp"};
+    std::vector<std::uint16_t> ports;
+    std::string line;
+    while (std::getline(in, line)) {
+      std::istringstream words{line};
+      std::string slot, local, remote, state;
+      words >> slot >> local >> remote >> state;
+      const auto colon = local.find(':');
+      if (state == "0A" && colon != std::string::npos)
+        ports.push_back(
+            static_cast<std::uint16_t>(std::stoul(local.substr(colon + 1), nullptr, 16)));
+    }
+    return ports;
+  }
+  [[nodiscard]] std::uint64_t resident_bytes(const std::string& name) const {
+    std::ifstream in{"/proc/" + std::to_string(cluster->pid(name)) + "/statm"};
+    std::uint64_t pages = 0;
+    in >> pages >> pages;
+    return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  }
+  void settle() const {
+    ASSERT_TRUE(cluster->all_up(*client, 10s * patience)) << "not all nodes are up again";
+  }
+  milliseconds within(milliseconds time) {
+    return milliseconds{dice() % static_cast<std::uint64_t>(time.count())};
+  }
+
+  // -- one request
+
+  struct transfer {
+    std::string request;
+    std::uint64_t seed{0};
+    std::uint32_t tokens{500};
+    milliseconds deadline{6000};
+    milliseconds per_layer{30};  ///< of four
+    bool fail_when_full{false};
+    milliseconds use{0};
+  };
+  transfer next() {
+    transfer t;
+    t.request = "r" + std::to_string(++requests);
+    t.seed = dice();
+    return t;
+  }
+  call_outcome call(const std::string& node, const std::string& method, call_bytes payload,
+                    milliseconds timeout = 10s) {
+    actors::call_request order;
+    order.method = method;
+    order.payload = std::move(payload);
+    order.timeout_ms = static_cast<std::uint32_t>((timeout * patience).count());
+    return client->call(node, order);
+  }
+  void offer(const std::string& prefill, const transfer& t) {
+    const auto offered =
+        call(prefill, "prefill",
+             encode(prefill_order{t.request, t.tokens, t.seed, t.deadline, t.per_layer}));
+    ASSERT_TRUE(offered) << prefill << ": " << to_string(offered.error());
+  }
+  /// The decode engine's outcome; the future is ready soon after the deadline at the latest.
+  std::future<call_outcome> take(const std::string& decode, const std::string& prefill,
+                                 const transfer& t) {
+    decode_order order{t.request, prefill, shape.mode, t.tokens, t.seed, t.deadline, t.use};
+    order.fail_when_full = t.fail_when_full;
+    return std::async(std::launch::async, [this, decode, order, limit = t.deadline + 4s] {
+      return call(decode, "decode", encode(order), limit);
+    });
+  }
+  /// In words, of a node's operation.
+  std::string outcome(const std::string& node, const transfer& t) {
+    const auto known = call(node, "outcome", {t.request.begin(), t.request.end()});
+    return known ? std::string{known->begin(), known->end()}
+                 : "no answer: " + to_string(known.error());
+  }
+  static std::string in_words(const call_outcome& outcome) {
+    return outcome ? "done" : to_string(outcome.error());
+  }
+  /// Until both nodes are at it: what happens next happens in the middle of a transfer.
+  void wait_until_it_moves(const std::string& prefill, const std::string& decode) {
+    const auto busy = [&](const std::string& name) {
+      const auto report = client->report(name);
+      return report && !report->transfers.empty();
+    };
+    const auto until = std::chrono::steady_clock::now() + 5s * patience;
+    while (std::chrono::steady_clock::now() < until) {
+      if (busy(decode) && busy(prefill)) return;
+      std::this_thread::sleep_for(5ms);
+    }
+    FAIL() << "nothing moves from " << prefill << " to " << decode;
+  }
+  /// A whole request from one to the other. Once a network is whole again, what it delivers late may
+  /// still end a link: as a user, tries again meanwhile.
+  void expect_served(const std::string& prefill, const std::string& decode) {
+    const auto until = std::chrono::steady_clock::now() + 5s * patience;
+    for (;;) {
+      auto t = next();
+      t.per_layer = 0ms;
+      offer(prefill, t);
+      const auto taken = take(decode, prefill, t).get();
+      if (taken) {
+        EXPECT_EQ(outcome(prefill, t), "done");
+        return;
+      }
+      EXPECT_THAT(in_words(taken), ::testing::AnyOf(::testing::StartsWith("peer_lost: "),
+                                                    ::testing::StartsWith("link_broken: ")));
+      (void)call(prefill, "abort", {t.request.begin(), t.request.end()});
+      ASSERT_LT(std::chrono::steady_clock::now(), until)
+          << prefill << " serves " << decode << " no more: " << in_words(taken);
+    }
+  }
+};
+
+}  // namespace troupe::testing

@@ -1,0 +1,420 @@
+// The table of what goes wrong with a transfer: each row many times over, in real processes.
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include "rows_fixture.hpp"
+
+namespace troupe::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// How soon the loss of a peer must be told.
+const auto noticed = 3s * patience;
+
+// -- processes
+
+TEST_P(row, prefill_node_dies_and_its_request_is_lost_at_once_and_placed_on_another) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    const auto t = next();
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    std::this_thread::sleep_for(10ms + within(90ms));
+    const auto died = cluster->pid("prefill-0");
+    cluster->kill("prefill-0");
+    const auto killed = std::chrono::steady_clock::now();
+    EXPECT_THAT(in_words(taken.get()),
+                AnyOf(StartsWith("peer_lost: "), StartsWith("peer_unreachable: ")));
+    EXPECT_LT(std::chrono::steady_clock::now() - killed, noticed);
+    actors::placement_request wanted;
+    wanted.request = t.request + " again";
+    wanted.timeout_ms = 5000;
+    const auto where = client->place(wanted);
+    ASSERT_TRUE(where) << to_string(where.error());
+    EXPECT_NE(static_cast<pid_t>(where->prefill.at(0).pid), died);
+    expect_served(where->prefill.at(0).name, where->decode.at(0).name);
+    (void)client->finished(wanted.request);
+    cluster->start("prefill-0");
+    settle();
+  }
+}
+
+class kept_source : public row {
+ protected:
+  kept_source() { shape.limits_more = ", retry_window: 5s"; }
+};
+
+TEST_P(kept_source, whose_decode_node_dies_serves_another_without_a_second_prefill) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    const auto t = next();
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    std::this_thread::sleep_for(10ms + within(90ms));
+    cluster->kill("decode-0");
+    EXPECT_FALSE(taken.get());
+    EXPECT_EQ(in_words(take("decode-1", "prefill-0", t).get()), "done");
+    EXPECT_EQ(outcome("prefill-0", t), "done");
+    cluster->start("decode-0");
+    settle();
+  }
+}
+
+TEST_P(row, decode_node_dies_and_its_sender_is_told_at_once) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    auto t = next();
+    t.per_layer = 100ms * patience;
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    wait_until_it_moves("prefill-0", "decode-0");
+    std::this_thread::sleep_for(within(100ms));
+    cluster->kill("decode-0");
+    const auto killed = std::chrono::steady_clock::now();
+    EXPECT_THAT(outcome("prefill-0", t), StartsWith("peer_lost: "));
+    EXPECT_LT(std::chrono::steady_clock::now() - killed, noticed);
+    EXPECT_FALSE(taken.get());
+    cluster->start("decode-0");
+    settle();
+  }
+}
+
+TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    const auto t = next();
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    std::this_thread::sleep_for(within(100ms));
+    cluster->kill("supervisor");
+    EXPECT_EQ(in_words(taken.get()), "done");
+    cluster->start("supervisor");
+    settle();
+    EXPECT_EQ(outcome("prefill-0", t), "done");
+    expect_served("prefill-1", "decode-0");
+  }
+}
+
+// -- what engines and clocks do
+
+TEST_P(row, abort_by_either_engine_ends_both_sides_with_aborted) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    auto t = next();
+    t.per_layer = 100ms;
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    // Until it has been asked for, there is one side only.
+    std::this_thread::sleep_for(100ms * patience + within(100ms));
+    ASSERT_TRUE(call(round % 2 == 0 ? "prefill-0" : "decode-0", "abort",
+                     {t.request.begin(), t.request.end()}));
+    EXPECT_THAT(in_words(taken.get()), StartsWith("aborted: "));
+    EXPECT_THAT(outcome("prefill-0", t), StartsWith("aborted: "));
+  }
+}
+
+TEST_P(row, deadline_passes_and_both_sides_say_so) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    auto t = next();
+    t.per_layer = 2s;
+    t.deadline = 200ms + within(300ms);
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    EXPECT_THAT(in_words(taken.get()), StartsWith("deadline: "));
+    EXPECT_THAT(outcome("prefill-0", t), StartsWith("deadline: "));
+  }
+}
+
+class full_pool : public row {
+ protected:
+  full_pool() { shape.pool = "4MiB"; }  // 128 blocks: two of these requests
+};
+
+TEST_P(full_pool, lets_requests_wait_in_line_and_refuses_at_once_who_will_not) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    std::vector<transfer> all;
+    std::vector<std::future<call_outcome>> taken;
+    for (int i = 0; i < 4; ++i) {
+      auto t = next();
+      t.tokens = 1000;
+      t.use = 150ms * patience;
+      t.per_layer = 0ms;
+      const auto* prefill = i % 2 == 0 ? "prefill-0" : "prefill-1";
+      offer(prefill, t);
+      taken.push_back(take("decode-0", prefill, t));
+      std::this_thread::sleep_for(20ms);
+    }
+    auto impatient = next();
+    impatient.tokens = 1000;
+    impatient.fail_when_full = true;
+    EXPECT_THAT(in_words(take("decode-0", "prefill-0", impatient).get()),
+                StartsWith("pool_exhausted: "));
+    for (auto& t : taken) EXPECT_EQ(in_words(t.get()), "done");
+  }
+}
+
+class other_model : public row {
+ protected:
+  other_model() { shape.decode_block_tokens = 32; }
+};
+
+TEST_P(other_model, of_the_decode_nodes_is_a_mismatch_that_names_the_field_and_both_values) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    auto t = next();
+    t.deadline = 2s * patience;
+    offer("prefill-0", t);
+    const auto why = in_words(take("decode-0", "prefill-0", t).get());
+    EXPECT_THAT(why, StartsWith("layout_mismatch: "));
+    EXPECT_THAT(why, AllOf(HasSubstr("block_tokens"), HasSubstr("16"), HasSubstr("32")));
+    ASSERT_TRUE(call("prefill-0", "abort", {t.request.begin(), t.request.end()}));
+  }
+}
+
+// -- the network
+
+class wire : public row {
+ protected:
+  void start() {
+    if (const auto why = network::missing()) GTEST_SKIP() << "no partitions here: " << *why;
+    row::start();
+  }
+};
+
+TEST_P(wire, cut_for_a_moment_in_the_middle_of_a_transfer_costs_it_nothing) {
+  start();
+  if (IsSkipped()) return;
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    auto t = next();
+    t.per_layer = 60ms;
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    std::this_thread::sleep_for(10ms + within(150ms));
+    const auto began = std::chrono::steady_clock::now();
+    net->cut("prefill-0", "decode-0");
+    std::this_thread::sleep_for(within(150ms));
+    net->mend("prefill-0", "decode-0");
+    const auto cut = std::chrono::steady_clock::now() - began;
+    const auto receiver = in_words(taken.get());
+    const auto sender = outcome("prefill-0", t);
+    // The network's own repetition takes as long as the cut did once more.
+    if (cut < shape.peer_silence * 2 / 5) {
+      EXPECT_EQ(receiver, "done");
+      EXPECT_EQ(sender, "done");
+    }
+  }
+}
+
+TEST_P(wire, cut_in_the_middle_of_a_transfer_gives_each_side_one_outcome_and_serves_again) {
+  start();
+  if (IsSkipped()) return;
+  const auto reason = AnyOf(StartsWith("link_broken: "), StartsWith("peer_lost: "),
+                            StartsWith("peer_unreachable: "));
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    const auto t = next();
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    std::this_thread::sleep_for(10ms + within(100ms));
+    net->cut("prefill-0", "decode-0");
+    std::this_thread::sleep_for(400ms + within(800ms));
+    net->mend("prefill-0", "decode-0");
+    const auto receiver = in_words(taken.get());
+    const auto sender = outcome("prefill-0", t);
+    EXPECT_THAT(receiver, AnyOf("done", reason));
+    if (receiver == "done") {
+      EXPECT_THAT(sender, AnyOf("done", reason));
+    } else {
+      EXPECT_NE(sender, "done") << "and the receiver: " << receiver;
+      (void)call("prefill-0", "abort", {t.request.begin(), t.request.end()});
+    }
+    expect_served("prefill-0", "decode-0");
+  }
+}
+
+TEST_P(wire, cut_for_longer_than_a_deadline_fails_both_sides_with_a_reason_and_serves_again) {
+  start();
+  if (IsSkipped()) return;
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    auto t = next();
+    t.deadline = 1s * patience;
+    t.per_layer = 300ms * patience;
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    std::this_thread::sleep_for(20ms + within(180ms));
+    net->cut("prefill-0", "decode-0");
+    const auto reason = AnyOf(StartsWith("deadline: "), StartsWith("link_broken: "),
+                              StartsWith("peer_lost: "), StartsWith("peer_unreachable: "));
+    EXPECT_THAT(in_words(taken.get()), reason);
+    EXPECT_THAT(outcome("prefill-0", t), reason);
+    // The others serve meanwhile.
+    expect_served("prefill-0", "decode-1");
+    expect_served("prefill-1", "decode-0");
+    net->mend("prefill-0", "decode-0");
+    expect_served("prefill-0", "decode-0");
+  }
+}
+
+TEST_P(wire, from_the_supervisor_to_half_of_the_nodes_is_no_matter_to_what_runs_among_them) {
+  start();
+  if (IsSkipped()) return;
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    auto inside = next();
+    auto outside = next();
+    inside.per_layer = outside.per_layer = 60ms + within(300ms);
+    offer("prefill-0", inside);
+    offer("prefill-1", outside);
+    auto among_the_cut = take("decode-0", "prefill-0", inside);
+    auto among_the_others = take("decode-1", "prefill-1", outside);
+    std::this_thread::sleep_for(50ms);
+    net->cut("supervisor", "prefill-0");
+    net->cut("supervisor", "decode-0");
+    std::this_thread::sleep_for(500ms + within(1500ms));
+    EXPECT_EQ(in_words(among_the_cut.get()), "done");
+    EXPECT_EQ(in_words(among_the_others.get()), "done");
+    net->mend("supervisor", "prefill-0");
+    net->mend("supervisor", "decode-0");
+    settle();
+    expect_served("prefill-0", "decode-1");
+    expect_served("prefill-1", "decode-0");
+  }
+}
+
+TEST_P(wire, that_parts_a_node_from_its_supervisor_does_not_keep_it_from_ending_or_returning) {
+  start();
+  if (IsSkipped()) return;
+  for (int round = 0; round < (fault_rounds() + 4) / 5; ++round) {
+    SCOPED_TRACE(round);
+    net->cut("supervisor", "decode-1");
+    // Until it has noticed, and asks again and again.
+    std::this_thread::sleep_for(2500ms + within(1000ms));
+    const auto told = std::chrono::steady_clock::now();
+    cluster->ask_to_end("decode-1");
+    while (!cluster->gone("decode-1") && std::chrono::steady_clock::now() < told + 10s * patience)
+      std::this_thread::sleep_for(10ms);
+    EXPECT_LT(std::chrono::steady_clock::now() - told, 4s * patience) << "it did not end in time";
+    cluster->kill("decode-1");
+    // Its next life begins where nobody can be reached, and is taken in once that is over.
+    cluster->start("decode-1");
+    std::this_thread::sleep_for(3s);
+    net->mend("supervisor", "decode-1");
+    const auto mended = std::chrono::steady_clock::now();
+    settle();
+    EXPECT_LT(std::chrono::steady_clock::now() - mended, 3s * patience) << "it returned late";
+  }
+}
+
+/// Connects, says so many bytes, and listens to the answer for a moment.
+void say_to(const std::string& host, std::uint16_t port, const std::string& bytes) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(port);
+  ::inet_pton(AF_INET, host.c_str(), &at.sin_addr);
+  const timeval limit{0, 50'000};
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0) {
+    char answer[512];
+    (void)::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    (void)::recv(fd, answer, sizeof answer, 0);
+  }
+  ::close(fd);
+}
+
+TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
+  start();
+  if (IsSkipped()) return;
+  expect_served("prefill-0", "decode-0");
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    const auto name = cluster->nodes()[dice() % cluster->nodes().size()];
+    const auto before = cluster->pid(name);
+    const auto resident = resident_bytes(name);
+    const auto ports = ports_of(name);
+    ASSERT_GE(ports.size(), 2u) << "its cluster port and its data port";
+    for (const auto port : ports) {
+      std::string bytes(1 + dice() % 4096, '\0');
+      for (auto& byte : bytes) byte = static_cast<char>(dice());
+      say_to(net->address(name), port, bytes);
+      // Lengths of nearly 2 GiB and of nothing, where a header may have its length.
+      say_to(net->address(name), port, std::string(512, '\x7F'));
+      say_to(net->address(name), port, std::string(512, '\0'));
+      say_to(net->address(name), port, "");
+    }
+    EXPECT_TRUE(cluster->revive().empty()) << name;
+    EXPECT_EQ(cluster->pid(name), before);
+    if (!sanitized) {
+      EXPECT_LT(resident_bytes(name), resident + (64U << 20U));
+    }
+    expect_served("prefill-0", "decode-0");
+    expect_served("prefill-1", "decode-1");
+  }
+}
+
+// -- peers that stand still
+
+TEST_P(row, frozen_peer_is_lost_and_what_it_does_when_it_wakes_lands_nowhere) {
+  start();
+  for (int round = 0; round < fault_rounds(); ++round) {
+    SCOPED_TRACE(round);
+    const std::string frozen = round % 2 == 0 ? "prefill-0" : "decode-0";
+    auto t = next();
+    t.per_layer = 500ms * patience;  // the last layer is not on its way before it is frozen
+    offer("prefill-0", t);
+    auto taken = take("decode-0", "prefill-0", t);
+    wait_until_it_moves("prefill-0", "decode-0");
+    std::this_thread::sleep_for(within(60ms));
+    cluster->freeze(frozen);
+    const auto down = std::chrono::steady_clock::now() + 1400ms;
+    if (frozen == "prefill-0") {
+      EXPECT_THAT(in_words(taken.get()),
+                  AnyOf(StartsWith("peer_lost: "), StartsWith("link_broken: ")));
+    }
+    // Its blocks come to others while it sleeps.
+    expect_served("prefill-1", "decode-1");
+    if (frozen == "prefill-0") {
+      expect_served("prefill-1", "decode-0");
+    } else {
+      expect_served("prefill-0", "decode-1");
+    }
+    std::this_thread::sleep_until(down);
+    cluster->thaw(frozen);
+    settle();
+    if (frozen == "decode-0") {
+      EXPECT_FALSE(taken.get());
+    }
+    EXPECT_NE(outcome("prefill-0", t), "done");
+    expect_served("prefill-0", "decode-0");
+  }
+}
+
+const auto modes = ::testing::Values("write", "read");
+const auto mode_name = [](const auto& tested) { return tested.param; };
+INSTANTIATE_TEST_SUITE_P(mode, row, modes, mode_name);
+INSTANTIATE_TEST_SUITE_P(mode, kept_source, modes, mode_name);
+INSTANTIATE_TEST_SUITE_P(mode, full_pool, modes, mode_name);
+INSTANTIATE_TEST_SUITE_P(mode, other_model, modes, mode_name);
+INSTANTIATE_TEST_SUITE_P(mode, wire, modes, mode_name);
+
+}  // namespace
+}  // namespace troupe::testing

@@ -1,0 +1,71 @@
+// `troupe certs` as an operator uses it.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "command.hpp"
+
+namespace {
+
+using ::testing::HasSubstr;
+using troupe::testing::run;
+
+class certs : public ::testing::Test {
+ protected:
+  std::string dir() const { return folder_.path() + "/certs"; }
+  static std::string text_of(const std::string& path) {
+    std::ifstream in{path};
+    return {std::istreambuf_iterator<char>{in}, {}};
+  }
+  troupe::testing::scratch_folder folder_;
+};
+
+TEST_F(certs, what_init_prints_makes_a_deployment_file_that_may_leave_this_host) {
+  const auto made = run({"certs", "init", dir(), "--cluster", "kv-1", "--days", "30"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const auto file = folder_.path() + "/deployment.yaml";
+  std::ofstream{file} << "cluster: kv-1\nsupervisor: {host: 192.0.2.1, port: 7400}\n"
+                         "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, "
+                         "block_tokens: 16}\n"
+                         "stages:\n  - {name: store, role: store, pool: {size: 1MiB}}\n"
+                      << made.out;
+  const auto checked = run({"check", file});
+  EXPECT_EQ(checked.code, 0) << checked.err;
+  EXPECT_THAT(checked.out, HasSubstr("certificate: \"" + dir() + "/node.crt\""));
+}
+
+TEST_F(certs, init_overwrites_nothing_and_renew_replaces_the_nodes_part) {
+  ASSERT_EQ(run({"certs", "init", dir(), "--cluster", "kv-1"}).code, 0);
+  const auto ca = text_of(dir() + "/ca.crt");
+  const auto secret = text_of(dir() + "/cluster.secret");
+  const auto node = text_of(dir() + "/node.crt");
+  const auto again = run({"certs", "init", dir(), "--cluster", "kv-1"});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_THAT(again.err, HasSubstr("troupe certs renew"));
+  EXPECT_EQ(text_of(dir() + "/ca.crt"), ca);
+  EXPECT_EQ(text_of(dir() + "/node.crt"), node);
+  const auto renewed = run({"certs", "renew", dir(), "--days", "10"});
+  EXPECT_EQ(renewed.code, 0) << renewed.err;
+  EXPECT_THAT(renewed.out, HasSubstr("good until"));
+  EXPECT_EQ(text_of(dir() + "/ca.crt"), ca);
+  EXPECT_EQ(text_of(dir() + "/cluster.secret"), secret);
+  EXPECT_NE(text_of(dir() + "/node.crt"), node);
+  const auto shown = run({"certs", "show", dir()});
+  EXPECT_EQ(shown.code, 0) << shown.err;
+  EXPECT_THAT(shown.out, HasSubstr("kv-1"));
+}
+
+TEST_F(certs, wrong_arguments_are_refused) {
+  EXPECT_EQ(run({"certs"}).code, 2);
+  EXPECT_EQ(run({"certs", "init", dir()}).code, 2);
+  EXPECT_EQ(run({"certs", "init", dir(), "--cluster", "Not A Name"}).code, 2);
+  EXPECT_EQ(run({"certs", "init", dir(), "--cluster", "kv", "--days", "0"}).code, 2);
+  EXPECT_EQ(run({"certs", "renew", dir()}).code, 1);
+  EXPECT_EQ(run({"certs", "show", dir()}).code, 1);
+  EXPECT_FALSE(std::filesystem::exists(dir()));
+}
+
+}  // namespace

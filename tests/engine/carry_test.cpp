@@ -1,0 +1,414 @@
+// Requests that a frontend carries through a cluster whose processes are killed and frozen under them:
+// each ends once, and the text is the one of an undisturbed run.
+
+#include <csignal>
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "troupe/actors/request_carrier.hpp"
+
+#include "cluster_fixture.hpp"
+
+namespace troupe::reference {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr std::uint32_t prompt_tokens = 1500;
+const sampling sampled{1.0f, 5, false};
+
+std::uint16_t free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_TRUE(::bind(fd, generic, size) == 0 && ::getsockname(fd, generic, &size) == 0);
+  ::close(fd);
+  return ntohs(address.sin_port);
+}
+
+struct carry_shape {
+  std::uint32_t prefills{1}, decodes{1};
+  std::string retry_window{"0s"};
+  std::uint32_t retry_budget{2};
+  std::uint32_t decode_ranks{1};
+  bool state_file{false};
+  std::string peer_silence{"1s"};
+};
+
+/// Every node and the supervisor in a process of its own; the frontend in the test's.
+struct carried : ::testing::Test {
+  ~carried() override {
+    carrier.reset();
+    for (auto& [name, child] : nodes) ::kill(child.pid(), SIGKILL);
+    nodes.clear();
+    if (HasFailure()) print_logs();
+    client.reset();
+    std::filesystem::remove_all(folder);
+  }
+
+  void start(const carry_shape& of) {
+    shape = of;
+    std::string path = ::testing::TempDir() + "troupe-carry-XXXXXX";
+    folder = ::mkdtemp(path.data());
+    const auto port = free_port();
+    std::ofstream{folder + "/deployment.yaml"} << deployment(port);
+    start_node("supervisor");
+    for (std::uint32_t i = 0; i < of.prefills; ++i) start_node("prefill-" + std::to_string(i));
+    for (std::uint32_t i = 0; i < of.decodes; ++i) {
+      for (std::uint32_t rank = 0; rank < of.decode_ranks; ++rank) start_node(decode(i, rank));
+    }
+    client = actors::cluster_client::unconnected({.port = port, .timeout = 1s * testing::patience});
+    carrier = std::make_unique<actors::request_carrier>(*client);
+    ASSERT_TRUE(
+        comes_true(20s, [&] { return up() == of.prefills + of.decodes * of.decode_ranks; }));
+    const auto reply = model_reply_from(call(decode(0, 0), "model", {'{', '}'}).value()).value();
+    model = transformer::create(reply.model).value();
+    dtype = reply.dtype;
+    block_tokens = reply.block_tokens;
+  }
+  std::string decode(std::uint32_t replica, std::uint32_t rank) const {
+    return "decode-" + std::to_string(replica) +
+           (shape.decode_ranks > 1 ? "-tp" + std::to_string(rank) : "");
+  }
+  std::string deployment(std::uint16_t port) const {
+    std::ostringstream yaml;
+    const auto stage = [&](const char* name, std::uint32_t replicas, std::uint32_t ranks) {
+      yaml << "  - {name: " << name << ", role: " << name << ", replicas: " << replicas
+           << ", tensor_parallel: " << ranks
+           << ", pool: {size: 4MiB}, transport: {backend: tcp, max_reconnects: 1, peer_silence: "
+           << shape.peer_silence << "}}\n";
+    };
+    yaml << "cluster: carry\nsupervisor: {port: " << port
+         << ", heartbeat_interval: 100ms, heartbeat_timeout: " << 1 * testing::patience
+         << "s, state_file: " << (shape.state_file ? folder + "/supervisor.state" : "none") << "}\n"
+         << "model: {layers: 3, kv_heads: 2, head_dim: 8, dtype: bf16, block_tokens: 4}\nstages:\n";
+    stage("prefill", shape.prefills, 1);
+    stage("decode", shape.decodes, shape.decode_ranks);
+    yaml << "edges: [{from: prefill, to: decode, mode: write}]\nlimits: {transfer_deadline: 60s, "
+         << "retry_window: " << shape.retry_window << ", retry_budget: " << shape.retry_budget
+         << "}\n";
+    return yaml.str();
+  }
+  void start_node(const std::string& name) {
+    auto child = deploy::child_process::start(REFERENCE_NODE,
+                                              {"node", folder + "/deployment.yaml", "--name", name},
+                                              folder + "/" + name + ".log");
+    ASSERT_TRUE(child);
+    nodes.insert_or_assign(name, std::move(*child));
+  }
+  void signal(const std::string& name, int which) { ::kill(nodes.at(name).pid(), which); }
+
+  std::uint32_t up() {
+    const auto members = client->members();
+    return members ? static_cast<std::uint32_t>(std::ranges::count_if(
+                         members->members,
+                         [](const auto& m) {
+                           return actors::node_state_from(m.state) == actors::node_state::up;
+                         }))
+                   : 0;
+  }
+  bool is(const std::string& name, actors::node_state state) {
+    const auto members = client->members();
+    return members && std::ranges::any_of(members->members, [&](const auto& m) {
+             return m.node.name == name && actors::node_state_from(m.state) == state;
+           });
+  }
+  result<payload> call(const std::string& node, const std::string& method, payload what) {
+    return client->call(node, {method, std::move(what), 30'000});
+  }
+
+  prefill_call prefill_of(const std::string& source) const {
+    return {source, a_prompt(prompt_tokens, 1), 16, sampled, 0, 0};
+  }
+  decode_call decode_of(const std::string& source, const actors::placement& where) const {
+    decode_call what;
+    what.request = source;
+    for (const auto& node : where.prefill) what.sources.push_back(node.name);
+    for (const auto& node : where.decode) what.replica.push_back(node.name);
+    what.mode = where.mode;
+    what.prompt = a_prompt(prompt_tokens, 1);
+    what.max_tokens = 4;
+    what.how = sampled;
+    what.placed_by = where.supervisor_incarnation;
+    what.placed_at = where.epoch;
+    return what;
+  }
+  actors::carried_request request(const std::string& id) {
+    actors::carried_request what;
+    what.request = id;
+    what.from = "prefill";
+    what.to = "decode";
+    what.deadline = 30s * testing::patience;
+    what.source_is_kept = shape.retry_window != "0s";
+    what.prefill = [this](const actors::carried_attempt& now, const actors::node_info&) {
+      return actors::call_request{"prefill", to_json(prefill_of(now.source)), 0};
+    };
+    what.decode = [this](const actors::carried_attempt& now, const actors::node_info&) {
+      return actors::call_request{"decode", to_json(decode_of(now.source, now.where)), 0};
+    };
+    what.abort = [](const actors::carried_attempt& now, const actors::node_info&) {
+      return actors::call_request{"abort", abort_to_json(now.source), 0};
+    };
+    return what;
+  }
+  using ending = result<actors::carried_outcome>;
+  std::future<ending> carry(actors::carried_request what) {
+    return std::async(std::launch::async,
+                      [this, what = std::move(what)] { return carrier->carry(what); });
+  }
+  /// The node of that stage whose transfer has moved something.
+  std::string moving(const std::string& stage) {
+    std::string found;
+    EXPECT_TRUE(comes_true(
+        20s,
+        [&] {
+          for (std::uint32_t i = 0; i < 2; ++i) {
+            const auto name = stage == "decode" ? decode(i, 0) : stage + "-" + std::to_string(i);
+            const auto report = nodes.contains(name)
+                                    ? client->report(name)
+                                    : result<actors::node_report>{fail(errc::not_found, name)};
+            if (!report) continue;
+            for (const auto& link : report->links) {
+              if (!report->transfers.empty() && link.bytes_out + link.bytes_in > 0) found = name;
+            }
+          }
+          return !found.empty();
+        }))
+        << "nothing moves in stage " << stage;
+    return found;
+  }
+  void expect_identical(const ending& done) {
+    ASSERT_TRUE(done) << to_string(done.error());
+    ASSERT_EQ(done->decode.size(), shape.decode_ranks);
+    const auto reply = decode_reply_from(done->decode.front());
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->text,
+              generate_alone(*model, a_prompt(prompt_tokens, 1), 4, sampled, dtype, block_tokens)
+                  .value());
+  }
+  void expect_nothing_is_held(const std::string& name) {
+    EXPECT_TRUE(comes_true(5s, [&] {
+      const auto report = client->report(name);
+      return report && report->pool.blocks_free == report->pool.blocks_total &&
+             report->pool.blocks_quarantined == 0;
+    })) << name;
+  }
+  void print_logs() const {
+    for (const auto& entry : std::filesystem::directory_iterator{folder}) {
+      std::ifstream in{entry.path()};
+      std::cerr << "---- " << entry.path().filename() << "\n" << in.rdbuf() << "\n";
+    }
+  }
+
+  carry_shape shape;
+  std::string folder;
+  std::map<std::string, deploy::child_process> nodes;
+  std::unique_ptr<actors::cluster_client> client;
+  std::unique_ptr<actors::request_carrier> carrier;
+  std::shared_ptr<const transformer> model;
+  std::string dtype;
+  std::uint32_t block_tokens{0};
+};
+
+TEST_F(carried, undisturbed_it_is_placed_once) {
+  start({});
+  const auto done = carry(request("r")).get();
+  expect_identical(done);
+  EXPECT_EQ(done->attempts, 1u);
+  EXPECT_EQ(done->prefills, 1u);
+  EXPECT_TRUE(prefill_reply_from(done->prefill.front()));
+  expect_nothing_is_held("prefill-0");
+  expect_nothing_is_held("decode-0");
+}
+
+TEST_F(carried, whose_prefill_is_killed_while_its_layers_stream_is_prefilled_elsewhere) {
+  start({.prefills = 2, .decodes = 2});
+  auto done = carry(request("r"));
+  const auto decode = moving("decode");
+  signal(moving("prefill"), SIGKILL);
+  const auto outcome = done.get();
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 2u);
+  EXPECT_EQ(outcome->prefills, 2u);
+  EXPECT_EQ(outcome->where.decode.front().name, decode) << "it lost nobody";
+  expect_nothing_is_held(decode);
+}
+
+TEST_F(carried, whose_decode_is_killed_is_served_elsewhere_from_the_same_cache) {
+  start({.prefills = 2, .decodes = 2, .retry_window = "20s"});
+  auto done = carry(request("r"));
+  signal(moving("decode"), SIGKILL);
+  const auto outcome = done.get();
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 2u);
+  EXPECT_EQ(outcome->prefills, 1u) << "it was prefilled again";
+  EXPECT_EQ(outcome->where.same_source, 1);
+  expect_nothing_is_held(outcome->where.prefill.front().name);
+  expect_nothing_is_held(outcome->where.decode.front().name);
+}
+
+TEST_F(carried,
+       whose_decode_lost_one_of_two_ranks_is_served_by_another_replica_from_the_same_cache) {
+  start({.decodes = 2, .retry_window = "20s", .decode_ranks = 2, .state_file = true});
+  auto done = carry(request("r"));
+  const auto first_rank = moving("decode");
+  const auto lost = first_rank.substr(0, first_rank.size() - 1) + "1";
+  signal(lost, SIGKILL);
+  const auto outcome = done.get();
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 2u);
+  EXPECT_EQ(outcome->prefills, 1u) << "the abort of the rank that lives ended the source";
+  EXPECT_NE(outcome->where.decode.front().name, first_rank);
+  expect_nothing_is_held("prefill-0");
+  expect_nothing_is_held(first_rank);
+  for (const auto& node : outcome->where.decode) expect_nothing_is_held(node.name);
+}
+
+TEST_F(carried, whose_decode_stands_still_for_less_than_the_cluster_allows_keeps_its_prefill) {
+  start({.prefills = 2, .decodes = 2, .retry_window = "20s", .peer_silence = "400ms"});
+  auto done = carry(request("r"));
+  const auto frozen = moving("decode");
+  signal(frozen, SIGSTOP);
+  std::this_thread::sleep_for(700ms * testing::patience);
+  signal(frozen, SIGCONT);
+  const auto outcome = done.get();
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->prefills, 1u);
+  expect_nothing_is_held(outcome->where.prefill.front().name);
+}
+
+TEST_F(carried, whose_nodes_are_both_killed_goes_on_at_two_others) {
+  start({.prefills = 2, .decodes = 2, .retry_window = "20s"});
+  auto done = carry(request("r"));
+  const auto decode = moving("decode");
+  signal(moving("prefill"), SIGKILL);
+  signal(decode, SIGKILL);
+  const auto outcome = done.get();
+  expect_identical(outcome);
+  EXPECT_THAT(outcome->attempts, AnyOf(2u, 3u));
+  EXPECT_EQ(outcome->prefills, 2u);
+}
+
+TEST_F(carried, ends_once_with_the_reason_when_its_budget_is_used_up) {
+  start({.prefills = 2, .retry_budget = 0});
+  auto done = carry(request("r"));
+  signal(moving("prefill"), SIGKILL);
+  const auto killed = std::chrono::steady_clock::now();
+  const auto outcome = done.get();
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, 5s * testing::patience);
+  ASSERT_FALSE(outcome);
+  EXPECT_EQ(outcome.error().code, errc::peer_lost);
+  for (const char* part : {"'r'", "1 time", "prefill-", "limits.retry_budget (0)", "failed last"}) {
+    EXPECT_THAT(outcome.error().message, HasSubstr(part));
+  }
+  expect_nothing_is_held("decode-0");
+}
+
+TEST_F(carried, ends_though_the_supervisor_is_killed_in_the_middle) {
+  start({});
+  auto done = carry(request("r"));
+  (void)moving("prefill");
+  signal("supervisor", SIGKILL);
+  const auto outcome = done.get();
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 1u);
+}
+
+TEST_F(carried, goes_on_when_the_supervisor_that_died_with_its_prefill_is_back) {
+  start({.prefills = 2});
+  auto done = carry(request("r"));
+  const auto prefill = moving("prefill");
+  signal("supervisor", SIGKILL);
+  signal(prefill, SIGKILL);
+  std::this_thread::sleep_for(500ms);
+  nodes.erase("supervisor");
+  start_node("supervisor");
+  const auto outcome = done.get();
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->prefills, 2u);
+}
+
+TEST_F(carried, ends_at_its_deadline_when_nobody_can_place_it_any_more) {
+  start({.prefills = 2});
+  auto what = request("r");
+  what.deadline = 6s * testing::patience;
+  const auto until = std::chrono::steady_clock::now() + what.deadline;
+  auto done = carry(std::move(what));
+  const auto prefill = moving("prefill");
+  signal("supervisor", SIGKILL);
+  signal(prefill, SIGKILL);
+  const auto outcome = done.get();
+  EXPECT_LT(std::chrono::steady_clock::now(), until + 1s * testing::patience);
+  ASSERT_FALSE(outcome);
+  EXPECT_EQ(outcome.error().code, errc::deadline) << to_string(outcome.error());
+}
+
+TEST_F(carried, is_given_up_when_it_is_told_to) {
+  start({});
+  std::stop_source stop;
+  auto what = request("r");
+  what.stop = stop.get_token();
+  auto done = carry(std::move(what));
+  (void)moving("decode");
+  stop.request_stop();
+  EXPECT_EQ(done.get().error().code, errc::aborted);
+  expect_nothing_is_held("prefill-0");
+  expect_nothing_is_held("decode-0");
+}
+
+TEST_F(carried, whose_decode_freezes_goes_on_elsewhere_and_the_frozen_one_serves_again_later) {
+  start({.prefills = 1, .decodes = 2, .retry_window = "20s"});
+  auto done = carry(request("r"));
+  const auto frozen = moving("decode");
+  signal(frozen, SIGSTOP);
+  const auto outcome = done.get();
+  signal(frozen, SIGCONT);
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 2u);
+  EXPECT_EQ(outcome->prefills, 1u);
+  EXPECT_NE(outcome->where.decode.front().name, frozen);
+  ASSERT_TRUE(comes_true(10s, [&] { return is(frozen, actors::node_state::up); }));
+  expect_nothing_is_held(frozen);
+  signal(outcome->where.decode.front().name, SIGKILL);
+  const auto next = carry(request("next")).get();
+  expect_identical(next);
+  EXPECT_EQ(next->where.decode.front().name, frozen);
+}
+
+/// The node that was out of the cluster meanwhile.
+struct outdated : carried, ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(since, outdated, ::testing::Values("decode-0", "prefill-0"),
+                         [](const auto& p) { return std::string{p.param}.substr(0, 6); });
+
+TEST_P(outdated, placements_are_refused_by_their_epoch_and_new_ones_served) {
+  start({});
+  const auto old = client->place({.request = "old", .from = "prefill", .to = "decode"}).value();
+  signal(GetParam(), SIGSTOP);
+  ASSERT_TRUE(comes_true(10s, [&] { return is(GetParam(), actors::node_state::down); }));
+  signal(GetParam(), SIGCONT);
+  ASSERT_TRUE(comes_true(10s, [&] { return is(GetParam(), actors::node_state::up); }));
+  auto prefilling = std::async(
+      std::launch::async, [&] { return call("prefill-0", "prefill", to_json(prefill_of("old"))); });
+  const auto refused = call("decode-0", "decode", to_json(decode_of("old", old)));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::stale_incarnation) << to_string(refused.error());
+  EXPECT_THAT(refused.error().message, HasSubstr(GetParam()));
+  EXPECT_THAT(refused.error().message, HasSubstr("epoch " + std::to_string(old.epoch)));
+  auto aborted = [&] { return call("prefill-0", "abort", abort_to_json("old")).has_value(); };
+  EXPECT_TRUE(comes_true(5s, aborted));
+  EXPECT_FALSE(prefilling.get());
+  expect_identical(carry(request("new")).get());
+}
+
+}  // namespace
+}  // namespace troupe::reference
