@@ -1,5 +1,6 @@
 // What holds the blocks of transfers for the other side, and what becomes of those for whom nobody lives.
 
+#include <algorithm>
 #include <utility>
 
 #include "link.hpp"
@@ -8,9 +9,16 @@
 
 namespace troupe::actors::cluster_simulation {
 
+namespace {
+
+constexpr auto lease_length = std::chrono::milliseconds{3000};  // as `node_life::leases_of` says
+
+}  // namespace
+
 void transfer::hold(side s) {
   const auto& at = ends_[s].at;
-  at->holds[operation(s).value] = {shared_from_this(), s};
+  at->holds[operation(s).value] = {shared_from_this(), s,
+                                   at->members ? at->members->when.first : 0};
   at->leases.hold(operation(s), placed_on(other(s)).name, world_.clock_of(*at));
 }
 
@@ -63,6 +71,14 @@ void world::check_lapse(const life& at, const cache_leases::lapse& over) {
   const bool same = shown->node.incarnation == peer.incarnation;
   // What was published before the placement says nothing of it.
   if (at->members->when < found->second.of->placed_when()) return;
+  // Without a supervisor nobody says whether a life lives with which the link is lost, too.
+  const bool watched =
+      at->registered && std::max(at->registered_since, at->awake_since) + lease_length < now();
+  const bool linked = at->links.contains(peer.incarnation);
+  const bool unheard = over.why == cache_leases::cause::unheard;
+  if (unheard && !watched && !linked) return;
+  // It was for the life that a former supervisor showed: that another one shows another proves nothing.
+  if (unheard && at->members->when.first != found->second.under) return;
   require(down || !same, "a hold is over while its holder lives and is known to");
 }
 

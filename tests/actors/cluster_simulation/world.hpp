@@ -102,6 +102,7 @@ struct node_life : process {
   struct hold {
     std::shared_ptr<class transfer> of;
     int side{0};
+    std::uint32_t under{0};  ///< the supervisor's life whose list was here when it began
   };
   std::map<std::uint64_t, hold> holds;                 ///< by operation
   std::shared_ptr<const struct told_members> members;  ///< the newest that it has
