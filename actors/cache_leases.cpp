@@ -4,19 +4,16 @@
 #include <iterator>
 #include <utility>
 
+#include "troupe/actors/list_pace.hpp"
 #include "troupe/actors/membership.hpp"
 
 namespace troupe::actors {
 
 namespace {
 
-bool is_down(const member& m) {
-  return node_state_from(m.state) == node_state::down && !reports_failure(m);
-}
-
 /// How long a list of so many members takes from its change to the last node that is told: the list
 /// before it has 1.5 times of what telling all of it takes (`membership_table`), then this one goes.
-constexpr std::chrono::microseconds pace_of_a_pair{5};
+constexpr std::chrono::microseconds pace_of_a_pair{list_pace::an_entry * 5 / 2};
 
 }  // namespace
 
@@ -143,7 +140,7 @@ std::string cache_leases::reason_of(const std::string& peer) const {
 cache_leases::standing cache_leases::judge(incarnation id, const living& one, news of) const {
   const auto* m = member_of(one.peer);
   if (m != nullptr && m->node.incarnation == id.value) {
-    if (is_down(*m)) return standing::down;
+    if (is_lost(*m)) return standing::down;
     const bool doubtful = of == news::old && doubted_.contains(id);
     return doubtful ? standing::unknown : standing::lives;
   }
@@ -206,7 +203,7 @@ void cache_leases::bind(operation_id id, claim& to, incarnation to_life, time_po
 /// An unseen one becomes waiting, if somebody lives under its name.
 void cache_leases::bind_if_shown(operation_id id, claim& to, time_point now) {
   const auto* m = member_of(to.peer);
-  if (m != nullptr && m->node.incarnation != 0 && !is_down(*m))
+  if (m != nullptr && m->node.incarnation != 0 && !is_lost(*m))
     bind(id, to, incarnation{m->node.incarnation}, now);
 }
 
@@ -274,7 +271,7 @@ void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
         return false;
       }
       const auto* m = member_of(one.peer);
-      if (m == nullptr || !is_down(*m) || may_be_older_news(one, now)) return false;
+      if (m == nullptr || !is_lost(*m) || may_be_older_news(one, now)) return false;
       lapses.push_back({id, cause::down, one.peer, m->reason, {}, {}});
       return true;
     });

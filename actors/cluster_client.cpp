@@ -6,6 +6,8 @@
 
 #include <caf/send.hpp>
 
+#include "troupe/actors/membership.hpp"
+
 namespace troupe::actors {
 
 namespace {
@@ -181,9 +183,7 @@ result<node_actor> cluster_client::reach(const node_info& node) {
 result<node_info> cluster_client::find(const std::string& node) {
   const auto list = members();
   if (!list) return fail(list.error());
-  const auto it =
-      std::ranges::find(list->members, node, [](const member& m) { return m.node.name; });
-  if (it != list->members.end()) return it->node;
+  if (const member* found = find_member(*list, node)) return found->node;
   return fail(errc::not_found, "no node '" + node + "' has registered with cluster '" +
                                    list->cluster + "'; start it, or check its name");
 }

@@ -7,6 +7,7 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/membership.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
 
@@ -24,9 +25,8 @@ void release_source(self_pointer self, operation_id operation) {
 }
 
 std::string replica_of(const engine_port_state& st, const std::string& node) {
-  const auto& all = st.members->members;
-  const auto it = std::ranges::find(all, node, [](const member& m) { return m.node.name; });
-  return it == all.end() ? "" : it->node.stage + "/" + std::to_string(it->node.replica);
+  const member* m = find_member(*st.members, node);
+  return m == nullptr ? "" : m->node.stage + "/" + std::to_string(m->node.replica);
 }
 
 void conclude_source(self_pointer self, operation_id operation,

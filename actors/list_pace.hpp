@@ -17,6 +17,9 @@ class list_pace {
  public:
   using time_point = std::chrono::steady_clock::time_point;
 
+  /// What one entry of one list takes.
+  static constexpr std::chrono::microseconds an_entry{2};
+
   [[nodiscard]] bool may_tell(time_point now) {
     if (last_ && now > *last_) {
       const std::chrono::duration<double> passed = now - *last_;
@@ -29,7 +32,7 @@ class list_pace {
   void tells(std::size_t entries) { room_ -= static_cast<double>(entries); }
 
  private:
-  static constexpr double per_second = 500'000;
+  static constexpr double per_second = static_cast<double>(std::chrono::seconds{1} / an_entry);
   static constexpr double at_once = 25'000;
 
   double room_{at_once};

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "troupe/actors/list_pace.hpp"
+
 namespace troupe::actors {
 
 namespace {
@@ -79,7 +81,7 @@ result<registration> membership_table::registered(const registration_request& re
   e.sequence = e.adopted = 0;
   e.heard = std::max(e.heard, now);
   if (!same_life) {
-    e.drains = false;
+    e.drains = e.leaves_itself = false;
     e.farewell.clear();
   }
   if (e.drains && *e.state != node_state::leaving) {
@@ -88,6 +90,7 @@ result<registration> membership_table::registered(const registration_request& re
   } else if (returns && !e.drains) {
     e.load = {};
     e.farewell.clear();
+    e.leaves_itself = false;
     change(e, node_state::joining, std::move(reason));
     if (!goes_on && !was_there) e.registered = epoch_;
   } else if (moved) {
@@ -141,7 +144,10 @@ bool membership_table::leave(std::string_view name, std::uint64_t incarnation, s
     case node_state::up:
     case node_state::suspect: change(*e, node_state::leaving, "stops in good order"); break;
   }
-  if (e->farewell.empty()) e->farewell = e->drains ? "left before it was drained" : "left";
+  if (e->farewell.empty()) {
+    e->farewell = e->drains ? "left before it was drained" : "left";
+    e->leaves_itself = true;
+  }
   e->heard = std::max(e->heard, now);
   return true;
 }
@@ -318,10 +324,10 @@ std::chrono::milliseconds time_for(std::chrono::microseconds an_entry, std::size
 
 }  // namespace
 
-/// The list before this one shall have gone out, at the pace of `list_pace` (2 us an entry), with time
+/// The list before this one shall have gone out, at the pace of `list_pace`, with time
 /// to spare: the network layer takes whatever it is given, and would hold more and more of them.
 std::chrono::milliseconds membership_table::change_interval() const noexcept {
-  return std::max(options_.broadcast_interval, time_for(std::chrono::microseconds{3}, last_told_));
+  return std::max(options_.broadcast_interval, time_for(list_pace::an_entry * 3 / 2, last_told_));
 }
 
 /// 20,000 of them a second are what loads may cost.

@@ -208,6 +208,7 @@ class membership_table {
     steady_time heard{};
     bool drains{false};    ///< or did, before it was down
     std::string farewell;  ///< why it will have been that its connection ends; empty: it was lost
+    bool leaves_itself{false};  ///< that is its own word, which no operator takes back
     std::deque<std::uint64_t>
         replaced;  ///< former incarnations, newest last, at most `max_replaced`
   };
@@ -248,6 +249,11 @@ class membership_table {
 
 /// Whether a member is down by its own report. Its process lives: transfers with it go on.
 [[nodiscard]] bool reports_failure(const member& m) noexcept;
+
+/// Whether the cluster takes that life for dead: it is down, and not by its own report.
+[[nodiscard]] bool is_lost(const member& m) noexcept;
+/// The node of that name, or null. The pointer is into `all`.
+[[nodiscard]] const member* find_member(const membership& all, std::string_view name) noexcept;
 
 /// Of a reason that a node gives for its failure, in characters.
 inline constexpr std::size_t max_failure = 200;

@@ -6,15 +6,6 @@
 
 namespace troupe::actors {
 
-namespace {
-
-/// Whether that is the node's own word (`membership_table::leave`), which no operator takes back.
-bool leaves_by_itself(std::string_view farewell) {
-  return farewell == "left" || farewell == "left before it was drained";
-}
-
-}  // namespace
-
 result<std::uint64_t> membership_table::drain(std::string_view name) {
   entry* e = find(name);
   const std::string who = "node " + quoted(name);
@@ -40,6 +31,7 @@ result<std::uint64_t> membership_table::drain(std::string_view name) {
     case node_state::suspect:
       change(*e, node_state::leaving, "an operator drains it");
       e->farewell.clear();
+      e->leaves_itself = false;
       break;
   }
   e->drains = true;
@@ -75,7 +67,7 @@ result<void> membership_table::may_cancel_drain(std::string_view name) const {
   if (e->state != node_state::leaving)
     return fail(errc::not_found, who + " is " + std::string{to_string(*e->state)} +
                                      ": nobody drains it, so there is nothing to cancel");
-  if (!e->drains || leaves_by_itself(e->farewell))
+  if (!e->drains || e->leaves_itself)
     return fail(errc::peer_lost,
                 who +
                     " leaves by its own word, or has been drained since before the supervisor was "
@@ -99,6 +91,7 @@ void membership_table::drained(std::string_view name, std::uint64_t incarnation,
   if (e == nullptr || !e->drains || *e->state != node_state::leaving) return;
   e->reason = reason;
   e->farewell = std::move(reason);
+  e->leaves_itself = false;
 }
 
 }  // namespace troupe::actors

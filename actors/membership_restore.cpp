@@ -42,6 +42,16 @@ bool reports_failure(const member& m) noexcept {
   return node_state_from(m.state) == node_state::down && m.reason.starts_with(report_prefix);
 }
 
+bool is_lost(const member& m) noexcept {
+  return node_state_from(m.state) == node_state::down && !reports_failure(m);
+}
+
+const member* find_member(const membership& all, std::string_view name) noexcept {
+  const auto found = std::ranges::find(
+      all.members, name, [](const member& m) -> std::string_view { return m.node.name; });
+  return found == all.members.end() ? nullptr : &*found;
+}
+
 // -- load
 
 void membership_table::record_load(entry& e, const heartbeat& beat) {

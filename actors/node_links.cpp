@@ -41,10 +41,8 @@ void close_links_of(node_state_data& st, std::uint64_t incarnation, const troupe
 
 /// The life of a node that our membership shows; 0: none.
 std::uint64_t shown_life(const node_state_data& st, const std::string& peer) {
-  const auto& all = st.members.members;
-  const auto shown =
-      std::ranges::find_if(all, [&](const member& m) { return m.node.name == peer; });
-  return shown == all.end() ? 0 : shown->node.incarnation;
+  const member* shown = find_member(st.members, peer);
+  return shown == nullptr ? 0 : shown->node.incarnation;
 }
 
 /// Whether that life of a node, registered at `by`, was replaced by the one that our membership
@@ -94,9 +92,8 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
     answer_gone(st, peer, {st.refusal_code, "this node takes part no more: " + st.refusal});
     return true;
   }
-  const auto found = std::ranges::find_if(st.members.members,
-                                          [&](const member& m) { return m.node.name == peer; });
-  if (found == st.members.members.end()) return false;
+  const member* found = find_member(st.members, peer);
+  if (found == nullptr) return false;
   const auto state = node_state_from(found->state);
   switch (state.value_or(node_state::joining)) {
     case node_state::joining: return false;
@@ -212,7 +209,7 @@ void adopt(self_pointer self, membership& fresh) {
   st.members = std::move(fresh);
   tell(st.port, engine_command{members_seen{std::make_shared<const membership>(st.members)}});
   for (const auto& m : st.members.members) {
-    if (node_state_from(m.state) == node_state::down && !reports_failure(m)) {
+    if (is_lost(m)) {
       close_links_of(st, m.node.incarnation, {errc::peer_lost, m.node.name + " is down"});
     }
   }

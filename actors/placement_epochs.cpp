@@ -1,6 +1,5 @@
 #include "troupe/actors/placement_epochs.hpp"
 
-#include <algorithm>
 #include <string>
 
 #include "troupe/actors/membership.hpp"
@@ -9,15 +8,10 @@ namespace troupe::actors {
 
 namespace {
 
+/// The node, if that life of it is shown; 0: any.
 const member* find(const membership& seen, std::string_view node, std::uint64_t incarnation) {
-  const auto it = std::ranges::find_if(seen.members, [&](const member& m) {
-    return m.node.name == node && (incarnation == 0 || m.node.incarnation == incarnation);
-  });
-  return it == seen.members.end() ? nullptr : &*it;
-}
-
-bool is_lost(const member& m) {
-  return node_state_from(m.state) == node_state::down && !reports_failure(m);
+  const member* m = find_member(seen, node);
+  return m != nullptr && (incarnation == 0 || m->node.incarnation == incarnation) ? m : nullptr;
 }
 
 error taken_in_since(std::string_view node, std::uint64_t registered, std::uint64_t placed) {

@@ -8,12 +8,6 @@ namespace troupe::actors {
 
 namespace {
 
-const member* find(const membership& seen, const std::string& node) {
-  const auto it =
-      std::ranges::find(seen.members, node, [](const member& m) { return m.node.name; });
-  return it == seen.members.end() ? nullptr : &*it;
-}
-
 /// Tells of a peer or of its link, not of the request.
 bool tells_of_a_loss(errc code) {
   return code == errc::peer_lost || code == errc::peer_unreachable || code == errc::link_broken ||
@@ -50,11 +44,10 @@ const failed_call& explanation(const std::vector<failed_call>& failed) {
 bool is_lost(const membership& seen, const placement& where, const node_info& node) {
   const bool same_count = seen.supervisor_incarnation == where.supervisor_incarnation;
   if (same_count && seen.epoch < where.epoch) return false;  // older news
-  const member* m = find(seen, node.name);
+  const member* m = find_member(seen, node.name);
   if (m == nullptr) return false;
   // Who reports a failure lives, and what it has begun goes on.
-  const bool down = node_state_from(m->state) == node_state::down && !reports_failure(*m);
-  return m->node.incarnation != node.incarnation || down ||
+  return m->node.incarnation != node.incarnation || is_lost(*m) ||
          (same_count && m->registered > where.epoch);
 }
 
@@ -69,7 +62,7 @@ attempt_verdict judge(const membership& seen, const placement& where,
     if (one.reach != call_reach::answered) verdict.lost.push_back(one.node);
   }
   for_each_node(where, [&](const node_info& node) {
-    const member* m = find(seen, node.name);
+    const member* m = find_member(seen, node.name);
     const bool gone = is_lost(seen, where, node) || (m != nullptr && is_absent(*m));
     if (gone && std::ranges::find(verdict.lost, node.name) == verdict.lost.end()) {
       verdict.lost.push_back(node.name);
