@@ -1,23 +1,24 @@
 #include "cluster.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "troupe/actors/logging.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
-#include "troupe/config/parse.hpp"
+
+#include "node_process.hpp"
 
 namespace troupe::bench {
 
 using namespace std::chrono_literals;
 
 namespace {
+
+constexpr const char* log_level = "error";
 
 const std::string& device_of(const cluster_options& options, std::string_view stage) {
   return stage.starts_with("prefill") ? options.prefill_device : options.decode_device;
@@ -35,22 +36,11 @@ config::deployment deployment(const cluster_options& options, std::uint16_t port
                     "\nlimits: {transfer_deadline: " + options.deadline +
                     ", retry_window: 0s, max_operations: 100000}\nstages:\n" + stage("prefill") +
                     stage("decode") + "edges:\n  - {from: prefill, to: decode, mode: write}\n";
-  auto outcome = config::parse(text, "bench.yaml");
-  if (!outcome.value) {
-    std::string why;
-    for (const auto& issue : outcome.issues) why += config::to_string(issue) + "; ";
-    die(why);
-  }
-  return std::move(*outcome.value);
-}
-
-void init_log(const std::string& name) {
-  const char* level = std::getenv("TROUPE_BENCH_LOG");
-  need(actors::init_logging({level != nullptr ? level : "error", name, {}, 64u << 20, 3}), "log");
+  return parsed(text);
 }
 
 void supervise(const cluster_options& options, const control& parent) {
-  init_log("supervisor");
+  init_log("supervisor", log_level);
   actors::actor_host host;
   auto actor = actors::spawn_supervisor(host.system(),
                                         actors::supervisor_options_from(deployment(options, 0)));
@@ -60,7 +50,7 @@ void supervise(const cluster_options& options, const control& parent) {
 
 std::unique_ptr<engine> start(const cluster_options& options, std::uint16_t port,
                               const std::string& name) {
-  init_log(name);
+  init_log(name, log_level);
   engine_options wanted;
   wanted.polling = options.polling;
   auto node = need(engine::start(deployment(options, port), name, std::move(wanted)), "node");

@@ -18,8 +18,8 @@
 #include "troupe/actors/membership_store.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
-#include "troupe/config/parse.hpp"
 
+#include "node_process.hpp"
 #include "parts.hpp"
 #include "simulated_peers.hpp"
 
@@ -48,13 +48,7 @@ config::deployment deployment(std::size_t nodes, std::uint16_t port) {
       "stages:\n" +
       stage("prefill", nodes / 2) + stage("decode", nodes - nodes / 2) +
       "edges:\n  - {from: prefill, to: decode, mode: write}\n";
-  auto outcome = config::parse(text, "bench.yaml");
-  if (!outcome.value) {
-    std::string why;
-    for (const auto& issue : outcome.issues) why += config::to_string(issue) + "; ";
-    die(why);
-  }
-  return std::move(*outcome.value);
+  return parsed(text);
 }
 
 /// A supervisor as `troupe node` runs it, with its state in a file. Tells its port, then how much of a

@@ -3,7 +3,6 @@
 #include <array>
 #include <csignal>
 #include <cstddef>
-#include <cstdlib>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -11,10 +10,10 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "troupe/actors/logging.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
-#include "troupe/config/parse.hpp"
+
+#include "node_process.hpp"
 
 namespace troupe::bench {
 
@@ -22,6 +21,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
+constexpr const char* log_level = "off";
 constexpr std::uint32_t layers = 4;
 constexpr std::uint32_t block_tokens = 16;
 constexpr std::array<const char*, 4> names{"prefill-0", "prefill-1", "decode-0", "decode-1"};
@@ -41,18 +41,7 @@ config::deployment deployment(const recovery_options& options, std::uint16_t por
       stage("prefill", options.cuttable ? "127.0.0.2, 127.0.0.3" : "127.0.0.1") +
       stage("decode", "127.0.0.1") + "edges:\n  - {from: prefill, to: decode, mode: " + mode +
       "}\n";
-  auto outcome = config::parse(text, "recovery.yaml");
-  if (!outcome.value) {
-    std::string why;
-    for (const auto& issue : outcome.issues) why += config::to_string(issue) + "; ";
-    die(why);
-  }
-  return std::move(*outcome.value);
-}
-
-void init_log(const std::string& name) {
-  const char* level = std::getenv("TROUPE_BENCH_LOG");
-  need(actors::init_logging({level != nullptr ? level : "off", name, {}, 64u << 20, 3}), "log");
+  return parsed(text);
 }
 
 void say(const control& to, const std::string& text) {
@@ -68,7 +57,7 @@ std::string hear(const control& from) {
 /// Says its process, waits for a port to listen at (0: any), and says which it was.
 void supervise(const recovery_options& options, const control& parent) {
   parent.put(::getpid());
-  init_log("supervisor");
+  init_log("supervisor", log_level);
   const auto port = parent.get<std::uint16_t>();
   actors::actor_host host;
   auto actor = actors::spawn_supervisor(host.system(),
@@ -79,7 +68,7 @@ void supervise(const recovery_options& options, const control& parent) {
 
 std::unique_ptr<engine> start(const recovery_options& options, std::uint16_t port,
                               const std::string& name) {
-  init_log(name);
+  init_log(name, log_level);
   auto node = need(engine::start(deployment(options, port), name), "node");
   need(node->wait_registered(20s), "registration");
   return node;
