@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/actors/supervisor_parts.hpp"
+
+namespace troupe::actors::supervisor_parts {
+
+/// The whole replica drains: without one of its ranks it takes no requests anyway.
+drain_reply supervisor_state::drain(const drain_request& request) {
+  if (request.cancel != 0) return cancel_drain(request.name);
+  const auto refused = [](const error& why) {
+    return drain_reply{static_cast<std::uint8_t>(why.code), why.message, 0};
+  };
+  const auto asked = table->drain(request.name);
+  if (!asked) return refused(asked.error());
+  const auto& slots = table->options().slots;
+  const auto named = std::ranges::find(slots, request.name, &expected_slot::name);
+  std::vector<drain_list::rank> ranks{{request.name, *asked}};
+  for (const expected_slot& slot : slots) {
+    if (slot.stage != named->stage || slot.replica != named->replica) continue;
+    if (slot.name == request.name) continue;
+    if (const auto life = table->drain(slot.name)) ranks.push_back({slot.name, *life});
+  }
+  const std::chrono::milliseconds deadline{request.deadline_ms};
+  drains.begin(named->stage, named->replica, ranks, deadline, now());
+  for (const member& m : table->view().members) {
+    // Busy is what it said last; that it is quiet it has to say anew.
+    const bool busy = m.load.queue_length != 0 || m.load.active_transfers != 0;
+    if (busy) drains.heard({m.node.name, m.node.incarnation, 0, m.load, {}});
+  }
+  std::string names;
+  for (const auto& one : ranks) {
+    names += (names.empty() ? "" : ", ") + one.name;
+    order(one.name, {one.incarnation, 0});
+  }
+  log->info("an operator drains {}: no new request goes there, it leaves in {} ms at the latest",
+            names, std::min(deadline, max_drain_deadline).count());
+  judge_drains();
+  return {0, names, *asked};
+}
+
+/// The whole replica serves on, as it drained.
+drain_reply supervisor_state::cancel_drain(const std::string& node) {
+  const auto serving = table->cancel_drain(node, now());
+  if (!serving)
+    return {static_cast<std::uint8_t>(serving.error().code), serving.error().message, 0};
+  const auto& slots = table->options().slots;
+  const auto named = std::ranges::find(slots, node, &expected_slot::name);
+  drains.cancel(named->stage, named->replica);
+  std::string names;
+  for (const node_life& one : *serving) {
+    names += (names.empty() ? "" : ", ") + one.name;
+    order(one.name, {one.incarnation, 2});
+  }
+  log->info("an operator cancels the drain of {}: requests go there again", names);
+  return {0, names, table->incarnation_of(node).value_or(0)};
+}
+
+void supervisor_state::judge_drains() {
+  const auto unfinished = [this](std::string_view stage, std::uint32_t replica) {
+    return routes->unfinished(stage, replica);
+  };
+  for (const auto& verdict : drains.judge(unfinished, now())) {
+    for (const auto& [node, incarnation] : verdict.ranks) {
+      if (!verdict.leave) {
+        table->draining(node, incarnation, verdict.reason);
+        continue;
+      }
+      table->drained(node, incarnation, verdict.reason);
+      const auto level =
+          verdict.reason == drained_reason ? spdlog::level::info : spdlog::level::warn;
+      note("drained", node, incarnation, table->epoch(), verdict.reason, level);
+      order(node, {incarnation, 1});
+    }
+  }
+}
+
+void supervisor_state::order(const std::string& node, const drain_order& what) {
+  const auto it = peers.find(node);
+  if (it == peers.end() || it->second.incarnation != what.incarnation) return;
+  self->send(it->second.handle, drain_atom_v, what);
+}
+
+}  // namespace troupe::actors::supervisor_parts
