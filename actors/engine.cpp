@@ -10,8 +10,8 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include "troupe/actors/affinity_table.hpp"
 #include "troupe/actors/crash.hpp"
+#include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port.hpp"
 #include "troupe/actors/engine_setup.hpp"
 #include "troupe/actors/host_options.hpp"
@@ -27,27 +27,6 @@ namespace troupe {
 namespace {
 
 using namespace actors;  // the facade of that folder
-
-result<void> check_request(const std::string& request) {
-  if (!request.empty() && request.size() <= max_request_id) return {};
-  return fail(errc::invalid_config, "a request id has 1 to " + std::to_string(max_request_id) +
-                                        " bytes, this one " + std::to_string(request.size()));
-}
-
-result<void> check_affinity(const std::string& affinity) {
-  if (affinity.size() <= max_affinity) return {};
-  return fail(errc::invalid_config, "an affinity has at most " + std::to_string(max_affinity) +
-                                        " bytes, this has " + std::to_string(affinity.size()) +
-                                        "; name a hash of it");
-}
-
-result<void> check_key(const std::string& key) {
-  if (key.empty() || key.size() > max_key || key.front() == '\0') {
-    return fail(errc::invalid_config, "a key has 1 to " + std::to_string(max_key) +
-                                          " bytes and does not begin with a zero byte");
-  }
-  return {};
-}
 
 class node_engine final : public engine {
  public:
@@ -162,12 +141,12 @@ class node_engine final : public engine {
   }
 
   result<kvcache::allocation> allocate_blocks(std::uint32_t count) override {
-    if (auto has = need_pool(); !has) return fail(has.error());
+    if (auto has = need_pool(*context_); !has) return fail(has.error());
     return context_->pool->allocate(count);
   }
 
   result<void> free_blocks(kvcache::block_owner owner, std::span<const block_id> blocks) override {
-    if (auto has = need_pool(); !has) return has;
+    if (auto has = need_pool(*context_); !has) return has;
     auto freed = context_->pool->free(owner, blocks);
     if (!freed) return fail(freed.error());
     return {};
@@ -177,8 +156,10 @@ class node_engine final : public engine {
 
   result<operation_id> send(send_spec spec) override {
     if (auto fine = check_request(spec.request); !fine) return fail(fine.error());
-    if (auto fine = check_blocks(spec.blocks, spec.state_slot); !fine) return fail(fine.error());
-    if (auto known = check_nodes(spec.held_for); !known) return fail(known.error());
+    if (auto runs = need_running(); !runs) return fail(runs.error());
+    if (auto fine = check_blocks(*context_, spec.blocks, spec.state_slot); !fine)
+      return fail(fine.error());
+    if (auto known = check_nodes(*context_, spec.held_for); !known) return fail(known.error());
     const auto capacity = static_cast<std::uint32_t>(spec.blocks.size()) * layout().block_tokens;
     auto operation =
         begin_pinned({operation_kind::send, spec.request, capacity, false}, spec.blocks);
@@ -188,14 +169,16 @@ class node_engine final : public engine {
 
   result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
                             std::uint32_t token_end) override {
-    if (auto fine = check_ready(send, layer_begin, layer_end, token_end); !fine) return fine;
+    if (auto fine = check_ready(*context_, send, layer_begin, layer_end, token_end); !fine)
+      return fine;
     command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}}});
     return {};
   }
 
   result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
                             std::uint32_t token_end, transport::compute_point computed) override {
-    if (auto fine = check_ready(send, layer_begin, layer_end, token_end); !fine) return fine;
+    if (auto fine = check_ready(*context_, send, layer_begin, layer_end, token_end); !fine)
+      return fine;
     const auto point = ++last_point_;
     auto waited = context_->endpoint->after_compute(
         computed, send.value, [port = port_, send, point](std::optional<troupe::error> failure) {
@@ -207,7 +190,7 @@ class node_engine final : public engine {
   }
 
   result<void> seal(operation_id send, std::uint32_t tokens, std::vector<std::byte> aux) override {
-    auto entry = find_send(send);
+    auto entry = find_send(*context_, send);
     if (!entry) return fail(entry.error());
     if (auto fits = check_tokens(*entry, tokens); !fits) return fits;
     if (aux.size() > max_aux) {
@@ -220,7 +203,9 @@ class node_engine final : public engine {
   }
 
   result<operation_id> receive(receive_spec spec) override {
-    if (auto fine = check_receive(spec); !fine) return fail(fine.error());
+    if (auto fine = check_request(spec.request); !fine) return fail(fine.error());
+    if (auto runs = need_running(); !runs) return fail(runs.error());
+    if (auto fine = check_receive(*context_, spec); !fine) return fail(fine.error());
     spec.fail_when_full = spec.fail_when_full || context_->settings.fail_when_full;
     auto operation =
         begin_pinned({operation_kind::receive, spec.request, spec.tokens, false}, spec.blocks);
@@ -231,7 +216,8 @@ class node_engine final : public engine {
   result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
                             std::uint32_t layer_end, std::uint32_t token_end,
                             transport::compute_stream stream) override {
-    if (auto fine = check_awaited(receive, layer_begin, layer_end, token_end); !fine) return fine;
+    if (auto fine = check_awaited(*context_, receive, layer_begin, layer_end, token_end); !fine)
+      return fine;
     // Here and now: what the caller gives the stream next must stand behind it.
     auto gate = context_->endpoint->hold(stream);
     if (!gate) return fail(std::move(gate).error());
@@ -388,113 +374,6 @@ class node_engine final : public engine {
     return {};
   }
 
-  [[nodiscard]] result<void> need_pool() const {
-    if (context_->pool) return {};
-    return fail(errc::invalid_config,
-                context_->self.name +
-                    " has no pool of blocks: the engine brought its own cache, or "
-                    "the deployment gives its stage no model");
-  }
-
-  [[nodiscard]] result<void> check_blocks(std::span<const block_id> blocks,
-                                          std::uint32_t slot) const {
-    if (auto runs = need_running(); !runs) return runs;
-    if (!context_->layout)
-      return fail(errc::layout_mismatch, context_->self.name + " has no cache");
-    for (const auto block : blocks) {
-      if (block.value >= layout().blocks) {
-        return fail(errc::out_of_range, "block " + std::to_string(block.value) + " of a cache of " +
-                                            std::to_string(layout().blocks) + " blocks");
-      }
-    }
-    for (const auto& state : layout().states) {
-      if (slot >= state.slots) {
-        return fail(errc::out_of_range,
-                    "state slot " + std::to_string(slot) + " of " + std::to_string(state.slots));
-      }
-    }
-    return {};
-  }
-
-  [[nodiscard]] result<void> check_ready(operation_id send, std::uint32_t layer_begin,
-                                         std::uint32_t layer_end, std::uint32_t token_end) const {
-    auto entry = find_send(send);
-    if (!entry) return fail(entry.error());
-    if (auto fine = check_layers(layer_begin, layer_end); !fine) return fine;
-    if (entry->sealed)
-      return fail(errc::already_exists, "request `" + entry->request + "` is sealed");
-    return check_tokens(*entry, token_end);
-  }
-
-  [[nodiscard]] result<void> check_layers(std::uint32_t begin, std::uint32_t end) const {
-    const auto layers = layout().layers.size();
-    if (begin < end && end <= layers) return {};
-    return fail(errc::out_of_range, "layers [" + std::to_string(begin) + ", " +
-                                        std::to_string(end) + ") of " + std::to_string(layers));
-  }
-
-  [[nodiscard]] result<void> check_awaited(operation_id receive, std::uint32_t layer_begin,
-                                           std::uint32_t layer_end, std::uint32_t token_end) const {
-    const auto entry = context_->operations.find(receive);
-    if (!entry) return fail(entry.error());
-    if (entry->kind != operation_kind::receive) {
-      return fail(errc::not_found, "operation " + std::to_string(receive.value) + " is no receive");
-    }
-    if (auto fine = check_layers(layer_begin, layer_end); !fine) return fine;
-    if (token_end <= entry->token_capacity) return {};
-    return fail(errc::out_of_range, "token " + std::to_string(token_end) + " of a receive of " +
-                                        std::to_string(entry->token_capacity) + " tokens");
-  }
-
-  [[nodiscard]] static result<void> check_tokens(const operation_table::entry& entry,
-                                                 std::uint32_t tokens) {
-    if (tokens <= entry.token_capacity) return {};
-    return fail(errc::out_of_range,
-                std::to_string(tokens) + " tokens do not fit the blocks of request `" +
-                    entry.request + "`, which hold " + std::to_string(entry.token_capacity));
-  }
-
-  [[nodiscard]] result<void> check_nodes(const std::vector<std::string>& names) const {
-    for (const auto& name : names) {
-      if (!context_->settings.nodes.contains(name)) {
-        return fail(errc::not_found, "the deployment has no node `" + name + "`");
-      }
-    }
-    return {};
-  }
-
-  [[nodiscard]] result<void> check_receive(const receive_spec& spec) const {
-    if (auto fine = check_request(spec.request); !fine) return fine;
-    if (auto fine = check_blocks(spec.blocks, spec.state_slot); !fine) return fine;
-    if (spec.sources.empty()) {
-      return fail(errc::invalid_config,
-                  "name the prefill nodes that have request `" + spec.request + "`");
-    }
-    if (auto known = check_nodes(spec.sources); !known) return known;
-    const auto block_tokens = layout().block_tokens;
-    const auto needed = (std::uint64_t{spec.tokens} + block_tokens - 1) / block_tokens;
-    if (spec.prefix_tokens > spec.tokens) {
-      return fail(errc::out_of_range, "a prefix of " + std::to_string(spec.prefix_tokens) +
-                                          " tokens of a request of " + std::to_string(spec.tokens));
-    }
-    if (spec.blocks.empty() && spec.prefix_tokens > 0) {
-      return fail(errc::invalid_config,
-                  "a request with a prefix names the blocks that the prefix is in");
-    }
-    if (!spec.blocks.empty() && spec.blocks.size() < needed) {
-      return fail(errc::out_of_range, std::to_string(spec.blocks.size()) + " blocks for " +
-                                          std::to_string(spec.tokens) + " tokens, " +
-                                          std::to_string(needed) + " are needed");
-    }
-    if (spec.blocks.empty() && needed > layout().blocks) {
-      return fail(errc::pool_exhausted,
-                  "request `" + spec.request + "` needs " + std::to_string(needed) +
-                      " blocks, the whole pool has " + std::to_string(layout().blocks));
-    }
-    if (spec.blocks.empty() && needed > 0) return need_pool();
-    return {};
-  }
-
   /// Refused as `internal` where an actor that all operations need has crashed.
   [[nodiscard]] result<operation_id> begin(operation_table::entry what) {
     auto operation = context_->operations.begin(std::move(what));
@@ -515,20 +394,10 @@ class node_engine final : public engine {
     return operation;
   }
 
-  [[nodiscard]] result<operation_table::entry> find_send(operation_id id) const {
-    auto entry = context_->operations.find(id);
-    if (entry && entry->kind != operation_kind::send) {
-      return fail(errc::not_found, "operation " + std::to_string(id.value) + " is no send");
-    }
-    return entry;
-  }
-
   [[nodiscard]] result<operation_id> value_operation(start_value order) {
     if (auto runs = need_running(); !runs) return fail(runs.error());
     if (auto fine = check_key(order.key); !fine) return fail(fine.error());
-    if (!context_->settings.nodes.contains(order.peer)) {
-      return fail(errc::not_found, "the deployment has no node `" + order.peer + "`");
-    }
+    if (auto known = check_node(*context_, order.peer); !known) return fail(known.error());
     auto operation = begin({operation_kind::value, {}, 0, false});
     if (!operation) return operation;
     order.operation = *operation;

@@ -1,0 +1,150 @@
+#include "troupe/actors/engine_checks.hpp"
+
+#include "troupe/actors/affinity_table.hpp"
+#include "troupe/actors/session_messages.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+result<void> check_layers(const node_context& context, std::uint32_t begin, std::uint32_t end) {
+  const auto layers = context.layout ? context.layout->layers.size() : 0;
+  if (begin < end && end <= layers) return {};
+  return fail(errc::out_of_range, "layers [" + std::to_string(begin) + ", " + std::to_string(end) +
+                                      ") of " + std::to_string(layers));
+}
+
+}  // namespace
+
+result<void> check_request(const std::string& request) {
+  if (!request.empty() && request.size() <= max_request_id) return {};
+  return fail(errc::invalid_config, "a request id has 1 to " + std::to_string(max_request_id) +
+                                        " bytes, this one " + std::to_string(request.size()));
+}
+
+result<void> check_affinity(const std::string& affinity) {
+  if (affinity.size() <= max_affinity) return {};
+  return fail(errc::invalid_config, "an affinity has at most " + std::to_string(max_affinity) +
+                                        " bytes, this has " + std::to_string(affinity.size()) +
+                                        "; name a hash of it");
+}
+
+result<void> check_key(const std::string& key) {
+  if (key.empty() || key.size() > max_key || key.front() == '\0') {
+    return fail(errc::invalid_config, "a key has 1 to " + std::to_string(max_key) +
+                                          " bytes and does not begin with a zero byte");
+  }
+  return {};
+}
+
+result<void> check_node(const node_context& context, const std::string& name) {
+  if (context.settings.nodes.contains(name)) return {};
+  return fail(errc::not_found, "the deployment has no node `" + name + "`");
+}
+
+result<void> check_nodes(const node_context& context, const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    if (auto known = check_node(context, name); !known) return known;
+  }
+  return {};
+}
+
+result<void> need_pool(const node_context& context) {
+  if (context.pool) return {};
+  return fail(errc::invalid_config,
+              context.self.name +
+                  " has no pool of blocks: the engine brought its own cache, or "
+                  "the deployment gives its stage no model");
+}
+
+result<void> check_blocks(const node_context& context, std::span<const block_id> blocks,
+                          std::uint32_t slot) {
+  if (!context.layout) return fail(errc::layout_mismatch, context.self.name + " has no cache");
+  const auto& layout = *context.layout;
+  for (const auto block : blocks) {
+    if (block.value >= layout.blocks) {
+      return fail(errc::out_of_range, "block " + std::to_string(block.value) + " of a cache of " +
+                                          std::to_string(layout.blocks) + " blocks");
+    }
+  }
+  for (const auto& state : layout.states) {
+    if (slot >= state.slots) {
+      return fail(errc::out_of_range,
+                  "state slot " + std::to_string(slot) + " of " + std::to_string(state.slots));
+    }
+  }
+  return {};
+}
+
+result<void> check_tokens(const operation_table::entry& entry, std::uint32_t tokens) {
+  if (tokens <= entry.token_capacity) return {};
+  return fail(errc::out_of_range, std::to_string(tokens) +
+                                      " tokens do not fit the blocks of request `" + entry.request +
+                                      "`, which hold " + std::to_string(entry.token_capacity));
+}
+
+result<operation_table::entry> find_send(const node_context& context, operation_id id) {
+  auto entry = context.operations.find(id);
+  if (entry && entry->kind != operation_kind::send) {
+    return fail(errc::not_found, "operation " + std::to_string(id.value) + " is no send");
+  }
+  return entry;
+}
+
+result<void> check_ready(const node_context& context, operation_id send, std::uint32_t layer_begin,
+                         std::uint32_t layer_end, std::uint32_t token_end) {
+  auto entry = find_send(context, send);
+  if (!entry) return fail(entry.error());
+  if (auto fine = check_layers(context, layer_begin, layer_end); !fine) return fine;
+  if (entry->sealed)
+    return fail(errc::already_exists, "request `" + entry->request + "` is sealed");
+  return check_tokens(*entry, token_end);
+}
+
+result<void> check_receive(const node_context& context, const receive_spec& spec) {
+  if (auto fine = check_blocks(context, spec.blocks, spec.state_slot); !fine) return fine;
+  if (spec.sources.empty()) {
+    return fail(errc::invalid_config,
+                "name the prefill nodes that have request `" + spec.request + "`");
+  }
+  if (auto known = check_nodes(context, spec.sources); !known) return known;
+  const auto& layout = *context.layout;
+  const auto block_tokens = layout.block_tokens;
+  const auto needed = (std::uint64_t{spec.tokens} + block_tokens - 1) / block_tokens;
+  if (spec.prefix_tokens > spec.tokens) {
+    return fail(errc::out_of_range, "a prefix of " + std::to_string(spec.prefix_tokens) +
+                                        " tokens of a request of " + std::to_string(spec.tokens));
+  }
+  if (spec.blocks.empty() && spec.prefix_tokens > 0) {
+    return fail(errc::invalid_config,
+                "a request with a prefix names the blocks that the prefix is in");
+  }
+  if (!spec.blocks.empty() && spec.blocks.size() < needed) {
+    return fail(errc::out_of_range, std::to_string(spec.blocks.size()) + " blocks for " +
+                                        std::to_string(spec.tokens) + " tokens, " +
+                                        std::to_string(needed) + " are needed");
+  }
+  if (spec.blocks.empty() && needed > layout.blocks) {
+    return fail(errc::pool_exhausted, "request `" + spec.request + "` needs " +
+                                          std::to_string(needed) + " blocks, the whole pool has " +
+                                          std::to_string(layout.blocks));
+  }
+  if (spec.blocks.empty() && needed > 0) return need_pool(context);
+  return {};
+}
+
+result<void> check_awaited(const node_context& context, operation_id receive,
+                           std::uint32_t layer_begin, std::uint32_t layer_end,
+                           std::uint32_t token_end) {
+  const auto entry = context.operations.find(receive);
+  if (!entry) return fail(entry.error());
+  if (entry->kind != operation_kind::receive) {
+    return fail(errc::not_found, "operation " + std::to_string(receive.value) + " is no receive");
+  }
+  if (auto fine = check_layers(context, layer_begin, layer_end); !fine) return fine;
+  if (token_end <= entry->token_capacity) return {};
+  return fail(errc::out_of_range, "token " + std::to_string(token_end) + " of a receive of " +
+                                      std::to_string(entry->token_capacity) + " tokens");
+}
+
+}  // namespace troupe::actors

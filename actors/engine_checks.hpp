@@ -1,0 +1,48 @@
+#pragma once
+
+/// What the engine's calls are checked against at once, on its own thread, before they become messages
+/// to actors: ids and keys, the deployment's nodes, the cache, and the operations that live.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/actors/node_context.hpp"
+#include "troupe/actors/operation_table.hpp"
+
+namespace troupe::actors {
+
+[[nodiscard]] result<void> check_request(const std::string& request);
+[[nodiscard]] result<void> check_affinity(const std::string& affinity);
+[[nodiscard]] result<void> check_key(const std::string& key);
+
+/// `not_found` unless they are the deployment's.
+[[nodiscard]] result<void> check_node(const node_context& context, const std::string& name);
+[[nodiscard]] result<void> check_nodes(const node_context& context,
+                                       const std::vector<std::string>& names);
+
+/// `invalid_config` where the cache has no pool of blocks.
+[[nodiscard]] result<void> need_pool(const node_context& context);
+/// `layout_mismatch` without a cache; `out_of_range` for what is not in it.
+[[nodiscard]] result<void> check_blocks(const node_context& context,
+                                        std::span<const block_id> blocks, std::uint32_t slot);
+/// Whether so many tokens fit what the operation has room for.
+[[nodiscard]] result<void> check_tokens(const operation_table::entry& entry, std::uint32_t tokens);
+
+/// `not_found` when it ended, or is no send.
+[[nodiscard]] result<operation_table::entry> find_send(const node_context& context,
+                                                       operation_id id);
+/// Layers that a send says are computed: `already_exists` once it is sealed.
+[[nodiscard]] result<void> check_ready(const node_context& context, operation_id send,
+                                       std::uint32_t layer_begin, std::uint32_t layer_end,
+                                       std::uint32_t token_end);
+/// All but its request's id.
+[[nodiscard]] result<void> check_receive(const node_context& context, const receive_spec& spec);
+/// Layers of a receive that a stream waits for.
+[[nodiscard]] result<void> check_awaited(const node_context& context, operation_id receive,
+                                         std::uint32_t layer_begin, std::uint32_t layer_end,
+                                         std::uint32_t token_end);
+
+}  // namespace troupe::actors
