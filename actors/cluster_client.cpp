@@ -7,6 +7,7 @@
 #include <caf/send.hpp>
 
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/message_fields.hpp"
 
 namespace troupe::actors {
 
@@ -18,14 +19,6 @@ constexpr std::size_t max_cached_nodes = 1024;
 
 std::string name_of(const node_info& node) {
   return "node '" + node.name + "' at " + node.host + ":" + std::to_string(node.port);
-}
-
-/// The error inside a reply that says `failed`. A number that is no `errc` comes from another
-/// release.
-template <class Reply>
-troupe::error refusal(const Reply& reply) {
-  const auto code = is_errc(reply.failed) ? static_cast<errc>(reply.failed) : errc::internal;
-  return {code, reply.sentence};
 }
 
 /// A reply that says `failed` is an error.

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -9,6 +8,7 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 
 namespace troupe::actors::port {
@@ -135,8 +135,7 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   request.blocks = r.spec.blocks;
   if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(r.deadline - now());
-  request.deadline_ms = static_cast<std::uint32_t>(
-      std::clamp<std::int64_t>(left.count(), 1, std::numeric_limits<std::uint32_t>::max()));
+  request.deadline_ms = whole_ms(left);
   // A rank whose heads another rank of its replica sends has nothing to tell of layers.
   const bool idle = !(*mapping)->moves_anything();
   rank.landed.assign(layout.layers.size(), idle ? r.spec.tokens : r.spec.prefix_tokens);

@@ -12,6 +12,7 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/network.hpp"
 #include "troupe/actors/system.hpp"
 
@@ -129,8 +130,7 @@ void turn_away(self_pointer self, const std::string& why) {
 void got_reply(self_pointer self, const link_reply& reply) {
   auto& st = self->state;
   if (reply.failed != 0) {
-    const auto code = is_errc(reply.failed) ? static_cast<errc>(reply.failed) : errc::internal;
-    backend_failed(self, {code, reply.sentence});
+    backend_failed(self, refusal(reply));
     return;
   }
   auto fits = adopt_layout(st, reply.layout);

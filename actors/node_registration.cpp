@@ -8,6 +8,7 @@
 
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/network.hpp"
 #include "troupe/actors/node_parts.hpp"
 #include "troupe/actors/phrases.hpp"
@@ -69,9 +70,8 @@ void registration_came(self_pointer self, const registration& answer) {
   st.registering = false;
   if (st.replaced) return;  // it was given up while it asked
   if (answer.failed != 0) {
-    const auto code = is_errc(answer.failed) ? static_cast<errc>(answer.failed) : errc::internal;
-    const troupe::error why{code, answer.sentence};
-    if (code == errc::stale_incarnation) {
+    const auto why = refusal(answer);
+    if (why.code == errc::stale_incarnation) {
       give_up(self, why);
     } else {
       lost_supervisor(self, why);  // what else is wrong may pass

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/node_parts.hpp"
 
 namespace troupe::actors::node_parts {
@@ -146,8 +147,8 @@ void carry_out(self_pointer self, start_place& order) {
           [self, context, failed, operation = order.operation](placement& where) {
             self->state.placements.erase(operation);
             if (where.failed != 0) {
-              failed(is_errc(where.failed) ? static_cast<errc>(where.failed) : errc::internal,
-                     std::move(where.sentence));
+              auto why = refusal(where);
+              failed(why.code, std::move(why.message));
             } else if (context->operations.end(operation)) {
               context->events.push_last({operation, event_placed{std::move(where)}});
             } else {

@@ -16,6 +16,7 @@
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/system.hpp"
@@ -85,8 +86,7 @@ class claimant {
       return granted;
     }
     if (granted->failed == 0) return granted;
-    return fail(is_errc(granted->failed) ? static_cast<errc>(granted->failed) : errc::internal,
-                granted->sentence);
+    return fail(refusal(*granted));
   }
 
  private:

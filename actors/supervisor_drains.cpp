@@ -8,12 +8,17 @@
 
 namespace troupe::actors::supervisor_parts {
 
+namespace {
+
+drain_reply refused(const error& why) {
+  return {static_cast<std::uint8_t>(why.code), why.message, 0};
+}
+
+}  // namespace
+
 /// The whole replica drains: without one of its ranks it takes no requests anyway.
 drain_reply supervisor_state::drain(const drain_request& request) {
   if (request.cancel != 0) return cancel_drain(request.name);
-  const auto refused = [](const error& why) {
-    return drain_reply{static_cast<std::uint8_t>(why.code), why.message, 0};
-  };
   const auto asked = table->drain(request.name);
   if (!asked) return refused(asked.error());
   const auto& slots = table->options().slots;
@@ -45,8 +50,7 @@ drain_reply supervisor_state::drain(const drain_request& request) {
 /// The whole replica serves on, as it drained.
 drain_reply supervisor_state::cancel_drain(const std::string& node) {
   const auto serving = table->cancel_drain(node, now());
-  if (!serving)
-    return {static_cast<std::uint8_t>(serving.error().code), serving.error().message, 0};
+  if (!serving) return refused(serving.error());
   const auto& slots = table->options().slots;
   const auto named = std::ranges::find(slots, node, &expected_slot::name);
   drains.cancel(named->stage, named->replica);

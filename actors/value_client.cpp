@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/value_regions.hpp"
 
 namespace troupe::actors {
@@ -144,8 +145,7 @@ void happened(self_pointer self, session_message& message) {
   auto* reply = std::get_if<store_reply>(&message);
   if (reply == nullptr || st.now != phase::asked) return;
   if (reply->failed != 0) {
-    const auto code = is_errc(reply->failed) ? static_cast<errc>(reply->failed) : errc::internal;
-    end_with(self, {code, std::move(reply->sentence)});
+    end_with(self, refusal(*reply));
     return;
   }
   switch (st.order.verb) {
