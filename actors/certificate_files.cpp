@@ -5,6 +5,7 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -31,21 +32,64 @@ unexpected not_written(const std::string& path, int number) {
   return fail(errc::invalid_config, path + " cannot be written: " + what_errno(number));
 }
 
-/// All of it, on the disk, readable by its owner only.
+/// All of it, on the disk. 0, or the errno of what failed.
+int fill(const unique_fd& fd, std::string_view text) {
+  if (::fchmod(fd.get(), 0600) != 0) return errno;
+  while (!text.empty()) {
+    const auto n = ::write(fd.get(), text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return ::fsync(fd.get()) == 0 ? 0 : errno;
+}
+
+/// A file that only its owner can read: all of it, or none.
 result<void> write_new(const std::string& path, std::string_view text) {
   const unique_fd fd{
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
   if (!fd) return not_written(path, errno);
-  if (::fchmod(fd.get(), 0600) != 0) return not_written(path, errno);
-  while (!text.empty()) {
-    const auto n = ::write(fd.get(), text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return not_written(path, errno);
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-  if (::fsync(fd.get()) != 0) return not_written(path, errno);
-  return {};
+  const int why = fill(fd, text);
+  if (why == 0) return {};
+  ::unlink(path.c_str());
+  return not_written(path, why);
 }
+
+/// What an attempt has made, which goes with it unless it is kept: what is left of one that failed
+/// would stand in the way of the next.
+class attempt {
+ public:
+  attempt() = default;
+  attempt(const attempt&) = delete;
+  attempt& operator=(const attempt&) = delete;
+  ~attempt() {
+    for (const auto& path : files_) ::unlink(path.c_str());
+    if (!folder_.empty()) ::rmdir(folder_.c_str());
+  }
+
+  /// One that is there already is no part of it.
+  result<void> make_folder(const std::string& path) {
+    if (::mkdir(path.c_str(), 0700) == 0) {
+      folder_ = path;
+    } else if (errno != EEXIST) {
+      return not_written(path, errno);
+    }
+    return {};
+  }
+  result<void> write(const std::string& path, std::string_view text) {
+    auto written = write_new(path, text);
+    if (written) files_.push_back(path);
+    return written;
+  }
+  void keep() {
+    files_.clear();
+    folder_.clear();
+  }
+
+ private:
+  std::vector<std::string> files_;
+  std::string folder_;
+};
 
 /// Where the next text of a file is written before it takes its place.
 std::string beside(const std::string& path) {
@@ -91,6 +135,21 @@ result<void> check_days(unsigned days) {
               "a certificate lasts 1 to 3650 days, found " + std::to_string(days));
 }
 
+/// Asked for a day at least, a certificate is over only where its authority is.
+result<void> check_lasts(const certificate_pair& made, const std::string& ca,
+                         const std::string& cluster) {
+  const auto facts = facts_of(made.certificate);
+  if (!facts) return fail(facts.error());
+  if (facts->life.until > std::chrono::system_clock::now()) return {};
+  return fail(errc::invalid_config,
+              ca +
+                  ": the authority has expired, and with it all that it signs; make a new one in "
+                  "another folder (`troupe certs init OTHER --cluster " +
+                  cluster +
+                  "`), append its certificate to security.ca on every host, then use the "
+                  "certificate and key of that folder on every host");
+}
+
 std::string fresh_secret() {
   std::array<std::byte, 32> drawn{};
   transport::random_bytes(drawn);
@@ -133,7 +192,8 @@ result<certificate_files> init_certificates(const std::string& folder, const std
   std::error_code problem;
   const auto parent = std::filesystem::path{folder}.parent_path();
   if (!parent.empty()) std::filesystem::create_directories(parent, problem);
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return not_written(folder, errno);
+  attempt made;
+  if (auto there = made.make_folder(folder); !there) return fail(there.error());
   if (auto safe = check_folder(folder); !safe) return fail(safe.error());
   const std::array<std::pair<const std::string*, std::string>, 5> texts{
       {{&files.ca, authority->certificate},
@@ -142,8 +202,9 @@ result<certificate_files> init_certificates(const std::string& folder, const std
        {&files.key, node->key},
        {&files.secret, fresh_secret()}}};
   for (const auto& [path, text] : texts)
-    if (auto written = write_new(*path, text); !written) return fail(written.error());
+    if (auto written = made.write(*path, text); !written) return fail(written.error());
   if (auto synced = sync_folder(folder); !synced) return fail(synced.error());
+  made.keep();
   return files;
 }
 
@@ -169,12 +230,15 @@ result<certificate_files> renew_certificates(const std::string& folder, unsigned
   const auto made =
       make_node_certificate({*ca, *ca_key}, facts->cluster, life_of(std::chrono::days{days}));
   if (!made) return fail(errc::invalid_config, folder + ": " + made.error().message);
+  if (auto lasts = check_lasts(*made, files.ca, facts->cluster); !lasts) return fail(lasts.error());
+  attempt fresh;
   // Both are on the disk before the first takes its place: the second follows within microseconds.
   for (const auto& [path, text] :
        {std::pair{&files.key, &made->key}, std::pair{&files.certificate, &made->certificate}}) {
     ::unlink(beside(*path).c_str());  // of an attempt that was cut short
-    if (auto done = write_new(beside(*path), *text); !done) return fail(done.error());
+    if (auto done = fresh.write(beside(*path), *text); !done) return fail(done.error());
   }
+  fresh.keep();
   for (const auto* path : {&files.key, &files.certificate})
     if (auto done = put_in_place(*path); !done) return fail(done.error());
   if (auto synced = sync_folder(folder); !synced) return fail(synced.error());

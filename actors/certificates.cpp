@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 #include <initializer_list>
 #include <memory>
 #include <utility>
@@ -105,12 +104,6 @@ result<certificate_pair> make(const request& wanted, X509* issuer, EVP_PKEY* iss
   return pair_of(made.get(), key.get());
 }
 
-certificate_time time_of(const ASN1_TIME* time) {
-  std::tm parts{};
-  if (::ASN1_TIME_to_tm(time, &parts) != 1) return {};
-  return std::chrono::system_clock::from_time_t(::timegm(&parts));
-}
-
 }  // namespace
 
 result<certificate_pair> make_authority(const std::string& cluster, certificate_life life) {
@@ -138,7 +131,7 @@ result<certificate_pair> make_node_certificate(const certificate_pair& authority
   if (found == issuers.end())
     return fail(errc::invalid_config, "the authority's key does not belong to its certificate");
   auto* issuer = found->get();
-  life.until = std::min(life.until, time_of(::X509_get0_notAfter(issuer)));
+  life.until = std::min(life.until, openssl::time_of(::X509_get0_notAfter(issuer)));
   // A name in this list of OpenSSL's ends at a comma.
   if (cluster.empty() || cluster.find_first_of(",;\n") != std::string::npos)
     return fail(errc::invalid_config, "`" + cluster + "` is no name of a cluster");
@@ -164,8 +157,8 @@ result<certificate_facts> facts_of(const std::string& certificate) {
       break;
     }
   }
-  facts.life = {time_of(::X509_get0_notBefore(all.front().get())),
-                time_of(::X509_get0_notAfter(all.front().get()))};
+  facts.life = {openssl::time_of(::X509_get0_notBefore(all.front().get())),
+                openssl::time_of(::X509_get0_notAfter(all.front().get()))};
   return facts;
 }
 

@@ -39,7 +39,7 @@ struct certificate_files {
 /// Makes the folder, if there is none, and files that only their owner can read: ca.crt, ca.key, node.crt, node.key and
 /// cluster.secret, 256 random bits in hexadecimal. The authority lasts ten years, the certificate
 /// `days` (1 to 3650). `already_exists` when one of the files is there; `invalid_config` when the
-/// folder cannot be written.
+/// folder cannot be written; then nothing that this call made is left.
 [[nodiscard]] result<certificate_files> init_certificates(const std::string& folder,
                                                           const std::string& cluster,
                                                           unsigned days);
@@ -47,7 +47,7 @@ struct certificate_files {
 /// A new node.key and node.crt of the same authority and cluster, in the place of the old ones: each is
 /// written beside and renamed, the key first. Who reads between the two renames sees a key and a
 /// certificate that do not belong together, and reads again. `not_found` without ca.key: a certificate
-/// is renewed where the authority is kept.
+/// is renewed where the authority is kept. `invalid_config`, with nothing written, once that expired.
 [[nodiscard]] result<certificate_files> renew_certificates(const std::string& folder,
                                                            unsigned days);
 

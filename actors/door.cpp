@@ -44,6 +44,11 @@ class door_notices {
     to_(sentence);
   }
 
+  /// What is told only once is not left out.
+  void tell_surely(const std::string& sentence) const {
+    if (to_) to_(sentence);
+  }
+
  private:
   std::function<void(const std::string&)> to_;
   std::optional<clock::time_point> last_;
@@ -95,9 +100,14 @@ class door_here final : public door {
                       "DIR` makes what it needs), or listen at 127.0.0.1");
     }
     const auto bound = transport::tcp::bound_port(fd->get());
+    const auto loopback = mode_ == door_security::mode::tls
+                              ? loopback_notice(host, address_of_socket(fd->get()))
+                              : std::string{};
     // A call that waits in a queue has to be copyable.
     auto shared = std::make_shared<unique_fd>(std::move(*fd));
-    const auto open = [this, shared, bound, admitted = std::move(admitted)] {
+    const auto open = [this, shared, bound, loopback, admitted = std::move(admitted)] {
+      if (!loopback.empty() && told_loopback_.insert(loopback).second)
+        notices_.tell_surely(loopback);
       return guests_.open(std::move(*shared), bound, [this, admitted](door_guest who) {
         if (const auto plain = hand_out(std::move(who))) {
           admitted(*plain);
@@ -208,6 +218,7 @@ class door_here final : public door {
   door_credential_watch credentials_;
   door_credential_watch::listeners tell_credentials_;
   door_notices notices_;
+  std::unordered_set<std::string> told_loopback_;  ///< once per name
   std::unique_ptr<door_loop> loop_;
   door_resolver resolver_;
   door_guests guests_;

@@ -55,6 +55,24 @@ result<std::vector<door_key>> load_keys(const std::string& path) {
   return keys;
 }
 
+/// `when`: " expires in 3 hours"
+std::string what_ends(door_tls_context::part whose, const door_security& security,
+                      const std::string& when) {
+  switch (whose) {
+    case door_tls_context::part::node:
+      return "the certificate " + security.certificate + when +
+             "; `troupe certs renew DIR` makes a new one";
+    case door_tls_context::part::intermediate:
+      return "an authority between the certificate " + security.certificate + " and those of " +
+             security.ca + when + "; put a chain there that lasts longer";
+    case door_tls_context::part::authority:
+      return "an authority of " + security.ca + when +
+             "; append a new one to security.ca on every host (`troupe certs init` in another "
+             "folder makes it), then give every host a certificate of the new one";
+  }
+  return {};
+}
+
 }  // namespace
 
 result<std::shared_ptr<const door_credentials>> load_door_credentials(
@@ -131,10 +149,9 @@ void door_credential_watch::warn_of_the_end(clock::time_point now, const listene
   if (left > warning_time) return;
   next_warning_ = now + std::chrono::hours{24};
   const auto hours = std::chrono::duration_cast<std::chrono::hours>(left).count();
-  tell.ends("the certificate " + security_.certificate +
-            (left.count() <= 0 ? std::string{" has expired: no node is let in by it"}
-                               : " expires in " + std::to_string(hours) + " hours") +
-            "; `troupe certs renew DIR` makes a new one");
+  const auto when = left.count() <= 0 ? std::string{" has expired: no node is let in by it"}
+                                      : " expires in " + std::to_string(hours) + " hours";
+  tell.ends(what_ends(in_force_->tls->first_to_end(), security_, when));
 }
 
 door_credential_watch::stamp door_credential_watch::stamp_of(const std::string& path) {

@@ -37,7 +37,8 @@ class door_credential_watch {
  public:
   using clock = std::chrono::steady_clock;
   struct listeners : door_options::credential_calls {
-    /// The time of our certificate will be over within a week: once a day.
+    /// The time of our certificate, or of an authority that it needs, will be over within a week: once
+    /// a day.
     std::function<void(const std::string& sentence)> ends;
   };
 
@@ -69,7 +70,7 @@ class door_credential_watch {
   stamps seen_{};
   std::optional<clock::time_point> misfit_;  ///< since when what is seen does not fit
   bool told_{false};                         ///< of that
-  clock::time_point next_warning_{};         ///< of our certificate's end
+  clock::time_point next_warning_{};         ///< of the end of our certificate or its authority
   clock::time_point next_look_{};
 };
 

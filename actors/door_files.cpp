@@ -17,16 +17,31 @@ namespace {
 constexpr std::size_t max_size = 256u << 10;
 constexpr mode_t written_by_others = S_IWGRP | S_IWOTH;
 
+/// What to do about a file that cannot be opened; nothing where only the system knows.
+std::string_view advice_on(int number) {
+  switch (number) {
+    case ENOENT:
+    case ENOTDIR: return "; `troupe certs init DIR` makes what is needed";
+    case EACCES:
+    case EPERM:
+      return "; it and its folder must belong to the user that runs this process (chown -R USER "
+             "FOLDER), or this process run as the user that they belong to";
+    default: return "";
+  }
+}
+
+unexpected not_read(std::string_view what, const std::string& path, int number) {
+  auto sentence = "it cannot be read: " + transport::what_errno(number);
+  sentence += advice_on(number);
+  return bad_file(what, path, sentence);
+}
+
 result<std::string> read_file(std::string_view what, const std::string& path, mode_t forbidden) {
   if (path.empty()) return bad_file(what, "(nothing)", "no file is named");
   // Non-blocking, so that a pipe that somebody put there does not hold us up.
   const transport::tcp::unique_fd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat about {};
-  if (!fd || ::fstat(fd.get(), &about) != 0) {
-    return bad_file(what, path,
-                    "it cannot be read: " + transport::what_errno(errno) +
-                        "; `troupe certs init DIR` makes what is needed");
-  }
+  if (!fd || ::fstat(fd.get(), &about) != 0) return not_read(what, path, errno);
   if (!S_ISREG(about.st_mode)) return bad_file(what, path, "it is no plain file");
   if (about.st_uid != 0 && about.st_uid != ::geteuid())
     return bad_file(what, path, "it belongs to somebody else; chown it to this user or to root");
@@ -43,7 +58,7 @@ result<std::string> read_file(std::string_view what, const std::string& path, mo
   while (true) {
     const auto n = ::read(fd.get(), piece.data(), piece.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return bad_file(what, path, "it cannot be read: " + transport::what_errno(errno));
+    if (n < 0) return not_read(what, path, errno);
     if (n == 0) return text;
     text.append(piece.data(), static_cast<std::size_t>(n));
     if (text.size() > max_size) return bad_file(what, path, "it is larger than 256 KiB");

@@ -112,11 +112,11 @@ void door_guests::let_in(listener& at, std::uint16_t port, unique_fd fd) {
   }
   send_at_once(fd.get());
   auto from = peer_text(fd.get());
+  auto network = network_of(peer_of_socket(fd.get()));
   auto greeting = std::make_shared<door_greeting>(
       loop_, std::move(fd), door_handshake::role::server, port, tell_.credentials());
-  auto host = from.substr(0, from.rfind(':'));
   const auto who =
-      strangers_.insert(strangers_.end(), {port, std::move(from), std::move(host), greeting});
+      strangers_.insert(strangers_.end(), {port, std::move(from), std::move(network), greeting});
   count();
   greeting->begin(door_loop::clock::now() + limits_.patience,
                   [this, who, admitted = at.admitted](result<door_guest> how) {
@@ -146,12 +146,12 @@ std::uint32_t door_guests::how_many(bool have_key) const {
 void door_guests::drop_one(bool has_key, const char* why) {
   std::unordered_map<std::string_view, std::uint32_t> from;
   for (const auto& one : strangers_)
-    if (one.greeting->has_key() == has_key) ++from[has_key ? std::string_view{} : one.host];
+    if (one.greeting->has_key() == has_key) ++from[has_key ? std::string_view{} : one.network];
   auto who = strangers_.end();
   std::pair<std::uint32_t, bool> worst;
   for (auto it = strangers_.begin(); it != strangers_.end(); ++it) {
     if (it->greeting->has_key() != has_key) continue;
-    const std::pair weight{has_key ? 0 : from[it->host], !has_key && !it->greeting->heard()};
+    const std::pair weight{has_key ? 0 : from[it->network], !has_key && !it->greeting->heard()};
     if (who != strangers_.end() && weight <= worst) continue;
     who = it;
     worst = weight;

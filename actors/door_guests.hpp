@@ -41,7 +41,7 @@ class door_guests {
  private:
   struct stranger {
     std::uint16_t port;
-    std::string from, host;
+    std::string from, network;
     std::shared_ptr<door_greeting> greeting;
   };
   using strangers = std::list<stranger>;  ///< the oldest first
@@ -57,9 +57,9 @@ class door_guests {
   void let_in(listener& at, std::uint16_t port, unique_fd fd);
   void on_end(strangers::iterator who, const admit_call& admitted, result<door_guest> how);
   [[nodiscard]] std::uint32_t how_many(bool have_key) const;
-  /// Of those that have shown the key the oldest. Of the others one of the host that most of them
-  /// come from, rather one that has said nothing, then the oldest: a host that sends many displaces
-  /// its own.
+  /// Of those that have shown the key the oldest. Of the others one of the host (over IPv6: of the
+  /// network of 64 bits) that most of them come from, rather one that has said nothing, then the
+  /// oldest: a host that sends many displaces its own.
   void drop_one(bool has_key, const char* why);
   void count();
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 
 #include <openssl/err.h>
 #include <openssl/pem.h>
@@ -54,6 +55,12 @@ private_key key_of(std::string_view pem) {
   private_key key{::PEM_read_bio_PrivateKey(from.get(), nullptr, &no_password, nullptr)};
   ::ERR_clear_error();
   return key;
+}
+
+std::chrono::system_clock::time_point time_of(const ASN1_TIME* time) {
+  std::tm parts{};
+  if (::ASN1_TIME_to_tm(time, &parts) != 1) return {};
+  return std::chrono::system_clock::from_time_t(::timegm(&parts));
 }
 
 std::vector<std::string> uris_of(const X509* of) {

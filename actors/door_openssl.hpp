@@ -2,6 +2,7 @@
 
 /// OpenSSL's objects with owners. Only for sources: no public header includes OpenSSL.
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -34,6 +35,7 @@ using general_names = std::unique_ptr<GENERAL_NAMES, freed_by<&::GENERAL_NAMES_f
 [[nodiscard]] std::vector<certificate> certificates_of(std::string_view pem);
 /// Null: malformed, or locked with a password (nobody is asked for one).
 [[nodiscard]] private_key key_of(std::string_view pem);
+[[nodiscard]] std::chrono::system_clock::time_point time_of(const ASN1_TIME* time);
 /// The URIs among the names that the certificate is for.
 [[nodiscard]] std::vector<std::string> uris_of(const X509* of);
 

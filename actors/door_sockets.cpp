@@ -98,6 +98,33 @@ bool is_loopback(const socket_address& address) noexcept {
   return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
 }
 
+std::string network_of(const socket_address& address) {
+  const auto bytes = [](const auto& from, std::size_t offset, std::size_t size) {
+    return std::string{reinterpret_cast<const char*>(&from) + offset, size};
+  };
+  if (address.storage.ss_family == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &address.storage, sizeof v4);
+    return bytes(v4.sin_addr, 0, 4);
+  }
+  if (address.storage.ss_family != AF_INET6) return {};
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &address.storage, sizeof v6);
+  return IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) ? bytes(v6.sin6_addr, 12, 4)
+                                             : bytes(v6.sin6_addr, 0, 8);
+}
+
+std::string loopback_notice(const std::string& name, const socket_address& bound) {
+  if (name.empty() || !is_loopback(bound) || addresses_of_number(name, 0)) return {};
+  std::string first_label;
+  for (const char c : name.substr(0, name.find('.')))
+    first_label += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  if (first_label == "localhost" || first_label == "ip6-localhost") return {};
+  return "`" + name +
+         "` is a loopback address on this machine (see /etc/hosts), so no other machine reaches "
+         "this port; mend /etc/hosts or write the address";
+}
+
 socket_address address_of_socket(int fd) noexcept {
   socket_address bound;
   socklen_t size = sizeof bound.storage;
@@ -111,19 +138,25 @@ void send_at_once(int fd) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
+socket_address peer_of_socket(int fd) noexcept {
+  socket_address there;
+  socklen_t size = sizeof there.storage;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there.storage), &size) != 0) return {};
+  there.size = size;
+  return there;
+}
+
 std::string peer_text(int fd) {
-  sockaddr_storage there{};
-  socklen_t size = sizeof there;
+  const auto there = peer_of_socket(fd);
   std::array<char, NI_MAXHOST> host{};
   std::array<char, NI_MAXSERV> port{};
-  auto* generic_there = reinterpret_cast<sockaddr*>(&there);
-  if (::getpeername(fd, generic_there, &size) != 0 ||
-      ::getnameinfo(generic_there, size, host.data(), host.size(), port.data(), port.size(),
+  if (there.size == 0 ||
+      ::getnameinfo(generic(there), there.size, host.data(), host.size(), port.data(), port.size(),
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
     return "somebody who is gone";
   }
   std::string text;
-  const bool v6 = there.ss_family == AF_INET6;
+  const bool v6 = there.storage.ss_family == AF_INET6;
   if (v6) text += '[';
   text += host.data();
   text += v6 ? "]:" : ":";

@@ -27,8 +27,16 @@ using transport::tcp::unique_fd;
 [[nodiscard]] socket_address address_of_socket(int fd) noexcept;
 /// What waits goes out at once, small as it is.
 void send_at_once(int fd) noexcept;
+/// Who is at the other end; of size 0 where nobody is any more.
+[[nodiscard]] socket_address peer_of_socket(int fd) noexcept;
 /// "10.0.0.2:34567", "[::1]:34567": who is at the other end.
 [[nodiscard]] std::string peer_text(int fd);
+/// What one host can have many addresses of, as bytes to compare: the whole of an IPv4 address, however
+/// it is written, and the first 64 bits of an IPv6 one.
+[[nodiscard]] std::string network_of(const socket_address& address);
+/// What to tell whoever listens at a name that is bound to a loopback address and does not say so; empty
+/// where nothing is: other addresses, numbers, `localhost`.
+[[nodiscard]] std::string loopback_notice(const std::string& name, const socket_address& bound);
 /// "HOST:PORT", for sentences.
 [[nodiscard]] std::string address_text(const std::string& host, std::uint16_t port);
 

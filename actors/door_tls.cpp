@@ -37,11 +37,12 @@ bool about_certificates(int reason) {
   }
 }
 
-std::string what_is_wrong(long verified) {
+std::string what_is_wrong(long verified, int depth) {
   switch (verified) {
     case X509_V_ERR_APPLICATION_VERIFICATION:
       return "it is for another cluster, or for none; give it a certificate of this cluster";
     case X509_V_ERR_CERT_HAS_EXPIRED:
+      if (depth > 0) return std::string{"its authority has expired; "} + new_authority_advice;
       return "it has expired; `troupe certs renew DIR` makes a new one";
     case X509_V_ERR_CERT_NOT_YET_VALID:
       return "its time has not come yet; set the clocks of both hosts";
@@ -68,15 +69,17 @@ result<std::unique_ptr<door_tls_session>> door_tls_session::create(
   } else {
     ::SSL_set_accept_state(ssl.get());
   }
-  // Read only, by `judge_peer`; the context lives as long as the session.
-  SSL_set_app_data(ssl.get(), const_cast<std::string*>(&context->uri()));
+  auto judgement = std::make_unique<door_tls_judgement>();
+  judgement->uri = &context->uri();
+  SSL_set_app_data(ssl.get(), judgement.get());
   return std::unique_ptr<door_tls_session>{
-      new door_tls_session{std::move(context), ssl.release(), who}};
+      new door_tls_session{std::move(context), std::move(judgement), ssl.release(), who}};
 }
 
-door_tls_session::door_tls_session(std::shared_ptr<const door_tls_context> context, SSL* ssl,
+door_tls_session::door_tls_session(std::shared_ptr<const door_tls_context> context,
+                                   std::unique_ptr<door_tls_judgement> judgement, SSL* ssl,
                                    door_handshake::role who)
-    : context_{std::move(context)}, ssl_{ssl}, role_{who} {}
+    : context_{std::move(context)}, judgement_{std::move(judgement)}, ssl_{ssl}, role_{who} {}
 
 door_tls_session::~door_tls_session() {
   ::SSL_free(ssl_);
@@ -144,8 +147,8 @@ troupe::error door_tls_session::reason(int number) {
   const int why = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
   const auto text = openssl::last_error();
   if (why == SSL_R_CERTIFICATE_VERIFY_FAILED && verified != X509_V_OK)
-    return {errc::unauthorized,
-            "the peer's certificate is not accepted: " + what_is_wrong(verified)};
+    return {errc::unauthorized, "the peer's certificate is not accepted: " +
+                                    what_is_wrong(verified, judgement_->depth)};
   if (why == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE)
     return {errc::unauthorized, "the peer shows no certificate"};
   if (about_certificates(why)) {

@@ -42,17 +42,42 @@ class door_tls_context {
   ~door_tls_context();
 
   [[nodiscard]] ssl_ctx_st* get() const noexcept { return context_; }
-  /// Until our certificate expires; not above 0 once it has.
+  /// Whose time is over first, of our certificate and those that make it good.
+  enum class part : std::uint8_t {
+    node,          ///< our certificate
+    intermediate,  ///< one that comes with ours, in the same file
+    authority,     ///< one of the file `ca`
+  };
+  [[nodiscard]] part first_to_end() const noexcept { return end_.whose; }
+  /// Until that expires; not above 0 once it has.
   [[nodiscard]] std::chrono::seconds time_left() const;
   [[nodiscard]] const std::string& uri() const noexcept { return uri_; }
 
  private:
-  door_tls_context(ssl_ctx_st* context, std::string uri)
-      : context_{context}, uri_{std::move(uri)} {}
+  struct end {
+    std::chrono::system_clock::time_point when;
+    part whose{part::node};
+  };
+  static result<end> judge_own(ssl_ctx_st* with, const door_security& security,
+                               const std::string& uri);
+  door_tls_context(ssl_ctx_st* context, std::string uri, end first)
+      : context_{context}, uri_{std::move(uri)}, end_{first} {}
 
   ssl_ctx_st* context_;
   std::string uri_;  ///< what a peer's certificate must be for
+  end end_;
 };
+
+/// What a peer's chain is judged by while TLS greets it, and where in it the first fault was.
+struct door_tls_judgement {
+  const std::string* uri{nullptr};
+  int depth{0};  ///< 0: the peer's own certificate, above it: who signed it
+};
+
+/// What to do about an authority that has expired.
+inline constexpr const char* new_authority_advice =
+    "make a new authority in another folder (`troupe certs init DIR`), append its certificate to "
+    "security.ca on every host, then give every host a certificate of the new one";
 
 /// One connection's TLS over a non-blocking socket, which must outlive it.
 class door_tls_session {
@@ -86,12 +111,14 @@ class door_tls_session {
   [[nodiscard]] const troupe::error& why() const noexcept { return why_; }
 
  private:
-  door_tls_session(std::shared_ptr<const door_tls_context> context, ssl_st* ssl,
+  door_tls_session(std::shared_ptr<const door_tls_context> context,
+                   std::unique_ptr<door_tls_judgement> judgement, ssl_st* ssl,
                    door_handshake::role who);
   [[nodiscard]] step outcome(int returned);
   [[nodiscard]] troupe::error reason(int number);
 
   std::shared_ptr<const door_tls_context> context_;
+  std::unique_ptr<door_tls_judgement> judgement_;  ///< OpenSSL holds its address
   ssl_st* ssl_;
   door_handshake::role role_;
   bool secured_{false};

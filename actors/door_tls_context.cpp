@@ -15,12 +15,14 @@ using store_context = std::unique_ptr<X509_STORE_CTX, openssl::freed_by<&::X509_
 
 /// Called for each certificate of a peer's chain; the last one is the peer's own.
 int judge_peer(int accepted, X509_STORE_CTX* chain) {
-  if (accepted != 1 || ::X509_STORE_CTX_get_error_depth(chain) != 0) return accepted;
   const auto* ssl = static_cast<SSL*>(
       ::X509_STORE_CTX_get_ex_data(chain, ::SSL_get_ex_data_X509_STORE_CTX_idx()));
-  const auto* wanted = static_cast<const std::string*>(SSL_get_app_data(ssl));
+  auto* by = static_cast<door_tls_judgement*>(SSL_get_app_data(ssl));
+  const int depth = ::X509_STORE_CTX_get_error_depth(chain);
+  if (accepted != 1 && by != nullptr) by->depth = depth;
+  if (accepted != 1 || depth != 0) return accepted;
   const auto* shown = ::X509_STORE_CTX_get_current_cert(chain);
-  if (wanted != nullptr && shown != nullptr && openssl::is_for(shown, *wanted)) return 1;
+  if (by != nullptr && shown != nullptr && openssl::is_for(shown, *by->uri)) return 1;
   ::X509_STORE_CTX_set_error(chain, X509_V_ERR_APPLICATION_VERIFICATION);
   return 0;
 }
@@ -53,36 +55,37 @@ result<void> take_authorities(SSL_CTX* into, const std::string& path) {
   return {};
 }
 
-/// Whether a peer would accept our own certificate, and if not, why.
-result<void> judge_own(SSL_CTX* with, const door_security& security, const std::string& uri) {
-  auto* own = ::SSL_CTX_get0_certificate(with);
-  const auto refuse = [&](const std::string& why) {
-    return bad_file("certificate", security.certificate, why);
-  };
-  STACK_OF(X509)* between = nullptr;
-  ::SSL_CTX_get0_chain_certs(with, &between);
-  for (const int purpose : {X509_PURPOSE_SSL_SERVER, X509_PURPOSE_SSL_CLIENT}) {
-    const store_context chain{::X509_STORE_CTX_new()};
-    if (!chain ||
-        ::X509_STORE_CTX_init(chain.get(), ::SSL_CTX_get_cert_store(with), own, between) != 1) {
-      return refuse("it cannot be verified: " + openssl::last_error());
-    }
-    ::X509_STORE_CTX_set_purpose(chain.get(), purpose);
-    if (::X509_verify_cert(chain.get()) == 1) continue;
-    const int code = ::X509_STORE_CTX_get_error(chain.get());
-    (void)openssl::last_error();
-    if (code == X509_V_ERR_CERT_HAS_EXPIRED && ::X509_STORE_CTX_get_error_depth(chain.get()) == 0)
-      return refuse("it has expired; `troupe certs renew DIR` makes a new one");
-    return refuse("it is not accepted by the authorities of " + security.ca + ": " +
-                  ::X509_verify_cert_error_string(code) +
-                  "; give the node a certificate of the cluster's authority");
+/// Among those that come with ours in its file.
+bool holds(const STACK_OF(X509) * all, const X509* one) {
+  for (int i = 0; one != nullptr && i < sk_X509_num(all); ++i)
+    if (::X509_cmp(sk_X509_value(all, i), one) == 0) return true;
+  return false;
+}
+
+/// What a peer would say of our certificate whose chain was not verified.
+unexpected refused_by_peers(X509_STORE_CTX* chain, const STACK_OF(X509) * between,
+                            const door_security& security) {
+  const int code = ::X509_STORE_CTX_get_error(chain);
+  const int depth = ::X509_STORE_CTX_get_error_depth(chain);
+  (void)openssl::last_error();
+  if (code == X509_V_ERR_CERT_HAS_EXPIRED && depth == 0) {
+    return bad_file("certificate", security.certificate,
+                    "it has expired; `troupe certs renew DIR` makes a new one");
   }
-  if (!openssl::is_for(own, uri)) {
-    return refuse("it is not for cluster `" + security.cluster + "` (it has no URI " + uri +
-                  "); `troupe certs init DIR --cluster " + security.cluster +
-                  "` makes one that is");
+  if (code == X509_V_ERR_CERT_HAS_EXPIRED &&
+      holds(between, ::X509_STORE_CTX_get_current_cert(chain))) {
+    return bad_file("certificate", security.certificate,
+                    "an authority in it has expired; put a chain there that lasts longer");
   }
-  return {};
+  if (code == X509_V_ERR_CERT_HAS_EXPIRED) {
+    return bad_file("ca", security.ca,
+                    "an authority in it has expired, which our certificate needs; " +
+                        std::string{new_authority_advice});
+  }
+  return bad_file("certificate", security.certificate,
+                  "it is not accepted by the authorities of " + security.ca + ": " +
+                      ::X509_verify_cert_error_string(code) +
+                      "; give the node a certificate of the cluster's authority");
 }
 
 result<void> take_own(SSL_CTX* into, const door_security& security) {
@@ -117,6 +120,41 @@ result<void> take_own(SSL_CTX* into, const door_security& security) {
 
 }  // namespace
 
+/// Whether a peer would accept our own certificate, and if not, why. The first end of all that it
+/// would look at; where several end together, of the one that is furthest from ours: a new
+/// certificate does not help where its authority ends.
+result<door_tls_context::end> door_tls_context::judge_own(SSL_CTX* with,
+                                                          const door_security& security,
+                                                          const std::string& uri) {
+  auto* own = ::SSL_CTX_get0_certificate(with);
+  STACK_OF(X509)* between = nullptr;
+  ::SSL_CTX_get0_chain_certs(with, &between);
+  end first{openssl::time_of(::X509_get0_notAfter(own)), part::node};
+  for (const int purpose : {X509_PURPOSE_SSL_SERVER, X509_PURPOSE_SSL_CLIENT}) {
+    const store_context chain{::X509_STORE_CTX_new()};
+    if (!chain ||
+        ::X509_STORE_CTX_init(chain.get(), ::SSL_CTX_get_cert_store(with), own, between) != 1) {
+      return bad_file("certificate", security.certificate,
+                      "it cannot be verified: " + openssl::last_error());
+    }
+    ::X509_STORE_CTX_set_purpose(chain.get(), purpose);
+    if (::X509_verify_cert(chain.get()) != 1)
+      return refused_by_peers(chain.get(), between, security);
+    const auto* verified = ::X509_STORE_CTX_get0_chain(chain.get());
+    for (int depth = 1; depth < sk_X509_num(verified); ++depth) {
+      const auto* one = sk_X509_value(verified, depth);
+      const auto when = openssl::time_of(::X509_get0_notAfter(one));
+      if (when <= first.when)
+        first = {when, holds(between, one) ? part::intermediate : part::authority};
+    }
+  }
+  if (openssl::is_for(own, uri)) return first;
+  return bad_file("certificate", security.certificate,
+                  "it is not for cluster `" + security.cluster + "` (it has no URI " + uri +
+                      "); `troupe certs init DIR --cluster " + security.cluster +
+                      "` makes one that is");
+}
+
 result<std::shared_ptr<const door_tls_context>> door_tls_context::load(
     const door_security& security) {
   auto made = fresh_context();
@@ -125,17 +163,14 @@ result<std::shared_ptr<const door_tls_context>> door_tls_context::load(
   uri += security.cluster;
   if (auto taken = take_authorities(made.get(), security.ca); !taken) return fail(taken.error());
   if (auto taken = take_own(made.get(), security); !taken) return fail(taken.error());
-  if (auto good = judge_own(made.get(), security, uri); !good) return fail(good.error());
+  const auto first = judge_own(made.get(), security, uri);
+  if (!first) return fail(first.error());
   return std::shared_ptr<const door_tls_context>{
-      new door_tls_context{made.release(), std::move(uri)}};
+      new door_tls_context{made.release(), std::move(uri), *first}};
 }
 
 std::chrono::seconds door_tls_context::time_left() const {
-  int days = 0;
-  int seconds = 0;
-  const auto* own = ::SSL_CTX_get0_certificate(context_);
-  if (::ASN1_TIME_diff(&days, &seconds, nullptr, ::X509_get0_notAfter(own)) != 1) return {};
-  return std::chrono::hours{24} * days + std::chrono::seconds{seconds};
+  return std::chrono::floor<std::chrono::seconds>(end_.when - std::chrono::system_clock::now());
 }
 
 door_tls_context::~door_tls_context() {

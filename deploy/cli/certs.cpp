@@ -75,9 +75,21 @@ exit_code run_init(const certs_arguments& given) {
       << "# Made for cluster " << given.cluster << ", good for " << given.days
       << " days (`troupe certs renew`). Copy cluster.secret, node.crt, node.key and ca.crt to\n"
          "# every host of the cluster, to this place; ca.key stays here: who has it can make "
-         "nodes of\n# the cluster.\n";
+         "nodes of\n# the cluster. Nodes that run as another user than you, as services do, need "
+         "there:\n"
+         "#   chown -R USER "
+      << absolute(given.folder) << "\n";
   print_section(*files);
   return exit_code::ok;
+}
+
+/// What there is to say of an authority that ends before the certificate that was asked of it.
+std::string cut_short(const actors::certificate_facts& made, unsigned days) {
+  const auto wanted = std::chrono::system_clock::now() + std::chrono::days{days};
+  if (made.life.until + std::chrono::hours{1} > wanted) return {};
+  return " instead of " + std::to_string(days) +
+         " days, because their authority expires then (append a new one to security.ca on every "
+         "host before that)";
 }
 
 exit_code run_renew(const certs_arguments& given) {
@@ -92,7 +104,7 @@ exit_code run_renew(const certs_arguments& given) {
     return exit_code::failed;
   }
   std::cout << files->key << " and " << files->certificate << " are new, good until "
-            << date(facts->life.until)
+            << date(facts->life.until) << cut_short(*facts, given.days)
             << "; copy them to the other hosts of the cluster, the key first. Nodes take them over "
                "without a restart."
             << std::endl;

@@ -1,4 +1,7 @@
 // The files of mode tls: what `troupe certs` makes is what a door takes.
+#include <algorithm>
+#include <csignal>
+
 #include "door_tls_fixture.hpp"
 
 namespace troupe::actors {
@@ -149,6 +152,99 @@ TEST(certificates, what_lies_where_a_renewed_one_is_written_is_not_written_throu
   std::ifstream in{elsewhere};
   EXPECT_EQ((std::string{std::istreambuf_iterator<char>{in}, {}}), "untouched");
   EXPECT_FALSE(std::filesystem::is_symlink(folder + "/node.key"));
+}
+
+/// While it lives no file of this process becomes larger: as on a disk that is full.
+class small_disk {
+ public:
+  explicit small_disk(std::size_t bytes) : heeded_{std::signal(SIGXFSZ, SIG_IGN)} {
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    auto now = before_;
+    now.rlim_cur = bytes;
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &now), 0);
+  }
+  small_disk(const small_disk&) = delete;
+  small_disk& operator=(const small_disk&) = delete;
+  ~small_disk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    (void)std::signal(SIGXFSZ, heeded_);
+  }
+
+ private:
+  void (*heeded_)(int);
+  rlimit before_{};
+};
+
+/// A limit that an authority's files keep within, and the certificate of a node exceeds.
+std::size_t between_authority_and_node() {
+  const auto authority = authority_of("kv");
+  const auto node = node_of(authority, "kv");
+  EXPECT_LT(authority.certificate.size() + 20, node.certificate.size());
+  return (authority.certificate.size() + node.certificate.size()) / 2;
+}
+
+TEST(certificates, an_attempt_that_fails_half_way_leaves_nothing_of_its_own) {
+  const scratch place;
+  const auto limit = between_authority_and_node();
+  const auto fresh = place.path("fresh");
+  const auto old = place.path("old");
+  ASSERT_EQ(::mkdir(old.c_str(), 0700), 0);
+  place.write("old/notes", "of somebody");
+  for (const auto& folder : {fresh, old}) {
+    result<certificate_files> failed = fail(errc::internal, "");
+    {
+      const small_disk full{limit};
+      failed = init_certificates(folder, "kv", 30);
+    }
+    ASSERT_FALSE(failed);
+    EXPECT_NE(failed.error().message.find(folder + "/node.crt cannot be written: "),
+              std::string::npos)
+        << failed.error().message;
+  }
+  EXPECT_FALSE(std::filesystem::exists(fresh)) << "it made that folder";
+  EXPECT_EQ(text_of(old + "/notes"), "of somebody");
+  const std::filesystem::directory_iterator left{old};
+  EXPECT_EQ(std::distance(begin(left), end(left)), 1);
+  for (const auto& folder : {fresh, old}) {
+    const auto again = init_certificates(folder, "kv", 30);
+    EXPECT_TRUE(again) << to_string(again.error());
+  }
+}
+
+TEST(certificates, what_was_there_before_an_attempt_stays) {
+  const scratch place;
+  const auto folder = place.path("certs");
+  ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
+  place.write("certs/node.crt", "of somebody");
+  EXPECT_FALSE(init_certificates(folder, "kv", 30));
+  EXPECT_EQ(text_of(folder + "/node.crt"), "of somebody");
+  const std::filesystem::directory_iterator left{folder};
+  EXPECT_EQ(std::distance(begin(left), end(left)), 1);
+}
+
+TEST(certificates, an_authority_that_has_expired_renews_nothing_and_says_what_does) {
+  const scratch place;
+  const auto folder = place.path("certs");
+  const auto files = init_certificates(folder, "kv", 30);
+  ASSERT_TRUE(files);
+  const auto ended = make_authority("kv", lasting(-10s));
+  ASSERT_TRUE(ended);
+  place.write("certs/ca.crt", ended->certificate);
+  place.write("certs/ca.key", ended->key);
+  const auto before = text_of(files->certificate);
+  const auto key_before = text_of(files->key);
+  const auto refused = renew_certificates(folder, 30);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, errc::invalid_config);
+  const auto& why = refused.error().message;
+  EXPECT_NE(why.find(files->ca + ": the authority has expired"), std::string::npos) << why;
+  EXPECT_NE(why.find("`troupe certs init OTHER --cluster kv`"), std::string::npos) << why;
+  EXPECT_NE(why.find("append its certificate to security.ca on every host"), std::string::npos)
+      << why;
+  EXPECT_EQ(text_of(files->certificate), before);
+  EXPECT_EQ(text_of(files->key), key_before);
+  const std::filesystem::directory_iterator left{folder};
+  EXPECT_EQ(std::distance(begin(left), end(left)), 5);
 }
 
 TEST(certificates, none_lasts_longer_than_its_authority) {

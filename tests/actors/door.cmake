@@ -2,5 +2,5 @@
 troupe_test(door_handshake_test SOURCES door_handshake_test.cpp LINKS troupe::door LABELS unit)
 troupe_test(door_test SOURCES door_test.cpp door_strangers_test.cpp LINKS troupe::door troupe::sanitized
             LABELS integration TIMEOUT 60)
-troupe_test(door_tls_test SOURCES door_tls_test.cpp door_pump_test.cpp certificates_test.cpp
+troupe_test(door_tls_test SOURCES door_tls_test.cpp door_pump_test.cpp door_sockets_test.cpp certificates_test.cpp
             LINKS troupe::door troupe::sanitized OpenSSL::SSL LABELS integration TIMEOUT 60)

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include <sys/wait.h>
+
+#include "troupe/actors/door_files.hpp"
 #include "troupe/actors/door_loop.hpp"
 #include "troupe/actors/door_resolver.hpp"
 
@@ -112,6 +115,55 @@ TEST(door, does_not_open_with_a_secret_that_is_none) {
   EXPECT_NE(refusal(files.write("empty", " \n\n")).find("empty"), std::string::npos);
   EXPECT_NE(refusal(files.path("missing")).find("No such file"), std::string::npos);
   EXPECT_NE(refusal("/dev/null").find("no plain file"), std::string::npos);
+}
+
+/// What is said of a file to a process that runs as another user than the tests.
+std::string said_to_another_user(const std::string& path) {
+  int ends[2]{-1, -1};
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const unique_fd in{ends[0]};
+  unique_fd out{ends[1]};
+  const auto child = ::fork();
+  if (child == 0) {
+    constexpr uid_t nobody = 65534;
+    if (::geteuid() == 0 && ::setuid(nobody) != 0) ::_exit(1);
+    const auto text = read_private_file("secret", path);
+    const auto said = text ? std::string{"it can be read"} : text.error().message;
+    ::_exit(::write(out.get(), said.data(), said.size()) > 0 ? 0 : 1);
+  }
+  out.reset();
+  std::string said;
+  char piece[512];
+  for (ssize_t n = 0; (n = ::read(in.get(), piece, sizeof piece)) > 0;)
+    said.append(piece, static_cast<std::size_t>(n));
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  return said;
+}
+
+TEST(door, says_how_to_mend_a_file_that_it_may_not_open_and_not_to_make_it_anew) {
+  const scratch files;
+  const auto path = files.write("secret", one_secret, ::geteuid() == 0 ? 0600 : 0000);
+  const auto closed = said_to_another_user(path);
+  EXPECT_NE(closed.find(path + ": it cannot be read: Permission denied"), std::string::npos)
+      << closed;
+  EXPECT_NE(closed.find("chown -R USER FOLDER"), std::string::npos) << closed;
+  EXPECT_NE(closed.find("run as the user that they belong to"), std::string::npos) << closed;
+  EXPECT_EQ(closed.find("certs init"), std::string::npos) << closed;
+
+  const auto missing = read_private_file("secret", files.path("nowhere/secret"));
+  ASSERT_FALSE(missing);
+  EXPECT_NE(missing.error().message.find("`troupe certs init DIR` makes"), std::string::npos);
+  const auto below_a_file = read_private_file("secret", path + "/secret");
+  ASSERT_FALSE(below_a_file);
+  EXPECT_NE(below_a_file.error().message.find("`troupe certs init DIR` makes"), std::string::npos);
+  ASSERT_EQ(::symlink("loop", files.path("loop").c_str()), 0);
+  const auto loop = read_private_file("secret", files.path("loop"));
+  ASSERT_FALSE(loop);
+  EXPECT_TRUE(
+      loop.error().message.ends_with("it cannot be read: Too many levels of symbolic links"))
+      << loop.error().message;
 }
 
 TEST(door, takes_a_new_secret_over_while_it_is_open) {

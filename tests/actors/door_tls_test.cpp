@@ -91,6 +91,39 @@ TEST(door_tls, refuses_a_certificate_whose_time_is_over) {
   EXPECT_TRUE(at_good.noticed("it has expired"));
 }
 
+TEST(door_tls, tells_an_authority_whose_time_is_over_from_a_certificate_whose_is) {
+  const auto brief = make_authority("test", lasting(3s));
+  ASSERT_TRUE(brief);
+  const auto lasts = authority_of("test");
+  const auto both_authorities = brief->certificate + lasts.certificate;
+  const node_files of_brief{*brief, node_of(*brief, "test")};
+  const node_files of_lasting{lasts, node_of(lasts, "test")};
+  of_brief.files().write("ca", both_authorities, 0644);
+  of_lasting.files().write("ca", both_authorities, 0644);
+  listening_door at_brief{of_brief.options()};
+  listening_door at_lasting{of_lasting.options()};
+  ASSERT_TRUE(connect_from(*at_brief.it, at_lasting.port));
+  std::this_thread::sleep_for(4s);
+  const auto outwards = connect_from(*at_lasting.it, at_brief.port);
+  ASSERT_FALSE(outwards);
+  EXPECT_EQ(outwards.error().code, errc::unauthorized);
+  const auto& why = outwards.error().message;
+  EXPECT_NE(why.find("its authority has expired"), std::string::npos) << why;
+  EXPECT_NE(why.find("append its certificate to security.ca on every host"), std::string::npos)
+      << why;
+  EXPECT_EQ(why.find("certs renew"), std::string::npos) << why;
+
+  const auto again = door::create(of_brief.options());
+  ASSERT_FALSE(again);
+  const auto& refused = again.error().message;
+  EXPECT_NE(refused.find("security.ca: " + of_brief.files().path("ca") +
+                         ": an authority in it has expired"),
+            std::string::npos)
+      << refused;
+  EXPECT_NE(refused.find("append its certificate to security.ca on every host"), std::string::npos)
+      << refused;
+}
+
 TEST(door_tls, does_not_open_with_credentials_that_no_peer_would_take) {
   const auto authority = authority_of("test");
   const auto other = authority_of("test");
@@ -218,8 +251,9 @@ TEST(door_tls, a_certificate_is_replaced_while_connections_are_there) {
 }
 
 TEST(door_tls, an_end_that_is_near_is_told_of_although_nobody_connects) {
-  const auto authority = authority_of("test");
-  const node_files files{authority, node_of(authority, "test", 24h)};
+  const auto authority = make_authority("test", lasting(24h * 365));
+  ASSERT_TRUE(authority);
+  const node_files files{*authority, node_of(*authority, "test", 24h)};
   std::mutex mutex;
   std::vector<std::string> told;
   std::atomic<int> renewed{0};
@@ -245,6 +279,44 @@ TEST(door_tls, an_end_that_is_near_is_told_of_although_nobody_connects) {
   std::this_thread::sleep_for(1500ms);
   const std::lock_guard lock{mutex};
   EXPECT_EQ(told.size(), 1u);
+}
+
+/// The first thing that a door says of its own accord.
+std::string first_notice(const node_files& files) {
+  listening_door at{files.options()};
+  EXPECT_TRUE(comes_true([&] { return !at.notices().empty(); }, 3s));
+  const auto told = at.notices();
+  return told.empty() ? std::string{} : told.front();
+}
+
+TEST(door_tls, the_end_of_an_authority_is_told_of_as_such) {
+  const auto brief = make_authority("test", lasting(48h));
+  ASSERT_TRUE(brief);
+  // Cut to its authority's life, so that both end together, as `certs renew` makes them.
+  const node_files cut{*brief, node_of(*brief, "test", 24h * 365)};
+  auto told = first_notice(cut);
+  EXPECT_NE(told.find("an authority of " + cut.files().path("ca") + " expires in 47 hours"),
+            std::string::npos)
+      << told;
+  EXPECT_NE(told.find("append a new one to security.ca on every host"), std::string::npos) << told;
+  EXPECT_EQ(told.find("certs renew"), std::string::npos) << told;
+
+  // The certificate's own end comes first.
+  const node_files briefer{*brief, node_of(*brief, "test", 24h)};
+  told = first_notice(briefer);
+  EXPECT_NE(told.find("the certificate " + briefer.files().path("certificate") +
+                      " expires in 23 hours; `troupe certs renew"),
+            std::string::npos)
+      << told;
+
+  // One that did not sign ours may end: that is how authorities are changed.
+  const auto lasts = make_authority("test", lasting(24h * 365));
+  ASSERT_TRUE(lasts);
+  const node_files changed{*lasts, node_of(*lasts, "test", 24h * 30)};
+  changed.files().write("ca", brief->certificate + lasts->certificate, 0644);
+  listening_door at{changed.options()};
+  std::this_thread::sleep_for(1500ms);
+  EXPECT_TRUE(at.notices().empty());
 }
 
 TEST(door_tls, credentials_that_others_could_have_written_are_refused) {

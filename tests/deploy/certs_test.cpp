@@ -1,4 +1,5 @@
 // `troupe certs` as an operator uses it.
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -6,11 +7,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "troupe/actors/certificates.hpp"
+
 #include "command.hpp"
 
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using troupe::testing::run;
 
 class certs : public ::testing::Test {
@@ -56,6 +60,29 @@ TEST_F(certs, init_overwrites_nothing_and_renew_replaces_the_nodes_part) {
   const auto shown = run({"certs", "show", dir()});
   EXPECT_EQ(shown.code, 0) << shown.err;
   EXPECT_THAT(shown.out, HasSubstr("kv-1"));
+}
+
+TEST_F(certs, init_says_how_a_service_of_another_user_comes_to_read_its_files) {
+  const auto made = run({"certs", "init", dir(), "--cluster", "kv-1"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_THAT(made.out, HasSubstr("chown -R USER " + dir()));
+}
+
+TEST_F(certs, renew_says_when_an_authority_cuts_the_life_of_a_certificate) {
+  ASSERT_EQ(run({"certs", "init", dir(), "--cluster", "kv-1"}).code, 0);
+  const auto whole = run({"certs", "renew", dir(), "--days", "3650"});
+  EXPECT_EQ(whole.code, 0) << whole.err;
+  EXPECT_THAT(whole.out, Not(HasSubstr("authority")));
+
+  const auto now = std::chrono::system_clock::now();
+  const auto brief = troupe::actors::make_authority("kv-1", {now, now + std::chrono::hours{48}});
+  ASSERT_TRUE(brief);
+  std::ofstream{dir() + "/ca.crt"} << brief->certificate;
+  std::ofstream{dir() + "/ca.key"} << brief->key;
+  const auto cut = run({"certs", "renew", dir(), "--days", "30"});
+  EXPECT_EQ(cut.code, 0) << cut.err;
+  EXPECT_THAT(cut.out, HasSubstr("instead of 30 days, because their authority expires then"));
+  EXPECT_THAT(cut.out, HasSubstr("security.ca"));
 }
 
 TEST_F(certs, wrong_arguments_are_refused) {
