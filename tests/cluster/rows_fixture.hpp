@@ -56,7 +56,7 @@ class row : public ::testing::TestWithParam<std::string> {
     shape.heartbeat_timeout = 1000ms;
     shape.peer_silence = 500ms;
   }
-  void start() {
+  void SetUp() override {
     if (!network::missing()) {
       net.emplace(node_names(shape), addresses::loopback);
       ASSERT_EQ(net->why(), "");
@@ -154,6 +154,12 @@ class row : public ::testing::TestWithParam<std::string> {
       return call(decode, "decode", encode(order), limit);
     });
   }
+  /// The prefill engine has it and the decode engine asks for it, whose outcome this will be.
+  std::future<call_outcome> hand_over(const std::string& prefill, const std::string& decode,
+                                      const transfer& t) {
+    offer(prefill, t);
+    return take(decode, prefill, t);
+  }
   /// In words, of a node's operation.
   std::string outcome(const std::string& node, const transfer& t) {
     const auto known = call(node, "outcome", {t.request.begin(), t.request.end()});
@@ -183,8 +189,7 @@ class row : public ::testing::TestWithParam<std::string> {
     for (;;) {
       auto t = next();
       t.per_layer = 0ms;
-      offer(prefill, t);
-      const auto taken = take(decode, prefill, t).get();
+      const auto taken = hand_over(prefill, decode, t).get();
       if (taken) {
         EXPECT_EQ(outcome(prefill, t), "done");
         return;

@@ -20,12 +20,10 @@ const auto noticed = 3s * patience;
 // -- processes
 
 TEST_P(row, prefill_node_dies_and_its_request_is_lost_at_once_and_placed_on_another) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     const auto t = next();
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(10ms + within(90ms));
     const auto died = cluster->pid("prefill-0");
     cluster->kill("prefill-0");
@@ -52,12 +50,10 @@ class kept_source : public row {
 };
 
 TEST_P(kept_source, whose_decode_node_dies_serves_another_without_a_second_prefill) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     const auto t = next();
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(10ms + within(90ms));
     cluster->kill("decode-0");
     EXPECT_FALSE(taken.get());
@@ -69,13 +65,11 @@ TEST_P(kept_source, whose_decode_node_dies_serves_another_without_a_second_prefi
 }
 
 TEST_P(row, decode_node_dies_and_its_sender_is_told_at_once) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
     t.per_layer = 100ms * patience;
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(100ms));
     cluster->kill("decode-0");
@@ -89,12 +83,10 @@ TEST_P(row, decode_node_dies_and_its_sender_is_told_at_once) {
 }
 
 TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     const auto t = next();
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(within(100ms));
     cluster->kill("supervisor");
     EXPECT_EQ(in_words(taken.get()), "done");
@@ -108,13 +100,11 @@ TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
 // -- what engines and clocks do
 
 TEST_P(row, abort_by_either_engine_ends_both_sides_with_aborted) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
     t.per_layer = 100ms;
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     // Until it has been asked for, there is one side only.
     std::this_thread::sleep_for(100ms * patience + within(100ms));
     ASSERT_TRUE(call(round % 2 == 0 ? "prefill-0" : "decode-0", "abort",
@@ -125,14 +115,12 @@ TEST_P(row, abort_by_either_engine_ends_both_sides_with_aborted) {
 }
 
 TEST_P(row, deadline_passes_and_both_sides_say_so) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
     t.per_layer = 2s;
     t.deadline = 200ms + within(300ms);
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     EXPECT_THAT(in_words(taken.get()), StartsWith("deadline: "));
     EXPECT_THAT(outcome("prefill-0", t), StartsWith("deadline: "));
   }
@@ -144,7 +132,6 @@ class full_pool : public row {
 };
 
 TEST_P(full_pool, lets_requests_wait_in_line_and_refuses_at_once_who_will_not) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     std::vector<transfer> all;
@@ -155,8 +142,7 @@ TEST_P(full_pool, lets_requests_wait_in_line_and_refuses_at_once_who_will_not) {
       t.use = 150ms * patience;
       t.per_layer = 0ms;
       const auto* prefill = i % 2 == 0 ? "prefill-0" : "prefill-1";
-      offer(prefill, t);
-      taken.push_back(take("decode-0", prefill, t));
+      taken.push_back(hand_over(prefill, "decode-0", t));
       std::this_thread::sleep_for(20ms);
     }
     auto impatient = next();
@@ -174,13 +160,11 @@ class other_model : public row {
 };
 
 TEST_P(other_model, of_the_decode_nodes_is_a_mismatch_that_names_the_field_and_both_values) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
     t.deadline = 2s * patience;
-    offer("prefill-0", t);
-    const auto why = in_words(take("decode-0", "prefill-0", t).get());
+    const auto why = in_words(hand_over("prefill-0", "decode-0", t).get());
     EXPECT_THAT(why, StartsWith("layout_mismatch: "));
     EXPECT_THAT(why, AllOf(HasSubstr("block_tokens"), HasSubstr("16"), HasSubstr("32")));
     ASSERT_TRUE(call("prefill-0", "abort", {t.request.begin(), t.request.end()}));
@@ -191,21 +175,18 @@ TEST_P(other_model, of_the_decode_nodes_is_a_mismatch_that_names_the_field_and_b
 
 class wire : public row {
  protected:
-  void start() {
+  void SetUp() override {
     if (const auto why = network::missing()) GTEST_SKIP() << "no partitions here: " << *why;
-    row::start();
+    row::SetUp();
   }
 };
 
 TEST_P(wire, cut_for_a_moment_in_the_middle_of_a_transfer_costs_it_nothing) {
-  start();
-  if (IsSkipped()) return;
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
     t.per_layer = 60ms;
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(10ms + within(150ms));
     const auto began = std::chrono::steady_clock::now();
     net->cut("prefill-0", "decode-0");
@@ -223,15 +204,12 @@ TEST_P(wire, cut_for_a_moment_in_the_middle_of_a_transfer_costs_it_nothing) {
 }
 
 TEST_P(wire, cut_in_the_middle_of_a_transfer_gives_each_side_one_outcome_and_serves_again) {
-  start();
-  if (IsSkipped()) return;
   const auto reason = AnyOf(StartsWith("link_broken: "), StartsWith("peer_lost: "),
                             StartsWith("peer_unreachable: "));
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     const auto t = next();
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(10ms + within(100ms));
     net->cut("prefill-0", "decode-0");
     std::this_thread::sleep_for(400ms + within(800ms));
@@ -250,15 +228,12 @@ TEST_P(wire, cut_in_the_middle_of_a_transfer_gives_each_side_one_outcome_and_ser
 }
 
 TEST_P(wire, cut_for_longer_than_a_deadline_fails_both_sides_with_a_reason_and_serves_again) {
-  start();
-  if (IsSkipped()) return;
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
     t.deadline = 1s * patience;
     t.per_layer = 300ms * patience;
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(20ms + within(180ms));
     net->cut("prefill-0", "decode-0");
     const auto reason = AnyOf(StartsWith("deadline: "), StartsWith("link_broken: "),
@@ -274,17 +249,13 @@ TEST_P(wire, cut_for_longer_than_a_deadline_fails_both_sides_with_a_reason_and_s
 }
 
 TEST_P(wire, from_the_supervisor_to_half_of_the_nodes_is_no_matter_to_what_runs_among_them) {
-  start();
-  if (IsSkipped()) return;
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto inside = next();
     auto outside = next();
     inside.per_layer = outside.per_layer = 60ms + within(300ms);
-    offer("prefill-0", inside);
-    offer("prefill-1", outside);
-    auto among_the_cut = take("decode-0", "prefill-0", inside);
-    auto among_the_others = take("decode-1", "prefill-1", outside);
+    auto among_the_cut = hand_over("prefill-0", "decode-0", inside);
+    auto among_the_others = hand_over("prefill-1", "decode-1", outside);
     std::this_thread::sleep_for(50ms);
     net->cut("supervisor", "prefill-0");
     net->cut("supervisor", "decode-0");
@@ -300,8 +271,6 @@ TEST_P(wire, from_the_supervisor_to_half_of_the_nodes_is_no_matter_to_what_runs_
 }
 
 TEST_P(wire, that_parts_a_node_from_its_supervisor_does_not_keep_it_from_ending_or_returning) {
-  start();
-  if (IsSkipped()) return;
   for (int round = 0; round < (fault_rounds() + 4) / 5; ++round) {
     SCOPED_TRACE(round);
     net->cut("supervisor", "decode-1");
@@ -342,8 +311,6 @@ void say_to(const std::string& host, std::uint16_t port, const std::string& byte
 }
 
 TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
-  start();
-  if (IsSkipped()) return;
   expect_served("prefill-0", "decode-0");
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
@@ -374,14 +341,12 @@ TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
 // -- peers that stand still
 
 TEST_P(row, frozen_peer_is_lost_and_what_it_does_when_it_wakes_lands_nowhere) {
-  start();
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     const std::string frozen = round % 2 == 0 ? "prefill-0" : "decode-0";
     auto t = next();
     t.per_layer = 500ms * patience;  // the last layer is not on its way before it is frozen
-    offer("prefill-0", t);
-    auto taken = take("decode-0", "prefill-0", t);
+    auto taken = hand_over("prefill-0", "decode-0", t);
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(60ms));
     cluster->freeze(frozen);
