@@ -5,43 +5,32 @@
 #include "troupe/actors/list_pace.hpp"
 #include "troupe/actors/membership.hpp"
 
+#include "clocked_membership.hpp"
+
 namespace troupe::actors {
 namespace {
 
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t life_1 = 101;
-constexpr std::uint64_t life_2 = 102;
-constexpr std::uint64_t life_3 = 103;
+using testing::clocked_membership;
+using testing::life_1;
+using testing::life_2;
+using testing::life_3;
+using testing::request_of;
 
-membership_options two_decodes() {
+membership_options decodes(std::uint32_t count) {
   membership_options o;
   o.cluster = "demo";
   o.supervisor_incarnation = 7;
-  o.slots = {{"decode-0", "decode", node_role::decode, 0, 0, 1},
-             {"decode-1", "decode", node_role::decode, 1, 0, 1}};
+  for (std::uint32_t i = 0; i < count; ++i)
+    o.slots.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
   return o;
 }
 
-registration_request ask(const std::string& name, std::uint64_t life, std::uint16_t port = 5000) {
-  registration_request r;
-  r.cluster = "demo";
-  r.node = {
-      name, "decode", static_cast<std::uint8_t>(node_role::decode), 0, 0, 1, "127.0.0.1", port,
-      life, 42};
-  return r;
-}
+struct survival : clocked_membership {
+  survival() : clocked_membership{decodes(2)} {}
 
-struct survival : ::testing::Test {
-  membership_table table{two_decodes()};
-  steady_time now{std::chrono::hours{1}};
-  std::uint64_t sequence{0};
-
-  result<registration> join(const std::string& name, std::uint64_t life,
-                            std::uint16_t port = 5000) {
-    return table.registered(ask(name, life, port), now);
-  }
   heartbeat_verdict beat(const std::string& name, std::uint64_t life,
                          const std::string& failure = {}) {
     return table.heard({name, life, ++sequence, {}, failure}, now);
@@ -50,13 +39,6 @@ struct survival : ::testing::Test {
     ASSERT_TRUE(join(name, life));
     ASSERT_EQ(beat(name, life), heartbeat_verdict::known);
     ASSERT_EQ(table.state_of(name), node_state::up);
-  }
-  void pass(milliseconds time) {
-    const steady_time end = now + time;
-    while (now < end) {
-      now += std::min(milliseconds{50}, std::chrono::duration_cast<milliseconds>(end - now));
-      table.tick(now);
-    }
   }
   member shown(const std::string& name) const {
     for (auto& m : table.view().members) {
@@ -67,7 +49,7 @@ struct survival : ::testing::Test {
   /// Another supervisor takes over from what this one kept.
   void restart() {
     const auto left = table.record();
-    table = membership_table{two_decodes()};
+    table = membership_table{deployment};
     now += milliseconds{700};
     table.restore(left, now);
   }
@@ -185,13 +167,10 @@ TEST_F(survival, new_loads_are_published_once_per_heartbeat_interval_under_the_s
 }
 
 TEST(loads, of_large_clusters_are_published_less_often_and_states_are_not) {
-  auto options = two_decodes();
-  for (std::uint32_t i = 2; i < 1000; ++i) {
-    options.slots.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
-  }
+  const auto options = decodes(1000);
   membership_table table{options};
   steady_time now{std::chrono::hours{1}};
-  ASSERT_TRUE(table.registered(ask("decode-0", life_1), now));
+  ASSERT_TRUE(table.registered(request_of(options, "decode-0", life_1), now));
   ASSERT_TRUE(table.take_broadcast(now));
   heartbeat busy{"decode-0", life_1, 1, {}, {}};
   busy.load.queue_length = 5;
@@ -208,11 +187,7 @@ TEST(loads, of_large_clusters_are_published_less_often_and_states_are_not) {
 // Each list of n nodes goes to n nodes, and the network layer takes whatever it is given: lists that
 // come faster than they can go pile up there, and heartbeats stand behind them.
 TEST(changes, of_a_thousand_nodes_that_register_at_once_are_told_in_so_many_entries_as_can_go_out) {
-  auto options = two_decodes();
-  options.slots.clear();
-  for (std::uint32_t i = 0; i < 1000; ++i) {
-    options.slots.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
-  }
+  const auto options = decodes(1000);
   membership_table table{options};
   const steady_time start{std::chrono::hours{1}};
   steady_time now = start;
@@ -224,7 +199,7 @@ TEST(changes, of_a_thousand_nodes_that_register_at_once_are_told_in_so_many_entr
   };
   for (std::uint32_t i = 0; i < 1000; ++i, now += milliseconds{1}) {
     const auto name = "decode-" + std::to_string(i);
-    ASSERT_TRUE(table.registered(ask(name, life_1), now));
+    ASSERT_TRUE(table.registered(request_of(options, name, life_1), now));
     tell();
     ASSERT_EQ(table.heard({name, life_1, 1, {}, {}, 0}, now), heartbeat_verdict::known);
     tell();
@@ -275,13 +250,11 @@ TEST(list_pace, begins_no_list_with_those_whom_the_last_one_has_reached) {
 
 TEST(changes, wait_for_half_as_long_again_as_the_list_before_them_takes_to_be_sent) {
   constexpr int nodes = 400;
-  auto options = two_decodes();
-  options.slots.clear();
-  for (std::uint32_t i = 0; i < nodes; ++i)
-    options.slots.push_back({"decode-" + std::to_string(i), "decode", node_role::decode, i, 0, 1});
+  const auto options = decodes(nodes);
   membership_table table{options};
   steady_time now{std::chrono::hours{1}};
-  for (const auto& slot : options.slots) ASSERT_TRUE(table.registered(ask(slot.name, life_1), now));
+  for (const auto& slot : options.slots)
+    ASSERT_TRUE(table.registered(request_of(options, slot.name, life_1), now));
   ASSERT_TRUE(table.take_broadcast(now));
   ASSERT_TRUE(table.connection_lost("decode-7", life_1, "killed", now));
   now += milliseconds{nodes * nodes / 500 * 3 / 2 - 1};
@@ -366,7 +339,7 @@ TEST_F(survival, epochs_go_up_even_if_the_last_changes_were_not_recorded) {
     ASSERT_TRUE(join("decode-0", life_1));
     highest = table.epoch();
   }
-  membership_table next{two_decodes()};
+  membership_table next{deployment};
   next.restore(left, now);
   EXPECT_GT(next.epoch(), highest);
 }
