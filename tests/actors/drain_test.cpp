@@ -1,5 +1,6 @@
 // A drain over real sockets: the supervisor with nodes that are played, and with an engine.
 
+#include <array>
 #include <thread>
 
 #include <caf/scoped_actor.hpp>
@@ -111,15 +112,19 @@ struct drain_of_nodes : drained_cluster {
         .receive([&](heartbeat_ack&) {},
                  [&](caf::error& e) { ADD_FAILURE() << here->system().render(e); });
   }
+  /// prefill-0, and life 2 of rank 0 and life 3 of rank 1 of decode-0: what the ranks are told.
+  std::array<std::shared_ptr<told>, 2> join_prefill_and_ranks() {
+    join("prefill-0", 1);
+    std::array ranks{join("decode-0", 2), join("decode-0-1", 3)};
+    beat("prefill-0", 1);
+    beat("decode-0", 2);
+    beat("decode-0-1", 3);
+    return ranks;
+  }
 };
 
 TEST_F(drain_of_nodes, takes_the_whole_replica_out_and_lets_it_leave_when_nothing_is_left) {
-  join("prefill-0", 1);
-  const auto rank_0 = join("decode-0", 2);
-  const auto rank_1 = join("decode-0-1", 3);
-  beat("prefill-0", 1);
-  beat("decode-0", 2);
-  beat("decode-0-1", 3);
+  const auto [rank_0, rank_1] = join_prefill_and_ranks();
   ASSERT_TRUE(client->place({"r1", "", "", 0, {}}));
 
   const auto drained = client->drain({"decode-0-1", 60'000});
@@ -193,12 +198,7 @@ TEST_F(drain_of_nodes, outlives_a_registration_of_the_same_life_and_not_one_of_t
 }
 
 TEST_F(drain_of_nodes, that_is_cancelled_lets_the_whole_replica_serve_on) {
-  join("prefill-0", 1);
-  const auto rank_0 = join("decode-0", 2);
-  const auto rank_1 = join("decode-0-1", 3);
-  beat("prefill-0", 1);
-  beat("decode-0", 2);
-  beat("decode-0-1", 3);
+  const auto [rank_0, rank_1] = join_prefill_and_ranks();
   const auto cancelled = [&](const std::string& name) { return client->drain({name, 0, 1}); };
   EXPECT_EQ(cancelled("decode-0").error().code, errc::not_found);
   ASSERT_TRUE(client->place({"r1", "", "", 0, {}}));
