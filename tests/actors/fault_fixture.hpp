@@ -137,6 +137,19 @@ class fault : public ::testing::TestWithParam<way> {
     EXPECT_TRUE(events->moving()) << "nobody asked for it";
     return id;
   }
+  /// Asks the first prefill for request "r" and is sent two of its four layers: they are here, or this
+  /// side has begun to read.
+  operation_id receive_two_layers(std::uint64_t seed) {
+    EXPECT_EQ(ask(*first, "send r 50 " + std::to_string(seed)), "ok");
+    const auto id = receive("r", 50);
+    EXPECT_EQ(ask(*first, "ready 2"), "ok");
+    if (GetParam().mode == "write") {
+      EXPECT_TRUE(events->until([&] { return !events->of(id).layers.empty(); })) << "nothing came";
+    } else {
+      EXPECT_TRUE(events->moving()) << "nothing moves";
+    }
+    return id;
+  }
   /// Frees blocks that a live transfer has pinned: none of them may come back yet.
   void free_under_way(const kvcache::allocation& blocks) {
     ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
@@ -171,13 +184,24 @@ class fault : public ::testing::TestWithParam<way> {
     ASSERT_EQ(ask(prefill, "send " + request + " 50 " + std::to_string(seed)), "ok");
     ASSERT_EQ(ask(prefill, "ready 4"), "ok");
     ASSERT_EQ(ask(prefill, "seal"), "ok");
-    const auto id = receive(request, 50);
+    expect_taken(prefill, receive(request, 50), seed);
+  }
+  /// All that a scripted prefill sends has come, and both sides say so.
+  void expect_taken(forked& prefill, operation_id id, std::uint64_t seed,
+                    std::uint32_t tokens = 50) {
     ASSERT_TRUE(events->unpinned(id));
     auto& t = events->of(id);
     ASSERT_EQ(t.done, 1) << to_string(t.why);
-    EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, seed), 0u);
+    EXPECT_EQ(cache->differing(t.allocated->blocks, 0, tokens, seed), 0u);
     ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
     EXPECT_EQ(ask(prefill, "outcome"), "done");
+  }
+  /// The same, once the first prefill has sent the rest of its request.
+  void expect_rest_taken(operation_id id, std::uint64_t seed) {
+    ASSERT_EQ(ask(*first, "ready 4"), "ok");
+    ASSERT_EQ(ask(*first, "seal"), "ok");
+    expect_taken(*first, id, seed);
+    EXPECT_TRUE(whole(*node));
   }
   /// Gives a whole request to a scripted decode.
   void give_to(forked& decode, const std::string& request, std::uint64_t seed) {
@@ -185,6 +209,11 @@ class fault : public ::testing::TestWithParam<way> {
     const auto id = send(request, 50, blocks);
     complete(id, blocks, seed);
     ASSERT_EQ(ask(decode, "receive " + request + " 50"), "ok");
+    expect_given(decode, id, blocks, seed);
+  }
+  /// All of it has come to a scripted decode, and both sides say so.
+  void expect_given(forked& decode, operation_id id, const kvcache::allocation& blocks,
+                    std::uint64_t seed) {
     EXPECT_EQ(ask(decode, "outcome " + std::to_string(seed)), "done");
     ASSERT_TRUE(events->unpinned(id));
     EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);

@@ -1,7 +1,5 @@
 // How long blocks are held: for whoever lives, however long it waits in line, and not for the dead.
 
-#include <sstream>
-
 #include <gmock/gmock.h>
 
 #include "fault_fixture.hpp"
@@ -14,47 +12,6 @@ using ::testing::StartsWith;
 
 constexpr auto lease = 1s;
 
-/// A decode engine: "hoard" takes every block of its pool, "release" gives them back, "ask ID TOKENS"
-/// begins a receive, "outcome SEED" answers with its outcome.
-int crowded_decode(const way& w, engine& node, line_channel& channel) {
-  cache_bytes cache{node};
-  listener events{node};
-  kvcache::allocation hoard;
-  operation_id receive;
-  std::uint32_t tokens = 0;
-  channel.say("up");
-  while (auto line = channel.hear(60s)) {
-    std::istringstream words{*line};
-    std::string verb;
-    words >> verb;
-    if (verb == "hoard") {
-      auto all = node.allocate_blocks(static_cast<std::uint32_t>(node.report().pool.blocks_free));
-      if (!all) return 1;
-      hoard = *all;
-      channel.say("ok");
-    } else if (verb == "release") {
-      (void)node.free_blocks(hoard.owner, hoard.blocks);
-      channel.say("ok");
-    } else if (verb == "ask") {
-      std::string request;
-      words >> request >> tokens;
-      auto asked = node.receive({request, {"prefill-0"}, mode_of(w), tokens, 0, {}, 0, 0ms, false});
-      if (!asked) return 2;
-      receive = *asked;
-      channel.say("ok");
-    } else if (verb == "outcome") {
-      std::uint64_t seed = 0;
-      words >> seed;
-      if (!events.unpinned(receive)) return 3;
-      auto& t = events.of(receive);
-      const auto wrong = t.failed > 0 ? 0 : cache.differing(t.allocated->blocks, 0, tokens, seed);
-      channel.say(t.failed > 0 ? to_string(t.why) : wrong > 0 ? "wrong" : "done");
-      if (t.allocated) (void)node.free_blocks(t.allocated->owner, t.allocated->blocks);
-    }
-  }
-  return 0;
-}
-
 class leases : public fault {
  protected:
   explicit leases(const std::string& length = "1s", const std::string& window = "0s")
@@ -64,13 +21,6 @@ class leases : public fault {
     options.source_lease = length;
     options.retry_window = window;
     return options;
-  }
-  void start_crowded_decode() {
-    const auto body = [](engine& e, line_channel& l) { return crowded_decode(GetParam(), e, l); };
-    first = later(c, "decode-0", body);
-    second = later(c, "decode-0", body);
-    survive_as("prefill-0");
-    begin(*first);
   }
   /// A send for decode-0, which is known to be there.
   operation_id send_for_decode(const std::string& request, kvcache::allocation& blocks) {
@@ -96,10 +46,7 @@ class leases : public fault {
   }
   void expect_served(forked& decode, operation_id id, const kvcache::allocation& blocks,
                      std::uint64_t seed) {
-    EXPECT_EQ(ask(decode, "outcome " + std::to_string(seed)), "done");
-    ASSERT_TRUE(events->unpinned(id));
-    EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
-    ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+    expect_given(decode, id, blocks, seed);
     EXPECT_TRUE(whole(*node));
   }
   void expect_held_for(operation_id id, std::chrono::milliseconds time) {
@@ -112,7 +59,7 @@ class leases : public fault {
 // -- nobody comes
 
 TEST_P(leases, end_for_a_sealed_cache_that_nobody_reads_and_who_comes_late_is_told) {
-  start_crowded_decode();
+  start_decode();
   kvcache::allocation blocks;
   const auto id = send("r", 50, blocks);
   expect_held_for(id, 2 * lease);
@@ -137,7 +84,7 @@ TEST_P(leases, end_for_a_sealed_cache_that_nobody_reads_and_who_comes_late_is_to
 // -- somebody lives and waits
 
 TEST_P(leases, last_while_a_decode_that_lives_waits_in_line) {
-  start_crowded_decode();
+  start_decode();
   kvcache::allocation blocks;
   const auto id = send_while_decode_waits(blocks, 2);
   expect_held_for(id, 3 * lease + 500ms);
@@ -146,7 +93,7 @@ TEST_P(leases, last_while_a_decode_that_lives_waits_in_line) {
 }
 
 TEST_P(leases, last_while_a_decode_has_asked_and_the_prefill_computes) {
-  start_crowded_decode();
+  start_decode();
   ASSERT_EQ(ask(*first, "ask r 50"), "ok");
   kvcache::allocation blocks;
   const auto id = send_for_decode("r", blocks);
@@ -157,7 +104,7 @@ TEST_P(leases, last_while_a_decode_has_asked_and_the_prefill_computes) {
 }
 
 TEST_P(leases, last_while_the_supervisor_stands_still) {
-  start_crowded_decode();
+  start_decode();
   kvcache::allocation blocks;
   const auto id = send_while_decode_waits(blocks, 4);
   c.supervisor().stop();
@@ -168,7 +115,7 @@ TEST_P(leases, last_while_the_supervisor_stands_still) {
 }
 
 TEST_P(leases, last_when_the_supervisor_is_gone) {
-  start_crowded_decode();
+  start_decode();
   kvcache::allocation blocks;
   const auto id = send_while_decode_waits(blocks, 5);
   c.supervisor().end(SIGKILL);
@@ -235,7 +182,7 @@ class long_leases : public leases {
 };
 
 TEST_P(long_leases, end_with_a_decode_that_dies_before_it_asks) {
-  start_crowded_decode();
+  start_decode();
   kvcache::allocation blocks;
   const auto id = send_while_decode_waits(blocks, 7);
   events->listen_for(500ms);
@@ -279,7 +226,7 @@ class leases_with_window : public leases {
 };
 
 TEST_P(leases_with_window, leave_the_source_to_the_next_life_of_one_that_died_before_it_asked) {
-  start_crowded_decode();
+  start_decode();
   kvcache::allocation blocks;
   const auto id = send_while_decode_waits(blocks, 10);
   events->listen_for(500ms);
@@ -291,7 +238,7 @@ TEST_P(leases_with_window, leave_the_source_to_the_next_life_of_one_that_died_be
 }
 
 TEST_P(leases_with_window, end_after_it_when_nobody_comes) {
-  start_crowded_decode();
+  start_decode();
   kvcache::allocation blocks;
   const auto id = send_while_decode_waits(blocks, 11);
   events->listen_for(500ms);

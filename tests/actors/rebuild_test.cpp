@@ -12,24 +12,9 @@ class rebuilt : public breakable {};
 
 TEST_P(rebuilt, between_layers_the_decode_side_gets_the_rest_over_the_next_link) {
   start_prefill();
-  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
-  const auto id = receive("r", 50);
-  ASSERT_EQ(ask(*first, "ready 2"), "ok");
-  if (GetParam().mode == "write") {
-    ASSERT_TRUE(events->until([&] { return !events->of(id).layers.empty(); }));
-  } else {
-    ASSERT_TRUE(events->moving());
-  }
+  const auto id = receive_two_layers(7);
   cut();
-  ASSERT_EQ(ask(*first, "ready 4"), "ok");
-  ASSERT_EQ(ask(*first, "seal"), "ok");
-  ASSERT_TRUE(events->unpinned(id));
-  auto& t = events->of(id);
-  EXPECT_EQ(t.done, 1) << to_string(t.why);
-  EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 7), 0u);
-  EXPECT_EQ(ask(*first, "outcome"), "done");
-  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-  EXPECT_TRUE(whole(*node));
+  expect_rest_taken(id, 7);
   expect_rebuilt(1);
   take_from(*first, "next", 8);
 }
@@ -41,10 +26,7 @@ TEST_P(rebuilt, between_layers_the_prefill_side_sends_the_rest_over_the_next_lin
   cut();
   ASSERT_TRUE(node->layers_ready(id, 2, 4, 50));
   ASSERT_TRUE(node->seal(id, 50));
-  EXPECT_EQ(ask(*first, "outcome 3"), "done");
-  ASSERT_TRUE(events->unpinned(id));
-  EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+  expect_given(*first, id, blocks, 3);
   EXPECT_TRUE(whole(*node));
   expect_rebuilt(1);
   give_to(*first, "next", 4);
@@ -59,10 +41,7 @@ TEST_P(rebuilt, a_request_that_waits_for_its_source_is_asked_again) {
   kvcache::allocation blocks;
   const auto id = send("r", 50, blocks);
   complete(id, blocks, 5);
-  EXPECT_EQ(ask(*first, "outcome 5"), "done");
-  ASSERT_TRUE(events->unpinned(id));
-  EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+  expect_given(*first, id, blocks, 5);
   EXPECT_TRUE(whole(*node));
 }
 

@@ -12,9 +12,25 @@
 
 namespace troupe::testing {
 
+/// Says "up", and then does what each line says until it is "end": "port" answers with the node's;
+/// every other is for `does(verb, words)`, whose number is not 0 where it could not.
+template <class Does>
+int follow_script(const engine& node, line_channel& channel, Does does) {
+  channel.say("up");
+  while (auto line = channel.hear(60s)) {
+    std::istringstream words{*line};
+    std::string verb;
+    words >> verb;
+    if (verb == "end") return 0;
+    if (verb == "port") channel.say(std::to_string(node.report().node.port));
+    if (const int failed = does(verb, words); failed != 0) return failed;
+  }
+  return 0;
+}
+
 /// A prefill engine that does what each line says: "send ID TOKENS SEED", "compute LAYERS" (that
 /// many), "tell LAYERS" (that many are computed), "ready LAYERS" (both), "seal", "outcome" (answers
-/// with it), "port" (answers with the node's). Says "ok" after each of the others.
+/// with it), "port". Says "ok" after each of the others.
 inline int scripted_prefill(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
@@ -23,13 +39,7 @@ inline int scripted_prefill(engine& node, line_channel& channel) {
   operation_id send;
   std::uint32_t tokens = 0;
   std::uint64_t seed = 0;
-  channel.say("up");
-  while (auto line = channel.hear(60s)) {
-    std::istringstream words{*line};
-    std::string verb;
-    words >> verb;
-    if (verb == "end") return 0;
-    if (verb == "port") channel.say(std::to_string(node.report().node.port));
+  return follow_script(node, channel, [&](const std::string& verb, std::istringstream& words) {
     if (verb == "send") {
       std::string request;
       words >> request >> tokens >> seed;
@@ -55,38 +65,38 @@ inline int scripted_prefill(engine& node, line_channel& channel) {
       const auto& t = events.of(send);
       channel.say(t.failed > 0 ? to_string(t.why) : "done");
     }
-  }
-  return 0;
+    return 0;
+  });
 }
 
-/// A decode engine: "receive ID TOKENS" asks, "layers" waits until some layer came, "outcome SEED"
-/// answers with it, "port" with the node's.
+/// A polling engine sends only while it polls, and only once it has a link.
+inline void poll_until_asked(const engine& node, listener& events) {
+  const auto until = std::chrono::steady_clock::now() + 10s;
+  const auto linked = [&] {
+    const auto links = node.report().links;
+    return std::ranges::any_of(links, [](const auto& l) { return l.state == "up"; });
+  };
+  while (!linked() && std::chrono::steady_clock::now() < until) events.listen_for(20ms);
+  events.listen_for(100ms);
+}
+
+/// A decode engine: "ask ID TOKENS" begins a receive, "receive ID TOKENS" also waits until the
+/// prefill knows of it, "layers" waits until some layer came, "outcome SEED" answers with it, "hoard"
+/// takes every block of its pool, "release" gives them back, "port" answers with the node's.
 inline int scripted_decode(const way& w, engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
+  kvcache::allocation hoard;
   operation_id receive;
   std::uint32_t tokens = 0;
-  channel.say("up");
-  while (auto line = channel.hear(60s)) {
-    std::istringstream words{*line};
-    std::string verb;
-    words >> verb;
-    if (verb == "end") return 0;
-    if (verb == "port") channel.say(std::to_string(node.report().node.port));
-    if (verb == "receive") {
+  return follow_script(node, channel, [&](const std::string& verb, std::istringstream& words) {
+    if (verb == "ask" || verb == "receive") {
       std::string request;
       words >> request >> tokens;
       auto asked = node.receive({request, {"prefill-0"}, mode_of(w), tokens, 0, {}, 0, 0ms, false});
       if (!asked) return 1;
       receive = *asked;
-      // A polling engine sends only while it polls, and only once it has a link.
-      const auto until = std::chrono::steady_clock::now() + 10s;
-      const auto linked = [&] {
-        const auto links = node.report().links;
-        return std::ranges::any_of(links, [](const auto& l) { return l.state == "up"; });
-      };
-      while (!linked() && std::chrono::steady_clock::now() < until) events.listen_for(20ms);
-      events.listen_for(100ms);
+      if (verb == "receive") poll_until_asked(node, events);
       channel.say("ok");
     } else if (verb == "layers") {
       if (!events.until([&] { return !events.of(receive).layers.empty(); })) return 2;
@@ -101,9 +111,17 @@ inline int scripted_decode(const way& w, engine& node, line_channel& channel) {
       if (wrong > 0) outcome = std::to_string(wrong) + " pieces are wrong";
       if (t.allocated) (void)node.free_blocks(t.allocated->owner, t.allocated->blocks);
       channel.say(outcome);
+    } else if (verb == "hoard") {
+      auto all = node.allocate_blocks(static_cast<std::uint32_t>(node.report().pool.blocks_free));
+      if (!all) return 4;
+      hoard = *all;
+      channel.say("ok");
+    } else if (verb == "release") {
+      (void)node.free_blocks(hoard.owner, hoard.blocks);
+      channel.say("ok");
     }
-  }
-  return 0;
+    return 0;
+  });
 }
 
 }  // namespace troupe::testing

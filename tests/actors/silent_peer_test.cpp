@@ -50,24 +50,9 @@ class silent : public breakable {
   }
   /// A transfer of which half the layers have been told, and the decode side knows.
   operation_id half_received() {
-    EXPECT_EQ(ask(*first, "send r 50 7"), "ok");
-    const auto id = receive("r", 50);
-    EXPECT_EQ(ask(*first, "ready 2"), "ok");
-    EXPECT_TRUE(events->moving());
+    const auto id = receive_two_layers(7);
     events->listen_for(100ms);
     return id;
-  }
-  /// The rest of it.
-  void expect_received(operation_id id) {
-    ASSERT_EQ(ask(*first, "ready 4"), "ok");
-    ASSERT_EQ(ask(*first, "seal"), "ok");
-    ASSERT_TRUE(events->unpinned(id));
-    auto& t = events->of(id);
-    ASSERT_EQ(t.done, 1) << to_string(t.why);
-    EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 7), 0u);
-    EXPECT_EQ(ask(*first, "outcome"), "done");
-    ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-    EXPECT_TRUE(whole(*node));
   }
 };
 
@@ -129,7 +114,7 @@ TEST_P(silent, peer_that_waits_for_long_is_no_silent_peer) {
   start_prefill();
   const auto id = half_received();
   events->listen_for(3s);
-  expect_received(id);
+  expect_rest_taken(id, 7);
   expect_never_broken();
 }
 
@@ -142,7 +127,7 @@ TEST_P(silent, peer_that_stands_still_for_short_times_again_and_again_is_not_bla
     first->signal(SIGCONT);
     events->listen_for(50ms * patience);
   }
-  expect_received(id);
+  expect_rest_taken(id, 7);
   expect_never_broken();
 }
 
@@ -166,7 +151,7 @@ TEST_P(silent, peer_is_not_blamed_for_the_time_in_which_this_process_stood_still
   events->listen_for(500ms);
   EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
   ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
-  expect_received(id);
+  expect_rest_taken(id, 7);
   expect_never_broken();
 }
 
@@ -222,12 +207,8 @@ TEST_P(silent_under_load, slow_peer_with_large_batches_is_not_blamed) {
     }
     ASSERT_EQ(first->channel().hear().value_or("silence"), "ok");
     ASSERT_EQ(first->channel().hear().value_or("silence"), "ok");
-    ASSERT_TRUE(events->unpinned(id));
-    auto& t = events->of(id);
-    ASSERT_EQ(t.done, 1) << to_string(t.why);
-    EXPECT_EQ(cache->differing(t.allocated->blocks, 0, tokens, 7), 0u);
-    ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-    EXPECT_EQ(ask(*first, "outcome"), "done");
+    expect_taken(*first, id, 7, tokens);
+    ASSERT_FALSE(HasFatalFailure());
   }
   expect_never_broken();
 }
@@ -284,7 +265,7 @@ TEST_P(cut_off, for_a_moment_goes_on_where_it_was) {
   ASSERT_TRUE(cut_prefill());
   events->listen_for(200ms);
   ASSERT_TRUE(mend_wire());
-  expect_received(id);
+  expect_rest_taken(id, 7);
   expect_never_broken();
 }
 

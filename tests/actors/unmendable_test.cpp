@@ -24,10 +24,7 @@ class unmendable : public breakable {
 
 TEST_P(unmendable, fails_both_sides_naming_the_cause_and_gives_their_blocks_back) {
   start_prefill();
-  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
-  const auto id = receive("r", 50);
-  ASSERT_EQ(ask(*first, "ready 2"), "ok");
-  ASSERT_TRUE(events->moving());
+  const auto id = receive_two_layers(7);
   events->listen_for(50ms);
   cut();
   ASSERT_TRUE(events->unpinned(id));
@@ -58,20 +55,11 @@ class fallen_back : public breakable {
 
 TEST_P(fallen_back, goes_on_over_the_next_backend_and_says_so) {
   start_prefill();
-  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
-  const auto id = receive("r", 50);
-  ASSERT_EQ(ask(*first, "ready 2"), "ok");
-  ASSERT_TRUE(events->moving());
+  const auto id = receive_two_layers(7);
   events->listen_for(50ms);
   cut();
   expect_rebuilt(1);
-  ASSERT_EQ(ask(*first, "ready 4"), "ok");
-  ASSERT_EQ(ask(*first, "seal"), "ok");
-  ASSERT_TRUE(events->unpinned(id));
-  auto& t = events->of(id);
-  EXPECT_EQ(t.done, 1) << to_string(t.why);
-  EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 7), 0u);
-  EXPECT_EQ(ask(*first, "outcome"), "done");
+  expect_rest_taken(id, 7);
   EXPECT_EQ(link().backend, other_than(GetParam().backend));
   EXPECT_THAT(link().reason, HasSubstr(GetParam().backend + " failed: "));
 }
