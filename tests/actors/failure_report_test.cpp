@@ -45,10 +45,7 @@ class reported_failure : public fault {
 };
 
 TEST_P(reported_failure, lasts_until_the_engine_recovers_and_touches_no_transfer) {
-  ASSERT_EQ(ask(*first, "send r 50 3"), "ok");
-  const auto id = receive("r", 50);
-  ASSERT_EQ(ask(*first, "ready 2"), "ok");
-  ASSERT_TRUE(events->moving()) << "nothing moves";
+  const auto id = receive_two_layers(3);
 
   node->report_failure("GPU 0 fell off the bus");
   ASSERT_TRUE(comes_to(node_state::down));
@@ -64,13 +61,7 @@ TEST_P(reported_failure, lasts_until_the_engine_recovers_and_touches_no_transfer
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, errc::peer_unreachable);
 
-  ASSERT_EQ(ask(*first, "ready 4"), "ok");
-  ASSERT_EQ(ask(*first, "seal"), "ok");
-  ASSERT_TRUE(events->unpinned(id));
-  auto& t = events->of(id);
-  ASSERT_EQ(t.done, 1) << to_string(t.why);
-  EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 3), 0u);
-  EXPECT_EQ(ask(*first, "outcome"), "done");
+  expect_rest_taken(id, 3);
 
   const auto life = shown().node.incarnation;
   node->recover();

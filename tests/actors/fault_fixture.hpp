@@ -72,6 +72,13 @@ class fault : public ::testing::TestWithParam<way> {
     options.decode_pool = "16MiB";
     return options;
   }
+  /// Nobody takes it for dead meanwhile, however slow the machine is: links are to last.
+  static cluster_options without_a_watch(const way& w) {
+    auto options = patient(w);
+    options.heartbeat_timeout = "60s";
+    options.peer_silence = "60s";
+    return options;
+  }
   fault() : fault{patient(GetParam())} {}
   explicit fault(cluster_options options) : c{std::move(options)} {}
 

@@ -10,14 +10,7 @@ class frozen_decode : public fault {
  protected:
   static constexpr std::uint32_t tokens = 12'000;
 
-  frozen_decode() : fault{without_a_watch()} {}
-  /// Nobody takes it for dead meanwhile, however slow the machine is: links are to last.
-  static cluster_options without_a_watch() {
-    auto options = patient(GetParam());
-    options.heartbeat_timeout = "60s";
-    options.peer_silence = "60s";
-    return options;
-  }
+  frozen_decode() : fault{without_a_watch(GetParam())} {}
 };
 
 TEST_P(frozen_decode, keeps_the_source_in_quarantine_while_it_may_read_it) {

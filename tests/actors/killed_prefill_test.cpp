@@ -44,14 +44,8 @@ TEST_P(killed_prefill, before_the_request_met_its_source_ends_the_receive) {
 
 TEST_P(killed_prefill, between_layers_ends_the_receive) {
   start_prefill();
-  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
-  const auto id = receive("r", 50);
-  ASSERT_EQ(ask(*first, "ready 2"), "ok");
-  if (GetParam().mode == "write") {
-    ASSERT_TRUE(events->until([&] { return !events->of(id).layers.empty(); }));
-  } else {
-    events->listen_for(200ms);
-  }
+  const auto id = receive_two_layers(7);
+  if (GetParam().mode == "read") events->listen_for(200ms);
   const auto blocks = events->of(id).allocated;
   ASSERT_TRUE(blocks);
   kill_under_way(id, *blocks);
