@@ -94,16 +94,25 @@ inline node_actor::behavior_type listening_node(node_actor::pointer self, std::s
   };
 }
 
-/// A supervisor that answers registrations and heartbeats as the test says, and does nothing else.
-inline supervisor_actor::behavior_type played_supervisor(
-    supervisor_actor::pointer, std::function<registration()> registers,
-    std::function<void(const heartbeat&)> hears) {
+/// What a test has a played supervisor do otherwise than take everybody in and show nobody.
+struct supervisor_part {
+  std::function<registration()> registers = [] { return registration{}; };
+  std::function<void(const heartbeat&)> hears = [](const heartbeat&) {};
+  std::function<void(caf::typed_response_promise<membership>)> shows = [](auto asked) {
+    asked.deliver(membership{});
+  };
+};
+
+/// A supervisor that answers registrations, heartbeats and who asks for the members as the test says,
+/// and does nothing else.
+inline supervisor_actor::behavior_type played_supervisor(supervisor_actor::pointer self,
+                                                         const supervisor_part& part) {
   return {
-      [registers](register_atom, const registration_request&, const node_actor&) {
-        return registers();
+      [part](register_atom, const registration_request&, const node_actor&) {
+        return part.registers();
       },
-      [hears](const heartbeat& beat) {
-        hears(beat);
+      [part](const heartbeat& beat) {
+        part.hears(beat);
         heartbeat_ack ack;
         ack.known = true;
         return ack;
@@ -111,7 +120,11 @@ inline supervisor_actor::behavior_type played_supervisor(
       [](leave_atom, const std::string&, std::uint64_t) {},
       [](place_atom, const placement_request&) { return placement{}; },
       [](placed_atom, const std::string&) {},
-      [](members_atom) { return membership{}; },
+      [self, part](members_atom) {
+        auto asked = self->make_response_promise<membership>();
+        part.shows(asked);
+        return asked;
+      },
       [](drain_atom, const drain_request&) { return drain_reply{}; },
       [](claim_atom, const slot_claim&) { return slot_grant{}; },
       [](events_atom, const event_query&) { return event_page{}; },

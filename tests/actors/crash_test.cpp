@@ -67,12 +67,11 @@ TEST_F(essential_actor, that_is_told_to_end_is_no_crash) {
 TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
   actor_host boss, here;
   const auto beats = std::make_shared<inbox<heartbeat>>();
-  const auto bound = boss.publish(boss.system().spawn(
-                                      played_supervisor, [] { return registration{}; },
-                                      [beats](const heartbeat& beat) {
-                                        if (!beat.failure.empty()) beats->put(beat);
-                                      }),
-                                  "127.0.0.1", 0);
+  supervisor_part part;
+  part.hears = [beats](const heartbeat& beat) {
+    if (!beat.failure.empty()) beats->put(beat);
+  };
+  const auto bound = boss.publish(boss.system().spawn(played_supervisor, part), "127.0.0.1", 0);
   ASSERT_TRUE(bound) << bound.error().message;
   const auto context = context_of("decode-0");
   transport::endpoint_options place;
@@ -101,53 +100,53 @@ TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
 
 // -- links
 
-TEST_F(dialling_node, makes_a_link_that_crashed_again_but_not_for_ever) {
-  start(there.system().spawn(deadly));
-  show(9);
-  std::size_t asked = 0;
-  const auto answer = [&] {
+class node_with_crashing_links : public dialling_node {
+ protected:
+  std::size_t asked{0};
+
+  /// Needs a link once more; why that did not come.
+  std::optional<troupe::error> refusal() {
     need();
-    return gone->at(asked++);
-  };
-  for (int crash = 0; crash < 6; ++crash) {
-    const auto told = answer();
-    ASSERT_TRUE(told);
-    EXPECT_THAT(told->why.message, HasSubstr("the link's actor crashed")) << crash;
+    const auto told = gone->at(asked++);
+    return told ? std::optional{told->why} : std::nullopt;
   }
-  const auto refused = answer();
-  ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->why.code, errc::internal);
-  EXPECT_THAT(refused->why.message, HasSubstr("keep crashing and are given up"));
+  /// Of the links with one life of the peer, as many crash as may before it is given up.
+  void expect_peer_given_up() {
+    for (int crash = 0; crash < 6; ++crash) {
+      const auto why = refusal();
+      ASSERT_TRUE(why);
+      EXPECT_THAT(why->message, HasSubstr("the link's actor crashed")) << crash;
+    }
+    const auto why = refusal();
+    ASSERT_TRUE(why);
+    EXPECT_EQ(why->code, errc::internal);
+    EXPECT_THAT(why->message, HasSubstr("keep crashing and are given up"));
+  }
+};
+
+TEST_F(node_with_crashing_links, makes_a_link_that_crashed_again_but_not_for_ever) {
+  start(there.system().spawn(mute, crashes_the_link));
+  show(9);
+  expect_peer_given_up();
   // The next life of the peer is another matter.
   show(10);
-  const auto next = answer();
+  const auto next = refusal();
   ASSERT_TRUE(next);
-  EXPECT_THAT(next->why.message, HasSubstr("the link's actor crashed"));
+  EXPECT_THAT(next->message, HasSubstr("the link's actor crashed"));
 }
 
-/// A peer that lets the links of its first life wait and ends those of the next as by a defect.
-node_actor::behavior_type deadly_later(node_actor::pointer self,
-                                       inbox_ptr<caf::strong_actor_ptr> waiting) {
-  return {
-      [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
-      [](drain_atom, const drain_order&) {},
-      [=](const link_request& request) {
-        if (request.to_incarnation == 9) {
-          waiting->put(self->current_sender());
-        } else {
-          caf::anon_send_exit(self->current_sender(), planted);
-        }
-        return self->make_response_promise<link_reply>();
-      },
-      [](report_atom) { return node_report{}; },
-      [](const call_request&) { return call_reply{}; },
-  };
-}
-
-TEST_F(dialling_node, that_gave_a_peer_up_is_not_swayed_by_a_late_crash_of_its_former_life) {
+TEST_F(node_with_crashing_links,
+       that_gave_a_peer_up_is_not_swayed_by_a_late_crash_of_its_former_life) {
+  // The links of its first life wait, those of the next crash.
   const auto waiting = std::make_shared<inbox<caf::strong_actor_ptr>>();
-  start(there.system().spawn(deadly_later, waiting));
+  const auto peer = [waiting](const link_request& request, const caf::strong_actor_ptr& link) {
+    if (request.to_incarnation == 9) {
+      waiting->put(link);
+    } else {
+      crashes_the_link(request, link);
+    }
+  };
+  start(there.system().spawn(mute, peer));
   show(9);
   need();
   const auto former = waiting->at(0);
@@ -157,23 +156,14 @@ TEST_F(dialling_node, that_gave_a_peer_up_is_not_swayed_by_a_late_crash_of_its_f
   next.node = request_of("prefill-0", 10, peer_port).node;
   next.state = static_cast<std::uint8_t>(node_state::up);
   caf::anon_send(actor, members_atom_v, membership{"demo", 2, 1, {next}});
-  std::size_t asked = 0;
-  const auto answer = [&] {
-    need();
-    return gone->at(asked++);
-  };
-  for (int crash = 0; crash < 6; ++crash) {
-    const auto told = answer();
-    ASSERT_TRUE(told);
-    EXPECT_THAT(told->why.message, HasSubstr("the link's actor crashed")) << crash;
-  }
-  ASSERT_THAT(answer()->why.message, HasSubstr("keep crashing and are given up"));
+  expect_peer_given_up();
+  ASSERT_FALSE(HasFailure());
   caf::anon_send_exit(*former, planted);
   ASSERT_TRUE(gone->at(asked)) << "the late crash";
   ++asked;
-  const auto refused = answer();
+  const auto refused = refusal();
   ASSERT_TRUE(refused);
-  EXPECT_THAT(refused->why.message, HasSubstr("keep crashing and are given up"));
+  EXPECT_THAT(refused->message, HasSubstr("keep crashing and are given up"));
 }
 
 // -- sessions

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -55,14 +56,22 @@ class inbox {
 template <class What>
 using inbox_ptr = std::shared_ptr<inbox<What>>;
 
-/// A peer by whose request for a link the link's actor ends as by a defect.
-inline node_actor::behavior_type deadly(node_actor::pointer self) {
+/// What a peer does with a request for a link, of that link's actor.
+using asked_for_link = std::function<void(const link_request&, const caf::strong_actor_ptr&)>;
+
+/// That actor ends as by a defect.
+inline void crashes_the_link(const link_request&, const caf::strong_actor_ptr& link) {
+  caf::anon_send_exit(link, caf::exit_reason::unhandled_exception);
+}
+
+/// A peer that answers no request for a link.
+inline node_actor::behavior_type mute(node_actor::pointer self, const asked_for_link& asked) {
   return {
       [](members_atom, const membership&) {},
       [](rejoin_atom) {},
       [](drain_atom, const drain_order&) {},
-      [self](const link_request&) {
-        caf::anon_send_exit(self->current_sender(), caf::exit_reason::unhandled_exception);
+      [self, asked](const link_request& request) {
+        asked(request, self->current_sender());
         return self->make_response_promise<link_reply>();
       },
       [](report_atom) { return node_report{}; },

@@ -13,23 +13,15 @@ using ::testing::HasSubstr;
 
 // -- while it is being made
 
-/// A peer that answers no request for a link, and remembers which life of it was meant.
-node_actor::behavior_type mute(node_actor::pointer self, inbox_ptr<std::uint64_t> meant) {
-  return {
-      [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
-      [](drain_atom, const drain_order&) {},
-      [self, meant](const link_request& request) {
-        meant->put(request.to_incarnation);
-        return self->make_response_promise<link_reply>();
-      },
-      [](report_atom) { return node_report{}; },
-      [](const call_request&) { return call_reply{}; },
+/// Which life of the peer each request for a link was meant for.
+asked_for_link remembers(const inbox_ptr<std::uint64_t>& meant) {
+  return [meant](const link_request& request, const caf::strong_actor_ptr&) {
+    meant->put(request.to_incarnation);
   };
 }
 
 TEST_F(dialling_node, whose_link_crashes_says_so_to_who_waits_for_it_and_makes_the_next_one) {
-  start(there.system().spawn(deadly));
+  start(there.system().spawn(mute, crashes_the_link));
   show(9);
   for (std::size_t attempt = 0; attempt < 2; ++attempt) {
     need();
@@ -46,7 +38,7 @@ TEST_F(dialling_node, whose_link_crashes_says_so_to_who_waits_for_it_and_makes_t
 
 TEST_F(dialling_node, waits_for_the_news_of_the_next_life_of_a_peer_whose_process_has_ended) {
   const auto meant = std::make_shared<inbox<std::uint64_t>>();
-  start(there.system().spawn(mute, meant));
+  start(there.system().spawn(mute, remembers(meant)));
   show(9);
   need(9);
   show(10);
@@ -57,7 +49,7 @@ TEST_F(dialling_node, waits_for_the_news_of_the_next_life_of_a_peer_whose_proces
 
 TEST_F(dialling_node, dials_the_life_that_it_lost_if_no_news_of_another_comes) {
   const auto meant = std::make_shared<inbox<std::uint64_t>>();
-  start(there.system().spawn(mute, meant));
+  start(there.system().spawn(mute, remembers(meant)));
   show(9);
   need(9);
   const auto life = meant->at(0);
@@ -65,35 +57,18 @@ TEST_F(dialling_node, dials_the_life_that_it_lost_if_no_news_of_another_comes) {
   EXPECT_EQ(*life, 9u);
 }
 
-/// A supervisor that takes everybody in and publishes nothing; asked for the members, it shows the
-/// next life of prefill-0, or does not answer.
-supervisor_actor::behavior_type taciturn(supervisor_actor::pointer self, std::uint16_t peer_port,
-                                         bool answers) {
+/// Asked for the members, a supervisor shows the next life of prefill-0, or does not answer.
+supervisor_part taciturn(std::uint16_t peer_port, bool answers) {
   const auto kept = std::make_shared<caf::typed_response_promise<membership>>();
-  return {
-      [](register_atom, const registration_request&, const node_actor&) { return registration{}; },
-      [](const heartbeat&) {
-        heartbeat_ack ack;
-        ack.known = true;
-        return ack;
-      },
-      [](leave_atom, const std::string&, std::uint64_t) {},
-      [](place_atom, const placement_request&) { return placement{}; },
-      [](placed_atom, const std::string&) {},
-      [=](members_atom) {
-        auto promise = self->make_response_promise<membership>();
-        member peer;
-        peer.node = request_of("prefill-0", 10, peer_port).node;
-        peer.state = static_cast<std::uint8_t>(node_state::up);
-        if (answers) promise.deliver(membership{"demo", 1, 100, {peer}});
-        *kept = promise;
-        return promise;
-      },
-      [](drain_atom, const drain_request&) { return drain_reply{}; },
-      [](claim_atom, const slot_claim&) { return slot_grant{}; },
-      [](events_atom, const event_query&) { return event_page{}; },
-      [](tick_atom) {},
+  supervisor_part part;
+  part.shows = [=](caf::typed_response_promise<membership> asked) {
+    member peer;
+    peer.node = request_of("prefill-0", 10, peer_port).node;
+    peer.state = static_cast<std::uint8_t>(node_state::up);
+    if (answers) asked.deliver(membership{"demo", 1, 100, {peer}});
+    *kept = asked;
   };
+  return part;
 }
 
 class supervised_node : public dialling_node {
@@ -103,9 +78,10 @@ class supervised_node : public dialling_node {
 
   /// Registered, and in need of a link with a peer whose life 9 has left.
   void need_next_life(bool supervisor_answers) {
-    start(there.system().spawn(mute, meant));
-    const auto port =
-        boss.publish(boss.system().spawn(taciturn, peer_port, supervisor_answers), "127.0.0.1", 0);
+    start(there.system().spawn(mute, remembers(meant)));
+    const auto port = boss.publish(
+        boss.system().spawn(played_supervisor, taciturn(peer_port, supervisor_answers)),
+        "127.0.0.1", 0);
     ASSERT_TRUE(port) << port.error().message;
     context->settings.supervisor_host = "127.0.0.1";
     context->settings.supervisor_port = *port;

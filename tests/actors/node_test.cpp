@@ -134,19 +134,16 @@ TEST_F(silent_engine, is_asked_no_more_while_as_many_calls_wait_as_may) {
 TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
   actor_host there;
   const auto asked = std::make_shared<std::atomic<int>>(0);
-  const auto port = there.publish(
-      there.system().spawn(
-          played_supervisor,
-          [asked] {  // the first five for a reason that passes, so that a node comes again
-            registration reply;
-            if (asked->fetch_add(1) < 5) {
-              reply.failed = static_cast<std::uint8_t>(errc::overloaded);
-              reply.sentence = "not now";
-            }
-            return reply;
-          },
-          [](const heartbeat&) {}),
-      "127.0.0.1", 0);
+  supervisor_part part;
+  part.registers = [asked] {  // the first five for a reason that passes, so that a node comes again
+    registration reply;
+    if (asked->fetch_add(1) < 5) {
+      reply.failed = static_cast<std::uint8_t>(errc::overloaded);
+      reply.sentence = "not now";
+    }
+    return reply;
+  };
+  const auto port = there.publish(there.system().spawn(played_supervisor, part), "127.0.0.1", 0);
   ASSERT_TRUE(port) << port.error().message;
   context->settings.supervisor_host = "127.0.0.1";
   context->settings.supervisor_port = *port;
