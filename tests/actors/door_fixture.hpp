@@ -28,6 +28,7 @@
 #include "troupe/transport/tcp/socket.hpp"
 
 #include "sanitized.hpp"
+#include "scratch_folder.hpp"
 
 namespace troupe::actors::testing {
 
@@ -36,18 +37,12 @@ using transport::tcp::unique_fd;
 using clock = std::chrono::steady_clock;
 using troupe::testing::patience;
 
-/// A folder that is gone after the test.
+/// Files in a folder that is gone after the test.
 class scratch {
  public:
-  scratch() {
-    std::string name = (std::filesystem::temp_directory_path() / "troupe-door-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
+  [[nodiscard]] std::string path(const std::string& name) const {
+    return folder_.path() + "/" + name;
   }
-  scratch(const scratch&) = delete;
-  scratch& operator=(const scratch&) = delete;
-  ~scratch() { std::filesystem::remove_all(path_); }
-
-  [[nodiscard]] std::string path(const std::string& name) const { return path_ + "/" + name; }
   std::string write(const std::string& name, const std::string& text, mode_t mode = 0600) const {
     const auto where = path(name);
     std::ofstream{where, std::ios::trunc} << text;
@@ -56,7 +51,7 @@ class scratch {
   }
 
  private:
-  std::string path_;
+  troupe::testing::scratch_folder folder_{"door"};
 };
 
 /// Waits until it holds, at most so long.

@@ -1,7 +1,7 @@
 troupe_test(fault_test SOURCES killed_prefill_test.cpp killed_decode_test.cpp frozen_prefill_test.cpp
                                 frozen_decode_test.cpp
                                 retry_test.cpp refusal_test.cpp
-            LINKS troupe::actors troupe::sanitized troupe::gpu_double LABELS faults TIMEOUT 60)
+            LINKS troupe::actors troupe::sanitized troupe::gpu_double troupe::scratch LABELS faults TIMEOUT 60)
 troupe_test(leases_test SOURCES leases_test.cpp reclaimed_test.cpp
             LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 120)
 troupe_test(value_test SOURCES value_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
@@ -15,5 +15,5 @@ endif()
 troupe_test(silent_peer_test SOURCES silent_peer_test.cpp stalled_actors_test.cpp broken_wire.cpp
             LINKS troupe::actors troupe::sanitized troupe::gpu_double LABELS faults TIMEOUT 120)
 troupe_test(survive_test SOURCES failure_report_test.cpp supervisor_restart_test.cpp
-            LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 120)
+            LINKS troupe::actors troupe::sanitized troupe::scratch LABELS faults TIMEOUT 120)
 troupe_test(crash_test SOURCES crash_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)

@@ -2,13 +2,14 @@
 
 #include "troupe/actors/logging.hpp"
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include <gmock/gmock.h>
 #include <spdlog/spdlog.h>
+
+#include "scratch_folder.hpp"
 
 namespace troupe::actors {
 namespace {
@@ -17,16 +18,11 @@ using ::testing::MatchesRegex;
 
 class log_lines : public ::testing::Test {
  protected:
-  std::filesystem::path folder;
+  troupe::testing::scratch_folder scratch{"log"};
+  const std::filesystem::path folder{scratch.path()};
 
-  void SetUp() override {
-    auto name = (std::filesystem::temp_directory_path() / "troupe-log-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder = name;
-  }
   void TearDown() override {
     ASSERT_TRUE(init_logging({}));  // closes the file
-    std::filesystem::remove_all(folder);
   }
   /// All lines that a log at that level keeps of one of each level.
   std::string of(const std::string& level) {

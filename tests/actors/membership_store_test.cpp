@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "sanitized.hpp"
+#include "scratch_folder.hpp"
 
 namespace troupe::actors {
 namespace {
@@ -38,17 +39,13 @@ membership_record with_epoch(std::uint64_t limit) {
 }
 
 struct state_file : ::testing::Test {
-  std::string folder{::testing::TempDir() + "troupe-state-XXXXXX"};
-  std::string path;
+  troupe::testing::scratch_folder scratch{"state"};
+  const std::string folder{scratch.path()};
+  const std::string path{folder + "/demo.state"};
 
-  state_file() {
-    if (::mkdtemp(folder.data()) == nullptr) folder.clear();
-    path = folder + "/demo.state";
-  }
   ~state_file() override {
     std::error_code ignored;
     fs::permissions(folder, fs::perms::owner_all, ignored);
-    fs::remove_all(folder, ignored);
   }
   [[nodiscard]] std::unique_ptr<membership_store> open(const std::string& cluster = "demo") const {
     auto store = membership_store::open(path, cluster);

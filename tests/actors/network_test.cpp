@@ -29,6 +29,7 @@
 
 #include "cluster_peer.hpp"
 #include "sanitized.hpp"
+#include "scratch_folder.hpp"
 
 namespace troupe::actors::testing {
 namespace {
@@ -45,16 +46,14 @@ milliseconds since(steady_clock::time_point start) {
 
 /// Credentials of mode tls, gone with the object.
 struct tls_files {
-  std::string folder = (std::filesystem::temp_directory_path() / "troupe-tls-XXXXXX").string();
+  troupe::testing::scratch_folder folder{"tls"};
   door_security security;
   tls_files() {
-    EXPECT_NE(::mkdtemp(folder.data()), nullptr);
-    const auto files = init_certificates(folder + "/certs", "demo", 30);
+    const auto files = init_certificates(folder.path() + "/certs", "demo", 30);
     EXPECT_TRUE(files) << to_string(files.error());
     security = {door_security::mode::tls, "demo",     files->secret,
                 files->certificate,       files->key, files->ca};
   }
-  ~tls_files() { std::filesystem::remove_all(folder); }
 };
 
 /// Lets in whoever proves itself, and says nothing more.

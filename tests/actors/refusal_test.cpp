@@ -5,13 +5,12 @@
 #include <sstream>
 #include <string>
 
-#include <arpa/inet.h>
 #include <caf/scoped_actor.hpp>
-#include <netinet/in.h>
 
 #include "troupe/actors/messages.hpp"
 
 #include "cluster_fixture.hpp"
+#include "free_port.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -451,24 +450,18 @@ TEST_F(refusal, of_a_link_that_means_another_life_release_or_cluster_or_names_no
 TEST_F(refusal, of_a_port_that_is_taken_comes_from_start) {
   c = std::make_unique<cluster>(options);
   cluster::quiet("decode-0");
-  const int listener_fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof at;
-  ASSERT_EQ(::bind(listener_fd, reinterpret_cast<sockaddr*>(&at), size), 0);
-  ASSERT_EQ(::listen(listener_fd, 1), 0);
-  ASSERT_EQ(::getsockname(listener_fd, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  auto taken = std::make_unique<taken_port>();
+  ASSERT_NE(taken->number(), 0);
   auto deployment = c->deployment();
   for (auto& stage : deployment.stages) {
-    if (stage.name == "decode") stage.ports = {ntohs(at.sin_port)};
+    if (stage.name == "decode") stage.ports = {taken->number()};
   }
   auto started = engine::start(deployment, "decode-0");
   ASSERT_FALSE(started);
   EXPECT_EQ(started.error().code, errc::already_exists) << to_string(started.error());
-  EXPECT_NE(started.error().message.find(std::to_string(ntohs(at.sin_port))), std::string::npos)
+  EXPECT_NE(started.error().message.find(std::to_string(taken->number())), std::string::npos)
       << to_string(started.error());
-  close(listener_fd);
+  taken.reset();
   auto again = engine::start(deployment, "decode-0");
   EXPECT_TRUE(again) << to_string(again.error());
 }

@@ -9,7 +9,7 @@ troupe_test(drains_test SOURCES drains_test.cpp LINKS troupe::actors LABELS unit
 add_executable(cluster_peer cluster_peer.cpp)
 target_link_libraries(cluster_peer PRIVATE troupe::actors)
 troupe_compile_settings(cluster_peer)
-troupe_test(supervisor_test SOURCES supervisor_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration
+troupe_test(supervisor_test SOURCES supervisor_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration
             DEPENDS cluster_peer TIMEOUT 60)
 target_compile_definitions(supervisor_test PRIVATE CLUSTER_PEER="$<TARGET_FILE:cluster_peer>")
 troupe_test(placement_test SOURCES placement_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration
@@ -27,8 +27,8 @@ troupe_test(supervisor_events_test SOURCES supervisor_events_test.cpp LINKS trou
 troupe_test(membership_survival_test SOURCES membership_survival_test.cpp membership_record_test.cpp
             LINKS troupe::actors LABELS unit)
 troupe_test(membership_store_test SOURCES membership_store_test.cpp LINKS troupe::actors troupe::sanitized
-            LABELS integration)
+            troupe::scratch LABELS integration)
 troupe_test(drain_test SOURCES drain_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
-troupe_test(network_test SOURCES network_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
+troupe_test(network_test SOURCES network_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 60)
 troupe_test(placement_epochs_test SOURCES placement_epochs_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(request_blame_test SOURCES request_blame_test.cpp LINKS troupe::actors LABELS unit)

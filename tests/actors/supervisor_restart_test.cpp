@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -15,6 +14,7 @@
 #include "troupe/actors/membership_store.hpp"
 
 #include "cluster_fixture.hpp"
+#include "scratch_folder.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -31,7 +31,6 @@ constexpr std::uint32_t tokens = 50;
 class restarted_supervisor : public ::testing::Test {
  protected:
   explicit restarted_supervisor(std::string interval = "1s") : interval_{std::move(interval)} {
-    if (::mkdtemp(folder_.data()) == nullptr) folder_.clear();
     first_ = std::make_unique<forked>([this](line_channel& c) { return supervise(c); });
     second_ = std::make_unique<forked>([this](line_channel& c) { return supervise(c); });
     first_->channel().say("0");
@@ -41,11 +40,6 @@ class restarted_supervisor : public ::testing::Test {
       prefills_.push_back(node("prefill-" + std::to_string(pair), pair, give_for_ever));
     }
   }
-  ~restarted_supervisor() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-
   /// Kills the first one, and starts the second at its port.
   std::chrono::steady_clock::time_point replace_after(std::chrono::milliseconds pause) {
     first_->end(SIGKILL);
@@ -103,7 +97,7 @@ class restarted_supervisor : public ::testing::Test {
   }
 
   std::string interval_;
-  std::string folder_{::testing::TempDir() + "troupe-restart-XXXXXX"};
+  scratch_folder folder_{"restart"};
   int port_{0};
   std::unique_ptr<forked> first_, second_;
   std::vector<std::unique_ptr<forked>> prefills_, decodes_;
@@ -132,7 +126,7 @@ class restarted_supervisor : public ::testing::Test {
     cluster::quiet("supervisor");
     const auto port = channel.hear(120s);
     if (!port) return 0;
-    auto store = actors::membership_store::open(folder_ + "/test.state", "test");
+    auto store = actors::membership_store::open(folder_.path() + "/test.state", "test");
     if (!store) {
       channel.say(to_string(store.error()));
       return 1;

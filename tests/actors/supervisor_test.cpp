@@ -5,16 +5,14 @@
 
 #include <thread>
 
-#include <arpa/inet.h>
 #include <caf/scoped_actor.hpp>
 #include <gmock/gmock.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include "troupe/actors/cluster_client.hpp"
 
 #include "child_process.hpp"
 #include "cluster_peer.hpp"
+#include "free_port.hpp"
 #include "sanitized.hpp"
 
 namespace troupe::actors::testing {
@@ -34,24 +32,6 @@ std::optional<node_state> state_in(const membership& m, const std::string& name)
   }
   return std::nullopt;
 }
-
-/// A listening socket that never accepts or says anything.
-struct silent_listener {
-  int fd{socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-  std::uint16_t port{0};
-  silent_listener() {
-    sockaddr_in a{};
-    a.sin_family = AF_INET;
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(a);
-    auto* generic = reinterpret_cast<sockaddr*>(&a);
-    if (bind(fd, generic, size) == 0 && listen(fd, 8) == 0 &&
-        getsockname(fd, generic, &size) == 0) {
-      port = ntohs(a.sin_port);
-    }
-  }
-  ~silent_listener() { close(fd); }
-};
 
 /// One actor system for the supervisor, one that plays nodes and frontends.
 struct cluster : ::testing::Test {
@@ -286,11 +266,12 @@ TEST_F(cluster, an_address_of_another_host_is_named) {
 }
 
 TEST_F(cluster, a_listener_that_says_nothing_is_given_up_at_the_deadline) {
-  const silent_listener silent;
-  ASSERT_NE(silent.port, 0);
+  const troupe::testing::taken_port silent;
+  ASSERT_NE(silent.number(), 0);
   for (int i = 0; i < 2; ++i) {
     const auto begin = steady_clock::now();
-    const auto found = here->connect<supervisor_actor>("127.0.0.1", silent.port, milliseconds{300});
+    const auto found =
+        here->connect<supervisor_actor>("127.0.0.1", silent.number(), milliseconds{300});
     ASSERT_FALSE(found);
     EXPECT_EQ(found.error().code, errc::deadline);
     EXPECT_THAT(found.error().message, HasSubstr("said nothing in time"));
@@ -304,8 +285,8 @@ TEST_F(cluster, a_listener_that_says_nothing_is_given_up_at_the_deadline) {
 TEST_F(cluster, a_port_where_nobody_listens_is_unreachable_at_once) {
   std::uint16_t free_port = 0;
   {
-    const silent_listener gone;
-    free_port = gone.port;
+    const troupe::testing::taken_port gone;
+    free_port = gone.number();
   }
   const auto begin = steady_clock::now();
   const auto found = here->connect<supervisor_actor>("127.0.0.1", free_port, milliseconds{3000});

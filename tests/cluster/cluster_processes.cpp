@@ -4,21 +4,20 @@
 #include <array>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "troupe/actors/host_options.hpp"
 #include "troupe/config/parse.hpp"
+
+#include "free_port.hpp"
 
 namespace troupe::testing {
 
@@ -28,26 +27,6 @@ using std::chrono::milliseconds;
 using clock = std::chrono::steady_clock;
 
 constexpr std::size_t lines_of_a_log = 12;
-
-std::string new_folder() {
-  const char* base = std::getenv("TMPDIR");
-  auto path = std::string{base != nullptr ? base : "/tmp"} + "/troupe-cluster-XXXXXX";
-  return ::mkdtemp(path.data()) != nullptr ? path : std::string{};
-}
-
-std::uint16_t free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof at;
-  auto* generic = reinterpret_cast<sockaddr*>(&at);
-  std::uint16_t port = 7400;
-  if (::bind(fd, generic, size) == 0 && ::getsockname(fd, generic, &size) == 0)
-    port = ntohs(at.sin_port);
-  ::close(fd);
-  return port;
-}
 
 std::string last_lines(const std::string& path) {
   std::ifstream in{path};
@@ -77,10 +56,9 @@ std::vector<std::string> node_names(const cluster_shape& shape) {
 cluster_processes::cluster_processes(cluster_shape shape, const network* net)
     : shape_{std::move(shape)},
       net_{net},
-      folder_{new_folder()},
-      file_{folder_ + "/cluster.yaml"},
-      decode_file_{folder_ + "/decode.yaml"},
-      violations_{folder_ + "/violations"},
+      file_{folder_.path() + "/cluster.yaml"},
+      decode_file_{folder_.path() + "/decode.yaml"},
+      violations_{folder_.path() + "/violations"},
       port_{net != nullptr ? std::uint16_t{7400} : free_port()},
       nodes_{node_names(shape_)} {
   nodes_.erase(nodes_.begin());
@@ -96,8 +74,6 @@ cluster_processes::~cluster_processes() {
   for (const auto& [name, p] : processes_) {
     if (p.pid > 0) ::waitpid(p.pid, nullptr, 0);
   }
-  std::error_code ignored;
-  if (!keep_ && !folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
 std::string cluster_processes::host(const std::string& name) const {
@@ -105,7 +81,7 @@ std::string cluster_processes::host(const std::string& name) const {
 }
 
 std::string cluster_processes::make_credentials() const {
-  const auto at = folder_ + "/certs";
+  const auto at = folder_.path() + "/certs";
   const pid_t child = ::fork();
   if (child == 0) {
     ::execl(TROUPE_COMMAND, TROUPE_COMMAND, "certs", "init", at.c_str(), "--cluster", "chaos",
@@ -122,8 +98,8 @@ std::string cluster_processes::yaml(std::uint32_t block_tokens) const {
   out << "cluster: chaos\nsupervisor: {host: " << host("supervisor") << ", port: " << port_
       << ", heartbeat_interval: " << shape_.heartbeat_interval.count()
       << "ms, heartbeat_timeout: " << shape_.heartbeat_timeout.count()
-      << "ms, ease_in: 1s, state_file: " << folder_ << "/supervisor.state}\nsecurity: " << security_
-      << "\n"
+      << "ms, ease_in: 1s, state_file: " << folder_.path()
+      << "/supervisor.state}\nsecurity: " << security_ << "\n"
       << "model: {layers: 4, kv_heads: 2, head_dim: 64, dtype: fp16, block_tokens: " << block_tokens
       << "}\n"
       << "limits: {transfer_deadline: 3s" << shape_.limits_more << "}\nstages:\n";
@@ -147,7 +123,7 @@ std::string cluster_processes::yaml(std::uint32_t block_tokens) const {
 void cluster_processes::start(const std::string& name) {
   auto& p = processes_[name];
   if (p.pid > 0) return;
-  p.log = folder_ + "/" + name + "." + std::to_string(++p.lives) + ".log";
+  p.log = folder_.path() + "/" + name + "." + std::to_string(++p.lives) + ".log";
   std::vector<std::string> words;
   if (name == "supervisor") {
     words = {TROUPE_COMMAND, "node", file_, "--name", name};

@@ -16,6 +16,7 @@
 #include "troupe/actors/cluster_client.hpp"
 
 #include "network.hpp"
+#include "scratch_folder.hpp"
 
 namespace troupe::testing {
 
@@ -71,8 +72,8 @@ class cluster_processes {
   [[nodiscard]] const std::vector<std::string>& nodes() const { return nodes_; }
   /// Lines that no process of the cluster should ever have written.
   [[nodiscard]] std::vector<std::string> violations() const;
-  [[nodiscard]] const std::string& folder() const { return folder_; }
-  void keep_files() { keep_ = true; }
+  [[nodiscard]] const std::string& folder() const { return folder_.path(); }
+  void keep_files() { folder_.keep(); }
 
  private:
   struct process {
@@ -87,9 +88,9 @@ class cluster_processes {
 
   cluster_shape shape_;
   const network* net_;
-  std::string folder_, file_, decode_file_, violations_, security_;
+  scratch_folder folder_{"cluster"};
+  std::string file_, decode_file_, violations_, security_;
   std::uint16_t port_;
-  bool keep_{false};
   std::vector<std::string> nodes_;  ///< without the supervisor
   std::map<std::string, process> processes_;
 };

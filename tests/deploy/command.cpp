@@ -10,10 +10,8 @@
 #include <regex>
 #include <thread>
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -35,14 +33,6 @@ bool read_some(int fd, std::string& text) {
   const auto count = ::read(fd, part.data(), part.size());
   if (count > 0) text.append(part.data(), static_cast<std::size_t>(count));
   return count > 0 || (count < 0 && errno == EINTR);
-}
-
-sockaddr_in loopback(std::uint16_t port) {
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  at.sin_port = htons(port);
-  return at;
 }
 
 }  // namespace
@@ -189,45 +179,6 @@ deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port,
 
 deployment_on_disk::~deployment_on_disk() {
   ::unlink(path_.c_str());
-}
-
-scratch_folder::scratch_folder() : path_{::testing::TempDir() + "troupe-test-XXXXXX"} {
-  if (::mkdtemp(path_.data()) == nullptr) path_.clear();
-}
-
-scratch_folder::~scratch_folder() {
-  std::error_code ignored;
-  if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-}
-
-taken_port::taken_port() : fd_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
-  auto at = loopback(0);
-  socklen_t size = sizeof at;
-  auto* generic = reinterpret_cast<sockaddr*>(&at);
-  if (::bind(fd_, generic, size) == 0 && ::listen(fd_, 1) == 0 &&
-      ::getsockname(fd_, generic, &size) == 0)
-    number_ = ntohs(at.sin_port);
-}
-
-taken_port::~taken_port() {
-  ::close(fd_);
-}
-
-std::uint16_t free_port() {
-  // Not from the range that the kernel gives to others, who may take it before it is used; other
-  // tests that run meanwhile begin elsewhere.
-  constexpr unsigned first = 20'000;
-  constexpr unsigned count = 12'000;
-  static unsigned next = static_cast<unsigned>(::getpid()) * 97;
-  for (unsigned tries = 0; tries < count; ++tries) {
-    const auto port = static_cast<std::uint16_t>(first + next++ % count);
-    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const auto at = loopback(port);
-    const bool is_free = ::bind(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
-    ::close(fd);
-    if (is_free) return port;
-  }
-  return taken_port{}.number();
 }
 
 bool listens(std::uint16_t port) {

@@ -7,6 +7,9 @@
 
 #include <sys/types.h>
 
+#include "free_port.hpp"
+#include "scratch_folder.hpp"
+
 /// The `troupe` command, run by tests as a user runs it. Limits of waiting are `patience` times as long
 /// under a sanitizer.
 namespace troupe::testing {
@@ -39,6 +42,9 @@ class command {
   std::string out_, err_;
 };
 
+/// What a node says once it is taken in.
+inline constexpr const char* registered = "registered with the supervisor as replica";
+
 struct ended {
   int code{-1};
   std::string out, err;
@@ -68,34 +74,6 @@ class deployment_on_disk {
   std::string path_;
 };
 
-/// An empty folder that goes with all that is in it.
-class scratch_folder {
- public:
-  scratch_folder();
-  ~scratch_folder();
-  scratch_folder(const scratch_folder&) = delete;
-  scratch_folder& operator=(const scratch_folder&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-/// A listening socket on 127.0.0.1, for as long as the object lives.
-class taken_port {
- public:
-  taken_port();
-  ~taken_port();
-  taken_port(const taken_port&) = delete;
-  taken_port& operator=(const taken_port&) = delete;
-  [[nodiscard]] std::uint16_t number() const { return number_; }
-
- private:
-  int fd_{-1};
-  std::uint16_t number_{0};
-};
-
-[[nodiscard]] std::uint16_t free_port();
 [[nodiscard]] bool listens(std::uint16_t port);
 /// Waits until there is no process of that number, not even one that nobody has waited for.
 [[nodiscard]] bool vanishes(pid_t pid,

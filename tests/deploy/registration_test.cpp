@@ -19,8 +19,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace troupe::testing;
 
-constexpr const char* registered = "registered with the supervisor as replica";
-
 command node_of(const deployment_on_disk& file, const std::string& name) {
   return command{{"node", file.path(), "--name", name}};
 }

@@ -202,7 +202,7 @@ TEST_P(secured, a_node_with_wrong_credentials_keeps_asking_and_is_taken_in_once_
                           std::filesystem::copy_options::overwrite_existing |
                               std::filesystem::copy_options::recursive);
   }
-  EXPECT_TRUE(node.says("registered with the supervisor as replica")) << node.err();
+  EXPECT_TRUE(node.says(registered)) << node.err();
   EXPECT_EQ(run_until_good({"status", file_}).code, 0);
   EXPECT_EQ(transfer(*client, "after"), "");
 }
@@ -215,7 +215,7 @@ TEST_P(secured, a_process_that_is_started_for_a_stage_claims_its_name_with_them)
   ASSERT_TRUE(vanishes(victim.pid));
   command node{{"node", file_, "--stage", "decode"}};
   EXPECT_TRUE(node.says("node: is decode-1")) << node.err();
-  EXPECT_TRUE(node.says("registered with the supervisor as replica")) << node.err();
+  EXPECT_TRUE(node.says(registered)) << node.err();
   EXPECT_EQ(run_until_good({"status", file_}).code, 0);
 }
 

@@ -28,8 +28,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace troupe::testing;
 
-constexpr const char* registered = "registered with the supervisor as replica";
-
 std::string caches(std::uint16_t port, int replicas, const std::string& hosts = "127.0.0.1") {
   return "cluster: stage-test\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
          ", heartbeat_interval: 200ms, heartbeat_timeout: 3s, state_file: none}\n"

@@ -39,10 +39,10 @@ TEST_F(kept, goes_on_where_a_killed_supervisor_ended_and_refuses_lives_that_were
   const auto deployment = file(folder.path() + "/kept.state");
   auto first = node(deployment, "supervisor");
   auto former = node(deployment, "cache-0");
-  ASSERT_TRUE(former.says("registered with the supervisor as replica")) << former.err();
+  ASSERT_TRUE(former.says(registered)) << former.err();
   former.signal(SIGSTOP);
   auto store = node(deployment, "cache-0");
-  ASSERT_TRUE(store.says("registered with the supervisor as replica")) << store.err();
+  ASSERT_TRUE(store.says(registered)) << store.err();
   ASSERT_EQ(run_until_good({"status", deployment}).code, 0);
   first.signal(SIGKILL);
   ASSERT_EQ(first.wait(), 128 + SIGKILL);

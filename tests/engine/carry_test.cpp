@@ -6,13 +6,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "troupe/actors/request_carrier.hpp"
 
 #include "cluster_fixture.hpp"
+#include "free_port.hpp"
 
 namespace troupe::reference {
 namespace {
@@ -23,18 +21,6 @@ using ::testing::HasSubstr;
 
 constexpr std::uint32_t prompt_tokens = 1500;
 const sampling sampled{1.0f, 5, false};
-
-std::uint16_t free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_TRUE(::bind(fd, generic, size) == 0 && ::getsockname(fd, generic, &size) == 0);
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
 
 struct carry_shape {
   std::uint32_t prefills{1}, decodes{1};
@@ -53,15 +39,12 @@ struct carried : ::testing::Test {
     nodes.clear();
     if (HasFailure()) print_logs();
     client.reset();
-    std::filesystem::remove_all(folder);
   }
 
   void start(const carry_shape& of) {
     shape = of;
-    std::string path = ::testing::TempDir() + "troupe-carry-XXXXXX";
-    folder = ::mkdtemp(path.data());
-    const auto port = free_port();
-    std::ofstream{folder + "/deployment.yaml"} << deployment(port);
+    const auto port = testing::free_port();
+    std::ofstream{folder.path() + "/deployment.yaml"} << deployment(port);
     start_node("supervisor");
     for (std::uint32_t i = 0; i < of.prefills; ++i) start_node("prefill-" + std::to_string(i));
     for (std::uint32_t i = 0; i < of.decodes; ++i) {
@@ -90,7 +73,8 @@ struct carried : ::testing::Test {
     };
     yaml << "cluster: carry\nsupervisor: {port: " << port
          << ", heartbeat_interval: 100ms, heartbeat_timeout: " << 1 * testing::patience
-         << "s, state_file: " << (shape.state_file ? folder + "/supervisor.state" : "none") << "}\n"
+         << "s, state_file: " << (shape.state_file ? folder.path() + "/supervisor.state" : "none")
+         << "}\n"
          << "model: {layers: 3, kv_heads: 2, head_dim: 8, dtype: bf16, block_tokens: 4}\nstages:\n";
     stage("prefill", shape.prefills, 1);
     stage("decode", shape.decodes, shape.decode_ranks);
@@ -100,9 +84,9 @@ struct carried : ::testing::Test {
     return yaml.str();
   }
   void start_node(const std::string& name) {
-    auto child = deploy::child_process::start(REFERENCE_NODE,
-                                              {"node", folder + "/deployment.yaml", "--name", name},
-                                              folder + "/" + name + ".log");
+    auto child = deploy::child_process::start(
+        REFERENCE_NODE, {"node", folder.path() + "/deployment.yaml", "--name", name},
+        folder.path() + "/" + name + ".log");
     ASSERT_TRUE(child);
     nodes.insert_or_assign(name, std::move(*child));
   }
@@ -204,14 +188,14 @@ struct carried : ::testing::Test {
     })) << name;
   }
   void print_logs() const {
-    for (const auto& entry : std::filesystem::directory_iterator{folder}) {
+    for (const auto& entry : std::filesystem::directory_iterator{folder.path()}) {
       std::ifstream in{entry.path()};
       std::cerr << "---- " << entry.path().filename() << "\n" << in.rdbuf() << "\n";
     }
   }
 
   carry_shape shape;
-  std::string folder;
+  testing::scratch_folder folder{"carry"};
   std::map<std::string, deploy::child_process> nodes;
   std::unique_ptr<actors::cluster_client> client;
   std::unique_ptr<actors::request_carrier> carrier;

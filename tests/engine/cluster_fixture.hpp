@@ -26,6 +26,7 @@
 
 #include "cache_fixture.hpp"
 #include "sanitized.hpp"
+#include "scratch_folder.hpp"
 
 /// Real processes: one per node; the supervisor and the frontend in the test's own.
 namespace troupe::reference {
@@ -55,8 +56,6 @@ inline bool comes_true(std::chrono::milliseconds limit, const std::function<bool
 class cluster {
  public:
   explicit cluster(const cluster_shape& shape) : shape_{shape} {
-    std::string path = ::testing::TempDir() + "troupe-engine-XXXXXX";
-    folder_ = ::mkdtemp(path.data());
     start_supervisor();
     for (const auto& node : config::resolve(deployment_)) {
       if (node.role == config::role::supervisor) continue;
@@ -71,7 +70,6 @@ class cluster {
       EXPECT_TRUE(child.stop(std::chrono::seconds{10} * testing::patience));
     if (::testing::Test::HasFailure()) print_logs();
     client_.reset();
-    std::filesystem::remove_all(folder_);
   }
   cluster(const cluster&) = delete;
   cluster& operator=(const cluster&) = delete;
@@ -129,7 +127,7 @@ class cluster {
     const auto supervisor =
         actors::spawn_supervisor(host_->system(), actors::supervisor_options_from(deployment_));
     port_ = host_->publish(supervisor, "127.0.0.1", 0).value();
-    std::ofstream{folder_ + "/deployment.yaml"} << deployment_text(port_);
+    std::ofstream{folder_.path() + "/deployment.yaml"} << deployment_text(port_);
   }
 
   [[nodiscard]] std::string deployment_text(std::uint16_t port) const {
@@ -151,10 +149,10 @@ class cluster {
   }
 
   void start_node(const std::string& name) {
-    std::vector<std::string> arguments{"node", folder_ + "/deployment.yaml", "--name", name};
+    std::vector<std::string> arguments{"node", folder_.path() + "/deployment.yaml", "--name", name};
     if (!shape_.cache.empty()) arguments.insert(arguments.end(), {"--cache", shape_.cache});
-    auto child =
-        deploy::child_process::start(REFERENCE_NODE, arguments, folder_ + "/" + name + ".log");
+    auto child = deploy::child_process::start(REFERENCE_NODE, arguments,
+                                              folder_.path() + "/" + name + ".log");
     EXPECT_TRUE(child) << child.error().message;
     if (child) children_.push_back(std::move(*child));
   }
@@ -174,7 +172,7 @@ class cluster {
   }
 
   void print_logs() const {
-    for (const auto& entry : std::filesystem::directory_iterator{folder_}) {
+    for (const auto& entry : std::filesystem::directory_iterator{folder_.path()}) {
       std::ifstream in{entry.path()};
       std::ostringstream text;
       text << in.rdbuf();
@@ -184,7 +182,7 @@ class cluster {
 
   cluster_shape shape_;
   config::deployment deployment_;
-  std::string folder_;
+  testing::scratch_folder folder_{"engine"};
   std::unique_ptr<actors::actor_host> host_;
   std::uint16_t port_{0};
   std::vector<std::string> prefill_, decode_;
