@@ -91,7 +91,12 @@ void cache_leases::linked(incarnation life) {
 }
 
 void cache_leases::unlinked(incarnation life) {
-  if (linked_.erase(life) != 0 && lives_.contains(life)) doubted_.insert(life);
+  if (linked_.erase(life) == 0) return;
+  // Also where it holds nothing now, as it may before the next news. Of others nothing is believed
+  // anyway.
+  const bool shown = std::ranges::any_of(
+      members_->members, [&](const member& m) { return m.node.incarnation == life.value; });
+  if (shown) doubted_.insert(life);
 }
 
 std::vector<cache_leases::lapse> cache_leases::beat(time_point now, news of) {
@@ -185,7 +190,6 @@ void cache_leases::forget_life(incarnation id) {
   const auto one = lives_.find(id);
   if (one == lives_.end() || --one->second.holds > 0) return;
   lives_.erase(one);
-  doubted_.erase(id);
 }
 
 void cache_leases::bind(operation_id id, claim& to, incarnation to_life, time_point now) {

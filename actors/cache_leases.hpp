@@ -109,7 +109,8 @@ class cache_leases {
   /// The newest membership.
   [[nodiscard]] std::vector<lapse> see(std::shared_ptr<const membership> members, time_point now);
   void linked(incarnation life);
-  /// The link is gone. Without a supervisor nobody knows whether that life still lives.
+  /// The link is gone. Without a supervisor nobody knows whether that life still lives, until news or
+  /// the next link say so.
   void unlinked(incarnation life);
   /// Renews what living lives hold, and collects what is over. Once per `beat_period`.
   [[nodiscard]] std::vector<lapse> beat(time_point now, news of);
@@ -166,7 +167,7 @@ class cache_leases {
   std::unordered_map<kvcache::lease_id, operation_id> operation_of_;
   std::map<incarnation, living> lives_;  ///< that hold something
   std::unordered_set<incarnation> linked_;
-  /// Whose link was lost since the newest membership came.
+  /// Of `members_`, whose link was lost since that epoch came.
   std::unordered_set<incarnation> doubted_;
   std::shared_ptr<const membership> members_{std::make_shared<membership>()};
   std::unordered_map<std::string_view, const member*> by_name_;  ///< into `members_`

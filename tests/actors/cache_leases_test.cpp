@@ -216,6 +216,37 @@ TEST_F(leases, one_with_a_link_lives_though_no_membership_shows_it) {
   EXPECT_EQ(all[0].met, session);
 }
 
+TEST_F(leases, a_link_that_was_lost_before_the_hold_is_not_forgotten_with_the_last_hold) {
+  for (const bool held_meanwhile : {false, true}) {
+    SCOPED_TRACE(held_meanwhile);
+    see({shown("a", alice, node_state::up)});
+    table.linked(alice);
+    if (held_meanwhile) table.hold(second, "a", now);
+    table.unlinked(alice);
+    table.end(second);
+    table.hold(first, "a", now);
+    EXPECT_THAT(pass(length - 2 * beat, news::old), IsEmpty());
+    expect_one(pass(3 * beat, news::old), first, cause::unheard);
+    table.end(first);
+  }
+  table.hold(first, "a", now);
+  table.linked(alice);
+  EXPECT_THAT(pass(3 * length, news::old), IsEmpty()) << "the link is back";
+  table.unlinked(alice);
+  see({shown("a", alice, node_state::up)});
+  EXPECT_THAT(pass(3 * length, news::old), IsEmpty()) << "a supervisor has shown it since";
+}
+
+TEST_F(leases, a_lost_link_with_a_life_that_no_membership_shows_is_nothing_to_the_one_shown) {
+  table.linked(alice);
+  table.unlinked(alice);
+  see({shown("a", alice, node_state::up)});
+  table.linked(alice_again);
+  table.unlinked(alice_again);
+  table.hold(first, "a", now);
+  EXPECT_THAT(pass(3 * length, news::old), IsEmpty());
+}
+
 // -- who has asked
 
 TEST_F(leases, of_one_that_has_asked_the_session_tells_the_end) {
