@@ -167,6 +167,16 @@ bool cache_leases::may_be_older_news(const claim& one, time_point now) const {
   return now < one.since + options_.news_delay + pace_of_a_pair * n * n;
 }
 
+/// Whether the life that the membership shows is the one that the placement meant, though an older
+/// membership showed another one when the hold began.
+bool cache_leases::means_who_is_shown(const claim& one) const {
+  const mark& placed = one.placed;
+  const auto* m = member_of(one.peer);
+  return m != nullptr && placed.supervisor_incarnation != 0 &&
+         placed.supervisor_incarnation == members_->supervisor_incarnation &&
+         m->registered <= placed.epoch;
+}
+
 kvcache::lease_id cache_leases::lease_for(operation_id id, incarnation holder, time_point now) {
   const kvcache::lease_id lease{++last_lease_};
   // It cannot fail: the id is new, no life is 0, and a length is positive.
@@ -239,7 +249,9 @@ void cache_leases::bury(incarnation id, standing how, time_point now, std::vecto
     forget_life(id);
     if (one->session != transfer_id{}) continue;
     one->of = {};
-    if (!may_be_older_news(*one, now)) {
+    // What is left unseen is bound to who is shown, or lapses with him, in a moment.
+    const bool meant_another = how == standing::replaced && means_who_is_shown(*one);
+    if (!meant_another && !may_be_older_news(*one, now)) {
       lapses.push_back({operation,
                         how == standing::down ? cause::down : cause::replaced,
                         one->peer,

@@ -16,6 +16,8 @@
 ///   unseen   shown down, by news that count                    none, lapse (down)
 ///   waiting  shown down or replaced, by older news             unseen: the engine that named it
 ///                                                              knew newer news
+///   waiting  shown replaced by the life that the placement     waiting, for that life; none, lapse
+///            meant: it was taken in no later than that         (down) if that is shown down
 ///   waiting  shown down or replaced, by news that count        none, lapse (down, replaced)
 ///   waiting  its lease ends: no membership shows it, or it     none, lapse (unheard)
 ///            was lost while no supervisor watches
@@ -152,6 +154,7 @@ class cache_leases {
   [[nodiscard]] std::string reason_of(const std::string& peer) const;
   [[nodiscard]] kvcache::lease_id lease_for(operation_id id, incarnation holder, time_point now);
   [[nodiscard]] bool may_be_older_news(const claim& one, time_point now) const;
+  [[nodiscard]] bool means_who_is_shown(const claim& one) const;
   void give_back(claim& from);
   void forget_life(incarnation id);
   void bind(operation_id id, claim& to, incarnation to_life, time_point now);

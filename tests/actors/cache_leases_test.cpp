@@ -330,6 +330,31 @@ TEST_F(leases, one_of_a_placement_lapses_by_news_that_are_as_new_however_late_th
   expect_one(see({shown("b", bob, node_state::down)}), second, cause::down);
 }
 
+TEST_F(leases, one_of_a_placement_that_knew_of_a_restart_is_held_for_the_next_life) {
+  see({shown("a", alice, node_state::up)});
+  table.hold(first, "a", now, {supervisor, epoch + 1});
+  table.hold(second, "a", now, {supervisor, epoch});
+  auto again = shown("a", alice_again, node_state::up);
+  again.registered = epoch + 1;
+  expect_one(see({again}), second, cause::replaced);
+  EXPECT_EQ(table.waiting(first), 1U);
+  EXPECT_THAT(pass(3 * length), IsEmpty());
+  // Taken in again since: what was placed before is void.
+  again.node.incarnation = 13;
+  again.registered = epoch + 1;
+  expect_one(see({again}), first, cause::replaced);
+}
+
+TEST_F(leases, one_of_a_placement_on_a_next_life_that_is_down_by_now_is_lost_with_that) {
+  see({shown("a", alice, node_state::up)});
+  table.hold(first, "a", now, {supervisor, epoch + 1});
+  auto again = shown("a", alice_again, node_state::down, "silent");
+  again.registered = ++epoch;
+  const auto all = see({again});
+  expect_one(all, first, cause::down);
+  EXPECT_EQ(all[0].reason, "silent");
+}
+
 TEST_F(leases, one_of_a_placement_of_another_supervisor_goes_by_the_time_that_news_take) {
   see({shown("a", alice, node_state::up)});
   table.hold(first, "a", now, {supervisor + 1, 1});
