@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -25,7 +27,8 @@ namespace {
 using clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr std::size_t max_carried_id = 240;  // what is added for a new source fits an id
+/// What is added for a source, as "#0123abcd.2", fits an id of 256 bytes.
+constexpr std::size_t max_carried_id = 240;
 /// How often the membership is looked at while calls are under way.
 constexpr milliseconds look{25};
 /// So long decode's answer waits for prefill's, which comes before it as a rule.
@@ -36,6 +39,14 @@ constexpr milliseconds longest_pause{500};
 /// Where the supervisor's answer is left. Outlives the request when that ends before.
 struct placement_board {
   std::mutex mutex;
+/// What one carry of a request is called: nodes remember how the one before it ended.
+std::string carried_id(const std::string& request) {
+  std::random_device dice;
+  char tag[10];
+  (void)std::snprintf(tag, sizeof tag, "#%08x", dice());
+  return request + tag;
+}
+
   std::condition_variable changed;
   std::optional<result<placement>> placed;
   bool over{false};  ///< nobody looks at this any more
@@ -50,6 +61,7 @@ class carried_run {
         client_{client},
         watch_{watch},
         threads_{threads},
+        id_{carried_id(what.request)},
         deadline_{clock::now() + what.deadline},
         calls_{client, threads, what.abort, deadline_} {}
 
@@ -60,7 +72,7 @@ class carried_run {
       board_->over = true;
     }
     (void)guarded([this]() -> result<carried_outcome> {
-      threads_.run([&client = client_, &watch = watch_, id = what_.request] {
+      threads_.run([&client = client_, &watch = watch_, id = id_] {
         if (!client.finished(id)) watch.tell_later(id);
       });
       calls_.give_up_all();
@@ -100,7 +112,7 @@ class carried_run {
 
   result<carried_outcome> attempts() {
     placement_request ask;
-    ask.request = what_.request;
+    ask.request = id_;
     ask.from = what_.from;
     ask.to = what_.to;
     ask.affinity = what_.affinity;
@@ -115,7 +127,7 @@ class carried_run {
       last_ = verdict->why;
       ask.failed = verdict->lost;
       ask.keep_source = keeps_source(verdict->lost) ? 1 : 0;
-      logger("carrier")->info("request {}, attempt {}: lost {} ({}); it goes on {}", what_.request,
+      logger("carrier")->info("request {}, attempt {}: lost {} ({}); it goes on {}", id_,
                               now_.where.attempt, ask.failed.front(), to_string(*last_),
                               ask.keep_source != 0 ? "from the cache that is there" : "elsewhere");
       calls_.drop_losers(verdict->lost, ask.keep_source != 0);
@@ -185,7 +197,7 @@ class carried_run {
       calls_.give_up_all();
       ++prefills_;
     }
-    now_.source = prefills_ == 1 ? what_.request : what_.request + "#" + std::to_string(prefills_);
+    now_.source = id_ + "." + std::to_string(prefills_);
     now_.where = std::move(where);
     placed_at_ = clock::now();
     kept_ = kept;
@@ -267,6 +279,7 @@ class carried_run {
   std::optional<troupe::error> last_;
 };
 
+  std::string id_;
 }  // namespace
 
 result<carried_outcome> request_carrier::carry(const carried_request& what) {

@@ -42,8 +42,9 @@ namespace troupe::actors {
 /// Where a request is at present.
 struct carried_attempt {
   placement where;
-  /// What both engines have to call the request: `send_spec::request` and `receive_spec::request`. A
-  /// prefill that is done anew has a new one, so that nothing left of the one before is in its way.
+  /// What both engines have to call the request: `send_spec::request` and `receive_spec::request`. Its
+  /// own id, a tag of this carry and the number of the prefill, as "r7#0123abcd.1", so that nothing left
+  /// of one before is in its way.
   std::string source;
   std::chrono::milliseconds left{0};  ///< of the request's deadline
 };
@@ -52,7 +53,7 @@ struct carried_attempt {
 using carried_call = std::function<call_request(const carried_attempt& now, const node_info& node)>;
 
 struct carried_request {
-  std::string request;  ///< 1 to 240 bytes, unique while it is carried
+  std::string request;  ///< 1 to 240 bytes; may be used again
   std::string from, to, affinity;
   std::chrono::milliseconds deadline{30'000};
   /// The deployment's `limits.retry_window` is not 0: a prefill side outlives its decode side.

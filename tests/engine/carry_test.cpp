@@ -292,7 +292,7 @@ TEST_F(carried, ends_once_with_the_reason_when_its_budget_is_used_up) {
   EXPECT_LT(std::chrono::steady_clock::now() - killed, 5s * testing::patience);
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code, errc::peer_lost);
-  for (const char* part : {"'r'", "1 time", "prefill-", "limits.retry_budget (0)", "failed last"}) {
+  for (const char* part : {"'r#", "1 time", "prefill-", "limits.retry_budget (0)", "failed last"}) {
     EXPECT_THAT(outcome.error().message, HasSubstr(part));
   }
   expect_nothing_is_held("decode-0");
