@@ -178,3 +178,9 @@ clock::time_point carried_calls::within(milliseconds time) const {
 }
 
 }  // namespace troupe::actors
+bool carried_calls::none_failed_within(milliseconds time) const {
+  const auto since = clock::now() - time;
+  return std::ranges::none_of(
+      live_, [&](const live_call& call) { return call.failed() && call.ended_at > since; });
+}
+

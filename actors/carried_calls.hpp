@@ -70,6 +70,7 @@ class carried_calls {
 
   /// Tells the engine, unless it has answered or was never asked.
   void give_up(const live_call& call);
+  [[nodiscard]] bool none_failed_within(std::chrono::milliseconds time) const;
   [[nodiscard]] std::chrono::steady_clock::time_point within(std::chrono::milliseconds time) const;
 
   cluster_client& client_;

@@ -14,11 +14,6 @@ bool tells_of_a_loss(errc code) {
          code == errc::stale_incarnation || code == errc::lease_expired;
 }
 
-/// May follow from a loss, and may have been asked for.
-bool may_follow_from_a_loss(errc code) {
-  return code == errc::aborted || code == errc::deadline || code == errc::not_found;
-}
-
 bool is_absent(const member& m) {
   const auto state = node_state_from(m.state);
   return state == node_state::suspect || state == node_state::leaving || state == node_state::down;
@@ -40,6 +35,10 @@ const failed_call& explanation(const std::vector<failed_call>& failed) {
 }
 
 }  // namespace
+
+bool may_follow_from_a_loss(errc code) {
+  return code == errc::aborted || code == errc::deadline || code == errc::not_found;
+}
 
 bool is_lost(const membership& seen, const placement& where, const node_info& node) {
   const bool same_count = seen.supervisor_incarnation == where.supervisor_incarnation;

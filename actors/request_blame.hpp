@@ -29,6 +29,9 @@ struct attempt_verdict {
   bool guessed{false};            ///< `lost` is who another one misses; nobody else knows of it
 };
 
+/// May follow from the loss of a node, and may have been asked for: the cluster knows, once it has heard.
+[[nodiscard]] bool may_follow_from_a_loss(errc code);
+
 /// Whether the cluster has given a node of a placement up since: it is down, and not by its own report,
 /// lives another life, or was out of the cluster. The list was asked for after the placement came: an
 /// older one of another supervisor is not to be told from a newer one.

@@ -33,12 +33,12 @@ constexpr std::size_t max_carried_id = 240;
 constexpr milliseconds look{25};
 /// So long decode's answer waits for prefill's, which comes before it as a rule.
 constexpr milliseconds follows_within{1000};
+/// So long the cluster may not have heard of a node that stops in good order, whose calls have ended:
+/// it ends its transfers first, within a second.
+constexpr milliseconds news_within{1200};
 constexpr milliseconds shortest_pause{10};
 constexpr milliseconds longest_pause{500};
 
-/// Where the supervisor's answer is left. Outlives the request when that ends before.
-struct placement_board {
-  std::mutex mutex;
 /// What one carry of a request is called: nodes remember how the one before it ended.
 std::string carried_id(const std::string& request) {
   std::random_device dice;
@@ -61,6 +61,7 @@ class carried_run {
         client_{client},
         watch_{watch},
         threads_{threads},
+        id_{carried_id(what.request)},
         id_{carried_id(what.request)},
         deadline_{clock::now() + what.deadline},
         calls_{client, threads, what.abort, deadline_} {}
