@@ -23,6 +23,16 @@ constexpr milliseconds given_up_within{500};
 /// So long a node that somebody misses has to show that it is there.
 constexpr milliseconds answers_within{300};
 
+/// What of the answer to a call that was made again tells of the first one: where that runs, or the node
+/// could not be asked, it is as lost as before.
+void compare_with_first(live_call& call) {
+  auto& ended = *call.ended;
+  if (ended.answer) return;
+  call.runs =
+      ended.reach == call_reach::answered && ended.answer.error().code == errc::already_exists;
+  if (call.runs || ended.reach == call_reach::unreachable) ended.reach = call_reach::lost;
+}
+
 /// Whether its engine may be at work for it: it has not answered, though the call may have been lost.
 bool may_run(const live_call& call) {
   return !call.ended || call.ended->reach == call_reach::lost;
@@ -52,20 +62,40 @@ void carried_calls::start(carried_side side, const carried_attempt& now,
                           const std::vector<node_info>& nodes, const carried_call& make) {
   for (const auto& node : nodes) {
     live_call call;
-    call.id = ++last_id_;
     call.side = side;
     call.node = node;
     call.attempt = now;  // a copy: the call is remembered with the attempt that it was made for
     auto request = make(now, node);
-    request.timeout_ms = whole_ms(now.left);
     live_.push_back(std::move(call));
-    threads_.run(
-        [board = board_, &client = client_, id = last_id_, node, request = std::move(request)] {
-          auto outcome = client.call_outcome_of(node, request);
-          const std::lock_guard lock{board->mutex};
-          board->answers.emplace(id, std::move(outcome));
-          board->changed.notify_all();
-        });
+    make_call(live_.back(), std::move(request));
+  }
+}
+
+void carried_calls::make_call(live_call& call, call_request request) {
+  call.id = ++last_id_;
+  request.timeout_ms = whole_ms(call.attempt.left);
+  threads_.run([board = board_, &client = client_, id = call.id, node = call.node,
+                request = std::move(request)] {
+    auto outcome = client.call_outcome_of(node, request);
+    const std::lock_guard lock{board->mutex};
+    board->answers.emplace(id, std::move(outcome));
+    board->changed.notify_all();
+  });
+}
+
+void carried_calls::repeat_lost(const membership& members, const placement& where,
+                                const carried_call& make, milliseconds left) {
+  const auto time = clock::now();
+  for (auto& call : live_) {
+    const bool lost = call.ended && call.ended->reach == call_reach::lost && !call.runs;
+    if (!lost || call.side != carried_side::prefill || time - call.ended_at < missed_within ||
+        is_lost(members, where, call.node)) {
+      continue;
+    }
+    call.ended.reset();
+    call.repeated = true;
+    call.attempt.left = left;
+    make_call(call, make(call.attempt, call.node));
   }
 }
 
@@ -113,6 +143,7 @@ void carried_calls::take_answers(milliseconds patience) {
     if (call == live_.end()) continue;
     call->ended = std::move(outcome);
     call->ended_at = clock::now();
+    if (call->repeated) compare_with_first(*call);
   }
   board_->answers.clear();
 }
@@ -148,6 +179,12 @@ bool carried_calls::have_failed(const membership& members, const placement& wher
   });
 }
 
+bool carried_calls::none_failed_within(milliseconds time) const {
+  const auto since = clock::now() - time;
+  return std::ranges::none_of(
+      live_, [&](const live_call& call) { return call.failed() && call.ended_at > since; });
+}
+
 std::vector<failed_call> carried_calls::failures(const membership& members,
                                                  const placement& where) const {
   std::vector<failed_call> failed;
@@ -178,9 +215,3 @@ clock::time_point carried_calls::within(milliseconds time) const {
 }
 
 }  // namespace troupe::actors
-bool carried_calls::none_failed_within(milliseconds time) const {
-  const auto since = clock::now() - time;
-  return std::ranges::none_of(
-      live_, [&](const live_call& call) { return call.failed() && call.ended_at > since; });
-}
-

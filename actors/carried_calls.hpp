@@ -26,8 +26,10 @@ struct live_call {
   carried_attempt attempt;
   std::optional<call_outcome> ended;
   std::chrono::steady_clock::time_point ended_at{};
+  bool repeated{false};  ///< since it was lost
+  bool runs{false};      ///< as its engine says; its answer is lost, and it has not failed
 
-  [[nodiscard]] bool failed() const { return ended && !ended->answer; }
+  [[nodiscard]] bool failed() const { return ended && !ended->answer && !runs; }
   [[nodiscard]] bool done() const { return ended && ended->answer; }
   [[nodiscard]] bool has_ended() const { return ended.has_value(); }
 };
@@ -43,6 +45,10 @@ class carried_calls {
 
   void start(carried_side side, const carried_attempt& now, const std::vector<node_info>& nodes,
              const carried_call& make);
+  /// Calls of prefill that were lost, of nodes that the cluster has not: the node may have read them, or
+  /// not. Such a one is made again, with the same words, until its engine says that it has it.
+  void repeat_lost(const membership& members, const placement& where, const carried_call& make,
+                   std::chrono::milliseconds left);
   void give_up_all();
   /// Decode is called anew in any case; prefill too, unless it is kept.
   void drop_losers(const std::vector<std::string>& lost, bool keep_prefill);
@@ -64,13 +70,15 @@ class carried_calls {
   [[nodiscard]] bool have_failed(const membership& members, const placement& where) const;
   [[nodiscard]] std::vector<failed_call> failures(const membership& members,
                                                   const placement& where) const;
+  [[nodiscard]] bool none_failed_within(std::chrono::milliseconds time) const;
 
  private:
   struct answer_board;
 
+  /// On a thread of its own, under a new id of the call.
+  void make_call(live_call& call, call_request request);
   /// Tells the engine, unless it has answered or was never asked.
   void give_up(const live_call& call);
-  [[nodiscard]] bool none_failed_within(std::chrono::milliseconds time) const;
   [[nodiscard]] std::chrono::steady_clock::time_point within(std::chrono::milliseconds time) const;
 
   cluster_client& client_;

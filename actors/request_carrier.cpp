@@ -47,6 +47,9 @@ std::string carried_id(const std::string& request) {
   return request + tag;
 }
 
+/// Where the supervisor's answer is left. Outlives the request when that ends before.
+struct placement_board {
+  std::mutex mutex;
   std::condition_variable changed;
   std::optional<result<placement>> placed;
   bool over{false};  ///< nobody looks at this any more
@@ -58,11 +61,10 @@ class carried_run {
   carried_run(const carried_request& what, cluster_client& client, request_watch& watch,
               side_threads& threads)
       : what_{what},
+        id_{carried_id(what.request)},
         client_{client},
         watch_{watch},
         threads_{threads},
-        id_{carried_id(what.request)},
-        id_{carried_id(what.request)},
         deadline_{clock::now() + what.deadline},
         calls_{client, threads, what.abort, deadline_} {}
 
@@ -217,9 +219,19 @@ class carried_run {
       if (auto why = is_over()) return attempt_verdict{std::move(*why), {}};
       const auto members = watch_.asked_after(placed_at_);
       if (calls_.have_failed(*members, now_.where)) {
-        return judge(*members, now_.where, calls_.failures(*members, now_.where));
+        auto verdict = judge(*members, now_.where, calls_.failures(*members, now_.where));
+        if (!waits_for_news(verdict)) return verdict;
       }
+      calls_.repeat_lost(*members, now_.where, what_.prefill, left());
     }
+  }
+
+  /// Nobody is known to be lost, but somebody may be: a node that stops ends what it has before it
+  /// leaves the cluster. A source that was waited for and is gone needs no such explanation.
+  [[nodiscard]] bool waits_for_news(const attempt_verdict& verdict) const {
+    const auto code = verdict.why.code;
+    return verdict.lost.empty() && may_follow_from_a_loss(code) &&
+           !(kept_ && code == errc::not_found) && !calls_.none_failed_within(news_within);
   }
 
   /// Whether the next decode can take what is there.
@@ -267,6 +279,7 @@ class carried_run {
   }
 
   const carried_request& what_;
+  std::string id_;
   cluster_client& client_;
   request_watch& watch_;
   side_threads& threads_;
@@ -280,7 +293,6 @@ class carried_run {
   std::optional<troupe::error> last_;
 };
 
-  std::string id_;
 }  // namespace
 
 result<carried_outcome> request_carrier::carry(const carried_request& what) {

@@ -21,6 +21,7 @@
 ///   prefill node   -             both; the decode replica stays the same while it is up. Not at all
 ///                                where decode has got everything already
 ///   both           -             both
+///   call           -             the call of prefill, while its node is up: it may not have been read
 ///   supervisor     -             nothing; a request that has to be placed waits for it to be back
 ///
 /// Each time counts against `limits.retry_budget`, which the supervisor keeps.
@@ -59,7 +60,8 @@ struct carried_request {
   /// The deployment's `limits.retry_window` is not 0: a prefill side outlives its decode side.
   bool source_is_kept{false};
   /// Of every rank. Called on the thread that carries; must not block. `receive_spec::placed_by` and
-  /// `placed_at` come from `where`.
+  /// `placed_at` come from `where`. A prefill engine may be called again with the same source, when the
+  /// connection broke under the first call: if it has that, it answers `already_exists`, as `send` does.
   carried_call prefill, decode;
   /// Gives up what was called before: not waited for, and its answer is of no account. Empty: the
   /// losing side is left to end by itself.
@@ -69,7 +71,7 @@ struct carried_request {
 
 struct carried_outcome {
   placement where;  ///< of the last attempt
-  /// Answers in rank order. One of prefill is empty when it was lost after decode had all it needed.
+  /// Answers in rank order. One of prefill is empty when it was lost, and decode had all it needed.
   std::vector<std::vector<std::uint8_t>> prefill, decode;
   std::uint32_t attempts{0};
   std::uint32_t prefills{0};  ///< how often it was computed

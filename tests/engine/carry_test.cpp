@@ -369,6 +369,116 @@ TEST_F(carried, whose_decode_freezes_goes_on_elsewhere_and_the_frozen_one_serves
   EXPECT_EQ(next->where.decode.front().name, frozen);
 }
 
+/// What a node that stops in good order had begun, with and without a window for its source.
+struct stopped : carried, ::testing::WithParamInterface<std::tuple<const char*, const char*>> {};
+INSTANTIATE_TEST_SUITE_P(side, stopped,
+                         ::testing::Combine(::testing::Values("prefill", "decode"),
+                                            ::testing::Values("0s", "20s")),
+                         [](const auto& p) {
+                           return std::string{std::get<0>(p.param)} + "_" + std::get<1>(p.param);
+                         });
+
+TEST_P(stopped, goes_on_elsewhere) {
+  const auto& [stage, window] = GetParam();
+  start({.prefills = 2, .decodes = 2, .retry_window = window});
+  auto done = carry(request("r"));
+  const auto leaves = moving(stage);
+  signal(leaves, SIGTERM);
+  const auto outcome = done.get();
+  ASSERT_TRUE(outcome) << to_string(outcome.error());
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 2u);
+  EXPECT_NE(outcome->where.prefill.front().name, leaves);
+  EXPECT_NE(outcome->where.decode.front().name, leaves);
+  expect_nothing_is_held(outcome->where.prefill.front().name);
+  expect_nothing_is_held(outcome->where.decode.front().name);
+}
+
+TEST_F(carried, under_an_id_of_before_is_not_told_the_former_outcome) {
+  start({});
+  expect_identical(carry(request("r")).get());
+  // A chunk of everything: until that is computed, the engine hears of no other call.
+  auto busy = prefill_of("busy");
+  busy.chunk = prompt_tokens;
+  auto computing =
+      std::async(std::launch::async, [&] { return call("prefill-0", "prefill", to_json(busy)); });
+  ASSERT_TRUE(comes_true(5s, [&] {
+    const auto report = client->report("prefill-0");
+    return report && report->pool.blocks_free < report->pool.blocks_total;
+  }));
+  expect_identical(carry(request("r")).get());
+  EXPECT_TRUE(comes_true(
+      5s, [&] { return call("prefill-0", "abort", abort_to_json("busy")).has_value(); }));
+  EXPECT_FALSE(computing.get());
+}
+
+/// Resets what joins this process to a port: what was not read yet is gone.
+int reset_connections(std::uint16_t port) {
+  int reset = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    sockaddr_in there{};
+    socklen_t size = sizeof there;
+    auto* generic = reinterpret_cast<sockaddr*>(&there);
+    if (::getpeername(fd, generic, &size) != 0 || there.sin_family != AF_INET ||
+        ntohs(there.sin_port) != port) {
+      continue;
+    }
+    sockaddr nobody{};
+    nobody.sa_family = AF_UNSPEC;
+    if (::connect(fd, &nobody, sizeof nobody) == 0) ++reset;
+  }
+  return reset;
+}
+
+TEST_F(carried, whose_call_of_a_prefill_is_lost_on_its_way_calls_it_once_more) {
+  start({});
+  expect_identical(carry(request("first")).get());  // the connections are there
+  auto what = request("r");
+  what.deadline = 10s * testing::patience;
+  what.prefill = [this](const actors::carried_attempt& now, const actors::node_info&) {
+    auto text = to_json(prefill_of(now.source));
+    text.resize(actors::max_call_bytes * 3 / 4, ' ');  // more than its socket takes unread
+    return actors::call_request{"prefill", std::move(text), 0};
+  };
+  const auto port = client->report("prefill-0").value().node.port;
+  signal("prefill-0", SIGSTOP);
+  auto done = carry(std::move(what));
+  std::this_thread::sleep_for(150ms);
+  EXPECT_GT(reset_connections(port), 0);
+  signal("prefill-0", SIGCONT);
+  const auto outcome = done.get();
+  ASSERT_TRUE(outcome) << to_string(outcome.error());
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 1u);
+  EXPECT_EQ(outcome->prefills, 1u);
+  expect_nothing_is_held("prefill-0");
+  expect_nothing_is_held("decode-0");
+}
+
+TEST_F(carried, whose_call_of_a_prefill_that_runs_loses_its_connection_goes_on_as_it_was) {
+  start({});
+  auto what = request("r");
+  what.prefill = [this](const actors::carried_attempt& now, const actors::node_info&) {
+    auto slow = prefill_of(now.source);
+    slow.chunk = 2;
+    return actors::call_request{"prefill", to_json(slow), 0};
+  };
+  auto done = carry(std::move(what));
+  const auto port = client->report(moving("prefill")).value().node.port;
+  signal("prefill-0", SIGSTOP);
+  EXPECT_GT(reset_connections(port), 0);
+  std::this_thread::sleep_for(400ms);
+  signal("prefill-0", SIGCONT);
+  const auto outcome = done.get();
+  ASSERT_TRUE(outcome) << to_string(outcome.error());
+  expect_identical(outcome);
+  EXPECT_EQ(outcome->attempts, 1u);
+  EXPECT_EQ(outcome->prefills, 1u);
+  EXPECT_TRUE(outcome->prefill.front().empty());
+  expect_nothing_is_held("prefill-0");
+  expect_nothing_is_held("decode-0");
+}
+
 /// The node that was out of the cluster meanwhile.
 struct outdated : carried, ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(since, outdated, ::testing::Values("decode-0", "prefill-0"),
