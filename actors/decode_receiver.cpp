@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "troupe/actors/message_fields.hpp"
+
 namespace troupe::actors {
 
 namespace {
@@ -31,9 +33,12 @@ struct decode_side {
     say what{std::move(order.message), {}};
     // The engine hears of its blocks first: a system call earlier.
     what.nobody_waits = std::holds_alternative<transfer_release>(what.message);
-    const auto* request = std::get_if<transfer_request>(&what.message);
-    if (request == nullptr || request->mode != transfer_mode::write ||
-        request->token_begin >= request->token_end) {
+    auto* request = std::get_if<transfer_request>(&what.message);
+    if (request == nullptr) return what;
+    // Said again over the next link, it is the same deadline.
+    request->deadline_ms = whole_ms(std::chrono::duration_cast<std::chrono::milliseconds>(
+        st.deadline - std::chrono::steady_clock::now()));
+    if (request->mode != transfer_mode::write || request->token_begin >= request->token_end) {
       return what;
     }
     auto wishes = wish_grants(st.basis, transport::access::write);
@@ -77,6 +82,7 @@ session_actor::behavior_type decode_receiver(
     session_actor::stateful_pointer<decode_receiver_state> self, decode_receiver_options options) {
   auto& st = self->state;
   st.basis = std::move(options.basis);
+  st.deadline = options.deadline;
   const auto& geometry = *st.basis.geometry;
   if (!geometry.moves_anything()) options.request.token_begin = options.request.token_end;
   receive_session::options machine;

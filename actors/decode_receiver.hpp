@@ -15,12 +15,13 @@ namespace troupe::actors {
 struct decode_receiver_state {
   session_basis basis;
   std::optional<receive_session> machine;
+  time_point deadline;
   static inline const char* name = "decode_receiver";
 };
 
 struct decode_receiver_options {
   session_basis basis;
-  transfer_request request;  ///< without grants
+  transfer_request request;  ///< without grants, and without what is left of the deadline
   time_point deadline;
 };
 

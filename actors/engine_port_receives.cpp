@@ -8,7 +8,6 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 
 namespace troupe::actors::port {
@@ -134,8 +133,6 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   request.token_end = r.spec.tokens;
   request.blocks = r.spec.blocks;
   if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(r.deadline - now());
-  request.deadline_ms = whole_ms(left);
   // A rank whose heads another rank of its replica sends has nothing to tell of layers.
   const bool idle = !(*mapping)->moves_anything();
   rank.landed.assign(layout.layers.size(), idle ? r.spec.tokens : r.spec.prefix_tokens);

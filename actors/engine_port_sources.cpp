@@ -59,8 +59,9 @@ void conclude_source(self_pointer self, operation_id operation,
 
 namespace {
 
+/// `deadline` is the decode rank's, which counts since it asked.
 void start_sender(self_pointer self, operation_id operation, const link_handle& link,
-                  transfer_request request) {
+                  transfer_request request, time_point deadline) {
   auto& st = self->state;
   auto& src = st.sources.at(operation);
   const auto transfer = request.transfer;
@@ -90,8 +91,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.ready = src.ready();
   options.sealed_tokens = src.sealed_tokens();
   options.aux = src.aux();
-  options.deadline = now() + std::chrono::milliseconds{request.deadline_ms};
-  const auto deadline = options.deadline;
+  options.deadline = deadline;
   src.taken_by(transfer, {link.peer, replica_of(st, link.peer), request.rank, request.ranks});
   st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
   watch_leases(st);
@@ -115,7 +115,7 @@ void unpark(self_pointer self, const std::string& request, operation_id operatio
   for (auto& one : waiting) {
     --st.parked_count;
     forget_deadline(st, one.deadline, timer::parked, one.request.transfer.value);
-    start_sender(self, operation, one.link, std::move(one.request));
+    start_sender(self, operation, one.link, std::move(one.request), one.deadline);
   }
 }
 
@@ -248,8 +248,9 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
       return one.request.transfer == request.transfer && one.link.actor.id() == link.actor.id();
     });
   }
+  const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
   if (const auto of = st.source_of.find(request.request); of != st.source_of.end()) {
-    start_sender(self, of->second, link, std::move(request));
+    start_sender(self, of->second, link, std::move(request), deadline);
     return;
   }
   if (const auto* why = st.ended.find(request.request)) {
@@ -264,7 +265,6 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
                    {errc::overloaded, "too many requests wait here for their prefill"});
     return;
   }
-  const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
   ++st.parked_count;
   st.deadlines.emplace(deadline, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];

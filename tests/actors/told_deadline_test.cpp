@@ -1,0 +1,112 @@
+// One deadline for both sides of a transfer: the decode side's. What is told of it is what is left.
+
+#include <map>
+
+#include <gmock/gmock.h>
+
+#include "dialling_node.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// What its sessions say, and those. Fences at once.
+struct heard_words {
+  inbox<session_message> said;
+  inbox<session_actor> sessions;
+};
+
+link_actor::behavior_type listening_link(link_actor::pointer, std::shared_ptr<heard_words> heard) {
+  const auto by_transfer = std::make_shared<std::map<transfer_id, session_actor>>();
+  return {
+      [=](link_command& command) {
+        if (const auto* who = std::get_if<attach_session>(&command.what)) {
+          by_transfer->insert_or_assign(who->transfer, who->session);
+          heard->sessions.put(who->session);
+        } else if (const auto* words = std::get_if<say>(&command.what)) {
+          heard->said.put(words->message);
+        } else if (const auto* fence = std::get_if<fence_now>(&command.what)) {
+          caf::anon_send(by_transfer->at(fence->transfer), session_event{transfer_is_quiescent{}});
+        }
+      },
+      [](link_event&) {},
+      [](const link_request&) { return link_reply{}; },
+      [](const link_notice&) {},
+      [](report_atom) { return link_report{}; },
+  };
+}
+
+class told_deadline : public ::testing::Test {
+ protected:
+  actor_host host;
+  context_ptr context = context_of("here-0");
+  std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
+  engine_port_actor port;
+  link_handle link;
+
+  void SetUp() override {
+    kvcache::cache_shape shape;
+    shape.layers = kvcache::attention_layers(2, 2, 8);
+    shape.blocks = 4;
+    const auto layout =
+        std::make_shared<const kvcache::cache_layout>(kvcache::make_layout(shape, {}).value());
+    context->layout = layout;
+    port = host.system().spawn(engine_port, context);
+    host.own(port);
+    link = {"there-0", incarnation{5}, layout, host.system().spawn(listening_link, heard), 1};
+    host.own(link.actor);
+    caf::anon_send(port, engine_command{wire_port{}});
+    caf::anon_send(port, port_event{link_ready{link}});
+  }
+};
+
+TEST_F(told_deadline, is_what_is_left_when_a_request_is_said_again_over_the_next_link) {
+  receive_spec spec;
+  spec.request = "r";
+  spec.sources = {link.peer};
+  spec.deadline = 60s;
+  const auto operation = context->operations.begin({});
+  ASSERT_TRUE(operation);
+  caf::anon_send(port, engine_command{start_receive{*operation, spec}});
+  const auto first = heard->said.at(0);
+  ASSERT_TRUE(first && std::holds_alternative<transfer_request>(*first));
+  EXPECT_LE(std::get<transfer_request>(*first).deadline_ms, 60'000u);
+  std::this_thread::sleep_for(300ms);
+  const auto session = heard->sessions.at(0);
+  ASSERT_TRUE(session);
+  caf::anon_send(*session, session_event{link_is_back{2}});
+  const auto again = heard->said.at(1);
+  ASSERT_TRUE(again && std::holds_alternative<transfer_request>(*again));
+  EXPECT_LE(std::get<transfer_request>(*again).deadline_ms, 59'700u);
+  caf::anon_send(*session, session_event{engine_aborts{{errc::aborted, "enough"}}});
+}
+
+TEST_F(told_deadline, runs_on_while_a_request_waits_for_its_source) {
+  const auto deadline = 1200ms * troupe::testing::patience;
+  const auto asked = clock::now();
+  transfer_request request;
+  request.transfer = transfer_id{9};
+  request.request = std::string{"r"};
+  request.deadline_ms = static_cast<std::uint32_t>(deadline.count());
+  caf::anon_send(port, port_event{link_message{link, request}});
+  std::this_thread::sleep_for(deadline * 2 / 3);
+  send_spec spec;
+  spec.request = "r";
+  spec.deadline = 60s;
+  const auto operation = context->operations.begin({});
+  ASSERT_TRUE(operation);
+  caf::anon_send(port, engine_command{start_send{*operation, spec}});
+  auto said = heard->said.at(0);
+  for (std::size_t next = 1; said && !std::holds_alternative<transfer_abort>(*said); ++next) {
+    said = heard->said.at(next);
+  }
+  const auto took = clock::now() - asked;
+  ASSERT_TRUE(said) << "it has no end";
+  EXPECT_EQ(std::get<transfer_abort>(*said).code, errc::deadline);
+  EXPECT_GE(took, deadline);
+  EXPECT_LT(took, deadline * 3 / 2) << "counted anew since the source came";
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing
