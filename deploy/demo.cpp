@@ -99,7 +99,8 @@ std::string deployment_text(const demo_options& options, std::uint16_t port) {
          << "    transport: {backend: " << options.backend << "}\n";
   };
   yaml << "cluster: demo\n"
-       << "supervisor: {host: 127.0.0.1, port: " << port << "}\n"
+       // Nobody starts this supervisor again.
+       << "supervisor: {host: 127.0.0.1, port: " << port << ", state_file: none}\n"
        << "model: {layers: " << layers << ", kv_heads: " << kv_heads << ", head_dim: " << head_dim
        << ", dtype: " << dtype << ", block_tokens: " << block_tokens << "}\n"
        << "stages:\n";

@@ -1,5 +1,8 @@
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <regex>
+#include <string>
 #include <tuple>
 
 #include <gmock/gmock.h>
@@ -30,6 +33,20 @@ INSTANTIATE_TEST_SUITE_P(every, demo,
                            return std::string{std::get<0>(tested.param)} + "_" +
                                   std::get<1>(tested.param);
                          });
+
+TEST(demo, leaves_no_file_behind) {
+  EXPECT_EQ(run({"--version"}).code, 0);  // the folder for what a user's commands keep is there now
+  std::string temporary = std::filesystem::temp_directory_path() / "troupe-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(temporary.data()), nullptr);
+  ::setenv("TMPDIR", temporary.c_str(), 1);
+  const auto ended = run({"demo", "--prompt", "to be", "--max-tokens", "4"});
+  ::unsetenv("TMPDIR");
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+  for (const auto& folder : {temporary, std::string{std::getenv("XDG_STATE_HOME")}})
+    for (const auto& file : std::filesystem::recursive_directory_iterator{folder})
+      ADD_FAILURE() << file.path();
+  std::filesystem::remove_all(temporary);
+}
 
 TEST(demo, ctrl_c_leaves_no_process) {
   command demo{{"demo", "--requests", "1000"}};
