@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include "sanitized.hpp"
+
 namespace troupe::actors::simulation {
 namespace {
 
@@ -45,7 +47,7 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
                                      std::chrono::system_clock::now().time_since_epoch())
                                      .count() /
                                  24);
-  const auto runs = from_environment("TROUPE_RUNS", 200'000);
+  const auto runs = from_environment("TROUPE_RUNS", troupe::testing::tries(200'000));
   const auto first = day * 1'000'000;
   std::uint64_t done = 0;
   std::uint64_t events = 0;

@@ -10,6 +10,8 @@
 #include "troupe/config/parse.hpp"
 #include "troupe/config/print.hpp"
 
+#include "sanitized.hpp"
+
 namespace troupe::config {
 namespace {
 
@@ -202,7 +204,7 @@ class generator {
 };
 
 TEST(round_trip, a_printed_deployment_parses_to_the_same_structs) {
-  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+  for (std::uint64_t seed = 0; seed < troupe::testing::tries(1000U); ++seed) {
     const deployment value = generator{seed}.make();
     const std::string text = print(value);
     const auto outcome = parse(text, "seed-" + std::to_string(seed));

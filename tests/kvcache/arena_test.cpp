@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "random_layouts.hpp"
+#include "sanitized.hpp"
 
 namespace troupe::kvcache {
 namespace {
@@ -93,7 +94,7 @@ TEST(arena, agrees_with_a_naive_byte_map_over_half_a_million_operations) {
   arena a{size};
   std::vector<std::uint64_t> owner(size, 0);  // serial of each byte
   std::vector<arena_range> known;             // live and freed
-  for (int step = 0; step < 500'000; ++step) {
+  for (int step = 0; step < troupe::testing::tries(500'000); ++step) {
     if (d.one_in(2)) {
       const auto bytes = d.roll<std::uint64_t>(1, d.one_in(10) ? 120 : 24);
       const auto alignment = std::uint64_t{1} << d.roll(0, 5);

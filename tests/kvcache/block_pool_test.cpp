@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "random_layouts.hpp"
+#include "sanitized.hpp"
 
 namespace troupe::kvcache {
 namespace {
@@ -240,7 +241,7 @@ TEST(block_pool, agrees_with_a_naive_model_over_half_a_million_operations) {
   naive_pool model;
   model.blocks.resize(size);
   std::vector<allocation> known;  // live and stale
-  for (int step = 0; step < 500'000; ++step) {
+  for (int step = 0; step < troupe::testing::tries(500'000); ++step) {
     SCOPED_TRACE(step);
     const auto what = d.roll(0, 9);
     if (what < 3) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "random_layouts.hpp"
+#include "sanitized.hpp"
 
 namespace troupe::kvcache {
 namespace {
@@ -65,7 +66,7 @@ TEST(layout, the_bytes_of_a_block_are_those_of_the_heads_that_the_rank_holds) {
 }
 
 TEST(layout, every_named_arrangement_fills_its_regions_exactly) {
-  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
+  for (std::uint64_t seed = 1; seed <= troupe::testing::tries(2000U); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     dice d{seed};
     const auto shape = testing::random_model(d);
@@ -198,7 +199,7 @@ TEST(validate, the_largest_interleaved_layout_is_judged_without_walking_its_bloc
 TEST(validate, agrees_with_marking_bytes) {
   int disjoint = 0;
   int shared = 0;
-  for (std::uint64_t seed = 1; seed <= 20'000; ++seed) {
+  for (std::uint64_t seed = 1; seed <= troupe::testing::tries(20'000U); ++seed) {
     dice d{seed};
     cache_layout layout;
     layout.dtype = "int8";
@@ -305,7 +306,7 @@ cache_layout any_layout(dice& d) {
 }
 
 TEST(encode, what_is_decoded_is_what_was_encoded) {
-  for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
+  for (std::uint64_t seed = 1; seed <= troupe::testing::tries(3000U); ++seed) {
     dice d{seed};
     const auto layout = any_layout(d);
     const auto back = decode(encode(layout));
@@ -336,7 +337,7 @@ TEST(decode, every_truncation_is_refused) {
 
 TEST(decode, changed_bytes_are_refused_or_give_a_layout_that_passes_the_check) {
   int accepted = 0;
-  for (std::uint64_t seed = 1; seed <= 30'000; ++seed) {
+  for (std::uint64_t seed = 1; seed <= troupe::testing::tries(30'000U); ++seed) {
     dice d{seed};
     auto bytes = encode(any_layout(d));
     for (auto n = d.roll(1, 4); n > 0; --n) {
@@ -348,7 +349,7 @@ TEST(decode, changed_bytes_are_refused_or_give_a_layout_that_passes_the_check) {
     ASSERT_TRUE(check(*back));
     ASSERT_EQ(decode(encode(*back)).value(), *back);
   }
-  EXPECT_GT(accepted, 100);
+  EXPECT_GT(accepted, troupe::testing::tries(100));
 }
 
 TEST(decode, random_bytes_and_huge_counts_are_refused_without_a_large_allocation) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "random_layouts.hpp"
+#include "sanitized.hpp"
 
 namespace troupe {
 namespace {
@@ -86,7 +87,7 @@ TEST(covered, four_billion_repetitions_are_judged_by_arithmetic) {
 
 TEST(covered, agrees_with_marking_bytes) {
   int inside = 0;
-  for (std::uint64_t seed = 1; seed <= 20'000; ++seed) {
+  for (std::uint64_t seed = 1; seed <= troupe::testing::tries(20'000U); ++seed) {
     dice d{seed};
     std::vector<bool> marked(256, false);
     std::vector<extent> permitted;
@@ -132,7 +133,7 @@ TEST(merge, bytes_that_touch_on_one_side_only_stay_apart) {
 }
 
 TEST(merge, moves_the_same_bytes_in_never_more_segments) {
-  for (std::uint64_t seed = 1; seed <= 5'000; ++seed) {
+  for (std::uint64_t seed = 1; seed <= troupe::testing::tries(5'000U); ++seed) {
     dice d{seed};
     std::vector<segment> segments;
     std::uint64_t local = 0;

@@ -12,6 +12,13 @@ inline constexpr bool sanitized = true;
 inline constexpr bool sanitized = false;
 #endif
 
+/// How many of so many tries with random input are made: a tenth under a sanitizer, where each takes ten times
+/// as long or more. What it looks for shows in the first of them or not at all.
+template <class Count>
+constexpr Count tries(Count all) {
+  return sanitized ? all / 10 : all;
+}
+
 /// Whether this runs in the virtual machine of tests/verbs: it has RDMA devices, and is slow.
 inline bool have_verbs() {
   return std::getenv("TROUPE_VERBS") != nullptr;
