@@ -14,11 +14,15 @@ bool crashed(const caf::error& reason) {
   return reason && reason != caf::exit_reason::user_shutdown;
 }
 
+void on_crash(const caf::strong_actor_ptr& actor, std::function<void()> then) {
+  actor->get()->attach_functor([then = std::move(then)](const caf::error& reason) {
+    if (crashed(reason)) then();
+  });
+}
+
 void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
                      std::string what) {
-  // Runs on the thread that the actor ends on; all that it touches is thread-safe.
-  actor->get()->attach_functor([context, what = std::move(what)](const caf::error& reason) {
-    if (!crashed(reason)) return;
+  on_crash(actor, [context, what = std::move(what)] {  // all that it touches is thread-safe
     const troupe::error why{errc::internal,
                             what +
                                 " crashed (see the log); this node serves nobody any more, "

@@ -2,6 +2,7 @@
 
 /// Actors that end by a defect of ours: an exception in a handler, or whoever ends them unasked.
 
+#include <functional>
 #include <string>
 
 #include <caf/actor_cast.hpp>
@@ -14,6 +15,9 @@ namespace troupe::actors {
 
 /// Whether an actor with this exit reason ended neither by itself nor by a `shutdown`.
 [[nodiscard]] bool crashed(const caf::error& reason);
+
+/// Calls `then` when `actor` crashes, on the thread that it ends on.
+void on_crash(const caf::strong_actor_ptr& actor, std::function<void()> then);
 
 /// The port, the pool manager and the node's actor hold what the operations of the engine are; none
 /// of them can be made anew without losing those. Where `actor` crashes the node is over: every

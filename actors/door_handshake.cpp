@@ -244,7 +244,7 @@ void door_handshake::on_proof() {
 door_key door_handshake::proof_of(role who, const door_key& key) const {
   const auto& hello = role_ == role::client ? ours_ : theirs_;
   const auto& challenge = role_ == role::client ? theirs_ : ours_;
-  std::array<std::byte, client_label.size() + 2 * hello_size> text;
+  std::array<std::byte, client_label.size() + 2 * hello_size> text{};
   auto at = text.begin();
   at = std::ranges::copy(bytes_of(who == role::client ? client_label : server_label), at).out;
   at = std::ranges::copy(hello, at).out;

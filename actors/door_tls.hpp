@@ -90,7 +90,7 @@ class door_tls_session {
     broken,       ///< the connection is of no more use
   };
   struct moved {
-    step how;
+    step how{};
     std::size_t bytes{0};
   };
 

@@ -57,6 +57,7 @@ membership_table::membership_table(membership_options options) : options_{std::m
 
 result<registration> membership_table::registered(const registration_request& request,
                                                   steady_time now) {
+  stood_still(now);
   if (auto ok = check_identity(request); !ok) return fail(ok.error());
   entry& e = *find(request.node.name);
   if (auto ok = check_slot(request.node, e.slot); !ok) return fail(ok.error());
@@ -175,12 +176,16 @@ bool membership_table::connection_lost(std::string_view name, std::uint64_t inca
   return true;
 }
 
+std::chrono::steady_clock::duration membership_table::stood_still(steady_time now) {
+  if (!last_tick_ || now - *last_tick_ <= options_.stall_tolerance) return {};
+  const auto gap = now - *last_tick_;
+  for (entry& e : entries_) e.heard = std::max(e.heard, std::min(now, e.heard + gap));
+  last_tick_ = now;
+  return gap;
+}
+
 void membership_table::tick(steady_time now) {
-  if (last_tick_ && now - *last_tick_ > options_.stall_tolerance) {
-    // This process stood still; what the nodes sent meanwhile still waits to be read.
-    const auto gap = now - *last_tick_;
-    for (entry& e : entries_) e.heard = std::max(e.heard, std::min(now, e.heard + gap));
-  }
+  stood_still(now);
   if (!last_tick_ || now > *last_tick_) last_tick_ = now;
   for (entry& e : entries_) judge(e, now);
 }

@@ -80,10 +80,11 @@ struct expected_slot {
 /// How the name of a slot is used.
 struct slot_use {
   enum class kind : std::uint8_t {
-    unused,  ///< nobody was ever known under it
-    used,    ///< by a life that is there, or may be
-    down,    ///< its last life is, and some node that is there does not know it yet
-    fenced,  ///< its last life is down, and every node that is there knows it
+    unused,   ///< nobody was ever known under it
+    used,     ///< by a life that is there
+    awaited,  ///< whoever the supervisor before this one took in under it may still come back
+    down,     ///< its last life is, and some node that is there does not know it yet
+    fenced,   ///< its last life is down, and every node that is there knows it
   };
   kind how{kind::unused};
   std::uint64_t incarnation{0};  ///< of the last life
@@ -164,6 +165,10 @@ class membership_table {
   void restore(const membership_record& left, steady_time now);
   /// Judges silence. To be called several times per heartbeat interval.
   void tick(steady_time now);
+  /// Everything that judges a node by the clock begins with it: a long time without a tick is one in
+  /// which this process stood still, and what the nodes sent meanwhile still waits to be read. It is
+  /// held against nobody. How long it was; 0: it went on.
+  std::chrono::steady_clock::duration stood_still(steady_time now);
 
   // -- what follows from them
 

@@ -95,10 +95,10 @@ std::vector<slot_use> membership_table::uses(steady_time now) const {
     slot_use use{kind::unused, e.info.incarnation, e.down_epoch};
     if (is_there(e)) {
       use.how = kind::used;
+    } else if (!e.state && !all_had_time) {
+      use.how = kind::awaited;  // also names that the record does not have: it may be an old one
     } else if (e.info.incarnation != 0) {
-      // A life of a record may still come.
-      const bool gone = e.state || all_had_time;
-      use.how = !gone ? kind::used : e.down_epoch <= known_to_all ? kind::fenced : kind::down;
+      use.how = e.down_epoch <= known_to_all ? kind::fenced : kind::down;
     }
     all.push_back(use);
   }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -77,6 +78,9 @@ struct node_state_data {
   bool registered{false};
   bool registering{false};
   std::chrono::steady_clock::time_point asking_since;  ///< while registering
+  /// Attempts to register, those that failed counted twice: what is said to an earlier one is of no
+  /// account.
+  std::uint64_t attempt{0};
   bool replaced{false};  ///< by another life of the node, or crashed: it is over
   errc refusal_code{errc::stale_incarnation};  ///< why it is over
   std::string refusal;                         ///< the last reason for not being registered
@@ -98,6 +102,8 @@ struct node_state_data {
     time_point deadline;  ///< of the supervisor's answer
   };
   std::map<operation_id, pending_placement> placements;  ///< that the supervisor has not answered
+  /// Placed requests that ended while no supervisor could be told, oldest first.
+  std::deque<std::string> untold;
   /// Reports that somebody waits for.
   std::set<std::shared_ptr<node_parts::report_in_progress>> reports;
   std::uint64_t beats{0};
@@ -107,6 +113,8 @@ struct node_state_data {
   static inline const char* name = "node";
 };
 
+/// Bound on ends of placed requests that wait for a supervisor; the oldest is given up.
+inline constexpr std::size_t max_untold = 65536;
 /// Bound on calls of frontends that the engine has not answered.
 inline constexpr std::size_t max_pending_calls = 4096;
 

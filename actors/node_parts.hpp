@@ -70,6 +70,8 @@ void carry_out(self_pointer self, call_answered& order);
                                                                 call_request& request);
 void fail_placements(node_state_data& st, const troupe::error& why);
 void expire_placements(self_pointer self);
+/// Ends of placed requests that waited for a supervisor.
+void tell_untold(self_pointer self);
 /// Calls whose frontend waits no longer: the engine may keep its answer, but not a place among
 /// those that may be pending.
 void expire_calls(node_state_data& st);

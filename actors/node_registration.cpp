@@ -96,7 +96,7 @@ void registration_came(self_pointer self, const registration& answer) {
   say_alive(self);  // it is `joining` for the supervisor until it does
 }
 
-void register_now(self_pointer self) {
+void register_now(self_pointer self, std::uint64_t attempt) {
   auto& st = self->state;
   st.drain->asks();
   registration_request request;
@@ -105,8 +105,13 @@ void register_now(self_pointer self) {
   request.wanted_replica = st.context->self.replica;
   self->request(st.supervisor, st.context->settings.heartbeat_interval * 2, register_atom::value,
                 request, caf::actor_cast<node_actor>(caf::actor_cast<caf::strong_actor_ptr>(self)))
-      .then([self](const registration& answer) { registration_came(self, answer); },
-            [self](const caf::error& err) { asking_failed(self, err); });
+      .then(
+          [self, attempt](const registration& answer) {
+            if (attempt == self->state.attempt) registration_came(self, answer);
+          },
+          [self, attempt](const caf::error& err) {
+            if (attempt == self->state.attempt) asking_failed(self, err);
+          });
 }
 
 load_report load_of(const node_context& context) {
@@ -130,6 +135,7 @@ load_report load_of(const node_context& context) {
 void lost_supervisor(self_pointer self, const troupe::error& why) {
   auto& st = self->state;
   st.registering = false;
+  ++st.attempt;
   if (st.replaced) return;
   say_unregistered(st, why);
   st.registered = false;
@@ -173,20 +179,22 @@ void reach_supervisor(self_pointer self) {
   }
   st.asking_since = now;
   st.registering = true;
+  const auto attempt = ++st.attempt;
   if (st.supervisor) {
-    register_now(self);
+    register_now(self, attempt);
     return;
   }
   const auto& settings = st.context->settings;
   reach<supervisor_actor>(self, settings.supervisor_host, settings.supervisor_port,
                           settings.heartbeat_interval * 2)
       .then(
-          [self](const reached& answer) {
+          [self, attempt](const reached& answer) {
+            auto& state = self->state;
+            if (attempt != state.attempt) return;
             if (answer.failed) {
               lost_supervisor(self, *answer.failed);
               return;
             }
-            auto& state = self->state;
             if (state.replaced) {
               state.registering = false;
               return;
@@ -196,9 +204,12 @@ void reach_supervisor(self_pointer self) {
             if (state.watched) self->demonitor(state.watched);
             state.watched = state.supervisor.address();
             self->monitor(state.supervisor);
-            register_now(self);
+            tell_untold(self);
+            register_now(self, attempt);
           },
-          [self](const caf::error& err) { asking_failed(self, err); });
+          [self, attempt](const caf::error& err) {
+            if (attempt == self->state.attempt) asking_failed(self, err);
+          });
 }
 
 void say_alive(self_pointer self) {

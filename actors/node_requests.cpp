@@ -49,13 +49,24 @@ void fail_placement(node_state_data& st, operation_id operation, troupe::error w
   }
 }
 
+/// Else its place in the queues would be taken for as long as the node that it was placed on lives.
+void tell_ended(self_pointer self, std::string request) {
+  auto& st = self->state;
+  if (st.supervisor) {
+    self->send(st.supervisor, placed_atom::value, std::move(request));
+    return;
+  }
+  st.untold.push_back(std::move(request));
+  if (st.untold.size() > max_untold) st.untold.pop_front();
+}
+
 /// A placement that nobody waits for any more was made: its place in the queues is free. Another
 /// one of the same request has taken the first one's place there.
 void give_back_placement(self_pointer self, const std::string& request) {
   auto& st = self->state;
   const bool asked_again = std::ranges::any_of(
       st.placements, [&](const auto& waiting) { return waiting.second.request == request; });
-  if (st.supervisor && !asked_again) self->send(st.supervisor, placed_atom::value, request);
+  if (!asked_again) tell_ended(self, request);
 }
 
 }  // namespace
@@ -162,8 +173,11 @@ void carry_out(self_pointer self, start_place& order) {
 }
 
 void carry_out(self_pointer self, placed_ended& order) {
-  auto& st = self->state;
-  if (st.supervisor) self->send(st.supervisor, placed_atom::value, std::move(order.request));
+  tell_ended(self, std::move(order.request));
+}
+
+void tell_untold(self_pointer self) {
+  for (auto& request : std::exchange(self->state.untold, {})) tell_ended(self, std::move(request));
 }
 
 void fail_placements(node_state_data& st, const troupe::error& why) {

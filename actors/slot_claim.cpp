@@ -60,10 +60,10 @@ result<std::vector<std::string>> own_hosts(const config::deployment& deployment,
                                         "to its hosts");
 }
 
-/// Whether asking again may help.
+/// Whether asking again may help. Credentials are read again with every attempt.
 bool may_pass(errc code) noexcept {
   return code == errc::peer_unreachable || code == errc::peer_lost || code == errc::deadline ||
-         code == errc::overloaded || code == errc::aborted;
+         code == errc::overloaded || code == errc::aborted || code == errc::unauthorized;
 }
 
 /// Asks the supervisor. For one thread at a time.

@@ -63,7 +63,7 @@ result<slot_grant> slot_claims::claim(const slot_claim& claim, const std::vector
     // It was taken in already, and its process has not heard of it yet.
     if (use.incarnation == claim.incarnation) return told(one);
     const auto host = suits(one.what.host, claim.host);
-    if (!host || use.how == kind::used || use.how == kind::down) continue;
+    if (!host || (use.how != kind::unused && use.how != kind::fenced)) continue;
     const rank order{*host, !begun.contains(one.what.replica), use.how != kind::unused,
                      use.down_epoch};
     if (best != nullptr && order >= best_rank) continue;
@@ -112,6 +112,12 @@ std::optional<troupe::error> slot_claims::refusal(std::string_view name, std::ui
                        "node " + quoted(name) + " was claimed by pid " + std::to_string(by.pid) +
                            " on host " + quoted(by.host) + ", which is about to register; it is " +
                            "free again in " + time_text(left) + " if that does not"};
+}
+
+void slot_claims::stood_still(std::chrono::steady_clock::duration gap, steady_time now) {
+  for (slot& one : slots_) {
+    if (one.held(now - gap)) one.until += gap;
+  }
 }
 
 void slot_claims::registered(std::string_view name, std::uint64_t incarnation) {
@@ -166,7 +172,9 @@ std::set<std::uint32_t> slot_claims::replicas_begun(std::string_view stage,
   std::set<std::uint32_t> replicas;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const slot& one = slots_[i];
-    const bool busy = one.held(now) || uses[i].how == slot_use::kind::used;
+    const auto how = uses[i].how;
+    const bool busy =
+        one.held(now) || how == slot_use::kind::used || how == slot_use::kind::awaited;
     if (one.what.stage == stage && busy) replicas.insert(one.what.replica);
   }
   return replicas;
@@ -176,6 +184,7 @@ unexpected slot_claims::none_free(const slot_claim& claim, const std::vector<slo
                                   steady_time now) const {
   std::size_t all = 0;
   std::size_t used = 0;
+  std::size_t awaited = 0;
   std::size_t held = 0;
   std::size_t down = 0;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -186,6 +195,8 @@ unexpected slot_claims::none_free(const slot_claim& claim, const std::vector<slo
       ++held;
     } else if (uses[i].how == slot_use::kind::used) {
       ++used;
+    } else if (uses[i].how == slot_use::kind::awaited) {
+      ++awaited;
     } else {
       ++down;
     }
@@ -195,6 +206,10 @@ unexpected slot_claims::none_free(const slot_claim& claim, const std::vector<slo
                          " in use, " + std::to_string(held) +
                          " claimed by processes that are starting, " + std::to_string(down) +
                          " down, which not every node has heard yet";
+  if (awaited != 0) {
+    sentence += ", " + std::to_string(awaited) +
+                " whose processes may still come back to this supervisor, which was restarted";
+  }
   return fail(errc::overloaded,
               sentence + (used == all ? "; stop or drain one, or give the stage more replicas"
                                       : "; ask again in a moment"));

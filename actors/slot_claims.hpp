@@ -5,7 +5,8 @@
 /// `membership_table` knows of the names.
 ///
 /// A claim is granted a name that is free: never used, or its last life is down and every node that is
-/// there knows it (so that nothing of that life is taken for its successor's). The name is held for the
+/// there knows it (so that nothing of that life is taken for its successor's); and nobody whom a former
+/// supervisor took in under it may still come back. The name is held for the
 /// incarnation that claimed it until that registers, or for `hold` after it asked last; nobody else is
 /// granted it or taken in under it meanwhile. A claim that is renewed says which name it was granted,
 /// by this supervisor or by the one before it: it gets that name or none. Of the names that are free,
@@ -52,6 +53,9 @@ class slot_claims {
   [[nodiscard]] std::optional<troupe::error> refusal(std::string_view name,
                                                      std::uint64_t incarnation,
                                                      steady_time now) const;
+  /// The supervisor stood still for so long, until now: nobody whose claim was renewed meanwhile could
+  /// be heard.
+  void stood_still(std::chrono::steady_clock::duration gap, steady_time now);
   /// It was taken in: its claim is over.
   void registered(std::string_view name, std::uint64_t incarnation);
 

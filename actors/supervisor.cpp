@@ -60,7 +60,13 @@ void supervisor_state::keep(steady_time now) {
   store->save(table->record());
 }
 
+void supervisor_state::forgive_standstill() {
+  const auto gap = table->stood_still(now());
+  if (gap.count() > 0) claims->stood_still(gap, now());
+}
+
 void supervisor_state::tick() {
+  forgive_standstill();
   table->tick(now());
   judge_drains();
   settle();

@@ -49,6 +49,7 @@ drain_reply supervisor_state::drain(const drain_request& request) {
 
 /// The whole replica serves on, as it drained.
 drain_reply supervisor_state::cancel_drain(const std::string& node) {
+  forgive_standstill();
   const auto serving = table->cancel_drain(node, now());
   if (!serving) return refused(serving.error());
   const auto& slots = table->options().slots;

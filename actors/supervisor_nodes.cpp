@@ -11,6 +11,7 @@
 namespace troupe::actors::supervisor_parts {
 
 slot_grant supervisor_state::claim(const slot_claim& claim) {
+  forgive_standstill();
   auto granted = claims->claim(claim, table->uses(now()), now());
   if (!granted) {
     // Who asks again and again until one is free would fill the log.
@@ -30,6 +31,7 @@ result<registration> supervisor_state::register_node(const registration_request&
     return fail(errc::invalid_config,
                 "node " + quoted(node.name) + " registers without a handle to reach it by");
   }
+  forgive_standstill();
   if (auto claimed = claims->refusal(node.name, node.incarnation, now()))
     return fail(std::move(*claimed));
   auto outcome = table->registered(request, now());

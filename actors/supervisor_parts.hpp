@@ -76,6 +76,8 @@ struct supervisor_state {
   void start(self_pointer me, supervisor_options options);
   void tick();
   void stop();
+  /// Before nodes and claims are judged by the clock: not for time in which nobody could be heard.
+  void forgive_standstill();
   /// After every event: log what changed, place who can be placed now, tell the nodes.
   void settle();
   /// Something happened that people want to know: kept for `troupe events`, and logged.

@@ -20,6 +20,7 @@
 #include <caf/event_based_actor.hpp>
 #include <caf/exit_reason.hpp>
 #include <caf/scheduled_actor.hpp>
+#include <caf/sec.hpp>
 #include <caf/send.hpp>
 
 #include "troupe/actors/door.hpp"
@@ -152,8 +153,11 @@ template <class Reply, class Handle, class... Args>
               self->quit();
             },
             [=](caf::error& e) {
-              promise->set_value(fail(
-                  errc::internal, who + " answered with an error: " + self->system().render(e)));
+              // One that ended hands back what it has not read before it tells whoever watches it.
+              const bool ended = e == caf::sec::request_receiver_down;
+              promise->set_value(ended ? fail(errc::peer_lost, who + " was lost: it ended")
+                                       : fail(errc::internal, who + " answered with an error: " +
+                                                                  self->system().render(e)));
               self->quit();
             });
   };

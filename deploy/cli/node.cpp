@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <iostream>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "troupe/actors/crash.hpp"
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/logging.hpp"
@@ -72,7 +74,14 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
   actors::logger("supervisor")
       ->info("supervisor of cluster '{}' listens at {}:{}", deployment.cluster, at.host, *port);
   tell.say({announcement::kind::listening, at.host, *port});
-  while (!signals.wait(milliseconds{-1})) {
+  const auto over = std::make_shared<std::atomic<bool>>(false);
+  actors::on_crash(caf::actor_cast<caf::strong_actor_ptr>(supervisor), [over] { *over = true; });
+  while (!signals.wait(standing_interval)) {
+    if (*over) {
+      return fail(errc::internal,
+                  "the supervisor crashed (see the log); nodes work on without it until it is "
+                  "started again");
+    }
   }
   expect_the_end(signals);
   if (!host.shutdown()) return fail(errc::internal, "some actors did not end in time");

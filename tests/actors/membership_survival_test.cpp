@@ -437,19 +437,26 @@ TEST_F(names, of_a_node_that_failed_and_lives_are_in_use) {
   EXPECT_EQ(use_of(0), kind::used);
 }
 
-TEST_F(names, of_a_record_are_in_use_until_their_lives_have_had_time_to_come_back) {
+TEST_F(names, are_awaited_after_a_restart_until_their_lives_have_had_time_to_come_back) {
   bring_up("decode-0", life_1);
   bring_up("decode-1", life_2);
   table.connection_lost("decode-1", life_2, "closed", now);
   restart();
-  EXPECT_EQ(use_of(0), kind::used);
-  EXPECT_EQ(use_of(1), kind::used) << "it may be back since that was written";
+  EXPECT_EQ(use_of(0), kind::used) << "it was there";
+  EXPECT_EQ(use_of(1), kind::awaited) << "it may be back since that was written";
   pass(milliseconds{4900});
-  EXPECT_EQ(use_of(0), kind::used);
-  EXPECT_EQ(use_of(1), kind::used);
+  EXPECT_EQ(use_of(1), kind::awaited);
   pass(milliseconds{200});
   EXPECT_EQ(use_of(0), kind::fenced);
   EXPECT_EQ(use_of(1), kind::fenced);
+}
+
+TEST_F(names, that_a_record_does_not_have_are_awaited_too_since_it_may_be_an_old_one) {
+  bring_up("decode-0", life_1);
+  restart();
+  EXPECT_EQ(use_of(1), kind::awaited);
+  ASSERT_TRUE(join("decode-1", life_2)) << "it had come first after the record was written";
+  EXPECT_EQ(use_of(1), kind::used);
 }
 
 }  // namespace

@@ -522,6 +522,18 @@ TEST_F(membership_of_a_cluster, a_supervisor_that_stood_still_blames_nobody_for_
   EXPECT_EQ(state(), suspect) << "but from then on silence counts as ever";
 }
 
+TEST_F(membership_of_a_cluster, nobody_takes_a_place_because_the_supervisor_stood_still) {
+  bring_to(up);
+  pass(milliseconds{500});
+  now += std::chrono::seconds{60};  // it reads a registration before the heartbeats that wait
+  const auto taken = join("decode-0-0", life_2, 5001);
+  ASSERT_FALSE(taken);
+  EXPECT_EQ(taken.error().code, errc::already_exists);
+  ASSERT_EQ(beat("decode-0-0", life_1), heartbeat_verdict::known);
+  pass(milliseconds{3100});
+  EXPECT_TRUE(join("decode-0-0", life_2, 5001)) << "from then on silence counts as ever";
+}
+
 // -- broadcasts
 
 TEST_F(membership_of_a_cluster, changes_are_told_at_once_and_then_at_most_once_per_interval) {

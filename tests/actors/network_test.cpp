@@ -259,6 +259,33 @@ TEST(network, two_processes_that_dial_each_other_at_once_both_get_through) {
   }
 }
 
+TEST(network, two_processes_that_dialled_each_other_at_once_keep_each_other) {
+  constexpr auto timeout = 600ms;
+  for (int round = 0; round < 3; ++round) {
+    actor_host left{{.network_heartbeat = 100ms, .connection_timeout = timeout}};
+    actor_host right{{.network_heartbeat = 100ms, .connection_timeout = timeout}};
+    const auto to_left = publish(left);
+    const auto to_right = publish(right);
+    std::atomic<bool> go{false};
+    const auto fetch = [&go](actor_host& from, std::uint16_t port) {
+      while (!go) std::this_thread::yield();
+      return from.connect<supervisor_actor>("127.0.0.1", port, 3s * patience);
+    };
+    auto one = std::async(std::launch::async, [&] { return fetch(left, to_right); });
+    auto other = std::async(std::launch::async, [&] { return fetch(right, to_left); });
+    go = true;
+    const auto of_right = one.get();
+    const auto of_left = other.get();
+    ASSERT_TRUE(of_right) << to_string(of_right.error());
+    ASSERT_TRUE(of_left) << to_string(of_left.error());
+    std::this_thread::sleep_for(4 * timeout * patience);
+    const auto heard = members_of(left, *of_right);
+    EXPECT_TRUE(heard) << "round " << round << ": " << to_string(heard.error());
+    const auto heard_back = members_of(right, *of_left);
+    EXPECT_TRUE(heard_back) << "round " << round << ": " << to_string(heard_back.error());
+  }
+}
+
 // -- secrets
 
 struct secret_file {

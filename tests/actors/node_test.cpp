@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -60,10 +61,12 @@ class lone_node : public ::testing::Test {
   context_ptr context = settled_context();
   local_node_actor actor;
 
-  void start() {
+  /// `first` is said to it before it looks for a supervisor.
+  void start(const std::function<void()>& first = [] {}) {
     actor = host.system().spawn(node, context, engine_port_actor{}, pool_manager_actor{},
                                 std::make_shared<node_drain>());
     host.own(actor);
+    first();
     caf::anon_send(actor, tick_atom_v);
   }
 };
@@ -155,6 +158,91 @@ TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
   const auto proxy = host.connect<supervisor_actor>("127.0.0.1", *port, 3s);
   ASSERT_TRUE(proxy) << proxy.error().message;
   EXPECT_EQ(take_watches(*proxy, actor), 1u);
+}
+
+// -- what a supervisor that is gone was asked, and could not be told
+
+/// What supervisors of a test heard.
+struct heard {
+  std::vector<caf::typed_response_promise<registration>> unanswered;
+  std::atomic<int> registrations{0};
+  std::mutex mutex;
+  std::vector<std::string> ended;
+};
+
+/// Answers registrations, or keeps who asks waiting for ever.
+supervisor_actor::behavior_type scripted_supervisor(supervisor_actor::pointer self,
+                                                    std::shared_ptr<heard> ear, bool answers) {
+  return {
+      [=](register_atom, const registration_request&, const node_actor&) {
+        auto promise = self->make_response_promise<registration>();
+        ++ear->registrations;
+        if (answers) {
+          promise.deliver(registration{});
+        } else {
+          ear->unanswered.push_back(promise);
+        }
+        return promise;
+      },
+      [](const heartbeat&) {
+        heartbeat_ack ack;
+        ack.known = true;
+        return ack;
+      },
+      [](leave_atom, const std::string&, std::uint64_t) {},
+      [](place_atom, const placement_request&) { return placement{}; },
+      [ear](placed_atom, const std::string& request) {
+        const std::lock_guard lock{ear->mutex};
+        ear->ended.push_back(request);
+      },
+      [](members_atom) { return membership{}; },
+      [](drain_atom, const drain_request&) { return drain_reply{}; },
+      [](claim_atom, const slot_claim&) { return slot_grant{}; },
+      [](events_atom, const event_query&) { return event_page{}; },
+      [](tick_atom) {},
+  };
+}
+
+TEST_F(lone_node, that_is_registered_does_not_mind_what_an_earlier_attempt_comes_to) {
+  const auto ear = std::make_shared<heard>();
+  auto first = std::make_unique<actor_host>();
+  const auto silent = first->system().spawn(scripted_supervisor, ear, false);
+  const auto port = first->publish(silent, "127.0.0.1", 0);
+  ASSERT_TRUE(port) << port.error().message;
+  context->settings.heartbeat_interval = 500ms;  // an attempt is given up after twice that
+  context->settings.supervisor_host = "127.0.0.1";
+  context->settings.supervisor_port = *port;
+  start();
+  ASSERT_TRUE(within(5s, [&] { return ear->registrations == 1; }));
+  first.reset();
+  actor_host second;
+  ASSERT_TRUE(within(5s, [&] {
+    return second.publish(second.system().spawn(scripted_supervisor, ear, true), "127.0.0.1", *port)
+        .has_value();
+  }));
+  ASSERT_FALSE(context->registration.wait(5s * troupe::testing::patience));
+  std::this_thread::sleep_for(1300ms);
+  EXPECT_EQ(ear->registrations, 2) << "it registered again, since the first one had not answered";
+  EXPECT_FALSE(context->registration.wait(0ms));
+}
+
+TEST_F(lone_node, tells_the_ends_of_placed_requests_once_it_has_a_supervisor) {
+  const auto ear = std::make_shared<heard>();
+  actor_host there;
+  const auto port =
+      there.publish(there.system().spawn(scripted_supervisor, ear, true), "127.0.0.1", 0);
+  ASSERT_TRUE(port) << port.error().message;
+  context->settings.supervisor_host = "127.0.0.1";
+  context->settings.supervisor_port = *port;
+  start([&] {
+    caf::anon_send(actor, node_command{placed_ended{"first"}});
+    caf::anon_send(actor, node_command{placed_ended{"second"}});
+  });
+  ASSERT_TRUE(within(5s, [&] {
+    const std::lock_guard lock{ear->mutex};
+    return ear->ended.size() == 2;
+  }));
+  EXPECT_THAT(ear->ended, ::testing::ElementsAre("first", "second"));
 }
 
 TEST(a_supervisor, watches_a_node_once_however_often_that_registers) {

@@ -139,6 +139,36 @@ TEST_F(claims_of_a_stage, that_are_renewed_get_their_name_or_none) {
   EXPECT_EQ(renewed(2, "decode-2-0"), "decode-2-0");
 }
 
+TEST_F(claims_of_a_stage, keep_a_name_that_was_used_before_when_the_supervisor_was_restarted) {
+  expect(2);
+  use("decode-0-0") = {kind::fenced, 7, 3};
+  use("decode-1-0") = {kind::used, 8, 0};
+  ASSERT_EQ(granted(1), "decode-0-0");
+  restart();
+  use("decode-0-0") = {kind::awaited, 7, 3};
+  EXPECT_THAT(granted(2),
+              HasSubstr("1 in use, 0 claimed by processes that are starting, 0 down, which "
+                        "not every node has heard yet, 1 whose processes may still come "
+                        "back to this supervisor, which was restarted; ask again"));
+  EXPECT_EQ(renewed(1, "decode-0-0"), "decode-0-0");
+  use("decode-0-0") = {kind::fenced, 7, 3};
+  EXPECT_THAT(granted(2), HasSubstr("1 claimed by processes that are starting"));
+}
+
+TEST_F(claims_of_a_stage, last_longer_by_the_time_in_which_nobody_could_be_heard) {
+  expect(2);
+  ASSERT_EQ(granted(1), "decode-0-0");
+  now += milliseconds{4000};
+  ASSERT_EQ(granted(2), "decode-1-0");
+  now += milliseconds{2000};  // the first one's hold is over
+  now += milliseconds{20000};
+  claims->stood_still(milliseconds{20000}, now);
+  EXPECT_FALSE(claims->refusal("decode-0-0", 9, now));
+  EXPECT_TRUE(claims->refusal("decode-1-0", 9, now));
+  now += milliseconds{3100};
+  EXPECT_FALSE(claims->refusal("decode-1-0", 9, now)) << "not for ever";
+}
+
 TEST_F(claims_of_a_stage, are_held_no_more_once_their_process_was_taken_in) {
   expect(1);
   ASSERT_EQ(granted(1), "decode-0-0");

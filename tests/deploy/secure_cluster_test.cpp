@@ -193,7 +193,10 @@ TEST_P(secured, a_node_with_wrong_credentials_keeps_asking_and_is_taken_in_once_
   const credentials others{GetParam()};
   if (GetParam() == "secret") others.write_secret(std::string(48, 'x'));
   const deployment_on_disk wrong{deployment(port_, others.section())};
-  command node{{"node", wrong.path(), "--name", "decode-1"}};
+  const std::vector<std::string> who = GetParam() == "tls"
+                                           ? std::vector<std::string>{"--name", "decode-1"}
+                                           : std::vector<std::string>{"--stage", "decode"};
+  command node{{"node", wrong.path(), who[0], who[1]}};
   ASSERT_TRUE(node.says("unauthorized")) << node.err();
   EXPECT_EQ(transfer(*client, "meanwhile"), "");
   // The right files in place of the wrong ones: it is read again, nothing is started again.

@@ -114,7 +114,7 @@ TEST(covered, agrees_with_marking_bytes) {
     inside += all ? 1 : 0;
     ASSERT_EQ(covered(range, permitted), all) << "seed " << seed;
   }
-  EXPECT_GT(inside, 1000);
+  EXPECT_GT(inside, troupe::testing::tries(1000));
 }
 
 TEST(merge, contiguous_neighbours_become_one_and_equally_spaced_equals_a_stride) {
