@@ -35,6 +35,16 @@ int listen_on(const unique_fd& fd, const socket_address& address) {
   return ::listen(fd.get(), 1024) == 0 ? 0 : errno;
 }
 
+/// Of size 0 where the system does not say.
+template <class Ask>
+socket_address told_by(Ask ask, int fd) noexcept {
+  socket_address address;
+  socklen_t size = sizeof address.storage;
+  if (ask(fd, reinterpret_cast<sockaddr*>(&address.storage), &size) != 0) return {};
+  address.size = size;
+  return address;
+}
+
 }  // namespace
 
 result<unique_fd> listen_at(const std::string& host, std::uint16_t port) {
@@ -126,11 +136,7 @@ std::string loopback_notice(const std::string& name, const socket_address& bound
 }
 
 socket_address address_of_socket(int fd) noexcept {
-  socket_address bound;
-  socklen_t size = sizeof bound.storage;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound.storage), &size) != 0) return {};
-  bound.size = size;
-  return bound;
+  return told_by(::getsockname, fd);
 }
 
 void send_at_once(int fd) noexcept {
@@ -139,11 +145,7 @@ void send_at_once(int fd) noexcept {
 }
 
 socket_address peer_of_socket(int fd) noexcept {
-  socket_address there;
-  socklen_t size = sizeof there.storage;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there.storage), &size) != 0) return {};
-  there.size = size;
-  return there;
+  return told_by(::getpeername, fd);
 }
 
 std::string peer_text(int fd) {

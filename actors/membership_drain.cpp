@@ -40,6 +40,7 @@ result<std::uint64_t> membership_table::drain(std::string_view name) {
 
 result<std::vector<node_life>> membership_table::cancel_drain(std::string_view name,
                                                               steady_time now) {
+  stood_still(now);
   if (auto can = may_cancel_drain(name); !can) return fail(can.error());
   const expected_slot& named = find(name)->slot;
   std::vector<node_life> all;

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "command.hpp"
+#include "scratch_folder.hpp"
 
 namespace {
 
@@ -36,16 +37,14 @@ INSTANTIATE_TEST_SUITE_P(every, demo,
 
 TEST(demo, leaves_no_file_behind) {
   EXPECT_EQ(run({"--version"}).code, 0);  // the folder for what a user's commands keep is there now
-  std::string temporary = std::filesystem::temp_directory_path() / "troupe-test-XXXXXX";
-  ASSERT_NE(::mkdtemp(temporary.data()), nullptr);
-  ::setenv("TMPDIR", temporary.c_str(), 1);
+  const scratch_folder temporary;
+  ::setenv("TMPDIR", temporary.path().c_str(), 1);
   const auto ended = run({"demo", "--prompt", "to be", "--max-tokens", "4"});
   ::unsetenv("TMPDIR");
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
-  for (const auto& folder : {temporary, std::string{std::getenv("XDG_STATE_HOME")}})
+  for (const auto& folder : {temporary.path(), std::string{std::getenv("XDG_STATE_HOME")}})
     for (const auto& file : std::filesystem::recursive_directory_iterator{folder})
       ADD_FAILURE() << file.path();
-  std::filesystem::remove_all(temporary);
 }
 
 TEST(demo, ctrl_c_leaves_no_process) {
