@@ -29,8 +29,14 @@ using self_pointer = network_actor::stateful_pointer<dialler_state>;
 constexpr milliseconds spare{20};
 using attempt_map = std::map<std::uint64_t, dialler_state::attempt>;
 
-/// CAF's stream, but for one mend: CAF takes a connection that is being made for one that has been
-/// silent since the machine was started, and its keep-alive cuts it with the next tick.
+/// CAF's stream, but for two mends.
+///
+/// CAF takes a connection that is being made for one that has been silent since the machine was
+/// started, and its keep-alive cuts it with the next tick.
+///
+/// A stream holds itself while the loop of CAF watches its socket, and is told when the loop has
+/// ceased to. What one turn of the loop notes down and takes back it is never told: it would hold
+/// itself, and its socket, for ever.
 class fresh_scribe final : public caf::io::network::scribe_impl {
  public:
   using scribe_impl::scribe_impl;
@@ -46,7 +52,33 @@ class fresh_scribe final : public caf::io::network::scribe_impl {
     scribe_impl::configure_read(config);
   }
 
+  void remove_from_loop() override {
+    scribe_impl::remove_from_loop();
+    stream_.backend().post([watched = last_look{this}] {});
+  }
+
  private:
+  /// Goes with its task after the turn that runs, or unrun with the loop itself.
+  class last_look {
+   public:
+    explicit last_look(fresh_scribe* scribe) : scribe_{scribe} {}
+    last_look(last_look&&) = default;
+    last_look& operator=(last_look&&) = delete;
+    ~last_look() {
+      if (scribe_ && scribe_->detached()) scribe_->let_go();
+    }
+
+   private:
+    caf::intrusive_ptr<fresh_scribe> scribe_;
+  };
+
+  void let_go() {
+    using caf::io::network::operation;
+    const auto watched = stream_.eventbf();
+    if ((watched & caf::io::network::input_mask) == 0) stream_.removed_from_loop(operation::read);
+    if ((watched & caf::io::network::output_mask) == 0) stream_.removed_from_loop(operation::write);
+  }
+
   bool began_{false};
 };
 

@@ -1,0 +1,127 @@
+// A connection that ends at a bad moment of CAF's loop is closed all the same: what CAF notes about a
+// socket and takes back within one turn of its loop, it never tells the socket's owner.
+
+#include <array>
+#include <future>
+#include <thread>
+
+#include <caf/io/basp_broker.hpp>
+#include <caf/io/middleman.hpp>
+#include <caf/send.hpp>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "troupe/actors/network_dialler.hpp"
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+
+#include "cluster_peer.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+using troupe::testing::patience;
+using broker_atom = caf::atom_constant<caf::atom("BASP")>;
+
+constexpr int descriptors = 1024;
+
+/// What happens while it lives happens, for the loop of that system, at once.
+class one_turn {
+ public:
+  explicit one_turn(caf::actor_system& system) {
+    std::promise<void> stands;
+    const auto stood = stands.get_future();
+    system.middleman().backend().post(
+        [stands = std::move(stands), go_on = go_on_.get_future()]() mutable {
+          stands.set_value();
+          go_on.wait();
+        });
+    stood.wait();
+  }
+  ~one_turn() { go_on_.set_value(); }
+  one_turn(const one_turn&) = delete;
+  one_turn& operator=(const one_turn&) = delete;
+
+ private:
+  std::promise<void> go_on_;
+};
+
+/// Names a socket for as long as the machine runs, unlike its descriptor; 0 for what is none.
+ino_t name_of(int descriptor) {
+  struct stat about {};
+  return ::fstat(descriptor, &about) == 0 && S_ISSOCK(about.st_mode) ? about.st_ino : 0;
+}
+
+bool closed_in_time(ino_t socket) {
+  for (const auto until = steady_clock::now() + 3s * patience; steady_clock::now() < until;) {
+    bool open = false;
+    for (int fd = 0; fd < descriptors; ++fd) open = open || name_of(fd) == socket;
+    if (!open) return true;
+    std::this_thread::sleep_for(5ms);
+  }
+  return false;
+}
+
+/// The end of a connection that goes to a port of this machine; -1 if there is none.
+int descriptor_towards(std::uint16_t port) {
+  for (int fd = 0; fd < descriptors; ++fd) {
+    sockaddr_in there{};
+    socklen_t size = sizeof there;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &size) == 0 &&
+        there.sin_family == AF_INET && ntohs(there.sin_port) == port) {
+      return fd;
+    }
+  }
+  return -1;
+}
+
+TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
+  actor_host there, here;
+  const auto port = there.publish(spawn_supervisor(there.system(), three_nodes()), "127.0.0.1", 0);
+  ASSERT_TRUE(port) << to_string(port.error());
+  const auto boss = here.connect<supervisor_actor>("127.0.0.1", *port, 3s * patience);
+  ASSERT_TRUE(boss) << to_string(boss.error());
+  const auto line = descriptor_towards(*port);
+  const auto socket = name_of(line);
+  ASSERT_NE(socket, 0U);
+  ASSERT_TRUE(
+      ask<membership>(here.system(), *boss, "the supervisor", 3s * patience, members_atom_v));
+  // The loop has nothing left to do, and knows of no socket that has: the words come first.
+  std::this_thread::sleep_for(50ms);
+  { const one_turn nothing_left{here.system()}; }
+  {
+    const one_turn turn{here.system()};
+    caf::anon_send(*boss, members_atom_v);
+    // Broken without having been shut: the loop sees an error and nothing to read.
+    sockaddr nobody{};
+    nobody.sa_family = AF_UNSPEC;
+    ASSERT_EQ(::connect(line, &nobody, sizeof nobody), 0);
+  }
+  EXPECT_TRUE(closed_in_time(socket));
+}
+
+TEST(closed_connection, is_closed_though_it_was_made_when_its_owner_ended) {
+  actor_host host;
+  const auto broker =
+      host.system().middleman().named_broker<caf::io::basp_broker>(broker_atom::value);
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  const auto socket = name_of(ends[0]);
+  {
+    const one_turn turn{host.system()};
+    caf::anon_send(broker, caf::connect_atom::value, scribe_of(host.system(), ends[0]),
+                   std::uint16_t{1});
+    caf::anon_send_exit(broker, caf::exit_reason::user_shutdown);
+  }
+  EXPECT_TRUE(closed_in_time(socket));
+  ::close(ends[1]);
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing
