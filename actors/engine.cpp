@@ -51,6 +51,7 @@ class node_engine final : public engine {
       unit.run();
     });
     if (!furnished) return furnished;
+    const guest_call visit;
     auto& system = host_.system();
     port_ = system.spawn(engine_port, context_);
     host_.own(port_);
@@ -286,6 +287,7 @@ class node_engine final : public engine {
     node_report report;
     report.node = context_->self;
     if (stopped_) return report;
+    const guest_call visit;
     caf::scoped_actor self{host_.system()};
     self->request(node_, std::chrono::seconds{2}, report_atom::value)
         .receive([&](node_report& full) { report = std::move(full); }, [](const caf::error&) {});

@@ -7,6 +7,8 @@
 #include <caf/resumable.hpp>
 #include <caf/scheduler/abstract_coordinator.hpp>
 
+#include "troupe/actors/guest_call.hpp"
+
 namespace troupe::actors {
 
 thread_local inline_unit* inline_unit::active_ = nullptr;
@@ -15,6 +17,7 @@ void inline_unit::run() {
   // Reentrancy: an actor that runs here may end up in a poll that wants to run actors; the outer
   // loop will get to them.
   if (active_ == this && jobs_.empty()) return;
+  const guest_call visit;
   scope as_active{*this};
   for (std::size_t done = 0; !jobs_.empty(); ++done) {
     auto* job = jobs_.front();

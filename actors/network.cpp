@@ -1,8 +1,9 @@
 #include "troupe/actors/network.hpp"
 
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
-#include <thread>
+#include <stop_token>
 #include <utility>
 
 #include <caf/actor_registry.hpp>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/network_dialler.hpp"
+#include "troupe/actors/network_stream.hpp"
 
 namespace troupe::actors {
 
@@ -54,7 +56,7 @@ class network::gate : public std::enable_shared_from_this<gate> {
 
   void begin() {
     dialler_ = system_->spawn<caf::hidden>(
-        network_dialler, broker_,
+        network_dialler, broker_, streams_,
         [weak = weak_from_this()](std::uint64_t attempt, const std::string& host,
                                   std::uint16_t port, steady_clock::time_point deadline) {
           const auto self = weak.lock();
@@ -98,6 +100,8 @@ class network::gate : public std::enable_shared_from_this<gate> {
   }
 
   [[nodiscard]] door::counters count() const { return door_ ? door_->count() : door::counters{}; }
+
+  [[nodiscard]] std::shared_ptr<open_streams> streams() const { return streams_; }
 
   /// Once it is shut.
   void end_door() {
@@ -148,12 +152,13 @@ class network::gate : public std::enable_shared_from_this<gate> {
     const auto actor = caf::actor_cast<caf::strong_actor_ptr>(whom);
     if (!actor || port == 0) return false;
     // CAF greets the peer in the name of that port, and its keep-alive ends a silent one.
-    caf::anon_send(broker_, caf::publish_atom::value, scribe_of(*system_, socket), port, actor,
+    caf::anon_send(broker_, caf::publish_atom::value, streams_->open(*system_, socket), port, actor,
                    messages);
     return true;
   }
 
   caf::actor_system* system_;
+  const std::shared_ptr<open_streams> streams_{std::make_shared<open_streams>()};
   std::shared_ptr<door> door_;
   std::optional<troupe::error> why_not_;
   std::mutex mutex_;  ///< of what follows
@@ -192,6 +197,16 @@ void network::close(std::uint16_t port) {
 
 void network::stop() {
   gate_->shut_for_good();
+}
+
+std::jthread network::cut_in(milliseconds patience) {
+  return std::jthread{[patience, streams = gate_->streams()](const std::stop_token& over) {
+    std::mutex mutex;
+    std::condition_variable_any woken;
+    std::unique_lock lock{mutex};
+    woken.wait_for(lock, over, patience, [] { return false; });
+    if (!over.stop_requested()) streams->cut();
+  }};
 }
 
 door::counters network::count() const {

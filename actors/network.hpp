@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 
 #include <caf/actor_system.hpp>
 #include <caf/allowed_unsafe_message_type.hpp>
@@ -90,6 +91,9 @@ class network {
   /// stay. To be called before the system ends; the network is destroyed after it, so that what CAF
   /// says last still goes out.
   void stop();
+  /// Unless what it returns is gone before, cuts all connections then. While the system ends: it
+  /// waits for peers to take what they were told last, and a frozen one takes nothing.
+  [[nodiscard]] std::jthread cut_in(std::chrono::milliseconds patience);
   /// All 0 when the door could not be made.
   [[nodiscard]] door::counters count() const;
 

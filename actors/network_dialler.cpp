@@ -3,11 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <caf/io/basp_broker.hpp>
-#include <caf/io/middleman.hpp>
-#include <caf/io/network/default_multiplexer.hpp>
-#include <caf/io/network/scribe_impl.hpp>
-#include <caf/make_counted.hpp>
 #include <caf/sec.hpp>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -28,59 +23,6 @@ using self_pointer = network_actor::stateful_pointer<dialler_state>;
 /// Who waits is answered by then at the latest: the door, asked for the same time, knows better why.
 constexpr milliseconds spare{20};
 using attempt_map = std::map<std::uint64_t, dialler_state::attempt>;
-
-/// CAF's stream, but for two mends.
-///
-/// CAF takes a connection that is being made for one that has been silent since the machine was
-/// started, and its keep-alive cuts it with the next tick.
-///
-/// A stream holds itself while the loop of CAF watches its socket, and is told when the loop has
-/// ceased to. What one turn of the loop notes down and takes back it is never told: it would hold
-/// itself, and its socket, for ever.
-class fresh_scribe final : public caf::io::network::scribe_impl {
- public:
-  using scribe_impl::scribe_impl;
-
-  void configure_read(caf::io::receive_policy::config config) override {
-    if (!began_) {
-      began_ = true;
-      auto& broker = static_cast<caf::io::basp_broker&>(*parent());
-      if (const auto it = broker.ctx.find(hdl()); it != broker.ctx.end()) {
-        it->second.last_seen = broker.clock().now();
-      }
-    }
-    scribe_impl::configure_read(config);
-  }
-
-  void remove_from_loop() override {
-    scribe_impl::remove_from_loop();
-    stream_.backend().post([watched = last_look{this}] {});
-  }
-
- private:
-  /// Goes with its task after the turn that runs, or unrun with the loop itself.
-  class last_look {
-   public:
-    explicit last_look(fresh_scribe* scribe) : scribe_{scribe} {}
-    last_look(last_look&&) = default;
-    last_look& operator=(last_look&&) = delete;
-    ~last_look() {
-      if (scribe_ && scribe_->detached()) scribe_->let_go();
-    }
-
-   private:
-    caf::intrusive_ptr<fresh_scribe> scribe_;
-  };
-
-  void let_go() {
-    using caf::io::network::operation;
-    const auto watched = stream_.eventbf();
-    if ((watched & caf::io::network::input_mask) == 0) stream_.removed_from_loop(operation::read);
-    if ((watched & caf::io::network::output_mask) == 0) stream_.removed_from_loop(operation::write);
-  }
-
-  bool began_{false};
-};
 
 std::string text_of(const dialler_state::endpoint& to) {
   return to.first + ":" + std::to_string(to.second);
@@ -186,7 +128,7 @@ void greet(self_pointer self, std::uint64_t number,
   }
   const auto left = std::chrono::ceil<milliseconds>(attempt.deadline - steady_clock::now());
   self->request(st.broker, std::max(left, milliseconds{1}), caf::connect_atom::value,
-                scribe_of(self->system(), own), attempt.to.second)
+                st.streams->open(self->system(), own), attempt.to.second)
       .then(
           [self, number, to = attempt.to](const caf::node_id&, caf::strong_actor_ptr& actor,
                                           std::set<std::string>& messages) {
@@ -229,15 +171,12 @@ void take(self_pointer self, const dialled& outcome) {
 
 }  // namespace
 
-caf::io::scribe_ptr scribe_of(caf::actor_system& system, door_socket socket) {
-  auto& loop = static_cast<caf::io::network::default_multiplexer&>(system.middleman().backend());
-  return caf::make_counted<fresh_scribe>(loop, socket);
-}
-
 network_actor::behavior_type network_dialler(self_pointer self, caf::actor broker,
+                                             std::shared_ptr<open_streams> streams,
                                              dial_function dial) {
   set_log_handlers(*self, "network");
   self->state.broker = std::move(broker);
+  self->state.streams = std::move(streams);
   self->state.dial = std::move(dial);
   self->set_down_handler([self](const caf::down_msg& down) {
     std::erase_if(self->state.known, [&down](const auto& entry) {

@@ -14,12 +14,12 @@
 
 #include <caf/actor.hpp>
 #include <caf/actor_addr.hpp>
-#include <caf/io/fwd.hpp>
 #include <caf/stateful_actor.hpp>
 #include <caf/typed_event_based_actor.hpp>
 #include <caf/typed_response_promise.hpp>
 
 #include "troupe/actors/network.hpp"
+#include "troupe/actors/network_stream.hpp"
 
 namespace troupe::actors {
 
@@ -59,15 +59,14 @@ struct dialler_state {
 
   dial_function dial;
   caf::actor broker;  ///< CAF's own, that speaks over connections
+  std::shared_ptr<open_streams> streams;
   std::map<std::uint64_t, attempt> attempts;
   std::map<endpoint, known_actor> known;
   std::uint64_t last_attempt{0};
 };
 
 [[nodiscard]] network_actor::behavior_type network_dialler(
-    network_actor::stateful_pointer<dialler_state> self, caf::actor broker, dial_function dial);
-
-/// What CAF speaks through over a connected socket, which it owns from here on.
-[[nodiscard]] caf::io::scribe_ptr scribe_of(caf::actor_system& system, door_socket socket);
+    network_actor::stateful_pointer<dialler_state> self, caf::actor broker,
+    std::shared_ptr<open_streams> streams, dial_function dial);
 
 }  // namespace troupe::actors

@@ -28,6 +28,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+/// What CAF said last is with the kernel in less, unless a peer takes nothing more.
+constexpr milliseconds last_words{1000};
+
 struct host_config : caf::actor_system_config {
   explicit host_config(const actor_host_options& options) {
     load<scheduler>();
@@ -61,7 +64,9 @@ actor_host::actor_host(actor_host_options options)
     : options_{std::move(options)},
       config_{std::make_unique<host_config>(options_)},
       system_{std::make_unique<caf::actor_system>(*config_)},
-      network_{std::make_unique<network>(*system_, door_options_of(options_.security))} {}
+      network_{std::make_unique<network>(*system_, door_options_of(options_.security))} {
+  const guest_call made_it;
+}
 
 actor_host::~actor_host() {
   const bool ended = shutdown();
@@ -85,7 +90,10 @@ actor_host::~actor_host() {
     left_behind->emplace_back(std::move(config_), std::move(system_));
     return;
   }
-  system_.reset();
+  {
+    const auto cutting = network_->cut_in(last_words);
+    system_.reset();
+  }
   network_.reset();
 }
 
@@ -135,6 +143,7 @@ result<caf::strong_actor_ptr> actor_host::connect_actor(const std::set<std::stri
   if (port == 0) return fail(errc::invalid_config, "port 0 of " + host + " cannot be connected to");
   const auto dialler = network_of(*system_);
   if (!dialler) return fail(errc::aborted, "this process has shut its network down");
+  const guest_call visit;
   caf::scoped_actor self{*system_};
   result<caf::strong_actor_ptr> outcome = fail(errc::internal, "the network layer gave no answer");
   self->request(dialler, caf::infinite, caf::connect_atom::value, host, port, messages,

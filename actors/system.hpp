@@ -24,6 +24,7 @@
 #include <caf/send.hpp>
 
 #include "troupe/actors/door.hpp"
+#include "troupe/actors/guest_call.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/kvcache/result.hpp"
 
@@ -57,6 +58,7 @@ class actor_host {
   actor_host(const actor_host&) = delete;
   actor_host& operator=(const actor_host&) = delete;
 
+  /// Who spawns actors in it, or has a `caf::scoped_actor` of it, holds a `guest_call` meanwhile.
   [[nodiscard]] caf::actor_system& system() noexcept { return *system_; }
   /// What came to the door of this process so far.
   [[nodiscard]] door::counters door_counters() const;
@@ -161,6 +163,7 @@ template <class Reply, class Handle, class... Args>
               self->quit();
             });
   };
+  const guest_call visit;
   const auto asker = system.spawn(body, whom);
   if (outcome.wait_for(timeout) == std::future_status::ready) return outcome.get();
   caf::anon_send_exit(asker, caf::exit_reason::kill);

@@ -2,7 +2,6 @@
 // socket and takes back within one turn of its loop, it never tells the socket's owner.
 
 #include <array>
-#include <future>
 #include <thread>
 
 #include <caf/io/basp_broker.hpp>
@@ -14,11 +13,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "troupe/actors/network_dialler.hpp"
+#include "troupe/actors/network_stream.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 
 #include "cluster_peer.hpp"
+#include "held_loop.hpp"
 #include "sanitized.hpp"
 
 namespace troupe::actors::testing {
@@ -30,27 +30,6 @@ using troupe::testing::patience;
 using broker_atom = caf::atom_constant<caf::atom("BASP")>;
 
 constexpr int descriptors = 1024;
-
-/// What happens while it lives happens, for the loop of that system, at once.
-class one_turn {
- public:
-  explicit one_turn(caf::actor_system& system) {
-    std::promise<void> stands;
-    const auto stood = stands.get_future();
-    system.middleman().backend().post(
-        [stands = std::move(stands), go_on = go_on_.get_future()]() mutable {
-          stands.set_value();
-          go_on.wait();
-        });
-    stood.wait();
-  }
-  ~one_turn() { go_on_.set_value(); }
-  one_turn(const one_turn&) = delete;
-  one_turn& operator=(const one_turn&) = delete;
-
- private:
-  std::promise<void> go_on_;
-};
 
 /// Names a socket for as long as the machine runs, unlike its descriptor; 0 for what is none.
 ino_t name_of(int descriptor) {
@@ -110,12 +89,13 @@ TEST(closed_connection, is_closed_though_it_was_made_when_its_owner_ended) {
   actor_host host;
   const auto broker =
       host.system().middleman().named_broker<caf::io::basp_broker>(broker_atom::value);
+  const auto streams = std::make_shared<open_streams>();
   std::array<int, 2> ends{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
   const auto socket = name_of(ends[0]);
   {
     const one_turn turn{host.system()};
-    caf::anon_send(broker, caf::connect_atom::value, scribe_of(host.system(), ends[0]),
+    caf::anon_send(broker, caf::connect_atom::value, streams->open(host.system(), ends[0]),
                    std::uint16_t{1});
     caf::anon_send_exit(broker, caf::exit_reason::user_shutdown);
   }

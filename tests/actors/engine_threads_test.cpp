@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <mutex>
 #include <random>
@@ -109,6 +110,22 @@ TEST_P(wake, comes_to_a_thread_that_waits_for_a_peer_in_either_way_and_in_time) 
     }
     EXPECT_LT(std::chrono::steady_clock::now() - began, 2 * very_long);
   }
+}
+
+TEST_P(wake, is_of_no_use_after_the_end_which_comes_though_threads_that_used_the_node_live_on) {
+  std::promise<void> used, over;
+  std::thread user{[&] {
+    EXPECT_TRUE(node->query("store-0", "no such key"));
+    EXPECT_EQ(node->wait(very_long).size(), 1u);
+    EXPECT_EQ(node->report().node.name, "decode-0");
+    used.set_value();
+    over.get_future().wait();
+  }};
+  used.get_future().wait();
+  auto ended = std::async(std::launch::async, [this] { node = nullptr; });
+  EXPECT_EQ(ended.wait_for(10s * patience), std::future_status::ready);
+  over.set_value();
+  user.join();
 }
 
 TEST_P(wake, comes_for_what_a_peer_begins_by_itself) {

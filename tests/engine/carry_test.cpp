@@ -11,6 +11,7 @@
 
 #include "cluster_fixture.hpp"
 #include "free_port.hpp"
+#include "sanitized.hpp"
 
 namespace troupe::reference {
 namespace {
@@ -19,7 +20,8 @@ using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr std::uint32_t prompt_tokens = 1500;
+/// Long enough to be met while it is computed, which takes the square of it, and a sanitizer ten times that.
+constexpr std::uint32_t prompt_tokens = troupe::testing::sanitized ? 600 : 1500;
 const sampling sampled{1.0f, 5, false};
 
 struct carry_shape {

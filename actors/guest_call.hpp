@@ -1,0 +1,17 @@
+#pragma once
+
+namespace troupe::actors {
+
+/// Held while a thread that is not the actor system's own spawns actors in it, has a
+/// `caf::scoped_actor` of it, makes it or runs its actors. CAF lets each thread keep the logger of
+/// the system that it used last, and a system's end waits until nobody has its logger: a thread that
+/// had asked one question, and lives on, would keep it from ending for ever.
+class guest_call {
+ public:
+  guest_call() = default;
+  ~guest_call();
+  guest_call(const guest_call&) = delete;
+  guest_call& operator=(const guest_call&) = delete;
+};
+
+}  // namespace troupe::actors

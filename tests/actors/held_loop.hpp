@@ -1,0 +1,31 @@
+#pragma once
+
+#include <future>
+
+#include <caf/actor_system.hpp>
+#include <caf/io/middleman.hpp>
+
+namespace troupe::actors::testing {
+
+/// What happens while it lives happens, for the loop of that system, at once.
+class one_turn {
+ public:
+  explicit one_turn(caf::actor_system& system) {
+    std::promise<void> stands;
+    const auto stood = stands.get_future();
+    system.middleman().backend().post(
+        [stands = std::move(stands), go_on = go_on_.get_future()]() mutable {
+          stands.set_value();
+          go_on.wait();
+        });
+    stood.wait();
+  }
+  ~one_turn() { go_on_.set_value(); }
+  one_turn(const one_turn&) = delete;
+  one_turn& operator=(const one_turn&) = delete;
+
+ private:
+  std::promise<void> go_on_;
+};
+
+}  // namespace troupe::actors::testing

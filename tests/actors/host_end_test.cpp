@@ -1,0 +1,59 @@
+// The actor system of a process ends, whatever its peers do and whoever used it.
+
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <caf/send.hpp>
+#include <gtest/gtest.h>
+
+#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
+
+#include "cluster_peer.hpp"
+#include "held_loop.hpp"
+#include "sanitized.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using troupe::testing::patience;
+
+TEST(host_end, comes_though_a_peer_takes_nothing_more) {
+  actor_host there;
+  auto here = std::make_unique<actor_host>();
+  const auto port = there.publish(spawn_supervisor(there.system(), three_nodes()), "127.0.0.1", 0);
+  ASSERT_TRUE(port) << to_string(port.error());
+  auto frozen = [&] {
+    const auto boss = here->connect<supervisor_actor>("127.0.0.1", *port, 3s * patience);
+    EXPECT_TRUE(boss) << to_string(boss.error());
+    auto stands = std::make_unique<one_turn>(there.system());
+    for (int i = 0; boss && i < 32; ++i) {
+      caf::anon_send(caf::actor_cast<caf::actor>(*boss), std::string(std::size_t{1} << 20U, 'x'));
+    }
+    return stands;
+  }();
+  auto ended = std::async(std::launch::async, [&] { here = nullptr; });
+  EXPECT_EQ(ended.wait_for(5s * patience), std::future_status::ready);
+  frozen.reset();
+}
+
+TEST(host_end, comes_though_threads_that_used_it_live_on) {
+  auto here = std::make_unique<actor_host>();
+  std::promise<void> used, over;
+  std::thread user{[&] {
+    EXPECT_FALSE(here->connect<supervisor_actor>("127.0.0.1", 1, 100ms));
+    used.set_value();
+    over.get_future().wait();
+  }};
+  used.get_future().wait();
+  auto ended = std::async(std::launch::async, [&] { here = nullptr; });
+  EXPECT_EQ(ended.wait_for(5s * patience), std::future_status::ready);
+  over.set_value();
+  user.join();
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing
