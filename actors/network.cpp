@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <stop_token>
+#include <system_error>
 #include <utility>
 
 #include <caf/actor_registry.hpp>
@@ -199,14 +200,23 @@ void network::stop() {
   gate_->shut_for_good();
 }
 
+void network::cut() {
+  gate_->streams()->cut();
+}
+
 std::jthread network::cut_in(milliseconds patience) {
-  return std::jthread{[patience, streams = gate_->streams()](const std::stop_token& over) {
-    std::mutex mutex;
-    std::condition_variable_any woken;
-    std::unique_lock lock{mutex};
-    woken.wait_for(lock, over, patience, [] { return false; });
-    if (!over.stop_requested()) streams->cut();
-  }};
+  try {
+    return std::jthread{[patience, streams = gate_->streams()](const std::stop_token& over) {
+      std::mutex mutex;
+      std::condition_variable_any woken;
+      std::unique_lock lock{mutex};
+      woken.wait_for(lock, over, patience, [] { return false; });
+      if (!over.stop_requested()) streams->cut();
+    }};
+  } catch (const std::system_error&) {  // no thread left to have: nobody would cut them later
+    cut();
+    return {};
+  }
 }
 
 door::counters network::count() const {

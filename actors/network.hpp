@@ -91,6 +91,8 @@ class network {
   /// stay. To be called before the system ends; the network is destroyed after it, so that what CAF
   /// says last still goes out.
   void stop();
+  /// Ends all connections, and those that are still to come.
+  void cut();
   /// Unless what it returns is gone before, cuts all connections then. While the system ends: it
   /// waits for peers to take what they were told last, and a frozen one takes nothing.
   [[nodiscard]] std::jthread cut_in(std::chrono::milliseconds patience);

@@ -12,11 +12,11 @@ namespace troupe::actors::node_parts {
 
 namespace {
 
-/// Answers a call once, even if the engine drops it.
+/// Answers a call once, even if the engine drops it. The engine may keep it for longer than there is
+/// a node: it does not keep the node's actor, whose thread would not end.
 class call_answer {
  public:
-  call_answer(caf::typed_actor<caf::reacts_to<node_command>> node, std::uint64_t id)
-      : node_{std::move(node)}, id_{id} {}
+  call_answer(caf::actor_addr node, std::uint64_t id) : node_{std::move(node)}, id_{id} {}
   ~call_answer() { give(fail(errc::aborted, "the engine dropped the call")); }
   call_answer(const call_answer&) = delete;
   call_answer& operator=(const call_answer&) = delete;
@@ -33,11 +33,14 @@ class call_answer {
     } else {
       reply.payload = std::move(*answer);
     }
-    tell(node_, node_command{call_answered{id_, std::move(reply)}});
+    const auto node = caf::actor_cast<caf::strong_actor_ptr>(node_);
+    if (!node) return;
+    tell(caf::actor_cast<local_node_actor>(node),
+         node_command{call_answered{id_, std::move(reply)}});
   }
 
  private:
-  caf::typed_actor<caf::reacts_to<node_command>> node_;
+  caf::actor_addr node_;
   std::uint64_t id_;
   std::atomic<bool> given_{false};
 };
@@ -93,7 +96,7 @@ caf::typed_response_promise<call_reply> take_call(self_pointer self, call_reques
             ? time_point::max()
             : std::chrono::steady_clock::now() + std::chrono::milliseconds{request.timeout_ms};
     st.calls.emplace(id, node_state_data::pending_call{promise, deadline});
-    auto answer = std::make_shared<call_answer>(caf::actor_cast<local_node_actor>(self), id);
+    auto answer = std::make_shared<call_answer>(self->address(), id);
     try {
       st.context->on_call(call{
           std::move(request.method), std::move(request.payload),

@@ -66,22 +66,29 @@ actor_host::actor_host(actor_host_options options)
       system_{std::make_unique<caf::actor_system>(*config_)},
       network_{std::make_unique<network>(*system_, door_options_of(options_.security))} {
   const guest_call made_it;
+  own_threads_ = system_->detached_actors();
 }
 
 actor_host::~actor_host() {
-  const bool ended = shutdown();
+  (void)shutdown();
   published_.clear();
   owned_.clear();
   network_->stop();
-  // The system's own end waits for the threads of detached actors without a bound, and such a thread
-  // for the last one that knows its actor: an actor that has not ended may be that one.
+  // The system's own end waits for actors and for the threads of detached ones without a bound, and
+  // such a thread for the last one that knows its actor.
+  const auto over = [this] {
+    return system_->registry().running() == 0 && system_->detached_actors() <= own_threads_;
+  };
   const auto deadline = steady_clock::now() + options_.shutdown_timeout;
-  while (!ended && system_->detached_actors() != 0 && steady_clock::now() < deadline) {
+  while (!over() && steady_clock::now() < deadline) {
     std::this_thread::sleep_for(milliseconds{2});
   }
-  if (!ended && system_->detached_actors() != 0) {
+  if (!over()) {
     logger("system")->error(
-        "the actor system is left behind with what its actors hold: a thread of it does not end");
+        "the actor system is left behind with what its actors hold: an actor of it does not end, "
+        "or "
+        "somebody outside holds one that has a thread of its own");
+    network_->cut();
     // Reachable for ever, so that nobody takes them for lost.
     static auto* const left_behind = new std::vector<
         std::pair<std::unique_ptr<caf::actor_system_config>, std::unique_ptr<caf::actor_system>>>;

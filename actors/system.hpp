@@ -116,6 +116,7 @@ class actor_host {
   actor_host_options options_;
   std::unique_ptr<caf::actor_system_config> config_;
   std::unique_ptr<caf::actor_system> system_;
+  std::size_t own_threads_{0};        ///< of actors of CAF's, which end with the system
   std::unique_ptr<network> network_;  ///< goes after the system, whose last words it carries
   std::vector<published> published_;
   std::vector<caf::strong_actor_ptr> owned_;

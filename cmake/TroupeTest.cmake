@@ -1,11 +1,14 @@
 # How tests and fuzz targets are declared.
 #
 #   troupe_test(<name> SOURCES a.cpp b.cpp LINKS troupe::kvcache LABELS unit
-#               [TIMEOUT seconds] [RUN_SERIAL] [ENVIRONMENT "NAME=value"...] [DEPENDS target...])
+#               [TIMEOUT seconds] [RUN_SERIAL] [SHARDS n] [ENVIRONMENT "NAME=value"...] [DEPENDS target...])
 #
 # makes the executable `<name>` with GoogleTest's main and registers each of its tests with ctest as
 # `<name>.<suite>.<test>` under one of the labels unit, integration, faults, simulation. DEPENDS names targets that
 # the tests run, such as the `troupe` command, so that they are built first.
+#
+# Under a sanitizer to start a process costs more than most unit tests do: there all of a program are one test, or
+# `SHARDS` of them that may run at once, `<name>.shard_<i>`.
 #
 #   troupe_fuzz_target(<name> SOURCES a.cpp LINKS troupe::transport)
 #
@@ -27,7 +30,7 @@ foreach(label unit integration faults simulation fuzz)
 endforeach()
 
 function(troupe_test name)
-  cmake_parse_arguments(arg "RUN_SERIAL" "TIMEOUT" "SOURCES;LINKS;LABELS;ENVIRONMENT;DEPENDS" ${ARGN})
+  cmake_parse_arguments(arg "RUN_SERIAL" "TIMEOUT;SHARDS" "SOURCES;LINKS;LABELS;ENVIRONMENT;DEPENDS" ${ARGN})
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "troupe_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -66,6 +69,18 @@ function(troupe_test name)
     # gtest_discover_tests passes the list through three calls; each of them takes one level of quoting.
     list(JOIN arg_ENVIRONMENT [[\\\\\\\\;]] environment)
     list(APPEND properties ENVIRONMENT "${environment}")
+  endif()
+  if(TROUPE_SANITIZE AND arg_LABELS STREQUAL "unit" AND NOT arg_ENVIRONMENT)
+    if(NOT arg_SHARDS)
+      set(arg_SHARDS 1)
+    endif()
+    math(EXPR last "${arg_SHARDS} - 1")
+    foreach(shard RANGE ${last})
+      add_test(NAME ${name}.shard_${shard} COMMAND ${name} --gtest_brief=1)
+      set_tests_properties(${name}.shard_${shard} PROPERTIES ${properties} TIMEOUT 600
+        ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${shard}")
+    endforeach()
+    return()
   endif()
   # Tests are listed when ctest starts, not while building: a build never runs what it made.
   gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60

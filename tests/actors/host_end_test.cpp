@@ -55,5 +55,14 @@ TEST(host_end, comes_though_threads_that_used_it_live_on) {
   user.join();
 }
 
+TEST(host_end, comes_though_somebody_holds_an_actor_with_a_thread_of_its_own) {
+  auto here = std::make_unique<actor_host>(actor_host_options{.shutdown_timeout = 200ms});
+  auto held = here->system().spawn<caf::detached>(
+      [](caf::event_based_actor*) -> caf::behavior { return {[](tick_atom) {}}; });
+  here->own(held);
+  auto ended = std::async(std::launch::async, [&] { here = nullptr; });
+  EXPECT_EQ(ended.wait_for(5s * patience), std::future_status::ready);
+}
+
 }  // namespace
 }  // namespace troupe::actors::testing
