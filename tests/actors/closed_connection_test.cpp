@@ -3,6 +3,7 @@
 
 #include <array>
 #include <thread>
+#include <vector>
 
 #include <caf/io/basp_broker.hpp>
 #include <caf/io/middleman.hpp>
@@ -37,27 +38,34 @@ ino_t name_of(int descriptor) {
   return ::fstat(descriptor, &about) == 0 && S_ISSOCK(about.st_mode) ? about.st_ino : 0;
 }
 
-bool closed_in_time(ino_t socket) {
+std::vector<int> descriptors_of(ino_t socket) {
+  std::vector<int> found;
+  for (int fd = 0; fd < descriptors; ++fd) {
+    if (name_of(fd) == socket) found.push_back(fd);
+  }
+  return found;
+}
+
+/// Waits until a socket has so many descriptors.
+bool comes_to(ino_t socket, std::size_t number) {
   for (const auto until = steady_clock::now() + 3s * patience; steady_clock::now() < until;) {
-    bool open = false;
-    for (int fd = 0; fd < descriptors; ++fd) open = open || name_of(fd) == socket;
-    if (!open) return true;
+    if (descriptors_of(socket).size() == number) return true;
     std::this_thread::sleep_for(5ms);
   }
   return false;
 }
 
-/// The end of a connection that goes to a port of this machine; -1 if there is none.
-int descriptor_towards(std::uint16_t port) {
+/// The end of a connection that goes to a port of this machine; 0 if there is none.
+ino_t socket_towards(std::uint16_t port) {
   for (int fd = 0; fd < descriptors; ++fd) {
     sockaddr_in there{};
     socklen_t size = sizeof there;
     if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &size) == 0 &&
         there.sin_family == AF_INET && ntohs(there.sin_port) == port) {
-      return fd;
+      return name_of(fd);
     }
   }
-  return -1;
+  return 0;
 }
 
 TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
@@ -66,9 +74,9 @@ TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
   ASSERT_TRUE(port) << to_string(port.error());
   const auto boss = here.connect<supervisor_actor>("127.0.0.1", *port, 3s * patience);
   ASSERT_TRUE(boss) << to_string(boss.error());
-  const auto line = descriptor_towards(*port);
-  const auto socket = name_of(line);
+  const auto socket = socket_towards(*port);
   ASSERT_NE(socket, 0U);
+  ASSERT_TRUE(comes_to(socket, 1)) << "who made it has a descriptor of it for a moment longer";
   ASSERT_TRUE(
       ask<membership>(here.system(), *boss, "the supervisor", 3s * patience, members_atom_v));
   // The loop has nothing left to do, and knows of no socket that has: the words come first.
@@ -80,9 +88,9 @@ TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
     // Broken without having been shut: the loop sees an error and nothing to read.
     sockaddr nobody{};
     nobody.sa_family = AF_UNSPEC;
-    ASSERT_EQ(::connect(line, &nobody, sizeof nobody), 0);
+    ASSERT_EQ(::connect(descriptors_of(socket).at(0), &nobody, sizeof nobody), 0);
   }
-  EXPECT_TRUE(closed_in_time(socket));
+  EXPECT_TRUE(comes_to(socket, 0));
 }
 
 TEST(closed_connection, is_closed_though_it_was_made_when_its_owner_ended) {
@@ -99,7 +107,7 @@ TEST(closed_connection, is_closed_though_it_was_made_when_its_owner_ended) {
                    std::uint16_t{1});
     caf::anon_send_exit(broker, caf::exit_reason::user_shutdown);
   }
-  EXPECT_TRUE(closed_in_time(socket));
+  EXPECT_TRUE(comes_to(socket, 0));
   ::close(ends[1]);
 }
 

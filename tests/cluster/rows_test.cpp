@@ -85,9 +85,12 @@ TEST_P(row, decode_node_dies_and_its_sender_is_told_at_once) {
 TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
-    const auto t = next();
+    auto t = next();
+    t.per_layer = 60ms * patience;
     auto taken = hand_over("prefill-0", "decode-0", t);
-    std::this_thread::sleep_for(within(100ms));
+    wait_until_it_moves("prefill-0",
+                        "decode-0");  // who has not found its node yet asks the supervisor
+    std::this_thread::sleep_for(within(150ms));
     cluster->kill("supervisor");
     EXPECT_EQ(in_words(taken.get()), "done");
     cluster->start("supervisor");
