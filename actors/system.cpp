@@ -85,9 +85,8 @@ actor_host::~actor_host() {
   }
   if (!over()) {
     logger("system")->error(
-        "the actor system is left behind with what its actors hold: an actor of it does not end, "
-        "or "
-        "somebody outside holds one that has a thread of its own");
+        "the actor system is left behind with what its actors hold: an actor of it does not "
+        "end, or somebody outside holds one that has a thread of its own");
     network_->cut();
     // Reachable for ever, so that nobody takes them for lost.
     static auto* const left_behind = new std::vector<
@@ -127,7 +126,6 @@ bool actor_host::shutdown(const std::function<void()>& meanwhile) {
     logger("system")->warn(
         "{} actors had not ended {} ms after they were told to; going without them",
         system_->registry().running(), options_.shutdown_timeout.count());
-    system_->await_actors_before_shutdown(false);
   }
   return *ended_;
 }

@@ -3,13 +3,11 @@
 
 #include <array>
 #include <thread>
-#include <vector>
 
 #include <caf/io/basp_broker.hpp>
 #include <caf/io/middleman.hpp>
 #include <caf/send.hpp>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,6 +18,7 @@
 
 #include "cluster_peer.hpp"
 #include "held_loop.hpp"
+#include "own_connections.hpp"
 #include "sanitized.hpp"
 
 namespace troupe::actors::testing {
@@ -27,7 +26,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
+using troupe::testing::connections_towards;
 using troupe::testing::patience;
+using troupe::testing::reset_connections;
 using broker_atom = caf::atom_constant<caf::atom("BASP")>;
 
 constexpr int descriptors = 1024;
@@ -38,34 +39,20 @@ ino_t name_of(int descriptor) {
   return ::fstat(descriptor, &about) == 0 && S_ISSOCK(about.st_mode) ? about.st_ino : 0;
 }
 
-std::vector<int> descriptors_of(ino_t socket) {
-  std::vector<int> found;
-  for (int fd = 0; fd < descriptors; ++fd) {
-    if (name_of(fd) == socket) found.push_back(fd);
-  }
-  return found;
-}
-
-/// Waits until a socket has so many descriptors.
-bool comes_to(ino_t socket, std::size_t number) {
+template <class Condition>
+bool comes_true(Condition holds) {
   for (const auto until = steady_clock::now() + 3s * patience; steady_clock::now() < until;) {
-    if (descriptors_of(socket).size() == number) return true;
+    if (holds()) return true;
     std::this_thread::sleep_for(5ms);
   }
   return false;
 }
 
-/// The end of a connection that goes to a port of this machine; 0 if there is none.
-ino_t socket_towards(std::uint16_t port) {
+bool is_closed(ino_t socket) {
   for (int fd = 0; fd < descriptors; ++fd) {
-    sockaddr_in there{};
-    socklen_t size = sizeof there;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &size) == 0 &&
-        there.sin_family == AF_INET && ntohs(there.sin_port) == port) {
-      return name_of(fd);
-    }
+    if (name_of(fd) == socket) return false;
   }
-  return 0;
+  return true;
 }
 
 TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
@@ -74,9 +61,9 @@ TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
   ASSERT_TRUE(port) << to_string(port.error());
   const auto boss = here.connect<supervisor_actor>("127.0.0.1", *port, 3s * patience);
   ASSERT_TRUE(boss) << to_string(boss.error());
-  const auto socket = socket_towards(*port);
-  ASSERT_NE(socket, 0U);
-  ASSERT_TRUE(comes_to(socket, 1)) << "who made it has a descriptor of it for a moment longer";
+  ASSERT_TRUE(comes_true([&] { return connections_towards(*port).size() == 1; }))
+      << "who made it has a descriptor of it for a moment longer";
+  const auto socket = name_of(connections_towards(*port).front());
   ASSERT_TRUE(
       ask<membership>(here.system(), *boss, "the supervisor", 3s * patience, members_atom_v));
   // The loop has nothing left to do, and knows of no socket that has: the words come first.
@@ -86,11 +73,9 @@ TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
     const one_turn turn{here.system()};
     caf::anon_send(*boss, members_atom_v);
     // Broken without having been shut: the loop sees an error and nothing to read.
-    sockaddr nobody{};
-    nobody.sa_family = AF_UNSPEC;
-    ASSERT_EQ(::connect(descriptors_of(socket).at(0), &nobody, sizeof nobody), 0);
+    ASSERT_EQ(reset_connections(*port), 1);
   }
-  EXPECT_TRUE(comes_to(socket, 0));
+  EXPECT_TRUE(comes_true([&] { return is_closed(socket); }));
 }
 
 TEST(closed_connection, is_closed_though_it_was_made_when_its_owner_ended) {
@@ -107,7 +92,7 @@ TEST(closed_connection, is_closed_though_it_was_made_when_its_owner_ended) {
                    std::uint16_t{1});
     caf::anon_send_exit(broker, caf::exit_reason::user_shutdown);
   }
-  EXPECT_TRUE(comes_to(socket, 0));
+  EXPECT_TRUE(comes_true([&] { return is_closed(socket); }));
   ::close(ends[1]);
 }
 

@@ -425,6 +425,24 @@ TEST_P(stop, answers_those_who_ask_how_the_node_is) {
 INSTANTIATE_TEST_SUITE_P(of, stop, ::testing::Values("event_driven", "polling"),
                          [](const auto& which) { return which.param; });
 
+TEST(a_call, that_the_engine_keeps_does_not_keep_the_node) {
+  const cluster c{{}};
+  std::promise<call> taken;
+  engine_options options;
+  options.on_call = [&taken](call what) { taken.set_value(std::move(what)); };
+  auto node = c.start("decode-0", std::move(options));
+  ASSERT_TRUE(node);
+  const auto client =
+      actors::cluster_client::connect({"127.0.0.1", static_cast<std::uint16_t>(c.port())});
+  ASSERT_TRUE(client) << to_string(client.error());
+  EXPECT_FALSE((*client)->call("decode-0", {"m", {}, 50}));
+  const auto kept = taken.get_future().get();
+  const auto began = std::chrono::steady_clock::now();
+  node = nullptr;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 1s * patience);
+  kept.reply(std::vector<std::uint8_t>{1});
+}
+
 // -- progress
 
 std::size_t progress_threads_now() {
@@ -447,24 +465,6 @@ std::size_t progress_threads(std::size_t expected) {
     count = progress_threads_now();
   }
   return count;
-}
-
-TEST(a_call, that_the_engine_keeps_does_not_keep_the_node) {
-  const cluster c{{}};
-  std::promise<call> taken;
-  engine_options options;
-  options.on_call = [&taken](call what) { taken.set_value(std::move(what)); };
-  auto node = c.start("decode-0", std::move(options));
-  ASSERT_TRUE(node);
-  const auto client =
-      actors::cluster_client::connect({"127.0.0.1", static_cast<std::uint16_t>(c.port())});
-  ASSERT_TRUE(client) << to_string(client.error());
-  EXPECT_FALSE((*client)->call("decode-0", {"m", {}, 50}));
-  const auto kept = taken.get_future().get();
-  const auto began = std::chrono::steady_clock::now();
-  node = nullptr;
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 1s * patience);
-  kept.reply(std::vector<std::uint8_t>{1});
 }
 
 TEST(progress, has_as_many_threads_as_the_file_says_and_none_where_the_engine_polls) {

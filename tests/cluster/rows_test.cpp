@@ -88,8 +88,8 @@ TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
     auto t = next();
     t.per_layer = 60ms * patience;
     auto taken = hand_over("prefill-0", "decode-0", t);
-    wait_until_it_moves("prefill-0",
-                        "decode-0");  // who has not found its node yet asks the supervisor
+    // Who has not found its node yet asks the supervisor.
+    wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(150ms));
     cluster->kill("supervisor");
     EXPECT_EQ(in_words(taken.get()), "done");

@@ -11,6 +11,7 @@
 
 #include "cluster_fixture.hpp"
 #include "free_port.hpp"
+#include "own_connections.hpp"
 #include "sanitized.hpp"
 
 namespace troupe::reference {
@@ -19,6 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using troupe::testing::reset_connections;
 
 /// Long enough to be met while it is computed, which takes the square of it, and a sanitizer ten times that.
 constexpr std::uint32_t prompt_tokens = troupe::testing::sanitized ? 600 : 1500;
@@ -421,24 +423,6 @@ TEST_F(carried, under_an_id_of_before_is_not_told_the_former_outcome) {
   EXPECT_TRUE(comes_true(
       5s, [&] { return call("prefill-0", "abort", abort_to_json("busy")).has_value(); }));
   EXPECT_FALSE(computing.get());
-}
-
-/// Resets what joins this process to a port: what was not read yet is gone.
-int reset_connections(std::uint16_t port) {
-  int reset = 0;
-  for (int fd = 0; fd < 1024; ++fd) {
-    sockaddr_in there{};
-    socklen_t size = sizeof there;
-    auto* generic = reinterpret_cast<sockaddr*>(&there);
-    if (::getpeername(fd, generic, &size) != 0 || there.sin_family != AF_INET ||
-        ntohs(there.sin_port) != port) {
-      continue;
-    }
-    sockaddr nobody{};
-    nobody.sa_family = AF_UNSPEC;
-    if (::connect(fd, &nobody, sizeof nobody) == 0) ++reset;
-  }
-  return reset;
 }
 
 TEST_F(carried, whose_call_of_a_prefill_is_lost_on_its_way_calls_it_once_more) {
