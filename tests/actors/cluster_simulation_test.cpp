@@ -50,18 +50,6 @@ void expect_no_violation(options of, const report& r) {
   EXPECT_EQ(again.violation, r.violation) << "and that run went another way";
 }
 
-options small(std::uint64_t seed) {
-  options of;
-  of.seed = seed;
-  of.prefills = 3 + static_cast<std::uint32_t>(seed % 4);
-  of.decodes = 2 + static_cast<std::uint32_t>(seed % 5);
-  of.requests = 600;
-  of.requests_per_second = 60;
-  of.faults_per_second = 1.5;
-  of.blocks = 24;
-  return of;
-}
-
 }  // namespace
 
 TEST(cluster_simulation, small_clusters_where_everything_goes_wrong_keep_every_invariant) {

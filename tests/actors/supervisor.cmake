@@ -15,13 +15,20 @@ target_compile_definitions(supervisor_test PRIVATE CLUSTER_PEER="$<TARGET_FILE:c
 troupe_test(placement_test SOURCES placement_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration
             DEPENDS cluster_peer TIMEOUT 60)
 target_compile_definitions(placement_test PRIVATE CLUSTER_PEER="$<TARGET_FILE:cluster_peer>")
-set(simulated_cluster cluster_simulation/faults.cpp cluster_simulation/frontend.cpp
-                      cluster_simulation/leases.cpp cluster_simulation/link.cpp cluster_simulation/nodes.cpp
-                      cluster_simulation/supervisor_life.cpp cluster_simulation/transfer.cpp
-                      cluster_simulation/world.cpp)
-troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp ${simulated_cluster} simulation_scenario.cpp
-            LINKS troupe::actors LABELS simulation TIMEOUT 600)
-target_include_directories(cluster_simulation_test PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+add_library(simulated_cluster STATIC EXCLUDE_FROM_ALL cluster_simulation/faults.cpp cluster_simulation/frontend.cpp
+            cluster_simulation/leases.cpp cluster_simulation/link.cpp cluster_simulation/nodes.cpp
+            cluster_simulation/shrink.cpp cluster_simulation/supervisor_life.cpp cluster_simulation/transfer.cpp
+            cluster_simulation/world.cpp simulation_scenario.cpp)
+target_link_libraries(simulated_cluster PUBLIC troupe::actors)
+target_include_directories(simulated_cluster PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+troupe_compile_settings(simulated_cluster)
+troupe_without_false_warnings(simulated_cluster)
+troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp LINKS simulated_cluster LABELS simulation
+            TIMEOUT 600)
+add_executable(cluster_explorer EXCLUDE_FROM_ALL cluster_simulation/explore.cpp)
+target_link_libraries(cluster_explorer PRIVATE simulated_cluster CLI11::CLI11)
+troupe_compile_settings(cluster_explorer)
+troupe_without_false_warnings(cluster_explorer)
 troupe_test(supervisor_events_test SOURCES supervisor_events_test.cpp LINKS troupe::actors troupe::sanitized
             LABELS integration TIMEOUT 60)
 troupe_test(membership_survival_test SOURCES membership_survival_test.cpp membership_record_test.cpp

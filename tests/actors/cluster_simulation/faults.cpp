@@ -10,16 +10,58 @@ namespace troupe::actors::cluster_simulation {
 
 void world::plan_faults() {
   if (given.faults_per_second <= 0) return;
+  if (given.faults) return plan_fault(0);
   const auto mean = microseconds{static_cast<std::int64_t>(1e6 / given.faults_per_second)};
   time.after(between(microseconds{0}, 2 * mean), [this] {
     if (faults_are_over_) return;
+    told.drawn_faults.push_back({std::chrono::duration_cast<microseconds>(now() - begun_), {}});
     something_goes_wrong();
     plan_faults();
   });
 }
 
+/// Of a run that is repeated: the same numbers are taken from the dice, so that what follows a fault
+/// is what followed it then for as long as nothing else is different.
+void world::plan_fault(std::size_t which) {
+  static_cast<void>(chance.next());
+  if (which == given.faults->size()) return;
+  const auto& drawn = (*given.faults)[which];
+  time.at(begun_ + drawn.after_begin, [this, which, &drawn] {
+    if (faults_are_over_) return;
+    told.drawn_faults.push_back({drawn.after_begin, {}, drawn.happens});
+    next_draw_ = 0;
+    if (drawn.happens) {
+      something_goes_wrong();
+    } else {
+      while (next_draw_ < drawn.draws.size()) static_cast<void>(fate(1));
+      told.drawn_faults.back().draws = drawn.draws;
+    }
+    plan_fault(which + 1);
+  });
+}
+
+/// A number of the present fault, from 0 to below `below`.
+std::uint64_t world::fate(std::uint64_t below) {
+  auto value = chance.next() % below;
+  auto& draws = told.drawn_faults.back().draws;
+  if (given.faults) {
+    const auto& drawn = (*given.faults)[told.drawn_faults.size() - 1].draws;
+    if (next_draw_ < drawn.size()) value = drawn[next_draw_++] % below;
+  }
+  draws.push_back(value);
+  return value;
+}
+
+microseconds world::fate_between(microseconds least, microseconds most) {
+  return least + microseconds{fate(static_cast<std::uint64_t>((most - least).count() + 1))};
+}
+
+std::uint32_t world::fated_node() {
+  return static_cast<std::uint32_t>(fate(lives_.size()));
+}
+
 void world::something_goes_wrong() {
-  const auto which = chance.upto(99);
+  const auto which = fate(100);
   if (which < 26) return crash_a_node();
   if (which < 37) return freeze_a_node();
   if (which < 42) return replace_a_frozen_node();
@@ -38,28 +80,28 @@ void world::something_goes_wrong() {
 }
 
 void world::crash_a_node() {
-  const auto node = chance.upto(static_cast<std::uint32_t>(lives_.size() - 1));
+  const auto node = fated_node();
   if (!lives_[node]->alive) return;
   fault("node killed");
   end(life{lives_[node]});
-  time.after(between(milliseconds{50}, milliseconds{9000}), [this, node] { start_node(node); });
+  time.after(fate_between(milliseconds{50}, milliseconds{9000}), [this, node] { start_node(node); });
 }
 
 void world::freeze_a_node() {
-  const auto& who = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  const auto& who = lives_[fated_node()];
   fault("node stopped");
-  stand_still(who, between(milliseconds{20}, milliseconds{12'000}));
+  stand_still(who, fate_between(milliseconds{20}, milliseconds{12'000}));
 }
 
 /// An operator, or a machine that watches over processes, starts the node anew while its former life
 /// only stands still. That one wakes up later and goes on with what it had begun.
 void world::replace_a_frozen_node() {
-  const auto node = chance.upto(static_cast<std::uint32_t>(lives_.size() - 1));
+  const auto node = fated_node();
   const life former = lives_[node];
   if (!former->alive) return;
   fault("frozen node replaced");
-  stand_still(former, between(milliseconds{1000}, milliseconds{15'000}));
-  time.after(between(milliseconds{10}, milliseconds{6000}), [this, node, former] {
+  stand_still(former, fate_between(milliseconds{1000}, milliseconds{15'000}));
+  time.after(fate_between(milliseconds{10}, milliseconds{6000}), [this, node, former] {
     if (former->alive && lives_[node] == former) start_node(node);
   });
 }
@@ -74,58 +116,59 @@ void world::cut(std::uint32_t a, std::uint32_t b, microseconds length) {
 
 void world::cut_a_node_from_the_supervisor() {
   fault("node cut from the supervisor");
-  cut(chance.upto(static_cast<std::uint32_t>(lives_.size() - 1)), supervisor_end,
-      between(milliseconds{100}, milliseconds{10'000}));
+  const auto length = fate_between(milliseconds{100}, milliseconds{10'000});
+  cut(fated_node(), supervisor_end, length);
 }
 
 void world::cut_a_pair() {
   fault("pair cut");
-  cut(chance.upto(given.prefills - 1), given.prefills + chance.upto(given.decodes - 1),
-      between(milliseconds{100}, milliseconds{10'000}));
+  const auto length = fate_between(milliseconds{100}, milliseconds{10'000});
+  const auto of_decodes = static_cast<std::uint32_t>(fate(given.decodes));
+  cut(static_cast<std::uint32_t>(fate(given.prefills)), given.prefills + of_decodes, length);
 }
 
 void world::cut_half_from_the_supervisor() {
   fault("half cut from the supervisor");
-  const auto length = between(milliseconds{500}, milliseconds{10'000});
+  const auto length = fate_between(milliseconds{500}, milliseconds{10'000});
   for (std::uint32_t node = 0; node < lives_.size(); ++node) {
-    if (chance.one_in(2)) cut(node, supervisor_end, length);
+    if (fate(2) == 0) cut(node, supervisor_end, length);
   }
 }
 
 void world::break_a_link() {
-  const auto& who = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  const auto& who = lives_[fated_node()];
   if (who->links.empty()) return;
   fault("link broken");
   const auto wire = who->links.begin()->second;
-  if (chance.one_in(3)) return wire->breaks(milliseconds{200});
+  if (fate(3) == 0) return wire->breaks(milliseconds{200});
   wire->breaks_and_returns();
 }
 
 void world::slow_the_network() {
   fault("network slow");
-  slowest_ = between(milliseconds{2}, milliseconds{60});
-  time.after(between(milliseconds{100}, milliseconds{3000}),
+  slowest_ = fate_between(milliseconds{2}, milliseconds{60});
+  time.after(fate_between(milliseconds{100}, milliseconds{3000}),
              [this] { slowest_ = milliseconds{2}; });
 }
 
 void world::freeze_the_supervisor() {
   fault("supervisor stopped");
-  const auto length = between(milliseconds{100}, milliseconds{7000});
+  const auto length = fate_between(milliseconds{100}, milliseconds{7000});
   stand_still(supervisor, length);
   supervisor_since_ = now() + length;
 }
 
 /// The host is suspended, and its monotonic clock does not count it.
 void world::suspend_a_node() {
-  const auto& who = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  const auto& who = lives_[fated_node()];
   fault("node's clock stalled");
-  suspend(who, between(milliseconds{20}, milliseconds{12'000}));
+  suspend(who, fate_between(milliseconds{20}, milliseconds{12'000}));
 }
 
 void world::suspend_the_supervisor() {
   if (now() < supervisor->stands_still_until) return;
   fault("supervisor's clock stalled");
-  const auto length = between(milliseconds{100}, milliseconds{7000});
+  const auto length = fate_between(milliseconds{100}, milliseconds{7000});
   suspend(supervisor, length);
   supervisor_since_ = now() + length;
 }
@@ -133,14 +176,14 @@ void world::suspend_the_supervisor() {
 /// Time passes, messages are read, and its own clock does not strike.
 void world::stop_the_supervisors_ticks() {
   fault("supervisor without ticks");
-  supervisor->ticks_again = now() + between(milliseconds{100}, milliseconds{7000});
+  supervisor->ticks_again = now() + fate_between(milliseconds{100}, milliseconds{7000});
   supervisor_since_ = std::max(supervisor_since_, supervisor->ticks_again);
 }
 
 void world::drain_a_node() {
-  const life at = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  const life at = lives_[fated_node()];
   const auto deadline =
-      std::chrono::duration_cast<milliseconds>(between(milliseconds{200}, milliseconds{15'000}));
+      std::chrono::duration_cast<milliseconds>(fate_between(milliseconds{200}, milliseconds{15'000}));
   fault("node drained");
   const auto whom = supervisor;
   time.after(one_way(), [this, whom, at, deadline] {
@@ -149,7 +192,7 @@ void world::drain_a_node() {
 }
 
 void world::fail_an_engine() {
-  const life at = lives_[chance.upto(static_cast<std::uint32_t>(lives_.size() - 1))];
+  const life at = lives_[fated_node()];
   fault("engine failed");
   in(at, [this, at] {
     const bool first = at->failure.empty();
@@ -157,7 +200,7 @@ void world::fail_an_engine() {
     note("engine fails", at->node);
     if (first && at->registered) say_alive(at);
   });
-  time.after(between(milliseconds{50}, milliseconds{8000}), [this, at] {
+  time.after(fate_between(milliseconds{50}, milliseconds{8000}), [this, at] {
     in(at, [this, at] {
       if (at->failure.empty()) return;
       at->failure.clear();
@@ -178,7 +221,7 @@ void world::crash_the_supervisor() {
   for (const auto& at : lives_) {
     if (at->supervisor) break_connection(at->supervisor, milliseconds{20});
   }
-  time.after(between(milliseconds{100}, milliseconds{4000}), [this] {
+  time.after(fate_between(milliseconds{100}, milliseconds{4000}), [this] {
     supervisor = std::make_shared<supervisor_life>(*this, slots_, kept);
     supervisor->awake_since = supervisor_since_ = now();
     supervisor->tick();

@@ -20,6 +20,10 @@ void frontend::begin() {
   microseconds when = milliseconds{1500};
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
     when += world_.between(microseconds{0}, 2 * mean);
+    if (world_.given.unasked_requests.contains(i)) {
+      ++ended_;
+      continue;
+    }
     world_.time.after(when, [this, i] { place(i); });
   }
 }

@@ -35,6 +35,10 @@ void world::start_node(std::uint32_t node) {
                          : static_cast<std::uint16_t>(1024 + chance.upto(60'000));
   fresh->info.incarnation = fresh->incarnation;
   lives_[node] = fresh;
+  if (given.absent_nodes.contains(node)) {
+    fresh->alive = false;
+    return;
+  }
   note("starts", node, fresh->incarnation);
   time.after(between(microseconds{0}, interval), [this, fresh] { beat(fresh); });
 }

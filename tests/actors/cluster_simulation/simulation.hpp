@@ -11,11 +11,21 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "troupe/kvcache/errc.hpp"
 
 namespace troupe::actors::cluster_simulation {
+
+/// One fault of a run: when it came, and every number that was drawn for it.
+struct drawn_fault {
+  std::chrono::microseconds after_begin{0};
+  std::vector<std::uint64_t> draws;
+  bool happens{true};  ///< false: only its numbers are drawn, so that the others keep theirs
+};
 
 struct options {
   std::uint64_t seed{1};
@@ -27,7 +37,19 @@ struct options {
   std::uint32_t blocks{64};  ///< of each node's pool
   /// The last lines of what happened, for a run that is looked at again.
   bool traced{false};
+
+  // -- for a run that is cut down (shrink.hpp)
+
+  /// Faults of a former run, instead of drawing them.
+  std::optional<std::vector<drawn_fault>> faults;
+  std::set<std::uint32_t> absent_nodes;      ///< they never start
+  std::set<std::uint32_t> unasked_requests;  ///< they are never asked for
 };
+
+/// A handful of nodes, 600 requests, and more faults than any cluster should see.
+[[nodiscard]] options small(std::uint64_t seed);
+/// A thousand nodes.
+[[nodiscard]] options large(std::uint64_t seed);
 
 struct report {
   std::string violation;  ///< of the first invariant that did not hold; empty: all did
@@ -44,8 +66,12 @@ struct report {
   std::uint64_t rebuilds{0};          ///< links that broke and were made again
   std::uint64_t refused_late{0};      ///< batches that came behind a fence, and were refused by it
   std::uint64_t epochs{0};            ///< the last one
+  std::vector<drawn_fault> drawn_faults;
   std::string trace;
 };
+
+/// The invariant that a violation is of, without the names and numbers of this run.
+[[nodiscard]] std::string kind_of(const std::string& violation);
 
 [[nodiscard]] report run(const options& of);
 

@@ -42,7 +42,6 @@ std::optional<std::uint32_t> world::number_of(const std::string& name) const {
 }
 
 report world::run() {
-  const auto begun = now();
   supervisor = std::make_shared<supervisor_life>(*this, slots_, kept);
   supervisor->awake_since = supervisor_since_ = now();
   supervisor->tick();
@@ -59,7 +58,7 @@ report world::run() {
       until = now() + aftermath;
     }
   }
-  told.virtual_time = std::chrono::duration_cast<microseconds>(now() - begun);
+  told.virtual_time = std::chrono::duration_cast<microseconds>(now() - begun_);
   if (told.violation.empty()) check_the_end();
   for (const auto& line : lines_) told.trace += line + "\n";
   return std::move(told);
@@ -187,12 +186,39 @@ void world::check_the_end() {
   for (const auto& at : lives_) {
     if (!at->alive) continue;
     const auto counters = at->pool.counters();
-    require(counters.free == counters.total, "blocks are lost at " + at->info.name);
+    require(counters.free == counters.total, "blocks are lost: at " + at->info.name);
   }
 }
 
 report run(const options& of) {
   return world{of}.run();
+}
+
+std::string kind_of(const std::string& violation) {
+  return violation.substr(0, violation.find(':'));
+}
+
+options small(std::uint64_t seed) {
+  options of;
+  of.seed = seed;
+  of.prefills = 3 + static_cast<std::uint32_t>(seed % 4);
+  of.decodes = 2 + static_cast<std::uint32_t>(seed % 5);
+  of.requests = 600;
+  of.requests_per_second = 60;
+  of.faults_per_second = 1.5;
+  of.blocks = 24;
+  return of;
+}
+
+options large(std::uint64_t seed) {
+  options of;
+  of.seed = seed;
+  of.prefills = 500;
+  of.decodes = 500;
+  of.requests = 10'000;
+  of.requests_per_second = 1000;
+  of.faults_per_second = 5;
+  return of;
 }
 
 }  // namespace troupe::actors::cluster_simulation

@@ -205,7 +205,11 @@ class world {
   void check_lapse(const life& at, const cache_leases::lapse& over);
   // -- faults (faults.cpp)
   void plan_faults();
+  void plan_fault(std::size_t which);
   void something_goes_wrong();
+  [[nodiscard]] std::uint64_t fate(std::uint64_t below);
+  [[nodiscard]] microseconds fate_between(microseconds least, microseconds most);
+  [[nodiscard]] std::uint32_t fated_node();
   void crash_a_node();
   void freeze_a_node();
   void replace_a_frozen_node();
@@ -244,6 +248,8 @@ class world {
   microseconds slowest_{2000};
   std::deque<std::string> lines_;
   bool faults_are_over_{false};
+  const moment begun_{time.now()};
+  std::size_t next_draw_{0};  ///< of the fault that comes now
   std::unique_ptr<class frontend> frontend_;
 };
 
