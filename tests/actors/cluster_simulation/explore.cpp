@@ -1,6 +1,9 @@
 // `tests/run simulation --seeds A..B` and `--shrink SEED`: looks for runs that break an invariant, and
 // for the smallest story of one that does.
 
+#include <malloc.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -131,6 +134,9 @@ int show_smallest(const wish& what, std::uint64_t seed, std::uint32_t tries) {
 }  // namespace troupe::actors::cluster_simulation
 
 int main(int argc, char** argv) {
+  // Each run builds and drops a whole cluster: keep its pages for the next one.
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
   using namespace troupe::actors::cluster_simulation;
   CLI::App app{"Runs simulated clusters with many seeds, or cuts a failing one down"};
   std::string seeds;

@@ -221,11 +221,7 @@ void world::crash_the_supervisor() {
   for (const auto& at : lives_) {
     if (at->supervisor) break_connection(at->supervisor, milliseconds{20});
   }
-  time.after(fate_between(milliseconds{100}, milliseconds{4000}), [this] {
-    supervisor = std::make_shared<supervisor_life>(*this, slots_, kept);
-    supervisor->awake_since = supervisor_since_ = now();
-    supervisor->tick();
-  });
+  time.after(fate_between(milliseconds{100}, milliseconds{4000}), [this] { start_supervisor(); });
   supervisor_since_ = now() + milliseconds{4000};
 }
 

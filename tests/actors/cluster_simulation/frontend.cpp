@@ -81,9 +81,11 @@ void frontend::placed(std::uint32_t number, std::uint64_t asked, const std::stri
       number, as, nullptr, {where.decode.front().name, where.prefill.front().name}, false});
   attempt->what = std::make_shared<transfer>(
       world_, ++last_transfer_, where, stage_of_things{by, where.epoch},
-      [this, attempt](side s, const std::optional<error>& why) {
+      [this, known = std::weak_ptr{attempt}](side s, const std::optional<error>& why) {
+        const auto of = known.lock();
+        if (!of) return;
         // The engine's event, on its way here.
-        world_.time.after(world_.one_way(), [this, attempt, s, why] { told(attempt, s, why); });
+        world_.time.after(world_.one_way(), [this, of, s, why] { told(of, s, why); });
       });
   attempts_[last_transfer_] = attempt;
   call(attempt, prefill);

@@ -57,6 +57,10 @@ class link : public std::enable_shared_from_this<link> {
   void remember(side s, const std::shared_ptr<transfer>& who);
   /// The membership says to this end that its peer is gone.
   void left_by_peer(const life& at);
+  void take_apart() {
+    for (auto& words : words_) words.clear();
+    for (auto& who : attached_) who.clear();
+  }
 
  private:
   static constexpr std::size_t most_words = 64;

@@ -35,12 +35,25 @@ void world::start_node(std::uint32_t node) {
                          : static_cast<std::uint16_t>(1024 + chance.upto(60'000));
   fresh->info.incarnation = fresh->incarnation;
   lives_[node] = fresh;
+  takes_apart([who = std::weak_ptr{fresh}] {
+    if (const auto one = who.lock()) one->take_apart();
+  });
   if (given.absent_nodes.contains(node)) {
     fresh->alive = false;
     return;
   }
   note("starts", node, fresh->incarnation);
   time.after(between(microseconds{0}, interval), [this, fresh] { beat(fresh); });
+}
+
+void node_life::take_apart() {
+  held_up.clear();
+  supervisor.reset();
+  busy_with.clear();
+  waiters.clear();
+  holds.clear();
+  callers.clear();
+  links.clear();
 }
 
 void world::end(const life& gone) {

@@ -37,6 +37,11 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   void tick();
   /// After what changed the table: log, place, publish.
   void settle();
+  void take_apart() {
+    held_up.clear();
+    peers_.clear();
+    waiting_.clear();
+  }
 
   const std::uint32_t number;  ///< of this life among the supervisor's
   moment ticks_again{};        ///< before then its clock does not strike

@@ -177,6 +177,9 @@ void transfer::want_link() {
           auto& wire = here->links[there->incarnation];
           if (!wire) {
             wire = std::make_shared<link>(self->world_, here, there, self->placed_);
+            self->world_.takes_apart([which = std::weak_ptr{wire}] {
+              if (const auto one = which.lock()) one->take_apart();
+            });
             there->links[here->incarnation] = wire;
             if (!there->alive) wire->breaks(milliseconds{5});
           }

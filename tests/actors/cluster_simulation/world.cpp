@@ -36,15 +36,17 @@ world::world(const options& of)
   for (std::uint32_t i = 0; i < slots_.size(); ++i) numbers_[slots_[i].name] = i;
 }
 
+world::~world() {
+  for (const auto& how : apart_) how();
+}
+
 std::optional<std::uint32_t> world::number_of(const std::string& name) const {
   const auto found = numbers_.find(name);
   return found == numbers_.end() ? std::nullopt : std::optional{found->second};
 }
 
 report world::run() {
-  supervisor = std::make_shared<supervisor_life>(*this, slots_, kept);
-  supervisor->awake_since = supervisor_since_ = now();
-  supervisor->tick();
+  start_supervisor();
   for (std::uint32_t i = 0; i < slots_.size(); ++i) start_node(i);
   frontend_ = std::make_unique<frontend>(*this);
   frontend_->begin();
@@ -62,6 +64,15 @@ report world::run() {
   if (told.violation.empty()) check_the_end();
   for (const auto& line : lines_) told.trace += line + "\n";
   return std::move(told);
+}
+
+void world::start_supervisor() {
+  supervisor = std::make_shared<supervisor_life>(*this, slots_, kept);
+  takes_apart([who = std::weak_ptr{supervisor}] {
+    if (const auto one = who.lock()) one->take_apart();
+  });
+  supervisor->awake_since = supervisor_since_ = now();
+  supervisor->tick();
 }
 
 // -- processes

@@ -109,6 +109,8 @@ struct node_life : process {
   std::vector<std::function<void()>> callers;          ///< who hears that its process is gone
   // -- towards its peers
   std::map<std::uint64_t, std::shared_ptr<link>> links;  ///< by the peer's incarnation
+
+  void take_apart();
 };
 using life = std::shared_ptr<node_life>;
 
@@ -116,6 +118,9 @@ using life = std::shared_ptr<node_life>;
 class world {
  public:
   explicit world(const options& of);
+  ~world();
+  world(const world&) = delete;
+  world& operator=(const world&) = delete;
 
   report run();
 
@@ -187,11 +192,15 @@ class world {
   /// The node has lost the supervisor, as far as it knows.
   void lost_supervisor(const life& at, const std::shared_ptr<connection>& which);
 
+  /// What holds one another: taken apart when the world ends.
+  void takes_apart(std::function<void()> how) { apart_.push_back(std::move(how)); }
+
   std::shared_ptr<supervisor_life> supervisor;
   std::uint32_t supervisors{0};           ///< lives so far
   std::optional<membership_record> kept;  ///< what the supervisor's next life will find
 
  private:
+  void start_supervisor();
   // -- nodes
   void beat(const life& at);
   void reach_supervisor(const life& at);
@@ -251,6 +260,7 @@ class world {
   const moment begun_{time.now()};
   std::size_t next_draw_{0};  ///< of the fault that comes now
   std::unique_ptr<class frontend> frontend_;
+  std::vector<std::function<void()>> apart_;
 };
 
 }  // namespace troupe::actors::cluster_simulation
