@@ -4,25 +4,16 @@
 #include <iterator>
 #include <utility>
 
-#include "troupe/actors/list_pace.hpp"
 #include "troupe/actors/membership.hpp"
 
 namespace troupe::actors {
-
-namespace {
-
-/// How long a list of so many members takes from its change to the last node that is told: the list
-/// before it has 1.5 times of what telling all of it takes (`membership_table`), then this one goes.
-constexpr std::chrono::microseconds pace_of_a_pair{list_pace::an_entry * 5 / 2};
-
-}  // namespace
 
 // -- what is held, for whom
 
 void cache_leases::hold(operation_id id, const std::string& peer, time_point now, mark placed) {
   auto& of = operations_[id];
   if (std::ranges::find(of.claims, peer, &claim::peer) != of.claims.end()) return;
-  auto& one = of.claims.emplace_back(claim{peer, {}, {}, {}, now, placed});
+  auto& one = of.claims.emplace_back(claim{peer, {}, {}, {}, now, placed, false});
   bind_if_shown(id, one, now);
   settle(id, of, now);
 }
@@ -33,7 +24,7 @@ void cache_leases::meet(operation_id id, transfer_id session, const std::string&
   auto one = std::ranges::find_if(
       of.claims, [&](const claim& h) { return h.peer == peer && h.session == transfer_id{}; });
   if (one == of.claims.end()) {
-    one = of.claims.insert(one, claim{peer, {}, {}, {}, now, {}});
+    one = of.claims.insert(one, claim{peer, {}, {}, {}, now, {}, false});
   }
   one->session = session;
   if (one->of != life) {
@@ -85,6 +76,20 @@ std::vector<cache_leases::lapse> cache_leases::see(std::shared_ptr<const members
   return lapses;
 }
 
+std::vector<cache_leases::lapse> cache_leases::answered(mark supervisor, time_point asked,
+                                                        time_point now) {
+  for (auto& [id, of] : operations_) {
+    for (auto& one : of.claims) {
+      const bool known =
+          one.certain || one.placed.supervisor_incarnation == supervisor.supervisor_incarnation;
+      if (!known && one.since <= asked) one.placed = supervisor;
+    }
+  }
+  std::vector<lapse> lapses;
+  review(now, lapses);
+  return lapses;
+}
+
 void cache_leases::linked(incarnation life) {
   linked_.insert(life);
   doubted_.erase(life);
@@ -100,12 +105,14 @@ void cache_leases::unlinked(incarnation life) {
 }
 
 std::vector<cache_leases::lapse> cache_leases::beat(time_point now, news of) {
-  lease_time_ = clock(now);
+  const auto before = std::exchange(lease_time_, clock(now));
   last_beat_ = now;
   std::vector<lapse> lapses;
   review(now, lapses);
   for (const auto& [id, one] : lives_) {
-    if (judge(id, one, of) == standing::lives) table_.renew_all(id, lease_time_, options_.length);
+    if (judge(id, one, of) != standing::lives) continue;
+    // Also a lease that ran out since the last beat: its holder was shown, or linked, meanwhile.
+    table_.renew_all(id, before, lease_time_ - before + options_.length);
   }
   collect(now, lapses);
   return lapses;
@@ -157,24 +164,26 @@ cache_leases::standing cache_leases::judge(incarnation id, const living& one, ne
   return linked_.contains(id) ? standing::lives : standing::unknown;
 }
 
-/// Whether the membership that is here may be older than what whoever named the peer went by.
-bool cache_leases::may_be_older_news(const claim& one, time_point now) const {
-  const mark& placed = one.placed;
-  if (placed.supervisor_incarnation != 0 &&
-      placed.supervisor_incarnation == members_->supervisor_incarnation)
-    return members_->epoch < placed.epoch;
-  const auto n = static_cast<std::int64_t>(members_->members.size());
-  return now < one.since + options_.news_delay + pace_of_a_pair * n * n;
+/// Whether the membership that is here is as new as what whoever named the peer went by.
+bool cache_leases::news_count(const claim& one) const {
+  return one.placed.supervisor_incarnation != 0 &&
+         one.placed.supervisor_incarnation == members_->supervisor_incarnation &&
+         members_->epoch >= one.placed.epoch;
 }
 
-/// Whether the life that the membership shows is the one that the placement meant, though an older
-/// membership showed another one when the hold began.
-bool cache_leases::means_who_is_shown(const claim& one) const {
-  const mark& placed = one.placed;
+/// Says which life was meant, as soon as news that count show the peer. False: not the one that it was
+/// bound to, and it is unseen again.
+bool cache_leases::makes_certain(claim& one) {
   const auto* m = member_of(one.peer);
-  return m != nullptr && placed.supervisor_incarnation != 0 &&
-         placed.supervisor_incarnation == members_->supervisor_incarnation &&
-         m->registered <= placed.epoch;
+  if (one.certain || one.of == incarnation{} || m == nullptr || !news_count(one)) return true;
+  const bool another =
+      m->node.incarnation != one.of.value && m->registered <= one.placed.epoch;
+  if (another) {
+    give_back(one);
+  } else {
+    one.certain = true;
+  }
+  return !another;
 }
 
 kvcache::lease_id cache_leases::lease_for(operation_id id, incarnation holder, time_point now) {
@@ -193,6 +202,7 @@ void cache_leases::give_back(claim& from) {
   }
   from.lease = {};
   from.of = {};
+  from.certain = false;
 }
 
 /// One hold of that life less.
@@ -217,8 +227,9 @@ void cache_leases::bind(operation_id id, claim& to, incarnation to_life, time_po
 /// An unseen one becomes waiting, if somebody lives under its name.
 void cache_leases::bind_if_shown(operation_id id, claim& to, time_point now) {
   const auto* m = member_of(to.peer);
-  if (m != nullptr && m->node.incarnation != 0 && !is_lost(*m))
-    bind(id, to, incarnation{m->node.incarnation}, now);
+  if (m == nullptr || m->node.incarnation == 0 || is_lost(*m)) return;
+  bind(id, to, incarnation{m->node.incarnation}, now);
+  to.certain = news_count(to);
 }
 
 /// The lease for whoever asks runs just as long as the source is sealed and nobody is known.
@@ -249,9 +260,7 @@ void cache_leases::bury(incarnation id, standing how, time_point now, std::vecto
     forget_life(id);
     if (one->session != transfer_id{}) continue;
     one->of = {};
-    // What is left unseen is bound to who is shown, or lapses with him, in a moment.
-    const bool meant_another = how == standing::replaced && means_who_is_shown(*one);
-    if (!meant_another && !may_be_older_news(*one, now)) {
+    if (std::exchange(one->certain, false)) {
       lapses.push_back({operation,
                         how == standing::down ? cause::down : cause::replaced,
                         one->peer,
@@ -266,6 +275,11 @@ void cache_leases::bury(incarnation id, standing how, time_point now, std::vecto
 
 /// What the membership says of those that hold something, or shall.
 void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
+  for (auto& [id, of] : operations_) {
+    for (auto& one : of.claims) {
+      if (one.session == transfer_id{} && !makes_certain(one)) settle(id, of, now);
+    }
+  }
   for (auto next = lives_.begin(); next != lives_.end();) {
     const auto id = next->first;
     auto& one = next->second;
@@ -287,7 +301,7 @@ void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
         return false;
       }
       const auto* m = member_of(one.peer);
-      if (m == nullptr || !is_lost(*m) || may_be_older_news(one, now)) return false;
+      if (m == nullptr || !is_lost(*m) || !news_count(one)) return false;
       lapses.push_back({id, cause::down, one.peer, m->reason, {}, {}});
       return true;
     });

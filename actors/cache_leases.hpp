@@ -16,8 +16,8 @@
 ///   unseen   shown down, by news that count                    none, lapse (down)
 ///   waiting  shown down or replaced, by older news             unseen: the engine that named it
 ///                                                              knew newer news
-///   waiting  shown replaced by the life that the placement     waiting, for that life; none, lapse
-///            meant: it was taken in no later than that         (down) if that is shown down
+///   waiting  news that count show another life, which was      waiting, for that life: it is the one
+///            taken in when the peer was named                  that was meant
 ///   waiting  shown down or replaced, by news that count        none, lapse (down, replaced)
 ///   waiting  its lease ends: no membership shows it, or it     none, lapse (unheard)
 ///            was lost while no supervisor watches
@@ -28,8 +28,10 @@
 ///   met      leave                                             none
 ///   any      end of the operation                              none
 ///
-/// News count for a hold that follows a placement once they are as new as that. Where the placement is
-/// not known, or another life of the supervisor made it, they count a while after the hold (`news_delay`).
+/// News count for a hold once they are as new as what whoever named the peer can have known: the
+/// placement, where it is known and by the same life of the supervisor. Else what the supervisor has
+/// answered to a heartbeat that was sent after the hold began: it cannot have placed anything before by
+/// news that it had not yet. A list may be late by any time, so no time is waited for instead.
 ///
 /// A sealed source for which nobody that lives is known holds its blocks for whoever asks, for one
 /// length: then it lapses (unread).
@@ -64,9 +66,6 @@ class cache_leases {
   struct options {
     incarnation self{1};                       ///< holds what is held for nobody in particular
     duration length{std::chrono::minutes{1}};  ///< of every lease; positive
-    /// So long after its start an operation may follow news that no membership here shows yet: the
-    /// supervisor publishes changes 100 ms late. In large clusters longer, as lists are paced there.
-    duration news_delay{std::chrono::milliseconds{300}};
   };
   /// Which membership: of that life of the supervisor, 0: none in particular.
   struct mark {
@@ -110,6 +109,8 @@ class cache_leases {
 
   /// The newest membership.
   [[nodiscard]] std::vector<lapse> see(std::shared_ptr<const membership> members, time_point now);
+  /// A supervisor has answered a heartbeat, which was sent at `asked`: it was at that epoch then.
+  [[nodiscard]] std::vector<lapse> answered(mark supervisor, time_point asked, time_point now);
   void linked(incarnation life);
   /// The link is gone. Without a supervisor nobody knows whether that life still lives, until news or
   /// the next link say so.
@@ -139,7 +140,8 @@ class cache_leases {
     kvcache::lease_id lease{};  ///< 0: none
     transfer_id session{};      ///< 0: not met
     time_point since;           ///< of the hold
-    mark placed{};              ///< what whoever named the peer knew at least
+    mark placed{};              ///< what whoever named the peer knew at most; none: not known yet
+    bool certain{false};        ///< news that count have shown that this life was meant
   };
   struct held {
     std::vector<claim> claims;
@@ -153,8 +155,8 @@ class cache_leases {
   [[nodiscard]] standing judge(incarnation id, const living& one, news of) const;
   [[nodiscard]] std::string reason_of(const std::string& peer) const;
   [[nodiscard]] kvcache::lease_id lease_for(operation_id id, incarnation holder, time_point now);
-  [[nodiscard]] bool may_be_older_news(const claim& one, time_point now) const;
-  [[nodiscard]] bool means_who_is_shown(const claim& one) const;
+  [[nodiscard]] bool news_count(const claim& one) const;
+  [[nodiscard]] bool makes_certain(claim& one);
   void give_back(claim& from);
   void forget_life(incarnation id);
   void bind(operation_id id, claim& to, incarnation to_life, time_point now);

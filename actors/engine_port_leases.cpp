@@ -98,4 +98,9 @@ void carry_out(self_pointer self, members_seen& news) {
   lapsed(self, st.leases.see(st.members, now()));
 }
 
+void carry_out(self_pointer self, heartbeat_answered& news) {
+  lapsed(self, self->state.leases.answered({news.supervisor_incarnation, news.epoch}, news.asked,
+                                           now()));
+}
+
 }  // namespace troupe::actors::port

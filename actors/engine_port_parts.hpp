@@ -95,6 +95,7 @@ void release_receive(self_pointer self, operation_id operation);
 // -- leases (engine_port_leases.cpp)
 
 void carry_out(self_pointer self, members_seen& news);
+void carry_out(self_pointer self, heartbeat_answered& news);
 /// Ends what is held for, or from, nodes that do not live.
 void lapsed(self_pointer self, const std::vector<cache_leases::lapse>& lapses);
 /// Something is held from now on: it is looked after once per beat.

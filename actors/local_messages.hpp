@@ -341,12 +341,19 @@ struct wire_port {
 struct members_seen {
   std::shared_ptr<const membership> members;
 };
+/// node -> port: the supervisor's answer to a heartbeat.
+struct heartbeat_answered {
+  std::uint64_t supervisor_incarnation{0};
+  std::uint64_t epoch{0};
+  time_point asked;  ///< when the heartbeat was sent
+};
 /// The node stops: end everything with `aborted`.
 struct stop_port {};
 
 struct engine_command {
   std::variant<start_send, send_progress, send_sealed, start_receive, open_when_complete,
-               abort_operation, start_value, wire_port, members_seen, stop_port>
+               abort_operation, start_value, wire_port, members_seen, heartbeat_answered,
+               stop_port>
       what;
 };
 

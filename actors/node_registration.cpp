@@ -225,8 +225,13 @@ void say_alive(self_pointer self) {
   }
   self->request(st.supervisor, st.context->settings.heartbeat_interval, std::move(message))
       .then(
-          [self](const heartbeat_ack& ack) {
-            if (ack.known || !self->state.registered) return;
+          [self, asked = std::chrono::steady_clock::now()](const heartbeat_ack& ack) {
+            if (ack.known) {
+              tell(self->state.port, engine_command{heartbeat_answered{ack.supervisor_incarnation,
+                                                                       ack.epoch, asked}});
+              return;
+            }
+            if (!self->state.registered) return;
             self->state.registered = false;
             reach_supervisor(self);
           },

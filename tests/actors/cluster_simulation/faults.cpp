@@ -108,7 +108,10 @@ void world::replace_a_frozen_node() {
 
 void world::cut(std::uint32_t a, std::uint32_t b, microseconds length) {
   if (a == b || !cuts_.insert({std::min(a, b), std::max(a, b)}).second) return;
+  trace("cut " + std::to_string(a) + " " + std::to_string(b) + " for " +
+        std::to_string(length.count()) + " us");
   time.after(length, [this, a, b] {
+    trace("joined again " + std::to_string(a) + " " + std::to_string(b));
     cuts_.erase({std::min(a, b), std::max(a, b)});
     if (b == supervisor_end) cut_last_[a] = now();
   });
@@ -155,7 +158,8 @@ void world::freeze_the_supervisor() {
   fault("supervisor stopped");
   const auto length = fate_between(milliseconds{100}, milliseconds{7000});
   stand_still(supervisor, length);
-  supervisor_since_ = now() + length;
+  // It may stand still for longer already.
+  supervisor_since_ = std::max(supervisor_since_, supervisor->stands_still_until);
 }
 
 /// The host is suspended, and its monotonic clock does not count it.
@@ -170,7 +174,7 @@ void world::suspend_the_supervisor() {
   fault("supervisor's clock stalled");
   const auto length = fate_between(milliseconds{100}, milliseconds{7000});
   suspend(supervisor, length);
-  supervisor_since_ = now() + length;
+  supervisor_since_ = std::max(supervisor_since_, supervisor->stands_still_until);
 }
 
 /// Time passes, messages are read, and its own clock does not strike.

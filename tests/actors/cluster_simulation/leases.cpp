@@ -19,12 +19,18 @@ void transfer::hold(side s) {
   const auto& at = ends_[s].at;
   at->holds[operation(s).value] = {shared_from_this(), s,
                                    at->members ? at->members->when.first : 0};
-  at->leases.hold(operation(s), placed_on(other(s)).name, world_.clock_of(*at));
+  const auto& peer = placed_on(other(s)).name;
+  // As engines do: a `receive` says by which placement, a `send` does not.
+  const cache_leases::mark placed{s == decode ? where_.supervisor_incarnation : 0,
+                                  s == decode ? where_.epoch : 0};
+  world_.trace("holds " + std::to_string(operation(s).value) + " at " + at->info.name + " for " + peer);
+  at->leases.hold(operation(s), peer, world_.clock_of(*at), placed);
 }
 
 void transfer::meet(side s) {
   const auto& at = ends_[s].at;
   const auto& peer = placed_on(other(s));
+  world_.trace("meets " + std::to_string(operation(s).value) + " at " + at->info.name);
   at->leases.meet(operation(s), transfer_id{number_}, peer.name, incarnation{peer.incarnation},
                   world_.clock_of(*at));
 }
@@ -79,6 +85,9 @@ void world::check_lapse(const life& at, const cache_leases::lapse& over) {
   if (unheard && !watched && !linked) return;
   // It was for the life that a former supervisor showed: that another one shows another proves nothing.
   if (unheard && at->members->when.first != found->second.under) return;
+  trace("  at " + at->info.name + " for " + peer.name + " life " + std::to_string(peer.incarnation) +
+        ", shown " + std::to_string(shown->node.incarnation) + " " +
+        std::to_string(shown->state) + (watched ? ", watched" : "") + (linked ? ", linked" : ""));
   require(down || !same, "a hold is over while its holder lives and is known to");
 }
 

@@ -14,6 +14,7 @@ bool link::by_number::operator()(const std::shared_ptr<transfer>& a,
 
 link::link(world& in, life at_decode, life at_prefill, stage_of_things placed)
     : world_{in}, ends_{std::move(at_decode), std::move(at_prefill)}, placed_{placed} {
+  world_.trace(ends_[decode]->info.name + " and " + ends_[prefill]->info.name + " have a link");
   for (const auto s : {decode, prefill}) {
     ends_[s]->leases.linked(incarnation{ends_[other(s)]->incarnation});
   }
@@ -71,6 +72,7 @@ void link::breaks_and_returns() {
 void link::see_break(side s, std::uint32_t next) {
   if (broken_ || seen_[s]) return;
   gap_[s] = true;
+  world_.trace(ends_[s]->info.name + " sees its link with " + ends_[other(s)]->info.name + " break");
   if (!gap_[other(s)]) return;
   const auto up = world_.between(milliseconds{1}, milliseconds{300});
   for (const auto each : {decode, prefill}) {
@@ -131,6 +133,7 @@ void link::left_by_peer(const life& at) {
 
 void link::see(side s, const error& why) {
   if (std::exchange(seen_[s], true)) return;
+  world_.trace(ends_[s]->info.name + " sees its link with " + ends_[other(s)]->info.name + " end");
   ends_[s]->links.erase(ends_[other(s)]->incarnation);
   ends_[s]->leases.unlinked(incarnation{ends_[other(s)]->incarnation});
   for (const auto& who : std::exchange(attached_[s], {})) who->link_lost(s, why);

@@ -195,10 +195,14 @@ void world::say_alive(const life& at) {
   beat.load.blocks_quarantined = counters.quarantined;
   if (at->drain.beats(beat.load)) note("finds itself drained", at->node);
   const auto over = at->supervisor;
-  send(over, true, [this, at, over, beat] {
+  send(over, true, [this, at, over, beat, asked = clock_of(*at)] {
     const auto ack = over->supervisor->heard(beat);
-    send(over, false, [this, at, ack] {
-      if (ack.known || !at->registered) return;
+    send(over, false, [this, at, ack, asked] {
+      if (ack.known) {
+        const cache_leases::mark answer{ack.supervisor_incarnation, ack.epoch};
+        return lapsed(at, at->leases.answered(answer, asked, clock_of(*at)));
+      }
+      if (!at->registered) return;
       at->registered = false;
       reach_supervisor(at);
     });
@@ -272,6 +276,7 @@ void world::hear_members(const life& at, const std::shared_ptr<const told_member
   }
   at->seen = members->when;
   at->members = members;
+  trace(at->info.name + " hears of epoch " + std::to_string(members->list.epoch));
   lapsed(at, at->leases.see({members, &members->list}, clock_of(*at)));
   std::vector<std::shared_ptr<link>> left;
   for (const auto& [incarnation, wire] : at->links) {

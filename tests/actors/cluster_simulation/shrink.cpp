@@ -21,6 +21,7 @@ class shrinker {
     if (first.violation.empty()) return {best_, std::move(first)};
     // Played again from its list, so that single faults can be left out.
     best_.faults = first.drawn_faults;
+    best_.at_most = first.virtual_time + std::chrono::seconds{10};
     for (auto before = size() + 1; size() < before;) {
       before = size();
       leave_out("faults", best_.faults->size(), [](options& from, std::size_t i) {

@@ -44,6 +44,8 @@ struct options {
   std::optional<std::vector<drawn_fault>> faults;
   std::set<std::uint32_t> absent_nodes;      ///< they never start
   std::set<std::uint32_t> unasked_requests;  ///< they are never asked for
+  /// What comes later is not waited for.
+  std::optional<std::chrono::microseconds> at_most;
 };
 
 /// A handful of nodes, 600 requests, and more faults than any cluster should see.

@@ -58,7 +58,7 @@ registration supervisor_life::take_in(const std::shared_ptr<connection>& over,
   peers_[name] = over;
   uninformed_.insert(name);
   if (const auto drained = drains_.registered(name, request.node.incarnation)) {
-    order({name, drained->incarnation}, drained->leave, over->node->late);
+    order({name, drained->incarnation}, drained->leave);
   }
   return *outcome;
 }
@@ -127,7 +127,7 @@ void supervisor_life::drain(const std::string& name, milliseconds deadline) {
       it != peers_.end() && it->second->node->incarnation == *drained) {
     world_.drain_begins(it->second->node, number, clock() + deadline);
   }
-  order({name, *drained}, 0, false);
+  order({name, *drained}, 0);
   judge_drains();
   settle();
 }
@@ -143,16 +143,18 @@ void supervisor_life::judge_drains() {
         continue;
       }
       table_.drained(who.name, who.incarnation, verdict.reason);
-      order(who, 1, verdict.reason != drained_reason);
+      if (verdict.reason != drained_reason) late_.insert(who.incarnation);
+      order(who, 1);
     }
   }
 }
 
 /// To the life that is meant only.
-void supervisor_life::order(const drain_list::rank& who, std::uint8_t leave, bool late) {
+void supervisor_life::order(const drain_list::rank& who, std::uint8_t leave) {
   const auto it = peers_.find(who.name);
   if (it == peers_.end() || it->second->node->incarnation != who.incarnation) return;
   const auto over = it->second;
+  const bool late = leave == 1 && late_.contains(who.incarnation);
   world_.send(over, false, [&w = world_, over, what = drain_order{who.incarnation, leave}, late] {
     w.ordered(over->node, what, late);
   });

@@ -51,7 +51,7 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
  private:
   [[nodiscard]] moment clock() const { return world_.clock_of(*this); }
   void judge_drains();
-  void order(const drain_list::rank& who, std::uint8_t leave, bool late);
+  void order(const drain_list::rank& who, std::uint8_t leave);
   void broadcast();
   void deliver(std::vector<served_ticket> served);
   void check(const placement& given);
@@ -69,6 +69,7 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   std::set<std::uint64_t> replaced_;
   std::set<std::uint64_t>
       failing_;  ///< lives that have reported a failure and not registered since
+  std::set<std::uint64_t> late_;  ///< lives told to leave since the deadline of their drain passed
   std::uint64_t last_epoch_{0};
   std::uint64_t kept_epoch_{0};
   moment kept_at_{};

@@ -270,6 +270,8 @@ void transfer::serve_request() {
   sender_.emplace(send_session::options{layers, 1, 2, false, ends_[prefill].deadline});
   carry_out(prefill,
             sender_->start(request, ready_, sealed_ ? std::optional{tokens_} : std::nullopt, {}));
+  // The request may have waited while its link was made again.
+  if (const auto now = link_->present(prefill); now && sender_) link_back(prefill, *now);
 }
 
 // -- both
@@ -310,6 +312,12 @@ void transfer::came(side to, const session_message& message) {
     return carry_out(to, receiver_->landed(*m));
 }
 
+/// What a sender says and posts is of the link by which it was asked: the link's owner drops it once
+/// that was made again, until the sender has heard so.
+bool transfer::speaks_of_a_former_link(side s) const {
+  return s == prefill && link_->present(prefill) != held_since_;
+}
+
 void transfer::carry_out(side s, const session_actions& actions) {
   auto& e = ends_[s];
   world_.require(!e.unpinned || actions.empty(), "something was done after the unpin");
@@ -322,10 +330,13 @@ void transfer::carry_out(side s, const session_actions& actions) {
         last_words_[s].push_back(m->message);
         link_->remember(s, shared_from_this());
       }
+      const bool last = !last_words_[s].empty();
+      if (!last && speaks_of_a_former_link(s)) continue;
       link_->send(s, [self = shared_from_this(), to = other(s), message = m->message] {
         self->came(to, message);
       });
     } else if (const auto* o = std::get_if<send_offer>(&action)) {
+      if (speaks_of_a_former_link(s)) continue;
       transfer_offer offer;
       offer.transfer = transfer_id{number_};
       offer.token_end = tokens_;
@@ -355,6 +366,7 @@ void transfer::conclude_side(side s, const std::optional<error>& why) {
   auto& e = ends_[s];
   world_.note(s == decode ? "decode concludes" : "prefill concludes", number_,
               why ? static_cast<std::uint64_t>(why->code) : 0);
+  if (why) world_.trace("  since " + why->message);
   world_.require(++e.outcomes == 1, "a second outcome");
   world_.require(!why || (why->code != errc::out_of_range && why->code != errc::internal),
                  "one side takes what the other said for nonsense");
@@ -387,7 +399,8 @@ void transfer::post(side by, const post_slice& what) {
                  "posted over a link that was made again before it was asked for again");
   const auto over = link_->present(by);
   batches_.push_back({what, by, over.value_or(0), asked_over_, false, std::nullopt});
-  if (!over) return;  // nothing of it moves, and the next link does it again
+  // Nothing of it moves, and the next link does it again.
+  if (!over || speaks_of_a_former_link(by)) return;
   auto moving = world_.one_way();
   if (world_.chance.one_in(16)) moving += world_.between(microseconds{0}, milliseconds{30});
   world_.time.after(moving,

@@ -47,6 +47,7 @@ class transfer : public std::enable_shared_from_this<transfer> {
   /// It was made again.
   void link_back(side s, std::uint32_t generation);
   void repeat_words(side s);
+  [[nodiscard]] bool speaks_of_a_former_link(side s) const;
 
   /// Whether this side, in a life that goes on, has come to its end.
   [[nodiscard]] bool settled(side s) const;

@@ -53,7 +53,8 @@ report world::run() {
   plan_faults();
   check_standing();
   std::optional<moment> until;
-  while (told.violation.empty() && (!until || now() < *until) && time.step()) {
+  const auto cut_off = [&] { return given.at_most && now() >= begun_ + *given.at_most; };
+  while (told.violation.empty() && (!until || now() < *until) && !cut_off() && time.step()) {
     ++told.events;
     if (!until && frontend_->all_have_ended()) {
       faults_are_over_ = true;
@@ -61,7 +62,7 @@ report world::run() {
     }
   }
   told.virtual_time = std::chrono::duration_cast<microseconds>(now() - begun_);
-  if (told.violation.empty()) check_the_end();
+  if (told.violation.empty() && !cut_off()) check_the_end();
   for (const auto& line : lines_) told.trace += line + "\n";
   return std::move(told);
 }
@@ -119,14 +120,20 @@ void world::note(std::string_view what, std::uint64_t a, std::uint64_t b) {
     told.digest = (told.digest ^ value) * 0x9E3779B97F4A7C15U;
     told.digest ^= told.digest >> 29U;
   };
-  const auto at = std::chrono::duration_cast<microseconds>(now().time_since_epoch()).count();
-  mix(static_cast<std::uint64_t>(at));
+  mix(static_cast<std::uint64_t>(
+      std::chrono::duration_cast<microseconds>(now().time_since_epoch()).count()));
   for (const char c : what) mix(static_cast<std::uint8_t>(c));
   mix(a);
   mix(b);
+  if (given.traced)
+    trace(std::string{what} + " " + std::to_string(a) + " " + std::to_string(b));
+}
+
+/// Not part of the digest.
+void world::trace(const std::string& line) {
   if (!given.traced) return;
-  lines_.push_back(std::to_string(at) + " us  " + std::string{what} + " " + std::to_string(a) +
-                   " " + std::to_string(b));
+  const auto at = std::chrono::duration_cast<microseconds>(now() - begun_).count();
+  lines_.push_back(std::to_string(at) + " us  " + line);
   if (lines_.size() > kept_lines) lines_.pop_front();
 }
 

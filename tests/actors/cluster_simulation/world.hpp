@@ -73,7 +73,7 @@ struct node_life : process {
 
   /// Shorter than the heartbeat timeout, and than many a standstill.
   static cache_leases::options leases_of(std::uint64_t life) {
-    return {troupe::incarnation{life}, milliseconds{3000}, milliseconds{300}};
+    return {troupe::incarnation{life}, milliseconds{3000}};
   }
 
   std::uint32_t node{0};
@@ -154,6 +154,8 @@ class world {
   }
   /// A line of what happens: part of the digest, and of the trace.
   void note(std::string_view what, std::uint64_t a = 0, std::uint64_t b = 0);
+  /// A line of the trace alone.
+  void trace(const std::string& line);
 
   static constexpr std::uint32_t supervisor_end = 0xFFFF'FFFF;
   [[nodiscard]] bool reach(std::uint32_t a, std::uint32_t b) const {
@@ -235,7 +237,10 @@ class world {
   void suspend_the_supervisor();
   void stop_the_supervisors_ticks();
   void cut(std::uint32_t a, std::uint32_t b, microseconds time);
-  void fault(const std::string& what) { ++told.faults[what]; }
+  void fault(const std::string& what) {
+    ++told.faults[what];
+    if (given.traced) trace("fault: " + what);
+  }
   // -- the end
   void check_standing();
   void check_node(const life& at);
