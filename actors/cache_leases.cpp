@@ -176,8 +176,7 @@ bool cache_leases::news_count(const claim& one) const {
 bool cache_leases::makes_certain(claim& one) {
   const auto* m = member_of(one.peer);
   if (one.certain || one.of == incarnation{} || m == nullptr || !news_count(one)) return true;
-  const bool another =
-      m->node.incarnation != one.of.value && m->registered <= one.placed.epoch;
+  const bool another = m->node.incarnation != one.of.value && m->registered <= one.placed.epoch;
   if (another) {
     give_back(one);
   } else {

@@ -99,8 +99,8 @@ void carry_out(self_pointer self, members_seen& news) {
 }
 
 void carry_out(self_pointer self, heartbeat_answered& news) {
-  lapsed(self, self->state.leases.answered({news.supervisor_incarnation, news.epoch}, news.asked,
-                                           now()));
+  lapsed(self,
+         self->state.leases.answered({news.supervisor_incarnation, news.epoch}, news.asked, now()));
 }
 
 }  // namespace troupe::actors::port

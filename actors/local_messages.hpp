@@ -352,8 +352,7 @@ struct stop_port {};
 
 struct engine_command {
   std::variant<start_send, send_progress, send_sealed, start_receive, open_when_complete,
-               abort_operation, start_value, wire_port, members_seen, heartbeat_answered,
-               stop_port>
+               abort_operation, start_value, wire_port, members_seen, heartbeat_answered, stop_port>
       what;
 };
 

@@ -106,7 +106,7 @@ function(troupe_fuzz_target name)
     set(seeds)
   endif()
   add_test(NAME fuzz.${name}
-           COMMAND sh -c "exec \"$0\" -max_total_time=\"\${TROUPE_FUZZ_SECONDS:-60}\" \"$@\""
+           COMMAND sh -c "exec \"$0\" -max_total_time=\"\${TROUPE_FUZZ_SECONDS:-60}\" -seed=\"\${TROUPE_COMMIT_SEED:-1}\" \"$@\""
                    $<TARGET_FILE:${name}> -timeout=10 -rss_limit_mb=2048 -max_len=65536
                    -print_final_stats=1 "-artifact_prefix=${CMAKE_CURRENT_BINARY_DIR}/${name}."
                    "${found}" ${seeds})

@@ -69,7 +69,7 @@ Result apart(const Body& body) {
 
 /// At any moment between two looks of whoever watches.
 void rest_a_while(recovery_cluster& c) {
-  std::mt19937_64 dice{std::random_device{}()};
+  static std::mt19937_64 dice{1};
   c.rest(150ms + std::chrono::milliseconds{dice() % 250});
 }
 

@@ -45,6 +45,8 @@ class leases : public ::testing::Test {
     all->members = std::move(members);
     return table.see(std::move(all), now);
   }
+  /// The supervisor answers a heartbeat that is sent now; what lapsed.
+  std::vector<lapse> answered() { return table.answered({supervisor, epoch}, now, now); }
   /// Beats for that long; what lapsed.
   std::vector<lapse> pass(std::chrono::milliseconds time, news of = news::current) {
     std::vector<lapse> all;
@@ -62,7 +64,7 @@ class leases : public ::testing::Test {
 
   time_point now{time_point{} + 1h};
   std::uint64_t supervisor{5}, epoch{0};
-  cache_leases table{{incarnation{1}, length, 300ms}};
+  cache_leases table{{incarnation{1}, length}};
 };
 
 // -- who waits in line
@@ -122,7 +124,7 @@ TEST_F(leases, one_that_is_down_loses_all_it_has_at_once) {
   table.hold(first, "a", now);
   table.hold(second, "a", now);
   table.hold(second, "b", now);
-  now += 301ms;
+  EXPECT_THAT(answered(), IsEmpty());
   const auto all = see(
       {shown("a", alice, node_state::down, "connection lost"), shown("b", bob, node_state::up)});
   ASSERT_THAT(all, SizeIs(2));
@@ -140,7 +142,7 @@ TEST_F(leases, one_that_is_down_loses_all_it_has_at_once) {
 TEST_F(leases, one_that_was_restarted_loses_it_and_its_next_life_inherits_nothing) {
   see({shown("a", alice, node_state::up)});
   table.hold(first, "a", now);
-  now += 1s;
+  EXPECT_THAT(answered(), IsEmpty());
   expect_one(see({shown("a", alice_again, node_state::up)}), first, cause::replaced);
   EXPECT_EQ(table.waiting(first), 0U);
 }
@@ -148,7 +150,7 @@ TEST_F(leases, one_that_was_restarted_loses_it_and_its_next_life_inherits_nothin
 TEST_F(leases, another_life_that_another_supervisor_shows_is_no_proof_and_the_lease_runs_out) {
   see({shown("a", alice, node_state::up)});
   table.hold(first, "a", now);
-  now += 1s;
+  EXPECT_THAT(answered(), IsEmpty());
   supervisor = 6;
   EXPECT_THAT(see({shown("a", alice_again, node_state::joining)}), IsEmpty());
   EXPECT_THAT(pass(length - beat), IsEmpty());
@@ -183,12 +185,55 @@ TEST_F(leases, what_was_shown_just_before_the_hold_may_be_old_news) {
   EXPECT_THAT(pass(3 * length), IsEmpty());
 }
 
-TEST_F(leases, one_that_is_down_and_stays_so_is_lost_a_moment_after_the_hold) {
+TEST_F(leases, one_that_is_down_is_lost_once_the_supervisor_has_answered_since_the_hold) {
   see({shown("a", alice, node_state::down, "silent")});
+  const auto before = now;
+  now += 1ms;
   table.hold(first, "a", now);
-  const auto all = pass(beat);
+  EXPECT_THAT(pass(5 * beat), IsEmpty()) << "the news may be older than the hold";
+  EXPECT_THAT(table.answered({supervisor, epoch}, before, now), IsEmpty())
+      << "that was asked before the hold";
+  const auto all = answered();
   expect_one(all, first, cause::down);
   EXPECT_EQ(all[0].reason, "silent");
+}
+
+TEST_F(leases, an_answer_that_knows_newer_news_waits_for_them) {
+  see({shown("a", alice, node_state::up)});
+  table.hold(first, "a", now);
+  EXPECT_THAT(table.answered({supervisor, epoch + 2}, now, now), IsEmpty());
+  now += 1h;
+  EXPECT_THAT(see({shown("a", alice, node_state::down)}), IsEmpty());
+  auto again = shown("a", alice_again, node_state::up);
+  again.registered = epoch + 1;
+  EXPECT_THAT(see({again}), IsEmpty());
+  EXPECT_EQ(table.waiting(first), 1U) << "the life that was there when it was named";
+}
+
+// Found by the simulated cluster, seed 68: a node that lost its supervisor for 400 ms went by a list of
+// before its send was placed, and took the decode node's next life for the death of who it was held for.
+TEST_F(leases, news_that_come_long_after_the_hold_do_not_make_older_ones_count) {
+  see({shown("a", alice, node_state::suspect)});
+  table.hold(first, "a", now);
+  pass(3 * beat, news::old);
+  auto again = shown("a", alice_again, node_state::up);
+  again.registered = epoch + 1;
+  EXPECT_THAT(see({again}), IsEmpty());
+  EXPECT_THAT(answered(), IsEmpty());
+  EXPECT_EQ(table.waiting(first), 1U);
+  EXPECT_THAT(pass(3 * length), IsEmpty());
+}
+
+// Found by the simulated cluster, seed 4466.
+TEST_F(leases, one_that_is_linked_again_before_the_next_beat_keeps_what_ran_out_since_the_last) {
+  see({shown("a", alice, node_state::up)});
+  table.hold(first, "a", now);
+  table.linked(alice);
+  EXPECT_THAT(pass(length, news::old), IsEmpty());
+  table.unlinked(alice);
+  EXPECT_THAT(pass(length - beat, news::old), IsEmpty());
+  table.linked(alice);
+  EXPECT_THAT(pass(3 * length, news::old), IsEmpty());
 }
 
 TEST_F(leases, a_link_that_is_lost_while_no_supervisor_is_there_leaves_it_to_run_out) {
@@ -355,26 +400,12 @@ TEST_F(leases, one_of_a_placement_on_a_next_life_that_is_down_by_now_is_lost_wit
   EXPECT_EQ(all[0].reason, "silent");
 }
 
-TEST_F(leases, one_of_a_placement_of_another_supervisor_goes_by_the_time_that_news_take) {
+TEST_F(leases, one_of_a_placement_of_another_supervisor_waits_for_the_answer_of_the_one_there_is) {
   see({shown("a", alice, node_state::up)});
   table.hold(first, "a", now, {supervisor + 1, 1});
-  now += 299ms;
+  now += 1h;
   EXPECT_THAT(see({shown("a", alice, node_state::down)}), IsEmpty());
-  now += 2ms;
-  expect_one(see({shown("a", alice, node_state::down)}), first, cause::down);
-}
-
-TEST_F(leases, one_without_a_placement_waits_for_lists_of_a_large_cluster) {
-  std::vector<member> all{shown("a", alice, node_state::up)};
-  for (std::uint64_t i = 1; i < 1000; ++i)
-    all.push_back(shown("n" + std::to_string(i), incarnation{1000 + i}, node_state::up));
-  see(all);
-  table.hold(first, "a", now);
-  all.front() = shown("a", alice, node_state::down);
-  now += 5s;
-  EXPECT_THAT(see(all), IsEmpty()) << "a list takes 5 s to reach all of 1,000 nodes";
-  now += 301ms;
-  expect_one(see(all), first, cause::down);
+  expect_one(answered(), first, cause::down);
 }
 
 // -- all of it
@@ -383,9 +414,7 @@ TEST_F(leases, one_without_a_placement_waits_for_lists_of_a_large_cluster) {
 /// in every membership since its hold never lapses; whoever died does, once, with the next
 /// membership; what ended is silent.
 TEST_F(leases, at_random_end_with_death_and_with_nothing_else) {
-  const auto seed = std::random_device{}();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 dice{seed};
+  std::mt19937_64 dice{2155104801};
   constexpr std::size_t nodes = 5;
   std::uint64_t next_life = 100;
   std::uint64_t next_operation = 1;
@@ -419,7 +448,7 @@ TEST_F(leases, at_random_end_with_death_and_with_nothing_else) {
           table.hold(id, std::to_string(node), now);
           table.sealed(id, now);
           held[id] = {node, lives[node]};
-          now += 301ms;  // later its death is no old news
+          all = answered();  // later its death is no old news
         }
         break;
       case 2:

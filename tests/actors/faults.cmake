@@ -7,7 +7,7 @@ troupe_test(leases_test SOURCES leases_test.cpp reclaimed_test.cpp
 troupe_test(value_test SOURCES value_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
 troupe_test(hetero_test SOURCES hetero_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
 troupe_test(rebuild_test SOURCES rebuild_test.cpp unmendable_test.cpp killed_linking_test.cpp broken_wire.cpp
-            LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 120)
+            LINKS troupe::actors troupe::sanitized troupe::scratch LABELS faults TIMEOUT 120)
 if(TROUPE_HAVE_VERBS)
   target_compile_definitions(rebuild_test PRIVATE TROUPE_TEST_VERBS)
   target_link_libraries(rebuild_test PRIVATE ibverbs)

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "rebuild_fixture.hpp"
+#include "seed.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -28,7 +29,7 @@ moment since(steady::time_point then) {
 class killed_while_linking : public breakable {
  protected:
   std::vector<std::unique_ptr<forked>> next;
-  std::mt19937_64 dice{std::random_device{}()};
+  std::mt19937_64 dice{troupe::testing::printed_seed()};
   /// How long it takes to make a link, and to make it again.
   moment making{0}, remaking{0};
 

@@ -6,4 +6,4 @@ troupe_test(session_machines_test SOURCES session_send_table_test.cpp session_re
             LINKS troupe::session LABELS unit)
 troupe_test(session_simulation_test SOURCES session_simulation.cpp simulation_scenario.cpp simulation_judge.cpp
                                               session_simulation_test.cpp
-            LINKS troupe::session troupe::sanitized LABELS unit)
+            LINKS troupe::session troupe::sanitized troupe::scratch LABELS unit)

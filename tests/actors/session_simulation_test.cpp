@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "sanitized.hpp"
+#include "seed.hpp"
 
 namespace troupe::actors::simulation {
 namespace {
@@ -41,14 +42,9 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
     ASSERT_EQ(r.violation, "") << "seed " << seed;
     return;
   }
-  // A new place to begin each day, so that time adds coverage; the seed of a failure is printed.
-  const auto day =
-      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::hours>(
-                                     std::chrono::system_clock::now().time_since_epoch())
-                                     .count() /
-                                 24);
   const auto runs = from_environment("TROUPE_RUNS", troupe::testing::tries(200'000));
-  const auto first = day * 1'000'000;
+  // A new place to begin with each commit, so that they add coverage; the seed of a failure is printed.
+  const auto first = troupe::testing::seed() * 1'000'000;
   std::uint64_t done = 0;
   std::uint64_t events = 0;
   std::map<errc, std::uint64_t> failures;

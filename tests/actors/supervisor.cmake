@@ -23,7 +23,7 @@ target_link_libraries(simulated_cluster PUBLIC troupe::actors)
 target_include_directories(simulated_cluster PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
 troupe_compile_settings(simulated_cluster)
 troupe_without_false_warnings(simulated_cluster)
-troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp LINKS simulated_cluster LABELS simulation
+troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp LINKS simulated_cluster troupe::scratch LABELS simulation
             TIMEOUT 600)
 add_executable(cluster_explorer EXCLUDE_FROM_ALL cluster_simulation/explore.cpp)
 target_link_libraries(cluster_explorer PRIVATE simulated_cluster CLI11::CLI11)

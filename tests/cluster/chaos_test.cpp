@@ -14,6 +14,7 @@
 #include "judge.hpp"
 #include "load.hpp"
 #include "sanitized.hpp"
+#include "seed.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -24,14 +25,9 @@ using clock = load::clock;
 
 constexpr milliseconds recovery_limit = 10s;
 
-std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 class chaos : public ::testing::Test {
  protected:
-  const std::uint64_t seed{number_from("TROUPE_SEED", std::random_device{}())};
+  const std::uint64_t seed{testing::seed()};
   chaos_report report;
 
   void run(const cluster_shape& shape, const network* net, std::chrono::seconds time) {
@@ -140,7 +136,9 @@ TEST_F(chaos, of_hosts_loses_nothing_corrupts_nothing_and_is_overcome_in_ten_sec
   const network net{node_names(shape), addresses::open};
   ASSERT_EQ(net.why(), "");
   net.slow_down(300);
-  run(shape, &net, std::chrono::seconds{number_from("TROUPE_CHAOS_SECONDS", sanitized ? 40 : 120)});
+  run(shape, &net,
+      std::chrono::seconds{
+          testing::number_from_environment("TROUPE_CHAOS_SECONDS", sanitized ? 40 : 120)});
 }
 
 TEST_F(chaos, of_processes_on_one_host_loses_nothing_corrupts_nothing_and_is_overcome) {
@@ -148,7 +146,8 @@ TEST_F(chaos, of_processes_on_one_host_loses_nothing_corrupts_nothing_and_is_ove
   shape.backend = "auto";
   shape.mode = seed % 2 == 0 ? "read" : "write";
   run(shape, nullptr,
-      std::chrono::seconds{number_from("TROUPE_CHAOS_SECONDS", sanitized ? 60 : 120) / 3});
+      std::chrono::seconds{
+          testing::number_from_environment("TROUPE_CHAOS_SECONDS", sanitized ? 60 : 120) / 3});
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include "judge.hpp"
 #include "orders.hpp"
 #include "sanitized.hpp"
+#include "seed.hpp"
 
 namespace troupe::testing {
 
@@ -45,7 +46,7 @@ class row : public ::testing::TestWithParam<std::string> {
   std::optional<network> net;
   std::unique_ptr<cluster_processes> cluster;
   std::unique_ptr<actors::cluster_client> client;
-  std::mt19937_64 dice{std::random_device{}()};
+  std::mt19937_64 dice{testing::printed_seed()};
   int requests{0};
 
   row() {

@@ -1,8 +1,6 @@
 // `tests/run simulation --seeds A..B` and `--shrink SEED`: looks for runs that break an invariant, and
 // for the smallest story of one that does.
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <malloc.h>
 
 #include "shrink.hpp"
 #include "simulation.hpp"
@@ -145,10 +144,12 @@ int main(int argc, char** argv) {
   wish what;
   what.jobs = std::max(1U, std::thread::hardware_concurrency());
   auto* many = app.add_option("--seeds", seeds, "run these, A..B")->type_name("A..B");
-  auto* one = app.add_option("--shrink", seed, "the smallest story found that breaks what this breaks")
-                  ->type_name("SEED");
+  auto* one =
+      app.add_option("--shrink", seed, "the smallest story found that breaks what this breaks")
+          ->type_name("SEED");
   many->excludes(one);
-  app.add_flag("--large", what.large, "1,000 nodes and 10,000 requests instead of a handful and 600");
+  app.add_flag("--large", what.large,
+               "1,000 nodes and 10,000 requests instead of a handful and 600");
   app.add_option("--faults", what.fault_factor, "so many times as frequent")
       ->check(CLI::Range(0.0, 1000.0));
   app.add_option("--tries", tries, "other dice per attempt to cut something off")

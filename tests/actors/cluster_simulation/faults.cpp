@@ -84,7 +84,8 @@ void world::crash_a_node() {
   if (!lives_[node]->alive) return;
   fault("node killed");
   end(life{lives_[node]});
-  time.after(fate_between(milliseconds{50}, milliseconds{9000}), [this, node] { start_node(node); });
+  time.after(fate_between(milliseconds{50}, milliseconds{9000}),
+             [this, node] { start_node(node); });
 }
 
 void world::freeze_a_node() {
@@ -186,8 +187,8 @@ void world::stop_the_supervisors_ticks() {
 
 void world::drain_a_node() {
   const life at = lives_[fated_node()];
-  const auto deadline =
-      std::chrono::duration_cast<milliseconds>(fate_between(milliseconds{200}, milliseconds{15'000}));
+  const auto deadline = std::chrono::duration_cast<milliseconds>(
+      fate_between(milliseconds{200}, milliseconds{15'000}));
   fault("node drained");
   const auto whom = supervisor;
   time.after(one_way(), [this, whom, at, deadline] {

@@ -23,7 +23,8 @@ void transfer::hold(side s) {
   // As engines do: a `receive` says by which placement, a `send` does not.
   const cache_leases::mark placed{s == decode ? where_.supervisor_incarnation : 0,
                                   s == decode ? where_.epoch : 0};
-  world_.trace("holds " + std::to_string(operation(s).value) + " at " + at->info.name + " for " + peer);
+  world_.trace("holds " + std::to_string(operation(s).value) + " at " + at->info.name + " for " +
+               peer);
   at->leases.hold(operation(s), peer, world_.clock_of(*at), placed);
 }
 
@@ -85,9 +86,10 @@ void world::check_lapse(const life& at, const cache_leases::lapse& over) {
   if (unheard && !watched && !linked) return;
   // It was for the life that a former supervisor showed: that another one shows another proves nothing.
   if (unheard && at->members->when.first != found->second.under) return;
-  trace("  at " + at->info.name + " for " + peer.name + " life " + std::to_string(peer.incarnation) +
-        ", shown " + std::to_string(shown->node.incarnation) + " " +
-        std::to_string(shown->state) + (watched ? ", watched" : "") + (linked ? ", linked" : ""));
+  trace("  at " + at->info.name + " for " + peer.name + " life " +
+        std::to_string(peer.incarnation) + ", shown " + std::to_string(shown->node.incarnation) +
+        " " + std::to_string(shown->state) + (watched ? ", watched" : "") +
+        (linked ? ", linked" : ""));
   require(down || !same, "a hold is over while its holder lives and is known to");
 }
 

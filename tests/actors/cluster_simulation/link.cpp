@@ -72,7 +72,8 @@ void link::breaks_and_returns() {
 void link::see_break(side s, std::uint32_t next) {
   if (broken_ || seen_[s]) return;
   gap_[s] = true;
-  world_.trace(ends_[s]->info.name + " sees its link with " + ends_[other(s)]->info.name + " break");
+  world_.trace(ends_[s]->info.name + " sees its link with " + ends_[other(s)]->info.name +
+               " break");
   if (!gap_[other(s)]) return;
   const auto up = world_.between(milliseconds{1}, milliseconds{300});
   for (const auto each : {decode, prefill}) {

@@ -42,7 +42,8 @@ class shrinker {
   using leave_out_fn = bool (*)(options&, std::size_t);
 
   [[nodiscard]] std::size_t size() const {
-    return static_cast<std::size_t>(std::ranges::count(*best_.faults, true, &drawn_fault::happens)) +
+    return static_cast<std::size_t>(
+               std::ranges::count(*best_.faults, true, &drawn_fault::happens)) +
            best_.prefills + best_.decodes - best_.absent_nodes.size() + best_.requests -
            best_.unasked_requests.size();
   }

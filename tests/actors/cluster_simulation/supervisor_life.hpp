@@ -68,7 +68,7 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   /// Lives that another one has replaced under their name, as the judge knows it.
   std::set<std::uint64_t> replaced_;
   std::set<std::uint64_t>
-      failing_;  ///< lives that have reported a failure and not registered since
+      failing_;                   ///< lives that have reported a failure and not registered since
   std::set<std::uint64_t> late_;  ///< lives told to leave since the deadline of their drain passed
   std::uint64_t last_epoch_{0};
   std::uint64_t kept_epoch_{0};

@@ -125,8 +125,7 @@ void world::note(std::string_view what, std::uint64_t a, std::uint64_t b) {
   for (const char c : what) mix(static_cast<std::uint8_t>(c));
   mix(a);
   mix(b);
-  if (given.traced)
-    trace(std::string{what} + " " + std::to_string(a) + " " + std::to_string(b));
+  if (given.traced) trace(std::string{what} + " " + std::to_string(a) + " " + std::to_string(b));
 }
 
 /// Not part of the digest.
