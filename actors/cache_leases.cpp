@@ -13,7 +13,8 @@ namespace troupe::actors {
 void cache_leases::hold(operation_id id, const std::string& peer, time_point now, mark placed) {
   auto& of = operations_[id];
   if (std::ranges::find(of.claims, peer, &claim::peer) != of.claims.end()) return;
-  auto& one = of.claims.emplace_back(claim{peer, {}, {}, {}, now, placed, false});
+  auto& one = of.claims.emplace_back(
+      claim{peer, {}, {}, {}, now, placed, false, members_->supervisor_incarnation});
   bind_if_shown(id, one, now);
   settle(id, of, now);
 }
@@ -24,7 +25,8 @@ void cache_leases::meet(operation_id id, transfer_id session, const std::string&
   auto one = std::ranges::find_if(
       of.claims, [&](const claim& h) { return h.peer == peer && h.session == transfer_id{}; });
   if (one == of.claims.end()) {
-    one = of.claims.insert(one, claim{peer, {}, {}, {}, now, {}, false});
+    one = of.claims.insert(
+        one, claim{peer, {}, {}, {}, now, {}, false, members_->supervisor_incarnation});
   }
   one->session = session;
   if (one->of != life) {
@@ -171,12 +173,22 @@ bool cache_leases::news_count(const claim& one) const {
          members_->epoch >= one.placed.epoch;
 }
 
+/// Whether what is shown of the peer says who was meant. One that is joining may be what the supervisor
+/// remembers of before its restart, and not know of those that the former one took in last.
+bool cache_leases::proves(const member& shown, const claim& one) const {
+  return news_count(one) && node_state_from(shown.state) != node_state::joining;
+}
+
 /// Says which life was meant, as soon as news that count show the peer. False: not the one that it was
 /// bound to, and it is unseen again.
 bool cache_leases::makes_certain(claim& one) {
   const auto* m = member_of(one.peer);
-  if (one.certain || one.of == incarnation{} || m == nullptr || !news_count(one)) return true;
-  const bool another = m->node.incarnation != one.of.value && m->registered <= one.placed.epoch;
+  if (one.certain || one.of == incarnation{} || m == nullptr || !proves(*m, one)) return true;
+  // Taken in by the time that the peer was named; or a supervisor that was restarted since then takes in
+  // again whom it had forgotten.
+  const bool was_there =
+      m->registered <= one.placed.epoch || one.under != members_->supervisor_incarnation;
+  const bool another = m->node.incarnation != one.of.value && was_there;
   if (another) {
     give_back(one);
   } else {
@@ -228,7 +240,7 @@ void cache_leases::bind_if_shown(operation_id id, claim& to, time_point now) {
   const auto* m = member_of(to.peer);
   if (m == nullptr || m->node.incarnation == 0 || is_lost(*m)) return;
   bind(id, to, incarnation{m->node.incarnation}, now);
-  to.certain = news_count(to);
+  to.certain = proves(*m, to);
 }
 
 /// The lease for whoever asks runs just as long as the source is sealed and nobody is known.

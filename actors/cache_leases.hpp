@@ -31,7 +31,9 @@
 /// News count for a hold once they are as new as what whoever named the peer can have known: the
 /// placement, where it is known and by the same life of the supervisor. Else what the supervisor has
 /// answered to a heartbeat that was sent after the hold began: it cannot have placed anything before by
-/// news that it had not yet. A list may be late by any time, so no time is waited for instead.
+/// news that it had not yet. A list may be late by any time, so no time is waited for instead. Which
+/// life was meant, no list says that shows the peer `joining`: a supervisor that was restarted shows so
+/// what it remembers, and may have forgotten the last ones.
 ///
 /// A sealed source for which nobody that lives is known holds its blocks for whoever asks, for one
 /// length: then it lapses (unread).
@@ -142,6 +144,7 @@ class cache_leases {
     time_point since;           ///< of the hold
     mark placed{};              ///< what whoever named the peer knew at most; none: not known yet
     bool certain{false};        ///< news that count have shown that this life was meant
+    std::uint64_t under{0};     ///< the supervisor whose list was here when the hold began
   };
   struct held {
     std::vector<claim> claims;
@@ -156,6 +159,7 @@ class cache_leases {
   [[nodiscard]] std::string reason_of(const std::string& peer) const;
   [[nodiscard]] kvcache::lease_id lease_for(operation_id id, incarnation holder, time_point now);
   [[nodiscard]] bool news_count(const claim& one) const;
+  [[nodiscard]] bool proves(const member& shown, const claim& one) const;
   [[nodiscard]] bool makes_certain(claim& one);
   void give_back(claim& from);
   void forget_life(incarnation id);

@@ -25,7 +25,7 @@ std::string live_text(std::uint64_t unfinished, std::uint64_t queue, std::uint64
 
 void drain_list::begin(std::string_view stage, std::uint32_t replica,
                        const std::vector<rank>& ranks, std::chrono::milliseconds deadline,
-                       steady_time now) {
+                       std::uint64_t epoch, steady_time now) {
   auto e = std::ranges::find_if(
       entries_, [&](const entry& x) { return x.stage == stage && x.replica == replica; });
   if (e == entries_.end()) e = entries_.insert(entries_.end(), entry{});
@@ -38,6 +38,7 @@ void drain_list::begin(std::string_view stage, std::uint32_t replica,
   }
   e->patience = std::min(deadline, max_drain_deadline);
   e->deadline = now + e->patience;
+  e->epoch = epoch;
   e->leaves = e->cancelled = false;
   e->news = true;
 }
@@ -53,7 +54,8 @@ void drain_list::heard(const heartbeat& beat) {
   draining_rank* r = find(beat.name, beat.incarnation, &e);
   if (r == nullptr) return;
   const bool quiet = beat.load.queue_length == 0 && beat.load.active_transfers == 0;
-  r->quiet_beats = quiet ? r->quiet_beats + 1 : 0;
+  if (!quiet) r->quiet_beats = 0;
+  if (quiet && beat.epoch >= e->epoch) ++r->quiet_beats;
   r->load = beat.load;
   e->news = true;
 }

@@ -7,7 +7,7 @@
 /// while all of its ranks are up. Its ranks leave together:
 ///
 ///   draining -> leaving   nothing placed on the replica is unfinished, and two heartbeats in a row
-///                         of every rank that is there, read since the drain began, told of no
+///                         of every rank that is there, sent since it knew of the drain, told of no
 ///                         request and no transfer; or the deadline has passed
 ///
 /// A rank that is lost is waited for no longer while another is there. What has been decided stays
@@ -47,9 +47,10 @@ class drain_list {
   using unfinished_fn = std::function<std::size_t(std::string_view stage, std::uint32_t replica)>;
 
   /// These ranks of a replica drain from now on, together with those of it that do already.
-  /// `deadline` is bounded by `max_drain_deadline`.
+  /// `deadline` is bounded by `max_drain_deadline`. `epoch`: of the membership that says so first; a
+  /// heartbeat of a rank that has not seen that may have waited here since before the drain.
   void begin(std::string_view stage, std::uint32_t replica, const std::vector<rank>& ranks,
-             std::chrono::milliseconds deadline, steady_time now);
+             std::chrono::milliseconds deadline, std::uint64_t epoch, steady_time now);
   /// They serve on. Nothing where they have been told to leave.
   void cancel(std::string_view stage, std::uint32_t replica);
   /// A heartbeat of a node.
@@ -76,6 +77,7 @@ class drain_list {
     std::vector<draining_rank> ranks;
     std::chrono::milliseconds patience{0};
     steady_time deadline{};
+    std::uint64_t epoch{0};
     bool leaves{false};
     bool cancelled{false};
     bool news{false};  ///< something was heard since it was judged

@@ -224,6 +224,19 @@ TEST_F(leases, news_that_come_long_after_the_hold_do_not_make_older_ones_count) 
   EXPECT_THAT(pass(3 * length), IsEmpty());
 }
 
+// Found by the simulated cluster, seed 24594.
+TEST_F(leases, what_a_restarted_supervisor_remembers_is_no_proof_of_who_was_meant) {
+  see({shown("a", alice, node_state::up)});
+  table.hold(first, "a", now, {supervisor, epoch + 1});  // which knew of the next life
+  supervisor = 6;
+  EXPECT_THAT(see({shown("a", alice, node_state::joining)}), IsEmpty());
+  EXPECT_THAT(answered(), IsEmpty());
+  auto again = shown("a", alice_again, node_state::up);
+  again.registered = epoch + 1;
+  EXPECT_THAT(see({again}), IsEmpty());
+  EXPECT_EQ(table.waiting(first), 1U);
+}
+
 // Found by the simulated cluster, seed 4466.
 TEST_F(leases, one_that_is_linked_again_before_the_next_beat_keeps_what_ran_out_since_the_last) {
   see({shown("a", alice, node_state::up)});

@@ -18,9 +18,12 @@ struct drain_of_a_replica : ::testing::Test {
   drain_list drains;
   steady_time now{std::chrono::hours{1}};
   std::size_t unfinished{0};
+  static constexpr std::uint64_t drain_epoch{40};
+  std::uint64_t seen{drain_epoch};  ///< by the ranks
 
   void SetUp() override {
-    drains.begin("decode", 0, {{"decode-0-0", 1}, {"decode-0-1", 2}}, milliseconds{30'000}, now);
+    drains.begin("decode", 0, {{"decode-0-0", 1}, {"decode-0-1", 2}}, milliseconds{30'000},
+                 drain_epoch, now);
     (void)judge();
   }
   std::vector<drain_list::verdict> judge() {
@@ -31,6 +34,7 @@ struct drain_of_a_replica : ::testing::Test {
     heartbeat h;
     h.name = name;
     h.incarnation = incarnation;
+    h.epoch = seen;
     h.load.queue_length = queue;
     h.load.active_transfers = transfers;
     drains.heard(h);
@@ -44,6 +48,23 @@ struct drain_of_a_replica : ::testing::Test {
     return why;
   }
 };
+
+// Found by the simulated cluster, seed 8819: a supervisor that had stood still read the order to drain
+// and old heartbeats in one go.
+TEST_F(drain_of_a_replica, does_not_leave_for_beats_that_were_sent_before_it_knew_of_the_drain) {
+  seen = drain_epoch - 1;
+  for (int i = 0; i < 5; ++i) {
+    beat("decode-0-0", 1);
+    beat("decode-0-1", 2);
+  }
+  EXPECT_EQ(leaves(), "");
+  seen = drain_epoch;
+  for (int i = 0; i < 2; ++i) {
+    beat("decode-0-0", 1);
+    beat("decode-0-1", 2);
+  }
+  EXPECT_EQ(leaves(), drained_reason);
+}
 
 TEST_F(drain_of_a_replica, leaves_when_two_beats_in_a_row_of_every_rank_told_of_nothing) {
   EXPECT_EQ(leaves(), "");
@@ -152,7 +173,7 @@ TEST_F(drain_of_a_replica, that_is_cancelled_is_judged_no_more_and_a_rank_that_w
 
 TEST_F(drain_of_a_replica, that_is_cancelled_can_begin_again) {
   drains.cancel("decode", 0);
-  drains.begin("decode", 0, {{"decode-0-0", 1}}, milliseconds{30'000}, now);
+  drains.begin("decode", 0, {{"decode-0-0", 1}}, milliseconds{30'000}, drain_epoch, now);
   beat("decode-0-0", 1);
   beat("decode-0-0", 1);
   EXPECT_EQ(leaves(), drained_reason) << "the other rank is not drained now";

@@ -190,6 +190,7 @@ void world::say_alive(const life& at) {
   beat.load.queue_length = busy(at);
   beat.load.active_transfers = beat.load.queue_length;
   beat.failure = at->failure;
+  beat.epoch = at->members ? at->members->list.epoch : 0;
   beat.load.blocks_total = counters.total;
   beat.load.blocks_free = counters.free;
   beat.load.blocks_quarantined = counters.quarantined;

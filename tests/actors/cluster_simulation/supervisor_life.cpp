@@ -118,7 +118,7 @@ void supervisor_life::drain(const std::string& name, milliseconds deadline) {
   const auto drained = table_.drain(name);
   if (!drained) return;
   const auto slot = std::ranges::find(table_.options().slots, name, &expected_slot::name);
-  drains_.begin(slot->stage, slot->replica, {{name, *drained}}, deadline, clock());
+  drains_.begin(slot->stage, slot->replica, {{name, *drained}}, deadline, table_.epoch(), clock());
   for (const auto& m : table_.view().members) {
     if (m.node.name != name || m.load.queue_length == 0) continue;
     drains_.heard({m.node.name, m.node.incarnation, 0, m.load, {}, 0});

@@ -44,6 +44,7 @@ struct process {
   moment awake_since{};                       ///< it has not stood still since then
   /// What its clock lost while its host was suspended: a monotonic clock may not count that.
   microseconds behind{0};
+  std::vector<std::pair<moment, microseconds>> suspended;  ///< when that ended, and how long it was
 };
 
 class link;
@@ -138,6 +139,8 @@ class world {
            microseconds{chance.next() % static_cast<std::uint64_t>((most - least).count() + 1)};
   }
   [[nodiscard]] moment clock_of(const process& whose) const { return now() - whose.behind; }
+  /// How long ago that was by its clock.
+  [[nodiscard]] microseconds passed(const process& whose, moment since) const;
   [[nodiscard]] microseconds one_way() { return between(microseconds{20}, slowest_); }
   [[nodiscard]] std::uint64_t draw_incarnation() { return chance.next() | 1U; }
 
