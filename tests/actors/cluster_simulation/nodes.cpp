@@ -146,7 +146,8 @@ void world::reach_supervisor(const life& at) {
   time.after(one_way() + one_way(), [this, at, whom] {
     if (!whom->alive || !reach(at->node, supervisor_end)) return;
     in(at, [this, at, whom] {
-      if (at->supervisor) return;
+      // One that died while this node stood still has closed the connection.
+      if (at->supervisor || !whom->alive) return;
       at->supervisor = std::make_shared<connection>(connection{at, whom});
       register_node(at);
     });

@@ -178,7 +178,10 @@ void world::check_node(const life& at) {
   for (auto rival = at->former; rival; rival = rival->former) {
     if (rival->alive || now() < rival->died + settled) return;
   }
-  require(listed && state == node_state::up, "a node that is well is not up");
+  if (listed && state == node_state::up) return;
+  violate("a node that is well is not up: " + at->info.name + " is " +
+          (state ? std::string{to_string(*state)} : "not there") +
+          (listed ? "" : " in another life"));
 }
 
 /// Whoever is drained has left by the deadline, where nothing keeps it from that.
