@@ -13,8 +13,7 @@ namespace troupe::actors {
 void cache_leases::hold(operation_id id, const std::string& peer, time_point now, mark placed) {
   auto& of = operations_[id];
   if (std::ranges::find(of.claims, peer, &claim::peer) != of.claims.end()) return;
-  auto& one = of.claims.emplace_back(
-      claim{peer, {}, {}, {}, now, placed, false, members_->supervisor_incarnation});
+  auto& one = of.claims.emplace_back(claim{peer, {}, {}, {}, now, placed, false});
   bind_if_shown(id, one, now);
   settle(id, of, now);
 }
@@ -25,8 +24,7 @@ void cache_leases::meet(operation_id id, transfer_id session, const std::string&
   auto one = std::ranges::find_if(
       of.claims, [&](const claim& h) { return h.peer == peer && h.session == transfer_id{}; });
   if (one == of.claims.end()) {
-    one = of.claims.insert(
-        one, claim{peer, {}, {}, {}, now, {}, false, members_->supervisor_incarnation});
+    one = of.claims.insert(one, claim{peer, {}, {}, {}, now, {}, false});
   }
   one->session = session;
   if (one->of != life) {
@@ -184,10 +182,10 @@ bool cache_leases::proves(const member& shown, const claim& one) const {
 bool cache_leases::makes_certain(claim& one) {
   const auto* m = member_of(one.peer);
   if (one.certain || one.of == incarnation{} || m == nullptr || !proves(*m, one)) return true;
-  // Taken in by the time that the peer was named; or a supervisor that was restarted since then takes in
-  // again whom it had forgotten.
-  const bool was_there =
-      m->registered <= one.placed.epoch || one.under != members_->supervisor_incarnation;
+  // Taken in by the time that the peer was named; or before the restart of a supervisor that has forgotten
+  // that, remembers the life before, and takes this one in again.
+  const bool was_there = m->registered <= one.placed.epoch ||
+                         lives_.at(one.of).taken_in_by != members_->supervisor_incarnation;
   const bool another = m->node.incarnation != one.of.value && was_there;
   if (another) {
     give_back(one);
@@ -230,9 +228,15 @@ void cache_leases::bind(operation_id id, claim& to, incarnation to_life, time_po
   auto& one = lives_[to_life];
   one.peer = to.peer;
   ++one.holds;
-  const auto* m = member_of(to.peer);
-  if (m != nullptr && m->node.incarnation == to_life.value)
-    one.shown = {members_->supervisor_incarnation, members_->epoch};
+  note_shown(one, to_life);
+}
+
+void cache_leases::note_shown(living& one, incarnation id) const {
+  const auto* m = member_of(one.peer);
+  if (m == nullptr || m->node.incarnation != id.value) return;
+  one.shown = {members_->supervisor_incarnation, members_->epoch};
+  if (node_state_from(m->state) != node_state::joining)
+    one.taken_in_by = members_->supervisor_incarnation;
 }
 
 /// An unseen one becomes waiting, if somebody lives under its name.
@@ -295,9 +299,7 @@ void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
     const auto id = next->first;
     auto& one = next->second;
     ++next;  // the dead one's entry goes
-    const auto* m = member_of(one.peer);
-    if (m != nullptr && m->node.incarnation == id.value)
-      one.shown = {members_->supervisor_incarnation, members_->epoch};
+    note_shown(one, id);
     const auto how = judge(id, one, news::current);
     if (how == standing::down || how == standing::replaced) bury(id, how, now, lapses);
   }

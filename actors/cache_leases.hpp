@@ -135,6 +135,7 @@ class cache_leases {
     std::string peer;
     std::size_t holds{0};
     mark shown;  ///< last: later news of the same supervisor can say that it was replaced
+    std::uint64_t taken_in_by{0};  ///< the last supervisor that has shown it as more than `joining`
   };
   struct claim {
     std::string peer;
@@ -144,7 +145,6 @@ class cache_leases {
     time_point since;           ///< of the hold
     mark placed{};              ///< what whoever named the peer knew at most; none: not known yet
     bool certain{false};        ///< news that count have shown that this life was meant
-    std::uint64_t under{0};     ///< the supervisor whose list was here when the hold began
   };
   struct held {
     std::vector<claim> claims;
@@ -160,6 +160,7 @@ class cache_leases {
   [[nodiscard]] kvcache::lease_id lease_for(operation_id id, incarnation holder, time_point now);
   [[nodiscard]] bool news_count(const claim& one) const;
   [[nodiscard]] bool proves(const member& shown, const claim& one) const;
+  void note_shown(living& one, incarnation id) const;
   [[nodiscard]] bool makes_certain(claim& one);
   void give_back(claim& from);
   void forget_life(incarnation id);

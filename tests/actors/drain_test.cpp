@@ -107,6 +107,7 @@ struct drain_of_nodes : drained_cluster {
   void beat(const std::string& name, std::uint64_t incarnation, std::uint32_t queue = 0) {
     heartbeat h{name, incarnation, ++sequence, {}, {}};
     h.load.queue_length = queue;
+    if (const auto newest = client->members()) h.epoch = newest->epoch;
     caf::scoped_actor self{here->system()};
     self->request(supervisor, milliseconds{5000}, h)
         .receive([&](heartbeat_ack&) {},

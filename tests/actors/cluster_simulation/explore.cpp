@@ -113,6 +113,14 @@ int explore(const wish& what, range seeds) {
   return broken == 0 ? 0 : 1;
 }
 
+int show(options of) {
+  of.traced = true;
+  of.trace_lines = 1'000'000;
+  const auto r = run(of);
+  std::cout << r.trace;
+  return r.violation.empty() ? 0 : 1;
+}
+
 int show_smallest(const wish& what, std::uint64_t seed, std::uint32_t tries) {
   const auto least =
       shrink(what.of(seed), tries, [](const std::string& line) { std::cerr << line << std::endl; });
@@ -148,6 +156,9 @@ int main(int argc, char** argv) {
       app.add_option("--shrink", seed, "the smallest story found that breaks what this breaks")
           ->type_name("SEED");
   many->excludes(one);
+  auto* trace =
+      app.add_option("--trace", seed, "all that happens with that one")->type_name("SEED");
+  trace->excludes(many)->excludes(one);
   app.add_flag("--large", what.large,
                "1,000 nodes and 10,000 requests instead of a handful and 600");
   app.add_option("--faults", what.fault_factor, "so many times as frequent")
@@ -158,7 +169,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (*one) return show_smallest(what, seed, tries);
-    if (!*many) throw CLI::RequiredError{"--seeds or --shrink"};
+    if (*trace) return show(what.of(seed));
+    if (!*many) throw CLI::RequiredError{"--seeds, --shrink or --trace"};
     return explore(what, range_of(seeds));
   } catch (const CLI::ParseError& wrong) {
     return app.exit(wrong) == 0 ? 0 : 2;

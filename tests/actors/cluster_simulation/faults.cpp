@@ -82,7 +82,7 @@ void world::something_goes_wrong() {
 void world::crash_a_node() {
   const auto node = fated_node();
   if (!lives_[node]->alive) return;
-  fault("node killed");
+  fault("node killed", node);
   end(life{lives_[node]});
   time.after(fate_between(milliseconds{50}, milliseconds{9000}),
              [this, node] { start_node(node); });
@@ -90,7 +90,7 @@ void world::crash_a_node() {
 
 void world::freeze_a_node() {
   const auto& who = lives_[fated_node()];
-  fault("node stopped");
+  fault("node stopped", who->node);
   stand_still(who, fate_between(milliseconds{20}, milliseconds{12'000}));
 }
 
@@ -100,7 +100,7 @@ void world::replace_a_frozen_node() {
   const auto node = fated_node();
   const life former = lives_[node];
   if (!former->alive) return;
-  fault("frozen node replaced");
+  fault("frozen node replaced", node);
   stand_still(former, fate_between(milliseconds{1000}, milliseconds{15'000}));
   time.after(fate_between(milliseconds{10}, milliseconds{6000}), [this, node, former] {
     if (former->alive && lives_[node] == former) start_node(node);
@@ -119,9 +119,10 @@ void world::cut(std::uint32_t a, std::uint32_t b, microseconds length) {
 }
 
 void world::cut_a_node_from_the_supervisor() {
-  fault("node cut from the supervisor");
   const auto length = fate_between(milliseconds{100}, milliseconds{10'000});
-  cut(fated_node(), supervisor_end, length);
+  const auto node = fated_node();
+  fault("node cut from the supervisor", node);
+  cut(node, supervisor_end, length);
 }
 
 void world::cut_a_pair() {
@@ -166,7 +167,7 @@ void world::freeze_the_supervisor() {
 /// The host is suspended, and its monotonic clock does not count it.
 void world::suspend_a_node() {
   const auto& who = lives_[fated_node()];
-  fault("node's clock stalled");
+  fault("node's clock stalled", who->node);
   suspend(who, fate_between(milliseconds{20}, milliseconds{12'000}));
 }
 
@@ -189,7 +190,7 @@ void world::drain_a_node() {
   const life at = lives_[fated_node()];
   const auto deadline = std::chrono::duration_cast<milliseconds>(
       fate_between(milliseconds{200}, milliseconds{15'000}));
-  fault("node drained");
+  fault("node drained", at->node);
   const auto whom = supervisor;
   time.after(one_way(), [this, whom, at, deadline] {
     in(whom, [whom, at, deadline] { whom->drain(at->info.name, deadline); });
@@ -198,7 +199,7 @@ void world::drain_a_node() {
 
 void world::fail_an_engine() {
   const life at = lives_[fated_node()];
-  fault("engine failed");
+  fault("engine failed", at->node);
   in(at, [this, at] {
     const bool first = at->failure.empty();
     at->failure = "simulated";

@@ -29,10 +29,10 @@ void world::start_node(std::uint32_t node) {
   fresh->info.role = static_cast<std::uint8_t>(slot.role);
   fresh->info.replica = slot.replica;
   fresh->info.host = "10.0.0.1";
-  // Half of them come back on the port that they had.
-  fresh->info.port = former && chance.one_in(2)
-                         ? former->info.port
-                         : static_cast<std::uint16_t>(1024 + chance.upto(60'000));
+  // Half of them come back on the port that they had, if nobody listens there any more.
+  const bool same_port = former && chance.one_in(2) && !former->alive;
+  fresh->info.port =
+      same_port ? former->info.port : static_cast<std::uint16_t>(1024 + chance.upto(60'000));
   fresh->info.incarnation = fresh->incarnation;
   lives_[node] = fresh;
   takes_apart([who = std::weak_ptr{fresh}] {

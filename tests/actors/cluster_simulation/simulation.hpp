@@ -9,6 +9,7 @@
 /// delivers twice. Invariants are checked after every event. The same options run the same way again.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -37,6 +38,7 @@ struct options {
   std::uint32_t blocks{64};  ///< of each node's pool
   /// The last lines of what happened, for a run that is looked at again.
   bool traced{false};
+  std::size_t trace_lines{400};
 
   // -- for a run that is cut down (shrink.hpp)
 
@@ -63,6 +65,7 @@ struct report {
   std::uint64_t attempts{0};
   std::map<errc, std::uint64_t> reasons;  ///< of attempts that failed
   std::map<std::string, std::uint64_t> faults;
+  std::set<std::string> met;          ///< which fault of a node met which role
   std::uint64_t placed_once_more{0};  ///< under the id that it had, since nodes of it were lost
   std::uint64_t lapses{0};            ///< holds whose holder does not live
   std::uint64_t rebuilds{0};          ///< links that broke and were made again

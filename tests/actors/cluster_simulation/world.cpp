@@ -10,7 +10,6 @@ namespace troupe::actors::cluster_simulation {
 
 namespace {
 
-constexpr std::size_t kept_lines = 400;
 /// After the last outcome: what died is noticed, what is left is given back.
 constexpr milliseconds aftermath{40'000};
 
@@ -144,7 +143,7 @@ void world::trace(const std::string& line) {
   if (!given.traced) return;
   const auto at = std::chrono::duration_cast<microseconds>(now() - begun_).count();
   lines_.push_back(std::to_string(at) + " us  " + line);
-  if (lines_.size() > kept_lines) lines_.pop_front();
+  if (lines_.size() > given.trace_lines) lines_.pop_front();
 }
 
 /// What must hold at every moment of each node, whatever happened before.

@@ -240,9 +240,10 @@ class world {
   void suspend_the_supervisor();
   void stop_the_supervisors_ticks();
   void cut(std::uint32_t a, std::uint32_t b, microseconds time);
-  void fault(const std::string& what) {
+  void fault(const std::string& what, std::optional<std::uint32_t> node = std::nullopt) {
     ++told.faults[what];
-    if (given.traced) trace("fault: " + what);
+    if (node) told.met.insert(what + (*node < given.prefills ? ": prefill" : ": decode"));
+    if (given.traced) trace("fault: " + what + (node ? " " + slots_[*node].name : ""));
   }
   // -- the end
   void check_standing();
