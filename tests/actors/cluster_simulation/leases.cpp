@@ -77,7 +77,10 @@ void world::check_lapse(const life& at, const cache_leases::lapse& over) {
   const bool down = node_state_from(shown->state) == node_state::down && !reports_failure(*shown);
   const bool same = shown->node.incarnation == peer.incarnation;
   // What was published before the placement says nothing of it.
-  if (at->members->when < found->second.of->placed_when()) return;
+  const auto placed = found->second.of->placed_when();
+  if (at->members->when < placed) return;
+  // It was taken for dead and taken in again meanwhile, which voids what was placed there before.
+  const bool again = at->members->when.first == placed.first && shown->registered > placed.second;
   // Without a supervisor nobody says whether a life lives with which the link is lost, too.
   const bool watched =
       at->registered && std::max(at->registered_since, at->awake_since) + lease_length < now();
@@ -90,7 +93,7 @@ void world::check_lapse(const life& at, const cache_leases::lapse& over) {
         std::to_string(peer.incarnation) + ", shown " + std::to_string(shown->node.incarnation) +
         " " + std::to_string(shown->state) + (watched ? ", watched" : "") +
         (linked ? ", linked" : ""));
-  require(down || !same, "a hold is over while its holder lives and is known to");
+  require(down || again || !same, "a hold is over while its holder lives and is known to");
 }
 
 }  // namespace troupe::actors::cluster_simulation
