@@ -20,6 +20,13 @@ if(TROUPE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${TROUPE_CCACHE}")
 endif()
 
+# What is linked most are test programs, each with half of the project in it.
+find_program(TROUPE_MOLD mold)
+mark_as_advanced(TROUPE_MOLD)
+if(TROUPE_MOLD AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
+  add_link_options(-fuse-ld=mold)
+endif()
+
 if(TROUPE_FUZZ AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   message(FATAL_ERROR "TROUPE_FUZZ needs clang's libFuzzer; configure with --preset fuzz, "
                       "or with -DCMAKE_CXX_COMPILER=clang++-14")
@@ -101,7 +108,8 @@ endfunction()
 
 add_custom_target(troupe_header_checks)
 
-# Every header of a folder compiles by itself: one generated source per header, built with the library.
+# Every header of a folder compiles by itself: one generated source per header, built with the library. A header with a
+# source of its own needs none: that source includes it first (tests/build/check_includes.cmake sees to it).
 function(troupe_check_headers target folder)
   if(NOT TROUPE_CHECK_HEADERS)
     return()
@@ -114,9 +122,13 @@ function(troupe_check_headers target folder)
   list(FILTER headers EXCLUDE REGEX "^xgmi/(hip_on_cuda|cuda_driver).hpp$")
   set(sources)
   foreach(header IN LISTS headers)
+    string(REGEX REPLACE "\\.hpp$" ".cpp" own_source "${header}")
+    if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${own_source}")
+      continue()
+    endif()
     string(MAKE_C_IDENTIFIER "${header}" name)
     set(source "${PROJECT_BINARY_DIR}/header_checks/${folder}/${name}.cpp")
-    set(text "#include \"troupe/${folder}/${header}\"\n#include \"troupe/${folder}/${header}\"\n")
+    set(text "#include \"troupe/${folder}/${header}\"\n")
     set(old "")
     if(EXISTS "${source}")
       file(READ "${source}" old)

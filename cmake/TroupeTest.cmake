@@ -51,6 +51,10 @@ function(troupe_test name)
   target_link_libraries(${name} PRIVATE ${arg_LINKS} GTest::gmock_main)
   troupe_compile_settings(${name})
   troupe_without_false_warnings(${name})
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    # What is under test is optimised in full; the tests themselves compile in three quarters of the time with less.
+    target_compile_options(${name} PRIVATE -O1)
+  endif()
   if(TROUPE_SANITIZE)
     # What is under test is instrumented in full. The tests themselves are compiled in half the time
     # without optimising and without checks for undefined behaviour in them.

@@ -1,4 +1,6 @@
-# Reads every source under ROOT and prints one line for each include against the direction of the layers:
+# Reads every source under ROOT and prints one line for each include against the direction of the layers, for each
+# header that may not be included twice, and for each source that does not begin with its own header, which shows that
+# the header compiles by itself:
 #   cmake -DROOT=<folder> -P check_includes.cmake
 # Ends with an error if there is one.
 
@@ -15,7 +17,21 @@ set(wrong)
 foreach(folder IN LISTS everything ITEMS tests bench)
   file(GLOB_RECURSE sources RELATIVE "${ROOT}" "${ROOT}/${folder}/*.hpp" "${ROOT}/${folder}/*.cpp")
   foreach(source IN LISTS sources)
-    file(STRINGS "${ROOT}/${source}" lines REGEX "^[ \t]*#[ \t]*include|CAF_(VERSION|BEGIN_TYPE_ID_BLOCK)")
+    file(STRINGS "${ROOT}/${source}" lines
+         REGEX "^[ \t]*#[ \t]*(include|pragma once)|CAF_(VERSION|BEGIN_TYPE_ID_BLOCK)")
+    if(source MATCHES "\\.hpp$")
+      if(NOT lines MATCHES "#pragma once")
+        list(APPEND wrong "${source}: has no #pragma once")
+      endif()
+      list(FILTER lines EXCLUDE REGEX "pragma")
+    elseif(folder IN_LIST everything)
+      string(REGEX REPLACE "\\.cpp$" ".hpp" own "${source}")
+      set(includes ${lines})
+      list(FILTER includes INCLUDE REGEX "include")
+      if(EXISTS "${ROOT}/${own}" AND NOT includes MATCHES "^#include \"troupe/${own}\"")
+        list(APPEND wrong "${source}: does not include troupe/${own} before anything else")
+      endif()
+    endif()
     foreach(line IN LISTS lines)
       if(line MATCHES "CAF_(VERSION|BEGIN_TYPE_ID_BLOCK)")
         # One header announces types to CAF and tests its version.

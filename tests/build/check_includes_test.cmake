@@ -4,14 +4,19 @@
 cmake_minimum_required(VERSION 3.25)
 
 file(REMOVE_RECURSE "${WORK}")
-file(WRITE "${WORK}/kvcache/good.hpp" "#include \"troupe/kvcache/a.hpp\"\n#include <vector>\n")
-file(WRITE "${WORK}/actors/types.hpp" "#include <caf/config.hpp>\n#if CAF_VERSION >= 1800\n#endif\n")
-file(WRITE "${WORK}/kvcache/up.hpp" "#include \"troupe/transport/a.hpp\"\n")
+file(WRITE "${WORK}/kvcache/good.hpp" "#pragma once\n#include \"troupe/kvcache/a.hpp\"\n#include <vector>\n")
+file(WRITE "${WORK}/actors/types.hpp" "#pragma once\n#include <caf/config.hpp>\n#if CAF_VERSION >= 1800\n#endif\n")
+file(WRITE "${WORK}/kvcache/up.hpp" "#pragma once\n#include \"troupe/transport/a.hpp\"\n")
 file(WRITE "${WORK}/transport/sideways.cpp" "  #  include \"troupe/config/a.hpp\"\n")
 file(WRITE "${WORK}/transport/relative.cpp" "#include \"../kvcache/a.hpp\"\n")
 file(WRITE "${WORK}/transport/bare.cpp" "#include \"b.hpp\"\n")
 file(WRITE "${WORK}/config/angle.cpp" "#include <troupe/config/a.hpp>\n")
 file(WRITE "${WORK}/transport/tcp/deep.cpp" "#include <caf/actor.hpp>\n")
+file(WRITE "${WORK}/config/twice.hpp" "struct twice {};\n")
+file(WRITE "${WORK}/config/late.hpp" "#pragma once\n")
+file(WRITE "${WORK}/config/late.cpp" "#include <vector>\n#include \"troupe/config/late.hpp\"\n")
+file(WRITE "${WORK}/config/early.hpp" "#pragma once\n")
+file(WRITE "${WORK}/config/early.cpp" "#include \"troupe/config/early.hpp\"\n#include <vector>\n")
 file(WRITE "${WORK}/actors/gate.cpp" "#if CAF_VERSION >= 1800\n#endif\n")
 
 execute_process(COMMAND "${CMAKE_COMMAND}" "-DROOT=${WORK}" -P "${CMAKE_CURRENT_LIST_DIR}/check_includes.cmake"
@@ -24,7 +29,9 @@ set(expected
   "transport/sideways.cpp: transport may not include config"
   "transport/tcp/deep.cpp: only actors may include CAF"
   "actors/gate.cpp: CAF_VERSION belongs into actors/types.hpp"
-  "7 wrong includes")
+  "config/twice.hpp: has no #pragma once"
+  "config/late.cpp: does not include troupe/config/late.hpp before anything else"
+  "9 wrong includes")
 foreach(line IN LISTS expected)
   string(FIND "${said}" "${line}" at)
   if(at EQUAL -1)
