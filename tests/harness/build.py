@@ -1,0 +1,109 @@
+"""One build of the project (a preset of CMakePresets.json): made, and its tests run by ctest."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import threading
+import time
+
+from outcomes import Outcome, read_report
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+JOBS = int(os.environ.get("TROUPE_JOBS") or 0) or os.cpu_count()
+# A test that has no limit of its own is ended after so many seconds.
+LIMIT = 600
+
+
+class Broken(Exception):
+    """A step that could not be taken: `title` says which, `output` what was printed."""
+
+    def __init__(self, title, output=""):
+        super().__init__(title)
+        self.title = title
+        self.output = output
+
+
+def fixed_addresses():
+    """The words that start a program without scattered addresses, where the kernel lets us: the thread
+    sanitizer of g++ 12 cannot start where addresses are scattered widely."""
+    words = ["setarch", os.uname().machine, "-R"]
+    try:
+        allowed = subprocess.run(words + ["true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        allowed = False
+    return words if allowed else []
+
+
+class Build:
+    """Threads may build one and test another at once; each of both happens one at a time for one build."""
+
+    def __init__(self, preset, folder=None):
+        self.preset = preset
+        self.folder = folder or ROOT / "build" / preset
+        self.prefix = fixed_addresses() if preset == "tsan" else []
+        self._reports = 0
+        self._lock = threading.Lock()
+
+    def make(self, targets):
+        """Configures and builds; raises Broken with what was printed. Tests that run meanwhile go first."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for title, words in ((f"the {self.preset} build could not be configured", ["cmake", "--preset", self.preset]),
+                             (f"the {self.preset} build", ["nice", "cmake", "--build", str(self.folder), "--parallel",
+                                                           str(JOBS), "--target", *targets])):
+            said, status = self._follow(words, seconds_between_lines=20)
+            if status != 0:
+                raise Broken(title, said)
+
+    def _follow(self, words, *, seconds_between_lines=0, shown=True, environment=None):
+        """Runs a command and shows its output, or a line of it now and then: what it said, and its exit status."""
+        said = []
+        last = time.monotonic()
+        with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, errors="replace",
+                              env={**os.environ, **(environment or {})}) as running:
+            for line in running.stdout:
+                said.append(line)
+                if shown and time.monotonic() - last >= seconds_between_lines:
+                    last = time.monotonic()
+                    print(line if seconds_between_lines == 0 else f"{self.preset}: {line}", end="", flush=True)
+        return "".join(said), running.returncode
+
+    def _ctest(self, *words):
+        return [*self.prefix, "ctest", "--test-dir", str(self.folder), *words]
+
+    def tests(self, labels, only="."):
+        """The names of the tests that carry one of the labels and match `only`."""
+        words = self._ctest("--show-only=json-v1", "-L", f"^({'|'.join(labels)})$", "-R", only)
+        run = subprocess.run(words, capture_output=True, text=True, check=False)
+        try:
+            return [test["name"] for test in json.loads(run.stdout)["tests"]]
+        except (ValueError, KeyError):
+            raise Broken(f"ctest could not list the tests of {self.preset}", run.stdout + run.stderr) from None
+
+    def run(self, labels, parallel, only=".", *, shuffled=False, quiet=False, environment=None):
+        """Runs tests and gives their outcomes; raises Broken if there are none, or ctest could not run."""
+        with self._lock:
+            self._reports += 1
+            report = self.folder / f"report-{self._reports}.xml"
+        report.unlink(missing_ok=True)
+        words = self._ctest("-L", f"^({'|'.join(labels)})$", "-R", only, "--parallel", str(parallel),
+                            "--no-tests=error", "--timeout", str(LIMIT), "--output-junit", str(report))
+        if shuffled:
+            words.append("--schedule-random")
+        said, status = self._follow(words, shown=not quiet, environment=environment)
+        outcomes = read_report(self.preset, report)
+        if not outcomes:
+            raise Broken(f"no test of {self.preset} carries the label {'|'.join(labels)}, or ctest could not run", said)
+        if status != 0 and not any(outcome.result == "failed" for outcome in outcomes):
+            outcomes.append(Outcome(self.preset, "ctest", "failed", 0, said))
+        return outcomes
+
+    def run_again(self, outcome, times):
+        """Runs one test by itself until it fails, at most so many times; the outcomes."""
+        outcomes = []
+        for _ in range(times):
+            outcomes += self.run([".*"], 1, f"^{re.escape(outcome.name)}", quiet=True)
+            if outcomes[-1].result != "passed":
+                break
+        return outcomes

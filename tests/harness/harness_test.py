@@ -1,0 +1,110 @@
+"""What the harness says of tests that fail now and then, always, or with a sanitizer's report: tried on planted ones."""
+import contextlib
+import io
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import steady
+from build import Broken, Build
+from outcomes import Tally
+from parts import Tests, judge
+
+PASSES = "echo all is well"
+FAILS = "echo this never works; exit 1"
+# Whoever runs it a second time finds what the first run left.
+FAILS_ONCE = "test -e here && exit 0; touch here; echo not yet; exit 1"
+FAILS_TWICE = "test -e here2 && exit 0; test -e here1 && touch here2; touch here1; exit 1"
+RACES_ONCE = "test -e raced && exit 0; touch raced; echo 'WARNING: ThreadSanitizer: data race'; exit 1"
+LEAKS_ONCE = "test -e leaked && exit 0; touch leaked; echo 'ERROR: LeakSanitizer: detected memory leaks'; exit 1"
+# It takes a core for granted: a quiet machine gives it one.
+HASTY = (sys.executable + " -c \"import sys, time; start = time.monotonic(); "
+         "[None for _ in iter(lambda: time.process_time() < 0.4, False)]; "
+         "sys.exit(time.monotonic() - start > 0.5)\"")
+
+
+class Harness(unittest.TestCase):
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.folder = pathlib.Path(place.name)
+
+    def build(self, **commands):
+        """A build folder with these tests, as cmake would leave it."""
+        lines = []
+        for number, (name, command) in enumerate(commands.items()):
+            own = self.folder / str(number)
+            own.mkdir()
+            script = own / "script"
+            script.write_text(command)
+            lines.append(f'add_test({name} "sh" "{script}")\n'
+                         f'set_tests_properties({name} PROPERTIES LABELS planted WORKING_DIRECTORY "{own}")\n')
+        (self.folder / "CTestTestfile.cmake").write_text("".join(lines))
+        return Build("planted", self.folder)
+
+    def told(self, **commands):
+        """What a run says at its end, and whether it passed."""
+        build = self.build(**commands)
+        tally = Tally()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            for outcome in build.run(("planted",), 2, quiet=True):
+                judge(tally, "planted", build, outcome)
+            tally.print()
+        return out.getvalue(), tally.passed
+
+    def test_what_passes_passes(self):
+        text, passed = self.told(one=PASSES, other=PASSES)
+        self.assertTrue(passed)
+        self.assertEqual(text.splitlines()[-1], "2 passed, 0 failed")
+
+    def test_what_fails_always_fails_with_both_outputs(self):
+        text, passed = self.told(one=PASSES, bad=FAILS)
+        self.assertFalse(passed)
+        self.assertEqual(text.splitlines()[-1], "1 passed, 1 failed")
+        self.assertEqual(text.count("  this never works"), 2)
+
+    def test_what_fails_once_is_unsteady_and_told_of_with_both_outputs(self):
+        text, passed = self.told(good=PASSES, odd=FAILS_ONCE)
+        self.assertTrue(passed)
+        self.assertEqual(text.splitlines()[-1], "2 passed, 0 failed, 1 unsteady")
+        self.assertIn("unsteady: planted: odd: when it failed\n  not yet", text)
+
+    def test_what_fails_twice_fails(self):
+        text, passed = self.told(odd=FAILS_TWICE)
+        self.assertFalse(passed)
+        self.assertEqual(text.splitlines()[-1], "0 passed, 1 failed")
+
+    def test_two_that_are_unsteady_do_not_fail_a_run_and_a_third_does(self):
+        self.assertTrue(self.told(a=FAILS_ONCE, b=FAILS_ONCE)[1])
+        with tempfile.TemporaryDirectory() as place:
+            self.folder = pathlib.Path(place)
+            text, passed = self.told(a=FAILS_ONCE, b=FAILS_ONCE, c=FAILS_ONCE)
+        self.assertFalse(passed)
+        self.assertEqual(text.splitlines()[-1], "3 passed, 1 failed, 3 unsteady")
+
+    def test_what_a_sanitizer_reports_fails_whatever_comes_after(self):
+        text, passed = self.told(race=RACES_ONCE, leak=LEAKS_ONCE)
+        self.assertFalse(passed)
+        self.assertEqual(text.splitlines()[-1], "0 passed, 2 failed")
+
+    def test_a_label_that_no_test_carries_is_a_failure(self):
+        build = self.build(one=PASSES)
+        with self.assertRaises(Broken):
+            build.run(("other",), 1, quiet=True)
+
+    def test_steady_finds_what_takes_the_time_of_the_machine_for_granted(self):
+        build = self.build(well=PASSES, hasty=HASTY)
+        os.environ.setdefault("TROUPE_COMMIT_SEED", "1")
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            good = steady.repeat([("planted", Tests("planted", ("planted",), ()), build, ".")], 3)
+        self.assertFalse(good)
+        self.assertRegex(out.getvalue(), r"of 3  planted: hasty; in round \(seed\): 1 \(\d+\)")
+        self.assertNotRegex(out.getvalue(), "failed: planted: well")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,154 @@
+"""What came of tests: read from ctest's reports, counted, and printed at the end of a run."""
+import collections
+import dataclasses
+import re
+import threading
+import time
+import xml.etree.ElementTree
+
+# What a sanitizer, or a fuzzer, writes when it has found something: such a test has failed for good.
+SANITIZER_REPORT = re.compile(
+    r"(?:ERROR|WARNING): (?:Address|Leak|Thread|Memory|UndefinedBehavior)Sanitizer"
+    r"|SUMMARY: \w+Sanitizer|: runtime error: |ERROR: libFuzzer")
+# So many may be unsteady in a run that passes.
+UNSTEADY_ALLOWED = 2
+LINES_SHOWN = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One test, run once."""
+    build: str    # the preset
+    name: str
+    result: str   # passed, failed or skipped
+    seconds: float
+    output: str
+
+    @property
+    def title(self):
+        return f"{self.build}: {self.name}"
+
+    @property
+    def reported_by_sanitizer(self):
+        return bool(SANITIZER_REPORT.search(self.output))
+
+
+def read_report(build, path):
+    """The outcomes in a JUnit report of ctest; none if there is no report."""
+    try:
+        suite = xml.etree.ElementTree.parse(path).getroot()
+    except (OSError, xml.etree.ElementTree.ParseError):
+        return []
+    outcomes = []
+    for case in suite.iter("testcase"):
+        result = {"run": "passed", "fail": "failed"}.get(case.get("status"), "skipped")
+        # ctest gives a test that it could not start the same status as one that was skipped.
+        unstarted = case.find("skipped")
+        if result == "skipped" and unstarted is not None and \
+                unstarted.get("message", "") not in ("SKIP_REGULAR_EXPRESSION_MATCHED",
+                                                     "SKIP_RETURN_CODE=77", "Disabled"):
+            result = "failed"
+        # GoogleTest's rendering of a parameter, which may be its bytes, is no part of the name.
+        name = case.get("name").partition("  # GetParam()")[0]
+        outcomes.append(Outcome(build, name, result, float(case.get("time") or 0),
+                                case.findtext("system-out") or ""))
+    return outcomes
+
+
+def ends(text):
+    """The first and the last lines of what a test printed."""
+    lines = text.rstrip().splitlines()
+    if len(lines) > 2 * LINES_SHOWN:
+        lines = lines[:LINES_SHOWN] + ["..."] + lines[-LINES_SHOWN:]
+    return "\n".join("  " + line for line in lines)
+
+
+def duration(seconds):
+    """Minutes and seconds for a person."""
+    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
+
+
+class Tally:
+    """Counts of a whole run, from any thread."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+        self._counts = {}       # by part: passed, failed, skipped
+        self._seconds = collections.Counter()  # by part
+        self._steps = []        # (seconds, name): builds, and the tests of a label together
+        self._tests = []        # (seconds, title)
+        self._failures = []     # (title, what it printed)
+        self._unsteady = []     # (outcome that failed, outcome that passed)
+
+    def count(self, part, passed=0, failed=0, skipped=0):
+        with self._lock:
+            counts = self._counts.setdefault(part, [0, 0, 0])
+            for place, more in enumerate((passed, failed, skipped)):
+                counts[place] += more
+
+    def took(self, part, step, seconds):
+        with self._lock:
+            self._counts.setdefault(part, [0, 0, 0])
+            self._seconds[part] += seconds
+            self._steps.append((seconds, step))
+
+    def add(self, part, outcome):
+        self.count(part, **{outcome.result: 1})
+        with self._lock:
+            self._tests.append((outcome.seconds, outcome.title))
+        if outcome.result == "failed":
+            self.fail(outcome.title, outcome.output)
+
+    def add_unsteady(self, part, failed, passed):
+        """A test that failed among others and passes by itself: it counts as passed, and is told of."""
+        self.count(part, passed=1)
+        with self._lock:
+            self._tests.append((failed.seconds, failed.title))
+            self._unsteady.append((failed, passed))
+
+    def fail(self, title, output=""):
+        """Notes what is printed at the end; whoever calls it counts."""
+        print(f"failed: {title}", flush=True)
+        with self._lock:
+            self._failures.append((title, output))
+
+    def broken(self, part, title, output=""):
+        """A step that could not be taken counts as one failed test."""
+        self.count(part, failed=1)
+        self.fail(title, output)
+
+    @property
+    def passed(self):
+        return not sum(c[1] for c in self._counts.values()) and len(self._unsteady) <= UNSTEADY_ALLOWED
+
+    def print(self):
+        """Everything for the end of the log; the last line is the closing line."""
+        if self._failures:
+            print("\n== what failed")
+            for title, output in self._failures:
+                print(f"\nfailed: {title}\n{ends(output)}".rstrip())
+        if self._unsteady:
+            print(f"\n== unsteady: failed once and passed three times by itself; {UNSTEADY_ALLOWED} do not fail a run")
+            for failed, passed in self._unsteady:
+                print(f"\nunsteady: {failed.title}: when it failed\n{ends(failed.output)}"
+                      f"\nunsteady: {passed.title}: when it passed\n{ends(passed.output)}")
+        for heading, rows in (("the slowest tests", self._tests), ("the slowest steps", self._steps)):
+            print(f"\n== {heading}")
+            for seconds, name in sorted(rows, reverse=True)[:10]:
+                print(f"{seconds:8.1f} s  {name}")
+        print(f"\n{'part':<12} {'passed':>8} {'failed':>8} {'skipped':>8} {'time':>10}")
+        for part, (passed, failed, skipped) in self._counts.items():
+            print(f"{part:<12} {passed:8d} {failed:8d} {skipped:8d} {duration(self._seconds[part]):>10}")
+        passed, failed, skipped = (sum(c[i] for c in self._counts.values()) for i in range(3))
+        whole = duration(time.monotonic() - self._start)
+        print(f"{'total':<12} {passed:8d} {failed:8d} {skipped:8d} {whole:>10}\n")
+        if len(self._unsteady) > UNSTEADY_ALLOWED:
+            print(f"{len(self._unsteady)} unsteady tests are more than the {UNSTEADY_ALLOWED} that a run may have")
+            failed += len(self._unsteady) - UNSTEADY_ALLOWED
+        closing = f"{passed} passed, {failed} failed"
+        if skipped:
+            closing += f", {skipped} skipped"
+        if self._unsteady:
+            closing += f", {len(self._unsteady)} unsteady"
+        print(closing, flush=True)

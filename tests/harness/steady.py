@@ -1,0 +1,130 @@
+"""`tests/run steady`: every test again and again on a machine that is busy, to find those that fail without a cause."""
+import collections
+import contextlib
+import multiprocessing
+import os
+import re
+import tempfile
+import time
+
+from build import JOBS, Broken, Build
+from outcomes import duration, ends
+from parts import PARTS, Tests, say
+
+# Twice as many tests at once as in a plain run.
+CROWD = 4 * JOBS
+# What is steady in itself: a fuzzer runs for a time that it is given, and what lints runs nothing.
+DEFAULT = ("unit", "integration", "faults", "simulation", "sanitizers")
+
+
+def spin():
+    while True:
+        pass
+
+
+def write_and_sync(folder):
+    """Keeps the disk busy with what it cannot put off."""
+    block = os.urandom(1 << 20)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        while True:
+            file.seek(0)
+            for _ in range(32):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def busy_machine(folder):
+    """One process a core that computes, and one that writes to the disk, until the block ends."""
+    loads = [multiprocessing.Process(target=spin, daemon=True) for _ in range(JOBS)]
+    loads.append(multiprocessing.Process(target=write_and_sync, args=(folder,), daemon=True))
+    for load in loads:
+        load.start()
+    try:
+        yield
+    finally:
+        for load in loads:
+            load.terminate()
+            load.join()
+
+
+def choose(names):
+    """The parts that are named, or those that run by default, and the pattern of tests that is, or None."""
+    parts = [name for name in names if name in PARTS] or list(DEFAULT)
+    patterns = [name for name in names if name not in PARTS]
+    return parts, "|".join(f"({one})" for one in patterns) if patterns else None
+
+
+def narrowed(build, step, pattern):
+    """The pattern for ctest of those tests of a step that match one more pattern; None if none does."""
+    if pattern is None:
+        return step.only
+    if step.only == ".":
+        return pattern if build.tests(step.labels, pattern) else None
+    names = [name for name in build.tests(step.labels, step.only) if re.search(pattern, name)]
+    return f"^({'|'.join(map(re.escape, names))})$" if names else None
+
+
+class Record:
+    """What came of each test over all rounds."""
+
+    def __init__(self):
+        self._runs = collections.Counter()
+        self._failures = collections.defaultdict(list)
+
+    def add(self, number, seed, outcomes):
+        for outcome in outcomes:
+            if outcome.result == "skipped":
+                continue
+            self._runs[outcome.title] += 1
+            if outcome.result == "failed":
+                self._failures[outcome.title].append((number, seed))
+                print(f"failed: {outcome.title} (round {number}, TROUPE_COMMIT_SEED={seed})\n{ends(outcome.output)}",
+                      flush=True)
+
+    def print(self, rounds):
+        """The rate of each that failed; whether none did."""
+        say(f"{len(self._runs)} tests, {sum(self._runs.values())} runs in {rounds} rounds; "
+            f"failed at least once: {len(self._failures)}")
+        for title, times in sorted(self._failures.items(), key=lambda item: -len(item[1])):
+            print(f"{len(times):4d} of {self._runs[title]}  {title}; in round (seed): "
+                  + ", ".join(f"{number} ({seed})" for number, seed in times))
+        return not self._failures
+
+
+def repeat(work, rounds):
+    """Runs each piece of work, (part, step, build, pattern of tests), in each round; whether nothing failed."""
+    record = Record()
+    first = int(os.environ["TROUPE_COMMIT_SEED"])
+    for number in range(1, rounds + 1):
+        seed = first + number
+        say(f"round {number} of {rounds}, TROUPE_COMMIT_SEED={seed}")
+        for part, step, build, only in work:
+            start = time.monotonic()
+            with busy_machine(build.folder):
+                outcomes = build.run(step.labels, 1 if part == "verbs" else CROWD, only, shuffled=True, quiet=True,
+                                     environment={"TROUPE_COMMIT_SEED": str(seed), "RC_PARAMS": f"seed={seed}"})
+            counts = collections.Counter(outcome.result for outcome in outcomes)
+            print(f"{part}, {step.preset}, {', '.join(step.labels)}: "
+                  + ", ".join(f"{count} {result}" for result, count in counts.items())
+                  + f", {duration(time.monotonic() - start)}", flush=True)
+            record.add(number, seed, outcomes)
+    return record.print(rounds)
+
+
+def steady(names, rounds, install):
+    """Builds, and runs each test in each round; the exit code."""
+    parts, pattern = choose(names)
+    if not install(parts):
+        return 2
+    steps = [(part, step) for part in parts for step in PARTS[part] if isinstance(step, Tests)]
+    builds = {step.preset: Build(step.preset) for _, step in steps}
+    for preset, build in builds.items():
+        say(f"building {preset}")
+        build.make([target for _, step in steps if step.preset == preset for target in step.targets])
+    work = [(part, step, builds[step.preset], narrowed(builds[step.preset], step, pattern)) for part, step in steps]
+    work = [one for one in work if one[3] is not None]
+    if not work:
+        raise Broken(f"no test of {', '.join(parts)} matches {pattern or 'anything'}")
+    return 0 if repeat(work, rounds) else 1
