@@ -380,7 +380,7 @@ class node_engine final : public engine {
   [[nodiscard]] result<operation_id> begin(operation_table::entry what) {
     auto operation = context_->operations.begin(std::move(what));
     if (operation || operation.error().code != errc::aborted || stopped_) return operation;
-    auto why = context_->registration.wait(std::chrono::milliseconds{0});
+    auto why = context_->registration.why_not();
     return why ? result<operation_id>{fail(std::move(*why))} : operation;
   }
 

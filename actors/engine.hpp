@@ -167,7 +167,8 @@ class engine {
   /// of the engine's own that it was granted is safe to reuse only once that peer is gone.
   /// Idempotent.
   virtual void stop() = 0;
-  /// Waits until the supervisor has taken the node in. `deadline` naming the last reason: the node
+  /// Waits until the supervisor has taken the node in; also if that supervisor was lost again before
+  /// this call, but after the last one that succeeded. `deadline` naming the last reason: the node
   /// goes on asking. `stale_incarnation`, at once and from then on: another process has this node's
   /// name now, this one is never taken in again; stop it. May be called at any time to see that.
   [[nodiscard]] virtual result<void> wait_registered(std::chrono::milliseconds timeout) = 0;

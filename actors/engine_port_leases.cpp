@@ -86,7 +86,7 @@ void watch_leases(engine_port_state& st) {
 void lease_beat(self_pointer self) {
   auto& st = self->state;
   st.lease_beat.reset();
-  const bool supervised = !st.context->registration.wait(std::chrono::milliseconds{0});
+  const bool supervised = !st.context->registration.why_not();
   lapsed(self,
          st.leases.beat(now(), supervised ? cache_leases::news::current : cache_leases::news::old));
   watch_leases(st);

@@ -12,6 +12,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/actors/cache_pool.hpp"
@@ -56,6 +57,7 @@ class registration_state {
     {
       const std::lock_guard lock{mutex_};
       registered_ = registered;
+      if (registered) untold_ = true;
       why_not_ = std::move(why_not);
     }
     changed_.notify_all();
@@ -69,16 +71,21 @@ class registration_state {
     }
     changed_.notify_all();
   }
-  /// Empty: registered. Else why not: at once when it never will be, after `timeout` (as
-  /// `deadline`) when it may be yet.
+  /// Empty: registered, or was at some time since this last said so (a registration that is lost
+  /// again before the waiting thread runs still counts). Else why not: at once when it never will
+  /// be, after `timeout` (as `deadline`) when it may be yet.
   [[nodiscard]] std::optional<troupe::error> wait(std::chrono::milliseconds timeout) {
     std::unique_lock lock{mutex_};
-    changed_.wait_for(lock, timeout, [this] { return registered_ || ended_; });
+    changed_.wait_for(lock, timeout, [this] { return registered_ || untold_ || ended_; });
     if (ended_) return ended_;
-    if (registered_) return std::nullopt;
-    return troupe::error{errc::deadline, why_not_.empty()
-                                             ? std::string{"the supervisor has not answered yet"}
-                                             : why_not_};
+    if (std::exchange(untold_, false) || registered_) return std::nullopt;
+    return reason();
+  }
+  /// Empty: registered now. Else why not.
+  [[nodiscard]] std::optional<troupe::error> why_not() const {
+    const std::lock_guard lock{mutex_};
+    if (ended_) return ended_;
+    return registered_ ? std::nullopt : std::optional{reason()};
   }
 
   /// Which supervisor took the node in last, and when, in its own count.
@@ -96,9 +103,15 @@ class registration_state {
   }
 
  private:
+  [[nodiscard]] troupe::error reason() const {
+    return {errc::deadline,
+            why_not_.empty() ? std::string{"the supervisor has not answered yet"} : why_not_};
+  }
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool registered_{false};
+  bool untold_{false};  ///< it was taken in, and `wait` has not said so yet
   std::string why_not_;
   std::optional<troupe::error> ended_;
   mark last_;

@@ -132,6 +132,32 @@ TEST_F(silent_engine, is_asked_no_more_while_as_many_calls_wait_as_may) {
   EXPECT_EQ(taken(), max_pending_calls);
 }
 
+// -- who waits for it to be taken in
+
+TEST(registration_state, that_is_lost_before_the_waiting_thread_runs_was_one_all_the_same) {
+  registration_state state;
+  state.set(true, {});
+  state.set(false, "its process is gone");
+  const auto now = state.why_not();
+  ASSERT_TRUE(now);
+  EXPECT_EQ(now->message, "its process is gone");
+  EXPECT_FALSE(state.wait(0ms)) << "it was taken in since anybody asked";
+  const auto later = state.wait(0ms);
+  ASSERT_TRUE(later) << "that was said already";
+  EXPECT_EQ(later->code, errc::deadline);
+  EXPECT_EQ(later->message, "its process is gone");
+}
+
+TEST(registration_state, that_is_refused_for_good_is_so_whatever_was_before) {
+  registration_state state;
+  state.set(true, {});
+  state.end({errc::stale_incarnation, "another has its name"});
+  for (const auto& why : {state.wait(0ms), state.wait(1h), state.why_not()}) {
+    ASSERT_TRUE(why);
+    EXPECT_EQ(why->code, errc::stale_incarnation);
+  }
+}
+
 // -- watches
 
 TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
