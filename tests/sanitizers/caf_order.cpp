@@ -4,7 +4,7 @@
 //
 // Each function below stands before one of CAF 0.17's of the same name (the linker lets a program's
 // symbol win over a library's, also for calls inside the library), says what the original's atomics
-// order, and calls it. A function that another CAF does not have is never called.
+// order, and mostly calls it. A function that another CAF does not have is never called.
 // - enqueue: what was done before a message was sent,
 // - activate, reactivate: is done before it is received; so is one turn of an actor before its
 // next.
@@ -13,7 +13,8 @@
 //   what nobody received, which may come to the mailbox while it does: that is not looked at.
 // - mailbox_visitor: the receiving side of a scoped actor.
 // - intrusive_ptr_release, deref: what a holder did before it let go is done before the last one
-//   destroys; and what was sent to an actor, before the actor is destroyed with it.
+//   destroys; and what was sent to an actor, before the actor is destroyed with it. These do not call
+//   the originals, they stand for them.
 // The atomics order no less than that, so what is reported is right. What is reported is every race
 // over something that is neither in a message nor an actor's own; planted_race.cpp tries it out.
 //
@@ -22,6 +23,8 @@
 #include <atomic>
 #include <cstddef>
 
+#include <caf/actor_control_block.hpp>
+#include <caf/ref_counted.hpp>
 #include <dlfcn.h>
 
 // CAF's functions as the linker knows them.
@@ -36,6 +39,7 @@
 #define CLEANUP "_ZN3caf15scheduled_actor7cleanupEONS_5errorEPNS_14execution_unitE"
 #define BLOCKING_VISIT "_ZN3caf14blocking_actor15mailbox_visitorclERNS_15mailbox_elementE"
 #define RELEASE "_ZN3caf21intrusive_ptr_releaseEPNS_19actor_control_blockE"
+#define RELEASE_WEAK "_ZN3caf26intrusive_ptr_release_weakEPNS_19actor_control_blockE"
 #define DEREF "_ZNK3caf11ref_counted5derefEv"
 
 extern "C" {
@@ -52,8 +56,9 @@ int activate_with(void* self, void* unit, void* element) __asm__(ACTIVATE_WITH);
 int reactivate(void* self, void* element) __asm__(REACTIVATE);
 bool cleanup(void* self, void* error, void* unit) __asm__(CLEANUP);
 int blocking_visit(void** visitor, void* element) __asm__(BLOCKING_VISIT);
-void release(void* control) __asm__(RELEASE);
-void deref(void* counted) __asm__(DEREF);
+void intrusive_release(caf::actor_control_block* control) __asm__(RELEASE);
+void intrusive_release_weak(caf::actor_control_block* control) __asm__(RELEASE_WEAK);
+void deref(caf::ref_counted* counted) __asm__(DEREF);
 
 /// For options.cpp, by its address: the options are asked for before any instrumented function may
 /// run.
@@ -68,6 +73,13 @@ template <class Function>
 Function* original(Function* /*ours*/, const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
+
+/// How many hold what CAF counts.
+struct counter : caf::ref_counted {
+  static std::atomic<std::size_t>& of(caf::ref_counted& counted) {
+    return counted.*(&counter::rc_);
+  }
+};
 
 /// One turn of an actor.
 class turn {
@@ -132,20 +144,21 @@ int blocking_visit(void** visitor, void* element) {
 
 // -- references
 
-void release(void* control) {
-  static auto* const caf = original(release, RELEASE);
-  __tsan_release(control);
-  __tsan_acquire(control);
-  // The control block begins with the number of holders; the actor stands one cache line after it.
-  if (static_cast<std::atomic<std::size_t>*>(control)->load() == 1) {
-    __tsan_acquire(static_cast<char*>(control) + 64);
-  }
-  caf(control);
+// Counted here and not by CAF: the count's own atomic orders every holder's last use before the end, also
+// where two holders let go at once. An acquire and release around CAF's function would leave a gap between them.
+
+void intrusive_release(caf::actor_control_block* control) {
+  if (control->strong_refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  __tsan_acquire(control->get());
+  control->data_dtor(control->get());
+  caf::intrusive_ptr_release_weak(control);
 }
 
-void deref(void* counted) {
-  static auto* const caf = original(deref, DEREF);
-  __tsan_release(counted);
-  __tsan_acquire(counted);
-  caf(counted);
+void intrusive_release_weak(caf::actor_control_block* control) {
+  if (control->weak_refs.fetch_sub(1, std::memory_order_acq_rel) == 1) control->block_dtor(control);
+}
+
+void deref(caf::ref_counted* counted) {
+  if (counter::of(*counted).fetch_sub(1, std::memory_order_acq_rel) == 1)
+    counted->request_deletion(true);
 }

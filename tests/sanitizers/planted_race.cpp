@@ -2,11 +2,15 @@
 // orders. The thread sanitizer must find that, and nothing else: neither the messages nor the
 // actors' own state. Each waits in its first turn for the other's: if one had ended before the
 // other began, a lock of the scheduler could have ordered even what races.
+// With "handles": threads let go of the last handles of an actor that ends at once. Whoever destroys it does so behind
+// all that the others did with it.
 
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>
@@ -20,6 +24,7 @@ constexpr int messages = 2000;
 
 /// Where the two meet. Relaxed, so that it orders nothing itself.
 std::atomic<int> arrived{0};
+std::atomic<int> gone{0};
 
 void meet() {
   arrived.fetch_add(1, std::memory_order_relaxed);
@@ -44,10 +49,52 @@ int asked(caf::scoped_actor& self, const caf::actor& whom) {
   return count;
 }
 
+constexpr int holders = 3;
+constexpr int generations = 20000;
+
+/// Ends at its first message; those that come later find its mailbox closed, and no turn of its own is behind them.
+caf::behavior mayfly(caf::stateful_actor<own_state>* self) {
+  return {[self](int) { self->quit(); }};
+}
+
+/// Each thread sends through its own handle (a call of the actor's virtual function) and lets go of it
+/// at the same moment as the others.
+int let_go_at_once(caf::actor_system& system) {
+  std::vector<caf::actor> handles(holders);
+  std::atomic<int> turn{0};
+  const auto hold = [&](std::size_t mine) {
+    for (int generation = 0; generation < generations; ++generation) {
+      while (turn.load(std::memory_order_acquire) != 2 * generation + 1) std::this_thread::yield();
+      caf::anon_send(handles[mine], 0);
+      arrived.fetch_add(1, std::memory_order_relaxed);
+      while (arrived.load(std::memory_order_relaxed) < holders) std::this_thread::yield();
+      handles[mine] = nullptr;
+      gone.fetch_add(1, std::memory_order_release);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < holders; ++i) threads.emplace_back(hold, i);
+  for (int generation = 0; generation < generations; ++generation) {
+    arrived.store(0, std::memory_order_relaxed);
+    gone.store(0, std::memory_order_relaxed);
+    auto held = system.spawn(mayfly);
+    for (auto& handle : handles) handle = held;
+    held = nullptr;
+    turn.store(2 * generation + 1, std::memory_order_release);
+    while (gone.load(std::memory_order_acquire) < holders) std::this_thread::yield();
+  }
+  for (auto& thread : threads) thread.join();
+  return generations;
+}
+
 }  // namespace
 
-int main(int argc, char**) {
+int main(int argc, char** argv) {
   troupe::actors::actor_host host;
+  if (argc > 1 && std::string_view{argv[1]} == "handles") {
+    std::printf("%d actors are gone\n", let_go_at_once(host.system()));
+    return 0;
+  }
   const auto shared = argc > 1 ? std::make_shared<int>(0) : nullptr;
   const auto one = host.system().spawn(counter, shared);
   const auto other = host.system().spawn(counter, shared);
