@@ -10,7 +10,7 @@ import unittest
 import steady
 from build import Broken, Build
 from outcomes import Tally
-from parts import Tests, judge
+from parts import Run, Tests, judge
 
 PASSES = "echo all is well"
 FAILS = "echo this never works; exit 1"
@@ -59,6 +59,16 @@ class Harness(unittest.TestCase):
         text, passed = self.told(one=PASSES, other=PASSES)
         self.assertTrue(passed)
         self.assertEqual(text.splitlines()[-1], "2 passed, 0 failed")
+
+    def test_a_builder_that_ends_by_surprise_fails_the_run_and_keeps_nobody_waiting(self):
+        tally = Tally()
+        run = Run(("unit",), tally)
+        run._build_and_check = lambda: 1 / 0  # pylint: disable=protected-access
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            run.run()
+            tally.print()
+        self.assertFalse(tally.passed)
+        self.assertIn("ZeroDivisionError", out.getvalue())
 
     def test_what_fails_always_fails_with_both_outputs(self):
         text, passed = self.told(one=PASSES, bad=FAILS)

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import threading
 import time
+import traceback
 
 from build import Broken, Build, JOBS, ROOT
 
@@ -114,7 +115,7 @@ class Run:
         self._usable = set()
 
     def run(self):
-        builder = threading.Thread(target=self._build_and_check)
+        builder = threading.Thread(target=self._build_all)
         builder.start()
         for part, step in self._steps:
             if isinstance(step, Tests):
@@ -122,6 +123,16 @@ class Run:
                 if step.preset in self._usable:
                     self._test(part, step)
         builder.join()
+
+    def _build_all(self):
+        """Whatever this thread ends by, no test waits for what it would have built, and the run fails."""
+        try:
+            self._build_and_check()
+        except BaseException:  # pylint: disable=broad-exception-caught
+            self._tally.broken("harness", "the thread that builds", traceback.format_exc())
+        finally:
+            for made in self._made.values():
+                made.set()
 
     def _timed(self, part, step, work):
         start = time.monotonic()
