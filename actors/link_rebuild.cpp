@@ -14,7 +14,7 @@ namespace troupe::actors::link_parts {
 namespace {
 
 /// Before the first attempt: when the peer has died, the news of it comes meanwhile.
-constexpr auto first_pause = std::chrono::milliseconds{20};
+constexpr auto first_rebuild_pause = std::chrono::milliseconds{20};
 /// A link that was up for so long has all its attempts again.
 constexpr auto settled = std::chrono::seconds{10};
 /// Longer than the longest pause of the dialling side.
@@ -100,7 +100,7 @@ void break_link(self_pointer self, const troupe::error& why) {
     backend_failed(self, {errc::link_broken, to_string(why)});
     return;
   }
-  self->delayed_send(self, first_pause, link_command{dial_again{}});
+  self->delayed_send(self, first_rebuild_pause, link_command{dial_again{}});
 }
 
 void wait_for_dialler(self_pointer self) {

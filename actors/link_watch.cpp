@@ -16,7 +16,7 @@ namespace troupe::actors::link_parts {
 namespace {
 
 /// Taken from a link in one look by who reads it himself.
-constexpr std::size_t frames_per_look = 256;
+constexpr std::size_t frames_per_watch = 256;
 
 bool is_up(const link_state& st) {
   return st.now == link_state::phase::up;
@@ -110,7 +110,7 @@ void judge_peer(self_pointer self) {
       return;
     case link_pulse::advice::peer_is_silent:
       // Nobody else may have read what it said.
-      if (is_up(st) && st.context->polled) read_out(st, frames_per_look);
+      if (is_up(st) && st.context->polled) read_out(st, frames_per_watch);
       if (is_up(st) && moved(st)) {
         st.pulse.sign(now());
         return;
@@ -159,7 +159,7 @@ void carry_out(self_pointer self, const feel_pulse&) {
   if (is_up(st)) {
     // Our own threads may not have come to read what is here. Where the engine polls they are its.
     const bool doubtful = st.pulse.silence(now()) >= st.context->settings.peer_silence / 2;
-    if (doubtful && !st.context->polled) read_out(st, frames_per_look);
+    if (doubtful && !st.context->polled) read_out(st, frames_per_watch);
     if (moved(st)) st.pulse.sign(now());
   }
   judge_peer(self);

@@ -8,7 +8,7 @@ namespace troupe::actors {
 namespace {
 
 /// A supervisor that is away for longer forgets them by itself, as it bounds what it remembers.
-constexpr std::size_t max_untold = 65'536;
+constexpr std::size_t max_untold_ends = 65'536;
 
 }  // namespace
 
@@ -48,7 +48,7 @@ void request_watch::tell_later(std::string request) {
   {
     const std::lock_guard lock{mutex_};
     untold_.push_back(std::move(request));
-    if (untold_.size() > max_untold) untold_.pop_front();
+    if (untold_.size() > max_untold_ends) untold_.pop_front();
   }
   changed_.notify_all();
 }

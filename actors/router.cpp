@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "troupe/actors/phrases.hpp"
+#include "troupe/actors/session_messages.hpp"
 
 namespace troupe::actors {
 
 namespace {
 
-constexpr std::size_t max_request_id = 256;
 constexpr std::size_t max_listed = 8;
 
 std::string names_of(const std::vector<std::string>& nodes) {

@@ -14,7 +14,7 @@ namespace {
 /// Bytes of one batch that layers are grouped up to.
 constexpr std::uint64_t bytes_per_batch = 8u << 20;
 
-double milliseconds(time_point from, time_point to) {
+double in_milliseconds(time_point from, time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
@@ -115,8 +115,8 @@ void log_outcome(const session_basis& basis, std::string_view side,
            "total {:.3f} ms",
            basis.transfer.value, basis.request, basis.link.peer,
            failure ? to_string(*failure) : "done", basis.bytes, segments,
-           milliseconds(basis.started, first), milliseconds(first, last),
-           milliseconds(basis.started, now));
+           in_milliseconds(basis.started, first), in_milliseconds(first, last),
+           in_milliseconds(basis.started, now));
 }
 
 troupe::error out_of_place(const session_basis& basis, std::string_view sender,

@@ -29,7 +29,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds first_pause{50};
+constexpr milliseconds first_claim_pause{50};
 constexpr milliseconds shortest_renewal{10};
 constexpr milliseconds patience_of_claims{3000};
 /// Who lets go of its name waits for the question under way; one that is read late counts as well.
@@ -170,7 +170,7 @@ result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployme
   const auto began = steady_clock::now();
   log_limiter reminder{std::chrono::seconds{30}};
   std::optional<errc> said;
-  auto pause = first_pause;
+  auto pause = first_claim_pause;
   for (std::size_t attempt = 0;; ++attempt) {
     wanted.host = (*hosts)[attempt % hosts->size()];
     auto granted = cluster->ask_for(wanted, patience_of_claims);
@@ -197,7 +197,7 @@ result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployme
     } else {
       std::this_thread::sleep_for(pause);
     }
-    pause = std::min(2 * pause, std::max(first_pause, at.heartbeat_interval));
+    pause = std::min(2 * pause, std::max(first_claim_pause, at.heartbeat_interval));
   }
 }
 

@@ -14,7 +14,7 @@ namespace troupe::actors {
 namespace {
 
 constexpr std::size_t max_host_length = 255;
-constexpr std::size_t max_listed = 8;
+constexpr std::size_t max_listed_claims = 8;
 
 /// How well a slot of host `slots` suits a process on host `claimants`: 0 best; empty: not at all.
 std::optional<int> suits(const std::string& slots, const std::string& claimants) {
@@ -24,12 +24,12 @@ std::optional<int> suits(const std::string& slots, const std::string& claimants)
   return std::nullopt;
 }
 
-/// At most `max_listed` of them.
+/// At most `max_listed_claims` of them.
 std::string list_of(const std::set<std::string>& names) {
   std::string list;
   std::size_t count = 0;
   for (const auto& name : names) {
-    if (count == max_listed) return list + ", ...";
+    if (count == max_listed_claims) return list + ", ...";
     list += (count++ == 0 ? "" : ", ") + name;
   }
   return list;

@@ -6,7 +6,7 @@ namespace troupe::actors {
 
 namespace {
 
-constexpr std::size_t max_listed = 8;
+constexpr std::size_t max_listed_stages = 8;
 constexpr int together = 20;  // a lag of up to ease_in / together is none
 
 }  // namespace
@@ -278,11 +278,12 @@ std::string stage_router::missing_of(const std::vector<const rank_view*>& ranks)
   std::string names;
   std::size_t missing = 0;
   for (const rank_view* rank : ranks) {
-    if (rank->up() || ++missing > max_listed) continue;
+    if (rank->up() || ++missing > max_listed_stages) continue;
     names += (missing == 1 ? "" : ", ") + rank->name + " ";
     names += rank->registered ? to_string(rank->state) : "never registered";
   }
-  if (missing > max_listed) names += ", and " + std::to_string(missing - max_listed) + " more";
+  if (missing > max_listed_stages)
+    names += ", and " + std::to_string(missing - max_listed_stages) + " more";
   return names;
 }
 

@@ -17,7 +17,9 @@ endif()
 
 find_program(TROUPE_CCACHE ccache)
 if(TROUPE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${TROUPE_CCACHE}")
+  # All checkouts share what one of them compiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
+      CCACHE_NOHASHDIR=true "${TROUPE_CCACHE}")
 endif()
 
 # What is linked most are test programs, each with half of the project in it.
@@ -89,6 +91,18 @@ function(troupe_without_false_warnings target)
   endif()
 endfunction()
 
+# Compiles several sources of a target at once, which shares what their headers cost: with CAF's that is most of the
+# time. Each source still includes what it needs: the thread sanitizer's build, clang's and a debugger's take it alone.
+function(troupe_unity target)
+  if(TROUPE_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+      # g++ 12 inlines more here and then takes members of what a variant does not hold for uninitialised.
+      target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+    endif()
+  endif()
+endfunction()
+
 function(troupe_library folder)
   cmake_parse_arguments(arg "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
   set(target troupe_${folder})
@@ -109,7 +123,8 @@ endfunction()
 add_custom_target(troupe_header_checks)
 
 # Every header of a folder compiles by itself: one generated source per header, built with the library. A header with a
-# source of its own needs none: that source includes it first (tests/build/check_includes.cmake sees to it).
+# source of its own needs none: that source includes it first (tests/build/check_includes.cmake sees to it), and is
+# compiled alone by some preset.
 function(troupe_check_headers target folder)
   if(NOT TROUPE_CHECK_HEADERS)
     return()

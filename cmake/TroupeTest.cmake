@@ -44,13 +44,15 @@ function(troupe_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  if(TROUPE_SANITIZE)
-    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 4")  # `patience` of tests/sanitizers/sanitized.hpp
-  endif()
+  math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 4")  # `patience` of tests/sanitizers/sanitized.hpp
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE ${arg_LINKS} GTest::gmock_main)
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} troupe_scratch GTest::gmock_main)
   troupe_compile_settings(${name})
   troupe_without_false_warnings(${name})
+  if(arg_LINKS MATCHES "troupe::(actors|deploy)")  # and so CAF, whose headers cost most of the time
+    troupe_unity(${name})
+    target_compile_options(${name} PRIVATE -Wno-subobject-linkage)  # fixtures are in anonymous namespaces
+  endif()
   if(CMAKE_BUILD_TYPE STREQUAL "Release")
     # What is under test is optimised in full; the tests themselves compile in three quarters of the time with less.
     target_compile_options(${name} PRIVATE -O1)

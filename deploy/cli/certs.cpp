@@ -29,7 +29,7 @@ struct certs_arguments {
   unsigned days{default_days};
 };
 
-void complain(const std::string& sentence) {
+void complain_of_certs(const std::string& sentence) {
   std::cerr << "troupe certs: " << sentence << "\n";
 }
 
@@ -68,7 +68,7 @@ void print_section(const certificate_files& files) {
 exit_code run_init(const certs_arguments& given) {
   const auto files = actors::init_certificates(absolute(given.folder), given.cluster, given.days);
   if (!files) {
-    complain(to_string(files.error()));
+    complain_of_certs(to_string(files.error()));
     return exit_code::failed;
   }
   std::cout
@@ -95,12 +95,12 @@ std::string cut_short(const actors::certificate_facts& made, unsigned days) {
 exit_code run_renew(const certs_arguments& given) {
   const auto files = actors::renew_certificates(absolute(given.folder), given.days);
   if (!files) {
-    complain(to_string(files.error()));
+    complain_of_certs(to_string(files.error()));
     return exit_code::failed;
   }
   const auto facts = facts_in(files->certificate);
   if (!facts) {
-    complain(to_string(facts.error()));
+    complain_of_certs(to_string(facts.error()));
     return exit_code::failed;
   }
   std::cout << files->key << " and " << files->certificate << " are new, good until "
@@ -117,7 +117,7 @@ exit_code run_show(const certs_arguments& given) {
   const auto ca = facts_in(files.ca);
   for (const auto* one : {&node, &ca}) {
     if (*one) continue;
-    complain(to_string(one->error()));
+    complain_of_certs(to_string(one->error()));
     return exit_code::failed;
   }
   const auto life = [](const actors::certificate_facts& of) {
@@ -127,9 +127,10 @@ exit_code run_show(const certs_arguments& given) {
             << "\nnode.crt    " << life(*node) << "\nca.crt      " << life(*ca) << std::endl;
   const auto now = std::chrono::system_clock::now();
   if (now <= node->life.until && now <= ca->life.until) return exit_code::ok;
-  complain(now > ca->life.until
-               ? "the authority has expired; make a new one in another folder (`troupe certs init`)"
-               : "the certificate has expired; `troupe certs renew " + given.folder + "`");
+  complain_of_certs(
+      now > ca->life.until
+          ? "the authority has expired; make a new one in another folder (`troupe certs init`)"
+          : "the certificate has expired; `troupe certs renew " + given.folder + "`");
   return exit_code::failed;
 }
 

@@ -41,7 +41,7 @@ struct drain_arguments {
   bool cancel{false};
 };
 
-void complain(const std::string& sentence) {
+void complain_of_drain(const std::string& sentence) {
   std::cerr << "troupe drain: " + sentence + "\n";
 }
 
@@ -61,7 +61,8 @@ class drain_watch {
         heard = clock::now();
         if (const auto end = look_at(*members)) return *end;
       } else if (clock::now() >= heard + silence_patience) {
-        complain("the supervisor is gone (" + to_string(members.error()) + "). " + goes_on());
+        complain_of_drain("the supervisor is gone (" + to_string(members.error()) + "). " +
+                          goes_on());
         return exit_code::failed;
       }
       if (clock::now() >= until) return say_who_stays();
@@ -80,14 +81,14 @@ class drain_watch {
   /// Says what is new. Empty: it is not over.
   std::optional<exit_code> look_at(const actors::membership& members) {
     if (members.supervisor_incarnation != supervisor_) {
-      complain("the supervisor was restarted and has forgotten the drain. " + goes_on());
+      complain_of_drain("the supervisor was restarted and has forgotten the drain. " + goes_on());
       return exit_code::failed;
     }
     if (ranks_.empty()) find_ranks(members);
     for (rank& one : ranks_)
       if (!one.gone) look_at(one, members);
     if (cancelled_) {
-      complain("the drain of " + printable(name_) + " was cancelled: it serves on");
+      complain_of_drain("the drain of " + printable(name_) + " was cancelled: it serves on");
       return exit_code::failed;
     }
     const bool over = std::ranges::all_of(ranks_, &rank::gone);
@@ -118,7 +119,7 @@ class drain_watch {
         std::cout << name << " has left, and was started again" << std::endl;
       } else {
         in_order_ = false;
-        complain(name + " is gone before it was drained, and was started again");
+        complain_of_drain(name + " is gone before it was drained, and was started again");
       }
     } else if (m->state == static_cast<std::uint8_t>(actors::node_state::down)) {
       one.gone = true;
@@ -126,7 +127,8 @@ class drain_watch {
         std::cout << name << " was drained and has left" << std::endl;
       } else {
         in_order_ = false;
-        complain(name + " is gone before all that it had was over: " + printable(m->reason));
+        complain_of_drain(name +
+                          " is gone before all that it had was over: " + printable(m->reason));
       }
     } else if (m->state != static_cast<std::uint8_t>(actors::node_state::leaving)) {
       cancelled_ = true;
@@ -140,9 +142,9 @@ class drain_watch {
     std::string names;
     for (const rank& one : ranks_)
       if (!one.gone) names += (names.empty() ? "" : ", ") + printable(one.name);
-    complain(names +
-             ": told to leave and still there; a process that does not ask "
-             "`engine::draining` has to be stopped by hand");
+    complain_of_drain(names +
+                      ": told to leave and still there; a process that does not ask "
+                      "`engine::draining` has to be stopped by hand");
     return exit_code::failed;
   }
 
@@ -185,7 +187,7 @@ std::string names_and(const std::string& names, const char* one, const char* sev
 exit_code cancel(actors::cluster_client& cluster, const std::string& name) {
   const auto serving = cluster.drain({name, 0, 1});
   if (!serving) {
-    complain(to_string(serving.error()));
+    complain_of_drain(to_string(serving.error()));
     return exit_code::failed;
   }
   std::cout << names_and(serving->sentence, "takes", "take") << " new requests again" << std::endl;
@@ -202,14 +204,14 @@ exit_code run_drain(const drain_arguments& given) {
   (void)actors::init_logging(log);
   const auto cluster = reach(*at);
   if (!cluster) {
-    complain(to_string(cluster.error()));
+    complain_of_drain(to_string(cluster.error()));
     return exit_code::failed;
   }
   if (given.cancel) return cancel(*cluster->first, given.name);
   const auto ms = static_cast<std::uint32_t>(given.deadline.count());
   const auto drained = cluster->first->drain({given.name, ms});
   if (!drained) {
-    complain(to_string(drained.error()));
+    complain_of_drain(to_string(drained.error()));
     return exit_code::failed;
   }
   const bool several = drained->sentence.find(',') != std::string::npos;

@@ -15,8 +15,8 @@ using transport::xgmi::engine_stream;
 using transport::xgmi::gpu_double;
 using transport::xgmi::gpu_site;
 
-constexpr std::uint32_t tokens = 50;
-constexpr std::uint32_t layers = 4;
+constexpr std::uint32_t held_tokens = 50;
+constexpr std::uint32_t held_layers = 4;
 constexpr std::uint64_t seed = 7;
 
 class held_streams : public fault {
@@ -33,7 +33,7 @@ class held_streams : public fault {
   std::unique_ptr<engine_stream> stream, other;
   kvcache::allocation blocks;
   /// By layer: how much of it the stream saw to be wrong when it came there.
-  std::array<std::atomic<int>, layers> wrong;
+  std::array<std::atomic<int>, held_layers> wrong;
 
   void SetUp() override {
     start_prefill();
@@ -42,7 +42,7 @@ class held_streams : public fault {
     other = std::make_unique<engine_stream>(*gpus, 1);
     cache->poison();
     for (auto& layer : wrong) layer = -1;
-    auto got = node->allocate_blocks((tokens + 15) / 16);
+    auto got = node->allocate_blocks((held_tokens + 15) / 16);
     ASSERT_TRUE(got);
     blocks = *got;
   }
@@ -54,7 +54,7 @@ class held_streams : public fault {
     auto asked = node->receive({"r",
                                 {"prefill-0"},
                                 mode_of(GetParam()),
-                                tokens,
+                                held_tokens,
                                 prefix,
                                 blocks.blocks,
                                 0,
@@ -65,11 +65,11 @@ class held_streams : public fault {
   }
   /// The stream waits for a layer and then reads it.
   void read_behind(operation_id id, std::uint32_t layer) {
-    const auto held = node->await_layers(id, layer, layer + 1, tokens, stream->name());
+    const auto held = node->await_layers(id, layer, layer + 1, held_tokens, stream->name());
     ASSERT_TRUE(held) << to_string(held.error());
     stream->work([this, layer] {
       wrong[layer] = static_cast<int>(
-          cache->differing_layers(blocks.blocks, layer, layer + 1, 0, tokens, seed));
+          cache->differing_layers(blocks.blocks, layer, layer + 1, 0, held_tokens, seed));
     });
   }
   bool stand(std::uint64_t streams) {
@@ -84,7 +84,7 @@ class held_streams : public fault {
   }
   /// A stream that waits for all of it, and stands.
   void hold(operation_id id) {
-    const auto held = node->await_layers(id, 0, layers, tokens, stream->name());
+    const auto held = node->await_layers(id, 0, held_layers, held_tokens, stream->name());
     EXPECT_TRUE(held) << to_string(held.error());
     stream->work();
     EXPECT_TRUE(stand(1));
@@ -104,12 +104,12 @@ TEST_P(held_streams, see_every_byte_of_the_layers_that_they_waited_for) {
   ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
   ASSERT_EQ(ask(*first, "compute 4"), "ok");
   const auto id = take();
-  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+  for (std::uint32_t layer = 0; layer < held_layers; ++layer) {
     ASSERT_NO_FATAL_FAILURE(read_behind(id, layer));
   }
   ASSERT_TRUE(stand(1));
   EXPECT_EQ(stream->done(), 0);
-  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+  for (std::uint32_t layer = 0; layer < held_layers; ++layer) {
     ASSERT_EQ(ask(*first, "tell " + std::to_string(layer + 1)), "ok");
     if (GetParam().mode != "write") continue;
     const auto come = static_cast<int>(layer) + 1;
@@ -117,8 +117,8 @@ TEST_P(held_streams, see_every_byte_of_the_layers_that_they_waited_for) {
     EXPECT_EQ(stream->done(), come);
   }
   ASSERT_EQ(ask(*first, "seal"), "ok");
-  ASSERT_TRUE(has_done(layers));
-  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+  ASSERT_TRUE(has_done(held_layers));
+  for (std::uint32_t layer = 0; layer < held_layers; ++layer) {
     EXPECT_EQ(wrong[layer], 0) << "pieces of layer " << layer << " were not there yet";
   }
   ASSERT_TRUE(events->outcome(id));
@@ -129,8 +129,8 @@ TEST_P(held_streams, wait_each_for_their_own_layers_and_all_of_them) {
   if (GetParam().mode != "write") GTEST_SKIP() << "layers come one by one in write mode";
   ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
   const auto id = take();
-  ASSERT_TRUE(node->await_layers(id, 1, 4, tokens, stream->name()));
-  ASSERT_TRUE(node->await_layers(id, 0, 2, tokens, other->name()));
+  ASSERT_TRUE(node->await_layers(id, 1, 4, held_tokens, stream->name()));
+  ASSERT_TRUE(node->await_layers(id, 0, 2, held_tokens, other->name()));
   stream->work();
   other->work();
   ASSERT_TRUE(stand(2));
@@ -139,7 +139,7 @@ TEST_P(held_streams, wait_each_for_their_own_layers_and_all_of_them) {
   ASSERT_TRUE(stand(1));
   EXPECT_EQ(stream->done(), 0);
   // What is complete by now holds nobody.
-  ASSERT_TRUE(node->await_layers(id, 0, 3, tokens, other->name()));
+  ASSERT_TRUE(node->await_layers(id, 0, 3, held_tokens, other->name()));
   other->work();
   EXPECT_TRUE(events->until([&] { return other->done() == 2; }));
   EXPECT_EQ(events->of(id).done, 0);
@@ -150,10 +150,10 @@ TEST_P(held_streams, wait_each_for_their_own_layers_and_all_of_them) {
 TEST_P(held_streams, do_not_wait_for_tokens_of_the_prefix) {
   ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
   const auto id = take(21);
-  ASSERT_TRUE(node->await_layers(id, 0, layers, 21, stream->name()));
+  ASSERT_TRUE(node->await_layers(id, 0, held_layers, 21, stream->name()));
   stream->work();
   EXPECT_TRUE(has_done(1));
-  ASSERT_TRUE(node->await_layers(id, 0, layers, 22, stream->name()));
+  ASSERT_TRUE(node->await_layers(id, 0, held_layers, 22, stream->name()));
   stream->work();
   ASSERT_TRUE(stand(1));
   ASSERT_EQ(ask(*first, "compute 4"), "ok");
@@ -165,10 +165,9 @@ TEST_P(held_streams, do_not_wait_for_tokens_of_the_prefix) {
 
 TEST_P(held_streams, go_on_when_the_prefill_process_is_killed) {
   const auto id = hold_one();
-  const auto killed = std::chrono::steady_clock::now();
   first->end(SIGKILL);
   ASSERT_TRUE(has_done(1));
-  expect_lost(id, killed);
+  expect_lost(id);
 }
 
 TEST_P(held_streams, go_on_when_the_receive_comes_to_its_deadline) {
@@ -206,11 +205,11 @@ TEST_P(held_streams, of_a_receive_that_stands_in_line_for_blocks_are_held_and_go
   auto rest = node->allocate_blocks(static_cast<std::uint32_t>(free));
   ASSERT_TRUE(rest);
   ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
-  const auto id = receive("r", tokens);
-  ASSERT_TRUE(node->await_layers(id, 0, layers, 0, stream->name()));  // nothing to wait for
+  const auto id = receive("r", held_tokens);
+  ASSERT_TRUE(node->await_layers(id, 0, held_layers, 0, stream->name()));  // nothing to wait for
   stream->work();
   EXPECT_TRUE(has_done(1));
-  ASSERT_TRUE(node->await_layers(id, 0, layers, tokens, stream->name()));
+  ASSERT_TRUE(node->await_layers(id, 0, held_layers, held_tokens, stream->name()));
   stream->work();
   ASSERT_TRUE(stand(1));
   ASSERT_TRUE(node->free_blocks(rest->owner, rest->blocks));
@@ -224,14 +223,14 @@ TEST_P(held_streams, of_a_receive_that_stands_in_line_for_blocks_are_held_and_go
 TEST_P(held_streams, are_not_held_by_a_call_that_is_refused) {
   ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
   const auto id = take();
-  EXPECT_EQ(refusal({}, 0, 1, tokens), errc::not_found);
-  EXPECT_EQ(refusal(id, 0, layers + 1, tokens), errc::out_of_range);
-  EXPECT_EQ(refusal(id, 2, 2, tokens), errc::out_of_range);
-  EXPECT_EQ(refusal(id, 0, 1, tokens + 1), errc::out_of_range);
+  EXPECT_EQ(refusal({}, 0, 1, held_tokens), errc::not_found);
+  EXPECT_EQ(refusal(id, 0, held_layers + 1, held_tokens), errc::out_of_range);
+  EXPECT_EQ(refusal(id, 2, 2, held_tokens), errc::out_of_range);
+  EXPECT_EQ(refusal(id, 0, 1, held_tokens + 1), errc::out_of_range);
   const auto sent = node->send({"mine", blocks.blocks, 0, 0ms, 0});
   ASSERT_TRUE(sent);
   EXPECT_EQ(refusal(*sent, 0, 1, 1), errc::not_found) << "no receive";
-  const auto elsewhere = node->await_layers(id, 0, 1, tokens, {stream->name().handle, 77});
+  const auto elsewhere = node->await_layers(id, 0, 1, held_tokens, {stream->name().handle, 77});
   ASSERT_FALSE(elsewhere);
   EXPECT_EQ(elsewhere.error().code, errc::invalid_config);
   stream->work();
@@ -239,7 +238,7 @@ TEST_P(held_streams, are_not_held_by_a_call_that_is_refused) {
   ASSERT_EQ(ask(*first, "ready 4"), "ok");
   ASSERT_EQ(ask(*first, "seal"), "ok");
   ASSERT_TRUE(events->outcome(id));
-  EXPECT_EQ(refusal(id, 0, 1, tokens), errc::not_found) << "it has ended";
+  EXPECT_EQ(refusal(id, 0, 1, held_tokens), errc::not_found) << "it has ended";
   stream->work();
   EXPECT_TRUE(has_done(2));
 }

@@ -19,7 +19,7 @@ using ::testing::Not;
 using transport::backend_kind;
 
 /// What the peer was asked for, and told.
-struct heard {
+struct heard_by_engine {
   inbox<link_request> requests;
   inbox<link_notice> notices;
   std::function<void()> meanwhile = [] {};  ///< what happens while it is asked
@@ -28,7 +28,8 @@ struct heard {
 
 /// The peer's end of a link: it takes what goes over GPUs, as one whose cache is on `gpus`. Anything
 /// else it refuses, or leaves unanswered.
-link_actor::behavior_type accepting_end(link_actor::pointer self, std::shared_ptr<heard> ear,
+link_actor::behavior_type accepting_end(link_actor::pointer self,
+                                        std::shared_ptr<heard_by_engine> ear,
                                         std::vector<std::string> gpus) {
   return {
       [](link_command&) {},
@@ -77,7 +78,7 @@ void PrintTo(const named_gpus& tested, std::ostream* out) {
 /// It sees two GPUs, and its cache is on the first one.
 class node_with_gpus : public dialling_node {
  protected:
-  std::shared_ptr<heard> ear = std::make_shared<heard>();
+  std::shared_ptr<heard_by_engine> ear = std::make_shared<heard_by_engine>();
   transport::xgmi::gpu_double* gpus{nullptr};
   link_actor end;
 

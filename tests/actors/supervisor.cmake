@@ -7,7 +7,7 @@ troupe_test(slot_claims_test SOURCES slot_claims_test.cpp LINKS troupe::actors L
 troupe_test(drains_test SOURCES drains_test.cpp LINKS troupe::actors LABELS unit)
 
 add_executable(cluster_peer cluster_peer.cpp)
-target_link_libraries(cluster_peer PRIVATE troupe::actors)
+target_link_libraries(cluster_peer PRIVATE troupe::actors troupe::scratch)
 troupe_compile_settings(cluster_peer)
 troupe_test(supervisor_test SOURCES supervisor_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration
             DEPENDS cluster_peer TIMEOUT 60)
@@ -23,6 +23,7 @@ target_link_libraries(simulated_cluster PUBLIC troupe::actors)
 target_include_directories(simulated_cluster PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
 troupe_compile_settings(simulated_cluster)
 troupe_without_false_warnings(simulated_cluster)
+troupe_unity(simulated_cluster)
 troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp LINKS simulated_cluster troupe::scratch LABELS simulation
             TIMEOUT 600)
 add_executable(cluster_explorer EXCLUDE_FROM_ALL cluster_simulation/explore.cpp)

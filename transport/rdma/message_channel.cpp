@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t memory_bytes =
     std::size_t{2} * message_channel::buffers * message_channel::buffer_bytes;
-constexpr std::uint32_t inline_wanted = 220;
+constexpr std::uint32_t inline_message = 220;
 /// Every so many sends one is signalled, so that their buffers come back in time.
 constexpr std::uint64_t signal_every = message_channel::buffers / 4;
 /// The last credit is for a message that gives credits back.
@@ -44,7 +44,7 @@ result<std::unique_ptr<message_channel>> message_channel::create(const std::shar
   if (!made->registered_) return refused("register memory for messages", errno);
   auto pair = queue_pair::create(
       on, completions,
-      {.sends = buffers + 1, .receives = buffers, .pieces = 1, .inline_bytes = inline_wanted});
+      {.sends = buffers + 1, .receives = buffers, .pieces = 1, .inline_bytes = inline_message});
   if (!pair) return fail(std::move(pair).error());
   made->pair_ = std::move(*pair);
   return made;

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t max_grants = 65'536;
 /// Keys that the peer may have told us and not taken back: 16 MiB.
 constexpr std::size_t max_peer_keys = std::size_t{4} << 20;
-constexpr std::uint32_t requests_at_once = 16;
+constexpr std::uint32_t grants_at_once = 16;
 
 int rights_of(access rights) {
   return (permits(rights, access::write) ? IBV_ACCESS_REMOTE_WRITE : 0) |
@@ -211,8 +211,8 @@ result<void> rdma_link::post_window_requests(data_lane& lane, std::uint8_t numbe
   while (!lane.window_requests.empty() && lane.posted.size() < lane.pair->depth()) {
     const auto room = lane.pair->depth() - lane.posted.size();
     const auto count =
-        std::min<std::size_t>({room, lane.window_requests.size(), std::size_t{requests_at_once}});
-    std::array<ibv_send_wr, requests_at_once> works{};
+        std::min<std::size_t>({room, lane.window_requests.size(), std::size_t{grants_at_once}});
+    std::array<ibv_send_wr, grants_at_once> works{};
     for (std::size_t i = 0; i < count; ++i) {
       const auto& wanted = lane.window_requests[i];
       auto& work = works[i];

@@ -21,7 +21,7 @@ static_assert(std::is_trivially_copyable_v<small_run> && sizeof(small_run) == 24
 
 constexpr std::size_t max_sentence = 512;
 
-unexpected wrong(const std::string& what) {
+unexpected wrong_batch(const std::string& what) {
   return fail(errc::unauthorized, "the rdma peer's small batch: " + what);
 }
 
@@ -30,16 +30,16 @@ unexpected wrong(const std::string& what) {
 result<small_batch> small_batch::decode(std::span<const std::byte> payload) {
   head said;
   if (payload.size() < sizeof said) {
-    return wrong("found " + std::to_string(payload.size()) + " bytes, expected at least " +
-                 std::to_string(sizeof said));
+    return wrong_batch("found " + std::to_string(payload.size()) + " bytes, expected at least " +
+                       std::to_string(sizeof said));
   }
   std::memcpy(&said, payload.data(), sizeof said);
   const auto rest = payload.subspan(sizeof said);
   if (said.bytes > max_small_bytes || said.bytes > rest.size() ||
       said.runs > (rest.size() - said.bytes) / sizeof(small_run)) {
-    return wrong(std::to_string(said.bytes) + " bytes in " + std::to_string(said.runs) +
-                 " runs do not fit into a message of " + std::to_string(payload.size()) +
-                 " bytes, or are more than " + std::to_string(max_small_bytes));
+    return wrong_batch(std::to_string(said.bytes) + " bytes in " + std::to_string(said.runs) +
+                       " runs do not fit into a message of " + std::to_string(payload.size()) +
+                       " bytes, or are more than " + std::to_string(max_small_bytes));
   }
   small_batch made;
   made.transfer_ = transfer_id{said.transfer};
@@ -53,9 +53,10 @@ result<small_batch> small_batch::decode(std::span<const std::byte> payload) {
     empty = empty || here == 0;
     in_runs += here;
   }
-  if (empty) return wrong("without a frame, without runs, or with an empty one");
+  if (empty) return wrong_batch("without a frame, without runs, or with an empty one");
   if (in_runs != said.bytes) {
-    return wrong(std::to_string(said.bytes) + " bytes, its runs have " + std::to_string(in_runs));
+    return wrong_batch(std::to_string(said.bytes) + " bytes, its runs have " +
+                       std::to_string(in_runs));
   }
   return made;
 }

@@ -44,17 +44,17 @@ std::vector<std::byte> bytes_of(const T& value) {
   return bytes;
 }
 
-unexpected wrong(const std::string& what) {
+unexpected wrong_offer(const std::string& what) {
   return fail(errc::invalid_config, "rdma offer: " + what);
 }
 
 result<void> check(const queue_pair_offer& pair, std::uint8_t rails) {
   if (pair.number == 0 || pair.number > max_24_bits || pair.first_packet > max_24_bits) {
-    return wrong("queue pair " + std::to_string(pair.number) + " cannot be");
+    return wrong_offer("queue pair " + std::to_string(pair.number) + " cannot be");
   }
   if (pair.rail >= rails) {
-    return wrong("a queue pair is on rail " + std::to_string(pair.rail) + " of " +
-                 std::to_string(rails));
+    return wrong_offer("a queue pair is on rail " + std::to_string(pair.rail) + " of " +
+                       std::to_string(rails));
   }
   return {};
 }
@@ -70,27 +70,28 @@ std::vector<std::byte> offer_body::encode() const {
 result<offer_body> offer_body::decode(std::span<const std::byte> bytes) {
   offer_payload payload;
   if (bytes.size() != sizeof payload) {
-    return wrong("found " + std::to_string(bytes.size()) + " bytes, expected " +
-                 std::to_string(sizeof payload));
+    return wrong_offer("found " + std::to_string(bytes.size()) + " bytes, expected " +
+                       std::to_string(sizeof payload));
   }
   std::memcpy(&payload, bytes.data(), sizeof payload);
   if (payload.magic_word != magic || payload.version_word != version) {
-    return wrong("found version " + std::to_string(payload.version_word) + ", expected " +
-                 std::to_string(version) + "; run the same Troupe on both sides");
+    return wrong_offer("found version " + std::to_string(payload.version_word) + ", expected " +
+                       std::to_string(version) + "; run the same Troupe on both sides");
   }
   const auto& body = payload.body;
   if (body.rails < 1 || body.rails > max_rails || body.lanes < 1 || body.lanes > max_lanes) {
-    return wrong(std::to_string(body.rails) + " rails and " + std::to_string(body.lanes) +
-                 " lanes, expected 1 to " + std::to_string(max_rails) + " and 1 to " +
-                 std::to_string(max_lanes));
+    return wrong_offer(std::to_string(body.rails) + " rails and " + std::to_string(body.lanes) +
+                       " lanes, expected 1 to " + std::to_string(max_rails) + " and 1 to " +
+                       std::to_string(max_lanes));
   }
   if (body.message_buffers < 4 || body.message_buffers > 65'535 ||
       body.buffer_bytes <= sizeof(message_header) || body.buffer_bytes > 65'535 ||
       body.notices < 1 || body.notices > 65'535) {
-    return wrong("buffers for messages that cannot be");
+    return wrong_offer("buffers for messages that cannot be");
   }
   for (std::size_t i = 0; i < body.rails; ++i) {
-    if (body.rail[i].mtu < 1 || body.rail[i].mtu > 5) return wrong("a path MTU that cannot be");
+    if (body.rail[i].mtu < 1 || body.rail[i].mtu > 5)
+      return wrong_offer("a path MTU that cannot be");
   }
   if (auto ok = check(body.messages, body.rails); !ok) return fail(ok.error());
   for (std::size_t i = 0; i < body.lanes; ++i) {
