@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "waiting.hpp"
+
 namespace troupe::actors::testing {
 
 class child_process {
@@ -69,8 +71,8 @@ class child_process {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
   /// The next line of its standard output; empty when none came in time.
-  std::string line(std::chrono::milliseconds timeout = std::chrono::seconds{10}) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+  std::string line() {
+    const auto deadline = troupe::testing::end_of_wait();
     for (;;) {
       if (const auto end = text_.find('\n'); end != std::string::npos) {
         std::string found = text_.substr(0, end);

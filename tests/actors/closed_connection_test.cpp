@@ -19,16 +19,16 @@
 #include "cluster_peer.hpp"
 #include "held_loop.hpp"
 #include "own_connections.hpp"
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using std::chrono::steady_clock;
+using troupe::testing::comes_true;
 using troupe::testing::connections_towards;
-using troupe::testing::patience;
 using troupe::testing::reset_connections;
+using troupe::testing::wait_limit;
 using broker_atom = caf::atom_constant<caf::atom("BASP")>;
 
 constexpr int descriptors = 1024;
@@ -37,15 +37,6 @@ constexpr int descriptors = 1024;
 ino_t name_of(int descriptor) {
   struct stat about {};
   return ::fstat(descriptor, &about) == 0 && S_ISSOCK(about.st_mode) ? about.st_ino : 0;
-}
-
-template <class Condition>
-bool comes_true(Condition holds) {
-  for (const auto until = steady_clock::now() + 3s * patience; steady_clock::now() < until;) {
-    if (holds()) return true;
-    std::this_thread::sleep_for(5ms);
-  }
-  return false;
 }
 
 bool is_closed(ino_t socket) {
@@ -59,13 +50,12 @@ TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
   actor_host there, here;
   const auto port = there.publish(spawn_supervisor(there.system(), three_nodes()), "127.0.0.1", 0);
   ASSERT_TRUE(port) << to_string(port.error());
-  const auto boss = here.connect<supervisor_actor>("127.0.0.1", *port, 3s * patience);
+  const auto boss = here.connect<supervisor_actor>("127.0.0.1", *port, wait_limit);
   ASSERT_TRUE(boss) << to_string(boss.error());
   ASSERT_TRUE(comes_true([&] { return connections_towards(*port).size() == 1; }))
       << "who made it has a descriptor of it for a moment longer";
   const auto socket = name_of(connections_towards(*port).front());
-  ASSERT_TRUE(
-      ask<membership>(here.system(), *boss, "the supervisor", 3s * patience, members_atom_v));
+  ASSERT_TRUE(ask<membership>(here.system(), *boss, "the supervisor", wait_limit, members_atom_v));
   // The loop has nothing left to do, and knows of no socket that has: the words come first.
   std::this_thread::sleep_for(50ms);
   { const one_turn nothing_left{here.system()}; }

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/host_options.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
@@ -34,7 +35,7 @@
 #include "troupe/config/resolve.hpp"
 
 #include "cache_bytes.hpp"
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -54,10 +55,11 @@ class line_channel {
     const auto whole = line + "\n";
     [[maybe_unused]] const auto sent = ::send(fd_, whole.data(), whole.size(), MSG_NOSIGNAL);
   }
-  /// The next line; nothing when none came in time (`patience` times the timeout) or the other end
-  /// is gone.
-  std::optional<std::string> hear(std::chrono::milliseconds timeout = 20s) {
-    const auto until = std::chrono::steady_clock::now() + timeout * patience;
+  /// What a child is told to do next, however late that is; nothing when the test is over.
+  std::optional<std::string> order() { return hear(24h); }
+  /// The next line; nothing when none came in time or the other end is gone.
+  std::optional<std::string> hear(std::chrono::milliseconds time = wait_limit) {
+    const auto until = std::chrono::steady_clock::now() + time;
     for (;;) {
       if (const auto end = text_.find('\n'); end != std::string::npos) {
         auto line = text_.substr(0, end);
@@ -159,6 +161,15 @@ struct cluster_options {
   std::string connect_timeout{"20s"};  ///< over rdma, which takes its time in emulation
 };
 
+/// With time-outs that end nothing in a test: each is longer than a wait, or as long as it may be.
+inline cluster_options unhurried(cluster_options options = {}) {
+  options.deadline = "10min";
+  options.source_lease = "10min";
+  options.heartbeat_timeout = "30min";
+  options.peer_silence = "1min";
+  return options;
+}
+
 /// The deployment, with the supervisor in a child process of its own.
 class cluster {
  public:
@@ -192,7 +203,7 @@ class cluster {
       ADD_FAILURE() << name << ": " << to_string(started.error());
       return nullptr;
     }
-    if (auto in = (*started)->wait_registered(10s * patience); !in)
+    if (auto in = (*started)->wait_registered(wait_limit); !in)
       ADD_FAILURE() << to_string(in.error());
     return std::move(*started);
   }
@@ -277,13 +288,18 @@ class cluster {
         std::fprintf(stderr, "%s\n", to_string(issue).c_str());
       return 1;
     }
-    actors::actor_host host;
+    auto made = actors::host_options_of(*outcome.value);
+    if (!made) {
+      std::fprintf(stderr, "%s\n", to_string(made.error()).c_str());
+      return 1;
+    }
+    actors::actor_host host{std::move(*made)};
     auto actor =
         actors::spawn_supervisor(host.system(), actors::supervisor_options_from(*outcome.value));
     auto bound = host.publish(actor, "127.0.0.1", 0);
     if (!bound) return 1;
     channel.say(std::to_string(*bound));
-    while (channel.hear(1h)) {
+    while (channel.order()) {
     }
     return 0;
   }
@@ -296,7 +312,7 @@ class cluster {
 /// A node that lives until it is told to end, or is killed.
 inline int bystander(engine&, line_channel& channel) {
   channel.say("up");
-  (void)channel.hear(300s);
+  (void)channel.order();
   return 0;
 }
 
@@ -321,26 +337,8 @@ class listener {
   told& of(operation_id id) { return told_[id.value]; }
   void forget(operation_id id) { told_.erase(id.value); }
 
-  /// Whether the condition comes true in time, which is `patience` times the timeout.
-  bool until(const std::function<bool()>& condition, std::chrono::milliseconds timeout = 15s) {
-    return listen(condition, timeout * patience);
-  }
-  bool outcome(operation_id id, std::chrono::milliseconds timeout = 15s) {
-    return until([&] { return of(id).done + of(id).failed > 0; }, timeout);
-  }
-  bool unpinned(operation_id id, std::chrono::milliseconds timeout = 15s) {
-    return until([&] { return of(id).unpinned > 0; }, timeout);
-  }
-  /// Until `count` transfers have been asked for over a link that is up.
-  bool moving(std::size_t count = 1, std::chrono::milliseconds timeout = 15s) {
-    return until([&] { return node_.report().transfers.size() >= count; }, timeout);
-  }
-  void listen_for(std::chrono::milliseconds time) {
-    (void)listen([] { return false; }, time);
-  }
-
- private:
-  bool listen(const std::function<bool()>& condition, std::chrono::milliseconds time) {
+  /// Whether the condition comes true. A shorter time is for what is not to come.
+  bool until(const std::function<bool()>& condition, std::chrono::milliseconds time = wait_limit) {
     const auto end = std::chrono::steady_clock::now() + time;
     while (!condition()) {
       if (std::chrono::steady_clock::now() >= end) return false;
@@ -348,6 +346,21 @@ class listener {
     }
     return true;
   }
+  bool outcome(operation_id id) {
+    return until([&] { return of(id).done + of(id).failed > 0; });
+  }
+  bool unpinned(operation_id id, std::chrono::milliseconds time = wait_limit) {
+    return until([&] { return of(id).unpinned > 0; }, time);
+  }
+  /// Until `count` transfers have been asked for over a link that is up.
+  bool moving(std::size_t count = 1) {
+    return until([&] { return node_.report().transfers.size() >= count; });
+  }
+  void listen_for(std::chrono::milliseconds time) {
+    (void)until([] { return false; }, time);
+  }
+
+ private:
   void take(event& e) {
     auto& t = told_[e.operation.value];
     if (auto* a = std::get_if<event_allocated>(&e.what)) t.allocated = std::move(a->blocks);

@@ -17,6 +17,8 @@
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 
+#include "waiting.hpp"
+
 namespace troupe::actors::testing {
 
 /// What a node actor was told. Shared by the actor and the test.
@@ -38,21 +40,23 @@ class told {
     orders_.push_back(o);
     changed_.notify_all();
   }
-  /// What a drain told it, once there are so many of them or five seconds have passed.
+  /// What a drain told it, once there are so many of them.
   std::vector<drain_order> orders(std::size_t at_least) {
     std::unique_lock lock{mutex_};
-    changed_.wait_for(lock, std::chrono::seconds{5}, [&] { return orders_.size() >= at_least; });
+    changed_.wait_for(lock, troupe::testing::wait_limit,
+                      [&] { return orders_.size() >= at_least; });
     return orders_;
   }
-  /// Waits until `holds(last membership)`; false after five seconds.
+  /// Waits until `holds(last membership)`.
   template <class F>
   bool wait_for(F holds) {
     std::unique_lock lock{mutex_};
-    return changed_.wait_for(lock, std::chrono::seconds{5}, [&] { return last_ && holds(*last_); });
+    return changed_.wait_for(lock, troupe::testing::wait_limit,
+                             [&] { return last_ && holds(*last_); });
   }
   bool wait_for_rejoin() {
     std::unique_lock lock{mutex_};
-    return changed_.wait_for(lock, std::chrono::seconds{5}, [&] { return rejoins_ > 0; });
+    return changed_.wait_for(lock, troupe::testing::wait_limit, [&] { return rejoins_ > 0; });
   }
   int count() {
     const std::lock_guard lock{mutex_};
@@ -135,7 +139,7 @@ inline supervisor_actor::behavior_type played_supervisor(supervisor_actor::point
 /// Three nodes and an edge. Nodes are down after ten heartbeats missed: after the default interval,
 /// which is long, only in a test that waits for it.
 inline supervisor_options three_nodes(
-    std::chrono::milliseconds interval = std::chrono::milliseconds{3000}) {
+    std::chrono::milliseconds interval = std::chrono::milliseconds{20'000}) {
   supervisor_options o;
   o.members.cluster = "demo";
   o.members.slots = {{"prefill-0", "prefill", node_role::prefill, 0, 0, 1},

@@ -2,8 +2,6 @@
 
 #include "troupe/actors/crash.hpp"
 
-#include <thread>
-
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 
@@ -15,9 +13,10 @@ namespace troupe::actors::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using troupe::testing::comes_true;
+using troupe::testing::wait_limit;
 
 constexpr auto planted = caf::exit_reason::unhandled_exception;
-const std::chrono::milliseconds long_enough = 5s * troupe::testing::patience;
 
 // -- essential actors
 
@@ -40,7 +39,7 @@ TEST_F(essential_actor, that_crashes_fails_every_live_operation_and_who_waits_to
   caf::anon_send_exit(actor, planted);
   std::vector<event> events;
   while (events.size() < 2) {
-    auto more = context->events.wait(long_enough, 16);
+    auto more = context->events.wait(wait_limit, 16);
     ASSERT_FALSE(more.empty()) << "an operation has no outcome";
     for (auto& e : more) events.push_back(std::move(e));
   }
@@ -86,13 +85,13 @@ TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
                                          std::make_shared<node_drain>());
   here.own(actor);
   caf::anon_send(actor, tick_atom_v);
-  ASSERT_FALSE(context->registration.wait(long_enough));
+  ASSERT_FALSE(context->registration.wait(wait_limit));
   caf::anon_send_exit(port, planted);
   const auto last = beats->at(0);
   ASSERT_TRUE(last) << "the supervisor was not told";
   EXPECT_THAT(last->failure, HasSubstr("the engine's port of decode-0 crashed"));
   link_request request;
-  const auto answer = ask<link_reply>(here.system(), actor, "the node", long_enough, request);
+  const auto answer = ask<link_reply>(here.system(), actor, "the node", wait_limit, request);
   ASSERT_TRUE(answer) << to_string(answer.error());
   EXPECT_EQ(answer->failed, static_cast<std::uint8_t>(errc::internal));
   EXPECT_THAT(answer->sentence, HasSubstr("crashed"));
@@ -192,7 +191,7 @@ asked_actor::behavior_type deaf(asked_actor::pointer) {
 TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   actor_host host;
   const auto context = context_of("decode-0");
-  context->settings.default_deadline = 60s;  // not what ends anything here
+  context->settings.default_deadline = 10 * wait_limit;  // not what ends anything here
   const auto port = host.system().spawn(engine_port, context);
   const auto asked = host.system().spawn(deaf);
   const auto sessions = std::make_shared<inbox<session_actor>>();
@@ -210,7 +209,7 @@ TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   const auto session = sessions->at(0);
   ASSERT_TRUE(session);
   caf::anon_send_exit(*session, planted);
-  const auto events = context->events.wait(long_enough, 1);
+  const auto events = context->events.wait(wait_limit, 1);
   ASSERT_EQ(events.size(), 1u) << "it has no outcome";
   const auto* failed = std::get_if<event_failed>(&events.front().what);
   ASSERT_NE(failed, nullptr);
@@ -247,15 +246,10 @@ TEST(link_that_crashed, is_counted_no_more) {
   for (const bool broken : {false, true}) {
     auto& counter = broken ? context->counters.links_broken : context->counters.links_up;
     auto link = host.system().spawn(counted, context, broken);
-    const auto until = std::chrono::steady_clock::now() + long_enough;
-    while (counter.load() != 1 && std::chrono::steady_clock::now() < until)
-      std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(counter.load(), 1u);
+    EXPECT_TRUE(comes_true([&] { return counter.load() == 1; }));
     caf::anon_send_exit(link, planted);
     link = nullptr;
-    while (counter.load() != 0 && std::chrono::steady_clock::now() < until)
-      std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(counter.load(), 0u) << (broken ? "broken" : "up");
+    EXPECT_TRUE(comes_true([&] { return counter.load() == 0; })) << (broken ? "broken" : "up");
   }
 }
 

@@ -26,7 +26,7 @@ actors::transfer_mode mode_of(const way& w) {
 cluster_options options_of(const std::string& backend) {
   cluster_options options;
   options.backend = backend;
-  options.deadline = "20s";
+  options.deadline = "1h";  // not what ends a transfer here
   return options;
 }
 
@@ -36,7 +36,7 @@ std::unique_ptr<forked> later(const cluster& c, const std::string& name,
   return std::make_unique<forked>(
       [&c, name, body = std::move(body), polling](line_channel& channel) {
         cluster::quiet(name);
-        if (!channel.hear(60s)) return 0;
+        if (!channel.order()) return 0;
         engine_options options;
         options.polling = polling;
         auto node = c.start(name, std::move(options));
@@ -78,7 +78,7 @@ int leaving_decode(const way& w, engine& node, line_channel& channel) {
   // Those of them that had to wait for blocks asked on another thread.
   std::this_thread::sleep_for(100ms);
   channel.say("asked");
-  if (channel.hear(60s).value_or("") != "go") return 3;
+  if (channel.order().value_or("") != "go") return 3;
   int done = 0;
   for (const auto id : asked) {
     if (!events.outcome(id)) return 4;
@@ -149,7 +149,7 @@ int leaving_prefill(engine& node, line_channel& channel) {
   cache.fill(blocks->blocks, 0, layers, 0, tokens, 7);
   listener events{node};
   channel.say("up");
-  const auto pause = channel.hear(60s);
+  const auto pause = channel.order();
   std::vector<operation_id> sends;
   for (int i = 0; i < requests; ++i) {
     auto send = node.send({request(i), blocks->blocks, 0, 0ms, 0});
@@ -193,10 +193,8 @@ TEST_P(leaving, in_the_middle_gives_each_transfer_one_outcome_at_both_sides_that
     }
     ASSERT_TRUE(events.moving(requests));
     prefill->channel().say(std::to_string(pause));
-    const auto began = std::chrono::steady_clock::now();
     const auto said = prefill->channel().hear();
     for (const auto id : receives) ASSERT_TRUE(events.unpinned(id));
-    EXPECT_LT(std::chrono::steady_clock::now() - began, 5s * patience);
     ASSERT_EQ(prefill->join(), 0);
     ASSERT_TRUE(said);
     ASSERT_EQ(said->size(), receives.size());
@@ -230,7 +228,7 @@ INSTANTIATE_TEST_SUITE_P(every_way, leaving,
 int asking_store(engine& node, line_channel& channel) {
   listener events{node};
   channel.say("up");
-  while (auto line = channel.hear(60s)) {
+  while (auto line = channel.order()) {
     const auto asked = node.query("prefill-0", *line);
     if (!asked || !events.outcome(*asked)) {
       channel.say("no outcome");

@@ -20,7 +20,7 @@
 #include "troupe/actors/node.hpp"
 
 #include "cluster_peer.hpp"
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 
@@ -39,11 +39,11 @@ class inbox {
     const std::lock_guard lock{mutex_};
     return all_.size();
   }
-  /// The number `index` of them, within some seconds.
+  /// The number `index` of them; nothing when it does not come.
   std::optional<What> at(std::size_t index) {
     std::unique_lock lock{mutex_};
     const auto here = [&] { return all_.size() > index; };
-    if (!changed_.wait_for(lock, 5s * troupe::testing::patience, here)) return std::nullopt;
+    if (!changed_.wait_for(lock, troupe::testing::wait_limit, here)) return std::nullopt;
     return all_[index];
   }
 
@@ -123,7 +123,7 @@ class dialling_node : public ::testing::Test {
     auto endpoint = transport::endpoint::create(place);
     ASSERT_TRUE(endpoint) << to_string(endpoint.error());
     context->endpoint = std::move(*endpoint);
-    context->settings.connect_timeout = 60s;  // not what ends the wait
+    context->settings.connect_timeout = 10 * troupe::testing::wait_limit;  // not what ends the wait
     const auto port = here.system().spawn(disappointed, gone);
     actor = here.system().spawn(node, context, port, pool_manager_actor{},
                                 std::make_shared<node_drain>());

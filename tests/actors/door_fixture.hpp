@@ -29,13 +29,16 @@
 
 #include "sanitized.hpp"
 #include "scratch_folder.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 
 using namespace std::chrono_literals;
 using transport::tcp::unique_fd;
 using clock = std::chrono::steady_clock;
-using troupe::testing::patience;
+using troupe::testing::comes_true;
+using troupe::testing::end_of_wait;
+using troupe::testing::wait_limit;
 
 /// Files in a folder that is gone after the test.
 class scratch {
@@ -53,17 +56,6 @@ class scratch {
  private:
   troupe::testing::scratch_folder folder_{"door"};
 };
-
-/// Waits until it holds, at most so long.
-template <class Condition>
-bool comes_true(Condition holds, std::chrono::milliseconds limit = 5s) {
-  const auto until = clock::now() + limit * patience;
-  while (!holds()) {
-    if (clock::now() >= until) return false;
-    std::this_thread::sleep_for(5ms);
-  }
-  return true;
-}
 
 /// What a door admits and says, for the thread of a test.
 class listening_door {
@@ -90,19 +82,23 @@ class listening_door {
     if (bound) port = *bound;
   }
 
-  /// The next connection that proved itself; none within the time.
-  unique_fd admitted(std::chrono::milliseconds limit = 5s) {
+  /// The next connection that proved itself; none when none came.
+  unique_fd admitted() {
     unique_fd first;
-    (void)comes_true(
-        [&] {
-          const std::lock_guard lock{mutex_};
-          if (admitted_.empty()) return false;
-          first = std::move(admitted_.front());
-          admitted_.erase(admitted_.begin());
-          return true;
-        },
-        limit);
+    (void)comes_true([&] {
+      const std::lock_guard lock{mutex_};
+      if (admitted_.empty()) return false;
+      first = std::move(admitted_.front());
+      admitted_.erase(admitted_.begin());
+      return true;
+    });
     return first;
+  }
+  /// Whether one more is let in, though none should be. Waits a moment for it.
+  bool admits_another() {
+    std::this_thread::sleep_for(100ms);
+    const std::lock_guard lock{mutex_};
+    return !admitted_.empty();
   }
   [[nodiscard]] std::vector<std::string> notices() {
     const std::lock_guard lock{mutex_};
@@ -112,14 +108,12 @@ class listening_door {
     const std::lock_guard lock{mutex_};
     return alarms_;
   }
-  bool noticed(const std::string& part, std::chrono::milliseconds limit = 5s) {
-    return comes_true(
-        [&] {
-          for (const auto& one : notices())
-            if (one.find(part) != std::string::npos) return true;
-          return false;
-        },
-        limit);
+  bool noticed(const std::string& part) {
+    return comes_true([&] {
+      for (const auto& one : notices())
+        if (one.find(part) != std::string::npos) return true;
+      return false;
+    });
   }
 
   std::atomic<int> renewed{0};
@@ -134,20 +128,20 @@ class listening_door {
   std::unique_ptr<door> it;  // ends first: its thread uses what stands above
 };
 
-/// Connects and waits for the end of that.
+/// Connects and waits for the end of that, which comes at the deadline at the latest.
 inline result<unique_fd> connect_from(door& from, std::uint16_t port,
                                       const std::string& host = "127.0.0.1",
-                                      std::chrono::milliseconds limit = 5s) {
+                                      std::chrono::milliseconds deadline = wait_limit) {
   auto told = std::make_shared<std::promise<result<unique_fd>>>();
   auto when = told->get_future();
-  from.connect(host, port, clock::now() + limit * patience, [told](result<door_socket> how) {
+  from.connect(host, port, clock::now() + deadline, [told](result<door_socket> how) {
     if (how) {
       told->set_value(unique_fd{*how});
     } else {
       told->set_value(fail(how.error()));
     }
   });
-  if (when.wait_for(limit * patience + 10s) != std::future_status::ready)
+  if (when.wait_for(deadline + wait_limit) != std::future_status::ready)
     return fail(errc::internal, "the door did not call back");
   return when.get();
 }
@@ -166,16 +160,16 @@ inline unique_fd dial_raw(std::uint16_t port) {
   return connect_raw(fd, port) ? std::move(fd) : unique_fd{};
 }
 
-inline bool readable(int fd, std::chrono::milliseconds limit) {
+inline bool readable(int fd, std::chrono::milliseconds limit = wait_limit) {
   pollfd what{fd, POLLIN, 0};
-  return ::poll(&what, 1, static_cast<int>((limit * patience).count())) > 0;
+  return ::poll(&what, 1, static_cast<int>(limit.count())) > 0;
 }
 
-/// Reads so many bytes; fewer when it ends, or is silent for 5 s.
+/// Reads so many bytes; fewer when it ends, or says nothing more.
 inline std::string read_exactly(int fd, std::size_t size) {
   std::string text(size, '\0');
   std::size_t got = 0;
-  while (got < size && readable(fd, 5s)) {
+  while (got < size && readable(fd)) {
     const auto n = ::recv(fd, text.data() + got, size - got, 0);
     if (n <= 0) break;
     got += static_cast<std::size_t>(n);
@@ -184,17 +178,16 @@ inline std::string read_exactly(int fd, std::size_t size) {
   return text;
 }
 
-/// Whether the other end closes within the time; what it says before is read and dropped.
-inline bool hangs_up(int fd, std::chrono::milliseconds limit = 5s) {
-  const auto until = clock::now() + limit * patience;
+/// Whether the other end closes; what it says before is read and dropped.
+inline bool hangs_up(int fd) {
   char piece[4096];
-  while (clock::now() < until) {
-    if (!readable(fd, 50ms)) continue;
+  const auto is_closed = [&] {
+    if (!readable(fd, 50ms)) return false;
     const auto n = ::recv(fd, piece, sizeof piece, MSG_DONTWAIT);
     if (n == 0) return true;
-    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return true;
-  }
-  return false;
+    return n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR;
+  };
+  return comes_true(is_closed, 0ms);
 }
 
 inline void send_all(int fd, const std::string& text) {
@@ -205,7 +198,8 @@ inline void send_all(int fd, const std::string& text) {
       sent += static_cast<std::size_t>(n);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       pollfd what{fd, POLLOUT, 0};
-      if (::poll(&what, 1, 10'000) <= 0) return;
+      if (::poll(&what, 1, static_cast<int>(std::chrono::milliseconds{wait_limit}.count())) <= 0)
+        return;
     } else {
       return;
     }
@@ -225,6 +219,14 @@ inline std::chrono::microseconds cpu_time() {
   ::getrusage(RUSAGE_SELF, &used);
   return std::chrono::seconds{used.ru_utime.tv_sec + used.ru_stime.tv_sec} +
          std::chrono::microseconds{used.ru_utime.tv_usec + used.ru_stime.tv_usec};
+}
+
+/// How much of a core the process keeps busy while this thread waits: 1 is all of one.
+inline double busy_for(std::chrono::milliseconds time) {
+  const auto began = clock::now();
+  const auto used = cpu_time();
+  std::this_thread::sleep_for(time);
+  return std::chrono::duration<double>{cpu_time() - used} / (clock::now() - began);
 }
 
 /// Bytes of the process that are in memory.

@@ -13,6 +13,9 @@ door_options patient_for(std::chrono::milliseconds time, std::uint32_t strangers
   return options;
 }
 
+/// What nobody is cut for in its test.
+constexpr auto for_ever = 1h;
+
 std::unique_ptr<door> friend_of() {
   auto made = door::create({});
   EXPECT_TRUE(made);
@@ -24,10 +27,12 @@ TEST(door_strangers, who_says_nothing_is_gone_after_patience_and_not_before) {
   const auto began = clock::now();
   const auto fd = dial_raw(at.port);
   ASSERT_TRUE(fd);
-  ASSERT_TRUE(comes_true([&] { return at.it->count().strangers == 1; }));
+  ASSERT_TRUE(comes_true([&] {
+    const auto seen = at.it->count();
+    return seen.strangers + seen.refused == 1;
+  }));
   EXPECT_TRUE(hangs_up(fd.get()));
   EXPECT_GE(clock::now() - began, 390ms);
-  EXPECT_LT(clock::now() - began, 1s * patience);
   EXPECT_TRUE(comes_true([&] { return at.it->count().strangers == 0; }));
   EXPECT_EQ(at.it->count().refused, 1u);
   EXPECT_TRUE(at.noticed("said nothing in time"));
@@ -37,21 +42,20 @@ TEST(door_strangers, who_speaks_slowly_is_cut_at_patience_all_the_same) {
   listening_door at{patient_for(600ms)};
   const std::string hello =
       "\x89TROUPE\n" + std::string{"\1\0\0\0\0\0\0\0", 8} + std::string(32, 'n');
-  const auto began = clock::now();
   const auto fd = dial_raw(at.port);
   std::size_t sent = 0;
-  while (sent < hello.size() && !readable(fd.get(), 100ms / patience)) {
+  while (sent < hello.size() && !readable(fd.get(), 100ms)) {
     send_all(fd.get(), hello.substr(sent, 1));
     ++sent;
   }
   EXPECT_LT(sent, hello.size());
-  EXPECT_LT(clock::now() - began, 1500ms * patience);
   EXPECT_TRUE(hangs_up(fd.get()));
-  EXPECT_FALSE(at.admitted(20ms));
+  EXPECT_FALSE(at.admits_another());
 }
 
 TEST(door_strangers, a_thousand_silent_ones_leave_it_working_and_its_memory_flat) {
-  listening_door at{patient_for(60s, 64)};
+  listening_door at{patient_for(for_ever, 64)};
+  const auto began = clock::now();
   const auto from = friend_of();
   ASSERT_TRUE(connect_from(*from, at.port));
   const auto memory = resident_bytes();
@@ -71,18 +75,18 @@ TEST(door_strangers, a_thousand_silent_ones_leave_it_working_and_its_memory_flat
   if (!troupe::testing::sanitized) {
     EXPECT_LT(resident_bytes(), memory + (8u << 20));
   }
-  EXPECT_LE(at.notices().size(), 20u) << "at most one sentence a second";
+  const auto said = at.notices().size();
+  EXPECT_LE(said, 2u + static_cast<std::size_t>((clock::now() - began) / 1s))
+      << "at most one sentence a second";
 }
 
 TEST(door_strangers, two_hundred_silent_ones_cost_no_cpu) {
-  listening_door at{patient_for(20s)};
+  listening_door at{patient_for(for_ever)};
   std::vector<unique_fd> silent;
   for (int i = 0; i < 200; ++i) silent.push_back(dial_raw(at.port));
   ASSERT_TRUE(comes_true([&] { return at.it->count().strangers == 200; }));
   std::this_thread::sleep_for(100ms);
-  const auto before = cpu_time();
-  std::this_thread::sleep_for(1s);
-  EXPECT_LT(cpu_time() - before, 10ms) << "1% of a core";
+  EXPECT_LT(busy_for(1s), 0.1);
 }
 
 /// What was able to crash, hijack or fill a node whose port CAF itself listened at.
@@ -117,19 +121,17 @@ std::vector<std::pair<std::string, std::string>> attacks() {
 }
 
 TEST(door_strangers, nothing_that_could_crash_or_fill_a_node_is_admitted) {
-  listening_door at{patient_for(2s)};
+  listening_door at{patient_for(for_ever)};
   const auto from = friend_of();
   ASSERT_TRUE(connect_from(*from, at.port));
   const auto memory = resident_bytes();
   std::uint64_t refused = 0;
   for (const auto& [what, said] : attacks()) {
     SCOPED_TRACE(what);
-    const auto began = clock::now();
     const auto fd = dial_raw(at.port);
     ASSERT_TRUE(fd);
     send_all(fd.get(), said);
-    EXPECT_TRUE(hangs_up(fd.get()));
-    EXPECT_LT(clock::now() - began, 1s * patience) << "at once, not after patience";
+    EXPECT_TRUE(hangs_up(fd.get())) << "it would have been listened to for an hour";
     EXPECT_TRUE(comes_true([&] { return at.it->count().refused == refused + 1; }));
     refused = at.it->count().refused;
     EXPECT_EQ(at.it->count().strangers, 0u);
@@ -153,7 +155,7 @@ TEST(door_strangers, a_stranger_gets_48_bytes_at_most_before_its_proof_and_8_aft
 }
 
 TEST(door_strangers, a_host_that_sends_many_displaces_its_own) {
-  auto options = patient_for(10s);
+  auto options = patient_for(for_ever);
   options.max_strangers = 8;
   listening_door at{options};
   const unique_fd elsewhere{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
@@ -174,7 +176,7 @@ TEST(door_strangers, a_host_that_sends_many_displaces_its_own) {
 }
 
 TEST(door_strangers, without_descriptors_it_drops_who_comes_and_works_again_later) {
-  listening_door at{patient_for(10s)};
+  listening_door at{patient_for(for_ever)};
   const auto from = friend_of();
   std::vector<unique_fd> all;
   for (int i = 0; i < 30; ++i) all.push_back(dial_raw(at.port));
@@ -191,9 +193,7 @@ TEST(door_strangers, without_descriptors_it_drops_who_comes_and_works_again_late
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none_left), 0);
   for (const auto& fd : late) connect_raw(fd, at.port);
   EXPECT_TRUE(at.noticed("out of file descriptors"));
-  const auto used = cpu_time();
-  std::this_thread::sleep_for(500ms);
-  EXPECT_LT(cpu_time() - used, 100ms * patience) << "it must not spin";
+  EXPECT_LT(busy_for(500ms), 0.5) << "it must not spin";
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   all.clear();
   late.clear();

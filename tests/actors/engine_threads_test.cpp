@@ -28,7 +28,7 @@ int sends_at_once(engine& node, line_channel& channel) {
   auto blocks = node.allocate_blocks(1);
   if (!blocks) return 1;
   channel.say("up");
-  while (auto line = channel.hear(120s)) {
+  while (auto line = channel.order()) {
     if (*line == "end") return 0;
     const auto send = node.send({*line, blocks->blocks, 0, 0ms, 0});
     if (!send || !node.seal(*send, 16)) return 2;
@@ -67,7 +67,7 @@ class load {
 // -- who waits is woken
 
 /// A forgotten thread would wait for so long.
-constexpr auto very_long = 30s;
+const std::chrono::milliseconds very_long = 10 * wait_limit;
 
 enum class waiting : std::uint8_t { by_wait, by_descriptor };
 
@@ -80,7 +80,7 @@ class wake : public ::testing::TestWithParam<std::string> {
   void SetUp() override {
     cluster_options options;
     options.backend = GetParam();
-    options.deadline = "60s";
+    options.deadline = "1h";
     c = std::make_unique<cluster>(options);
     store = c->spawn("store-0", bystander);
     prefill = c->spawn("prefill-0", sends_at_once);
@@ -93,24 +93,35 @@ class wake : public ::testing::TestWithParam<std::string> {
   std::vector<event> next(waiting how) {
     if (how == waiting::by_wait) return node->wait(very_long);
     pollfd readable{node->event_fd(), POLLIN, 0};
-    (void)::poll(&readable, 1, static_cast<int>(std::chrono::milliseconds{very_long}.count()));
+    (void)::poll(&readable, 1, static_cast<int>(very_long.count()));
     return node->take();
+  }
+  /// Does it so often on a thread that waits for events: one that is forgotten is not waited for.
+  static void repeat(int rounds, const std::function<void(int)>& round) {
+    std::atomic<int> ended{0};
+    const auto all = std::async(std::launch::async, [&] {
+      for (int i = 0; i < rounds; ++i) {
+        if (!HasFailure()) round(i);
+        ++ended;
+      }
+    });
+    for (int seen = 0; seen < rounds; seen = ended) {
+      ASSERT_TRUE(comes_true([&] { return ended > seen; })) << "nobody woke it in round " << seen;
+    }
   }
 };
 
 TEST_P(wake, comes_to_a_thread_that_waits_for_a_peer_in_either_way_and_in_time) {
-  const int rounds = 2000 / patience;
+  const int rounds = 2000 / slowness;
   for (const auto how : {waiting::by_wait, waiting::by_descriptor}) {
     const load busy;
-    const auto began = std::chrono::steady_clock::now();
-    for (int i = 0; i < rounds; ++i) {
+    repeat(rounds, [&](int i) {
       const auto asked = node->query("store-0", "no such key");
       ASSERT_TRUE(asked) << to_string(asked.error());
       const auto events = next(how);
       ASSERT_EQ(events.size(), 1u) << "nobody woke the engine in round " << i;
       ASSERT_EQ(events.front().operation, *asked);
-    }
-    EXPECT_LT(std::chrono::steady_clock::now() - began, 2 * very_long);
+    });
   }
 }
 
@@ -125,17 +136,16 @@ TEST_P(wake, is_of_no_use_after_the_end_which_comes_though_threads_that_used_the
   }};
   used.get_future().wait();
   auto ended = std::async(std::launch::async, [this] { node = nullptr; });
-  EXPECT_EQ(ended.wait_for(10s * patience), std::future_status::ready);
+  EXPECT_EQ(ended.wait_for(wait_limit), std::future_status::ready);
   over.set_value();
   user.join();
 }
 
 TEST_P(wake, comes_for_what_a_peer_begins_by_itself) {
-  const int rounds = 400 / patience;
+  const int rounds = 400 / slowness;
   const auto blocks = node->allocate_blocks(1);
   ASSERT_TRUE(blocks);
-  const auto began = std::chrono::steady_clock::now();
-  for (int i = 0; i < rounds; ++i) {
+  repeat(rounds, [&](int i) {
     const auto how = i % 2 == 0 ? waiting::by_wait : waiting::by_descriptor;
     const auto mode = i % 4 < 2 ? actors::transfer_mode::write : actors::transfer_mode::read;
     const auto request = "w" + std::to_string(i);
@@ -152,13 +162,12 @@ TEST_P(wake, comes_for_what_a_peer_begins_by_itself) {
         over = over || std::holds_alternative<event_unpinned>(e.what);
       }
     }
-  }
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 2 * very_long);
+  });
   prefill->channel().say("end");
 }
 
 TEST_P(wake, comes_to_every_one_of_several_threads_that_wait_at_once) {
-  const int rounds = 500 / patience;
+  const int rounds = 500 / slowness;
   constexpr int at_once = 4;
   std::atomic<int> heard{0};
   std::atomic<bool> over{false};
@@ -170,21 +179,19 @@ TEST_P(wake, comes_to_every_one_of_several_threads_that_wait_at_once) {
       }
     });
   }
-  const auto began = std::chrono::steady_clock::now();
   for (int i = 0; i < rounds; ++i) {
     for (int k = 0; k < at_once; ++k) {
       EXPECT_TRUE(node->query(k % 2 == 0 ? "store-0" : "decode-0", "no such key"));
     }
-    const auto late = std::chrono::steady_clock::now() + very_long;
-    while (heard < (i + 1) * at_once && std::chrono::steady_clock::now() < late) {
+    const auto all_are_heard = [&] {
       std::this_thread::yield();
-    }
-    if (heard != (i + 1) * at_once) {
+      return heard >= (i + 1) * at_once;
+    };
+    if (!comes_true(all_are_heard, 0ms) || heard != (i + 1) * at_once) {
       ADD_FAILURE() << heard << " events heard of " << (i + 1) * at_once;
       break;
     }
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 2 * very_long);
   over = true;
   for (auto& one : threads) one.join();
 }
@@ -321,9 +328,7 @@ TEST_P(stop, leaves_every_operation_that_any_thread_began_with_one_outcome) {
     });
     while (!book.any()) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds{5 + 7 * round});
-    const auto began = std::chrono::steady_clock::now();
     node->stop();
-    EXPECT_LT(std::chrono::steady_clock::now() - began, 1500ms * patience);
     std::this_thread::sleep_for(2ms);
     EXPECT_EQ(node->get("store-0", "key").error().code, errc::aborted);
     over = true;
@@ -383,14 +388,17 @@ TEST_P(stop, leaves_views_of_values_readable_while_other_threads_hold_them) {
 TEST_P(stop, waits_for_no_thread_that_waits_for_events) {
   auto node = start();
   ASSERT_TRUE(node);
+  std::atomic<bool> over{false};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] { (void)node->wait(300ms); });
+    threads.emplace_back([&] {
+      while (!over) (void)node->wait(300ms);
+    });
   }
   std::this_thread::sleep_for(20ms);
-  const auto began = std::chrono::steady_clock::now();
-  node->stop();
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 1500ms * patience);
+  const auto ended = std::async(std::launch::async, [&] { node->stop(); });
+  EXPECT_EQ(ended.wait_for(wait_limit), std::future_status::ready);
+  over = true;
   for (auto& one : threads) one.join();
 }
 
@@ -406,17 +414,12 @@ TEST_P(stop, answers_those_who_ask_how_the_node_is) {
     }
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([&] {
-        while (!over) {
-          const auto began = std::chrono::steady_clock::now();
-          (void)node->report();
-          EXPECT_LT(std::chrono::steady_clock::now() - began, 1500ms * patience);
-        }
+        while (!over) EXPECT_EQ(node->report().node.name, "prefill-0");
       });
     }
     while (!book.any()) std::this_thread::yield();
-    const auto began = std::chrono::steady_clock::now();
-    node->stop();
-    EXPECT_LT(std::chrono::steady_clock::now() - began, 1500ms * patience);
+    const auto ended = std::async(std::launch::async, [&] { node->stop(); });
+    EXPECT_EQ(ended.wait_for(wait_limit), std::future_status::ready);
     over = true;
     for (auto& one : threads) one.join();
   }
@@ -428,8 +431,12 @@ INSTANTIATE_TEST_SUITE_P(of, stop, ::testing::Values("event_driven", "polling"),
 TEST(a_call, that_the_engine_keeps_does_not_keep_the_node) {
   const cluster c{{}};
   std::promise<call> taken;
+  auto token = std::make_shared<int>(0);  // goes with what the node holds
+  const std::weak_ptr<int> handler = token;
   engine_options options;
-  options.on_call = [&taken](call what) { taken.set_value(std::move(what)); };
+  options.on_call = [&taken, token = std::move(token)](call what) {
+    taken.set_value(std::move(what));
+  };
   auto node = c.start("decode-0", std::move(options));
   ASSERT_TRUE(node);
   const auto client =
@@ -437,15 +444,14 @@ TEST(a_call, that_the_engine_keeps_does_not_keep_the_node) {
   ASSERT_TRUE(client) << to_string(client.error());
   EXPECT_FALSE((*client)->call("decode-0", {"m", {}, 50}));
   const auto kept = taken.get_future().get();
-  const auto began = std::chrono::steady_clock::now();
   node = nullptr;
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 1s * patience);
+  EXPECT_TRUE(comes_true([&] { return handler.expired(); })) << "its actors were left behind";
   kept.reply(std::vector<std::uint8_t>{1});
 }
 
 // -- progress
 
-std::size_t progress_threads_now() {
+std::size_t progress_threads() {
   std::size_t count = 0;
   for (const auto& task : std::filesystem::directory_iterator{"/proc/self/task"}) {
     std::ifstream comm{task.path() / "comm"};
@@ -457,14 +463,8 @@ std::size_t progress_threads_now() {
 }
 
 /// One that was joined may still be listed for a moment.
-std::size_t progress_threads(std::size_t expected) {
-  const auto last = std::chrono::steady_clock::now() + 5s * patience;
-  auto count = progress_threads_now();
-  while (count != expected && std::chrono::steady_clock::now() < last) {
-    std::this_thread::sleep_for(1ms);
-    count = progress_threads_now();
-  }
-  return count;
+bool are_progress_threads(std::size_t expected) {
+  return comes_true([&] { return progress_threads() == expected; });
 }
 
 TEST(progress, has_as_many_threads_as_the_file_says_and_none_where_the_engine_polls) {
@@ -478,10 +478,10 @@ TEST(progress, has_as_many_threads_as_the_file_says_and_none_where_the_engine_po
       auto node = engine::start(deployment, "decode-0", options);
       ASSERT_TRUE(node) << to_string(node.error());
       const std::size_t expected = polling ? 0 : workers;
-      EXPECT_EQ(progress_threads(expected), expected);
+      EXPECT_TRUE(are_progress_threads(expected)) << progress_threads();
       (*node)->stop();
     }
-    EXPECT_EQ(progress_threads(0), 0U);
+    EXPECT_TRUE(are_progress_threads(0)) << progress_threads();
   }
 }
 

@@ -17,8 +17,8 @@ class reported_failure : public fault {
  protected:
   void SetUp() override {
     start_prefill();
-    auto found =
-        actors::cluster_client::connect({"127.0.0.1", static_cast<std::uint16_t>(c.port())});
+    auto found = actors::cluster_client::connect(
+        {"127.0.0.1", static_cast<std::uint16_t>(c.port()), wait_limit});
     ASSERT_TRUE(found) << to_string(found.error());
     client = std::move(*found);
     ASSERT_TRUE(comes_to(node_state::up));
@@ -32,12 +32,10 @@ class reported_failure : public fault {
     return {};
   }
   bool comes_to(node_state wanted) {
-    const auto until = std::chrono::steady_clock::now() + 5s * patience;
-    while (actors::node_state_from(shown().state) != wanted) {
-      if (std::chrono::steady_clock::now() >= until) return false;
-      std::this_thread::sleep_for(5ms);
-    }
-    return true;
+    return comes_true([&] { return actors::node_state_from(shown().state) == wanted; }, 5ms);
+  }
+  bool shows(const std::string& reason) {
+    return comes_true([&] { return shown().reason == reason; }, 5ms);
   }
   result<actors::placement> place() { return client->place({"p", "prefill", "decode", 0, {}}); }
 
@@ -77,11 +75,7 @@ TEST_P(reported_failure, that_is_followed_by_another_is_shown_with_the_newest_re
   node->report_failure("no memory at all");
   node->recover();
   node->report_failure("none left");
-  const auto until = std::chrono::steady_clock::now() + 5s * patience;
-  while (shown().reason != "reports: none left" && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(5ms);
-  }
-  EXPECT_EQ(shown().reason, "reports: none left");
+  EXPECT_TRUE(shows("reports: none left")) << shown().reason;
   node->recover();
   EXPECT_TRUE(comes_to(node_state::up));
 }
@@ -90,11 +84,7 @@ TEST_P(reported_failure, of_a_node_that_then_dies_or_leaves_is_no_longer_its_sta
   node->report_failure("no memory");
   ASSERT_TRUE(comes_to(node_state::down));
   node->stop();
-  const auto until = std::chrono::steady_clock::now() + 5s * patience;
-  while (shown().reason != "left" && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(5ms);
-  }
-  EXPECT_EQ(shown().reason, "left");
+  EXPECT_TRUE(shows("left")) << shown().reason;
 }
 
 INSTANTIATE_TEST_SUITE_P(every_way, reported_failure, ::testing::ValuesIn(every_way()), name_of);

@@ -42,7 +42,7 @@ int hasty_prefill(engine& node, line_channel& channel) {
   auto send = node.send({"r", blocks->blocks, 0, 0ms, 0});
   if (!send) return 2;
   channel.say("up");
-  while (auto line = channel.hear(60s)) {
+  while (auto line = channel.order()) {
     std::istringstream words{*line};
     std::string verb;
     std::uint32_t layer = 0;
@@ -324,7 +324,7 @@ class half_seen : public ::testing::Test {
     c = std::make_unique<cluster>(options);
     decode = c->spawn("decode-0", [](engine& node, line_channel& channel) {
       channel.say("up");
-      while (channel.hear(300s)) {
+      while (channel.order()) {
         std::string all;
         for (const auto& link : node.report().links) all += link.backend + " " + link.state + "; ";
         channel.say(all);

@@ -45,7 +45,7 @@ int prefill_body(engine& node, line_channel& channel) {
   const auto layers = static_cast<std::uint32_t>(node.layout().layers.size());
   channel.say("up");
   for (const std::string request : {"whole", "rest"}) {
-    if (!channel.hear(60s)) return 0;
+    if (!channel.order()) return 0;
     const std::uint64_t seed = request == "whole" ? 11 : 12;
     auto blocks = node.allocate_blocks((tokens + 15) / 16);
     if (!blocks) return 1;
@@ -125,9 +125,9 @@ int decode_body(const scene& s, engine& node, line_channel& channel) {
     auto all = node.allocate_blocks(17);
     if (!all) return 1;
   }
-  if (!channel.hear(60s)) return 0;
+  if (!channel.order()) return 0;
   channel.say(take(node, events, s, "whole", blocks, 0, 11));
-  if (!channel.hear(60s)) return 0;
+  if (!channel.order()) return 0;
   const auto layers = static_cast<std::uint32_t>(node.layout().layers.size());
   cache.poison();
   cache.fill(blocks, 0, layers, 0, prefix, 77);
@@ -135,7 +135,7 @@ int decode_body(const scene& s, engine& node, line_channel& channel) {
   if (outcome == "done" && cache.differing(blocks, 0, prefix, 77) != 0)
     outcome = "the prefix was touched";
   channel.say(outcome);
-  (void)channel.hear(60s);
+  (void)channel.order();
   return 0;
 }
 
@@ -177,7 +177,7 @@ class hetero : public ::testing::TestWithParam<scene> {};
 
 TEST_P(hetero, caches_get_every_byte_to_its_place) {
   auto s = GetParam();
-  cluster_options options;
+  auto options = unhurried();
   options.backend = s.backend;
   options.mode = s.mode;
   options.model = s.what.model;

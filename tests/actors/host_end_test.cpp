@@ -13,13 +13,13 @@
 
 #include "cluster_peer.hpp"
 #include "held_loop.hpp"
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using troupe::testing::patience;
+using troupe::testing::wait_limit;
 
 TEST(host_end, comes_though_a_peer_takes_nothing_more) {
   actor_host there;
@@ -27,7 +27,7 @@ TEST(host_end, comes_though_a_peer_takes_nothing_more) {
   const auto port = there.publish(spawn_supervisor(there.system(), three_nodes()), "127.0.0.1", 0);
   ASSERT_TRUE(port) << to_string(port.error());
   auto frozen = [&] {
-    const auto boss = here->connect<supervisor_actor>("127.0.0.1", *port, 3s * patience);
+    const auto boss = here->connect<supervisor_actor>("127.0.0.1", *port, wait_limit);
     EXPECT_TRUE(boss) << to_string(boss.error());
     auto stands = std::make_unique<one_turn>(there.system());
     for (int i = 0; boss && i < 32; ++i) {
@@ -36,7 +36,7 @@ TEST(host_end, comes_though_a_peer_takes_nothing_more) {
     return stands;
   }();
   auto ended = std::async(std::launch::async, [&] { here = nullptr; });
-  EXPECT_EQ(ended.wait_for(5s * patience), std::future_status::ready);
+  EXPECT_EQ(ended.wait_for(wait_limit), std::future_status::ready);
   frozen.reset();
 }
 
@@ -50,7 +50,7 @@ TEST(host_end, comes_though_threads_that_used_it_live_on) {
   }};
   used.get_future().wait();
   auto ended = std::async(std::launch::async, [&] { here = nullptr; });
-  EXPECT_EQ(ended.wait_for(5s * patience), std::future_status::ready);
+  EXPECT_EQ(ended.wait_for(wait_limit), std::future_status::ready);
   over.set_value();
   user.join();
 }
@@ -61,7 +61,7 @@ TEST(host_end, comes_though_somebody_holds_an_actor_with_a_thread_of_its_own) {
       [](caf::event_based_actor*) -> caf::behavior { return {[](tick_atom) {}}; });
   here->own(held);
   auto ended = std::async(std::launch::async, [&] { here = nullptr; });
-  EXPECT_EQ(ended.wait_for(5s * patience), std::future_status::ready);
+  EXPECT_EQ(ended.wait_for(wait_limit), std::future_status::ready);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <random>
-#include <thread>
 
 #include "rebuild_fixture.hpp"
 #include "seed.hpp"
@@ -52,15 +51,14 @@ class killed_while_linking : public breakable {
   /// Until the link is up and was made again so often: how long that took.
   moment until_up(std::uint32_t rebuilds) {
     const auto began = steady::now();
-    const auto late = began + 15s * patience;
-    while (steady::now() < late) {
-      const auto now = link();
-      if (now.rebuilds >= rebuilds && now.state == "up")
-        return std::min<moment>(since(began), longest);
-      std::this_thread::sleep_for(200us);
-    }
-    ADD_FAILURE() << "the link is " << link().state;
-    return longest;
+    const bool is_up = comes_true(
+        [&] {
+          const auto now = link();
+          return now.rebuilds >= rebuilds && now.state == "up";
+        },
+        0ms);
+    EXPECT_TRUE(is_up) << "the link is " << link().state;
+    return std::min<moment>(since(began), longest);
   }
   /// At some moment of `all` or a little later, another one in each round.
   void kill_within(moment all, int round, const char* what) {
@@ -70,7 +68,6 @@ class killed_while_linking : public breakable {
     while (since(began) < when) {
     }
     first->signal(SIGKILL);
-    killed = steady::now();
     const auto state = link().state;
     first->end(SIGKILL);
     std::printf("  killed %.1f ms into %s, of %.1f; right afterwards that link is %s\n",
@@ -78,25 +75,20 @@ class killed_while_linking : public breakable {
                 static_cast<double>(all.count()) / 1000,
                 state.empty() ? "not there" : state.c_str());
   }
-  /// It ended once and in time, well or since the peer was lost; every block is back.
+  /// It ended once, well or since the peer's process was gone; every block is back.
   void expect_one_outcome(operation_id id, std::initializer_list<errc> codes) {
-    ASSERT_TRUE(events->outcome(id, 10s));
-    EXPECT_LT(steady::now() - killed, noticed);
-    ASSERT_TRUE(events->unpinned(id, 10s));
+    ASSERT_TRUE(events->outcome(id));
+    ASSERT_TRUE(events->unpinned(id));
     events->listen_for(100ms);
     const auto& t = events->of(id);
     EXPECT_EQ(t.done + t.failed, 1);
     EXPECT_EQ(t.unpinned, 1);
     if (t.failed > 0) {
       EXPECT_NE(std::ranges::find(codes, t.why.code), codes.end()) << to_string(t.why);
+      EXPECT_FALSE(was_silent(t.why)) << to_string(t.why);
     }
     std::printf("    %s\n", t.failed > 0 ? to_string(t.why).c_str() : "done before");
   }
-  void expect_at_once(steady::time_point since) {
-    EXPECT_LT(steady::now() - since, noticed) << "the next life was not reached at once";
-  }
-
-  steady::time_point killed;
 };
 
 // -- the prefill process is killed
@@ -146,10 +138,9 @@ TEST_P(killed_prefill, while_a_link_is_made_or_made_again_is_lost_once_and_its_n
     // Before anything joined them it was never reached, which is another reason.
     expect_one_true_outcome(made, seed, {errc::peer_lost, errc::peer_unreachable});
 
+    // Whoever waited for a time-out to reach it would wait longer than a test does.
     next_life();
-    const auto begun = steady::now();
     take_from(*first, "next" + name, seed);
-    expect_at_once(begun);
     offer("again" + name, seed, false);
     const auto again = receive("again" + name, 50);
     ASSERT_TRUE(events->moving());
@@ -227,7 +218,6 @@ TEST_P(killed_decode, while_a_link_is_made_or_made_again_is_lost_once_and_its_ne
       take_back();
     }
     next_life();
-    const auto begun = steady::now();
     if (asked_for) {
       give_to(*first, "next" + name, seed);
     } else {
@@ -243,7 +233,6 @@ TEST_P(killed_decode, while_a_link_is_made_or_made_again_is_lost_once_and_its_ne
       EXPECT_EQ(events->of(made).done, 1) << to_string(events->of(made).why);
       take_back();
     }
-    expect_at_once(begun);
 
     const auto again = offer("again" + name, seed, false);
     ASSERT_EQ(ask(*first, "receive again" + name + " 50"), "ok");

@@ -62,10 +62,8 @@ TEST_P(killed_prefill, while_draining_leaves_one_outcome_that_is_true) {
   const auto id = receive("big", tokens);
   ASSERT_TRUE(events->until([&] { return events->of(id).allocated.has_value(); }));
   events->listen_for(1ms);
-  const auto killed = std::chrono::steady_clock::now();
   first->end(SIGKILL);
-  ASSERT_TRUE(events->outcome(id, 10s));
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, noticed);
+  ASSERT_TRUE(events->outcome(id));
   ASSERT_TRUE(events->unpinned(id));
   events->listen_for(100ms);
   const auto& t = events->of(id);
@@ -74,6 +72,7 @@ TEST_P(killed_prefill, while_draining_leaves_one_outcome_that_is_true) {
     EXPECT_EQ(cache->differing(t.allocated->blocks, 0, tokens, 7), 0u);
   } else {
     EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
+    EXPECT_FALSE(was_silent(t.why)) << to_string(t.why);
   }
   ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
   EXPECT_TRUE(whole(*node));

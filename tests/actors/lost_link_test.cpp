@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "dialling_node.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 namespace {
@@ -86,7 +87,7 @@ class supervised_node : public dialling_node {
     context->settings.supervisor_host = "127.0.0.1";
     context->settings.supervisor_port = *port;
     caf::anon_send(actor, tick_atom_v);
-    ASSERT_FALSE(context->registration.wait(5s * troupe::testing::patience));
+    ASSERT_FALSE(context->registration.wait(troupe::testing::wait_limit));
     show(9);
     need(9);
   }
@@ -100,7 +101,7 @@ TEST_F(supervised_node, asks_the_supervisor_for_the_next_life_and_does_not_wait_
 }
 
 TEST_F(supervised_node, dials_the_life_that_it_lost_if_the_supervisor_stands_still) {
-  context->settings.heartbeat_interval = 60s;
+  context->settings.heartbeat_interval = 10 * troupe::testing::wait_limit;
   need_next_life(false);
   const auto life = meant->at(0);
   ASSERT_TRUE(life) << "the supervisor is waited for";
@@ -162,14 +163,15 @@ class port_of_a_node : public ::testing::Test {
     return *operation;
   }
   std::optional<troupe::error> failure_of(operation_id operation) {
-    const auto end = std::chrono::steady_clock::now() + 5s * troupe::testing::patience;
-    while (std::chrono::steady_clock::now() < end) {
+    std::optional<troupe::error> why;
+    static_cast<void>(troupe::testing::comes_true([&] {
       for (auto& e : context->events.wait(20ms, 16)) {
         const auto* failed = std::get_if<event_failed>(&e.what);
-        if (failed != nullptr && e.operation == operation) return failed->why;
+        if (failed != nullptr && e.operation == operation) why = failed->why;
       }
-    }
-    return std::nullopt;
+      return why.has_value();
+    }));
+    return why;
   }
 };
 
@@ -191,7 +193,8 @@ TEST_F(port_of_a_node, whose_link_has_crashed_asks_for_another_one) {
 }
 
 TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
-  context->settings.default_deadline = 60s;  // not what ends anything here
+  context->settings.default_deadline =
+      10 * troupe::testing::wait_limit;  // not what ends anything here
   const auto link = up(5);
   static_cast<void>(query());
   ASSERT_TRUE(attached->at(0));

@@ -14,8 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "sanitized.hpp"
 #include "scratch_folder.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors {
 namespace {
@@ -164,13 +164,11 @@ TEST_F(state_file, that_cannot_be_written_for_a_while_is_written_when_it_can_be_
   store->save(with_epoch(5));
   std::this_thread::sleep_for(200ms);
   fs::remove(path + ".tmp");
-  const auto until = std::chrono::steady_clock::now() + 10s * troupe::testing::patience;
   const auto written = [&] {
     const auto read = parse_record(text_of(path));
     return read && *read == with_epoch(5);
   };
-  while (!written() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(20ms);
-  EXPECT_TRUE(written());
+  EXPECT_TRUE(troupe::testing::comes_true(written, 20ms));
 }
 
 TEST_F(state_file, of_a_writer_that_is_killed_at_any_moment_is_whole) {

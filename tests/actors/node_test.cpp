@@ -20,7 +20,7 @@
 #include "troupe/actors/supervisor.hpp"
 
 #include "cluster_peer.hpp"
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 namespace {
@@ -28,16 +28,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
+using troupe::testing::comes_true;
+using troupe::testing::wait_limit;
 using namespace std::chrono_literals;
-
-bool within(milliseconds time, const std::function<bool()>& condition) {
-  const auto end = steady_clock::now() + time * troupe::testing::patience;
-  while (!condition()) {
-    if (steady_clock::now() >= end) return false;
-    std::this_thread::sleep_for(2ms);
-  }
-  return true;
-}
 
 /// How often `observer` watches `observed`; it does not any more.
 template <class Observed, class Observer>
@@ -94,7 +87,7 @@ class silent_engine : public lone_node {
     call_reply reply;
     caf::scoped_actor self{host.system()};
     const call_request request{"m", {}, static_cast<std::uint32_t>(timeout.count())};
-    self->request(caf::actor_cast<node_actor>(actor), 5s * troupe::testing::patience, request)
+    self->request(caf::actor_cast<node_actor>(actor), wait_limit, request)
         .receive([&](call_reply& r) { reply = std::move(r); },
                  [&](caf::error& e) { ADD_FAILURE() << host.system().render(e); });
     return reply;
@@ -116,9 +109,9 @@ TEST_F(silent_engine, loses_no_place_for_calls_to_those_that_nobody_waits_for) {
   for (std::size_t i = 0; i < max_pending_calls; ++i) {
     caf::anon_send(actor, call_request{"m", {}, 1});
   }
-  ASSERT_TRUE(within(5s, [&] { return taken() == max_pending_calls; }));
+  ASSERT_TRUE(comes_true([&] { return taken() == max_pending_calls; }));
   // The engine holds all of them still.
-  EXPECT_TRUE(within(5s, [&] {
+  EXPECT_TRUE(comes_true([&] {
     return ask(30ms).failed == static_cast<std::uint8_t>(errc::deadline);
   })) << "each further call is refused, since too many are said to wait";
 }
@@ -127,7 +120,7 @@ TEST_F(silent_engine, is_asked_no_more_while_as_many_calls_wait_as_may) {
   for (std::size_t i = 0; i < max_pending_calls; ++i) {
     caf::anon_send(actor, call_request{"m", {}, 60'000});
   }
-  ASSERT_TRUE(within(5s, [&] { return taken() == max_pending_calls; }));
+  ASSERT_TRUE(comes_true([&] { return taken() == max_pending_calls; }));
   EXPECT_EQ(ask(30ms).failed, static_cast<std::uint8_t>(errc::overloaded));
   EXPECT_EQ(taken(), max_pending_calls);
 }
@@ -177,11 +170,11 @@ TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
   context->settings.supervisor_host = "127.0.0.1";
   context->settings.supervisor_port = *port;
   start();
-  const auto why_not = context->registration.wait(5s * troupe::testing::patience);
+  const auto why_not = context->registration.wait(wait_limit);
   ASSERT_FALSE(why_not) << to_string(*why_not);
   EXPECT_EQ(asked->load(), 6);
   // What this process knows of it: the node's watch hangs there.
-  const auto proxy = host.connect<supervisor_actor>("127.0.0.1", *port, 3s);
+  const auto proxy = host.connect<supervisor_actor>("127.0.0.1", *port, wait_limit);
   ASSERT_TRUE(proxy) << proxy.error().message;
   EXPECT_EQ(take_watches(*proxy, actor), 1u);
 }
@@ -239,14 +232,14 @@ TEST_F(lone_node, that_is_registered_does_not_mind_what_an_earlier_attempt_comes
   context->settings.supervisor_host = "127.0.0.1";
   context->settings.supervisor_port = *port;
   start();
-  ASSERT_TRUE(within(5s, [&] { return ear->registrations == 1; }));
+  ASSERT_TRUE(comes_true([&] { return ear->registrations == 1; }));
   first.reset();
   actor_host second;
-  ASSERT_TRUE(within(5s, [&] {
+  ASSERT_TRUE(comes_true([&] {
     return second.publish(second.system().spawn(scripted_supervisor, ear, true), "127.0.0.1", *port)
         .has_value();
   }));
-  ASSERT_FALSE(context->registration.wait(5s * troupe::testing::patience));
+  ASSERT_FALSE(context->registration.wait(wait_limit));
   std::this_thread::sleep_for(1300ms);
   EXPECT_EQ(ear->registrations, 2) << "it registered again, since the first one had not answered";
   EXPECT_FALSE(context->registration.wait(0ms));
@@ -264,7 +257,7 @@ TEST_F(lone_node, tells_the_ends_of_placed_requests_once_it_has_a_supervisor) {
     caf::anon_send(actor, node_command{placed_ended{"first"}});
     caf::anon_send(actor, node_command{placed_ended{"second"}});
   });
-  ASSERT_TRUE(within(5s, [&] {
+  ASSERT_TRUE(comes_true([&] {
     const std::lock_guard lock{ear->mutex};
     return ear->ended.size() == 2;
   }));
@@ -279,8 +272,8 @@ TEST(a_supervisor, watches_a_node_once_however_often_that_registers) {
   host.own(boss);
   host.own(member);
   for (int i = 0; i < 5; ++i) {
-    const auto reply = ask<registration>(host.system(), boss, "the supervisor", 5s, register_atom_v,
-                                         request, node_actor{member});
+    const auto reply = ask<registration>(host.system(), boss, "the supervisor", wait_limit,
+                                         register_atom_v, request, node_actor{member});
     ASSERT_TRUE(reply) << reply.error().message;
     ASSERT_EQ(reply->failed, 0) << reply->sentence;
   }

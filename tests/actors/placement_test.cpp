@@ -1,6 +1,7 @@
 // Where a frontend's requests go, over real sockets: nodes are processes that are killed and come
 // back. CLUSTER_PEER is the helper process (cluster_peer.cpp).
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -13,15 +14,14 @@
 
 #include "child_process.hpp"
 #include "cluster_peer.hpp"
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 using ::testing::HasSubstr;
-using troupe::testing::patience;
+using troupe::testing::slowness;
 
 class placing : public ::testing::Test {
  protected:
@@ -39,7 +39,7 @@ class placing : public ::testing::Test {
     ASSERT_TRUE(bound) << bound.error().message;
     port = *bound;
     auto connected = cluster_client::connect(
-        {.host = "127.0.0.1", .port = port, .timeout = milliseconds{5000} * patience});
+        {.host = "127.0.0.1", .port = port, .timeout = troupe::testing::wait_limit});
     ASSERT_TRUE(connected) << connected.error().message;
     client = std::move(*connected);
   }
@@ -56,18 +56,15 @@ class placing : public ::testing::Test {
   }
   [[nodiscard]] bool becomes(const std::string& name, node_state wanted,
                              std::uint64_t incarnation) {
-    const auto until = steady_clock::now() + milliseconds{5000} * patience;
-    while (steady_clock::now() < until) {
-      const auto all = client->members();
-      for (const member& m : all ? all->members : std::vector<member>{}) {
-        if (m.node.name == name && m.node.incarnation == incarnation &&
-            node_state_from(m.state) == wanted) {
-          return true;
-        }
-      }
-      std::this_thread::sleep_for(milliseconds{5});
-    }
-    return false;
+    return troupe::testing::comes_true(
+        [&] {
+          const auto all = client->members();
+          return all && std::ranges::any_of(all->members, [&](const member& m) {
+                   return m.node.name == name && m.node.incarnation == incarnation &&
+                          node_state_from(m.state) == wanted;
+                 });
+        },
+        milliseconds{5});
   }
   result<placement> ask(const std::string& affinity) {
     placement_request r;
@@ -126,7 +123,7 @@ TEST_F(placing, an_affinity_that_is_too_long_is_refused_by_name) {
 }
 
 TEST_F(placing, a_node_that_was_killed_and_comes_back_empty_is_eased_in) {
-  const milliseconds ease_in = milliseconds{2000} * patience;
+  const milliseconds ease_in = milliseconds{2000} * slowness;
   start(ease_in);
   bring_up("prefill-0", 1);
   bring_up("decode-0", 2);

@@ -16,9 +16,9 @@ inline int generous_prefill(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
   channel.say("up");
-  if (!channel.hear(60s)) return 0;
+  if (!channel.order()) return 0;
   channel.say(std::to_string(node.report().node.port));
-  if (!channel.hear(60s)) return 0;
+  if (!channel.order()) return 0;
   std::vector<std::pair<operation_id, kvcache::allocation>> sends;
   for (std::uint64_t i = 0; i < loads; ++i) {
     auto blocks = node.allocate_blocks(8);
@@ -32,7 +32,7 @@ inline int generous_prefill(engine& node, line_channel& channel) {
     for (std::uint32_t layer = 0; layer < 4; ++layer) {
       cache.fill(blocks.blocks, layer, layer + 1, 0, 128, i);
       (void)node.layers_ready(id, layer, layer + 1, 128);
-      events.listen_for(3ms * patience);
+      events.listen_for(12ms);
     }
     (void)node.seal(id, 128);
   }
@@ -44,7 +44,7 @@ inline int generous_prefill(engine& node, line_channel& channel) {
   }
   if (!whole(node)) failed += "; blocks are missing";
   channel.say(failed.empty() ? "done" : failed);
-  (void)channel.hear(60s);
+  (void)channel.order();
   return 0;
 }
 

@@ -70,7 +70,7 @@ TEST_P(rebuilt, three_times_under_many_transfers_at_any_moment_loses_nothing) {
 /// A store that lives until it is told to end.
 int tells_its_port(engine& node, line_channel& channel) {
   channel.say("up");
-  while (channel.hear(60s)) channel.say(std::to_string(node.report().node.port));
+  while (channel.order()) channel.say(std::to_string(node.report().node.port));
   return 0;
 }
 

@@ -17,7 +17,7 @@ namespace troupe::testing {
 template <class Does>
 int follow_script(const engine& node, line_channel& channel, Does does) {
   channel.say("up");
-  while (auto line = channel.hear(60s)) {
+  while (auto line = channel.order()) {
     std::istringstream words{*line};
     std::string verb;
     words >> verb;
@@ -71,12 +71,11 @@ inline int scripted_prefill(engine& node, line_channel& channel) {
 
 /// A polling engine sends only while it polls, and only once it has a link.
 inline void poll_until_asked(const engine& node, listener& events) {
-  const auto until = std::chrono::steady_clock::now() + 10s;
   const auto linked = [&] {
     const auto links = node.report().links;
     return std::ranges::any_of(links, [](const auto& l) { return l.state == "up"; });
   };
-  while (!linked() && std::chrono::steady_clock::now() < until) events.listen_for(20ms);
+  (void)events.until(linked);
   events.listen_for(100ms);
 }
 

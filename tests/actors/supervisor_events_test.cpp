@@ -13,7 +13,7 @@
 #include "troupe/actors/logging.hpp"
 
 #include "cluster_peer.hpp"
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::actors::testing {
 namespace {
@@ -35,24 +35,25 @@ struct supervisor_events : ::testing::Test {
         there->publish(spawn_supervisor(there->system(), three_nodes(interval)), "127.0.0.1", port);
     ASSERT_TRUE(bound) << bound.error().message;
     port = *bound;
-    auto found = here.connect<supervisor_actor>("127.0.0.1", port, milliseconds{3000});
+    auto found = here.connect<supervisor_actor>("127.0.0.1", port, troupe::testing::wait_limit);
     ASSERT_TRUE(found) << found.error().message;
     supervisor = *found;
     if (client) return;
-    client = cluster_client::unconnected({.host = "127.0.0.1", .port = port});
+    client = cluster_client::unconnected(
+        {.host = "127.0.0.1", .port = port, .timeout = troupe::testing::wait_limit});
   }
   registration join(const registration_request& request) {
     auto node = here.system().spawn(listening_node, std::make_shared<told>(), request.node);
     here.own(node);
-    auto reply = ask<registration>(here.system(), supervisor, "the supervisor", milliseconds{5000},
-                                   register_atom_v, request, node);
+    auto reply = ask<registration>(here.system(), supervisor, "the supervisor",
+                                   troupe::testing::wait_limit, register_atom_v, request, node);
     EXPECT_TRUE(reply);
     return reply ? *reply : registration{};
   }
   void beat(const std::string& name, std::uint64_t incarnation) {
     const heartbeat h{name, incarnation, ++beats, {}, {}};
-    EXPECT_TRUE(
-        ask<heartbeat_ack>(here.system(), supervisor, "the supervisor", milliseconds{5000}, h));
+    EXPECT_TRUE(ask<heartbeat_ack>(here.system(), supervisor, "the supervisor",
+                                   troupe::testing::wait_limit, h));
   }
   event_page events(std::uint64_t after = 0, std::uint32_t max = 0) {
     auto page = client->events({after, max});
@@ -66,12 +67,12 @@ struct supervisor_events : ::testing::Test {
     return out;
   }
   bool happens(const std::string& node, const std::string& what) {
-    for (int i = 0; i < 500 * troupe::testing::patience; ++i) {
-      const auto all = of(node);
-      if (std::ranges::find(all, what) != all.end()) return true;
-      std::this_thread::sleep_for(milliseconds{10});
-    }
-    return false;
+    return troupe::testing::comes_true(
+        [&] {
+          const auto all = of(node);
+          return std::ranges::find(all, what) != all.end();
+        },
+        milliseconds{10});
   }
 };
 

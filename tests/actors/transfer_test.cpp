@@ -15,7 +15,7 @@ int obedient_prefill(engine& node, line_channel& channel) {
   listener events{node};
   const auto layers = static_cast<std::uint32_t>(node.layout().layers.size());
   const auto block_tokens = node.layout().block_tokens;
-  while (auto line = channel.hear(60s)) {
+  while (auto line = channel.order()) {
     if (*line == "end") return 0;
     std::istringstream words{*line};
     std::string request;
@@ -50,7 +50,7 @@ int obedient_prefill(engine& node, line_channel& channel) {
 
 class transfer : public ::testing::TestWithParam<way> {
  protected:
-  cluster_options options{options_of(GetParam())};
+  cluster_options options{unhurried(options_of(GetParam()))};
   std::unique_ptr<cluster> c;
   std::unique_ptr<forked> prefill;
   std::unique_ptr<engine> decode;
@@ -238,7 +238,7 @@ TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
     auto blocks = node.allocate_blocks(2);
     std::vector<operation_id> sends;
     for (int i = 0; i < requests; ++i) {
-      auto send = node.send({"q" + std::to_string(i), blocks->blocks, 0, 60s, 0});
+      auto send = node.send({"q" + std::to_string(i), blocks->blocks, 0, 10 * wait_limit, 0});
       if (!send) return 1;
       sends.push_back(*send);
     }
@@ -257,7 +257,7 @@ TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
   const auto blocks = decode->allocate_blocks(2);
   ASSERT_TRUE(blocks);
   const auto ask = [&](int i) {
-    return receive("q" + std::to_string(i), 32, 0, blocks->blocks, 60s);
+    return receive("q" + std::to_string(i), 32, 0, blocks->blocks, 10 * wait_limit);
   };
   const auto give_up = [&](const result<operation_id>& operation) {
     ASSERT_TRUE(operation);
@@ -269,7 +269,7 @@ TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
   ASSERT_TRUE(events->moving());
   give_up(first);
   for (int i = 1; i < requests; ++i) give_up(ask(i));
-  EXPECT_EQ(prefill->channel().hear(40s).value_or("silence"), std::to_string(requests));
+  EXPECT_EQ(prefill->channel().hear().value_or("silence"), std::to_string(requests));
 }
 
 TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
@@ -287,7 +287,7 @@ TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
   });
   const auto id = receive("n", 32);
   ASSERT_TRUE(id);
-  ASSERT_TRUE(events->unpinned(*id, 5s));
+  ASSERT_TRUE(events->unpinned(*id));
   EXPECT_EQ(events->of(*id).why.code, errc::deadline);
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "deadline");
 }

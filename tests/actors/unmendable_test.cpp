@@ -11,8 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 
 cluster_options without_attempts(const way& w, const std::string& more = "") {
-  auto options = options_of(w);
-  options.deadline = "20s";
+  auto options = unhurried(options_of(w));
   options.transport_more = ", max_reconnects: 0" + more;
   return options;
 }
@@ -76,11 +75,11 @@ class torn_wire : public breakable {
   ~torn_wire() override { wire("lose 0 0"); }
   static cluster_options options(const std::string& more) {
     auto options = options_of(GetParam());
-    options.deadline = "60s";
+    options.deadline = "10min";
     options.transport_more = ", max_reconnects: 2" + more;
     options.connect_timeout = "5s";
     // NICs in software that send again and again leave little to whoever sends heartbeats.
-    options.heartbeat_timeout = "10s";
+    options.heartbeat_timeout = "30min";
     return options;
   }
   /// The wire is torn under load until the link is being made again, and a second longer.
@@ -150,9 +149,9 @@ class lost_device : public breakable {
   lost_device() : breakable{options()} {}
   static cluster_options options() {
     auto options = options_of(GetParam());
-    options.deadline = "60s";
+    options.deadline = "10min";
     options.transport_more = ", max_reconnects: 6, fallback: [tcp]";
-    options.heartbeat_timeout = "10s";
+    options.heartbeat_timeout = "30min";
     return options;
   }
 };

@@ -26,14 +26,10 @@ class value : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<forked> store;
   std::unique_ptr<engine> node;
   std::unique_ptr<listener> events;
-  std::string deadline{"20s"};
-  std::string peer_silence;  ///< empty: the default
+  cluster_options options{unhurried()};
 
   void SetUp() override {
-    cluster_options options;
     options.backend = GetParam();
-    options.deadline = deadline;
-    options.peer_silence = peer_silence;
     c = std::make_unique<cluster>(options);
     store = c->spawn("store-0", bystander);
     cluster::quiet("prefill-0");
@@ -46,13 +42,13 @@ class value : public ::testing::TestWithParam<std::string> {
     events.reset();
     node.reset();
   }
-  told& ended(const result<operation_id>& id, std::chrono::milliseconds patience = 15s) {
+  told& ended(const result<operation_id>& id) {
     static told nothing;
     if (!id) {
       ADD_FAILURE() << to_string(id.error());
       return nothing;
     }
-    EXPECT_TRUE(events->outcome(*id, patience)) << "no outcome";
+    EXPECT_TRUE(events->outcome(*id)) << "no outcome";
     return events->of(*id);
   }
   told& put(const std::string& peer, const std::string& key, const std::vector<std::byte>& bytes,
@@ -60,6 +56,19 @@ class value : public ::testing::TestWithParam<std::string> {
     return ended(node->put(peer, key, bytes, ttl));
   }
   told& get(const std::string& peer, const std::string& key) { return ended(node->get(peer, key)); }
+  /// The store comes to have room for it.
+  void expect_room(const std::string& key, const std::vector<std::byte>& bytes,
+                   std::chrono::milliseconds ttl = {}) {
+    troupe::error why;
+    EXPECT_TRUE(comes_true(
+        [&] {
+          const auto& t = put("store-0", key, bytes, ttl);
+          why = t.why;
+          return t.done == 1 || why.code != errc::pool_exhausted;
+        },
+        10ms));
+    EXPECT_TRUE(why.message.empty()) << to_string(why);
+  }
 };
 
 TEST_P(value, of_every_size_comes_back_from_a_peer_and_from_oneself) {
@@ -113,26 +122,20 @@ TEST_P(value, larger_than_the_store_is_refused) {
 
 TEST_P(value, with_a_time_to_live_goes_when_it_is_over) {
   const auto bytes = bytes_of(200'000, 1);
-  const auto life = 300ms * patience;
+  const std::chrono::milliseconds life = 300ms * slowness;
+  const auto began = std::chrono::steady_clock::now();
   ASSERT_EQ(put("store-0", "short", bytes, life).done, 1);
   ASSERT_EQ(put("store-0", "small", bytes_of(10, 2), life).done, 1);
   ASSERT_EQ(put("store-0", "kept", bytes).done, 1);
-  EXPECT_EQ(ended(node->query("store-0", "short")).done, 1);
+  const bool there = ended(node->query("store-0", "short")).done == 1;
+  EXPECT_TRUE(there || std::chrono::steady_clock::now() - began >= life) << "before its time";
   events->listen_for(2 * life);
   EXPECT_EQ(get("store-0", "short").why.code, errc::not_found);
   EXPECT_EQ(get("store-0", "small").why.code, errc::not_found);
   EXPECT_EQ(get("store-0", "kept").done, 1);
   // Its memory as well: the store has 16 MiB.
-  for (int i = 0; i < 4; ++i) {
-    const auto late = std::chrono::steady_clock::now() + 5s * patience;
-    for (;;) {
-      const auto& t = put("store-0", "passing" + std::to_string(i), bytes_of(12u << 20, 3), 50ms);
-      if (t.done == 1) break;
-      ASSERT_EQ(t.why.code, errc::pool_exhausted) << to_string(t.why);
-      ASSERT_LT(std::chrono::steady_clock::now(), late) << to_string(t.why);
-      events->listen_for(50ms);
-    }
-  }
+  const auto large = bytes_of(12u << 20, 3);
+  for (int i = 0; i < 4; ++i) expect_room("passing" + std::to_string(i), large, 50ms);
 }
 
 TEST_P(value, in_a_view_stays_as_it_was_while_its_key_is_removed_and_replaced) {
@@ -199,7 +202,7 @@ TEST_P(value, being_put_by_two_at_once_is_taken_from_one_of_them) {
   EXPECT_TRUE(equal(get("store-0", "same").value, a.done == 1 ? one : two));
 }
 
-TEST_P(value, of_a_peer_killed_in_the_middle_fails_once_and_soon) {
+TEST_P(value, of_a_peer_killed_in_the_middle_fails_once_since_its_process_is_gone) {
   const auto large = bytes_of(12u << 20, 1);
   const auto small = bytes_of(100'000, 2);
   ASSERT_EQ(put("store-0", "there", small).done, 1);
@@ -216,25 +219,22 @@ TEST_P(value, of_a_peer_killed_in_the_middle_fails_once_and_soon) {
   ASSERT_TRUE(query);
   live.push_back(*query);
   std::this_thread::sleep_for(500us);
-  const auto killed = std::chrono::steady_clock::now();
   store->end(SIGKILL);
-  for (const auto id : live) {
-    ASSERT_TRUE(events->outcome(id, 10s)) << "no outcome";
-    EXPECT_LT(std::chrono::steady_clock::now() - killed, 2s * patience);
-  }
+  for (const auto id : live) ASSERT_TRUE(events->outcome(id)) << "no outcome";
   events->listen_for(200ms);
   for (const auto id : live) {
     const auto& t = events->of(id);
     EXPECT_EQ(t.done + t.failed, 1);
     if (t.failed == 1) {
       EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
+      EXPECT_EQ(t.why.message.find("silent for "), std::string::npos) << to_string(t.why);
     }
     if (!t.value.bytes.empty()) {
       EXPECT_TRUE(equal(t.value, small));
     }
   }
   // What follows fails as well, and does not hang.
-  const auto& after = ended(node->get("store-0", "there"), 5s);
+  const auto& after = ended(node->get("store-0", "there"));
   EXPECT_EQ(after.why.code, errc::peer_lost) << to_string(after.why);
 }
 
@@ -251,14 +251,7 @@ TEST_P(value, whose_reader_gives_up_is_not_held_for_it) {
   }
   // The store has 16 MiB: the next one fits only when the first is neither kept nor pinned.
   ASSERT_EQ(ended(node->remove("store-0", "large")).done, 1);
-  const auto late = std::chrono::steady_clock::now() + 10s;
-  for (;;) {
-    const auto& t = put("store-0", "next", large);
-    if (t.done == 1) break;
-    ASSERT_EQ(t.why.code, errc::pool_exhausted) << to_string(t.why);
-    ASSERT_LT(std::chrono::steady_clock::now(), late) << to_string(t.why);
-    events->listen_for(10ms);
-  }
+  expect_room("next", large);
 }
 
 TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
@@ -314,14 +307,11 @@ TEST_P(value, may_be_kept_for_as_long_as_the_type_can_say) {
 /// With a short deadline.
 class impatient_value : public value {
  protected:
-  impatient_value() {
-    deadline = "1500ms";
-    peer_silence = "60s";  // the deadline is what ends it
-  }
+  impatient_value() { options.deadline = "1500ms"; }
 };
 
 TEST_P(impatient_value, of_a_node_that_never_came_ends_at_its_deadline) {
-  const auto& t = ended(node->get("decode-0", "key"), 6s * patience);
+  const auto& t = ended(node->get("decode-0", "key"));
   EXPECT_EQ(t.failed, 1);
   EXPECT_EQ(t.why.code, errc::deadline) << to_string(t.why);
 }
@@ -333,7 +323,7 @@ TEST_P(impatient_value, of_a_peer_that_stands_still_ends_at_its_deadline) {
   store->stop();
   const auto asked = node->get("store-0", "there");
   for (const auto& operation : {reading, asked}) {
-    const auto& t = ended(operation, 6s * patience);
+    const auto& t = ended(operation);
     EXPECT_EQ(t.done + t.failed, 1);
     if (t.failed == 1) {
       EXPECT_EQ(t.why.code, errc::deadline) << to_string(t.why);
@@ -343,7 +333,7 @@ TEST_P(impatient_value, of_a_peer_that_stands_still_ends_at_its_deadline) {
 }
 
 TEST_P(value, and_placements_that_wait_end_when_the_node_stops) {
-  const auto placed = node->place({"r", "prefill", "decode", 60'000});
+  const auto placed = node->place({"r", "prefill", "decode", 3'600'000});
   ASSERT_TRUE(placed);
   const auto asked = node->get("decode-0", "key");  // which never came
   ASSERT_TRUE(asked);

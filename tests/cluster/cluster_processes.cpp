@@ -18,6 +18,7 @@
 #include "troupe/config/parse.hpp"
 
 #include "free_port.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -200,27 +201,26 @@ pid_t cluster_processes::pid(const std::string& name) const {
 
 // -- what is known of it
 
-bool cluster_processes::all_up(actors::cluster_client& client, milliseconds patience) {
-  const auto until = clock::now() + patience;
-  for (;;) {
-    const auto list = client.members();
-    const auto is_up = [&](const std::string& name) {
-      return std::ranges::any_of(list->members, [&](const actors::member& m) {
-        return m.node.name == name && static_cast<pid_t>(m.node.pid) == pid(name) &&
-               m.state == static_cast<std::uint8_t>(actors::node_state::up);
-      });
-    };
-    if (list && std::ranges::all_of(nodes_, is_up)) return true;
-    if (clock::now() >= until) return false;
-    std::this_thread::sleep_for(milliseconds{50});
-  }
+bool cluster_processes::are_up(actors::cluster_client& client) const {
+  const auto list = client.members();
+  const auto is_up = [&](const std::string& name) {
+    return std::ranges::any_of(list->members, [&](const actors::member& m) {
+      return m.node.name == name && static_cast<pid_t>(m.node.pid) == pid(name) &&
+             m.state == static_cast<std::uint8_t>(actors::node_state::up);
+    });
+  };
+  return list && std::ranges::all_of(nodes_, is_up);
 }
 
-std::unique_ptr<actors::cluster_client> cluster_processes::client() const {
+bool cluster_processes::all_up(actors::cluster_client& client) const {
+  return comes_true([&] { return are_up(client); }, milliseconds{50});
+}
+
+std::unique_ptr<actors::cluster_client> cluster_processes::client(milliseconds timeout) const {
   actors::cluster_client_options options;
   options.host = host("supervisor");
   options.port = port_;
-  options.timeout = milliseconds{1000};
+  options.timeout = timeout;
   if (const auto parsed = config::load(file_); parsed.value) {
     if (auto host = actors::host_options_of(*parsed.value)) options.actors = *host;
   }

@@ -65,9 +65,13 @@ class cluster_processes {
   /// Those that ended by themselves since the last call; they are started again.
   [[nodiscard]] std::vector<unwanted_end> revive();
 
-  /// Waits until the supervisor shows all nodes as up with their present processes.
-  [[nodiscard]] bool all_up(actors::cluster_client& client, std::chrono::milliseconds patience);
-  [[nodiscard]] std::unique_ptr<actors::cluster_client> client() const;
+  /// Whether the supervisor shows all nodes as up with their present processes.
+  [[nodiscard]] bool are_up(actors::cluster_client& client) const;
+  /// Waits for that.
+  [[nodiscard]] bool all_up(actors::cluster_client& client) const;
+  /// `timeout`: of what it asks the supervisor.
+  [[nodiscard]] std::unique_ptr<actors::cluster_client> client(
+      std::chrono::milliseconds timeout = std::chrono::seconds{1}) const;
   [[nodiscard]] pid_t pid(const std::string& name) const;
   [[nodiscard]] const std::vector<std::string>& nodes() const { return nodes_; }
   /// Lines that no process of the cluster should ever have written.

@@ -4,7 +4,7 @@
 #include <set>
 #include <thread>
 
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -150,11 +150,7 @@ void fault_hand::end(const planned_fault& fault) {
     case fault_kind::unplug: net_->plug(fault.victims[0]); break;
     case fault_kind::drain: {
       const auto& name = fault.victims[0];
-      const auto until = clock::now() + drain_deadline + milliseconds{3000} * patience;
-      bool gone = cluster_.gone(name);
-      for (; !gone && clock::now() < until; gone = cluster_.gone(name))
-        std::this_thread::sleep_for(milliseconds{10});
-      if (!gone) {
+      if (!comes_true([&] { return cluster_.gone(name); }, milliseconds{10})) {
         violations_.push_back(name + " was drained and did not leave");
         cluster_.kill(name);
       }

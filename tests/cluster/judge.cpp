@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "orders.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -50,7 +51,7 @@ std::vector<std::string> wrong_with(const actors::node_report& report,
 }
 
 std::vector<std::string> look(cluster_processes& cluster, actors::cluster_client& client) {
-  if (!cluster.all_up(client, milliseconds{0})) return {"not every node is up"};
+  if (!cluster.are_up(client)) return {"not every node is up"};
   const auto list = client.members();
   if (!list) return {"no membership: " + to_string(list.error())};
   std::set<std::uint64_t> lives;
@@ -98,14 +99,14 @@ double recovery_watch::usual() const {
   return sorted[sorted.size() / 2];
 }
 
-milliseconds recovery_watch::wait_for_recovery(milliseconds limit) const {
+std::optional<milliseconds> recovery_watch::wait_for_recovery() const {
   const auto start = clock::now();
   const auto wanted = usual() / 2;
   for (auto good_since = start;; std::this_thread::sleep_for(milliseconds{50})) {
     const auto now = clock::now();
     if (users_.rate(now - window, now) < wanted) good_since = clock::now();
     const auto took = std::chrono::duration_cast<milliseconds>(good_since - start);
-    if (took >= limit) return limit;
+    if (took >= wait_limit) return std::nullopt;
     if (now - good_since >= window) return took;
   }
 }
@@ -121,13 +122,14 @@ double recovery_watch::least_since(clock::time_point when) const {
 // -- rest
 
 std::vector<std::string> what_is_not_at_rest(cluster_processes& cluster,
-                                             actors::cluster_client& client, milliseconds limit) {
-  const auto until = clock::now() + limit;
-  for (;;) {
-    auto wrong = look(cluster, client);
-    if (wrong.empty() || clock::now() >= until) return wrong;
-    std::this_thread::sleep_for(milliseconds{200});
-  }
+                                             actors::cluster_client& client) {
+  std::vector<std::string> wrong;
+  const auto all_is_well = [&] {
+    wrong = look(cluster, client);
+    return wrong.empty();
+  };
+  (void)comes_true(all_is_well, milliseconds{200});
+  return wrong;
 }
 
 // -- the report

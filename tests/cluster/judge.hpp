@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,9 @@ class recovery_watch {
 
   /// While nothing is wrong, several times a second: notes what is usual.
   void look_at_calm();
-  /// Waits until for a whole second each last second served at least half of what is usual, at most
-  /// `limit`. How long it took to the beginning of that; `limit` when it did not come.
-  [[nodiscard]] std::chrono::milliseconds wait_for_recovery(std::chrono::milliseconds limit) const;
+  /// Waits until for a whole second each last second served at least half of what is usual. How long it
+  /// took to the beginning of that; nothing when it did not come.
+  [[nodiscard]] std::optional<std::chrono::milliseconds> wait_for_recovery() const;
   /// The least that any second since then served, requests per second.
   [[nodiscard]] double least_since(clock::time_point when) const;
   /// Median of the seconds without faults, requests per second.
@@ -36,12 +37,11 @@ class recovery_watch {
   clock::time_point looked_{};
 };
 
-/// Waits, at most `limit`, until every node is up, idle and whole: its pool has all blocks free, no
+/// Waits until every node is up, idle and whole: its pool has all blocks free, no
 /// operation or transfer is open, and no link leads to a life that is over. What of that is still not
 /// so then; nothing where all is well.
 [[nodiscard]] std::vector<std::string> what_is_not_at_rest(cluster_processes& cluster,
-                                                           actors::cluster_client& client,
-                                                           std::chrono::milliseconds limit);
+                                                           actors::cluster_client& client);
 
 struct chaos_report {
   std::map<std::string, int> faults;                          ///< by kind

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "orders.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -14,7 +15,7 @@ using std::chrono::milliseconds;
 
 /// What a request may take longer than its deadline: the last attempt's, and a call to a node that
 /// says nothing.
-constexpr milliseconds slack{5000};
+const milliseconds slack{wait_limit};
 
 /// A fault of a process or of the network may be told as one of these. All others would be a fault of
 /// the product.

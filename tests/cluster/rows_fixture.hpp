@@ -24,8 +24,8 @@
 #include "cluster_processes.hpp"
 #include "judge.hpp"
 #include "orders.hpp"
-#include "sanitized.hpp"
 #include "seed.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -54,9 +54,13 @@ class row : public ::testing::TestWithParam<std::string> {
     shape.decodes = 2;
     shape.mode = GetParam();
     shape.heartbeat_interval = 100ms;
-    shape.heartbeat_timeout = 1000ms;
-    shape.peer_silence = 500ms;
+    // Nobody is lost only since the machine stood still for a while.
+    shape.heartbeat_timeout = 10min;
+    shape.peer_silence = 1min;
   }
+  /// For what is noticed by silence alone, of a peer and of a node.
+  void notice_silence() { shape.peer_silence = 500ms; }
+  void notice_missing_heartbeats() { shape.heartbeat_timeout = 1000ms; }
   void SetUp() override {
     if (!network::missing()) {
       net.emplace(node_names(shape), addresses::loopback);
@@ -65,8 +69,8 @@ class row : public ::testing::TestWithParam<std::string> {
     }
     cluster = std::make_unique<cluster_processes>(shape, net ? &*net : nullptr);
     cluster->start_all();
-    client = cluster->client();
-    ASSERT_TRUE(cluster->all_up(*client, 20s * patience)) << "the cluster did not come up";
+    client = cluster->client(10s);
+    ASSERT_TRUE(cluster->all_up(*client)) << "the cluster did not come up";
     if (shape.decode_block_tokens != 16) return;
     // Until all have heard of all.
     for (const auto* prefill : {"prefill-0", "prefill-1"}) {
@@ -78,8 +82,7 @@ class row : public ::testing::TestWithParam<std::string> {
     for (const auto& e : cluster->revive())
       ADD_FAILURE() << e.name << " " << e.how << "\n" << e.log;
     if (net) net->mend_all();
-    for (const auto& wrong : what_is_not_at_rest(*cluster, *client, 10s * patience))
-      ADD_FAILURE() << wrong;
+    for (const auto& wrong : what_is_not_at_rest(*cluster, *client)) ADD_FAILURE() << wrong;
     for (const auto& v : cluster->violations()) ADD_FAILURE() << v;
     if (HasFailure()) {
       cluster->keep_files();
@@ -108,9 +111,7 @@ class row : public ::testing::TestWithParam<std::string> {
     in >> pages >> pages;
     return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   }
-  void settle() const {
-    ASSERT_TRUE(cluster->all_up(*client, 10s * patience)) << "not all nodes are up again";
-  }
+  void settle() const { ASSERT_TRUE(cluster->all_up(*client)) << "not all nodes are up again"; }
   milliseconds within(milliseconds time) {
     return milliseconds{dice() % static_cast<std::uint64_t>(time.count())};
   }
@@ -121,7 +122,7 @@ class row : public ::testing::TestWithParam<std::string> {
     std::string request;
     std::uint64_t seed{0};
     std::uint32_t tokens{500};
-    milliseconds deadline{6000};
+    milliseconds deadline{2 * wait_limit};
     milliseconds per_layer{30};  ///< of four
     bool fail_when_full{false};
     milliseconds use{0};
@@ -133,11 +134,11 @@ class row : public ::testing::TestWithParam<std::string> {
     return t;
   }
   call_outcome call(const std::string& node, const std::string& method, call_bytes payload,
-                    milliseconds timeout = 10s) {
+                    milliseconds timeout = wait_limit) {
     actors::call_request order;
     order.method = method;
     order.payload = std::move(payload);
-    order.timeout_ms = static_cast<std::uint32_t>((timeout * patience).count());
+    order.timeout_ms = static_cast<std::uint32_t>(timeout.count());
     return client->call(node, order);
   }
   void offer(const std::string& prefill, const transfer& t) {
@@ -151,7 +152,7 @@ class row : public ::testing::TestWithParam<std::string> {
                                  const transfer& t) {
     decode_order order{t.request, prefill, shape.mode, t.tokens, t.seed, t.deadline, t.use};
     order.fail_when_full = t.fail_when_full;
-    return std::async(std::launch::async, [this, decode, order, limit = t.deadline + 4s] {
+    return std::async(std::launch::async, [this, decode, order, limit = t.deadline + wait_limit] {
       return call(decode, "decode", encode(order), limit);
     });
   }
@@ -176,17 +177,13 @@ class row : public ::testing::TestWithParam<std::string> {
       const auto report = client->report(name);
       return report && !report->transfers.empty();
     };
-    const auto until = std::chrono::steady_clock::now() + 5s * patience;
-    while (std::chrono::steady_clock::now() < until) {
-      if (busy(decode) && busy(prefill)) return;
-      std::this_thread::sleep_for(5ms);
-    }
-    FAIL() << "nothing moves from " << prefill << " to " << decode;
+    ASSERT_TRUE(comes_true([&] { return busy(decode) && busy(prefill); }, 5ms))
+        << "nothing moves from " << prefill << " to " << decode;
   }
   /// A whole request from one to the other. Once a network is whole again, what it delivers late may
   /// still end a link: as a user, tries again meanwhile.
   void expect_served(const std::string& prefill, const std::string& decode) {
-    const auto until = std::chrono::steady_clock::now() + 5s * patience;
+    const auto until = end_of_wait();
     for (;;) {
       auto t = next();
       t.per_layer = 0ms;

@@ -14,8 +14,8 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// How soon the loss of a peer must be told.
-const auto noticed = 3s * patience;
+/// By when the loss of a peer must be told: long before it is noticed by its silence, for which a minute is the most.
+const auto noticed = wait_limit / 2;
 
 // -- processes
 
@@ -33,7 +33,7 @@ TEST_P(row, prefill_node_dies_and_its_request_is_lost_at_once_and_placed_on_anot
     EXPECT_LT(std::chrono::steady_clock::now() - killed, noticed);
     actors::placement_request wanted;
     wanted.request = t.request + " again";
-    wanted.timeout_ms = 5000;
+    wanted.timeout_ms = static_cast<std::uint32_t>(milliseconds{wait_limit}.count());
     const auto where = client->place(wanted);
     ASSERT_TRUE(where) << to_string(where.error());
     EXPECT_NE(static_cast<pid_t>(where->prefill.at(0).pid), died);
@@ -68,7 +68,7 @@ TEST_P(row, decode_node_dies_and_its_sender_is_told_at_once) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
-    t.per_layer = 100ms * patience;
+    t.per_layer = 400ms;
     auto taken = hand_over("prefill-0", "decode-0", t);
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(100ms));
@@ -86,7 +86,7 @@ TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
-    t.per_layer = 60ms * patience;
+    t.per_layer = 240ms;
     auto taken = hand_over("prefill-0", "decode-0", t);
     // Who has not found its node yet asks the supervisor.
     wait_until_it_moves("prefill-0", "decode-0");
@@ -106,10 +106,11 @@ TEST_P(row, abort_by_either_engine_ends_both_sides_with_aborted) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
-    t.per_layer = 100ms;
+    t.per_layer = 2s;  // it is not over before it is given up
     auto taken = hand_over("prefill-0", "decode-0", t);
     // Until it has been asked for, there is one side only.
-    std::this_thread::sleep_for(100ms * patience + within(100ms));
+    wait_until_it_moves("prefill-0", "decode-0");
+    std::this_thread::sleep_for(within(100ms));
     ASSERT_TRUE(call(round % 2 == 0 ? "prefill-0" : "decode-0", "abort",
                      {t.request.begin(), t.request.end()}));
     EXPECT_THAT(in_words(taken.get()), StartsWith("aborted: "));
@@ -142,7 +143,7 @@ TEST_P(full_pool, lets_requests_wait_in_line_and_refuses_at_once_who_will_not) {
     for (int i = 0; i < 4; ++i) {
       auto t = next();
       t.tokens = 1000;
-      t.use = 150ms * patience;
+      t.use = 600ms;
       t.per_layer = 0ms;
       const auto* prefill = i % 2 == 0 ? "prefill-0" : "prefill-1";
       taken.push_back(hand_over(prefill, "decode-0", t));
@@ -165,8 +166,7 @@ class other_model : public row {
 TEST_P(other_model, of_the_decode_nodes_is_a_mismatch_that_names_the_field_and_both_values) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
-    auto t = next();
-    t.deadline = 2s * patience;
+    const auto t = next();
     const auto why = in_words(hand_over("prefill-0", "decode-0", t).get());
     EXPECT_THAT(why, StartsWith("layout_mismatch: "));
     EXPECT_THAT(why, AllOf(HasSubstr("block_tokens"), HasSubstr("16"), HasSubstr("32")));
@@ -191,22 +191,20 @@ TEST_P(wire, cut_for_a_moment_in_the_middle_of_a_transfer_costs_it_nothing) {
     t.per_layer = 60ms;
     auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(10ms + within(150ms));
-    const auto began = std::chrono::steady_clock::now();
     net->cut("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(150ms));
     net->mend("prefill-0", "decode-0");
-    const auto cut = std::chrono::steady_clock::now() - began;
-    const auto receiver = in_words(taken.get());
-    const auto sender = outcome("prefill-0", t);
-    // The network's own repetition takes as long as the cut did once more.
-    if (cut < shape.peer_silence * 2 / 5) {
-      EXPECT_EQ(receiver, "done");
-      EXPECT_EQ(sender, "done");
-    }
+    EXPECT_EQ(in_words(taken.get()), "done");
+    EXPECT_EQ(outcome("prefill-0", t), "done");
   }
 }
 
-TEST_P(wire, cut_in_the_middle_of_a_transfer_gives_each_side_one_outcome_and_serves_again) {
+class broken_wire : public wire {
+ protected:
+  broken_wire() { notice_silence(); }
+};
+
+TEST_P(broken_wire, cut_in_the_middle_of_a_transfer_gives_each_side_one_outcome_and_serves_again) {
   const auto reason = AnyOf(StartsWith("link_broken: "), StartsWith("peer_lost: "),
                             StartsWith("peer_unreachable: "));
   for (int round = 0; round < fault_rounds(); ++round) {
@@ -230,12 +228,13 @@ TEST_P(wire, cut_in_the_middle_of_a_transfer_gives_each_side_one_outcome_and_ser
   }
 }
 
-TEST_P(wire, cut_for_longer_than_a_deadline_fails_both_sides_with_a_reason_and_serves_again) {
+TEST_P(broken_wire,
+       cut_for_longer_than_a_deadline_fails_both_sides_with_a_reason_and_serves_again) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
-    t.deadline = 1s * patience;
-    t.per_layer = 300ms * patience;
+    t.deadline = 4s;
+    t.per_layer = 1200ms;
     auto taken = hand_over("prefill-0", "decode-0", t);
     std::this_thread::sleep_for(20ms + within(180ms));
     net->cut("prefill-0", "decode-0");
@@ -251,7 +250,15 @@ TEST_P(wire, cut_for_longer_than_a_deadline_fails_both_sides_with_a_reason_and_s
   }
 }
 
-TEST_P(wire, from_the_supervisor_to_half_of_the_nodes_is_no_matter_to_what_runs_among_them) {
+class missed_wire : public wire {
+ protected:
+  missed_wire() {
+    notice_silence();
+    notice_missing_heartbeats();
+  }
+};
+
+TEST_P(missed_wire, from_the_supervisor_to_half_of_the_nodes_is_no_matter_to_what_runs_among_them) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto inside = next();
@@ -273,25 +280,21 @@ TEST_P(wire, from_the_supervisor_to_half_of_the_nodes_is_no_matter_to_what_runs_
   }
 }
 
-TEST_P(wire, that_parts_a_node_from_its_supervisor_does_not_keep_it_from_ending_or_returning) {
+TEST_P(missed_wire,
+       that_parts_a_node_from_its_supervisor_does_not_keep_it_from_ending_or_returning) {
   for (int round = 0; round < (fault_rounds() + 4) / 5; ++round) {
     SCOPED_TRACE(round);
     net->cut("supervisor", "decode-1");
     // Until it has noticed, and asks again and again.
     std::this_thread::sleep_for(2500ms + within(1000ms));
-    const auto told = std::chrono::steady_clock::now();
     cluster->ask_to_end("decode-1");
-    while (!cluster->gone("decode-1") && std::chrono::steady_clock::now() < told + 10s * patience)
-      std::this_thread::sleep_for(10ms);
-    EXPECT_LT(std::chrono::steady_clock::now() - told, 4s * patience) << "it did not end in time";
+    EXPECT_TRUE(comes_true([&] { return cluster->gone("decode-1"); }, 10ms)) << "it did not end";
     cluster->kill("decode-1");
     // Its next life begins where nobody can be reached, and is taken in once that is over.
     cluster->start("decode-1");
     std::this_thread::sleep_for(3s);
     net->mend("supervisor", "decode-1");
-    const auto mended = std::chrono::steady_clock::now();
     settle();
-    EXPECT_LT(std::chrono::steady_clock::now() - mended, 3s * patience) << "it returned late";
   }
 }
 
@@ -343,12 +346,20 @@ TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
 
 // -- peers that stand still
 
-TEST_P(row, frozen_peer_is_lost_and_what_it_does_when_it_wakes_lands_nowhere) {
+class silent_row : public row {
+ protected:
+  silent_row() {
+    notice_silence();
+    notice_missing_heartbeats();
+  }
+};
+
+TEST_P(silent_row, frozen_peer_is_lost_and_what_it_does_when_it_wakes_lands_nowhere) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     const std::string frozen = round % 2 == 0 ? "prefill-0" : "decode-0";
     auto t = next();
-    t.per_layer = 500ms * patience;  // the last layer is not on its way before it is frozen
+    t.per_layer = 2s;  // the last layer is not on its way before it is frozen
     auto taken = hand_over("prefill-0", "decode-0", t);
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(60ms));
@@ -383,6 +394,9 @@ INSTANTIATE_TEST_SUITE_P(mode, kept_source, modes, mode_name);
 INSTANTIATE_TEST_SUITE_P(mode, full_pool, modes, mode_name);
 INSTANTIATE_TEST_SUITE_P(mode, other_model, modes, mode_name);
 INSTANTIATE_TEST_SUITE_P(mode, wire, modes, mode_name);
+INSTANTIATE_TEST_SUITE_P(mode, broken_wire, modes, mode_name);
+INSTANTIATE_TEST_SUITE_P(mode, missed_wire, modes, mode_name);
+INSTANTIATE_TEST_SUITE_P(mode, silent_row, modes, mode_name);
 
 }  // namespace
 }  // namespace troupe::testing

@@ -18,8 +18,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "sanitized.hpp"
-
 namespace troupe::testing {
 
 namespace {
@@ -68,7 +66,7 @@ command::~command() {
   if (pid_ > 0) {
     // In good order, so that a test that failed leaves no nodes behind either.
     signal(SIGTERM);
-    if (wait(std::chrono::seconds{15}) == -1 && pid_ > 0) {
+    if (wait() == -1 && pid_ > 0) {
       signal(SIGKILL);
       (void)::waitpid(pid_, nullptr, 0);
     }
@@ -91,19 +89,38 @@ bool command::pump(milliseconds timeout) {
   return true;
 }
 
-bool command::says(const std::string& text, milliseconds timeout) {
-  const auto until = clock::now() + timeout * patience;
-  const auto said = [&] {
-    return out_.find(text) != std::string::npos || err_.find(text) != std::string::npos;
-  };
-  while (!said() && clock::now() < until)
-    if (!pump(milliseconds{50})) break;
-  return said();
+bool command::holds(const std::string& text) const {
+  return out_.find(text) != std::string::npos || err_.find(text) != std::string::npos;
 }
 
-int command::wait(milliseconds timeout) {
-  const auto until = clock::now() + timeout * patience;
-  while (pid_ > 0 && clock::now() < until) {
+bool command::says(const std::string& text) {
+  return reads_until([&] { return holds(text); });
+}
+
+bool command::says_within(milliseconds time, const std::string& text) {
+  return reads_until([&] { return holds(text); }, clock::now() + time);
+}
+
+bool command::reads_until(const std::function<bool()>& holds) {
+  return reads_until(holds, end_of_wait());
+}
+
+bool command::reads_until(const std::function<bool()>& holds, time_point end) {
+  while (!holds() && clock::now() < end)
+    if (!pump(milliseconds{50})) break;
+  return holds();
+}
+
+int command::wait() {
+  return wait_until(end_of_wait());
+}
+
+int command::wait_for(milliseconds time) {
+  return wait_until(clock::now() + time);
+}
+
+int command::wait_until(time_point end) {
+  while (pid_ > 0 && clock::now() < end) {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
       pid_ = -1;
@@ -129,19 +146,17 @@ ended run(std::vector<std::string> arguments) {
 }
 
 ended run_until_good(const std::vector<std::string>& arguments) {
-  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds{10} * patience;
-  for (;;) {
-    auto outcome = run(arguments);
-    if (outcome.code == 0 || std::chrono::steady_clock::now() >= late) return outcome;
-    std::this_thread::sleep_for(std::chrono::milliseconds{200});
-  }
+  ended outcome;
+  const auto is_good = [&] {
+    outcome = run(arguments);
+    return outcome.code == 0;
+  };
+  (void)comes_true(is_good, milliseconds{200});
+  return outcome;
 }
 
-bool vanishes(pid_t pid, milliseconds timeout) {
-  const auto exists = [pid] { return pid > 0 && ::kill(pid, 0) == 0; };
-  const auto until = clock::now() + timeout * patience;
-  while (exists() && clock::now() < until) std::this_thread::sleep_for(milliseconds{10});
-  return !exists();
+bool vanishes(pid_t pid) {
+  return comes_true([pid] { return pid <= 0 || ::kill(pid, 0) != 0; }, milliseconds{10});
 }
 
 // -- files and ports
@@ -159,12 +174,14 @@ deployment_on_disk::deployment_on_disk(const std::string& yaml) : path_{new_file
 }
 
 deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port,
-                                       const std::string& decode_engine)
+                                       const std::string& decode_engine,
+                                       const std::string& heartbeat_timeout)
     : path_{new_file()} {
   std::ofstream{path_} << "cluster: cli-test\n"
                           "supervisor: {host: 127.0.0.1, port: "
                        << supervisor_port
-                       << ", heartbeat_interval: 200ms, heartbeat_timeout: 3s}\n"
+                       << ", heartbeat_interval: 200ms, heartbeat_timeout: " << heartbeat_timeout
+                       << "}\n"
                           "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, "
                           "block_tokens: 16}\n"
                           "stages:\n"

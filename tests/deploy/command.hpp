@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,9 +10,9 @@
 
 #include "free_port.hpp"
 #include "scratch_folder.hpp"
+#include "waiting.hpp"
 
-/// The `troupe` command, run by tests as a user runs it. Limits of waiting are `patience` times as long
-/// under a sanitizer.
+/// The `troupe` command, run by tests as a user runs it.
 namespace troupe::testing {
 
 /// A `troupe` process with its output. It never outlives the object.
@@ -22,11 +23,16 @@ class command {
   command(const command&) = delete;
   command& operator=(const command&) = delete;
 
-  /// Reads until standard output or error holds `text`. False: it did not in time, or they ended.
-  [[nodiscard]] bool says(const std::string& text,
-                          std::chrono::milliseconds timeout = std::chrono::seconds{30});
-  /// Waits for its end. The exit code; 128 + signal; -1 when it did not end in time.
-  int wait(std::chrono::milliseconds timeout = std::chrono::seconds{60});
+  /// Reads until standard output or error holds `text`. False: it never did, or they ended.
+  [[nodiscard]] bool says(const std::string& text);
+  /// The same, of what must not come so soon.
+  [[nodiscard]] bool says_within(std::chrono::milliseconds time, const std::string& text);
+  /// Reads until that is so of what it wrote. False: it never was, or it ended.
+  [[nodiscard]] bool reads_until(const std::function<bool()>& holds);
+  /// Waits for its end. The exit code; 128 + signal; -1 when it does not end.
+  int wait();
+  /// The same, of one that must not end so soon.
+  int wait_for(std::chrono::milliseconds time);
   void signal(int number) const;
 
   [[nodiscard]] const std::string& out() const { return out_; }
@@ -34,6 +40,10 @@ class command {
   [[nodiscard]] pid_t pid() const { return pid_; }
 
  private:
+  using time_point = std::chrono::steady_clock::time_point;
+  bool holds(const std::string& text) const;
+  bool reads_until(const std::function<bool()>& holds, time_point end);
+  int wait_until(time_point end);
   bool pump(std::chrono::milliseconds timeout);
   pid_t pid_{-1};
   int out_fd_{-1};
@@ -51,17 +61,18 @@ struct ended {
 };
 /// Runs it to its end.
 [[nodiscard]] ended run(std::vector<std::string> arguments);
-/// The same, again and again until it ends with 0, within some seconds: on a busy machine a node may be
-/// suspect for a moment.
+/// The same, again and again until it ends with 0: on a busy machine a node may be suspect for a moment.
 [[nodiscard]] ended run_until_good(const std::vector<std::string>& arguments);
 
 /// A deployment of a prefill, a decode and a store on this machine, written to a file that goes
 /// with the object.
 class deployment_on_disk {
  public:
-  /// Port 0: the OS chooses, and nobody but `up` knows.
+  /// Port 0: the OS chooses, and nobody but `up` knows. A node is `down` for being silent only after so long
+  /// that no test waits for it, unless it says otherwise.
   explicit deployment_on_disk(std::uint16_t supervisor_port,
-                              const std::string& decode_engine = "reference");
+                              const std::string& decode_engine = "reference",
+                              const std::string& heartbeat_timeout = "10min");
   /// That text.
   explicit deployment_on_disk(const std::string& yaml);
   ~deployment_on_disk();
@@ -76,8 +87,7 @@ class deployment_on_disk {
 
 [[nodiscard]] bool listens(std::uint16_t port);
 /// Waits until there is no process of that number, not even one that nobody has waited for.
-[[nodiscard]] bool vanishes(pid_t pid,
-                            std::chrono::milliseconds timeout = std::chrono::seconds{10});
+[[nodiscard]] bool vanishes(pid_t pid);
 
 /// What `troupe up` says of each node it started.
 struct started_node {

@@ -24,7 +24,7 @@ command node_of(const deployment_on_disk& file, const std::string& name) {
 }
 
 TEST(node, whose_place_another_process_took_meanwhile_ends_with_four_and_says_which) {
-  const deployment_on_disk file{free_port()};
+  const deployment_on_disk file{free_port(), "reference", "3s"};
   const auto supervisor = node_of(file, "supervisor");
   auto former = node_of(file, "decode-0");
   ASSERT_TRUE(former.says(registered)) << former.err();
@@ -32,21 +32,20 @@ TEST(node, whose_place_another_process_took_meanwhile_ends_with_four_and_says_wh
   auto successor = node_of(file, "decode-0");
   ASSERT_TRUE(successor.says(registered)) << successor.err();
   former.signal(SIGCONT);
-  EXPECT_EQ(former.wait(10s), 4) << former.err();
+  EXPECT_EQ(former.wait(), 4) << former.err();
   EXPECT_THAT(former.err(), HasSubstr("stale_incarnation"));
   EXPECT_THAT(former.err(), HasSubstr("(pid " + std::to_string(successor.pid()) + ")"));
   // On a busy machine it may be suspect for a moment.
   nlohmann::json shown;
-  for (int i = 0; i < 50; ++i) {
+  const auto is_up = [&] {
     const auto status = nlohmann::json::parse(run({"status", file.path(), "--json"}).out);
     for (const auto& node : status.at("nodes")) {
       if (node.at("name") == "decode-0") shown = node;
     }
-    if (shown.at("state") == "up") break;
-    std::this_thread::sleep_for(200ms);
-  }
+    return shown.at("state") == "up";
+  };
+  EXPECT_TRUE(comes_true(is_up, 200ms));
   EXPECT_EQ(shown.at("pid"), successor.pid());
-  EXPECT_EQ(shown.at("state"), "up");
 }
 
 TEST(node, whose_former_life_seems_to_live_still_asks_again_until_it_is_taken_in) {
@@ -63,7 +62,7 @@ TEST(node, whose_former_life_seems_to_live_still_asks_again_until_it_is_taken_in
 }
 
 TEST(up, a_node_whose_place_another_process_took_is_shown_with_the_reason) {
-  const deployment_on_disk file{free_port()};
+  const deployment_on_disk file{free_port(), "reference", "3s"};
   command up{{"up", file.path(), "--log-level", "off"}};
   ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
   const auto former = node_in(up.out(), "decode-0");
@@ -80,8 +79,8 @@ TEST(node, says_at_once_which_supervisor_does_not_answer_and_finds_it_later) {
   const auto port = free_port();
   const deployment_on_disk file{port};
   auto node = node_of(file, "cache-0");
-  ASSERT_TRUE(node.says("127.0.0.1:" + std::to_string(port), 3s)) << node.err();
-  ASSERT_TRUE(node.says("tries again every 200 ms", 3s)) << node.err();
+  ASSERT_TRUE(node.says("127.0.0.1:" + std::to_string(port))) << node.err();
+  ASSERT_TRUE(node.says("tries again every 200 ms")) << node.err();
   const auto supervisor = node_of(file, "supervisor");
   EXPECT_TRUE(node.says(registered)) << node.err();
 }
@@ -90,9 +89,9 @@ TEST(node, says_soon_which_supervisor_takes_its_connection_and_is_silent) {
   const taken_port silent;
   const deployment_on_disk file{silent.number()};
   auto node = node_of(file, "cache-0");
-  ASSERT_TRUE(node.says("listens at", 10s)) << node.err();
-  ASSERT_TRUE(node.says("127.0.0.1:" + std::to_string(silent.number()), 1500ms)) << node.err();
-  EXPECT_TRUE(node.says("tries again", 100ms)) << node.err();
+  ASSERT_TRUE(node.says("listens at")) << node.err();
+  ASSERT_TRUE(node.says("127.0.0.1:" + std::to_string(silent.number()))) << node.err();
+  EXPECT_TRUE(node.says("tries again")) << node.err();
 }
 
 TEST(up, says_soon_that_nodes_wait_for_a_supervisor_wherever_their_logs_go) {
@@ -102,7 +101,7 @@ TEST(up, says_soon_that_nodes_wait_for_a_supervisor_wherever_their_logs_go) {
   command up{
       {"up", file.path(), "--only", "cache", "--only", "prefill", "--log-dir", folder.path()}};
   const auto address = "127.0.0.1:" + std::to_string(port);
-  ASSERT_TRUE(up.says("wait for the supervisor at " + address, 5s)) << up.out() << up.err();
+  ASSERT_TRUE(up.says("wait for the supervisor at " + address)) << up.out() << up.err();
   EXPECT_THAT(up.err(), HasSubstr("prefill-0, cache-0 wait for"));
   EXPECT_THAT(up.out(), Not(HasSubstr("are up")));
   const auto supervisor = node_of(file, "supervisor");
@@ -118,9 +117,9 @@ TEST(up, says_who_waits_when_the_last_node_listens_and_not_of_some_of_them) {
   command up{
       {"up", file.path(), "--only", "cache", "--only", "prefill", "--log-dir", folder.path()}};
   ASSERT_TRUE(up.says("prefill-0 (pid")) << up.out() << up.err();
-  EXPECT_FALSE(up.says("wait", 2000ms)) << up.err();
+  EXPECT_FALSE(up.says_within(4s, "wait")) << up.err();
   const int reader = ::open(log.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  EXPECT_TRUE(up.says("prefill-0, cache-0 wait for the supervisor", 5s)) << up.out() << up.err();
+  EXPECT_TRUE(up.says("prefill-0, cache-0 wait for the supervisor")) << up.out() << up.err();
   up.signal(SIGTERM);
   EXPECT_EQ(up.wait(), 0) << up.err();
   ::close(reader);
@@ -130,7 +129,7 @@ TEST(up, says_nothing_of_waiting_when_nobody_waits) {
   const deployment_on_disk file{free_port()};
   command up{{"up", file.path()}};
   ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
-  EXPECT_FALSE(up.says("wait", 1500ms)) << up.err();
+  EXPECT_FALSE(up.says_within(4s, "wait")) << up.err();
 }
 
 }  // namespace

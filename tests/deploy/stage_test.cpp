@@ -19,7 +19,6 @@
 #include "troupe/config/parse.hpp"
 
 #include "command.hpp"
-#include "sanitized.hpp"
 
 namespace {
 
@@ -91,9 +90,7 @@ TEST_F(stage, gives_launchers_that_start_at_once_a_name_each_and_a_freed_one_to_
 
   by_name["cache-3"]->signal(SIGKILL);
   EXPECT_EQ(by_name["cache-3"]->wait(), 128 + SIGKILL);
-  const auto until = std::chrono::steady_clock::now() + 10s * patience;
-  while (shown("cache-3").at("state") != "down" && std::chrono::steady_clock::now() < until)
-    std::this_thread::sleep_for(50ms);
+  EXPECT_TRUE(comes_true([&] { return shown("cache-3").at("state") == "down"; }, 50ms));
   EXPECT_EQ(shown("cache-3").at("reason"),
             "connection lost: its process is gone, or the connection to it");
   auto next = launch();
@@ -116,7 +113,7 @@ TEST_F(stage, finds_its_name_when_the_supervisor_comes_later_and_stops_while_it_
   auto stopped = launch();
   ASSERT_TRUE(stopped->says("keeps asking")) << stopped->err();
   stopped->signal(SIGTERM);
-  EXPECT_EQ(stopped->wait(10s * patience), 0) << stopped->err();
+  EXPECT_EQ(stopped->wait(), 0) << stopped->err();
   start_supervisor();
   EXPECT_EQ(name_of(*waits), "cache-0");
 }
@@ -219,7 +216,7 @@ TEST_F(stage, a_node_waits_for_its_supervisor_as_long_as_it_was_told_to) {
 TEST_F(stage, a_node_whose_name_stays_taken_says_so_when_it_has_waited_long_enough) {
   expect(1);
   start_supervisor();
-  auto holder = launch({"--wait-limit", "30s"});
+  auto holder = launch({"--wait-limit", "10min"});
   ASSERT_EQ(name_of(*holder), "cache-0");
   const auto limited = [&](std::vector<std::string> which) {
     which.insert(which.begin(), {"node", file->path(), "--wait-limit", "1s"});
@@ -227,14 +224,24 @@ TEST_F(stage, a_node_whose_name_stays_taken_says_so_when_it_has_waited_long_enou
     EXPECT_EQ(ended.code, 1) << ended.err;
     return ended.err;
   };
-  const auto named = limited({"--name", "cache-0"});
+  // On a busy machine it may not have been answered in that time.
+  std::string named;
+  const auto answered = [&] {
+    named = limited({"--name", "cache-0"});
+    return named.find("already_exists") != std::string::npos;
+  };
+  EXPECT_TRUE(comes_true(answered)) << named;
   EXPECT_THAT(named, HasSubstr("cache-0 was not taken in within the 1s of --wait-limit: "));
-  EXPECT_THAT(named, HasSubstr("already_exists"));
-  EXPECT_THAT(limited({"--stage", "cache"}),
-              HasSubstr("within 1 s: overloaded: none of the 1 node"));
+  std::string claimed;
+  const auto told = [&] {
+    claimed = limited({"--stage", "cache"});
+    return claimed.find("overloaded") != std::string::npos;
+  };
+  EXPECT_TRUE(comes_true(told)) << claimed;
+  EXPECT_THAT(claimed, HasSubstr("within 1 s: overloaded: none of the 1 node"));
   // The limit is for the start alone.
   auto patient = std::make_unique<command>(
-      std::vector<std::string>{"node", file->path(), "--name", "cache-0", "--wait-limit", "20s"});
+      std::vector<std::string>{"node", file->path(), "--name", "cache-0", "--wait-limit", "10min"});
   ASSERT_TRUE(patient->says("already_exists")) << patient->err();
   holder->signal(SIGTERM);
   EXPECT_EQ(holder->wait(), 0) << holder->err();
@@ -244,11 +251,11 @@ TEST_F(stage, a_node_whose_name_stays_taken_says_so_when_it_has_waited_long_enou
 TEST_F(stage, a_node_that_was_taken_in_stays_whatever_its_limit_is) {
   expect(1);
   start_supervisor();
-  auto node = launch({"--wait-limit", "8s"});
+  auto node = launch({"--wait-limit", "20s"});
   ASSERT_EQ(name_of(*node), "cache-0");
   supervisor->signal(SIGKILL);
   EXPECT_EQ(supervisor->wait(), 128 + SIGKILL);
-  EXPECT_EQ(node->wait(10s), -1) << "it waits for the next one";
+  EXPECT_EQ(node->wait_for(24s), -1) << "it waits for the next one";
   start_supervisor();
   node->signal(SIGTERM);
   EXPECT_EQ(node->wait(), 0) << node->err();

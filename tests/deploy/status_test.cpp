@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -95,10 +96,14 @@ TEST_P(status_of_a_load, counts_what_its_links_do) {
   const auto before = link_of("prefill-0");
   EXPECT_EQ(before.at("backend"), GetParam());
   EXPECT_GT(before.at("posted"), 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds{300});
-  const auto after = link_of("prefill-0");
-  for (const auto* counter : {"posted", "completed", "bytes_out"})
-    EXPECT_GT(after.at(counter), before.at(counter)) << counter;
+  nlohmann::json after;
+  const auto all_moved = [&] {
+    after = link_of("prefill-0");
+    const auto counters = {"posted", "completed", "bytes_out"};
+    return std::all_of(counters.begin(), counters.end(),
+                       [&](const auto* one) { return after.at(one) > before.at(one); });
+  };
+  EXPECT_TRUE(comes_true(all_moved, std::chrono::milliseconds{100})) << after;
   EXPECT_GE(after.at("posted").get<std::uint64_t>(),
             after.at("completed").get<std::uint64_t>() + after.at("failed").get<std::uint64_t>());
   EXPECT_EQ(after.at("failed"), 0);
@@ -162,12 +167,17 @@ TEST(status, a_frozen_node_is_shown_with_the_reason_and_does_not_hold_the_others
   ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
   const auto frozen = node_in(up.out(), "decode-0");
   ASSERT_EQ(::kill(frozen.pid, SIGSTOP), 0);
-  const auto ended = run({"status", file.path(), "--json", "--timeout-ms", "1500"});
+  nlohmann::json status;
+  // On a busy machine another one may be late once.
+  const auto others_answer = [&] {
+    const auto ended = run({"status", file.path(), "--json", "--timeout-ms", "1500"});
+    EXPECT_EQ(ended.code, 3);
+    status = nlohmann::json::parse(ended.out);
+    return node_of(status, "prefill-0").contains("pool");
+  };
+  EXPECT_TRUE(comes_true(others_answer)) << status;
   ::kill(frozen.pid, SIGCONT);
-  EXPECT_EQ(ended.code, 3);
-  const auto status = nlohmann::json::parse(ended.out);
   EXPECT_EQ(node_of(status, "decode-0").at("error").at("code"), "deadline");
-  EXPECT_TRUE(node_of(status, "prefill-0").contains("pool"));
 }
 
 TEST(status, without_a_supervisor_fails_and_names_its_address) {

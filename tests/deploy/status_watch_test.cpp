@@ -35,11 +35,12 @@ std::vector<std::string> lines_of(const std::string& text) {
 std::size_t lines_like(command& watch, const std::string& pattern, std::size_t wanted) {
   const std::regex form{pattern};
   std::size_t count = 0;
-  for (int i = 0; i < 150 && count < wanted; ++i) {
-    (void)watch.says("no such words", 100ms);
+  const auto are_there = [&] {
     count = 0;
     for (const auto& line : lines_of(watch.out())) count += std::regex_match(line, form) ? 1 : 0;
-  }
+    return count >= wanted;
+  };
+  (void)watch.reads_until(are_there);
   return count;
 }
 

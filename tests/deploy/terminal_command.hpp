@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -46,9 +46,9 @@ class terminal_command {
   terminal_command(const terminal_command&) = delete;
   terminal_command& operator=(const terminal_command&) = delete;
 
-  /// Reads until it has shown `text` so many times. False: not in time.
+  /// Reads until it has shown `text` so many times. False: it never did.
   [[nodiscard]] bool shows(const std::string& text, std::size_t times = 1) {
-    const auto until = clock::now() + std::chrono::seconds{20} * patience;
+    const auto end = end_of_wait();
     const auto seen = [&] {
       std::size_t count = 0;
       for (auto at = shown_.find(text); at != std::string::npos; at = shown_.find(text, at + 1))
@@ -56,17 +56,17 @@ class terminal_command {
       return count >= times;
     };
     while (!seen())
-      if (clock::now() >= until || !pump()) return seen();
+      if (clock::now() >= end || !pump()) return seen();
     return true;
   }
   void press_ctrl_z() const { (void)!::write(terminal_, "\x1a", 1); }
   void press_ctrl_c() const { (void)!::write(terminal_, "\x03", 1); }
-  /// The exit code; 128 + signal; -1 when it did not end in time.
+  /// The exit code; 128 + signal; -1 when it does not end.
   int wait() {
-    const auto until = clock::now() + std::chrono::seconds{20} * patience;
+    const auto end = end_of_wait();
     int status = 0;
     while (::waitpid(pid_, &status, WNOHANG) != pid_) {
-      if (clock::now() >= until) return -1;
+      if (clock::now() >= end) return -1;
       if (!pump()) std::this_thread::sleep_for(std::chrono::milliseconds{5});
     }
     pid_ = -1;

@@ -12,7 +12,6 @@
 #include "cluster_fixture.hpp"
 #include "free_port.hpp"
 #include "own_connections.hpp"
-#include "sanitized.hpp"
 
 namespace troupe::reference {
 namespace {
@@ -32,8 +31,12 @@ struct carry_shape {
   std::uint32_t retry_budget{2};
   std::uint32_t decode_ranks{1};
   bool state_file{false};
-  std::string peer_silence{"1s"};
+  std::string peer_silence{"1min"};
+  std::string heartbeat_timeout{"30min"};
 };
+
+/// Of the tests in which who freezes is taken for dead.
+const std::string short_timeout = std::to_string(testing::slowness) + "s";
 
 /// Every node and the supervisor in a process of its own; the frontend in the test's.
 struct carried : ::testing::Test {
@@ -56,8 +59,7 @@ struct carried : ::testing::Test {
     }
     client = actors::cluster_client::unconnected({.port = port, .timeout = 1s * testing::patience});
     carrier = std::make_unique<actors::request_carrier>(*client);
-    ASSERT_TRUE(
-        comes_true(20s, [&] { return up() == of.prefills + of.decodes * of.decode_ranks; }));
+    ASSERT_TRUE(comes_true([&] { return up() == of.prefills + of.decodes * of.decode_ranks; }));
     const auto reply = model_reply_from(call(decode(0, 0), "model", {'{', '}'}).value()).value();
     model = transformer::create(reply.model).value();
     dtype = reply.dtype;
@@ -76,15 +78,15 @@ struct carried : ::testing::Test {
            << shape.peer_silence << "}}\n";
     };
     yaml << "cluster: carry\nsupervisor: {port: " << port
-         << ", heartbeat_interval: 100ms, heartbeat_timeout: " << 1 * testing::patience
-         << "s, state_file: " << (shape.state_file ? folder.path() + "/supervisor.state" : "none")
+         << ", heartbeat_interval: 100ms, heartbeat_timeout: " << shape.heartbeat_timeout
+         << ", state_file: " << (shape.state_file ? folder.path() + "/supervisor.state" : "none")
          << "}\n"
          << "model: {layers: 3, kv_heads: 2, head_dim: 8, dtype: bf16, block_tokens: 4}\nstages:\n";
     stage("prefill", shape.prefills, 1);
     stage("decode", shape.decodes, shape.decode_ranks);
-    yaml << "edges: [{from: prefill, to: decode, mode: write}]\nlimits: {transfer_deadline: 60s, "
+    yaml << "edges: [{from: prefill, to: decode, mode: write}]\nlimits: {transfer_deadline: 10min, "
          << "retry_window: " << shape.retry_window << ", retry_budget: " << shape.retry_budget
-         << "}\n";
+         << ", source_lease: 10min}\n";
     return yaml.str();
   }
   void start_node(const std::string& name) {
@@ -112,7 +114,8 @@ struct carried : ::testing::Test {
            });
   }
   result<payload> call(const std::string& node, const std::string& method, payload what) {
-    return client->call(node, {method, std::move(what), 30'000});
+    const auto wait_ms = static_cast<std::uint32_t>(std::chrono::milliseconds{wait_limit}.count());
+    return client->call(node, {method, std::move(what), wait_ms});
   }
 
   prefill_call prefill_of(const std::string& source) const {
@@ -136,7 +139,7 @@ struct carried : ::testing::Test {
     what.request = id;
     what.from = "prefill";
     what.to = "decode";
-    what.deadline = 30s * testing::patience;
+    what.deadline = 2 * wait_limit;
     what.source_is_kept = shape.retry_window != "0s";
     what.prefill = [this](const actors::carried_attempt& now, const actors::node_info&) {
       return actors::call_request{"prefill", to_json(prefill_of(now.source)), 0};
@@ -157,22 +160,20 @@ struct carried : ::testing::Test {
   /// The node of that stage whose transfer has moved something.
   std::string moving(const std::string& stage) {
     std::string found;
-    EXPECT_TRUE(comes_true(
-        20s,
-        [&] {
-          for (std::uint32_t i = 0; i < 2; ++i) {
-            const auto name = stage == "decode" ? decode(i, 0) : stage + "-" + std::to_string(i);
-            const auto report = nodes.contains(name)
-                                    ? client->report(name)
-                                    : result<actors::node_report>{fail(errc::not_found, name)};
-            if (!report) continue;
-            for (const auto& link : report->links) {
-              if (!report->transfers.empty() && link.bytes_out + link.bytes_in > 0) found = name;
-            }
-          }
-          return !found.empty();
-        }))
-        << "nothing moves in stage " << stage;
+    EXPECT_TRUE(comes_true([&] {
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        const auto name = stage == "decode" ? decode(i, 0) : stage + "-" + std::to_string(i);
+        const auto report = nodes.contains(name)
+                                ? client->report(name)
+                                : result<actors::node_report>{fail(errc::not_found, name)};
+        if (!report) continue;
+        for (const auto& link : report->links) {
+          if (!report->transfers.empty() && link.bytes_out + link.bytes_in > 0) found = name;
+        }
+      }
+      return !found.empty();
+    })) << "nothing moves in stage "
+        << stage;
     return found;
   }
   void expect_identical(const ending& done) {
@@ -194,7 +195,7 @@ struct carried : ::testing::Test {
     expect_nothing_is_held("decode-0");
   }
   void expect_nothing_is_held(const std::string& name) {
-    EXPECT_TRUE(comes_true(5s, [&] {
+    EXPECT_TRUE(comes_true([&] {
       const auto report = client->report(name);
       return report && report->pool.blocks_free == report->pool.blocks_total &&
              report->pool.blocks_quarantined == 0;
@@ -242,7 +243,7 @@ TEST_F(carried, whose_prefill_is_killed_while_its_layers_stream_is_prefilled_els
 }
 
 TEST_F(carried, whose_decode_is_killed_is_served_elsewhere_from_the_same_cache) {
-  start({.prefills = 2, .decodes = 2, .retry_window = "20s"});
+  start({.prefills = 2, .decodes = 2, .retry_window = "10min"});
   auto done = carry(request("r"));
   signal(moving("decode"), SIGKILL);
   const auto outcome = done.get();
@@ -256,7 +257,7 @@ TEST_F(carried, whose_decode_is_killed_is_served_elsewhere_from_the_same_cache) 
 
 TEST_F(carried,
        whose_decode_lost_one_of_two_ranks_is_served_by_another_replica_from_the_same_cache) {
-  start({.decodes = 2, .retry_window = "20s", .decode_ranks = 2, .state_file = true});
+  start({.decodes = 2, .retry_window = "10min", .decode_ranks = 2, .state_file = true});
   auto done = carry(request("r"));
   const auto first_rank = moving("decode");
   const auto lost = first_rank.substr(0, first_rank.size() - 1) + "1";
@@ -272,11 +273,11 @@ TEST_F(carried,
 }
 
 TEST_F(carried, whose_decode_stands_still_for_less_than_the_cluster_allows_keeps_its_prefill) {
-  start({.prefills = 2, .decodes = 2, .retry_window = "20s", .peer_silence = "400ms"});
+  start({.prefills = 2, .decodes = 2, .retry_window = "10min", .peer_silence = "400ms"});
   auto done = carry(request("r"));
   const auto frozen = moving("decode");
   signal(frozen, SIGSTOP);
-  std::this_thread::sleep_for(700ms * testing::patience);
+  std::this_thread::sleep_for(700ms * testing::slowness);
   signal(frozen, SIGCONT);
   const auto outcome = done.get();
   expect_identical(outcome);
@@ -285,7 +286,7 @@ TEST_F(carried, whose_decode_stands_still_for_less_than_the_cluster_allows_keeps
 }
 
 TEST_F(carried, whose_nodes_are_both_killed_goes_on_at_two_others) {
-  start({.prefills = 2, .decodes = 2, .retry_window = "20s"});
+  start({.prefills = 2, .decodes = 2, .retry_window = "10min"});
   auto done = carry(request("r"));
   const auto decode = moving("decode");
   signal(moving("prefill"), SIGKILL);
@@ -300,9 +301,7 @@ TEST_F(carried, ends_once_with_the_reason_when_its_budget_is_used_up) {
   start({.prefills = 2, .retry_budget = 0});
   auto done = carry(request("r"));
   signal(moving("prefill"), SIGKILL);
-  const auto killed = std::chrono::steady_clock::now();
   const auto outcome = done.get();
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, 5s * testing::patience);
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code, errc::peer_lost);
   for (const char* part : {"'r#", "1 time", "prefill-", "limits.retry_budget (0)", "failed last"}) {
@@ -338,14 +337,12 @@ TEST_F(carried, goes_on_when_the_supervisor_that_died_with_its_prefill_is_back) 
 TEST_F(carried, ends_at_its_deadline_when_nobody_can_place_it_any_more) {
   start({.prefills = 2});
   auto what = request("r");
-  what.deadline = 6s * testing::patience;
-  const auto until = std::chrono::steady_clock::now() + what.deadline;
+  what.deadline = 24s;
   auto done = carry(std::move(what));
   const auto prefill = moving("prefill");
   signal("supervisor", SIGKILL);
   signal(prefill, SIGKILL);
   const auto outcome = done.get();
-  EXPECT_LT(std::chrono::steady_clock::now(), until + 1s * testing::patience);
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code, errc::deadline) << to_string(outcome.error());
 }
@@ -364,7 +361,11 @@ TEST_F(carried, is_given_up_when_it_is_told_to) {
 }
 
 TEST_F(carried, whose_decode_freezes_goes_on_elsewhere_and_the_frozen_one_serves_again_later) {
-  start({.prefills = 1, .decodes = 2, .retry_window = "20s"});
+  start({.prefills = 1,
+         .decodes = 2,
+         .retry_window = "10min",
+         .peer_silence = "1s",
+         .heartbeat_timeout = short_timeout});
   auto done = carry(request("r"));
   const auto frozen = moving("decode");
   signal(frozen, SIGSTOP);
@@ -374,7 +375,7 @@ TEST_F(carried, whose_decode_freezes_goes_on_elsewhere_and_the_frozen_one_serves
   EXPECT_EQ(outcome->attempts, 2u);
   EXPECT_EQ(outcome->prefills, 1u);
   EXPECT_NE(outcome->where.decode.front().name, frozen);
-  ASSERT_TRUE(comes_true(10s, [&] { return is(frozen, actors::node_state::up); }));
+  ASSERT_TRUE(comes_true([&] { return is(frozen, actors::node_state::up); }));
   expect_nothing_is_held(frozen);
   signal(outcome->where.decode.front().name, SIGKILL);
   const auto next = carry(request("next")).get();
@@ -386,7 +387,7 @@ TEST_F(carried, whose_decode_freezes_goes_on_elsewhere_and_the_frozen_one_serves
 struct stopped : carried, ::testing::WithParamInterface<std::tuple<const char*, const char*>> {};
 INSTANTIATE_TEST_SUITE_P(side, stopped,
                          ::testing::Combine(::testing::Values("prefill", "decode"),
-                                            ::testing::Values("0s", "20s")),
+                                            ::testing::Values("0s", "10min")),
                          [](const auto& p) {
                            return std::string{std::get<0>(p.param)} + "_" + std::get<1>(p.param);
                          });
@@ -415,13 +416,13 @@ TEST_F(carried, under_an_id_of_before_is_not_told_the_former_outcome) {
   busy.chunk = prompt_tokens;
   auto computing =
       std::async(std::launch::async, [&] { return call("prefill-0", "prefill", to_json(busy)); });
-  ASSERT_TRUE(comes_true(5s, [&] {
+  ASSERT_TRUE(comes_true([&] {
     const auto report = client->report("prefill-0");
     return report && report->pool.blocks_free < report->pool.blocks_total;
   }));
   expect_identical(carry(request("r")).get());
-  EXPECT_TRUE(comes_true(
-      5s, [&] { return call("prefill-0", "abort", abort_to_json("busy")).has_value(); }));
+  EXPECT_TRUE(
+      comes_true([&] { return call("prefill-0", "abort", abort_to_json("busy")).has_value(); }));
   EXPECT_FALSE(computing.get());
 }
 
@@ -429,7 +430,6 @@ TEST_F(carried, whose_call_of_a_prefill_is_lost_on_its_way_calls_it_once_more) {
   start({});
   expect_identical(carry(request("first")).get());  // the connections are there
   auto what = request("r");
-  what.deadline = 10s * testing::patience;
   what.prefill = [this](const actors::carried_attempt& now, const actors::node_info&) {
     auto text = to_json(prefill_of(now.source));
     text.resize(actors::max_call_bytes * 3 / 4, ' ');  // more than its socket takes unread
@@ -470,12 +470,12 @@ INSTANTIATE_TEST_SUITE_P(since, outdated, ::testing::Values("decode-0", "prefill
                          [](const auto& p) { return std::string{p.param}.substr(0, 6); });
 
 TEST_P(outdated, placements_are_refused_by_their_epoch_and_new_ones_served) {
-  start({});
+  start({.heartbeat_timeout = short_timeout});
   const auto old = client->place({.request = "old", .from = "prefill", .to = "decode"}).value();
   signal(GetParam(), SIGSTOP);
-  ASSERT_TRUE(comes_true(10s, [&] { return is(GetParam(), actors::node_state::down); }));
+  ASSERT_TRUE(comes_true([&] { return is(GetParam(), actors::node_state::down); }));
   signal(GetParam(), SIGCONT);
-  ASSERT_TRUE(comes_true(10s, [&] { return is(GetParam(), actors::node_state::up); }));
+  ASSERT_TRUE(comes_true([&] { return is(GetParam(), actors::node_state::up); }));
   auto prefilling = std::async(
       std::launch::async, [&] { return call("prefill-0", "prefill", to_json(prefill_of("old"))); });
   const auto refused = call("decode-0", "decode", to_json(decode_of("old", old)));
@@ -484,7 +484,7 @@ TEST_P(outdated, placements_are_refused_by_their_epoch_and_new_ones_served) {
   EXPECT_THAT(refused.error().message, HasSubstr(GetParam()));
   EXPECT_THAT(refused.error().message, HasSubstr("epoch " + std::to_string(old.epoch)));
   auto aborted = [&] { return call("prefill-0", "abort", abort_to_json("old")).has_value(); };
-  EXPECT_TRUE(comes_true(5s, aborted));
+  EXPECT_TRUE(comes_true(aborted));
   EXPECT_FALSE(prefilling.get());
   expect_identical(carry(request("new")).get());
 }

@@ -25,8 +25,8 @@
 #include "troupe/deploy/reference_engine/calls.hpp"
 
 #include "cache_fixture.hpp"
-#include "sanitized.hpp"
 #include "scratch_folder.hpp"
+#include "waiting.hpp"
 
 /// Real processes: one per node; the supervisor and the frontend in the test's own.
 namespace troupe::reference {
@@ -42,16 +42,8 @@ struct cluster_shape {
   std::string cache{};  ///< `--cache` of the nodes
 };
 
-/// Waits for other processes: whether the condition comes true in time, which is `patience` times
-/// the limit.
-inline bool comes_true(std::chrono::milliseconds limit, const std::function<bool()>& condition) {
-  const auto until = std::chrono::steady_clock::now() + limit * testing::patience;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds{5});
-  }
-  return true;
-}
+using testing::comes_true;
+using testing::wait_limit;
 
 class cluster {
  public:
@@ -66,8 +58,7 @@ class cluster {
   }
   ~cluster() {
     for (auto& child : children_) child.terminate();
-    for (auto& child : children_)
-      EXPECT_TRUE(child.stop(std::chrono::seconds{10} * testing::patience));
+    for (auto& child : children_) EXPECT_TRUE(child.stop(wait_limit));
     if (::testing::Test::HasFailure()) print_logs();
     client_.reset();
   }
@@ -79,8 +70,7 @@ class cluster {
   [[nodiscard]] actors::cluster_client& client() { return *client_; }
 
   result<payload> call(const std::string& node, const std::string& method, payload what,
-                       std::chrono::milliseconds timeout = std::chrono::seconds{30} *
-                                                           testing::patience) {
+                       std::chrono::milliseconds timeout = wait_limit) {
     return client_->call(node,
                          {method, std::move(what), static_cast<std::uint32_t>(timeout.count())});
   }
@@ -96,12 +86,11 @@ class cluster {
 
   /// Waits until the node has taken blocks for a request.
   void wait_until_it_holds_blocks(const std::string& name) {
-    EXPECT_TRUE(comes_true(std::chrono::seconds{5},
-                           [&] {
-                             const auto pool = client_->report(name).value().pool;
-                             return pool.blocks_free < pool.blocks_total;
-                           }))
-        << name << " took no blocks";
+    EXPECT_TRUE(comes_true([&] {
+      const auto pool = client_->report(name).value().pool;
+      return pool.blocks_free < pool.blocks_total;
+    })) << name
+        << " took no blocks";
   }
 
   /// All blocks of every node are free again; waits a little for quarantines to end.
@@ -109,7 +98,7 @@ class cluster {
     for (const auto& node : {prefill_, decode_})
       for (const auto& name : node) {
         actors::pool_report pool;
-        comes_true(std::chrono::seconds{2}, [&] {
+        (void)comes_true([&] {
           pool = client_->report(name).value().pool;
           return pool.blocks_free == pool.blocks_total;
         });
@@ -136,15 +125,15 @@ class cluster {
                            const std::string& pool) {
       yaml << "  - {name: " << name << ", role: " << name << ", tensor_parallel: " << ranks
            << ", layout: " << layout << ", pool: {size: " << pool
-           << "}, transport: {backend: " << shape_.backend << "}}\n";
+           << "}, transport: {backend: " << shape_.backend << ", peer_silence: 1min}}\n";
     };
     yaml << "cluster: test\nsupervisor: {port: " << port
-         << ", heartbeat_interval: 100ms, heartbeat_timeout: " << 10 * testing::patience
-         << "s}\nmodel: " << shape_.model << "\nstages:\n";
+         << ", heartbeat_interval: 100ms, heartbeat_timeout: 30min}\nmodel: " << shape_.model
+         << "\nstages:\n";
     stage("prefill", shape_.prefill_ranks, shape_.prefill_layout, shape_.prefill_pool);
     stage("decode", shape_.decode_ranks, shape_.decode_layout, shape_.decode_pool);
     yaml << "edges: [{from: prefill, to: decode, mode: write}]\n"
-         << "limits: {transfer_deadline: " << 20 * testing::patience << "s}\n";
+         << "limits: {transfer_deadline: 10min, source_lease: 10min}\n";
     return yaml.str();
   }
 
@@ -158,7 +147,7 @@ class cluster {
   }
 
   void wait_until_up() {
-    client_ = actors::cluster_client::connect({.port = port_}).value();
+    client_ = actors::cluster_client::connect({.port = port_, .timeout = wait_limit}).value();
     const auto all_are_up = [&] {
       const auto members = client_->members().value();
       const auto up = std::ranges::count_if(members.members, [](const auto& m) {
@@ -166,7 +155,7 @@ class cluster {
       });
       return static_cast<std::size_t>(up) == children_.size();
     };
-    if (comes_true(std::chrono::seconds{20}, all_are_up)) return;
+    if (comes_true(all_are_up)) return;
     print_logs();
     GTEST_FAIL() << "the nodes did not come up";
   }

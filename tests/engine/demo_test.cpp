@@ -5,7 +5,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <regex>
 #include <sstream>
 #include <string>
@@ -18,7 +17,7 @@
 
 #include "troupe/deploy/child_process.hpp"
 
-#include "sanitized.hpp"
+#include "waiting.hpp"
 
 /// `troupe demo` as a user runs it: real processes, its output, its exit code, and nothing left
 /// behind.
@@ -66,15 +65,6 @@ class demo_run {
   child_process process_;
 };
 
-bool within(std::chrono::milliseconds limit, const std::function<bool()>& holds) {
-  const auto until = std::chrono::steady_clock::now() + limit * testing::patience;
-  while (!holds()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(10ms);
-  }
-  return true;
-}
-
 bool gone(pid_t pid) {
   return ::kill(pid, 0) != 0 && errno == ESRCH;
 }
@@ -95,7 +85,7 @@ TEST_P(the_demo, shows_that_the_moved_cache_gives_the_same_text) {
   const std::string backend = GetParam().backend;
   demo_run run{{"--mode", GetParam().mode, "--backend", backend, "--requests", "2", "--prompt",
                 "A short prompt."}};
-  ASSERT_TRUE(run.process().wait(30s * testing::patience));
+  ASSERT_TRUE(run.process().wait(testing::wait_limit));
   EXPECT_EQ(run.process().ended(), "exit code 0");
   EXPECT_THAT(run.output(), AllOf(HasSubstr("A short prompt."), HasSubstr("demo-2"),
                                   HasSubstr("identical: yes")));
@@ -149,7 +139,7 @@ TEST(a_demo, whose_nodes_cannot_reach_each_other_says_why_and_does_not_wait_for_
     GTEST_SKIP() << "there is an RDMA device here";
   }
   demo_run run{{"--backend", "rdma", "--prompt", "short"}};
-  ASSERT_TRUE(run.process().wait(30s * testing::patience)) << run.output();
+  ASSERT_TRUE(run.process().wait(testing::wait_limit)) << run.output();
   EXPECT_EQ(run.process().ended(), "exit code 1");
   EXPECT_THAT(run.output(), AllOf(HasSubstr("rdma"), Not(HasSubstr("supervisor ended"))));
 }
@@ -159,14 +149,15 @@ INSTANTIATE_TEST_SUITE_P(signals, an_interrupted_demo, ::testing::Values(SIGINT,
 
 TEST_P(an_interrupted_demo, leaves_no_process_behind) {
   demo_run run{{"--requests", "1000"}};
-  ASSERT_TRUE(within(30s, [&] { return run.output().find("demo-1 ") != std::string::npos; }));
+  ASSERT_TRUE(
+      testing::comes_true([&] { return run.output().find("demo-1 ") != std::string::npos; }, 10ms));
   const auto nodes = run.nodes();
   ASSERT_EQ(nodes.size(), 2u);
   ::kill(run.process().pid(), GetParam());
-  ASSERT_TRUE(run.process().wait(15s * testing::patience));
+  ASSERT_TRUE(run.process().wait(testing::wait_limit));
   EXPECT_EQ(run.process().ended(),
             GetParam() == SIGKILL ? std::string{"signal 9"} : std::string{"exit code 130"});
-  EXPECT_TRUE(within(10s, [&] { return gone(nodes[0]) && gone(nodes[1]); }));
+  EXPECT_TRUE(testing::comes_true([&] { return gone(nodes[0]) && gone(nodes[1]); }));
 }
 
 }  // namespace

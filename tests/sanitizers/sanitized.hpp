@@ -24,8 +24,13 @@ inline bool have_verbs() {
   return std::getenv("TROUPE_VERBS") != nullptr;
 }
 
-/// What a limit of time is multiplied with that bounds a wait for another process, or judges how
-/// soon it was heard of. Not for times that are part of what is tested, such as deadlines.
-inline const int patience = sanitized ? 4 : have_verbs() ? 8 : 1;
+/// What a time is multiplied with that a test configures and then waits for, such as a deadline or a heartbeat's
+/// time-out: what comes to be in it takes so much longer here.
+inline const int slowness = sanitized ? 4 : have_verbs() ? 8 : 1;
+
+/// What a limit of time is multiplied with that bounds a wait for another process, or judges how soon it was heard
+/// of: other tests run at the same time, and whoever waits in vain waits longer only then. Not for times that are
+/// part of what is tested.
+inline const int patience = have_verbs() ? 8 : 4;
 
 }  // namespace troupe::testing

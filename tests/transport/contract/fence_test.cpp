@@ -130,7 +130,7 @@ TEST_P(any_lanes, local_memory_is_free_after_a_fence_though_another_thread_goes_
     std::size_t posted = 0;
     const auto before = p.a.sink->completed();
     std::thread other{[&] {
-      for (auto last = clock::now() + patience(); clock::now() < last;) {
+      for (const auto last = testing::end_of_wait(); clock::now() < last;) {
         const auto ok =
             p.a.wire->post(p.make_batch(p.a, direction::write, grant, blocks(1, size), "f"));
         posts = true;

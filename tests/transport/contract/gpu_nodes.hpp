@@ -37,11 +37,8 @@ struct gpu_nodes : two_ends {
   void open(end& e, incarnation peer, link_role role) const {
     e.sink = std::make_shared<recorder>();
     link_options with{.role = role, .peer = peer, .lanes = lanes};
-    with.connect_timeout = patience();  // a busy host stops a process for seconds
+    with.connect_timeout = longer_than_any_wait;
     e.wire = e.place->open(kind, with, e.sink).value();
-  }
-  void drive_for(std::chrono::milliseconds time) const {
-    until([] { return false; }, time);
   }
   /// Until what `fence` promises is true of the transfer.
   [[nodiscard]] bool fenced(end& e, transfer_id transfer = t1) const {

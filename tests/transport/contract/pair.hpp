@@ -141,7 +141,7 @@ class pair {
   static constexpr std::uint64_t region_size = std::uint64_t{16} << 20;
 
   explicit pair(const variant& with, std::function<void(link_options&)> adjust = {},
-                std::chrono::milliseconds fence_patience = patience() / 6)
+                std::chrono::milliseconds fence_patience = longer_than_any_wait)
       : with_{with} {
     a.self = incarnation{0xa11ce};
     b.self = incarnation{0xb0b};
@@ -157,22 +157,15 @@ class pair {
     if (b.wire) b.wire->close();
   }
 
-  /// Drives both ends until `done`, at most `limit`.
-  bool until(const std::function<bool()>& done, std::chrono::milliseconds limit = patience()) {
-    const auto last = clock::now() + limit;
-    while (!done()) {
+  /// Drives both ends until `done`. False: it never was.
+  bool until(const std::function<bool()>& done) {
+    for (const auto last = testing::end_of_wait(); !done(); drive()) {
       if (clock::now() > last) return false;
-      if (with_.workers == 0) {
-        a.place->poll();
-        b.place->poll();
-      } else {
-        std::this_thread::sleep_for(50us);
-      }
     }
     return true;
   }
   void drive_for(std::chrono::milliseconds time) {
-    until([] { return false; }, time);
+    for (const auto last = clock::now() + time; clock::now() < last;) drive();
   }
 
   /// A grant of `owner`'s region to the other end.
@@ -212,10 +205,19 @@ class pair {
   end b;
 
  private:
+  void drive() {
+    if (with_.workers == 0) {
+      a.place->poll();
+      b.place->poll();
+    } else {
+      std::this_thread::sleep_for(50us);
+    }
+  }
   void make(end& e, char side, std::chrono::milliseconds fence_patience) {
     endpoint_options options;
     options.self = e.self;
     options.num_workers = with_.workers;
+    options.peer_silence = longer_than_any_wait;
     options.rdma.device = rdma_devices(side, with_.lanes);
     suit_emulation(options.rdma);
     options.rdma.fence_patience = fence_patience;
@@ -251,7 +253,7 @@ class pair {
   void open(end& e, incarnation peer, link_role role,
             const std::function<void(link_options&)>& adjust) {
     link_options options{.role = role, .peer = peer, .lanes = with_.lanes};
-    options.connect_timeout = patience() / 2;
+    options.connect_timeout = longer_than_any_wait;
     if (adjust) adjust(options);
     auto opened = e.place->open(with_.kind, options, e.sink);
     ASSERT_TRUE(opened) << to_string(opened.error());

@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
   if (!kind) return fail_with("unknown backend");
   endpoint_options options;
   options.self = incarnation{0xdead};
+  options.peer_silence = contract::longer_than_any_wait;
   options.rdma.device =
       contract::rdma_devices('b', static_cast<std::uint32_t>(std::stoul(argv[2])));
   contract::suit_emulation(options.rdma);
@@ -88,7 +89,7 @@ int main(int argc, char** argv) {
   with.role = link_role::initiator;
   with.peer = their_offer.owner;
   with.lanes = static_cast<std::uint32_t>(std::stoul(argv[2]));
-  with.connect_timeout = contract::patience();
+  with.connect_timeout = contract::longer_than_any_wait;
   auto wire = (*place)->open(*kind, with, sink);
   if (!wire) return fail_with(to_string(wire.error()));
   std::cout << contract::line_of((*wire)->offer()) << std::flush;

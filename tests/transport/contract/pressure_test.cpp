@@ -46,6 +46,7 @@ std::vector<variant> polled_variants() {
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(every, polled_contract, ::testing::ValuesIn(polled_variants()), name_of);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(polled_contract);
 
 /// As many transfers as it takes to see what each leaves behind.
 class lasting : public backend_contract {};
@@ -97,12 +98,12 @@ TEST_P(any_lanes, what_exceeds_every_queue_both_ways_waits_and_all_of_it_arrives
     ASSERT_TRUE(p.a.wire->post(p.make_batch(p.a, direction::write, for_a, from_first_half, name)));
     ASSERT_TRUE(p.b.wire->post(p.make_batch(p.b, direction::write, for_b, from_first_half, name)));
   }
-  ASSERT_TRUE(p.until(
-      [&] {
-        return p.a.sink->completed() == batches && p.b.sink->completed() == batches &&
-               p.a.sink->framed() == batches && p.b.sink->framed() == batches;
-      },
-      6 * patience()));
+  for (std::size_t i = 1; i <= batches; ++i) {  // each in its time: it is much for an emulated wire
+    ASSERT_TRUE(p.until([&] {
+      return p.a.sink->completed() >= i && p.b.sink->completed() >= i && p.a.sink->framed() >= i &&
+             p.b.sink->framed() >= i;
+    })) << i;
+  }
   for (const auto* side : {&p.a, &p.b}) {
     for (const auto& done : side->sink->completions) {
       EXPECT_FALSE(done.failure) << to_string(*done.failure);
@@ -125,8 +126,10 @@ TEST_P(polled_contract, notices_wait_for_a_peer_that_does_not_look_and_none_is_l
   const auto look = clock::now() + 300ms;
   while (clock::now() < look) p.a.place->poll();
   EXPECT_EQ(p.b.sink->framed(), 0U);
-  ASSERT_TRUE(p.until([&] { return p.a.sink->completed() == count && p.b.sink->framed() == count; },
-                      6 * patience()));
+  for (std::uint64_t i = 100; i <= count; i += 100) {
+    ASSERT_TRUE(p.until([&] { return p.a.sink->completed() >= i && p.b.sink->framed() >= i; }))
+        << i;
+  }
   for (std::uint64_t i = 0; i < count; ++i) {
     ASSERT_EQ(std::memcmp(p.a.memory.data() + i * 8, p.b.memory.data() + i * 16, 8), 0) << i;
   }

@@ -20,6 +20,7 @@ struct two_ends {
     endpoint_options options;
     options.self = self;
     options.num_workers = threads;
+    options.peer_silence = longer_than_any_wait;
     options.xgmi = std::move(gpus);
     e.place = endpoint::create(std::move(options)).value();
   }
@@ -28,20 +29,20 @@ struct two_ends {
     contract::join(a, b);
     EXPECT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; }));
   }
-  bool until(const std::function<bool()>& done, std::chrono::milliseconds limit) const {
-    const auto last = clock::now() + limit;
-    while (!done()) {
+  /// Drives both ends until `done`. False: it never was.
+  bool until(const std::function<bool()>& done) const {
+    return comes_within(testing::wait_limit, done);
+  }
+  /// For what must not come so soon.
+  bool comes_within(std::chrono::milliseconds limit, const std::function<bool()>& done) const {
+    for (const auto last = clock::now() + limit; !done(); drive()) {
       if (clock::now() > last) return false;
-      if (threads == 0) {
-        a.place->poll();
-        b.place->poll();
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds{100});
-      }
     }
     return true;
   }
-  bool until(const std::function<bool()>& done) const { return until(done, longest); }
+  void drive_for(std::chrono::milliseconds time) const {
+    for (const auto last = clock::now() + time; clock::now() < last;) drive();
+  }
   /// Of the transfer that the first piece's grant was given for.
   batch work(direction dir, std::vector<piece> pieces) {
     batch made;
@@ -60,10 +61,19 @@ struct two_ends {
   }
 
   std::uint32_t threads;
-  std::chrono::milliseconds longest{patience()};  ///< that `until` waits
   std::uint64_t last_batch{0};
   end a;
   end b;
+
+ private:
+  void drive() const {
+    if (threads == 0) {
+      a.place->poll();
+      b.place->poll();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds{100});
+    }
+  }
 };
 
 }  // namespace troupe::transport::contract

@@ -5,26 +5,21 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <thread>
 
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "troupe/transport/progress_engine.hpp"
 
+#include "waiting.hpp"
+
 namespace troupe::transport {
 
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
-
-inline bool until(const std::function<bool()>& done, std::chrono::milliseconds limit = 5s) {
-  const auto last = clock::now() + limit;
-  while (!done()) {
-    if (clock::now() > last) return false;
-    std::this_thread::sleep_for(100us);
-  }
-  return true;
-}
+using troupe::testing::comes_true;
+using troupe::testing::end_of_wait;
+using troupe::testing::wait_limit;
 
 struct counter final : pollable {
   counter() : fd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)} {}

@@ -50,7 +50,8 @@ class rdma_device_events : public ::testing::Test {
     e.wire = node.place->open(backend_kind::rdma, options_for(peer, role), e.sink).value();
   }
   static link_options options_for(incarnation peer, link_role role) {
-    return {.role = role, .peer = peer, .lanes = 2, .connect_timeout = contract::patience()};
+    return {
+        .role = role, .peer = peer, .lanes = 2, .connect_timeout = contract::longer_than_any_wait};
   }
   /// Bytes from a to b over that link, and they arrive.
   void expect_works(const end& from, const end& to) {

@@ -17,6 +17,7 @@
 #include "troupe/transport/rdma/wire.hpp"
 
 #include "open_device.hpp"
+#include "waiting.hpp"
 
 namespace troupe::transport::rdma {
 
@@ -109,7 +110,7 @@ class hostile_peer {
                     std::uint32_t bytes) {
     const auto before = statuses.size();
     post(what, lane, address, key, bytes);
-    const auto last = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+    const auto last = testing::end_of_wait();
     while (statuses.size() == before && std::chrono::steady_clock::now() < last) look();
     EXPECT_GT(statuses.size(), before) << "no completion";
     return statuses.size() > before ? statuses.back() : IBV_WC_GENERAL_ERR;

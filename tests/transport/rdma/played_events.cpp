@@ -173,7 +173,7 @@ bool played_events::acknowledge(const ibv_async_event& what) {
   if (std::ranges::none_of(fetched_, is_it)) return false;
   if (std::exchange(late_, false)) {
     const auto going = [&] { return std::ranges::find(going_, subject_of(what)) != going_.end(); };
-    EXPECT_TRUE(changed_.wait_for(lock, contract::patience() / 2, going))
+    EXPECT_TRUE(changed_.wait_for(lock, contract::wait_limit, going))
         << "nobody destroys the queue";
   }
   fetched_.erase(std::ranges::find_if(fetched_, is_it));
@@ -197,7 +197,7 @@ void played_events::goes(const void* queue) {
   going_.push_back(queue);
   changed_.notify_all();
   const auto about_it = [&](const ibv_async_event& one) { return subject_of(one) == queue; };
-  if (!changed_.wait_for(lock, contract::patience() / 2,
+  if (!changed_.wait_for(lock, contract::wait_limit,
                          [&] { return std::ranges::none_of(fetched_, about_it); })) {
     ADD_FAILURE() << "a queue is destroyed by whoever has to acknowledge an event of it first: for "
                      "ever, were it not a test";

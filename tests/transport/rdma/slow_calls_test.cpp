@@ -54,7 +54,7 @@ class rdma_slow_calls : public ::testing::Test {
     e.region = node.region;
     e.memory = node.memory;
     const link_options options{
-        .role = role, .peer = peer, .lanes = 2, .connect_timeout = contract::patience()};
+        .role = role, .peer = peer, .lanes = 2, .connect_timeout = contract::longer_than_any_wait};
     e.wire = node.place->open(backend_kind::rdma, options, e.sink).value();
   }
   /// Memory of a's that nothing has used yet.

@@ -61,7 +61,7 @@ class rdma_slow_rail : public ::testing::TestWithParam<bool> {
     ASSERT_TRUE(answer == fence_state::quiescent ||
                 nodes_.until([&] { return here.sink->is_quiescent(t1); }));
     std::memset(here.memory.data(), static_cast<int>(next_owners), size);
-    nodes_.until([] { return false; }, 4 * delay);  // what is on its way has come
+    nodes_.drive_for(4 * delay);  // what is on its way has come
   }
   /// What was not with the NIC yet when it was fenced was never started.
   void expect_rest_given_up(errc code) {
@@ -92,7 +92,7 @@ class rdma_slow_rail : public ::testing::TestWithParam<bool> {
     options.rdma.device = std::string{"rxe0"} + side + ",rxe1" + side;
     options.num_workers = workers;
     options.rdma.memory_windows = GetParam();
-    options.rdma.fence_patience = contract::patience();
+    options.rdma.fence_patience = contract::longer_than_any_wait;
     two_nodes::create(e, std::move(options));
     e.region = e.place->allocate(size, "test").value();
     e.memory = e.place->bytes(e.region).value();

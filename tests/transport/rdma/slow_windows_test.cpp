@@ -19,7 +19,9 @@ class rdma_slow_windows : public ::testing::Test {
   ~rdma_slow_windows() override { gate_.reset(); }
 
   /// Gives a NIC that is slow all the time that the test takes.
-  static void patiently(rdma_options& options) { options.fence_patience = contract::patience(); }
+  static void patiently(rdma_options& options) {
+    options.fence_patience = contract::longer_than_any_wait;
+  }
   void let_all_go() {
     while (gate_.kept() != 0) gate_.let_one_go();
   }
@@ -54,7 +56,7 @@ TEST_F(rdma_slow_windows, a_fence_is_answered_when_every_window_is_shut_and_not_
   ASSERT_EQ(v.wire->fence(t1), fence_state::pending);
   ASSERT_TRUE(v.until([&] { return gate_.kept() == hostile_peer::lanes; }));
   for (std::size_t lane = 0; lane < hostile_peer::lanes; ++lane) {
-    EXPECT_FALSE(v.until([&] { return v.sink->is_quiescent(t1); }, 100ms))
+    EXPECT_FALSE(v.comes_within(100ms, [&] { return v.sink->is_quiescent(t1); }))
         << "lane " << lane << " is still open";
     EXPECT_EQ(v.peer.run(IBV_WR_RDMA_WRITE, lane, given.address, given.key_at(0, lane), 64),
               IBV_WC_SUCCESS);
@@ -76,7 +78,7 @@ TEST_F(rdma_slow_windows, the_peer_hears_of_a_grant_when_every_window_of_it_is_b
   const auto id = v.wire->grant(v.region, {{0, 4096, 0, 1}}, access::write, t1).value().id;
   ASSERT_EQ(gate_.kept(), hostile_peer::lanes);
   for (std::size_t lane = 0; lane < hostile_peer::lanes; ++lane) {
-    EXPECT_FALSE(v.until([&] { return v.peer.keys.contains(id); }, 100ms))
+    EXPECT_FALSE(v.comes_within(100ms, [&] { return v.peer.keys.contains(id); }))
         << "it would be refused on lane " << lane;
     gate_.let_one_go();
   }
@@ -99,11 +101,11 @@ TEST_F(rdma_slow_windows, what_is_fenced_while_it_is_being_opened_is_shut_and_ne
     ASSERT_EQ(v.wire->fence(t1), fence_state::pending);
     if (confirmed_before) {
       ASSERT_TRUE(v.until([&] { return v.peer.revocations == 1; }));
-      EXPECT_FALSE(v.until([&] { return v.sink->is_quiescent(t1); }, 100ms));
+      EXPECT_FALSE(v.comes_within(100ms, [&] { return v.sink->is_quiescent(t1); }));
     }
     let_all_go();
     ASSERT_TRUE(v.until([&] { return v.sink->is_quiescent(t1); }));
-    EXPECT_FALSE(v.until([&] { return v.peer.keys.contains(id); }, 100ms));
+    EXPECT_FALSE(v.comes_within(100ms, [&] { return v.peer.keys.contains(id); }));
     EXPECT_FALSE(v.sink->is_broken());
     // As if it had guessed.
     const auto window = binds().front();
@@ -172,7 +174,7 @@ TEST_F(rdma_slow_windows, a_nic_that_does_not_shut_a_window_loses_the_link_and_n
     for (std::size_t lane = 0; lane < hostile_peer::lanes; ++lane) {
       v.peer.post(IBV_WR_RDMA_WRITE, lane, given.address, given.key_at(0, lane), 4096);
     }
-    v.until([] { return false; }, 100ms);
+    v.look_for(100ms);
     EXPECT_TRUE(v.untouched(0, victim::size));
   }
 }

@@ -69,8 +69,7 @@ TEST(rdma_small, one_behind_a_refusal_that_had_to_wait_is_answered_as_well) {
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(v.wire->send_frame(word));
   v.peer.say(message_kind::small, small_message(t1, {{given.grant, 8192, 8, 0}}));
   v.peer.say(message_kind::small, small_message(t1, {{given.grant, 0, 8, 0}}));
-  const auto last = clock::now() + contract::patience();
-  while (v.sink->framed() == 0 && clock::now() < last) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(testing::comes_true([&] { return v.sink->framed() != 0; }));
   std::this_thread::sleep_for(100ms);  // its thread finds nothing more to do
   EXPECT_TRUE(v.until([&] { return v.peer.landed == answered + 2; })) << "no answer";
   EXPECT_EQ(v.peer.refused.size(), 1U);

@@ -41,15 +41,14 @@ struct two_nodes {
     ASSERT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; }));
   }
   /// Waits; the threads of the nodes do the work.
-  bool until(const std::function<bool()>& done,
-             std::chrono::milliseconds limit = contract::patience()) {
-    const auto last = contract::clock::now() + limit;
-    while (!done()) {
+  bool until(const std::function<bool()>& done) {
+    for (const auto last = testing::end_of_wait(); !done(); drive()) {
       if (contract::clock::now() > last) return false;
-      if (polls_a && a.place->poll()) continue;
-      std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
     return true;
+  }
+  void drive_for(std::chrono::milliseconds time) {
+    for (const auto last = contract::clock::now() + time; contract::clock::now() < last;) drive();
   }
 
   contract::end a, b;
@@ -57,9 +56,15 @@ struct two_nodes {
       false};  ///< it has no thread of its own: its end of the link works within `until` only
 
  private:
+  void drive() const {
+    if (polls_a && a.place->poll()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+  }
   static void open(contract::end& e, incarnation peer, link_role role, std::uint32_t lanes) {
-    const link_options options{
-        .role = role, .peer = peer, .lanes = lanes, .connect_timeout = contract::patience()};
+    const link_options options{.role = role,
+                               .peer = peer,
+                               .lanes = lanes,
+                               .connect_timeout = contract::longer_than_any_wait};
     e.wire = e.place->open(backend_kind::rdma, options, e.sink).value();
   }
 };

@@ -110,7 +110,7 @@ void verbs_calls::pass(kind what, const void* address) {
   if (wanted_ != what || address_ != address) return;
   wanted_.reset();
   holds_ = true;
-  if (!let_go_.wait_for(lock, contract::patience() / 2, [&] { return !holds_; })) {
+  if (!let_go_.wait_for(lock, contract::wait_limit, [&] { return !holds_; })) {
     holds_ = false;
     ADD_FAILURE() << "what was to go on waits for a call of libibverbs that takes long";
   }

@@ -36,7 +36,7 @@ class victim {
                       {.role = link_role::acceptor,
                        .peer = incarnation{0xbad},
                        .lanes = hostile_peer::lanes,
-                       .connect_timeout = contract::patience()},
+                       .connect_timeout = contract::longer_than_any_wait},
                       sink)
                .value();
     EXPECT_TRUE(wire->connect(peer.offer()));
@@ -45,14 +45,17 @@ class victim {
   }
   ~victim() { wire->close(); }
 
-  bool until(const std::function<bool()>& done,
-             std::chrono::milliseconds limit = contract::patience()) {
-    const auto last = clock::now() + limit;
-    while (!done()) {
+  /// Lets the peer look until `done`. False: it never was.
+  bool until(const std::function<bool()>& done) { return comes_within(contract::wait_limit, done); }
+  /// For what must not come so soon.
+  bool comes_within(std::chrono::milliseconds limit, const std::function<bool()>& done) {
+    for (const auto last = clock::now() + limit; !done(); peer.look()) {
       if (clock::now() > last) return false;
-      peer.look();
     }
     return true;
+  }
+  void look_for(std::chrono::milliseconds time) {
+    for (const auto last = clock::now() + time; clock::now() < last;) peer.look();
   }
   /// The keys that the peer hears of a grant.
   grant_keys open(std::vector<extent> extents, access rights, transfer_id transfer) {

@@ -105,7 +105,7 @@ TEST(rdma_windows, a_peer_that_keeps_reading_through_a_fence_sees_nothing_of_wha
       keep_reading();
       return v.sink->is_broken();
     }));
-    v.until([] { return false; }, 50ms);
+    v.look_for(50ms);
     EXPECT_EQ(std::ranges::find(v.peer.memory, pattern), v.peer.memory.end()) << "round " << round;
   }
 }
@@ -161,18 +161,19 @@ TEST(rdma_windows, what_a_hostile_peer_brings_on_itself_disturbs_nobody_else) {
   std::memset(place->bytes(region)->data(), 0x3a, victim::size);
   auto theirs = std::make_shared<recorder>();
   auto ours = std::make_shared<recorder>();
-  const auto there =
-      place
-          ->open(backend_kind::rdma,
-                 {.peer = incarnation{0x900d}, .lanes = 2, .connect_timeout = contract::patience()},
-                 theirs)
-          .value();
+  const auto there = place
+                         ->open(backend_kind::rdma,
+                                {.peer = incarnation{0x900d},
+                                 .lanes = 2,
+                                 .connect_timeout = contract::longer_than_any_wait},
+                                theirs)
+                         .value();
   const auto here = v.place
                         ->open(backend_kind::rdma,
                                {.role = link_role::acceptor,
                                 .peer = incarnation{0xa1},
                                 .lanes = 2,
-                                .connect_timeout = contract::patience()},
+                                .connect_timeout = contract::longer_than_any_wait},
                                ours)
                         .value();
   ASSERT_TRUE(here->connect(there->offer()));
@@ -228,7 +229,7 @@ TEST(rdma_windows, without_windows_a_peer_that_does_not_confirm_loses_the_link) 
   std::memset(v.memory.data(), static_cast<int>(pattern), v.memory.size());
   EXPECT_TRUE(v.sink->is_broken());
   v.peer.post(IBV_WR_RDMA_WRITE, 0, given.address, given.key_at(0, 0), 65'536);
-  v.until([] { return false; }, 100ms);
+  v.look_for(100ms);
   EXPECT_TRUE(v.untouched(0, victim::size));
 }
 

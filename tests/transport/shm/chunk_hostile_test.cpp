@@ -19,9 +19,7 @@
 namespace troupe::transport::shm {
 namespace {
 
-using contract::clock;
 using contract::end;
-using contract::patience;
 using contract::t1;
 using ::testing::HasSubstr;
 
@@ -38,17 +36,15 @@ struct played {
     node.memory = node.place->bytes(node.region).value();
     std::memset(node.memory.data(), 0x77, node.memory.size());
     link_options with{.role = link_role::acceptor, .peer = by_hand};
-    with.connect_timeout = patience();
+    with.connect_timeout = contract::longer_than_any_wait;
     node.wire = node.place->open(backend_kind::shm, with, node.sink).value();
     join();
   }
   ~played() { node.wire->close(); }
 
   bool until(const std::function<bool()>& done) const {
-    const auto last = clock::now() + patience();
-    while (!done()) {
-      if (clock::now() > last) return false;
-      node.place->poll();
+    for (const auto last = testing::end_of_wait(); !done(); node.place->poll()) {
+      if (contract::clock::now() > last) return false;
     }
     return true;
   }

@@ -69,9 +69,8 @@ remote_grant grant_all(node& self, region_id region, transfer_id transfer) {
   return *made;
 }
 
-bool becomes_quiescent(node& self, transfer_id transfer, std::chrono::milliseconds within) {
-  return eventually([&] { return std::ranges::count(self.said->quiescent(), transfer) == 1; },
-                    within);
+bool becomes_quiescent(node& self, transfer_id transfer) {
+  return eventually([&] { return std::ranges::count(self.said->quiescent(), transfer) == 1; });
 }
 
 TEST(shm_faults, a_writer_killed_in_the_middle_is_peer_lost_once_and_its_blocks_can_be_used_again) {
@@ -85,7 +84,7 @@ TEST(shm_faults, a_writer_killed_in_the_middle_is_peer_lost_once_and_its_blocks_
     return std::atomic_ref{memory[size / 2]}.load(std::memory_order_relaxed) == std::byte{0xbb};
   }));
   other.kill();
-  ASSERT_TRUE(eventually([&] { return self.said->broken().size() == 1; }, 2000ms));
+  ASSERT_TRUE(eventually([&] { return self.said->broken().size() == 1; }));
   EXPECT_EQ(self.said->broken()[0].code, errc::peer_lost);
   EXPECT_EQ(self.to_peer->fence(transfer_id{1}), fence_state::quiescent);
   set(memory, std::byte{0x11});
@@ -112,7 +111,7 @@ TEST(shm_faults, a_target_killed_in_the_middle_fails_every_batch_with_peer_lost_
         simple_batch(i, direction::write, from, grant, {{.length = size}}, "landed")));
   }
   other.kill();
-  ASSERT_TRUE(eventually([&] { return self.said->broken().size() == 1; }, 2000ms));
+  ASSERT_TRUE(eventually([&] { return self.said->broken().size() == 1; }));
   const auto done = self.said->completions();
   ASSERT_EQ(done.size(), 200u);
   EXPECT_EQ(done.back().failure->code, errc::peer_lost);
@@ -171,7 +170,7 @@ TEST(shm_faults, a_writer_stopped_inside_a_copy_never_writes_into_blocks_that_ar
           << "quiescent while the writer is frozen inside";
       EXPECT_FALSE(self.place->deregister(region));
       other.go_on();
-      ASSERT_TRUE(becomes_quiescent(self, transfer, 2000ms));
+      ASSERT_TRUE(becomes_quiescent(self, transfer));
       set(memory, std::byte{0x11});
     } else {
       set(memory, std::byte{0x11});
@@ -201,7 +200,7 @@ TEST(shm_faults, a_writer_stopped_inside_a_copy_and_then_killed_ends_the_fence_t
     std::this_thread::sleep_for(20ms);
     EXPECT_TRUE(self.said->quiescent().empty());
     other.kill();
-    EXPECT_TRUE(becomes_quiescent(self, transfer_id{1}, 2000ms));
+    EXPECT_TRUE(becomes_quiescent(self, transfer_id{1}));
     EXPECT_TRUE(eventually([&] { return self.said->broken().size() == 1; }));
     EXPECT_TRUE(self.place->deregister(region));
     return;
@@ -226,7 +225,7 @@ TEST(shm_faults, a_closed_end_still_answers_the_fence_when_its_frozen_peer_goes_
     if (self.to_peer->fence(transfer_id{1}) == fence_state::quiescent) continue;
     EXPECT_FALSE(self.place->deregister(region));
     other.go_on();
-    EXPECT_TRUE(becomes_quiescent(self, transfer_id{1}, 2000ms));
+    EXPECT_TRUE(becomes_quiescent(self, transfer_id{1}));
     EXPECT_TRUE(self.said->broken().empty());
     EXPECT_TRUE(self.place->deregister(region));
     return;
@@ -249,7 +248,7 @@ TEST(shm_faults, a_dead_peer_whose_forked_child_lives_on_is_noticed_all_the_same
   join(self, theirs, link_role::acceptor, other.line());
   const auto grandchild = other.line().receive_value<pid_t>();
   other.kill();
-  EXPECT_TRUE(eventually([&] { return self.said->broken().size() == 1; }, 2000ms));
+  EXPECT_TRUE(eventually([&] { return self.said->broken().size() == 1; }));
   ::kill(grandchild, SIGKILL);
 }
 
@@ -299,19 +298,19 @@ std::size_t open_descriptors() {
       std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {}));
 }
 
-TEST(shm_faults, silent_connections_are_bounded_and_do_not_keep_the_real_peer_out) {
+/// Whether the real peer gets in before those that came before it and say nothing are given up.
+bool gets_in_among_the_silent() {
   node dialer{101};
   node acceptor{202};
   dialer.open(acceptor.self, link_role::initiator);
   acceptor.open(dialer.self, link_role::acceptor);
-  ASSERT_TRUE(acceptor.to_peer->connect(dialer.to_peer->offer()));
+  EXPECT_TRUE(acceptor.to_peer->connect(dialer.to_peer->offer()));
   const auto offer = acceptor.to_peer->offer();
   const auto before = open_descriptors();
   std::vector<shm::owned_fd> silent;
-  const auto decoded = shm::shm_offer::decode(offer.payload);
-  ASSERT_TRUE(decoded);
+  const auto decoded = shm::shm_offer::decode(offer.payload).value();
   while (silent.size() < 400) {
-    auto socket = shm::connect_to(decoded->address.data());
+    auto socket = shm::connect_to(decoded.address.data());
     if (socket) {
       silent.push_back(std::move(*socket));
     } else {
@@ -320,10 +319,17 @@ TEST(shm_faults, silent_connections_are_bounded_and_do_not_keep_the_real_peer_ou
   }
   // Each of ours has an end at the listener only while it is one of the newest 64.
   EXPECT_TRUE(eventually([&] { return open_descriptors() <= before + 400 + 64; }));
-  ASSERT_TRUE(dialer.to_peer->connect(offer));
+  EXPECT_TRUE(dialer.to_peer->connect(offer));
   EXPECT_TRUE(eventually([&] { return dialer.said->ups() == 1 && acceptor.said->ups() == 1; }));
+  const bool among_them = open_descriptors() > before + 400 + 20;
   // After the hello timeout none is left.
-  EXPECT_TRUE(eventually([&] { return open_descriptors() <= before + 400 + 20; }, 4000ms));
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= before + 400 + 20; }));
+  return among_them;
+}
+
+TEST(shm_faults, silent_connections_are_bounded_and_do_not_keep_the_real_peer_out) {
+  // They are given up after two seconds. A machine that stands still for so long has another try.
+  EXPECT_TRUE(testing::comes_true(gets_in_among_the_silent));
 }
 
 TEST(shm_faults, a_peer_that_sends_nonsense_over_the_socket_of_a_link_ends_only_that_link) {

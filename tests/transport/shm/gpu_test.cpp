@@ -114,7 +114,7 @@ TEST(shm_gpu, a_fence_does_not_wait_for_a_peer_that_answers_nothing) {
       std::this_thread::sleep_for(100us);
       return dir == direction::read || copies_of(*n.gpus_a) == chunk_count;
     };
-    const auto last = contract::clock::now() + contract::patience();
+    const auto last = testing::end_of_wait();
     while (!asked()) ASSERT_LT(contract::clock::now(), last);
     while (n.a.wire->fence(t1) == fence_state::pending && !n.a.sink->is_quiescent(t1)) {
       ASSERT_LT(contract::clock::now(), last) << "it waits for the peer";
@@ -227,7 +227,7 @@ TEST(shm_gpu, a_process_without_gpus_writes_into_and_reads_from_those_of_another
   n.make(n.b, incarnation{2},
          {.site = std::make_shared<xgmi::gpu_site>(std::unique_ptr<xgmi::gpu_runtime>{gpus})});
   link_options with{.role = link_role::initiator, .peer = n.b.self};
-  with.connect_timeout = contract::patience();
+  with.connect_timeout = contract::longer_than_any_wait;
   n.a.wire = n.a.place->open(backend_kind::shm, with, n.a.sink).value();
   with.role = link_role::acceptor;
   with.peer = n.a.self;

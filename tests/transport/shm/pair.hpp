@@ -13,6 +13,8 @@
 
 #include "troupe/transport/endpoint.hpp"
 
+#include "waiting.hpp"
+
 namespace troupe::transport::shm_test {
 
 using namespace std::chrono_literals;
@@ -62,14 +64,14 @@ class recorder final : public link_sink {
   std::vector<troupe::error> broken_;
 };
 
-inline bool eventually(const std::function<bool()>& what,
-                       std::chrono::milliseconds within = 5000ms) {
-  const auto end = std::chrono::steady_clock::now() + within;
-  while (!what()) {
-    if (std::chrono::steady_clock::now() > end) return false;
+/// Looks more often than other tests do: some of these wait thousands of times.
+inline bool eventually(const std::function<bool()>& what) {
+  const auto look = [&] {
+    if (what()) return true;
     std::this_thread::sleep_for(200us);
-  }
-  return true;
+    return false;
+  };
+  return testing::comes_true(look, 0ms);
 }
 
 inline std::span<const std::byte> bytes_of(std::string_view text) {
@@ -88,7 +90,8 @@ struct node {
     place = std::move(*made);
   }
 
-  void open(incarnation peer, link_role role, std::chrono::milliseconds timeout = 2000ms) {
+  void open(incarnation peer, link_role role,
+            std::chrono::milliseconds timeout = 10 * testing::wait_limit) {
     said = std::make_shared<recorder>();
     link_options options;
     options.role = role;

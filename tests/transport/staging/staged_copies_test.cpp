@@ -14,6 +14,7 @@
 #include "troupe/transport/progress_engine.hpp"
 
 #include "gpu_double.hpp"
+#include "waiting.hpp"
 
 // Copies between chunks and memory of GPUs, without a link.
 namespace troupe::transport::staging {
@@ -66,12 +67,19 @@ struct staged : ::testing::Test {
     return by.start(std::move(chunk), what);
   }
   /// Without a look of its own: what it waits for must wake it. Its rounds.
-  std::uint64_t drive(clock::duration longest, const std::function<bool()>& done) const {
+  std::uint64_t drive(clock::time_point end, const std::function<bool()>& done) const {
     std::uint64_t rounds = 0;
-    EXPECT_TRUE(engine->drive(clock::now() + longest, nothing, [&] {
+    EXPECT_TRUE(engine->drive(end, nothing, [&] {
       ++rounds;
       return done();
     }));
+    return rounds;
+  }
+  /// Until nothing flies any more, by which the sleep is to end.
+  std::uint64_t drive_to_the_end() const {
+    const auto end = troupe::testing::end_of_wait();
+    const auto rounds = drive(end, [&] { return !copies.any(); });
+    EXPECT_LT(clock::now(), end) << "nothing woke it";
     return rounds;
   }
 
@@ -97,14 +105,13 @@ TEST_F(staged, a_copy_that_takes_long_takes_no_rounds_and_its_end_wakes_who_slee
   gpus->hold(true);
   std::memset(memory, 0x42, size);
   const auto copy = start();
-  EXPECT_LT(drive(100ms, [] { return false; }), 50U);
+  EXPECT_LT(drive(clock::now() + 100ms, [] { return false; }), 50U);
   EXPECT_TRUE(copies.any());
   std::thread releaser{[&] {
     while (!engine->asleep()) std::this_thread::yield();
     gpus->hold(false);
   }};
-  // Nothing else would end that sleep for a minute.
-  EXPECT_LT(drive(60s, [&] { return !copies.any(); }), 50U);
+  EXPECT_LT(drive_to_the_end(), 50U);
   releaser.join();
   ASSERT_TRUE(copy->ended);
   EXPECT_FALSE(copy->failure);
@@ -114,13 +121,13 @@ TEST_F(staged, a_copy_that_takes_long_takes_no_rounds_and_its_end_wakes_who_slee
 TEST_F(staged, a_copy_that_begins_while_another_is_rung_for_is_heard_of_as_well) {
   gpus->hold(true);
   start();
-  drive(10ms, [] { return false; });  // asleep with the bell behind the first
+  drive(clock::now() + 10ms, [] { return false; });  // asleep with the bell behind the first
   start();
   std::thread releaser{[&] {
     while (!engine->asleep()) std::this_thread::yield();
     gpus->hold(false);
   }};
-  drive(60s, [&] { return !copies.any(); });
+  drive_to_the_end();
   releaser.join();
   EXPECT_FALSE(copies.any());
 }
@@ -134,7 +141,7 @@ TEST_F(staged, nobody_sleeps_whose_copy_ended_while_the_bell_was_put_behind_anot
     gpus->hold(false);
     // Who arms the bell has the stream of the other's copy, and looks at ours next.
     std::thread other{[&] {
-      const auto last = clock::now() + 10s;
+      const auto last = troupe::testing::end_of_wait();
       while (!ours->flown() && clock::now() < last) static_cast<void>(of_another_link.look());
     }};
     other.join();

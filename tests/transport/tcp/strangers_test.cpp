@@ -12,9 +12,16 @@
 namespace troupe::transport::tcp {
 
 TEST_F(hostile, wrong_magic_is_hung_up_on_at_once) {
-  const auto fd = dial_victim();
-  send(fd, std::string{"GET / HTTP/1.1\r\n\r\n"});
-  EXPECT_TRUE(hung_up(fd, 1s));
+  // Sooner than on one that came before and says nothing, which has two seconds. A machine that stands still for so
+  // long has another try.
+  const auto at_once = [&] {
+    const auto silent = dial_victim();
+    const auto fd = dial_victim();
+    send(fd, std::string{"GET / HTTP/1.1\r\n\r\n"});
+    EXPECT_TRUE(hangs_up(fd));
+    return !has_hung_up(silent);
+  };
+  EXPECT_TRUE(comes_true(at_once));
 }
 
 TEST_F(hostile, a_wrong_token_or_an_unknown_link_is_refused) {
@@ -34,7 +41,7 @@ TEST_F(hostile, a_wrong_token_or_an_unknown_link_is_refused) {
     ASSERT_EQ(::recv(fd.get(), reply.data(), reply.size(), MSG_WAITALL),
               static_cast<ssize_t>(reply_size));
     EXPECT_EQ(decode_reply(reply).value().status, static_cast<std::uint8_t>(errc::unauthorized));
-    EXPECT_TRUE(hung_up(fd, 1s));
+    EXPECT_TRUE(hangs_up(fd));
   }
   EXPECT_FALSE(sink->up);
   waiting->close();
@@ -75,7 +82,7 @@ TEST_F(hostile, a_dialer_that_does_not_own_the_offer_which_the_acceptor_was_give
                         .to = us,
                         .acceptor_token = offer.secret,
                         .initiator_token = {}}));
-  ASSERT_TRUE(until([&] { return sink->broken.load(); }));
+  ASSERT_TRUE(comes_true([&] { return sink->broken.load(); }));
   EXPECT_FALSE(sink->up);
   const std::lock_guard lock{sink->mutex};
   EXPECT_EQ(sink->reason.code, errc::unauthorized) << to_string(sink->reason);
@@ -101,7 +108,7 @@ TEST_F(hostile, whoever_answers_a_dialer_without_knowing_its_offer_is_no_peer) {
             static_cast<ssize_t>(hello_size));
   // It took the place of the peer: it knows who that is, but not the token of the dialer's offer.
   send(fd, encode(hello_reply{.status = 0, .from = incarnation{77}, .initiator_token = {}}));
-  ASSERT_TRUE(until([&] { return sink->broken.load(); }));
+  ASSERT_TRUE(comes_true([&] { return sink->broken.load(); }));
   EXPECT_FALSE(sink->up);
   const std::lock_guard lock{sink->mutex};
   EXPECT_EQ(sink->reason.code, errc::unauthorized) << to_string(sink->reason);
@@ -111,7 +118,7 @@ TEST_F(hostile, a_greeting_that_never_ends_is_given_up) {
   const auto fd = dial_victim();
   const auto bytes = encode(hello{});
   send(fd, std::span{bytes}.first(40));
-  EXPECT_TRUE(hung_up(fd, 4s));
+  EXPECT_TRUE(hangs_up(fd));
 }
 
 TEST_F(hostile, ten_thousand_silent_connections_cost_a_bounded_number_of_descriptors) {
@@ -136,12 +143,10 @@ TEST_F(hostile, ten_thousand_silent_connections_cost_a_bounded_number_of_descrip
   }
   std::size_t most = 0;
   int status = 0;
-  ASSERT_TRUE(until(
-      [&] {
-        most = std::max(most, open_descriptors());
-        return ::waitpid(flood, &status, WNOHANG) == flood;
-      },
-      60s));
+  ASSERT_TRUE(comes_true([&] {
+    most = std::max(most, open_descriptors());
+    return ::waitpid(flood, &status, WNOHANG) == flood;
+  }));
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the flood did not get through";
   EXPECT_LE(most, before + 64 + 8);
   if (!troupe::testing::sanitized) {
@@ -187,7 +192,7 @@ TEST_F(hostile, random_bytes_at_the_port_do_nothing) {
     }
     send(fd, bytes);
   }
-  EXPECT_TRUE(until([&] { return open_descriptors() <= before + 2; }, 5s));
+  EXPECT_TRUE(comes_true([&] { return open_descriptors() <= before + 2; }));
 }
 
 }  // namespace troupe::transport::tcp

@@ -13,12 +13,14 @@
 #include "gpu_double.hpp"
 #include "gpu_memory.hpp"
 #include "slow_kernels.hpp"
+#include "waiting.hpp"
 
 // Points in the work of a GPU that an engine computes on: who waits for them is told, once, in order.
 namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
+using troupe::testing::comes_true;
 
 class compute : public ::testing::Test {
  protected:
@@ -53,11 +55,7 @@ class compute : public ::testing::Test {
     return told;
   }
   bool comes_to(const std::string& wanted) {
-    const auto until = std::chrono::steady_clock::now() + 20s;
-    while (told_now() != wanted && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(1ms);
-    }
-    return told_now() == wanted;
+    return comes_true([&] { return told_now() == wanted; });
   }
 };
 
@@ -127,10 +125,7 @@ TEST_F(compute, a_line_that_the_gpu_does_not_come_along_is_refused_more_and_othe
   EXPECT_EQ(waited.error().code, errc::overloaded) << to_string(waited.error());
   EXPECT_TRUE(wait_on(2));
   kernels.finish(0);
-  const auto until = std::chrono::steady_clock::now() + 20s;
-  while (came < most + 1 && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(1ms);
-  }
+  EXPECT_TRUE(comes_true([&] { return came >= most + 1; }));
   EXPECT_EQ(came, most + 1);
   EXPECT_TRUE(wait_on(1));
   here->stop();
@@ -183,10 +178,8 @@ TEST(compute_on_a_real_gpu, a_point_is_told_when_the_stream_has_come_there) {
   }
   std::this_thread::sleep_for(300ms);
   EXPECT_EQ(told, 0);
-  const auto until = std::chrono::steady_clock::now() + 20s;
   for (int i = 0; i < 3; ++i) kernels[static_cast<std::size_t>(i)]->let_go();
-  while (told < 3 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
-  EXPECT_EQ(told, 3);
+  EXPECT_TRUE(comes_true([&] { return told == 3; }));
   EXPECT_FALSE(failed);
   here->stop();
   gpus.release_stream(stream);

@@ -12,17 +12,18 @@
 #include "troupe/transport/endpoint.hpp"
 #include "troupe/transport/xgmi/gate_words.hpp"
 
-#include "comes_true.hpp"
 #include "engine_stream.hpp"
 #include "gpu_double.hpp"
 #include "gpu_memory.hpp"
 #include "slow_kernels.hpp"
+#include "waiting.hpp"
 
 // Streams that an endpoint holds until a gate is opened.
 namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
+using troupe::testing::comes_true;
 
 class gates : public ::testing::Test {
  protected:

@@ -11,14 +11,15 @@
 
 #include "troupe/transport/xgmi/gpu_site.hpp"
 
-#include "comes_true.hpp"
 #include "gpu_double.hpp"
+#include "waiting.hpp"
 
 // Memory of other processes that is open here: what happens while a driver closes it, or may not yet.
 namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
+using troupe::testing::comes_true;
 
 /// Counts what was opened and closed of other processes' memory, which it does not have. Closes no
 /// faster than the test lets it.
@@ -48,7 +49,7 @@ struct memory_of_a_peer : ::testing::Test {
   }
   template <class Result>
   [[nodiscard]] static bool comes(const std::future<Result>& what,
-                                  std::chrono::milliseconds within) {
+                                  std::chrono::milliseconds within = testing::wait_limit) {
     return what.wait_for(within) == std::future_status::ready;
   }
 
@@ -81,7 +82,7 @@ TEST_F(memory_of_a_peer, is_closed_on_one_gpu_while_streams_of_another_are_held_
   ASSERT_TRUE(comes_true([&] { return gpus.closing == 1; }));
   auto elsewhere = std::async(std::launch::async, [&] { return site.gates.take(1, nullptr); });
   auto here = std::async(std::launch::async, [&] { return site.gates.take(0, nullptr); });
-  EXPECT_TRUE(comes(elsewhere, 5s));
+  EXPECT_TRUE(comes(elsewhere));
   EXPECT_FALSE(comes(here, 100ms)) << "the driver waits for all that this GPU was given";
   gpus.may_close = true;
   ends.join();
@@ -97,7 +98,7 @@ TEST_F(memory_of_a_peer, that_is_being_closed_is_opened_anew_only_when_it_is_clo
   EXPECT_FALSE(comes(again, 100ms));
   EXPECT_EQ(gpus.opened, 1) << "a driver opens nothing twice";
   auto other = std::async(std::launch::async, [&] { return site.opened.open(second, 1); });
-  EXPECT_TRUE(comes(other, 5s)) << "another allocation has nothing to do with that";
+  EXPECT_TRUE(comes(other)) << "another allocation has nothing to do with that";
   gpus.may_close = true;
   ends.join();
   const auto open = again.get();
@@ -109,7 +110,7 @@ TEST_F(memory_of_a_peer, that_is_being_closed_is_opened_anew_only_when_it_is_clo
 TEST_F(memory_of_a_peer, is_let_go_of_without_waiting_for_the_driver) {
   gpus.may_close = false;
   auto ends = std::async(std::launch::async, [&] { use(first); });
-  EXPECT_TRUE(comes(ends, 5s));
+  EXPECT_TRUE(comes(ends));
   gpus.may_close = true;
   EXPECT_TRUE(are_closed(1));
 }

@@ -13,15 +13,16 @@
 #include "troupe/transport/shm/wire.hpp"
 #include "troupe/transport/xgmi/grant_key.hpp"
 
-#include "comes_true.hpp"
 #include "engine_stream.hpp"
 #include "two_nodes.hpp"
+#include "waiting.hpp"
 
 // The memory of a peer that cannot be closed yet, and when the peer is told that it is.
 namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
+using troupe::testing::comes_true;
 
 constexpr region_id lent_region{5};
 
@@ -155,8 +156,9 @@ struct memory_that_cannot_be_closed_yet : ::testing::Test {
     EXPECT_TRUE(done.failure && done.failure->code == errc::grant_revoked);
     EXPECT_EQ(n.driver->open_now(), 1U);
   }
+  /// For what must not come so soon.
   [[nodiscard]] bool comes_within(std::chrono::milliseconds limit) {
-    return n.until([&] { return other.says(news::closed); }, limit);
+    return n.comes_within(limit, [&] { return other.says(news::closed); });
   }
 
   peer other;
@@ -170,7 +172,7 @@ TEST_F(memory_that_cannot_be_closed_yet, is_not_said_to_be_closed_before_it_is) 
   EXPECT_FALSE(comes_within(500ms)) << "its owner would free what is open here";
   EXPECT_EQ(n.driver->open_now(), 1U);
   gate->open();
-  EXPECT_TRUE(comes_within(10s));
+  EXPECT_TRUE(n.until([&] { return other.says(news::closed); }));
   EXPECT_EQ(n.driver->open_now(), 0U);
   EXPECT_FALSE(n.b.sink->is_broken());
 }
@@ -190,7 +192,7 @@ TEST_F(memory_that_cannot_be_closed_yet, is_closed_also_when_its_link_has_ended_
 
 TEST_F(memory_that_cannot_be_closed_yet, is_said_to_be_closed_when_no_stream_is_held) {
   other.is_told(order::deregister);
-  EXPECT_TRUE(comes_within(10s));
+  EXPECT_TRUE(n.until([&] { return other.says(news::closed); }));
   EXPECT_EQ(n.driver->open_now(), 0U);
 }
 

@@ -6,14 +6,15 @@
 
 #include "troupe/transport/xgmi/peer_gpu_regions.hpp"
 
-#include "comes_true.hpp"
 #include "gpu_double.hpp"
+#include "waiting.hpp"
 
 // What a peer shares: opened once, checked, closed with its last user.
 namespace troupe::transport::xgmi {
 namespace {
 
 using ::testing::HasSubstr;
+using troupe::testing::comes_true;
 
 /// Opens whatever it is told, as memory of its own, and counts.
 class opening_double final : public gpu_double {

@@ -19,16 +19,17 @@
 #include "troupe/transport/endpoint.hpp"
 #include "troupe/transport/xgmi/opened_events.hpp"
 
-#include "comes_true.hpp"
 #include "gpu_double.hpp"
 #include "gpu_memory.hpp"
 #include "slow_kernels.hpp"
+#include "waiting.hpp"
 
 // Points in the work of a GPU that a worker, another process, has recorded.
 namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
+using troupe::testing::comes_true;
 
 /// The worker, as the test sees it. Made before the test has threads.
 class worker {

@@ -15,7 +15,6 @@ inline constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 /// Two nodes with a site of their own each, that a test may break.
 struct two_nodes : contract::two_ends {
   explicit two_nodes(std::uint32_t workers = 0, xgmi_options with = {}) : two_ends{workers} {
-    longest = std::chrono::seconds{10};
     with.site = site;
     make(a, incarnation{1}, with);
     make(b, incarnation{2}, with);
@@ -29,7 +28,12 @@ struct two_nodes : contract::two_ends {
     if (b.wire) b.wire->close();
   }
   static void open(contract::end& e, incarnation peer, link_role role) {
-    e.wire = e.place->open(backend_kind::xgmi, {.role = role, .peer = peer}, e.sink).value();
+    e.wire =
+        e.place
+            ->open(backend_kind::xgmi,
+                   {.role = role, .peer = peer, .connect_timeout = contract::longer_than_any_wait},
+                   e.sink)
+            .value();
   }
   std::shared_ptr<const remote_grant> grant(contract::end& owner, region_id region,
                                             std::uint64_t size) {
