@@ -195,6 +195,9 @@ void happened(self_pointer self, link_broke broke) {
       if (st.role == transport::link_role::initiator) {
         // Of a link that is made again, which peer is lost is not the transport's to say.
         if (st.broke && broke.why.code == errc::peer_lost) broke.why.code = errc::link_broken;
+        // The offer came from the peer itself. Where it is refused now, the peer waits for us no longer: this attempt
+        // took more than its time. The next one has another offer.
+        if (broke.why.code == errc::unauthorized) broke.why.code = errc::link_broken;
         backend_failed(self, broke.why);
       } else if (st.broke) {
         st.now = link_state::phase::dialling;

@@ -79,6 +79,18 @@ inline node_actor::behavior_type mute(node_actor::pointer self, const asked_for_
   };
 }
 
+/// A peer all of whose links have that one end.
+inline node_actor::behavior_type accepting_node(node_actor::pointer self, link_actor end) {
+  return {
+      [](members_atom, const membership&) {},
+      [](rejoin_atom) {},
+      [](drain_atom, const drain_order&) {},
+      [self, end](const link_request& request) { return self->delegate(end, request); },
+      [](report_atom) { return node_report{}; },
+      [](const call_request&) { return call_reply{}; },
+  };
+}
+
 inline context_ptr context_of(const std::string& name) {
   node_settings settings;
   settings.cluster = "demo";

@@ -54,17 +54,6 @@ link_actor::behavior_type accepting_end(link_actor::pointer self,
   };
 }
 
-node_actor::behavior_type accepting_node(node_actor::pointer self, link_actor end) {
-  return {
-      [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
-      [](drain_atom, const drain_order&) {},
-      [self, end](const link_request& request) { return self->delegate(end, request); },
-      [](report_atom) { return node_report{}; },
-      [](const call_request&) { return call_reply{}; },
-  };
-}
-
 /// What a peer says of its GPUs, and what is said of that.
 struct named_gpus {
   std::string name;
