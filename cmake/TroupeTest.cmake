@@ -1,11 +1,12 @@
 # How tests and fuzz targets are declared.
 #
 #   troupe_test(<name> SOURCES a.cpp b.cpp LINKS troupe::kvcache LABELS unit
-#               [TIMEOUT seconds] [RUN_SERIAL] [SHARDS n] [ENVIRONMENT "NAME=value"...] [DEPENDS target...])
+#               [TIMEOUT seconds] [COST seconds] [RUN_SERIAL] [SHARDS n] [ENVIRONMENT "NAME=value"...] [DEPENDS target...])
 #
 # makes the executable `<name>` with GoogleTest's main and registers each of its tests with ctest as
 # `<name>.<suite>.<test>` under one of the labels unit, integration, faults, simulation. DEPENDS names targets that
-# the tests run, such as the `troupe` command, so that they are built first.
+# the tests run, such as the `troupe` command, so that they are built first. The tests of the greatest COST, what the
+# slowest of them takes, begin first: no long one is left over at the end.
 #
 # Under a sanitizer to start a process costs more than most unit tests do: there all of a program are one test, or
 # `SHARDS` of them that may run at once, `<name>.shard_<i>`.
@@ -30,7 +31,7 @@ foreach(label unit integration faults simulation fuzz)
 endforeach()
 
 function(troupe_test name)
-  cmake_parse_arguments(arg "RUN_SERIAL" "TIMEOUT;SHARDS" "SOURCES;LINKS;LABELS;ENVIRONMENT;DEPENDS" ${ARGN})
+  cmake_parse_arguments(arg "RUN_SERIAL" "TIMEOUT;COST;SHARDS" "SOURCES;LINKS;LABELS;ENVIRONMENT;DEPENDS" ${ARGN})
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "troupe_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -68,6 +69,9 @@ function(troupe_test name)
   add_dependencies(troupe_tests_${arg_LABELS} ${name})
 
   set(properties LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+  if(arg_COST)
+    list(APPEND properties COST ${arg_COST})
+  endif()
   if(arg_RUN_SERIAL)
     list(APPEND properties RUN_SERIAL TRUE)
   endif()

@@ -25,7 +25,7 @@ troupe_compile_settings(simulated_cluster)
 troupe_without_false_warnings(simulated_cluster)
 troupe_unity(simulated_cluster)
 troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp LINKS simulated_cluster troupe::scratch LABELS simulation
-            TIMEOUT 600)
+            TIMEOUT 600 COST 20)
 add_executable(cluster_explorer EXCLUDE_FROM_ALL cluster_simulation/explore.cpp)
 target_link_libraries(cluster_explorer PRIVATE simulated_cluster CLI11::CLI11)
 troupe_compile_settings(cluster_explorer)
@@ -37,7 +37,8 @@ troupe_test(membership_survival_test SOURCES membership_survival_test.cpp member
 troupe_test(membership_store_test SOURCES membership_store_test.cpp LINKS troupe::actors troupe::sanitized
             troupe::scratch LABELS integration)
 troupe_test(drain_test SOURCES drain_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
-troupe_test(network_test SOURCES network_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 60)
+troupe_test(network_test SOURCES network_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 60
+            COST 40)
 troupe_test(closed_connection_test SOURCES closed_connection_test.cpp host_end_test.cpp LINKS troupe::actors troupe::sanitized
             troupe::scratch LABELS integration TIMEOUT 60)
 troupe_test(placement_epochs_test SOURCES placement_epochs_test.cpp LINKS troupe::actors LABELS unit)

@@ -13,6 +13,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 JOBS = int(os.environ.get("TROUPE_JOBS") or 0) or os.cpu_count()
 # A test that has no limit of its own is ended after so many seconds.
 LIMIT = 600
+# A pattern that no name matches.
+NOTHING = "^$"
 
 
 class Broken(Exception):
@@ -33,6 +35,11 @@ def fixed_addresses():
     except OSError:
         allowed = False
     return words if allowed else []
+
+
+def labels_of(test):
+    """Of a test as ctest lists it."""
+    return next((entry["value"] for entry in test.get("properties", ()) if entry["name"] == "LABELS"), [])
 
 
 class Build:
@@ -73,21 +80,21 @@ class Build:
         return [*self.prefix, "ctest", "--test-dir", str(self.folder), *words]
 
     def tests(self, labels, only="."):
-        """The names of the tests that carry one of the labels and match `only`."""
+        """The tests that carry one of the labels and match `only`: the labels of each, by name."""
         words = self._ctest("--show-only=json-v1", "-L", f"^({'|'.join(labels)})$", "-R", only)
         run = subprocess.run(words, capture_output=True, text=True, check=False)
         try:
-            return [test["name"] for test in json.loads(run.stdout)["tests"]]
+            return {test["name"]: labels_of(test) for test in json.loads(run.stdout)["tests"]}
         except (ValueError, KeyError):
             raise Broken(f"ctest could not list the tests of {self.preset}", run.stdout + run.stderr) from None
 
-    def run(self, labels, parallel, only=".", *, shuffled=False, quiet=False, environment=None):
+    def run(self, labels, parallel, only=".", *, but=NOTHING, shuffled=False, quiet=False, environment=None):
         """Runs tests and gives their outcomes; raises Broken if there are none, or ctest could not run."""
         with self._lock:
             self._reports += 1
             report = self.folder / f"report-{self._reports}.xml"
         report.unlink(missing_ok=True)
-        words = self._ctest("-L", f"^({'|'.join(labels)})$", "-R", only, "--parallel", str(parallel),
+        words = self._ctest("-L", f"^({'|'.join(labels)})$", "-R", only, "-E", but, "--parallel", str(parallel),
                             "--no-tests=error", "--timeout", str(LIMIT), "--output-junit", str(report))
         if shuffled:
             words.append("--schedule-random")

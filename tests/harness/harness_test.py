@@ -10,7 +10,7 @@ import unittest
 import steady
 from build import Broken, Build
 from outcomes import Tally
-from parts import Run, Tests, judge
+from parts import Run, Tests, batches, judge
 
 PASSES = "echo all is well"
 FAILS = "echo this never works; exit 1"
@@ -25,22 +25,28 @@ HASTY = (sys.executable + " -c \"import sys, time; start = time.monotonic(); "
          "sys.exit(time.monotonic() - start > 0.5)\"")
 
 
+def only(things):
+    [thing] = things
+    return thing
+
+
 class Harness(unittest.TestCase):
     def setUp(self):
         place = tempfile.TemporaryDirectory()
         self.addCleanup(place.cleanup)
         self.folder = pathlib.Path(place.name)
 
-    def build(self, **commands):
-        """A build folder with these tests, as cmake would leave it."""
+    def build(self, labels=(), **commands):
+        """A build folder with these tests, as cmake would leave it; `labels` of those that are not just planted."""
         lines = []
         for number, (name, command) in enumerate(commands.items()):
             own = self.folder / str(number)
             own.mkdir()
             script = own / "script"
             script.write_text(command)
+            label = dict(labels).get(name, "planted")
             lines.append(f'add_test({name} "sh" "{script}")\n'
-                         f'set_tests_properties({name} PROPERTIES LABELS planted WORKING_DIRECTORY "{own}")\n')
+                         f'set_tests_properties({name} PROPERTIES LABELS {label} WORKING_DIRECTORY "{own}")\n')
         (self.folder / "CTestTestfile.cmake").write_text("".join(lines))
         return Build("planted", self.folder)
 
@@ -99,6 +105,27 @@ class Harness(unittest.TestCase):
         text, passed = self.told(race=RACES_ONCE, leak=LEAKS_ONCE)
         self.assertFalse(passed)
         self.assertEqual(text.splitlines()[-1], "0 passed, 2 failed")
+
+    def test_parts_of_one_build_run_at_once_and_are_counted_apart(self):
+        labels = {"fast.a": "unit", "fast.b/shm": "unit", "slow.over/tcp": "faults", "slow.over/shm": "faults"}
+        build = self.build(labels, **{"fast.a": PASSES, "fast.b/shm": FAILS, "slow.over/tcp": PASSES,
+                                      "slow.over/shm": FAILS})
+        one, other = Tests("planted", ("unit",), ()), Tests("planted", ("faults",), (), but="/shm")
+        batch = only(batches([("first", one), ("second", other)], {"planted": build}))
+        batch.choose()
+        outcomes = build.run(batch.labels, batch.parallel, batch.only, but=batch.but, quiet=True)
+        self.assertEqual(sorted((batch.part(outcome), outcome.name, outcome.result) for outcome in outcomes),
+                         [("first", "fast.a", "passed"), ("first", "fast.b/shm", "failed"),
+                          ("second", "slow.over/tcp", "passed")])
+        self.assertAlmostEqual(sum(batch.shares(outcomes).values()), 1)
+
+    def test_the_names_that_one_part_is_limited_to_do_not_limit_the_other(self):
+        build = self.build({"other.c": "faults"}, **{"fast.a": PASSES, "slow.b": FAILS, "other.c": PASSES})
+        one = Tests("planted", ("planted",), (), only=r"^(fast)\.")
+        batch = only(batches([("part", one), ("part", Tests("planted", ("faults",), ()))], {"planted": build}))
+        batch.choose()
+        outcomes = build.run(batch.labels, batch.parallel, batch.only, but=batch.but, quiet=True)
+        self.assertEqual(sorted(outcome.name for outcome in outcomes), ["fast.a", "other.c"])
 
     def test_a_label_that_no_test_carries_is_a_failure(self):
         build = self.build(one=PASSES)

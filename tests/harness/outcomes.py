@@ -33,6 +33,11 @@ class Outcome:
         return bool(SANITIZER_REPORT.search(self.output))
 
 
+def plain(name):
+    """A test's name without GoogleTest's rendering of its parameter, which may be its bytes."""
+    return name.partition("  # GetParam()")[0]
+
+
 def read_report(build, path):
     """The outcomes in a JUnit report of ctest; none if there is no report."""
     try:
@@ -48,8 +53,7 @@ def read_report(build, path):
                 unstarted.get("message", "") not in ("SKIP_REGULAR_EXPRESSION_MATCHED",
                                                      "SKIP_RETURN_CODE=77", "Disabled"):
             result = "failed"
-        # GoogleTest's rendering of a parameter, which may be its bytes, is no part of the name.
-        name = case.get("name").partition("  # GetParam()")[0]
+        name = plain(case.get("name"))
         outcomes.append(Outcome(build, name, result, float(case.get("time") or 0),
                                 case.findtext("system-out") or ""))
     return outcomes
@@ -87,10 +91,12 @@ class Tally:
             for place, more in enumerate((passed, failed, skipped)):
                 counts[place] += more
 
-    def took(self, part, step, seconds):
+    def took(self, shares, step, seconds):
+        """A step's time, and the share of it that each part has."""
         with self._lock:
-            self._counts.setdefault(part, [0, 0, 0])
-            self._seconds[part] += seconds
+            for part, share in shares.items():
+                self._counts.setdefault(part, [0, 0, 0])
+                self._seconds[part] += share * seconds
             self._steps.append((seconds, step))
 
     def add(self, part, outcome):

@@ -1,15 +1,17 @@
 """The parts of `tests/run`: what each builds, which tests it runs, and in which order the machine's cores meet them."""
 import dataclasses
+import re
 import shutil
 import subprocess
 import threading
 import time
 import traceback
 
-from build import Broken, Build, JOBS, ROOT
+from build import NOTHING, Broken, Build, JOBS, ROOT
+from outcomes import plain
 
-# Most of the time of most tests is waiting; those that work instead, and are judged by the clock, are RUN_SERIAL.
-TEST_JOBS = 2 * JOBS
+# Most of the time of most tests is waiting; those that would take a core from all others are RUN_SERIAL.
+TEST_JOBS = 3 * JOBS
 # The suites that run more than one thread: what the thread sanitizer is for.
 WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "planted_race", "supervisor_test",
                 "transfer_test", "value_test", "hetero_test", "xgmi_test", "staging_test", "tcp_gpu_test",
@@ -19,12 +21,13 @@ AGAIN = 3  # times that what failed is run by itself
 
 @dataclasses.dataclass(frozen=True)
 class Tests:
-    """The tests of one build that carry one of the labels and match `only`."""
+    """The tests of one build that carry one of the labels, match `only` and do not match `but`."""
     preset: str
     labels: tuple
     targets: tuple
     parallel: int = TEST_JOBS
     only: str = "."
+    but: str = NOTHING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +45,16 @@ PARTS = {
     "unit": (Tests("release", ("unit",), ("troupe_tests_unit", "troupe_header_checks")),),
     "integration": (Tests("release", ("integration",), ("troupe_tests_integration",)),),
     "faults": (Tests("release", ("faults",), ("troupe_tests_faults",)),),
-    "simulation": (Tests("release", ("simulation",), ("troupe_tests_simulation",), parallel=JOBS),),
+    "simulation": (Tests("release", ("simulation",), ("troupe_tests_simulation",)),),
+    # Where a story is told over each backend, the address sanitizer hears it over tcp, which parses, and the thread
+    # sanitizer over shared memory; over both it is told in the release build.
     "sanitizers": (
         Tests("asan", ("unit", "integration"),
               ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults")),
-        Tests("asan", ("faults",), ()),
+        Tests("asan", ("faults",), (), but="/shm"),
         # The other suites have one thread, which was looked at above.
         Tests("tsan", ("unit", "integration"), (*WITH_THREADS, "troupe_tests_faults"), only=threaded()),
-        Tests("tsan", ("faults",), ()),
+        Tests("tsan", ("faults",), (), but="/tcp"),
     ),
     "verbs": (Tests("release", ("verbs",), ("troupe_tests_verbs",), parallel=1),),
     "fuzz": (Tests("fuzz", ("fuzz",), ("troupe_tests_fuzz",), parallel=JOBS),),
@@ -75,6 +80,53 @@ def packages(parts):
 
 def say(words):
     print(f"\n== {words}", flush=True)
+
+
+class Batch:
+    """Steps of one build whose tests run at once."""
+
+    def __init__(self, build, steps):
+        self._build = build
+        self.preset = build.preset
+        self.steps = steps  # (part, Tests)
+        self.labels = tuple(dict.fromkeys(label for _, step in steps for label in step.labels))
+        self.parallel = min(step.parallel for _, step in steps)
+        self.name = f"testing {build.preset}: {', '.join(self.labels)}"
+        self._parts = {}  # by a test's plain name
+        self.only = self.but = ''
+
+    def choose(self):
+        """Lists the tests: what they are called is known when the build is made."""
+        chosen, left_out = [], []
+        for part, step in self.steps:
+            names = [plain(name) for name in self._build.tests(step.labels, step.only)]
+            self._parts.update((name, part) for name in names)
+            programs = "|".join(sorted({re.escape(name.partition(".")[0]) for name in names}))
+            if programs:
+                chosen.append(f"^({programs})(\\.|$)" if step.only == "." else step.only)
+                left_out += [f"^({programs})\\..*{step.but}"] if step.but != NOTHING else []
+        self.only = "|".join(chosen) or NOTHING
+        self.but = "|".join(left_out) or NOTHING
+
+    def part(self, outcome):
+        return self._parts.get(outcome.name, self.steps[0][0])
+
+    def shares(self, outcomes):
+        """Of the time of all the tests: what each part has used of it."""
+        seconds = dict.fromkeys((part for part, _ in self.steps), 0)
+        for outcome in outcomes:
+            seconds[self.part(outcome)] += outcome.seconds
+        whole = sum(seconds.values()) or 1
+        return {part: own / whole for part, own in seconds.items()}
+
+
+def batches(steps, builds):
+    """What runs one after the other. The machines of verbs take every core, and so are by themselves."""
+    groups = {}
+    for part, step in steps:
+        if isinstance(step, Tests):
+            groups.setdefault((step.preset, part == "verbs"), []).append((part, step))
+    return [Batch(builds[preset], group) for (preset, _), group in groups.items()]
 
 
 def in_machines(folder):
@@ -111,17 +163,17 @@ class Run:
         self._tally = tally
         self._steps = [(part, step) for part in parts for step in PARTS[part]]
         self._builds = {step.preset: Build(step.preset) for _, step in self._steps if isinstance(step, Tests)}
+        self._batches = batches(self._steps, self._builds)
         self._made = {preset: threading.Event() for preset in self._builds}
         self._usable = set()
 
     def run(self):
         builder = threading.Thread(target=self._build_all)
         builder.start()
-        for part, step in self._steps:
-            if isinstance(step, Tests):
-                self._made[step.preset].wait()
-                if step.preset in self._usable:
-                    self._test(part, step)
+        for batch in self._batches:
+            self._made[batch.preset].wait()
+            if batch.preset in self._usable:
+                self._test(batch)
         builder.join()
 
     def _build_all(self):
@@ -134,17 +186,18 @@ class Run:
             for made in self._made.values():
                 made.set()
 
-    def _timed(self, part, step, work):
+    def _timed(self, part, step, work, shares=None):
+        """Times it; `shares` says of what came of it how much of that each part has, if it is not all of one."""
         start = time.monotonic()
+        result = None
         try:
-            return work()
+            result = work()
         except Broken as broken:
             self._tally.broken(part, broken.title, broken.output)
-            return None
-        finally:
-            seconds = time.monotonic() - start
-            self._tally.took(part, step, seconds)
-            say(f"{step} took {seconds:.0f} s")
+        seconds = time.monotonic() - start
+        self._tally.took(shares(result) if shares and result else {part: 1}, step, seconds)
+        say(f"{step} took {seconds:.0f} s")
+        return result
 
     def _build_and_check(self):
         for preset, build in self._builds.items():
@@ -168,18 +221,22 @@ class Run:
             raise Broken(step.name, run.stdout)
         self._tally.count(part, passed=1)
 
-    def _test(self, part, step):
-        name = f"testing {step.preset}: {', '.join(step.labels)}"
-        say(name)
-        build = self._builds[step.preset]
+    def _test(self, batch):
+        say(batch.name)
+        build = self._builds[batch.preset]
         results = build.folder / "tests/verbs/results"
-        if "verbs" in step.labels:
+        machines = "verbs" in batch.labels
+        if machines:
             shutil.rmtree(results, ignore_errors=True)
-        outcomes = self._timed(part, name, lambda: build.run(step.labels, step.parallel, step.only))
-        for outcome in outcomes or ():
-            judge(self._tally, part, build, outcome)
-        if "verbs" in step.labels:
-            self._count_machines(part, results)
+
+        def work():
+            batch.choose()
+            return build.run(batch.labels, batch.parallel, batch.only, but=batch.but)
+        first = batch.steps[0][0]
+        for outcome in self._timed(first, batch.name, work, batch.shares) or ():
+            judge(self._tally, batch.part(outcome), build, outcome)
+        if machines:
+            self._count_machines(first, results)
 
     def _count_machines(self, part, results):
         """The suite itself is counted already, as failed if any of its tests is."""

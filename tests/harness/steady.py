@@ -103,7 +103,8 @@ def repeat(work, rounds):
         for part, step, build, only in work:
             start = time.monotonic()
             with busy_machine(build.folder):
-                outcomes = build.run(step.labels, 1 if part == "verbs" else CROWD, only, shuffled=True, quiet=True,
+                outcomes = build.run(step.labels, 1 if part == "verbs" else CROWD, only, but=step.but,
+                                     shuffled=True, quiet=True,
                                      environment={"TROUPE_COMMIT_SEED": str(seed), "RC_PARAMS": f"seed={seed}"})
             counts = collections.Counter(outcome.result for outcome in outcomes)
             print(f"{part}, {step.preset}, {', '.join(step.labels)}: "
