@@ -225,7 +225,8 @@ class engine {
                                     transport::compute_stream stream) = 0;
   /// Gives an operation up. Its one outcome is `aborted` (of a transfer at both sides), or the one
   /// that was on its way already; of a placement always `aborted`. A put to this node itself that is
-  /// being copied ends as if it had not been aborted. `not_found`: already ended.
+  /// being copied, or one that its node holds whole and stores now, ends as if it had not been aborted.
+  /// `not_found`: already ended.
   virtual result<void> abort(operation_id operation, std::string reason) = 0;
 
   // -- keyed values
@@ -233,7 +234,9 @@ class engine {
   /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
   /// stay unchanged until the outcome. What is larger than a frame (32 KiB) is copied, or read by the
   /// peer, while the caller goes on. ttl 0: until removed. Outcome: done, `already_exists`,
-  /// `pool_exhausted`.
+  /// `pool_exhausted`. What failed is not stored and never will be, whoever gave it up, unless the
+  /// reason says that this is not known: the link was lost between the last word of the put and its
+  /// answer. A peer that stands still may read `value` after the deadline, but not store it.
   [[nodiscard]] virtual result<operation_id> put(std::string peer, std::string key,
                                                  std::span<const std::byte> value,
                                                  std::chrono::milliseconds ttl = {}) = 0;

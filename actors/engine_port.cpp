@@ -168,7 +168,8 @@ void happened(self_pointer self, link_message& came) {
   } else if (std::holds_alternative<store_put>(message) ||
              std::holds_alternative<store_get>(message) ||
              std::holds_alternative<store_query>(message) ||
-             std::holds_alternative<store_remove>(message)) {
+             std::holds_alternative<store_remove>(message) ||
+             std::holds_alternative<store_commit>(message)) {
     value_came(self, came.link, message);
   } else {
     // Late words of a transfer that has ended here.

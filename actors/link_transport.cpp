@@ -87,7 +87,8 @@ bool is_request(const session_message& message) {
   return std::holds_alternative<transfer_request>(message) ||
          std::holds_alternative<store_put>(message) || std::holds_alternative<store_get>(message) ||
          std::holds_alternative<store_query>(message) ||
-         std::holds_alternative<store_remove>(message);
+         std::holds_alternative<store_remove>(message) ||
+         std::holds_alternative<store_commit>(message);
 }
 
 }  // namespace

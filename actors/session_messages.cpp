@@ -384,8 +384,8 @@ void fields(A& a, M& m) {
   source(a, m.source);
 }
 
-template <class A, is<store_release> M>
-void fields(A& a, M& m) {
+template <class A, class M>
+requires(is<M, store_release> || is<M, store_held> || is<M, store_commit>) void fields(A& a, M& m) {
   a.number("op", m.op);
 }
 
@@ -393,7 +393,7 @@ constexpr std::array<std::string_view, std::variant_size_v<session_message>> typ
     "transfer_request", "transfer_offer", "layers_landed",      "transfer_sealed",
     "transfer_release", "transfer_abort", "transfer_quiescent", "store_put",
     "store_get",        "store_query",    "store_remove",       "store_reply",
-    "store_release"};
+    "store_release",    "store_held",     "store_commit"};
 
 template <std::size_t Index>
 result<session_message> read_as(std::span<const std::byte> body) {

@@ -24,7 +24,7 @@
 
 namespace troupe::actors {
 
-inline constexpr std::uint16_t session_version = 2;
+inline constexpr std::uint16_t session_version = 3;
 
 enum class transfer_mode : std::uint8_t {
   write = 1,  ///< the prefill side pushes each layer as it is computed
@@ -119,6 +119,11 @@ struct transfer_quiescent {
 
 // -- keyed values
 
+// A put has two phases, so that one which its caller was told has failed is never stored: `store_put`
+// -> `store_held`, when all bytes are there and nothing reads the caller's memory any more;
+// `store_commit` -> `store_reply`; `store_release`. Whoever puts gives up by `store_release` instead of
+// `store_commit`; later it cannot.
+
 /// A value of at most `max_inline` bytes travels in the frame; a larger one is read through the
 /// grant.
 struct store_put {
@@ -146,7 +151,18 @@ struct store_remove {
   std::string key;
   friend bool operator==(const store_remove&, const store_remove&) = default;
 };
-/// The answer to each of the four; `failed` 0 or an `errc`.
+/// All bytes of a put are here.
+struct store_held {
+  std::uint64_t op{0};
+  friend bool operator==(const store_held&, const store_held&) = default;
+};
+/// The put is to be seen. Whoever keeps it answers `store_held` once more, and does not store it,
+/// when it has not heard this soon after it said so: by then its link may count as lost.
+struct store_commit {
+  std::uint64_t op{0};
+  friend bool operator==(const store_commit&, const store_commit&) = default;
+};
+/// The answer to a refused put, to `store_commit` and to the other three; `failed` 0 or an `errc`.
 struct store_reply {
   std::uint64_t op{0};
   std::uint8_t failed{0};
@@ -157,7 +173,8 @@ struct store_reply {
   std::optional<transport::remote_grant> source;  ///< pinned until `store_release`
   friend bool operator==(const store_reply&, const store_reply&) = default;
 };
-/// The reader has the bytes, or whoever asked has given up: the value may be unpinned.
+/// The reader has the bytes, whoever put has heard that they are stored, or whoever asked has given
+/// up: nothing more is wanted for the operation.
 struct store_release {
   std::uint64_t op{0};
   friend bool operator==(const store_release&, const store_release&) = default;
@@ -166,7 +183,7 @@ struct store_release {
 using session_message =
     std::variant<transfer_request, transfer_offer, layers_landed, transfer_sealed, transfer_release,
                  transfer_abort, transfer_quiescent, store_put, store_get, store_query,
-                 store_remove, store_reply, store_release>;
+                 store_remove, store_reply, store_release, store_held, store_commit>;
 
 inline constexpr std::size_t max_request_id = 256;
 inline constexpr std::size_t max_key = 512;

@@ -34,20 +34,24 @@ void end_with(self_pointer self, outcome_type outcome) {
   ask_link(self, fence_now{st.transfer});
 }
 
-/// Ends what the peer may still work for, holding a value for us or reading ours: it need not any
-/// longer.
-void give_up(self_pointer self, troupe::error why) {
-  auto& st = self->state;
-  if (st.now == phase::fencing) return;
-  const bool read_by_peer = st.order.verb == value_verb::put && st.order.value.size() > max_inline;
-  if (st.order.verb == value_verb::get || read_by_peer) {
-    ask_link(self, say{store_release{st.transfer.value}, {}});
-  }
+void end_with(self_pointer self, troupe::error why) {
   end_with(self, outcome_type{event_failed{std::move(why)}});
 }
 
-void end_with(self_pointer self, troupe::error why) {
-  end_with(self, outcome_type{event_failed{std::move(why)}});
+/// The peer holds nothing for us any longer, and stores nothing.
+void let_go(self_pointer self) {
+  const auto& st = self->state;
+  if (st.order.verb == value_verb::put || st.order.verb == value_verb::get) {
+    ask_link(self, say{store_release{st.transfer.value}, {}});
+  }
+}
+
+/// Ends what is not too late to end.
+void give_up(self_pointer self, troupe::error why) {
+  auto& st = self->state;
+  if (st.now == phase::fencing || st.now == phase::storing) return;
+  let_go(self);
+  end_with(self, std::move(why));
 }
 
 /// Where the value lies in registered memory; registers it for the time of the put if nobody has.
@@ -142,14 +146,22 @@ void got_value(self_pointer self, store_reply& reply) {
 
 void happened(self_pointer self, session_message& message) {
   auto& st = self->state;
+  if (st.now != phase::asked && st.now != phase::storing) return;
+  if (std::holds_alternative<store_held>(message) && st.order.verb == value_verb::put) {
+    st.now = phase::storing;
+    ask_link(self, say{store_commit{st.transfer.value}, {}});
+    return;
+  }
   auto* reply = std::get_if<store_reply>(&message);
-  if (reply == nullptr || st.now != phase::asked) return;
+  if (reply == nullptr) return;
   if (reply->failed != 0) {
     end_with(self, refusal(*reply));
     return;
   }
   switch (st.order.verb) {
     case value_verb::put:
+      if (st.now != phase::storing) return;  // nothing was to be stored yet
+      let_go(self);
       end_with(self, outcome_type{event_done{{}, st.order.value.size()}});
       return;
     case value_verb::remove: end_with(self, outcome_type{event_done{}}); return;
@@ -197,6 +209,11 @@ void happened(self_pointer self, transfer_is_quiescent&) {
 }
 
 void happened(self_pointer self, link_is_lost& lost) {
+  auto& st = self->state;
+  if (st.now == phase::storing) {
+    lost.why.message += "; the answer to the last word of the put under key `" + st.order.key +
+                        "` was lost with it, so it is not known whether the value is stored";
+  }
   end_with(self, std::move(lost.why));
 }
 void happened(self_pointer self, link_is_back& back) {
@@ -204,6 +221,10 @@ void happened(self_pointer self, link_is_back& back) {
   if (back.epoch <= st.link.epoch) return;
   st.link.epoch = back.epoch;
   if (st.now == phase::fencing) return;
+  if (st.now == phase::storing) {
+    ask_link(self, say{store_commit{st.transfer.value}, {}});
+    return;
+  }
   if (st.scratch) st.former_scratch.push_back(std::move(*st.scratch));
   st.scratch.reset();
   st.now = phase::asked;
@@ -211,12 +232,14 @@ void happened(self_pointer self, link_is_back& back) {
 }
 void happened(self_pointer self, engine_aborts& abort) {
   give_up(self, std::move(abort.why));
-  tell_outcome(self);
+  // What a caller has put is its own again with the outcome, so that waits for the fence.
+  if (self->state.order.verb != value_verb::put) tell_outcome(self);
 }
 void happened(self_pointer self, deadline_came&) {
   give_up(self, {errc::deadline, self->state.link.peer + " did not answer for key `" +
                                      self->state.order.key + "` in time"});
-  // The fence may take as long as the peer stands still. That holds our memory, not the outcome.
+  // The fence may take as long as the peer stands still. That holds our memory, not the outcome: what
+  // the peer reads of a put from now on it is never told to store.
   tell_outcome(self);
 }
 void happened(self_pointer, source_progress&) {}

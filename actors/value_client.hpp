@@ -14,16 +14,22 @@ namespace troupe::actors {
 ///
 ///   state    event                       next     actions
 ///   -------  --------------------------  -------  -------
-///   asked    reply (small, or no value)  fencing  fence (a put's grant), then the outcome
+///   asked    reply (small, or no value)  fencing  fence, then the outcome
+///   asked    store_held (put)            storing  send store_commit
 ///   asked    reply with a grant (get)    reading  post a read into scratch memory
 ///   reading  completed                   fencing  send store_release, fence, then the outcome
-///   asked    link lost, abort, deadline  fencing  fence, then the failure
-///   reading  link lost, abort, deadline  fencing  fence, then the failure
+///   storing  reply                       fencing  send store_release, fence, then the outcome
+///   storing  store_held                  storing  send store_commit again: the last one was late
+///   storing  abort, deadline             storing  none: it may be stored by now
+///   storing  link lost                   fencing  fence, then the failure
+///   asked,   link lost, abort, deadline  fencing  send store_release, fence, then the failure; at
+///   reading                                       once at the deadline, and of what is no put
 ///   asked,   link back                   asked    ask again; what was being read is read again, to
 ///   reading                                       another place
+///   storing  link back                   storing  send store_commit again
 ///   fencing  quiescent                   -        outcome, quit
 struct value_client_state {
-  enum class phase : std::uint8_t { asked, reading, fencing };
+  enum class phase : std::uint8_t { asked, storing, reading, fencing };
 
   context_ptr context;
   engine_port_actor port;

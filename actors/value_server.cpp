@@ -42,17 +42,58 @@ void finish(self_pointer self) {
   ask_link(self, fence_now{st.transfer});
 }
 
+void refuse(self_pointer self, const troupe::error& why) {
+  auto& st = self->state;
+  if (st.now == phase::fencing) return;
+  st.reply = refused_value(st.transfer.value, why);
+  finish(self);
+}
+
+void say_held(self_pointer self) {
+  auto& st = self->state;
+  st.now = phase::held;
+  st.said_held = std::chrono::steady_clock::now();
+  ask_link(self, say{store_held{st.transfer.value}, {}});
+}
+
+/// Whether the peer may have taken us for lost since we last said that we hold its put, and told its
+/// caller so. It takes a peer for lost that says nothing for `peer_silence`, and has heard us then.
+bool may_count_as_lost(const value_server_state& st) {
+  return std::chrono::steady_clock::now() - st.said_held > st.context->settings.peer_silence / 2;
+}
+
+void store(self_pointer self) {
+  auto& st = self->state;
+  if (st.now == phase::held && may_count_as_lost(st)) {
+    say_held(self);
+    return;
+  }
+  if (st.now == phase::held) {
+    if (auto committed = st.room->commit(); !committed) {
+      refuse(self, committed.error());
+      return;
+    }
+    st.now = phase::stored;
+    self->send(st.pool, pool_command{pool_changed{}});
+  }
+  if (st.now == phase::stored) ask_link(self, say{done(st.transfer.value), {}});
+}
+
 void serve_put(self_pointer self, store_put& put) {
   auto& st = self->state;
   if (!st.room) {
     auto room =
         st.context->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
     if (!room) {
-      st.reply = refused_value(put.op, room.error());
-      finish(self);
+      refuse(self, room.error());
       return;
     }
     st.room.emplace(std::move(*room));
+  }
+  if (!put.source) {
+    std::ranges::copy(put.value, st.room->bytes().begin());
+    say_held(self);
+    return;
   }
   const auto from = put.source->extents.front();
   transport::batch read;
@@ -85,10 +126,13 @@ void serve_get(self_pointer self, const store_get& get) {
 void happened(self_pointer self, session_message& message) {
   auto& st = self->state;
   if (std::holds_alternative<store_release>(message)) finish(self);
-  if (auto* put = std::get_if<store_put>(&message);
-      put != nullptr && st.now == phase::reading && st.room && put->source &&
-      !put->source->extents.empty() && put->size == st.room->where().length) {
-    serve_put(self, *put);
+  if (std::holds_alternative<store_commit>(message)) store(self);
+  if (auto* put = std::get_if<store_put>(&message); put != nullptr) {
+    if (st.now == phase::held) say_held(self);
+    if (st.now == phase::reading && st.room && put->source && !put->source->extents.empty() &&
+        put->size == st.room->where().length) {
+      serve_put(self, *put);
+    }
   }
   if (const auto* get = std::get_if<store_get>(&message);
       get != nullptr && st.now == phase::lending)
@@ -106,14 +150,10 @@ void happened(self_pointer self, transport::completion& outcome) {
   // Its end of the link broke before ours, and it asks again; or it has given up, and says so.
   if (outcome.failure && outcome.failure->code == errc::grant_revoked) return;
   if (outcome.failure) {
-    st.reply = refused_value(st.transfer.value, *outcome.failure);
-  } else if (auto committed = st.room->commit(); !committed) {
-    st.reply = refused_value(st.transfer.value, committed.error());
-  } else {
-    st.reply = done(st.transfer.value);
-    self->send(st.pool, pool_command{pool_changed{}});
+    refuse(self, *outcome.failure);
+    return;
   }
-  finish(self);
+  say_held(self);
 }
 
 void happened(self_pointer self, transfer_is_quiescent&) {
@@ -133,9 +173,8 @@ void happened(self_pointer self, link_is_lost&) {
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
 void happened(self_pointer self, engine_aborts& refused) {
-  // The link could not carry the reply, or not give the grant that belongs to it.
-  self->state.reply = refused_value(self->state.transfer.value, refused.why);
-  finish(self);
+  // The link could not carry what was said, or not give the grant that belongs to it.
+  if (self->state.now != phase::stored) refuse(self, refused.why);
 }
 void happened(self_pointer self, deadline_came&) {
   finish(self);
@@ -155,11 +194,9 @@ result<void> acceptable(const store_put& put) {
   return {};
 }
 
-std::optional<session_message> answer_put(value_store& values, const store_put& put) {
+std::optional<session_message> answer_put(const store_put& put) {
   if (auto fine = acceptable(put); !fine) return refused_value(put.op, fine.error());
-  if (put.source) return std::nullopt;
-  auto stored = values.put(put.key, put.value, std::chrono::milliseconds{put.ttl_ms});
-  return stored ? done(put.op) : refused_value(put.op, stored.error());
+  return std::nullopt;
 }
 
 std::optional<session_message> answer_get(value_store& values, const store_get& get) {
@@ -194,7 +231,7 @@ std::optional<session_message> answer_value(node_context& context, session_messa
     return refused_value(op, {errc::not_found, context.self.name + " keeps no keyed values"});
   }
   auto& values = *context.values;
-  if (const auto* put = std::get_if<store_put>(&message)) return answer_put(values, *put);
+  if (const auto* put = std::get_if<store_put>(&message)) return answer_put(*put);
   if (const auto* get = std::get_if<store_get>(&message)) return answer_get(values, *get);
   if (const auto* query = std::get_if<store_query>(&message)) {
     auto info = values.query(query->key);
@@ -207,6 +244,9 @@ std::optional<session_message> answer_value(node_context& context, session_messa
   if (const auto* remove = std::get_if<store_remove>(&message)) {
     auto gone = values.remove(remove->key);
     return gone ? done(remove->op) : refused_value(remove->op, gone.error());
+  }
+  if (const auto* commit = std::get_if<store_commit>(&message)) {
+    return refused_value(commit->op, {errc::not_found, "no such put is held here"});
   }
   return std::nullopt;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -19,12 +20,23 @@ namespace troupe::actors {
 /// The answer to an operation that is refused.
 [[nodiscard]] store_reply refused_value(std::uint64_t op, const troupe::error& why);
 
-/// Serves one large put (reads the value from the peer, then commits it) or one large get (keeps
-/// the value pinned while the peer reads it). A reader that is alive may take its time; one that is
-/// gone has lost its link, and with it its pin. When the link was made again the peer asks again,
-/// with the same operation.
+/// Serves one put (takes the value, or reads it from the peer, and stores it when the peer says so)
+/// or one large get (keeps the value pinned while the peer reads it). A reader that is alive may
+/// take its time; one that is gone has lost its link, and with it its pin. When the link was made
+/// again the peer asks again, with the same operation.
+///
+///   state    event                      next     actions
+///   -------  -------------------------  -------  -------
+///   reading  all of a put is here       held     send store_held
+///   held     store_commit               stored   commit, send the reply; fencing if it is refused
+///   held     store_commit, but late     held     send store_held again
+///   held     store_put, link was back   held     send store_held again
+///   stored   store_commit, link was     stored   send the reply again
+///            back
+///   any      store_release, link lost   fencing  fence; what is not stored is dropped
+///   fencing  quiescent                  -        send what was refused, quit
 struct value_server_state {
-  enum class phase : std::uint8_t { reading, lending, fencing };
+  enum class phase : std::uint8_t { reading, held, stored, lending, fencing };
 
   context_ptr context;
   engine_port_actor port;
@@ -33,6 +45,7 @@ struct value_server_state {
   transfer_id transfer;
   phase now{phase::fencing};
   std::optional<value_store::reservation> room;  ///< of a put
+  std::chrono::steady_clock::time_point said_held;
   /// Of a get. More than one when it was asked for again over a link that was made again: what was
   /// granted over the former one stays where it is.
   std::vector<std::shared_ptr<const void>> pins;

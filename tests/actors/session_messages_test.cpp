@@ -142,7 +142,9 @@ class source {
             text(0, 99),  u64(),
             u64(),        bytes(99),
             maybe_grant()};
-      default: return store_release{u64()};
+      case 12: return store_release{u64()};
+      case 13: return store_held{u64()};
+      default: return store_commit{u64()};
     }
   }
 
@@ -184,7 +186,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
                                        {1, 2, 3, 0x04030201u},
                                        true,
                                        seal_notice{5, 6, {std::byte{7}}}});
-  const std::vector<unsigned> expected{2, 0, 3, 0,              // version, type
+  const std::vector<unsigned> expected{3, 0, 3, 0,              // version, type
                                        1, 2, 3, 4, 5, 6, 7, 8,  // transfer
                                        1, 0, 0, 0, 2, 0, 0, 0,  // layers
                                        3, 0, 0, 0, 1, 2, 3, 4,  // tokens
@@ -198,7 +200,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
 
   const auto abort = encoded(transfer_abort{transfer_id{7}, errc::deadline, "no"});
   const std::vector<unsigned> expected_abort{
-      2, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
+      3, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
       2, 0, 0, 0, 'n', 'o'};
   ASSERT_EQ(abort.size(), expected_abort.size());
   for (std::size_t i = 0; i < abort.size(); ++i) {
@@ -452,6 +454,8 @@ TEST(session_messages, every_message_says_its_name_and_its_transfer) {
   EXPECT_EQ(type_name(transfer_request{}), "transfer_request");
   EXPECT_EQ(type_name(layers_landed{}), "layers_landed");
   EXPECT_EQ(type_name(store_release{}), "store_release");
+  EXPECT_EQ(type_name(store_held{}), "store_held");
+  EXPECT_EQ(type_name(store_commit{}), "store_commit");
   EXPECT_EQ(transfer_of(transfer_quiescent{transfer_id{9}}), transfer_id{9});
   EXPECT_EQ(transfer_of(transfer_offer{transfer_id{9}, 0, {}, {}, {}, {}}), transfer_id{9});
   EXPECT_EQ(transfer_of(store_put{9, "k", 0, 0, {}, {}}), transfer_id{});

@@ -255,7 +255,7 @@ TEST_P(value, whose_reader_gives_up_is_not_held_for_it) {
 }
 
 TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
-  const auto large = bytes_of(12u << 20, 1);  // the store has 16 MiB: one at a time
+  const auto large = bytes_of(12u << 20, 1);               // the store has 16 MiB: one at a time
   const int rounds = have_verbs() || sanitized ? 20 : 60;  // each moment once, or three times
   for (int i = 0; i < rounds; ++i) {
     SCOPED_TRACE(i);
@@ -281,6 +281,43 @@ TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
     if (put("store-0", wiped, other).done == 1) {
       ASSERT_EQ(ended(node->remove("store-0", wiped)).done, 1);
     }
+  }
+}
+
+// The caller's memory is the caller's again with the outcome: what it holds from then on is never
+// what the store keeps, and what was told as failed is not kept at all.
+TEST_P(value, whose_writer_gives_up_and_writes_something_else_is_stored_as_it_was_or_not_at_all) {
+  for (const std::size_t size : {std::size_t{3000}, std::size_t{1} << 20}) {
+    const auto given = bytes_of(size, 1);
+    const auto later = bytes_of(size, 2);
+    auto memory = given;
+    const int rounds = have_verbs() || sanitized ? 60 : 300;
+    int stored = 0;
+    for (int i = 0; i < rounds; ++i) {
+      SCOPED_TRACE(std::to_string(size) + " bytes, round " + std::to_string(i));
+      const auto key = std::to_string(size) + "." + std::to_string(i);
+      std::ranges::copy(given, memory.begin());
+      const auto asked = node->put("store-0", key, memory);
+      ASSERT_TRUE(asked);
+      std::this_thread::sleep_for(std::chrono::microseconds{i % 60 * 15});
+      (void)node->abort(*asked, "changed my mind");
+      const auto told = ended(asked);
+      std::ranges::copy(later, memory.begin());
+      // A word that the store hears is behind all that it has heard before.
+      ASSERT_EQ(ended(node->query("store-0", "another")).failed, 1);
+      auto& found = get("store-0", key);
+      ASSERT_EQ(found.done, told.done) << to_string(told.why) << "; " << to_string(found.why);
+      if (told.failed == 1) {
+        ASSERT_EQ(told.why.code, errc::aborted) << to_string(told.why);
+        ASSERT_EQ(found.why.code, errc::not_found) << to_string(found.why);
+        continue;
+      }
+      ++stored;
+      ASSERT_TRUE(equal(found.value, given)) << "what is stored is not what was put";
+      found.value = {};
+      ASSERT_EQ(ended(node->remove("store-0", key)).done, 1);
+    }
+    std::cout << size << " bytes: " << stored << " of " << rounds << " stored\n";
   }
 }
 
