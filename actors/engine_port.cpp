@@ -157,7 +157,8 @@ void happened(self_pointer self, link_message& came) {
   } else if (const auto session = sessions.find(route_of(message));
              session != sessions.end() && session->second.link == came.link.actor.id()) {
     // It came right behind the message that the session was spawned for, before the link knew of
-    // the session.
+    // the session; or over the link that was made again since.
+    tell(session->second.actor, session_event{link_is_back{came.link.epoch}});
     tell(session->second.actor, session_event{std::move(message)});
   } else if (const auto* abort = std::get_if<transfer_abort>(&message)) {
     // A request that is still parked was given up.

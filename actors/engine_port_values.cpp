@@ -114,13 +114,7 @@ void value_came(self_pointer self, const link_handle& link, session_message& mes
     return;
   }
   const auto transfer = route_of(message);
-  if (const auto live = st.sessions.find(transfer); live != st.sessions.end()) {
-    if (live->second.link == link.actor.id() && live->second.operation == operation_id{}) {
-      // Said again over a link that was made again, before that link knew of the session.
-      tell(live->second.actor, session_event{link_is_back{link.epoch}});
-      tell(live->second.actor, session_event{std::move(message)});
-      return;
-    }
+  if (st.sessions.contains(transfer)) {
     const troupe::error why{errc::already_exists, "that operation is live here"};
     tell(link.actor, link_command{say{refused_value(transfer.value, why), {}}});
     return;

@@ -54,6 +54,26 @@ void give_up(self_pointer self, troupe::error why) {
   end_with(self, std::move(why));
 }
 
+/// Of a put whose `store_commit` was said and not answered.
+troupe::error in_doubt(const value_client_state& st, troupe::error why) {
+  why.message += "; the last word of the put under key `" + st.order.key +
+                 "` was not answered, so it is not known whether the value is stored";
+  return why;
+}
+
+void store(self_pointer self) {
+  ask_link(self, say{store_commit{self->state.transfer.value}, {}});
+}
+
+void tell_outcome(self_pointer self) {
+  auto& st = self->state;
+  if (!st.outcome) return;
+  value_concluded said{st.order.operation, {}};
+  said.outcome.swap(*st.outcome);
+  st.outcome.reset();
+  self->send(st.port, port_event{std::move(said)});
+}
+
 /// Where the value lies in registered memory; registers it for the time of the put if nobody has.
 result<grant_wish> grant_on_value(value_client_state& st) {
   const auto value = st.order.value;
@@ -149,7 +169,13 @@ void happened(self_pointer self, session_message& message) {
   if (st.now != phase::asked && st.now != phase::storing) return;
   if (std::holds_alternative<store_held>(message) && st.order.verb == value_verb::put) {
     st.now = phase::storing;
-    ask_link(self, say{store_commit{st.transfer.value}, {}});
+    st.said_again = false;
+    store(self);
+    return;
+  }
+  if (const auto* crashed = std::get_if<transfer_abort>(&message); crashed != nullptr) {
+    troupe::error why{crashed->code, crashed->reason};
+    end_with(self, st.now == phase::storing ? in_doubt(st, std::move(why)) : std::move(why));
     return;
   }
   auto* reply = std::get_if<store_reply>(&message);
@@ -189,15 +215,6 @@ void happened(self_pointer self, transport::completion& done) {
   end_with(self, outcome_type{event_value{{bytes, std::move(kept)}}});
 }
 
-void tell_outcome(self_pointer self) {
-  auto& st = self->state;
-  if (!st.outcome) return;
-  value_concluded said{st.order.operation, {}};
-  said.outcome.swap(*st.outcome);
-  st.outcome.reset();
-  self->send(st.port, port_event{std::move(said)});
-}
-
 void happened(self_pointer self, transfer_is_quiescent&) {
   auto& st = self->state;
   if (st.now != phase::fencing) return;
@@ -210,11 +227,8 @@ void happened(self_pointer self, transfer_is_quiescent&) {
 
 void happened(self_pointer self, link_is_lost& lost) {
   auto& st = self->state;
-  if (st.now == phase::storing) {
-    lost.why.message += "; the answer to the last word of the put under key `" + st.order.key +
-                        "` was lost with it, so it is not known whether the value is stored";
-  }
-  end_with(self, std::move(lost.why));
+  const bool doubtful = st.now == phase::storing;
+  end_with(self, doubtful ? in_doubt(st, std::move(lost.why)) : std::move(lost.why));
 }
 void happened(self_pointer self, link_is_back& back) {
   auto& st = self->state;
@@ -222,7 +236,8 @@ void happened(self_pointer self, link_is_back& back) {
   st.link.epoch = back.epoch;
   if (st.now == phase::fencing) return;
   if (st.now == phase::storing) {
-    ask_link(self, say{store_commit{st.transfer.value}, {}});
+    st.said_again = true;
+    store(self);
     return;
   }
   if (st.scratch) st.former_scratch.push_back(std::move(*st.scratch));
@@ -231,13 +246,25 @@ void happened(self_pointer self, link_is_back& back) {
   ask(self);
 }
 void happened(self_pointer self, engine_aborts& abort) {
+  auto& st = self->state;
+  // The link could not take the last word of the put, so the peer has not heard it, unless it was one
+  // that was said again.
+  if (st.now == phase::storing && abort.why.code != errc::aborted && !st.said_again) {
+    st.now = phase::asked;
+  }
   give_up(self, std::move(abort.why));
   // What a caller has put is its own again with the outcome, so that waits for the fence.
   if (self->state.order.verb != value_verb::put) tell_outcome(self);
 }
 void happened(self_pointer self, deadline_came&) {
-  give_up(self, {errc::deadline, self->state.link.peer + " did not answer for key `" +
-                                     self->state.order.key + "` in time"});
+  auto& st = self->state;
+  troupe::error why{errc::deadline,
+                    st.link.peer + " did not answer for key `" + st.order.key + "` in time"};
+  if (st.now == phase::storing) {
+    end_with(self, in_doubt(st, std::move(why)));
+  } else {
+    give_up(self, std::move(why));
+  }
   // The fence may take as long as the peer stands still. That holds our memory, not the outcome: what
   // the peer reads of a put from now on it is never told to store.
   tell_outcome(self);

@@ -20,10 +20,13 @@ namespace troupe::actors {
 ///   reading  completed                   fencing  send store_release, fence, then the outcome
 ///   storing  reply                       fencing  send store_release, fence, then the outcome
 ///   storing  store_held                  storing  send store_commit again: the last one was late
-///   storing  abort, deadline             storing  none: it may be stored by now
-///   storing  link lost                   fencing  fence, then the failure
-///   asked,   link lost, abort, deadline  fencing  send store_release, fence, then the failure; at
+///   storing  abort                       storing  none: it may be stored by now
+///   storing  link lost, deadline         fencing  fence, then the failure, which says that it is not
+///                                                 known; at once at the deadline
+///   asked,   abort, deadline             fencing  send store_release, fence, then the failure; at
 ///   reading                                       once at the deadline, and of what is no put
+///   asked,   link lost                   fencing  fence, then the failure
+///   reading
 ///   asked,   link back                   asked    ask again; what was being read is read again, to
 ///   reading                                       another place
 ///   storing  link back                   storing  send store_commit again
@@ -37,6 +40,7 @@ struct value_client_state {
   transfer_id transfer;
   start_value order;
   phase now{phase::asked};
+  bool said_again{false};               ///< `store_commit`, over a link that was made again
   std::optional<region_id> registered;  ///< a put's value, for as long as the grant lives
   std::optional<grant_wish> wish;       ///< on that
   std::optional<value_store::reservation> scratch;  ///< a get's bytes

@@ -29,11 +29,12 @@ namespace troupe::actors {
 ///   -------  -------------------------  -------  -------
 ///   reading  all of a put is here       held     send store_held
 ///   held     store_commit               stored   commit, send the reply; fencing if it is refused
-///   held     store_commit, but late     held     send store_held again
+///   held     store_commit, but late     held     send store_held again, once
 ///   held     store_put, link was back   held     send store_held again
 ///   stored   store_commit, link was     stored   send the reply again
 ///            back
-///   any      store_release, link lost   fencing  fence; what is not stored is dropped
+///   any      store_release or an abort, fencing  fence; what is not stored is dropped
+///            link lost
 ///   fencing  quiescent                  -        send what was refused, quit
 struct value_server_state {
   enum class phase : std::uint8_t { reading, held, stored, lending, fencing };
@@ -45,7 +46,9 @@ struct value_server_state {
   transfer_id transfer;
   phase now{phase::fencing};
   std::optional<value_store::reservation> room;  ///< of a put
+  std::uint64_t read_over{0};                    ///< the epoch of the link of the read under way
   std::chrono::steady_clock::time_point said_held;
+  bool asked_again{false};  ///< `store_held` was said again since `store_commit` was late
   /// Of a get. More than one when it was asked for again over a link that was made again: what was
   /// granted over the former one stays where it is.
   std::vector<std::shared_ptr<const void>> pins;

@@ -1,42 +1,14 @@
 // One deadline for both sides of a transfer: the decode side's. What is told of it is what is left.
 
-#include <map>
-
 #include <gmock/gmock.h>
 
-#include "dialling_node.hpp"
+#include "listening_link.hpp"
 #include "waiting.hpp"
 
 namespace troupe::actors::testing {
 namespace {
 
 using clock = std::chrono::steady_clock;
-
-/// What its sessions say, and those. Fences at once.
-struct heard_words {
-  inbox<session_message> said;
-  inbox<session_actor> sessions;
-};
-
-link_actor::behavior_type listening_link(link_actor::pointer, std::shared_ptr<heard_words> heard) {
-  const auto by_transfer = std::make_shared<std::map<transfer_id, session_actor>>();
-  return {
-      [=](link_command& command) {
-        if (const auto* who = std::get_if<attach_session>(&command.what)) {
-          by_transfer->insert_or_assign(who->transfer, who->session);
-          heard->sessions.put(who->session);
-        } else if (const auto* words = std::get_if<say>(&command.what)) {
-          heard->said.put(words->message);
-        } else if (const auto* fence = std::get_if<fence_now>(&command.what)) {
-          caf::anon_send(by_transfer->at(fence->transfer), session_event{transfer_is_quiescent{}});
-        }
-      },
-      [](link_event&) {},
-      [](const link_request&) { return link_reply{}; },
-      [](const link_notice&) {},
-      [](report_atom) { return link_report{}; },
-  };
-}
 
 class told_deadline : public ::testing::Test {
  protected:

@@ -1,0 +1,231 @@
+// A put at each side of its last word: what is told as failed is not stored later, what may be stored
+// says so, and nothing waits for ever.
+
+#include <gmock/gmock.h>
+
+#include "listening_link.hpp"
+#include "waiting.hpp"
+
+namespace troupe::actors::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using troupe::testing::comes_true;
+
+constexpr transfer_id op{77};
+
+class put_phases : public ::testing::Test {
+ protected:
+  actor_host host;
+  context_ptr context = context_of("here-0");
+  std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
+  engine_port_actor port;
+  link_handle link;
+  std::vector<std::byte> bytes = std::vector<std::byte>(100, std::byte{7});
+
+  void meet() {
+    port = host.system().spawn(engine_port, context);
+    host.own(port);
+    link = {"there-0", incarnation{5}, nullptr, host.system().spawn(listening_link, heard), 1};
+    host.own(link.actor);
+    caf::anon_send(port, engine_command{wire_port{}});
+    caf::anon_send(port, port_event{link_ready{link}});
+  }
+  void comes(session_message message) {
+    caf::anon_send(port, port_event{link_message{link, std::move(message)}});
+  }
+  template <class Message>
+  std::optional<Message> said(std::size_t index) {
+    const auto message = heard->said.at(index);
+    if (!message || !std::holds_alternative<Message>(*message)) return std::nullopt;
+    return std::get<Message>(*message);
+  }
+};
+
+// -- the side that puts
+
+class putting : public put_phases {
+ protected:
+  operation_id operation;
+  session_actor session;
+
+  /// A put whose bytes the peer says it has; its last word has been said.
+  void put_up_to_the_last_word(std::chrono::milliseconds deadline) {
+    context->settings.default_deadline = deadline;
+    meet();
+    operation = context->operations.begin({}).value();
+    start_value order;
+    order.operation = operation;
+    order.peer = link.peer;
+    order.verb = value_verb::put;
+    order.key = "k";
+    order.value = bytes;
+    caf::anon_send(port, engine_command{std::move(order)});
+    const auto put = said<store_put>(0);
+    ASSERT_TRUE(put);
+    session = heard->sessions.at(0).value();
+    caf::anon_send(session, session_event{session_message{store_held{put->op}}});
+    ASSERT_TRUE(said<store_commit>(1));
+  }
+  void answer(std::uint8_t failed) {
+    store_reply reply;
+    reply.failed = failed;
+    caf::anon_send(session, session_event{session_message{reply}});
+  }
+  std::optional<event> outcome() {
+    auto events = context->events.wait(troupe::testing::wait_limit, 1);
+    if (events.empty()) return std::nullopt;
+    return std::move(events.front());
+  }
+  /// Why it failed; a failure of the test if it did not.
+  troupe::error failure() {
+    const auto e = outcome();
+    const auto* failed = e ? std::get_if<event_failed>(&e->what) : nullptr;
+    if (failed == nullptr) {
+      ADD_FAILURE() << "it did not fail";
+      return {};
+    }
+    return failed->why;
+  }
+};
+
+TEST_F(putting, ends_as_the_store_says_when_it_is_given_up_behind_its_last_word) {
+  put_up_to_the_last_word(10 * troupe::testing::wait_limit);
+  caf::anon_send(port, engine_command{abort_operation{operation, "changed my mind"}});
+  answer(0);
+  const auto e = outcome();
+  ASSERT_TRUE(e);
+  EXPECT_TRUE(std::holds_alternative<event_done>(e->what));
+  EXPECT_TRUE(said<store_release>(2)) << "the store would keep its session";
+}
+
+TEST_F(putting,
+       that_gets_no_answer_to_its_last_word_ends_at_its_deadline_and_says_what_is_not_known) {
+  put_up_to_the_last_word(200ms);
+  const auto why = failure();
+  EXPECT_EQ(why.code, errc::deadline);
+  EXPECT_THAT(why.message, HasSubstr("it is not known whether the value is stored"));
+}
+
+TEST_F(putting, whose_store_crashes_behind_its_last_word_says_what_is_not_known) {
+  put_up_to_the_last_word(10 * troupe::testing::wait_limit);
+  caf::anon_send(session,
+                 session_event{session_message{transfer_abort{op, errc::internal, "crashed"}}});
+  const auto why = failure();
+  EXPECT_EQ(why.code, errc::internal);
+  EXPECT_THAT(why.message, HasSubstr("it is not known whether the value is stored"));
+}
+
+TEST_F(putting, whose_last_word_the_link_could_not_take_fails_and_is_not_stored) {
+  put_up_to_the_last_word(10 * troupe::testing::wait_limit);
+  caf::anon_send(session, session_event{engine_aborts{{errc::overloaded, "too much is queued"}}});
+  EXPECT_EQ(failure().code, errc::overloaded);
+  EXPECT_TRUE(said<store_release>(2)) << "the store would wait for the last word";
+}
+
+TEST_F(putting, says_its_last_word_again_over_the_next_link) {
+  put_up_to_the_last_word(10 * troupe::testing::wait_limit);
+  caf::anon_send(session, session_event{link_is_back{2}});
+  ASSERT_TRUE(said<store_commit>(2));
+  answer(0);
+  const auto e = outcome();
+  ASSERT_TRUE(e);
+  EXPECT_TRUE(std::holds_alternative<event_done>(e->what));
+}
+
+// -- the side that stores
+
+class storing : public put_phases {
+ protected:
+  void SetUp() override {
+    transport::endpoint_options options;
+    options.self = incarnation{7};
+    context->endpoint = transport::endpoint::create(options).value();
+    context->values = value_store::create(*context->endpoint, 1u << 20).value();
+  }
+  [[nodiscard]] bool stored() const { return context->values->query("k").has_value(); }
+  void comes_put() {
+    store_put put;
+    put.op = op.value;
+    put.key = "k";
+    put.size = bytes.size();
+    put.value = bytes;
+    comes(put);
+  }
+  /// Whether the room that was reserved under the key is free again.
+  bool room_comes() {
+    return comes_true([&] { return context->values->reserve("k", 10, {}).has_value(); });
+  }
+};
+
+TEST_F(storing, waits_for_the_last_word_and_answers_it_however_often_it_comes) {
+  meet();
+  comes_put();
+  ASSERT_TRUE(said<store_held>(0));
+  EXPECT_FALSE(stored());
+  for (const std::size_t answer : {1, 2}) {
+    comes(store_commit{op.value});
+    const auto reply = said<store_reply>(answer);
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->failed, 0);
+    EXPECT_TRUE(stored());
+  }
+}
+
+TEST_F(storing, asks_once_more_when_the_last_word_is_late) {
+  context->settings.peer_silence = 0ms;  // any word is
+  meet();
+  comes_put();
+  ASSERT_TRUE(said<store_held>(0));
+  std::this_thread::sleep_for(2ms);
+  comes(store_commit{op.value});
+  ASSERT_TRUE(said<store_held>(1));
+  EXPECT_FALSE(stored());
+  std::this_thread::sleep_for(2ms);
+  comes(store_commit{op.value});
+  const auto reply = said<store_reply>(2);
+  ASSERT_TRUE(reply) << "one that is slow would be asked for ever";
+  EXPECT_TRUE(stored());
+}
+
+TEST_F(storing, lets_go_of_what_is_given_up_or_whose_putter_crashed) {
+  meet();
+  std::size_t words = 0;
+  for (const session_message& end :
+       {session_message{store_release{op.value}},
+        session_message{transfer_abort{op, errc::internal, "crashed"}}}) {
+    comes_put();
+    ASSERT_TRUE(said<store_held>(words++));
+    comes(end);
+    EXPECT_TRUE(room_comes());
+    EXPECT_FALSE(stored());
+    comes(store_commit{op.value});
+    const auto reply = said<store_reply>(words++);
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(static_cast<errc>(reply->failed), errc::not_found);
+    EXPECT_FALSE(stored());
+  }
+}
+
+TEST_F(storing, reads_once_over_each_link) {
+  meet();
+  store_put put;
+  put.op = op.value;
+  put.key = "k";
+  put.size = 100'000;
+  put.source.emplace();
+  put.source->extents.push_back({0, put.size, 0, 1});
+  comes(put);
+  ASSERT_TRUE(heard->batches.at(0));
+  comes(put);
+  link.epoch = 2;
+  comes(put);
+  ASSERT_TRUE(heard->batches.at(1));
+  EXPECT_EQ(heard->batches.at(1)->second, 2u) << "of two reads the first would count for both";
+  comes(store_release{op.value});
+  EXPECT_TRUE(room_comes());
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing
