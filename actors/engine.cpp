@@ -240,6 +240,7 @@ class node_engine final : public engine {
   result<operation_id> put(std::string peer, std::string key, std::span<const std::byte> value,
                            std::chrono::milliseconds ttl) override {
     if (ttl.count() < 0) return fail(errc::invalid_config, "a time to live is not negative");
+    if (auto fine = check_put(*context_, peer); !fine) return fail(fine.error());
     return value_operation({{},
                             std::move(peer),
                             value_verb::put,

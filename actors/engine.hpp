@@ -45,8 +45,8 @@ struct send_spec {
 /// Decode side: takes the KV cache of one request from the ranks of one prefill replica.
 struct receive_spec {
   std::string request;
-  std::vector<std::string>
-      sources;  ///< node names of the prefill replica, in rank order (`placement`)
+  /// Node names of every rank of the prefill replica, each once (`placement`).
+  std::vector<std::string> sources;
   actors::transfer_mode mode{actors::transfer_mode::write};
   std::uint32_t tokens{0};         ///< of the prompt; at most what `blocks` hold
   std::uint32_t prefix_tokens{0};  ///< the first so many are already in `blocks`
@@ -122,8 +122,8 @@ struct call {
 
 struct engine_options {
   /// The engine's own cache instead of one made from the deployment's `model` and pool: the layout,
-  /// and the memory of its regions in the layout's order. The engine keeps the memory alive until
-  /// `stop`.
+  /// which says the rank that the deployment makes of the node, and the memory of its regions in the
+  /// layout's order. The engine keeps the memory alive until `stop`.
   std::optional<kvcache::cache_layout> layout;
   std::vector<std::span<std::byte>> regions;
   /// Called on a thread of Troupe for each call of a frontend; must not block. Empty: calls are
@@ -207,7 +207,9 @@ class engine {
   /// at most 64 KiB for the decode engine.
   virtual result<void> seal(operation_id send, std::uint32_t tokens,
                             std::vector<std::byte> aux = {}) = 0;
-  /// `overloaded`, `pool_exhausted`, `out_of_range`, `not_found` (a source that is no node).
+  /// `overloaded`, `pool_exhausted`, `out_of_range`, `not_found` (a source that is no node),
+  /// `invalid_config` (the sources are not the ranks of one replica, each once; a block is named
+  /// twice).
   [[nodiscard]] virtual result<operation_id> receive(receive_spec spec) = 0;
   /// Decode side, for engines that compute on a GPU: what `stream` is given from here on waits, on
   /// the GPU, until layers [layer_begin, layer_end) are complete up to `token_end` from every rank
@@ -233,8 +235,8 @@ class engine {
 
   /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
   /// stay unchanged until the outcome. What is larger than a frame (32 KiB) is copied, or read by the
-  /// peer, while the caller goes on. ttl 0: until removed. Outcome: done, `already_exists`,
-  /// `pool_exhausted`. What failed is not stored and never will be, whoever gave it up, unless the
+  /// peer, while the caller goes on. ttl 0: until removed. `invalid_config`: the deployment has no
+  /// edge that joins the two. Outcome: done, `already_exists`, `pool_exhausted`. What failed is not stored and never will be, whoever gave it up, unless the
   /// reason says that this is not known: the link was lost between the last word of the put and its
   /// answer. A peer that stands still may read `value` after the deadline, but not store it.
   [[nodiscard]] virtual result<operation_id> put(std::string peer, std::string key,

@@ -1,5 +1,7 @@
 #include "troupe/actors/engine_checks.hpp"
 
+#include <vector>
+
 #include "troupe/actors/affinity_table.hpp"
 #include "troupe/actors/session_messages.hpp"
 
@@ -47,6 +49,80 @@ result<void> check_nodes(const node_context& context, const std::vector<std::str
     if (auto known = check_node(context, name); !known) return known;
   }
   return {};
+}
+
+namespace {
+
+std::string rank_of(const node_place& place) {
+  return "rank " + std::to_string(place.rank) + " of " + std::to_string(place.ranks);
+}
+
+/// Whether each is named once. All of them are blocks of the cache.
+result<void> check_distinct(std::span<const block_id> blocks, std::uint32_t of_cache) {
+  std::vector<bool> named(of_cache);
+  for (const auto block : blocks) {
+    if (named[block.value]) {
+      return fail(errc::invalid_config, "block " + std::to_string(block.value) +
+                                            " is named twice: two pieces of the cache would be "
+                                            "written to the same place");
+    }
+    named[block.value] = true;
+  }
+  return {};
+}
+
+/// Whether these are the ranks of one replica, each once: what one of them sends no other does.
+result<void> check_sources(const node_context& context, const std::vector<std::string>& names) {
+  if (auto known = check_nodes(context, names); !known) return known;
+  const auto& nodes = context.settings.nodes;
+  const auto& first = nodes.at(names.front());
+  std::vector<const std::string*> by_rank(first.ranks);
+  for (const auto& name : names) {
+    const auto& place = nodes.at(name);
+    if (place.stage != first.stage || place.replica != first.replica) {
+      return fail(errc::invalid_config,
+                  "`" + names.front() + "` and `" + name +
+                      "` belong to different replicas; name the ranks of one");
+    }
+    if (by_rank[place.rank] != nullptr) {
+      return fail(errc::invalid_config, "`" + name + "` is named twice among the sources");
+    }
+    by_rank[place.rank] = &name;
+  }
+  for (const auto& [name, place] : nodes) {
+    if (place.stage != first.stage || place.replica != first.replica) continue;
+    if (by_rank[place.rank] != nullptr) continue;
+    return fail(errc::invalid_config, "`" + name + "` is missing among the sources: it is " +
+                                          rank_of(place) + " of the replica of `" + names.front() +
+                                          "`, and a receive takes from every rank of a replica");
+  }
+  return {};
+}
+
+}  // namespace
+
+result<void> check_put(const node_context& context, const std::string& peer) {
+  if (peer == context.self.name) return {};
+  if (auto known = check_node(context, peer); !known) return known;
+  const auto& to = context.settings.nodes.at(peer).stage;
+  const auto& from = context.self.stage;
+  const auto& edges = context.settings.edges;
+  if (to == from || edges.contains({from, to}) || edges.contains({to, from})) return {};
+  return fail(errc::invalid_config, "the deployment has no edge between stage `" + from +
+                                        "` and `" + (to.empty() ? peer : to) +
+                                        "`; add it to its `edges`");
+}
+
+result<void> check_layout_of(const node_settings& settings, const std::string& name,
+                             const kvcache::cache_layout& layout) {
+  const auto found = settings.nodes.find(name);
+  if (found == settings.nodes.end())
+    return {};  // of a larger deployment than this node was told of
+  const auto& place = found->second;
+  if (layout.tp_rank == place.rank && layout.tp_size == place.ranks) return {};
+  return fail(errc::layout_mismatch, "the deployment makes `" + name + "` " + rank_of(place) +
+                                         ", its layout says " +
+                                         rank_of({{}, 0, layout.tp_rank, layout.tp_size}));
 }
 
 result<void> need_pool(const node_context& context) {
@@ -107,8 +183,9 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
     return fail(errc::invalid_config,
                 "name the prefill nodes that have request `" + spec.request + "`");
   }
-  if (auto known = check_nodes(context, spec.sources); !known) return known;
+  if (auto fine = check_sources(context, spec.sources); !fine) return fine;
   const auto& layout = *context.layout;
+  if (auto fine = check_distinct(spec.blocks, layout.blocks); !fine) return fine;
   const auto block_tokens = layout.block_tokens;
   const auto needed = (std::uint64_t{spec.tokens} + block_tokens - 1) / block_tokens;
   if (spec.prefix_tokens > spec.tokens) {

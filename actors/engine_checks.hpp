@@ -23,6 +23,13 @@ namespace troupe::actors {
 [[nodiscard]] result<void> check_nodes(const node_context& context,
                                        const std::vector<std::string>& names);
 
+/// `invalid_config` where the deployment has no edge that joins this node and that one.
+[[nodiscard]] result<void> check_put(const node_context& context, const std::string& peer);
+
+/// `layout_mismatch` unless it is the layout of the rank that the deployment makes of that node.
+[[nodiscard]] result<void> check_layout_of(const node_settings& settings, const std::string& name,
+                                           const kvcache::cache_layout& layout);
+
 /// `invalid_config` where the cache has no pool of blocks.
 [[nodiscard]] result<void> need_pool(const node_context& context);
 /// `layout_mismatch` without a cache; `out_of_range` for what is not in it.

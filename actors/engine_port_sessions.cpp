@@ -5,6 +5,7 @@
 #include <caf/send.hpp>
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
@@ -46,6 +47,10 @@ result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(engine_port_s
   auto& known = flow == kvcache::data_flow::to_remote ? st.send_geometry : st.receive_geometry;
   auto& entry = known[link.peer_incarnation];
   if (!entry) {
+    if (auto its = check_layout_of(st.context->settings, link.peer, *link.peer_layout); !its) {
+      known.erase(link.peer_incarnation);
+      return fail(its.error());
+    }
     auto made = kvcache::transfer_geometry::create(*st.context->layout, *link.peer_layout, flow);
     if (!made) {
       known.erase(link.peer_incarnation);

@@ -77,6 +77,16 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, mapping.error());
     return;
   }
+  const auto& its = *link.peer_layout;
+  if (request.rank != its.tp_rank || request.ranks != its.tp_size) {
+    refuse_request(
+        link, transfer,
+        {errc::layout_mismatch, "the request says rank " + std::to_string(request.rank) + " of " +
+                                    std::to_string(request.ranks) + ", the layout of " + link.peer +
+                                    " says rank " + std::to_string(its.tp_rank) + " of " +
+                                    std::to_string(its.tp_size)});
+    return;
+  }
   prefill_sender_options options;
   options.basis.context = st.context;
   options.basis.port = caf::actor_cast<engine_port_actor>(self);

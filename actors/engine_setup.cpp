@@ -7,6 +7,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/kvcache/layout.hpp"
@@ -60,6 +61,7 @@ const config::stage_config* stage_of(const config::deployment& deployment,
 /// The engine's own memory, in its own layout.
 result<void> adopt_cache(node_context& context, const engine_options& options) {
   const auto& layout = *options.layout;
+  if (auto mine = check_layout_of(context.settings, context.self.name, layout); !mine) return mine;
   std::vector<std::uint64_t> sizes;
   for (const auto& region : options.regions) sizes.push_back(region.size());
   if (auto valid = kvcache::validate(layout, sizes); !valid) return valid;
@@ -169,7 +171,11 @@ result<node_settings> settings_of(const config::deployment& deployment, std::str
   settings.source_lease = deployment.limits.source_lease;
   settings.peer_silence = stage.transport.peer_silence;
   settings.max_operations = deployment.limits.max_operations;
-  for (const auto& node : nodes) settings.nodes.insert(node.name);
+  for (const auto& node : nodes) {
+    settings.nodes.emplace(node.name,
+                           node_place{node.stage, node.replica, node.rank, node.tensor_parallel});
+  }
+  for (const auto& edge : deployment.edges) settings.edges.emplace(edge.from, edge.to);
   settings.fail_when_full = stage.pool && stage.pool->on_full == config::pool_full::fail;
   return settings;
 }

@@ -26,6 +26,13 @@
 
 namespace troupe::actors {
 
+/// Where a node stands in the deployment.
+struct node_place {
+  std::string stage;
+  std::uint32_t replica{0};
+  std::uint32_t rank{0}, ranks{1};  ///< of the replica
+};
+
 /// What the actors of one node were told by the deployment.
 struct node_settings {
   std::string cluster;
@@ -46,8 +53,10 @@ struct node_settings {
   std::chrono::milliseconds peer_silence{1000};  ///< of a peer with which something is in flight
   std::uint32_t max_reconnects{3};               ///< of one backend before the next of `fallback`
   std::uint32_t max_operations{16'384};
-  bool fail_when_full{false};   ///< `pool.on_full: fail`
-  std::set<std::string> nodes;  ///< every name of the deployment
+  bool fail_when_full{false};               ///< `pool.on_full: fail`
+  std::map<std::string, node_place> nodes;  ///< of the deployment, by name
+  /// Of the deployment, by their two stages.
+  std::set<std::pair<std::string, std::string>> edges;
 };
 
 /// Whether the supervisor has taken the node in; for the engine's thread that waits for it.

@@ -1,0 +1,210 @@
+// What could not end with a whole cache, or a value in its place, is refused at once by name. A cache
+// is whole only when each rank of the prefill replica has sent its part of it, once, to the rank that
+// it takes the receiver for, and to blocks of its own.
+
+#include <string>
+
+#include <gmock/gmock.h>
+
+#include "listening_link.hpp"
+#include "ways.hpp"
+
+namespace troupe::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A decode node whose deployment has two ranks of prefill, and two replicas of decode.
+class checked_calls : public ::testing::Test {
+ protected:
+  std::unique_ptr<cluster> c;
+  std::unique_ptr<engine> node;
+
+  void SetUp() override {
+    auto options = unhurried();
+    options.prefill_tp = 2;
+    options.decodes = 2;
+    c = std::make_unique<cluster>(options);
+    cluster::quiet("decode-0");
+    node = c->start("decode-0");
+    ASSERT_TRUE(node);
+  }
+  troupe::error refusal(const std::vector<std::string>& names) {
+    const auto asked =
+        node->receive({"r", names, actors::transfer_mode::write, 32, 0, {}, 0, 0ms, false});
+    return asked ? troupe::error{errc::internal, "it was taken"} : asked.error();
+  }
+};
+
+TEST_F(checked_calls, receive_from_no_replica_that_lacks_a_rank) {
+  const auto why = refusal({"prefill-0-tp0"});
+  EXPECT_EQ(why.code, errc::invalid_config);
+  EXPECT_THAT(why.message, AllOf(HasSubstr("`prefill-0-tp1` is missing"), HasSubstr("rank 1 of 2"),
+                                 HasSubstr("prefill-0-tp0")));
+}
+
+TEST_F(checked_calls, receive_from_no_rank_twice) {
+  for (const auto& names : {std::vector<std::string>{"prefill-0-tp0", "prefill-0-tp0"},
+                            {"prefill-0-tp0", "prefill-0-tp1", "prefill-0-tp1"}}) {
+    const auto why = refusal(names);
+    EXPECT_EQ(why.code, errc::invalid_config);
+    EXPECT_THAT(why.message, AllOf(HasSubstr(names.back()), HasSubstr("twice")));
+  }
+}
+
+TEST_F(checked_calls, receive_from_one_replica_at_a_time) {
+  for (const auto& names : {std::vector<std::string>{"decode-0", "decode-1"},
+                            {"prefill-0-tp0", "decode-1", "prefill-0-tp1"}}) {
+    const auto why = refusal(names);
+    EXPECT_EQ(why.code, errc::invalid_config);
+    EXPECT_THAT(why.message,
+                AllOf(HasSubstr(names[0]), HasSubstr(names[1]), HasSubstr("different replicas")));
+  }
+}
+
+TEST_F(checked_calls, receive_into_no_block_twice) {
+  const auto own = node->allocate_blocks(3);
+  ASSERT_TRUE(own);
+  const auto& b = own->blocks;
+  const auto asked = node->receive({"r",
+                                    {"prefill-0-tp0", "prefill-0-tp1"},
+                                    actors::transfer_mode::write,
+                                    64,
+                                    0,
+                                    {b[0], b[1], b[2], b[1]},
+                                    0,
+                                    0ms,
+                                    false});
+  ASSERT_FALSE(asked);
+  EXPECT_EQ(asked.error().code, errc::invalid_config);
+  EXPECT_THAT(asked.error().message,
+              HasSubstr("block " + std::to_string(b[1].value) + " is named twice"));
+}
+
+TEST_F(checked_calls, put_only_where_an_edge_leads) {
+  const std::vector<std::byte> bytes(10);
+  for (const std::string peer : {"store-0", "supervisor"}) {
+    const auto asked = node->put(peer, "key", bytes);
+    ASSERT_FALSE(asked) << peer;
+    EXPECT_EQ(asked.error().code, errc::invalid_config) << peer;
+    EXPECT_THAT(asked.error().message, HasSubstr("no edge between stage `decode` and `")) << peer;
+  }
+  for (const std::string peer : {"decode-0", "decode-1", "prefill-0-tp0"})
+    EXPECT_TRUE(node->put(peer, "key", bytes)) << peer;
+}
+
+TEST_F(checked_calls, take_the_ranks_in_any_order) {
+  const auto asked = node->receive({"r",
+                                    {"prefill-0-tp1", "prefill-0-tp0"},
+                                    actors::transfer_mode::write,
+                                    32,
+                                    0,
+                                    {},
+                                    0,
+                                    0ms,
+                                    false});
+  EXPECT_TRUE(asked) << to_string(asked.error());
+}
+
+TEST(layout_of_an_engine, says_the_rank_that_the_deployment_makes_of_its_node) {
+  auto options = unhurried();
+  options.decode_tp = 2;
+  const cluster c{options};
+  kvcache::cache_shape shape;
+  shape.layers = kvcache::attention_layers(4, 2, 32);
+  shape.dtype = "fp16";
+  shape.blocks = 8;
+  for (const auto& [rank, size] : {std::pair{0u, 2u}, std::pair{0u, 1u}}) {
+    shape.tp_rank = rank;
+    shape.tp_size = size;
+    engine_options with;
+    with.layout = kvcache::make_layout(shape, {}).value();
+    std::vector<std::vector<std::byte>> memory;
+    for (const auto bytes : kvcache::region_sizes(*with.layout)) memory.emplace_back(bytes);
+    for (auto& one : memory) with.regions.emplace_back(one);
+    const auto node = engine::start(c.deployment(), "decode-0-tp1", with);
+    ASSERT_FALSE(node);
+    EXPECT_EQ(node.error().code, errc::layout_mismatch);
+    EXPECT_THAT(node.error().message, AllOf(HasSubstr("decode-0-tp1"), HasSubstr("rank 1 of 2"),
+                                            HasSubstr("rank 0 of " + std::to_string(size))));
+  }
+}
+
+}  // namespace
+}  // namespace troupe::testing
+
+namespace troupe::actors::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A peer whose layout, or whose requests, say another rank than they should.
+class confused_peer : public ::testing::Test {
+ protected:
+  actor_host host;
+  context_ptr context = context_of("here-0");
+  std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
+  engine_port_actor port;
+  link_handle link;
+
+  static std::shared_ptr<const kvcache::cache_layout> layout(std::uint32_t rank,
+                                                             std::uint32_t ranks) {
+    kvcache::cache_shape shape;
+    shape.layers = kvcache::attention_layers(2, 2, 8);
+    shape.blocks = 4;
+    shape.tp_rank = rank;
+    shape.tp_size = ranks;
+    return std::make_shared<const kvcache::cache_layout>(kvcache::make_layout(shape, {}).value());
+  }
+  void meet(std::shared_ptr<const kvcache::cache_layout> its) {
+    context->layout = layout(0, 1);
+    context->settings.nodes["there-0-tp1"] = {"there", 0, 1, 2};
+    port = host.system().spawn(engine_port, context);
+    host.own(port);
+    link = {"there-0-tp1", incarnation{5}, std::move(its),
+            host.system().spawn(listening_link, heard), 1};
+    host.own(link.actor);
+    caf::anon_send(port, engine_command{wire_port{}});
+    caf::anon_send(port, port_event{link_ready{link}});
+    const auto operation = context->operations.begin({});
+    ASSERT_TRUE(operation);
+    send_spec spec;
+    spec.request = "r";
+    caf::anon_send(port, engine_command{start_send{*operation, spec}});
+  }
+  std::optional<transfer_abort> answer_to_rank(std::uint32_t rank, std::uint32_t ranks) {
+    transfer_request request;
+    request.transfer = transfer_id{9};
+    request.request = "r";
+    request.rank = rank;
+    request.ranks = ranks;
+    request.deadline_ms = 60'000;
+    caf::anon_send(port, port_event{link_message{link, request}});
+    const auto said = heard->said.at(0);
+    if (!said || !std::holds_alternative<transfer_abort>(*said)) return std::nullopt;
+    return std::get<transfer_abort>(*said);
+  }
+};
+
+TEST_F(confused_peer, that_asks_as_another_rank_than_its_layout_says_is_refused) {
+  meet(layout(1, 2));
+  const auto refused = answer_to_rank(0, 1);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, errc::layout_mismatch);
+  EXPECT_THAT(refused->reason,
+              AllOf(HasSubstr("rank 0 of 1"), HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2")));
+}
+
+TEST_F(confused_peer, whose_layout_says_another_rank_than_the_deployment_is_refused) {
+  meet(layout(0, 2));
+  const auto refused = answer_to_rank(0, 2);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, errc::layout_mismatch);
+  EXPECT_THAT(refused->reason,
+              AllOf(HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2"), HasSubstr("rank 0 of 2")));
+}
+
+}  // namespace
+}  // namespace troupe::actors::testing
