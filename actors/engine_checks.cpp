@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "troupe/actors/affinity_table.hpp"
-#include "troupe/actors/session_messages.hpp"
 
 namespace troupe::actors {
 
@@ -53,8 +52,8 @@ result<void> check_nodes(const node_context& context, const std::vector<std::str
 
 namespace {
 
-std::string rank_of(const node_place& place) {
-  return "rank " + std::to_string(place.rank) + " of " + std::to_string(place.ranks);
+std::string rank_of(std::uint32_t rank, std::uint32_t ranks) {
+  return "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
 }
 
 /// Whether each is named once. All of them are blocks of the cache.
@@ -93,7 +92,8 @@ result<void> check_sources(const node_context& context, const std::vector<std::s
     if (place.stage != first.stage || place.replica != first.replica) continue;
     if (by_rank[place.rank] != nullptr) continue;
     return fail(errc::invalid_config, "`" + name + "` is missing among the sources: it is " +
-                                          rank_of(place) + " of the replica of `" + names.front() +
+                                          rank_of(place.rank, place.ranks) +
+                                          " of the replica of `" + names.front() +
                                           "`, and a receive takes from every rank of a replica");
   }
   return {};
@@ -120,9 +120,17 @@ result<void> check_layout_of(const node_settings& settings, const std::string& n
     return {};  // of a larger deployment than this node was told of
   const auto& place = found->second;
   if (layout.tp_rank == place.rank && layout.tp_size == place.ranks) return {};
-  return fail(errc::layout_mismatch, "the deployment makes `" + name + "` " + rank_of(place) +
-                                         ", its layout says " +
-                                         rank_of({{}, 0, layout.tp_rank, layout.tp_size}));
+  return fail(errc::layout_mismatch, "the deployment makes `" + name + "` " +
+                                         rank_of(place.rank, place.ranks) + ", its layout says " +
+                                         rank_of(layout.tp_rank, layout.tp_size));
+}
+
+result<void> check_rank_of(const transfer_request& request, const std::string& name,
+                           const kvcache::cache_layout& layout) {
+  if (request.rank == layout.tp_rank && request.ranks == layout.tp_size) return {};
+  return fail(errc::layout_mismatch, "the request says " + rank_of(request.rank, request.ranks) +
+                                         ", the layout of `" + name + "` says " +
+                                         rank_of(layout.tp_rank, layout.tp_size));
 }
 
 result<void> need_pool(const node_context& context) {

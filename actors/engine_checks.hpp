@@ -1,7 +1,8 @@
 #pragma once
 
 /// What the engine's calls are checked against at once, on its own thread, before they become messages
-/// to actors: ids and keys, the deployment's nodes, the cache, and the operations that live.
+/// to actors: ids and keys, the deployment's nodes, the cache, and the operations that live. And what
+/// a peer says of its rank.
 
 #include <cstdint>
 #include <span>
@@ -11,6 +12,7 @@
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/node_context.hpp"
 #include "troupe/actors/operation_table.hpp"
+#include "troupe/actors/session_messages.hpp"
 
 namespace troupe::actors {
 
@@ -29,6 +31,10 @@ namespace troupe::actors {
 /// `layout_mismatch` unless it is the layout of the rank that the deployment makes of that node.
 [[nodiscard]] result<void> check_layout_of(const node_settings& settings, const std::string& name,
                                            const kvcache::cache_layout& layout);
+
+/// `layout_mismatch` unless the request of node `name` comes from the rank that its layout is of.
+[[nodiscard]] result<void> check_rank_of(const transfer_request& request, const std::string& name,
+                                         const kvcache::cache_layout& layout);
 
 /// `invalid_config` where the cache has no pool of blocks.
 [[nodiscard]] result<void> need_pool(const node_context& context);

@@ -156,10 +156,7 @@ void happened(self_pointer self, link_message& came) {
     request_came(self, came.link, std::move(*request));
   } else if (const auto session = sessions.find(route_of(message));
              session != sessions.end() && session->second.link == came.link.actor.id()) {
-    // It came right behind the message that the session was spawned for, before the link knew of
-    // the session; or over the link that was made again since.
-    tell(session->second.actor, session_event{link_is_back{came.link.epoch}});
-    tell(session->second.actor, session_event{std::move(message)});
+    pass_on(session->second, came.link, std::move(message));
   } else if (const auto* abort = std::get_if<transfer_abort>(&message)) {
     // A request that is still parked was given up.
     const auto transfer = abort->transfer;

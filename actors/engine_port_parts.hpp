@@ -37,6 +37,9 @@ void session_begins(engine_port_state& st, operation_id operation, transfer_id t
                     session_actor session, const link_handle& link, transfer_report report,
                     time_point deadline);
 void session_ends(engine_port_state& st, transfer_id transfer);
+/// A message that its link does not know the session of: it came right behind the one that the session
+/// was spawned for, or over the link that was made again since.
+void pass_on(const live_session& session, const link_handle& link, session_message message);
 /// What heartbeats say: those that have crashed hold their pins, and will never end.
 void count_sessions(engine_port_state& st);
 void tell_session(engine_port_state& st, transfer_id transfer, session_event event);

@@ -45,20 +45,17 @@ result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(engine_port_s
                 link.peer + " has no cache of blocks; give its stage a model");
   }
   auto& known = flow == kvcache::data_flow::to_remote ? st.send_geometry : st.receive_geometry;
-  auto& entry = known[link.peer_incarnation];
-  if (!entry) {
-    if (auto its = check_layout_of(st.context->settings, link.peer, *link.peer_layout); !its) {
-      known.erase(link.peer_incarnation);
-      return fail(its.error());
-    }
-    auto made = kvcache::transfer_geometry::create(*st.context->layout, *link.peer_layout, flow);
-    if (!made) {
-      known.erase(link.peer_incarnation);
-      return fail(made.error());
-    }
-    entry = std::make_shared<const kvcache::transfer_geometry>(std::move(*made));
+  if (const auto found = known.find(link.peer_incarnation); found != known.end()) {
+    return found->second;
   }
-  return entry;
+  if (auto its = check_layout_of(st.context->settings, link.peer, *link.peer_layout); !its) {
+    return fail(its.error());
+  }
+  auto made = kvcache::transfer_geometry::create(*st.context->layout, *link.peer_layout, flow);
+  if (!made) return fail(made.error());
+  auto shared = std::make_shared<const kvcache::transfer_geometry>(std::move(*made));
+  known.emplace(link.peer_incarnation, shared);
+  return shared;
 }
 
 void count_sessions(engine_port_state& st) {
@@ -74,6 +71,12 @@ void session_begins(engine_port_state& st, operation_id operation, transfer_id t
   st.sessions.emplace(transfer, live_session{operation, std::move(session), link.actor.id(),
                                              std::move(report), deadline});
   count_sessions(st);
+}
+
+void pass_on(const live_session& session, const link_handle& link, session_message message) {
+  // A link that was made again since may not have said so yet: what is of its epoch would be dropped.
+  tell(session.actor, session_event{link_is_back{link.epoch}});
+  tell(session.actor, session_event{std::move(message)});
 }
 
 void session_ends(engine_port_state& st, transfer_id transfer) {

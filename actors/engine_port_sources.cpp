@@ -4,6 +4,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
@@ -66,10 +67,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   auto& src = st.sources.at(operation);
   const auto transfer = request.transfer;
   if (const auto live = st.sessions.find(transfer); live != st.sessions.end()) {
-    // Said again over a link that was made again, before that link knew of the session.
-    if (live->second.link != link.actor.id()) return;
-    tell(live->second.actor, session_event{link_is_back{link.epoch}});
-    tell(live->second.actor, session_event{std::move(request)});
+    if (live->second.link == link.actor.id()) pass_on(live->second, link, std::move(request));
     return;
   }
   auto mapping = geometry(st, link, kvcache::data_flow::to_remote);
@@ -77,14 +75,8 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, mapping.error());
     return;
   }
-  const auto& its = *link.peer_layout;
-  if (request.rank != its.tp_rank || request.ranks != its.tp_size) {
-    refuse_request(
-        link, transfer,
-        {errc::layout_mismatch, "the request says rank " + std::to_string(request.rank) + " of " +
-                                    std::to_string(request.ranks) + ", the layout of " + link.peer +
-                                    " says rank " + std::to_string(its.tp_rank) + " of " +
-                                    std::to_string(its.tp_size)});
+  if (auto its = check_rank_of(request, link.peer, *link.peer_layout); !its) {
+    refuse_request(link, transfer, its.error());
     return;
   }
   prefill_sender_options options;

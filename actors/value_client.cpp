@@ -168,8 +168,8 @@ void happened(self_pointer self, session_message& message) {
   auto& st = self->state;
   if (st.now != phase::asked && st.now != phase::storing) return;
   if (std::holds_alternative<store_held>(message) && st.order.verb == value_verb::put) {
+    st.said_again = st.now == phase::storing;
     st.now = phase::storing;
-    st.said_again = false;
     store(self);
     return;
   }
@@ -254,7 +254,7 @@ void happened(self_pointer self, engine_aborts& abort) {
   }
   give_up(self, std::move(abort.why));
   // What a caller has put is its own again with the outcome, so that waits for the fence.
-  if (self->state.order.verb != value_verb::put) tell_outcome(self);
+  if (st.order.verb != value_verb::put) tell_outcome(self);
 }
 void happened(self_pointer self, deadline_came&) {
   auto& st = self->state;

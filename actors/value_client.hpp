@@ -40,7 +40,7 @@ struct value_client_state {
   transfer_id transfer;
   start_value order;
   phase now{phase::asked};
-  bool said_again{false};               ///< `store_commit`, over a link that was made again
+  bool said_again{false};               ///< `store_commit`: the peer may have heard the one before
   std::optional<region_id> registered;  ///< a put's value, for as long as the grant lives
   std::optional<grant_wish> wish;       ///< on that
   std::optional<value_store::reservation> scratch;  ///< a get's bytes

@@ -201,11 +201,6 @@ result<void> acceptable(const store_put& put) {
   return {};
 }
 
-std::optional<session_message> answer_put(const store_put& put) {
-  if (auto fine = acceptable(put); !fine) return refused_value(put.op, fine.error());
-  return std::nullopt;
-}
-
 std::optional<session_message> answer_get(value_store& values, const store_get& get) {
   auto value = values.get(get.key);
   if (!value) return refused_value(get.op, value.error());
@@ -238,7 +233,10 @@ std::optional<session_message> answer_value(node_context& context, session_messa
     return refused_value(op, {errc::not_found, context.self.name + " keeps no keyed values"});
   }
   auto& values = *context.values;
-  if (const auto* put = std::get_if<store_put>(&message)) return answer_put(*put);
+  if (const auto* put = std::get_if<store_put>(&message)) {
+    if (auto fine = acceptable(*put); !fine) return refused_value(put->op, fine.error());
+    return std::nullopt;
+  }
   if (const auto* get = std::get_if<store_get>(&message)) return answer_get(values, *get);
   if (const auto* query = std::get_if<store_query>(&message)) {
     auto info = values.query(query->key);

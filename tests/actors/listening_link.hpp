@@ -1,10 +1,14 @@
 #pragma once
 
-/// A link to nobody, which keeps what is said over it, for tests of the engine port. A double: a real
-/// peer cannot be made to say what is not to be said.
+/// An engine port whose only peer is a link to nobody, which keeps what is said over it. A double: a
+/// real peer cannot be made to say what is not to be said.
 
 #include <map>
 #include <memory>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
 
 #include "dialling_node.hpp"
 
@@ -39,5 +43,47 @@ inline link_actor::behavior_type listening_link(link_actor::pointer,
       [](report_atom) { return link_report{}; },
   };
 }
+
+using layout_ptr = std::shared_ptr<const kvcache::cache_layout>;
+
+/// Of a rank; two layers with two heads, four blocks.
+inline layout_ptr small_layout(std::uint32_t rank = 0, std::uint32_t ranks = 1) {
+  kvcache::cache_shape shape;
+  shape.layers = kvcache::attention_layers(2, 2, 8);
+  shape.blocks = 4;
+  shape.tp_rank = rank;
+  shape.tp_size = ranks;
+  return std::make_shared<const kvcache::cache_layout>(kvcache::make_layout(shape, {}).value());
+}
+
+class listened_port : public ::testing::Test {
+ protected:
+  actor_host host;
+  context_ptr context = context_of("here-0");
+  std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
+  engine_port_actor port;
+  link_handle link;
+
+  void meet(std::string peer, layout_ptr its_layout) {
+    port = host.system().spawn(engine_port, context);
+    host.own(port);
+    link = {std::move(peer), incarnation{5}, std::move(its_layout),
+            host.system().spawn(listening_link, heard), 1};
+    host.own(link.actor);
+    caf::anon_send(port, engine_command{wire_port{}});
+    caf::anon_send(port, port_event{link_ready{link}});
+  }
+  /// From the peer.
+  void comes(session_message message) {
+    caf::anon_send(port, port_event{link_message{link, std::move(message)}});
+  }
+  /// What was said over the link, number `index`; nothing if that is another message, or none.
+  template <class Message>
+  std::optional<Message> said(std::size_t index) {
+    const auto message = heard->said.at(index);
+    if (!message || !std::holds_alternative<Message>(*message)) return std::nullopt;
+    return std::get<Message>(*message);
+  }
+};
 
 }  // namespace troupe::actors::testing

@@ -15,32 +15,11 @@ using troupe::testing::comes_true;
 
 constexpr transfer_id op{77};
 
-class put_phases : public ::testing::Test {
+class put_phases : public listened_port {
  protected:
-  actor_host host;
-  context_ptr context = context_of("here-0");
-  std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
-  engine_port_actor port;
-  link_handle link;
   std::vector<std::byte> bytes = std::vector<std::byte>(100, std::byte{7});
 
-  void meet() {
-    port = host.system().spawn(engine_port, context);
-    host.own(port);
-    link = {"there-0", incarnation{5}, nullptr, host.system().spawn(listening_link, heard), 1};
-    host.own(link.actor);
-    caf::anon_send(port, engine_command{wire_port{}});
-    caf::anon_send(port, port_event{link_ready{link}});
-  }
-  void comes(session_message message) {
-    caf::anon_send(port, port_event{link_message{link, std::move(message)}});
-  }
-  template <class Message>
-  std::optional<Message> said(std::size_t index) {
-    const auto message = heard->said.at(index);
-    if (!message || !std::holds_alternative<Message>(*message)) return std::nullopt;
-    return std::get<Message>(*message);
-  }
+  void meet() { listened_port::meet("there-0", nullptr); }
 };
 
 // -- the side that puts

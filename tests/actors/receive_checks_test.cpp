@@ -140,70 +140,44 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A peer whose layout, or whose requests, say another rank than they should.
-class confused_peer : public ::testing::Test {
+/// A peer, rank 1 of 2 by the deployment, whose layout or whose requests say another one.
+class confused_peer : public listened_port {
  protected:
-  actor_host host;
-  context_ptr context = context_of("here-0");
-  std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
-  engine_port_actor port;
-  link_handle link;
-
-  static std::shared_ptr<const kvcache::cache_layout> layout(std::uint32_t rank,
-                                                             std::uint32_t ranks) {
-    kvcache::cache_shape shape;
-    shape.layers = kvcache::attention_layers(2, 2, 8);
-    shape.blocks = 4;
-    shape.tp_rank = rank;
-    shape.tp_size = ranks;
-    return std::make_shared<const kvcache::cache_layout>(kvcache::make_layout(shape, {}).value());
-  }
-  void meet(std::shared_ptr<const kvcache::cache_layout> its) {
-    context->layout = layout(0, 1);
+  /// Asks for what there is, over the first link with that layout: refused by these words.
+  void expect_refusal(const layout_ptr& its_layout, std::uint32_t rank, std::uint32_t ranks,
+                      const ::testing::Matcher<const std::string&>& words) {
+    context->layout = small_layout();
     context->settings.nodes["there-0-tp1"] = {"there", 0, 1, 2};
-    port = host.system().spawn(engine_port, context);
-    host.own(port);
-    link = {"there-0-tp1", incarnation{5}, std::move(its),
-            host.system().spawn(listening_link, heard), 1};
-    host.own(link.actor);
-    caf::anon_send(port, engine_command{wire_port{}});
-    caf::anon_send(port, port_event{link_ready{link}});
+    meet("there-0-tp1", its_layout);
     const auto operation = context->operations.begin({});
     ASSERT_TRUE(operation);
     send_spec spec;
     spec.request = "r";
     caf::anon_send(port, engine_command{start_send{*operation, spec}});
-  }
-  std::optional<transfer_abort> answer_to_rank(std::uint32_t rank, std::uint32_t ranks) {
     transfer_request request;
     request.transfer = transfer_id{9};
-    request.request = "r";
+    request.request = spec.request;
     request.rank = rank;
     request.ranks = ranks;
     request.deadline_ms = 60'000;
-    caf::anon_send(port, port_event{link_message{link, request}});
-    const auto said = heard->said.at(0);
-    if (!said || !std::holds_alternative<transfer_abort>(*said)) return std::nullopt;
-    return std::get<transfer_abort>(*said);
+    comes(request);
+    const auto refused = said<transfer_abort>(0);
+    ASSERT_TRUE(refused);
+    EXPECT_EQ(refused->code, errc::layout_mismatch);
+    EXPECT_THAT(refused->reason, words);
   }
 };
 
 TEST_F(confused_peer, that_asks_as_another_rank_than_its_layout_says_is_refused) {
-  meet(layout(1, 2));
-  const auto refused = answer_to_rank(0, 1);
-  ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->code, errc::layout_mismatch);
-  EXPECT_THAT(refused->reason,
-              AllOf(HasSubstr("rank 0 of 1"), HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2")));
+  expect_refusal(
+      small_layout(1, 2), 0, 1,
+      AllOf(HasSubstr("rank 0 of 1"), HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2")));
 }
 
 TEST_F(confused_peer, whose_layout_says_another_rank_than_the_deployment_is_refused) {
-  meet(layout(0, 2));
-  const auto refused = answer_to_rank(0, 2);
-  ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->code, errc::layout_mismatch);
-  EXPECT_THAT(refused->reason,
-              AllOf(HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2"), HasSubstr("rank 0 of 2")));
+  expect_refusal(
+      small_layout(0, 2), 0, 2,
+      AllOf(HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2"), HasSubstr("rank 0 of 2")));
 }
 
 }  // namespace

@@ -10,27 +10,11 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-class told_deadline : public ::testing::Test {
+class told_deadline : public listened_port {
  protected:
-  actor_host host;
-  context_ptr context = context_of("here-0");
-  std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
-  engine_port_actor port;
-  link_handle link;
-
   void SetUp() override {
-    kvcache::cache_shape shape;
-    shape.layers = kvcache::attention_layers(2, 2, 8);
-    shape.blocks = 4;
-    const auto layout =
-        std::make_shared<const kvcache::cache_layout>(kvcache::make_layout(shape, {}).value());
-    context->layout = layout;
-    port = host.system().spawn(engine_port, context);
-    host.own(port);
-    link = {"there-0", incarnation{5}, layout, host.system().spawn(listening_link, heard), 1};
-    host.own(link.actor);
-    caf::anon_send(port, engine_command{wire_port{}});
-    caf::anon_send(port, port_event{link_ready{link}});
+    context->layout = small_layout();
+    meet("there-0", context->layout);
   }
   /// The peer asks for a request, and waits for it for so long.
   void ask(transfer_id transfer, const std::string& name, std::chrono::milliseconds deadline) {
@@ -38,7 +22,7 @@ class told_deadline : public ::testing::Test {
     request.transfer = transfer;
     request.request = name;
     request.deadline_ms = static_cast<std::uint32_t>(deadline.count());
-    caf::anon_send(port, port_event{link_message{link, request}});
+    comes(request);
   }
   void offer(const std::string& request) {
     send_spec spec;

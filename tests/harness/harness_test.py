@@ -112,8 +112,7 @@ class Harness(unittest.TestCase):
                                       "slow.over/shm": FAILS})
         one, other = Tests("planted", ("unit",), ()), Tests("planted", ("faults",), (), but="/shm")
         batch = only(batches([("first", one), ("second", other)], {"planted": build}))
-        batch.choose()
-        outcomes = build.run(batch.labels, batch.parallel, batch.only, but=batch.but, quiet=True)
+        outcomes = batch.run(quiet=True)
         self.assertEqual(sorted((batch.part(outcome), outcome.name, outcome.result) for outcome in outcomes),
                          [("first", "fast.a", "passed"), ("first", "fast.b/shm", "failed"),
                           ("second", "slow.over/tcp", "passed")])
@@ -123,8 +122,7 @@ class Harness(unittest.TestCase):
         build = self.build({"other.c": "faults"}, **{"fast.a": PASSES, "slow.b": FAILS, "other.c": PASSES})
         one = Tests("planted", ("planted",), (), only=r"^(fast)\.")
         batch = only(batches([("part", one), ("part", Tests("planted", ("faults",), ()))], {"planted": build}))
-        batch.choose()
-        outcomes = build.run(batch.labels, batch.parallel, batch.only, but=batch.but, quiet=True)
+        outcomes = batch.run(quiet=True)
         self.assertEqual(sorted(outcome.name for outcome in outcomes), ["fast.a", "other.c"])
 
     def test_a_label_that_no_test_carries_is_a_failure(self):

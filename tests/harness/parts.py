@@ -93,10 +93,9 @@ class Batch:
         self.parallel = min(step.parallel for _, step in steps)
         self.name = f"testing {build.preset}: {', '.join(self.labels)}"
         self._parts = {}  # by a test's plain name
-        self.only = self.but = ''
 
-    def choose(self):
-        """Lists the tests: what they are called is known when the build is made."""
+    def run(self, quiet=False):
+        """The outcomes. What the tests are called is known only when the build is made."""
         chosen, left_out = [], []
         for part, step in self.steps:
             names = [plain(name) for name in self._build.tests(step.labels, step.only)]
@@ -105,8 +104,8 @@ class Batch:
             if programs:
                 chosen.append(f"^({programs})(\\.|$)" if step.only == "." else step.only)
                 left_out += [f"^({programs})\\..*{step.but}"] if step.but != NOTHING else []
-        self.only = "|".join(chosen) or NOTHING
-        self.but = "|".join(left_out) or NOTHING
+        return self._build.run(self.labels, self.parallel, "|".join(chosen) or NOTHING,
+                               but="|".join(left_out) or NOTHING, quiet=quiet)
 
     def part(self, outcome):
         return self._parts.get(outcome.name, self.steps[0][0])
@@ -229,11 +228,8 @@ class Run:
         if machines:
             shutil.rmtree(results, ignore_errors=True)
 
-        def work():
-            batch.choose()
-            return build.run(batch.labels, batch.parallel, batch.only, but=batch.but)
         first = batch.steps[0][0]
-        for outcome in self._timed(first, batch.name, work, batch.shares) or ():
+        for outcome in self._timed(first, batch.name, batch.run, batch.shares) or ():
             judge(self._tally, batch.part(outcome), build, outcome)
         if machines:
             self._count_machines(first, results)

@@ -11,7 +11,7 @@ from build import JOBS, Broken, Build
 from outcomes import duration, ends
 from parts import PARTS, Tests, say
 
-# Twice as many tests at once as in a plain run.
+# More tests at once than in a plain run.
 CROWD = 4 * JOBS
 # What is steady in itself: a fuzzer runs for a time that it is given, and what lints runs nothing.
 DEFAULT = ("unit", "integration", "faults", "simulation", "sanitizers")
