@@ -64,9 +64,9 @@ struct decode_side {
     if (const auto* sealed = std::get_if<transfer_sealed>(&message))
       return st.machine->sealed(*sealed);
     if (auto* offer = std::get_if<transfer_offer>(&message)) {
-      adopt_grants(st.basis, std::move(offer->grants));
-      st.basis.remote_blocks = offer->blocks;
-      if (!offer->state_slots.empty()) st.basis.remote_state_slot = offer->state_slots.front();
+      auto adopted =
+          adopt_remote(st.basis, offer->blocks, offer->state_slots, std::move(offer->grants));
+      if (!adopted) return st.machine->local_abort(adopted.error());
       return st.machine->offered(*offer);
     }
     return st.machine->local_abort(out_of_place(st.basis, "prefill", message));
@@ -84,14 +84,17 @@ session_actor::behavior_type decode_receiver(
   st.basis = std::move(options.basis);
   st.deadline = options.deadline;
   const auto& geometry = *st.basis.geometry;
-  if (!geometry.moves_anything()) options.request.token_begin = options.request.token_end;
+  auto& request = options.request;
+  if (!geometry.moves_anything()) request.token_begin = request.token_end;
+  st.basis.tokens = {request.token_begin, request.token_end};
+  // Whoever is read from does not ask where to.
+  if (request.mode == transfer_mode::write) request.blocks = blocks_to_name(st.basis);
   receive_session::options machine;
   machine.layers = geometry.layers();
-  machine.layers_per_batch =
-      layers_per_batch(geometry, options.request.token_end - options.request.token_begin);
+  machine.layers_per_batch = layers_per_batch(geometry, request.token_end - request.token_begin);
   machine.has_state = geometry.has_state();
   machine.deadline = options.deadline;
-  st.machine.emplace(machine, std::move(options.request));
+  st.machine.emplace(machine, std::move(request));
   return session_shell<decode_side>::begin(self, st.machine->start());
 }
 

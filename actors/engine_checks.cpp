@@ -218,6 +218,11 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
   return {};
 }
 
+std::span<const block_id> blocks_written(const receive_spec& spec, std::uint32_t block_tokens) {
+  const std::span all{spec.blocks};
+  return all.subspan(std::min<std::size_t>(spec.prefix_tokens / block_tokens, all.size()));
+}
+
 result<void> check_awaited(const node_context& context, operation_id receive,
                            std::uint32_t layer_begin, std::uint32_t layer_end,
                            std::uint32_t token_end) {

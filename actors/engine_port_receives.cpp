@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/decode_receiver.hpp"
+#include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
@@ -18,7 +19,9 @@ void release_receive(self_pointer self, operation_id operation) {
   if (found == st.receives.end()) return;
   const auto& r = found->second;
   if (r.now != receiving::phase::concluded || r.live != 0) return;
-  if (r.pinned) unpin_blocks(st, r.spec.request, r.spec.blocks);
+  if (r.pinned) {
+    unpin_blocks(st, r.spec.request, blocks_written(r.spec, st.context->layout->block_tokens));
+  }
   st.receives.erase(found);
   st.context->events.push_last({operation, event_unpinned{}});
 }
@@ -131,7 +134,6 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   request.placed_at = r.spec.placed_at;
   request.token_begin = r.spec.prefix_tokens;
   request.token_end = r.spec.tokens;
-  request.blocks = r.spec.blocks;
   if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
   // A rank whose heads another rank of its replica sends has nothing to tell of layers.
   const bool idle = !(*mapping)->moves_anything();

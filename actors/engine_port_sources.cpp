@@ -79,6 +79,15 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, its.error());
     return;
   }
+  const auto room = std::uint64_t{src.spec().blocks.size()} * (*mapping)->block_tokens();
+  if (request.token_end > room) {
+    refuse_request(link, transfer,
+                   {errc::out_of_range, "the request wants " + std::to_string(request.token_end) +
+                                            " tokens, the blocks of the prefill engine hold " +
+                                            std::to_string(room)});
+    return;
+  }
+  if (!(*mapping)->moves_anything()) request.token_begin = request.token_end;
   prefill_sender_options options;
   options.basis.context = st.context;
   options.basis.port = caf::actor_cast<engine_port_actor>(self);
@@ -86,10 +95,13 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.basis.geometry = *mapping;
   options.basis.transfer = transfer;
   options.basis.request = request.request;
+  options.basis.tokens = {request.token_begin, request.token_end};
   options.basis.local_blocks = src.spec().blocks;
-  options.basis.remote_blocks = request.blocks;
   options.basis.local_state_slot = src.spec().state_slot;
-  if (!request.state_slots.empty()) options.basis.remote_state_slot = request.state_slots.front();
+  if (auto adopted = adopt_destination(options.basis, request); !adopted) {
+    refuse_request(link, transfer, adopted.error());
+    return;
+  }
   options.ready = src.ready();
   options.sealed_tokens = src.sealed_tokens();
   options.aux = src.aux();

@@ -251,10 +251,10 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   }
   if (context.layout) {
     context.encoded_layout = kvcache::encode(*context.layout);
-    auto itself = kvcache::transfer_geometry::create(*context.layout, *context.layout,
-                                                     kvcache::data_flow::to_local);
-    if (!itself) return fail(itself.error());
-    context.cache_geometry = std::make_shared<const kvcache::transfer_geometry>(std::move(*itself));
+    // Said now, not by the first transfer.
+    if (auto mapped = kvcache::cache_map::create(*context.layout); !mapped) {
+      return fail(mapped.error());
+    }
   }
   auto values = value_store::create(
       *context.endpoint, is_store && stage->pool ? stage->pool->size : default_value_bytes);

@@ -24,8 +24,8 @@ bool is_over(const link_state& st, std::uint64_t epoch) {
 result<void> fill_grants(link_state& st, say& order) {
   std::vector<transport::remote_grant> given;
   for (auto& wish : order.grants) {
-    auto grant =
-        st.link->grant(wish.region, std::move(wish.extents), wish.rights, route_of(order.message));
+    auto grant = st.link->grant(wish.region, std::move(wish.permitted), wish.rights,
+                                route_of(order.message));
     if (!grant) return fail(grant.error());
     given.push_back(std::move(*grant));
   }

@@ -70,7 +70,7 @@ using session_actor = caf::typed_actor<
 /// Part of one of our regions that the peer shall be allowed to touch.
 struct grant_wish {
   region_id region;
-  std::vector<extent> extents;
+  byte_set permitted;
   transport::access rights{transport::access::read};
 };
 

@@ -147,9 +147,7 @@ struct node_context {
   node_info self;  ///< with the bound port and the incarnation
   std::unique_ptr<transport::endpoint> endpoint;
   std::shared_ptr<const kvcache::cache_layout> layout;  ///< null: a node without a cache of blocks
-  /// The cache mapped to itself, which tells what to grant of it; null without a cache.
-  std::shared_ptr<const kvcache::transfer_geometry> cache_geometry;
-  std::vector<region_id> regions;  ///< of the layout, in its order
+  std::vector<region_id> regions;                       ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
   std::optional<std::uint32_t> cache_gpu;  ///< whose memory the cache is in; empty: the host's
   bool polled{false};  ///< progress is made while the engine polls, by no thread of ours

@@ -33,7 +33,7 @@ struct prefill_side {
     transfer_offer offer;
     offer.transfer = basis.transfer;
     offer.token_end = order.slice.token_end;
-    offer.blocks = basis.local_blocks;
+    offer.blocks = blocks_to_name(basis);
     if (order.state) offer.state_slots = {basis.local_state_slot};
     offer.aux = std::move(order.aux);
     shell::ask_link(self, say{std::move(offer), std::move(*wishes)});
@@ -44,7 +44,8 @@ struct prefill_side {
   static session_actions heard(state& st, session_message& message) {
     if (std::holds_alternative<transfer_release>(message)) return st.machine->peer_released();
     if (auto* request = std::get_if<transfer_request>(&message)) {
-      adopt_grants(st.basis, std::move(request->grants));
+      auto adopted = adopt_destination(st.basis, *request);
+      if (!adopted) return st.machine->local_abort(adopted.error());
       return st.machine->asked_again(*request);
     }
     return st.machine->local_abort(out_of_place(st.basis, "decode", message));
@@ -60,13 +61,16 @@ struct prefill_side {
 
 }  // namespace
 
+result<void> adopt_destination(session_basis& basis, transfer_request& request) {
+  if (request.mode == transfer_mode::read) return {};
+  return adopt_remote(basis, request.blocks, request.state_slots, std::move(request.grants));
+}
+
 session_actor::behavior_type prefill_sender(
     session_actor::stateful_pointer<prefill_sender_state> self, prefill_sender_options options) {
   auto& st = self->state;
   st.basis = std::move(options.basis);
-  adopt_grants(st.basis, std::move(options.request.grants));
   const auto& geometry = *st.basis.geometry;
-  if (!geometry.moves_anything()) options.request.token_begin = options.request.token_end;
   send_session::options machine;
   machine.layers = geometry.layers();
   machine.layers_per_batch =

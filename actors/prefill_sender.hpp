@@ -18,8 +18,12 @@ struct prefill_sender_state {
   static inline const char* name = "prefill_sender";
 };
 
+/// What a request says of where the tokens go to; a request to read says nothing of that.
+/// `out_of_range`: other blocks than its tokens need.
+[[nodiscard]] result<void> adopt_destination(session_basis& basis, transfer_request& request);
+
 struct prefill_sender_options {
-  session_basis basis;
+  session_basis basis;  ///< with the destination
   transfer_request request;
   std::vector<std::uint32_t> ready;  ///< per layer, the first token that is not there yet
   std::optional<std::uint32_t> sealed_tokens;

@@ -35,6 +35,18 @@ bool in_range(errc, std::uint8_t n) {
   return is_errc(n);
 }
 
+// -- numbers of blocks
+
+/// Distances of both signs, the small ones small.
+std::uint64_t folded(std::int64_t distance) noexcept {
+  return (static_cast<std::uint64_t>(distance) << 1) ^ static_cast<std::uint64_t>(distance >> 63);
+}
+std::int64_t unfolded(std::uint64_t number) noexcept {
+  return static_cast<std::int64_t>(number >> 1) ^ -static_cast<std::int64_t>(number & 1);
+}
+
+constexpr std::uint64_t block_numbers = std::uint64_t{1} << 32;
+
 // -- the writer and the reader
 //
 // Both offer the same member functions, one per kind of field, and `fields` below says once for
@@ -78,6 +90,20 @@ class writer {
     if (!sized(name, list.size(), 0, unbounded / 4)) return;
     append(list.data(), list.size() * 4);
   }
+  void blocks(const char* name, const std::vector<kvcache::block_run>& runs) {
+    if (!sized(name, runs.size(), 0, unbounded)) return;
+    std::int64_t behind = 0;
+    for (const auto& run : runs) {
+      if (run.count == 0 || run.begin.value + std::uint64_t{run.count} > block_numbers) {
+        return refuse(name, "name a run of " + std::to_string(run.count) + " from " +
+                                std::to_string(run.begin.value) + " on, which no blocks are");
+      }
+      const auto distance = folded(std::int64_t{run.begin.value} - behind);
+      leb128(distance << 1 | (run.count > 1 ? 1 : 0));
+      if (run.count > 1) leb128(run.count - 2);
+      behind = std::int64_t{run.begin.value} + run.count;
+    }
+  }
   template <class Item, class Each>
   void list(const char* name, const std::vector<Item>& items, std::size_t, std::size_t least,
             std::size_t most, Each&& each) {
@@ -107,6 +133,13 @@ class writer {
     }
     number(name, static_cast<std::uint32_t>(size));
     return !failed_;
+  }
+  void leb128(std::uint64_t number) {
+    std::array<std::uint8_t, 10> digits{};
+    std::size_t count = 0;
+    for (; number >= 128; number >>= 7) digits[count++] = static_cast<std::uint8_t>(number | 128);
+    digits[count++] = static_cast<std::uint8_t>(number);
+    append(digits.data(), count);
   }
   void append(const void* data, std::size_t size) {
     if (failed_ || size == 0) return;
@@ -183,6 +216,25 @@ class reader {
     list.resize(count);
     if (count > 0) std::memcpy(list.data(), in_.data() - count * 4, count * 4);
   }
+  void blocks(const char* name, std::vector<kvcache::block_run>& runs) {
+    const auto count = sized(name, 1, 0, unbounded);
+    if (failed_) return;
+    runs.reserve(count);
+    std::int64_t behind = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto first = leb128(name);
+      const auto more = (first & 1) == 0 ? 0 : leb128(name) + 1;
+      if (failed_) return;
+      const auto begin = behind + unfolded(first >> 1);
+      const auto end = begin + 1 + static_cast<std::int64_t>(more);
+      if (begin < 0 || end > static_cast<std::int64_t>(block_numbers)) {
+        return refuse(name, "name blocks " + std::to_string(begin) + " to " + std::to_string(end) +
+                                ", which no pool has");
+      }
+      runs.push_back({{static_cast<std::uint32_t>(begin)}, static_cast<std::uint32_t>(more + 1)});
+      behind = end;
+    }
+  }
   /// `item_bytes` is what an item takes at least: a count that the rest of the frame cannot hold is
   /// refused before anything is allocated.
   template <class Item, class Each>
@@ -198,6 +250,11 @@ class reader {
     bool there{false};
     flag(name, there);
     if (!failed_ && there) each(*this, value.emplace());
+  }
+
+  void refuse(const char* name, const std::string& what) {
+    if (failed_) return;
+    failed_ = error{errc::out_of_range, std::string{type_} + "." + name + " " + what};
   }
 
   [[nodiscard]] result<void> finish() && {
@@ -227,6 +284,20 @@ class reader {
     }
     return count;
   }
+  /// Of at most 35 bits.
+  std::uint64_t leb128(const char* name) {
+    std::uint64_t number = 0;
+    for (std::uint32_t shift = 0; shift < 35; shift += 7) {
+      std::uint8_t digit = 0;
+      this->number(name, digit);
+      if (failed_) return 0;
+      number |= std::uint64_t{digit & 127U} << shift;
+      if (digit == 0 && shift != 0) refuse(name, "have a number that is longer than it need be");
+      if (digit < 128) return number;
+    }
+    refuse(name, "have a number of more than 5 bytes");
+    return 0;
+  }
   /// Steps over `size` bytes: they end where `in_` then begins.
   bool take(const char* name, std::size_t size) {
     if (failed_) return false;
@@ -238,11 +309,6 @@ class reader {
     in_ = in_.subspan(size);
     return true;
   }
-  void refuse(const char* name, const std::string& what) {
-    if (failed_) return;
-    failed_ = error{errc::out_of_range, std::string{type_} + "." + name + " " + what};
-  }
-
   std::string_view type_;
   std::span<const std::byte> in_;
   std::optional<error> failed_;
@@ -251,26 +317,41 @@ class reader {
 // -- the fields
 
 constexpr std::size_t extent_bytes = 3 * 8 + 4;
-/// With the one extent that it must have and an empty key.
-constexpr std::size_t least_grant_bytes = 8 + 4 + 8 + 8 + 1 + 8 + 4 + extent_bytes + 4;
+/// With an empty key.
+constexpr std::size_t least_grant_bytes = 8 + 4 + 8 + 8 + 1 + 8 + 4;
 
+/// All but what it permits.
 template <class A, class G>
 void grant_fields(A& a, G& g) {
-  using transport::remote_grant;
   a.number("grant.id", g.id);
   a.id("grant.region", g.region);
   a.id("grant.owner", g.owner);
   a.id("grant.transfer", g.transfer);
   a.enumerator("grant.rights", g.rights);
   a.number("grant.region_size", g.region_size);
-  a.list("grant.extents", g.extents, extent_bytes, 1, remote_grant::max_extents,
+  a.byte_list("grant.key", g.key, 0, transport::remote_grant::max_key_size);
+}
+
+template <class A, class List>
+void extents(A& a, List& list) {
+  a.list("grant.extents", list, extent_bytes, 1, transport::remote_grant::max_extents,
          [](auto& b, auto& e) {
            b.number("extent.offset", e.offset);
            b.number("extent.length", e.length);
            b.number("extent.stride", e.stride);
            b.number("extent.count", e.count);
          });
-  a.byte_list("grant.key", g.key, 0, remote_grant::max_key_size);
+}
+void permitted_bytes(writer& out, const byte_set& permitted) {
+  extents(out, permitted.extents());
+}
+void permitted_bytes(reader& in, byte_set& permitted) {
+  std::vector<extent> list;
+  extents(in, list);
+  if (!std::ranges::is_sorted(list, {}, &extent::offset)) {
+    return in.refuse("grant.extents", "are not sorted by offset");
+  }
+  permitted = byte_set{std::move(list)};
 }
 
 template <class A, class List>
@@ -281,7 +362,10 @@ void grants(A& a, List& list) {
 
 template <class A, class Optional>
 void source(A& a, Optional& value) {
-  a.maybe("source", value, [](auto& b, auto& g) { grant_fields(b, g); });
+  a.maybe("source", value, [](auto& b, auto& g) {
+    grant_fields(b, g);
+    permitted_bytes(b, g.permitted);
+  });
 }
 
 template <class A, is<transfer_request> M>
@@ -293,7 +377,7 @@ void fields(A& a, M& m) {
   a.number("ranks", m.ranks);
   a.number("token_begin", m.token_begin);
   a.number("token_end", m.token_end);
-  a.numbers("blocks", m.blocks);
+  a.blocks("blocks", m.blocks);
   a.numbers("state_slots", m.state_slots);
   grants(a, m.grants);
   a.number("deadline_ms", m.deadline_ms);
@@ -309,7 +393,7 @@ template <class A, is<transfer_offer> M>
 void fields(A& a, M& m) {
   a.id("transfer", m.transfer);
   a.number("token_end", m.token_end);
-  a.numbers("blocks", m.blocks);
+  a.blocks("blocks", m.blocks);
   a.numbers("state_slots", m.state_slots);
   grants(a, m.grants);
   a.byte_list("aux", m.aux, 0, max_aux);

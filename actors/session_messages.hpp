@@ -9,6 +9,16 @@
 /// Integers have their own width; a string or byte list is `u32 length` and its bytes; a list is
 /// `u32 count` and its items; an enum is its number and must be in range; `std::optional` is `u8
 /// 0|1` and the value. A frame ends with its last field: left-over bytes are an error.
+///
+/// A list of blocks is `u32 count` and its runs, each a number of 1 to 5 bytes (LEB128: seven bits a
+/// byte, the lowest first, the highest bit set where more follow) and, if that is odd, a second one, the
+/// number of blocks less two. The first is twice the distance from the block behind the last run (from
+/// block 0), folded so that small ones of both signs are small (0, -1, 1, -2, ...: 0, 1, 2, 3, ...). A
+/// block of a shuffled pool of half a million takes three bytes.
+///
+/// Grants of a transfer come without what they permit: the bytes of the tokens, in the blocks that the
+/// message names, in the layout that its sender has shown in the handshake. The list has one for each
+/// region of that layout, in order.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,13 +28,14 @@
 #include <variant>
 #include <vector>
 
+#include "troupe/kvcache/block_list.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/types.hpp"
 
 namespace troupe::actors {
 
-inline constexpr std::uint16_t session_version = 3;
+inline constexpr std::uint16_t session_version = 4;
 
 enum class transfer_mode : std::uint8_t {
   write = 1,  ///< the prefill side pushes each layer as it is computed
@@ -56,7 +67,8 @@ struct transfer_request {
   std::uint32_t rank{0}, ranks{1};  ///< of the decode side
   std::uint32_t token_begin{0};     ///< the prefix before it is already at the decode side
   std::uint32_t token_end{0};  ///< tokens of the prompt; token_begin == token_end: nothing to move
-  std::vector<block_id> blocks;  ///< destination of tokens [0, token_end), block_tokens each
+  /// Write mode: the destination of tokens [token_begin, token_end), from the block of token_begin on.
+  std::vector<kvcache::block_run> blocks;
   std::vector<std::uint32_t> state_slots;       ///< destination slots of per-request state tensors
   std::vector<transport::remote_grant> grants;  ///< write mode: one per destination region
   std::uint32_t deadline_ms{0};                 ///< what is left of it
@@ -69,7 +81,8 @@ struct transfer_request {
 struct transfer_offer {
   transfer_id transfer;
   std::uint32_t token_end{0};
-  std::vector<block_id> blocks;  ///< source of tokens [0, token_end)
+  /// The source of the request's tokens up to token_end, from the block of its token_begin on.
+  std::vector<kvcache::block_run> blocks;
   std::vector<std::uint32_t> state_slots;
   std::vector<transport::remote_grant> grants;
   std::vector<std::byte> aux;  ///< small data of the engine (first token, logits), see `max_aux`

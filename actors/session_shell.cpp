@@ -18,6 +18,14 @@ double in_milliseconds(time_point from, time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
+/// How many blocks the tokens that move are in.
+std::uint64_t blocks_of_tokens(const session_basis& basis) {
+  const auto& tokens = basis.tokens;
+  if (tokens.begin >= tokens.end) return 0;
+  const auto size = basis.geometry->block_tokens();
+  return (tokens.end - 1) / size - tokens.begin / size + 1;
+}
+
 result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan,
                         std::vector<transport::piece>& pieces) {
   for (const auto& part : plan.pieces) {
@@ -40,11 +48,41 @@ result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan
 
 }  // namespace
 
-void adopt_grants(session_basis& basis, std::vector<transport::remote_grant> grants) {
-  std::uint32_t index = 0;
-  for (auto& grant : grants) {
-    basis.grants[index++] = std::make_shared<const transport::remote_grant>(std::move(grant));
+result<void> adopt_remote(session_basis& basis, std::span<const kvcache::block_run> blocks,
+                          std::span<const std::uint32_t> state_slots,
+                          std::vector<transport::remote_grant> grants) {
+  const auto first = basis.tokens.begin / basis.geometry->block_tokens();
+  const auto needed = blocks_of_tokens(basis);
+  // Before anything is made of them: a few bytes can name any number.
+  if (const auto named = kvcache::count_blocks(blocks); named != needed) {
+    return fail(errc::out_of_range, basis.link.peer + " names " + std::to_string(named) +
+                                        " blocks for tokens " + std::to_string(basis.tokens.begin) +
+                                        " to " + std::to_string(basis.tokens.end) +
+                                        ", which are in " + std::to_string(needed));
   }
+  basis.remote_blocks = kvcache::blocks_of(blocks);
+  basis.remote_state_slot.reset();
+  if (!state_slots.empty()) basis.remote_state_slot = state_slots.front();
+  basis.grants.clear();
+  if (grants.empty()) return {};
+  auto permitted = basis.geometry->remote_map().bytes_of(basis.tokens, {basis.remote_blocks, first},
+                                                         basis.remote_state_slot);
+  if (!permitted)
+    return fail(permitted.error().code, basis.link.peer + ": " + permitted.error().message);
+  for (std::uint32_t index = 0; index < grants.size(); ++index) {
+    auto& grant = grants[index];
+    // What a list in the message said does not count.
+    grant.permitted = index < permitted->size() ? std::move((*permitted)[index]) : byte_set{};
+    basis.grants[index] = std::make_shared<const transport::remote_grant>(std::move(grant));
+  }
+  return {};
+}
+
+std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis) {
+  const std::span all{basis.local_blocks};
+  const auto first = std::min(basis.tokens.begin / basis.geometry->block_tokens(), all.size());
+  const auto count = std::min(blocks_of_tokens(basis), all.size() - first);
+  return kvcache::runs_of(all.subspan(first, count));
 }
 
 planned_batch plan_batch(session_basis& basis, const post_slice& post, transport::direction dir,
@@ -57,9 +95,10 @@ planned_batch plan_batch(session_basis& basis, const post_slice& post, transport
   auto planned = [&]() -> result<void> {
     // No layer and no token: only the state tensors are left to go.
     if (post.slice.layer_begin != post.slice.layer_end) {
-      auto plan = basis.geometry->plan({post.slice.layer_begin, post.slice.layer_end},
-                                       {post.slice.token_begin, post.slice.token_end},
-                                       basis.local_blocks, basis.remote_blocks);
+      auto plan = basis.geometry->plan(
+          {post.slice.layer_begin, post.slice.layer_end},
+          {post.slice.token_begin, post.slice.token_end}, basis.local_blocks,
+          {basis.remote_blocks, basis.tokens.begin / basis.geometry->block_tokens()});
       if (!plan) return fail(plan.error());
       if (auto added = add_pieces(basis, *plan, out.work.pieces); !added) return added;
     }
@@ -81,18 +120,17 @@ result<std::vector<grant_wish>> wish_grants(const session_basis& basis, transpor
   const auto& layout = *basis.context->layout;
   std::optional<std::uint32_t> slot;
   if (!layout.states.empty()) slot = basis.local_state_slot;
-  auto extents = kvcache::granted_extents(*basis.context->cache_geometry, basis.local_blocks, slot);
-  if (!extents) return fail(extents.error());
+  auto permitted = basis.geometry->local_map().bytes_of(basis.tokens, basis.local_blocks, slot);
+  if (!permitted) return fail(permitted.error());
   std::vector<grant_wish> wishes;
   // One wish per region, in the layout's order and without gaps: the peer knows regions by their
   // index.
   for (std::uint32_t index = 0; index < basis.context->regions.size(); ++index) {
-    const auto found = std::ranges::find(*extents, index, &kvcache::region_extents::region);
-    grant_wish wish{basis.context->regions[index], {}, rights};
+    byte_set permits;
+    if (index < permitted->size()) permits = std::move((*permitted)[index]);
     // A region that holds nothing of this request still takes its place, with a grant of no bytes.
-    wish.extents =
-        found != extents->end() ? std::move(found->extents) : std::vector<extent>{{0, 0, 0, 1}};
-    wishes.push_back(std::move(wish));
+    if (permits.hull().length == 0) permits = {{0, 0, 0, 1}};
+    wishes.push_back({basis.context->regions[index], std::move(permits), rights});
   }
   return wishes;
 }

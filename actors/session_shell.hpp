@@ -27,8 +27,10 @@ struct session_basis {
   std::shared_ptr<const kvcache::transfer_geometry> geometry;
   transfer_id transfer;
   std::string request;
-  std::vector<block_id> local_blocks;
-  std::vector<block_id> remote_blocks;
+  /// That move, from the block of the first on.
+  kvcache::token_range tokens;
+  std::vector<block_id> local_blocks;   ///< from the request's first token on
+  std::vector<block_id> remote_blocks;  ///< from the block of the first token that moves on
   std::uint32_t local_state_slot{0};
   std::optional<std::uint32_t> remote_state_slot;
   std::unordered_map<std::uint32_t, std::shared_ptr<const transport::remote_grant>>
@@ -42,9 +44,16 @@ struct session_basis {
   std::uint64_t segments_after{0};
 };
 
-/// Takes over the grants of a request or an offer. The remote side names its regions by its own
-/// ids; its layout counts them from 0 in the order of the grants.
-void adopt_grants(session_basis& basis, std::vector<transport::remote_grant> grants);
+/// Takes over where the other side has the tokens: what a request or an offer says of its blocks and
+/// grants. The remote side names its regions by its own ids; its layout counts them from 0 in the order
+/// of the grants, each of which permits what the blocks hold in that region. `out_of_range`: other
+/// blocks than the tokens need.
+[[nodiscard]] result<void> adopt_remote(session_basis& basis,
+                                        std::span<const kvcache::block_run> blocks,
+                                        std::span<const std::uint32_t> state_slots,
+                                        std::vector<transport::remote_grant> grants);
+/// Those of its own blocks that hold the tokens, for a request or an offer.
+[[nodiscard]] std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis);
 
 /// One slice as a batch, with `frame` behind its bytes. `failure`: it cannot be posted, which the
 /// state machine hears as the batch's completion, so that each post completes exactly once.
@@ -55,7 +64,7 @@ struct planned_batch {
 [[nodiscard]] planned_batch plan_batch(session_basis& basis, const post_slice& post,
                                        transport::direction dir, std::vector<std::byte> frame);
 
-/// The grants that cover the local blocks (and the state slot), one wish per region.
+/// Grants on the tokens in the local blocks (and on the state slot), one wish per region.
 [[nodiscard]] result<std::vector<grant_wish>> wish_grants(const session_basis& basis,
                                                           transport::access rights);
 

@@ -142,7 +142,7 @@ void read_value(self_pointer self, store_reply& reply) {
     return;
   }
   st.scratch.emplace(std::move(*room));
-  const auto& from = reply.source->extents.front();
+  const auto& from = reply.source->permitted.extents().front();
   transport::batch read;
   read.id = transport::batch_id{1};
   read.transfer = st.transfer;
@@ -156,7 +156,7 @@ void read_value(self_pointer self, store_reply& reply) {
 }
 
 void got_value(self_pointer self, store_reply& reply) {
-  if (reply.source && !reply.source->extents.empty()) {
+  if (reply.source && !reply.source->permitted.extents().empty()) {
     read_value(self, reply);
     return;
   }

@@ -98,7 +98,7 @@ void serve_put(self_pointer self, store_put& put) {
     return;
   }
   st.read_over = st.link.epoch;
-  const auto from = put.source->extents.front();
+  const auto from = put.source->permitted.extents().front();
   transport::batch read;
   read.id = transport::batch_id{1};
   read.transfer = st.transfer;
@@ -137,7 +137,7 @@ void happened(self_pointer self, session_message& message) {
     if (st.now == phase::held) say_held(self);
     // One read over each link: what two of them brought could not be told apart.
     if (st.now == phase::reading && st.room && st.read_over < st.link.epoch && put->source &&
-        !put->source->extents.empty() && put->size == st.room->where().length) {
+        !put->source->permitted.extents().empty() && put->size == st.room->where().length) {
       serve_put(self, *put);
     }
   }
@@ -189,7 +189,8 @@ void happened(self_pointer self, deadline_came&) {
 
 result<void> acceptable(const store_put& put) {
   if (put.source) {
-    if (put.source->extents.empty() || put.source->extents.front().length < put.size) {
+    if (put.source->permitted.extents().empty() ||
+        put.source->permitted.extents().front().length < put.size) {
       return fail(errc::out_of_range, "the grant of the put covers less than its size");
     }
     return {};

@@ -67,7 +67,7 @@ struct moved_state {
 };
 
 /// A run of blocks that are consecutive on both sides, and the tokens of each that move.
-struct block_run {
+struct moved_run {
   std::uint64_t local{0};
   std::uint64_t remote{0};
   std::uint64_t count{0};
@@ -88,12 +88,14 @@ std::uint64_t copies_per_block(const moved_plane& p, std::uint64_t tokens) noexc
   return copy.copies();
 }
 
-result<void> check_blocks(std::span<const block_id> blocks, std::uint64_t first, std::uint64_t last,
+result<void> check_blocks(const block_list& blocks, std::uint64_t first, std::uint64_t last,
                           std::uint64_t in_pool, const char* side) {
-  if (last > blocks.size()) {
+  if (first < blocks.first || last > blocks.end()) {
+    std::string from;
+    if (blocks.first != 0) from = " from number " + std::to_string(blocks.first) + " on";
     return fail(errc::out_of_range, "plan: the tokens need " + std::to_string(last) + " " + side +
                                         " blocks, but the list has " +
-                                        std::to_string(blocks.size()));
+                                        std::to_string(blocks.blocks.size()) + from);
   }
   for (std::uint64_t i = first; i < last; ++i) {
     if (blocks[i].value >= in_pool) {
@@ -107,9 +109,9 @@ result<void> check_blocks(std::span<const block_id> blocks, std::uint64_t first,
 }
 
 /// Cuts the token range into runs of blocks; blocks that are not moved whole are runs of their own.
-std::vector<block_run> runs_of(token_range tokens, std::uint64_t block_tokens,
-                               std::span<const block_id> local, std::span<const block_id> remote) {
-  std::vector<block_run> runs;
+std::vector<moved_run> runs_to_move(token_range tokens, std::uint64_t block_tokens,
+                                    const block_list& local, const block_list& remote) {
+  std::vector<moved_run> runs;
   for (std::uint64_t at = tokens.begin; at < tokens.end;) {
     const std::uint64_t index = at / block_tokens;
     const std::uint64_t first = at % block_tokens;
@@ -127,7 +129,7 @@ std::vector<block_run> runs_of(token_range tokens, std::uint64_t block_tokens,
   return runs;
 }
 
-result<void> check_distinct(const std::vector<block_run>& runs, data_flow flow) {
+result<void> check_distinct(const std::vector<moved_run>& runs, data_flow flow) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> written;
   written.reserve(runs.size());
   for (const auto& run : runs) {
@@ -193,6 +195,11 @@ struct transfer_geometry::prepared {
   std::vector<moved_state> states;
   std::uint64_t local_slots{0};
   std::uint64_t remote_slots{0};
+  cache_map local_map;
+  cache_map remote_map;
+
+  prepared(cache_map of_local, cache_map of_remote)
+      : local_map{std::move(of_local)}, remote_map{std::move(of_remote)} {}
 
   std::size_t pair_index(std::uint32_t local, std::uint32_t remote) {
     const std::pair wanted{local, remote};
@@ -207,7 +214,7 @@ struct transfer_geometry::prepared {
   void add_layers(const cache_layout& local, const cache_layout& remote, const rank_pair& ranks);
   void add_states(const cache_layout& local, const cache_layout& remote, const rank_pair& ranks);
   void link_layers();
-  void append(plan_writer& out, const moved_plane& p, std::span<const block_run> runs,
+  void append(plan_writer& out, const moved_plane& p, std::span<const moved_run> runs,
               std::uint64_t layer_count, step layer_step, std::uint64_t plane_count,
               step plane_step) const;
 };
@@ -283,12 +290,12 @@ void transfer_geometry::prepared::add_states(const cache_layout& local, const ca
 }
 
 void transfer_geometry::prepared::append(plan_writer& out, const moved_plane& p,
-                                         std::span<const block_run> runs, std::uint64_t layer_count,
+                                         std::span<const moved_run> runs, std::uint64_t layer_count,
                                          step layer_step, std::uint64_t plane_count,
                                          step plane_step) const {
   auto& segments = out.segments(p.regions, region_pairs[p.regions]);
   std::optional<strided_copy> copy;
-  const block_run* shape = nullptr;  // the run that `copy` was made for
+  const moved_run* shape = nullptr;  // the run that `copy` was made for
   std::uint64_t copies = 0;
   for (const auto& run : runs) {
     if (shape == nullptr || shape->tokens != run.tokens || shape->count != run.count) {
@@ -315,14 +322,12 @@ transfer_geometry::transfer_geometry(std::shared_ptr<const prepared> state)
 
 result<transfer_geometry> transfer_geometry::create(const cache_layout& local,
                                                     const cache_layout& remote, data_flow flow) {
-  if (auto ok = check(local); !ok) {
-    return fail(ok.error().code, "local " + ok.error().message);
-  }
-  if (auto ok = check(remote); !ok) {
-    return fail(ok.error().code, "remote " + ok.error().message);
-  }
+  auto local_map = cache_map::create(local);
+  if (!local_map) return fail(local_map.error().code, "local " + local_map.error().message);
+  auto remote_map = cache_map::create(remote);
+  if (!remote_map) return fail(remote_map.error().code, "remote " + remote_map.error().message);
   if (auto ok = check_compatible(local, remote); !ok) return fail(ok.error());
-  auto state = std::make_shared<prepared>();
+  auto state = std::make_shared<prepared>(std::move(*local_map), std::move(*remote_map));
   state->flow = flow;
   state->layers = static_cast<std::uint32_t>(local.layers.size());
   state->block_tokens = local.block_tokens;
@@ -346,8 +351,8 @@ result<transfer_geometry> transfer_geometry::create(const cache_layout& local,
 }
 
 result<transfer_plan> transfer_geometry::plan(layer_range layers, token_range tokens,
-                                              std::span<const block_id> local_blocks,
-                                              std::span<const block_id> remote_blocks) const {
+                                              const block_list& local_blocks,
+                                              const block_list& remote_blocks) const {
   const prepared& g = *state_;
   if (layers.begin > layers.end || layers.end > g.layers) {
     return fail(errc::out_of_range, "plan: layers " + std::to_string(layers.begin) + " to " +
@@ -367,7 +372,7 @@ result<transfer_plan> transfer_geometry::plan(layer_range layers, token_range to
   if (auto ok = check_blocks(remote_blocks, first, last, g.remote_blocks, "remote"); !ok) {
     return fail(ok.error());
   }
-  const auto runs = runs_of(tokens, g.block_tokens, local_blocks, remote_blocks);
+  const auto runs = runs_to_move(tokens, g.block_tokens, local_blocks, remote_blocks);
   if (auto ok = check_distinct(runs, g.flow); !ok) return fail(ok.error());
 
   plan_writer out{g.region_pairs.size()};
@@ -414,6 +419,12 @@ result<transfer_plan> transfer_geometry::plan_state(std::uint32_t local_slot,
   return std::move(out).finish();
 }
 
+const cache_map& transfer_geometry::local_map() const noexcept {
+  return state_->local_map;
+}
+const cache_map& transfer_geometry::remote_map() const noexcept {
+  return state_->remote_map;
+}
 bool transfer_geometry::moves_anything() const noexcept {
   return !state_->moved.empty() || !state_->states.empty();
 }

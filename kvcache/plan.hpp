@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "troupe/kvcache/block_list.hpp"
+#include "troupe/kvcache/cache_map.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -27,14 +29,6 @@ struct layer_range {
   friend bool operator==(const layer_range&, const layer_range&) = default;
 };
 
-/// Positions [begin, end) in the request. `begin > 0` leaves out a prefix that is already there, or
-/// earlier chunks; neither end need be at a block's edge.
-struct token_range {
-  std::uint64_t begin{0};
-  std::uint64_t end{0};
-  friend bool operator==(const token_range&, const token_range&) = default;
-};
-
 /// The segments between one local and one remote region (indices into each side's list of regions).
 struct plan_piece {
   std::uint32_t local_region{0};
@@ -50,13 +44,6 @@ struct transfer_plan {
   std::uint64_t segments_before{
       0};  ///< contiguous copies, were each block of each plane described alone
   std::uint64_t segments_after{0};  ///< segments in `pieces`
-};
-
-/// One region's part of what a grant must permit; `extents` sorted by offset, disjoint.
-struct region_extents {
-  std::uint32_t region{0};
-  std::vector<extent> extents;
-  friend bool operator==(const region_extents&, const region_extents&) = default;
 };
 
 /// The prepared mapping between two ranks' caches. Made once per pair of layouts (a link's
@@ -75,20 +62,23 @@ class transfer_geometry {
   [[nodiscard]] static result<transfer_geometry> create(const cache_layout& local,
                                                         const cache_layout& remote, data_flow flow);
 
-  /// The segments that move `tokens` of `layers`. Token t is in block `blocks[t / block_tokens]` of
-  /// either side, so both lists start at the request's first token; entries before the range may be
+  /// The segments that move `tokens` of `layers`. Entries of the lists for other tokens may be
   /// anything. Never overlaps at the destination, never leaves a plane. An empty range is an empty
   /// plan. `out_of_range` for layers or tokens past the end, a list that is too short or a block
   /// that is not in the pool; `invalid_config` when a destination block is named twice in the
   /// range.
   [[nodiscard]] result<transfer_plan> plan(layer_range layers, token_range tokens,
-                                           std::span<const block_id> local_blocks,
-                                           std::span<const block_id> remote_blocks) const;
+                                           const block_list& local_blocks,
+                                           const block_list& remote_blocks) const;
 
   /// The segments that move one request's state tensors (empty when the model has none, or when
   /// this rank is not the designated source). `out_of_range` for a slot that is not there.
   [[nodiscard]] result<transfer_plan> plan_state(std::uint32_t local_slot,
                                                  std::uint32_t remote_slot) const;
+
+  /// Where requests lie in either side's regions: what its owner grants.
+  [[nodiscard]] const cache_map& local_map() const noexcept;
+  [[nodiscard]] const cache_map& remote_map() const noexcept;
 
   /// Whether any byte moves between these two ranks at all.
   [[nodiscard]] bool moves_anything() const noexcept;
@@ -116,13 +106,5 @@ class transfer_geometry {
                                                      std::uint32_t prefill_ranks,
                                                      std::uint32_t decode_ranks,
                                                      std::uint32_t prefill_rank);
-
-/// The fewest extents that cover these blocks of every layer (all tokens, all heads of this rank)
-/// and, when given, one state slot: what the owner grants for a transfer. Order and repetition of
-/// `blocks` do not matter. `itself` is the layout mapped to itself (`create(layout, layout, ...)`,
-/// either flow), made once per layout. `out_of_range` for a block or slot that is not there.
-[[nodiscard]] result<std::vector<region_extents>> granted_extents(
-    const transfer_geometry& itself, std::span<const block_id> blocks,
-    std::optional<std::uint32_t> state_slot = std::nullopt);
 
 }  // namespace troupe::kvcache

@@ -127,9 +127,9 @@ class link {
 
   // -- target side: our memory, the peer's operations
 
-  /// Permits the peer to touch `extents` of `region` until `fence(transfer)`. `unknown_region`,
-  /// `out_of_range` (an extent outside the region, none, too many), `overloaded`.
-  [[nodiscard]] virtual result<remote_grant> grant(region_id region, std::vector<extent> extents,
+  /// Permits the peer to touch these bytes of `region` until `fence(transfer)`. `unknown_region`,
+  /// `out_of_range` (some outside the region, none listed, too many listed), `overloaded`.
+  [[nodiscard]] virtual result<remote_grant> grant(region_id region, byte_set permitted,
                                                    access rights, transfer_id transfer) = 0;
 
   // -- initiator side

@@ -9,43 +9,6 @@ namespace troupe::transport {
 
 namespace {
 
-/// Finds out whether segments lie in the granted extents. Extents come sorted, and segments mostly
-/// in the order of the extents: the last hit and the one after it are tried first. A peer that did
-/// not sort them costs time, not safety.
-class extent_check {
- public:
-  explicit extent_check(std::span<const extent> permitted) noexcept : permitted_{permitted} {}
-
-  [[nodiscard]] bool contains(const segment& s) noexcept {
-    const extent range{s.remote_offset, s.length, s.remote_stride, s.count};
-    if (s.count == 1) {
-      if (holds(hint_, range)) return true;
-      if (holds(hint_ + 1, range)) {
-        ++hint_;
-        return true;
-      }
-      const auto after = std::ranges::upper_bound(permitted_, range.offset, {}, &extent::offset);
-      const auto index = static_cast<std::size_t>(after - permitted_.begin());
-      if (index != 0 && holds(index - 1, range)) {
-        hint_ = index - 1;
-        return true;
-      }
-    }
-    return s.length == 0 || covered(range, permitted_);
-  }
-
- private:
-  [[nodiscard]] bool holds(std::size_t index, const extent& range) const noexcept {
-    if (index >= permitted_.size()) return false;
-    const auto& e = permitted_[index];
-    return e.count == 1 && range.offset >= e.offset && range.offset - e.offset <= e.length &&
-           range.length <= e.length - (range.offset - e.offset);
-  }
-
-  std::span<const extent> permitted_;
-  std::size_t hint_{0};
-};
-
 /// Whether every segment surely lies in its local region and in its remote one. The common case in
 /// a few instructions; what is false here goes through the checks that find the words for it.
 bool plainly_inside(std::span<const segment> segments, std::uint64_t local_size,
@@ -63,8 +26,9 @@ bool plainly_inside(std::span<const segment> segments, std::uint64_t local_size,
 /// nothing.
 bool plainly_granted(std::span<const segment> segments, std::uint64_t local_size,
                      const remote_grant& grant) noexcept {
-  if (grant.extents.size() != 1 || grant.extents.front().count != 1) return false;
-  const auto& whole = grant.extents.front();
+  const auto* range = grant.permitted.whole();
+  if (range == nullptr) return false;
+  const auto& whole = *range;
   if (whole.offset > grant.region_size || whole.length > grant.region_size - whole.offset) {
     return false;
   }
@@ -115,12 +79,12 @@ result<void> check_segments(std::span<const segment> segments, const remote_gran
       return fail(ok.error().code, ok.error().message + " (remote region)");
     }
   }
-  extent_check permitted{grant.extents};
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    if (permitted.contains(segments[i])) continue;
+    const auto& s = segments[i];
+    if (grant.permitted.covers({s.remote_offset, s.length, s.remote_stride, s.count})) continue;
     return fail(errc::out_of_range, "segment " + std::to_string(i) + ": remote offset " +
-                                        std::to_string(segments[i].remote_offset) + ", length " +
-                                        std::to_string(segments[i].length) +
+                                        std::to_string(s.remote_offset) + ", length " +
+                                        std::to_string(s.length) +
                                         " is not within what the grant permits");
   }
   return {};

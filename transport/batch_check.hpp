@@ -18,7 +18,7 @@ namespace troupe::transport {
 
 /// Whether piece `index` of the batch may move between `local` and what its grant permits: the
 /// grant is of this peer's life and of this transfer, allows this direction, and every segment lies
-/// in the local region, in the remote one and in the granted extents. `invalid_config` (no grant),
+/// in the local region, in the remote one and in what is granted. `invalid_config` (no grant),
 /// `stale_incarnation`, `unauthorized`, `out_of_range`; each sentence begins with the piece.
 [[nodiscard]] result<void> check_piece(const batch& work, std::size_t index, incarnation peer,
                                        const region& local);

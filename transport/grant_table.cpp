@@ -19,27 +19,6 @@ bool revocable::revoke() noexcept {
   return first;
 }
 
-bool given_grant::permits_range(const extent& range) const noexcept {
-  // Most grants are one run of bytes, and most operations within it.
-  if (!extents.empty() && range.count == 1) {
-    const auto& e = extents.front();
-    const auto after = range.offset - e.offset;
-    if (e.count == 1 && range.offset >= e.offset && after <= e.length &&
-        range.length <= e.length - after) {
-      return true;
-    }
-  }
-  if (extents.size() > 8 && range.count == 1) {
-    // Extents are sorted by offset but may overlap: the last one that begins at or before the range
-    // is the likely one, `covered` decides the rest.
-    const auto after =
-        std::upper_bound(extents.begin(), extents.end(), range.offset,
-                         [](std::uint64_t offset, const extent& e) { return offset < e.offset; });
-    if (after != extents.begin() && covered(range, {&*std::prev(after), 1})) return true;
-  }
-  return covered(range, extents);
-}
-
 result<void> given_grant::check(const extent& range, access wanted,
                                 transfer_id for_transfer) const {
   if (for_transfer != transfer) {
@@ -49,7 +28,7 @@ result<void> given_grant::check(const extent& range, access wanted,
     return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit to read"
                                                            : "the grant does not permit to write");
   }
-  if (!permits_range(range)) {
+  if (!permitted.covers(range)) {
     return fail(errc::out_of_range, "offset " + std::to_string(range.offset) + ", length " +
                                         std::to_string(range.length) + ", count " +
                                         std::to_string(range.count) + ", stride " +
@@ -59,40 +38,37 @@ result<void> given_grant::check(const extent& range, access wanted,
   return {};
 }
 
-result<remote_grant> draw_grant(const region& memory, std::vector<extent> extents, access rights,
+result<remote_grant> draw_grant(const region& memory, byte_set permitted, access rights,
                                 transfer_id transfer, incarnation self) {
-  if (extents.empty() || extents.size() > remote_grant::max_extents) {
+  const auto listed = permitted.extents().size();
+  if ((listed == 0 && permitted.is_listed()) || listed > remote_grant::max_extents) {
     return fail(errc::out_of_range, "a grant names between 1 and " +
                                         std::to_string(remote_grant::max_extents) +
-                                        " extents, found " + std::to_string(extents.size()));
+                                        " extents, found " + std::to_string(listed));
   }
-  for (std::size_t i = 0; i < extents.size(); ++i) {
-    if (auto ok = check_range(extents[i], memory.size()); !ok) {
-      return fail(ok.error().code, "extent " + std::to_string(i) + " of region " +
-                                       std::to_string(memory.id().value) + ": " +
-                                       ok.error().message);
-    }
+  if (auto ok = permitted.check_within(memory.size()); !ok) {
+    return fail(ok.error().code,
+                "region " + std::to_string(memory.id().value) + ", " + ok.error().message);
   }
-  std::ranges::sort(extents, {}, &extent::offset);
   return remote_grant{.id = random_id(),
                       .region = memory.id(),
                       .owner = self,
                       .transfer = transfer,
                       .rights = rights,
                       .region_size = memory.size(),
-                      .extents = std::move(extents),
+                      .permitted = std::move(permitted),
                       .key = {}};
 }
 
-result<remote_grant> grant_table::give(region_use memory, std::vector<extent> extents,
-                                       access rights, transfer_id transfer) {
-  auto said = draw_grant(*memory, std::move(extents), rights, transfer, self_);
+result<remote_grant> grant_table::give(region_use memory, byte_set permitted, access rights,
+                                       transfer_id transfer) {
+  auto said = draw_grant(*memory, std::move(permitted), rights, transfer, self_);
   if (!said) return said;
   auto given = std::make_shared<given_grant>();
   given->id = said->id;
   given->transfer = transfer;
   given->rights = rights;
-  given->extents = said->extents;
+  given->permitted = said->permitted;
   given->base = memory->data();
   given->region_size = memory->size();
   given->region = memory->id();

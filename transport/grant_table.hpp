@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "troupe/kvcache/byte_set.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
 #include "troupe/kvcache/segment.hpp"
@@ -55,13 +56,13 @@ class scoped_pin {
   revocable* what_;
 };
 
-/// One grant that was given. `region`, `extents`, `rights` never change; only `guard` does.
+/// One grant that was given. `region`, `permitted`, `rights` never change; only `guard` does.
 struct given_grant {
   std::uint64_t id{0};
   transfer_id transfer;
   access rights{access::read};
-  std::vector<extent> extents;  ///< sorted by offset
-  region_use memory;            ///< keeps the region registered; released when revoked
+  byte_set permitted;
+  region_use memory;  ///< keeps the region registered; released when revoked
   std::byte* base{
       nullptr};  ///< first byte of the region; to be touched under a pin of `guard` only
   std::uint64_t region_size{0};
@@ -70,18 +71,14 @@ struct given_grant {
   revocable guard;
 
   /// What the target must ask before an operation of the peer touches memory: `unauthorized`
-  /// (rights, or another transfer's), `out_of_range`. Cheap for one extent and for extents sorted
-  /// by offset.
+  /// (rights, or another transfer's), `out_of_range`.
   [[nodiscard]] result<void> check(const extent& range, access wanted,
                                    transfer_id for_transfer) const;
-  /// The range part of `check` alone, for the segments of an operation whose rights were checked.
-  [[nodiscard]] bool permits_range(const extent& range) const noexcept;
 };
 
 /// A grant over parts of `memory`, with an id of its own, that nobody has yet; its `key` is empty.
-/// The extents are sorted by offset. `out_of_range`: an extent outside the region, none, or
-/// too many.
-[[nodiscard]] result<remote_grant> draw_grant(const region& memory, std::vector<extent> extents,
+/// `out_of_range`: a part that is outside the region, no part (one of no bytes will do), or too many.
+[[nodiscard]] result<remote_grant> draw_grant(const region& memory, byte_set permitted,
                                               access rights, transfer_id transfer,
                                               incarnation self);
 
@@ -93,8 +90,8 @@ class grant_table {
 
   /// The errors of `draw_grant`, and `overloaded`. The answer's `key` is empty: the backend fills
   /// it.
-  [[nodiscard]] result<remote_grant> give(region_use memory, std::vector<extent> extents,
-                                          access rights, transfer_id transfer);
+  [[nodiscard]] result<remote_grant> give(region_use memory, byte_set permitted, access rights,
+                                          transfer_id transfer);
   /// Null when it was never given or was revoked. One that is just being revoked may still be
   /// found; it cannot be pinned.
   [[nodiscard]] std::shared_ptr<given_grant> find(std::uint64_t id) const;

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "troupe/kvcache/byte_set.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
-#include "troupe/kvcache/segment.hpp"
 
 namespace troupe::transport {
 
@@ -79,7 +79,7 @@ struct host_identity {
 };
 
 /// A peer's permission to read or write parts of one of our regions, in the form that travels to it
-/// in a message. Made by `link::grant` at the owner, valid on that link only, until the owner
+/// in a message (what is permitted may be left out there, where the peer can tell it from the rest). Made by `link::grant` at the owner, valid on that link only, until the owner
 /// fences the transfer. Offsets in segments that use it are bytes from the start of the region.
 struct remote_grant {
   std::uint64_t id{0};   ///< unguessable, never reused
@@ -88,11 +88,11 @@ struct remote_grant {
   transfer_id transfer;  ///< what it was given for
   access rights{access::read};
   std::uint64_t region_size{0};  ///< bytes
-  std::vector<extent> extents;   ///< the permitted parts; sorted by offset; never empty
+  byte_set permitted;            ///< the parts of it that may be touched
   std::vector<std::byte> key;  ///< what the backend needs (a slot, an rkey); at most `max_key_size`
 
   static constexpr std::size_t max_key_size = 64;
-  static constexpr std::size_t max_extents = 65'536;
+  static constexpr std::size_t max_extents = 65'536;  ///< that `permitted` lists
   friend bool operator==(const remote_grant&, const remote_grant&) = default;
 };
 

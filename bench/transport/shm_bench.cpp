@@ -152,7 +152,7 @@ std::shared_ptr<const remote_grant> receive_grant(int line) {
   grant.region_size = flat.region_size;
   grant.transfer = transfer;
   grant.rights = access::read_write;
-  grant.extents = {{.offset = 0, .length = flat.region_size}};
+  grant.permitted = {{.offset = 0, .length = flat.region_size}};
   grant.key.assign(flat.key.begin(), flat.key.end());
   return std::make_shared<const remote_grant>(std::move(grant));
 }

@@ -194,7 +194,7 @@ TEST_F(storing, reads_once_over_each_link) {
   put.key = "k";
   put.size = 100'000;
   put.source.emplace();
-  put.source->extents.push_back({0, put.size, 0, 1});
+  put.source->permitted = {{0, put.size, 0, 1}};
   comes(put);
   ASSERT_TRUE(heard->batches.at(0));
   comes(put);

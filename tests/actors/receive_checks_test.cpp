@@ -44,6 +44,33 @@ TEST_F(checked_calls, receive_from_no_replica_that_lacks_a_rank) {
                                  HasSubstr("prefill-0-tp0")));
 }
 
+TEST_F(checked_calls, pin_no_block_that_only_holds_the_prefix) {
+  const auto all = node->allocate_blocks(node->layout().blocks);
+  ASSERT_TRUE(all);
+  const std::vector<block_id> four{all->blocks.begin(), all->blocks.begin() + 4};
+  const std::vector<block_id> prefix{four.begin(), four.begin() + 2};
+  const std::vector<block_id> partly{four[2]};
+  // Nobody offers it: it lives until it is given up.
+  const auto asked = node->receive({"r",
+                                    {"prefill-0-tp0", "prefill-0-tp1"},
+                                    actors::transfer_mode::write,
+                                    64,
+                                    40,
+                                    four,
+                                    0,
+                                    0ms,
+                                    false});
+  ASSERT_TRUE(asked) << to_string(asked.error());
+  ASSERT_TRUE(node->free_blocks(all->owner, prefix));
+  EXPECT_TRUE(node->allocate_blocks(2)) << "the prefix of 40 tokens is all of two blocks";
+  ASSERT_TRUE(node->free_blocks(all->owner, partly));
+  EXPECT_FALSE(node->allocate_blocks(1)) << "the third is written to";
+  ASSERT_TRUE(node->abort(*asked, "seen"));
+  listener events{*node};
+  ASSERT_TRUE(events.unpinned(*asked));
+  EXPECT_TRUE(node->allocate_blocks(1));
+}
+
 TEST_F(checked_calls, receive_from_no_rank_twice) {
   for (const auto& names : {std::vector<std::string>{"prefill-0-tp0", "prefill-0-tp0"},
                             {"prefill-0-tp0", "prefill-0-tp1", "prefill-0-tp1"}}) {

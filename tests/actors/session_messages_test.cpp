@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "troupe/transport/backend.hpp"
+
+#include "seed.hpp"
 
 namespace {
 /// The largest single allocation since it was last set to 0.
@@ -35,7 +38,7 @@ std::size_t largest_allocation = 0;
 namespace troupe::actors {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using frame = std::vector<std::byte>;
 
 class source {
@@ -79,11 +82,6 @@ class source {
     g.transfer = transfer_id{number<std::uint64_t>()};
     g.rights = static_cast<transport::access>(1 + engine_() % 3);
     g.region_size = number<std::uint64_t>();
-    g.extents.resize(size(1, 5));
-    for (auto& e : g.extents) {
-      e = {number<std::uint64_t>(), number<std::uint64_t>(), number<std::uint64_t>(),
-           number<std::uint32_t>()};
-    }
     g.key = bytes(transport::remote_grant::max_key_size);
     return g;
   }
@@ -93,7 +91,24 @@ class source {
     return out;
   }
   std::optional<transport::remote_grant> maybe_grant() {
-    return flag() ? std::optional{grant()} : std::nullopt;
+    if (flag()) return std::nullopt;
+    auto g = grant();
+    std::vector<extent> listed(size(1, 5));
+    for (auto& e : listed) {
+      e = {number<std::uint64_t>(), number<std::uint64_t>(), number<std::uint64_t>(),
+           number<std::uint32_t>() % 100};
+    }
+    g.permitted = std::move(listed);
+    return g;
+  }
+  std::vector<kvcache::block_run> blocks() {
+    std::vector<kvcache::block_run> runs(size(0, 20));
+    for (auto& run : runs) {
+      run.begin = {number<std::uint32_t>()};
+      const auto most = std::numeric_limits<std::uint32_t>::max() - run.begin.value;
+      run.count = flag() ? 1 : static_cast<std::uint32_t>(size(1, std::max(1U, most)));
+    }
+    return runs;
   }
   transfer_id transfer() { return transfer_id{number<std::uint64_t>()}; }
   errc code() {
@@ -113,14 +128,14 @@ class source {
             u32(),
             u32(),
             u32(),
-            numbers<block_id>(),
+            blocks(),
             numbers<std::uint32_t>(),
             grants(),
             u32(),
             flag() ? std::optional{transfer_progress{numbers<std::uint32_t>(), flag()}}
                    : std::nullopt};
       case 1:
-        return transfer_offer{transfer(), u32(),    numbers<block_id>(), numbers<std::uint32_t>(),
+        return transfer_offer{transfer(), u32(),    blocks(), numbers<std::uint32_t>(),
                               grants(),   bytes(99)};
       case 2:
         return layers_landed{
@@ -186,7 +201,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
                                        {1, 2, 3, 0x04030201u},
                                        true,
                                        seal_notice{5, 6, {std::byte{7}}}});
-  const std::vector<unsigned> expected{3, 0, 3, 0,              // version, type
+  const std::vector<unsigned> expected{4, 0, 3, 0,              // version, type
                                        1, 2, 3, 4, 5, 6, 7, 8,  // transfer
                                        1, 0, 0, 0, 2, 0, 0, 0,  // layers
                                        3, 0, 0, 0, 1, 2, 3, 4,  // tokens
@@ -200,11 +215,26 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
 
   const auto abort = encoded(transfer_abort{transfer_id{7}, errc::deadline, "no"});
   const std::vector<unsigned> expected_abort{
-      3, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
+      4, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
       2, 0, 0, 0, 'n', 'o'};
   ASSERT_EQ(abort.size(), expected_abort.size());
   for (std::size_t i = 0; i < abort.size(); ++i) {
     EXPECT_EQ(std::to_integer<unsigned>(abort[i]), expected_abort[i]) << i;
+  }
+
+  const auto offer = encoded(transfer_offer{
+      transfer_id{7}, 80, {{{3}, 1}, {{2}, 1}, {{100}, 4}, {{104}, 1}}, {9}, {}, {}});
+  const std::vector<unsigned> expected_offer{
+      4,    0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 80, 0, 0, 0, 4, 0, 0, 0,  // four runs of blocks
+      12,                         // 3 from 0 on: folded 6, once
+      6,                          // 2, where 4 is behind the last: -2, folded 3
+      0x85, 3, 2,                 // 100, where 3 is: 97, folded 194, in two digits of 389; 4 blocks
+      0,                          // 104, where it is
+      1,    0, 0, 0, 9, 0, 0, 0,  // slots
+      0,    0, 0, 0, 0, 0, 0, 0};  // no grants, no aux
+  ASSERT_EQ(offer.size(), expected_offer.size());
+  for (std::size_t i = 0; i < offer.size(); ++i) {
+    EXPECT_EQ(std::to_integer<unsigned>(offer[i]), expected_offer[i]) << i;
   }
 }
 
@@ -366,18 +396,96 @@ TEST(session_messages, a_count_that_the_frame_cannot_hold_is_refused_before_anyt
 }
 
 TEST(session_messages, what_a_decoded_frame_allocates_is_bounded_by_the_frame) {
-  // The worst there is: as many grants as fit a frame, each with one extent and no key.
+  // As many grants as fit a frame, with no key.
   transfer_request r;
   r.request = std::string{"r"};
-  transport::remote_grant g;
-  g.extents.resize(1);
-  r.grants.assign((transport::link::max_frame - 100) / 77, g);
-  const auto f = encoded(r);
+  const transport::remote_grant g;
+  r.grants.assign((transport::link::max_frame - 100) / 41, g);
+  auto f = encoded(r);
   ASSERT_LE(f.size(), transport::link::max_frame);
-  const auto back = decode(f);
+  auto back = decode(f);
   ASSERT_TRUE(back);
-  const auto& grants = std::get<transfer_request>(*back).grants;
-  EXPECT_LE(grants.capacity() * (sizeof g + sizeof(extent)), 3 * f.size());
+  EXPECT_LE(std::get<transfer_request>(*back).grants.capacity() * sizeof g, 3 * f.size());
+  // As many blocks, each of a byte; and a few bytes that name four billion.
+  r.grants.clear();
+  r.blocks.assign(transport::link::max_frame - 100, {{7}, 1});
+  f = encoded(r);
+  back = decode(f);
+  ASSERT_TRUE(back);
+  const auto& blocks = std::get<transfer_request>(*back).blocks;
+  EXPECT_EQ(blocks, r.blocks);
+  EXPECT_LE(blocks.capacity() * sizeof blocks.front(), 8 * f.size());
+  r.blocks.assign(1, {{0}, std::numeric_limits<std::uint32_t>::max()});
+  f = encoded(r);
+  largest_allocation = 0;
+  back = decode(f);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(std::get<transfer_request>(*back).blocks, r.blocks);
+  EXPECT_LT(largest_allocation, 512U);
+}
+
+TEST(session_messages, a_block_of_a_shuffled_pool_takes_three_bytes) {
+  std::vector<std::uint32_t> pool(500'000);
+  std::iota(pool.begin(), pool.end(), 0U);
+  std::shuffle(pool.begin(), pool.end(), std::mt19937_64{troupe::testing::seed()});
+  transfer_request r;
+  r.request = std::string{"r"};
+  const auto without = encoded(r).size();
+  for (std::uint32_t i = 0; i < 62'500; ++i) r.blocks.push_back({{pool[i]}, 1});
+  EXPECT_LE(encoded(r).size() - without, 62'500U * 3);
+  // A million tokens in one piece of the pool.
+  r.blocks.assign(1, {{1000}, 62'500});
+  EXPECT_LE(encoded(r).size() - without, 8U);
+}
+
+TEST(session_messages,
+     a_long_prompt_takes_eight_bytes_a_block_to_move_whatever_its_layers_and_regions) {
+  // 131,072 tokens in shuffled blocks of 16; 80 layers, each a region of its own for K and for V.
+  constexpr std::uint32_t block_count = 8192;
+  constexpr std::uint32_t layers = 80;
+  std::vector<std::uint32_t> pool(10 * block_count);
+  std::iota(pool.begin(), pool.end(), 0U);
+  std::shuffle(pool.begin(), pool.end(), std::mt19937_64{troupe::testing::seed()});
+  transfer_request r;
+  r.request = std::string(max_request_id, 'r');
+  for (std::uint32_t i = 0; i < block_count; ++i) r.blocks.push_back({{pool[i]}, 1});
+  r.grants.resize(2 * std::size_t{layers});
+  for (auto& g : r.grants) g.key.resize(24);
+  auto bytes = encoded(r).size();
+  // Each layer is a batch of its own.
+  bytes += layers * encoded(layers_landed{}).size();
+  bytes += encoded(transfer_sealed{}).size() + encoded(transfer_release{}).size();
+  EXPECT_LE(bytes, 8U * block_count);
+}
+
+TEST(session_messages, blocks_that_are_none_are_refused) {
+  transfer_request r;
+  r.request = std::string{"r"};
+  r.blocks.assign(1, {{0}, 1});
+  const auto one = encoded(r);
+  const auto at = small_request().blocks + 4;  // the run, which is 0: block 0, once
+  ASSERT_EQ(one[at], std::byte{0});
+  const auto with = [&](std::initializer_list<int> digits) {
+    auto changed = one;
+    changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(at));
+    std::vector<std::byte> bytes;
+    for (const auto digit : digits) bytes.push_back(static_cast<std::byte>(digit));
+    changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(at), bytes.begin(), bytes.end());
+    return decode(changed);
+  };
+  ASSERT_TRUE(with({8}));
+  EXPECT_EQ(std::get<transfer_request>(*with({8})).blocks,
+            (std::vector<kvcache::block_run>{{{2}, 1}}));
+  for (const auto& bad : {std::initializer_list<int>{2},         // block -1
+                          {0xfc, 0xff, 0xff, 0xff, 0x7f},        // behind the last there is
+                          {0x81, 0x80, 0x80, 0x80, 0x80, 0x01},  // six bytes
+                          {0x88, 0x00},                          // 4 in two digits
+                          {1, 0xff, 0xff, 0xff, 0xff, 0x0f}}) {  // a run over the end
+    const auto back = with(bad);
+    ASSERT_FALSE(back);
+    EXPECT_EQ(back.error().code, errc::out_of_range);
+    EXPECT_THAT(back.error().message, HasSubstr("transfer_request.blocks"));
+  }
 }
 
 TEST(session_messages, a_field_beyond_its_bound_is_refused_by_both_sides_naming_it) {
@@ -393,18 +501,22 @@ TEST(session_messages, a_field_beyond_its_bound_is_refused_by_both_sides_naming_
   r.request.assign(max_request_id + 1, 'x');
   refused(r, "request");
   r.request = std::string{"r"};
-  r.grants.resize(1);
-  refused(r, "grant.extents");
-  r.grants[0].extents.resize(transport::remote_grant::max_extents + 1);
-  refused(r, "grant.extents");
-  r.grants[0].extents.resize(1);
+  r.grants.assign(1, source{1}.grant());
   r.grants[0].key.resize(transport::remote_grant::max_key_size + 1);
   refused(r, "grant.key");
   r.grants.clear();
-  r.blocks.resize(transport::link::max_frame / 4 + 1);
+  r.blocks.resize(transport::link::max_frame + 1);
   refused(r, "blocks");
-  r.blocks.resize(transport::link::max_frame / 4);
+  r.blocks.resize(transport::link::max_frame);
   refused(r, "frame");
+  r.blocks.assign(1, {{5}, 0});
+  refused(r, "blocks");
+  r.blocks.assign(1, {{0xFFFF'FFFFU}, 2});
+  refused(r, "blocks");
+  transport::remote_grant on_value;
+  refused(store_put{1, "k", 0, 0, {}, on_value}, "grant.extents");
+  on_value.permitted = std::vector<extent>(transport::remote_grant::max_extents + 1);
+  refused(store_put{1, "k", 0, 0, {}, on_value}, "grant.extents");
   refused(transfer_offer{{}, 0, {}, {}, {}, frame(max_aux + 1)}, "aux");
   refused(transfer_sealed{{}, 0, 0, frame(max_aux + 1)}, "aux");
   refused(layers_landed{{}, {}, false, seal_notice{0, 0, frame(max_aux + 1)}}, "seal.aux");

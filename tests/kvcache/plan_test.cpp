@@ -297,40 +297,5 @@ TEST(state_plan, a_slot_that_is_not_there_is_out_of_range) {
   EXPECT_EQ(geometry.plan_state(0, 5).error().code, errc::out_of_range);
 }
 
-// -- grants
-
-transfer_geometry itself(const cache_layout& layout) {
-  return transfer_geometry::create(layout, layout, data_flow::to_local).value();
-}
-
-TEST(granted_extents, scattered_blocks_over_regular_layers_are_one_extent_each) {
-  const auto granted = granted_extents(itself(make({})), ids({9, 3, 40, 9})).value();
-  ASSERT_EQ(granted.size(), 1U);
-  ASSERT_EQ(granted[0].extents.size(), 3U);
-  EXPECT_EQ(granted[0].extents[0],
-            (extent{3 * 2 * plane_bytes, 2 * plane_bytes, 64 * 2 * plane_bytes, layer_count}));
-}
-
-TEST(granted_extents, all_blocks_are_one_extent) {
-  const auto layout = make({});
-  const auto granted = granted_extents(itself(layout), run(0, 64)).value();
-  ASSERT_EQ(granted.size(), 1U);
-  EXPECT_THAT(granted[0].extents, ElementsAre(extent{0, region_sizes(layout)[0], 0, 1}));
-}
-
-TEST(granted_extents, a_state_slot_is_part_of_the_grant_when_asked_for) {
-  const auto layout = with_state(0, 1);
-  EXPECT_THAT(granted_extents(itself(layout), {}).value(), IsEmpty());
-  const auto granted = granted_extents(itself(layout), {}, 3).value();
-  std::uint64_t bytes = 0;
-  for (const auto& e : granted.at(0).extents) bytes += e.length * e.count;
-  EXPECT_EQ(bytes, bytes_per_state(layout));
-  EXPECT_FALSE(granted_extents(itself(layout), {}, 5));
-}
-
-TEST(granted_extents, a_block_that_is_not_there_is_out_of_range) {
-  EXPECT_EQ(granted_extents(itself(make({})), ids({64})).error().code, errc::out_of_range);
-}
-
 }  // namespace
 }  // namespace troupe::kvcache

@@ -89,8 +89,8 @@ class rdma_link final : public link,
   [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::rdma; }
   [[nodiscard]] link_offer offer() const override;
   [[nodiscard]] result<void> connect(const link_offer& peer) override;
-  [[nodiscard]] result<remote_grant> grant(region_id region, std::vector<extent> extents,
-                                           access rights, transfer_id transfer) override;
+  [[nodiscard]] result<remote_grant> grant(region_id region, byte_set permitted, access rights,
+                                           transfer_id transfer) override;
   [[nodiscard]] result<void> post(batch work) override;
   [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
   fence_state fence(transfer_id transfer) override;

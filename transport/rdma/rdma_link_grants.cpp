@@ -32,36 +32,23 @@ void keep(given_grant& kept, const remote_grant& told, region_use memory) {
   kept.id = told.id;
   kept.transfer = told.transfer;
   kept.rights = told.rights;
-  kept.extents = told.extents;
+  kept.permitted = told.permitted;
   kept.base = memory->data();
   kept.region_size = memory->size();
   kept.region = memory->id();
   kept.memory = std::move(memory);
 }
 
-/// From the first byte of the first extent to the last of the last; all lie within their region.
-extent hull_of(const std::vector<extent>& extents) {
-  std::uint64_t begin = UINT64_MAX;
-  std::uint64_t end = 0;
-  for (const auto& e : extents) {
-    if (e.length == 0 || e.count == 0) continue;
-    begin = std::min(begin, e.offset);
-    end = std::max(end, e.offset + (e.count - 1) * e.stride + e.length);
-  }
-  if (end == 0) return {0, 0, 0, 1};
-  return {begin, end - begin, 0, 1};
-}
-
 }  // namespace
 
 // -- ours
 
-result<remote_grant> rdma_link::grant(region_id region, std::vector<extent> extents, access rights,
+result<remote_grant> rdma_link::grant(region_id region, byte_set permitted, access rights,
                                       transfer_id transfer) {
   auto opened = std::make_unique<open_grant>();
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
-  auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
+  auto given = draw_grant(**memory, std::move(permitted), rights, transfer, self_);
   if (!given) return given;
   // Without the lock: the first grant of a region registers it, which may take long.
   auto registered = fabric_.keys->of(**memory, reach_);
@@ -70,7 +57,7 @@ result<remote_grant> rdma_link::grant(region_id region, std::vector<extent> exte
                          .grant = given->id,
                          .host = (*memory)->kind() == memory_kind::host ? 1U : 0U}
                    .encode();
-  const auto hull = hull_of(given->extents);
+  const auto hull = given->permitted.hull();
   opened->said = {.grant = given->id,
                   .transfer = transfer,
                   .address = (*registered)->address(),

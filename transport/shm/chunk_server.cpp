@@ -24,7 +24,7 @@ result<void> place(std::span<const chunk_run> runs, const given_grant& grant,
   for (const auto& run : runs) {
     const extent range{run.offset, run.length, run.stride, run.count};
     if (auto ok = check_range(range, grant.region_size); !ok) return ok;
-    if (!grant.permits_range(range)) {
+    if (!grant.permitted.covers(range)) {
       return fail(errc::out_of_range, std::to_string(run.count) + " x " +
                                           std::to_string(run.length) + " bytes at offset " +
                                           std::to_string(run.offset) +

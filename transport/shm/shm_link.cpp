@@ -14,14 +14,14 @@ shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener>
 
 // -- target side
 
-result<remote_grant> shm_link::grant(region_id region, std::vector<extent> extents, access rights,
+result<remote_grant> shm_link::grant(region_id region, byte_set permitted, access rights,
                                      transfer_id transfer) {
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
   if ((*memory)->kind() != memory_kind::host) {
-    return grant_of_device(std::move(*memory), std::move(extents), rights, transfer);
+    return grant_of_device(std::move(*memory), std::move(permitted), rights, transfer);
   }
-  auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
+  auto given = draw_grant(**memory, std::move(permitted), rights, transfer, self_);
   if (!given) return given;
   grant_key key;
   key.how = (*memory)->fd() >= 0 ? grant_key::memory::mapped : grant_key::memory::process;
@@ -39,7 +39,7 @@ result<remote_grant> shm_link::grant(region_id region, std::vector<extent> exten
 
 // A leaf keeps what it is given.
 // NOLINTNEXTLINE(performance-unnecessary-value-param)
-result<remote_grant> shm_link::grant_of_device(region_use memory, std::vector<extent> /*extents*/,
+result<remote_grant> shm_link::grant_of_device(region_use memory, byte_set /*permitted*/,
                                                access /*rights*/, transfer_id /*transfer*/) {
   return fail(regions_.use_on_host(memory->id(), kind_).error());
 }

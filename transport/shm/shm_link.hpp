@@ -21,8 +21,8 @@ class shm_link : public mapped_link {
            const link_options& options, std::shared_ptr<link_sink> sink,
            backend_kind kind = backend_kind::shm);
 
-  [[nodiscard]] result<remote_grant> grant(region_id region, std::vector<extent> extents,
-                                           access rights, transfer_id transfer) override;
+  [[nodiscard]] result<remote_grant> grant(region_id region, byte_set permitted, access rights,
+                                           transfer_id transfer) override;
   [[nodiscard]] result<void> post(batch work) override;
 
  protected:
@@ -39,8 +39,7 @@ class shm_link : public mapped_link {
 
   // -- what a leaf may add: memory of devices
 
-  [[nodiscard]] virtual result<remote_grant> grant_of_device(region_use memory,
-                                                             std::vector<extent> extents,
+  [[nodiscard]] virtual result<remote_grant> grant_of_device(region_use memory, byte_set permitted,
                                                              access rights, transfer_id transfer);
   /// A batch that the processor alone cannot copy, which `why` says. It was checked but for its
   /// pieces.

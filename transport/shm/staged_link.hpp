@@ -31,7 +31,7 @@ class staged_link final : public shm_link {
               std::shared_ptr<link_sink> sink);
 
  protected:
-  [[nodiscard]] result<remote_grant> grant_of_device(region_use memory, std::vector<extent> extents,
+  [[nodiscard]] result<remote_grant> grant_of_device(region_use memory, byte_set permitted,
                                                      access rights, transfer_id transfer) override;
   [[nodiscard]] result<void> post_of_device(batch& work, troupe::error why) override;
   [[nodiscard]] result<void> on_shared(received in) override;

@@ -39,7 +39,7 @@ placed place(std::span<const std::byte> table, const given_grant& grant,
     auto ok = entry.length == 0 || entry.count == 0
                   ? result<void>{fail(errc::out_of_range, "a segment of 0 bytes")}
                   : check_range(range, grant.region_size);
-    if (ok && !grant.permits_range(range)) {
+    if (ok && !grant.permitted.covers(range)) {
       ok = fail(errc::out_of_range, std::to_string(entry.count) + " x " +
                                         std::to_string(entry.length) + " bytes at offset " +
                                         std::to_string(entry.offset) +

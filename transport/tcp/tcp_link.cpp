@@ -54,12 +54,12 @@ link_offer tcp_link::offer() const {
 
 // -- target
 
-result<remote_grant> tcp_link::grant(region_id region, std::vector<extent> extents, access rights,
+result<remote_grant> tcp_link::grant(region_id region, byte_set permitted, access rights,
                                      transfer_id transfer) {
   auto memory = regions_.use_by_way_of_host(region, backend_kind::tcp);
   if (!memory) return fail(std::move(memory).error());
   if (auto ok = prepare(**memory); !ok) return fail(std::move(ok).error());
-  return grants_.give(std::move(*memory), std::move(extents), rights, transfer);
+  return grants_.give(std::move(*memory), std::move(permitted), rights, transfer);
 }
 
 result<void> tcp_link::gather(const frame_header& header, bool ok,

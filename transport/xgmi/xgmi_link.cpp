@@ -104,14 +104,14 @@ void xgmi_link::on_control() {
 
 // -- target side
 
-result<remote_grant> xgmi_link::grant(region_id region, std::vector<extent> extents, access rights,
+result<remote_grant> xgmi_link::grant(region_id region, byte_set permitted, access rights,
                                       transfer_id transfer) {
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
   if ((*memory)->kind() == memory_kind::host) {
-    return shm_link::grant(region, std::move(extents), rights, transfer);
+    return shm_link::grant(region, std::move(permitted), rights, transfer);
   }
-  auto given = draw_grant(**memory, std::move(extents), rights, transfer, self_);
+  auto given = draw_grant(**memory, std::move(permitted), rights, transfer, self_);
   if (!given) return given;
   auto place = gpus_->place_of(**memory);
   if (!place) return fail(std::move(place).error());

@@ -95,8 +95,8 @@ class xgmi_link final : public shm::shm_link {
   xgmi_link& operator=(const xgmi_link&) = delete;
   ~xgmi_link() override;
 
-  [[nodiscard]] result<remote_grant> grant(region_id region, std::vector<extent> extents,
-                                           access rights, transfer_id transfer) override;
+  [[nodiscard]] result<remote_grant> grant(region_id region, byte_set permitted, access rights,
+                                           transfer_id transfer) override;
   [[nodiscard]] result<void> post(batch work) override;
 
  protected:

@@ -170,9 +170,8 @@ class pair {
 
   /// A grant of `owner`'s region to the other end.
   std::shared_ptr<const remote_grant> grant(end& owner, access rights, transfer_id transfer,
-                                            std::vector<extent> extents = {
-                                                {0, region_size, 0, 1}}) {
-    auto given = owner.wire->grant(owner.region, std::move(extents), rights, transfer);
+                                            byte_set permitted = {{0, region_size, 0, 1}}) {
+    auto given = owner.wire->grant(owner.region, std::move(permitted), rights, transfer);
     EXPECT_TRUE(given) << (given ? "" : to_string(given.error()));
     return given ? std::make_shared<const remote_grant>(std::move(*given)) : nullptr;
   }

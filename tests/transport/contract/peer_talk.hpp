@@ -59,7 +59,7 @@ inline remote_grant grant_of(const std::string& line) {
   in >> grant.id >> grant.region.value >> grant.owner.value >> grant.transfer.value >>
       grant.region_size >> key;
   grant.rights = access::read_write;
-  grant.extents = {{0, grant.region_size, 0, 1}};
+  grant.permitted = {{0, grant.region_size, 0, 1}};
   grant.key = from_hex(key);
   return grant;
 }

@@ -88,7 +88,7 @@ TEST_P(backend_contract, a_grant_that_the_initiator_widened_is_refused_by_the_ta
   std::memset(p.b.memory.data(), 0x77, p.b.memory.size());
   const auto real = p.grant(p.b, access::write, t1, {{4096, 4096, 0, 1}});
   auto forged = *real;
-  forged.extents = {{0, pair::region_size, 0, 1}};
+  forged.permitted = {{0, pair::region_size, 0, 1}};
   const auto done = p.run(
       p.a, p.make_batch(p.a, direction::write, std::make_shared<const remote_grant>(forged),
                         {{0, 4096, 100, 0, 0, 1}, {0, 100'000, 50'000, 0, 0, 1}}, "not delivered"));

@@ -173,7 +173,7 @@ TEST_P(backend_contract, a_small_write_that_the_target_refuses_fails_alone) {
   std::memset(p.b.memory.data(), 0x77, p.b.memory.size());
   const auto real = p.grant(p.b, access::write, t1, {{4096, 4096, 0, 1}});
   auto widened = *real;
-  widened.extents = {{0, pair::region_size, 0, 1}};
+  widened.permitted = {{0, pair::region_size, 0, 1}};
   const auto forged = std::make_shared<const remote_grant>(widened);
   ASSERT_TRUE(
       p.a.wire->post(p.make_batch(p.a, direction::write, real, {{0, 4096, 8, 0, 0, 1}}, "1")));

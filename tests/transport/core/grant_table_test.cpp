@@ -28,8 +28,8 @@ TEST(grant_table_test, what_is_given_names_region_owner_and_sorted_extents) {
   EXPECT_EQ(given->region, t.region);
   EXPECT_EQ(given->owner, incarnation{1});
   EXPECT_EQ(given->region_size, 10'000U);
-  ASSERT_EQ(given->extents.size(), 2U);
-  EXPECT_EQ(given->extents[0].offset, 0U);
+  ASSERT_EQ(given->permitted.extents().size(), 2U);
+  EXPECT_EQ(given->permitted.extents()[0].offset, 0U);
 }
 
 TEST(grant_table_test, ids_are_not_to_be_guessed_from_each_other) {

@@ -77,8 +77,8 @@ struct played {
     EXPECT_TRUE(send_message(socket.get(), chunks_shared_message{sizeof(chunk_memory)}, {&fd, 1}));
   }
   [[nodiscard]] remote_grant grant(access rights = access::read_write,
-                                   std::vector<extent> extents = {{mib, mib, 0, 1}}) const {
-    return node.wire->grant(node.region, std::move(extents), rights, t1).value();
+                                   byte_set permitted = {{mib, mib, 0, 1}}) const {
+    return node.wire->grant(node.region, std::move(permitted), rights, t1).value();
   }
   void ask(std::size_t chunk, chunk_request what, const std::vector<chunk_run>& runs) const {
     auto& state = area->state(chunk);
@@ -370,7 +370,7 @@ batch to_the_peer(played& p, direction dir,
   grant->transfer = t1;
   grant->rights = access::read_write;
   grant->region_size = 4 * mib;
-  grant->extents = {{0, 4 * mib, 0, 1}};
+  grant->permitted = {{0, 4 * mib, 0, 1}};
   grant->key = key.encode();
   return p.nodes.work(dir, {{p.node.region, std::move(grant), std::move(segments)}});
 }

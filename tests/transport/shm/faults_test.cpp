@@ -49,7 +49,7 @@ void write_for_ever(channel& line) {
         continue;
       }
       if (!self.to_peer->post(simple_batch(id + 1, direction::write, from, grant,
-                                           {{.length = grant.extents[0].length}}))) {
+                                           {{.length = grant.permitted.extents()[0].length}}))) {
         break;
       }
       id += 1;

@@ -58,7 +58,7 @@ class channel {
     send_value(grant.transfer);
     send_value(grant.rights);
     send_value(grant.region_size);
-    send(std::as_bytes(std::span{grant.extents}));
+    send(std::as_bytes(std::span{grant.permitted.extents()}));
     send(grant.key);
   }
   remote_grant receive_grant() {
@@ -69,9 +69,10 @@ class channel {
     grant.transfer = receive_value<transfer_id>();
     grant.rights = receive_value<access>();
     grant.region_size = receive_value<std::uint64_t>();
-    const auto extents = receive();
-    grant.extents.resize(extents.size() / sizeof(extent));
-    std::memcpy(grant.extents.data(), extents.data(), extents.size());
+    const auto listed = receive();
+    std::vector<extent> permitted(listed.size() / sizeof(extent));
+    std::memcpy(permitted.data(), listed.data(), listed.size());
+    grant.permitted = std::move(permitted);
     grant.key = receive();
     return grant;
   }

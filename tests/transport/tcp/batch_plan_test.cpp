@@ -24,7 +24,7 @@ struct planner {
     grant.transfer = transfer_id{3};
     grant.rights = access::read_write;
     grant.region_size = region_size;
-    grant.extents = {{0, region_size, 0, 1}};
+    grant.permitted = {{0, region_size, 0, 1}};
     batch work;
     work.id = batch_id{1};
     work.transfer = transfer_id{3};

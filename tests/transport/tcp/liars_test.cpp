@@ -242,7 +242,7 @@ TEST_F(hostile, a_part_that_is_acknowledged_twice_is_not_taken_for_the_whole_bat
                                                         .transfer = transfer_id{9},
                                                         .rights = access::write,
                                                         .region_size = region_size,
-                                                        .extents = {{0, region_size, 0, 1}},
+                                                        .permitted = {{0, region_size, 0, 1}},
                                                         .key = {}});
   batch work;
   work.id = batch_id{1};

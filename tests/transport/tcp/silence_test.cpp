@@ -106,7 +106,7 @@ class silent_peer : public ::testing::Test {
     grant.transfer = transfer_id{9};
     grant.rights = access::write;
     grant.region_size = region_size;
-    grant.extents = {{0, region_size, 0, 1}};
+    grant.permitted = {{0, region_size, 0, 1}};
     const auto given = std::make_shared<const remote_grant>(std::move(grant));
     for (std::uint64_t i = 0; i < batches; ++i) {
       batch work;

@@ -147,7 +147,7 @@ struct memory_that_cannot_be_closed_yet : ::testing::Test {
     grant.transfer = t1;
     grant.rights = access::read_write;
     grant.region_size = mib;
-    grant.extents = {{0, mib, 0, 1}};
+    grant.permitted = {{0, mib, 0, 1}};
     grant.key = encode_grant_key(0);
     const auto done = n.run(
         n.b,

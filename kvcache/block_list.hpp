@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+
+namespace troupe::kvcache {
+
+/// Positions [begin, end) in the request. `begin > 0` leaves out a prefix that is already there, or
+/// earlier chunks; neither end need be at a block's edge.
+struct token_range {
+  std::uint64_t begin{0};
+  std::uint64_t end{0};
+  friend bool operator==(const token_range&, const token_range&) = default;
+};
+
+/// Blocks of a request in the order of its tokens, from number `first` on: entry i holds the tokens
+/// [(first + i) * block_tokens, (first + i + 1) * block_tokens). Does not own them.
+struct block_list {
+  std::span<const block_id> blocks{};
+  std::uint64_t first{0};
+
+  block_list() = default;
+  // NOLINTBEGIN(google-explicit-constructor): a list from the request's first token on
+  block_list(std::span<const block_id> all) : blocks{all} {}
+  block_list(const std::vector<block_id>& all) : blocks{all} {}
+  // NOLINTEND(google-explicit-constructor)
+  block_list(std::span<const block_id> some, std::uint64_t from) : blocks{some}, first{from} {}
+
+  /// Number of the block behind the last.
+  [[nodiscard]] std::uint64_t end() const noexcept { return first + blocks.size(); }
+  /// Of a number that is in the list.
+  [[nodiscard]] block_id operator[](std::uint64_t number) const noexcept {
+    return blocks[static_cast<std::size_t>(number - first)];
+  }
+};
+
+/// Blocks `begin`, `begin` + 1, ... of a pool.
+struct block_run {
+  block_id begin;
+  std::uint32_t count{1};
+  friend bool operator==(const block_run&, const block_run&) = default;
+};
+
+/// The fewest runs that name the same blocks in the same order.
+[[nodiscard]] std::vector<block_run> runs_of(std::span<const block_id> blocks);
+/// How many blocks they name.
+[[nodiscard]] std::uint64_t count_blocks(std::span<const block_run> runs) noexcept;
+/// The reverse of `runs_of`. A run of a few bytes can name any number of blocks: look at their count
+/// first.
+[[nodiscard]] std::vector<block_id> blocks_of(std::span<const block_run> runs);
+
+}  // namespace troupe::kvcache

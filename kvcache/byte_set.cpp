@@ -1,0 +1,279 @@
+#include "troupe/kvcache/byte_set.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace troupe {
+namespace {
+
+constexpr std::uint64_t no_end = std::numeric_limits<std::uint64_t>::max();
+
+/// Ranges that repeat are kept as they are when written out they would be this many times more.
+constexpr std::uint64_t worth_writing_out = 4;
+
+struct flat_range {
+  std::uint64_t begin{0}, end{0};
+};
+
+bool is_worth_writing_out(const std::vector<extent>& extents) {
+  std::uint64_t total = 0;
+  for (const auto& e : extents) total += e.count;
+  return total <= worth_writing_out * (extents.size() + 16);
+}
+
+/// Sorted, and joined where they touch.
+std::vector<flat_range> written_out(const std::vector<extent>& extents) {
+  std::vector<flat_range> flat;
+  for (const auto& e : extents) {
+    for (std::uint32_t i = 0; i < e.count; ++i) {
+      const auto begin = e.offset + i * e.stride;
+      if (e.length != 0 && begin <= no_end - e.length) flat.push_back({begin, begin + e.length});
+    }
+  }
+  std::ranges::sort(flat, {}, &flat_range::begin);
+  std::size_t kept = 0;
+  for (std::size_t i = 1; i < flat.size(); ++i) {
+    if (flat[i].begin <= flat[kept].end) {
+      flat[kept].end = std::max(flat[kept].end, flat[i].end);
+    } else {
+      flat[++kept] = flat[i];
+    }
+  }
+  if (!flat.empty()) flat.resize(kept + 1);
+  return flat;
+}
+
+}  // namespace
+
+// -- places
+
+place_list::place_list(std::vector<std::uint32_t> places) {
+  std::ranges::sort(places);
+  for (const auto place : places) {
+    if (!runs_.empty() && place - runs_.back().last <= 1) {
+      runs_.back().last = place;
+    } else {
+      runs_.push_back({place, place});
+    }
+  }
+  if (runs_.size() < 2) return;
+  runs_.shrink_to_fit();
+  const std::uint64_t span = last() - first();
+  while ((span >> shift_) >= runs_.size()) ++shift_;
+  stretches_.resize((span >> shift_) + 1);
+  std::uint32_t at = 0;
+  for (std::size_t i = 0; i < stretches_.size(); ++i) {
+    while (runs_[at].last - first() < (std::uint64_t{i} << shift_)) ++at;
+    stretches_[i] = at;
+  }
+}
+
+std::uint64_t place_list::run_at(std::uint64_t place) const noexcept {
+  if (runs_.empty() || place < first() || place > last()) return 0;
+  auto from = runs_.begin();
+  auto until = runs_.end();
+  if (!stretches_.empty()) {
+    const auto stretch = (place - first()) >> shift_;
+    from += stretches_[stretch];
+    // The first run that ends in a later stretch may begin in this one.
+    if (stretch + 1 < stretches_.size()) until = runs_.begin() + stretches_[stretch + 1] + 1;
+  }
+  const auto at = std::partition_point(from, until, [&](const run& r) { return r.last < place; });
+  return at == until || at->begin > place ? 0 : std::uint64_t{at->last} - place + 1;
+}
+
+place_form::place_form(std::vector<piece> pieces, std::uint64_t places) {
+  std::erase_if(pieces, [](const piece& p) { return p.length == 0; });
+  std::ranges::sort(pieces, {}, &piece::offset);
+  for (const auto& p : pieces) {
+    if (!groups_.empty()) {
+      auto& last = groups_.back();
+      const auto offset = p.offset - last.base;
+      if (last.stride == p.stride && offset + p.length <= last.stride) {
+        auto& before = last.parts.back();
+        if (before.offset + before.length == offset) {
+          before.length += p.length;
+        } else {
+          last.parts.push_back({offset, p.length});
+        }
+        continue;
+      }
+    }
+    // Where there is one place its stride says nothing; it must not be 0 below.
+    groups_.push_back({p.offset, std::max(p.stride, p.length), {{0, p.length}}});
+  }
+  for (std::size_t i = 0; i + 1 < groups_.size(); ++i) {
+    const auto& g = groups_[i];
+    const auto end = g.base + (std::max<std::uint64_t>(places, 1) - 1) * g.stride + g.width();
+    apart_ = apart_ && end <= groups_[i + 1].base;
+  }
+}
+
+std::uint64_t place_form::run_in(const group& in, std::uint64_t offset,
+                                 const place_list& places) noexcept {
+  const auto distance = offset - in.base;
+  const auto place = distance / in.stride;
+  const auto within = distance % in.stride;
+  auto at = std::ranges::upper_bound(in.parts, within, {}, &part::offset);
+  if (at == in.parts.begin()) return 0;
+  --at;
+  const auto end = at->offset + at->length;
+  if (within >= end) return 0;
+  const auto run = places.run_at(place);
+  if (run == 0) return 0;
+  // Without a gap between the places they are one range.
+  const bool dense = in.parts.size() == 1 && end == in.stride;
+  return end - within + (dense ? (run - 1) * in.stride : 0);
+}
+
+std::uint64_t place_form::run_at(std::uint64_t offset, const place_list& places) const noexcept {
+  if (!apart_) {
+    for (const auto& g : groups_) {
+      if (g.base > offset) break;
+      if (const auto run = run_in(g, offset, places); run != 0) return run;
+    }
+    return 0;
+  }
+  const auto after = std::ranges::upper_bound(groups_, offset, {}, &group::base);
+  return after == groups_.begin() ? 0 : run_in(*std::prev(after), offset, places);
+}
+
+extent place_form::hull(const place_list& places) const noexcept {
+  std::uint64_t begin = no_end;
+  std::uint64_t end = 0;
+  for (const auto& g : groups_) {
+    begin = std::min(begin, g.base + places.first() * g.stride);
+    end = std::max(end, g.base + places.last() * g.stride + g.width());
+  }
+  return {begin, end - begin, 0, 1};
+}
+
+// -- the set
+
+struct byte_set::parts {
+  std::vector<extent> extents;  ///< sorted by offset
+  bool is_flat{true};           ///< `flat` holds them too
+  std::vector<flat_range> flat;
+  std::shared_ptr<const place_form> form;  ///< null: no places
+  std::shared_ptr<const place_list> places;
+
+  parts(std::vector<extent> list, bool with_places) : extents{std::move(list)} {
+    if (!std::ranges::is_sorted(extents, {}, &extent::offset)) {
+      std::ranges::sort(extents, {}, &extent::offset);
+    }
+    is_flat = with_places || is_worth_writing_out(extents);
+    if (is_flat) flat = written_out(extents);
+  }
+
+  /// Bytes from `offset` on, without a gap as far as one look tells.
+  [[nodiscard]] std::uint64_t run_at(std::uint64_t offset) const noexcept {
+    if (form) {
+      if (const auto run = form->run_at(offset, *places); run != 0) return run;
+    }
+    const auto after = std::ranges::upper_bound(flat, offset, {}, &flat_range::begin);
+    if (after == flat.begin()) return 0;
+    const auto& at = *std::prev(after);
+    return offset < at.end ? at.end - offset : 0;
+  }
+
+  /// Bytes from `offset` on without a gap, `wanted` of them if there are so many.
+  [[nodiscard]] std::uint64_t run_of(std::uint64_t offset, std::uint64_t wanted) const noexcept {
+    auto all = run_at(offset);
+    for (auto more = all; more != 0 && all < wanted; all += more) more = run_at(offset + all);
+    return all;
+  }
+};
+
+byte_set::byte_set() {
+  static const auto none = std::make_shared<const parts>(std::vector<extent>{}, false);
+  parts_ = none;
+}
+
+byte_set::byte_set(std::vector<extent> extents)
+    : parts_{std::make_shared<const parts>(std::move(extents), false)} {}
+
+byte_set::byte_set(std::initializer_list<extent> extents)
+    : byte_set{std::vector<extent>(extents)} {}
+
+byte_set::byte_set(std::shared_ptr<const place_form> form, std::shared_ptr<const place_list> places,
+                   std::vector<extent> extents) {
+  auto made = std::make_shared<parts>(std::move(extents), true);
+  if (!form->empty() && !places->empty()) {
+    made->form = std::move(form);
+    made->places = std::move(places);
+  }
+  parts_ = std::move(made);
+}
+
+bool byte_set::covers(const extent& range) const noexcept {
+  if (!check_range(range, no_end)) return false;
+  if (range.length == 0) return true;
+  const auto& p = *parts_;
+  if (!p.is_flat) return covered(range, p.extents);
+  auto offset = range.offset;
+  for (std::uint64_t left = range.count;;) {
+    const auto run = p.run_of(offset, range.length);
+    if (run < range.length) return false;
+    if (left == 1) return true;
+    const auto done = std::min(left, (run - range.length) / range.stride + 1);
+    left -= done;
+    if (left == 0) return true;
+    offset += done * range.stride;
+  }
+}
+
+result<void> byte_set::check_within(std::uint64_t size) const {
+  for (std::size_t i = 0; i < parts_->extents.size(); ++i) {
+    if (auto ok = check_range(parts_->extents[i], size); !ok) {
+      return fail(ok.error().code, "extent " + std::to_string(i) + ": " + ok.error().message);
+    }
+  }
+  if (!parts_->form) return {};
+  if (auto ok = check_range(parts_->form->hull(*parts_->places), size); !ok) {
+    return fail(ok.error().code, "places " + std::to_string(parts_->places->first()) + " to " +
+                                     std::to_string(parts_->places->last()) + ": " +
+                                     ok.error().message);
+  }
+  return {};
+}
+
+extent byte_set::hull() const noexcept {
+  std::uint64_t begin = no_end;
+  std::uint64_t end = 0;
+  for (const auto& e : parts_->extents) {
+    if (e.length == 0 || e.count == 0) continue;
+    begin = std::min(begin, e.offset);
+    end = std::max(end, e.offset + (e.count - 1) * e.stride + e.length);
+  }
+  if (parts_->form) {
+    const auto all = parts_->form->hull(*parts_->places);
+    begin = std::min(begin, all.offset);
+    end = std::max(end, all.offset + all.length);
+  }
+  if (end == 0) return {0, 0, 0, 1};
+  return {begin, end - begin, 0, 1};
+}
+
+const std::vector<extent>& byte_set::extents() const noexcept {
+  return parts_->extents;
+}
+
+bool byte_set::is_listed() const noexcept {
+  return !parts_->form;
+}
+
+const extent* byte_set::whole() const noexcept {
+  const auto& list = parts_->extents;
+  return !parts_->form && list.size() == 1 && list.front().count == 1 ? &list.front() : nullptr;
+}
+
+bool operator==(const byte_set& a, const byte_set& b) {
+  return a.parts_ == b.parts_ ||
+         (a.parts_->extents == b.parts_->extents && a.parts_->form == b.parts_->form &&
+          a.parts_->places == b.parts_->places);
+}
+
+}  // namespace troupe

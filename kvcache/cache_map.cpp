@@ -1,0 +1,148 @@
+#include "troupe/kvcache/cache_map.hpp"
+
+#include <string>
+#include <utility>
+
+#include "troupe/kvcache/strided_copy.hpp"
+
+namespace troupe::kvcache {
+namespace {
+
+constexpr std::uint64_t max_pieces = std::uint64_t{1} << 20U;
+
+/// So many tokens of one block of a plane, from its first on.
+strided_copy tokens_of(const plane& p, std::uint64_t tokens) {
+  strided_copy copy{p.head_bytes};
+  copy.repeat(p.heads, p.head_stride, p.head_stride);
+  copy.repeat(tokens, p.token_stride, p.token_stride);
+  copy.simplify();
+  return copy;
+}
+
+/// Each contiguous run of bytes of a copy that begins at `offset`.
+template <class Each>
+void each_run(const strided_copy& copy, std::uint64_t offset, Each&& each) {
+  std::vector<segment> segments;
+  copy.append_to(segments, offset, offset);
+  for (const auto& s : segments) {
+    for (std::uint32_t i = 0; i < s.count; ++i) each(s.local_offset + i * s.local_stride, s.length);
+  }
+}
+
+}  // namespace
+
+struct cache_map::prepared {
+  std::uint32_t block_tokens{0};
+  std::uint32_t blocks{0};
+  std::vector<plane> planes;
+  std::vector<state_tensor> states;
+  std::vector<std::shared_ptr<const place_form>> block_form;  ///< by region
+
+  [[nodiscard]] result<void> check(token_range tokens, const block_list& blocks) const;
+  void append(std::vector<std::vector<extent>>& out, block_id block, std::uint64_t first_token,
+              std::uint64_t tokens) const;
+};
+
+cache_map::cache_map(std::shared_ptr<const prepared> state) : state_{std::move(state)} {}
+
+result<cache_map> cache_map::create(const cache_layout& layout) {
+  if (auto ok = check(layout); !ok) return fail(ok.error());
+  auto made = std::make_shared<prepared>();
+  made->block_tokens = layout.block_tokens;
+  made->blocks = layout.blocks;
+  made->states = layout.states;
+  const auto regions = region_sizes(layout).size();
+  std::vector<std::vector<place_form::piece>> pieces(regions);
+  std::uint64_t count = 0;
+  for (const auto& layer : layout.layers) {
+    for (const auto& p : layer.planes) {
+      made->planes.push_back(p);
+      const auto block = tokens_of(p, layout.block_tokens);
+      count += block.copies();
+      if (count > max_pieces) {
+        return fail(errc::invalid_config,
+                    "layout: a block is in more than " + std::to_string(max_pieces) +
+                        " pieces; keep the heads of a token, or the tokens of a head, together");
+      }
+      each_run(block, p.base, [&](std::uint64_t offset, std::uint64_t length) {
+        pieces[p.region].push_back({offset, length, p.block_stride});
+      });
+    }
+  }
+  for (auto& of : pieces) {
+    made->block_form.push_back(std::make_shared<const place_form>(std::move(of), layout.blocks));
+  }
+  return cache_map{std::move(made)};
+}
+
+result<void> cache_map::prepared::check(token_range tokens, const block_list& list) const {
+  if (tokens.begin > tokens.end) {
+    return fail(errc::out_of_range, "tokens from " + std::to_string(tokens.begin) + " to " +
+                                        std::to_string(tokens.end) + " end before they begin");
+  }
+  if (tokens.begin == tokens.end) return {};
+  const auto first = tokens.begin / block_tokens;
+  const auto last = (tokens.end - 1) / block_tokens;
+  if (first < list.first || last >= list.end()) {
+    return fail(errc::out_of_range,
+                "tokens " + std::to_string(tokens.begin) + " to " + std::to_string(tokens.end) +
+                    " are in blocks " + std::to_string(first) + " to " + std::to_string(last) +
+                    " of the request, the list has " + std::to_string(list.blocks.size()) +
+                    " blocks from number " + std::to_string(list.first) + " on");
+  }
+  for (auto number = first; number <= last; ++number) {
+    if (list[number].value < blocks) continue;
+    return fail(errc::out_of_range, "block " + std::to_string(list[number].value) +
+                                        " is not among the pool's " + std::to_string(blocks));
+  }
+  return {};
+}
+
+/// Some tokens of one block, in every plane.
+void cache_map::prepared::append(std::vector<std::vector<extent>>& out, block_id block,
+                                 std::uint64_t first_token, std::uint64_t tokens) const {
+  for (const auto& p : planes) {
+    const auto at = p.base + block.value * p.block_stride + first_token * p.token_stride;
+    each_run(tokens_of(p, tokens), at, [&](std::uint64_t offset, std::uint64_t length) {
+      out[p.region].push_back({offset, length, 0, 1});
+    });
+  }
+}
+
+result<std::vector<byte_set>> cache_map::bytes_of(token_range tokens, const block_list& blocks,
+                                                  std::optional<std::uint32_t> state_slot) const {
+  const auto& map = *state_;
+  if (auto ok = map.check(tokens, blocks); !ok) return fail(ok.error());
+  std::vector<std::vector<extent>> listed(map.block_form.size());
+  std::vector<std::uint32_t> whole;
+  for (auto at = tokens.begin; at < tokens.end;) {
+    const auto number = at / map.block_tokens;
+    const auto first = at % map.block_tokens;
+    const auto count = std::min(map.block_tokens - first, tokens.end - at);
+    at += count;
+    if (count == map.block_tokens) {
+      if (whole.empty()) whole.reserve((tokens.end - at) / map.block_tokens + 1);
+      whole.push_back(blocks[number].value);
+    } else {
+      map.append(listed, blocks[number], first, count);
+    }
+  }
+  if (state_slot) {
+    for (const auto& s : map.states) {
+      if (*state_slot >= s.slots) {
+        return fail(errc::out_of_range,
+                    "state slot " + std::to_string(*state_slot) + " of " + std::to_string(s.slots));
+      }
+      listed[s.region].push_back({s.base + *state_slot * s.slot_stride, s.slot_bytes, 0, 1});
+    }
+  }
+  const auto places = std::make_shared<const place_list>(std::move(whole));
+  std::vector<byte_set> bytes;
+  bytes.reserve(listed.size());
+  for (std::size_t region = 0; region < listed.size(); ++region) {
+    bytes.emplace_back(map.block_form[region], places, std::move(listed[region]));
+  }
+  return bytes;
+}
+
+}  // namespace troupe::kvcache

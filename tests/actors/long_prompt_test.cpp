@@ -1,0 +1,158 @@
+// Prompts of a hundred thousand tokens and more, in blocks that lie anywhere, with memory of the
+// engine for every layer: what a request says of its blocks must fit, and everything must arrive.
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "sanitized.hpp"
+#include "seed.hpp"
+#include "ways.hpp"
+
+namespace troupe::testing {
+namespace {
+
+constexpr std::uint32_t block_tokens = 16;
+constexpr std::uint32_t spare_blocks = 5;
+
+struct prompt {
+  std::string name;
+  std::uint32_t layers{0}, tokens{0}, prefix{0};
+
+  [[nodiscard]] std::uint32_t blocks() const { return (tokens + block_tokens - 1) / block_tokens; }
+  /// Elements of a byte, so that many tokens are few bytes.
+  [[nodiscard]] kvcache::cache_layout layout() const {
+    kvcache::cache_shape shape;
+    shape.layers = kvcache::attention_layers(layers, 1, 1);
+    shape.dtype = "fp8";
+    shape.block_tokens = block_tokens;
+    shape.blocks = blocks() + spare_blocks;
+    return kvcache::make_layout(
+               shape, {kvcache::block_order::layers_first, kvcache::kv_placement::separate,
+                       kvcache::block_inner::token_major, kvcache::region_use::per_layer})
+        .value();
+  }
+  /// All but the spare ones, shuffled.
+  [[nodiscard]] std::vector<block_id> shuffled(std::uint64_t salt) const {
+    std::vector<block_id> all(blocks() + spare_blocks);
+    for (std::uint32_t i = 0; i < all.size(); ++i) all[i].value = i;
+    std::shuffle(all.begin(), all.end(), std::mt19937_64{seed() + salt});
+    all.resize(blocks());
+    return all;
+  }
+};
+
+/// A node with a cache in memory of its own, one region per layer.
+class own_cache {
+ public:
+  own_cache(const cluster& c, const std::string& name, const prompt& what) {
+    engine_options options;
+    options.layout = what.layout();
+    for (const auto size : kvcache::region_sizes(*options.layout)) memory_.emplace_back(size);
+    for (auto& one : memory_) options.regions.emplace_back(one);
+    cluster::quiet(name);
+    node_ = c.start(name, std::move(options));
+  }
+  ~own_cache() {
+    if (node_) node_->stop();
+  }
+  own_cache(const own_cache&) = delete;
+  own_cache& operator=(const own_cache&) = delete;
+  [[nodiscard]] engine* node() const { return node_.get(); }
+
+ private:
+  std::vector<std::vector<std::byte>> memory_;
+  std::unique_ptr<engine> node_;
+};
+
+int offer(const cluster& c, const prompt& what, line_channel& channel) {
+  const own_cache own{c, "prefill-0", what};
+  if (own.node() == nullptr) return 1;
+  auto& node = *own.node();
+  const auto blocks = what.shuffled(1);
+  cache_bytes{node}.fill(blocks, 0, what.layers, 0, what.tokens, 7);
+  listener events{node};
+  const auto send = node.send({"long", blocks, 0, 0ms, 0});
+  if (!send || !node.seal(*send, what.tokens)) return 2;
+  channel.say("sealed");
+  if (!events.unpinned(*send)) return 3;
+  const auto& t = events.of(*send);
+  channel.say(t.failed > 0 ? to_string(t.why) : "done");
+  (void)channel.order();
+  return 0;
+}
+
+struct long_move {
+  way how;
+  prompt what;
+};
+
+class long_prompt : public ::testing::TestWithParam<long_move> {};
+
+TEST_P(long_prompt, moves_whole_over_shuffled_blocks) {
+  auto [how, what] = GetParam();
+  // An eighth where each block costs so much more: TROUPE_PROMPT_SHARE=1 takes all of it there too.
+  const auto share =
+      number_from_environment("TROUPE_PROMPT_SHARE", sanitized || have_verbs() ? 8 : 1);
+  what.tokens /= static_cast<std::uint32_t>(share);
+  what.prefix /= static_cast<std::uint32_t>(share);
+  auto options = unhurried(options_of(how));
+  options.model = "{layers: " + std::to_string(what.layers) +
+                  ", kv_heads: 1, head_dim: 1, dtype: fp8, block_tokens: 16}";
+  cluster c{options};
+  forked prefill{[&](line_channel& channel) { return offer(c, what, channel); }};
+  const own_cache own{c, "decode-0", what};
+  ASSERT_NE(own.node(), nullptr);
+  ASSERT_EQ(prefill.channel().hear(), "sealed");
+  cache_bytes cache{*own.node()};
+  cache.poison();
+  const auto blocks = what.shuffled(2);
+  listener events{*own.node()};
+  const auto receive = own.node()->receive(
+      {"long", {"prefill-0"}, mode_of(how), what.tokens, what.prefix, blocks, 0, 0ms, false});
+  ASSERT_TRUE(receive) << to_string(receive.error());
+  ASSERT_TRUE(events.unpinned(*receive));
+  ASSERT_EQ(events.of(*receive).done, 1) << to_string(events.of(*receive).why);
+  EXPECT_EQ(cache.differing(blocks, what.prefix, what.tokens, 7), 0U);
+  EXPECT_EQ(prefill.channel().hear(), "done");
+
+  // Nothing else was touched: what is beside the request is what it was.
+  std::vector<bool> used(what.blocks() + spare_blocks, false);
+  for (std::size_t i = what.prefix / block_tokens; i < blocks.size(); ++i)
+    used[blocks[i].value] = true;
+  const auto& layout = own.node()->layout();
+  std::size_t touched = 0;
+  for (const auto& layer : layout.layers) {
+    for (const auto& plane : layer.planes) {
+      const auto region = *own.node()->region(plane.region);
+      for (std::size_t b = 0; b < used.size(); ++b) {
+        if (used[b]) continue;
+        const auto bytes = region.subspan(plane.base + b * plane.block_stride, block_tokens);
+        touched += std::ranges::count_if(bytes, [](std::byte at) { return at != std::byte{0xEE}; });
+      }
+    }
+  }
+  EXPECT_EQ(touched, 0U);
+}
+
+std::vector<long_move> long_moves() {
+  std::vector<long_move> all;
+  for (const auto& how : every_way()) {
+    all.push_back({how, {"of_131072_tokens_and_80_layers", 80, 131'072, 0}});
+    all.push_back({how, {"of_a_million_tokens", 2, 1'000'000, 0}});
+    all.push_back({how, {"behind_a_prefix", 4, 40'000, 20'003}});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(over, long_prompt, ::testing::ValuesIn(long_moves()),
+                         [](const ::testing::TestParamInfo<long_move>& of) {
+                           return of.param.how.backend + "_" + of.param.how.mode + "_" +
+                                  of.param.what.name;
+                         });
+
+}  // namespace
+}  // namespace troupe::testing
