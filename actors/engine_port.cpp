@@ -328,6 +328,10 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
   // A value's own actor is the only one that knows of its outcome.
   if (st.value_clients.erase(operation) != 0) {
     fail_value(st, operation, why);
+  } else if (const auto src = st.sources.find(operation); src != st.sources.end()) {
+    if (src->second.concluded) return;
+    st.leases.leave(operation, crashed->first, now());
+    rank_failed(self, operation, crashed->first, why);
   } else {
     end_operation(self, operation, why, session_event{engine_aborts{why}});
   }

@@ -60,6 +60,7 @@ struct live_session {
   caf::actor_id link{0};  ///< of the link's actor
   transfer_report report;
   time_point deadline;
+  bool served{false};  ///< a peer has asked for it
   time_point started{std::chrono::steady_clock::now()};
 };
 
@@ -97,6 +98,7 @@ struct engine_port_state {
   std::unordered_map<std::string, std::uint64_t> former_lives;  ///< by peer name, ended last
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
   std::uint32_t parked_count{0};
+  std::uint32_t served_count{0};  ///< of the sessions
   std::set<deadline_entry> deadlines;
   cache_leases leases;                   ///< of sources and receives that are not concluded
   std::optional<time_point> lease_beat;  ///< the next one; empty: nothing is held

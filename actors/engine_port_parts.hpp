@@ -30,6 +30,8 @@ constexpr auto no_deadline = time_point::max();
 void forget_deadline(engine_port_state& st, time_point when, timer what, std::uint64_t id);
 [[nodiscard]] transfer_id new_transfer(engine_port_state& st);
 /// The mapping between our cache and the peer's, made once per peer.
+/// `overloaded` where no more may be served of what peers ask for.
+[[nodiscard]] result<void> room_to_serve(const engine_port_state& st);
 [[nodiscard]] result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(
     engine_port_state& st, const link_handle& link, kvcache::data_flow flow);
 /// A session lives from here on; it is told of its deadline, and of the end of its link.
@@ -75,6 +77,9 @@ void drop_parked(engine_port_state& st, const std::function<bool(const parked_re
 void conclude_source(self_pointer self, operation_id operation,
                      std::optional<troupe::error> failure, const session_event& to_senders);
 void sender_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
+/// One of the decode ranks that take it failed, which ends the source or leaves a place open.
+void rank_failed(self_pointer self, operation_id operation, transfer_id transfer,
+                 troupe::error why);
 /// One that it was for is gone. Its place waits for another for `retry_window`, where there is one.
 void place_lost(self_pointer self, operation_id operation, source& src, troupe::error why);
 /// Lets go of a concluded source once its last sender has unpinned.

@@ -68,9 +68,20 @@ void session_begins(engine_port_state& st, operation_id operation, transfer_id t
                     time_point deadline) {
   report.transfer = transfer.value;
   if (deadline != no_deadline) st.deadlines.emplace(deadline, timer::session, transfer.value);
+  const bool served = operation == operation_id{} || st.sources.contains(operation);
+  if (served) ++st.served_count;
   st.sessions.emplace(transfer, live_session{operation, std::move(session), link.actor.id(),
-                                             std::move(report), deadline});
+                                             std::move(report), deadline, served});
   count_sessions(st);
+}
+
+result<void> room_to_serve(const engine_port_state& st) {
+  const auto most = st.context->settings.max_operations;
+  if (st.served_count + st.parked_count < most) return {};
+  return fail(errc::overloaded, std::to_string(st.served_count) +
+                                    " transfers and values of peers " + "are served here, and " +
+                                    std::to_string(st.parked_count) +
+                                    " wait, which is limits.max_operations: ask for less at once");
 }
 
 void pass_on(const live_session& session, const link_handle& link, session_message message) {
@@ -83,6 +94,7 @@ void session_ends(engine_port_state& st, transfer_id transfer) {
   const auto found = st.sessions.find(transfer);
   if (found == st.sessions.end()) return;
   forget_deadline(st, found->second.deadline, timer::session, transfer.value);
+  if (found->second.served) --st.served_count;
   st.sessions.erase(found);
   count_sessions(st);
 }

@@ -79,12 +79,20 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, its.error());
     return;
   }
+  if (auto served = room_to_serve(st); !served) {
+    refuse_request(link, transfer, served.error());
+    return;
+  }
   const auto room = std::uint64_t{src.spec().blocks.size()} * (*mapping)->block_tokens();
   if (request.token_end > room) {
-    refuse_request(link, transfer,
-                   {errc::out_of_range, "the request wants " + std::to_string(request.token_end) +
-                                            " tokens, the blocks of the prefill engine hold " +
-                                            std::to_string(room)});
+    const troupe::error why{errc::out_of_range,
+                            "the request wants " + std::to_string(request.token_end) +
+                                " tokens, the blocks of the prefill engine hold " +
+                                std::to_string(room)};
+    refuse_request(link, transfer, why);
+    if (st.context->settings.retry_window.count() == 0) {
+      conclude_source(self, operation, why, session_event{engine_aborts{why}});
+    }
     return;
   }
   if (!(*mapping)->moves_anything()) request.token_begin = request.token_end;
@@ -274,9 +282,8 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   // Read late, of a decode that has left: it must not take a source that its next life asks for.
   const auto watched = st.watched_links.find(link.actor.id());
   if (watched != st.watched_links.end() && watched->second) return;
-  if (st.parked_count >= st.context->settings.max_operations) {
-    refuse_request(link, request.transfer,
-                   {errc::overloaded, "too many requests wait here for their prefill"});
+  if (auto served = room_to_serve(st); !served) {
+    refuse_request(link, request.transfer, served.error());
     return;
   }
   ++st.parked_count;
@@ -328,16 +335,21 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
       conclude_source(self, operation, std::nullopt, {deadline_came{}});
     return;
   }
-  // `aborted` is the decode engine's word: what our own gives up has concluded before its senders do.
-  const auto code = outcome.failure->code;
-  const bool leaves_its_place = code == errc::peer_lost || code == errc::aborted;
-  if (leaves_its_place && st.context->settings.retry_window.count() > 0) {
-    src.lost_one(outcome.transfer);
-    place_lost(self, operation, src, std::move(*outcome.failure));
+  rank_failed(self, operation, outcome.transfer, std::move(*outcome.failure));
+}
+
+// What our own engine gives up, and what fails in its computing, has concluded the source before its
+// senders hear of it: what is told here is of one decode rank.
+void rank_failed(self_pointer self, operation_id operation, transfer_id transfer,
+                 troupe::error why) {
+  auto& src = self->state.sources.at(operation);
+  if (self->state.context->settings.retry_window.count() > 0) {
+    src.lost_one(transfer);
+    place_lost(self, operation, src, std::move(why));
     return;
   }
-  const session_event to_others{engine_aborts{*outcome.failure}};
-  conclude_source(self, operation, std::move(outcome.failure), to_others);
+  const session_event to_others{engine_aborts{why}};
+  conclude_source(self, operation, std::move(why), to_others);
 }
 
 }  // namespace troupe::actors::port

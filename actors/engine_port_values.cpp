@@ -119,15 +119,20 @@ void value_came(self_pointer self, const link_handle& link, session_message& mes
     tell(link.actor, link_command{say{refused_value(transfer.value, why), {}}});
     return;
   }
+  if (auto served = room_to_serve(st); !served) {
+    tell(link.actor, link_command{say{refused_value(transfer.value, served.error()), {}}});
+    return;
+  }
   const auto* put = std::get_if<store_put>(&message);
   const auto& key = put != nullptr ? put->key : std::get<store_get>(message).key;
   auto report = report_of(key, link, "serve", "answering");
   auto server = self->spawn<caf::monitored>(
       value_server, value_server_options{st.context, caf::actor_cast<engine_port_actor>(self),
                                          st.pool, link, std::move(message)});
-  // The pin of a value is its reader's for as long as that lives.
+  // Whoever asked has given up by then, at its own deadline, and has said so if it lives. What it says
+  // may be lost, and nobody says anything for one that forgot.
   session_begins(st, operation_id{}, transfer, std::move(server), link, std::move(report),
-                 no_deadline);
+                 deadline_after(st, {}) + st.context->settings.peer_silence);
 }
 
 }  // namespace troupe::actors::port

@@ -48,6 +48,8 @@ struct link_ear {
 ///               attempt is left
 ///   ending      last session detached        ended       the actor quits
 ///
+/// Words that come with grants wait here, in order, while the link or its device has no room for them.
+///
 /// Sessions live on after the link is lost until their fences hold; so does the transport link.
 ///
 /// **A link that broke while both processes live is made again** under the same two actors and the
@@ -126,6 +128,17 @@ struct link_state {
   /// Fences that were asked for, and the generations whose fence does not hold yet.
   std::unordered_map<transfer_id, std::unordered_set<std::uint64_t>> fencing;
   std::deque<last_word> words;  ///< the latest `max_last_words`
+
+  // -- grants
+
+  /// What is to be said with grants, and those that it has already.
+  struct words_with_grants {
+    say order;
+    std::vector<transport::remote_grant> given;
+    bool said_why{false};  ///< the log knows what it waits for
+  };
+  std::deque<words_with_grants> for_room;
+  bool looks_for_room{false};  ///< the next look is on its way
 
   // -- whether the peer lives
 

@@ -52,6 +52,7 @@ void end_link(self_pointer self, troupe::error why) {
   st.lost = why;
   logger("link")->info("link to {} ({:016x}) over {} ended: {}", st.peer.name, st.peer.incarnation,
                        transport::to_string(st.choice.kind), st.why_ended);
+  st.for_room.clear();
   if (st.link) st.link->close();
   // Its transport may not be able to tell it any more.
   if (st.other_end) self->send(st.other_end, link_notice{1, why.message});

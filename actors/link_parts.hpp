@@ -66,8 +66,20 @@ void carry_out(self_pointer self, post_batch order);
 void carry_out(self_pointer self, const fence_now& order);
 void carry_out(self_pointer self, attach_session order);
 void carry_out(self_pointer self, const detach_session& order);
+/// What was to be said is not: the link is broken, or its session hears why.
+void failed_to_say(self_pointer self, transfer_id transfer, const troupe::error& why);
 /// Tells the session of a transfer, if it is attached.
 void to_session(link_state& st, transfer_id transfer, session_event event);
+
+// -- grants (link_room.cpp)
+
+/// Says it when there is room for its grants.
+void say_with_grants(self_pointer self, say order);
+/// Room has come, perhaps.
+void serve_room(self_pointer self);
+/// Nothing is wanted for the transfer any more.
+void leave_room(link_state& st, transfer_id transfer);
+void carry_out(self_pointer self, const look_for_room& order);
 
 // -- made again (link_rebuild.cpp)
 

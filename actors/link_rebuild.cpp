@@ -52,6 +52,7 @@ void retire_transport(link_state& st) {
   link_state::former_link former{generation, std::move(st.link), {}};
   st.link.reset();
   st.batches.clear();
+  st.for_room.clear();  // their sessions say it again
   former.link->close();
   for (const auto& [transfer, session] : st.sessions) {
     if (former.link->fence(transfer) == transport::fence_state::pending) {

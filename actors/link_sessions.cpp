@@ -21,27 +21,6 @@ bool is_over(const link_state& st, std::uint64_t epoch) {
   return epoch != 0 && epoch != st.generation;
 }
 
-result<void> fill_grants(link_state& st, say& order) {
-  std::vector<transport::remote_grant> given;
-  for (auto& wish : order.grants) {
-    auto grant = st.link->grant(wish.region, std::move(wish.permitted), wish.rights,
-                                route_of(order.message));
-    if (!grant) return fail(grant.error());
-    given.push_back(std::move(*grant));
-  }
-  if (given.empty()) return {};
-  if (auto* request = std::get_if<transfer_request>(&order.message)) {
-    request->grants = std::move(given);
-  } else if (auto* offer = std::get_if<transfer_offer>(&order.message)) {
-    offer->grants = std::move(given);
-  } else if (auto* put = std::get_if<store_put>(&order.message)) {
-    put->source = std::move(given.front());
-  } else if (auto* reply = std::get_if<store_reply>(&order.message)) {
-    reply->source = std::move(given.front());
-  }
-  return {};
-}
-
 }  // namespace
 
 void to_session(link_state& st, transfer_id transfer, session_event event) {
@@ -62,22 +41,26 @@ void carry_out(self_pointer self, say order) {
   // While the link is being made again only last words are kept: the session will hear of the new
   // epoch, and say the rest again.
   if (!last && (!up || is_over(st, order.epoch))) return;
-  auto outcome = [&]() -> result<void> {
-    if (up) {
-      if (auto filled = fill_grants(st, order); !filled) return filled;
-    }
-    auto frame = encode(order.message);
-    if (!frame) return fail(frame.error());
-    result<void> sent;
+  if (up && !order.grants.empty()) {
+    say_with_grants(self, std::move(order));
+    return;
+  }
+  auto frame = encode(order.message);
+  result<void> sent;
+  if (!frame) {
+    sent = fail(frame.error());
+  } else {
     if (up) sent = order.nobody_waits ? st.link->send_soon(*frame) : st.link->send_frame(*frame);
     if (last) remember(st, transfer, std::move(*frame));
-    return sent;
-  }();
-  if (outcome) return;
-  if (means_broken(outcome.error())) {
-    happened(self, link_broke{outcome.error()});
+  }
+  if (!sent) failed_to_say(self, transfer, sent.error());
+}
+
+void failed_to_say(self_pointer self, transfer_id transfer, const troupe::error& why) {
+  if (means_broken(why)) {
+    happened(self, link_broke{why});
   } else {
-    to_session(st, transfer, session_event{engine_aborts{outcome.error()}});
+    to_session(self->state, transfer, session_event{engine_aborts{why}});
   }
 }
 
@@ -106,6 +89,7 @@ void carry_out(self_pointer self, post_batch order) {
 
 void carry_out(self_pointer self, const fence_now& order) {
   auto& st = self->state;
+  leave_room(st, order.transfer);
   std::unordered_set<std::uint64_t> pending;
   if (st.link && st.link->fence(order.transfer) == transport::fence_state::pending) {
     pending.insert(st.generation);
@@ -115,6 +99,7 @@ void carry_out(self_pointer self, const fence_now& order) {
   }
   if (pending.empty()) {
     to_session(st, order.transfer, session_event{transfer_is_quiescent{}});
+    serve_room(self);
   } else {
     st.fencing[order.transfer] = std::move(pending);
     watch(self);

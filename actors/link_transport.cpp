@@ -186,6 +186,7 @@ void happened(self_pointer self, const fence_holds& fence) {
   if (!asked->second.empty()) return;
   st.fencing.erase(asked);
   to_session(st, fence.transfer, session_event{transfer_is_quiescent{}});
+  serve_room(self);
 }
 
 void happened(self_pointer self, link_broke broke) {

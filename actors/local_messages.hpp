@@ -122,12 +122,14 @@ struct look_for_dialler {
   std::uint64_t alarm{0};  ///< only the last one that was set counts
 };
 
+/// link -> itself, after a pause while words wait for room for their grants.
+struct look_for_room {};
 /// link -> itself, again and again while something is in flight: does the peer live?
 struct feel_pulse {};
 
 struct link_command {
   std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, peer_left,
-               last_look, dial_again, look_for_dialler, feel_pulse>
+               last_look, dial_again, look_for_dialler, look_for_room, feel_pulse>
       what;
 };
 

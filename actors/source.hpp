@@ -19,9 +19,10 @@ namespace troupe::actors {
 /// have taken it. Clockless; the engine port owns it and spawns a sender per decode rank.
 ///
 /// It is done when as many ranks as it is for have released it: all of one replica, unless
-/// `send_spec::consumers` counts those of several. A rank that is lost or gives up, before or after it
-/// asked, leaves its place open for `retry_window` (its next life, or another replica, is served from
-/// the same blocks, without a second prefill); any other failure of a rank fails it at once.
+/// `send_spec::consumers` counts those of several. A rank that is lost or fails, before or after it
+/// asked and whatever the reason, leaves its place open for `retry_window` (its next life, or another
+/// replica, is served from the same blocks, without a second prefill); without one it fails the source
+/// at once.
 ///
 /// A request does not name its replica; the membership does. Of nodes that are not in it yet, ranks of
 /// different numbers are of one; a rank that somebody else has taken, or that comes where one was lost

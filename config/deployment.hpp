@@ -102,8 +102,8 @@
 ///                                    # it says how layers move. Any edge can carry keyed put/get
 ///     [limits]:                      # of each node
 ///       [transfer_deadline] = 30s    # of a transfer whose engine names none, 1ms..24h
-///       [retry_window] = 0s          # how long a source whose decode side died waits for another,
-///                                    # 0s..1h
+///       [retry_window] = 0s          # how long a source whose decode side died, or failed, waits for
+///                                    # another, 0s..1h
 ///       [source_lease] = 60s         # how long a sealed cache waits for a decode side that does not
 ///                                    # live, or has never asked; 1s..24h
 ///       [retry_budget] = 2           # how often a request is placed again, 0..1000

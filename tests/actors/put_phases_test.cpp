@@ -1,6 +1,8 @@
 // A put at each side of its last word: what is told as failed is not stored later, what may be stored
 // says so, and nothing waits for ever.
 
+#include <set>
+
 #include <gmock/gmock.h>
 
 #include "listening_link.hpp"
@@ -185,6 +187,48 @@ TEST_F(storing, lets_go_of_what_is_given_up_or_whose_putter_crashed) {
     EXPECT_EQ(static_cast<errc>(reply->failed), errc::not_found);
     EXPECT_FALSE(stored());
   }
+}
+
+TEST_F(storing, lets_go_of_one_that_its_putter_has_forgotten) {
+  context->settings.default_deadline = 100ms;
+  context->settings.peer_silence = 100ms;
+  meet();
+  comes_put();
+  ASSERT_TRUE(said<store_held>(0));
+  EXPECT_TRUE(room_comes());
+  EXPECT_FALSE(stored());
+}
+
+TEST_F(storing, serves_no_more_at_once_than_it_may_have_operations) {
+  context->settings.max_operations = 2;
+  meet();
+  store_put put;
+  put.value = bytes;
+  put.size = bytes.size();
+  for (const std::uint64_t number : {1, 2, 3}) {
+    put.op = number;
+    put.key = std::string{"k"}.append(std::to_string(number));
+    comes(put);
+  }
+  // Each by an actor of its own, in any order.
+  std::set<std::uint64_t> held;
+  for (const std::size_t index : {0, 1, 2}) {
+    if (const auto word = said<store_held>(index)) {
+      held.insert(word->op);
+      continue;
+    }
+    const auto refused = said<store_reply>(index);
+    ASSERT_TRUE(refused);
+    EXPECT_EQ(refused->op, 3U);
+    EXPECT_EQ(static_cast<errc>(refused->failed), errc::overloaded);
+    EXPECT_THAT(refused->sentence, HasSubstr("limits.max_operations"));
+  }
+  EXPECT_EQ(held, (std::set<std::uint64_t>{1, 2}));
+  // Where one has ended there is room for another.
+  comes(store_release{1});
+  EXPECT_TRUE(comes_true([&] { return context->values->reserve("k1", 10, {}).has_value(); }));
+  comes(put);
+  EXPECT_TRUE(said<store_held>(3));
 }
 
 TEST_F(storing, reads_once_over_each_link) {

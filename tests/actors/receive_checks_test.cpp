@@ -207,5 +207,76 @@ TEST_F(confused_peer, whose_layout_says_another_rank_than_the_deployment_is_refu
       AllOf(HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2"), HasSubstr("rank 0 of 2")));
 }
 
+/// A peer that asks for a source more often than it may, or whose part in it fails.
+class asking_peer : public listened_port {
+ protected:
+  operation_id source;
+
+  void offer() {
+    context->layout = small_layout();
+    context->settings.nodes["there-0"] = {"there", 0, 0, 1};
+    meet("there-0", small_layout());
+    source = context->operations.begin({}).value();
+    send_spec spec;
+    spec.request = "r";
+    spec.blocks = {block_id{1}};
+    caf::anon_send(port, engine_command{start_send{source, spec}});
+  }
+  void asks(std::uint64_t transfer, std::uint32_t tokens = 16,
+            std::vector<kvcache::block_run> blocks = {{{2}, 1}}) {
+    transfer_request request;
+    request.transfer = transfer_id{transfer};
+    request.request = "r";
+    request.token_end = tokens;
+    request.blocks = std::move(blocks);
+    request.deadline_ms = 60'000;
+    comes(request);
+  }
+};
+
+TEST_F(asking_peer, is_served_no_more_transfers_at_once_than_there_may_be_operations) {
+  context->settings.max_operations = 3;
+  offer();
+  for (const std::uint64_t transfer : {1, 2, 3, 4}) asks(transfer);
+  const auto refused = said<transfer_abort>(0);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->transfer, transfer_id{4});
+  EXPECT_EQ(refused->code, errc::overloaded);
+  EXPECT_THAT(refused->reason, HasSubstr("limits.max_operations"));
+}
+
+TEST_F(asking_peer, whose_blocks_are_not_those_of_its_tokens_is_refused_and_costs_nothing) {
+  context->settings.retry_window = 10 * troupe::testing::wait_limit;
+  offer();
+  // Four billion blocks in a few bytes, one too many, one too few, and none there.
+  asks(1, 16, {{{0}, 0xFFFF'FFFFU}});
+  asks(2, 16, {{{0}, 2}});
+  asks(3, 16, {});
+  asks(4, 0xFFFF'FFFFU, {{{0}, 0x1000'0000U}});
+  for (const std::size_t index : {0, 1, 2, 3}) {
+    const auto refused = said<transfer_abort>(index);
+    ASSERT_TRUE(refused) << index;
+    EXPECT_EQ(refused->transfer, transfer_id{index + 1});
+    EXPECT_EQ(refused->code, errc::out_of_range) << refused->reason;
+  }
+  asks(5);
+  EXPECT_TRUE(heard->sessions.at(0)) << "the source is there";
+}
+
+TEST_F(asking_peer, whose_session_crashes_here_leaves_the_source_to_others) {
+  context->settings.retry_window = 10 * troupe::testing::wait_limit;
+  offer();
+  asks(1);
+  const auto session = heard->sessions.at(0);
+  ASSERT_TRUE(session);
+  caf::anon_send_exit(*session, caf::exit_reason::unhandled_exception);
+  const auto told = said<transfer_abort>(0);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->code, errc::internal);
+  asks(2);
+  EXPECT_TRUE(heard->sessions.at(1));
+  EXPECT_TRUE(context->events.wait(0ms, 1).empty()) << "the source has an outcome";
+}
+
 }  // namespace
 }  // namespace troupe::actors::testing

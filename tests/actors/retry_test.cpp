@@ -54,6 +54,49 @@ TEST_P(retry, ends_when_no_other_decode_comes_within_the_window) {
   EXPECT_TRUE(whole(*node));
 }
 
+TEST_P(retry, a_rank_whose_own_deadline_passes_leaves_the_source_to_others) {
+  start_decode();
+  kvcache::allocation blocks;
+  const auto id = send("r", 50, blocks);
+  cache->fill(blocks.blocks, 0, 4, 0, 50, 3);
+  const auto soon = std::to_string(300 * slowness);
+  ASSERT_EQ(ask(*first, "receive r 50 " + soon), "ok");
+  ASSERT_TRUE(node->layers_ready(id, 0, 2, 50));
+  EXPECT_EQ(ask(*first, "outcome 3").rfind("deadline", 0), 0U);
+  ASSERT_EQ(ask(*first, "receive r 50"), "ok");
+  ASSERT_TRUE(node->layers_ready(id, 2, 4, 50));
+  ASSERT_TRUE(node->seal(id, 50));
+  EXPECT_EQ(ask(*first, "outcome 3"), "done");
+  ASSERT_TRUE(events->unpinned(id));
+  EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
+  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+  EXPECT_TRUE(whole(*node));
+}
+
+TEST_P(retry, a_rank_that_asks_for_more_than_there_is_leaves_the_source_to_others) {
+  start_decode();
+  kvcache::allocation blocks;
+  const auto id = send("r", 50, blocks);
+  cache->fill(blocks.blocks, 0, 4, 0, 50, 3);
+  ASSERT_EQ(ask(*first, "ask r 80"), "ok");
+  const auto refused = ask(*first, "outcome 3");
+  EXPECT_EQ(refused.rfind("out_of_range", 0), 0U) << refused;
+  EXPECT_NE(refused.find("hold 64"), std::string::npos) << refused;
+  // More than it turns out to be, in blocks that hold so many.
+  ASSERT_EQ(ask(*first, "receive r 60"), "ok");
+  ASSERT_TRUE(events->moving());
+  ASSERT_TRUE(node->layers_ready(id, 0, 4, 50));
+  ASSERT_TRUE(node->seal(id, 50));
+  const auto failed = ask(*first, "outcome 3");
+  EXPECT_EQ(failed.rfind("out_of_range", 0), 0U) << failed;
+  ASSERT_EQ(ask(*first, "ask r 50"), "ok");
+  EXPECT_EQ(ask(*first, "outcome 3"), "done");
+  ASSERT_TRUE(events->unpinned(id));
+  EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
+  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+  EXPECT_TRUE(whole(*node));
+}
+
 std::vector<way> ways() {
   if (have_verbs()) return {{"rdma", "write"}};
   return {{"tcp", "write"}, {"shm", "read"}};

@@ -79,7 +79,7 @@ inline void poll_until_asked(const engine& node, listener& events) {
   events.listen_for(100ms);
 }
 
-/// A decode engine: "ask ID TOKENS" begins a receive, "receive ID TOKENS" also waits until the
+/// A decode engine: "ask ID TOKENS [DEADLINE_MS]" begins a receive, "receive ..." also waits until the
 /// prefill knows of it, "layers" waits until some layer came, "outcome SEED" answers with it, "hoard"
 /// takes every block of its pool, "release" gives them back, "port" answers with the node's.
 inline int scripted_decode(const way& w, engine& node, line_channel& channel) {
@@ -91,8 +91,18 @@ inline int scripted_decode(const way& w, engine& node, line_channel& channel) {
   return follow_script(node, channel, [&](const std::string& verb, std::istringstream& words) {
     if (verb == "ask" || verb == "receive") {
       std::string request;
+      std::int64_t deadline = 0;
       words >> request >> tokens;
-      auto asked = node.receive({request, {"prefill-0"}, mode_of(w), tokens, 0, {}, 0, 0ms, false});
+      if (!(words >> deadline)) deadline = 0;
+      auto asked = node.receive({request,
+                                 {"prefill-0"},
+                                 mode_of(w),
+                                 tokens,
+                                 0,
+                                 {},
+                                 0,
+                                 std::chrono::milliseconds{deadline},
+                                 false});
       if (!asked) return 1;
       receive = *asked;
       if (verb == "receive") poll_until_asked(node, events);

@@ -1,0 +1,147 @@
+// More transfers at once than a link has room for grants: a cache with a region for each of its 2,048
+// layers needs as many grants for each. They wait for each other, and all of them are done.
+
+#include <string>
+#include <vector>
+
+#include "own_cache.hpp"
+#include "ways.hpp"
+
+namespace troupe::testing {
+namespace {
+
+/// Of one block.
+const prompt short_one{"of_one_block", kvcache::max_layers, block_tokens, 0};
+
+/// So that their grants are more than the link holds: 8,192 slots, or 65,536.
+int requests(const way& how) {
+  return how.backend == "shm" ? 6 : 40;
+}
+
+std::string request(int number) {
+  return std::string{"r"}.append(std::to_string(number));
+}
+
+/// Offers every request from the same block, and seals them when it is told to.
+int offer_all(const cluster& c, const way& how, line_channel& channel) {
+  const own_cache own{c, "prefill-0", short_one};
+  if (own.node() == nullptr) return 1;
+  auto& node = *own.node();
+  const std::vector<block_id> block{{2}};
+  cache_bytes{node}.fill(block, 0, short_one.layers, 0, block_tokens, 7);
+  listener events{node};
+  std::vector<operation_id> sends;
+  for (int i = 0; i < requests(how); ++i) {
+    auto send = node.send({request(i), block, 0, 0ms, 0});
+    if (!send) return 2;
+    sends.push_back(*send);
+  }
+  channel.say("offered");
+  if (!channel.order()) return 0;
+  for (const auto send : sends) {
+    if (!node.seal(send, block_tokens)) return 3;
+  }
+  std::string said = "done";
+  for (const auto send : sends) {
+    if (!events.unpinned(send)) said = "no end";
+    if (events.of(send).failed > 0) said = to_string(events.of(send).why);
+  }
+  channel.say(said);
+  (void)channel.order();
+  return 0;
+}
+
+class full_link : public ::testing::TestWithParam<way> {};
+
+TEST_P(full_link, serves_those_that_wait_for_room_when_others_have_ended) {
+  const auto how = GetParam();
+  auto options = unhurried(options_of(how));
+  options.model = short_one.model();
+  cluster c{options};
+  forked prefill{[&](line_channel& channel) { return offer_all(c, how, channel); }};
+  auto wide = short_one;
+  wide.tokens = static_cast<std::uint32_t>(requests(how)) * block_tokens;  // a block for each
+  const own_cache own{c, "decode-0", wide};
+  ASSERT_NE(own.node(), nullptr);
+  auto& node = *own.node();
+  ASSERT_EQ(prefill.channel().hear(), "offered");
+  listener events{node};
+  std::vector<operation_id> receives;
+  for (int i = 0; i < requests(how); ++i) {
+    const auto asked = node.receive({request(i),
+                                     {"prefill-0"},
+                                     mode_of(how),
+                                     block_tokens,
+                                     0,
+                                     {block_id{static_cast<std::uint32_t>(i)}},
+                                     0,
+                                     0ms,
+                                     false});
+    ASSERT_TRUE(asked) << to_string(asked.error());
+    receives.push_back(*asked);
+  }
+  ASSERT_TRUE(events.moving(receives.size()));
+  prefill.channel().say("seal");
+  cache_bytes cache{node};
+  for (std::size_t i = 0; i < receives.size(); ++i) {
+    ASSERT_TRUE(events.unpinned(receives[i])) << i;
+    EXPECT_EQ(events.of(receives[i]).done, 1) << to_string(events.of(receives[i]).why);
+    EXPECT_EQ(cache.differing({block_id{static_cast<std::uint32_t>(i)}}, 0, block_tokens, 7), 0U);
+  }
+  EXPECT_EQ(prefill.channel().hear(), "done");
+}
+
+/// In read mode it is the side that offers which waits.
+class crowded_link : public full_link {};
+
+TEST_P(crowded_link, lets_who_waits_go_at_its_deadline) {
+  const auto how = GetParam();
+  auto options = unhurried(options_of(how));
+  options.model = short_one.model();
+  cluster c{options};
+  forked prefill{[&](line_channel& channel) { return offer_all(c, how, channel); }};
+  auto wide = short_one;
+  wide.tokens = static_cast<std::uint32_t>(requests(how)) * block_tokens;
+  const own_cache own{c, "decode-0", wide};
+  ASSERT_NE(own.node(), nullptr);
+  auto& node = *own.node();
+  ASSERT_EQ(prefill.channel().hear(), "offered");
+  listener events{node};
+  std::vector<operation_id> receives;
+  for (int i = 0; i < requests(how); ++i) {
+    const bool last = i + 1 == requests(how);
+    const auto asked = node.receive({request(i),
+                                     {"prefill-0"},
+                                     mode_of(how),
+                                     block_tokens,
+                                     0,
+                                     {block_id{static_cast<std::uint32_t>(i)}},
+                                     0,
+                                     last ? 300ms : 0ms,
+                                     false});
+    ASSERT_TRUE(asked) << to_string(asked.error());
+    receives.push_back(*asked);
+  }
+  ASSERT_TRUE(events.unpinned(receives.back()));
+  EXPECT_EQ(events.of(receives.back()).why.code, errc::deadline)
+      << to_string(events.of(receives.back()).why);
+  ASSERT_TRUE(node.abort(receives.front(), "seen"));
+  ASSERT_TRUE(events.unpinned(receives.front()));
+}
+
+/// Windows of an emulated device are so slow to bind that its tests would do nothing else.
+std::vector<way> ways_of(const std::vector<std::string>& modes) {
+  std::vector<way> all;
+  for (const auto& how : every_way()) {
+    if (how.backend != "rdma" && std::ranges::count(modes, how.mode) != 0) all.push_back(how);
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(over, full_link, ::testing::ValuesIn(ways_of({"write", "read"})), name_of);
+INSTANTIATE_TEST_SUITE_P(over, crowded_link, ::testing::ValuesIn(ways_of({"write"})), name_of);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(full_link);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(crowded_link);
+
+}  // namespace
+}  // namespace troupe::testing
