@@ -64,9 +64,11 @@ struct decode_side {
     if (const auto* sealed = std::get_if<transfer_sealed>(&message))
       return st.machine->sealed(*sealed);
     if (auto* offer = std::get_if<transfer_offer>(&message)) {
-      auto adopted =
-          adopt_remote(st.basis, offer->blocks, offer->state_slots, std::move(offer->grants));
-      if (!adopted) return st.machine->local_abort(adopted.error());
+      if (st.machine->expects_offer()) {
+        auto adopted =
+            adopt_remote(st.basis, offer->blocks, offer->state_slots, std::move(offer->grants));
+        if (!adopted) return st.machine->local_abort(adopted.error());
+      }
       return st.machine->offered(*offer);
     }
     return st.machine->local_abort(out_of_place(st.basis, "prefill", message));
@@ -87,7 +89,7 @@ session_actor::behavior_type decode_receiver(
   auto& request = options.request;
   if (!geometry.moves_anything()) request.token_begin = request.token_end;
   st.basis.tokens = {request.token_begin, request.token_end};
-  // Whoever is read from does not ask where to.
+  // In read mode the prefill side writes nothing and needs no destination.
   if (request.mode == transfer_mode::write) request.blocks = blocks_to_name(st.basis);
   receive_session::options machine;
   machine.layers = geometry.layers();

@@ -208,9 +208,15 @@ class node_engine final : public engine {
     if (auto runs = need_running(); !runs) return fail(runs.error());
     if (auto fine = check_receive(*context_, spec); !fine) return fail(fine.error());
     spec.fail_when_full = spec.fail_when_full || context_->settings.fail_when_full;
-    auto operation = begin_pinned({operation_kind::receive, spec.request, spec.tokens, false},
-                                  blocks_written(spec, layout().block_tokens));
-    if (operation) command_here(engine_command{start_receive{*operation, std::move(spec)}});
+    auto operation =
+        begin_pinned({operation_kind::receive, spec.request, spec.tokens, false}, spec.blocks);
+    if (!operation) return operation;
+    if (context_->pool) {
+      // They were pinned to see that they are somebody's.
+      const auto written = blocks_written(spec, context_->layout->block_tokens).size();
+      (void)context_->pool->unpin(std::span{spec.blocks}.first(spec.blocks.size() - written));
+    }
+    command_here(engine_command{start_receive{*operation, std::move(spec)}});
     return operation;
   }
 

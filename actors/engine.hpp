@@ -51,7 +51,8 @@ struct receive_spec {
   std::uint32_t tokens{0};         ///< of the prompt; at most what `blocks` hold
   std::uint32_t prefix_tokens{0};  ///< the first so many are already in `blocks`
   /// Destination of tokens 0, 1, ...; empty: the node's pool allocates and `event_allocated` tells
-  /// which. Those that hold nothing but the prefix are neither opened to the sources nor pinned.
+  /// which. Those that hold only the prefix are neither opened to the sources nor pinned: whoever frees
+  /// them frees them at once.
   std::vector<block_id> blocks;
   std::uint32_t state_slot{0};            ///< of the request, if the layout has state tensors
   std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default

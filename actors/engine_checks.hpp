@@ -53,8 +53,7 @@ namespace troupe::actors {
                                        std::uint32_t token_end);
 /// All but its request's id.
 [[nodiscard]] result<void> check_receive(const node_context& context, const receive_spec& spec);
-/// Those of its blocks that are written to: not the ones that hold nothing but the prefix, which other
-/// requests may share.
+/// All of its blocks but those that hold only the prefix, which other requests may share.
 [[nodiscard]] std::span<const block_id> blocks_written(const receive_spec& spec,
                                                        std::uint32_t block_tokens);
 /// Layers of a receive that a stream waits for.

@@ -98,6 +98,7 @@ struct engine_port_state {
   std::unordered_map<std::string, std::uint64_t> former_lives;  ///< by peer name, ended last
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
   std::uint32_t parked_count{0};
+  std::size_t parked_runs{0};     ///< of blocks that they name
   std::uint32_t served_count{0};  ///< of the sessions
   std::set<deadline_entry> deadlines;
   cache_leases leases;                   ///< of sources and receives that are not concluded

@@ -60,6 +60,9 @@ void conclude_source(self_pointer self, operation_id operation,
 
 namespace {
 
+/// 128 MiB of them.
+constexpr std::size_t max_parked_runs = std::size_t{1} << 24;
+
 /// `deadline` is the decode rank's, which counts since it asked.
 void start_sender(self_pointer self, operation_id operation, const link_handle& link,
                   transfer_request request, time_point deadline) {
@@ -83,8 +86,9 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, served.error());
     return;
   }
+  if (!(*mapping)->moves_anything()) request.token_begin = request.token_end;
   const auto room = std::uint64_t{src.spec().blocks.size()} * (*mapping)->block_tokens();
-  if (request.token_end > room) {
+  if (request.token_begin < request.token_end && request.token_end > room) {
     const troupe::error why{errc::out_of_range,
                             "the request wants " + std::to_string(request.token_end) +
                                 " tokens, the blocks of the prefill engine hold " +
@@ -95,7 +99,6 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     }
     return;
   }
-  if (!(*mapping)->moves_anything()) request.token_begin = request.token_end;
   prefill_sender_options options;
   options.basis.context = st.context;
   options.basis.port = caf::actor_cast<engine_port_actor>(self);
@@ -128,6 +131,12 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   session_begins(st, operation, transfer, std::move(sender), link, std::move(report), deadline);
 }
 
+void no_longer_parked(engine_port_state& st, const parked_request& one) {
+  forget_deadline(st, one.deadline, timer::parked, one.request.transfer.value);
+  --st.parked_count;
+  st.parked_runs -= one.request.blocks.size();
+}
+
 void unpark(self_pointer self, const std::string& request, operation_id operation) {
   auto& st = self->state;
   const auto found = st.parked.find(request);
@@ -135,8 +144,7 @@ void unpark(self_pointer self, const std::string& request, operation_id operatio
   auto waiting = std::move(found->second);
   st.parked.erase(found);
   for (auto& one : waiting) {
-    --st.parked_count;
-    forget_deadline(st, one.deadline, timer::parked, one.request.transfer.value);
+    no_longer_parked(st, one);
     start_sender(self, operation, one.link, std::move(one.request), one.deadline);
   }
 }
@@ -249,6 +257,34 @@ std::optional<troupe::error> void_placement(const engine_port_state& st, const l
   return why;
 }
 
+/// Whether a request may wait here for a prefill that may never come: it names as many blocks as its
+/// tokens need, no more of those than this node could fill, and all that wait name so many.
+result<void> room_to_park(const engine_port_state& st, const transfer_request& request) {
+  if (!st.context->layout) return {};  // refused when it meets its source, which has none either
+  const auto& layout = *st.context->layout;
+  const auto room = std::uint64_t{layout.blocks} * layout.block_tokens;
+  const bool moves =
+      request.mode == transfer_mode::write && request.token_begin < request.token_end;
+  const auto named = kvcache::count_blocks(request.blocks);
+  const auto needed = moves ? (request.token_end - 1) / layout.block_tokens -
+                                  request.token_begin / layout.block_tokens + 1
+                            : 0;
+  if (named != needed || (moves && request.token_end > room)) {
+    return fail(errc::out_of_range,
+                "the request names " + std::to_string(named) + " blocks for tokens " +
+                    std::to_string(request.token_begin) + " to " +
+                    std::to_string(request.token_end) + ", which are in " + std::to_string(needed) +
+                    "; the cache here holds " + std::to_string(room) + " tokens");
+  }
+  if (st.parked_runs + request.blocks.size() > max_parked_runs) {
+    return fail(errc::overloaded, std::to_string(st.parked_runs) +
+                                      " runs of blocks are named by requests that wait here for "
+                                      "their prefill, at most " +
+                                      std::to_string(max_parked_runs) + " may be");
+  }
+  return {};
+}
+
 }  // namespace
 
 void request_came(self_pointer self, const link_handle& link, transfer_request request) {
@@ -286,7 +322,12 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, served.error());
     return;
   }
+  if (auto room = room_to_park(st, request); !room) {
+    refuse_request(link, request.transfer, room.error());
+    return;
+  }
   ++st.parked_count;
+  st.parked_runs += request.blocks.size();
   st.deadlines.emplace(deadline, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];
   waiting.push_back({link, std::move(request), deadline});
@@ -300,8 +341,7 @@ void drop_parked(engine_port_state& st, const std::function<bool(const parked_re
         ++one;
         continue;
       }
-      forget_deadline(st, one->deadline, timer::parked, one->request.transfer.value);
-      --st.parked_count;
+      no_longer_parked(st, *one);
       one = waiting.erase(one);
     }
     of = waiting.empty() ? st.parked.erase(of) : std::next(of);

@@ -251,7 +251,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   }
   if (context.layout) {
     context.encoded_layout = kvcache::encode(*context.layout);
-    // Said now, not by the first transfer.
+    // Refuses the layout at start, not at the first transfer.
     if (auto mapped = kvcache::cache_map::create(*context.layout); !mapped) {
       return fail(mapped.error());
     }

@@ -1,5 +1,7 @@
 #include "troupe/actors/prefill_sender.hpp"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 namespace troupe::actors {
@@ -44,8 +46,11 @@ struct prefill_side {
   static session_actions heard(state& st, session_message& message) {
     if (std::holds_alternative<transfer_release>(message)) return st.machine->peer_released();
     if (auto* request = std::get_if<transfer_request>(&message)) {
-      auto adopted = adopt_destination(st.basis, *request);
-      if (!adopted) return st.machine->local_abort(adopted.error());
+      const kvcache::token_range tokens{request->token_begin, request->token_end};
+      if (st.machine->waits_to_be_asked() && tokens == st.basis.tokens) {
+        auto adopted = adopt_destination(st.basis, *request);
+        if (!adopted) return st.machine->local_abort(adopted.error());
+      }
       return st.machine->asked_again(*request);
     }
     return st.machine->local_abort(out_of_place(st.basis, "decode", message));
@@ -63,7 +68,24 @@ struct prefill_side {
 
 result<void> adopt_destination(session_basis& basis, transfer_request& request) {
   if (request.mode == transfer_mode::read) return {};
-  return adopt_remote(basis, request.blocks, request.state_slots, std::move(request.grants));
+  const bool moves = basis.tokens.begin < basis.tokens.end;
+  if (moves && basis.geometry->has_state() && request.state_slots.empty()) {
+    return fail(errc::layout_mismatch, "the model has state tensors, and " + basis.link.peer +
+                                           " named no slot for this request");
+  }
+  if (auto adopted =
+          adopt_remote(basis, request.blocks, request.state_slots, std::move(request.grants));
+      !adopted) {
+    return adopted;
+  }
+  auto blocks = basis.remote_blocks;
+  std::ranges::sort(blocks);
+  if (const auto twice = std::ranges::adjacent_find(blocks); twice != blocks.end()) {
+    return fail(errc::out_of_range, basis.link.peer + " names block " +
+                                        std::to_string(twice->value) +
+                                        " twice; each block of a request is another");
+  }
+  return {};
 }
 
 session_actor::behavior_type prefill_sender(

@@ -19,7 +19,8 @@ struct prefill_sender_state {
 };
 
 /// What a request says of where the tokens go to; a request to read says nothing of that.
-/// `out_of_range`: other blocks than its tokens need.
+/// `out_of_range`: other blocks than its tokens need, or one twice, or not a grant for each region.
+/// `layout_mismatch`: no slot for its state.
 [[nodiscard]] result<void> adopt_destination(session_basis& basis, transfer_request& request);
 
 struct prefill_sender_options {

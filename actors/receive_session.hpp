@@ -83,6 +83,10 @@ class receive_session {
   [[nodiscard]] session_actions expire(time_point now);
 
   [[nodiscard]] state current() const noexcept { return state_; }
+  /// Whether an offer would be taken: what it says counts only then.
+  [[nodiscard]] bool expects_offer() const noexcept {
+    return state_ == state::requested && request_.mode == transfer_mode::read && !empty();
+  }
   [[nodiscard]] transfer_id id() const noexcept { return request_.transfer; }
 
  private:

@@ -99,6 +99,8 @@ class send_session {
   [[nodiscard]] session_actions expire(time_point now);
 
   [[nodiscard]] state current() const noexcept { return state_; }
+  /// Whether the request, said once more, would be taken: what it says counts only then.
+  [[nodiscard]] bool waits_to_be_asked() const noexcept { return goes_on() && held_; }
   [[nodiscard]] transfer_id id() const noexcept { return transfer_; }
 
  private:

@@ -5,6 +5,7 @@
 #include <bit>
 #include <concepts>
 #include <cstring>
+#include <limits>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -119,6 +120,11 @@ class writer {
     if (value) each(*this, *value);
   }
 
+  void refuse(const char* name, const std::string& what) {
+    if (failed_) return;
+    failed_ = error{errc::out_of_range, std::string{type_} + "." + name + " " + what};
+  }
+
   [[nodiscard]] result<std::vector<std::byte>> finish() && {
     if (failed_) return fail(*std::move(failed_));
     return std::move(out_);
@@ -152,10 +158,6 @@ class writer {
     const auto old = out_.size();
     out_.resize(old + size);
     std::memcpy(out_.data() + old, data, size);
-  }
-  void refuse(const char* name, const std::string& what) {
-    if (failed_) return;
-    failed_ = error{errc::out_of_range, std::string{type_} + "." + name + " " + what};
   }
 
   std::string_view type_;
@@ -227,7 +229,9 @@ class reader {
       if (failed_) return;
       const auto begin = behind + unfolded(first >> 1);
       const auto end = begin + 1 + static_cast<std::int64_t>(more);
-      if (begin < 0 || end > static_cast<std::int64_t>(block_numbers)) {
+      const bool none = begin < 0 || end > static_cast<std::int64_t>(block_numbers) ||
+                        more >= std::numeric_limits<std::uint32_t>::max();
+      if (none) {
         return refuse(name, "name blocks " + std::to_string(begin) + " to " + std::to_string(end) +
                                 ", which no pool has");
       }
@@ -343,6 +347,7 @@ void extents(A& a, List& list) {
          });
 }
 void permitted_bytes(writer& out, const byte_set& permitted) {
+  if (!permitted.is_listed()) return out.refuse("grant.extents", "are not listed");
   extents(out, permitted.extents());
 }
 void permitted_bytes(reader& in, byte_set& permitted) {

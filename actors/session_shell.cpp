@@ -64,16 +64,20 @@ result<void> adopt_remote(session_basis& basis, std::span<const kvcache::block_r
   basis.remote_state_slot.reset();
   if (!state_slots.empty()) basis.remote_state_slot = state_slots.front();
   basis.grants.clear();
-  if (grants.empty()) return {};
+  if (needed == 0) return {};
   auto permitted = basis.geometry->remote_map().bytes_of(basis.tokens, {basis.remote_blocks, first},
                                                          basis.remote_state_slot);
-  if (!permitted)
+  if (!permitted) {
     return fail(permitted.error().code, basis.link.peer + ": " + permitted.error().message);
-  for (std::uint32_t index = 0; index < grants.size(); ++index) {
-    auto& grant = grants[index];
-    // What a list in the message said does not count.
-    grant.permitted = index < permitted->size() ? std::move((*permitted)[index]) : byte_set{};
-    basis.grants[index] = std::make_shared<const transport::remote_grant>(std::move(grant));
+  }
+  if (grants.size() < permitted->size()) {
+    return fail(errc::out_of_range, basis.link.peer + " gives " + std::to_string(grants.size()) +
+                                        " grants, its layout has " +
+                                        std::to_string(permitted->size()) + " regions");
+  }
+  for (std::uint32_t index = 0; index < permitted->size(); ++index) {
+    grants[index].permitted = std::move((*permitted)[index]);
+    basis.grants[index] = std::make_shared<const transport::remote_grant>(std::move(grants[index]));
   }
   return {};
 }

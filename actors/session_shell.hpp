@@ -27,8 +27,7 @@ struct session_basis {
   std::shared_ptr<const kvcache::transfer_geometry> geometry;
   transfer_id transfer;
   std::string request;
-  /// That move, from the block of the first on.
-  kvcache::token_range tokens;
+  kvcache::token_range tokens;          ///< that move
   std::vector<block_id> local_blocks;   ///< from the request's first token on
   std::vector<block_id> remote_blocks;  ///< from the block of the first token that moves on
   std::uint32_t local_state_slot{0};
@@ -47,7 +46,7 @@ struct session_basis {
 /// Takes over where the other side has the tokens: what a request or an offer says of its blocks and
 /// grants. The remote side names its regions by its own ids; its layout counts them from 0 in the order
 /// of the grants, each of which permits what the blocks hold in that region. `out_of_range`: other
-/// blocks than the tokens need.
+/// blocks than the tokens need, or not a grant for each region.
 [[nodiscard]] result<void> adopt_remote(session_basis& basis,
                                         std::span<const kvcache::block_run> blocks,
                                         std::span<const std::uint32_t> state_slots,

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t no_end = std::numeric_limits<std::uint64_t>::max();
 
-/// Ranges that repeat are kept as they are when written out they would be this many times more.
+/// Repeating ranges stay as they are where writing them out would make this many times more.
 constexpr std::uint64_t worth_writing_out = 4;
 
 struct flat_range {
@@ -200,6 +200,14 @@ byte_set::byte_set(std::initializer_list<extent> extents)
 
 byte_set::byte_set(std::shared_ptr<const place_form> form, std::shared_ptr<const place_list> places,
                    std::vector<extent> extents) {
+  // One dense run of bytes is said as that: the checks are quickest for it.
+  if (extents.empty() && !form->empty() && !places->empty()) {
+    const auto all = form->hull(*places);
+    if (form->run_at(all.offset, *places) == all.length) {
+      parts_ = std::make_shared<const parts>(std::vector<extent>{all}, false);
+      return;
+    }
+  }
   auto made = std::make_shared<parts>(std::move(extents), true);
   if (!form->empty() && !places->empty()) {
     made->form = std::move(form);

@@ -12,8 +12,8 @@
 
 namespace troupe {
 
-/// Numbers of places, of the blocks of a request say. Looked up in a time that does not grow with their
-/// number where they are spread evenly, and with its logarithm else; takes at most 12 bytes each.
+/// Numbers of places, of the blocks of a request say. To look one up takes a time that does not grow
+/// with their number where they are spread evenly, and else with its logarithm; each takes 12 bytes.
 class place_list {
  public:
   place_list() = default;
@@ -37,8 +37,8 @@ class place_list {
   std::uint32_t shift_{0};
 };
 
-/// What each place of a region holds, where all places hold the same: bytes that repeat from place to
-/// place. Immutable.
+/// What each place of a region holds, where all hold the same: bytes that repeat from place to place.
+/// Immutable.
 class place_form {
  public:
   /// Bytes [offset, offset + length) of place 0, and of place n `n * stride` further on.
@@ -49,6 +49,8 @@ class place_form {
   place_form(std::vector<piece> pieces, std::uint64_t places);
 
   [[nodiscard]] bool empty() const noexcept { return groups_.empty(); }
+  /// At how many groups of pieces one call of `run_at` may look.
+  [[nodiscard]] std::size_t looks() const noexcept { return apart_ ? 1 : groups_.size(); }
   /// Bytes from `offset` on, without a gap, that are of places in the list; 0: none. What goes on in
   /// another piece may be left out.
   [[nodiscard]] std::uint64_t run_at(std::uint64_t offset, const place_list& places) const noexcept;
@@ -78,6 +80,10 @@ class byte_set {
  public:
   /// None.
   byte_set();
+  // No moves: there is no byte_set without its parts.
+  byte_set(const byte_set&) = default;
+  byte_set& operator=(const byte_set&) = default;
+  ~byte_set() = default;
   /// These; sorted here. A list is what it was made from, not its shortest form.
   byte_set(std::vector<extent> extents);  // NOLINT(google-explicit-constructor): it is that list
   byte_set(std::initializer_list<extent> extents);
@@ -85,7 +91,7 @@ class byte_set {
   byte_set(std::shared_ptr<const place_form> form, std::shared_ptr<const place_list> places,
            std::vector<extent> extents);
 
-  /// Whether every byte of the range is in the set. Bytes that touch are one range, whatever they come
+  /// Whether every byte of the range is in the set. Bytes that touch are one range, wherever they come
   /// from.
   [[nodiscard]] bool covers(const extent& range) const noexcept;
   /// As `check_range` for each part of it; the sentence names the part.

@@ -1,5 +1,6 @@
 #include "troupe/kvcache/cache_map.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,22 @@ namespace troupe::kvcache {
 namespace {
 
 constexpr std::uint64_t max_pieces = std::uint64_t{1} << 20U;
+/// Of one address, in every group of planes whose bytes may be around it.
+constexpr std::size_t max_looks = 256;
+
+/// Sorts them, and joins those that touch.
+void join(std::vector<extent>& flat) {
+  std::ranges::sort(flat, {}, &extent::offset);
+  std::size_t kept = 0;
+  for (std::size_t i = 1; i < flat.size(); ++i) {
+    if (flat[i].offset == flat[kept].offset + flat[kept].length) {
+      flat[kept].length += flat[i].length;
+    } else {
+      flat[++kept] = flat[i];
+    }
+  }
+  if (!flat.empty()) flat.resize(kept + 1);
+}
 
 /// So many tokens of one block of a plane, from its first on.
 strided_copy tokens_of(const plane& p, std::uint64_t tokens) {
@@ -57,20 +74,31 @@ result<cache_map> cache_map::create(const cache_layout& layout) {
   for (const auto& layer : layout.layers) {
     for (const auto& p : layer.planes) {
       made->planes.push_back(p);
-      const auto block = tokens_of(p, layout.block_tokens);
-      count += block.copies();
-      if (count > max_pieces) {
-        return fail(errc::invalid_config,
-                    "layout: a block is in more than " + std::to_string(max_pieces) +
-                        " pieces; keep the heads of a token, or the tokens of a head, together");
-      }
-      each_run(block, p.base, [&](std::uint64_t offset, std::uint64_t length) {
-        pieces[p.region].push_back({offset, length, p.block_stride});
-      });
+      count += tokens_of(p, layout.block_tokens).copies();
     }
   }
+  if (count > max_pieces) {
+    return fail(errc::invalid_config,
+                "layout: a block is in " + std::to_string(count) + " pieces, more than " +
+                    std::to_string(max_pieces) +
+                    "; keep the heads of a token, or the tokens of a head, together");
+  }
+  for (const auto& p : made->planes) {
+    each_run(tokens_of(p, layout.block_tokens), p.base,
+             [&](std::uint64_t offset, std::uint64_t length) {
+               pieces[p.region].push_back({offset, length, p.block_stride});
+             });
+  }
   for (auto& of : pieces) {
-    made->block_form.push_back(std::make_shared<const place_form>(std::move(of), layout.blocks));
+    auto form = std::make_shared<const place_form>(std::move(of), layout.blocks);
+    if (form->looks() > max_looks) {
+      return fail(errc::invalid_config, "layout: planes of one region are interleaved in " +
+                                            std::to_string(form->looks()) +
+                                            " groups with unequal strides, more than " +
+                                            std::to_string(max_looks) +
+                                            "; give the planes of one region one block stride");
+    }
+    made->block_form.push_back(std::move(form));
   }
   return cache_map{std::move(made)};
 }
@@ -136,6 +164,7 @@ result<std::vector<byte_set>> cache_map::bytes_of(token_range tokens, const bloc
       listed[s.region].push_back({s.base + *state_slot * s.slot_stride, s.slot_bytes, 0, 1});
     }
   }
+  for (auto& of : listed) join(of);
   const auto places = std::make_shared<const place_list>(std::move(whole));
   std::vector<byte_set> bytes;
   bytes.reserve(listed.size());

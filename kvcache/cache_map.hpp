@@ -16,15 +16,15 @@ namespace troupe::kvcache {
 /// Immutable, cheap to copy, may be used by many threads.
 class cache_map {
  public:
-  /// `invalid_config` when the layout does not pass `check`, or when a block of it is in more than
-  /// 1,048,576 separate pieces.
+  /// `invalid_config` when the layout does not pass `check`, when a block of it is in more than
+  /// 1,048,576 pieces, or when planes of more than 256 strides are interleaved.
   [[nodiscard]] static result<cache_map> create(const cache_layout& layout);
 
   /// The bytes of these tokens in every layer (all heads that this rank holds) and, when given, of one
   /// state slot: one entry per region of the layout, in order. It is what the owner grants for a
   /// transfer, and both sides derive it from the blocks that a request names. Takes 12 bytes per block,
-  /// whatever the number of layers. Blocks may be named twice, entries for other tokens may be
-  /// anything. `out_of_range` for a list that does not hold the tokens and for a block or slot that is
+  /// whatever the number of layers, and for a block that is not whole 48 for each piece of it. Blocks
+  /// may be named twice, entries for other tokens may be anything. `out_of_range` for a list that does not hold the tokens and for a block or slot that is
   /// not there.
   [[nodiscard]] result<std::vector<byte_set>> bytes_of(
       token_range tokens, const block_list& blocks,

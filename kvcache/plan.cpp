@@ -129,18 +129,49 @@ std::vector<moved_run> runs_to_move(token_range tokens, std::uint64_t block_toke
   return runs;
 }
 
+unexpected named_twice(std::uint64_t block) {
+  return fail(errc::invalid_config, "plan: destination block " + std::to_string(block) +
+                                        " is named twice; each block of a request is another");
+}
+
+/// A bit for each block of a part of the pool that is not much larger than the request. Sorting would
+/// cost the more for each block, the more there are.
+result<void> check_bits(const std::vector<std::pair<std::uint64_t, std::uint64_t>>& written,
+                        std::uint64_t first, std::uint64_t span) {
+  std::vector<bool> seen(span, false);
+  for (const auto& [begin, count] : written) {
+    for (auto block = begin; block < begin + count; ++block) {
+      if (seen[block - first]) return named_twice(block);
+      seen[block - first] = true;
+    }
+  }
+  return {};
+}
+
 result<void> check_distinct(const std::vector<moved_run>& runs, data_flow flow) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> written;
   written.reserve(runs.size());
+  std::uint64_t first = UINT64_MAX;
+  std::uint64_t end = 0;
+  std::uint64_t blocks = 0;
+  bool sorted = true;
   for (const auto& run : runs) {
-    written.emplace_back(flow == data_flow::to_remote ? run.remote : run.local, run.count);
+    const auto begin = flow == data_flow::to_remote ? run.remote : run.local;
+    sorted = sorted && begin >= end;
+    first = std::min(first, begin);
+    end = std::max(end, begin + run.count);
+    blocks += run.count;
+    written.emplace_back(begin, run.count);
   }
-  if (!std::is_sorted(written.begin(), written.end())) std::sort(written.begin(), written.end());
+  if (sorted) return {};
+  constexpr std::uint64_t bits_for_a_run = 64;
+  if (end - first <= bits_for_a_run * runs.size() && blocks <= bits_for_a_run * runs.size()) {
+    return check_bits(written, first, end - first);
+  }
+  std::sort(written.begin(), written.end());
   for (std::size_t i = 1; i < written.size(); ++i) {
     if (written[i - 1].first + written[i - 1].second > written[i].first) {
-      return fail(errc::invalid_config, "plan: destination block " +
-                                            std::to_string(written[i].first) +
-                                            " is named twice; each block of a request is another");
+      return named_twice(written[i].first);
     }
   }
   return {};

@@ -79,8 +79,9 @@ struct host_identity {
 };
 
 /// A peer's permission to read or write parts of one of our regions, in the form that travels to it
-/// in a message (what is permitted may be left out there, where the peer can tell it from the rest). Made by `link::grant` at the owner, valid on that link only, until the owner
-/// fences the transfer. Offsets in segments that use it are bytes from the start of the region.
+/// in a message; what is permitted may be left out there, where the peer can tell it from the rest.
+/// Made by `link::grant` at the owner, valid on that link only, until the owner fences the transfer.
+/// Offsets in segments that use it are bytes from the start of the region.
 struct remote_grant {
   std::uint64_t id{0};   ///< unguessable, never reused
   region_id region;      ///< of the owner

@@ -69,6 +69,18 @@ TEST_F(checked_calls, pin_no_block_that_only_holds_the_prefix) {
   listener events{*node};
   ASSERT_TRUE(events.unpinned(*asked));
   EXPECT_TRUE(node->allocate_blocks(1));
+  // A prefix in blocks that are nobody's is none.
+  ASSERT_TRUE(node->free_blocks(all->owner, {four.begin() + 3, four.end()}));
+  const std::vector<block_id> freed{four[3], all->blocks[4]};
+  EXPECT_FALSE(node->receive({"s",
+                              {"prefill-0-tp0", "prefill-0-tp1"},
+                              actors::transfer_mode::write,
+                              32,
+                              16,
+                              freed,
+                              0,
+                              0ms,
+                              false}));
 }
 
 TEST_F(checked_calls, receive_from_no_rank_twice) {
@@ -212,14 +224,14 @@ class asking_peer : public listened_port {
  protected:
   operation_id source;
 
-  void offer() {
+  void offer(std::vector<block_id> blocks = {block_id{1}}) {
     context->layout = small_layout();
     context->settings.nodes["there-0"] = {"there", 0, 0, 1};
     meet("there-0", small_layout());
     source = context->operations.begin({}).value();
     send_spec spec;
     spec.request = "r";
-    spec.blocks = {block_id{1}};
+    spec.blocks = std::move(blocks);
     caf::anon_send(port, engine_command{start_send{source, spec}});
   }
   void asks(std::uint64_t transfer, std::uint32_t tokens = 16,
@@ -229,9 +241,11 @@ class asking_peer : public listened_port {
     request.request = "r";
     request.token_end = tokens;
     request.blocks = std::move(blocks);
+    request.grants.resize(grants);
     request.deadline_ms = 60'000;
     comes(request);
   }
+  std::size_t grants{1};  ///< one for each region
 };
 
 TEST_F(asking_peer, is_served_no_more_transfers_at_once_than_there_may_be_operations) {
@@ -253,14 +267,42 @@ TEST_F(asking_peer, whose_blocks_are_not_those_of_its_tokens_is_refused_and_cost
   asks(2, 16, {{{0}, 2}});
   asks(3, 16, {});
   asks(4, 0xFFFF'FFFFU, {{{0}, 0x1000'0000U}});
-  for (const std::size_t index : {0, 1, 2, 3}) {
+  // One that no pool of this layout has; and none of the grants.
+  asks(5, 16, {{{4}, 1}});
+  grants = 0;
+  asks(6);
+  for (const std::size_t index : {0, 1, 2, 3, 4, 5}) {
     const auto refused = said<transfer_abort>(index);
     ASSERT_TRUE(refused) << index;
     EXPECT_EQ(refused->transfer, transfer_id{index + 1});
     EXPECT_EQ(refused->code, errc::out_of_range) << refused->reason;
   }
-  asks(5);
+  grants = 1;
+  asks(7);
   EXPECT_TRUE(heard->sessions.at(0)) << "the source is there";
+}
+
+TEST_F(asking_peer, that_is_early_waits_only_with_blocks_that_its_tokens_need) {
+  context->layout = small_layout();
+  context->settings.nodes["there-0"] = {"there", 0, 0, 1};
+  meet("there-0", small_layout());
+  asks(1, 16, {{{0}, 0xFFFF'FFFFU}});
+  asks(2, 80, {{{0}, 5}});  // the cache here has four blocks
+  for (const std::size_t index : {0, 1}) {
+    const auto refused = said<transfer_abort>(index);
+    ASSERT_TRUE(refused) << index;
+    EXPECT_EQ(refused->transfer, transfer_id{index + 1});
+    EXPECT_EQ(refused->code, errc::out_of_range) << refused->reason;
+  }
+}
+
+TEST_F(asking_peer, that_names_a_block_twice_is_refused) {
+  context->settings.retry_window = 10 * troupe::testing::wait_limit;
+  offer({block_id{1}, block_id{0}});
+  asks(1, 32, {{{2}, 1}, {{2}, 1}});
+  const auto refused = said<transfer_abort>(0);
+  ASSERT_TRUE(refused);
+  EXPECT_THAT(refused->reason, HasSubstr("block 2 twice"));
 }
 
 TEST_F(asking_peer, whose_session_crashes_here_leaves_the_source_to_others) {

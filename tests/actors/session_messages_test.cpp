@@ -479,6 +479,7 @@ TEST(session_messages, blocks_that_are_none_are_refused) {
   for (const auto& bad : {std::initializer_list<int>{2},         // block -1
                           {0xfc, 0xff, 0xff, 0xff, 0x7f},        // behind the last there is
                           {0x81, 0x80, 0x80, 0x80, 0x80, 0x01},  // six bytes
+                          {0x01, 0xfe, 0xff, 0xff, 0xff, 0x0f},  // as many as there are numbers
                           {0x88, 0x00},                          // 4 in two digits
                           {1, 0xff, 0xff, 0xff, 0xff, 0x0f}}) {  // a run over the end
     const auto back = with(bad);

@@ -59,6 +59,34 @@ TEST(cache_map, a_prefix_that_others_share_is_not_in_it_whatever_the_edges) {
   EXPECT_EQ(within[0].hull().length, (2 * layer_count - 1) * plane_bytes + row);
 }
 
+TEST(cache_map, a_token_whose_layers_lie_together_is_one_piece_also_in_part_of_a_block) {
+  // [block][token][layer][K or V][head]
+  auto layout = make({});
+  const std::uint64_t row = 2ULL * 8 * 2;
+  const std::uint64_t token = 2 * layer_count * row;
+  for (std::uint32_t layer = 0; layer < layer_count; ++layer) {
+    for (std::uint32_t kv = 0; kv < 2; ++kv) {
+      auto& p = layout.layers[layer].planes[kv];
+      p.base = (2 * layer + kv) * row;
+      p.token_stride = token;
+      p.block_stride = 16 * token;
+    }
+  }
+  const auto map = cache_map::create(layout).value();
+  const auto bytes = map.bytes_of({3, 45}, ids({9, 3, 40})).value();
+  EXPECT_EQ(bytes[0].extents(), (std::vector<extent>{{(9 * 16 + 3) * token, 13 * token, 0, 1},
+                                                     {40 * 16 * token, 13 * token, 0, 1}}));
+  EXPECT_TRUE(bytes[0].covers({3 * 16 * token, 16 * token, 0, 1}));
+}
+
+TEST(cache_map, blocks_in_one_piece_are_one_range) {
+  const auto map = cache_map::create(make({block_order::block_interleaved})).value();
+  const auto block = 2 * plane_bytes * layer_count;
+  const auto bytes = map.bytes_of({0, 48}, ids({5, 7, 6})).value();
+  ASSERT_NE(bytes[0].whole(), nullptr);
+  EXPECT_EQ(*bytes[0].whole(), (extent{5 * block, 3 * block, 0, 1}));
+}
+
 TEST(cache_map, has_an_entry_for_each_region) {
   const auto layout = make({.regions = region_use::per_layer});
   const auto bytes = cache_map::create(layout).value().bytes_of({0, 16}, ids({2})).value();
@@ -93,6 +121,20 @@ TEST(cache_map, what_is_not_there_is_out_of_range) {
   EXPECT_THAT(refused({0, 33}, two), HasSubstr("blocks 0 to 2"));
   EXPECT_THAT(refused({15, 20}, {two, 1}), HasSubstr("from number 1 on"));
   EXPECT_THAT(refused({2, 1}, two), HasSubstr("end before they begin"));
+}
+
+TEST(cache_map, a_layout_that_interleaves_too_many_strides_is_no_cache) {
+  cache_shape shape;
+  shape.layers = attention_layers(600, 1, 8);
+  shape.blocks = 64;
+  auto layout = make_layout(shape, {block_order::blocks_first}).value();
+  for (std::uint32_t layer = 0; layer < 600; ++layer) {
+    for (auto& p : layout.layers[layer].planes) p.block_stride += layer % 2;
+  }
+  const auto map = cache_map::create(layout);
+  ASSERT_FALSE(map);
+  EXPECT_EQ(map.error().code, errc::invalid_config);
+  EXPECT_THAT(map.error().message, HasSubstr("one block stride"));
 }
 
 TEST(cache_map, a_layout_in_too_many_pieces_is_no_cache) {
