@@ -38,7 +38,7 @@ result<void> given_grant::check(const extent& range, access wanted,
   return {};
 }
 
-result<remote_grant> draw_grant(const region& memory, byte_set permitted, access rights,
+result<remote_grant> draw_grant(const region& memory, const byte_set& permitted, access rights,
                                 transfer_id transfer, incarnation self) {
   const auto listed = permitted.extents().size();
   if (permitted.is_listed() && (listed == 0 || listed > remote_grant::max_extents)) {
@@ -56,13 +56,13 @@ result<remote_grant> draw_grant(const region& memory, byte_set permitted, access
                       .transfer = transfer,
                       .rights = rights,
                       .region_size = memory.size(),
-                      .permitted = std::move(permitted),
+                      .permitted = permitted,
                       .key = {}};
 }
 
-result<remote_grant> grant_table::give(region_use memory, byte_set permitted, access rights,
+result<remote_grant> grant_table::give(region_use memory, const byte_set& permitted, access rights,
                                        transfer_id transfer) {
-  auto said = draw_grant(*memory, std::move(permitted), rights, transfer, self_);
+  auto said = draw_grant(*memory, permitted, rights, transfer, self_);
   if (!said) return said;
   auto given = std::make_shared<given_grant>();
   given->id = said->id;

@@ -78,7 +78,7 @@ struct given_grant {
 
 /// A grant over parts of `memory`, with an id of its own, that nobody has yet; its `key` is empty.
 /// `out_of_range`: a part that is outside the region, no part (one of no bytes will do), or too many.
-[[nodiscard]] result<remote_grant> draw_grant(const region& memory, byte_set permitted,
+[[nodiscard]] result<remote_grant> draw_grant(const region& memory, const byte_set& permitted,
                                               access rights, transfer_id transfer,
                                               incarnation self);
 
@@ -90,8 +90,8 @@ class grant_table {
 
   /// The errors of `draw_grant`, and `overloaded`. The answer's `key` is empty: the backend fills
   /// it.
-  [[nodiscard]] result<remote_grant> give(region_use memory, byte_set permitted, access rights,
-                                          transfer_id transfer);
+  [[nodiscard]] result<remote_grant> give(region_use memory, const byte_set& permitted,
+                                          access rights, transfer_id transfer);
   /// Null when it was never given or was revoked. One that is just being revoked may still be
   /// found; it cannot be pinned.
   [[nodiscard]] std::shared_ptr<given_grant> find(std::uint64_t id) const;

@@ -48,7 +48,7 @@ result<remote_grant> rdma_link::grant(region_id region, byte_set permitted, acce
   auto opened = std::make_unique<open_grant>();
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
-  auto given = draw_grant(**memory, std::move(permitted), rights, transfer, self_);
+  auto given = draw_grant(**memory, permitted, rights, transfer, self_);
   if (!given) return given;
   // Without the lock: the first grant of a region registers it, which may take long.
   auto registered = fabric_.keys->of(**memory, reach_);

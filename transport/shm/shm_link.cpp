@@ -19,9 +19,9 @@ result<remote_grant> shm_link::grant(region_id region, byte_set permitted, acces
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
   if ((*memory)->kind() != memory_kind::host) {
-    return grant_of_device(std::move(*memory), std::move(permitted), rights, transfer);
+    return grant_of_device(std::move(*memory), permitted, rights, transfer);
   }
-  auto given = draw_grant(**memory, std::move(permitted), rights, transfer, self_);
+  auto given = draw_grant(**memory, permitted, rights, transfer, self_);
   if (!given) return given;
   grant_key key;
   key.how = (*memory)->fd() >= 0 ? grant_key::memory::mapped : grant_key::memory::process;

@@ -34,7 +34,7 @@ result<remote_grant> staged_link::grant_of_device(region_use memory, byte_set pe
   key.how = grant_key::memory::asked;
   const std::lock_guard lock{mutex_};
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
-  auto given = grants_.give(std::move(memory), std::move(permitted), rights, transfer);
+  auto given = grants_.give(std::move(memory), permitted, rights, transfer);
   if (given) given->key = key.encode();
   return given;
 }

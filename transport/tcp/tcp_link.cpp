@@ -59,7 +59,7 @@ result<remote_grant> tcp_link::grant(region_id region, byte_set permitted, acces
   auto memory = regions_.use_by_way_of_host(region, backend_kind::tcp);
   if (!memory) return fail(std::move(memory).error());
   if (auto ok = prepare(**memory); !ok) return fail(std::move(ok).error());
-  return grants_.give(std::move(*memory), std::move(permitted), rights, transfer);
+  return grants_.give(std::move(*memory), permitted, rights, transfer);
 }
 
 result<void> tcp_link::gather(const frame_header& header, bool ok,

@@ -109,9 +109,9 @@ result<remote_grant> xgmi_link::grant(region_id region, byte_set permitted, acce
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
   if ((*memory)->kind() == memory_kind::host) {
-    return shm_link::grant(region, std::move(permitted), rights, transfer);
+    return shm_link::grant(region, permitted, rights, transfer);
   }
-  auto given = draw_grant(**memory, std::move(permitted), rights, transfer, self_);
+  auto given = draw_grant(**memory, permitted, rights, transfer, self_);
   if (!given) return given;
   auto place = gpus_->place_of(**memory);
   if (!place) return fail(std::move(place).error());
