@@ -8,6 +8,7 @@
 
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/message_fields.hpp"
+#include "troupe/actors/room_to_start.hpp"
 
 namespace troupe::actors {
 
@@ -38,6 +39,7 @@ cluster_client::cluster_client(cluster_client_options options)
     : options_{std::move(options)}, host_{options_.actors} {}
 
 result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_options options) {
+  if (auto room = check_room(room_of_a_client); !room) return fail(room.error());
   auto client = unconnected(std::move(options));
   if (auto there = client->supervisor(client->options_.timeout); !there) return fail(there.error());
   return client;

@@ -19,6 +19,7 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node.hpp"
 #include "troupe/actors/pool_manager.hpp"
+#include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/system.hpp"
 
@@ -105,7 +106,7 @@ class node_engine final : public engine {
     while (context_->counters.local_copies.load() != 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
-    context_->endpoint->stop();
+    if (context_->endpoint) context_->endpoint->stop();  // it could not be made
     if (context_->pool) context_->pool->on_blocks_for_waiters({});
     // What a call of another thread began while the actors ended: nobody else is left to tell.
     for (const auto operation : context_->operations.close()) {
@@ -434,6 +435,7 @@ result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
                                          engine_options options) {
   auto settings = actors::settings_of(deployment, name);
   if (!settings) return fail(settings.error());
+  if (auto room = actors::check_room(actors::room_of_a_node); !room) return fail(room.error());
   auto host = actors::host_options_of(deployment);
   if (!host) return fail(host.error());
   auto started =

@@ -99,7 +99,30 @@ result<void> check_sources(const node_context& context, const std::vector<std::s
   return {};
 }
 
+std::string_view word_of(transfer_mode mode) {
+  return mode == transfer_mode::read ? "read" : "write";
+}
+
 }  // namespace
+
+result<void> check_edge(const node_settings& settings, const std::string& from,
+                        const std::string& to, transfer_mode mode) {
+  const auto [first, last] = settings.edges.equal_range({from, to});
+  std::optional<transfer_mode> other;
+  for (auto edge = first; edge != last; ++edge) {
+    if (edge->second == mode) return {};
+    if (edge->second) other = edge->second;
+  }
+  if (!other) {
+    return fail(errc::invalid_config,
+                "the deployment has no edge over which layers move from stage `" + from + "` to `" +
+                    to + "`; add it to its `edges`");
+  }
+  return fail(errc::invalid_config, "mode " + std::string{word_of(mode)} +
+                                        " where the deployment's edge from stage `" + from +
+                                        "` to `" + to + "` has " + std::string{word_of(*other)} +
+                                        "; take the mode of the placement, or change the edge");
+}
 
 result<void> check_put(const node_context& context, const std::string& peer) {
   if (peer == context.self.name) return {};
@@ -192,6 +215,12 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
                 "name the prefill nodes that have request `" + spec.request + "`");
   }
   if (auto fine = check_sources(context, spec.sources); !fine) return fine;
+  if (auto fine =
+          check_edge(context.settings, context.settings.nodes.at(spec.sources.front()).stage,
+                     context.self.stage, spec.mode);
+      !fine) {
+    return fine;
+  }
   const auto& layout = *context.layout;
   if (auto fine = check_distinct(spec.blocks, layout.blocks); !fine) return fine;
   const auto block_tokens = layout.block_tokens;

@@ -28,6 +28,10 @@ namespace troupe::actors {
 /// `invalid_config` where the deployment has no edge that joins this node and that one.
 [[nodiscard]] result<void> check_put(const node_context& context, const std::string& peer);
 
+/// `invalid_config` where the deployment has no edge over which layers move so.
+[[nodiscard]] result<void> check_edge(const node_settings& settings, const std::string& from,
+                                      const std::string& to, transfer_mode mode);
+
 /// `layout_mismatch` unless it is the layout of the rank that the deployment makes of that node.
 [[nodiscard]] result<void> check_layout_of(const node_settings& settings, const std::string& name,
                                            const kvcache::cache_layout& layout);

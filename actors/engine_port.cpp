@@ -134,10 +134,11 @@ void happened(self_pointer self, link_gone& gone) {
     st.receive_geometry.erase(life);
   }
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == gone.link; });
-  // What waits now waits for the next link, not for one that had come up.
-  if (!gone.dialled || st.watched_links.contains(gone.link)) return;
+  // What waits now waits for the next link, not for one that had come up, nor for one that answers an
+  // earlier question.
+  if (st.watched_links.contains(gone.link)) return;
   const auto found = st.waiting_for_link.find(gone.peer);
-  if (found == st.waiting_for_link.end()) return;
+  if (found == st.waiting_for_link.end() || found->second.ask != gone.asked) return;
   const auto waiting = std::move(found->second.waiting);
   st.waiting_for_link.erase(found);
   for (const auto operation : waiting) {

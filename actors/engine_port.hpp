@@ -68,6 +68,7 @@ struct live_session {
 /// answered: it is asked once.
 struct link_line {
   std::set<operation_id> waiting;
+  std::uint64_t ask{0};  ///< of the question
 };
 
 /// An operation on a keyed value of another node, before it has a link.
@@ -97,6 +98,7 @@ struct engine_port_state {
   std::unordered_map<std::string, link_line> waiting_for_link;  ///< by peer name
   std::unordered_map<std::string, std::uint64_t> former_lives;  ///< by peer name, ended last
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
+  std::uint64_t asks{0};                                                ///< for links, so far
   std::uint32_t parked_count{0};
   std::size_t parked_runs{0};     ///< of blocks that they name
   std::uint32_t served_count{0};  ///< of the sessions

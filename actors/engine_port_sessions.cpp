@@ -126,7 +126,8 @@ void wait_for_link(engine_port_state& st, const std::string& peer, operation_id 
   if (!asks) return;
   const auto former = st.former_lives.find(peer);
   const auto life = former == st.former_lives.end() ? 0 : former->second;
-  caf::anon_send(st.node, node_command{need_link{peer, life}});
+  line->second.ask = ++st.asks;
+  caf::anon_send(st.node, node_command{need_link{peer, life, line->second.ask}});
 }
 
 void leave_link_line(engine_port_state& st, const std::string& peer, operation_id operation) {

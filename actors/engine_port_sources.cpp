@@ -82,6 +82,15 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, its.error());
     return;
   }
+  if (const auto peer = st.context->settings.nodes.find(link.peer);
+      peer != st.context->settings.nodes.end()) {
+    const auto edge =
+        check_edge(st.context->settings, st.context->self.stage, peer->second.stage, request.mode);
+    if (!edge) {
+      refuse_request(link, transfer, edge.error());
+      return;
+    }
+  }
   if (auto served = room_to_serve(st); !served) {
     refuse_request(link, transfer, served.error());
     return;

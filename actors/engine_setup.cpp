@@ -16,6 +16,11 @@ namespace troupe::actors {
 
 namespace {
 
+std::optional<transfer_mode> mode_of(const config::edge_config& edge) {
+  if (!edge.mode) return std::nullopt;
+  return *edge.mode == config::transfer_mode::read ? transfer_mode::read : transfer_mode::write;
+}
+
 std::optional<transport::backend_kind> backend_of(config::backend_kind kind) {
   switch (kind) {
     case config::backend_kind::automatic: return std::nullopt;
@@ -175,7 +180,9 @@ result<node_settings> settings_of(const config::deployment& deployment, std::str
     settings.nodes.emplace(node.name,
                            node_place{node.stage, node.replica, node.rank, node.tensor_parallel});
   }
-  for (const auto& edge : deployment.edges) settings.edges.emplace(edge.from, edge.to);
+  for (const auto& edge : deployment.edges) {
+    settings.edges.emplace(std::pair{edge.from, edge.to}, mode_of(edge));
+  }
   settings.fail_when_full = stage.pool && stage.pool->on_full == config::pool_full::fail;
   return settings;
 }

@@ -61,6 +61,7 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
   st.port = std::move(options.port);
   st.peer = std::move(options.peer);
   st.role = options.role;
+  st.asked = options.asked;
   st.pulse = link_pulse{st.context->settings.peer_silence};
   st.reader = std::make_unique<inline_unit>(self->system());
   self->set_down_handler([self](const caf::down_msg& down) {

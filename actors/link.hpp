@@ -83,6 +83,7 @@ struct link_state {
   engine_port_actor port;
   node_info peer;
   transport::link_role role{transport::link_role::initiator};
+  std::uint64_t asked{0};
   phase now{phase::dialling};
   std::shared_ptr<transport::link> link;
   std::uint64_t generation{0};
@@ -164,6 +165,7 @@ struct link_options {
   engine_port_actor port;
   node_info peer;
   transport::link_role role{transport::link_role::initiator};
+  std::uint64_t asked{0};  ///< `need_link::ask`; 0: the peer dialled
 };
 
 [[nodiscard]] link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state> self,

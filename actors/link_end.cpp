@@ -29,8 +29,8 @@ void leave_counters(link_state& st) {
 
 void report_gone(self_pointer self, troupe::error why) {
   auto& st = self->state;
-  tell(st.port, port_event{link_gone{st.peer.name, st.peer.incarnation, self->id(),
-                                     st.role == transport::link_role::initiator, std::move(why)}});
+  tell(st.port, port_event{link_gone{st.peer.name, st.peer.incarnation, self->id(), st.asked,
+                                     std::move(why)}});
 }
 
 }  // namespace

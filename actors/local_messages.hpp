@@ -190,8 +190,8 @@ struct link_leaves {
 struct link_gone {
   std::string peer;
   std::uint64_t peer_incarnation{0};
-  std::uint64_t link{0};  ///< id of the link's actor; 0: none was made
-  bool dialled{false};    ///< this side had asked for it
+  std::uint64_t link{0};   ///< id of the link's actor; 0: none was made
+  std::uint64_t asked{0};  ///< `need_link::ask` that it answers; 0: the peer dialled
   troupe::error why;
 };
 /// link -> engine_port: a message that belongs to no attached session.
@@ -264,6 +264,7 @@ struct pool_command {
 struct need_link {
   std::string peer;
   std::uint64_t former_life{0};  ///< that has left, which the membership may not show yet
+  std::uint64_t ask{0};          ///< counts the port's questions; the answer names it
 };
 /// node -> itself: see again whether a peer that was down has come back.
 struct look_again {};

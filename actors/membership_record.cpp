@@ -119,8 +119,12 @@ std::string to_text(const membership_record& record) {
          body;
 }
 
+bool is_of_record(std::string_view text) noexcept {
+  return text.starts_with(magic);
+}
+
 result<membership_record> parse_record(std::string_view text) {
-  if (!text.starts_with(magic)) {
+  if (!is_of_record(text)) {
     return fail(errc::invalid_config, text.empty() ? "it is empty" : "it is no state of Troupe's");
   }
   const auto end = text.find('\n');

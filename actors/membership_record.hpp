@@ -49,6 +49,8 @@ inline constexpr std::size_t max_replaced = 16;
 inline constexpr std::size_t max_record_text = std::size_t{64} << 20;
 
 [[nodiscard]] std::string to_text(const membership_record& record);
+/// Whether it says that it is a record's, damaged or not.
+[[nodiscard]] bool is_of_record(std::string_view text) noexcept;
 /// Errors: `version_mismatch` (a later format), `invalid_config` (damaged, or something else).
 [[nodiscard]] result<membership_record> parse_record(std::string_view text);
 

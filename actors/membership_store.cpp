@@ -47,6 +47,13 @@ unexpected cannot_write(const std::string& path, const std::string& what) {
                   "path, or none, as supervisor.state_file");
 }
 
+unexpected not_ours(const std::string& path, const std::string& why) {
+  return fail(errc::invalid_config,
+              std::string{"the state file "} + path + " cannot be used: " + why +
+                  "; it is left as it is: move it away, or name another path, or none, as "
+                  "supervisor.state_file");
+}
+
 bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const auto count = ::write(fd, text.data(), text.size());
@@ -90,11 +97,29 @@ std::string holder_of(int lock_fd) {
   return text.empty() ? "" : std::string{" (pid "} + text + ")";
 }
 
+/// Opened without changing it, and only if it is a file: what is beside the state may be somebody
+/// else's.
+class own_file : public file {
+ public:
+  own_file(const std::string& path, int flags)
+      : file{path, flags | O_CREAT | O_NONBLOCK | O_NOFOLLOW} {
+    struct stat about {};
+    is_file_ = fd() >= 0 && ::fstat(fd(), &about) == 0 && S_ISREG(about.st_mode);
+    why_ = fd() < 0 ? errno_text(errno) : is_file_ ? "" : "it is no file";
+  }
+  explicit operator bool() const noexcept { return is_file_; }
+  [[nodiscard]] const std::string& why() const noexcept { return why_; }
+
+ private:
+  bool is_file_{false};
+  std::string why_;
+};
+
 /// Held until the descriptor is closed, by the kernel if this process is killed.
 result<int> lock_beside(const std::string& path) {
   const auto lock = path + ".lock";
-  file held{lock, O_RDWR | O_CREAT};
-  if (held.fd() < 0) return cannot_write(path, lock + ": " + errno_text(errno));
+  own_file held{lock, O_RDWR};
+  if (!held) return cannot_write(path, lock + ": " + held.why());
   if (::flock(held.fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return cannot_write(path, lock + ": " + errno_text(errno));
     return fail(errc::already_exists, std::string{"the state file "} + path +
@@ -102,8 +127,12 @@ result<int> lock_beside(const std::string& path) {
                                           "; stop that process, or name another file as "
                                           "supervisor.state_file");
   }
-  if (::ftruncate(held.fd(), 0) == 0) (void)write_all(held.fd(), std::to_string(::getpid()));
   return held.release();
+}
+
+/// For whoever finds it locked.
+void say_who_holds(int lock_fd) {
+  if (::ftruncate(lock_fd, 0) == 0) (void)write_all(lock_fd, std::to_string(::getpid()));
 }
 
 /// Renaming over a symbolic link would replace the link, and not the file that it stands for.
@@ -135,11 +164,17 @@ result<std::unique_ptr<membership_store>> membership_store::open(std::string pat
   std::error_code ignored;
   path = behind_links(path);
   if (std::filesystem::is_directory(path, ignored)) return cannot_write(path, "it is a folder");
+  // Before anything is done: to open a device or a pipe does something already.
+  const bool is_there = std::filesystem::exists(path, ignored);
+  if (is_there && !std::filesystem::is_regular_file(path, ignored)) {
+    return not_ours(path, "it is no file");
+  }
   auto lock = lock_beside(path);
   if (!lock) return fail(lock.error());
   std::unique_ptr<membership_store> store{new membership_store{std::move(path), *lock}};
   auto found = store->read(cluster);
   if (!found) return fail(found.error());
+  say_who_holds(*lock);
   store->found_ = std::move(*found);
   auto reservation = store->found_.value_or(membership_record{cluster, 0, {}});
   reservation.epoch_limit += epoch_reserve;
@@ -149,39 +184,58 @@ result<std::unique_ptr<membership_store>> membership_store::open(std::string pat
 }
 
 result<std::optional<membership_record>> membership_store::read(const std::string& cluster) const {
-  auto record = read_record();
-  if (!record && record.error().code == errc::not_found) return std::nullopt;
-  if (!record && record.error().code == errc::overloaded) {
+  auto text = read_text();
+  if (!text && text.error().code == errc::not_found) return std::nullopt;
+  if (!text && text.error().code == errc::overloaded) {
     return fail(errc::overloaded, std::string{"the state file "} + path_ + " cannot be read now (" +
-                                      record.error().message +
+                                      text.error().message +
                                       "); it is left as it is: mend that and start the "
                                       "supervisor again");
   }
-  if (record && record->cluster != cluster) {
-    record = fail(errc::invalid_config,
-                  std::string{"it is of cluster '"} + printable(record->cluster, 64) + "'");
+  if (!text) return not_ours(path_, text.error().message);
+  if (text->empty()) return std::nullopt;
+  if (!is_of_record(*text)) return not_ours(path_, "it is no state of Troupe's");
+  auto record = parse_record(*text);
+  if (!record) {
+    if (auto aside = set_aside(record.error().message); !aside) return fail(aside.error());
+    return std::nullopt;
   }
-  if (record) return std::optional{std::move(*record)};
-  set_aside(record.error().message);
-  return std::nullopt;
+  if (record->cluster != cluster) {
+    return not_ours(path_,
+                    std::string{"it is of cluster '"} + printable(record->cluster, 64) + "'");
+  }
+  return std::optional{std::move(*record)};
 }
 
 /// `not_found`: there is none; `overloaded`: reading it may do later.
-result<membership_record> membership_store::read_record() const {
+result<std::string> membership_store::read_text() const {
   const file there{path_, O_RDONLY | O_NONBLOCK};
   if (there.fd() < 0 && errno == ENOENT) return fail(errc::not_found, errno_text(ENOENT));
   if (there.fd() < 0) return cannot_read(errno);
-  const auto text = read_all(there.fd());
-  return text ? parse_record(*text) : result<membership_record>{fail(text.error())};
+  return read_all(there.fd());
 }
 
-void membership_store::set_aside(const std::string& why) const {
-  const auto bad = path_ + ".bad";
-  const bool moved = ::rename(path_.c_str(), bad.c_str()) == 0;
-  logger("supervisor")
-      ->error("the state file {} cannot be used: {}; {}, and the supervisor starts afresh", path_,
-              why,
-              moved ? "it is renamed to " + bad : "it cannot be renamed to " + bad + " either");
+/// Renames it to the first of `.bad`, `.bad.1`, ... that is not taken; fails where that cannot be done.
+result<void> membership_store::set_aside(const std::string& why) const {
+  constexpr int most = 1000;
+  auto bad = path_ + ".bad";
+  for (int i = 1; i <= most; ++i) {
+    // A link never replaces what is there; not every file system renames so.
+    if (::link(path_.c_str(), bad.c_str()) == 0) {
+      if (::unlink(path_.c_str()) != 0) break;
+      logger("supervisor")
+          ->error(
+              "the state file {} cannot be used: {}; it is renamed to {}, and the supervisor "
+              "starts "
+              "afresh",
+              path_, why, bad);
+      return {};
+    }
+    if (errno != EEXIST) break;
+    bad = path_ + ".bad." + std::to_string(i);
+  }
+  return not_ours(path_,
+                  why + ", and it cannot be renamed to " + bad + " (" + errno_text(errno) + ")");
 }
 
 // -- writing
@@ -189,8 +243,10 @@ void membership_store::set_aside(const std::string& why) const {
 result<void> membership_store::write(const membership_record& record) const {
   const auto beside = path_ + ".tmp";
   {
-    const file fresh{beside, O_WRONLY | O_CREAT | O_TRUNC};
-    if (fresh.fd() < 0 || !write_all(fresh.fd(), to_text(record)) || ::fsync(fresh.fd()) != 0) {
+    const own_file fresh{beside, O_WRONLY};
+    if (!fresh) return cannot_write(path_, beside + ": " + fresh.why());
+    if (::ftruncate(fresh.fd(), 0) != 0 || !write_all(fresh.fd(), to_text(record)) ||
+        ::fsync(fresh.fd()) != 0) {
       return cannot_write(path_, beside + ": " + errno_text(errno));
     }
   }

@@ -47,8 +47,8 @@ class membership_store {
  private:
   membership_store(std::string path, int lock_fd);
   [[nodiscard]] result<std::optional<membership_record>> read(const std::string& cluster) const;
-  [[nodiscard]] result<membership_record> read_record() const;
-  void set_aside(const std::string& why) const;
+  [[nodiscard]] result<std::string> read_text() const;
+  [[nodiscard]] result<void> set_aside(const std::string& why) const;
   [[nodiscard]] result<void> write(const membership_record& record) const;
   void run();
   void write_pending(std::unique_lock<std::mutex>& lock);

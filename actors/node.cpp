@@ -60,9 +60,10 @@ void child_ended(self_pointer self, const caf::down_msg& down) {
   const auto link = st.links.find(down.source.id());
   if (link == st.links.end()) return;
   if (crashed(down.reason)) link_crashed(self, link->second);
-  if (down.reason && link->second.dialled) {
+  if (down.reason && link->second.asked != 0) {
     // By a defect of ours, and without its last message: whoever waits for it must not wait on.
-    answer_gone(st, link->second.peer, {errc::internal, "the link's actor crashed; see the log"});
+    answer_gone(st, {link->second.peer, 0, link->second.asked},
+                {errc::internal, "the link's actor crashed; see the log"});
   }
   st.links.erase(link);
 }

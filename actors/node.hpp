@@ -54,7 +54,7 @@ struct node_state_data {
     std::string peer;
     std::uint64_t incarnation{0};
     link_actor actor;
-    bool dialled{false};
+    std::uint64_t asked{0};               ///< `need_link::ask`; 0: the peer dialled
     registration_state::mark registered;  ///< what is known of when the peer's life was taken in
   };
   /// Links with one life of a peer that crashed.

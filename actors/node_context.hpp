@@ -18,6 +18,7 @@
 #include "troupe/actors/cache_pool.hpp"
 #include "troupe/actors/event_queue.hpp"
 #include "troupe/actors/operation_table.hpp"
+#include "troupe/actors/session_messages.hpp"
 #include "troupe/actors/types.hpp"
 #include "troupe/actors/value_store.hpp"
 #include "troupe/kvcache/layout.hpp"
@@ -55,8 +56,8 @@ struct node_settings {
   std::uint32_t max_operations{16'384};
   bool fail_when_full{false};               ///< `pool.on_full: fail`
   std::map<std::string, node_place> nodes;  ///< of the deployment, by name
-  /// Of the deployment, by their two stages.
-  std::set<std::pair<std::string, std::string>> edges;
+  /// Of the deployment, by their two stages: how layers move there; empty: none do.
+  std::multimap<std::pair<std::string, std::string>, std::optional<transfer_mode>> edges;
 };
 
 /// Whether the supervisor has taken the node in; for the engine's thread that waits for it.

@@ -16,16 +16,17 @@ namespace troupe::actors::node_parts {
 
 namespace {
 
-link_actor spawn_link(self_pointer self, node_info peer, transport::link_role role,
+link_actor spawn_link(self_pointer self, node_info peer, std::uint64_t asked,
                       registration_state::mark registered) {
   auto& st = self->state;
   node_state_data::known_link known;
   known.registered = registered;
   known.peer = peer.name;
   known.incarnation = peer.incarnation;
-  known.dialled = role == transport::link_role::initiator;
+  known.asked = asked;
+  const auto role = asked == 0 ? transport::link_role::acceptor : transport::link_role::initiator;
   known.actor = self->spawn<caf::monitored>(
-      link_behavior, link_options{st.context, st.port, std::move(peer), role});
+      link_behavior, link_options{st.context, st.port, std::move(peer), role, asked});
   auto actor = known.actor;
   st.links.emplace(actor.id(), std::move(known));
   return actor;
@@ -89,7 +90,7 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
   const auto& peer = wanted.order.peer;
   const bool early = wanted.asks || std::chrono::steady_clock::now() < wanted.since + news_delay;
   if (st.replaced) {
-    answer_gone(st, peer, {st.refusal_code, "this node takes part no more: " + st.refusal});
+    answer_gone(st, wanted.order, {st.refusal_code, "this node takes part no more: " + st.refusal});
     return true;
   }
   const member* found = find_member(st.members, peer);
@@ -100,7 +101,7 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
     case node_state::down:
       // Its next life may have registered a moment ago: that news is on its way.
       if (early) return false;
-      answer_gone(st, peer,
+      answer_gone(st, wanted.order,
                   {errc::peer_lost,
                    peer + " is down" + (found->reason.empty() ? "" : " (" + found->reason + ")")});
       return true;
@@ -113,11 +114,12 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
       break;
   }
   if (auto why = links_given_up(st, peer, found->node.incarnation)) {
-    answer_gone(st, peer, std::move(*why));
+    answer_gone(st, wanted.order, std::move(*why));
     return true;
   }
-  // The port asks once for all who wait for a peer, so none is being made now.
-  spawn_link(self, found->node, transport::link_role::initiator,
+  // The port asks once for all who wait for a peer. One that is being made still answers an earlier
+  // question.
+  spawn_link(self, found->node, wanted.order.ask,
              {st.members.supervisor_incarnation, st.members.epoch});
   return true;
 }
@@ -178,8 +180,8 @@ void ask_for_news(self_pointer self, const std::string& peer) {
 
 }  // namespace
 
-void answer_gone(node_state_data& st, const std::string& peer, troupe::error why) {
-  tell(st.port, port_event{link_gone{peer, 0, 0, true, std::move(why)}});
+void answer_gone(node_state_data& st, const need_link& question, troupe::error why) {
+  tell(st.port, port_event{link_gone{question.peer, 0, 0, question.ask, std::move(why)}});
 }
 
 void carry_out(self_pointer self, need_link& order) {
@@ -187,7 +189,7 @@ void carry_out(self_pointer self, need_link& order) {
   const auto known =
       std::ranges::find_if(all, [&](const auto& one) { return one.order.peer == order.peer; });
   if (known != all.end()) {
-    known->order.former_life = order.former_life;
+    known->order = std::move(order);
     return;
   }
   node_state_data::wanted_link wanted{std::move(order), std::chrono::steady_clock::now()};
@@ -241,8 +243,8 @@ caf::result<link_reply> accept_link(self_pointer self, const link_request& reque
            link_command{peer_left{{errc::peer_lost, request.from.name + " was restarted"}}});
     }
   }
-  auto acceptor = spawn_link(self, request.from, transport::link_role::acceptor,
-                             {request.supervisor_incarnation, request.registered_epoch});
+  auto acceptor =
+      spawn_link(self, request.from, 0, {request.supervisor_incarnation, request.registered_epoch});
   return self->delegate(acceptor, request);
 }
 

@@ -44,7 +44,7 @@ void adopt(self_pointer self, membership& fresh);
 /// A peer dials.
 [[nodiscard]] caf::result<link_reply> accept_link(self_pointer self, const link_request& request);
 /// Tells the port that no link with the peer comes.
-void answer_gone(node_state_data& st, const std::string& peer, troupe::error why);
+void answer_gone(node_state_data& st, const need_link& question, troupe::error why);
 
 // -- crashes (node_crashes.cpp)
 

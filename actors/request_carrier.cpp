@@ -36,6 +36,8 @@ constexpr milliseconds follows_within{1000};
 /// So long the cluster may not have heard of a node that stops in good order, whose calls have ended:
 /// it ends its transfers first, within a second.
 constexpr milliseconds news_within{1200};
+/// An answer of the supervisor's, on a busy machine.
+constexpr milliseconds answers_within{500};
 constexpr milliseconds shortest_pause{10};
 constexpr milliseconds longest_pause{500};
 
@@ -150,7 +152,9 @@ class carried_run {
       if (where) {
         auto why = refusal(*where);
         // A supervisor that ends says `aborted`, and the next one is asked.
-        if (why.code != errc::overloaded && why.code != errc::aborted) {
+        // One that waited in vain says `deadline`, with what is missing: ours may not be over yet.
+        if (why.code != errc::overloaded && why.code != errc::aborted &&
+            why.code != errc::deadline) {
           if (last_) why.message += "; what failed last: " + to_string(*last_);
           return fail(std::move(why));
         }
@@ -170,7 +174,8 @@ class carried_run {
   /// Empty when the request was over before the answer came. A place that is given later is given back.
   std::optional<result<placement>> ask_supervisor(placement_request& ask) {
     const auto time = left();
-    ask.timeout_ms = whole_ms(time);
+    // The supervisor knows what is missing: its refusal is to be here before the time is over.
+    ask.timeout_ms = whole_ms(time - std::min(answers_within, time / 4));
     threads_.run([board = board_, &client = client_, &watch = watch_, ask, time] {
       auto where = client.ask_placement(ask, time);
       std::unique_lock lock{board->mutex};

@@ -19,6 +19,7 @@
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/phrases.hpp"
+#include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/resolve.hpp"
 
@@ -159,6 +160,7 @@ result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployme
   const auto hosts = own_hosts(deployment, *stage);
   if (!hosts) return fail(hosts.error());
 
+  if (auto room = check_room(room_of_a_node); !room) return fail(room.error());
   auto host = host_options_of(deployment);
   if (!host) return fail(host.error());
   auto cluster = std::make_unique<claimant>(at, std::move(*host));

@@ -202,6 +202,21 @@ result<void> acceptable(const store_put& put) {
   return {};
 }
 
+/// Keys that begin with this byte are the store's own (`value_store::scratch`).
+std::optional<session_message> refuse_key(const session_message& message) {
+  return std::visit(
+      []<class Message>(const Message& m) -> std::optional<session_message> {
+        if constexpr (requires { m.key; }) {
+          if (m.key.front() == '\0') {
+            return refused_value(m.op,
+                                 {errc::invalid_config, "a key must not begin with a byte of 0"});
+          }
+        }
+        return std::nullopt;
+      },
+      message);
+}
+
 std::optional<session_message> answer_get(value_store& values, const store_get& get) {
   auto value = values.get(get.key);
   if (!value) return refused_value(get.op, value.error());
@@ -234,6 +249,7 @@ std::optional<session_message> answer_value(node_context& context, session_messa
     return refused_value(op, {errc::not_found, context.self.name + " keeps no keyed values"});
   }
   auto& values = *context.values;
+  if (auto refused = refuse_key(message)) return refused;
   if (const auto* put = std::get_if<store_put>(&message)) {
     if (auto fine = acceptable(*put); !fine) return refused_value(put->op, fine.error());
     return std::nullopt;

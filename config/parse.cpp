@@ -2,7 +2,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "troupe/config/checks.hpp"
@@ -20,6 +23,27 @@ parse_outcome unreadable(const std::string& path, std::string why) {
   return {std::nullopt, {std::move(what)}};
 }
 
+/// With what a terminal would act on spelt out: control characters (of ISO 646, and of ISO 6429 as
+/// UTF-8 has them), which a value of the file may hold.
+std::string without_controls(const std::string& text) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0U;
+    const bool of_two_bytes = byte == 0xc2 && next >= 0x80 && next < 0xa0;
+    if (byte >= 0x20 && byte != 0x7f && !of_two_bytes) {
+      out += text[i];
+      continue;
+    }
+    const auto shown = of_two_bytes ? next : byte;
+    out.append("\\x") += digits[shown / 16];
+    out += digits[shown % 16];
+    if (of_two_bytes) ++i;
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string to_string(const issue& what) {
@@ -33,7 +57,7 @@ std::string to_string(const issue& what) {
     said.append(said.empty() ? "expected " : ", expected ").append(what.expected);
   }
   if (!what.message.empty()) said.append(said.empty() ? "" : "; ").append(what.message);
-  return text + said;
+  return without_controls(text + said);
 }
 
 std::string to_string(const std::vector<issue>& issues) {
@@ -54,6 +78,12 @@ parse_outcome parse(std::string_view text, std::string file_name) {
 }
 
 parse_outcome load(const std::string& path) {
+  std::error_code unknown;
+  if (std::filesystem::is_fifo(path, unknown)) {
+    return unreadable(path,
+                      "is a pipe, which can be read once; every node reads the file again, "
+                      "so save it as one");
+  }
   errno = 0;
   std::ifstream file{path, std::ios::binary};
   if (!file) return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});

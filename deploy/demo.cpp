@@ -24,7 +24,7 @@
 #include "troupe/actors/request_carrier.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/interrupt_watch.hpp"
-#include "troupe/deploy/reference_engine/calls.hpp"
+#include "troupe/deploy/reference_engine/carried_text.hpp"
 #include "troupe/deploy/reference_engine/generation.hpp"
 
 namespace troupe::deploy {
@@ -324,39 +324,17 @@ class demo {
 
   result<outcome> send(const std::string& id, const std::vector<reference::token>& prompt,
                        const reference::sampling& how) {
-    actors::carried_request what;
-    what.request = id;
-    what.from = "prefill";
-    what.to = "decode";
-    what.deadline = request_patience(prompt.size(), options_.max_tokens);
+    reference::text_order order;
+    order.request = id;
+    order.prompt = prompt;
+    order.max_tokens = options_.max_tokens;
+    order.chunk = chunk_tokens;
+    order.how = how;
+    order.from = "prefill";
+    order.to = "decode";
+    order.deadline = request_patience(prompt.size(), options_.max_tokens);
+    auto what = reference::carried_text(order);
     what.stop = interruption_.get_token();
-    what.prefill = [&](const actors::carried_attempt& now, const actors::node_info&) {
-      reference::prefill_call call;
-      call.request = now.source;
-      call.prompt = prompt;
-      call.chunk = chunk_tokens;
-      call.how = how;
-      call.deadline_ms = static_cast<std::uint32_t>(now.left.count());
-      for (const auto& node : now.where.decode) call.held_for.push_back(node.name);
-      return actors::call_request{"prefill", reference::to_json(call), 0};
-    };
-    what.decode = [&](const actors::carried_attempt& now, const actors::node_info&) {
-      reference::decode_call call;
-      call.request = now.source;
-      for (const auto& node : now.where.prefill) call.sources.push_back(node.name);
-      for (const auto& node : now.where.decode) call.replica.push_back(node.name);
-      call.mode = now.where.mode;
-      call.prompt = prompt;
-      call.max_tokens = options_.max_tokens;
-      call.how = how;
-      call.deadline_ms = static_cast<std::uint32_t>(now.left.count());
-      call.placed_by = now.where.supervisor_incarnation;
-      call.placed_at = now.where.epoch;
-      return actors::call_request{"decode", reference::to_json(call), 0};
-    };
-    what.abort = [](const actors::carried_attempt& now, const actors::node_info&) {
-      return actors::call_request{"abort", reference::abort_to_json(now.source), 0};
-    };
     auto carried = carrier_->carry(what);
     if (!carried) return fail(carried.error());
     outcome done;

@@ -124,12 +124,17 @@ progress_engine::progress_engine(settings with, descriptors fds)
     : with_{std::move(with)}, fds_{std::move(fds)}, spin_{with_.spin} {}
 
 void progress_engine::stop() {
-  if (!thread_.joinable()) return;
-  stopping_.store(true, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock{turn_mutex_};
+    stopping_.store(true, std::memory_order_seq_cst);
+  }
   woken_.store(false, std::memory_order_seq_cst);
   wake();
   signal(fds_.kick);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+  // A caller that drives is told what has come until it leaves.
+  std::unique_lock lock{turn_mutex_};
+  left_.wait(lock, [this] { return !driven_.load(std::memory_order_acquire); });
 }
 
 progress_engine::~progress_engine() {
@@ -322,9 +327,9 @@ void progress_engine::wait_for_handover() {
 }
 
 bool progress_engine::drive(steady_time until, int wake_fd, const std::function<bool()>& done) {
-  if (stopping_.load(std::memory_order_acquire)) return false;
   {
     const std::lock_guard lock{turn_mutex_};
+    if (stopping_.load(std::memory_order_acquire)) return false;
     if (driven_.exchange(true, std::memory_order_acq_rel)) return false;
   }
   if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick);
@@ -354,6 +359,7 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
 void progress_engine::leave() {
   const std::lock_guard lock{turn_mutex_};
   driven_ = false;
+  left_.notify_all();  // under the lock: whoever waits may destroy this next
   handover_at_ = steady_clock::now() + handover_delay;
   set_timer(fds_.handover, handover_delay);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -204,6 +205,7 @@ class progress_engine {
   // Who drives. The thread sets `aside_` when it is out of any sleep of its own: only then may a
   // driver sleep, since what arms the doorbells before a sleep disarms them after it.
   std::mutex turn_mutex_;
+  std::condition_variable left_;     ///< whoever drove
   std::atomic<bool> driven_{false};  ///< written under the mutex
   std::atomic<bool> aside_{false};
   std::optional<steady_time> handover_at_;  ///< of the driver: when the timer it left runs out

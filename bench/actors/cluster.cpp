@@ -36,7 +36,10 @@ config::deployment deployment(const cluster_options& options, std::uint16_t port
                     "\nlimits: {transfer_deadline: " + options.deadline +
                     ", retry_window: 0s, max_operations: 100000}\nstages:\n" + stage("prefill") +
                     stage("decode") + "edges:\n  - {from: prefill, to: decode, mode: write}\n";
-  return parsed(text);
+  auto made = parsed(text);
+  // No file can name both modes for two stages; here each is measured over the same link.
+  made.edges.push_back({"prefill", "decode", config::transfer_mode::read});
+  return made;
 }
 
 void supervise(const cluster_options& options, const control& parent) {

@@ -6,6 +6,8 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <poll.h>
+#include <unistd.h>
 
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
@@ -58,6 +60,7 @@ exit_code run_verbs(int argc, char** argv) {
   add_up(app, code);
   add_node(app, code);
   add_check(app, code);
+  add_ask(app, code);
   add_status(app, code);
   add_events(app, code);
   add_drain(app, code);
@@ -74,6 +77,13 @@ exit_code run_verbs(int argc, char** argv) {
   return code;
 }
 
+/// Whether all that was printed has gone out. A reader that went away, or never was, wants no more.
+bool said_all() {
+  if (std::cout.flush()) return true;
+  pollfd reader{STDOUT_FILENO, POLLOUT, 0};
+  return ::poll(&reader, 1, 0) == 1 && (reader.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0;
+}
+
 }  // namespace
 
 int run(int argc, char** argv) {
@@ -81,7 +91,10 @@ int run(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   name_this_process("troupe");  // not `exe`, where it was started as /proc/self/exe
   try {
-    return to_int(run_verbs(argc, argv));
+    const auto code = run_verbs(argc, argv);
+    if (said_all() || code != exit_code::ok) return to_int(code);
+    std::cerr << "troupe: standard output could not be written whole\n";
+    return to_int(exit_code::failed);
   } catch (const std::exception& what) {
     std::cerr << "troupe: internal: " << what.what() << "\n";
     return to_int(exit_code::failed);

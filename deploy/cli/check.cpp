@@ -1,8 +1,13 @@
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include "troupe/config/print.hpp"
 #include "troupe/config/resolve.hpp"
@@ -35,6 +40,21 @@ void print_nodes(const config::deployment& deployment) {
   table.print(std::cout);
 }
 
+/// The file is valid all the same: it may be for another machine.
+void say_what_is_missing(const std::string& file, const config::security_config& security) {
+  const std::array<std::pair<const char*, const std::string*>, 4> named{
+      {{"secret", &security.secret},
+       {"certificate", &security.certificate},
+       {"key", &security.key},
+       {"ca", &security.ca}}};
+  for (const auto& [key, path] : named) {
+    if (path->empty() || ::access(path->c_str(), R_OK) == 0) continue;
+    std::cerr << file << ": security." << key << ": " << *path
+              << " cannot be read on this machine (" << std::strerror(errno)
+              << "), so no node of it starts here; `troupe certs init` makes these files\n";
+  }
+}
+
 }  // namespace
 
 void add_check(CLI::App& app, exit_code& code) {
@@ -53,7 +73,10 @@ void add_check(CLI::App& app, exit_code& code) {
     const auto deployment = load_or_complain(given->file);
     if (!deployment) {
       code = exit_code::usage;
-    } else if (given->nodes) {
+      return;
+    }
+    say_what_is_missing(given->file, deployment->security);
+    if (given->nodes) {
       print_nodes(*deployment);
     } else {
       std::cout << config::print(*deployment);

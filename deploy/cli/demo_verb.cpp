@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -5,10 +6,33 @@
 #include <CLI/CLI.hpp>
 
 #include "troupe/config/deployment.hpp"
+#include "troupe/deploy/cli/backend_text.hpp"
+#include "troupe/deploy/cli/backends_here.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/demo.hpp"
 
 namespace troupe::deploy::cli {
+
+namespace {
+
+/// Whether the demo can move anything over it, before anything is started.
+result<void> look_at(const std::string& backend) {
+  if (backend == "auto") return {};
+  const auto all = backends_here();
+  if (!all) return fail(all.error());
+  const auto found = std::ranges::find(*all, backend, &actors::backend_report::name);
+  if (found != all->end() && found->usable == 0) {
+    return fail(errc::backend_unavailable, "--backend " + backend + ": " + verdict_text(*found));
+  }
+  if (backend == "xgmi") {
+    return fail(errc::backend_unavailable,
+                "--backend xgmi moves caches between GPUs, and those of the demo are in memory of "
+                "the host; see deploy/examples/gpu.yaml");
+  }
+  return {};
+}
+
+}  // namespace
 
 void add_demo(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
@@ -38,6 +62,11 @@ void add_demo(CLI::App& app, exit_code& code) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   verb->callback([given, &code] {
+    if (const auto usable = look_at(given->backend); !usable) {
+      std::cerr << "troupe demo: " << to_string(usable.error()) << "\n";
+      code = exit_code::usage;
+      return;
+    }
     code = static_cast<exit_code>(run_demo(*given, std::cout, std::cerr));  // its codes are ours
   });
 }

@@ -10,7 +10,7 @@ enum class exit_code : int {
   incomplete = 3,     ///< `status`: the supervisor answered, but not every node is up; `drain`: the
                       ///< node has left, but not with everything that it had ended
   replaced = 4,       ///< `node`: another process has its name now; starting it again is no help
-  interrupted = 130,  ///< Ctrl-C or SIGTERM before a `demo` or `bench` had finished
+  interrupted = 130,  ///< Ctrl-C or SIGTERM before a `demo`, `ask` or `bench` had finished
 };
 
 [[nodiscard]] constexpr int to_int(exit_code code) noexcept {
@@ -21,6 +21,6 @@ inline constexpr const char* exit_codes_text =
     "Exit codes: 0 done; 1 it failed, standard error says why; 2 wrong arguments or an invalid\n"
     "deployment file; 3 status: not every node is up, drain: it left before all had ended; 4 "
     "node:\n"
-    "another process took its place; 130 demo, bench: interrupted.";
+    "another process took its place; 130 demo, ask, bench: interrupted.";
 
 }  // namespace troupe::deploy::cli

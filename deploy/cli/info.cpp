@@ -15,9 +15,8 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "troupe/actors/backend_reports.hpp"
-#include "troupe/actors/system.hpp"
 #include "troupe/deploy/cli/backend_text.hpp"
+#include "troupe/deploy/cli/backends_here.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/transport/endpoint.hpp"
@@ -102,15 +101,6 @@ facts hardware_facts() {
 
 // -- showing it
 
-result<std::vector<actors::backend_report>> ask_backends() {
-  transport::endpoint_options options;
-  options.self = incarnation{actors::draw_incarnation()};
-  options.num_workers = 0;
-  const auto endpoint = transport::endpoint::create(options);
-  if (!endpoint) return fail(endpoint.error());
-  return actors::backend_reports(**endpoint);
-}
-
 void print_facts(const char* heading, const facts& list) {
   std::cout << heading << "\n";
   for (const auto& [name, value] : list) {
@@ -140,7 +130,7 @@ void print_json(const std::vector<actors::backend_report>& backends) {
 }
 
 exit_code run_info(bool as_json) {
-  const auto backends = ask_backends();
+  const auto backends = backends_here();
   if (!backends) {
     std::cerr << "troupe info: " << to_string(backends.error()) << "\n";
     return exit_code::failed;

@@ -15,6 +15,7 @@
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/config/resolve.hpp"
@@ -62,6 +63,7 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
                             stop_signals& signals) {
   auto options = actors::host_options_of(deployment);
   if (!options) return fail(options.error());
+  if (auto room = actors::check_room(actors::room_of_a_node); !room) return room;
   actors::actor_host host{std::move(*options)};
   auto supervises = actors::supervisor_options_from(deployment);
   auto store = actors::open_membership_store(deployment);

@@ -26,7 +26,7 @@ constexpr auto exit_patience = 3s;
 constexpr auto first_reminder = 1s;
 constexpr auto slow_start = 10s;
 constexpr auto next_reminder = 30s;
-constexpr auto look_interval = 100ms;
+constexpr auto step_interval = 100ms;
 
 /// Its next life would end in the same way.
 bool starting_again_helps(const std::optional<int>& code) {
@@ -94,7 +94,7 @@ bool node_group::wait_for_supervisor() {
       complain("the supervisor did not listen within " + actors::time_text(start_patience));
       return false;
     }
-    if (!step(look_interval)) return false;
+    if (!step(step_interval)) return false;
   }
   return true;
 }
@@ -105,7 +105,7 @@ bool node_group::watch() {
   auto up_until = clock::now();
   while (!signalled_ && !nobody_is_left()) {
     const bool waiting = !everyone_is_up();
-    if (!step(waiting ? look_interval : -1ms)) return false;
+    if (!step(waiting ? step_interval : -1ms)) return false;
     if (!waiting) up_until = clock::now();
     if (everyone_is_up() || clock::now() < remind_at_) continue;
     if (all_listen_for(first_reminder) || clock::now() >= up_until + slow_start) say_who_waits();
@@ -200,9 +200,30 @@ bool node_group::on_end(child& c) {
   // The first start of the supervisor is what everything else waits for.
   const bool never_began = c.supervises() && supervisor_port_ == 0;
   if (never_began || c.process.code() == to_int(exit_code::ok)) return give_up(c, what_happened);
-  if (!starting_again_helps(c.process.code()))
-    return give_up(c, what_happened + "; starting it again would not help");
-  return start_later(c, what_happened);
+  if (starting_again_helps(c.process.code())) return start_later(c, what_happened);
+  const auto no_help = what_happened + "; starting it again would not help";
+  return c.supervises() ? work_on_without(c, no_help) : give_up(c, no_help);
+}
+
+/// Nodes need no supervisor for what they do, and would lose it: the supervisor is tried again for as
+/// long as they run.
+bool node_group::work_on_without(child& supervisor, const std::string& what_happened) {
+  const bool alone = std::ranges::all_of(
+      children_, [&](const child& c) { return &c == &supervisor || c.where == phase::left; });
+  if (alone) return give_up(supervisor, what_happened);
+  const auto delay = restart_backoff::longest_delay;
+  complain(what_happened + "; the other nodes work on without it, and it is tried again in " +
+           actors::time_text(delay));
+  wait_for_next_start(supervisor, delay);
+  return true;
+}
+
+void node_group::wait_for_next_start(child& c, std::chrono::milliseconds delay) {
+  c.process.stop(0ms);  // one that closed its pipe and does not end
+  c.where = phase::waits;
+  c.start_at = clock::now() + delay;
+  c.listens = c.registered = false;
+  c.failure.clear();
 }
 
 bool node_group::give_up(child& c, const std::string& what_happened) {
@@ -215,15 +236,13 @@ bool node_group::start_later(child& c, const std::string& what_happened) {
   const auto most = std::to_string(restart_backoff::most_restarts);
   const auto within = actors::time_text(restart_backoff::counted_within);
   const auto delay = c.backoff.ended(clock::now());
-  if (!delay)
-    return give_up(c, what_happened + "; given up after " + most + " restarts within " + within);
+  if (!delay) {
+    const auto given_up = what_happened + "; given up after " + most + " restarts within " + within;
+    return c.supervises() ? work_on_without(c, given_up) : give_up(c, given_up);
+  }
   complain(what_happened + "; starting it again in " + actors::time_text(*delay) + " (restart " +
            std::to_string(c.backoff.ends()) + " of at most " + most + " within " + within + ")");
-  c.process.stop(0ms);  // one that closed its pipe and does not end
-  c.where = phase::waits;
-  c.start_at = clock::now() + *delay;
-  c.listens = c.registered = false;
-  c.failure.clear();
+  wait_for_next_start(c, *delay);
   return true;
 }
 

@@ -91,6 +91,8 @@ class node_group {
   void say_when_up();
 
   bool on_end(child& c);
+  bool work_on_without(child& supervisor, const std::string& what_happened);
+  static void wait_for_next_start(child& c, std::chrono::milliseconds delay);
   bool start_later(child& c, const std::string& what_happened);
   bool give_up(child& c, const std::string& what_happened);
 

@@ -47,7 +47,9 @@ result<std::vector<group_member>> choose(const config::deployment& deployment,
     known += (known.empty() ? "" : ", ") + node.name;
     bool named = false;
     for (std::size_t i = 0; i < only.size(); ++i)
-      if (only[i] == node.name || only[i] == node.stage) used[i] = named = true;
+      if (!only[i].empty() && (only[i] == node.name || only[i] == node.stage)) {
+        used[i] = named = true;
+      }
     if (!only.empty() && !named) continue;
     const bool external = node.engine == config::engine_kind::external;
     if (node.local && !external) {
@@ -61,7 +63,7 @@ result<std::vector<group_member>> choose(const config::deployment& deployment,
   for (std::size_t i = 0; i < only.size(); ++i)
     if (!used[i])
       return fail(errc::not_found,
-                  "--only " + only[i] + " is no node and no stage; there are " + known);
+                  "--only `" + only[i] + "` is no node and no stage; there are " + known);
   if (chosen.empty())
     return fail(errc::not_found,
                 "no node of this deployment is to be started here; the addresses of this machine "
@@ -114,7 +116,8 @@ void add_up(CLI::App& app, exit_code& code) {
       "and stop them all in good order on Ctrl-C. When a node ends by itself, that is said, the\n"
       "others are stopped, and the command fails. A node whose stage has `restart: on-failure` is\n"
       "started again instead, after 100 ms at first and 10 s at most, unless it ended with 0 (it\n"
-      "left), 2 or 4; when it fails more than 5 times within 60 s it is given up as above. "
+      "left), 2 or 4; when it fails more than 5 times within 60 s it is given up as above. (The\n"
+      "supervisor is not: the nodes work on without it, and it is tried again every 10 s.) "
       "Without\n"
       "a supervisor (it runs elsewhere and --only left it out) the nodes wait for it, which is\n"
       "said, until it is there or Ctrl-C.");

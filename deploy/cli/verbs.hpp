@@ -10,6 +10,7 @@ class App;
 /// What a verb does stands in the file of its name.
 namespace troupe::deploy::cli {
 
+void add_ask(CLI::App& app, exit_code& code);
 void add_check(CLI::App& app, exit_code& code);
 void add_node(CLI::App& app, exit_code& code);
 void add_up(CLI::App& app, exit_code& code);

@@ -235,6 +235,16 @@ result<model_reply> model_reply_from(std::span<const std::uint8_t> bytes) {
   });
 }
 
+payload to_json(const text_reply& reply) {
+  return bytes_of({{"tokens", reply.tokens}});
+}
+
+result<text_reply> text_reply_from(std::span<const std::uint8_t> bytes) {
+  return parse<text_reply>("text reply", bytes, [](const json& value, text_reply& into) {
+    take(value, "tokens", into.tokens);
+  });
+}
+
 payload abort_to_json(const std::string& request) {
   return bytes_of({{"request", request}});
 }

@@ -7,7 +7,9 @@
 ///     method   payload                          reply
 ///     prefill  prefill_call                     prefill_reply, when the cache was handed over
 ///     decode   decode_call                      decode_reply, when the text is complete
-///     abort    {"request": ID}                  {} ; `not_found` when no such request lives here
+///     text     {"request": ID}                  text_reply: as far as decode has come; `not_found`
+///                                               when no such request lives here
+///     abort    {"request": ID}                  {} ; `not_found` as well
 ///     model    {}                               model_reply
 
 #include <cstddef>
@@ -72,6 +74,11 @@ struct handoff {
   std::int64_t computed_ns{0};
 };
 
+/// A text that is being written.
+struct text_reply {
+  std::vector<token> tokens;
+};
+
 struct model_reply {
   model_config model;
   std::string dtype;
@@ -85,6 +92,8 @@ using payload = std::vector<std::uint8_t>;
 [[nodiscard]] payload to_json(const decode_call& call);
 [[nodiscard]] payload to_json(const decode_reply& reply);
 [[nodiscard]] payload to_json(const model_reply& reply);
+[[nodiscard]] payload to_json(const text_reply& reply);
+/// Also what `text` is called with.
 [[nodiscard]] payload abort_to_json(const std::string& request);
 [[nodiscard]] std::vector<std::byte> to_aux(const handoff& what);
 
@@ -94,6 +103,7 @@ using payload = std::vector<std::uint8_t>;
 [[nodiscard]] result<decode_call> decode_call_from(std::span<const std::uint8_t> json);
 [[nodiscard]] result<decode_reply> decode_reply_from(std::span<const std::uint8_t> json);
 [[nodiscard]] result<model_reply> model_reply_from(std::span<const std::uint8_t> json);
+[[nodiscard]] result<text_reply> text_reply_from(std::span<const std::uint8_t> json);
 [[nodiscard]] result<std::string> abort_from(std::span<const std::uint8_t> json);
 [[nodiscard]] result<handoff> handoff_from(std::span<const std::byte> aux);
 

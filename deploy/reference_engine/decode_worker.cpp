@@ -84,6 +84,17 @@ class decode_worker final : public worker {
     return fail(errc::not_found, "no request " + request + " lives in " + context_.name);
   }
 
+  result<text_reply> text(const std::string& request) const override {
+    const auto same = [&](const auto& r) {
+      return r->what.request == request && r->now != state::ended;
+    };
+    if (const auto found = std::ranges::find_if(live_, same); found != live_.end()) {
+      return text_reply{(*found)->text.tokens};
+    }
+    if (std::ranges::any_of(waiting_, same)) return text_reply{};
+    return fail(errc::not_found, "no request " + request + " lives in " + context_.name);
+  }
+
   std::optional<clock::time_point> next_wakeup() const override {
     std::optional<clock::time_point> next;
     const auto at = [&](clock::time_point when) {

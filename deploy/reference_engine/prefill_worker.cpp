@@ -99,6 +99,11 @@ class prefill_worker final : public worker {
     return fail(errc::not_found, "no request " + request + " lives in " + context_.name);
   }
 
+  result<text_reply> text(const std::string& request) const override {
+    return fail(errc::not_found,
+                context_.name + " writes no text; ask the decode node of request " + request);
+  }
+
   std::optional<clock::time_point> next_wakeup() const override {
     std::optional<clock::time_point> next;
     for (const auto& request : waiting_)

@@ -133,9 +133,10 @@ class reference_engine_impl final : public reference_engine {
   void dispatch(call what) {
     if (what.method == "prefill" || what.method == "decode") return role_call(std::move(what));
     if (what.method == "abort") return what.reply(abort(what));
+    if (what.method == "text") return what.reply(text(what));
     if (what.method == "model") return what.reply(model());
     what.reply(fail(errc::not_found,
-                    "the reference engine knows the calls prefill, decode, abort "
+                    "the reference engine knows the calls prefill, decode, text, abort "
                     "and model, not " +
                         what.method));
   }
@@ -153,6 +154,14 @@ class reference_engine_impl final : public reference_engine {
     if (!request) return fail(request.error());
     if (auto ok = worker_->abort(*request); !ok) return fail(ok.error());
     return payload{'{', '}'};
+  }
+
+  result<payload> text(const call& what) const {
+    auto request = abort_from(what.payload);
+    if (!request) return fail(request.error());
+    auto reply = worker_->text(*request);
+    if (!reply) return fail(reply.error());
+    return to_json(*reply);
   }
 
   result<payload> model() const {

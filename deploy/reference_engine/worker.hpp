@@ -73,6 +73,8 @@ class worker {
   virtual bool step() = 0;
   /// `not_found` when the request is not alive here.
   virtual result<void> abort(const std::string& request) = 0;
+  /// As far as its text has come; `not_found` the same.
+  [[nodiscard]] virtual result<text_reply> text(const std::string& request) const = 0;
   /// When `step` is wanted even though nothing happened (a wait that ends, a retry).
   [[nodiscard]] virtual std::optional<clock::time_point> next_wakeup() const = 0;
   /// Requests waiting or running.

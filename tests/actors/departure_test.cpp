@@ -23,9 +23,10 @@ actors::transfer_mode mode_of(const way& w) {
   return w.mode == "write" ? actors::transfer_mode::write : actors::transfer_mode::read;
 }
 
-cluster_options options_of(const std::string& backend) {
+cluster_options options_of(const std::string& backend, const std::string& mode = "write") {
   cluster_options options;
   options.backend = backend;
+  options.mode = mode;
   options.deadline = "1h";  // not what ends a transfer here
   return options;
 }
@@ -92,7 +93,7 @@ int leaving_decode(const way& w, engine& node, line_channel& channel) {
 class departure : public ::testing::TestWithParam<way> {};
 
 TEST_P(departure, of_a_decode_loses_no_release_even_if_the_prefill_reads_it_late) {
-  cluster c{options_of(GetParam().backend)};
+  cluster c{options_of(GetParam().backend, GetParam().mode)};
   auto decode = later(
       c, "decode-0", [](engine& e, line_channel& l) { return leaving_decode(GetParam(), e, l); },
       true);
@@ -172,7 +173,7 @@ int leaving_prefill(engine& node, line_channel& channel) {
 class leaving : public ::testing::TestWithParam<way> {};
 
 TEST_P(leaving, in_the_middle_gives_each_transfer_one_outcome_at_both_sides_that_agree) {
-  cluster c{options_of(GetParam().backend)};
+  cluster c{options_of(GetParam().backend, GetParam().mode)};
   std::vector<std::unique_ptr<forked>> prefills;
   for (int i = 0; i < 5; ++i) prefills.push_back(later(c, "prefill-0", leaving_prefill));
   cluster::quiet("decode-0");

@@ -150,7 +150,7 @@ class dialling_node : public ::testing::Test {
     caf::anon_send(actor, members_atom_v, membership{"demo", 1, ++epoch, {peer}});
   }
   void need(std::uint64_t former_life = 0) {
-    caf::anon_send(actor, node_command{need_link{"prefill-0", former_life}});
+    caf::anon_send(actor, node_command{need_link{"prefill-0", former_life, 1}});
   }
 };
 

@@ -4,7 +4,7 @@ troupe_test(logging_test SOURCES logging_test.cpp LINKS troupe::actors troupe::s
 troupe_test(cache_leases_test SOURCES cache_leases_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(source_test SOURCES source_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(engine_test SOURCES engine_bounds_test.cpp engine_threads_test.cpp
-            LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 180)
+            LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 180)
 troupe_test(departure_test SOURCES departure_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)
 troupe_test(put_phases_test SOURCES put_phases_test.cpp LINKS troupe::actors troupe::sanitized LABELS unit TIMEOUT 60)
 troupe_test(told_deadline_test SOURCES told_deadline_test.cpp LINKS troupe::actors troupe::sanitized LABELS unit TIMEOUT 60)

@@ -9,12 +9,14 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "troupe/actors/affinity_table.hpp"
 
 #include "cluster_fixture.hpp"
+#include "free_port.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -384,6 +386,69 @@ TEST_F(bounds, puts_to_the_node_itself_end_once_however_they_are_aborted_or_stop
   for (const auto put : puts) {
     EXPECT_EQ(events->of(put).done + events->of(put).failed, 1);
   }
+}
+
+/// What a node says that starts in a process of its own with so little of something.
+std::string started_with(const cluster& c, __rlimit_resource what, rlim_t most) {
+  forked child{[&](line_channel& channel) {
+    cluster::quiet("decode-0");
+    const auto deployment = c.deployment();
+    const rlimit limit{most, most};
+    if (::setrlimit(what, &limit) != 0) return 1;
+    auto node = engine::start(deployment, "decode-0");
+    channel.say(node ? "started" : to_string(node.error()));
+    if (node) (*node)->stop();
+    return 0;
+  }};
+  auto said = child.channel().hear().value_or("silence");
+  const int code = child.join();
+  EXPECT_EQ(code, 0) << most << ": " << said;
+  return said;
+}
+
+TEST(start, fails_with_a_sentence_where_the_process_may_have_too_few_descriptors) {
+  const cluster c{{}};
+  std::size_t refused = 0;
+  std::string last;
+  for (rlim_t most = 6; most <= 126; most += 6) {
+    last = started_with(c, RLIMIT_NOFILE, most);
+    if (last == "started") continue;
+    ++refused;
+    EXPECT_NE(last.find("overloaded: this process can have"), std::string::npos) << most << last;
+    EXPECT_NE(last.find("ulimit -n"), std::string::npos) << most << last;
+  }
+  EXPECT_GT(refused, 5U);
+  EXPECT_EQ(last, "started");
+}
+
+TEST(start, fails_with_a_sentence_where_the_process_may_have_too_few_addresses) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer needs terabytes of addresses";
+#endif
+  const cluster c{{}};
+  std::size_t refused = 0;
+  std::string last;
+  for (const std::size_t mib : {64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048, 8192}) {
+    last = started_with(c, RLIMIT_AS, mib << 20);
+    if (last == "started") continue;
+    ++refused;
+    EXPECT_NE(last.find("overloaded: this process can"), std::string::npos) << mib << last;
+  }
+  EXPECT_GT(refused, 1U);
+  EXPECT_EQ(last, "started");
+}
+
+TEST(start, fails_with_a_sentence_where_the_data_port_is_taken) {
+  const taken_port taken;
+  ASSERT_NE(taken.number(), 0);
+  const cluster c{{}};
+  cluster::quiet("decode-0");
+  auto deployment = c.deployment();
+  for (auto& stage : deployment.stages) stage.transport.data_port = taken.number();
+  const auto node = engine::start(deployment, "decode-0");
+  ASSERT_FALSE(node);
+  EXPECT_NE(node.error().message.find(std::to_string(taken.number())), std::string::npos)
+      << to_string(node.error());
 }
 
 }  // namespace

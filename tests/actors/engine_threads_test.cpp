@@ -17,7 +17,7 @@
 
 #include "troupe/actors/cluster_client.hpp"
 
-#include "cluster_fixture.hpp"
+#include "ways.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -71,15 +71,14 @@ const std::chrono::milliseconds very_long = 10 * wait_limit;
 
 enum class waiting : std::uint8_t { by_wait, by_descriptor };
 
-class wake : public ::testing::TestWithParam<std::string> {
+class wake : public ::testing::TestWithParam<way> {
  protected:
   std::unique_ptr<cluster> c;
   std::unique_ptr<forked> store, prefill;
   std::unique_ptr<engine> node;
 
   void SetUp() override {
-    cluster_options options;
-    options.backend = GetParam();
+    auto options = options_of(GetParam());
     options.deadline = "1h";
     c = std::make_unique<cluster>(options);
     store = c->spawn("store-0", bystander);
@@ -147,10 +146,9 @@ TEST_P(wake, comes_for_what_a_peer_begins_by_itself) {
   ASSERT_TRUE(blocks);
   repeat(rounds, [&](int i) {
     const auto how = i % 2 == 0 ? waiting::by_wait : waiting::by_descriptor;
-    const auto mode = i % 4 < 2 ? actors::transfer_mode::write : actors::transfer_mode::read;
     const auto request = "w" + std::to_string(i);
-    const auto asked =
-        node->receive({request, {"prefill-0"}, mode, 16, 0, blocks->blocks, 0, 0ms, false});
+    const auto asked = node->receive(
+        {request, {"prefill-0"}, mode_of(GetParam()), 16, 0, blocks->blocks, 0, 0ms, false});
     ASSERT_TRUE(asked) << to_string(asked.error());
     if (i % 3 == 0) std::this_thread::sleep_for(1ms);  // asleep when it comes
     prefill->channel().say(request);
@@ -196,11 +194,7 @@ TEST_P(wake, comes_to_every_one_of_several_threads_that_wait_at_once) {
   for (auto& one : threads) one.join();
 }
 
-const auto backends = ::testing::Values("shm", "tcp");
-const auto backend_name = [](const ::testing::TestParamInfo<std::string>& which) {
-  return which.param;
-};
-INSTANTIATE_TEST_SUITE_P(every_backend, wake, backends, backend_name);
+INSTANTIATE_TEST_SUITE_P(every_backend, wake, ::testing::ValuesIn(every_way()), name_of);
 
 // -- stop comes while other threads are in calls
 
@@ -254,7 +248,13 @@ class stop : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<engine> start() const {
     engine_options options;
     options.polling = polling;
-    return c->start("prefill-0", std::move(options));
+    auto deployment = c->deployment();
+    // No file can say so; the one node here then has calls of both kinds under way.
+    deployment.edges.push_back({"decode", "prefill", config::transfer_mode::read});
+    auto started = engine::start(deployment, "prefill-0", std::move(options));
+    if (!started) return nullptr;
+    EXPECT_TRUE((*started)->wait_registered(wait_limit));
+    return std::move(*started);
   }
 };
 

@@ -29,7 +29,7 @@ TEST_F(dialling_node, whose_link_crashes_says_so_to_who_waits_for_it_and_makes_t
     const auto told = gone->at(attempt);
     ASSERT_TRUE(told) << "nobody says that link " << attempt << " will not come";
     EXPECT_EQ(told->peer, "prefill-0");
-    EXPECT_TRUE(told->dialled);
+    EXPECT_TRUE(told->asked != 0);
     EXPECT_EQ(told->why.code, errc::internal);
     EXPECT_THAT(told->why.message, HasSubstr("crashed"));
   }
@@ -206,13 +206,44 @@ TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
   EXPECT_EQ(need->peer, "store-0");
   EXPECT_EQ(need->former_life, 5u);
   // The end of the former one is heard later, and is nothing to who waits for the next.
-  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), true, {}}});
+  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
   const auto next = up(6);
-  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), true, {}}});
+  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
   EXPECT_TRUE(attached->at(1)) << "what waited is done over the next link";
   static_cast<void>(query());
   EXPECT_TRUE(attached->at(2));
   EXPECT_TRUE(context->operations.end(second)) << "it has ended";
+}
+
+TEST_F(port_of_a_node,
+       whose_dial_is_overtaken_by_its_peers_does_not_take_its_end_for_the_next_ones) {
+  context->settings.default_deadline = 10 * troupe::testing::wait_limit;
+  static_cast<void>(query());
+  const auto first = wanted->at(0);
+  ASSERT_TRUE(first);
+  // The peer's own dial comes up meanwhile, and is lost again.
+  const auto link = up(5);
+  ASSERT_TRUE(attached->at(0));
+  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), 0, {}}});
+  const auto waits = query();
+  const auto second = wanted->at(1);
+  ASSERT_TRUE(second);
+  // Only now the first dial is given up.
+  caf::anon_send(port, port_event{link_gone{
+                           "store-0", 5, 4711, first->ask, {errc::peer_unreachable, "of old"}}});
+  const auto next = up(5);
+  EXPECT_TRUE(attached->at(1)) << "what waits for the second dial has failed with the first";
+  // And one that is its own ends it.
+  caf::anon_send(port, port_event{link_gone{"store-0", 5, next.id(), 0, {}}});
+  const auto ends = query();
+  const auto third = wanted->at(2);
+  ASSERT_TRUE(third);
+  caf::anon_send(
+      port, port_event{link_gone{"store-0", 0, 0, third->ask, {errc::peer_unreachable, "of now"}}});
+  const auto why = failure_of(ends);
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->message, "of now");
+  EXPECT_TRUE(context->operations.end(waits)) << "it has ended";
 }
 
 TEST_F(port_of_a_node, watches_a_link_once_however_often_that_is_made_again) {

@@ -99,24 +99,55 @@ TEST_F(state_file, is_given_up_by_close_and_takes_nothing_after_it) {
 TEST_F(state_file, that_cannot_be_used_is_set_aside_and_the_supervisor_starts_afresh) {
   auto flipped = to_text(with_epoch(9));
   flipped[flipped.size() / 2] ^= 1;
-  for (const auto& text :
-       {std::string{}, std::string{"rubbish"}, flipped, to_text({"another-cluster", 9, {}}),
-        std::string{"troupe-membership 99 0123456789abcdef\n{}"}}) {
+  const auto bad = path + ".bad";
+  std::string at = bad;
+  int number = 0;
+  for (const auto& text : {flipped, std::string{"troupe-membership 99 0123456789abcdef\n{}"},
+                           std::string{"troupe-membership "}}) {
     put(text);
     const auto store = open();
     ASSERT_TRUE(store);
     EXPECT_FALSE(store->found());
-    EXPECT_EQ(text_of(path + ".bad"), text) << "what was there is kept";
+    EXPECT_EQ(text_of(at), text) << "what was there is kept, each under a name of its own";
     EXPECT_TRUE(parse_record(text_of(path)));
+    at = bad + "." + std::to_string(++number);
   }
 }
 
-TEST_F(state_file, that_may_not_be_read_is_set_aside_too) {
+TEST_F(state_file, that_is_empty_is_as_good_as_none) {
+  put({});
+  EXPECT_FALSE(open()->found());
+  EXPECT_FALSE(fs::exists(path + ".bad"));
+}
+
+TEST_F(state_file, that_is_somebody_elses_is_left_and_the_start_fails) {
+  for (const auto& text : {std::string{"my thesis"}, to_text({"another-cluster", 9, {}})}) {
+    put(text);
+    const auto store = membership_store::open(path, "demo");
+    ASSERT_FALSE(store) << text;
+    EXPECT_EQ(store.error().code, errc::invalid_config);
+    EXPECT_THAT(store.error().message, HasSubstr(path));
+    EXPECT_THAT(store.error().message, HasSubstr("it is left as it is"));
+    EXPECT_EQ(text_of(path), text);
+  }
+  ASSERT_EQ(::unlink(path.c_str()), 0);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto store = membership_store::open(path, "demo");
+  ASSERT_FALSE(store);
+  EXPECT_THAT(store.error().message, HasSubstr("it is no file"));
+  EXPECT_TRUE(fs::is_fifo(path));
+  EXPECT_FALSE(membership_store::open("/dev/null", "demo"));
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_FALSE(fs::exists("/dev/null.lock"));
+  EXPECT_FALSE(fs::exists(path + ".bad"));
+}
+
+TEST_F(state_file, that_may_not_be_read_is_left_too) {
   if (::geteuid() == 0) GTEST_SKIP() << "root may read everything";
   put(to_text(with_epoch(9)));
   fs::permissions(path, fs::perms::none);
-  EXPECT_FALSE(open()->found());
-  EXPECT_TRUE(fs::exists(path + ".bad"));
+  EXPECT_FALSE(membership_store::open(path, "demo"));
+  EXPECT_FALSE(fs::exists(path + ".bad"));
 }
 
 TEST_F(state_file, that_cannot_be_read_for_want_of_descriptors_is_left_and_the_start_fails) {

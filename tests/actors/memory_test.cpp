@@ -5,14 +5,14 @@
 
 #include <unistd.h>
 
-#include "cluster_fixture.hpp"
+#include "ways.hpp"
 
 namespace troupe::testing {
 namespace {
 
 // Past the bound of what is remembered of ended requests, which fills up once.
 constexpr int warm_up = 4500;
-constexpr int total = 12000;
+constexpr int total = 9000;
 constexpr int at_once = 16;
 constexpr std::uint32_t tokens = 16;
 
@@ -52,15 +52,13 @@ int offering_prefill(engine& node, line_channel& channel) {
   return 0;
 }
 
-class memory : public ::testing::TestWithParam<std::string> {};
+class memory : public ::testing::TestWithParam<way> {};
 
 TEST_P(memory, is_after_many_transfers_what_it_was_after_the_first_few_thousand) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer keeps freed memory";
 #endif
-  auto options = unhurried();
-  options.backend = GetParam();
-  cluster c{options};
+  cluster c{unhurried(options_of(GetParam()))};
   auto prefill = c.spawn("prefill-0", offering_prefill);
   cluster::quiet("decode");
   auto decode = c.start("decode-0");
@@ -73,9 +71,15 @@ TEST_P(memory, is_after_many_transfers_what_it_was_after_the_first_few_thousand)
     prefill->channel().say(std::to_string(first) + " " + std::to_string(at_once));
     std::vector<operation_id> receives;
     for (int i = first; i < first + at_once; ++i) {
-      const auto mode = i % 2 == 0 ? actors::transfer_mode::write : actors::transfer_mode::read;
-      auto receive = decode->receive(
-          {request(i), {"prefill-0"}, mode, tokens, 0, blocks->blocks, 0, 0ms, false});
+      auto receive = decode->receive({request(i),
+                                      {"prefill-0"},
+                                      mode_of(GetParam()),
+                                      tokens,
+                                      0,
+                                      blocks->blocks,
+                                      0,
+                                      0ms,
+                                      false});
       ASSERT_TRUE(receive) << to_string(receive.error());
       receives.push_back(*receive);
     }
@@ -97,8 +101,10 @@ TEST_P(memory, is_after_many_transfers_what_it_was_after_the_first_few_thousand)
   EXPECT_LT(there, there_at_first + there_at_first / 20) << "prefill";
 }
 
-INSTANTIATE_TEST_SUITE_P(over, memory, ::testing::Values("shm", "tcp"),
-                         [](const auto& which) { return which.param; });
+INSTANTIATE_TEST_SUITE_P(over, memory,
+                         ::testing::Values(way{"shm", "write"}, way{"shm", "read"},
+                                           way{"tcp", "write"}, way{"tcp", "read"}),
+                         name_of);
 
 }  // namespace
 }  // namespace troupe::testing

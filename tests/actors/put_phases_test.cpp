@@ -189,6 +189,28 @@ TEST_F(storing, lets_go_of_what_is_given_up_or_whose_putter_crashed) {
   }
 }
 
+TEST_F(storing, takes_no_key_that_is_the_stores_own) {
+  meet();
+  const std::string scratch{
+      "\0"
+      "1",
+      2};
+  store_put put;
+  put.op = op.value;
+  put.key = scratch;
+  put.size = bytes.size();
+  put.value = bytes;
+  comes(put);
+  comes(store_get{op.value, scratch, 1000});
+  comes(store_query{op.value, scratch});
+  comes(store_remove{op.value, scratch});
+  for (const std::size_t index : {0, 1, 2, 3}) {
+    const auto refused = said<store_reply>(index);
+    ASSERT_TRUE(refused) << index;
+    EXPECT_EQ(static_cast<errc>(refused->failed), errc::invalid_config) << index;
+  }
+}
+
 TEST_F(storing, lets_go_of_one_that_its_putter_has_forgotten) {
   context->settings.default_deadline = 100ms;
   context->settings.peer_silence = 100ms;

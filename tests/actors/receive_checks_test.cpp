@@ -83,6 +83,20 @@ TEST_F(checked_calls, pin_no_block_that_only_holds_the_prefix) {
                               false}));
 }
 
+TEST_F(checked_calls, receive_only_over_an_edge_and_in_its_mode) {
+  const auto refused = [&](const std::vector<std::string>& names, actors::transfer_mode mode) {
+    const auto asked = node->receive({"r", names, mode, 32, 0, {}, 0, 0ms, false});
+    return asked ? troupe::error{errc::internal, "it was taken"} : asked.error();
+  };
+  const auto other = refused({"prefill-0-tp0", "prefill-0-tp1"}, actors::transfer_mode::read);
+  EXPECT_EQ(other.code, errc::invalid_config);
+  EXPECT_THAT(other.message, AllOf(HasSubstr("mode read"), HasSubstr("`prefill`"),
+                                   HasSubstr("`decode` has write")));
+  const auto none = refused({"decode-1"}, actors::transfer_mode::write);
+  EXPECT_EQ(none.code, errc::invalid_config);
+  EXPECT_THAT(none.message, HasSubstr("no edge over which layers move from stage `decode`"));
+}
+
 TEST_F(checked_calls, receive_from_no_rank_twice) {
   for (const auto& names : {std::vector<std::string>{"prefill-0-tp0", "prefill-0-tp0"},
                             {"prefill-0-tp0", "prefill-0-tp1", "prefill-0-tp1"}}) {
@@ -226,6 +240,8 @@ class asking_peer : public listened_port {
 
   void offer(std::vector<block_id> blocks = {block_id{1}}) {
     context->layout = small_layout();
+    context->settings.edges.emplace(std::pair{context->self.stage, std::string{"there"}},
+                                    edge_mode);
     context->settings.nodes["there-0"] = {"there", 0, 0, 1};
     meet("there-0", small_layout());
     source = context->operations.begin({}).value();
@@ -246,6 +262,7 @@ class asking_peer : public listened_port {
     comes(request);
   }
   std::size_t grants{1};  ///< one for each region
+  transfer_mode edge_mode{transfer_mode::write};
 };
 
 TEST_F(asking_peer, is_served_no_more_transfers_at_once_than_there_may_be_operations) {
@@ -294,6 +311,16 @@ TEST_F(asking_peer, that_is_early_waits_only_with_blocks_that_its_tokens_need) {
     EXPECT_EQ(refused->transfer, transfer_id{index + 1});
     EXPECT_EQ(refused->code, errc::out_of_range) << refused->reason;
   }
+}
+
+TEST_F(asking_peer, in_another_mode_than_that_of_the_edge_is_refused) {
+  edge_mode = transfer_mode::read;
+  offer();
+  asks(1);
+  const auto refused = said<transfer_abort>(0);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, errc::invalid_config);
+  EXPECT_THAT(refused->reason, AllOf(HasSubstr("mode write"), HasSubstr("has read")));
 }
 
 TEST_F(asking_peer, that_names_a_block_twice_is_refused) {

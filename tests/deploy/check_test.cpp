@@ -1,7 +1,11 @@
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "troupe/config/parse.hpp"
 #include "troupe/config/resolve.hpp"
@@ -11,6 +15,7 @@
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using troupe::testing::run;
 
 const std::string source = TROUPE_SOURCE;
@@ -58,6 +63,45 @@ TEST(check, a_bad_file_ends_with_two_and_all_its_lines_on_standard_error) {
     EXPECT_THAT(ended.err, HasSubstr(path + ":" + std::to_string(issue.line) + ":"));
     EXPECT_THAT(ended.err, HasSubstr(troupe::config::to_string(issue)));
   }
+}
+
+/// What a shell makes of it: the exit code.
+int through_shell(const std::string& arguments) {
+  const auto line = std::string{TROUPE_COMMAND} + " " + arguments;
+  const int status = std::system(line.c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(check, that_cannot_print_all_of_it_fails) {
+  const auto file = source + "/deploy/examples/quickstart.yaml";
+  EXPECT_EQ(through_shell("check " + file + " >/dev/null"), 0);
+  EXPECT_EQ(through_shell("check " + file + " >/dev/full 2>/dev/null"), 1);
+  EXPECT_EQ(through_shell("check --help >/dev/full 2>/dev/null"), 1);
+  EXPECT_EQ(through_shell("check /nowhere/at-all.yaml >/dev/full 2>/dev/null"), 2);
+}
+
+TEST(check, says_which_credentials_are_not_on_this_machine) {
+  const troupe::testing::scratch_folder folder;
+  const auto file = folder.path() + "/secured.yaml";
+  std::ofstream{folder.path() + "/there"} << "x";
+  std::ofstream{file} << "cluster: c\nsecurity: {mode: tls, secret: " << folder.path()
+                      << "/there, certificate: " << folder.path() << "/crt, key: " << folder.path()
+                      << "/there, ca: " << folder.path() << "/there}\n"
+                      << "stages: [{name: p, role: prefill, engine: external}]\n";
+  const auto ended = run({"check", file});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("security.certificate: " + folder.path() +
+                                   "/crt cannot be read on this machine (No such file"));
+  EXPECT_THAT(ended.err, Not(HasSubstr("security.secret")));
+}
+
+TEST(check, a_pipe_is_no_deployment_file) {
+  const troupe::testing::scratch_folder folder;
+  const auto pipe = folder.path() + "/pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto ended = run({"check", pipe});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr(pipe + ": is a pipe"));
 }
 
 TEST(check, a_file_that_is_not_there_ends_with_two_and_its_name) {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "command.hpp"
+#include "sanitized.hpp"
 #include "scratch_folder.hpp"
 
 namespace {
@@ -34,6 +35,18 @@ INSTANTIATE_TEST_SUITE_P(every, demo,
                            return std::string{std::get<0>(tested.param)} + "_" +
                                   std::get<1>(tested.param);
                          });
+
+TEST(demo, over_what_there_is_not_ends_with_two_before_anything_is_started) {
+  const auto xgmi = run({"demo", "--backend", "xgmi"});
+  EXPECT_EQ(xgmi.code, 2);
+  EXPECT_EQ(xgmi.out, "");
+  EXPECT_THAT(xgmi.err, ::testing::StartsWith("troupe demo: backend_unavailable: --backend xgmi"));
+  if (have_verbs()) return;
+  const auto rdma = run({"demo", "--backend", "rdma"});
+  EXPECT_EQ(rdma.code, 2);
+  EXPECT_EQ(rdma.out, "");
+  EXPECT_THAT(rdma.err, HasSubstr("--backend rdma: not usable: "));
+}
 
 TEST(demo, leaves_no_file_behind) {
   EXPECT_EQ(run({"--version"}).code, 0);  // the folder for what a user's commands keep is there now

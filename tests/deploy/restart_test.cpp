@@ -216,6 +216,27 @@ TEST(up, a_killed_supervisor_is_back_where_its_nodes_look_for_it) {
   EXPECT_EQ(status.code, 0) << status.out << status.err;
 }
 
+TEST(up, keeps_its_nodes_where_the_supervisor_cannot_be_kept_running_and_tries_it_again) {
+  const auto yaml = deployment(free_port(), 0);
+  const deployment_on_disk file{yaml};
+  command up{{"up", file.path(), "--log-level", "off"}};
+  ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+  const auto dead = node_in(up.out(), "supervisor");
+  const auto cache = node_in(up.out(), "cache-0");
+  std::ofstream{file.path()} << "cluster: [";
+  ASSERT_EQ(::kill(dead.pid, SIGKILL), 0);
+  ASSERT_TRUE(up.says("the other nodes work on without it, and it is tried again in 10"))
+      << up.err();
+  EXPECT_THAT(up.err(), HasSubstr("supervisor (pid"));
+  EXPECT_EQ(::kill(cache.pid, 0), 0);
+  std::ofstream{file.path()} << yaml;
+  ASSERT_TRUE(up.says("is up again")) << up.out() << up.err();
+  EXPECT_EQ(node_in(up.out(), "cache-0").pid, cache.pid) << "it has no part in this";
+  up.signal(SIGTERM);
+  EXPECT_EQ(up.wait(), 0) << up.err();
+  expect_nothing_left(up);
+}
+
 TEST(up, gives_a_node_up_that_keeps_ending_and_stops_the_others) {
   const taken_port taken;
   const deployment_on_disk file{deployment(free_port(), taken.number())};

@@ -103,6 +103,34 @@ TEST(up, nodes_do_not_outlive_a_killed_up) {
   expect_nothing_left(up.out());
 }
 
+TEST(ask, prints_what_a_running_cluster_writes_as_it_is_written) {
+  const auto port = free_port();
+  const deployment_on_disk file{port};
+  command up{{"up", file.path(), "--log-level", "error"}};
+  ASSERT_TRUE(up.says("4 nodes are up")) << up.out() << up.err();
+  const auto asks = [](const std::string& where, const std::string& seed) {
+    return run({"ask", where, "--prompt", "to be", "--max-tokens", "24", "--seed", seed});
+  };
+  const auto once = asks(file.path(), "7");
+  ASSERT_EQ(once.code, 0) << once.err;
+  EXPECT_GT(once.out.size(), 10U) << once.out;
+  EXPECT_EQ(asks("127.0.0.1:" + std::to_string(port), "7").out, once.out);
+  EXPECT_NE(asks(file.path(), "8").out, once.out);
+  // A long one is seen before it is whole, and given up when it is told to.
+  command long_text{
+      {"ask", file.path(), "--prompt", "to be", "--max-tokens", "4000", "--seed", "7"}};
+  ASSERT_TRUE(long_text.says(once.out.substr(0, 10))) << long_text.err();
+  long_text.signal(SIGINT);
+  EXPECT_EQ(long_text.wait(), 130) << long_text.err();
+  EXPECT_LT(long_text.out().size(), 4000U);
+  // Nobody writes where nobody decodes, and it says so.
+  ASSERT_EQ(::kill(node_in(up.out(), "decode-0").pid, SIGSTOP), 0);
+  const auto late = run({"ask", file.path(), "--prompt", "to be", "--deadline", "2"});
+  EXPECT_EQ(late.code, 1);
+  EXPECT_THAT(late.err, HasSubstr("troupe ask: "));
+  ASSERT_EQ(::kill(node_in(up.out(), "decode-0").pid, SIGCONT), 0);
+}
+
 TEST(up, starts_only_what_it_is_told_to) {
   const deployment_on_disk file{free_port()};
   // The file may come last: --only takes one value.
@@ -116,8 +144,11 @@ TEST(up, a_name_that_is_no_node_ends_with_two_and_the_names_there_are) {
   const deployment_on_disk file{free_port()};
   const auto ended = run({"up", file.path(), "--only", "prefil-0"});
   EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("prefil-0 is no node and no stage"));
+  EXPECT_THAT(ended.err, HasSubstr("`prefil-0` is no node and no stage"));
   EXPECT_THAT(ended.err, HasSubstr("supervisor, prefill-0, decode-0, cache-0"));
+  const auto none = run({"up", file.path(), "--only", ""});
+  EXPECT_EQ(none.code, 2) << "the supervisor is of no stage, which is no name";
+  EXPECT_THAT(none.err, HasSubstr("`` is no node and no stage"));
 }
 
 TEST(up, a_port_that_nobody_knows_is_refused_without_the_supervisor) {

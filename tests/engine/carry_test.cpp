@@ -347,6 +347,21 @@ TEST_F(carried, ends_at_its_deadline_when_nobody_can_place_it_any_more) {
   EXPECT_EQ(outcome.error().code, errc::deadline) << to_string(outcome.error());
 }
 
+TEST_F(carried, says_what_was_missing_when_its_time_is_over) {
+  start({});
+  signal("decode-0", SIGKILL);
+  ASSERT_TRUE(comes_true([&] { return is("decode-0", actors::node_state::down); }));
+  auto what = request("r");
+  what.deadline = 1500ms * testing::slowness;
+  const auto until = std::chrono::steady_clock::now() + what.deadline - 50ms;  // whole milliseconds
+  const auto outcome = carry(std::move(what)).get();
+  EXPECT_GE(std::chrono::steady_clock::now(), until) << "a node that comes late is as good";
+  ASSERT_FALSE(outcome);
+  EXPECT_EQ(outcome.error().code, errc::deadline) << to_string(outcome.error());
+  EXPECT_NE(outcome.error().message.find("no replica of stage 'decode' is up"), std::string::npos)
+      << to_string(outcome.error());
+}
+
 TEST_F(carried, is_given_up_when_it_is_told_to) {
   start({});
   std::stop_source stop;

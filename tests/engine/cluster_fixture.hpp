@@ -40,6 +40,7 @@ struct cluster_shape {
   std::uint32_t prefill_ranks{1}, decode_ranks{1};
   std::string prefill_pool{"1MiB"}, decode_pool{"1MiB"};
   std::string cache{};  ///< `--cache` of the nodes
+  std::string mode{"write"};
 };
 
 using testing::comes_true;
@@ -132,7 +133,7 @@ class cluster {
          << "\nstages:\n";
     stage("prefill", shape_.prefill_ranks, shape_.prefill_layout, shape_.prefill_pool);
     stage("decode", shape_.decode_ranks, shape_.decode_layout, shape_.decode_pool);
-    yaml << "edges: [{from: prefill, to: decode, mode: write}]\n"
+    yaml << "edges: [{from: prefill, to: decode, mode: " << shape_.mode << "}]\n"
          << "limits: {transfer_deadline: 10min, source_lease: 10min}\n";
     return yaml.str();
   }

@@ -153,9 +153,11 @@ INSTANTIATE_TEST_SUITE_P(shapes, every_variant, ::testing::ValuesIn(shapes()),
                          });
 
 TEST_P(every_variant, continues_a_moved_cache_as_one_process_alone_would) {
-  engines e{GetParam()};
   int number = 0;
-  for (const std::string mode : {"write", "read"})
+  for (const std::string mode : {"write", "read"}) {
+    auto shape = GetParam();
+    shape.mode = mode;
+    engines e{shape};
     for (const auto order : {first::prefill, first::decode})
       for (const std::uint32_t chunk : {0u, 5u}) {
         job what;
@@ -170,7 +172,8 @@ TEST_P(every_variant, continues_a_moved_cache_as_one_process_alone_would) {
         const auto reply = e.run(what);
         EXPECT_GT(reply.bytes, 0u);
       }
-  if (GetParam().cache.empty()) e.nodes.expect_nothing_is_held();
+    if (shape.cache.empty()) e.nodes.expect_nothing_is_held();
+  }
 }
 
 // -- many, prefixes, ends
@@ -182,8 +185,14 @@ INSTANTIATE_TEST_SUITE_P(
     shapes, many_requests,
     ::testing::Values(
         cluster_shape{.name = "shm_small_prefill_pool", .backend = "shm", .prefill_pool = "16KiB"},
-        cluster_shape{.name = "shm_small_decode_pool", .backend = "shm", .decode_pool = "16KiB"},
-        cluster_shape{.name = "tcp_small_prefill_pool", .backend = "tcp", .prefill_pool = "16KiB"},
+        cluster_shape{.name = "shm_small_decode_pool",
+                      .backend = "shm",
+                      .decode_pool = "16KiB",
+                      .mode = "read"},
+        cluster_shape{.name = "tcp_small_prefill_pool",
+                      .backend = "tcp",
+                      .prefill_pool = "16KiB",
+                      .mode = "read"},
         cluster_shape{.name = "tcp_small_decode_pool", .backend = "tcp", .decode_pool = "16KiB"}),
     [](const ::testing::TestParamInfo<cluster_shape>& p) { return p.param.name; });
 
@@ -194,7 +203,7 @@ TEST_P(many_requests, share_one_link_and_a_pool_that_holds_a_few_of_them) {
   for (int i = 0; i < 24; ++i) {
     job what;
     what.id = "many" + std::to_string(i);
-    what.mode = i % 2 == 0 ? "write" : "read";
+    what.mode = GetParam().mode;
     what.chunk = i % 3 == 0 ? 4 : 0;
     what.max_tokens = i % 4 == 0 ? 1 : 8;
     what.prompt_seed = static_cast<std::uint64_t>(i);
@@ -229,17 +238,20 @@ TEST(a_prefix_at_the_decode_side, is_not_moved_again) {
   const auto early = e.run(what);
   EXPECT_EQ(early.prefix_tokens, 45u);
   EXPECT_EQ(early.bytes, 0u);
-  what.id = "e";
+  engines reading{{.name = "prefix_read", .backend = "shm", .mode = "read"}};
   what.mode = "read";
+  what.order = first::prefill;
+  reading.run(what);
+  what.id = "e";
   what.tokens = 50;
-  const auto read = e.run(what);
+  const auto read = reading.run(what);
   EXPECT_EQ(read.prefix_tokens, 45u);
   EXPECT_EQ(read.bytes * 32, whole.bytes * 5);
 }
 
 TEST(a_request, that_one_side_gives_up_ends_at_both_and_leaves_nothing_behind) {
-  engines e{{.name = "abort", .backend = "tcp"}};
-  for (const std::string mode : {"write", "read"})
+  for (const std::string mode : {"write", "read"}) {
+    engines e{{.name = "abort", .backend = "tcp", .mode = mode}};
     for (const std::string who : {"prefill-0", "decode-0"}) {
       // Only one side is there; it is waiting for the other when it is given up.
       job what{.id = mode + who, .mode = mode};
@@ -258,7 +270,8 @@ TEST(a_request, that_one_side_gives_up_ends_at_both_and_leaves_nothing_behind) {
       what.again = true;
       e.run(what);
     }
-  e.nodes.expect_nothing_is_held();
+    e.nodes.expect_nothing_is_held();
+  }
 }
 
 TEST(a_request, whose_other_half_never_comes_ends_at_its_deadline) {

@@ -359,9 +359,20 @@ void mapped_link::close() {
 /// Lets go of the engine and of every descriptor once a broken or closed end is quiescent on both
 /// sides.
 void mapped_link::settle() {
-  const std::lock_guard control_lock{control_mutex_};
-  const std::lock_guard lock{mutex_};
-  if (settled_ || (state_ != link_phase::broken && state_ != link_phase::closed)) return;
+  {
+    const std::lock_guard control_lock{control_mutex_};
+    const std::lock_guard lock{mutex_};
+    if (settled_ || (state_ != link_phase::broken && state_ != link_phase::closed)) return;
+    // Nobody looks any more once it has settled: a fence that came while the last copy ran must not
+    // wait for that.
+    collect_quiescent();
+    let_go();
+  }
+  sink_.deliver();
+}
+
+/// Under both locks.
+void mapped_link::let_go() {
   if (running_ != 0 || (slots_ && slots_->any_draining()) || touches_any()) {
     if (!std::exchange(settle_timer_set_, true)) {
       engine_.call_at(std::chrono::steady_clock::now() + std::chrono::milliseconds{20},

@@ -170,6 +170,7 @@ class mapped_link : public link,
   void cancel_jobs(const troupe::error& why);
   void collect_quiescent();
   void settle();
+  void let_go();
   void say_bye();
   /// Ends the link when the peer's last frames are delivered; at once when it is not up.
   void end_after_frames(troupe::error why, bool peer_is_dead);

@@ -129,6 +129,7 @@ bool shm_link::post_small(batch& work) {
       done.bytes = total_bytes(piece.segments);
       if (visit.leave()) ring_peer();
     } else {
+      ring_peer();  // it may have seen us in the slot as it revoked the grant, and wait for our leave
       done.failure = revoked_by_peer(0);
       done.bad_segments.resize(piece.segments.size());
       std::iota(done.bad_segments.begin(), done.bad_segments.end(), 0U);

@@ -108,6 +108,25 @@ TEST_F(driven, ends_when_the_engine_is_stopped) {
   EXPECT_FALSE(engine->drive(end_of_wait(), mine.fd, never));
 }
 
+TEST_F(driven, is_over_when_the_engine_has_stopped) {
+  std::atomic<bool> inside{false};
+  std::atomic<bool> stopped{false};
+  std::atomic<int> late{0};
+  auto driver = std::async(std::launch::async, [&] {
+    return engine->drive(clock::now() + 2 * wait_limit, mine.fd, [&] {
+      inside = true;
+      std::this_thread::sleep_for(20ms);
+      if (stopped) ++late;
+      return false;
+    });
+  });
+  ASSERT_TRUE(comes_true([&] { return inside.load(); }));
+  engine->stop();
+  stopped = true;
+  EXPECT_TRUE(driver.get());
+  EXPECT_EQ(late, 0) << "whoever drove went on, and what it looks at may be gone";
+}
+
 TEST_F(driven, sleeps_while_there_is_nothing_to_do) {
   const auto polls = who->polls.load();
   EXPECT_TRUE(engine->drive(clock::now() + 200ms, mine.fd, never));

@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <iostream>
+#include <thread>
 
 #include "pair.hpp"
 
@@ -109,6 +112,38 @@ TEST(shm_link, a_revoked_grant_refuses_what_comes_after) {
   std::this_thread::sleep_for(20ms);
   EXPECT_TRUE(both.acceptor.said->frames().empty());
   EXPECT_EQ(both.acceptor.to_peer->stats().refused, 1u);
+}
+
+TEST(shm_link, answers_a_fence_that_meets_a_write_which_it_refuses) {
+  pair both;
+  const auto from = both.dialer.allocate(4096);
+  const auto to = both.acceptor.allocate(4096);
+  int met = 0;
+  std::uint64_t batch_number = 0;
+  for (std::uint32_t round = 0; round < 200; ++round) {
+    const transfer_id ended{1000 + round};
+    auto grant =
+        both.acceptor.to_peer->grant(to, {{.offset = 0, .length = 4096}}, access::write, ended);
+    ASSERT_TRUE(grant);
+    std::atomic<int> posted{0};
+    std::thread writer{[&] {
+      for (; posted < 300; ++posted) {
+        EXPECT_TRUE(both.dialer.to_peer->post(
+            simple_batch(++batch_number, direction::write, from, *grant, {{.length = 64}})));
+      }
+    }};
+    while (posted < 20) std::this_thread::yield();
+    const auto state = both.acceptor.to_peer->fence(ended);
+    writer.join();
+    if (state == fence_state::quiescent) continue;
+    ++met;
+    ASSERT_TRUE(eventually([&] {
+      const auto all = both.acceptor.said->quiescent();
+      return std::ranges::find(all, ended) != all.end();
+    })) << "round "
+        << round;
+  }
+  std::cout << met << " of 200 fences met a write\n";
 }
 
 TEST(shm_link, the_slot_of_an_ended_grant_does_not_serve_its_old_holder_again) {
