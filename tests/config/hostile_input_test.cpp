@@ -105,12 +105,12 @@ TEST(hostile_input, a_file_of_more_than_a_mebibyte_is_refused_by_its_size) {
 
 TEST(hostile_input, what_a_terminal_would_act_on_is_spelt_out) {
   const auto outcome = parse(
-      "cluster: c\nstages: [{name: p, role: \"\\e[31mred\\x07\\x9b\\x7f\\tü\"}]\n", "f\x1b.yaml");
+      "cluster: c\nstages: [{name: p, role: \"\\e[31mred\\x07\\x9b\\x7fü\"}]\n", "f\x1b.yaml");
   ASSERT_FALSE(outcome.issues.empty());
   const auto text = to_string(outcome.issues);
   EXPECT_THAT(text, HasSubstr("f\\x1b.yaml:2"));
-  EXPECT_THAT(text, HasSubstr("\\x1b[31mred\\x07\\x9b\\x7f\\x09ü"));
-  for (const char control : {'\x1b', '\x07', '\x7f', '\t'})
+  EXPECT_THAT(text, HasSubstr("\\x1b[31mred\\x07\\x9b\\x7fü"));
+  for (const char control : {'\x1b', '\x07', '\x7f'})
     EXPECT_EQ(text.find(control), std::string::npos) << int{control};
   EXPECT_EQ(text.find("\xc2\x9b"), std::string::npos);
 }

@@ -66,9 +66,10 @@ TEST(usage, wrong_arguments_end_with_two_and_a_sentence_on_standard_error) {
 
 TEST(usage, an_unknown_word_is_named_at_every_level) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong{
-      {{}, "there are demo, up, node, check, status, events, drain, certs, info, bench"},
+      {{}, "there are demo, up, node, check, ask, status, events, drain, certs, info, bench"},
       {{"fly"}, "unknown verb `fly`"},
-      {{"chek", "file.yaml"}, "demo, up, node, check, status, events, drain, certs, info, bench"},
+      {{"chek", "file.yaml"},
+       "demo, up, node, check, ask, status, events, drain, certs, info, bench"},
       {{"fly", "--help"}, "unknown verb `fly`"},
       {{"--faster"}, "--faster"},
       {{"--faster", "check"}, "--faster"},
