@@ -153,7 +153,8 @@ class network::gate : public std::enable_shared_from_this<gate> {
     const auto actor = caf::actor_cast<caf::strong_actor_ptr>(whom);
     if (!actor || port == 0) return false;
     // CAF greets the peer in the name of that port, and its keep-alive ends a silent one.
-    caf::anon_send(broker_, caf::publish_atom::value, streams_->open(*system_, socket), port, actor,
+    caf::anon_send(broker_, caf::publish_atom::value,
+                   streams_->open(*system_, socket, open_streams::side::admitted), port, actor,
                    messages);
     return true;
   }

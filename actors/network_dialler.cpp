@@ -128,7 +128,8 @@ void greet(self_pointer self, std::uint64_t number,
   }
   const auto left = std::chrono::ceil<milliseconds>(attempt.deadline - steady_clock::now());
   self->request(st.broker, std::max(left, milliseconds{1}), caf::connect_atom::value,
-                st.streams->open(self->system(), own), attempt.to.second)
+                st.streams->open(self->system(), own, open_streams::side::dialled),
+                attempt.to.second)
       .then(
           [self, number, to = attempt.to](const caf::node_id&, caf::strong_actor_ptr& actor,
                                           std::set<std::string>& messages) {

@@ -41,6 +41,10 @@ constexpr std::uint32_t block_tokens = 16;
 constexpr std::uint32_t chunk_tokens = 64;
 constexpr const char* dtype = "bf16";
 constexpr auto start_patience = 20s;
+/// A disk that is slow to take their last lines is no fault of theirs.
+constexpr auto end_patience = 20s;
+/// After a failure or Ctrl-C, which all of them are told at once.
+constexpr auto rest_patience = 5s;
 
 /// Time for one request. Attention looks at every token for every token, so the longest prompt takes
 /// minutes where a short one takes milliseconds; five times what two busy cores need.
@@ -189,9 +193,9 @@ class demo_nodes {
   }
 
   /// Engines first, so that each can leave in good order. False: one had to be killed.
-  bool stop() {
+  bool stop(std::chrono::milliseconds patience) {
     bool clean = true;
-    for (auto n = nodes_.rbegin(); n != nodes_.rend(); ++n) clean &= (*n)->process.stop(5s);
+    for (auto n = nodes_.rbegin(); n != nodes_.rend(); ++n) clean &= (*n)->process.stop(patience);
     return clean;
   }
 
@@ -236,7 +240,7 @@ class demo {
     print_link();
     carrier_.reset();
     client_.reset();
-    const bool clean = nodes_.stop();
+    const bool clean = nodes_.stop(end_patience);
     out_ << "identical: " << (identical ? "yes" : "NO")
          << (clean ? "" : "  (a node had to be killed)") << "\n";
     return identical && clean;
@@ -246,7 +250,8 @@ class demo {
   void stop() {
     carrier_.reset();
     client_.reset();
-    nodes_.stop();
+    nodes_.terminate();
+    nodes_.stop(rest_patience);
   }
 
  private:

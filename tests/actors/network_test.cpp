@@ -241,52 +241,6 @@ TEST(network, an_actor_that_was_found_is_forgotten_with_its_process) {
   EXPECT_NE(second->supervisor_incarnation, first->supervisor_incarnation);
 }
 
-TEST(network, two_processes_that_dial_each_other_at_once_both_get_through) {
-  for (int round = 0; round < 5; ++round) {
-    actor_host left, right;
-    const auto to_left = publish(left);
-    const auto to_right = publish(right);
-    const auto fetch = [](actor_host& from, std::uint16_t port) {
-      const auto found = from.connect<supervisor_actor>("127.0.0.1", port, wait_limit);
-      if (!found) return to_string(found.error());
-      const auto members = members_of(from, *found);
-      return members ? std::string{} : to_string(members.error());
-    };
-    auto one = std::async(std::launch::async, [&] { return fetch(left, to_right); });
-    EXPECT_EQ(fetch(right, to_left), "");
-    EXPECT_EQ(one.get(), "");
-  }
-}
-
-TEST(network, two_processes_that_dialled_each_other_at_once_keep_each_other) {
-  // Long enough for both to say something meanwhile however busy the machine is: whoever is cut off by
-  // the tie of the two connections says nothing at all.
-  const auto timeout = 8000ms;
-  for (int round = 0; round < 3; ++round) {
-    actor_host left{{.network_heartbeat = 100ms, .connection_timeout = timeout}};
-    actor_host right{{.network_heartbeat = 100ms, .connection_timeout = timeout}};
-    const auto to_left = publish(left);
-    const auto to_right = publish(right);
-    std::atomic<bool> go{false};
-    const auto fetch = [&go](actor_host& from, std::uint16_t port) {
-      while (!go) std::this_thread::yield();
-      return from.connect<supervisor_actor>("127.0.0.1", port, wait_limit);
-    };
-    auto one = std::async(std::launch::async, [&] { return fetch(left, to_right); });
-    auto other = std::async(std::launch::async, [&] { return fetch(right, to_left); });
-    go = true;
-    const auto of_right = one.get();
-    const auto of_left = other.get();
-    ASSERT_TRUE(of_right) << to_string(of_right.error());
-    ASSERT_TRUE(of_left) << to_string(of_left.error());
-    std::this_thread::sleep_for(timeout + timeout / 2);
-    const auto heard = members_of(left, *of_right);
-    EXPECT_TRUE(heard) << "round " << round << ": " << to_string(heard.error());
-    const auto heard_back = members_of(right, *of_left);
-    EXPECT_TRUE(heard_back) << "round " << round << ": " << to_string(heard_back.error());
-  }
-}
-
 // -- secrets
 
 struct secret_file {

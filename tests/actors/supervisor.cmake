@@ -39,6 +39,8 @@ troupe_test(membership_store_test SOURCES membership_store_test.cpp LINKS troupe
 troupe_test(drain_test SOURCES drain_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
 troupe_test(network_test SOURCES network_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 60
             COST 40)
+troupe_test(crossing_dials_test SOURCES crossing_dials_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60
+            COST 40)
 troupe_test(closed_connection_test SOURCES closed_connection_test.cpp host_end_test.cpp LINKS troupe::actors troupe::sanitized
             troupe::scratch LABELS integration TIMEOUT 60)
 troupe_test(placement_epochs_test SOURCES placement_epochs_test.cpp LINKS troupe::actors LABELS unit)
