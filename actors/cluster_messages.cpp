@@ -1,5 +1,9 @@
 #include "troupe/actors/cluster_messages.hpp"
 
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+
 namespace troupe::actors {
 
 std::string_view to_string(node_role role) noexcept {
@@ -33,6 +37,13 @@ std::optional<node_state> node_state_from(std::uint8_t number) noexcept {
   if (number < static_cast<std::uint8_t>(node_state::joining)) return std::nullopt;
   if (number > static_cast<std::uint8_t>(node_state::leaving)) return std::nullopt;
   return static_cast<node_state>(number);
+}
+
+bool is_boot_id(std::string_view text) noexcept {
+  constexpr std::size_t longest = 64;
+  return text.size() <= longest && std::ranges::all_of(text, [](unsigned char c) {
+           return std::isxdigit(c) != 0 || c == '-';
+         });
 }
 
 }  // namespace troupe::actors

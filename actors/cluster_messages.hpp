@@ -17,7 +17,7 @@
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 9;
+inline constexpr std::uint32_t protocol_version = 10;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -40,7 +40,16 @@ struct node_info {
   std::uint16_t port{0};  ///< the cluster port that was really bound
   std::uint64_t incarnation{0};
   std::uint32_t pid{0};
+  /// Where its process runs, as `transport::host_identity` says it: whoever dials the node knows
+  /// before that which backends are for one host only. Empty: it does not know.
+  std::string boot_id{};
+  std::uint64_t network_namespace{0};
+  std::uint64_t pid_namespace{0};
+  std::uint64_t user_namespace{0};
+  std::uint32_t uid{0};
 };
+/// Whether a node may say this of its host: empty, or hex digits and dashes.
+[[nodiscard]] bool is_boot_id(std::string_view text) noexcept;
 
 struct registration_request {
   std::uint32_t version{protocol_version};
@@ -198,15 +207,10 @@ struct link_request {
   std::uint64_t registered_epoch{0};
   std::uint8_t backend{0};  ///< `transport::backend_kind`
   std::uint32_t lanes{1};
-  std::string boot_id;  ///< `transport::host_identity` of the sender
-  std::uint64_t network_namespace{0};
-  std::uint64_t pid_namespace{0};
-  std::uint32_t pid{0};
-  std::uint32_t uid{0};
-  std::vector<std::string> gpus;
-  bytes offer;         ///< `transport::link_offer::payload`
-  bytes layout;        ///< `kvcache::encode(cache_layout)`; empty: none registered yet
-  std::string reason;  ///< why this backend, for the peer's log and status
+  std::vector<std::string> gpus;  ///< bus ids of those that hold the sender's cache
+  bytes offer;                    ///< `transport::link_offer::payload`
+  bytes layout;                   ///< `kvcache::encode(cache_layout)`; empty: none registered yet
+  std::string reason;             ///< why this backend, for the peer's log and status
 };
 
 struct link_reply {
@@ -243,7 +247,7 @@ struct lane_report {
 struct link_report {
   std::string peer;
   std::uint64_t peer_incarnation{0};
-  std::string backend;
+  std::string backend;  ///< empty: none is chosen yet
   std::string reason;
   std::string state;  ///< connecting, up, rebuilding, broken
   std::uint32_t lanes{0};
@@ -313,7 +317,7 @@ inline constexpr std::size_t max_call_bytes = std::size_t{1} << 20;
 template <class I>
 auto inspect(I& f, node_info& x) {
   return f(x.name, x.stage, x.role, x.replica, x.rank, x.ranks, x.host, x.port, x.incarnation,
-           x.pid);
+           x.pid, x.boot_id, x.network_namespace, x.pid_namespace, x.user_namespace, x.uid);
 }
 template <class I>
 auto inspect(I& f, registration_request& x) {
@@ -389,8 +393,7 @@ auto inspect(I& f, event_page& x) {
 template <class I>
 auto inspect(I& f, link_request& x) {
   return f(x.version, x.cluster, x.from, x.to_incarnation, x.supervisor_incarnation,
-           x.registered_epoch, x.backend, x.lanes, x.boot_id, x.network_namespace, x.pid_namespace,
-           x.pid, x.uid, x.gpus, x.offer, x.layout, x.reason);
+           x.registered_epoch, x.backend, x.lanes, x.gpus, x.offer, x.layout, x.reason);
 }
 template <class I>
 auto inspect(I& f, link_reply& x) {

@@ -10,6 +10,7 @@
 #include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/node_place.hpp"
 #include "troupe/kvcache/layout.hpp"
 
 namespace troupe::actors {
@@ -246,6 +247,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   auto endpoint = transport::endpoint::create(std::move(wanted));
   if (!endpoint) return fail(endpoint.error());
   context.endpoint = std::move(*endpoint);
+  context.self = placed_at(std::move(context.self), context.endpoint->identity());
 
   const bool is_store = stage->role == config::role::store;
   if (options.layout) {

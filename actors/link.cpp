@@ -17,7 +17,7 @@ link_report report(const link_state& st) {
   link_report r;
   r.peer = st.peer.name;
   r.peer_incarnation = st.peer.incarnation;
-  r.backend = std::string{transport::to_string(st.choice.kind)};
+  if (st.chose) r.backend = std::string{transport::to_string(st.choice.kind)};
   r.reason = st.choice.reason;
   switch (st.now) {
     case link_state::phase::dialling:

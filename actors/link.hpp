@@ -88,6 +88,7 @@ struct link_state {
   std::shared_ptr<transport::link> link;
   std::uint64_t generation{0};
   transport::backend_choice choice;
+  bool chose{false};  ///< there is a `choice`
   struct failed_backend {
     transport::backend_kind kind{};
     std::string why;

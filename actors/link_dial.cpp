@@ -64,9 +64,9 @@ bool was_given_up(const link_state& st, transport::backend_kind kind) {
   return std::ranges::find(st.failed, kind, &link_state::failed_backend::kind) != st.failed.end();
 }
 
-/// Identities travel in the request, the GPUs of the acceptor's cache in its reply, and each side
-/// refuses what it cannot reach. So what is unusable here is only left out, and the others are asked
-/// for in order of preference.
+/// The membership says where the peer is, the acceptor's reply on which GPUs its cache is, and each
+/// side refuses what it cannot reach. `auto` leaves out what is unusable here or cannot join the two,
+/// and asks for the others in order of preference.
 std::optional<transport::backend_kind> next_kind(const link_state& st) {
   const auto& settings = st.context->settings;
   const auto tried = [&](transport::backend_kind kind) { return was_given_up(st, kind); };
@@ -80,6 +80,7 @@ std::optional<transport::backend_kind> next_kind(const link_state& st) {
     }
   }
   for (const auto kind : settings.fallback) {
+    if (!settings.backend && in_the_way(st, kind)) continue;
     if (!tried(kind)) return kind;
   }
   return std::nullopt;
@@ -94,22 +95,32 @@ std::string failures(const link_state& st) {
   return text;
 }
 
-std::string reason_for(const link_state& st, transport::backend_kind kind) {
-  const bool configured = st.context->settings.backend == kind;
-  std::string reason = configured ? "configured" : "best that both sides can use";
-  reason += failures(st);
-  if (configured) return reason;
+/// "; xgmi: not built; shm: another host": what `auto` asks nobody for.
+std::string left_out(const link_state& st) {
+  std::string text;
   for (const auto& other : st.context->endpoint->backends()) {
     const auto name = "; " + std::string{transport::to_string(other.kind)} + ": ";
     if (!other.state.usable) {
-      reason += name;
+      text += name;
       // What to do about it is for whoever asks `troupe info`.
-      reason += without_advice(other.state.reason);
+      text += without_advice(other.state.reason);
     } else if (const auto why = in_the_way(st, other.kind); why && !was_given_up(st, other.kind)) {
-      reason += name + why->message;
+      text += name + why->message;
     }
   }
-  return reason;
+  return text;
+}
+
+std::string reason_for(const link_state& st, transport::backend_kind kind) {
+  if (st.context->settings.backend == kind) return "configured" + failures(st);
+  return "best that both sides can use" + failures(st) + left_out(st);
+}
+
+/// What the caller reads when no backend is left.
+troupe::error none_joins(const link_state& st) {
+  const bool automatic = !st.context->settings.backend;
+  return {errc::peer_unreachable, "no backend joins this node with " + st.peer.name + failures(st) +
+                                      (automatic ? left_out(st) : "")};
 }
 
 troupe::error no_answer(self_pointer self, const caf::error& err) {
@@ -157,11 +168,11 @@ void try_next_backend(self_pointer self) {
       end_link(self, given_up(st, {errc::link_broken, st.why_ended}));
       return;
     }
-    end_link(self, {errc::peer_unreachable,
-                    "no backend joins this node with " + st.peer.name + failures(st)});
+    end_link(self, none_joins(st));
     return;
   }
   st.choice = {*kind, reason_for(st, *kind)};
+  st.chose = true;
   st.attempt_began = now();
   if (st.broke) ++st.tries;
   if (const auto why = in_the_way(st, *kind)) {
@@ -172,7 +183,6 @@ void try_next_backend(self_pointer self) {
     backend_failed(self, opened.error());
     return;
   }
-  const auto identity = st.context->endpoint->identity();
   link_request request;
   request.cluster = st.context->settings.cluster;
   request.from = st.context->self;
@@ -182,11 +192,6 @@ void try_next_backend(self_pointer self) {
   request.registered_epoch = registered.epoch;
   request.backend = static_cast<std::uint8_t>(*kind);
   request.lanes = st.context->settings.lanes;
-  request.boot_id = identity.boot_id;
-  request.network_namespace = identity.network_namespace;
-  request.pid_namespace = identity.pid_namespace;
-  request.pid = identity.pid;
-  request.uid = identity.uid;
   request.gpus = cache_gpus(*st.context);
   request.offer = to_bytes(st.link->offer().payload);
   request.layout = to_bytes(st.context->encoded_layout);

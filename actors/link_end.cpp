@@ -1,4 +1,5 @@
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -50,8 +51,9 @@ void end_link(self_pointer self, troupe::error why) {
   st.now = link_state::phase::ending;
   st.why_ended = to_string(why);
   st.lost = why;
-  logger("link")->info("link to {} ({:016x}) over {} ended: {}", st.peer.name, st.peer.incarnation,
-                       transport::to_string(st.choice.kind), st.why_ended);
+  const auto over = st.chose ? " over " + std::string{transport::to_string(st.choice.kind)} : "";
+  logger("link")->info("link to {} ({:016x}){} ended: {}", st.peer.name, st.peer.incarnation, over,
+                       st.why_ended);
   st.for_room.clear();
   if (st.link) st.link->close();
   // Its transport may not be able to tell it any more.

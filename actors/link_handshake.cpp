@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <memory>
 #include <optional>
@@ -6,6 +7,8 @@
 #include <utility>
 
 #include "troupe/actors/link_parts.hpp"
+#include "troupe/actors/membership.hpp"
+#include "troupe/actors/node_place.hpp"
 
 namespace troupe::actors::link_parts {
 
@@ -24,10 +27,23 @@ troupe::error on_the_host(const node_info& node) {
           "the cache of " + node.name + " is in memory of the host, which xgmi does not move"};
 }
 
-transport::host_identity identity_of(const link_request& request) {
-  return {request.boot_id,       request.network_namespace,
-          request.pid_namespace, request.pid,
-          request.uid,           request.gpus};
+/// Of a reason that a peer gives, in bytes.
+constexpr std::size_t max_reason = 2048;
+
+std::optional<transport::backend_kind> kind_from(std::uint8_t number) {
+  using transport::backend_kind;
+  constexpr std::array all{backend_kind::shm, backend_kind::tcp, backend_kind::rdma,
+                           backend_kind::xgmi};
+  const auto kind = static_cast<backend_kind>(number);
+  if (std::ranges::find(all, kind) == all.end()) return std::nullopt;
+  return kind;
+}
+
+/// The peer, with the GPUs that it names.
+transport::host_identity peer_with(const link_state& st, const std::vector<std::string>& gpus) {
+  auto peer = place_of(st.peer);
+  peer.gpus = gpus;
+  return peer;
 }
 
 link_reply refusal(self_pointer self, troupe::error why) {
@@ -116,8 +132,12 @@ result<void> adopt_gpus(link_state& st, const std::vector<std::string>& named) {
 }
 
 std::optional<troupe::error> in_the_way(const link_state& st, transport::backend_kind kind) {
-  if (kind != transport::backend_kind::xgmi) return std::nullopt;
   const auto& here = *st.context;
+  if (transport::joins_one_host_only(kind)) {
+    auto apart = transport::why_apart(here.endpoint->identity(), place_of(st.peer));
+    if (apart) return troupe::error{errc::backend_unavailable, std::move(*apart)};
+  }
+  if (kind != transport::backend_kind::xgmi) return std::nullopt;
   if (!here.cache_gpu) return on_the_host(here.self);
   if (st.peer_on_gpu && !*st.peer_on_gpu) return on_the_host(st.peer);
   return std::nullopt;
@@ -125,12 +145,8 @@ std::optional<troupe::error> in_the_way(const link_state& st, transport::backend
 
 result<void> judge(const link_state& st, const std::vector<std::string>& gpus) {
   if (auto why = in_the_way(st, st.choice.kind)) return fail(std::move(*why));
-  // The acceptor has compared where both are: of that, the peer is what we are.
-  auto peer = st.context->endpoint->identity();
-  peer.gpus = gpus;
-  if (auto chosen = st.context->endpoint->choose(peer, st.choice.kind); !chosen) {
-    return fail(std::move(chosen).error());
-  }
+  auto chosen = st.context->endpoint->choose(peer_with(st, gpus), st.choice.kind);
+  if (!chosen) return fail(std::move(chosen).error());
   return {};
 }
 
@@ -141,15 +157,20 @@ link_reply accept(self_pointer self, const link_request& request) {
   } else {
     meet(self, self->current_sender());
   }
-  const auto kind = static_cast<transport::backend_kind>(request.backend);
+  const auto kind = kind_from(request.backend);
+  if (!kind) {
+    return refusal(self, {errc::backend_unavailable,
+                          "there is no backend number " + std::to_string(request.backend) +
+                              "; run the same release of Troupe on every host"});
+  }
+  // Before it may be refused, so that both sides name the same backend.
+  st.choice = {*kind, printable(request.reason, max_reason)};
+  st.chose = true;
   if (auto known = adopt_gpus(st, request.gpus); !known) return refusal(self, known.error());
-  if (auto why = in_the_way(st, kind)) return refusal(self, *why);
-  auto chosen = st.context->endpoint->choose(identity_of(request), kind);
-  if (!chosen) return refusal(self, chosen.error());
-  st.choice = {chosen->kind, request.reason};
+  if (auto joins = judge(st, request.gpus); !joins) return refusal(self, joins.error());
   if (auto fits = adopt_layout(st, request.layout); !fits) return refusal(self, fits.error());
   if (auto opened = open_transport(self); !opened) return refusal(self, opened.error());
-  const transport::link_offer offer{kind, incarnation{request.from.incarnation},
+  const transport::link_offer offer{*kind, incarnation{request.from.incarnation},
                                     from_bytes(request.offer)};
   link_reply reply;
   reply.offer = to_bytes(st.link->offer().payload);

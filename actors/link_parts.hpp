@@ -36,12 +36,12 @@ inline constexpr std::size_t max_cache_gpus = 64;
 [[nodiscard]] std::vector<std::string> cache_gpus(const node_context& context);
 /// Those that the peer names for its cache. `out_of_range`: too many, or what is no bus id.
 [[nodiscard]] result<void> adopt_gpus(link_state& st, const std::vector<std::string>& named);
-/// Why a backend does not move what is to move between this node and the peer, as far as that has
-/// spoken; none: it does.
+/// Why this backend cannot serve this pair of nodes, from what the peer has said so far: of its host
+/// when it registered, of its cache when the link is made. Empty if it can.
 [[nodiscard]] std::optional<troupe::error> in_the_way(const link_state& st,
                                                       transport::backend_kind kind);
-/// Whether the chosen backend joins this node with one whose cache is on those GPUs. The acceptor
-/// has judged the same from its side.
+/// Whether the chosen backend joins this node with the peer, whose cache is on those GPUs. Each side
+/// judges it for itself.
 [[nodiscard]] result<void> judge(const link_state& st, const std::vector<std::string>& gpus);
 /// A peer dials: the accepting side's answer.
 [[nodiscard]] link_reply accept(self_pointer self, const link_request& request);

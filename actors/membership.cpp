@@ -247,6 +247,11 @@ result<void> membership_table::check_identity(const registration_request& reques
                     " registers without a host, a bound port or an incarnation; it must bind its "
                     "port first and register what was bound");
   }
+  if (!is_boot_id(node.boot_id)) {
+    return fail(errc::invalid_config,
+                "node " + quoted(node.name) + " registers with a boot id that is none (" +
+                    quoted(node.boot_id) + "); it must run this release of Troupe");
+  }
   return {};
 }
 

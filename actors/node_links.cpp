@@ -149,6 +149,11 @@ std::optional<troupe::error> refusal_of(const node_context& context, const link_
   if (request.from.incarnation == 0) {
     return troupe::error{errc::stale_incarnation, "the peer did not say which life of it asks"};
   }
+  if (!is_boot_id(request.from.boot_id)) {
+    return troupe::error{errc::invalid_config,
+                         "the peer says of its host a boot id that is none; it must run this "
+                         "release of Troupe"};
+  }
   return std::nullopt;
 }
 

@@ -10,10 +10,14 @@ namespace troupe::transport {
 namespace {
 
 // The inode number of a namespace is its identity on this host. 0: the kernel does not show it, and
-// then it never counts as equal (`reaches` asks for numbers that are not 0).
+// then it never counts as equal.
 std::uint64_t namespace_number(const char* path) {
   struct stat info {};
   return ::stat(path, &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
+}
+
+bool same_namespace(std::uint64_t one, std::uint64_t other) {
+  return one != 0 && one == other;
 }
 
 }  // namespace
@@ -41,9 +45,40 @@ host_identity host_identity::of_this_process() {
   std::ifstream{"/proc/sys/kernel/random/boot_id"} >> self.boot_id;
   self.network_namespace = namespace_number("/proc/self/ns/net");
   self.pid_namespace = namespace_number("/proc/self/ns/pid");
+  self.user_namespace = namespace_number("/proc/self/ns/user");
   self.pid = static_cast<std::uint32_t>(::getpid());
   self.uid = static_cast<std::uint32_t>(::getuid());
   return self;
+}
+
+bool joins_one_host_only(backend_kind kind) noexcept {
+  switch (kind) {
+    case backend_kind::shm:
+    case backend_kind::xgmi: return true;
+    case backend_kind::tcp:
+    case backend_kind::rdma: return false;
+  }
+  return false;
+}
+
+std::optional<std::string> why_apart(const host_identity& self, const host_identity& peer) {
+  if (self.boot_id.empty() || peer.boot_id != self.boot_id) {
+    return "another host: memory is shared within one host only";
+  }
+  if (!same_namespace(peer.network_namespace, self.network_namespace)) {
+    return "same host, another network namespace: its unix socket cannot be reached";
+  }
+  if (!same_namespace(peer.pid_namespace, self.pid_namespace)) {
+    return "same host, another pid namespace: its process cannot be watched";
+  }
+  if (!same_namespace(peer.user_namespace, self.user_namespace)) {
+    return "same host, another user namespace: its user is not known here";
+  }
+  if (peer.uid != self.uid) {
+    return "same host, user " + std::to_string(peer.uid) + " there and " +
+           std::to_string(self.uid) + " here: memory is shared within one user only";
+  }
+  return std::nullopt;
 }
 
 }  // namespace troupe::transport

@@ -62,12 +62,13 @@ struct compute_stream {
 };
 
 /// Where a process runs, as far as backends need to know to prove that memory can be shared. Two
-/// processes are on one host when `boot_id` is equal; they can meet over `shm` when the namespaces
-/// are equal too.
+/// processes are on one host when `boot_id` is equal; `why_apart` says what else must be. A namespace is
+/// 0 where the kernel does not show it, and then equals no other.
 struct host_identity {
   std::string boot_id;
-  std::uint64_t network_namespace{0};
-  std::uint64_t pid_namespace{0};
+  std::uint64_t network_namespace{0};  ///< of abstract unix sockets
+  std::uint64_t pid_namespace{0};      ///< of `pid`
+  std::uint64_t user_namespace{0};     ///< of `uid`
   std::uint32_t pid{0};
   std::uint32_t uid{0};
   /// PCI bus ids of the GPUs that the process sees, "0000:1b:00.0"; what an endpoint says of itself.
@@ -77,6 +78,13 @@ struct host_identity {
   [[nodiscard]] static host_identity of_this_process();
   friend bool operator==(const host_identity&, const host_identity&) = default;
 };
+
+/// Whether links of this backend join processes of one host only: those that share memory.
+[[nodiscard]] bool joins_one_host_only(backend_kind kind) noexcept;
+/// Why two processes cannot share memory, whatever moves the bytes: they are on different hosts, in
+/// different namespaces, or of different users. Empty: they can.
+[[nodiscard]] std::optional<std::string> why_apart(const host_identity& self,
+                                                   const host_identity& peer);
 
 /// A peer's permission to read or write parts of one of our regions, in the form that travels to it
 /// in a message; what is permitted may be left out there, where the peer can tell it from the rest.

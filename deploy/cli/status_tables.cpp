@@ -123,10 +123,10 @@ void print_links(const cluster_status& status, std::ostream& out) {
     if (!n.report) continue;
     for (const auto& l : n.report->links)
       table.add(
-          {printable(n.member.node.name), printable(l.peer), printable(l.backend),
-           printable(l.state), number(l.lanes), bytes_text(l.bytes_out), bytes_text(l.bytes_in),
-           number(l.posted), number(l.completed), number(l.failed), number(l.refused),
-           number(l.rebuilds),
+          {printable(n.member.node.name), printable(l.peer),
+           l.backend.empty() ? "-" : printable(l.backend), printable(l.state), number(l.lanes),
+           bytes_text(l.bytes_out), bytes_text(l.bytes_in), number(l.posted), number(l.completed),
+           number(l.failed), number(l.refused), number(l.rebuilds),
            printable(l.last_break.empty() ? l.reason : l.reason + "; broke: " + l.last_break)});
   }
   if (table.empty()) {

@@ -9,11 +9,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <caf/event_based_actor.hpp>
 #include <caf/typed_event_based_actor.hpp>
 
+#include "troupe/actors/node_place.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 
@@ -167,6 +169,7 @@ inline registration_request request_of(const std::string& name, std::uint64_t in
   r.node.host = "127.0.0.1";
   r.node.port = port;
   r.node.incarnation = incarnation;
+  r.node = placed_at(std::move(r.node), transport::host_identity::of_this_process());
   return r;
 }
 

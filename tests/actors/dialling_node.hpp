@@ -123,6 +123,8 @@ class dialling_node : public ::testing::Test {
   local_node_actor actor;
   std::uint16_t peer_port{0};
   std::uint64_t epoch{0};
+  /// What the peer says of itself otherwise than a process of this host.
+  std::function<void(node_info&)> peer_is = [](node_info&) {};
 
   void TearDown() override {
     if (actor) caf::anon_send(actor, node_command{stop_node{}});  // and its links
@@ -146,6 +148,7 @@ class dialling_node : public ::testing::Test {
   void show(std::uint64_t life) {
     member peer;
     peer.node = request_of("prefill-0", life, peer_port).node;
+    peer_is(peer.node);
     peer.state = static_cast<std::uint8_t>(node_state::up);
     caf::anon_send(actor, members_atom_v, membership{"demo", 1, ++epoch, {peer}});
   }

@@ -1,10 +1,16 @@
-// A node whose cache is in memory of a GPU dials a peer that takes any link: whether a backend joins the
-// two is then for the dialling side to say, which alone knows what GPUs it sees and reaches.
+// Which backends a node asks a peer for. Of a peer on another host that is known before anything is
+// asked. Where a cache is in memory of a GPU, a peer that takes any link leaves it to the dialling side,
+// which alone knows what GPUs it sees and reaches.
 
+#include <algorithm>
 #include <functional>
 #include <ostream>
+#include <sstream>
 
 #include <gmock/gmock.h>
+#include <spdlog/sinks/ostream_sink.h>
+
+#include "troupe/actors/logging.hpp"
 
 #include "dialling_node.hpp"
 #include "gpu_double.hpp"
@@ -13,10 +19,14 @@ namespace troupe::actors::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using transport::backend_kind;
+using troupe::testing::wait_limit;
 
 /// What the peer was asked for, and told.
 struct heard_by_engine {
@@ -52,6 +62,15 @@ link_actor::behavior_type accepting_end(link_actor::pointer self,
       [ear](const link_notice& notice) { ear->notices.put(notice); },
       [](report_atom) { return link_report{}; },
   };
+}
+
+/// The backends that the peer was asked for, in that order.
+std::vector<backend_kind> asked_for(heard_by_engine& ear) {
+  std::vector<backend_kind> kinds;
+  for (std::size_t i = 0; i < ear.requests.size(); ++i) {
+    kinds.push_back(static_cast<backend_kind>(ear.requests.at(i)->backend));
+  }
+  return kinds;
 }
 
 /// What a peer says of its GPUs, and what is said of that.
@@ -95,13 +114,7 @@ class node_with_gpus : public dialling_node {
     if (!told) return {errc::deadline, "nobody said that no link comes"};
     return told->why;
   }
-  [[nodiscard]] std::vector<backend_kind> asked_for() const {
-    std::vector<backend_kind> kinds;
-    for (std::size_t i = 0; i < ear->requests.size(); ++i) {
-      kinds.push_back(static_cast<backend_kind>(ear->requests.at(i)->backend));
-    }
-    return kinds;
-  }
+  [[nodiscard]] std::vector<backend_kind> asked_for() const { return testing::asked_for(*ear); }
 };
 
 class out_of_reach : public node_with_gpus, public ::testing::WithParamInterface<named_gpus> {
@@ -210,6 +223,135 @@ TEST_F(node_with_gpus, looks_for_as_many_gpus_as_a_node_may_name) {
   const auto why = dial_in_vain(std::vector<std::string>(64, "0000:0c:00.0"));
   EXPECT_EQ(why.code, errc::peer_unreachable) << to_string(why);
   EXPECT_THAT(why.message, HasSubstr("does not see the peer's GPU 0000:0c:00.0"));
+}
+
+// -- hosts
+
+/// What a peer says of where it runs, and what is said of that.
+struct place_apart {
+  std::string name;
+  std::function<void(node_info&)> peer_is;
+  std::string why;
+};
+void PrintTo(const place_apart& tested, std::ostream* out) {
+  *out << tested.name;
+}
+
+/// The lines of the log that are about links, from here on. Made before the first link.
+class lines_about_links {
+ public:
+  lines_about_links() { logger("link")->sinks().push_back(sink_); }
+  ~lines_about_links() { std::erase(logger("link")->sinks(), sink_); }
+  lines_about_links(const lines_about_links&) = delete;
+  lines_about_links& operator=(const lines_about_links&) = delete;
+  /// Once nothing is written any more.
+  [[nodiscard]] std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+  spdlog::sink_ptr sink_ = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
+};
+
+/// It dials a peer that refuses whatever it is asked for.
+class node_that_is_refused : public dialling_node {
+ protected:
+  std::shared_ptr<heard_by_engine> ear = std::make_shared<heard_by_engine>();
+  lines_about_links log;
+
+  troupe::error dial_in_vain() {
+    const auto end = there.system().spawn(accepting_end, ear, std::vector<std::string>{});
+    there.own(end);
+    start(there.system().spawn(accepting_node, end));
+    show(9);
+    need();
+    const auto told = gone->at(0);
+    if (!told) return {errc::deadline, "nobody said that no link comes"};
+    return told->why;
+  }
+};
+
+/// A machine that runs the test may have a NIC.
+const auto only_over_a_wire =
+    AllOf(Contains(backend_kind::tcp), Each(AnyOf(backend_kind::rdma, backend_kind::tcp)));
+
+class node_elsewhere : public node_that_is_refused,
+                       public ::testing::WithParamInterface<place_apart> {
+ protected:
+  void SetUp() override { peer_is = GetParam().peer_is; }
+};
+
+TEST_P(node_elsewhere, is_asked_by_auto_for_no_backend_of_one_host) {
+  context->settings.backend.reset();
+  const auto why = dial_in_vain();
+  EXPECT_THAT(asked_for(*ear), only_over_a_wire);
+  EXPECT_THAT(ear->requests.at(0)->reason,
+              AllOf(HasSubstr("; shm: " + GetParam().why), Not(HasSubstr("failed"))));
+  EXPECT_THAT(log.text(), Not(HasSubstr("over shm failed")));
+  EXPECT_THAT(why.message, HasSubstr("; shm: " + GetParam().why));
+}
+
+TEST_P(node_elsewhere, is_asked_by_auto_for_none_of_those_that_a_fallback_names_either) {
+  context->settings.backend.reset();
+  context->settings.fallback = {backend_kind::shm};
+  (void)dial_in_vain();
+  EXPECT_THAT(asked_for(*ear), only_over_a_wire);
+  EXPECT_THAT(log.text(), Not(HasSubstr("over shm failed")));
+}
+
+TEST_P(node_elsewhere, ends_a_link_at_once_that_was_to_be_over_shm) {
+  context->settings.backend = backend_kind::shm;
+  const auto why = dial_in_vain();
+  EXPECT_EQ(why.code, errc::peer_unreachable);
+  EXPECT_THAT(why.message, HasSubstr("no backend joins this node with prefill-0; shm failed: "
+                                     "backend_unavailable: " +
+                                     GetParam().why));
+  EXPECT_EQ(ear->requests.size(), 0u) << "it was known before";
+  EXPECT_THAT(log.text(), HasSubstr("over shm ended"));
+}
+
+TEST_P(node_elsewhere,
+       is_told_why_by_a_node_that_it_asks_for_shm_and_which_names_the_same_backend) {
+  start(there.system().spawn(mute, [](const auto&, const auto&) {}));
+  link_request request;
+  request.cluster = "demo";
+  request.from = request_of("prefill-0", 9, peer_port).node;
+  peer_is(request.from);
+  request.to_incarnation = context->self.incarnation;
+  request.backend = static_cast<std::uint8_t>(backend_kind::shm);
+  const auto reply = ask<link_reply>(here.system(), actor, "the node", wait_limit, request);
+  ASSERT_TRUE(reply) << to_string(reply.error());
+  EXPECT_EQ(reply->failed, static_cast<std::uint8_t>(errc::backend_unavailable));
+  EXPECT_THAT(reply->sentence, HasSubstr(GetParam().why));
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("over shm ended"), Not(HasSubstr("over tcp"))));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    of_a_peer, node_elsewhere,
+    ::testing::Values(
+        place_apart{"another_host", [](node_info& n) { n.boot_id = "5eed"; }, "another host"},
+        place_apart{"unknown_host", [](node_info& n) { n.boot_id.clear(); }, "another host"},
+        place_apart{"another_network", [](node_info& n) { ++n.network_namespace; },
+                    "same host, another network namespace"},
+        place_apart{"another_pid_namespace", [](node_info& n) { ++n.pid_namespace; },
+                    "same host, another pid namespace"},
+        place_apart{"another_user_namespace", [](node_info& n) { ++n.user_namespace; },
+                    "same host, another user namespace"},
+        place_apart{"another_user", [](node_info& n) { ++n.uid; }, "same host, user "}),
+    [](const auto& tested) { return tested.param.name; });
+
+TEST_F(node_that_is_refused, by_a_peer_of_its_own_host_has_asked_it_for_shm_first) {
+  context->settings.backend.reset();
+  (void)dial_in_vain();
+  ASSERT_GT(ear->requests.size(), 1u);
+  EXPECT_EQ(asked_for(*ear).front(), backend_kind::shm);
+  EXPECT_EQ(asked_for(*ear).back(), backend_kind::tcp);
+}
+
+TEST_F(node_with_gpus, asks_no_peer_of_another_host_for_a_backend_between_gpus) {
+  peer_is = [](node_info& n) { n.boot_id = "5eed"; };
+  const auto why = dial_in_vain({"0000:0a:00.0"});
+  EXPECT_THAT(asked_for(), ElementsAre(backend_kind::tcp));
+  EXPECT_THAT(why.message, HasSubstr("xgmi failed: backend_unavailable: another host"));
 }
 
 }  // namespace

@@ -463,6 +463,10 @@ TEST_F(membership_of_a_cluster, refuses_what_does_not_fit_the_deployment_in_one_
   EXPECT_THAT(refused([](r& x) { x.node.ranks = 4; }),
               HasSubstr("tensor-parallel size 4 but the deployment says 2"));
   EXPECT_THAT(refused([](r& x) { x.node.port = 0; }), HasSubstr("without a host, a bound port"));
+  EXPECT_THAT(refused([](r& x) { x.node.boot_id = "\033[2J"; }),
+              HasSubstr("registers with a boot id that is none"));
+  EXPECT_THAT(refused([](r& x) { x.node.boot_id.assign(65, 'a'); }),
+              HasSubstr("registers with a boot id that is none"));
   EXPECT_THAT(refused([](r& x) { x.node.host.clear(); }), HasSubstr("without a host"));
   EXPECT_THAT(refused([](r& x) { x.node.host.assign(100000, 'h'); }), HasSubstr("without a host"));
   EXPECT_THAT(refused([](r& x) { x.node.incarnation = 0; }), HasSubstr("or an incarnation"));

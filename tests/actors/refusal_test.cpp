@@ -429,6 +429,8 @@ int asks_for_wrong_links(line_channel& channel) {
   ask([](auto& request) { request.from.incarnation = 0; });
   ask([](auto& request) { ++request.version; });
   ask([](auto& request) { request.cluster = "another"; });
+  ask([](auto& request) { request.from.boot_id = "\033[2J"; });
+  ask([](auto& request) { request.backend = 77; });
   ask([](auto& request) { request.gpus.assign(65, "0000:0a:00.0"); });
   ask([](auto& request) { request.gpus = {"0000:\033[2J"}; });
   (void)channel.order();
@@ -443,8 +445,9 @@ TEST_F(refusal, of_a_link_that_means_another_life_release_or_cluster_or_names_no
   ASSERT_TRUE(node);
   const auto self = node->report().node;
   stranger.channel().say(std::to_string(self.port) + " " + std::to_string(self.incarnation));
-  for (const auto* expected : {"stale_incarnation", "stale_incarnation", "version_mismatch",
-                               "invalid_config", "out_of_range", "out_of_range"}) {
+  for (const auto* expected :
+       {"stale_incarnation", "stale_incarnation", "version_mismatch", "invalid_config",
+        "invalid_config", "backend_unavailable", "out_of_range", "out_of_range"}) {
     EXPECT_EQ(stranger.channel().hear().value_or("silence"), expected);
   }
   listener there{*node};

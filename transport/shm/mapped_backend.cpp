@@ -22,22 +22,6 @@ void mapped_backend::close() {
   if (const auto listener = std::exchange(listener_, nullptr)) listener->stop();
 }
 
-std::optional<std::string> mapped_backend::why_apart(const host_identity& peer) const {
-  const auto& self = context_.identity;
-  if (self.boot_id.empty() || peer.boot_id != self.boot_id) return "another host";
-  if (peer.network_namespace != self.network_namespace) {
-    return "same host, another network namespace: its unix socket cannot be reached";
-  }
-  if (peer.pid_namespace != self.pid_namespace) {
-    return "same host, another pid namespace: its process cannot be watched";
-  }
-  if (peer.uid != self.uid) {
-    return "same host, user " + std::to_string(peer.uid) + " there and " +
-           std::to_string(self.uid) + " here: memory is shared within one user only";
-  }
-  return std::nullopt;
-}
-
 result<std::shared_ptr<link>> mapped_backend::open(const link_options& options,
                                                    std::shared_ptr<link_sink> sink) {
   if (auto here = probe(); !here.usable) {

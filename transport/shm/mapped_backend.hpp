@@ -30,9 +30,6 @@ class mapped_backend : public backend {
   void start();
   /// No region's end is told any more. Called first in the destructor of a leaf that is told of it.
   void close();
-  /// Why a process cannot be joined whatever moves the bytes: it is of another host, namespace or
-  /// user. Empty: it can.
-  [[nodiscard]] std::optional<std::string> why_apart(const host_identity& peer) const;
 
   [[nodiscard]] virtual std::shared_ptr<mapped_link> make(const link_options& options,
                                                           std::shared_ptr<link_sink> sink) = 0;

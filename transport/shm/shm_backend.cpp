@@ -37,7 +37,7 @@ class shm_backend final : public shm::mapped_backend {
   }
 
   [[nodiscard]] usability reaches(const host_identity& peer) const override {
-    if (auto why = why_apart(peer)) return {false, std::move(*why)};
+    if (auto why = why_apart(context_.identity, peer)) return {false, std::move(*why)};
     return {true, "same host, namespaces and user" + about_engine_memory()};
   }
 

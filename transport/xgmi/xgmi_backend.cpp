@@ -46,7 +46,7 @@ class xgmi_backend final : public shm::mapped_backend {
 };
 
 usability xgmi_backend::reaches(const host_identity& peer) const {
-  if (auto why = why_apart(peer)) return {false, std::move(*why)};
+  if (auto why = why_apart(context_.identity, peer)) return {false, std::move(*why)};
   if (peer.gpus.empty()) return {false, "same host, but the peer names no GPU of its own"};
   const auto& runtime = *gpus_->site->runtime;
   const auto& devices = runtime.devices();

@@ -1,5 +1,7 @@
 #include "troupe/transport/endpoint.hpp"
 
+#include <functional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -93,6 +95,37 @@ TEST(types_test, names_and_kinds_match) {
   EXPECT_EQ(self.boot_id.size(), 36U);
   EXPECT_NE(self.network_namespace, 0U);
   EXPECT_NE(self.pid_namespace, 0U);
+  EXPECT_NE(self.user_namespace, 0U);
+}
+
+TEST(types_test, processes_share_memory_only_where_host_namespaces_and_user_are_the_same) {
+  const auto self = host_identity::of_this_process();
+  EXPECT_FALSE(why_apart(self, self));
+  const auto why = [&](const std::function<void(host_identity&)>& otherwise) {
+    auto peer = self;
+    otherwise(peer);
+    return why_apart(self, peer).value_or("not apart");
+  };
+  using id = host_identity;
+  EXPECT_THAT(why([](id& x) { x.boot_id = "another"; }), ::testing::StartsWith("another host"));
+  EXPECT_THAT(why([](id& x) { x.boot_id.clear(); }), ::testing::StartsWith("another host"));
+  EXPECT_THAT(why([](id& x) { ++x.network_namespace; }), ::testing::HasSubstr("network namespace"));
+  EXPECT_THAT(why([](id& x) { ++x.pid_namespace; }), ::testing::HasSubstr("pid namespace"));
+  EXPECT_THAT(why([](id& x) { ++x.user_namespace; }), ::testing::HasSubstr("user namespace"));
+  EXPECT_THAT(why([](id& x) { ++x.uid; }), ::testing::HasSubstr("within one user only"));
+  EXPECT_EQ(why([](id& x) { ++x.pid; }), "not apart");
+}
+
+TEST(types_test, what_the_kernel_does_not_show_is_not_the_same) {
+  auto blind = host_identity::of_this_process();
+  blind.boot_id.clear();
+  EXPECT_TRUE(why_apart(blind, blind));
+  for (const auto hidden : {&host_identity::network_namespace, &host_identity::pid_namespace,
+                            &host_identity::user_namespace}) {
+    auto some = host_identity::of_this_process();
+    some.*hidden = 0;
+    EXPECT_TRUE(why_apart(some, some));
+  }
 }
 
 }  // namespace
