@@ -69,10 +69,11 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
     // An acceptor of an attempt that failed is watched as well, and does not matter any more.
     if (down.source != state.peer_node.address() && down.source != state.other_end.address())
       return;
-    const bool ended = down.source == state.other_end.address() && !down.reason;
-    carry_out(self, peer_left{{errc::peer_lost,
-                               ended ? state.peer.name + " ended the link"
-                                     : "the process of " + state.peer.name + " is gone"}});
+    if (down.source == state.other_end.address() && !down.reason) {
+      other_end_ended(self, state.peer.name + " ended the link");
+      return;
+    }
+    carry_out(self, peer_left{{errc::peer_lost, "the process of " + state.peer.name + " is gone"}});
   });
   if (st.role == transport::link_role::initiator) dial(self);
   return {

@@ -101,6 +101,9 @@ bool repeat_words(link_state& st, transfer_id transfer);
 void meet(self_pointer self, const caf::strong_actor_ptr& other);
 void carry_out(self_pointer self, const look_for_dialler& order);
 void hear(self_pointer self, const link_notice& notice);
+/// The peer's actor of this link has ended, and its process lives: the end of this attempt, or of the
+/// link.
+void other_end_ended(self_pointer self, std::string why);
 
 // -- whether the peer lives (link_watch.cpp)
 

@@ -150,6 +150,16 @@ void resume_sessions(link_state& st) {
 
 // -- the other end
 
+void other_end_ended(self_pointer self, std::string why) {
+  auto& st = self->state;
+  if (is_dialler(st) && !st.broke && st.now == link_state::phase::connecting) {
+    // The acceptor may hear sooner than this end that the attempt came to nothing.
+    backend_failed(self, {errc::link_broken, std::move(why)});
+    return;
+  }
+  carry_out(self, peer_left{{errc::peer_lost, std::move(why)}});
+}
+
 void hear(self_pointer self, const link_notice& notice) {
   auto& st = self->state;
   if (self->current_sender() == nullptr || !st.other_end ||
@@ -158,7 +168,7 @@ void hear(self_pointer self, const link_notice& notice) {
   }
   heard_besides(st);
   if (notice.ended != 0) {
-    carry_out(self, peer_left{{errc::peer_lost, st.peer.name + " ended the link: " + notice.why}});
+    other_end_ended(self, st.peer.name + " ended the link: " + notice.why);
   } else if (is_dialler(st) && st.now == link_state::phase::up) {
     break_link(self, cause_of(st, notice.why));
   }

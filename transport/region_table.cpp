@@ -1,5 +1,6 @@
 #include "troupe/transport/region_table.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -269,6 +270,14 @@ std::set<std::uint32_t> region_table::gpus() const {
     if (const auto gpu = one->gpu()) found.insert(*gpu);
   }
   return found;
+}
+
+bool region_table::has_engine_memory() const {
+  const std::shared_lock lock{mutex_};
+  return std::ranges::any_of(regions_, [](const auto& entry) {
+    const region& one = *entry.second;
+    return one.kind() == memory_kind::host && one.fd() < 0;
+  });
 }
 
 std::size_t region_table::size() const {

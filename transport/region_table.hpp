@@ -154,6 +154,8 @@ class region_table {
   [[nodiscard]] std::size_t size() const;
   /// The GPUs that have a region, each once.
   [[nodiscard]] std::set<std::uint32_t> gpus() const;
+  /// Whether there is memory of the host that the engine owns: no other process can map it.
+  [[nodiscard]] bool has_engine_memory() const;
 
  private:
   /// The table's own use of a region.

@@ -2,6 +2,7 @@ troupe_test(fault_test SOURCES killed_prefill_test.cpp killed_decode_test.cpp fr
                                 frozen_decode_test.cpp
                                 retry_test.cpp refusal_test.cpp
             LINKS troupe::actors troupe::sanitized troupe::gpu_double troupe::scratch LABELS faults TIMEOUT 60)
+troupe_test(apart_test SOURCES apart_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)
 troupe_test(leases_test SOURCES leases_test.cpp reclaimed_test.cpp
             LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 120)
 troupe_test(value_test SOURCES value_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60

@@ -141,6 +141,10 @@ class mapped_link : public link,
   [[nodiscard]] result<void> on_welcome(received& in);
   [[nodiscard]] result<void> on_ready_message(const ready_message& in);
   [[nodiscard]] result<void> become_up();
+  /// Before our memory is probed.
+  void show_memory_to(const peer_credentials& peer);
+  /// Whether each end reaches what the other has of its engine.
+  [[nodiscard]] result<void> check_reach() const;
   void use_control(control_mapping control);
   /// Reads what the socket holds; returns why the link must end, if it must.
   [[nodiscard]] std::optional<ending> read_socket();
@@ -204,6 +208,8 @@ class mapped_link : public link,
   std::optional<dial_in> parked_;  ///< a dialer that came before our `connect`
   bool we_reach_peer_memory_{false};
   bool peer_reaches_our_memory_{false};
+  bool we_own_memory_{false};  ///< of the engine, as we have told the peer
+  bool peer_owns_memory_{false};
 
   owned_fd socket_;
   owned_fd our_doorbell_;

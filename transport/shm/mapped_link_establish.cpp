@@ -10,6 +10,7 @@
 
 #include "troupe/transport/os_error.hpp"
 #include "troupe/transport/shm/mapped_link.hpp"
+#include "troupe/transport/shm/tracing.hpp"
 
 // How a link between processes of one host comes up: offers, the handshake over the socket, and what the socket says
 // later.
@@ -107,11 +108,13 @@ result<void> mapped_link::try_dial() {
   if (!from) return fail(std::move(from).error());
   if (auto ok = check_credentials(*from); !ok) return ok;
   peer_process_ = peer_process::open(from->pid);
+  show_memory_to(*from);
   hello_message hello;
   hello.acceptor_token = peer_offer_->secret;
   hello.dialer = self_.value;
   hello.acceptor = options_.peer.value;
   hello.probe = {reinterpret_cast<std::uintptr_t>(&probe_value_), probe_value_};
+  hello.owns_memory = we_own_memory_ ? 1 : 0;
   if (auto ok = send_message(socket->get(), hello); !ok) return ok;
   return watch_socket(std::move(*socket));
 }
@@ -143,9 +146,11 @@ result<void> mapped_link::on_welcome(received& in) {
   use_control(std::move(*control));
   we_reach_peer_memory_ = peer_process_.shows(said.probe);
   peer_reaches_our_memory_ = said.reaches_dialer_memory == 1;
+  peer_owns_memory_ = said.owns_memory == 1;
   ready_message ready;
   ready.reaches_acceptor_memory = we_reach_peer_memory_ ? 1 : 0;
   if (auto ok = send_message(socket_.get(), ready); !ok) return ok;
+  if (auto ok = check_reach(); !ok) return ok;
   return become_up();
 }
 
@@ -182,13 +187,16 @@ result<void> mapped_link::answer_dialer(dial_in& caller) {
                 "eventfd: " + what_errno(errno) + "; raise the limit of open files");
   }
   peer_process_ = peer_process::open(caller.from.pid);
+  show_memory_to(caller.from);
   welcome_message welcome;
   welcome.dialer_token = peer_offer_->secret;
   welcome.dialer = options_.peer.value;
   welcome.acceptor = self_.value;
   welcome.probe = {reinterpret_cast<std::uintptr_t>(&probe_value_), probe_value_};
   we_reach_peer_memory_ = peer_process_.shows(caller.hello.probe);
+  peer_owns_memory_ = caller.hello.owns_memory == 1;
   welcome.reaches_dialer_memory = we_reach_peer_memory_ ? 1 : 0;
+  welcome.owns_memory = we_own_memory_ ? 1 : 0;
   const std::array fds{control->fd(), dialers_bell.get(), our_doorbell_.get()};
   if (auto ok = send_message(caller.socket.get(), welcome, fds); !ok) {
     if (said_bye(caller.socket.get())) return fail(errc::link_broken, "the peer closed the link");
@@ -205,7 +213,30 @@ result<void> mapped_link::on_ready_message(const ready_message& in) {
     return fail(errc::unauthorized, peer_name() + " sent a ready out of turn");
   }
   peer_reaches_our_memory_ = in.reaches_acceptor_memory == 1;
+  if (auto ok = check_reach(); !ok) return ok;
   return become_up();
+}
+
+// -- memory of the engine
+
+/// Under both locks.
+void mapped_link::show_memory_to(const peer_credentials& peer) {
+  we_own_memory_ = regions_.has_engine_memory();
+  if (we_own_memory_) let_trace(peer.pid);
+}
+
+/// Under both locks. Better no link than one over which every transfer fails: there are other backends.
+/// What `xgmi` is for is no memory of the host.
+result<void> mapped_link::check_reach() const {
+  if (kind_ != backend_kind::shm) return {};
+  const bool hidden_here = we_own_memory_ && !peer_reaches_our_memory_;
+  const bool hidden_there = peer_owns_memory_ && !we_reach_peer_memory_;
+  if (!hidden_here && !hidden_there) return {};
+  return fail(errc::backend_unavailable,
+              std::string{hidden_here ? "the peer may not reach this process's"
+                                      : "this process may not reach the peer's"} +
+                  " memory, of which a part is the engine's own (process_vm_readv: " +
+                  why_not_traced(ptrace_scope()) + ")");
 }
 
 // -- up

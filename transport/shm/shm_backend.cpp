@@ -1,11 +1,11 @@
 #include "troupe/transport/shm/shm_backend.hpp"
 
-#include <fstream>
 #include <string>
 #include <utility>
 
 #include "troupe/transport/shm/mapped_backend.hpp"
 #include "troupe/transport/shm/staged_link.hpp"
+#include "troupe/transport/shm/tracing.hpp"
 
 namespace troupe::transport {
 
@@ -13,13 +13,11 @@ namespace {
 
 /// What an operator should know about memory that the engine allocated itself.
 std::string about_engine_memory() {
-  std::ifstream file{"/proc/sys/kernel/yama/ptrace_scope"};
-  int scope = 0;
-  if (file >> scope && scope != 0) {
-    return "; memory of the engine may be out of reach (ptrace_scope is " + std::to_string(scope) +
-           "): regions that the endpoint allocates are not";
-  }
-  return "";
+  // Under 1 a peer is named, and may.
+  const auto scope = shm::ptrace_scope().value_or(0);
+  if (scope < 2) return "";
+  return "; memory of the engine may be out of reach (ptrace_scope is " + std::to_string(scope) +
+         "): regions that the endpoint allocates are not";
 }
 
 class shm_backend final : public shm::mapped_backend {

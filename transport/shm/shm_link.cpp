@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "troupe/transport/grant_table.hpp"
+#include "troupe/transport/shm/tracing.hpp"
 
 namespace troupe::transport::shm {
 
@@ -52,9 +53,10 @@ result<void> shm_link::share_region(const region& memory) {
     return fail(
         errc::backend_unavailable,
         "region " + std::to_string(memory.id().value) + " '" + memory.name() +
-            "' is memory of the engine, and the kernel does not let the peer access this "
-            "process (process_vm_readv; see /proc/sys/kernel/yama/ptrace_scope): allocate the "
-            "region through the endpoint, or use backend tcp");
+            "' is memory of the engine, registered after this link was made, and the kernel does "
+            "not let the peer reach it (process_vm_readv: " +
+            why_not_traced(ptrace_scope()) +
+            "); allocate the region through the endpoint, or use backend tcp");
   }
   if (shared_regions_.contains(memory.id())) return {};
   const int fd = memory.fd();

@@ -6,6 +6,7 @@
 
 #include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/shm/shm_link.hpp"
+#include "troupe/transport/shm/tracing.hpp"
 
 // The initiator's side of a link: checking, copying and completing batches.
 
@@ -65,8 +66,8 @@ result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
   if (key->how == grant_key::memory::process) {
     if (!we_reach_peer_memory_) {
       return fail(errc::backend_unavailable,
-                  "the kernel does not permit process_vm_* on the peer's process; see "
-                  "/proc/sys/kernel/yama/ptrace_scope");
+                  "the kernel does not let this process reach the peer's memory (" +
+                      why_not_traced(ptrace_scope()) + ")");
     }
     made.remote_address = key->address;
     return {};

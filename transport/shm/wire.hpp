@@ -36,10 +36,14 @@
 ///
 /// A hello proves that the dialer holds the acceptor's offer (its token), the welcome that the
 /// acceptor holds the dialer's. Anything else, or anything late, closes the socket.
+///
+/// Both carry a probe that the receiver reads from the sender's memory, and both ends judge by the
+/// outcomes whether the link comes up: where a process has memory of its engine, which cannot be mapped,
+/// the other must reach it. The dialer says ready either way, so that the acceptor can judge as well.
 namespace troupe::transport::shm {
 
 using token = std::array<std::byte, 16>;
-inline constexpr std::uint16_t wire_version = 2;
+inline constexpr std::uint16_t wire_version = 3;
 inline constexpr std::uint32_t wire_magic = 0x54525031;
 
 /// The payload of a `link_offer` of this backend.
@@ -66,6 +70,8 @@ struct hello_message {
   std::uint64_t dialer{0};    ///< incarnation of the sender
   std::uint64_t acceptor{0};  ///< incarnation that it expects here
   memory_probe probe;
+  std::uint32_t owns_memory{0};  ///< 1: the dialer has memory of its engine
+  std::uint32_t unused{0};
 };
 
 struct welcome_message {
@@ -74,7 +80,7 @@ struct welcome_message {
   std::uint64_t acceptor{0};
   memory_probe probe;
   std::uint32_t reaches_dialer_memory{0};  ///< 1: process_vm_* from acceptor to dialer works
-  std::uint32_t unused{0};
+  std::uint32_t owns_memory{0};            ///< 1: the acceptor has memory of its engine
 };
 
 struct ready_message {

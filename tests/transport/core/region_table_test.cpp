@@ -24,6 +24,21 @@ TEST(region_table_test, allocated_memory_is_zeroed_writable_and_cannot_be_shrunk
   EXPECT_NE(::ftruncate(use->fd(), 1 << 20), 0);
 }
 
+TEST(region_table_test, only_memory_that_the_engine_brought_is_the_engines) {
+  region_table table{4};
+  ASSERT_TRUE(table.allocate(4096, "ours"));
+  EXPECT_FALSE(table.has_engine_memory());
+  std::vector<std::byte> memory(100);
+  ASSERT_TRUE(table.add_of_gpu(memory, "of a GPU", 0));
+  EXPECT_FALSE(table.has_engine_memory()) << "no processor copies it";
+  std::vector<std::byte> more(100);
+  const auto region = table.add(more, "the engine's");
+  ASSERT_TRUE(region);
+  EXPECT_TRUE(table.has_engine_memory());
+  ASSERT_TRUE(table.remove(*region));
+  EXPECT_FALSE(table.has_engine_memory());
+}
+
 TEST(region_table_test, an_overlap_is_refused_and_names_the_region_that_is_there) {
   region_table table{10};
   std::vector<std::byte> memory(1000);

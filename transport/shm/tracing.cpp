@@ -1,0 +1,52 @@
+#include "troupe/transport/shm/tracing.hpp"
+
+#include <fstream>
+#include <mutex>
+#include <optional>
+
+#include <sys/prctl.h>
+
+namespace troupe::transport::shm {
+
+namespace {
+
+/// Under which a process names who may trace it.
+constexpr int only_who_is_named = 1;
+
+}  // namespace
+
+std::optional<int> ptrace_scope() {
+  std::ifstream file{"/proc/sys/kernel/yama/ptrace_scope"};
+  int scope = 0;
+  if (!(file >> scope)) return std::nullopt;
+  return scope;
+}
+
+std::string why_not_traced(std::optional<int> scope) {
+  if (scope.value_or(0) == 0) {
+    return "one of the two processes has rights that the other has not, cannot be dumped "
+           "(PR_SET_DUMPABLE), or runs in a container that forbids it: start both alike, or give "
+           "them CAP_SYS_PTRACE";
+  }
+  const auto found = "kernel.yama.ptrace_scope is " + std::to_string(*scope);
+  if (*scope == only_who_is_named) {
+    return found +
+           " and naming the peer with PR_SET_PTRACER was not enough: set it to 0, or give "
+           "both processes CAP_SYS_PTRACE";
+  }
+  if (*scope == 2) return found + ": set it to 1, or give both processes CAP_SYS_PTRACE";
+  return found + ": boot this host with 0 or 1";
+}
+
+void let_trace(std::uint32_t pid) {
+  // The kernel's entry is one for the whole process, and so is what was put there.
+  static std::mutex mutex;
+  static std::optional<std::uint32_t> named;
+  const std::lock_guard lock{mutex};
+  if (ptrace_scope() != only_who_is_named) return;
+  const bool several = named && *named != pid;
+  if (!several) named = pid;
+  ::prctl(PR_SET_PTRACER, several ? PR_SET_PTRACER_ANY : static_cast<unsigned long>(pid), 0, 0, 0);
+}
+
+}  // namespace troupe::transport::shm
