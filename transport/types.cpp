@@ -1,5 +1,6 @@
 #include "troupe/transport/types.hpp"
 
+#include <cerrno>
 #include <fstream>
 
 #include <sys/stat.h>
@@ -9,11 +10,16 @@ namespace troupe::transport {
 
 namespace {
 
+/// What stands for the only namespace of a kernel that is built without those; no inode has it.
+constexpr std::uint64_t only_namespace = 1;
+
 // The inode number of a namespace is its identity on this host. 0: the kernel does not show it, and
 // then it never counts as equal.
 std::uint64_t namespace_number(const char* path) {
   struct stat info {};
-  return ::stat(path, &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
+  if (::stat(path, &info) == 0) return static_cast<std::uint64_t>(info.st_ino);
+  const bool none_of_the_kind = errno == ENOENT && ::stat("/proc/self/ns", &info) == 0;
+  return none_of_the_kind ? only_namespace : 0;
 }
 
 bool same_namespace(std::uint64_t one, std::uint64_t other) {
