@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include <caf/send.hpp>
 
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/message_fields.hpp"
+#include "troupe/actors/messages.hpp"
 #include "troupe/actors/room_to_start.hpp"
+#include "troupe/actors/system.hpp"
 
 namespace troupe::actors {
 
@@ -35,13 +39,66 @@ bool connection_is_useless(const troupe::error& e) {
 
 }  // namespace
 
+class cluster_client::connections {
+ public:
+  explicit connections(const cluster_client_options& options)
+      : supervisor_host_{options.host},
+        supervisor_port_{options.port},
+        timeout_{options.timeout},
+        host_{options.actors} {}
+
+  [[nodiscard]] result<supervisor_actor> supervisor(milliseconds timeout);
+
+  template <class Reply, class... Args>
+  [[nodiscard]] result<Reply> ask_supervisor(milliseconds timeout, Args... args) {
+    auto whom = supervisor(std::min(timeout, timeout_));
+    if (!whom) return fail(whom.error());
+    return ask_supervisor_at<Reply>(*whom, timeout, std::move(args)...);
+  }
+
+  /// Asks a handle that `supervisor` gave.
+  template <class Reply, class... Args>
+  [[nodiscard]] result<Reply> ask_supervisor_at(const supervisor_actor& whom, milliseconds timeout,
+                                                Args... args) {
+    auto reply = ask<Reply>(host_.system(), whom, "the supervisor", timeout, std::move(args)...);
+    if (!reply && connection_is_useless(reply.error())) forget_supervisor();
+    return reply;
+  }
+
+  [[nodiscard]] result<node_actor> reach(const node_info& node);
+
+  /// Asks a node that `reach` gave.
+  template <class Reply, class... Args>
+  [[nodiscard]] result<Reply> ask_node(const node_info& node, const node_actor& whom,
+                                       milliseconds timeout, Args... args) {
+    auto reply = ask<Reply>(host_.system(), whom, name_of(node), timeout, std::move(args)...);
+    if (!reply && connection_is_useless(reply.error())) forget(node);
+    return reply;
+  }
+
+ private:
+  void forget(const node_info& node);
+  void forget_supervisor();
+
+  std::string supervisor_host_;
+  std::uint16_t supervisor_port_;
+  milliseconds timeout_;
+  actor_host host_;
+  std::mutex mutex_;
+  supervisor_actor supervisor_;
+  std::map<std::uint64_t, node_actor> nodes_;  ///< by incarnation
+};
+
 cluster_client::cluster_client(cluster_client_options options)
-    : options_{std::move(options)}, host_{options_.actors} {}
+    : options_{std::move(options)}, connections_{std::make_unique<connections>(options_)} {}
+
+cluster_client::~cluster_client() = default;
 
 result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_options options) {
   if (auto room = check_room(room_of_a_client); !room) return fail(room.error());
   auto client = unconnected(std::move(options));
-  if (auto there = client->supervisor(client->options_.timeout); !there) return fail(there.error());
+  if (auto there = client->connections_->supervisor(client->options_.timeout); !there)
+    return fail(there.error());
   return client;
 }
 
@@ -51,48 +108,39 @@ std::unique_ptr<cluster_client> cluster_client::unconnected(cluster_client_optio
 
 // -- calls
 
-template <class Reply, class... Args>
-result<Reply> cluster_client::ask_supervisor(milliseconds timeout, Args... args) {
-  auto whom = supervisor(std::min(timeout, options_.timeout));
-  if (!whom) return fail(whom.error());
-  auto reply = ask<Reply>(host_.system(), *whom, "the supervisor", timeout, args...);
-  if (!reply && connection_is_useless(reply.error())) forget_supervisor();
-  return reply;
-}
-
 result<membership> cluster_client::members() {
-  return ask_supervisor<membership>(options_.timeout, members_atom_v);
+  return connections_->ask_supervisor<membership>(options_.timeout, members_atom_v);
 }
 
 result<placement> cluster_client::place(const placement_request& request) {
-  return unless_refused(ask_supervisor<placement>(
+  return unless_refused(connections_->ask_supervisor<placement>(
       options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request));
 }
 
 result<placement> cluster_client::ask_placement(const placement_request& request,
                                                 milliseconds patience) {
-  return ask_supervisor<placement>(patience, place_atom_v, request);
+  return connections_->ask_supervisor<placement>(patience, place_atom_v, request);
 }
 
 result<event_page> cluster_client::events(const event_query& query) {
-  return ask_supervisor<event_page>(options_.timeout, events_atom_v, query);
+  return connections_->ask_supervisor<event_page>(options_.timeout, events_atom_v, query);
 }
 
 result<void> cluster_client::finished(const std::string& request) {
-  auto whom = supervisor(options_.timeout);
+  auto whom = connections_->supervisor(options_.timeout);
   if (!whom) return fail(whom.error());
   caf::anon_send(*whom, placed_atom_v, request);
   // Nobody answers that. What comes behind it on the same connection is answered: with no event.
   const event_query nothing{std::numeric_limits<std::uint64_t>::max(), 1};
-  const auto heard = ask<event_page>(host_.system(), *whom, "the supervisor", options_.timeout,
-                                     events_atom_v, nothing);
-  if (heard) return {};
-  if (connection_is_useless(heard.error())) forget_supervisor();
-  return fail(heard.error());
+  const auto heard =
+      connections_->ask_supervisor_at<event_page>(*whom, options_.timeout, events_atom_v, nothing);
+  if (!heard) return fail(heard.error());
+  return {};
 }
 
 result<drain_reply> cluster_client::drain(const drain_request& request) {
-  return unless_refused(ask_supervisor<drain_reply>(options_.timeout, drain_atom_v, request));
+  return unless_refused(
+      connections_->ask_supervisor<drain_reply>(options_.timeout, drain_atom_v, request));
 }
 
 result<node_report> cluster_client::report(const std::string& node) {
@@ -102,12 +150,9 @@ result<node_report> cluster_client::report(const std::string& node) {
 }
 
 result<node_report> cluster_client::report(const node_info& node) {
-  auto whom = reach(node);
+  const auto whom = connections_->reach(node);
   if (!whom) return fail(whom.error());
-  auto reply =
-      ask<node_report>(host_.system(), *whom, name_of(node), options_.timeout, report_atom_v);
-  if (!reply && connection_is_useless(reply.error())) forget(node);
-  return reply;
+  return connections_->ask_node<node_report>(node, *whom, options_.timeout, report_atom_v);
 }
 
 result<std::vector<std::uint8_t>> cluster_client::call(const std::string& node,
@@ -128,7 +173,7 @@ call_outcome cluster_client::call_outcome_of(const node_info& node, const call_r
                  "a call carries at most " + std::to_string(max_call_bytes) + " bytes, this has " +
                      std::to_string(request.payload.size()) + "; put bulk data on an edge")};
   }
-  auto whom = reach(node);
+  const auto whom = connections_->reach(node);
   if (!whom) return {fail(whom.error()), call_reach::unreachable};
   // The node judges its own deadline; ours comes after it, for a node that cannot answer at all.
   call_request sent = request;
@@ -139,40 +184,10 @@ call_outcome cluster_client::call_outcome_of(const node_info& node, const call_r
   } else {
     timeout += milliseconds{sent.timeout_ms};
   }
-  auto reply = ask<call_reply>(host_.system(), *whom, name_of(node), timeout, std::move(sent));
-  if (!reply && connection_is_useless(reply.error())) forget(node);
+  auto reply = connections_->ask_node<call_reply>(node, *whom, timeout, std::move(sent));
   if (!reply) return {fail(reply.error()), call_reach::lost};
   if (reply->failed != 0) return {fail(refusal(*reply))};
   return {std::move(reply->payload)};
-}
-
-// -- connections
-
-result<supervisor_actor> cluster_client::supervisor(milliseconds timeout) {
-  {
-    const std::lock_guard lock{mutex_};
-    if (supervisor_) return supervisor_;
-  }
-  auto made = host_.connect<supervisor_actor>(options_.host, options_.port, timeout);
-  if (!made) {
-    return fail(made.error().code, "no supervisor: " + made.error().message);
-  }
-  const std::lock_guard lock{mutex_};
-  supervisor_ = *made;
-  return supervisor_;
-}
-
-result<node_actor> cluster_client::reach(const node_info& node) {
-  {
-    const std::lock_guard lock{mutex_};
-    if (const auto it = nodes_.find(node.incarnation); it != nodes_.end()) return it->second;
-  }
-  auto made = host_.connect<node_actor>(node.host, node.port, options_.timeout);
-  if (!made) return fail(made.error().code, "node '" + node.name + "': " + made.error().message);
-  const std::lock_guard lock{mutex_};
-  if (nodes_.size() >= max_cached_nodes) nodes_.clear();
-  nodes_[node.incarnation] = *made;
-  return *made;
 }
 
 result<node_info> cluster_client::find(const std::string& node) {
@@ -183,12 +198,41 @@ result<node_info> cluster_client::find(const std::string& node) {
                                    list->cluster + "'; start it, or check its name");
 }
 
-void cluster_client::forget(const node_info& node) {
+// -- connections
+
+result<supervisor_actor> cluster_client::connections::supervisor(milliseconds timeout) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (supervisor_) return supervisor_;
+  }
+  auto made = host_.connect<supervisor_actor>(supervisor_host_, supervisor_port_, timeout);
+  if (!made) {
+    return fail(made.error().code, "no supervisor: " + made.error().message);
+  }
+  const std::lock_guard lock{mutex_};
+  supervisor_ = *made;
+  return supervisor_;
+}
+
+result<node_actor> cluster_client::connections::reach(const node_info& node) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (const auto it = nodes_.find(node.incarnation); it != nodes_.end()) return it->second;
+  }
+  auto made = host_.connect<node_actor>(node.host, node.port, timeout_);
+  if (!made) return fail(made.error().code, "node '" + node.name + "': " + made.error().message);
+  const std::lock_guard lock{mutex_};
+  if (nodes_.size() >= max_cached_nodes) nodes_.clear();
+  nodes_[node.incarnation] = *made;
+  return *made;
+}
+
+void cluster_client::connections::forget(const node_info& node) {
   const std::lock_guard lock{mutex_};
   nodes_.erase(node.incarnation);
 }
 
-void cluster_client::forget_supervisor() {
+void cluster_client::connections::forget_supervisor() {
   const std::lock_guard lock{mutex_};
   supervisor_ = nullptr;
 }

@@ -10,15 +10,12 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "troupe/actors/actor_host_options.hpp"
 #include "troupe/actors/cluster_messages.hpp"
-#include "troupe/actors/messages.hpp"
-#include "troupe/actors/system.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
@@ -55,6 +52,10 @@ class cluster_client {
   /// Connects with the first call: for who waits for a supervisor that may not be there yet.
   [[nodiscard]] static std::unique_ptr<cluster_client> unconnected(cluster_client_options options);
 
+  ~cluster_client();
+  cluster_client(const cluster_client&) = delete;
+  cluster_client& operator=(const cluster_client&) = delete;
+
   /// Every node that registered, its state and newest load.
   [[nodiscard]] result<membership> members();
   /// Waits up to `request.timeout_ms` for replicas of both stages to be up. The error of a refused
@@ -86,21 +87,14 @@ class cluster_client {
   [[nodiscard]] call_outcome call_outcome_of(const node_info& node, const call_request& request);
 
  private:
-  explicit cluster_client(cluster_client_options options);
+  /// The actor system and what is connected to; its definition is the only part that knows CAF.
+  class connections;
 
-  [[nodiscard]] result<supervisor_actor> supervisor(std::chrono::milliseconds timeout);
-  template <class Reply, class... Args>
-  [[nodiscard]] result<Reply> ask_supervisor(std::chrono::milliseconds timeout, Args... args);
-  [[nodiscard]] result<node_actor> reach(const node_info& node);
+  explicit cluster_client(cluster_client_options options);
   [[nodiscard]] result<node_info> find(const std::string& node);
-  void forget(const node_info& node);
-  void forget_supervisor();
 
   cluster_client_options options_;
-  actor_host host_;
-  std::mutex mutex_;
-  supervisor_actor supervisor_;
-  std::map<std::uint64_t, node_actor> nodes_;  ///< by incarnation
+  std::unique_ptr<connections> connections_;
 };
 
 }  // namespace troupe::actors

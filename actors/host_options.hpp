@@ -1,7 +1,8 @@
 #pragma once
 
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/actor_host_options.hpp"
 #include "troupe/config/deployment.hpp"
+#include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
 

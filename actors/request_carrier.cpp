@@ -19,6 +19,7 @@
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/request_blame.hpp"
+#include "troupe/actors/request_watch.hpp"
 
 namespace troupe::actors {
 
@@ -300,6 +301,18 @@ class carried_run {
 
 }  // namespace
 
+struct request_carrier::helpers {
+  explicit helpers(cluster_client& client) : watch{client} {}
+
+  request_watch watch;
+  side_threads threads;  ///< end before `watch`, which they use
+};
+
+request_carrier::request_carrier(cluster_client& client)
+    : client_{client}, helpers_{std::make_unique<helpers>(client)} {}
+
+request_carrier::~request_carrier() = default;
+
 result<carried_outcome> request_carrier::carry(const carried_request& what) {
   if (what.request.empty() || what.request.size() > max_carried_id) {
     return fail(errc::invalid_config, "the id of a carried request has 1 to " +
@@ -311,9 +324,9 @@ result<carried_outcome> request_carrier::carry(const carried_request& what) {
                                           " says of one side not what to call it with; set "
                                           "carried_request::prefill and decode");
   }
-  watch_.begin();
-  auto outcome = carried_run{what, client_, watch_, threads_}.run();
-  watch_.end();
+  helpers_->watch.begin();
+  auto outcome = carried_run{what, client_, helpers_->watch, helpers_->threads}.run();
+  helpers_->watch.end();
   return outcome;
 }
 

@@ -35,7 +35,7 @@
 #include <vector>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/request_watch.hpp"
+#include "troupe/actors/cluster_messages.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
@@ -81,9 +81,9 @@ struct carried_outcome {
 class request_carrier {
  public:
   /// The client must outlive it.
-  explicit request_carrier(cluster_client& client) : client_{client}, watch_{client} {}
+  explicit request_carrier(cluster_client& client);
   /// Waits for calls that were given up and not answered: until their deadlines at the longest.
-  ~request_carrier() = default;
+  ~request_carrier();
   request_carrier(const request_carrier&) = delete;
   request_carrier& operator=(const request_carrier&) = delete;
 
@@ -93,9 +93,10 @@ class request_carrier {
   [[nodiscard]] result<carried_outcome> carry(const carried_request& what);
 
  private:
+  struct helpers;
+
   cluster_client& client_;
-  request_watch watch_;
-  side_threads threads_;
+  std::unique_ptr<helpers> helpers_;
 };
 
 }  // namespace troupe::actors

@@ -23,6 +23,7 @@
 #include <caf/sec.hpp>
 #include <caf/send.hpp>
 
+#include "troupe/actors/actor_host_options.hpp"
 #include "troupe/actors/door.hpp"
 #include "troupe/actors/guest_call.hpp"
 #include "troupe/actors/messages.hpp"
@@ -31,21 +32,6 @@
 namespace troupe::actors {
 
 class network;
-
-struct actor_host_options {
-  std::size_t threads{2};  ///< of the scheduler that all actors of the process share
-  /// CAF's own keep-alive between two processes. Without it a frozen peer is never noticed.
-  std::chrono::milliseconds network_heartbeat{1000};
-  /// A connection is closed when nothing came over it for so long. More than `network_heartbeat` of
-  /// any peer.
-  std::chrono::milliseconds connection_timeout{5000};
-  /// How who connects, and who is connected to, prove that they belong to the cluster. The files
-  /// that it names are read when the host is made; a host whose credentials cannot be used says so
-  /// with every `publish` and `connect`.
-  door_security security{};
-  /// How long `shutdown` waits for actors to end before it stops waiting for them.
-  std::chrono::milliseconds shutdown_timeout{2000};
-};
 
 /// One per process. Not movable. `publish`, `connect` and `system` may be called from any thread
 /// that is not an actor's (they block); `shutdown` and the destructor from one thread only, when

@@ -1,8 +1,9 @@
 # How every target of the project is compiled, and how the include direction is enforced.
 #
-# troupe_library(<folder> SOURCES ... LINKS ...) makes the library `troupe_<folder>`, alias
-# `troupe::<folder>`. Its headers stand beside its sources and are included as
-# "troupe/<folder>/name.hpp". Each folder gets an include root of its own in the build tree that holds
+# troupe_library(<folder> SOURCES ... LINKS ... PUBLIC_HEADERS ...) makes the library `troupe_<folder>`,
+# alias `troupe::<folder>`. Its headers stand beside its sources and are included as
+# "troupe/<folder>/name.hpp". PUBLIC_HEADERS are installed and include no others of ours; the rest is
+# private (tests/build/check_public_headers.cmake). Each folder gets an include root of its own in the build tree that holds
 # nothing but that folder, so a target can include only what it links.
 
 set(CMAKE_CXX_STANDARD 20)
@@ -104,9 +105,10 @@ function(troupe_unity target)
 endfunction()
 
 function(troupe_library folder)
-  cmake_parse_arguments(arg "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;LINKS;PRIVATE_LINKS;PUBLIC_HEADERS" ${ARGN})
   set(target troupe_${folder})
   add_library(${target} STATIC ${arg_SOURCES})
+  set_target_properties(${target} PROPERTIES TROUPE_PUBLIC_HEADERS "${arg_PUBLIC_HEADERS}")
   add_library(troupe::${folder} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
   set(root "${PROJECT_BINARY_DIR}/include/${folder}")

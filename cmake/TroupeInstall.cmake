@@ -1,53 +1,69 @@
 # What `cmake --install` puts where, so that another project can say
 #
-#   find_package(Troupe 0.1 REQUIRED)
+#   find_package(Troupe 0.1 REQUIRED COMPONENTS actors)
 #   target_link_libraries(engine PRIVATE troupe::actors)
 #
-# Targets: troupe::kvcache, troupe::transport, and troupe::config and troupe::actors where they were built.
+# Components, each with the target troupe::<component>: kvcache, transport, and config and actors where they
+# were built. A component brings those that it links, and looks only for the packages that these need; no
+# COMPONENTS stands for all that were built.
+#
+# The parts `runtime` (the command, its manual, units and examples) and `development` can be installed apart:
+# `cmake --install <build> --component runtime`.
 
 include(CMakePackageConfigHelpers)
 
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/Troupe")
-set(headers config kvcache transport)
-set(targets troupe_config troupe_kvcache troupe_transport)
-if(TROUPE_BUILD_ACTORS)
-  list(APPEND headers actors)
-  list(APPEND targets troupe_session troupe_door troupe_actors)
-endif()
-foreach(target IN LISTS targets)
-  if(TARGET ${target})
-    install(TARGETS ${target} EXPORT TroupeTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+set(TROUPE_COMPONENTS)
+set(TROUPE_PUBLIC_HEADERS)
+foreach(component kvcache transport config actors)
+  if(NOT TARGET troupe_${component})
+    continue()
   endif()
+  list(APPEND TROUPE_COMPONENTS ${component})
+  set(targets troupe_${component})
+  if(component STREQUAL "actors")
+    list(APPEND targets troupe_session troupe_door)
+  endif()
+  install(TARGETS ${targets} EXPORT troupe_${component}
+          ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development)
+  install(EXPORT troupe_${component} FILE TroupeTargets-${component}.cmake NAMESPACE troupe::
+          DESTINATION "${package_folder}" COMPONENT development)
+  get_target_property(headers troupe_${component} TROUPE_PUBLIC_HEADERS)
+  foreach(header IN LISTS headers)
+    cmake_path(GET header PARENT_PATH folder)
+    install(FILES "${PROJECT_SOURCE_DIR}/${component}/${header}" COMPONENT development
+            DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/${component}/${folder}")
+    list(APPEND TROUPE_PUBLIC_HEADERS "${component}/${header}")
+  endforeach()
 endforeach()
-foreach(folder IN LISTS headers)
-  install(DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}/"
-          DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/${folder}" FILES_MATCHING PATTERN "*.hpp")
-endforeach()
-if(TARGET troupe)
-  install(TARGETS troupe RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-endif()
 
 # Static libraries leave their own dependencies to whoever links them.
-set(TROUPE_DEPENDENCIES "find_dependency(Threads)\n")
+set(TROUPE_PACKAGES_kvcache)
+set(TROUPE_PACKAGES_transport Threads)
 if(TROUPE_GPU_KIND STREQUAL "cuda")
-  string(APPEND TROUPE_DEPENDENCIES "find_dependency(CUDAToolkit)\n")
+  list(APPEND TROUPE_PACKAGES_transport CUDAToolkit)
 endif()
-if(TROUPE_BUILD_CONFIG)
-  string(APPEND TROUPE_DEPENDENCIES "find_dependency(yaml-cpp)\n")
-endif()
-if(TROUPE_BUILD_ACTORS)
-  string(APPEND TROUPE_DEPENDENCIES "find_dependency(spdlog)\nfind_dependency(nlohmann_json)\n"
-                                    "find_dependency(OpenSSL 3.0)\n"
-                                    "find_dependency(CAF 0.17 COMPONENTS core io)\n")
-endif()
+set(TROUPE_PACKAGES_config yaml-cpp)
+set(TROUPE_PACKAGES_actors spdlog "OpenSSL 3.0" "CAF 0.17 COMPONENTS core io")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TroupeConfig.cmake.in"
                               "${PROJECT_BINARY_DIR}/TroupeConfig.cmake"
                               INSTALL_DESTINATION "${package_folder}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/TroupeConfigVersion.cmake"
                                  COMPATIBILITY SameMinorVersion)
-install(EXPORT TroupeTargets NAMESPACE troupe:: DESTINATION "${package_folder}")
 install(FILES "${PROJECT_BINARY_DIR}/TroupeConfig.cmake"
               "${PROJECT_BINARY_DIR}/TroupeConfigVersion.cmake"
               "${PROJECT_SOURCE_DIR}/cmake/FindCAF.cmake"
-        DESTINATION "${package_folder}")
-install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+        DESTINATION "${package_folder}" COMPONENT development)
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT development)
+
+if(TARGET troupe)
+  install(TARGETS troupe RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT runtime)
+  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md"
+          DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT runtime)
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/deploy/examples/"
+          DESTINATION "${CMAKE_INSTALL_DOCDIR}/examples" COMPONENT runtime)
+  include(TroupeManual)
+  # Units name the command by its path, which only the installation knows.
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/InstallUnits.cmake.in" "${PROJECT_BINARY_DIR}/InstallUnits.cmake" @ONLY)
+  install(SCRIPT "${PROJECT_BINARY_DIR}/InstallUnits.cmake" COMPONENT runtime)
+endif()

@@ -8,16 +8,21 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-extern "C" {  // this header of glibc 2.36 does not say so itself
-#include <sys/pidfd.h>
-}
 
 namespace troupe::deploy {
 
 namespace {
+
+// By number: glibc has had functions for these two only since 2.36, and the command shall start with 2.35.
+int open_process(pid_t pid) noexcept {
+  return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U));
+}
+void signal_process(int handle, int signal) noexcept {
+  ::syscall(SYS_pidfd_send_signal, handle, signal, nullptr, 0U);
+}
 
 /// Between fork and exec: only calls that are safe in a process copied from one with threads.
 [[noreturn]] void become(const char* program, char* const* arguments, int log, int report,
@@ -86,7 +91,7 @@ result<child_process> child_process::start(const std::string& program,
   const pid_t pid = ::fork();
   if (pid < 0) return refused("cannot start a process");
   if (pid == 0) become(program.c_str(), raw.data(), log_file.fd, writer.fd, parent);
-  child_process child{pid, ::pidfd_open(pid, 0)};
+  child_process child{pid, open_process(pid)};
   if (child.handle_ < 0) {
     const auto why = refused("cannot watch a process");
     ::kill(pid, SIGKILL);
@@ -140,7 +145,7 @@ bool child_process::wait(std::chrono::milliseconds timeout) {
 }
 
 void child_process::terminate() const noexcept {
-  if (handle_ >= 0) ::pidfd_send_signal(handle_, SIGTERM, nullptr, 0);
+  if (handle_ >= 0) signal_process(handle_, SIGTERM);
 }
 
 bool child_process::stop(std::chrono::milliseconds patience) {

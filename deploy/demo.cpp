@@ -22,6 +22,7 @@
 
 #include "troupe/actors/cluster_client.hpp"
 #include "troupe/actors/request_carrier.hpp"
+#include "troupe/config/deployment.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/interrupt_watch.hpp"
 #include "troupe/deploy/reference_engine/carried_text.hpp"

@@ -18,6 +18,7 @@
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/system.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/config/units.hpp"
 #include "troupe/deploy/child_process.hpp"

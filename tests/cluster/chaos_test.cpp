@@ -2,6 +2,7 @@
 // drained and started again. TROUPE_CHAOS_SECONDS says for how long (120), TROUPE_SEED which faults:
 // the same seed brings the same ones. It is printed.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>

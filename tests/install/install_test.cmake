@@ -1,26 +1,40 @@
-# Installs BUILD into WORK/prefix, moves it to where it was not installed to, and builds and runs CONSUMER
-# against it there. Run by ctest.
+# Installs BUILD into WORK/prefix, looks for what belongs there and what does not, and moves it to WORK/moved:
+# a package that names the place where it was made would be found only there. PUBLIC: the headers that are
+# installed, below troupe/. Run by ctest.
 
 cmake_minimum_required(VERSION 3.25)
+include("${CMAKE_CURRENT_LIST_DIR}/must.cmake")
+string(REPLACE "," ";" PUBLIC "${PUBLIC}")
 
-function(must)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE said ERROR_VARIABLE said)
-  if(NOT status EQUAL 0)
-    list(JOIN ARGN " " command)
-    message(FATAL_ERROR "${command}\nended with ${status}:\n${said}")
-  endif()
-  set(said "${said}" PARENT_SCOPE)
-endfunction()
-
-file(REMOVE_RECURSE "${WORK}")
+file(REMOVE_RECURSE "${WORK}/prefix" "${WORK}/moved")
 file(MAKE_DIRECTORY "${WORK}")
 must("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}/prefix")
-# A package that names the place where it was made would be found only there.
-file(RENAME "${WORK}/prefix" "${WORK}/moved")
-must("${CMAKE_COMMAND}" -S "${CONSUMER}" -B "${WORK}/build" -G "${GENERATOR}"
-     "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DCMAKE_PREFIX_PATH=${WORK}/moved" "-DWANTED=${VERSION}")
-must("${CMAKE_COMMAND}" --build "${WORK}/build")
-must("${WORK}/build/consumer")
-if(NOT said STREQUAL "peer_lost\n")
-  message(FATAL_ERROR "the consumer printed '${said}' instead of peer_lost")
+
+foreach(file bin/troupe lib/systemd/system/troupe-supervisor.service lib/systemd/system/troupe-node@.service
+        share/man/man1/troupe.1 share/man/man5/troupe.yaml.5 share/doc/troupe/README.md share/doc/troupe/LICENSE
+        share/doc/troupe/examples/quickstart.yaml share/doc/troupe/examples/engine/main.cpp)
+  if(NOT EXISTS "${WORK}/prefix/${file}")
+    message(FATAL_ERROR "${file} was not installed")
+  endif()
+endforeach()
+
+file(GLOB_RECURSE headers RELATIVE "${WORK}/prefix/include/troupe" "${WORK}/prefix/include/troupe/*")
+list(SORT headers)
+list(SORT PUBLIC)
+if(NOT headers STREQUAL PUBLIC)
+  message(FATAL_ERROR "installed are the headers\n  ${headers}\ninstead of\n  ${PUBLIC}")
 endif()
+foreach(private actors/system.hpp actors/messages.hpp actors/request_watch.hpp actors/link.hpp config/reader.hpp
+        kvcache/strided_copy.hpp transport/progress_engine.hpp transport/shm/wire.hpp transport/tcp/tcp_link.hpp)
+  if(private IN_LIST headers)
+    message(FATAL_ERROR "${private} is private and was installed")
+  endif()
+endforeach()
+
+file(READ "${WORK}/prefix/lib/systemd/system/troupe-node@.service" unit)
+string(FIND "${unit}" "ExecStart=${WORK}/prefix/bin/troupe node" at)
+if(at EQUAL -1)
+  message(FATAL_ERROR "the service does not start the command that was installed:\n${unit}")
+endif()
+
+file(RENAME "${WORK}/prefix" "${WORK}/moved")

@@ -1,0 +1,8 @@
+#include "troupe/transport/endpoint.hpp"
+
+// The data plane alone, as a machine without CAF has it.
+int main() {
+  troupe::transport::endpoint_options options;
+  options.self = troupe::incarnation{1};
+  return troupe::transport::endpoint::create(options) ? 0 : 1;
+}
