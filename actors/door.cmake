@@ -7,6 +7,7 @@ add_library(troupe_door STATIC
   door.cpp
   door_credentials.cpp
   door_dial.cpp
+  door_eviction.cpp
   door_files.cpp
   door_greeting.cpp
   door_guests.cpp

@@ -11,7 +11,8 @@
 ///
 /// One thread serves all connections of a door; none of them can hold it up. A stranger costs one
 /// descriptor and a bounded record for at most `patience`, at most `max_strangers` at once (then one
-/// of the host that sent most goes), and no memory after that. Who has shown the key counts apart.
+/// of the address that sent most goes, `door_eviction.hpp`). What stays after that is bounded: which
+/// networks failed lately. Who has shown the key counts apart.
 
 #include <chrono>
 #include <cstdint>

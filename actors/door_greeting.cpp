@@ -43,6 +43,7 @@ door_greeting::door_greeting(door_loop& loop, unique_fd fd, door_handshake::role
 
 void door_greeting::begin(door_loop::clock::time_point until, outcome then) {
   then_ = std::move(then);
+  stage_began_ = door_loop::clock::now();
   const auto self = shared_from_this();
   watch_ = loop_.watch(fd_.get(), EPOLLIN, [self](std::uint32_t) { self->on_ready(); });
   if (watch_ == 0) {
@@ -66,6 +67,10 @@ void door_greeting::give_up() {
   fd_.reset();
 }
 
+void door_greeting::catch_up() {
+  if (then_) on_ready();
+}
+
 void door_greeting::on_ready() {
   const auto self = shared_from_this();  // `then_` may let go of us
   if (parting_) {
@@ -85,6 +90,17 @@ void door_greeting::on_ready() {
       return;
     }
   }
+}
+
+void door_greeting::enter_stage() {
+  const auto now_in = parting_                                              ? door_stage::refused
+                      : handshake_.where() == door_handshake::state::proven ? door_stage::proven
+                      : handshake_.greeted()                                ? door_stage::challenged
+                      : handshake_.heard()                                  ? door_stage::speaking
+                                                                            : door_stage::silent;
+  if (now_in == stage_) return;
+  stage_ = now_in;
+  stage_began_ = door_loop::clock::now();
 }
 
 void door_greeting::secure() {
@@ -131,6 +147,7 @@ bool door_greeting::read_some() {
   const auto n = ::recv(fd_.get(), piece.data(), wanted, MSG_DONTWAIT);
   if (n > 0) {
     handshake_.take(std::span{piece}.first(static_cast<std::size_t>(n)));
+    enter_stage();
     return true;
   }
   if (n == 0) {
@@ -148,6 +165,7 @@ void door_greeting::part() {
     return;
   }
   parting_ = true;
+  enter_stage();
   ::shutdown(fd_.get(), SHUT_WR);
   loop_.cancel(timer_);
   const auto self = shared_from_this();

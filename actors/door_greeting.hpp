@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "troupe/actors/door_credentials.hpp"
+#include "troupe/actors/door_eviction.hpp"
 #include "troupe/actors/door_handshake.hpp"
 #include "troupe/actors/door_loop.hpp"
 #include "troupe/actors/door_tls.hpp"
@@ -38,12 +39,16 @@ class door_greeting : public std::enable_shared_from_this<door_greeting> {
   /// Closes the connection; `then` is not called any more.
   void give_up();
 
-  /// Whether a byte has come.
-  [[nodiscard]] bool heard() const noexcept { return handshake_.heard(); }
+  /// Reads what has arrived since the loop last looked; may end it, as any event.
+  void catch_up();
+
+  [[nodiscard]] door_stage stage() const noexcept { return stage_; }
+  /// When it came to that stage.
+  [[nodiscard]] door_loop::clock::time_point stage_began() const noexcept { return stage_began_; }
   /// Whether the peer has proved that it has the key; in mode tls its certificate is next.
-  [[nodiscard]] bool has_key() const noexcept {
-    return handshake_.where() == door_handshake::state::proven;
-  }
+  [[nodiscard]] bool has_key() const noexcept { return stage_ == door_stage::proven; }
+  /// Whether `then` was called, or is not called any more.
+  [[nodiscard]] bool ended() const noexcept { return !then_; }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:
@@ -51,6 +56,7 @@ class door_greeting : public std::enable_shared_from_this<door_greeting> {
   /// Whether it can go on at once.
   [[nodiscard]] bool send_some();
   [[nodiscard]] bool read_some();
+  void enter_stage();
   void secure();
   void part();
   void discard_some();
@@ -67,6 +73,8 @@ class door_greeting : public std::enable_shared_from_this<door_greeting> {
   outcome then_;
   door_loop::id watch_{0};
   door_loop::id timer_{0};
+  door_stage stage_{door_stage::silent};
+  door_loop::clock::time_point stage_began_;
   bool parting_{false};  ///< it was told why it is refused; its hanging up is awaited
   std::size_t discarded_{0};
 };

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
-#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -16,10 +16,17 @@ namespace troupe::actors {
 
 namespace {
 
-/// Then the others have their turn.
-constexpr int accepts_per_turn = 256;
+/// Then the others have their turn: few, so that those who have answered are heard before too many come
+/// after them.
+constexpr int accepts_per_turn = 16;
 /// Without descriptors, connections that wait would wake us again and again.
 constexpr std::chrono::milliseconds pause_time{50};
+
+/// Whether the peer is to blame, rather than this process.
+bool is_fault_of_peer(errc code) {
+  return code == errc::unauthorized || code == errc::version_mismatch || code == errc::deadline ||
+         code == errc::peer_unreachable;
+}
 
 unique_fd spare_descriptor() {
   return unique_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
@@ -74,7 +81,7 @@ void door_guests::accept_some(std::uint16_t port) {
     if (at == listeners_.end()) return;
     unique_fd fd{::accept4(at->second.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
     if (fd) {
-      let_in(at->second, port, std::move(fd));
+      let_in(port, std::move(fd));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       out_of_descriptors(port);
       return;
@@ -85,13 +92,15 @@ void door_guests::accept_some(std::uint16_t port) {
 }
 
 void door_guests::out_of_descriptors(std::uint16_t port) {
-  auto& at = listeners_[port];
   tell_.notice(
       "a connection was dropped: out of file descriptors or of the kernel's memory; allow the "
       "process more of them "
       "(ulimit -n)");
   tell_.refused();
   drop_one(false, "no file descriptor is left");
+  const auto found = listeners_.find(port);
+  if (found == listeners_.end()) return;
+  auto& at = found->second;
   spare_.reset();
   unique_fd{::accept4(at.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)}.reset();
   spare_ = spare_descriptor();
@@ -105,21 +114,23 @@ void door_guests::out_of_descriptors(std::uint16_t port) {
   });
 }
 
-void door_guests::let_in(listener& at, std::uint16_t port, unique_fd fd) {
+void door_guests::let_in(std::uint16_t port, unique_fd fd) {
   for (const bool have_key : {false, true}) {
     if (how_many(have_key) >= limits_.max_strangers)
       drop_one(have_key, "too many others came after it");
   }
+  const auto at = listeners_.find(port);
+  if (at == listeners_.end()) return;
   send_at_once(fd.get());
+  const auto peer = peer_of_socket(fd.get());
   auto from = peer_text(fd.get());
-  auto network = network_of(peer_of_socket(fd.get()));
   auto greeting = std::make_shared<door_greeting>(
       loop_, std::move(fd), door_handshake::role::server, port, tell_.credentials());
-  const auto who =
-      strangers_.insert(strangers_.end(), {port, std::move(from), std::move(network), greeting});
+  const auto who = strangers_.insert(
+      strangers_.end(), {port, std::move(from), address_bytes(peer), network_of(peer), greeting});
   count();
   greeting->begin(door_loop::clock::now() + limits_.patience,
-                  [this, who, admitted = at.admitted](result<door_guest> how) {
+                  [this, who, admitted = at->second.admitted](result<door_guest> how) {
                     on_end(who, *admitted, std::move(how));
                   });
 }
@@ -127,6 +138,8 @@ void door_guests::let_in(listener& at, std::uint16_t port, unique_fd fd) {
 void door_guests::on_end(strangers::iterator who, const admit_call& admitted,
                          result<door_guest> how) {
   const auto from = std::move(who->from);
+  if (!how && is_fault_of_peer(how.error().code))
+    offenders_.add(who->network, door_loop::clock::now());
   strangers_.erase(who);
   count();
   if (how) {
@@ -144,25 +157,36 @@ std::uint32_t door_guests::how_many(bool have_key) const {
 }
 
 void door_guests::drop_one(bool has_key, const char* why) {
-  std::unordered_map<std::string_view, std::uint32_t> from;
-  for (const auto& one : strangers_)
-    if (one.greeting->has_key() == has_key) ++from[has_key ? std::string_view{} : one.network];
-  auto who = strangers_.end();
-  std::pair<std::uint32_t, bool> worst;
-  for (auto it = strangers_.begin(); it != strangers_.end(); ++it) {
-    if (it->greeting->has_key() != has_key) continue;
-    const std::pair weight{has_key ? 0 : from[it->network], !has_key && !it->greeting->heard()};
-    if (who != strangers_.end() && weight <= worst) continue;
-    who = it;
-    worst = weight;
+  while (true) {
+    const auto who = choose(has_key);
+    if (who == strangers_.end()) return;
+    const auto greeting = who->greeting;
+    const auto stage = greeting->stage();
+    greeting->catch_up();
+    if (greeting->ended() || greeting->has_key() != has_key) return;  // that made room
+    if (greeting->stage() != stage) continue;
+    greeting->give_up();
+    offenders_.add(who->network, door_loop::clock::now());
+    tell_.refused();
+    tell_.notice("a connection from " + who->from +
+                 " was closed before it had proved itself: " + why);
+    strangers_.erase(who);
+    count();
+    return;
   }
-  if (who == strangers_.end()) return;
-  who->greeting->give_up();
-  tell_.refused();
-  tell_.notice("a connection from " + who->from +
-               " was closed before it had proved itself: " + why);
-  strangers_.erase(who);
-  count();
+}
+
+door_guests::strangers::iterator door_guests::choose(bool has_key) {
+  std::vector<strangers::iterator> who;
+  std::vector<door_seat> seats;
+  for (auto it = strangers_.begin(); it != strangers_.end(); ++it) {
+    const auto& greeting = *it->greeting;
+    if (greeting.has_key() != has_key) continue;
+    who.push_back(it);
+    seats.push_back({it->address, it->network, greeting.stage(), greeting.stage_began()});
+  }
+  if (who.empty()) return strangers_.end();
+  return who[choose_who_goes(seats, offenders_, door_loop::clock::now())];
 }
 
 void door_guests::count() {

@@ -7,6 +7,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "troupe/actors/door_eviction.hpp"
 #include "troupe/actors/door_greeting.hpp"
 
 namespace troupe::actors {
@@ -41,7 +42,7 @@ class door_guests {
  private:
   struct stranger {
     std::uint16_t port;
-    std::string from, network;
+    std::string from, address, network;
     std::shared_ptr<door_greeting> greeting;
   };
   using strangers = std::list<stranger>;  ///< the oldest first
@@ -54,13 +55,13 @@ class door_guests {
 
   void accept_some(std::uint16_t port);
   void out_of_descriptors(std::uint16_t port);
-  void let_in(listener& at, std::uint16_t port, unique_fd fd);
+  void let_in(std::uint16_t port, unique_fd fd);
   void on_end(strangers::iterator who, const admit_call& admitted, result<door_guest> how);
   [[nodiscard]] std::uint32_t how_many(bool have_key) const;
-  /// Of those that have shown the key the oldest. Of the others one of the host (over IPv6: of the
-  /// network of 64 bits) that most of them come from, rather one that has said nothing, then the
-  /// oldest: a host that sends many displaces its own.
+  /// One of those that have the key, or of those that have not (`choose_who_goes`); none whose answer
+  /// has arrived. May end others, which may close listeners.
   void drop_one(bool has_key, const char* why);
+  [[nodiscard]] strangers::iterator choose(bool has_key);
   void count();
 
   door_loop& loop_;
@@ -69,6 +70,7 @@ class door_guests {
   unique_fd spare_;  ///< given up to take and drop a connection when descriptors run out
   std::unordered_map<std::uint16_t, listener> listeners_;
   strangers strangers_;
+  door_offenders offenders_;
 };
 
 }  // namespace troupe::actors

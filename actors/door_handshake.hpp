@@ -119,6 +119,8 @@ class door_handshake {
   [[nodiscard]] const troupe::error& why() const noexcept { return why_; }
   /// Whether a byte of the peer's was taken.
   [[nodiscard]] bool heard() const noexcept { return heard_; }
+  /// Whether the peer's first message is here, whole.
+  [[nodiscard]] bool greeted() const noexcept { return greeted_; }
   /// Whether the peer is told why we refuse it.
   [[nodiscard]] bool told() const noexcept { return told_; }
 

@@ -32,7 +32,7 @@ int listen_on(const unique_fd& fd, const socket_address& address) {
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(fd.get(), generic(address), address.size) != 0) return errno;
-  return ::listen(fd.get(), 1024) == 0 ? 0 : errno;
+  return ::listen(fd.get(), SOMAXCONN) == 0 ? 0 : errno;
 }
 
 /// Of size 0 where the system does not say.
@@ -108,7 +108,7 @@ bool is_loopback(const socket_address& address) noexcept {
   return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
 }
 
-std::string network_of(const socket_address& address) {
+std::string address_bytes(const socket_address& address) {
   const auto bytes = [](const auto& from, std::size_t offset, std::size_t size) {
     return std::string{reinterpret_cast<const char*>(&from) + offset, size};
   };
@@ -121,7 +121,11 @@ std::string network_of(const socket_address& address) {
   sockaddr_in6 v6{};
   std::memcpy(&v6, &address.storage, sizeof v6);
   return IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) ? bytes(v6.sin6_addr, 12, 4)
-                                             : bytes(v6.sin6_addr, 0, 8);
+                                             : bytes(v6.sin6_addr, 0, 16);
+}
+
+std::string network_of(const socket_address& address) {
+  return address_bytes(address).substr(0, 8);
 }
 
 std::string loopback_notice(const std::string& name, const socket_address& bound) {

@@ -31,8 +31,10 @@ void send_at_once(int fd) noexcept;
 [[nodiscard]] socket_address peer_of_socket(int fd) noexcept;
 /// "10.0.0.2:34567", "[::1]:34567": who is at the other end.
 [[nodiscard]] std::string peer_text(int fd);
-/// What one host can have many addresses of, as bytes to compare: the whole of an IPv4 address, however
-/// it is written, and the first 64 bits of an IPv6 one.
+/// An address without its port, as bytes to compare; one of IPv4 is the same however it is written.
+[[nodiscard]] std::string address_bytes(const socket_address& address);
+/// What one host can have many addresses of, as bytes to compare: the whole of an IPv4 address, and the
+/// first 64 bits of an IPv6 one.
 [[nodiscard]] std::string network_of(const socket_address& address);
 /// What to tell whoever listens at a name that is bound to a loopback address and does not say so; empty
 /// where nothing is: other addresses, numbers, `localhost`.

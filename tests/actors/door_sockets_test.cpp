@@ -24,6 +24,7 @@ TEST(door_sockets, a_host_that_has_a_network_of_ipv6_counts_as_one) {
   EXPECT_EQ(one.size(), 8u);
   EXPECT_EQ(network_of(address("2001:db8:1:2:ffff:1234:5678:9abc")), one);
   EXPECT_NE(network_of(address("2001:db8:1:3::1")), one);
+  EXPECT_NE(address_bytes(address("2001:db8:1:2::1")), address_bytes(address("2001:db8:1:2::2")));
 }
 
 TEST(door_sockets, a_host_of_ipv4_counts_by_its_whole_address_however_that_is_written) {

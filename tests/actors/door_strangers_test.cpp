@@ -1,4 +1,9 @@
 // The door and those who have no business there: nothing of theirs is admitted, and they cost nothing.
+#include <deque>
+#include <span>
+
+#include "troupe/actors/door_handshake.hpp"
+
 #include "door_fixture.hpp"
 
 namespace troupe::actors {
@@ -173,6 +178,167 @@ TEST(door_strangers, a_host_that_sends_many_displaces_its_own) {
   EXPECT_EQ(at.it->count().strangers, 8u);
   EXPECT_FALSE(readable(elsewhere.get(), 0ms)) << "it came first, from another host";
   EXPECT_FALSE(readable(talks.get(), 0ms)) << "it has said something";
+}
+
+/// A client by hand, so that a test says when it answers.
+class slow_client {
+ public:
+  explicit slow_client(std::uint16_t port)
+      : fd{dial_raw(port)},
+        half_{door_handshake::role::client,
+              door_security::mode::open,
+              {open_door_key()},
+              door_nonce{},
+              port} {
+    send();
+  }
+
+  [[nodiscard]] bool is_challenged() { return take(door_handshake::hello_size); }
+  void send() {
+    const auto bytes = half_.to_send();
+    send_all(fd.get(), {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    half_.sent(bytes.size());
+  }
+  [[nodiscard]] bool is_admitted() {
+    return take(door_handshake::proof_size) && half_.where() == door_handshake::state::proven;
+  }
+
+  unique_fd fd;
+
+ private:
+  bool take(std::size_t size) {
+    std::size_t got = 0;
+    while (got < size && half_.wants() > 0) {
+      const auto piece = read_exactly(fd.get(), half_.wants());
+      if (piece.empty()) return false;
+      half_.take(std::as_bytes(std::span{piece}));
+      got += piece.size();
+    }
+    return got == size;
+  }
+
+  door_handshake half_;
+};
+
+const std::string hello_of_nobody =
+    "\x89TROUPE\n" + std::string{"\1\0\0\0\0\0\0\0", 8} + std::string(32, 'n');
+
+TEST(door_strangers, who_answers_before_the_door_is_full_of_later_ones_stays_beside_its_like) {
+  listening_door at{patient_for(for_ever, 8)};
+  std::vector<unique_fd> many;
+  const auto hello = [&] {
+    many.push_back(dial_raw(at.port));
+    send_all(many.back().get(), hello_of_nobody);
+    ASSERT_EQ(read_exactly(many.back().get(), 48).size(), 48u);
+  };
+  for (int i = 0; i < 20; ++i) hello();
+  slow_client honest{at.port};
+  ASSERT_TRUE(honest.is_challenged());
+  for (int i = 0; i < 7; ++i) hello();
+  honest.send();
+  EXPECT_TRUE(honest.is_admitted());
+}
+
+TEST(door_strangers, who_has_not_said_hello_yet_is_not_displaced_by_those_who_have) {
+  listening_door at{patient_for(for_ever, 8)};
+  const auto silent = dial_raw(at.port);
+  ASSERT_TRUE(comes_true([&] { return at.it->count().strangers == 1; }));
+  std::vector<unique_fd> many;
+  for (int i = 0; i < 40; ++i) {
+    many.push_back(dial_raw(at.port));
+    send_all(many.back().get(), hello_of_nobody);
+    ASSERT_EQ(read_exactly(many.back().get(), 48).size(), 48u);
+  }
+  EXPECT_EQ(at.it->count().refused, 33u);
+  EXPECT_FALSE(readable(silent.get(), 0ms));
+}
+
+TEST(door_strangers, an_answer_that_has_arrived_is_read_before_its_sender_is_displaced) {
+  door_options options = patient_for(for_ever, 8);
+  const auto made = door::create(options);
+  ASSERT_TRUE(made);
+  std::promise<void> holds;
+  std::promise<void> go_on;
+  std::atomic<int> admitted{0};
+  const auto port = (*made)->listen("127.0.0.1", 0, [&](door_socket fd) {
+    ::close(fd);
+    if (++admitted > 1) return;
+    holds.set_value();
+    go_on.get_future().wait();  // the door's thread sees nothing of what follows
+  });
+  ASSERT_TRUE(port);
+  slow_client honest{*port};
+  ASSERT_TRUE(honest.is_challenged());
+  slow_client holder{*port};
+  ASSERT_TRUE(holder.is_challenged());
+  holder.send();
+  holds.get_future().wait();
+  std::vector<unique_fd> many;
+  for (int i = 0; i < 100; ++i) {
+    many.push_back(dial_raw(*port));
+    send_all(many.back().get(), hello_of_nobody);
+  }
+  honest.send();
+  go_on.set_value();
+  EXPECT_TRUE(honest.is_admitted());
+  EXPECT_TRUE(comes_true([&] { return admitted == 2; }));
+}
+
+/// Says HELLO from an address, again and again, and no more than that.
+class hello_flood {
+ public:
+  hello_flood(std::uint16_t port, in_addr_t from, int each_second)
+      : thread_{[=, this] {
+          std::deque<unique_fd> last;
+          auto next = clock::now();
+          while (!ends_) {
+            last.push_back(hello(port, from));
+            if (last.size() > 300) last.pop_front();
+            ++said;
+            next += std::chrono::nanoseconds{1s} / each_second;
+            std::this_thread::sleep_until(next);
+          }
+        }} {}
+  hello_flood(const hello_flood&) = delete;
+  hello_flood& operator=(const hello_flood&) = delete;
+  ~hello_flood() {
+    ends_ = true;
+    thread_.join();
+  }
+
+  std::atomic<int> said{0};
+
+ private:
+  static unique_fd hello(std::uint16_t port, in_addr_t from) {
+    unique_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    const int on = 1;
+    ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+    const linger none{1, 0};  // no port is left waiting
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    sockaddr_in here{};
+    here.sin_family = AF_INET;
+    here.sin_addr.s_addr = htonl(from);
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&here), sizeof here) != 0) return {};
+    if (!connect_raw(fd, port)) return {};
+    send_all(fd.get(), hello_of_nobody);
+    return fd;
+  }
+
+  std::atomic<bool> ends_{false};
+  std::thread thread_;
+};
+
+TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_out) {
+  listening_door at{patient_for(for_ever)};
+  const auto from = friend_of();
+  hello_flood flood{at.port, INADDR_LOOPBACK + 1, troupe::testing::sanitized ? 1000 : 10'000};
+  ASSERT_TRUE(comes_true([&] { return at.it->count().refused > 0; })) << "the door is full";
+  for (int i = 0; i < 300; ++i) {
+    const auto here = connect_from(*from, at.port);
+    ASSERT_TRUE(here) << i << " after " << flood.said << ": " << to_string(here.error());
+  }
+  EXPECT_TRUE(comes_true([&] { return at.it->count().admitted == 300; }));
+  EXPECT_LE(at.it->count().strangers, 256u);
 }
 
 TEST(door_strangers, without_descriptors_it_drops_who_comes_and_works_again_later) {
