@@ -17,7 +17,8 @@ struct actor_host_options {
   std::chrono::milliseconds connection_timeout{5000};
   /// How who connects, and who is connected to, prove that they belong to the cluster. The files
   /// that it names are read when the host is made; a host whose credentials cannot be used says so
-  /// with every `publish` and `connect`.
+  /// with every `publish` and `connect`. Open unless set: what a deployment says comes with
+  /// `host_options_of` (host_options.hpp).
   door_security security{};
   /// How long `shutdown` waits for actors to end before it stops waiting for them.
   std::chrono::milliseconds shutdown_timeout{2000};

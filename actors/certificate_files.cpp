@@ -14,7 +14,6 @@
 #include "troupe/actors/certificates.hpp"
 #include "troupe/actors/door_files.hpp"
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/random.hpp"
 #include "troupe/transport/tcp/socket.hpp"
 
 namespace troupe::actors {
@@ -148,19 +147,6 @@ result<void> check_lasts(const certificate_pair& made, const std::string& ca,
                   cluster +
                   "`), append its certificate to security.ca on every host, then use the "
                   "certificate and key of that folder on every host");
-}
-
-std::string fresh_secret() {
-  std::array<std::byte, 32> drawn{};
-  transport::random_bytes(drawn);
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string text;
-  for (const auto one : drawn) {
-    text += digits[std::to_integer<std::size_t>(one >> 4)];
-    text += digits[std::to_integer<std::size_t>(one & std::byte{15})];
-  }
-  text += '\n';
-  return text;
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 /// with a deadline and a `result`. It connects to the supervisor and, for reports and calls,
 /// straight to the node.
 ///
-///     auto cluster = cluster_client::connect({.host = "127.0.0.1", .port = 7400});
+///     cluster_client_options options{.port = 7400};
+///     options.actors.security = door_security_of(deployment).value();  // host_options.hpp
+///     auto cluster = cluster_client::connect(options);
 ///     if (!cluster) return cluster.error();
 ///     auto where = (*cluster)->place({.request = "r1", .from = "prefill", .to = "decode"});
 
@@ -24,8 +26,8 @@ struct cluster_client_options {
   std::string host{"127.0.0.1"};  ///< of the supervisor
   std::uint16_t port{0};
   std::chrono::milliseconds timeout{3000};  ///< of every step that has no deadline of its own
-  /// `actors.security` as the deployment has it (`door_security_of`, host_options.hpp): where its
-  /// mode is not `none`, who has no credentials is refused with `unauthorized`.
+  /// `actors.security` as the deployment has it (`door_security_of`, host_options.hpp). Left as it is,
+  /// the client knows no secret: only a cluster of mode `none` answers, others with `unauthorized`.
   actor_host_options actors{};
 };
 

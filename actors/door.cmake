@@ -19,7 +19,8 @@ add_library(troupe_door STATIC
   door_sockets.cpp
   door_thread.cpp
   door_tls.cpp
-  door_tls_context.cpp)
+  door_tls_context.cpp
+  door_user_secret.cpp)
 add_library(troupe::door ALIAS troupe_door)
 set_target_properties(troupe_door PROPERTIES EXPORT_NAME door)
 target_compile_features(troupe_door PUBLIC cxx_std_20)

@@ -2,12 +2,14 @@
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "troupe/transport/os_error.hpp"
+#include "troupe/transport/random.hpp"
 #include "troupe/transport/tcp/socket.hpp"
 
 namespace troupe::actors {
@@ -80,6 +82,19 @@ unexpected bad_file(std::string_view what, const std::string& path, const std::s
   all += what;
   all += ": " + path + ": " + sentence;
   return fail(errc::invalid_config, std::move(all));
+}
+
+std::string fresh_secret() {
+  std::array<std::byte, 32> drawn{};
+  transport::random_bytes(drawn);
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text;
+  for (const auto one : drawn) {
+    text += digits[std::to_integer<std::size_t>(one >> 4)];
+    text += digits[std::to_integer<std::size_t>(one & std::byte{15})];
+  }
+  text += '\n';
+  return text;
 }
 
 }  // namespace troupe::actors

@@ -16,4 +16,7 @@ namespace troupe::actors {
 [[nodiscard]] unexpected bad_file(std::string_view what, const std::string& path,
                                   const std::string& sentence);
 
+/// A line for a file of secrets: 256 random bits in hexadecimal.
+[[nodiscard]] std::string fresh_secret();
+
 }  // namespace troupe::actors

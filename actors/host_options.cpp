@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "troupe/actors/door_user_secret.hpp"
 #include "troupe/config/automatic_host.hpp"
 #include "troupe/config/hosts.hpp"
 
@@ -44,8 +45,14 @@ result<door_security> door_security_of(const config::deployment& deployment) {
       }
     }
   }
-  return door_security{mode_of(from.mode), deployment.cluster, from.secret,
-                       from.certificate,   from.key,           from.ca};
+  door_security security{mode_of(from.mode), deployment.cluster, from.secret,
+                         from.certificate,   from.key,           from.ca};
+  if (from.mode == config::security_mode::secret && from.secret == "auto") {
+    auto own = make_user_secret(deployment.cluster);
+    if (!own) return fail(own.error());
+    security.secret = std::move(*own);
+  }
+  return security;
 }
 
 result<actor_host_options> host_options_of(const config::deployment& deployment) {

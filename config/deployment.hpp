@@ -19,11 +19,14 @@
 ///       [state_file] = auto          # where the supervisor keeps what must survive its restart: a
 ///                                    # path, auto (a folder of the user's or of the service), none
 ///     [security]:
-///       [mode] = none                # none: every host must be a loopback address
-///                                    # secret: the same, and who connects proves that it knows the secret
+///       [mode] = secret              # secret: who connects proves that it knows the secret; every host
+///                                    # must be a loopback address
+///                                    # none: the same, and every process of the host is let in
 ///                                    # tls: any host; who connects also shows a certificate of the ca
-///       secret: FILE                 # modes secret and tls: absolute paths, as `troupe certs init` makes
-///       certificate: FILE            # them. Mode tls: PEM files
+///       [secret] = auto              # auto, in mode secret only: one that the first process of the user
+///                                    # makes in a folder that only this user can read. Or an absolute
+///                                    # path, as `troupe certs init` makes it and the files of mode tls
+///       certificate: FILE            # mode tls: PEM files
 ///       key: FILE
 ///       ca: FILE
 ///     [model]:                       # left out: every engine registers its own layout
@@ -175,8 +178,8 @@ struct supervisor_config {
 };
 
 struct security_config {
-  security_mode mode{security_mode::none};
-  std::string secret;                ///< path; set unless the mode is `none`
+  security_mode mode{security_mode::secret};
+  std::string secret{"auto"};  ///< "auto" (mode `secret` only) or a path; unused in mode `none`
   std::string certificate, key, ca;  ///< paths; set in mode `tls`
 
   friend bool operator==(const security_config&, const security_config&) = default;

@@ -144,7 +144,7 @@ std::string print(const deployment& of) {
   const auto file = [&out](const char* key, const std::string& path) {
     if (!path.empty()) out << "  " << key << ": " << path_scalar(path) << "\n";
   };
-  file("secret", of.security.secret);
+  if (of.security.mode != security_mode::none) file("secret", of.security.secret);
   file("certificate", of.security.certificate);
   file("key", of.security.key);
   file("ca", of.security.ca);

@@ -68,6 +68,16 @@ supervisor_config read_supervisor(section& root) {
   return value;
 }
 
+/// In mode `secret`.
+std::string read_secret(section& in) {
+  const std::string expected = "auto or the absolute path of a file";
+  const auto chosen = in.text("secret", expected);
+  if (!chosen) return "auto";
+  if (*chosen != "auto" && !chosen->starts_with('/'))
+    in.into().refuse(in.path_of("secret"), expected);
+  return *chosen;
+}
+
 security_config read_security(section& root) {
   section in{root.into(), root.mapping("security"), "security"};
   security_config value;
@@ -86,7 +96,8 @@ security_config read_security(section& root) {
     }
     return *path;
   };
-  value.secret = file("secret", value.mode != security_mode::none, "secret or tls");
+  value.secret =
+      value.mode == security_mode::secret ? read_secret(in) : file("secret", tls, "secret or tls");
   value.certificate = file("certificate", tls, "tls");
   value.key = file("key", tls, "tls");
   value.ca = file("ca", tls, "tls");

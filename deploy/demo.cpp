@@ -21,8 +21,10 @@
 #include <unistd.h>
 
 #include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/host_options.hpp"
 #include "troupe/actors/request_carrier.hpp"
 #include "troupe/config/deployment.hpp"
+#include "troupe/config/parse.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/interrupt_watch.hpp"
 #include "troupe/deploy/reference_engine/carried_text.hpp"
@@ -262,7 +264,13 @@ class demo {
     auto port = free_port();
     if (!port) return fail(port.error());
     supervisor_ = "127.0.0.1:" + std::to_string(*port);
-    std::ofstream{folder_.file("deployment.yaml")} << deployment_text(options_, *port);
+    const auto text = deployment_text(options_, *port);
+    std::ofstream{folder_.file("deployment.yaml")} << text;
+    const auto deployment = config::parse(text, "demo");
+    if (!deployment.value) return fail(errc::internal, config::to_string(deployment.issues));
+    auto security = actors::door_security_of(*deployment.value);
+    if (!security) return fail(security.error());
+    security_ = std::move(*security);
     for (const auto* name : {"supervisor", "prefill-0", "decode-0"})
       if (auto ok = nodes_.start(name); !ok) return ok;
     return wait_until_up(*port);
@@ -287,6 +295,7 @@ class demo {
     if (!client_) {
       actors::cluster_client_options options;
       options.port = port;
+      options.actors.security = security_;
       auto client = actors::cluster_client::connect(options);
       if (!client) return fail(client.error());
       client_ = std::move(*client);
@@ -420,6 +429,7 @@ class demo {
   std::stop_source interruption_;
   interrupt_watch watch_;
   std::string supervisor_;  ///< its address
+  actors::door_security security_;
   std::unique_ptr<actors::cluster_client> client_;
   std::unique_ptr<actors::request_carrier> carrier_;
   actors::membership members_;

@@ -32,7 +32,7 @@ config::deployment deployment(const cluster_options& options, std::uint16_t port
            "    transport: {backend: " + options.backend + options.transport_more + "}\n";
   };
   const auto text = "cluster: bench\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
-                    "}\nmodel: " + options.model +
+                    "}\nsecurity: {mode: none}\nmodel: " + options.model +
                     "\nlimits: {transfer_deadline: " + options.deadline +
                     ", retry_window: 0s, max_operations: 100000}\nstages:\n" + stage("prefill") +
                     stage("decode") + "edges:\n  - {from: prefill, to: decode, mode: write}\n";

@@ -42,12 +42,12 @@ config::deployment deployment(std::size_t nodes, std::uint16_t port) {
     return "  - {name: " + name + ", role: " + name + ", replicas: " + std::to_string(replicas) +
            ", hosts: [127.0.0.1], engine: external, pool: {device: cpu, size: 16MiB}}\n";
   };
-  const auto text =
-      "cluster: bench\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
-      "}\nmodel: {layers: 1, kv_heads: 1, head_dim: 32, dtype: fp16, block_tokens: 16}\n"
-      "stages:\n" +
-      stage("prefill", nodes / 2) + stage("decode", nodes - nodes / 2) +
-      "edges:\n  - {from: prefill, to: decode, mode: write}\n";
+  const auto text = "cluster: bench\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
+                    "}\nsecurity: {mode: none}\nmodel: {layers: 1, kv_heads: 1, head_dim: 32, "
+                    "dtype: fp16, block_tokens: 16}\n"
+                    "stages:\n" +
+                    stage("prefill", nodes / 2) + stage("decode", nodes - nodes / 2) +
+                    "edges:\n  - {from: prefill, to: decode, mode: write}\n";
   return parsed(text);
 }
 

@@ -36,7 +36,8 @@ config::deployment deployment(const recovery_options& options, std::uint16_t por
   const std::string mode = options.mode == actors::transfer_mode::write ? "write" : "read";
   const auto text =
       "cluster: recovery\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
-      "}\nmodel: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: "
+      "}\nsecurity: {mode: none}\nmodel: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, "
+      "block_tokens: "
       "16}\nlimits: {transfer_deadline: 120s}\nstages:\n" +
       stage("prefill", options.cuttable ? "127.0.0.2, 127.0.0.3" : "127.0.0.1") +
       stage("decode", "127.0.0.1") + "edges:\n  - {from: prefill, to: decode, mode: " + mode +

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <unistd.h>
 
+#include "troupe/actors/door_user_secret.hpp"
 #include "troupe/config/print.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
@@ -48,11 +49,25 @@ void say_what_is_missing(const std::string& file, const config::security_config&
        {"key", &security.key},
        {"ca", &security.ca}}};
   for (const auto& [key, path] : named) {
-    if (path->empty() || ::access(path->c_str(), R_OK) == 0) continue;
+    if (path->empty() || *path == "auto" || ::access(path->c_str(), R_OK) == 0) continue;
     std::cerr << file << ": security." << key << ": " << *path
               << " cannot be read on this machine (" << std::strerror(errno)
               << "), so no node of it starts here; `troupe certs init` makes these files\n";
   }
+}
+
+/// What `auto` is here, as a comment of the deployment that was printed.
+void say_which_secret(const config::deployment& deployment) {
+  const auto& security = deployment.security;
+  if (security.mode != config::security_mode::secret || security.secret != "auto") return;
+  const auto path = actors::user_secret_path(deployment.cluster);
+  if (!path) {
+    std::cout << "# " << path.error().message << "\n";
+    return;
+  }
+  const bool is_there = ::access(path->c_str(), F_OK) == 0;
+  std::cout << "# security.secret: auto is " << *path
+            << (is_there ? ", which is there\n" : ", which the first process makes\n");
 }
 
 }  // namespace
@@ -80,6 +95,7 @@ void add_check(CLI::App& app, exit_code& code) {
       print_nodes(*deployment);
     } else {
       std::cout << config::print(*deployment);
+      say_which_secret(*deployment);
     }
   });
 }

@@ -2,10 +2,16 @@
 
 #include <charconv>
 #include <filesystem>
+#include <future>
 #include <iostream>
+#include <memory>
 #include <system_error>
 #include <utility>
 
+#include <unistd.h>
+
+#include "troupe/actors/door.hpp"
+#include "troupe/actors/door_user_secret.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/config/hosts.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
@@ -26,6 +32,35 @@ std::optional<cluster_address> address_from(const std::string& text) {
   const auto read = std::from_chars(text.data() + colon + 1, end, at.port);
   if (read.ec != std::errc{} || read.ptr != end || at.port == 0) return std::nullopt;
   return config::is_host(at.host) ? std::optional{at} : std::nullopt;
+}
+
+/// How whoever listens there takes these credentials; empty: it does.
+std::optional<errc> refusal_of(const cluster_address& at, const actors::door_security& security) {
+  actors::door_options options;
+  options.security = security;
+  auto door = actors::door::create(std::move(options));
+  if (!door) return door.error().code;
+  const auto told = std::make_shared<std::promise<std::optional<errc>>>();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{3};
+  (*door)->connect(at.host, at.port, until, [told](result<actors::door_socket> how) {
+    if (how) ::close(*how);
+    told->set_value(how ? std::nullopt : std::optional{how.error().code});
+  });
+  return told->get_future().get();
+}
+
+/// An address does not say which cluster it is of: it is the one that takes one of this user's secrets,
+/// or one that wants none.
+actors::door_security security_at(const cluster_address& at) {
+  actors::door_security security;
+  security.how = actors::door_security::mode::secret;
+  for (const auto& secret : actors::user_secrets()) {
+    security.secret = secret;
+    const auto refused = refusal_of(at, security);
+    if (refused && (*refused == errc::unauthorized || *refused == errc::invalid_config)) continue;
+    return security;  // also where nobody answers yet: a guess
+  }
+  return {};
 }
 
 }  // namespace
@@ -54,7 +89,10 @@ std::optional<cluster_address> cluster_at(std::string_view verb, const std::stri
   std::error_code ignored;
   if (!std::filesystem::exists(where, ignored)) {
     if (auto at = address_from(where)) {
-      if (config::is_loopback(at->host)) return at;
+      if (config::is_loopback(at->host)) {
+        at->security = security_at(*at);
+        return at;
+      }
       std::cerr << "troupe " << verb << ": " << where
                 << " is on another machine, which proves itself with security.mode: tls; give the "
                    "deployment's file instead of HOST:PORT, it names the credentials\n";

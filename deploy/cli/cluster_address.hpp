@@ -19,7 +19,8 @@ struct cluster_address {
   std::vector<config::resolved_node> expected;  ///< of the file, when there is one
   std::string cluster;                          ///< of the file; empty: an address was given
 
-  /// As the file says; open when an address was given.
+  /// As the file says. When an address was given: the secret of this user's that is taken there, else
+  /// open.
   actors::door_security security{};
 
   /// HOST:PORT, a host with colons in brackets.

@@ -264,7 +264,8 @@ class cluster {
     };
     out << "cluster: test\nsupervisor: {host: 127.0.0.1, port: " << port
         << ", heartbeat_interval: 200ms, heartbeat_timeout: " << options_.heartbeat_timeout
-        << "}\nmodel: " << options_.model << "\nlimits: {transfer_deadline: " << options_.deadline
+        << "}\nsecurity: {mode: none}\nmodel: " << options_.model
+        << "\nlimits: {transfer_deadline: " << options_.deadline
         << ", retry_window: " << options_.retry_window
         << ", source_lease: " << options_.source_lease;
     if (options_.max_operations > 0) out << ", max_operations: " << options_.max_operations;

@@ -245,6 +245,7 @@ struct drain_of_an_engine : drained_cluster {
     auto parsed = config::parse(
         "cluster: drains\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
             ", heartbeat_interval: 50ms, heartbeat_timeout: 30min}\n"
+            "security: {mode: none}\n"
             "stages: [{name: cache, role: store, pool: {size: 1MiB}}]\n",
         "test.yaml");
     for (const auto& issue : parsed.issues) ADD_FAILURE() << config::to_string(issue);

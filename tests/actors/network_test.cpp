@@ -312,6 +312,7 @@ TEST(network, a_host_whose_credentials_cannot_be_used_says_which_with_every_call
 TEST(network, a_deployment_open_to_other_machines_has_no_host_unless_it_is_tls) {
   config::deployment deployment;
   deployment.cluster = "demo";
+  deployment.security = {config::security_mode::none, "/s", "", "", ""};
   EXPECT_TRUE(host_options_of(deployment));
   deployment.supervisor.host = "10.0.0.1";
   for (const auto mode : {config::security_mode::none, config::security_mode::secret}) {

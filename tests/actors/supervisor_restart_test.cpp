@@ -103,6 +103,7 @@ class restarted_supervisor : public ::testing::Test {
         "cluster: test\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
             ", heartbeat_interval: " + interval_ +
             ", heartbeat_timeout: 10min}\n"
+            "security: {mode: none}\n"
             "model: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}\n"
             "limits: {transfer_deadline: 10min}\n"
             "stages:\n"

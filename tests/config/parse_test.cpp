@@ -103,6 +103,24 @@ TEST(parse, a_secret_needs_no_certificate) {
   EXPECT_EQ(outcome.value->security.secret, "/etc/troupe/secret");
 }
 
+TEST(parse, without_a_word_on_security_who_connects_has_to_know_the_users_own_secret) {
+  for (const auto* said :
+       {"", "security: {}\n", "security: {mode: secret}\n", "security: {secret: auto}\n"}) {
+    const auto outcome = parse(std::string{least} + said, "f");
+    ASSERT_TRUE(outcome.value) << said << to_string(outcome.issues);
+    EXPECT_EQ(outcome.value->security.mode, security_mode::secret) << said;
+    EXPECT_EQ(outcome.value->security.secret, "auto") << said;
+  }
+  const auto open = parse(std::string{least} + "security: {mode: none}\n", "f");
+  ASSERT_TRUE(open.value) << to_string(open.issues);
+  EXPECT_EQ(open.value->security.mode, security_mode::none);
+  const auto shared = parse(
+      std::string{least} +
+          "security: {mode: tls, secret: auto, certificate: /c.crt, key: /c.key, ca: /ca.crt}\n",
+      "f");
+  EXPECT_FALSE(shared.value) << "hosts have no folder in common";
+}
+
 TEST(parse, an_edge_of_layers_is_written_unless_it_says_read_and_others_have_no_mode) {
   const auto outcome = parse(
       "cluster: c\nstages:\n"

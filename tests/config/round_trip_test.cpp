@@ -39,7 +39,9 @@ class generator {
     value.limits.source_lease = milliseconds(1000, 86'400'000);
     value.limits.retry_budget = small(0, 1000);
     value.security.mode = any({security_mode::none, security_mode::secret, security_mode::tls});
-    if (value.security.mode != security_mode::none) value.security.secret = "/a b/secret";
+    value.security.secret = "/a b/secret";
+    if (value.security.mode == security_mode::none) value.security.secret = "";
+    if (value.security.mode == security_mode::secret && chance()) value.security.secret = "auto";
     if (value.security.mode == security_mode::tls) {
       value.security.certificate = "/c.crt";
       value.security.key = "/c.key";

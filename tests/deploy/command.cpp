@@ -182,6 +182,7 @@ deployment_on_disk::deployment_on_disk(std::uint16_t supervisor_port,
                        << supervisor_port
                        << ", heartbeat_interval: 200ms, heartbeat_timeout: " << heartbeat_timeout
                        << "}\n"
+                          "security: {mode: none}\n"
                           "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, "
                           "block_tokens: 16}\n"
                           "stages:\n"

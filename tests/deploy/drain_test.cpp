@@ -33,6 +33,7 @@ constexpr std::uint32_t never_ms = 600'000;
 std::string deployment(std::uint16_t port, int ranks) {
   return "cluster: drain-test\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
          ", heartbeat_interval: 200ms, heartbeat_timeout: 10min}\n"
+         "security: {mode: none}\n"
          "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
          "stages:\n"
          "  - {name: prefill, role: prefill, pool: {size: 1MiB}}\n"

@@ -37,6 +37,7 @@ std::string deployment(std::uint16_t supervisor, std::uint16_t decode) {
          "supervisor: {host: 127.0.0.1, port: " +
          std::to_string(supervisor) +
          ", heartbeat_interval: 200ms, heartbeat_timeout: 10min}\n"
+         "security: {mode: none}\n"
          "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
          "stages:\n"
          "  - {name: prefill, role: prefill, restart: on-failure, pool: {size: 1MiB}}\n"

@@ -423,6 +423,52 @@ INSTANTIATE_TEST_SUITE_P(mode, besieged, ::testing::Values("none", "tls"),
 
 // -- hosts that others can reach
 
+// -- a file that says nothing of security
+
+std::string store_alone(const std::string& cluster, std::uint16_t port,
+                        const std::string& security = "") {
+  return "cluster: " + cluster + "\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
+         ", heartbeat_interval: 200ms, heartbeat_timeout: 10min, state_file: none}\n" + security +
+         "stages: [{name: cache, role: store, pool: {size: 1MiB}}]\n";
+}
+
+TEST(without_a_word_on_security, the_users_own_processes_find_each_other_and_no_other_gets_in) {
+  const auto port = free_port();
+  const auto own = "own-" + std::to_string(port);
+  const deployment_on_disk file{store_alone(own, port)};
+  EXPECT_THAT(run({"check", file.path()}).out, HasSubstr("which the first process makes"));
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("2 nodes are up")) << up.out() << up.err();
+  EXPECT_THAT(run({"check", file.path()}).out,
+              HasSubstr("/troupe/" + own + "/secret, which is there"));
+  const auto by_file = run_until_good({"status", file.path()});
+  EXPECT_EQ(by_file.code, 0) << by_file.err;
+
+  const deployment_on_disk other{store_alone("other-" + std::to_string(port), port)};
+  const auto stranger = run({"status", other.path()});
+  EXPECT_NE(stranger.code, 0);
+  EXPECT_THAT(stranger.err, HasSubstr("unauthorized"));
+  const deployment_on_disk open{store_alone(own, port, "security: {mode: none}\n")};
+  const auto refused = run({"status", open.path()});
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("unauthorized"));
+
+  // The secret of the other cluster is there as well, and newer.
+  const auto by_address = run_until_good({"status", "127.0.0.1:" + std::to_string(port)});
+  EXPECT_EQ(by_address.code, 0) << by_address.err;
+}
+
+TEST(without_a_word_on_security, a_cluster_that_asks_for_none_is_found_by_its_address) {
+  const auto port = free_port();
+  const deployment_on_disk secret{store_alone("own-" + std::to_string(port), port)};
+  EXPECT_NE(run({"status", secret.path()}).code, 0) << "nobody is there, but the secret is now";
+  const deployment_on_disk file{store_alone("open", port, "security: {mode: none}\n")};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("2 nodes are up")) << up.out() << up.err();
+  const auto status = run_until_good({"status", "127.0.0.1:" + std::to_string(port)});
+  EXPECT_EQ(status.code, 0) << status.err;
+}
+
 TEST(an_open_host, that_is_named_by_its_address_is_not_dialled) {
   for (const std::vector<std::string>& verb : {std::vector<std::string>{"status", "10.9.8.7:7400"},
                                                {"events", "10.9.8.7:7400"},

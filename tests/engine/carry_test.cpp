@@ -80,7 +80,7 @@ struct carried : ::testing::Test {
     yaml << "cluster: carry\nsupervisor: {port: " << port
          << ", heartbeat_interval: 100ms, heartbeat_timeout: " << shape.heartbeat_timeout
          << ", state_file: " << (shape.state_file ? folder.path() + "/supervisor.state" : "none")
-         << "}\n"
+         << "}\nsecurity: {mode: none}\n"
          << "model: {layers: 3, kv_heads: 2, head_dim: 8, dtype: bf16, block_tokens: 4}\nstages:\n";
     stage("prefill", shape.prefills, 1);
     stage("decode", shape.decodes, shape.decode_ranks);

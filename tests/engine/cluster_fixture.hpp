@@ -128,9 +128,10 @@ class cluster {
            << ", layout: " << layout << ", pool: {size: " << pool
            << "}, transport: {backend: " << shape_.backend << ", peer_silence: 1min}}\n";
     };
-    yaml << "cluster: test\nsupervisor: {port: " << port
-         << ", heartbeat_interval: 100ms, heartbeat_timeout: 30min}\nmodel: " << shape_.model
-         << "\nstages:\n";
+    yaml
+        << "cluster: test\nsupervisor: {port: " << port
+        << ", heartbeat_interval: 100ms, heartbeat_timeout: 30min}\nsecurity: {mode: none}\nmodel: "
+        << shape_.model << "\nstages:\n";
     stage("prefill", shape_.prefill_ranks, shape_.prefill_layout, shape_.prefill_pool);
     stage("decode", shape_.decode_ranks, shape_.decode_layout, shape_.decode_pool);
     yaml << "edges: [{from: prefill, to: decode, mode: " << shape_.mode << "}]\n"

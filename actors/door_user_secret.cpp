@@ -1,0 +1,148 @@
+#include "troupe/actors/door_user_secret.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "troupe/actors/door_files.hpp"
+#include "troupe/transport/os_error.hpp"
+#include "troupe/transport/random.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using transport::what_errno;
+using transport::tcp::unique_fd;
+
+constexpr std::string_view instead =
+    "; set XDG_STATE_HOME to a folder that this user can write, name a file that every node can "
+    "read "
+    "(security.secret), or write `security: {mode: none}` to let in every process of this host";
+
+unexpected unusable(const std::string& path, std::string sentence) {
+  sentence += instead;
+  return bad_file("secret", path, sentence);
+}
+
+bool is_cluster_name(std::string_view text) {
+  const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
+  return !text.empty() && text.size() <= 64 && plain(text.front()) &&
+         std::ranges::all_of(text, [&](char c) { return plain(c) || c == '_' || c == '-'; });
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets any
+  return value == nullptr ? "" : value;
+}
+
+/// Where user programs keep their state; empty: nothing says where.
+std::string state_folder() {
+  if (auto named = environment("XDG_STATE_HOME"); named.starts_with('/')) return named;
+  if (auto home = environment("HOME"); home.starts_with('/')) return home + "/.local/state";
+  return {};
+}
+
+result<unique_fd> open_own_folder(const std::string& path) {
+  std::error_code failed;
+  std::filesystem::create_directories(std::filesystem::path{path}.parent_path(), failed);
+  if (failed) return unusable(path, "its folder cannot be made: " + failed.message());
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+    return unusable(path, "it cannot be made: " + what_errno(errno));
+  unique_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
+  struct stat about {};
+  if (!fd || ::fstat(fd.get(), &about) != 0)
+    return unusable(path, "it cannot be opened: " + what_errno(errno));
+  if (about.st_uid != ::geteuid()) return unusable(path, "it belongs to somebody else");
+  if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    return unusable(path,
+                    "others than its owner can get into it; delete it (a new secret is made), or "
+                    "chmod 700 it");
+  }
+  return fd;
+}
+
+/// All of it, on the disk. 0, or the errno of what failed.
+int fill(const unique_fd& fd, std::string_view text) {
+  while (!text.empty()) {
+    const auto n = ::write(fd.get(), text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return ::fsync(fd.get()) == 0 ? 0 : errno;
+}
+
+/// Writes it beside and links it to its name, which only the first can do: who reads it sees all of it.
+/// 0, or the errno of what failed.
+int make_secret_in(const unique_fd& folder) {
+  const auto draft = ".secret." + std::to_string(transport::random_id());
+  const unique_fd fd{::openat(folder.get(), draft.c_str(),
+                              O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
+  if (!fd) return errno;
+  int why = fill(fd, fresh_secret());
+  if (why == 0 && ::linkat(folder.get(), draft.c_str(), folder.get(), "secret", 0) != 0)
+    why = errno;
+  ::unlinkat(folder.get(), draft.c_str(), 0);
+  return why == EEXIST ? 0 : why;
+}
+
+}  // namespace
+
+result<std::string> user_secret_path(const std::string& cluster) {
+  if (!is_cluster_name(cluster)) {
+    return fail(
+        errc::invalid_config,
+        "the name of the cluster must be 1 to 64 of a-z 0-9 _ -, beginning with a letter or "
+        "a digit: its secret has a folder of that name");
+  }
+  const auto state = state_folder();
+  if (state.empty()) return unusable("auto", "neither XDG_STATE_HOME nor HOME is an absolute path");
+  return state + "/troupe/" + cluster + "/secret";
+}
+
+result<std::string> make_user_secret(const std::string& cluster) {
+  auto path = user_secret_path(cluster);
+  if (!path) return path;
+  const auto folder = open_own_folder(std::filesystem::path{*path}.parent_path().string());
+  if (!folder) return fail(folder.error());
+  struct stat about {};
+  if (::fstatat(folder->get(), "secret", &about, AT_SYMLINK_NOFOLLOW) == 0) return path;
+  if (const int why = make_secret_in(*folder); why != 0)
+    return unusable(*path, "it cannot be made: " + what_errno(why));
+  return path;
+}
+
+std::vector<std::string> user_secrets() {
+  const auto state = state_folder();
+  if (state.empty()) return {};
+  std::vector<std::pair<std::filesystem::file_time_type, std::string>> found;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator it{state + "/troupe", failed}, end; !failed && it != end;
+       it.increment(failed)) {
+    if (!is_cluster_name(it->path().filename().string())) continue;
+    const auto secret = it->path() / "secret";
+    std::error_code missing;
+    const auto made = std::filesystem::last_write_time(secret, missing);
+    if (!missing) found.emplace_back(made, secret.string());
+  }
+  std::ranges::sort(found, std::greater{});
+  std::vector<std::string> paths;
+  for (auto& [made, path] : found) {
+    if (paths.size() == most_user_secrets) break;
+    paths.push_back(std::move(path));
+  }
+  return paths;
+}
+
+}  // namespace troupe::actors
