@@ -194,11 +194,13 @@ void happened(self_pointer self, link_broke broke) {
   switch (st.now) {
     case link_state::phase::dialling:
     case link_state::phase::connecting:
+      if (!st.link) return;  // of an attempt that was given up already
       if (st.role == transport::link_role::initiator) {
         // Of a link that is made again, which peer is lost is not the transport's to say.
         if (st.broke && broke.why.code == errc::peer_lost) broke.why.code = errc::link_broken;
-        // The offer came from the peer itself. Where it is refused now, the peer waits for us no longer: this attempt
-        // took more than its time. The next one has another offer.
+        // The offer came from the peer itself. It is refused where the peer waits for us no longer, since this
+        // attempt took more than its time, or where somebody else answers in the peer's place. The next attempt
+        // has another offer.
         if (broke.why.code == errc::unauthorized) broke.why.code = errc::link_broken;
         backend_failed(self, broke.why);
       } else if (st.broke) {

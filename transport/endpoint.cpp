@@ -32,6 +32,7 @@ constexpr std::array preference{backend_kind::xgmi, backend_kind::shm, backend_k
 std::string_view not_built(backend_kind kind) {
   if (kind == backend_kind::rdma)
     return "not built: libibverbs-dev was not there when this was built";
+  if (kind == backend_kind::tcp) return "not built: nettle-dev was not there when this was built";
   return "not in this release";
 }
 

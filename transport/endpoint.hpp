@@ -27,13 +27,13 @@ struct endpoint_options {
   /// How long a host may not answer, or a peer not take what is sent to it, until its links break;
   /// in steps of 1 s, at least 2 s. Watched by the kernel of this host (tcp).
   std::chrono::milliseconds peer_silence{10'000};
-  std::uint32_t max_pending_connections{64};  ///< accepted sockets that have not shown a token yet
+  std::uint32_t max_pending_connections{64};  ///< accepted sockets that have proved nothing yet
   rdma_options rdma{};
   xgmi_options xgmi{};
   /// Called on a progress thread (or in `poll`) after each round that did work, with no lock held.
   /// Lets the owner run what the round's callbacks made runnable on the same thread.
   std::function<void()> after_progress;
-  /// Told about strangers at the data port (wrong token, garbage), at most one sentence a second
+  /// Told about strangers at the data port (wrong proof, garbage), at most one sentence a second
   /// with the number of those that were left out. Called on a progress thread; must not block.
   std::function<void(const std::string& sentence)> notice;
 };

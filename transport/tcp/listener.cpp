@@ -1,11 +1,15 @@
 #include "troupe/transport/tcp/listener.hpp"
 
+#include <algorithm>
 #include <cerrno>
+#include <span>
 
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "troupe/transport/random.hpp"
 
 namespace troupe::transport::tcp {
 
@@ -82,8 +86,7 @@ bool listener::accept_all() {
 
 void listener::admit(int fd) {
   if (strangers_.size() >= context_.options.max_pending_connections) {
-    notice("too many connections that say nothing: the oldest was dropped");
-    drop(strangers_.begin());
+    make_room();
   }
   const auto key = ++last_key_;
   unique_fd owned{fd};
@@ -94,8 +97,11 @@ void listener::admit(int fd) {
                         .fd = std::move(owned),
                         .watch = *watch,
                         .until = now + patience,
+                        .greeting = {},
+                        .got = 0,
                         .said = {},
-                        .got = 0});
+                        .challenge = {},
+                        .shown = {}});
   by_key_.emplace(key, std::prev(strangers_.end()));
   if (!timer_set_) {
     timer_set_ = true;
@@ -104,55 +110,84 @@ void listener::admit(int fd) {
   listen_to(std::prev(strangers_.end()));  // most have spoken already when they are accepted
 }
 
+// A real peer has greeted by the time that we come to accept it, and answers its challenge at once.
+void listener::make_room() {
+  notice("too many connections that have not proved themselves: the oldest was dropped");
+  const auto silent = std::ranges::find_if(strangers_, [](const stranger& s) { return !s.said; });
+  drop(silent != strangers_.end() ? silent : strangers_.begin());
+}
+
 void listener::listen_to(strangers::iterator who) {
+  // Not a byte more than the message that is awaited: what follows is the link's.
+  const auto into =
+      who->said ? std::span<std::byte>{who->shown} : std::span<std::byte>{who->greeting};
   const auto got =
-      ::recv(who->fd.get(), who->said.data() + who->got, hello_size - who->got, MSG_DONTWAIT);
+      ::recv(who->fd.get(), into.data() + who->got, into.size() - who->got, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (got <= 0) {
     drop(who);
     return;
   }
   who->got += static_cast<std::size_t>(got);
-  // What is no greeting from its first bytes on need not be waited for.
-  if (who->got < hello_size) {
-    std::array<std::byte, hello_size> wanted = encode(hello{});
-    const auto known = std::min<std::size_t>(who->got, 8);
-    if (!std::equal(who->said.begin(), who->said.begin() + static_cast<std::ptrdiff_t>(known),
-                    wanted.begin())) {
-      notice("a connection whose first bytes are not those of a lane of ours was closed");
-      drop(who);
-    }
-    return;
+  if (!who->said) {
+    hear_greeting(who);
+  } else if (who->got == who->shown.size()) {
+    judge(who);
   }
-  auto said = decode_hello(who->said);
-  if (!said) {
-    if (said.error().code == errc::version_mismatch) {
-      refuse(who, said.error());
-    } else {
-      notice("a connection was closed: " + said.error().message);
-      drop(who);
-    }
-    return;
-  }
-  judge(who, *said);
 }
 
-void listener::judge(strangers::iterator who, const hello& said) {
+// What is no greeting from its first bytes on need not be waited for.
+void listener::hear_greeting(strangers::iterator who) {
+  const auto heard = std::span{who->greeting}.first(who->got);
+  auto readable = check_hello_start(heard);
+  if (readable && who->got < hello_size) return;
+  if (readable) {
+    auto said = decode_hello(who->greeting);
+    if (said) {
+      who->said = *said;
+      challenge(who);
+      return;
+    }
+    readable = fail(std::move(said).error());
+  }
+  if (readable.error().code == errc::version_mismatch) {
+    refuse(who, readable.error());
+  } else {
+    notice("a connection was closed: " + readable.error().message);
+    drop(who);
+  }
+}
+
+// Whoever it is: an unknown link is challenged as well.
+void listener::challenge(strangers::iterator who) {
+  hello_reply question{.kind = reply_kind::challenge, .status = 0, .body = {}};
+  random_bytes(question.body);
+  who->challenge = encode(question);
+  who->got = 0;
+  // A fresh socket takes 48 bytes at once; one that does not is of no use.
+  const auto sent = ::send(who->fd.get(), who->challenge.data(), who->challenge.size(),
+                           MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent != static_cast<ssize_t>(who->challenge.size())) drop(who);
+}
+
+void listener::judge(strangers::iterator who) {
+  const lane_claim claim{.said = *who->said,
+                         .greeting = who->greeting,
+                         .challenge = who->challenge,
+                         .shown = decode_proofs(who->shown)};
   std::shared_ptr<lane_acceptor> link;
   {
     const std::lock_guard lock{mutex_};
-    const auto at = waiting_.find(said.link);
+    const auto at = waiting_.find(claim.said.link);
     if (at != waiting_.end()) link = at->second.lock();
   }
-  // An unknown link and a wrong token look the same from outside, and take the same comparison.
-  static constexpr token nobody{};
-  const bool right = equal(link ? link->secret() : nobody, said.acceptor_token);
-  if (!link || !right) {
-    refuse(who, {errc::unauthorized, "it showed no token of a link that waits"});
+  if (!link) {  // answered like a wrong proof
+    refuse(who,
+           {errc::unauthorized, "it did not prove that it has the offer of a link that waits"});
     return;
   }
   engine_.unwatch(who->watch);
-  if (auto why = link->accept_lane(who->fd, said)) {
+  if (auto why = link->accept_lane(who->fd, claim)) {
     refuse(who, *why);
     return;
   }
@@ -162,10 +197,8 @@ void listener::judge(strangers::iterator who, const hello& said) {
 
 void listener::refuse(strangers::iterator who, const troupe::error& why) {
   notice("a connection was refused: " + to_string(why));
-  const auto bytes = encode(hello_reply{.status = static_cast<std::uint8_t>(why.code),
-                                        .from = context_.options.self,
-                                        .initiator_token = {}});
-  // 48 bytes into a fresh socket; whether they arrive is the stranger's affair.
+  const auto bytes = refusal_of(why.code);
+  // 48 bytes into a socket that has taken 48 at most; whether they arrive is the stranger's affair.
   [[maybe_unused]] const auto sent =
       ::send(who->fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   drop(who);

@@ -11,24 +11,34 @@
 
 #include "troupe/transport/backend_context.hpp"
 #include "troupe/transport/progress_engine.hpp"
+#include "troupe/transport/tcp/lane_proof.hpp"
 #include "troupe/transport/tcp/socket.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
 namespace troupe::transport::tcp {
 
+/// A connection that has said all that it can say: its greeting, what it was challenged with, and the
+/// proofs that it showed.
+struct lane_claim {
+  hello said;
+  hello_bytes greeting{};
+  reply_bytes challenge{};
+  dialers_proofs shown{};
+};
+
 /// A link that waits for lanes.
 class lane_acceptor {
  public:
   virtual ~lane_acceptor() = default;
-  [[nodiscard]] virtual const token& secret() const noexcept = 0;
-  /// The token was right. Takes the descriptor, or says why it does not.
+  /// Checks the proofs and takes the descriptor, or says why it does not.
   [[nodiscard]] virtual std::optional<troupe::error> accept_lane(unique_fd& fd,
-                                                                 const hello& said) = 0;
+                                                                 const lane_claim& claim) = 0;
 };
 
-/// The endpoint's one listening socket. Trusts nobody: a connection holds 80 bytes of memory and
-/// one descriptor until it has shown the token of a link that waits, two seconds at most; of those
-/// that have not, at most `max_pending_connections` are kept, the oldest goes first.
+/// The endpoint's one listening socket. Trusts nobody: until a connection has proved that it holds the
+/// offers of a link that waits, it costs some 300 bytes of memory and one descriptor, two seconds at
+/// most, and at most `max_pending_connections` of them are kept. Where there are more, the oldest that
+/// has not greeted goes first, then the oldest.
 class listener final : public pollable, public std::enable_shared_from_this<listener> {
  public:
   [[nodiscard]] static result<std::shared_ptr<listener>> create(backend_context& context);
@@ -51,8 +61,11 @@ class listener final : public pollable, public std::enable_shared_from_this<list
     unique_fd fd;
     watch_id watch;
     steady_time until;
-    std::array<std::byte, hello_size> said{};
-    std::size_t got{0};
+    hello_bytes greeting{};
+    std::size_t got{0};           ///< bytes of the greeting, then of the proofs
+    std::optional<hello> said{};  ///< once it has greeted; from then on it is challenged
+    reply_bytes challenge{};
+    proof_bytes shown{};
   };
   using strangers = std::list<stranger>;  // oldest first
 
@@ -60,9 +73,12 @@ class listener final : public pollable, public std::enable_shared_from_this<list
   bool accept_all();
   void admit(int fd);
   void listen_to(strangers::iterator who);
-  void judge(strangers::iterator who, const hello& said);
+  void hear_greeting(strangers::iterator who);
+  void challenge(strangers::iterator who);
+  void judge(strangers::iterator who);
   void refuse(strangers::iterator who, const troupe::error& why);
   void drop(strangers::iterator who);
+  void make_room();
   void notice(const std::string& what);
 
   backend_context& context_;

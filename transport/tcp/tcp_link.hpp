@@ -128,7 +128,7 @@ class tcp_lane final : public frame_handler {
 /// | state            | on                                              | becomes                |
 /// | ---------------- | ----------------------------------------------- | ---------------------- |
 /// | idle             | connect                                         | connecting             |
-/// | idle, connecting | a lane arrives (acceptor), is answered (dialer) | same; up with the last |
+/// | idle, connecting | a lane is proved                                | same; up with the last |
 /// | connecting       | refusal, timeout                                | broken                 |
 /// | up               | lost, goodbye, bytes against the protocol       | broken                 |
 /// | any              | close                                           | closed                 |
@@ -172,24 +172,38 @@ class tcp_link final : public link,
 
   // -- lane_acceptor
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  [[nodiscard]] const token& secret() const noexcept override { return secret_; }
-  [[nodiscard]] std::optional<troupe::error> accept_lane(unique_fd& fd, const hello& said) override;
+  [[nodiscard]] std::optional<troupe::error> accept_lane(unique_fd& fd,
+                                                         const lane_claim& claim) override;
 
  private:
   friend class tcp_lane;
 
   enum class state : std::uint8_t { idle, connecting, up, broken, closed };
-  enum class dial_state : std::uint8_t { waiting, connecting, greeting, ready };
+  /// | state      | on                                   | becomes    |
+  /// | ---------- | ------------------------------------ | ---------- |
+  /// | waiting    | dial                                 | connecting |
+  /// | waiting    | proofs that are right (acceptor)     | ready      |
+  /// | waiting    | an invitation that is right, before  | proving    |
+  /// |            | the dialer's offer came (acceptor)   |            |
+  /// | connecting | connected: greets                    | greeting   |
+  /// | greeting   | challenge: shows its proofs          | proving    |
+  /// | proving    | verdict with the acceptor's proof    | ready      |
+  /// | proving    | the offer, and the proof is right    | ready      |
+  /// | proving    | the offer, and the proof is wrong    | waiting    |
+  /// | any        | connection ended (dialer: dials on)  | waiting    |
+  enum class dial_state : std::uint8_t { waiting, connecting, greeting, proving, ready };
 
   /// A lane before the link is up.
   struct half_lane {
     dial_state now{dial_state::waiting};
     unique_fd fd;
     watch_id watch;
-    std::array<std::byte, reply_size> reply{};
+    hello_bytes greeting{};  ///< as it was sent
+    reply_bytes reply{};     ///< dialer: what comes in; acceptor: the challenge, then the verdict
     std::size_t got{0};
-    token initiator_token{};  ///< acceptor: what the dialer showed
-    bool answered{false};     ///< acceptor: the dialer may take the lane for complete
+    /// What makes the lane ready; dialer: the acceptor's proof; acceptor: what the dialer showed.
+    lane_proof proof{};
+    bool answered{false};  ///< acceptor: the dialer may take the lane for complete
   };
 
   // handshake (tcp_link_handshake.cpp); unless said otherwise with `state_mutex_` held
@@ -200,6 +214,12 @@ class tcp_link final : public link,
   [[nodiscard]] trouble step_lane(std::size_t lane);
   [[nodiscard]] trouble greet(std::size_t lane);
   [[nodiscard]] trouble read_reply(std::size_t lane);
+  [[nodiscard]] trouble on_refusal(std::size_t lane, errc why);
+  [[nodiscard]] trouble answer_challenge(std::size_t lane);
+  [[nodiscard]] trouble on_verdict(std::size_t lane, const lane_proof& shown);
+  [[nodiscard]] trouble check_claim(const lane_claim& claim);
+  [[nodiscard]] trouble check_held_lanes();
+  static void prepare_verdict(half_lane& half, const lane_key& key) noexcept;
   void redial_later(std::size_t lane, std::string why);
   void drop_half(half_lane& half);
   void leave_half(half_lane& half, errc why);
@@ -276,6 +296,7 @@ class tcp_link final : public link,
   std::atomic<state> state_{state::idle};
   std::vector<half_lane> halves_;
   std::optional<offer_payload> peer_offer_;
+  lane_key key_{};  ///< of both offers, from `connect` on
   std::optional<socket_address> peer_address_;
   std::string last_refusal_;
   std::optional<timer_id> connect_timer_;

@@ -7,17 +7,24 @@
 
 #include "troupe/transport/link_check.hpp"
 #include "troupe/transport/os_error.hpp"
+#include "troupe/transport/random.hpp"
 #include "troupe/transport/tcp/tcp_link.hpp"
 
-// From offers to lanes. The initiator dials every lane and greets; the acceptor answers once all
-// lanes are there and it knows the initiator's offer, so the link goes up at the acceptor first and
-// no frame can come too early.
+// From offers to lanes. The initiator dials every lane, greets and answers the listener's challenge; the
+// acceptor gives its own proof once all lanes have given theirs, so the link goes up at the acceptor
+// first and no frame can come too early.
 namespace troupe::transport::tcp {
 
 namespace {
 
 constexpr std::uint64_t connect_timeout_key = ~std::uint64_t{0};
 constexpr std::chrono::milliseconds redial_after{50};
+
+bool has_ended(const unique_fd& fd) {
+  std::byte next{};
+  const auto got = ::recv(fd.get(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
 
 }  // namespace
 
@@ -38,13 +45,15 @@ result<void> tcp_link::connect(const link_offer& peer) {
       halves_.resize(std::min<std::size_t>(options_.lanes, said->lanes));
     }
     peer_offer_ = std::move(*said);
+    key_ = options_.role == link_role::initiator ? key_of_lanes(peer_offer_->secret, secret_)
+                                                 : key_of_lanes(secret_, peer_offer_->secret);
     state_.store(state::connecting, std::memory_order_release);
     connect_timer_ = engine_.call_at(std::chrono::steady_clock::now() + options_.connect_timeout,
                                      shared_from_this(), connect_timeout_key);
     if (options_.role == link_role::initiator) {
       for (std::size_t i = 0; i < halves_.size() && !why; ++i) why = dial_lane(i);
     } else {
-      why = complete_acceptor();
+      why = check_held_lanes();
     }
   }
   after_handshake(std::move(why));
@@ -131,15 +140,15 @@ void tcp_link::drop_half(half_lane& half) {
 // The other end must not wait for its timeout, nor take a link that we gave up for a peer that
 // died. Whether it arrives is not ours to see to: the connection closes after it.
 void tcp_link::leave_half(half_lane& half, errc why) {
-  if (!half.fd || half.now == dial_state::connecting) return;
+  // Before the proof there is no link at the other end that could hear it.
+  const bool proved = half.now == dial_state::proving || half.now == dial_state::ready;
+  if (!half.fd || !proved) return;
   const auto say = [&](const auto& bytes) {
     [[maybe_unused]] const auto sent =
         ::send(half.fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   };
   if (options_.role == link_role::acceptor && !half.answered) {
-    say(encode(hello_reply{.status = static_cast<std::uint8_t>(why),
-                           .from = context_.options.self,
-                           .initiator_token = {}}));
+    say(refusal_of(why));
     return;
   }
   std::array<std::byte, header_size> goodbye{};
@@ -151,7 +160,8 @@ tcp_link::trouble tcp_link::step_lane(std::size_t lane) {
   switch (halves_[lane].now) {
     case dial_state::waiting: return std::nullopt;
     case dial_state::connecting: return greet(lane);
-    case dial_state::greeting: return read_reply(lane);
+    case dial_state::greeting:
+    case dial_state::proving: return read_reply(lane);
     case dial_state::ready: return std::nullopt;
   }
   return std::nullopt;
@@ -166,16 +176,18 @@ tcp_link::trouble tcp_link::greet(std::size_t lane) {
     redial_later(lane, "connect: " + what_errno(problem));
     return std::nullopt;
   }
-  const auto bytes = encode(hello{.lane = static_cast<std::uint16_t>(lane),
-                                  .lanes = static_cast<std::uint16_t>(halves_.size()),
-                                  .link = peer_offer_->link,
-                                  .from = context_.options.self,
-                                  .to = options_.peer,
-                                  .acceptor_token = peer_offer_->secret,
-                                  .initiator_token = secret_});
+  hello said{.lane = static_cast<std::uint16_t>(lane),
+             .lanes = static_cast<std::uint16_t>(halves_.size()),
+             .link = peer_offer_->link,
+             .from = context_.options.self,
+             .to = options_.peer,
+             .drawn = {}};
+  random_bytes(said.drawn);
+  half.greeting = encode(said);
   // A fresh socket takes 80 bytes at once; one that does not is of no use.
-  const auto sent = ::send(half.fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent != static_cast<ssize_t>(bytes.size())) {
+  const auto sent =
+      ::send(half.fd.get(), half.greeting.data(), hello_size, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent != static_cast<ssize_t>(hello_size)) {
     redial_later(lane, "send: " + what_errno(errno));
     return std::nullopt;
   }
@@ -197,11 +209,49 @@ tcp_link::trouble tcp_link::read_reply(std::size_t lane) {
   if (half.got < reply_size) return std::nullopt;
   auto reply = decode_reply(half.reply);
   if (!reply) return std::move(reply).error();
-  if (reply->status != 0) {
-    return troupe::error{static_cast<errc>(reply->status), "the peer refused the link"};
+  half.got = 0;
+  switch (reply->kind) {
+    case reply_kind::refusal: return on_refusal(lane, static_cast<errc>(reply->status));
+    case reply_kind::challenge:
+      if (half.now == dial_state::greeting) return answer_challenge(lane);
+      break;
+    case reply_kind::verdict:
+      if (half.now == dial_state::proving) return on_verdict(lane, reply->body);
+      break;
   }
-  if (reply->from != options_.peer || !equal(reply->initiator_token, secret_)) {
-    return troupe::error{errc::unauthorized, "whoever answered does not know our offer"};
+  return troupe::error{errc::peer_unreachable,
+                       "whoever answers at that address speaks the protocol wrongly"};
+}
+
+tcp_link::trouble tcp_link::on_refusal(std::size_t lane, errc why) {
+  // Only we can have proved it. That connection is lost to us, and is not given up for another.
+  if (why == errc::already_exists) {
+    return troupe::error{errc::link_broken,
+                         "the peer has lane " + std::to_string(lane) + " of the link already"};
+  }
+  return troupe::error{why, "the peer refused the link"};
+}
+
+tcp_link::trouble tcp_link::answer_challenge(std::size_t lane) {
+  auto& half = halves_[lane];
+  const auto ours =
+      encode({.invitation = prove_invitation(peer_offer_->secret, half.greeting, half.reply),
+              .proof = prove_lane(link_role::initiator, key_, half.greeting, half.reply)});
+  half.proof = prove_lane(link_role::acceptor, key_, half.greeting, half.reply);
+  const auto sent = ::send(half.fd.get(), ours.data(), ours.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent != static_cast<ssize_t>(ours.size())) {
+    redial_later(lane, "send: " + what_errno(errno));
+    return std::nullopt;
+  }
+  half.now = dial_state::proving;
+  return std::nullopt;
+}
+
+tcp_link::trouble tcp_link::on_verdict(std::size_t lane, const lane_proof& shown) {
+  auto& half = halves_[lane];
+  if (!same_proof(half.proof, shown)) {
+    return troupe::error{errc::unauthorized,
+                         "whoever answered did not prove that it has both offers"};
   }
   half.now = dial_state::ready;
   engine_.rearm(half.watch, 0);  // frames wait in the socket until every lane is ready
@@ -214,49 +264,97 @@ tcp_link::trouble tcp_link::read_reply(std::size_t lane) {
 
 // -- acceptor
 
-std::optional<troupe::error> tcp_link::accept_lane(unique_fd& fd, const hello& said) {
+std::optional<troupe::error> tcp_link::accept_lane(unique_fd& fd, const lane_claim& claim) {
   trouble why;
   {
     const std::lock_guard lock{state_mutex_};
-    const auto now = state_.load();
-    if (now != state::idle && now != state::connecting) {
-      return troupe::error{errc::link_broken, "the link takes no lanes any more"};
-    }
-    if (said.to != context_.options.self || said.from != options_.peer) {
-      return troupe::error{errc::stale_incarnation,
-                           "the dialer means, or is, another life of a node"};
-    }
-    if (said.lanes == 0 || said.lanes > options_.lanes || said.lane >= said.lanes ||
-        (!halves_.empty() && halves_.size() != said.lanes)) {
-      return troupe::error{errc::invalid_config, "the dialer's lane numbers make no sense"};
-    }
+    if (auto wrong = check_claim(claim)) return wrong;
+    const auto& said = claim.said;
     halves_.resize(said.lanes);
     auto& half = halves_[said.lane];
-    half.fd = std::move(fd);  // a lane that is dialled again replaces the one that failed
-    half.now = dial_state::ready;
-    half.initiator_token = said.initiator_token;
+    half.fd = std::move(fd);
+    half.now = dial_state::proving;
+    half.greeting = claim.greeting;
+    half.reply = claim.challenge;
+    half.proof = claim.shown.proof;
     tune_lane(half.fd.get(), context_.options.peer_silence);
-    why = complete_acceptor();
+    if (state_.load() == state::connecting) {
+      prepare_verdict(half, key_);
+      why = complete_acceptor();
+    }
   }
   after_handshake(std::move(why));
   return std::nullopt;
 }
 
+tcp_link::trouble tcp_link::check_claim(const lane_claim& claim) {
+  const auto now = state_.load();
+  if (now != state::idle && now != state::connecting) {
+    return troupe::error{errc::link_broken, "the link takes no lanes any more"};
+  }
+  const auto invitation = prove_invitation(secret_, claim.greeting, claim.challenge);
+  const auto proof = prove_lane(link_role::initiator, key_, claim.greeting, claim.challenge);
+  // Without the dialer's offer there is no key yet: `check_held_lanes` looks at the proof.
+  const bool right = same_proof(claim.shown.invitation, invitation) &&
+                     (now == state::idle || same_proof(claim.shown.proof, proof));
+  if (!right) {
+    return troupe::error{errc::unauthorized,
+                         "it did not prove that it has the offer of a link that waits"};
+  }
+  const auto& said = claim.said;
+  if (said.to != context_.options.self || said.from != options_.peer) {
+    return troupe::error{errc::stale_incarnation,
+                         "the dialer means, or is, another life of a node"};
+  }
+  if (said.lanes == 0 || said.lanes > options_.lanes || said.lane >= said.lanes ||
+      (!halves_.empty() && halves_.size() != said.lanes)) {
+    return troupe::error{errc::invalid_config, "the dialer's lane numbers make no sense"};
+  }
+  // A lane that was proved stays. One whose connection has ended is none.
+  if (!halves_.empty() && halves_[said.lane].fd && !has_ended(halves_[said.lane].fd)) {
+    refused_.fetch_add(1, std::memory_order_relaxed);
+    return troupe::error{errc::already_exists, "a second connection for lane " +
+                                                   std::to_string(said.lane) +
+                                                   " of a link, which is proved already"};
+  }
+  return std::nullopt;
+}
+
+void tcp_link::prepare_verdict(half_lane& half, const lane_key& key) noexcept {
+  half.reply =
+      encode(hello_reply{.kind = reply_kind::verdict,
+                         .status = 0,
+                         .body = prove_lane(link_role::acceptor, key, half.greeting, half.reply)});
+  half.now = dial_state::ready;
+}
+
+// Lanes that came before the dialer's offer. A wrong one costs its connection, not the link.
+tcp_link::trouble tcp_link::check_held_lanes() {
+  for (auto& half : halves_) {
+    if (half.now != dial_state::proving) continue;
+    if (same_proof(half.proof, prove_lane(link_role::initiator, key_, half.greeting, half.reply))) {
+      prepare_verdict(half, key_);
+      continue;
+    }
+    leave_half(half, errc::unauthorized);
+    drop_half(half);
+  }
+  // How many lanes there are was said by those, too.
+  if (std::ranges::none_of(halves_, [](const auto& half) { return bool{half.fd}; })) {
+    halves_.clear();
+  }
+  return complete_acceptor();
+}
+
 tcp_link::trouble tcp_link::complete_acceptor() {
-  if (!peer_offer_ || halves_.empty()) return std::nullopt;
+  if (halves_.empty()) return std::nullopt;
   for (const auto& half : halves_) {
     if (half.now != dial_state::ready) return std::nullopt;
-    if (!equal(half.initiator_token, peer_offer_->secret)) {
-      return troupe::error{errc::unauthorized,
-                           "the dialer does not own the offer that we were given"};
-    }
   }
-  const auto bytes = encode(hello_reply{
-      .status = 0, .from = context_.options.self, .initiator_token = peer_offer_->secret});
   for (std::size_t i = 0; i < halves_.size(); ++i) {
     auto& half = halves_[i];
-    if (::send(half.fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) !=
-        static_cast<ssize_t>(bytes.size())) {
+    if (::send(half.fd.get(), half.reply.data(), reply_size, MSG_NOSIGNAL | MSG_DONTWAIT) !=
+        static_cast<ssize_t>(reply_size)) {
       return troupe::error{errc::peer_lost, "the dialer left during the handshake"};
     }
     auto watch = engine_.watch(half.fd.get(), 0, shared_from_this(), i);

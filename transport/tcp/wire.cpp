@@ -190,8 +190,8 @@ result<completion_body> decode_completion_body(std::span<const std::byte> in) {
   return body;
 }
 
-std::array<std::byte, hello_size> encode(const hello& h) noexcept {
-  std::array<std::byte, hello_size> out{};
+hello_bytes encode(const hello& h) noexcept {
+  hello_bytes out{};
   put<std::uint64_t>(out.data(), hello_magic);
   put<std::uint16_t>(out.data() + 8, protocol_version);
   put<std::uint16_t>(out.data() + 10, h.lane);
@@ -199,38 +199,57 @@ std::array<std::byte, hello_size> encode(const hello& h) noexcept {
   put<std::uint64_t>(out.data() + 16, h.link);
   put<std::uint64_t>(out.data() + 24, h.from.value);
   put<std::uint64_t>(out.data() + 32, h.to.value);
-  put_token(out.data() + 40, h.acceptor_token);
-  put_token(out.data() + 56, h.initiator_token);
+  std::ranges::copy(h.drawn, out.begin() + 40);
   return out;
+}
+
+result<void> check_hello_start(std::span<const std::byte> in) {
+  std::array<std::byte, 8> magic{};
+  put<std::uint64_t>(magic.data(), hello_magic);
+  if (!std::equal(in.begin(),
+                  in.begin() + static_cast<std::ptrdiff_t>(std::min(in.size(), magic.size())),
+                  magic.begin())) {
+    return fail(errc::unauthorized, "its first bytes are not those of a lane of ours");
+  }
+  if (in.size() < 10) return {};
+  if (const auto version = get<std::uint16_t>(in.data() + 8); version != protocol_version) {
+    return fail(errc::version_mismatch, "it speaks version " + std::to_string(version) +
+                                            " of the tcp protocol, we speak " +
+                                            std::to_string(protocol_version) +
+                                            "; run the same release of Troupe on every node");
+  }
+  return {};
 }
 
 result<hello> decode_hello(std::span<const std::byte, hello_size> in) {
+  if (auto ok = check_hello_start(in); !ok) return fail(std::move(ok).error());
   const auto* at = in.data();
-  if (get<std::uint64_t>(at) != hello_magic) {
-    return fail(errc::unauthorized, "its first bytes are not those of a lane of ours");
+  if (get<std::uint16_t>(at + 14) != 0 || get<std::uint64_t>(at + 72) != 0) {
+    return fail(errc::unauthorized, "a reserved field of its greeting is not 0");
   }
-  if (const auto version = get<std::uint16_t>(at + 8); version != protocol_version) {
-    return fail(errc::version_mismatch, "it speaks version " + std::to_string(version) +
-                                            " of the tcp protocol, we speak " +
-                                            std::to_string(protocol_version));
-  }
-  return hello{.lane = get<std::uint16_t>(at + 10),
-               .lanes = get<std::uint16_t>(at + 12),
-               .link = get<std::uint64_t>(at + 16),
-               .from = {get<std::uint64_t>(at + 24)},
-               .to = {get<std::uint64_t>(at + 32)},
-               .acceptor_token = get_token(at + 40),
-               .initiator_token = get_token(at + 56)};
+  hello h{.lane = get<std::uint16_t>(at + 10),
+          .lanes = get<std::uint16_t>(at + 12),
+          .link = get<std::uint64_t>(at + 16),
+          .from = {get<std::uint64_t>(at + 24)},
+          .to = {get<std::uint64_t>(at + 32)},
+          .drawn = {}};
+  std::memcpy(h.drawn.data(), at + 40, h.drawn.size());
+  return h;
 }
 
-std::array<std::byte, reply_size> encode(const hello_reply& r) noexcept {
-  std::array<std::byte, reply_size> out{};
+reply_bytes encode(const hello_reply& r) noexcept {
+  reply_bytes out{};
   put<std::uint64_t>(out.data(), reply_magic);
   put<std::uint16_t>(out.data() + 8, protocol_version);
   put<std::uint8_t>(out.data() + 10, r.status);
-  put<std::uint64_t>(out.data() + 16, r.from.value);
-  put_token(out.data() + 24, r.initiator_token);
+  put<std::uint8_t>(out.data() + 11, static_cast<std::uint8_t>(r.kind));
+  std::ranges::copy(r.body, out.begin() + 16);
   return out;
+}
+
+reply_bytes refusal_of(errc why) noexcept {
+  return encode(hello_reply{
+      .kind = reply_kind::refusal, .status = static_cast<std::uint8_t>(why), .body = {}});
 }
 
 result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in) {
@@ -241,21 +260,22 @@ result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in) {
   if (const auto version = get<std::uint16_t>(at + 8); version != protocol_version) {
     return fail(errc::version_mismatch, "the peer speaks version " + std::to_string(version) +
                                             " of the tcp protocol, we speak " +
-                                            std::to_string(protocol_version));
+                                            std::to_string(protocol_version) +
+                                            "; run the same release of Troupe on every node");
   }
-  hello_reply r{.status = get<std::uint8_t>(at + 10),
-                .from = {get<std::uint64_t>(at + 16)},
-                .initiator_token = get_token(at + 24)};
-  if (r.status != 0 && !is_errc(r.status)) r.status = static_cast<std::uint8_t>(errc::internal);
+  const auto kind = get<std::uint8_t>(at + 11);
+  const auto status = get<std::uint8_t>(at + 10);
+  const bool refuses = kind == static_cast<std::uint8_t>(reply_kind::refusal);
+  if (kind > static_cast<std::uint8_t>(reply_kind::verdict) || refuses != (status != 0) ||
+      get<std::uint32_t>(at + 12) != 0) {
+    return fail(errc::peer_unreachable,
+                "whoever answers at that address speaks the protocol wrongly");
+  }
+  hello_reply r{.kind = static_cast<reply_kind>(kind), .status = status, .body = {}};
+  std::memcpy(r.body.data(), at + 16, r.body.size());
+  // One that a later release has added.
+  if (refuses && !is_errc(status)) r.status = static_cast<std::uint8_t>(errc::internal);
   return r;
-}
-
-bool equal(const token& a, const token& b) noexcept {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < token_size; ++i) {
-    difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
-  }
-  return difference == 0;
 }
 
 std::vector<std::byte> encode(const offer_payload& offer) {

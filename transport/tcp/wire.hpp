@@ -16,7 +16,7 @@
 /// The bytes of the tcp backend. PROTOCOL.md says the same in prose; keep the two equal.
 namespace troupe::transport::tcp {
 
-inline constexpr std::uint16_t protocol_version = 1;
+inline constexpr std::uint16_t protocol_version = 2;
 inline constexpr std::size_t token_size = 16;
 using token = std::array<std::byte, token_size>;
 
@@ -103,30 +103,45 @@ struct completion_body {
 
 inline constexpr std::size_t hello_size = 80;
 inline constexpr std::size_t reply_size = 48;
+inline constexpr std::size_t proof_size = 64;
+inline constexpr std::size_t nonce_size = 32;
+using nonce = std::array<std::byte, nonce_size>;
+using hello_bytes = std::array<std::byte, hello_size>;
+using reply_bytes = std::array<std::byte, reply_size>;
+using proof_bytes = std::array<std::byte, proof_size>;
 
-/// First bytes from the side that dials.
+/// First bytes from the side that dials. No secret: whoever listens on the way may read it.
 struct hello {
   std::uint16_t lane{0};
   std::uint16_t lanes{0};
   std::uint64_t link{0};  ///< the acceptor's number for the link, from its offer
   incarnation from;
   incarnation to;
-  token acceptor_token{};   ///< from the acceptor's offer
-  token initiator_token{};  ///< from the initiator's offer
-};
-/// The acceptor's answer. `status` 0: the lane is part of the link.
-struct hello_reply {
-  std::uint8_t status{0};
-  incarnation from;
-  token initiator_token{};  ///< proves that the acceptor knows our offer; zero when refused
+  nonce drawn{};  ///< fresh for this connection
 };
 
-[[nodiscard]] std::array<std::byte, hello_size> encode(const hello& h) noexcept;
+enum class reply_kind : std::uint8_t {
+  refusal = 0,    ///< `status` says why; the connection ends
+  challenge = 1,  ///< `body` is the acceptor's nonce: the dialer must prove itself
+  verdict = 2,    ///< `body` is the acceptor's proof: the lane is part of the link
+};
+/// What the acceptor says. Between a challenge and a verdict the dialer sends its proofs, bare.
+struct hello_reply {
+  reply_kind kind{reply_kind::refusal};
+  std::uint8_t status{0};  ///< an errc in a refusal, else 0
+  nonce body{};
+};
+
+[[nodiscard]] hello_bytes encode(const hello& h) noexcept;
+/// `unauthorized` (not the bytes of a lane), `version_mismatch`.
 [[nodiscard]] result<hello> decode_hello(std::span<const std::byte, hello_size> in);
-[[nodiscard]] std::array<std::byte, reply_size> encode(const hello_reply& r) noexcept;
+/// Whether the first bytes of a greeting may become one that we can read. Of any length: a peer of
+/// another version is not waited for until it has said all of its greeting.
+[[nodiscard]] result<void> check_hello_start(std::span<const std::byte> in);
+[[nodiscard]] reply_bytes encode(const hello_reply& r) noexcept;
+[[nodiscard]] reply_bytes refusal_of(errc why) noexcept;
+/// `peer_unreachable` (no reply of ours), `version_mismatch`.
 [[nodiscard]] result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in);
-/// Takes as long for any two tokens.
-[[nodiscard]] bool equal(const token& a, const token& b) noexcept;
 
 // -- the offer
 

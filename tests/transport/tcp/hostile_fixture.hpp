@@ -31,6 +31,7 @@
 #include "troupe/transport/tcp/socket.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
+#include "lane_by_hand.hpp"
 #include "waiting.hpp"
 
 namespace troupe::transport::tcp {
@@ -198,31 +199,27 @@ class hostile : public ::testing::Test {
     offer_payload mine{.host = "127.0.0.1", .port = 1, .lanes = lanes, .link = 5, .secret = {}};
     mine.secret.fill(std::byte{0x42});
     EXPECT_TRUE(l.wire->connect({backend_kind::tcp, self, encode(mine)}));
-    const auto greet = [&](std::uint16_t lane) {
+    const link_secrets secrets{.acceptors = offer.secret, .dialers = mine.secret};
+    std::vector<lane_talk> talks;
+    const auto dial = [&](std::uint16_t lane) {
       auto fd = dial_victim();
-      send(fd, encode(hello{.lane = lane,
-                            .lanes = lanes,
-                            .link = offer.link,
-                            .from = self,
-                            .to = us,
-                            .acceptor_token = offer.secret,
-                            .initiator_token = mine.secret}));
+      talks.push_back(prove(
+          fd,
+          {.lane = lane, .lanes = lanes, .link = offer.link, .from = self, .to = us, .drawn = {}},
+          secrets));
       return fd;
     };
-    l.fd = greet(0);
-    for (std::uint16_t lane = 1; lane < lanes; ++lane) l.others.push_back(greet(lane));
-    take_reply(l.fd);
-    for (const auto& fd : l.others) take_reply(fd);
+    l.fd = dial(0);
+    for (std::uint16_t lane = 1; lane < lanes; ++lane) l.others.push_back(dial(lane));
+    EXPECT_TRUE(is_accepted(l.fd, talks[0], secrets));
+    for (std::size_t i = 0; i < l.others.size(); ++i) {
+      EXPECT_TRUE(is_accepted(l.others[i], talks[i + 1], secrets));
+    }
     EXPECT_TRUE(comes_true([&] { return l.sink->up.load(); }));
     l.grant =
         l.wire->grant(victim.region, {{region_size / 2, 4096, 0, 1}}, access::write, transfer_id{9})
             .value();
     return l;
-  }
-  static void take_reply(const unique_fd& fd) {
-    std::array<char, reply_size> reply{};
-    EXPECT_EQ(::recv(fd.get(), reply.data(), reply.size(), MSG_WAITALL),
-              static_cast<ssize_t>(reply_size));
   }
   static std::vector<std::byte> write_frame(const remote_grant& grant,
                                             std::vector<wire_entry> entries, std::uint32_t data,

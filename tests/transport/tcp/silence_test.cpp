@@ -15,6 +15,7 @@
 #include "troupe/transport/tcp/socket.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
+#include "lane_by_hand.hpp"
 #include "waiting.hpp"
 
 // Peers that are gone, or frozen, without a word: no FIN, no RST.
@@ -67,18 +68,11 @@ class silent_peer : public ::testing::Test {
     mine.secret.fill(std::byte{0x42});
     EXPECT_TRUE(wire->connect({backend_kind::tcp, them, encode(mine)}));
     dial();
-    const auto greeting = encode(hello{.lane = 0,
-                                       .lanes = 1,
-                                       .link = offer.link,
-                                       .from = them,
-                                       .to = us,
-                                       .acceptor_token = offer.secret,
-                                       .initiator_token = mine.secret});
-    EXPECT_EQ(::send(peer.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(greeting.size()));
-    std::array<char, reply_size> reply{};
-    EXPECT_EQ(::recv(peer.get(), reply.data(), reply.size(), MSG_WAITALL),
-              static_cast<ssize_t>(reply_size));
+    const link_secrets secrets{.acceptors = offer.secret, .dialers = mine.secret};
+    const hello greeting{
+        .lane = 0, .lanes = 1, .link = offer.link, .from = them, .to = us, .drawn = {}};
+    const auto talk = prove(peer, greeting, secrets);
+    EXPECT_TRUE(is_accepted(peer, talk, secrets));
     EXPECT_TRUE(comes_true([&] { return sink->up.load(); }));
   }
   ~silent_peer() override { wire->close(); }

@@ -69,7 +69,7 @@ TEST(wire_test, an_offer_cut_anywhere_is_refused) {
   EXPECT_EQ(back->host, offer.host);
   EXPECT_EQ(back->port, 4711);
   EXPECT_EQ(back->link, 99U);
-  EXPECT_TRUE(equal(back->secret, offer.secret));
+  EXPECT_EQ(back->secret, offer.secret);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_FALSE(decode_offer(std::span{bytes}.first(size)));
   }
@@ -95,27 +95,63 @@ TEST(wire_test, a_completion_body_keeps_its_bounds_and_prints_only_what_can_be_p
 }
 
 TEST(wire_test, greetings_survive_the_wire_and_another_version_is_named) {
-  hello said{.lane = 2,
-             .lanes = 4,
-             .link = 5,
-             .from = {6},
-             .to = {7},
-             .acceptor_token = {},
-             .initiator_token = {}};
-  said.acceptor_token.fill(std::byte{1});
-  said.initiator_token.fill(std::byte{2});
+  hello said{.lane = 2, .lanes = 4, .link = 5, .from = {6}, .to = {7}, .drawn = {}};
+  said.drawn.fill(std::byte{1});
   auto bytes = encode(said);
   const auto back = decode_hello(bytes);
   ASSERT_TRUE(back);
   EXPECT_EQ(back->lane, 2);
   EXPECT_EQ(back->to.value, 7U);
-  EXPECT_TRUE(equal(back->initiator_token, said.initiator_token));
-  EXPECT_FALSE(equal(back->initiator_token, said.acceptor_token));
+  EXPECT_EQ(back->drawn, said.drawn);
   bytes[8] = std::byte{9};
   const auto other = decode_hello(bytes);
   ASSERT_FALSE(other);
   EXPECT_EQ(other.error().code, errc::version_mismatch);
   EXPECT_THAT(other.error().message, ::testing::HasSubstr("version 9"));
+}
+
+TEST(wire_test, a_greeting_of_another_version_is_known_from_its_first_ten_bytes) {
+  auto bytes = encode(hello{});
+  for (std::size_t size = 0; size <= bytes.size(); ++size) {
+    EXPECT_TRUE(check_hello_start(std::span{bytes}.first(size))) << size;
+  }
+  bytes[8] = std::byte{1};
+  EXPECT_TRUE(check_hello_start(std::span{bytes}.first(9)));
+  EXPECT_EQ(check_hello_start(std::span{bytes}.first(10)).error().code, errc::version_mismatch);
+  bytes[0] = std::byte{'G'};
+  EXPECT_EQ(check_hello_start(std::span{bytes}.first(1)).error().code, errc::unauthorized);
+}
+
+TEST(wire_test, a_greeting_with_a_reserved_field_set_is_refused) {
+  for (const std::size_t at : {14U, 15U, 72U, 79U}) {
+    auto bytes = encode(hello{});
+    bytes[at] = std::byte{1};
+    EXPECT_FALSE(decode_hello(bytes)) << at;
+  }
+}
+
+TEST(wire_test, replies_survive_the_wire_and_say_one_thing_only) {
+  hello_reply said{.kind = reply_kind::challenge, .status = 0, .body = {}};
+  said.body.fill(std::byte{3});
+  const auto back = decode_reply(encode(said));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->kind, reply_kind::challenge);
+  EXPECT_EQ(back->body, said.body);
+  const auto no = decode_reply(refusal_of(errc::unauthorized));
+  ASSERT_TRUE(no);
+  EXPECT_EQ(no->kind, reply_kind::refusal);
+  EXPECT_EQ(no->status, static_cast<std::uint8_t>(errc::unauthorized));
+  for (const auto& [at, value] : {std::pair{0U, 1U}, {8U, 1U}, {10U, 5U}, {11U, 3U}, {12U, 1U}}) {
+    auto bytes = encode(said);
+    bytes[at] = static_cast<std::byte>(value);
+    EXPECT_FALSE(decode_reply(bytes)) << at;
+  }
+  auto refuses_nothing = refusal_of(errc::unauthorized);
+  refuses_nothing[10] = std::byte{0};
+  EXPECT_FALSE(decode_reply(refuses_nothing));
+  auto newer = refusal_of(errc::unauthorized);
+  newer[10] = std::byte{255};
+  EXPECT_EQ(decode_reply(newer)->status, static_cast<std::uint8_t>(errc::internal));
 }
 
 }  // namespace
