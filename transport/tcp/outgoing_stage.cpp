@@ -24,10 +24,10 @@ std::uint64_t share_of(const outgoing& job, const staging::run_cursor& from) noe
 
 }  // namespace
 
-void outgoing_stage::fill(outgoing& job) {
+bool outgoing_stage::fill(outgoing& job) {
   while (asked_ < job.bytes && !job.withdrawn() && failure() == nullptr) {
     auto chunk = copies_.lend(quota_);
-    if (chunk && !*chunk) return;
+    if (chunk && !*chunk) return false;
     staging::staged_copies::order what{.dir = direction::write,
                                        .runs = job.runs,
                                        .from = cursor_,
@@ -40,12 +40,13 @@ void outgoing_stage::fill(outgoing& job) {
       copies_of_job_.push_back(copies_.refuse(what, std::move(chunk).error()));
     } else {
       const scoped_pin pin{*job.guard};
-      if (!pin) return;
+      if (!pin) return true;
       copies_of_job_.push_back(copies_.start(std::move(*chunk), what));
     }
     cursor_.advance(job.runs, what.bytes);
     asked_ += what.bytes;
   }
+  return true;
 }
 
 std::size_t outgoing_stage::ready() const noexcept {

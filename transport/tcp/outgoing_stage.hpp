@@ -26,8 +26,9 @@ class outgoing_stage {
   outgoing_stage(staging::staged_copies& copies, std::shared_ptr<staging::chunk_quota> quota)
       : copies_{copies}, quota_{std::move(quota)} {}
 
-  /// Starts copies as far as there are chunks. Nothing happens once the job is withdrawn.
-  void fill(outgoing& job);
+  /// Starts copies as far as there are chunks. Nothing happens once the job is withdrawn. False: it waits
+  /// for a chunk, and whoever is sent behind it must take none before it.
+  [[nodiscard]] bool fill(outgoing& job);
   /// Bytes that may be sent now, in one run of memory.
   [[nodiscard]] std::size_t ready() const noexcept;
   /// Why the next ones never will be; none: they may. Valid until the next `fill` or `take`.

@@ -56,20 +56,21 @@ bool lane_sender::build() {
 }
 
 // Starts copies for the jobs that come next, each direction as far as its chunks suffice: those are
-// given out in the order in which they are sent, so that none waits for one behind it.
+// given out in the order in which they are sent, so that none waits for one behind it. One may come
+// back at any time, also while this looks: who is left without ends the round of its direction.
 void lane_sender::stage_ahead() {
-  ahead_.clear();
-  if (current_write_) ahead_.push_back(current_write_);
-  {
-    const std::lock_guard lock{mutex_};
-    for (const auto* queue : {&writes_, &replies_}) {
+  for (const auto* queue : {&writes_, &replies_}) {
+    ahead_.clear();
+    if (queue == &writes_ && current_write_) ahead_.push_back(current_write_);
+    {
+      const std::lock_guard lock{mutex_};
       const auto next = std::min<std::size_t>(queue->size(), staging::chunk_quota::most);
       ahead_.insert(ahead_.end(), queue->begin(),
                     queue->begin() + static_cast<std::ptrdiff_t>(next));
     }
-  }
-  for (const auto& job : ahead_) {
-    if (job->stage) job->stage->fill(*job);
+    for (const auto& job : ahead_) {
+      if (job->stage && !job->stage->fill(*job)) break;
+    }
   }
   ahead_.clear();
 }

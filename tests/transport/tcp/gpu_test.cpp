@@ -1,9 +1,17 @@
+#include <array>
 #include <cstring>
+#include <thread>
 
 #include <gmock/gmock.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include "troupe/transport/tcp/sender.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+
+#include "gpu_double.hpp"
 #include "gpu_nodes.hpp"
+#include "waiting.hpp"
 
 // Memory of GPUs over sockets: what is tcp's own in it, on GPUs that are none. That the promises of every
 // link hold for it is in tests/transport/contract.
@@ -50,6 +58,51 @@ TEST(tcp_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk) {
   ASSERT_FALSE(whole.failure);
   EXPECT_EQ(n.gpus_a->engine_copies(), 4U) << "long runs are the copy engine's";
   EXPECT_EQ(n.gpus_a->launches(), 4U);
+}
+
+// Chunks come back at any time. Where those behind the next job took them all while it went without, the
+// lane stood still: it waited for the next, and that for a chunk.
+TEST(tcp_gpu, no_job_takes_a_chunk_that_one_before_it_waits_for) {
+  const auto pool = std::make_shared<staging::staging_pool>(xgmi::double_site(), xgmi_options{});
+  ASSERT_TRUE(pool->prepare(0));
+  const auto engine = progress_engine::create({}).value();
+  staging::staged_copies copies{pool, *engine};
+  const auto quota = std::make_shared<staging::chunk_quota>();
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  const unique_fd ours{ends[0]}, theirs{ends[1]};
+  lane_sender sender{ours.get(), {}, [](bool) {}};
+  const std::jthread lends_and_gives_back{[&](const std::stop_token& over) {
+    while (!over.stop_requested()) {
+      std::uint32_t taken = 0;
+      while (taken < staging::chunk_quota::most && quota->take()) ++taken;
+      for (; taken > 0; --taken) quota->give_back();
+    }
+  }};
+  constexpr int jobs = 60000;
+  constexpr std::uint64_t length = 512;
+  std::vector<std::byte> memory(length);
+  revocable guard;
+  for (int i = 0; i < jobs; ++i) {
+    auto job = std::make_shared<outgoing>();
+    job->guard = &guard;
+    job->runs.push_back({memory.data(), length, 0, 1});
+    job->remote.push_back({});
+    job->bytes = length;
+    job->stage = std::make_unique<outgoing_stage>(copies, quota);
+    sender.push_write(std::move(job));
+  }
+  std::array<std::byte, 65536> sent{};
+  EXPECT_TRUE(troupe::testing::comes_true(
+      [&] {
+        static_cast<void>(copies.look());
+        sender.flush();
+        while (::recv(theirs.get(), sent.data(), sent.size(), MSG_DONTWAIT) > 0) continue;
+        return sender.queued_bytes() == 0;
+      },
+      0ms))
+      << sender.queued_bytes() / length << " jobs stand still";
+  sender.stop();
 }
 
 TEST(tcp_gpu, a_fence_of_a_link_that_has_ended_waits_for_its_copies_too) {
