@@ -103,7 +103,8 @@ std::string deployment_text(const demo_options& options, std::uint16_t port) {
   const auto stage = [&](const char* name) {
     yaml << "  - name: " << name << "\n    role: " << name << "\n    engine: reference\n"
          << "    hosts: [127.0.0.1]\n    pool: {device: cpu, size: 64MiB}\n"
-         << "    transport: {backend: " << options.backend << "}\n";
+         // The machine may be busy with something else, and one silence ends the demo.
+         << "    transport: {backend: " << options.backend << ", peer_silence: 10s}\n";
   };
   yaml << "cluster: demo\n"
        // Nobody starts this supervisor again.
