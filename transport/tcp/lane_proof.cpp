@@ -27,7 +27,7 @@ lane_proof proof_under(std::span<const std::byte> key, std::string_view label,
   const auto octets = [](std::span<const std::byte> of) {
     return reinterpret_cast<const std::uint8_t*>(of.data());
   };
-  hmac_sha256_ctx mac;
+  hmac_sha256_ctx mac{};
   hmac_sha256_set_key(&mac, key.size(), octets(key));
   hmac_sha256_update(&mac, text.size(), octets(text));
   lane_proof made{};
