@@ -1,5 +1,7 @@
 #include "troupe/deploy/cli/bench_options.hpp"
 
+#include <chrono>
+
 #include "troupe/config/parse.hpp"
 #include "troupe/config/print.hpp"
 
@@ -19,6 +21,8 @@ config::stage_config stage_of(const char* name, config::role role, const bench_o
   stage.transport.backend =
       config::backend_of(options.backend).value_or(config::backend_kind::automatic);
   stage.transport.qp_per_transfer = options.lanes;
+  // One silence would end what may have run for hours, and the machine is as busy as can be.
+  stage.transport.peer_silence = std::chrono::seconds{10};
   return stage;
 }
 
