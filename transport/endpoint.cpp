@@ -65,6 +65,11 @@ class local_endpoint final : public endpoint {
   [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name) override {
     return regions_.allocate(size, std::move(name));
   }
+  [[nodiscard]] result<allocated_regions> allocate(std::span<const std::uint64_t> sizes,
+                                                   const std::string& name,
+                                                   const host_memory_options& how) override {
+    return regions_.allocate(sizes, name, how);
+  }
   [[nodiscard]] result<region_id> allocate_on_gpu(std::uint32_t gpu, std::uint64_t size,
                                                   std::string name) override;
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes,

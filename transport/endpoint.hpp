@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "troupe/transport/backend.hpp"
+#include "troupe/transport/host_memory.hpp"
 #include "troupe/transport/rdma/options.hpp"
 #include "troupe/transport/xgmi/options.hpp"
 
@@ -72,7 +73,15 @@ class endpoint {
   /// process) and registers it. Freed by `deregister`. `invalid_config` (size 0), `pool_exhausted`
   /// (the OS refuses; the sentence says how much was asked and is free).
   [[nodiscard]] virtual result<region_id> allocate(std::uint64_t size, std::string name) = 0;
-  /// The same in memory of a GPU of this process (its place among those that the process sees), not
+  /// A region for each of `sizes` (bytes), all or none; their names are `name` and a number from 0. As
+  /// `allocate`, of pages and on a NUMA node as the options say. Each begins with a page. Besides
+  /// `invalid_config` (the NUMA node is not there; those there are are named), `pool_exhausted` (said of
+  /// the sum before anything is allocated), `backend_unavailable` (the kernel does not let this process
+  /// choose the node), `overloaded` (more regions than `max_regions`).
+  [[nodiscard]] virtual result<allocated_regions> allocate(std::span<const std::uint64_t> sizes,
+                                                           const std::string& name,
+                                                           const host_memory_options& how) = 0;
+  /// One region in memory of a GPU of this process (its place among those that the process sees), not
   /// zeroed. What `bytes` answers of it are addresses that only GPUs follow. `no_device`,
   /// `backend_unavailable` (built without GPUs), `pool_exhausted`.
   [[nodiscard]] virtual result<region_id> allocate_on_gpu(std::uint32_t gpu, std::uint64_t size,

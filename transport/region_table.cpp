@@ -2,92 +2,17 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <mutex>
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport {
 
-namespace {
-
-// What can be had without swapping, as the kernel estimates it; a very large number if it does not
-// say.
-std::uint64_t available_bytes() {
-  std::ifstream in{"/proc/meminfo"};
-  std::string word;
-  while (in >> word) {
-    std::uint64_t kib = 0;
-    if (word == "MemAvailable:" && in >> kib) return kib << 10;
-  }
-  return UINT64_MAX;
-}
-
-std::string free_memory() {
-  const auto bytes = available_bytes();
-  return bytes == UINT64_MAX ? "an unknown amount is free"
-                             : std::to_string(bytes >> 20) + " MiB are free";
-}
-
-// A mapping of a new memfd, sealed so that neither we nor a peer that maps it can shrink it under
-// the other (which would turn an access into SIGBUS).
-result<region::description> map_memfd(std::uint64_t size, std::string name) {
-  const auto refused = [&](const char* call) {
-    return fail(errc::pool_exhausted, "region '" + name + "' of " + std::to_string(size) +
-                                          " bytes: " + call + ": " + what_errno(errno) + "; " +
-                                          free_memory());
-  };
-  // Reserving more than there is would not fail: the kernel would first kill processes to get it.
-  if (size > available_bytes()) {
-    return fail(errc::pool_exhausted,
-                "region '" + name + "' of " + std::to_string(size) +
-                    " bytes is more than this machine has left: " + free_memory());
-  }
-  // Asked first: fallocate takes what it can get before it fails, and on a machine without swap
-  // that is every other process's memory.
-  if (size > available_bytes()) {
-    errno = ENOMEM;
-    return refused("more than is free");
-  }
-  const int fd =
-      ::memfd_create(("troupe:" + name.substr(0, 200)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return refused("memfd_create");
-  const auto refused_after_open = [&](const char* call) {
-    auto said = refused(call);
-    ::close(fd);
-    return said;
-  };
-  if (size > static_cast<std::uint64_t>(INT64_MAX) ||
-      ::ftruncate(fd, static_cast<off_t>(size)) != 0) {
-    return refused_after_open("ftruncate");
-  }
-  // Reserves the pages now: an OS that is out of memory then says so here and not by a signal
-  // later.
-  if (::fallocate(fd, 0, 0, static_cast<off_t>(size)) != 0) return refused_after_open("fallocate");
-  if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return refused_after_open("fcntl(F_ADD_SEALS)");
-  }
-  void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) return refused_after_open("mmap");
-  return region::description{.id = {},
-                             .bytes = {static_cast<std::byte*>(at), size},
-                             .kind = memory_kind::host,
-                             .name = std::move(name),
-                             .fd = fd};
-}
-
-}  // namespace
-
 region::~region() {
   if (what_.dmabuf >= 0) ::close(what_.dmabuf);
-  if (what_.fd < 0) return;
-  ::munmap(what_.bytes.data(), what_.bytes.size());
-  ::close(what_.fd);
 }
 
 result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
@@ -95,9 +20,53 @@ result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
     return fail(errc::invalid_config,
                 "region '" + name + "': its size is 0; ask for at least 1 byte");
   }
-  auto mapped = map_memfd(size, std::move(name));
-  if (!mapped) return fail(std::move(mapped).error());
-  return insert(std::move(*mapped));
+  auto file = memory_file::create(name, size, {.pages = page_choice::ordinary});
+  if (!file) return fail(std::move(file).error());
+  return add_file(std::move(*file), std::move(name));
+}
+
+result<allocated_regions> region_table::allocate(std::span<const std::uint64_t> sizes,
+                                                 const std::string& name,
+                                                 const host_memory_options& how) {
+  std::uint64_t together = 0;
+  for (const auto size : sizes) {
+    together = size > UINT64_MAX - together ? UINT64_MAX : together + size;
+  }
+  if (auto room = check_room_for(together, sizes.size(), how); !room) return fail(room.error());
+  allocated_regions made;
+  std::vector<std::shared_ptr<const memory_file>> files;
+  const auto next = [&](std::uint64_t size) -> result<region_id> {
+    auto called = name + " " + std::to_string(files.size());
+    if (size == 0) {
+      return fail(errc::invalid_config,
+                  "region '" + called + "': its size is 0; ask for at least 1 byte");
+    }
+    auto file = memory_file::create(called, size, how);
+    if (!file) return fail(std::move(file).error());
+    files.push_back(*file);
+    return add_file(std::move(*file), std::move(called));
+  };
+  for (const auto size : sizes) {
+    auto region = next(size);
+    if (!region) {
+      // Nobody can use them yet.
+      for (const auto id : made.regions) (void)remove(id);
+      return fail(std::move(region).error());
+    }
+    made.regions.push_back(*region);
+  }
+  made.pages = describe_pages(files, how);
+  return made;
+}
+
+result<region_id> region_table::add_file(std::shared_ptr<const memory_file> file,
+                                         std::string name) {
+  const auto bytes = file->bytes();
+  return insert({.id = {},
+                 .bytes = bytes,
+                 .kind = memory_kind::host,
+                 .name = std::move(name),
+                 .file = std::move(file)});
 }
 
 result<region_id> region_table::add(std::span<std::byte> bytes, std::string name) {
@@ -148,7 +117,6 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
                  .bytes = bytes,
                  .kind = as.kind,
                  .name = std::move(name),
-                 .fd = -1,
                  .dmabuf = own,
                  .dmabuf_offset = as.offset,
                  .owner = std::move(owner),

@@ -17,6 +17,8 @@
 
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/host_memory.hpp"
+#include "troupe/transport/memory_file.hpp"
 #include "troupe/transport/types.hpp"
 
 namespace troupe::transport {
@@ -31,7 +33,7 @@ class region {
     std::span<std::byte> bytes;
     memory_kind kind{memory_kind::host};
     std::string name;
-    int fd{-1};  ///< the memfd behind the bytes, from its offset 0; -1 for memory of the engine
+    std::shared_ptr<const memory_file> file{};  ///< behind the bytes; null for memory of the engine
     /// The dma-buf behind the bytes; -1: none that we know of. The region's own, closed with it.
     int dmabuf{-1};
     std::uint64_t dmabuf_offset{0};  ///< bytes, of the first byte in the dma-buf
@@ -44,7 +46,7 @@ class region {
   explicit region(description what) : what_{std::move(what)} {}
   region(const region&) = delete;
   region& operator=(const region&) = delete;
-  /// Unmaps and closes what the endpoint allocated.
+  /// Gives back what the endpoint allocated.
   ~region();
 
   [[nodiscard]] region_id id() const noexcept { return what_.id; }
@@ -56,8 +58,12 @@ class region {
   /// memory of a device that is no GPU we know.
   [[nodiscard]] std::optional<std::uint32_t> gpu() const noexcept { return what_.gpu; }
   [[nodiscard]] const std::string& name() const noexcept { return what_.name; }
-  /// -1 for memory that the engine owns.
-  [[nodiscard]] int fd() const noexcept { return what_.fd; }
+  /// The memfd behind the bytes, from its offset 0; -1 for memory that the engine owns.
+  [[nodiscard]] int fd() const noexcept { return what_.file ? what_.file->fd() : -1; }
+  /// What a peer maps of the memfd: its whole pages.
+  [[nodiscard]] std::uint64_t mapped_size() const noexcept {
+    return what_.file ? what_.file->mapped_size() : size();
+  }
   /// -1 for memory that was not exported as a dma-buf.
   [[nodiscard]] int dmabuf() const noexcept { return what_.dmabuf; }
   /// For who lends the memory to others longer than the region lasts. Empty for memory of the engine.
@@ -123,6 +129,11 @@ class region_table {
 
   /// Zeroed memory in a sealed memfd. `invalid_config`, `pool_exhausted`, `overloaded`.
   [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string name);
+  /// One such region for each size, all or none, with these options. `invalid_config`,
+  /// `pool_exhausted`, `overloaded`, `backend_unavailable`.
+  [[nodiscard]] result<allocated_regions> allocate(std::span<const std::uint64_t> sizes,
+                                                   const std::string& name,
+                                                   const host_memory_options& how);
   /// Memory of the engine. `invalid_config`, `already_exists`, `overloaded`.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name);
   /// Memory of a GPU, kept by `owner` if that is not empty. The same.
@@ -164,6 +175,8 @@ class region_table {
   };
   using owned_region = std::unique_ptr<region, let_go>;
 
+  [[nodiscard]] result<region_id> add_file(std::shared_ptr<const memory_file> file,
+                                           std::string name);
   [[nodiscard]] result<region_id> add_checked(region::description what);
   [[nodiscard]] result<region_id> insert(region::description what);
 

@@ -38,12 +38,26 @@ std::string_view to_string(backend_kind kind) noexcept {
   return "unknown";
 }
 
-std::optional<backend_kind> backend_kind_from(std::string_view name) noexcept {
+namespace {
+
+template <class Fits>
+std::optional<backend_kind> first_that(Fits fits) {
   for (const auto kind :
        {backend_kind::shm, backend_kind::tcp, backend_kind::rdma, backend_kind::xgmi}) {
-    if (to_string(kind) == name) return kind;
+    if (fits(kind)) return kind;
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<backend_kind> backend_kind_from(std::string_view name) noexcept {
+  return first_that([name](backend_kind kind) { return to_string(kind) == name; });
+}
+
+std::optional<backend_kind> backend_kind_from(std::uint8_t number) noexcept {
+  return first_that(
+      [number](backend_kind kind) { return static_cast<std::uint8_t>(kind) == number; });
 }
 
 host_identity host_identity::of_this_process() {

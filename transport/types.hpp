@@ -24,6 +24,8 @@ enum class direction : std::uint8_t { write = 1, read = 2 };
 
 [[nodiscard]] std::string_view to_string(backend_kind kind) noexcept;
 [[nodiscard]] std::optional<backend_kind> backend_kind_from(std::string_view name) noexcept;
+/// Of the number that travels.
+[[nodiscard]] std::optional<backend_kind> backend_kind_from(std::uint8_t number) noexcept;
 [[nodiscard]] constexpr bool permits(access granted, access wanted) noexcept {
   return (static_cast<std::uint8_t>(granted) & static_cast<std::uint8_t>(wanted)) ==
          static_cast<std::uint8_t>(wanted);

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "troupe/transport/rdma/sysfs.hpp"
+#include "troupe/transport/sysfs.hpp"
 
 namespace troupe::transport::rdma {
 

@@ -9,27 +9,12 @@
 
 #include <sched.h>
 
-#include "troupe/transport/rdma/sysfs.hpp"
+#include "troupe/transport/numa.hpp"
+#include "troupe/transport/sysfs.hpp"
 
 namespace troupe::transport::rdma {
 
 namespace {
-
-/// "0-3,8,10-11".
-std::vector<int> list_of(const std::string& text) {
-  std::vector<int> numbers;
-  std::istringstream in{text};
-  for (std::string part; std::getline(in, part, ',');) {
-    std::istringstream range{part};
-    int first = 0;
-    if (!(range >> first)) continue;
-    int last = first;
-    char dash = 0;
-    if (range >> dash && dash == '-') range >> last;
-    for (int i = first; i <= last; ++i) numbers.push_back(i);
-  }
-  return numbers;
-}
 
 /// "0000:17:00.0"
 bool is_pci_address(std::string_view name) {
@@ -77,7 +62,7 @@ machine_place place_of_pci_device(const std::string& address, const std::filesys
 memory_place memory_near(const std::vector<int>& processors, const std::filesystem::path& sysfs) {
   memory_place memory;
   const auto folder = sysfs / "devices/system/node";
-  const auto nodes = list_of(line_of(folder / "online"));
+  const auto nodes = numbers_in(line_of(folder / "online"));
   for (const auto node : nodes) {
     const auto at = folder / ("node" + std::to_string(node));
     std::istringstream distances{line_of(at / "distance")};
@@ -85,7 +70,7 @@ memory_place memory_near(const std::vector<int>& processors, const std::filesyst
     for (const auto other : nodes) {
       if (std::uint32_t value = 0; distances >> value) memory.between[{node, other}] = value;
     }
-    const auto here = list_of(line_of(at / "cpulist"));
+    const auto here = numbers_in(line_of(at / "cpulist"));
     if (std::ranges::find_first_of(here, processors) != here.end()) memory.nodes.push_back(node);
   }
   return memory;

@@ -4,7 +4,7 @@
 #include <system_error>
 #include <utility>
 
-#include "troupe/transport/rdma/sysfs.hpp"
+#include "troupe/transport/sysfs.hpp"
 
 namespace troupe::transport::rdma {
 

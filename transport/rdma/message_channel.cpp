@@ -20,7 +20,7 @@ constexpr std::size_t memory_bytes =
     std::size_t{2} * message_channel::buffers * message_channel::buffer_bytes;
 constexpr std::uint32_t inline_message = 220;
 /// Every so many sends one is signalled, so that their buffers come back in time.
-constexpr std::uint64_t signal_every = message_channel::buffers / 4;
+constexpr std::uint64_t signal_frames_every = message_channel::buffers / 4;
 /// The last credit is for a message that gives credits back.
 constexpr std::uint32_t reserved_credits = 1;
 
@@ -164,7 +164,8 @@ result<void> message_channel::send_part(message_header header, std::span<const s
   work.sg_list = &piece;
   work.num_sge = 1;
   work.opcode = IBV_WR_SEND;
-  if (signalled || sent_ % signal_every == signal_every - 1) work.send_flags = IBV_SEND_SIGNALED;
+  if (signalled || sent_ % signal_frames_every == signal_frames_every - 1)
+    work.send_flags = IBV_SEND_SIGNALED;
   if (piece.length <= pair_->inline_bytes()) work.send_flags |= IBV_SEND_INLINE;
   ibv_send_wr* bad = nullptr;
   if (const int why = ::ibv_post_send(pair_->get(), &work, &bad); why != 0) {

@@ -219,16 +219,14 @@ result<void> mapped_link::on_ready_message(const ready_message& in) {
 
 // -- memory of the engine
 
-/// Under both locks.
+/// Under both locks. What `xgmi` is for is no memory of the host.
 void mapped_link::show_memory_to(const peer_credentials& peer) {
-  we_own_memory_ = regions_.has_engine_memory();
+  we_own_memory_ = kind_ == backend_kind::shm && regions_.has_engine_memory();
   if (we_own_memory_) let_trace(peer.pid);
 }
 
 /// Under both locks. Better no link than one over which every transfer fails: there are other backends.
-/// What `xgmi` is for is no memory of the host.
 result<void> mapped_link::check_reach() const {
-  if (kind_ != backend_kind::shm) return {};
   const bool hidden_here = we_own_memory_ && !peer_reaches_our_memory_;
   const bool hidden_there = peer_owns_memory_ && !we_reach_peer_memory_;
   if (!hidden_here && !hidden_there) return {};

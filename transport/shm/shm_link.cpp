@@ -62,7 +62,7 @@ result<void> shm_link::share_region(const region& memory) {
   const int fd = memory.fd();
   region_shared_message said;
   said.region = memory.id().value;
-  said.size = memory.size();
+  said.size = memory.mapped_size();
   if (auto ok = share(said, {&fd, 1}); !ok) return ok;
   shared_regions_.insert(memory.id());
   return {};

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <sys/prctl.h>
+#include <unistd.h>
 
 namespace troupe::transport::shm {
 
@@ -38,15 +39,19 @@ std::string why_not_traced(std::optional<int> scope) {
   return found + ": boot this host with 0 or 1";
 }
 
+unsigned long named_tracers::with(std::uint32_t pid) {
+  any_ = any_ || (first_ && *first_ != pid);
+  if (!first_) first_ = pid;
+  return any_ ? PR_SET_PTRACER_ANY : static_cast<unsigned long>(pid);
+}
+
 void let_trace(std::uint32_t pid) {
   // The kernel's entry is one for the whole process, and so is what was put there.
   static std::mutex mutex;
-  static std::optional<std::uint32_t> named;
+  static named_tracers named;
+  if (pid == static_cast<std::uint32_t>(::getpid())) return;
   const std::lock_guard lock{mutex};
-  if (ptrace_scope() != only_who_is_named) return;
-  const bool several = named && *named != pid;
-  if (!several) named = pid;
-  ::prctl(PR_SET_PTRACER, several ? PR_SET_PTRACER_ANY : static_cast<unsigned long>(pid), 0, 0, 0);
+  if (ptrace_scope() == only_who_is_named) ::prctl(PR_SET_PTRACER, named.with(pid), 0, 0, 0);
 }
 
 }  // namespace troupe::transport::shm

@@ -16,10 +16,20 @@ namespace troupe::transport::shm {
 /// its full stop.
 [[nodiscard]] std::string why_not_traced(std::optional<int> scope);
 
+/// Who may trace this process: the kernel keeps one name, and once that is "any" nobody is left out again.
+class named_tracers {
+ public:
+  /// What PR_SET_PTRACER is to be told so that this one may as well.
+  [[nodiscard]] unsigned long with(std::uint32_t pid);
+
+ private:
+  std::optional<std::uint32_t> first_;
+  bool any_{false};
+};
+
 /// Lets a process reach the memory of this one where `ptrace_scope` is 1, under which only those do that
-/// this process has named. The kernel keeps one name for each process: from the second peer on it is
-/// "any", which means any process of the same user. Replaces what the engine has set by
-/// PR_SET_PTRACER. Thread-safe.
+/// this process has named. From the second peer on that is "any", which means any process of the same user.
+/// Replaces what the engine has set by PR_SET_PTRACER. Thread-safe.
 void let_trace(std::uint32_t pid);
 
 }  // namespace troupe::transport::shm

@@ -103,6 +103,14 @@ TEST(ptrace_scope, each_value_has_a_sentence_that_says_what_to_change) {
   EXPECT_THAT(shm::why_not_traced(3), HasSubstr("boot this host"));
 }
 
+TEST(ptrace_scope, a_peer_that_comes_again_does_not_shut_the_others_out) {
+  shm::named_tracers named;
+  EXPECT_EQ(named.with(7), 7U);
+  EXPECT_EQ(named.with(7), 7U);
+  EXPECT_EQ(named.with(8), PR_SET_PTRACER_ANY);
+  EXPECT_EQ(named.with(7), PR_SET_PTRACER_ANY);
+}
+
 TEST(ptrace_scope, of_1_is_enough_for_a_peer_that_was_named) {
   if (shm::ptrace_scope() != 1) GTEST_SKIP() << "kernel.yama.ptrace_scope is not 1 here";
   if (::geteuid() == 0) GTEST_SKIP() << "root reaches every process's memory";

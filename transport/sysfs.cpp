@@ -1,9 +1,9 @@
-#include "troupe/transport/rdma/sysfs.hpp"
+#include "troupe/transport/sysfs.hpp"
 
 #include <fstream>
 #include <system_error>
 
-namespace troupe::transport::rdma {
+namespace troupe::transport {
 
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> found;
@@ -22,4 +22,4 @@ std::string line_of(const std::filesystem::path& file) {
   return line;
 }
 
-}  // namespace troupe::transport::rdma
+}  // namespace troupe::transport

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace troupe::transport::rdma {
+namespace troupe::transport {
 
 /// What a folder of the kernel's holds; what cannot be read, or goes while we look, is not there.
 [[nodiscard]] std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
@@ -12,4 +12,4 @@ namespace troupe::transport::rdma {
 /// The first line of a file of the kernel's; empty where it cannot be read.
 [[nodiscard]] std::string line_of(const std::filesystem::path& file);
 
-}  // namespace troupe::transport::rdma
+}  // namespace troupe::transport
