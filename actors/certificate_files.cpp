@@ -31,24 +31,12 @@ unexpected not_written(const std::string& path, int number) {
   return fail(errc::invalid_config, path + " cannot be written: " + what_errno(number));
 }
 
-/// All of it, on the disk. 0, or the errno of what failed.
-int fill(const unique_fd& fd, std::string_view text) {
-  if (::fchmod(fd.get(), 0600) != 0) return errno;
-  while (!text.empty()) {
-    const auto n = ::write(fd.get(), text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-  return ::fsync(fd.get()) == 0 ? 0 : errno;
-}
-
 /// A file that only its owner can read: all of it, or none.
 result<void> write_new(const std::string& path, std::string_view text) {
   const unique_fd fd{
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
   if (!fd) return not_written(path, errno);
-  const int why = fill(fd, text);
+  const int why = write_private(fd.get(), text);
   if (why == 0) return {};
   ::unlink(path.c_str());
   return not_written(path, why);

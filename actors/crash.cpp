@@ -34,6 +34,7 @@ void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& ac
         context->events.push_last({operation, event_failed{why}});
       }
     }
+    context->events.close(why);
   });
 }
 

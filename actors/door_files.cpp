@@ -84,6 +84,17 @@ unexpected bad_file(std::string_view what, const std::string& path, const std::s
   return fail(errc::invalid_config, std::move(all));
 }
 
+int write_private(int fd, std::string_view text) {
+  if (::fchmod(fd, 0600) != 0) return errno;
+  while (!text.empty()) {
+    const auto n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return ::fsync(fd) == 0 ? 0 : errno;
+}
+
 std::string fresh_secret() {
   std::array<std::byte, 32> drawn{};
   transport::random_bytes(drawn);

@@ -16,6 +16,9 @@ namespace troupe::actors {
 [[nodiscard]] unexpected bad_file(std::string_view what, const std::string& path,
                                   const std::string& sentence);
 
+/// All of the text into a new file, which only its owner can read, and onto the disk. 0, or the errno of
+/// what failed.
+[[nodiscard]] int write_private(int fd, std::string_view text);
 /// A line for a file of secrets: 256 random bits in hexadecimal.
 [[nodiscard]] std::string fresh_secret();
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -46,13 +47,6 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Where user programs keep their state; empty: nothing says where.
-std::string state_folder() {
-  if (auto named = environment("XDG_STATE_HOME"); named.starts_with('/')) return named;
-  if (auto home = environment("HOME"); home.starts_with('/')) return home + "/.local/state";
-  return {};
-}
-
 result<unique_fd> open_own_folder(const std::string& path) {
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path{path}.parent_path(), failed);
@@ -72,25 +66,27 @@ result<unique_fd> open_own_folder(const std::string& path) {
   return fd;
 }
 
-/// All of it, on the disk. 0, or the errno of what failed.
-int fill(const unique_fd& fd, std::string_view text) {
-  while (!text.empty()) {
-    const auto n = ::write(fd.get(), text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-  return ::fsync(fd.get()) == 0 ? 0 : errno;
+/// A file without a name that gets its own once all is in it: whoever is killed meanwhile leaves nothing.
+/// Empty: not every file system has them.
+std::optional<int> make_secret_unnamed(const unique_fd& folder) {
+  const unique_fd fd{::openat(folder.get(), ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, 0600)};
+  if (!fd) return std::nullopt;
+  if (const int why = write_private(fd.get(), fresh_secret()); why != 0) return why;
+  const auto unnamed = "/proc/self/fd/" + std::to_string(fd.get());
+  if (::linkat(AT_FDCWD, unnamed.c_str(), folder.get(), "secret", AT_SYMLINK_FOLLOW) == 0) return 0;
+  if (errno == EEXIST) return 0;
+  return std::nullopt;
 }
 
 /// Writes it beside and links it to its name, which only the first can do: who reads it sees all of it.
 /// 0, or the errno of what failed.
 int make_secret_in(const unique_fd& folder) {
+  if (const auto made = make_secret_unnamed(folder)) return *made;
   const auto draft = ".secret." + std::to_string(transport::random_id());
   const unique_fd fd{::openat(folder.get(), draft.c_str(),
                               O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
   if (!fd) return errno;
-  int why = fill(fd, fresh_secret());
+  int why = write_private(fd.get(), fresh_secret());
   if (why == 0 && ::linkat(folder.get(), draft.c_str(), folder.get(), "secret", 0) != 0)
     why = errno;
   ::unlinkat(folder.get(), draft.c_str(), 0);
@@ -99,6 +95,12 @@ int make_secret_in(const unique_fd& folder) {
 
 }  // namespace
 
+std::string user_state_folder() {
+  if (auto named = environment("XDG_STATE_HOME"); named.starts_with('/')) return named;
+  if (auto home = environment("HOME"); home.starts_with('/')) return home + "/.local/state";
+  return {};
+}
+
 result<std::string> user_secret_path(const std::string& cluster) {
   if (!is_cluster_name(cluster)) {
     return fail(
@@ -106,7 +108,7 @@ result<std::string> user_secret_path(const std::string& cluster) {
         "the name of the cluster must be 1 to 64 of a-z 0-9 _ -, beginning with a letter or "
         "a digit: its secret has a folder of that name");
   }
-  const auto state = state_folder();
+  const auto state = user_state_folder();
   if (state.empty()) return unusable("auto", "neither XDG_STATE_HOME nor HOME is an absolute path");
   return state + "/troupe/" + cluster + "/secret";
 }
@@ -124,7 +126,7 @@ result<std::string> make_user_secret(const std::string& cluster) {
 }
 
 std::vector<std::string> user_secrets() {
-  const auto state = state_folder();
+  const auto state = user_state_folder();
   if (state.empty()) return {};
   std::vector<std::pair<std::filesystem::file_time_type, std::string>> found;
   std::error_code failed;

@@ -14,6 +14,9 @@
 
 namespace troupe::actors {
 
+/// Where programs of this user keep their state: $XDG_STATE_HOME, else ~/.local/state; empty: nothing says
+/// where.
+[[nodiscard]] std::string user_state_folder();
 /// Where it is, or will be made. `invalid_config`: neither variable says where, or `cluster` is no name
 /// of a cluster (a-z 0-9 _ -), which would lead out of the folder.
 [[nodiscard]] result<std::string> user_secret_path(const std::string& cluster);

@@ -42,7 +42,10 @@ struct link_ear {
 ///                                                        waits for it; see below
 ///   up          peer_left                    up          link_leaves to the port; what the peer
 ///                                                        said last is read, for some 300 ms, then:
-///   up          close_link, peer has left    ending      link_is_lost to its sessions, link_gone
+///   any         leave_link                   the same    the peer is told; once it has answered,
+///                                                        at the latest after `goodbye_patience`:
+///   up          close_link, peer has left,   ending      link_is_lost to its sessions, link_gone
+///               the peer knows that we leave
 ///   dialling,   close_link, peer_left, the   ending      the same (link_leaves before it)
 ///   connecting  peer's end has ended, no
 ///               attempt is left
@@ -120,6 +123,7 @@ struct link_state {
   link_actor other_end;                      ///< the peer's actor of this link; null until it spoke
   std::optional<troupe::error> broke;        ///< why it is being made again
   std::optional<troupe::error> peer_leaves;  ///< it will not be made again when it breaks
+  std::optional<troupe::error> leaving;      ///< why this node stops, while the peer is told so
   std::uint32_t tries{0};                    ///< to make it again, since it broke
   std::uint32_t rebuilds{0};
   std::string last_break;

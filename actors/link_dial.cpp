@@ -244,6 +244,10 @@ time_point now() {
 void backend_failed(self_pointer self, const troupe::error& why) {
   auto& st = self->state;
   if (st.now == link_state::phase::ending) return;
+  if (st.leaving) {
+    end_link(self, *st.leaving);
+    return;
+  }
   if (st.link) {
     st.link->close();
     st.link.reset();

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -12,6 +13,8 @@ namespace troupe::actors::link_parts {
 
 namespace {
 
+/// How long a node that stops waits until its peer knows: one that stands still never will.
+constexpr auto goodbye_patience = std::chrono::milliseconds{1000};
 /// How long a link whose peer has left is read on, at least.
 constexpr auto last_words = std::chrono::milliseconds{300};
 /// It ends after so many looks in a row that found nothing, with a pause before each; or, where the
@@ -57,7 +60,7 @@ void end_link(self_pointer self, troupe::error why) {
   st.for_room.clear();
   if (st.link) st.link->close();
   // Its transport may not be able to tell it any more.
-  if (st.other_end) self->send(st.other_end, link_notice{1, why.message});
+  if (st.other_end && !st.leaving) self->send(st.other_end, link_notice{1, why.message});
   for (const auto& [transfer, session] : st.sessions) {
     tell(session, session_event{link_is_lost{why}});
   }
@@ -69,6 +72,22 @@ void carry_out(self_pointer self, close_link order) {
   end_link(self, std::move(order.why));
 }
 
+/// The peer's transport sees a closed link sooner than its actor hears why: it would take the link for
+/// broken and make it again. So the peer hears first.
+void carry_out(self_pointer self, leave_link order) {
+  auto& st = self->state;
+  if (st.now == link_state::phase::ending || st.leaving) return;
+  if (!st.other_end || st.peer_leaves) {
+    end_link(self, std::move(order.why));
+    return;
+  }
+  st.leaving = std::move(order.why);
+  const auto patience = std::min(st.context->settings.peer_silence, goodbye_patience);
+  const auto end = [self] { end_link(self, *self->state.leaving); };
+  self->request(st.other_end, patience, link_notice{2, st.leaving->message})
+      .then([end] { end(); }, [end](const caf::error&) { end(); });
+}
+
 /// What the peer said last may still be on its way through the link, a release above all: the
 /// transport reads it out before it says that the link broke. The pause is for a peer that stands
 /// still, of which the transport hears nothing. What is read slowly is another matter: an engine
@@ -77,6 +96,10 @@ void carry_out(self_pointer self, close_link order) {
 void carry_out(self_pointer self, peer_left order) {
   auto& st = self->state;
   if (st.now == link_state::phase::ending || (st.peer_leaves && st.now == link_state::phase::up)) {
+    return;
+  }
+  if (st.leaving) {
+    end_link(self, *st.leaving);
     return;
   }
   tell(st.port, port_event{link_leaves{st.peer.name, st.peer.incarnation, self->id()}});

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <memory>
 #include <optional>
@@ -29,15 +28,6 @@ troupe::error on_the_host(const node_info& node) {
 
 /// Of a reason that a peer gives, in bytes.
 constexpr std::size_t max_reason = 2048;
-
-std::optional<transport::backend_kind> kind_from(std::uint8_t number) {
-  using transport::backend_kind;
-  constexpr std::array all{backend_kind::shm, backend_kind::tcp, backend_kind::rdma,
-                           backend_kind::xgmi};
-  const auto kind = static_cast<backend_kind>(number);
-  if (std::ranges::find(all, kind) == all.end()) return std::nullopt;
-  return kind;
-}
 
 /// The peer, with the GPUs that it names.
 transport::host_identity peer_with(const link_state& st, const std::vector<std::string>& gpus) {
@@ -157,7 +147,7 @@ link_reply accept(self_pointer self, const link_request& request) {
   } else {
     meet(self, self->current_sender());
   }
-  const auto kind = kind_from(request.backend);
+  const auto kind = transport::backend_kind_from(request.backend);
   if (!kind) {
     return refusal(self, {errc::backend_unavailable,
                           "there is no backend number " + std::to_string(request.backend) +

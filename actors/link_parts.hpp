@@ -120,6 +120,7 @@ void heard_besides(link_state& st);
 // -- end (link_end.cpp)
 
 void carry_out(self_pointer self, close_link order);
+void carry_out(self_pointer self, leave_link order);
 void carry_out(self_pointer self, peer_left order);
 void carry_out(self_pointer self, last_look order);
 /// Sessions and the port are told why, once; the actor stays until its last session has detached.

@@ -71,8 +71,8 @@ void retire_transport(link_state& st) {
 void break_link(self_pointer self, const troupe::error& why) {
   auto& st = self->state;
   const auto& peer = st.peer.name;
-  if (st.peer_leaves) {
-    end_link(self, *st.peer_leaves);
+  if (const auto& known = st.leaving ? st.leaving : st.peer_leaves) {
+    end_link(self, *known);
     return;
   }
   if (!st.other_end) {
@@ -167,8 +167,11 @@ void hear(self_pointer self, const link_notice& notice) {
     return;
   }
   heard_besides(st);
-  if (notice.ended != 0) {
-    other_end_ended(self, st.peer.name + " ended the link: " + notice.why);
+  const auto ended = st.peer.name + " ended the link: " + notice.why;
+  if (notice.ended == 2) {
+    carry_out(self, peer_left{{errc::peer_lost, ended}});
+  } else if (notice.ended != 0) {
+    other_end_ended(self, ended);
   } else if (is_dialler(st) && st.now == link_state::phase::up) {
     break_link(self, cause_of(st, notice.why));
   }

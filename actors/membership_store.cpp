@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "troupe/actors/door_user_secret.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/phrases.hpp"
 
@@ -317,19 +318,15 @@ void membership_store::write_pending(std::unique_lock<std::mutex>& lock) {
 
 namespace {
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets any
-  return value == nullptr ? "" : value;
-}
-
 /// The folder that `auto` means; empty: none.
 std::string automatic_folder() {
-  if (auto service = environment("STATE_DIRECTORY"); !service.empty()) {
-    return service.substr(0, service.find(':'));
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets any
+  if (const char* set = std::getenv("STATE_DIRECTORY"); set != nullptr && *set != '\0') {
+    const std::string_view service{set};
+    return std::string{service.substr(0, service.find(':'))};
   }
-  if (auto user = environment("XDG_STATE_HOME"); user.starts_with('/')) return user + "/troupe";
-  if (auto home = environment("HOME"); home.starts_with('/')) return home + "/.local/state/troupe";
-  return {};
+  const auto user = user_state_folder();
+  return user.empty() ? user : user + "/troupe";
 }
 
 result<std::unique_ptr<membership_store>> open_automatic(const config::deployment& deployment) {

@@ -26,12 +26,12 @@ void signal_process(int handle, int signal) noexcept {
 
 /// Between fork and exec: only calls that are safe in a process copied from one with threads.
 [[noreturn]] void become(const char* program, char* const* arguments, int log, int report,
-                         pid_t parent) {
+                         pid_t parent, int death_signal) {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  ::prctl(PR_SET_PDEATHSIG, death_signal);
   // The parent may have died before the line above.
   if (::getppid() != parent) ::_exit(127);
   if (log >= 0) {
@@ -70,7 +70,7 @@ void name_this_process(const std::string& name) noexcept {
 
 result<child_process> child_process::start(const std::string& program,
                                            std::vector<std::string> arguments,
-                                           const std::string& log) {
+                                           const std::string& log, orphan fate) {
   const auto refused = [](const char* what) {
     return fail(errc::internal, std::string{what} + ": " + std::strerror(errno));
   };
@@ -90,7 +90,10 @@ result<child_process> child_process::start(const std::string& program,
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return refused("cannot start a process");
-  if (pid == 0) become(program.c_str(), raw.data(), log_file.fd, writer.fd, parent);
+  if (pid == 0) {
+    become(program.c_str(), raw.data(), log_file.fd, writer.fd, parent,
+           fate == orphan::dies ? SIGKILL : SIGTERM);
+  }
   child_process child{pid, open_process(pid)};
   if (child.handle_ < 0) {
     const auto why = refused("cannot watch a process");
@@ -148,6 +151,10 @@ void child_process::terminate() const noexcept {
   if (handle_ >= 0) signal_process(handle_, SIGTERM);
 }
 
+void child_process::kill() const noexcept {
+  if (handle_ >= 0) signal_process(handle_, SIGKILL);
+}
+
 bool child_process::stop(std::chrono::milliseconds patience) {
   if (ended()) return true;
   terminate();
@@ -156,7 +163,7 @@ bool child_process::stop(std::chrono::milliseconds patience) {
   for (; patience.count() > 0; patience -= slice) {
     if (wait(slice)) return true;
   }
-  ::kill(pid_, SIGKILL);
+  kill();
   while (!wait(std::chrono::seconds{1})) {
   }
   return false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,9 +19,15 @@ inline constexpr const char* own_program = "/proc/self/exe";
 /// from now on. Cut to 15 characters, what the kernel keeps. Call it on the main thread.
 void name_this_process(const std::string& name) noexcept;
 
-/// A process of ours: it gets SIGTERM when we die, and is stopped when this object goes. Movable.
-/// Start it from a thread that lives as long as it shall: the kernel watches the thread, not the
-/// process.
+/// What becomes of a process when the one that started it dies without a word.
+enum class orphan : std::uint8_t {
+  stops,  ///< in good order (SIGTERM); one that stands still only when it is continued
+  dies,   ///< at once (SIGKILL), also one that stands still
+};
+
+/// A process of ours: `orphan` says what becomes of it when we die, and it is stopped when this object
+/// goes. Movable. Start it from a thread that lives as long as it shall: the kernel watches the thread,
+/// not the process.
 class child_process {
  public:
   /// Runs `program` with `arguments` (its name is put in front, `troupe` for `own_program`, so that
@@ -30,7 +37,8 @@ class child_process {
   /// `not_found` when there is no such program.
   [[nodiscard]] static result<child_process> start(const std::string& program,
                                                    std::vector<std::string> arguments,
-                                                   const std::string& log = {});
+                                                   const std::string& log = {},
+                                                   orphan fate = orphan::stops);
   /// `stop` with five seconds of patience.
   ~child_process();
   child_process(child_process&& other) noexcept;
@@ -47,6 +55,8 @@ class child_process {
   [[nodiscard]] bool wait(std::chrono::milliseconds timeout);
   /// Asks it to stop in good order. Safe from any thread while the object lives; may be repeated.
   void terminate() const noexcept;
+  /// SIGKILL. The same.
+  void kill() const noexcept;
   /// `terminate`, and SIGKILL when it has not ended after `patience`. True: it ended by itself.
   bool stop(std::chrono::milliseconds patience);
 

@@ -4,11 +4,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iomanip>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <ostream>
 #include <sstream>
 #include <stop_token>
@@ -29,6 +30,8 @@
 #include "troupe/deploy/interrupt_watch.hpp"
 #include "troupe/deploy/reference_engine/carried_text.hpp"
 #include "troupe/deploy/reference_engine/generation.hpp"
+#include "troupe/deploy/stop_together.hpp"
+#include "troupe/deploy/work_folder.hpp"
 
 namespace troupe::deploy {
 
@@ -62,26 +65,10 @@ constexpr const char* default_prompt =
     "another "
     "process, which continues the text from there:";
 
-/// A folder that goes when the demo ends in good order. After a failure it stays, for its logs.
-class work_folder {
- public:
-  static result<work_folder> make() {
-    const char* base = std::getenv("TMPDIR");
-    std::string path = std::string{base != nullptr ? base : "/tmp"} + "/troupe-demo-XXXXXX";
-    if (::mkdtemp(path.data()) == nullptr)
-      return fail(errc::internal, "cannot make a folder " + path + "; set TMPDIR to where we can");
-    return work_folder{std::move(path)};
-  }
-  [[nodiscard]] std::string file(const std::string& name) const { return path_ + "/" + name; }
-  void remove() const {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-
- private:
-  explicit work_folder(std::string path) : path_{std::move(path)} {}
-  std::string path_;
-};
+std::string temporary_folder() {
+  const char* named = std::getenv("TMPDIR");  // NOLINT(concurrency-mt-unsafe): nobody sets any
+  return named != nullptr && *named != '\0' ? named : "/tmp";
+}
 
 /// A port that nobody listens on now.
 result<std::uint16_t> free_port() {
@@ -173,7 +160,7 @@ class demo_nodes {
   result<void> start(const std::string& name) {
     const auto log = folder_.file(name + ".log");
     auto child = child_process::start(
-        program_, {"node", folder_.file("deployment.yaml"), "--name", name}, log);
+        program_, {"node", folder_.file("deployment.yaml"), "--name", name}, log, orphan::dies);
     if (!child) return fail(child.error());
     auto started = std::make_unique<node>(node{name, log, std::move(*child)});
     const std::lock_guard lock{mutex_};
@@ -196,11 +183,19 @@ class demo_nodes {
     for (const auto& n : nodes_) n->process.terminate();
   }
 
-  /// Engines first, so that each can leave in good order. False: one had to be killed.
-  bool stop(std::chrono::milliseconds patience) {
-    bool clean = true;
-    for (auto n = nodes_.rbegin(); n != nodes_.rend(); ++n) clean &= (*n)->process.stop(patience);
-    return clean;
+  /// False: one had to be killed. The supervisor is the first that was started.
+  bool stop(std::chrono::milliseconds patience, const std::function<bool()>& hurried = {}) {
+    ending_group group;
+    group.patience = patience;
+    group.hurried = hurried;
+    for (const auto& n : nodes_) {
+      if (group.supervisor == nullptr) {
+        group.supervisor = &n->process;
+      } else {
+        group.nodes.push_back(&n->process);
+      }
+    }
+    return stop_together(group).empty();
   }
 
  private:
@@ -244,7 +239,11 @@ class demo {
     print_link();
     carrier_.reset();
     client_.reset();
-    const bool clean = nodes_.stop(end_patience);
+    std::optional<clock::time_point> told_again;
+    const bool clean = nodes_.stop(end_patience, [&] {
+      if (!told_again && interrupted()) told_again = clock::now();
+      return told_again && clock::now() >= *told_again + rest_patience;
+    });
     out_ << "identical: " << (identical ? "yes" : "NO")
          << (clean ? "" : "  (a node had to be killed)") << "\n";
     return identical && clean;
@@ -252,10 +251,9 @@ class demo {
 
   /// Whatever is still there.
   void stop() {
+    nodes_.stop(rest_patience);
     carrier_.reset();
     client_.reset();
-    nodes_.terminate();
-    nodes_.stop(rest_patience);
   }
 
  private:
@@ -438,7 +436,7 @@ class demo {
 };
 
 result<void> check(const demo_options& options) {
-  if (options.mode != "write" && options.mode != "read")
+  if (!transfer_mode_of(options.mode))
     return fail(errc::invalid_config, "--mode must be write or read, found " + options.mode);
   if (!config::backend_of(options.backend)) {
     std::string known;
@@ -463,7 +461,7 @@ int run_demo(const demo_options& options, std::ostream& out, std::ostream& compl
     complaints << "troupe demo: " << to_string(ok.error()) << "\n";
     return failed;
   }
-  auto folder = work_folder::make();
+  auto folder = work_folder::make(temporary_folder());
   if (!folder) {
     complaints << "troupe demo: " << to_string(folder.error()) << "\n";
     return failed;
@@ -477,6 +475,7 @@ int run_demo(const demo_options& options, std::ostream& out, std::ostream& compl
     return interrupted;
   }
   if (!identical) {
+    folder->keep();
     complaints << "troupe demo: " << to_string(identical.error())
                << "\nThe deployment and the logs are in " << folder->file("") << "\n";
     return failed;

@@ -89,6 +89,8 @@ bool said_all() {
 int run(int argc, char** argv) {
   // A reader that went away (`troupe check | head`) is an error of a write, not the end of us.
   std::signal(SIGPIPE, SIG_IGN);
+  // What must not grow fails with a sentence instead (ulimit -f, which counts memory of memfds, too).
+  std::signal(SIGXFSZ, SIG_IGN);
   name_this_process("troupe");  // not `exe`, where it was started as /proc/self/exe
   try {
     const auto code = run_verbs(argc, argv);

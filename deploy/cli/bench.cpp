@@ -1,7 +1,10 @@
+#include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <unistd.h>
@@ -20,6 +23,7 @@
 #include "troupe/deploy/cli/progress_line.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
+#include "troupe/deploy/stop_together.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -27,7 +31,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto start_patience = 20s;
+/// With all that is started here together, this node's own end included; the last of them has this much.
+constexpr std::chrono::milliseconds end_patience_of_all = 8s;
+constexpr std::chrono::milliseconds least_end_patience = 3s;
 
 struct bench_arguments {
   bench_options load;
@@ -43,11 +49,44 @@ double share_of(const bench_options& load, const bench_outcome& so_far) {
   return std::chrono::duration<double>(so_far.lasted) / load.duration;
 }
 
+/// All that takes part.
+class bench_cluster {
+ public:
+  bench_cluster() = default;
+  ~bench_cluster() { stop(); }
+  bench_cluster(const bench_cluster&) = delete;
+  bench_cluster& operator=(const bench_cluster&) = delete;
+
+  /// Both engines at once, then the supervisor; whoever does not end is killed.
+  void stop() {
+    const auto began = clock::now();
+    if (source) source->terminate();
+    if (node) node->stop();
+    if (source && source->process() == nullptr) source.reset();
+    ending_group group;
+    if (source) group.nodes.push_back(source->process());
+    if (supervisor.process) group.supervisor = supervisor.process->process();
+    const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - began);
+    group.patience = std::max(end_patience_of_all - passed, least_end_patience);
+    stop_together(group);
+    node.reset();
+    source.reset();
+    supervisor.process.reset();
+  }
+
+  bench_supervisor supervisor;
+  std::unique_ptr<bench_companion> source;
+  std::unique_ptr<engine> node;
+
+ private:
+  using clock = std::chrono::steady_clock;
+};
+
 result<bench_outcome> measure(engine& node, const bench_options& load, bench_companion& source,
-                              stop_signals& signals) {
+                              const bench_interruption& interrupted) {
   progress_line progress{std::cout, ::isatty(STDOUT_FILENO) != 0};
   bench_watch watch;
-  watch.interrupted = [&] { return signals.wait(0ms); };
+  watch.interrupted = interrupted;
   watch.checkpoint = [&](const bench_outcome& so_far) {
     progress.show(share_of(load, so_far),
                   throughput_text(so_far) + ", " + std::to_string(so_far.transfers) + " transfers");
@@ -67,20 +106,25 @@ actors::link_report link_of(const engine& node) {
 }
 
 result<bench_report> run_load(const bench_options& load, const std::string& log_level,
-                              stop_signals& signals) {
+                              const bench_interruption& interrupted) {
   auto deployment = bench_deployment(load);
   if (!deployment) return fail(deployment.error());
-  const auto supervisor = start_bench_supervisor(*deployment, log_level);
+  bench_cluster cluster;
+  auto supervisor = start_bench_supervisor(*deployment, log_level, interrupted);
   if (!supervisor) return fail(supervisor.error());
-  deployment->supervisor.port = supervisor->port;
-  auto source = start_bench_source(*deployment, load, log_level);
+  cluster.supervisor = std::move(*supervisor);
+  deployment->supervisor.port = cluster.supervisor.port;
+  auto source = start_bench_source(*deployment, load, log_level, interrupted);
   if (!source) return fail(source.error());
+  cluster.source = std::move(*source);
   engine_options how;
   how.polling = load.polling;
-  auto node = engine::start(*deployment, bench_decode_node, std::move(how));
-  if (!node) return fail(node.error());
-  if (auto ok = (*node)->wait_registered(start_patience); !ok) return fail(ok.error());
-  const auto block_bytes = kvcache::bytes_per_block((*node)->layout());
+  auto started = engine::start(*deployment, bench_decode_node, std::move(how));
+  if (!started) return fail(started.error());
+  cluster.node = std::move(*started);
+  auto& node = *cluster.node;
+  if (auto ok = wait_taken_in(node, interrupted); !ok) return fail(ok.error());
+  const auto block_bytes = kvcache::bytes_per_block(node.layout());
   bench_report report;
   report.options = load;
   const auto& at = deployment->supervisor;
@@ -88,13 +132,11 @@ result<bench_report> run_load(const bench_options& load, const std::string& log_
   report.request_bytes = block_bytes * blocks_per_request(load);
   if (load.blocks == 0) report.request_bytes = block_bytes / load.block_tokens * load.tokens;
   print_head(report, std::cout);
-  auto measured = measure(**node, load, **source, signals);
+  auto measured = measure(node, load, *cluster.source, interrupted);
   if (!measured) return fail(measured.error());
   report.outcome = *measured;
-  report.link = link_of(**node);
-  (*source)->stop();
-  (*node)->stop();
-  supervisor->process->stop();
+  report.link = link_of(node);
+  cluster.stop();
   return report;
 }
 
@@ -117,7 +159,12 @@ exit_code run_measuring_side(const bench_options& load, const std::string& log_l
     return complain({errc::invalid_config, "cannot write " + load.json_file});
   }
   stop_signals signals;
-  const auto report = run_load(load, log_level, signals);
+  bool told = false;
+  const auto report = run_load(load, log_level, [&] { return told = told || signals.wait(0ms); });
+  if (!report && told) {
+    std::cerr << "troupe bench: interrupted; every process was stopped\n";
+    return exit_code::interrupted;
+  }
   if (!report) return complain(report.error());
   print_results(*report, std::cout);
   if (!load.json_file.empty())

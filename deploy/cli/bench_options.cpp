@@ -57,9 +57,10 @@ result<config::deployment> bench_deployment(const bench_options& options) {
   const auto pool = block * count;
   made.stages = {stage_of("prefill", config::role::prefill, options, pool),
                  stage_of("decode", config::role::decode, options, pool)};
-  made.edges = {
-      {"prefill", "decode",
-       options.mode == "read" ? config::transfer_mode::read : config::transfer_mode::write}};
+  const auto mode = transfer_mode_of(options.mode);
+  if (!mode)
+    return fail(errc::invalid_config, "--mode must be write or read, found " + options.mode);
+  made.edges = {{"prefill", "decode", mode}};
   made.limits.max_operations = 1'048'576;
   // Read back, so that everything that a deployment is checked for has been checked.
   auto checked = config::parse(config::print(made), "bench");

@@ -37,12 +37,13 @@ void for_each_head(const cache_part& part, Visit visit) {
   for (std::size_t l = 0; l < layout.layers.size(); ++l)
     for (std::size_t p = 0; p < layout.layers[l].planes.size(); ++p) {
       const auto& plane = layout.layers[l].planes[p];
-      auto* base = part.regions[plane.region].data() + plane.base;
-      for (std::size_t t = 0; t < part.tokens; ++t) {
-        auto* token = base + part.blocks[t / layout.block_tokens].value * plane.block_stride +
-                      t % layout.block_tokens * plane.token_stride;
-        for (std::size_t h = 0; h < plane.heads; ++h)
-          if (!visit(place{l, p, t, h}, token + h * plane.head_stride, plane.head_bytes)) return;
+      auto* base = part.regions[plane.region].data();
+      for (std::uint32_t t = 0; t < part.tokens; ++t) {
+        const auto block = part.blocks[t / layout.block_tokens];
+        for (std::uint32_t h = 0; h < plane.heads; ++h) {
+          auto* bytes = base + plane.offset_of(block, t % layout.block_tokens, h);
+          if (!visit(place{l, p, t, h}, bytes, plane.head_bytes)) return;
+        }
       }
     }
 }

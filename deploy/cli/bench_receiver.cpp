@@ -127,8 +127,7 @@ class receiver {
     receive_spec spec;
     spec.request = bench_request(made.index);
     spec.sources = {source_};
-    spec.mode =
-        options_.mode == "read" ? actors::transfer_mode::read : actors::transfer_mode::write;
+    spec.mode = transfer_mode_of(options_.mode).value_or(transfer_mode::write);
     spec.tokens = slots_.tokens();
     spec.blocks = slots_.blocks(slot);
     const auto operation = node_.receive(std::move(spec));

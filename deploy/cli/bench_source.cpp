@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/config/print.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/announcement.hpp"
@@ -28,8 +29,13 @@ namespace {
 using clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto start_patience = 20s;
-constexpr auto stop_patience = 12s;
+constexpr std::chrono::milliseconds start_patience = 20s;
+/// How soon a wait is given up.
+constexpr auto look_interval = 100ms;
+
+unexpected was_interrupted() {
+  return fail(errc::aborted, "interrupted");
+}
 
 /// A deployment that a child process reads as a file and that nobody can leave behind.
 class memory_file {
@@ -65,7 +71,7 @@ class companion_process final : public bench_companion {
     auto heard = announcements::open();
     if (!heard) return fail(heard.error());
     arguments.insert(arguments.end(), {"--announce-fd", std::to_string(heard->far_end())});
-    auto process = child_process::start(own_program, std::move(arguments));
+    auto process = child_process::start(own_program, std::move(arguments), {}, orphan::dies);
     if (!process) return fail(process.error());
     heard->close_far_end();
     return std::unique_ptr<companion_process>{
@@ -73,7 +79,7 @@ class companion_process final : public bench_companion {
   }
 
   /// Waits until it has said that.
-  result<announcement> wait_for(announcement::kind wanted) {
+  result<announcement> wait_for(announcement::kind wanted, const bench_interruption& interrupted) {
     const auto until = clock::now() + start_patience;
     while (clock::now() < until) {
       while (const auto what = heard_.take()) {
@@ -81,8 +87,12 @@ class companion_process final : public bench_companion {
         if (what->what == announcement::kind::failed) failure_ = what->text;
       }
       if (heard_.over()) return fail(explain_end());
+      if (interrupted()) {
+        process_.kill();  // it has nothing yet that a good end would be for
+        return was_interrupted();
+      }
       pollfd fd{heard_.fd(), POLLIN, 0};
-      (void)::poll(&fd, 1, 100);
+      (void)::poll(&fd, 1, static_cast<int>(look_interval.count()));
     }
     return fail(errc::deadline, name_ + " was not ready in time");
   }
@@ -94,7 +104,8 @@ class companion_process final : public bench_companion {
     return fail(explain_end());
   }
 
-  void stop() override { process_.stop(stop_patience); }
+  void terminate() override { process_.terminate(); }
+  [[nodiscard]] child_process* process() override { return &process_; }
 
  private:
   companion_process(std::string name, child_process process, announcements heard)
@@ -119,7 +130,11 @@ class source_thread final : public bench_companion {
       : node_{std::move(node)}, options_{options}, outcome_{promise_.get_future()}, thread_{[this] {
           promise_.set_value(run_bench_sender(*node_, options_, stop_));
         }} {}
-  ~source_thread() override { source_thread::stop(); }
+  ~source_thread() override {
+    stop_ = true;
+    thread_.join();
+    node_->stop();
+  }
 
   result<void> check() override {
     if (outcome_.wait_for(0s) != std::future_status::ready) return {};
@@ -127,12 +142,7 @@ class source_thread final : public bench_companion {
     return *ended_;
   }
 
-  void stop() override {
-    if (!thread_.joinable()) return;
-    stop_ = true;
-    thread_.join();
-    node_->stop();
-  }
+  void terminate() override { stop_ = true; }
 
  private:
   std::unique_ptr<engine> node_;
@@ -153,26 +163,41 @@ result<std::unique_ptr<engine>> start_prefill(const config::deployment& deployme
 
 }  // namespace
 
+result<void> wait_taken_in(engine& node, const bench_interruption& interrupted) {
+  const auto until = clock::now() + start_patience;
+  for (;;) {
+    auto taken_in = node.wait_registered(look_interval);
+    if (taken_in || taken_in.error().code != errc::deadline) return taken_in;
+    if (interrupted()) return was_interrupted();
+    if (clock::now() >= until) {
+      return fail(errc::deadline, "not taken in within " + actors::time_text(start_patience) +
+                                      "; " + taken_in.error().message);
+    }
+  }
+}
+
 result<bench_supervisor> start_bench_supervisor(const config::deployment& deployment,
-                                                const std::string& log_level) {
+                                                const std::string& log_level,
+                                                const bench_interruption& interrupted) {
   const auto file = memory_file::make(config::print(deployment));
   if (!file) return fail(file.error());
   auto process = companion_process::start(
       "the supervisor process",
       {"node", file->path(), "--name", "supervisor", "--log-level", log_level});
   if (!process) return fail(process.error());
-  const auto listening = (*process)->wait_for(announcement::kind::listening);
+  const auto listening = (*process)->wait_for(announcement::kind::listening, interrupted);
   if (!listening) return fail(listening.error());
   return bench_supervisor{std::move(*process), listening->port};
 }
 
 result<std::unique_ptr<bench_companion>> start_bench_source(const config::deployment& deployment,
                                                             const bench_options& options,
-                                                            const std::string& log_level) {
+                                                            const std::string& log_level,
+                                                            const bench_interruption& interrupted) {
   if (options.in_process) {
     auto node = start_prefill(deployment, options);
     if (!node) return fail(node.error());
-    if (auto ok = (*node)->wait_registered(start_patience); !ok) return fail(ok.error());
+    if (auto ok = wait_taken_in(**node, interrupted); !ok) return fail(ok.error());
     return std::unique_ptr<bench_companion>{
         std::make_unique<source_thread>(std::move(*node), options)};
   }
@@ -183,7 +208,7 @@ result<std::unique_ptr<bench_companion>> start_bench_source(const config::deploy
   arguments.insert(arguments.end(), load.begin(), load.end());
   auto process = companion_process::start("the prefill process", std::move(arguments));
   if (!process) return fail(process.error());
-  if (const auto ready = (*process)->wait_for(announcement::kind::registered); !ready)
+  if (const auto ready = (*process)->wait_for(announcement::kind::registered, interrupted); !ready)
     return fail(ready.error());
   return std::unique_ptr<bench_companion>{std::move(*process)};
 }
@@ -196,7 +221,7 @@ result<void> run_bench_source(const config::deployment& deployment, const bench_
   const auto run = [&]() -> result<void> {
     auto node = start_prefill(deployment, options);
     if (!node) return fail(node.error());
-    if (auto ok = (*node)->wait_registered(start_patience); !ok) return ok;
+    if (auto ok = wait_taken_in(**node, [&] { return stop.load(); }); !ok) return ok;
     tell.say({announcement::kind::registered, {}, 0});
     if (auto sent = run_bench_sender(**node, options, stop); !sent && !stop) return sent;
     // The other side decides when it is over: it may still be busy with the last transfers.

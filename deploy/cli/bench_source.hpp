@@ -1,24 +1,33 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "troupe/actors/engine.hpp"
 #include "troupe/config/deployment.hpp"
+#include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/bench_options.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::deploy::cli {
 
-/// Something that runs beside the measuring side until it is stopped, at the latest by the
-/// destructor.
+/// Something that runs beside the measuring side until it is told to stop. The destructor waits for
+/// its end.
 class bench_companion {
  public:
   virtual ~bench_companion() = default;
-  /// Why it has ended, when it has: it should not before `stop`.
+  /// Why it has ended, when it has: it should not before `terminate`.
   [[nodiscard]] virtual result<void> check() = 0;
-  virtual void stop() = 0;
+  /// Tells it to stop and does not wait for it.
+  virtual void terminate() = 0;
+  /// Null: it is a thread of this process.
+  [[nodiscard]] virtual child_process* process() { return nullptr; }
 };
+
+/// Asked while something is waited for: true gives the wait up with `aborted`.
+using bench_interruption = std::function<bool()>;
 
 struct bench_supervisor {
   std::unique_ptr<bench_companion> process;
@@ -26,12 +35,15 @@ struct bench_supervisor {
 };
 
 /// Starts the supervisor of the deployment in a process of its own and waits until it listens.
-[[nodiscard]] result<bench_supervisor> start_bench_supervisor(const config::deployment& deployment,
-                                                              const std::string& log_level);
+[[nodiscard]] result<bench_supervisor> start_bench_supervisor(
+    const config::deployment& deployment, const std::string& log_level,
+    const bench_interruption& interrupted);
 /// Starts the prefill side in a process or a thread of its own, and waits until it is registered.
 [[nodiscard]] result<std::unique_ptr<bench_companion>> start_bench_source(
     const config::deployment& deployment, const bench_options& options,
-    const std::string& log_level);
+    const std::string& log_level, const bench_interruption& interrupted);
+/// Waits until the supervisor has taken the node in.
+[[nodiscard]] result<void> wait_taken_in(engine& node, const bench_interruption& interrupted);
 
 /// What the process that `start_bench_source` starts runs: the prefill side of the load against the
 /// deployment in `file`, until SIGTERM.

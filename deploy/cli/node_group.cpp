@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include "troupe/actors/phrases.hpp"
+#include "troupe/deploy/stop_together.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -14,8 +15,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// A node ends by itself within ten seconds; whoever is there after this is killed.
-constexpr auto stop_patience = 12s;
+/// A good end takes a second or two. Whoever is there after this is killed.
+constexpr std::chrono::milliseconds stop_patience = 8s;
 /// Signals that come so soon after the first are the same one.
 constexpr auto second_thought = 1s;
 constexpr auto start_patience = 30s;
@@ -308,19 +309,42 @@ void node_group::say_who_waits() {
 
 // -- stopping
 
-/// Last stage first, the supervisor at the end, so that each can say goodbye to who is left. False:
-/// a node did not end in good order.
+/// All nodes at once: they tell each other that they leave. False: a node did not end in good order.
 bool node_group::stop_all() {
-  bool clean = true;
   stopping_since_ = clock::now();
-  auto end = children_.size();
-  while (end > 0) {
-    auto begin = end - 1;
-    while (begin > 0 && children_[begin - 1].member.node.stage_index ==
-                            children_[end - 1].member.node.stage_index)
-      --begin;
-    clean &= stop_stage(begin, end);
-    end = begin;
+  bool hurried = false;
+  ending_group group;
+  group.patience = stop_patience;
+  // A second signal means: now. Not one right behind the first, though: timeout(1) and others signal
+  // the process and then its group.
+  group.hurried = [&] {
+    hurried = hurried || (signals_.wait(0ms) && clock::now() - stopping_since_ > second_thought);
+    return hurried;
+  };
+  for (auto& c : children_) {
+    if (c.where != phase::runs) continue;
+    if (c.supervises()) {
+      group.supervisor = &c.process;
+    } else {
+      group.nodes.push_back(&c.process);
+    }
+  }
+  const auto killed = stop_together(group);
+  bool clean = killed.empty();
+  std::string names;
+  for (auto& c : children_) {
+    if (c.where != phase::runs) continue;
+    if (std::ranges::find(killed, &c.process) == killed.end()) {
+      clean &= ended_well(c);
+    } else {
+      names += (names.empty() ? "" : ", ") + c.who();
+    }
+  }
+  if (!killed.empty()) {
+    complain(names + " did not stop " +
+             (hurried ? std::string{"before the second signal"}
+                      : "within " + actors::time_text(stop_patience)) +
+             (killed.size() == 1 ? " and was killed" : " and were killed"));
   }
   if (!children_.empty())
     std::cout << (clean ? "all nodes stopped" : "all nodes are gone, not all in good order")
@@ -328,34 +352,12 @@ bool node_group::stop_all() {
   return clean;
 }
 
-bool node_group::stop_stage(std::size_t begin, std::size_t end) {
-  for (auto i = begin; i < end; ++i)
-    if (children_[i].where == phase::runs) children_[i].process.terminate();
-  const auto until = clock::now() + stop_patience;
-  bool clean = true;
-  for (auto i = begin; i < end; ++i) {
-    auto& c = children_[i];
-    if (c.where != phase::runs) continue;
-    // A second signal means: now. Not one right behind the first, though: timeout(1) and others
-    // signal the process and then its group.
-    while (!c.process.wait(20ms) && clock::now() < until && !hurried_)
-      hurried_ = signals_.wait(0ms) && clock::now() - stopping_since_ > second_thought;
-    clean &= ended_well(c);
-  }
-  return clean;
-}
-
-/// Says how a node ended that should have ended well; kills it if it has not ended at all.
+/// Says how a node ended that should have ended well.
 bool node_group::ended_well(child& c) {
-  const auto how = c.process.ended();
-  if (!how) {
-    c.process.stop(0ms);
-    complain(c.who() + " did not stop and was killed");
-    return false;
-  }
+  const auto how = c.process.ended().value_or("nothing");
   // Signal 15: it was told to stop before it had come so far as to expect it.
-  if (c.reported || *how == "exit code 0" || *how == "signal 15") return true;
-  complain(c.who() + " ended with " + *how + " when told to stop");
+  if (c.reported || how == "exit code 0" || how == "signal 15") return true;
+  complain(c.who() + " ended with " + how + " when told to stop");
   return false;
 }
 

@@ -102,7 +102,6 @@ class node_group {
   void say_who_waits();
 
   bool stop_all();
-  bool stop_stage(std::size_t begin, std::size_t end);
   static bool ended_well(child& c);
 
   group_options given_;
@@ -110,7 +109,6 @@ class node_group {
   stop_signals signals_;
   std::vector<child> children_;
   bool signalled_{false};
-  bool hurried_{false};
   clock::time_point stopping_since_;
   bool said_up_{false};
   clock::time_point remind_at_{};

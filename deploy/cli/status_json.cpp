@@ -56,11 +56,17 @@ json json_of(const actors::transfer_report& t) {
 }
 
 json json_of(const actors::pool_report& p) {
-  return {{"device", p.device},           {"bytes", p.bytes},
-          {"block_bytes", p.block_bytes}, {"blocks_total", p.blocks_total},
-          {"blocks_free", p.blocks_free}, {"blocks_quarantined", p.blocks_quarantined},
-          {"waiting", p.waiting},         {"store_bytes", p.store_bytes},
-          {"store_used", p.store_used},   {"store_keys", p.store_keys}};
+  return {{"device", p.device},
+          {"bytes", p.bytes},
+          {"block_bytes", p.block_bytes},
+          {"blocks_total", p.blocks_total},
+          {"blocks_free", p.blocks_free},
+          {"blocks_quarantined", p.blocks_quarantined},
+          {"waiting", p.waiting},
+          {"store_bytes", p.store_bytes},
+          {"store_used", p.store_used},
+          {"store_keys", p.store_keys},
+          {"memory", p.memory}};
 }
 
 template <class Report>

@@ -181,14 +181,16 @@ void print_pools(const cluster_status& status, std::ostream& out) {
                     {"WAITING", align::right},
                     {"VALUES", align::right},
                     {"USED", align::right},
-                    {"OF", align::right}}};
+                    {"OF", align::right},
+                    {"MEMORY"}}};
   for (const auto& n : status.nodes) {
     if (!n.report) continue;
     const auto& p = n.report->pool;
     table.add({printable(n.member.node.name), printable(p.device), bytes_text(p.bytes),
                bytes_text(p.block_bytes), number(p.blocks_total), number(p.blocks_free),
                number(p.blocks_quarantined), number(p.waiting), number(p.store_keys),
-               bytes_text(p.store_used), bytes_text(p.store_bytes)});
+               bytes_text(p.store_used), bytes_text(p.store_bytes),
+               p.memory.empty() ? "-" : printable(p.memory)});
   }
   if (table.empty()) return;
   out << "\n";

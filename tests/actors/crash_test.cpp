@@ -2,6 +2,8 @@
 
 #include "troupe/actors/crash.hpp"
 
+#include <future>
+
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 
@@ -53,6 +55,27 @@ TEST_F(essential_actor, that_crashes_fails_every_live_operation_and_who_waits_to
   ASSERT_TRUE(why);
   EXPECT_EQ(why->code, errc::internal);
   EXPECT_FALSE(context->operations.begin({})) << "and nothing begins any more";
+}
+
+TEST_F(essential_actor, that_crashes_wakes_who_waits_for_the_end_of_an_operation) {
+  const auto live = context->operations.begin({});
+  const auto pinned = context->operations.begin({});
+  ASSERT_TRUE(live && pinned && context->operations.end(*pinned));
+  context->events.push({*pinned, event_done{}});
+  const auto end_of = [&](operation_id id) {
+    const auto claim = context->events.claim_events(id).value();
+    claim->wait_until(std::chrono::steady_clock::now() + wait_limit);
+    return claim->take();
+  };
+  auto first = std::async(std::launch::async, end_of, *live);
+  auto second = std::async(std::launch::async, end_of, *pinned);
+  caf::anon_send_exit(actor, planted);
+  const auto failed = first.get();
+  ASSERT_TRUE(failed && *failed) << "its outcome came";
+  EXPECT_EQ((*failed)->size(), 1u);
+  const auto told = second.get();
+  ASSERT_TRUE(told && !*told) << "nobody is left to unpin its blocks";
+  EXPECT_THAT(told->error().message, HasSubstr("the engine's port crashed"));
 }
 
 TEST_F(essential_actor, that_is_told_to_end_is_no_crash) {

@@ -37,7 +37,7 @@ bool read_some(int fd, std::string& text) {
 
 // -- processes
 
-command::command(std::vector<std::string> arguments) {
+command::command(std::vector<std::string> arguments, const std::function<void()>& prepare) {
   // What a supervisor keeps goes with the test, and meets no other one.
   static const scratch_folder state;
   ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
@@ -53,6 +53,7 @@ command::command(std::vector<std::string> arguments) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
+    if (prepare) prepare();
     ::execv(raw.front(), raw.data());
     ::_exit(127);
   }

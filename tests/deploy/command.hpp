@@ -18,7 +18,8 @@ namespace troupe::testing {
 /// A `troupe` process with its output. It never outlives the object.
 class command {
  public:
-  explicit command(std::vector<std::string> arguments);
+  /// `prepare` is called in the new process before it becomes the command: nothing but system calls there.
+  explicit command(std::vector<std::string> arguments, const std::function<void()>& prepare = {});
   ~command();
   command(const command&) = delete;
   command& operator=(const command&) = delete;

@@ -73,11 +73,8 @@ class drained : public ::testing::Test {
     });
   }
   auto decode(const std::string& id, const troupe::actors::placement& where) {
-    troupe::reference::decode_call what;
+    auto what = troupe::reference::decode_at(where);
     what.request = id;
-    for (const auto& node : where.prefill) what.sources.push_back(node.name);
-    for (const auto& node : where.decode) what.replica.push_back(node.name);
-    what.mode = where.mode;
     what.prompt = prompt_;
     what.max_tokens = 4;
     what.deadline_ms = never_ms;

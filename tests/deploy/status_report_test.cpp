@@ -43,6 +43,7 @@ actors::node_report busy_report() {
   report.pool.blocks_total = 512;
   report.pool.blocks_free = 500;
   report.pool.blocks_quarantined = 4;
+  report.pool.memory = "huge pages of 2 MiB, NUMA node 1\033";
   return report;
 }
 
@@ -67,8 +68,9 @@ std::string tables_of(const cluster_status& status) {
 
 TEST(status_report, tables_show_links_with_the_reason_pools_and_transfers) {
   const auto text = tables_of(one_node(actors::node_state::up, busy_report()));
-  for (const auto* word : {"epoch 9", "decode-0", "shm", "same host", "512", "500", "moving",
-                           "4.00 KiB", "250 ms", "00000000000000ab", "no answer"})
+  for (const auto* word :
+       {"epoch 9", "decode-0", "shm", "same host", "512", "500", "moving", "4.00 KiB", "250 ms",
+        "00000000000000ab", "no answer", "huge pages of 2 MiB, NUMA node 1?"})
     EXPECT_THAT(text, HasSubstr(word));
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
@@ -83,6 +85,7 @@ TEST(status_report, json_says_the_same_with_ids_as_text) {
   EXPECT_EQ(node.at("links").at(0).at("last_break"), "no answer");
   EXPECT_EQ(node.at("transfers").at(0).at("transfer"), "00000000000000ab");
   EXPECT_EQ(node.at("pool").at("blocks_quarantined"), 4);
+  EXPECT_EQ(node.at("pool").at("memory"), "huge pages of 2 MiB, NUMA node 1\033");
 }
 
 TEST(status_report, both_show_what_is_open_and_what_became_of_a_links_batches) {

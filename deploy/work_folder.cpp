@@ -1,0 +1,118 @@
+#include "troupe/deploy/work_folder.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace troupe::deploy {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view folder_prefix = "troupe-demo-";
+constexpr std::string_view kept_prefix = "troupe-demo-failed-";
+constexpr std::size_t folder_letters = 6;
+
+/// -1: no folder, or somebody else's.
+int open_own(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat about {};
+  if (fd >= 0 && ::fstat(fd, &about) == 0 && about.st_uid == ::geteuid()) return fd;
+  if (fd >= 0) ::close(fd);
+  return -1;
+}
+
+/// Whether that is still the folder of this name.
+bool is_there(int fd, const std::string& path) {
+  struct stat held {};
+  struct stat named {};
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+}
+
+/// A run writes nothing else.
+bool holds_only_ours(const fs::path& folder) {
+  std::error_code failed;
+  for (fs::directory_iterator it{folder, failed}, end; !failed && it != end; it.increment(failed)) {
+    std::error_code unknown;
+    if (!fs::is_regular_file(it->symlink_status(unknown))) return false;
+    if (it->path().filename() != "deployment.yaml" && it->path().extension() != ".log")
+      return false;
+  }
+  return !failed;
+}
+
+bool is_named_like_ours(std::string_view name) {
+  return name.size() == folder_prefix.size() + folder_letters && name.starts_with(folder_prefix);
+}
+
+/// What killed runs of this user have left behind: nobody holds its lock.
+void remove_abandoned(const std::string& base) {
+  std::error_code failed;
+  for (fs::directory_iterator it{base, failed}, end; !failed && it != end; it.increment(failed)) {
+    if (!is_named_like_ours(it->path().filename().string())) continue;
+    const int fd = open_own(it->path().string());
+    if (fd < 0) continue;
+    std::error_code ignored;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && holds_only_ours(it->path()))
+      fs::remove_all(it->path(), ignored);
+    ::close(fd);
+  }
+}
+
+}  // namespace
+
+result<work_folder> work_folder::make(const std::string& base) {
+  remove_abandoned(base);
+  for (;;) {
+    auto path = base + "/" + std::string{folder_prefix} + std::string(folder_letters, 'X');
+    if (::mkdtemp(path.data()) == nullptr) {
+      return fail(errc::internal, "cannot make a folder " + path + " (" + std::strerror(errno) +
+                                      "); set TMPDIR to where we can");
+    }
+    const int lock = open_own(path);
+    if (lock < 0) {
+      return fail(errc::internal, "cannot open " + path + " (" + std::strerror(errno) + ")");
+    }
+    // Where no folder can be locked, no other run takes ours for an abandoned one either.
+    while (::flock(lock, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    if (is_there(lock, path)) return work_folder{std::move(path), lock};
+    ::close(lock);  // another run took it for abandoned before it was locked
+  }
+}
+
+work_folder::work_folder(std::string path, int lock) noexcept
+    : path_{std::move(path)}, lock_{lock} {}
+
+work_folder::work_folder(work_folder&& other) noexcept
+    : path_{std::move(other.path_)}, lock_{std::exchange(other.lock_, -1)} {}
+
+work_folder::~work_folder() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void work_folder::remove() const {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+void work_folder::keep() {
+  const fs::path path{path_};
+  const auto name = path.filename().string().substr(folder_prefix.size());
+  const auto kept = (path.parent_path() / (std::string{kept_prefix} + name)).string();
+  if (std::rename(path_.c_str(), kept.c_str()) == 0) path_ = kept;
+}
+
+}  // namespace troupe::deploy

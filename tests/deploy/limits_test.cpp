@@ -1,0 +1,125 @@
+// Every start with too little of something ends with a sentence, or is told to stop and does so: no
+// signal ends it, and nothing hangs.
+
+#include <csignal>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "command.hpp"
+#include "process_tree.hpp"
+
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Not;
+using namespace troupe::testing;
+
+constexpr rlim_t mib = rlim_t{1} << 20U;
+/// Of nobody, and of no other test that runs now: what root starts has no limit on its processes, and
+/// those of one user count together.
+const auto stranger = static_cast<uid_t>(100'000 + ::getpid());
+
+struct limit {
+  const char* name;
+  __rlimit_resource what;
+  std::vector<rlim_t> tried;  ///< the last is enough
+};
+
+const std::vector<limit> limits{
+    {"descriptors",
+     RLIMIT_NOFILE,
+     {0, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 256}},
+    {"addresses",
+     RLIMIT_AS,
+     {64 * mib, 96 * mib, 128 * mib, 160 * mib, 192 * mib, 256 * mib, 320 * mib, 384 * mib,
+      448 * mib, 512 * mib, 768 * mib, 8192 * mib}},
+    {"processes", RLIMIT_NPROC, {0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 48, 64, 512}},
+    {"file_size",
+     RLIMIT_FSIZE,
+     {0, 1, 100, 4096, 65'536, mib - 1, mib, 2 * mib, 64 * mib, 1024 * mib}},
+};
+
+struct start {
+  const char* name;
+  std::vector<std::string> arguments;  ///< behind the verb and the file
+  const char* says;                    ///< once it is there
+};
+
+const std::vector<start> starts{
+    {"supervisor", {"node", "--name", "supervisor"}, "listens at 127.0.0.1:"},
+    {"store", {"node", "--name", "cache-0"}, "not registered"},
+    {"up", {"up"}, "2 nodes are up"},
+};
+
+struct tight {
+  start of;
+  limit with;
+};
+
+std::vector<tight> every_tight() {
+  std::vector<tight> all;
+  for (const auto& of : starts)
+    for (const auto& with : limits) all.push_back({of, with});
+  return all;
+}
+
+class tight_start : public ::testing::TestWithParam<tight> {
+ protected:
+  /// The deployment is for who has nothing of his own to write.
+  static std::string text() {
+    return "cluster: tight\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(free_port()) +
+           ", state_file: none}\nsecurity: {mode: none}\n"
+           "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
+           "stages:\n  - {name: cache, role: store, pool: {size: 1MiB}}\n";
+  }
+
+  static void restrict_to(const limit& with, rlim_t most) {
+    const rlimit wanted{most, most};
+    (void)::setrlimit(with.what, &wanted);
+    if (with.what == RLIMIT_NPROC && ::geteuid() == 0)
+      (void)::setresuid(stranger, stranger, stranger);
+  }
+};
+
+TEST_P(tight_start, ends_with_a_sentence_or_when_it_is_told_to) {
+  const auto& [of, with] = GetParam();
+  bool began = false;
+  for (const auto most : with.tried) {
+    SCOPED_TRACE(std::to_string(most));
+    const deployment_on_disk file{text()};
+    if (::geteuid() == 0) {
+      ASSERT_EQ(::chown(file.path().c_str(), stranger, stranger), 0);
+    }
+    auto arguments = of.arguments;
+    arguments.insert(arguments.begin() + 1, file.path());
+    command troupe{arguments, [&with = with, most] { restrict_to(with, most); }};
+    began = troupe.says(of.says);
+    const auto children = children_of(troupe.pid());
+    if (began) troupe.signal(SIGTERM);
+    const int code = troupe.wait();
+    const auto said = troupe.out() + troupe.err();
+    ASSERT_NE(code, -1) << "it hangs: " << said;
+    EXPECT_LT(code, 128) << said;
+    if (!began) {
+      EXPECT_NE(code, 0) << said;
+      EXPECT_NE(troupe.err(), "");
+    }
+    EXPECT_THAT(said, Not(AnyOf(::testing::HasSubstr("signal 6"), ::testing::HasSubstr("signal 11"),
+                                ::testing::HasSubstr("terminate called"))));
+    for (const auto child : children) EXPECT_TRUE(vanishes(child)) << child;
+  }
+  EXPECT_TRUE(began) << "the last was to be enough";
+}
+
+INSTANTIATE_TEST_SUITE_P(every, tight_start, ::testing::ValuesIn(every_tight()),
+                         [](const auto& tested) {
+                           return std::string{tested.param.of.name} + "_" + tested.param.with.name;
+                         });
+
+}  // namespace
