@@ -33,6 +33,12 @@ result<Reply> unless_refused(result<Reply> reply) {
   return reply;
 }
 
+result<placement> with_known_mode(result<placement> reply) {
+  if (!reply) return reply;
+  if (auto wrong = wrong_mode(*reply)) return fail(std::move(*wrong));
+  return reply;
+}
+
 bool connection_is_useless(const troupe::error& e) {
   return e.code == errc::peer_lost || e.code == errc::deadline;
 }
@@ -113,13 +119,13 @@ result<membership> cluster_client::members() {
 }
 
 result<placement> cluster_client::place(const placement_request& request) {
-  return unless_refused(connections_->ask_supervisor<placement>(
-      options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request));
+  return unless_refused(with_known_mode(connections_->ask_supervisor<placement>(
+      options_.timeout + milliseconds{request.timeout_ms}, place_atom_v, request)));
 }
 
 result<placement> cluster_client::ask_placement(const placement_request& request,
                                                 milliseconds patience) {
-  return connections_->ask_supervisor<placement>(patience, place_atom_v, request);
+  return with_known_mode(connections_->ask_supervisor<placement>(patience, place_atom_v, request));
 }
 
 result<event_page> cluster_client::events(const event_query& query) {

@@ -39,6 +39,12 @@ std::optional<node_state> node_state_from(std::uint8_t number) noexcept {
   return static_cast<node_state>(number);
 }
 
+std::optional<troupe::error> wrong_mode(const placement& where) {
+  if (where.failed != 0 || is_transfer_mode(static_cast<std::uint8_t>(where.mode)))
+    return std::nullopt;
+  return troupe::error{errc::internal, "the supervisor's answer has a transfer mode that is none"};
+}
+
 bool is_boot_id(std::string_view text) noexcept {
   constexpr std::size_t longest = 64;
   return text.size() <= longest && std::ranges::all_of(text, [](unsigned char c) {

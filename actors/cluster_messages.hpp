@@ -12,12 +12,13 @@
 #include <string_view>
 #include <vector>
 
+#include "troupe/config/transfer_mode.hpp"
 #include "troupe/kvcache/errc.hpp"
 
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 10;
+inline constexpr std::uint32_t protocol_version = 11;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -135,10 +136,13 @@ struct placement {
   std::uint64_t epoch{0};
   std::uint32_t attempt{1};     ///< of this request, from 1
   std::uint8_t same_source{0};  ///< 1: the prefill replica of the attempt before, in the same life
-  std::string mode;             ///< `write` or `read`, of the edge
+  /// Of the edge. Of one over which no layers move it says nothing: no `receive` goes along it.
+  transfer_mode mode{transfer_mode::write};
   std::vector<node_info> prefill;  ///< every rank of the chosen replica, in rank order
   std::vector<node_info> decode;
 };
+/// What is wrong with the supervisor's word where it placed a request. Empty: nothing.
+[[nodiscard]] std::optional<troupe::error> wrong_mode(const placement& where);
 
 /// An operator wants a node to take no new request, end what it has, and leave.
 struct drain_request {
@@ -223,7 +227,8 @@ struct link_reply {
 
 /// One end of a link to the other, beside the link: what its transport may not be able to tell.
 struct link_notice {
-  std::uint8_t ended{0};  ///< 1: it will not be made again; 0: it broke here, dial again
+  /// 2: this node stops; 1: the link will not be made again; 0: it broke here, dial again
+  std::uint8_t ended{0};
   std::string why;
 };
 
@@ -273,6 +278,8 @@ struct pool_report {
   std::uint64_t bytes{0}, block_bytes{0};
   std::uint64_t blocks_total{0}, blocks_free{0}, blocks_quarantined{0}, waiting{0};
   std::uint64_t store_bytes{0}, store_used{0}, store_keys{0};
+  std::string
+      memory{};  ///< of the host: what the cache is made of, "huge pages of 2 MiB, NUMA node 0"
 };
 
 /// A way to move bytes, and whether this node can use it now.
@@ -421,7 +428,7 @@ auto inspect(I& f, transfer_report& x) {
 template <class I>
 auto inspect(I& f, pool_report& x) {
   return f(x.device, x.bytes, x.block_bytes, x.blocks_total, x.blocks_free, x.blocks_quarantined,
-           x.waiting, x.store_bytes, x.store_used, x.store_keys);
+           x.waiting, x.store_bytes, x.store_used, x.store_keys, x.memory);
 }
 template <class I>
 auto inspect(I& f, backend_report& x) {

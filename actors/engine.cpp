@@ -18,6 +18,7 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node.hpp"
+#include "troupe/actors/operation_outcome.hpp"
 #include "troupe/actors/pool_manager.hpp"
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
@@ -115,6 +116,9 @@ class node_engine final : public engine {
             {operation, event_failed{{errc::aborted, "the node was stopped"}}});
       }
     }
+    context_->events.close({errc::aborted,
+                            "the node was stopped; a peer that stands still may yet touch what the "
+                            "operation was about"});
   }
 
   result<void> wait_registered(std::chrono::milliseconds timeout) override {
@@ -308,8 +312,7 @@ class node_engine final : public engine {
   std::vector<event> take(std::size_t max) override { return context_->events.take(max); }
 
   std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max) override {
-    constexpr std::chrono::milliseconds longest = std::chrono::hours{24};
-    timeout = std::clamp(timeout, std::chrono::milliseconds{0}, longest);
+    timeout = std::clamp(timeout, std::chrono::milliseconds{0}, longest_wait);
     const auto until = std::chrono::steady_clock::now() + timeout;
     {
       const event_queue::consumer as_consumer{context_->events};
@@ -333,9 +336,48 @@ class node_engine final : public engine {
     return context_->events.wait(std::max(left, std::chrono::milliseconds{0}), max);
   }
 
+  result<outcome> wait(operation_id operation) override {
+    const auto mine = context_->events.claim_events(operation);
+    if (!mine) return fail(mine.error());
+    for (;;) {
+      make_progress_until(**mine, std::chrono::steady_clock::now() + longest_wait);
+      if (auto over = outcome_of_claim(**mine)) return std::move(*over);
+    }
+  }
+
+  std::optional<result<outcome>> wait(operation_id operation,
+                                      std::chrono::milliseconds timeout) override {
+    const auto mine = context_->events.claim_events(operation);
+    if (!mine) return fail(mine.error());
+    timeout = std::clamp(timeout, std::chrono::milliseconds{0}, longest_wait);
+    make_progress_until(**mine, std::chrono::steady_clock::now() + timeout);
+    return outcome_of_claim(**mine);
+  }
+
   bool poll() override { return !stopped_ && poll_once(); }
 
  private:
+  static constexpr std::chrono::milliseconds longest_wait = std::chrono::hours{24};
+
+  /// Until the operation is over, or `until`.
+  void make_progress_until(event_queue::claim& mine, std::chrono::steady_clock::time_point until) {
+    if (polling_) {
+      while (!mine.is_over() && !stopped_ && std::chrono::steady_clock::now() < until) poll_once();
+    } else if (mine.fd() >= 0 && !mine.is_over()) {
+      const inline_unit::scope as_active{units_.of_this_thread()};
+      context_->endpoint->drive(until, mine.fd(), [&mine] { return mine.is_over(); });
+    }
+    // Another thread makes the progress, or the node was stopped.
+    mine.wait_until(until);
+  }
+
+  [[nodiscard]] std::optional<result<outcome>> outcome_of_claim(event_queue::claim& mine) {
+    auto events = mine.take();
+    if (!events) return std::nullopt;
+    if (!*events) return fail(events->error());
+    return outcome_of(std::move(**events), context_->pool.get());
+  }
+
   bool poll_once() {
     auto& unit = units_.of_this_thread();
     const inline_unit::scope as_active{unit};
@@ -446,6 +488,19 @@ result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
 }
 
 }  // namespace
+
+receive_spec receive_spec::of(const actors::placement& where, std::uint32_t tokens,
+                              std::vector<block_id> blocks) {
+  receive_spec spec;
+  spec.request = where.request;
+  for (const auto& rank : where.prefill) spec.sources.push_back(rank.name);
+  spec.mode = where.mode;
+  spec.tokens = tokens;
+  spec.blocks = std::move(blocks);
+  spec.placed_by = where.supervisor_incarnation;
+  spec.placed_at = where.epoch;
+  return spec;
+}
 
 result<std::unique_ptr<engine>> engine::start(const config::deployment& deployment,
                                               std::string_view name, engine_options options) {

@@ -15,10 +15,12 @@
 #include "troupe/actors/cluster_messages.hpp"
 #include "troupe/actors/session_messages.hpp"
 #include "troupe/config/deployment.hpp"
+#include "troupe/config/transfer_mode.hpp"
 #include "troupe/kvcache/block_pool.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/host_memory.hpp"
 #include "troupe/transport/types.hpp"
 
 namespace troupe {
@@ -31,7 +33,7 @@ struct send_spec {
   /// The id both engines know, 1 to 256 bytes, unique while live. Used again, the new `send` comes
   /// before the new `receive`: until then a receive is told how the former request ended.
   std::string request;
-  std::vector<block_id> blocks;           ///< of tokens 0, 1, ...: `block_tokens` tokens each
+  std::vector<block_id> blocks{};         ///< of tokens 0, 1, ...: `block_tokens` tokens each
   std::uint32_t state_slot{0};            ///< of the request, if the layout has state tensors
   std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default
   /// How many decode ranks will take it before it is done; 0: as many as the first one's parallel
@@ -42,24 +44,30 @@ struct send_spec {
   std::vector<std::string> held_for{};
 };
 
-/// Decode side: takes the KV cache of one request from the ranks of one prefill replica.
+/// Decode side: takes the KV cache of one request from the ranks of one prefill replica. `of` makes it
+/// of a placement, and leaves out nothing that a check needs.
 struct receive_spec {
   std::string request;
   /// Node names of every rank of the prefill replica, each once (`placement`).
-  std::vector<std::string> sources;
-  actors::transfer_mode mode{actors::transfer_mode::write};
+  std::vector<std::string> sources{};
+  transfer_mode mode{transfer_mode::write};
   std::uint32_t tokens{0};         ///< of the prompt; at most what `blocks` hold
   std::uint32_t prefix_tokens{0};  ///< the first so many are already in `blocks`
   /// Destination of tokens 0, 1, ...; empty: the node's pool allocates and `event_allocated` tells
   /// which. Those that hold only the prefix are neither opened to the sources nor pinned: whoever frees
   /// them frees them at once.
-  std::vector<block_id> blocks;
+  std::vector<block_id> blocks{};
   std::uint32_t state_slot{0};            ///< of the request, if the layout has state tensors
   std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default
   bool fail_when_full{false};  ///< pool full: `pool_exhausted` at once instead of waiting in line
   /// Of the placement that it follows (`placement::supervisor_incarnation`, `epoch`). Refused with
   /// `stale_incarnation` where a node of it has been out of the cluster since. 0: not placed.
   std::uint64_t placed_by{0}, placed_at{0};
+
+  /// The receive of a placed request: its id, every rank of the prefill replica, the edge's mode, and
+  /// by whom and when it was placed.
+  [[nodiscard]] static receive_spec of(const actors::placement& where, std::uint32_t tokens,
+                                       std::vector<block_id> blocks = {});
 };
 
 /// A value of a keyed store, mapped where it lies (no copy). Unpins the value when the last copy of
@@ -113,6 +121,17 @@ struct event {
       what;
 };
 
+/// How an operation that succeeded ended, as `engine::wait` tells it. What it has not is empty.
+struct outcome {
+  std::vector<std::byte> aux;        ///< receive: as `event_done::aux`
+  std::uint64_t bytes{0};            ///< receive, and send in write mode: moved
+  kvcache::allocation blocks;        ///< receive that named none: those of `event_allocated`
+  value_view value;                  ///< get
+  std::uint64_t size{0};             ///< query: bytes
+  std::chrono::milliseconds ttl{0};  ///< query: 0: no end
+  actors::placement where;           ///< place
+};
+
 /// A call of a frontend, to be answered exactly once, from any thread. Dropped unanswered: the
 /// caller gets `aborted`.
 struct call {
@@ -123,10 +142,16 @@ struct call {
 
 struct engine_options {
   /// The engine's own cache instead of one made from the deployment's `model` and pool: the layout,
-  /// which says the rank that the deployment makes of the node, and the memory of its regions in the
-  /// layout's order. The engine keeps the memory alive until `stop`.
+  /// which says the rank that the deployment makes of the node. Its memory is either `regions` or
+  /// `allocate`. There is no pool: the engine names the blocks in `send` and `receive`.
   std::optional<kvcache::cache_layout> layout;
+  /// Memory of the engine for the layout's regions, in the layout's order, each at least as large as
+  /// `kvcache::region_sizes` says. The engine keeps it alive until `stop`.
   std::vector<std::span<std::byte>> regions;
+  /// Troupe allocates the layout's regions: memory of the host, zeroed, that `shm` peers map without
+  /// the right to trace this process. `engine::region` gives them. All of it is reserved at once:
+  /// `pool_exhausted` where it cannot be had, before anything is taken.
+  std::optional<transport::host_memory_options> allocate;
   /// Called on a thread of Troupe for each call of a frontend; must not block. Empty: calls are
   /// refused.
   std::function<void(call)> on_call;
@@ -149,11 +174,20 @@ enum class drain_standing : std::uint8_t {
 /// events is the bound on operations: one is open until its last event is taken (`event_unpinned` of
 /// a send or a receive, else the outcome), and at `limits.max_operations` open ones a further one is
 /// refused with `overloaded`. An engine that is told so takes events with `wait` or `take`.
+///
+/// Every event is taken once, in one of two ways. `wait(operation)` takes all events of that one
+/// operation, and tells its end: the short way, a thread for each request. `take` and `wait(timeout)`
+/// take the events of all operations in one line: for loops that serve many requests, and for those
+/// who want each layer as it lands. Both go together: while a thread waits for an operation, the
+/// events of that one are kept for it, and neither `take` nor `event_fd` shows them.
 class engine {
  public:
   /// Starts node `name` of the deployment: binds its port (a taken port fails), allocates or adopts
   /// the cache, registers with the supervisor in the background. `not_found`: no such node;
-  /// `invalid_config`, `layout_mismatch`, `already_exists` (port), `peer_unreachable` (the node's host
+  /// `invalid_config` (also options that contradict each other, a layout that is none, a NUMA node that
+  /// is not there), `layout_mismatch`, `out_of_range` (a region too small for its layout),
+  /// `pool_exhausted` (not enough memory), `already_exists` (port), `backend_unavailable` (the kernel does
+  /// not let this process choose a NUMA node), `peer_unreachable` (the node's host
   /// is `auto`, and no route leads to the supervisor). A process that was started for a stage finds its
   /// name by `slot_claim.hpp`.
   [[nodiscard]] static result<std::unique_ptr<engine>> start(const config::deployment& deployment,
@@ -177,10 +211,12 @@ class engine {
   // -- the cache
 
   [[nodiscard]] virtual const kvcache::cache_layout& layout() const = 0;
-  /// Memory of the layout's region `index`. `out_of_range`.
+  /// Memory of the layout's region `index`. What Troupe allocated begins with a page, has exactly the
+  /// bytes that the layout needs (`kvcache::region_sizes`) and stays Troupe's: to be read and written
+  /// from any thread until this engine is destroyed, also after `stop`. `out_of_range`.
   [[nodiscard]] virtual result<std::span<std::byte>> region(std::size_t index) const = 0;
   /// Blocks of the node's pool, for engines that leave allocation to it. `pool_exhausted`;
-  /// `invalid_config` when the engine brought its own cache.
+  /// `invalid_config` where the layout is the engine's own.
   [[nodiscard]] virtual result<kvcache::allocation> allocate_blocks(std::uint32_t count) = 0;
   /// Gives blocks of one allocation back; those a transfer still pins go to quarantine first.
   /// `not_found` (foreign or double free: nothing is freed).
@@ -274,6 +310,22 @@ class engine {
   /// `take`, waiting up to `timeout` for the first one.
   [[nodiscard]] virtual std::vector<event> wait(std::chrono::milliseconds timeout,
                                                 std::size_t max = 64) = 0;
+  /// Waits until the operation has ended and, of a send or a receive, until the network can touch its
+  /// blocks no more (`event_unpinned`). When it returns nothing of the operation is left: its blocks,
+  /// if the engine's own, and its state slot may be reused, whether it succeeded or failed. A receive
+  /// that failed gives blocks that the pool gave it back by itself, unless their `event_allocated` was
+  /// taken before. Any number of threads may wait, each for another operation; each drives the links
+  /// itself, as `wait(timeout)` does, where no other thread does.
+  ///
+  /// It takes as long as the operation: to its deadline, and from there on until a peer that stands
+  /// still in the middle of a copy is shut out or gone. Who wants to go on with a failure before that
+  /// takes events instead. Errors: that of the operation; `not_found` (never begun, or `take` had its
+  /// outcome), `already_exists` (another thread waits for it), `aborted` or `internal` where the node
+  /// was stopped or crashed and the end will not come: its blocks may yet be touched.
+  [[nodiscard]] virtual result<outcome> wait(operation_id operation) = 0;
+  /// The same for at most `timeout`. Empty: it goes on, and none of its events was taken.
+  [[nodiscard]] virtual std::optional<result<outcome>> wait(operation_id operation,
+                                                            std::chrono::milliseconds timeout) = 0;
   /// Makes progress on the calling thread; true: something was done. See `engine_options::polling`.
   virtual bool poll() = 0;
 };

@@ -1,8 +1,10 @@
 #include "troupe/actors/engine_checks.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include "troupe/actors/affinity_table.hpp"
+#include "troupe/kvcache/block_list.hpp"
 
 namespace troupe::actors {
 
@@ -56,20 +58,6 @@ std::string rank_of(std::uint32_t rank, std::uint32_t ranks) {
   return "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
 }
 
-/// Whether each is named once. All of them are blocks of the cache.
-result<void> check_distinct(std::span<const block_id> blocks, std::uint32_t of_cache) {
-  std::vector<bool> named(of_cache);
-  for (const auto block : blocks) {
-    if (named[block.value]) {
-      return fail(errc::invalid_config, "block " + std::to_string(block.value) +
-                                            " is named twice: two pieces of the cache would be "
-                                            "written to the same place");
-    }
-    named[block.value] = true;
-  }
-  return {};
-}
-
 /// Whether these are the ranks of one replica, each once: what one of them sends no other does.
 result<void> check_sources(const node_context& context, const std::vector<std::string>& names) {
   if (auto known = check_nodes(context, names); !known) return known;
@@ -99,10 +87,6 @@ result<void> check_sources(const node_context& context, const std::vector<std::s
   return {};
 }
 
-std::string_view word_of(transfer_mode mode) {
-  return mode == transfer_mode::read ? "read" : "write";
-}
-
 }  // namespace
 
 result<void> check_edge(const node_settings& settings, const std::string& from,
@@ -118,9 +102,9 @@ result<void> check_edge(const node_settings& settings, const std::string& from,
                 "the deployment has no edge over which layers move from stage `" + from + "` to `" +
                     to + "`; add it to its `edges`");
   }
-  return fail(errc::invalid_config, "mode " + std::string{word_of(mode)} +
+  return fail(errc::invalid_config, "mode " + std::string{to_string(mode)} +
                                         " where the deployment's edge from stage `" + from +
-                                        "` to `" + to + "` has " + std::string{word_of(*other)} +
+                                        "` to `" + to + "` has " + std::string{to_string(*other)} +
                                         "; take the mode of the placement, or change the edge");
 }
 
@@ -160,7 +144,7 @@ result<void> need_pool(const node_context& context) {
   if (context.pool) return {};
   return fail(errc::invalid_config,
               context.self.name +
-                  " has no pool of blocks: the engine brought its own cache, or "
+                  " has no pool of blocks: the layout is the engine's own, or "
                   "the deployment gives its stage no model");
 }
 
@@ -222,9 +206,12 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
     return fine;
   }
   const auto& layout = *context.layout;
-  if (auto fine = check_distinct(spec.blocks, layout.blocks); !fine) return fine;
-  const auto block_tokens = layout.block_tokens;
-  const auto needed = (std::uint64_t{spec.tokens} + block_tokens - 1) / block_tokens;
+  if (const auto twice = kvcache::repeated_block(spec.blocks)) {
+    return fail(errc::invalid_config, "block " + std::to_string(twice->value) +
+                                          " is named twice: two pieces of the cache would be "
+                                          "written to the same place");
+  }
+  const auto needed = kvcache::blocks_in({0, spec.tokens}, layout.block_tokens);
   if (spec.prefix_tokens > spec.tokens) {
     return fail(errc::out_of_range, "a prefix of " + std::to_string(spec.prefix_tokens) +
                                         " tokens of a request of " + std::to_string(spec.tokens));

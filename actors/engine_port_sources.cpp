@@ -11,6 +11,7 @@
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
+#include "troupe/kvcache/block_list.hpp"
 
 namespace troupe::actors::port {
 
@@ -126,6 +127,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.sealed_tokens = src.sealed_tokens();
   options.aux = src.aux();
   options.deadline = deadline;
+  src.learn_replicas([&st](const std::string& node) { return replica_of(st, node); });
   src.taken_by(transfer, {link.peer, replica_of(st, link.peer), request.rank, request.ranks});
   st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
   watch_leases(st);
@@ -272,13 +274,13 @@ result<void> room_to_park(const engine_port_state& st, const transfer_request& r
   if (!st.context->layout) return {};  // refused when it meets its source, which has none either
   const auto& layout = *st.context->layout;
   const auto room = std::uint64_t{layout.blocks} * layout.block_tokens;
-  const bool moves =
-      request.mode == transfer_mode::write && request.token_begin < request.token_end;
   const auto named = kvcache::count_blocks(request.blocks);
-  const auto needed = moves ? (request.token_end - 1) / layout.block_tokens -
-                                  request.token_begin / layout.block_tokens + 1
-                            : 0;
-  if (named != needed || (moves && request.token_end > room)) {
+  // In read mode it names none.
+  const auto needed =
+      request.mode == transfer_mode::write
+          ? kvcache::blocks_in({request.token_begin, request.token_end}, layout.block_tokens)
+          : 0;
+  if (named != needed || (needed > 0 && request.token_end > room)) {
     return fail(errc::out_of_range,
                 "the request names " + std::to_string(named) + " blocks for tokens " +
                     std::to_string(request.token_begin) + " to " +
@@ -380,6 +382,7 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
   if (src.concluded) return;
   st.leases.leave(operation, outcome.transfer, now());
   if (!outcome.failure) {
+    src.learn_replicas([&st](const std::string& node) { return replica_of(st, node); });
     if (src.released(outcome.transfer, outcome.bytes))
       conclude_source(self, operation, std::nullopt, {deadline_came{}});
     return;

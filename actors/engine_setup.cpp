@@ -7,7 +7,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/engine_checks.hpp"
+#include "troupe/actors/cache_setup.hpp"
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node_place.hpp"
@@ -16,11 +16,6 @@
 namespace troupe::actors {
 
 namespace {
-
-std::optional<transfer_mode> mode_of(const config::edge_config& edge) {
-  if (!edge.mode) return std::nullopt;
-  return *edge.mode == config::transfer_mode::read ? transfer_mode::read : transfer_mode::write;
-}
 
 std::optional<transport::backend_kind> backend_of(config::backend_kind kind) {
   switch (kind) {
@@ -62,49 +57,6 @@ kvcache::arrangement arrangement_of(const config::cache_arrangement& from) {
 const config::stage_config* stage_of(const config::deployment& deployment,
                                      const node_settings& settings) {
   return config::find_stage(deployment, settings.self.stage);
-}
-
-/// The engine's own memory, in its own layout.
-result<void> adopt_cache(node_context& context, const engine_options& options) {
-  const auto& layout = *options.layout;
-  if (auto mine = check_layout_of(context.settings, context.self.name, layout); !mine) return mine;
-  std::vector<std::uint64_t> sizes;
-  for (const auto& region : options.regions) sizes.push_back(region.size());
-  if (auto valid = kvcache::validate(layout, sizes); !valid) return valid;
-  for (std::size_t index = 0; index < options.regions.size(); ++index) {
-    auto region = context.endpoint->register_memory(options.regions[index],
-                                                    "cache region " + std::to_string(index));
-    if (!region) return fail(region.error());
-    context.regions.push_back(*region);
-  }
-  context.layout = std::make_shared<const kvcache::cache_layout>(layout);
-  return {};
-}
-
-/// Where the cache of a node stands; empty: in host memory.
-std::optional<std::uint32_t> gpu_of(const config::stage_config& stage, const node_info& node) {
-  const auto slot = std::size_t{node.replica} * node.ranks + node.rank;
-  if (!stage.pool || slot >= stage.pool->gpus.size()) return std::nullopt;
-  return stage.pool->gpus[slot];
-}
-
-/// A cache of the node's own, from the deployment's model and pool.
-result<void> make_cache(node_context& context, const config::deployment& deployment,
-                        const config::stage_config& stage) {
-  auto layout = layout_of(deployment, stage, context.self.rank);
-  if (!layout) return fail(layout.error());
-  const auto gpu = gpu_of(stage, context.self);
-  for (const auto size : kvcache::region_sizes(*layout)) {
-    const auto bytes = std::max<std::uint64_t>(size, 1);
-    auto name = "cache region " + std::to_string(context.regions.size());
-    auto region = gpu ? context.endpoint->allocate_on_gpu(*gpu, bytes, std::move(name))
-                      : context.endpoint->allocate(bytes, std::move(name));
-    if (!region) return fail(region.error());
-    context.regions.push_back(*region);
-  }
-  context.pool = std::make_unique<cache_pool>(layout->blocks);
-  context.layout = std::make_shared<const kvcache::cache_layout>(std::move(*layout));
-  return {};
 }
 
 }  // namespace
@@ -182,7 +134,7 @@ result<node_settings> settings_of(const config::deployment& deployment, std::str
                            node_place{node.stage, node.replica, node.rank, node.tensor_parallel});
   }
   for (const auto& edge : deployment.edges) {
-    settings.edges.emplace(std::pair{edge.from, edge.to}, mode_of(edge));
+    settings.edges.emplace(std::pair{edge.from, edge.to}, edge.mode);
   }
   settings.fail_when_full = stage.pool && stage.pool->on_full == config::pool_full::fail;
   return settings;
@@ -249,12 +201,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   context.endpoint = std::move(*endpoint);
   context.self = placed_at(std::move(context.self), context.endpoint->identity());
 
-  const bool is_store = stage->role == config::role::store;
-  if (options.layout) {
-    if (auto adopted = adopt_cache(context, options); !adopted) return adopted;
-  } else if (!is_store && stage->pool && deployment.model) {
-    if (auto made = make_cache(context, deployment, *stage); !made) return made;
-  }
+  if (auto made = make_cache(context, deployment, *stage, options); !made) return made;
   if (!context.regions.empty()) {
     context.cache_gpu = context.endpoint->gpu_of(context.regions.front());
   }
@@ -265,6 +212,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
       return fail(mapped.error());
     }
   }
+  const bool is_store = stage->role == config::role::store;
   auto values = value_store::create(
       *context.endpoint, is_store && stage->pool ? stage->pool->size : default_value_bytes);
   if (!values) return fail(values.error());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -23,6 +24,13 @@ bool extends(const event& last, const event& next) {
          before->slice.layer_begin == after->slice.layer_begin &&
          before->slice.layer_end == after->slice.layer_end &&
          before->slice.token_end == after->slice.token_begin;
+}
+
+/// Whether it is the one outcome of its operation.
+bool is_outcome(const event& e) {
+  return !std::holds_alternative<event_allocated>(e.what) &&
+         !std::holds_alternative<event_layers>(e.what) &&
+         !std::holds_alternative<event_unpinned>(e.what);
 }
 
 /// What is merged in one go is worth it from here on: an engine that takes its events has fewer.
@@ -66,7 +74,7 @@ event_queue::event_queue(operation_table& operations)
       fd_{eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)} {}
 
 event_queue::~event_queue() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 void event_queue::push(event e) {
@@ -86,9 +94,17 @@ void event_queue::append(waiting_event e) {
           std::get<event_layers>(e.what.what).slice.token_end;
       return;
     }
+    const auto id = e.what.operation;
+    const bool last = e.last;
     events_.push_back(std::move(e));
+    const auto found = claims_.find(id);
+    const bool is_claimed = found != claims_.end();
+    if (!is_claimed) count_.fetch_add(1, std::memory_order_acq_rel);
     if (events_.size() >= merge_at_) merge_layers_locked();
-    count_.store(events_.size(), std::memory_order_release);
+    if (is_claimed) {
+      if (last) found->second->end_locked();
+      return;
+    }
     if (consumer_ == std::this_thread::get_id()) return;
     signal_locked();
     wake = waiting_ > 0;
@@ -119,6 +135,28 @@ void event_queue::merge_layers_locked() {
   }
   events_ = std::move(merged);
   merge_at_ = std::max(least_merged, 2 * events_.size());
+  count_.store(count_visible_locked(), std::memory_order_release);
+}
+
+bool event_queue::is_claimed_locked(operation_id operation) const {
+  return !claims_.empty() && claims_.contains(operation);
+}
+
+std::size_t event_queue::count_visible_locked() const {
+  if (claims_.empty()) return events_.size();
+  return static_cast<std::size_t>(std::ranges::count_if(
+      events_, [this](const auto& waiting) { return !claims_.contains(waiting.what.operation); }));
+}
+
+bool event_queue::recount_locked() {
+  const auto count = count_visible_locked();
+  count_.store(count, std::memory_order_release);
+  if (count > 0) {
+    signal_locked();
+  } else {
+    drain_locked();
+  }
+  return count > 0 && waiting_ > 0;
 }
 
 void event_queue::signal_locked() {
@@ -126,6 +164,12 @@ void event_queue::signal_locked() {
   const std::uint64_t one = 1;
   // Only a full counter can refuse, and then the descriptor is readable as it should be.
   [[maybe_unused]] const auto written = write(fd_, &one, sizeof one);
+}
+
+void event_queue::drain_locked() {
+  if (!std::exchange(signalled_, false)) return;
+  std::uint64_t drained = 0;
+  [[maybe_unused]] const auto got = read(fd_, &drained, sizeof drained);
 }
 
 event_queue::consumer::consumer(event_queue& queue) : queue_{queue} {
@@ -138,30 +182,44 @@ event_queue::consumer::~consumer() {
   {
     const std::lock_guard lock{queue_.mutex_};
     if (queue_.consumer_ == std::this_thread::get_id()) queue_.consumer_.reset();
-    if (queue_.events_.empty()) return;
+    if (queue_.empty()) return;
     queue_.signal_locked();
     wake = queue_.waiting_ > 0;
   }
   if (wake) queue_.available_.notify_all();
 }
 
-std::vector<event> event_queue::take_locked(std::size_t max) {
-  const auto count = static_cast<std::ptrdiff_t>(std::min(max, events_.size()));
-  std::vector<event> taken;
-  taken.reserve(static_cast<std::size_t>(count));
-  std::size_t ended = 0;
-  std::for_each_n(events_.begin(), count, [&](waiting_event& waiting) {
-    taken.push_back(std::move(waiting.what));
-    ended += waiting.last ? 1 : 0;
-  });
-  events_.erase(events_.begin(), events_.begin() + count);
-  if (ended != 0) operations_.last_event_taken(ended);
-  count_.store(events_.size(), std::memory_order_release);
-  if (events_.empty() && signalled_) {
-    signalled_ = false;
-    std::uint64_t drained = 0;
-    [[maybe_unused]] const auto got = read(fd_, &drained, sizeof drained);
+void event_queue::note_taken_locked(const waiting_event& taken, std::vector<operation_id>& ended) {
+  const auto id = taken.what.operation;
+  if (taken.last) {
+    ended.push_back(id);
+    outcome_taken_.erase(id);
+  } else if (is_outcome(taken.what)) {
+    outcome_taken_.insert(id);
   }
+}
+
+std::vector<event> event_queue::take_locked(std::size_t max) {
+  const auto count = std::min(max, size());
+  std::vector<event> taken;
+  taken.reserve(count);
+  std::vector<operation_id> ended;
+  std::vector<waiting_event> claimed;
+  while (taken.size() < count) {
+    auto& next = events_.front();
+    if (is_claimed_locked(next.what.operation)) {
+      claimed.push_back(std::move(next));
+    } else {
+      note_taken_locked(next, ended);
+      taken.push_back(std::move(next.what));
+    }
+    events_.pop_front();
+  }
+  events_.insert(events_.begin(), std::move_iterator{claimed.begin()},
+                 std::move_iterator{claimed.end()});
+  if (!ended.empty()) operations_.last_event_taken(ended);
+  count_.fetch_sub(count, std::memory_order_acq_rel);
+  if (empty()) drain_locked();
   return taken;
 }
 
@@ -173,9 +231,95 @@ std::vector<event> event_queue::take(std::size_t max) {
 std::vector<event> event_queue::wait(std::chrono::milliseconds timeout, std::size_t max) {
   std::unique_lock lock{mutex_};
   ++waiting_;
-  available_.wait_for(lock, timeout, [this] { return !events_.empty(); });
+  available_.wait_for(lock, timeout, [this] { return !empty(); });
   --waiting_;
   return take_locked(max);
+}
+
+// -- waiting for one operation
+
+result<std::unique_ptr<event_queue::claim>> event_queue::claim_events(operation_id operation) {
+  auto made = std::make_unique<claim>(*this, operation);
+  const std::lock_guard lock{mutex_};
+  const auto name = "operation " + std::to_string(operation.value);
+  if (!operations_.is_open(operation) || outcome_taken_.contains(operation)) {
+    return fail(errc::not_found, name + " is not known, or its outcome was taken already");
+  }
+  if (!claims_.try_emplace(operation, made.get()).second) {
+    return fail(errc::already_exists, "another thread waits for " + name);
+  }
+  if (has_last_locked(operation) || closed_) made->over_.store(true, std::memory_order_release);
+  (void)recount_locked();
+  return made;
+}
+
+bool event_queue::has_last_locked(operation_id operation) const {
+  return std::ranges::any_of(events_, [&](const waiting_event& waiting) {
+    return waiting.last && waiting.what.operation == operation;
+  });
+}
+
+void event_queue::close(troupe::error why) {
+  const std::lock_guard lock{mutex_};
+  if (!closed_) closed_ = std::move(why);
+  for (const auto& [operation, waiting] : claims_) waiting->end_locked();
+}
+
+std::vector<event> event_queue::take_all_locked(operation_id operation) {
+  std::vector<event> taken;
+  std::vector<operation_id> ended;
+  std::deque<waiting_event> others;
+  for (auto& waiting : events_) {
+    if (waiting.what.operation != operation) {
+      others.push_back(std::move(waiting));
+      continue;
+    }
+    note_taken_locked(waiting, ended);
+    taken.push_back(std::move(waiting.what));
+  }
+  events_ = std::move(others);
+  if (!ended.empty()) operations_.last_event_taken(ended);
+  return taken;
+}
+
+void event_queue::end_claim(claim& of) {
+  bool wake = false;
+  {
+    const std::lock_guard lock{mutex_};
+    const auto found = claims_.find(of.operation_);
+    if (found == claims_.end() || found->second != &of) return;  // it was refused
+    claims_.erase(found);
+    wake = recount_locked();
+  }
+  if (wake) available_.notify_all();
+}
+
+event_queue::claim::claim(event_queue& queue, operation_id operation)
+    : queue_{queue}, operation_{operation}, fd_{eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)} {}
+
+event_queue::claim::~claim() {
+  queue_.end_claim(*this);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void event_queue::claim::end_locked() {
+  over_.store(true, std::memory_order_release);
+  if (thread_ == std::this_thread::get_id()) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(fd_, &one, sizeof one);
+  ended_.notify_one();
+}
+
+void event_queue::claim::wait_until(std::chrono::steady_clock::time_point until) {
+  std::unique_lock lock{queue_.mutex_};
+  ended_.wait_until(lock, until, [this] { return is_over(); });
+}
+
+std::optional<result<std::vector<event>>> event_queue::claim::take() {
+  const std::lock_guard lock{queue_.mutex_};
+  if (queue_.has_last_locked(operation_)) return queue_.take_all_locked(operation_);
+  if (queue_.closed_) return fail(*queue_.closed_);
+  return std::nullopt;
 }
 
 }  // namespace troupe::actors

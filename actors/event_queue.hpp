@@ -5,13 +5,17 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/operation_table.hpp"
+#include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
 
@@ -20,8 +24,14 @@ namespace troupe::actors {
 /// an operation stays open, and takes one of `limits.max_operations` places, until its last event is
 /// taken; of each there waits at most one event of every kind, and of layers one for each layer (or
 /// twice that before the next merging), since layer events of one operation merge while they wait.
+///
+/// Every event is taken once. Those of an operation that a thread waits for (`claim`) stay in their
+/// places, unseen by `take`, `wait` and the descriptor, until that thread takes them all or gives the
+/// claim up.
 class event_queue {
  public:
+  class claim;
+
   /// Tells `operations` when the last event of one is taken; it must outlive this.
   explicit event_queue(operation_table& operations);
   ~event_queue();
@@ -33,7 +43,14 @@ class event_queue {
   void push_last(event e);
   [[nodiscard]] std::vector<event> take(std::size_t max);
   [[nodiscard]] std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max);
+  /// `not_found`: no such operation is open, or `take` had its outcome; `already_exists`: another
+  /// thread waits for it.
+  [[nodiscard]] result<std::unique_ptr<claim>> claim_events(operation_id operation);
+  /// Nobody is left to end operations that have not ended: claims that still wait end with `why`. The
+  /// first reason stays. Events go on to be taken.
+  void close(troupe::error why);
   [[nodiscard]] int fd() const noexcept { return fd_; }
+  /// Of events that `take` may take.
   [[nodiscard]] bool empty() const noexcept { return size() == 0; }
   [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_acquire); }
 
@@ -59,7 +76,16 @@ class event_queue {
 
   void append(waiting_event e);
   [[nodiscard]] std::vector<event> take_locked(std::size_t max);
+  [[nodiscard]] std::vector<event> take_all_locked(operation_id operation);
+  void end_claim(claim& of);
+  void note_taken_locked(const waiting_event& taken, std::vector<operation_id>& ended);
+  /// Counts again what `take` may take, and makes the descriptor say so. True: wake who waits.
+  [[nodiscard]] bool recount_locked();
+  [[nodiscard]] std::size_t count_visible_locked() const;
+  [[nodiscard]] bool is_claimed_locked(operation_id operation) const;
+  [[nodiscard]] bool has_last_locked(operation_id operation) const;
   void signal_locked();
+  void drain_locked();
   void merge_layers_locked();
 
   operation_table& operations_;
@@ -67,11 +93,45 @@ class event_queue {
   std::condition_variable available_;
   std::deque<waiting_event> events_;
   std::size_t merge_at_;
-  std::atomic<std::size_t> count_{0};  ///< of `events_`
+  std::atomic<std::size_t> count_{0};  ///< of `events_` that are not claimed
+  std::unordered_map<operation_id, claim*> claims_;
+  /// Open ones whose outcome `take` had: nobody can wait for it any more.
+  std::unordered_set<operation_id> outcome_taken_;
+  std::optional<troupe::error> closed_;
   std::size_t waiting_{0};
   std::optional<std::thread::id> consumer_;
   int fd_{-1};
   bool signalled_{false};
+};
+
+/// The events of one operation, kept for the thread that waits for its end. Used by that thread.
+class event_queue::claim {
+ public:
+  claim(event_queue& queue, operation_id operation);
+  /// What was not taken may be taken by others.
+  ~claim();
+  claim(const claim&) = delete;
+  claim& operator=(const claim&) = delete;
+
+  /// Whether the last event is there, or will never be. Cheap.
+  [[nodiscard]] bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
+  void wait_until(std::chrono::steady_clock::time_point until);
+  /// Readable once it is over, where another thread found that.
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+  /// All events of the operation, oldest first. Empty: it goes on. An error: its end will not come.
+  [[nodiscard]] std::optional<result<std::vector<event>>> take();
+
+ private:
+  friend event_queue;
+
+  void end_locked();
+
+  event_queue& queue_;
+  const operation_id operation_;
+  const std::thread::id thread_{std::this_thread::get_id()};
+  const int fd_;
+  std::atomic<bool> over_{false};
+  std::condition_variable ended_;
 };
 
 }  // namespace troupe::actors

@@ -101,8 +101,12 @@ struct post_batch {
 struct fence_now {
   transfer_id transfer;
 };
-/// node -> link: the node stops, or the peer was restarted.
+/// node -> link: this node takes part no more; the link ends at once.
 struct close_link {
+  troupe::error why;
+};
+/// node -> link: the node stops in good order; the link ends once the peer knows.
+struct leave_link {
   troupe::error why;
 };
 /// node -> link: the peer's process has left or is down; what it said before still counts.
@@ -128,8 +132,8 @@ struct look_for_room {};
 struct feel_pulse {};
 
 struct link_command {
-  std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, peer_left,
-               last_look, dial_again, look_for_dialler, look_for_room, feel_pulse>
+  std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, leave_link,
+               peer_left, last_look, dial_again, look_for_dialler, look_for_room, feel_pulse>
       what;
 };
 

@@ -36,7 +36,7 @@ void carry_out(self_pointer self, stop_node&) {
                st.context->self.incarnation);
   }
   for (const auto& [id, link] : st.links) {
-    tell(link.actor, link_command{close_link{{errc::aborted, "the node stops"}}});
+    tell(link.actor, link_command{leave_link{{errc::aborted, "the node stops"}}});
   }
   for (auto& [id, call] : st.calls) {
     call.promise.deliver(

@@ -151,7 +151,8 @@ struct node_context {
   std::vector<region_id> regions;                       ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
   std::optional<std::uint32_t> cache_gpu;  ///< whose memory the cache is in; empty: the host's
-  bool polled{false};  ///< progress is made while the engine polls, by no thread of ours
+  std::string cache_memory;  ///< what it is made of, for people; empty: not of the host
+  bool polled{false};        ///< progress is made while the engine polls, by no thread of ours
   std::unique_ptr<cache_pool> pool;  ///< null: the engine allocates its blocks itself
   std::shared_ptr<value_store> values;
   operation_table operations;

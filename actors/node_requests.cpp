@@ -163,6 +163,9 @@ void carry_out(self_pointer self, start_place& order) {
             if (where.failed != 0) {
               auto why = refusal(where);
               failed(why.code, std::move(why.message));
+            } else if (auto wrong = wrong_mode(where)) {
+              give_back_placement(self, where.request);
+              failed(wrong->code, std::move(wrong->message));
             } else if (context->operations.end(operation)) {
               context->events.push_last({operation, event_placed{std::move(where)}});
             } else {

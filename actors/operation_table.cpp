@@ -13,12 +13,11 @@ std::string operation_table::key_of(const entry& what) {
 result<operation_id> operation_table::begin(entry what) {
   const std::lock_guard lock{mutex_};
   if (closed_) return fail(errc::aborted, "the node was stopped");
-  if (open_ >= bound_) {
+  if (live_.size() + ended_.size() >= bound_) {
     return fail(errc::overloaded,
                 std::to_string(bound_) +
                     " operations are open at this node, which is limits.max_operations: " +
-                    std::to_string(live_.size()) + " are live, " +
-                    std::to_string(open_ - std::min<std::size_t>(open_, live_.size())) +
+                    std::to_string(live_.size()) + " are live, " + std::to_string(ended_.size()) +
                     " have ended but not had their last event taken; take events with `wait` or "
                     "`take`, or raise the limit");
   }
@@ -28,7 +27,6 @@ result<operation_id> operation_table::begin(entry what) {
     return fail(errc::already_exists, "request `" + what.request + "` is live here already");
   }
   ++next_;
-  ++open_;
   live_.emplace(id, std::move(what));
   return id;
 }
@@ -61,17 +59,23 @@ bool operation_table::end(operation_id id) {
   if (found == live_.end()) return false;
   if (const auto key = key_of(found->second); !key.empty()) by_request_.erase(key);
   live_.erase(found);
+  ended_.insert(id);
   return true;
 }
 
-void operation_table::last_event_taken(std::size_t operations) {
+void operation_table::last_event_taken(const std::vector<operation_id>& operations) {
   const std::lock_guard lock{mutex_};
-  open_ -= std::min(open_, operations);
+  for (const auto id : operations) ended_.erase(id);
+}
+
+bool operation_table::is_open(operation_id id) const {
+  const std::lock_guard lock{mutex_};
+  return live_.contains(id) || ended_.contains(id);
 }
 
 std::size_t operation_table::open() const {
   const std::lock_guard lock{mutex_};
-  return open_;
+  return live_.size() + ended_.size();
 }
 
 std::vector<operation_id> operation_table::close() {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "troupe/actors/engine.hpp"
@@ -37,8 +38,10 @@ class operation_table {
   [[nodiscard]] result<void> seal(operation_id id);
   /// True: it was live and is not any more; the caller may tell the outcome. False: told already.
   bool end(operation_id id);
-  /// The engine has taken the last event of so many operations: they are open no more.
-  void last_event_taken(std::size_t operations);
+  /// The engine has taken the last event of these: they are open no more.
+  void last_event_taken(const std::vector<operation_id>& operations);
+  /// Whether it is live, or has ended and its last event was not taken.
+  [[nodiscard]] bool is_open(operation_id id) const;
   [[nodiscard]] std::size_t open() const;
   /// Nothing begins any more. What is still live, for its outcome.
   [[nodiscard]] std::vector<operation_id> close();
@@ -49,9 +52,9 @@ class operation_table {
   mutable std::mutex mutex_;
   std::uint64_t next_{1};
   std::uint32_t bound_;
-  std::size_t open_{0};
   bool closed_{false};
   std::unordered_map<operation_id, entry> live_;
+  std::unordered_set<operation_id> ended_;  ///< but not had their last event taken
   std::unordered_map<std::string, operation_id> by_request_;
 };
 

@@ -94,6 +94,7 @@ pool_manager_actor::behavior_type pool_manager(
         const auto& node = *self->state.context;
         pool_report report;
         report.device = node.cache_gpu ? "gpu:" + std::to_string(*node.cache_gpu) : "cpu";
+        report.memory = node.cache_memory;
         if (node.layout) {
           report.block_bytes = kvcache::bytes_per_block(*node.layout);
           report.blocks_total = node.layout->blocks;

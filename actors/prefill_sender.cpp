@@ -1,8 +1,9 @@
 #include "troupe/actors/prefill_sender.hpp"
 
-#include <algorithm>
 #include <string>
 #include <utility>
+
+#include "troupe/kvcache/block_list.hpp"
 
 namespace troupe::actors {
 
@@ -78,9 +79,8 @@ result<void> adopt_destination(session_basis& basis, transfer_request& request) 
       !adopted) {
     return adopted;
   }
-  auto blocks = basis.remote_blocks;
-  std::ranges::sort(blocks);
-  if (const auto twice = std::ranges::adjacent_find(blocks); twice != blocks.end()) {
+  // Here as well as for each plan: tokens that two chunks bring are in two plans.
+  if (const auto twice = kvcache::repeated_block(basis.remote_blocks)) {
     return fail(errc::out_of_range, basis.link.peer + " names block " +
                                         std::to_string(twice->value) +
                                         " twice; each block of a request is another");

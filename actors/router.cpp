@@ -216,7 +216,7 @@ placement router::answer(const placement_request& request, const former_attempt&
   out.epoch = epoch_;
   out.attempt = number;
   out.same_source = same_source ? 1 : 0;
-  out.mode = options_.edges[where.edge].mode;
+  out.mode = options_.edges[where.edge].mode.value_or(transfer_mode::write);
   out.prefill = stages_[from].ranks(where.from);
   out.decode = stages_[to].ranks(where.to);
   return out;

@@ -41,6 +41,7 @@
 #include "troupe/actors/cluster_messages.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/stage_router.hpp"
+#include "troupe/config/transfer_mode.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
@@ -48,7 +49,7 @@ namespace troupe::actors {
 struct router_edge {
   std::string from;
   std::string to;
-  std::string mode;  ///< `write` or `read`; empty where only keyed put and get go along
+  std::optional<transfer_mode> mode{};  ///< none: only keyed put and get go along
 };
 
 struct router_options {

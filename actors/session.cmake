@@ -9,8 +9,12 @@ set_target_properties(troupe_session PROPERTIES EXPORT_NAME session)
 set(session_root "${PROJECT_BINARY_DIR}/include/actors")
 file(MAKE_DIRECTORY "${session_root}/troupe")
 file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${session_root}/troupe/actors" SYMBOLIC)
+# Of config/ it uses the modes of a transfer, a header alone, which is there without yaml-cpp too.
+set(session_config_root "${PROJECT_BINARY_DIR}/include/config")
+file(MAKE_DIRECTORY "${session_config_root}/troupe")
+file(CREATE_LINK "${PROJECT_SOURCE_DIR}/config" "${session_config_root}/troupe/config" SYMBOLIC)
 target_include_directories(troupe_session PUBLIC "$<BUILD_INTERFACE:${session_root}>"
-                           "$<INSTALL_INTERFACE:include>")
+                           "$<BUILD_INTERFACE:${session_config_root}>" "$<INSTALL_INTERFACE:include>")
 target_compile_features(troupe_session PUBLIC cxx_std_20)
 target_link_libraries(troupe_session PUBLIC troupe::kvcache troupe::transport)
 troupe_compile_settings(troupe_session)

@@ -27,7 +27,7 @@ concept is = std::same_as<std::remove_const_t<M>, Struct>;
 
 /// Enums of the wire: the numbers that are in range.
 constexpr bool in_range(transfer_mode, std::uint8_t n) {
-  return n == 1 || n == 2;
+  return is_transfer_mode(n);
 }
 constexpr bool in_range(transport::access, std::uint8_t n) {
   return n >= 1 && n <= 3;

@@ -28,6 +28,7 @@
 #include <variant>
 #include <vector>
 
+#include "troupe/config/transfer_mode.hpp"
 #include "troupe/kvcache/block_list.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -37,10 +38,7 @@ namespace troupe::actors {
 
 inline constexpr std::uint16_t session_version = 4;
 
-enum class transfer_mode : std::uint8_t {
-  write = 1,  ///< the prefill side pushes each layer as it is computed
-  read = 2,   ///< the decode side pulls when the prefill side says that the blocks are ready
-};
+using troupe::transfer_mode;
 
 /// Layers [layer_begin, layer_end) at token positions [token_begin, token_end) of a request.
 struct cache_slice {

@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/kvcache/block_list.hpp"
 
 namespace troupe::actors {
 
@@ -16,14 +17,6 @@ constexpr std::uint64_t bytes_per_batch = 8u << 20;
 
 double in_milliseconds(time_point from, time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
-}
-
-/// How many blocks the tokens that move are in.
-std::uint64_t blocks_of_tokens(const session_basis& basis) {
-  const auto& tokens = basis.tokens;
-  if (tokens.begin >= tokens.end) return 0;
-  const auto size = basis.geometry->block_tokens();
-  return (tokens.end - 1) / size - tokens.begin / size + 1;
 }
 
 result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan,
@@ -51,8 +44,9 @@ result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan
 result<void> adopt_remote(session_basis& basis, std::span<const kvcache::block_run> blocks,
                           std::span<const std::uint32_t> state_slots,
                           std::vector<transport::remote_grant> grants) {
-  const auto first = basis.tokens.begin / basis.geometry->block_tokens();
-  const auto needed = blocks_of_tokens(basis);
+  const auto block_tokens = basis.geometry->block_tokens();
+  const auto first = basis.tokens.begin / block_tokens;
+  const auto needed = kvcache::blocks_in(basis.tokens, block_tokens);
   // Before anything is made of them: a few bytes can name any number.
   if (const auto named = kvcache::count_blocks(blocks); named != needed) {
     return fail(errc::out_of_range, basis.link.peer + " names " + std::to_string(named) +
@@ -84,8 +78,9 @@ result<void> adopt_remote(session_basis& basis, std::span<const kvcache::block_r
 
 std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis) {
   const std::span all{basis.local_blocks};
-  const auto first = std::min(basis.tokens.begin / basis.geometry->block_tokens(), all.size());
-  const auto count = std::min(blocks_of_tokens(basis), all.size() - first);
+  const auto block_tokens = basis.geometry->block_tokens();
+  const auto first = std::min(basis.tokens.begin / block_tokens, all.size());
+  const auto count = std::min(kvcache::blocks_in(basis.tokens, block_tokens), all.size() - first);
   return kvcache::runs_of(all.subspan(first, count));
 }
 

@@ -45,8 +45,7 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
     out.routes.policies[stage.name] = policy_of(stage.policy);
   }
   for (const config::edge_config& edge : deployment.edges) {
-    const auto mode = edge.mode ? std::string{to_string(*edge.mode)} : std::string{};
-    out.routes.edges.push_back({edge.from, edge.to, mode});
+    out.routes.edges.push_back({edge.from, edge.to, edge.mode});
   }
   out.routes.max_waiting = deployment.limits.max_waiting;
   out.routes.retry_budget = deployment.limits.retry_budget;

@@ -49,9 +49,6 @@ std::optional<backend_kind> backend_of(std::string_view word) noexcept {
   }
   return std::nullopt;
 }
-std::string_view to_string(transfer_mode value) noexcept {
-  return word_of(value);
-}
 std::string_view to_string(restart_policy value) noexcept {
   return word_of(value);
 }

@@ -123,6 +123,8 @@
 #include <string_view>
 #include <vector>
 
+#include "troupe/config/transfer_mode.hpp"
+
 namespace troupe::config {
 
 inline constexpr std::size_t max_nodes = 1024;  ///< of a deployment, the supervisor among them
@@ -136,7 +138,7 @@ enum class pool_full : std::uint8_t { wait, fail };
 /// What runs in a `troupe node` process of a stage. `external`: such a process is the user's own.
 enum class engine_kind : std::uint8_t { none, reference, external };
 enum class backend_kind : std::uint8_t { automatic, shm, tcp, rdma, xgmi };
-enum class transfer_mode : std::uint8_t { write, read };
+using troupe::transfer_mode;
 /// Whether `troupe up` starts a node's process again when it ends by itself.
 enum class restart_policy : std::uint8_t { never, on_failure };
 /// Whether something that not every device has is used: where it is there, or nowhere.
@@ -158,7 +160,6 @@ enum class block_inner : std::uint8_t { token_major, head_major };
 /// The words that `transport.backend` may have, "auto" first.
 [[nodiscard]] std::vector<std::string> backend_words();
 [[nodiscard]] std::optional<backend_kind> backend_of(std::string_view word) noexcept;
-[[nodiscard]] std::string_view to_string(transfer_mode value) noexcept;
 [[nodiscard]] std::string_view to_string(restart_policy value) noexcept;
 [[nodiscard]] std::string_view to_string(feature_use value) noexcept;
 [[nodiscard]] std::string_view to_string(security_mode value) noexcept;

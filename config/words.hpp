@@ -46,7 +46,8 @@ struct words<backend_kind> {
 template <>
 struct words<transfer_mode> {
   static constexpr std::array<std::pair<transfer_mode, std::string_view>, 2> all{
-      {{transfer_mode::write, "write"}, {transfer_mode::read, "read"}}};
+      {{transfer_mode::write, troupe::to_string(transfer_mode::write)},
+       {transfer_mode::read, troupe::to_string(transfer_mode::read)}}};
 };
 template <>
 struct words<restart_policy> {

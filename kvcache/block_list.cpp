@@ -1,5 +1,7 @@
 #include "troupe/kvcache/block_list.hpp"
 
+#include <algorithm>
+#include <functional>
 #include <limits>
 
 namespace troupe::kvcache {
@@ -33,6 +35,16 @@ std::vector<block_id> blocks_of(std::span<const block_run> runs) {
     for (std::uint32_t i = 0; i < run.count; ++i) blocks.push_back({run.begin.value + i});
   }
   return blocks;
+}
+
+std::optional<block_id> repeated_block(std::span<const block_id> blocks) {
+  // Most lists name what a fresh pool gave out: in order.
+  if (std::ranges::adjacent_find(blocks, std::greater_equal{}) == blocks.end()) return std::nullopt;
+  std::vector<block_id> sorted{blocks.begin(), blocks.end()};
+  std::ranges::sort(sorted);
+  const auto twice = std::ranges::adjacent_find(sorted);
+  if (twice == sorted.end()) return std::nullopt;
+  return *twice;
 }
 
 }  // namespace troupe::kvcache

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,13 @@ struct token_range {
   std::uint64_t end{0};
   friend bool operator==(const token_range&, const token_range&) = default;
 };
+
+/// How many blocks of `block_tokens` tokens these positions are in; 0: no position is among them.
+[[nodiscard]] constexpr std::uint64_t blocks_in(token_range tokens,
+                                                std::uint64_t block_tokens) noexcept {
+  if (tokens.begin >= tokens.end) return 0;
+  return (tokens.end - 1) / block_tokens - tokens.begin / block_tokens + 1;
+}
 
 /// Blocks of a request in the order of its tokens, from number `first` on: entry i holds the tokens
 /// [(first + i) * block_tokens, (first + i + 1) * block_tokens). Does not own them.
@@ -52,5 +60,8 @@ struct block_run {
 /// The reverse of `runs_of`. A run of a few bytes can name any number of blocks: look at their count
 /// first.
 [[nodiscard]] std::vector<block_id> blocks_of(std::span<const block_run> runs);
+
+/// A block that is named more than once, if any is.
+[[nodiscard]] std::optional<block_id> repeated_block(std::span<const block_id> blocks);
 
 }  // namespace troupe::kvcache

@@ -1,7 +1,6 @@
 #include "troupe/kvcache/byte_set.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <string>
 #include <utility>

@@ -108,9 +108,10 @@ result<void> cache_map::prepared::check(token_range tokens, const block_list& li
     return fail(errc::out_of_range, "tokens from " + std::to_string(tokens.begin) + " to " +
                                         std::to_string(tokens.end) + " end before they begin");
   }
-  if (tokens.begin == tokens.end) return {};
+  const auto count = blocks_in(tokens, block_tokens);
+  if (count == 0) return {};
   const auto first = tokens.begin / block_tokens;
-  const auto last = (tokens.end - 1) / block_tokens;
+  const auto last = first + count - 1;
   if (first < list.first || last >= list.end()) {
     return fail(errc::out_of_range,
                 "tokens " + std::to_string(tokens.begin) + " to " + std::to_string(tokens.end) +
@@ -130,7 +131,7 @@ result<void> cache_map::prepared::check(token_range tokens, const block_list& li
 void cache_map::prepared::append(std::vector<std::vector<extent>>& out, block_id block,
                                  std::uint64_t first_token, std::uint64_t tokens) const {
   for (const auto& p : planes) {
-    const auto at = p.base + block.value * p.block_stride + first_token * p.token_stride;
+    const auto at = p.offset_of(block, static_cast<std::uint32_t>(first_token), 0);
     each_run(tokens_of(p, tokens), at, [&](std::uint64_t offset, std::uint64_t length) {
       out[p.region].push_back({offset, length, 0, 1});
     });

@@ -307,6 +307,33 @@ std::vector<std::uint64_t> region_sizes(const cache_layout& layout) {
   return sizes;
 }
 
+result<region_bytes> locate(const cache_layout& layout, std::span<const block_id> blocks,
+                            const cache_place& place) {
+  const auto missing = [](const std::string& what, std::uint64_t number, std::uint64_t count) {
+    return fail(errc::out_of_range,
+                what + " " + std::to_string(number) + " of " + std::to_string(count));
+  };
+  if (place.layer >= layout.layers.size())
+    return missing("layer", place.layer, layout.layers.size());
+  const auto& planes = layout.layers[place.layer].planes;
+  if (place.plane >= planes.size()) {
+    return missing("layer " + std::to_string(place.layer) + ": plane", place.plane, planes.size());
+  }
+  const auto& plane = planes[place.plane];
+  if (place.head >= plane.heads) {
+    return missing("layer " + std::to_string(place.layer) + ": head", place.head, plane.heads);
+  }
+  const auto number = place.token / layout.block_tokens;
+  if (number >= blocks.size()) {
+    return missing("token", place.token, std::uint64_t{layout.block_tokens} * blocks.size());
+  }
+  if (blocks[number].value >= layout.blocks)
+    return missing("block", blocks[number].value, layout.blocks);
+  return region_bytes{
+      plane.region, plane.offset_of(blocks[number], place.token % layout.block_tokens, place.head),
+      plane.head_bytes};
+}
+
 result<void> check_compatible(const cache_layout& local, const cache_layout& remote) {
   if (local.dtype != remote.dtype) {
     return mismatch("dtype", quoted(local.dtype), quoted(remote.dtype));

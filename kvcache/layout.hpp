@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::kvcache {
@@ -70,6 +71,13 @@ struct plane {
   std::uint64_t head_stride{0};
   std::uint64_t head_bytes{0};  ///< head_dim * element size, contiguous
 
+  /// `at`, in bytes from the begin of the region. `token` is counted within the block, `head` among
+  /// those of this rank. Checks nothing: for kernels and inner loops; `locate` checks.
+  [[nodiscard]] constexpr std::uint64_t offset_of(block_id block, std::uint32_t token,
+                                                  std::uint32_t head) const noexcept {
+    return base + block.value * block_stride + token * token_stride + head * head_stride;
+  }
+
   friend bool operator==(const plane&, const plane&) = default;
 };
 
@@ -131,6 +139,31 @@ struct cache_layout {
 [[nodiscard]] result<void> validate(const cache_layout& layout,
                                     std::span<const std::uint64_t> region_sizes);
 
+/// One head of K, of V or of the latent at one token of a request.
+struct cache_place {
+  std::uint32_t layer{0};
+  std::uint32_t plane{
+      0};  ///< of the layer's `planes`. attention: 0 is K, 1 is V; mla: 0, the latent
+  std::uint32_t token{0};  ///< of the request, from 0
+  std::uint32_t head{0};   ///< of those that this rank holds, from 0; the model's: `head_range`
+};
+
+/// Contiguous bytes of one region of a layout.
+struct region_bytes {
+  std::uint32_t region{0};
+  std::uint64_t offset{0};  ///< bytes from the begin of the region
+  std::uint64_t length{0};  ///< bytes
+
+  friend bool operator==(const region_bytes&, const region_bytes&) = default;
+};
+
+/// Where it lies, for a request whose token t is token t % block_tokens of block
+/// `blocks[t / block_tokens]`: `head_dim` elements. The layout must have passed `check`.
+/// `out_of_range` naming what is not there. O(1).
+[[nodiscard]] result<region_bytes> locate(const cache_layout& layout,
+                                          std::span<const block_id> blocks,
+                                          const cache_place& place);
+
 /// Bytes of one block over all layers that this rank holds (its share of heads, K and V, padding
 /// not counted). The layout must have passed `check`.
 [[nodiscard]] std::uint64_t bytes_per_block(const cache_layout& layout) noexcept;
@@ -175,7 +208,7 @@ struct arrangement {
 
 /// What `make_layout` needs to know of the model and the rank.
 struct cache_shape {
-  std::vector<layer_shape> layers;
+  std::vector<layer_shape> layers{};
   std::string dtype{"bf16"};
   std::uint32_t element_size{0};  ///< 0: the size that `dtype_size(dtype)` knows
   std::uint32_t block_tokens{16};
@@ -188,7 +221,7 @@ struct cache_shape {
     std::uint64_t bytes{0};  ///< of one request on one rank
     state_sharding sharding{state_sharding::replicated};
   };
-  std::vector<state> states;
+  std::vector<state> states{};
   std::uint32_t state_slots{0};  ///< requests that can have a state at once
 };
 

@@ -33,7 +33,7 @@ config::deployment deployment(const recovery_options& options, std::uint16_t por
            "    pool: {device: cpu, size: " + options.pool +
            "}\n    transport: {backend: " + options.backend + "}\n";
   };
-  const std::string mode = options.mode == actors::transfer_mode::write ? "write" : "read";
+  const std::string mode{to_string(options.mode)};
   const auto text =
       "cluster: recovery\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
       "}\nsecurity: {mode: none}\nmodel: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, "

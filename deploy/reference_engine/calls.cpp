@@ -129,11 +129,22 @@ result<prefill_reply> prefill_reply_from(std::span<const std::uint8_t> bytes) {
   });
 }
 
+decode_call decode_at(const actors::placement& where) {
+  decode_call call;
+  call.request = where.request;
+  for (const auto& node : where.prefill) call.sources.push_back(node.name);
+  for (const auto& node : where.decode) call.replica.push_back(node.name);
+  call.mode = where.mode;
+  call.placed_by = where.supervisor_incarnation;
+  call.placed_at = where.epoch;
+  return call;
+}
+
 payload to_json(const decode_call& call) {
   return bytes_of({{"request", call.request},
                    {"sources", call.sources},
                    {"replica", call.replica},
-                   {"mode", call.mode},
+                   {"mode", std::string{to_string(call.mode)}},
                    {"prompt", call.prompt},
                    {"max_tokens", call.max_tokens},
                    {"sampling", to_value(call.how)},
@@ -144,11 +155,12 @@ payload to_json(const decode_call& call) {
 }
 
 result<decode_call> decode_call_from(std::span<const std::uint8_t> bytes) {
-  auto call = parse<decode_call>("decode", bytes, [](const json& value, decode_call& into) {
+  std::string mode{to_string(transfer_mode::write)};
+  auto call = parse<decode_call>("decode", bytes, [&mode](const json& value, decode_call& into) {
     take(value, "request", into.request);
     take(value, "sources", into.sources);
     take(value, "replica", into.replica);
-    take(value, "mode", into.mode);
+    take(value, "mode", mode);
     take(value, "prompt", into.prompt);
     take(value, "max_tokens", into.max_tokens);
     take(value, "sampling", into.how);
@@ -159,8 +171,10 @@ result<decode_call> decode_call_from(std::span<const std::uint8_t> bytes) {
   });
   if (!call) return call;
   if (auto ok = check_request("decode", call->request, call->prompt); !ok) return fail(ok.error());
-  if (call->mode != "write" && call->mode != "read")
-    return fail(errc::invalid_config, "decode: `mode` must be write or read, found " + call->mode);
+  const auto known = transfer_mode_of(mode);
+  if (!known)
+    return fail(errc::invalid_config, "decode: `mode` must be write or read, found " + mode);
+  call->mode = *known;
   if (call->sources.empty())
     return fail(errc::invalid_config, "decode: `sources` must name the nodes of a prefill replica");
   if (call->max_tokens == 0 || call->max_tokens > max_new_tokens)

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/config/transfer_mode.hpp"
 #include "troupe/deploy/reference_engine/generation.hpp"
 #include "troupe/kvcache/result.hpp"
 
@@ -43,13 +45,13 @@ struct prefill_reply {
   std::int64_t started_ns{0}, computed_ns{0}, done_ns{0};
 };
 
-/// Take the cache from `sources` and continue the text.
+/// Take the cache from `sources` and continue the text. `decode_at` makes it of a placement.
 struct decode_call {
   std::string request;
   std::vector<std::string> sources;  ///< nodes of the prefill replica, in rank order
   std::vector<std::string>
-      replica;                ///< nodes of this replica, in rank order; may be empty with one rank
-  std::string mode{"write"};  ///< write, read
+      replica;  ///< nodes of this replica, in rank order; may be empty with one rank
+  transfer_mode mode{transfer_mode::write};
   std::vector<token> prompt;
   std::uint32_t max_tokens{1};  ///< of the text, the prefill's first token among them
   sampling how;
@@ -57,6 +59,8 @@ struct decode_call {
   std::uint32_t deadline_ms{0};
   std::uint64_t placed_by{0}, placed_at{0};  ///< of the placement, if there was one: by whom, when
 };
+/// The call of a placed request, all but its text: id, nodes, mode, and by whom and when it was placed.
+[[nodiscard]] decode_call decode_at(const actors::placement& where);
 struct decode_reply {
   generation text;         ///< empty from ranks other than 0, which hand their heads to rank 0
   std::uint64_t bytes{0};  ///< that arrived at this rank

@@ -22,17 +22,12 @@ actors::carried_request carried_text(const text_order& what) {
     return actors::call_request{"prefill", to_json(call), 0};
   };
   request.decode = [order](const actors::carried_attempt& now, const actors::node_info&) {
-    decode_call call;
+    auto call = decode_at(now.where);
     call.request = now.source;
-    for (const auto& node : now.where.prefill) call.sources.push_back(node.name);
-    for (const auto& node : now.where.decode) call.replica.push_back(node.name);
-    call.mode = now.where.mode;
     call.prompt = order->prompt;
     call.max_tokens = order->max_tokens;
     call.how = order->how;
     call.deadline_ms = static_cast<std::uint32_t>(now.left.count());
-    call.placed_by = now.where.supervisor_incarnation;
-    call.placed_at = now.where.epoch;
     return actors::call_request{"decode", to_json(call), 0};
   };
   request.abort = [](const actors::carried_attempt& now, const actors::node_info&) {

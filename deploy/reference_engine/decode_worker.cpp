@@ -162,8 +162,7 @@ class decode_worker final : public worker {
     receive_spec spec;
     spec.request = request.what.request;
     spec.sources = request.what.sources;
-    spec.mode =
-        request.what.mode == "read" ? actors::transfer_mode::read : actors::transfer_mode::write;
+    spec.mode = request.what.mode;
     spec.tokens = request.prompt_tokens();
     spec.prefix_tokens = request.times.prefix_tokens;
     spec.blocks = request.blocks.ids();  // none: the pool gives them when our turn has come

@@ -80,9 +80,8 @@ kvcache::head_span paged_cache::heads(std::uint32_t layer) const noexcept {
 std::byte* paged_cache::at(const kvcache::plane& plane, std::uint32_t local_head,
                            std::uint32_t token) const noexcept {
   const std::uint32_t block_tokens = layout().block_tokens;
-  const std::uint64_t offset =
-      plane.base + blocks_[token / block_tokens].value * plane.block_stride +
-      token % block_tokens * plane.token_stride + local_head * plane.head_stride;
+  const auto offset =
+      plane.offset_of(blocks_[token / block_tokens], token % block_tokens, local_head);
   return memory_->region(plane.region).data() + offset;
 }
 

@@ -80,24 +80,11 @@ class inbox {
   bool closed_{false};
 };
 
-/// The regions of a cache that the engine brings itself.
-struct own_memory {
-  std::vector<std::vector<std::byte>> bytes;
-  std::vector<std::span<std::byte>> spans;
-
-  explicit own_memory(const kvcache::cache_layout& layout) {
-    for (const auto size : kvcache::region_sizes(layout)) bytes.emplace_back(size);
-    for (auto& region : bytes) spans.emplace_back(region);
-  }
-};
-
 class reference_engine_impl final : public reference_engine {
  public:
-  reference_engine_impl(std::unique_ptr<own_memory> memory, std::shared_ptr<inbox> calls,
-                        std::unique_ptr<troupe::engine> node, worker_context context,
-                        config::role role)
-      : memory_{std::move(memory)},
-        inbox_{std::move(calls)},
+  reference_engine_impl(std::shared_ptr<inbox> calls, std::unique_ptr<troupe::engine> node,
+                        worker_context context, config::role role)
+      : inbox_{std::move(calls)},
         node_{std::move(node)},
         context_{std::move(context)},
         role_{role},
@@ -183,7 +170,6 @@ class reference_engine_impl final : public reference_engine {
     (void)::poll(fds.data(), fds.size(), static_cast<int>(wait.count()));
   }
 
-  std::unique_ptr<own_memory> memory_;  // outlives the node, which moves bytes in it
   std::shared_ptr<inbox> inbox_;
   std::unique_ptr<troupe::engine> node_;
   worker_context context_;
@@ -236,21 +222,19 @@ result<std::unique_ptr<reference_engine>> reference_engine::start(
   auto calls = std::make_shared<inbox>();
   engine_options below;
   below.on_call = [calls](call what) { calls->push(std::move(what)); };
-  std::unique_ptr<own_memory> memory;
   if (options.layout) {
-    if (auto ok = kvcache::check(*options.layout); !ok) return fail(ok.error());
-    memory = std::make_unique<own_memory>(*options.layout);
     below.layout = options.layout;
-    below.regions = memory->spans;
+    below.allocate.emplace();  // huge pages where there are some, on any NUMA node
   }
   auto node = options.claim != nullptr
                   ? actors::start_claimed(deployment, *options.claim, std::move(below))
                   : engine::start(deployment, name, std::move(below));
   if (!node) return fail(node.error());
-  auto context = make_context(**node, name, deployment, options.model_seed, memory != nullptr);
+  auto context =
+      make_context(**node, name, deployment, options.model_seed, options.layout.has_value());
   if (!context) return fail(context.error());
   return std::unique_ptr<reference_engine>{new reference_engine_impl{
-      std::move(memory), std::move(calls), std::move(*node), std::move(*context), self->role}};
+      std::move(calls), std::move(*node), std::move(*context), self->role}};
 }
 
 }  // namespace troupe::reference

@@ -174,7 +174,7 @@ class decode_job final : public job {
     receive_spec spec;
     spec.request = request_;
     spec.sources = {order_.source};
-    spec.mode = order_.mode == "read" ? actors::transfer_mode::read : actors::transfer_mode::write;
+    spec.mode = transfer_mode_of(order_.mode).value_or(transfer_mode::write);
     spec.tokens = order_.tokens;
     spec.deadline = order_.deadline;
     spec.fail_when_full = order_.fail_when_full;

@@ -173,8 +173,8 @@ result<void> load::attempt(const request& r, const actors::placement& where) {
   }
   auto taken =
       call(decode, "decode",
-           encode(decode_order{transfer, prefill.name, where.mode, r.tokens, r.seed, deadline,
-                               r.use, where.supervisor_incarnation, where.epoch}),
+           encode(decode_order{transfer, prefill.name, std::string{to_string(where.mode)}, r.tokens,
+                               r.seed, deadline, r.use, where.supervisor_incarnation, where.epoch}),
            deadline + milliseconds{500});
   // Half of them tell the prefill node; the others leave it to its own deadline.
   if (!taken && r.seed % 2 == 0) (void)call(prefill, "abort", name, milliseconds{200});

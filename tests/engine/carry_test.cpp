@@ -122,16 +122,11 @@ struct carried : ::testing::Test {
     return {source, a_prompt(prompt_tokens, 1), 16, sampled, 0, 0};
   }
   decode_call decode_of(const std::string& source, const actors::placement& where) const {
-    decode_call what;
+    auto what = decode_at(where);
     what.request = source;
-    for (const auto& node : where.prefill) what.sources.push_back(node.name);
-    for (const auto& node : where.decode) what.replica.push_back(node.name);
-    what.mode = where.mode;
     what.prompt = a_prompt(prompt_tokens, 1);
     what.max_tokens = 4;
     what.how = sampled;
-    what.placed_by = where.supervisor_incarnation;
-    what.placed_at = where.epoch;
     return what;
   }
   actors::carried_request request(const std::string& id) {

@@ -45,7 +45,7 @@ class engines {
     call.request = what.id;
     call.sources = nodes.prefill();
     call.replica = nodes.decode();
-    call.mode = what.mode;
+    call.mode = transfer_mode_of(what.mode).value();
     call.prompt = a_prompt(what.tokens, what.prompt_seed);
     call.max_tokens = what.max_tokens;
     call.how = sampled;

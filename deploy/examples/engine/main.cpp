@@ -1,5 +1,6 @@
-/// The smallest engine there is: what a process does that embeds Troupe. It stands for an inference
-/// engine of yours; where one would run a kernel, this one writes or compares a pattern.
+/// What a process does that embeds Troupe and leaves the memory of the cache to it (`pair.cpp` brings
+/// its own, and is shorter). It stands for an inference engine of yours; where one would run a kernel,
+/// this one writes or compares a pattern.
 ///
 ///     example_engine deployment.yaml prefill-0 [SUPERVISOR_PORT]
 ///     example_engine deployment.yaml decode-0 [SUPERVISOR_PORT]
@@ -28,20 +29,17 @@ std::byte value_of(std::uint32_t layer, std::uint32_t token) {
   return static_cast<std::byte>(layer * 31 + token * 7 + 1);
 }
 
-/// Calls `visit(bytes, layer, token)` for each head of K and V of a layer: where things lie in the
-/// regions is arithmetic on the layout.
+/// Calls `visit(bytes, layer, token)` for each head of K and V of a layer.
 template <class Visit>
 void for_each_head(troupe::engine& node, const std::vector<troupe::block_id>& blocks,
                    std::uint32_t layer, std::uint32_t tokens, Visit visit) {
-  const auto& layout = node.layout();
-  for (const auto& plane : layout.layers[layer].planes) {
-    const auto memory = node.region(plane.region);
-    if (!memory) return;
+  const auto& planes = node.layout().layers[layer].planes;
+  for (std::uint32_t plane = 0; plane < planes.size(); ++plane) {
     for (std::uint32_t token = 0; token < tokens; ++token) {
-      const auto at = plane.base + blocks[token / layout.block_tokens].value * plane.block_stride +
-                      token % layout.block_tokens * plane.token_stride;
-      for (std::uint32_t head = 0; head < plane.heads; ++head) {
-        visit(memory->subspan(at + head * plane.head_stride, plane.head_bytes), layer, token);
+      for (std::uint32_t head = 0; head < planes[plane].heads; ++head) {
+        const auto at =
+            troupe::kvcache::locate(node.layout(), blocks, {layer, plane, token, head}).value();
+        visit(node.region(at.region).value().subspan(at.offset, at.length), layer, token);
       }
     }
   }
@@ -64,20 +62,6 @@ bool layer_is_right(troupe::engine& node, const std::vector<troupe::block_id>& b
 }
 
 // [readme: integration]
-/// Waits for the one outcome of an operation. It comes within the operation's deadline.
-troupe::result<troupe::event_done> outcome_of(troupe::engine& node, troupe::operation_id operation,
-                                              auto on_other_event) {
-  for (;;) {
-    for (auto& event : node.wait(1s)) {  // or put node.event_fd() into your poll loop, and take()
-      if (event.operation != operation) continue;
-      if (auto* done = std::get_if<troupe::event_done>(&event.what)) return std::move(*done);
-      if (auto* failed = std::get_if<troupe::event_failed>(&event.what))
-        return troupe::fail(failed->why);
-      on_other_event(event);
-    }
-  }
-}
-
 /// Computes the cache of a request layer by layer and hands it to whichever decode engine asks.
 troupe::result<std::uint64_t> prefill(troupe::engine& node, const std::string& request,
                                       std::uint32_t tokens) {
@@ -90,14 +74,16 @@ troupe::result<std::uint64_t> prefill(troupe::engine& node, const std::string& r
   const auto send = node.send(what);
   if (!send) return troupe::fail(send.error());
   const auto layers = static_cast<std::uint32_t>(node.layout().layers.size());
-  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+  troupe::result<void> told;
+  for (std::uint32_t layer = 0; told && layer < layers; ++layer) {
     compute_layer(node, mine->blocks, layer, tokens);  // your kernels; when they have ended:
-    (void)node.layers_ready(*send, layer, layer + 1, tokens);  // this layer may travel
+    told = node.layers_ready(*send, layer, layer + 1, tokens);  // this layer may travel
   }
-  (void)node.seal(*send, tokens, {std::byte{42}});  // aux: the first token, say
-  // Given back at once, reused not before the transfer can touch them no more.
-  (void)node.free_blocks(mine->owner, mine->blocks);
-  const auto done = outcome_of(node, *send, [](const troupe::event&) {});
+  if (told) told = node.seal(*send, tokens, {std::byte{42}});  // aux: the first token, say
+  if (!told) (void)node.abort(*send, troupe::to_string(told.error()));
+  const auto done = node.wait(*send);
+  if (auto freed = node.free_blocks(mine->owner, mine->blocks); !freed)
+    return troupe::fail(freed.error());
   if (!done) return troupe::fail(done.error());
   return done->bytes;
 }
@@ -105,44 +91,25 @@ troupe::result<std::uint64_t> prefill(troupe::engine& node, const std::string& r
 /// Asks the supervisor where the request's prefill is, and takes the cache from there.
 troupe::result<std::uint64_t> decode(troupe::engine& node, const std::string& request,
                                      std::uint32_t tokens) {
-  troupe::actors::placement where;
   const auto place = node.place({request, "prefill", "decode", 10'000});
   if (!place) return troupe::fail(place.error());
-  for (bool placed = false; !placed;) {
-    for (auto& event : node.wait(1s)) {
-      if (auto* failed = std::get_if<troupe::event_failed>(&event.what))
-        return troupe::fail(failed->why);
-      if (auto* found = std::get_if<troupe::event_placed>(&event.what)) {
-        where = std::move(found->where);
-        placed = true;
-      }
-    }
-  }
+  const auto placed = node.wait(*place);
+  if (!placed) return troupe::fail(placed.error());
 
-  troupe::receive_spec what;
-  what.request = request;
-  for (const auto& rank : where.prefill) what.sources.push_back(rank.name);
-  what.mode = where.mode == "read" ? troupe::actors::transfer_mode::read
-                                   : troupe::actors::transfer_mode::write;
-  what.tokens = tokens;
+  // Nodes, mode, and what a stale placement is refused by. No blocks: the node's pool gives some.
+  const auto what = troupe::receive_spec::of(placed->where, tokens);
   const auto receive = node.receive(what);
-  if (!receive) return troupe::fail(receive.error());
-
-  troupe::kvcache::allocation blocks;
-  bool right = true;
-  const auto done = outcome_of(node, *receive, [&](troupe::event& event) {
-    if (auto* got = std::get_if<troupe::event_allocated>(&event.what))
-      blocks = std::move(got->blocks);
-    if (const auto* layers = std::get_if<troupe::event_layers>(&event.what)) {
-      // These layers are complete up to slice.token_end: attention over them may start.
-      for (auto layer = layers->slice.layer_begin; layer < layers->slice.layer_end; ++layer)
-        right = right && layer_is_right(node, blocks.blocks, layer, layers->slice.token_end);
-    }
-  });
+  const auto done = receive ? node.wait(*receive) : troupe::fail(receive.error());
   node.placed_request_ended(request);
-  if (!blocks.blocks.empty()) (void)node.free_blocks(blocks.owner, blocks.blocks);
   if (!done) return troupe::fail(done.error());
-  if (!right || done->aux != std::vector{std::byte{42}})
+
+  bool right = done->aux == std::vector{std::byte{42}};
+  const auto layers = static_cast<std::uint32_t>(node.layout().layers.size());
+  for (std::uint32_t layer = 0; layer < layers; ++layer)
+    right = right && layer_is_right(node, done->blocks.blocks, layer, tokens);  // your attention
+  if (auto freed = node.free_blocks(done->blocks.owner, done->blocks.blocks); !freed)
+    return troupe::fail(freed.error());
+  if (!right)
     return troupe::fail(troupe::errc::internal, "the cache that arrived is not the one sent");
   return done->bytes;
 }

@@ -89,11 +89,8 @@ TEST_P(hosts, continue_each_others_prompts_as_one_process_would) {
     prefill.chunk = chunk;
     prefill.how = how;
     prefill.deadline_ms = patience_ms;
-    decode_call decode;
+    auto decode = decode_at(*where);
     decode.request = id;
-    decode.sources = {where->prefill.front().name};
-    decode.replica = {where->decode.front().name};
-    decode.mode = where->mode;
     decode.prompt = prompt;
     decode.max_tokens = new_tokens;
     decode.how = how;
