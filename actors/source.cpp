@@ -17,6 +17,20 @@ void source::seal(std::uint32_t tokens, std::vector<std::byte> aux) {
   std::ranges::fill(ready_, tokens);
 }
 
+void source::learn_replicas(const std::function<std::string(const std::string& node)>& name_of) {
+  for (auto& of : replicas_) {
+    for (auto rank = of.ranks.begin(); of.name.empty() && rank != of.ranks.end(); ++rank)
+      of.name = name_of(rank->second.node);
+  }
+  for (std::size_t i = 0; i < replicas_.size(); ++i) {
+    for (auto j = replicas_.size() - 1; j > i; --j) {
+      if (replicas_[i].name.empty() || replicas_[i].name != replicas_[j].name) continue;
+      replicas_[i].take_in(std::move(replicas_[j]));
+      replicas_.erase(replicas_.begin() + static_cast<std::ptrdiff_t>(j));
+    }
+  }
+}
+
 void source::taken_by(transfer_id sender, const consumer& who) {
   if (wanted_ == 0) wanted_ = who.ranks;
   senders_.insert(sender);
@@ -50,6 +64,17 @@ bool source::replica::is_whole() const noexcept {
 
 bool source::replica::may_be(const std::string& other) const {
   return name.empty() || other.empty() || name == other;
+}
+
+void source::replica::take_in(replica&& other) {
+  for (auto& [rank, who] : other.ranks) {
+    const auto known = ranks.find(rank);
+    if (known == ranks.end() || known->second.how == taker::now::lost)
+      ranks.insert_or_assign(rank, std::move(who));
+  }
+  missing.merge(other.missing);
+  for (const auto& [rank, who] : ranks)
+    if (who.how != taker::now::lost) missing.erase(who.node);
 }
 
 bool source::replica::admits(const consumer& who) const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -26,7 +27,7 @@ namespace troupe::actors {
 ///
 /// A request does not name its replica; the membership does. Of nodes that are not in it yet, ranks of
 /// different numbers are of one; a rank that somebody else has taken, or that comes where one was lost
-/// and is not its next life, is of another one.
+/// and is not its next life, is of another one, until the membership says otherwise (`learn_replicas`).
 class source {
  public:
   source(send_spec spec, std::uint32_t layers, time_point deadline)
@@ -44,6 +45,9 @@ class source {
     std::string node, replica;
     std::uint32_t rank{0}, ranks{1};
   };
+  /// The membership may name replicas by now that it did not when their ranks came. `name_of` gives the
+  /// replica that a node is of; empty: not known.
+  void learn_replicas(const std::function<std::string(const std::string& node)>& name_of);
   /// A decode rank takes it.
   void taken_by(transfer_id sender, const consumer& who);
   /// Its sender's outcome. True: with it the source is done.
@@ -98,6 +102,8 @@ class source {
     [[nodiscard]] bool is_whole() const noexcept;
     [[nodiscard]] bool may_be(const std::string& other) const;
     [[nodiscard]] bool admits(const consumer& who) const;
+    /// Another part of the same replica. Of two that took one rank, who did not lose it stays.
+    void take_in(replica&& other);
   };
 
   [[nodiscard]] replica& replica_of(const consumer& who);

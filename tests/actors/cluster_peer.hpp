@@ -150,7 +150,7 @@ inline supervisor_options three_nodes(
   o.members.heartbeat_interval = interval;
   o.members.heartbeat_timeout = interval * 10;
   o.members.stall_tolerance = interval * 5;
-  o.routes.edges = {{"prefill", "decode", "read"}};
+  o.routes.edges = {{"prefill", "decode", transfer_mode::read}};
   o.tick = std::chrono::milliseconds{10};
   return o;
 }

@@ -20,7 +20,7 @@ std::string name_of(const ::testing::TestParamInfo<way>& info) {
 }
 
 actors::transfer_mode mode_of(const way& w) {
-  return w.mode == "write" ? actors::transfer_mode::write : actors::transfer_mode::read;
+  return transfer_mode_of(w.mode).value();
 }
 
 cluster_options options_of(const std::string& backend, const std::string& mode = "write") {

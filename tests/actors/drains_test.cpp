@@ -190,7 +190,7 @@ TEST_F(drain_of_a_replica, that_was_told_to_leave_is_not_cancelled) {
 
 TEST(requests_of_a_replica, are_those_of_its_present_life_that_have_not_ended) {
   router_options options;
-  options.edges = {{"prefill", "decode", "write"}};
+  options.edges = {{"prefill", "decode", transfer_mode::write}};
   options.slots = {{"prefill-0", "prefill", node_role::prefill, 0, 0, 1},
                    {"decode-0", "decode", node_role::decode, 0, 0, 1}};
   router routes{options};

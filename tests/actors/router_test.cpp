@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 /// Two prefill replicas of one rank, three decode replicas of two ranks, one edge.
 router_options demo_routes(placement_policy decode = placement_policy::round_robin) {
   router_options o;
-  o.edges = {{"prefill", "decode", "write"}};
+  o.edges = {{"prefill", "decode", transfer_mode::write}};
   o.policies = {{"decode", decode}};
   for (std::uint32_t replica = 0; replica < 2; ++replica) {
     o.slots.push_back({"prefill-" + std::to_string(replica) + "-0", "prefill", node_role::prefill,
@@ -91,7 +91,7 @@ TEST_F(router_of_a_cluster, a_placement_names_every_rank_of_both_replicas_in_ran
   const auto& p = std::get<placement>(*outcome);
   EXPECT_EQ(p.failed, 0);
   EXPECT_EQ(p.request, "r1");
-  EXPECT_EQ(p.mode, "write");
+  EXPECT_EQ(p.mode, transfer_mode::write);
   EXPECT_EQ(p.epoch, members.epoch);
   ASSERT_EQ(p.prefill.size(), 1u);
   ASSERT_EQ(p.decode.size(), 2u);
@@ -259,7 +259,7 @@ TEST_F(router_of_a_cluster, refuses_an_edge_that_the_deployment_does_not_have) {
 
 TEST_F(router_of_a_cluster, asks_for_both_stages_when_more_than_one_edge_fits) {
   auto o = demo_routes();
-  o.edges.push_back({"decode", "prefill", "read"});
+  o.edges.push_back({"decode", "prefill", transfer_mode::read});
   routes = router{o};
   all_up();
   const auto outcome = ask();
@@ -268,14 +268,14 @@ TEST_F(router_of_a_cluster, asks_for_both_stages_when_more_than_one_edge_fits) {
   EXPECT_THAT(outcome.error().message, HasSubstr("prefill -> decode, decode -> prefill"));
   const auto named = ask(0, "decode", "");
   ASSERT_TRUE(named);
-  EXPECT_EQ(std::get<placement>(*named).mode, "read");
+  EXPECT_EQ(std::get<placement>(*named).mode, transfer_mode::read);
 }
 
 TEST_F(router_of_a_cluster, a_deployment_without_edges_or_nodes_says_so) {
   routes = router{router_options{}};
   EXPECT_THAT(ask().error().message, HasSubstr("it has no edges"));
   router_options o;
-  o.edges = {{"a", "b", "write"}};
+  o.edges = {{"a", "b", transfer_mode::write}};
   routes = router{o};
   EXPECT_THAT(ask().error().message, HasSubstr("the deployment gives it no nodes"));
 }

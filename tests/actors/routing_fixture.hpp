@@ -21,7 +21,7 @@ struct routed_stage {
 inline router_options routes_of(routed_stage prefill, routed_stage decode,
                                 placement_policy policy = placement_policy::round_robin) {
   router_options o;
-  o.edges = {{"prefill", "decode", "write"}};
+  o.edges = {{"prefill", "decode", transfer_mode::write}};
   o.policies = {{"prefill", policy}, {"decode", policy}};
   const auto add = [&](const std::string& name, node_role role, routed_stage stage) {
     for (std::uint32_t replica = 0; replica < stage.replicas; ++replica) {

@@ -115,6 +115,27 @@ TEST(source, knows_the_replicas_of_members_in_whatever_order_they_come_and_are_l
   EXPECT_TRUE(s.released(third, 1));
 }
 
+// Seed 2054 of the engine fuzzer: two of three ranks came before the membership was there, and failed.
+TEST(source, is_done_with_ranks_that_came_before_the_membership_named_their_replica) {
+  auto s = for_consumers(0);
+  const auto nobody_knows = [](const std::string&) { return std::string{}; };
+  const auto take = [&](std::uint64_t id, std::uint32_t rank) {
+    s.learn_replicas(nobody_knows);
+    s.taken_by(transfer_id{id}, {"decode-0-" + std::to_string(rank), "", rank, 3});
+  };
+  take(1, 0);
+  s.lost_one(transfer_id{1});
+  take(2, 1);
+  s.lost_one(transfer_id{2});
+  take(3, 0);
+  take(4, 2);
+  take(5, 1);
+  EXPECT_FALSE(s.released(transfer_id{3}, 1));
+  EXPECT_FALSE(s.released(transfer_id{4}, 1));
+  s.learn_replicas([](const std::string&) { return std::string{"decode/0"}; });
+  EXPECT_TRUE(s.released(transfer_id{5}, 1));
+}
+
 TEST(source, of_several_replicas_counts_those_that_are_whole) {
   auto s = for_consumers(4);
   s.taken_by(first, {"decode-0-0", "", 0, 2});

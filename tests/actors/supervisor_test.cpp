@@ -111,7 +111,7 @@ TEST_F(cluster, takes_nodes_in_places_between_them_and_lets_them_leave) {
   const auto placed =
       ask<placement>(place_atom_v, placement_request{"r1", "prefill", "decode", 0, {}});
   ASSERT_EQ(placed.failed, 0) << placed.sentence;
-  EXPECT_EQ(placed.mode, "read");
+  EXPECT_EQ(placed.mode, transfer_mode::read);
   ASSERT_EQ(placed.decode.size(), 1u);
   EXPECT_EQ(placed.decode[0].incarnation, 12u);
 
@@ -449,8 +449,8 @@ TEST(supervisor_options, come_from_the_deployment) {
   EXPECT_EQ(o.routes.ease_in, milliseconds{700});
   EXPECT_EQ(o.routes.policies.at("decode"), placement_policy::least_queue_length);
   ASSERT_EQ(o.routes.edges.size(), 2u);
-  EXPECT_EQ(o.routes.edges[0].mode, "read");
-  EXPECT_EQ(o.routes.edges[1].mode, "");
+  EXPECT_EQ(o.routes.edges[0].mode, transfer_mode::read);
+  EXPECT_EQ(o.routes.edges[1].mode, std::nullopt);
   ASSERT_EQ(o.members.slots.size(), 5u);
   EXPECT_EQ(o.members.slots[0].role, node_role::prefill);
   EXPECT_EQ(o.members.slots[4].stage, "decode");

@@ -22,7 +22,7 @@ inline std::string name_of(const ::testing::TestParamInfo<way>& info) {
 }
 
 inline actors::transfer_mode mode_of(const way& w) {
-  return w.mode == "write" ? actors::transfer_mode::write : actors::transfer_mode::read;
+  return transfer_mode_of(w.mode).value();
 }
 
 inline cluster_options options_of(const way& w) {

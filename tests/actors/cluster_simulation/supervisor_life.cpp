@@ -19,7 +19,7 @@ membership_options members_of(std::uint64_t incarnation, const std::vector<expec
 router_options routes_of(const std::vector<expected_slot>& slots, std::uint64_t seed) {
   router_options out;
   out.slots = slots;
-  out.edges = {{"prefill", "decode", "write"}};
+  out.edges = {{"prefill", "decode", transfer_mode::write}};
   out.policies = {{"prefill", placement_policy::round_robin},
                   {"decode", placement_policy::least_queue_length}};
   out.seed = seed;

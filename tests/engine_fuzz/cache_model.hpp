@@ -1,0 +1,81 @@
+#pragma once
+
+/// What every byte of one node's regions must be. The bytes of a request are a function of its seed and of their
+/// place in the model; everything else is noise that nobody but the engine may change.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/layout.hpp"
+
+namespace troupe::engine_fuzz {
+
+struct layer_span {
+  std::uint32_t begin{0}, end{0};
+};
+struct token_span {
+  std::uint32_t begin{0}, end{0};
+};
+
+class cache_model {
+ public:
+  /// Fills the regions with noise.
+  cache_model(kvcache::cache_layout layout, std::vector<std::span<std::byte>> regions,
+              std::uint64_t seed);
+
+  // -- what the engine does
+
+  void compute(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
+               std::uint64_t request);
+  void compute_state(std::uint32_t slot, std::uint64_t request);
+  /// Noise into whole blocks and a slot that belong to no transfer any more.
+  void reuse(const std::vector<block_id>& blocks, std::optional<std::uint32_t> slot);
+
+  // -- what the network did. Each says what is wrong; empty: nothing.
+
+  /// These layers and tokens are those of the request.
+  [[nodiscard]] std::string is_there(const std::vector<block_id>& blocks, layer_span layers,
+                                     token_span tokens, std::uint64_t request);
+  [[nodiscard]] std::string state_is_there(std::uint32_t slot, std::uint64_t request);
+  /// A receive that is done wrote all of this.
+  void arrived(const std::vector<block_id>& blocks, token_span tokens,
+               std::optional<std::uint32_t> slot, std::uint64_t request);
+  /// A receive that failed wrote some of this: each byte is what it was, or the request's.
+  [[nodiscard]] std::string torn(const std::vector<block_id>& blocks, token_span tokens,
+                                 std::optional<std::uint32_t> slot, std::uint64_t request);
+  /// Every byte of every region, while no transfer is live.
+  [[nodiscard]] std::string audit();
+
+  [[nodiscard]] layer_span all_layers() const {
+    return {0, static_cast<std::uint32_t>(layout_.layers.size())};
+  }
+  [[nodiscard]] bool has_states() const { return !layout_.states.empty(); }
+  [[nodiscard]] std::uint64_t compared() const { return compared_; }
+
+ private:
+  template <class Visit>
+  void each_piece(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
+                  std::uint64_t request, Visit visit);
+  template <class Visit>
+  void each_state(std::uint32_t slot, std::uint64_t request, Visit visit);
+  void noise(std::size_t region, std::uint64_t offset, std::uint64_t bytes);
+  [[nodiscard]] std::string place_of(std::size_t region, std::uint64_t offset) const;
+
+  kvcache::cache_layout layout_;
+  std::vector<std::span<std::byte>> regions_;
+  std::vector<std::vector<std::byte>> expected_;
+  std::vector<std::byte> piece_;
+  std::uint64_t noise_;
+  std::uint64_t compared_{0};
+};
+
+/// `size` bytes that belong to `key`.
+void pattern(std::uint64_t key, std::span<std::byte> into);
+
+}  // namespace troupe::engine_fuzz

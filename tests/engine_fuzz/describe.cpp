@@ -1,0 +1,131 @@
+#include <sstream>
+
+#include "scenario.hpp"
+
+namespace troupe::engine_fuzz {
+
+std::string_view to_string(mishap what) noexcept {
+  switch (what) {
+    case mishap::none: return "nothing goes wrong";
+    case mishap::decode_aborts: return "a decode rank aborts";
+    case mishap::prefill_aborts: return "a prefill rank aborts";
+    case mishap::short_seal: return "sealed with fewer tokens than are wanted";
+    case mishap::decode_deadline: return "the deadline of a decode rank passes";
+    case mishap::prefill_dies: return "the process of a prefill rank is killed";
+    case mishap::decode_dies: return "the process of a decode rank is killed";
+    case mishap::prefill_stands: return "the process of a prefill rank is stopped";
+    case mishap::decode_stands: return "the process of a decode rank is stopped";
+  }
+  return "?";
+}
+
+namespace {
+
+std::string words_of(const side& its) {
+  std::ostringstream out;
+  out << its.ranks << (its.ranks == 1 ? " rank" : " ranks");
+  if (its.replicas > 1) out << " x " << its.replicas;
+  out << ", " << (its.pooled ? "pool" : "own memory") << " of " << its.blocks << " blocks, ";
+  if (its.unnamed) {
+    out << "with gaps";
+  } else {
+    out << (its.how.order == kvcache::block_order::layers_first   ? "layers first"
+            : its.how.order == kvcache::block_order::blocks_first ? "blocks first"
+                                                                  : "interleaved")
+        << (its.how.kv == kvcache::kv_placement::together ? ", K and V together"
+                                                          : ", K and V apart")
+        << (its.how.inner == kvcache::block_inner::token_major ? ", tokens" : ", heads")
+        << " outermost"
+        << (its.how.regions == kvcache::region_use::per_layer ? ", a region per layer" : "");
+  }
+  return out.str() + (its.polling ? ", polling" : "");
+}
+
+}  // namespace
+
+std::string describe(const scenario& s, const act& one) {
+  static constexpr const char* words[] = {"send",
+                                          "compute",
+                                          "seal",
+                                          "receive",
+                                          "receive again",
+                                          "receive late",
+                                          "abort the send",
+                                          "abort the receive",
+                                          "wait for the receive's outcome",
+                                          "wait for the sends' outcomes",
+                                          "call wrongly",
+                                          "put",
+                                          "break the links",
+                                          "pause",
+                                          "kill",
+                                          "stop",
+                                          "wake"};
+  std::ostringstream out;
+  out << (one.what == act_kind::pause || one.what == act_kind::break_links ? std::string{"all"}
+                                                                           : s.name_of(one.node))
+      << ": " << words[static_cast<std::size_t>(one.what)];
+  switch (one.what) {
+    case act_kind::compute:
+      out << " layers " << one.a << ".." << one.b << " of chunk " << one.c << " of request "
+          << one.request;
+      break;
+    case act_kind::call_wrongly: out << " #" << one.a; break;
+    case act_kind::put:
+      out << " " << one.b << " bytes at " << s.name_of(one.a)
+          << (one.c == 1   ? ", given up at once"
+              : one.c == 2 ? ", given up soon"
+                           : "");
+      break;
+    case act_kind::pause: out << " " << one.a << " us"; break;
+    case act_kind::break_links:
+    case act_kind::die:
+    case act_kind::stand:
+    case act_kind::wake: break;
+    default: out << " request " << one.request;
+  }
+  return out.str();
+}
+
+std::string describe(const scenario& s, detail much) {
+  std::ostringstream out;
+  out << "seed " << s.seed << ": " << (s.where == processes::one ? "one process" : "processes")
+      << ", " << s.backend << (s.reads ? ", read mode, " : ", write mode, ") << s.lanes << " lanes"
+      << (s.retries ? ", retry window" : "") << "\n  model: " << s.model.layers.size()
+      << " layers of " << s.model.dtype << ", blocks of " << s.model.block_tokens << " tokens;";
+  std::size_t shown = 0;
+  for (const auto& layer : s.model.layers) {
+    if (++shown > 6) {
+      out << " ...";
+      break;
+    }
+    out << " " << kvcache::to_string(layer.kind) << " " << layer.kv_heads << "x" << layer.head_dim;
+  }
+  for (const auto& state : s.model.states) {
+    out << "; " << state.name << " " << state.bytes
+        << (state.sharding == kvcache::state_sharding::sliced ? " sliced" : " replicated");
+  }
+  out << "\n  prefill: " << words_of(s.prefill) << "\n  decode: " << words_of(s.decode) << "\n";
+  for (std::size_t n = 0; n < s.rounds.size(); ++n) {
+    out << "  round " << n << "\n";
+    for (std::size_t i = 0; i < s.rounds[n].requests.size(); ++i) {
+      const auto& r = s.rounds[n].requests[i];
+      out << "    request " << i << ": " << r.tokens << " tokens";
+      if (r.source_tokens != r.tokens) out << " (" << r.source_tokens << " there)";
+      if (r.prefix > 0) out << ", prefix " << r.prefix;
+      if (r.aux_bytes > 0) out << ", aux " << r.aux_bytes;
+      if (!r.names_blocks) out << ", blocks of the pool's choice";
+      if (r.frees_early) out << ", freed early";
+      if (r.two_replicas) out << ", for two replicas";
+      out << "; " << to_string(r.what);
+      if (r.what != mishap::none) out << " (rank " << r.rank << ")";
+      if (r.decode_again) out << ", asked again";
+      out << "\n";
+    }
+    if (much == detail::requests) continue;
+    for (const auto& one : s.rounds[n].acts) out << "      " << describe(s, one) << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace troupe::engine_fuzz

@@ -1,0 +1,168 @@
+#pragma once
+
+/// What one seed says: a deployment of two replicas of engines, or three, and what those engines do, step by
+/// step. Pure: no clock, no node.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/kvcache/layout.hpp"
+
+namespace troupe::engine_fuzz {
+
+/// Seeded numbers, the same on every machine.
+class dice {
+ public:
+  explicit dice(std::uint64_t seed) : state_{seed} {}
+  std::uint64_t next() {
+    state_ += 0x9E3779B97F4A7C15ULL;
+    auto z = state_;
+    z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27U)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31U);
+  }
+  /// From `low` to `high`, both included.
+  std::uint32_t roll(std::uint32_t low, std::uint32_t high) {
+    return low + static_cast<std::uint32_t>(next() % (std::uint64_t{high} - low + 1));
+  }
+  /// The same, where each power of two is as likely as every other.
+  std::uint32_t roll_log(std::uint32_t low, std::uint32_t high);
+  bool one_in(std::uint32_t n) { return roll(1, n) == 1; }
+  template <class T>
+  T pick(std::initializer_list<T> of) {
+    return *(of.begin() + roll(0, static_cast<std::uint32_t>(of.size()) - 1));
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+enum class processes : std::uint8_t { one, several };
+
+/// How one stage keeps its caches.
+struct side {
+  std::uint32_t ranks{1};
+  std::uint32_t replicas{1};
+  bool pooled{false};   ///< the node's pool; else memory of the engine's own
+  bool unnamed{false};  ///< own memory in an arrangement that has no name, with gaps
+  bool polling{false};
+  kvcache::arrangement how;
+  std::uint32_t blocks{0};  ///< of each rank
+};
+
+/// What goes wrong with one request on purpose.
+enum class mishap : std::uint8_t {
+  none,
+  decode_aborts,    ///< one rank of the first decode replica
+  prefill_aborts,   ///< one rank
+  short_seal,       ///< the prefill has fewer tokens than the decode ranks want
+  decode_deadline,  ///< one rank's passes before the prefill begins
+  prefill_dies,     ///< SIGKILL of the process of one rank
+  decode_dies,
+  prefill_stands,  ///< SIGSTOP of the process of one rank, later SIGCONT
+  decode_stands,
+};
+[[nodiscard]] std::string_view to_string(mishap what) noexcept;
+
+/// One request, the same for all ranks that take part.
+struct request_plan {
+  std::uint64_t seed{0};  ///< of its bytes
+  std::uint32_t source_tokens{0};
+  std::uint32_t tokens{0};
+  std::uint32_t prefix{0};
+  std::uint32_t aux_bytes{0};
+  std::uint32_t slot{0};     ///< of its state, at every rank of prefill; of decode: `slot + 1`
+  bool names_blocks{true};   ///< decode: else the pool allocates
+  bool frees_early{false};   ///< pooled: blocks are given back while they move
+  bool two_replicas{false};  ///< both decode replicas take it, the second after the first
+  bool decode_again{false};  ///< the decode rank that failed asks once more
+  bool asked_late{false};    ///< one decode rank asks once more when all is over
+  std::vector<std::uint32_t> chunks;  ///< token ends, ascending; empty: only the seal tells
+  mishap what{mishap::none};
+  std::uint32_t rank{0};  ///< whose mishap it is
+
+  [[nodiscard]] std::string name(std::uint64_t scenario, std::uint32_t index) const;
+};
+
+enum class act_kind : std::uint8_t {
+  send,
+  compute,  ///< layers [a, b) of chunk c, then `layers_ready`
+  seal,
+  receive,
+  receive_again,
+  receive_late,
+  abort_send,
+  abort_receive,
+  wait_for_outcome,  ///< of the receive of `request` at node `a`
+  wait_for_sends,    ///< of all sends of `request`
+  call_wrongly,      ///< a: which wrong call
+  put,               ///< a: peer, b: bytes, c: 0 or how it is given up (1: at once, 2: soon)
+  break_links,
+  pause,  ///< a: microseconds
+  die,
+  stand,
+  wake,
+};
+
+struct act {
+  act_kind what{act_kind::pause};
+  std::uint32_t node{0};
+  std::uint32_t request{0};
+  std::uint32_t a{0}, b{0}, c{0};
+};
+
+/// What happens between two moments at which nothing is live.
+struct round {
+  std::vector<request_plan> requests;
+  std::vector<act> acts;
+};
+
+struct scenario {
+  std::uint64_t seed{0};
+  processes where{processes::one};
+  kvcache::cache_shape model;  ///< `blocks`, `tp_rank` and `tp_size` are open
+  side prefill, decode;
+  std::string backend;
+  bool reads{false};
+  std::uint32_t lanes{1};
+  bool retries{false};     ///< `limits.retry_window` is long
+  bool may_break{false};   ///< some act breaks links
+  bool may_freeze{false};  ///< some process is killed or stopped
+  std::vector<round> rounds;
+
+  [[nodiscard]] std::uint32_t nodes() const {
+    return prefill.ranks + decode.ranks * decode.replicas;
+  }
+  [[nodiscard]] bool is_prefill(std::uint32_t node) const { return node < prefill.ranks; }
+  [[nodiscard]] const side& side_of(std::uint32_t node) const {
+    return is_prefill(node) ? prefill : decode;
+  }
+  [[nodiscard]] std::uint32_t rank_of(std::uint32_t node) const {
+    return is_prefill(node) ? node : (node - prefill.ranks) % decode.ranks;
+  }
+  [[nodiscard]] std::uint32_t replica_of(std::uint32_t node) const {
+    return is_prefill(node) ? 0 : (node - prefill.ranks) / decode.ranks;
+  }
+  [[nodiscard]] std::uint32_t decode_node(std::uint32_t replica, std::uint32_t rank) const {
+    return prefill.ranks + replica * decode.ranks + rank;
+  }
+  [[nodiscard]] std::string name_of(std::uint32_t node) const;
+  [[nodiscard]] kvcache::cache_layout layout_of(std::uint32_t node) const;
+  /// A model that a deployment file can describe.
+  [[nodiscard]] bool has_model() const { return prefill.pooled || decode.pooled; }
+};
+
+/// `most_bytes`: of all caches of all nodes.
+[[nodiscard]] scenario draw(std::uint64_t seed, const std::vector<std::string>& backends,
+                            std::uint64_t most_bytes);
+
+/// The story in lines for a person.
+enum class detail : std::uint8_t { requests, acts };
+[[nodiscard]] std::string describe(const scenario& s, detail much = detail::acts);
+[[nodiscard]] std::string describe(const scenario& s, const act& one);
+
+/// How many wrong calls there are for `call_wrongly`.
+inline constexpr std::uint32_t wrong_call_count = 22;
+
+}  // namespace troupe::engine_fuzz

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace troupe::engine_fuzz {
+
+/// Takes what is wrong, in words.
+using finder = std::function<void(const std::string&)>;
+
+struct tally {
+  std::uint64_t transfers{0};    ///< sends and receives that had an outcome
+  std::uint64_t arrived{0};      ///< receives that were done, every byte compared
+  std::uint64_t failed{0};       ///< as they may
+  std::uint64_t wrong_calls{0};  ///< refused by name
+  std::uint64_t values{0};       ///< puts that were followed to their end
+  std::uint64_t bytes{0};        ///< compared
+
+  tally& operator+=(const tally& other) {
+    transfers += other.transfers;
+    arrived += other.arrived;
+    failed += other.failed;
+    wrong_calls += other.wrong_calls;
+    values += other.values;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
+}  // namespace troupe::engine_fuzz

@@ -1,0 +1,105 @@
+#include "verdict.hpp"
+
+#include <optional>
+
+#include "troupe/kvcache/plan.hpp"
+
+namespace troupe::engine_fuzz {
+
+std::string_view to_string(part what) noexcept {
+  switch (what) {
+    case part::send: return "send";
+    case part::receive: return "receive";
+    case part::receive_again: return "second receive";
+    case part::receive_late: return "late receive";
+  }
+  return "?";
+}
+
+namespace {
+
+std::uint32_t first_replica(const scenario& s, const request_plan& r) {
+  return r.two_replicas || s.decode.replicas == 1
+             ? 0
+             : static_cast<std::uint32_t>(r.seed % s.decode.replicas);
+}
+
+/// The node of the round that is killed or stopped.
+std::optional<std::uint32_t> victim_of(const round& now) {
+  for (const auto& one : now.acts)
+    if (one.what == act_kind::die || one.what == act_kind::stand) return one.node;
+  return std::nullopt;
+}
+
+bool takes_part(const scenario& s, const request_plan& r, std::uint32_t node) {
+  return s.is_prefill(node) || r.two_replicas || s.replica_of(node) == first_replica(s, r);
+}
+
+void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint32_t node,
+                part what) {
+  const bool victim = !s.is_prefill(node) && s.rank_of(node) == r.rank;
+  switch (r.what) {
+    case mishap::decode_aborts:
+      // With a window only that rank's part ends.
+      if (!s.retries || (victim && what == part::receive)) v.failures = {errc::aborted};
+      break;
+    case mishap::prefill_aborts: v.failures = {errc::aborted}; break;
+    case mishap::short_seal:
+      v.may_succeed = s.retries && what != part::receive;
+      if (!v.may_succeed) v.failures = {errc::out_of_range};
+      if (what == part::send && moves_nothing(s, r, node)) v.may_succeed = true;
+      // It may have been given up when all who asked had gone.
+      if (!s.retries && what == part::send) v.failures.push_back(errc::aborted);
+      break;
+    case mishap::decode_deadline:
+      if (victim && what == part::receive) v.failures = {errc::deadline};
+      if (!s.retries) v.failures = {errc::deadline, errc::aborted};
+      break;
+    case mishap::none:
+    case mishap::prefill_dies:
+    case mishap::decode_dies:
+    case mishap::prefill_stands:
+    case mishap::decode_stands: break;
+  }
+}
+
+}  // namespace
+
+bool moves_nothing(const scenario& s, const request_plan& r, std::uint32_t node) {
+  return r.prefix == r.tokens ||
+         kvcache::targets_for(s.layout_of(node), s.prefill.ranks, s.decode.ranks, s.rank_of(node))
+             .empty();
+}
+
+verdict verdict_on(const scenario& s, const round& now, std::uint32_t request, std::uint32_t node,
+                   part what) {
+  const auto& r = now.requests[request];
+  verdict v;
+  if (what == part::receive_late) {
+    v.may_succeed = false;
+    v.failures = {errc::not_found};
+  } else {
+    add_mishap(v, s, r, node, what);
+  }
+  // Of several prefill ranks one may have ended with its part delivered before the receive failed: known, and
+  // then the window is of no use.
+  if (r.decode_again && s.prefill.ranks > 1) {
+    if (what == part::receive_again) v.failures.push_back(errc::not_found);
+    if (what == part::send) v.failures.push_back(errc::aborted);
+  }
+  const auto victim = victim_of(now);
+  if (!victim || !takes_part(s, r, *victim)) return v;
+  // Of who was killed nothing is heard; who was stopped finds out when it wakes.
+  v.may_fail_anyhow = *victim == node;
+  v.may_succeed = true;
+  // Who takes no part in what failed at another decode rank goes on where there is a window.
+  const bool apart =
+      s.retries && !s.is_prefill(*victim) && !s.is_prefill(node) && what != part::receive_late;
+  if (!apart) {
+    for (const auto code : {errc::peer_lost, errc::peer_unreachable, errc::aborted})
+      v.failures.push_back(code);
+  }
+  return v;
+}
+
+}  // namespace troupe::engine_fuzz

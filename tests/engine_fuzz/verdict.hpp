@@ -1,0 +1,36 @@
+#pragma once
+
+/// How an operation may end, from what the scenario says.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "troupe/kvcache/errc.hpp"
+
+#include "scenario.hpp"
+
+namespace troupe::engine_fuzz {
+
+enum class part : std::uint8_t { send, receive, receive_again, receive_late };
+[[nodiscard]] std::string_view to_string(part what) noexcept;
+
+struct verdict {
+  bool may_succeed{true};
+  bool may_fail_anyhow{false};
+  std::vector<errc> failures;
+
+  [[nodiscard]] bool admits(errc code) const {
+    return may_fail_anyhow || std::ranges::find(failures, code) != failures.end();
+  }
+  /// Whether it succeeds whatever else happens.
+  [[nodiscard]] bool is_certain() const { return failures.empty() && !may_fail_anyhow; }
+};
+
+/// Whether a prefill rank has nothing that a decode rank wants. Such a send needs no seal to be done.
+[[nodiscard]] bool moves_nothing(const scenario& s, const request_plan& r, std::uint32_t node);
+
+[[nodiscard]] verdict verdict_on(const scenario& s, const round& now, std::uint32_t request,
+                                 std::uint32_t node, part what);
+
+}  // namespace troupe::engine_fuzz
