@@ -113,8 +113,8 @@ void add_up(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "up",
       "Start every node of a deployment that belongs to this host, each in a process of its own,\n"
-      "and stop them all in good order on Ctrl-C: all at once, and whoever has not ended within 8 s,\n"
-      "or at a second Ctrl-C, is killed. When a node ends by itself, that is said, the\n"
+      "and stop them all in good order on Ctrl-C: all at once, and whoever has not ended within\n"
+      "8 s, or at a second Ctrl-C, is killed. When a node ends by itself, that is said, the\n"
       "others are stopped, and the command fails. A node whose stage has `restart: on-failure` is\n"
       "started again instead, after 100 ms at first and 10 s at most, unless it ended with 0 (it\n"
       "left), 2 or 4; when it fails more than 5 times within 60 s it is given up as above. (The\n"
