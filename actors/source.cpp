@@ -18,17 +18,46 @@ void source::seal(std::uint32_t tokens, std::vector<std::byte> aux) {
 }
 
 void source::learn_replicas(const std::function<std::string(const std::string& node)>& name_of) {
+  std::vector<replica> known;
+  const auto named = [&](const std::string& name) -> replica& {
+    const auto there = std::ranges::find(known, name, &replica::name);
+    if (there != known.end()) return *there;
+    known.emplace_back().name = name;
+    return known.back();
+  };
+  // Who is not in the membership stays with those it came with, unless its rank there is another's by now.
+  std::vector<std::pair<std::string, replica>> unknown;
   for (auto& of : replicas_) {
-    for (auto rank = of.ranks.begin(); of.name.empty() && rank != of.ranks.end(); ++rank)
-      of.name = name_of(rank->second.node);
-  }
-  for (std::size_t i = 0; i < replicas_.size(); ++i) {
-    for (auto j = replicas_.size() - 1; j > i; --j) {
-      if (replicas_[i].name.empty() || replicas_[i].name != replicas_[j].name) continue;
-      replicas_[i].take_in(std::move(replicas_[j]));
-      replicas_.erase(replicas_.begin() + static_cast<std::ptrdiff_t>(j));
+    std::map<std::string, replica> parts;
+    for (auto& [rank, who] : of.ranks) {
+      if (auto name = name_of(who.node); !name.empty()) who.replica = std::move(name);
+      parts[who.replica].ranks.emplace(rank, std::move(who));
+    }
+    for (auto& [name, part] : parts) {
+      part.name = name;
+      for (const auto& node : of.missing)
+        if (part.may_be(name_of(node))) part.missing.insert(node);
+    }
+    const auto company = parts.rbegin()->first;
+    for (auto& [name, part] : parts) {
+      if (name.empty()) {
+        unknown.emplace_back(company, std::move(part));
+      } else {
+        named(name).take_in(std::move(part));
+      }
     }
   }
+  for (auto& [company, part] : unknown) {
+    const auto is_taken = [&](const auto& one) {
+      return named(company).ranks.contains(one.first);
+    };
+    if (company.empty() || std::ranges::any_of(part.ranks, is_taken)) {
+      known.push_back(std::move(part));
+    } else {
+      named(company).take_in(std::move(part));
+    }
+  }
+  replicas_ = std::move(known);
 }
 
 void source::taken_by(transfer_id sender, const consumer& who) {
@@ -37,7 +66,7 @@ void source::taken_by(transfer_id sender, const consumer& who) {
   auto& of = replica_of(who);
   if (of.name.empty()) of.name = who.replica;
   of.missing.erase(who.node);
-  of.ranks.insert_or_assign(who.rank, taker{who.node, sender});
+  of.ranks.insert_or_assign(who.rank, taker{who.node, who.replica, sender});
 }
 
 bool source::released(transfer_id sender, std::uint64_t bytes) {
@@ -86,6 +115,10 @@ bool source::replica::admits(const consumer& who) const {
 }
 
 source::replica& source::replica_of(const consumer& who) {
+  const auto its_own = std::ranges::find_if(replicas_, [&](const replica& of) {
+    return !of.name.empty() && of.name == who.replica && of.admits(who);
+  });
+  if (its_own != replicas_.end()) return *its_own;
   const auto newest = std::find_if(replicas_.rbegin(), replicas_.rend(),
                                    [&](const replica& of) { return of.admits(who); });
   return newest != replicas_.rend() ? *newest : replicas_.emplace_back();

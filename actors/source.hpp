@@ -91,6 +91,7 @@ class source {
   struct taker {
     enum class now : std::uint8_t { moves, released, lost };
     std::string node;
+    std::string replica;  ///< empty: not known yet
     transfer_id sender;
     now how{now::moves};
   };

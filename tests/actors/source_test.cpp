@@ -136,6 +136,37 @@ TEST(source, is_done_with_ranks_that_came_before_the_membership_named_their_repl
   EXPECT_TRUE(s.released(transfer_id{5}, 1));
 }
 
+// Seed 13 of the engine fuzzer: one rank of each replica came before the membership was there.
+TEST(source, parts_ranks_of_two_replicas_that_were_taken_for_one) {
+  auto s = for_consumers(4);
+  const auto named = [](const std::string& node) { return "decode/" + node.substr(7, 1); };
+  s.taken_by(transfer_id{1}, {"decode-0-0", "", 0, 2});
+  s.taken_by(transfer_id{2}, {"decode-1-1", "", 1, 2});
+  s.learn_replicas(named);
+  s.taken_by(transfer_id{3}, {"decode-0-1", "decode/0", 1, 2});
+  s.learn_replicas(named);
+  s.taken_by(transfer_id{4}, {"decode-1-0", "decode/1", 0, 2});
+  s.learn_replicas(named);
+  for (std::uint64_t id = 1; id < 4; ++id) EXPECT_FALSE(s.released(transfer_id{id}, 1));
+  EXPECT_TRUE(s.released(transfer_id{4}, 1));
+}
+
+// Seed 35: of one of them the membership knew before it knew of the other.
+TEST(source, takes_nobodys_place_for_a_rank_that_it_cannot_place_yet) {
+  auto s = for_consumers(4);
+  const auto named = [](const std::string& node) {
+    return node[7] == '0' ? std::string{"decode/0"} : std::string{};
+  };
+  s.taken_by(transfer_id{1}, {"decode-1-0", "", 0, 2});
+  s.taken_by(transfer_id{2}, {"decode-0-1", "decode/0", 1, 2});
+  s.learn_replicas(named);
+  s.taken_by(transfer_id{3}, {"decode-0-0", "decode/0", 0, 2});
+  s.learn_replicas(named);
+  s.taken_by(transfer_id{4}, {"decode-1-1", "", 1, 2});
+  for (std::uint64_t id = 1; id < 4; ++id) EXPECT_FALSE(s.released(transfer_id{id}, 1));
+  EXPECT_TRUE(s.released(transfer_id{4}, 1));
+}
+
 TEST(source, of_several_replicas_counts_those_that_are_whole) {
   auto s = for_consumers(4);
   s.taken_by(first, {"decode-0-0", "", 0, 2});
