@@ -48,9 +48,7 @@ void source::learn_replicas(const std::function<std::string(const std::string& n
     }
   }
   for (auto& [company, part] : unknown) {
-    const auto is_taken = [&](const auto& one) {
-      return named(company).ranks.contains(one.first);
-    };
+    const auto is_taken = [&](const auto& one) { return named(company).ranks.contains(one.first); };
     if (company.empty() || std::ranges::any_of(part.ranks, is_taken)) {
       known.push_back(std::move(part));
     } else {
