@@ -45,6 +45,8 @@ command::command(std::vector<std::string> arguments, const std::function<void()>
   std::vector<char*> raw;
   for (auto& argument : arguments) raw.push_back(argument.data());
   raw.push_back(nullptr);
+  // By its descriptor: `prepare` may make it somebody who can't reach the folder of the build.
+  static const int program = ::open(TROUPE_COMMAND, O_PATH | O_CLOEXEC);
   int out[2];
   int err[2];
   if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) return;
@@ -54,7 +56,7 @@ command::command(std::vector<std::string> arguments, const std::function<void()>
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
     if (prepare) prepare();
-    ::execv(raw.front(), raw.data());
+    ::fexecve(program, raw.data(), environ);
     ::_exit(127);
   }
   ::close(out[1]);
