@@ -146,8 +146,6 @@ TEST(killed_demo, is_cleaned_up_after_by_the_next_one_which_leaves_those_alone_t
   EXPECT_THAT(files.names(), IsEmpty());
 }
 
-// -- told to end while nobody answers
-
 /// So many that the patience with one after the other would be longer than any wait of a test.
 constexpr std::size_t many_stores = 8;
 
@@ -160,6 +158,24 @@ std::string stores(std::size_t count, std::uint16_t port) {
     text += "  - {name: cache" + std::to_string(i) + ", role: store, pool: {size: 1MiB}}\n";
   return text;
 }
+
+// The kernel continues what stands still in a process group that nobody is left to continue.
+TEST(killed_up, leaves_no_node_not_even_one_that_stands_still) {
+  const deployment_on_disk file{stores(2, free_port())};
+  std::vector<pid_t> children;
+  {
+    command up{{"up", file.path(), "--log-level", "off"}};
+    ASSERT_TRUE(up.says("3 nodes are up")) << up.out() << up.err();
+    children = children_of(up.pid());
+    ASSERT_EQ(children.size(), 3U);
+    freeze(children);
+    up.signal(SIGKILL);
+    EXPECT_EQ(up.wait(), 128 + SIGKILL);
+  }
+  expect_gone(children);
+}
+
+// -- told to end while nobody answers
 
 TEST(frozen_up, ends_all_its_nodes_at_once_with_one_ctrl_c) {
   const deployment_on_disk file{stores(many_stores, free_port())};
