@@ -76,6 +76,7 @@ struct decode_side {
 
   static session_actions grew(state&, source_progress&) { return {}; }
   static session_actions complete(state&, source_sealed&) { return {}; }
+  static session_actions whole(state& st) { return st.machine->received_whole(); }
 };
 
 }  // namespace

@@ -90,8 +90,8 @@ struct event_layers {
 };
 /// The one outcome of a send, a receive, a put, a query, a remove or a placement that succeeded.
 struct event_done {
-  /// receive: what the prefill engine sealed with: the first rank's, or where that one moved
-  /// nothing and had nothing to say, another's.
+  /// receive: what the prefill engine sealed with: the first rank's, or where that one had
+  /// nothing to say, another's.
   std::vector<std::byte> aux;
   std::uint64_t bytes{0};  ///< moved
 };

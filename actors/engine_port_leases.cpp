@@ -96,6 +96,7 @@ void carry_out(self_pointer self, members_seen& news) {
   auto& st = self->state;
   st.members = std::move(news.members);
   lapsed(self, st.leases.see(st.members, now()));
+  place_ranks(self);
 }
 
 void carry_out(self_pointer self, heartbeat_answered& news) {

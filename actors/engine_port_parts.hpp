@@ -74,6 +74,9 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
 void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone);
 /// Which replica of which stage a node is a rank of; empty while the membership does not have it.
 [[nodiscard]] std::string replica_of(const engine_port_state& st, const std::string& node);
+/// The membership is another one: ranks whose replica was not known may be placed now, and with them a source
+/// be done.
+void place_ranks(self_pointer self);
 void conclude_source(self_pointer self, operation_id operation,
                      std::optional<troupe::error> failure, const session_event& to_senders);
 void sender_concluded(self_pointer self, operation_id operation, session_concluded& outcome);

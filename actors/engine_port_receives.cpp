@@ -46,11 +46,11 @@ void conclude_receive(self_pointer self, operation_id operation,
   count_outcome(st, failure, r.bytes);
   if (failure) {
     tell_outcome(st, operation, event_failed{*failure});
-    for (const auto& rank : r.ranks) {
-      if (rank.transfer) tell_session(st, *rank.transfer, to_receivers);
-    }
   } else {
     tell_outcome(st, operation, event_done{std::move(r.aux), r.bytes});
+  }
+  for (const auto& rank : r.ranks) {
+    if (rank.transfer) tell_session(st, *rank.transfer, to_receivers);
   }
   release_receive(self, operation);
 }
@@ -314,12 +314,10 @@ void receiver_concluded(self_pointer self, operation_id operation, session_concl
   if (rank == nullptr) return;
   rank->done = true;
   r.bytes += outcome.bytes;
-  // A rank that moves nothing to us may have concluded before its engine sealed, with nothing to
-  // say.
   const bool first = rank == &r.ranks.front();
   if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
   if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
-    conclude_receive(self, operation, std::nullopt, {deadline_came{}});
+    conclude_receive(self, operation, std::nullopt, {receive_is_whole{}});
   }
 }
 

@@ -31,6 +31,35 @@ std::string replica_of(const engine_port_state& st, const std::string& node) {
   return m == nullptr ? "" : m->node.stage + "/" + std::to_string(m->node.replica);
 }
 
+namespace {
+
+void learn_replicas(const engine_port_state& st, source& src) {
+  src.learn_replicas([&st](const std::string& node) { return replica_of(st, node); });
+}
+
+/// Nobody is missing any more: they have the time that the engine gave.
+void lengthen_if_filled(engine_port_state& st, operation_id operation, source& src) {
+  if (!src.lost() || src.has_open_place(st.leases.waiting(operation))) return;
+  forget_deadline(st, src.deadline(), timer::operation, operation.value);
+  src.lengthen();
+  st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
+}
+
+}  // namespace
+
+void place_ranks(self_pointer self) {
+  auto& st = self->state;
+  std::vector<operation_id> delivered;
+  for (auto& [operation, src] : st.sources) {
+    if (src.concluded) continue;
+    learn_replicas(st, src);
+    lengthen_if_filled(st, operation, src);
+    if (src.is_delivered()) delivered.push_back(operation);
+  }
+  for (const auto operation : delivered)
+    conclude_source(self, operation, std::nullopt, {deadline_came{}});
+}
+
 void conclude_source(self_pointer self, operation_id operation,
                      std::optional<troupe::error> failure, const session_event& to_senders) {
   auto& st = self->state;
@@ -63,6 +92,10 @@ namespace {
 
 /// 128 MiB of them.
 constexpr std::size_t max_parked_runs = std::size_t{1} << 24;
+
+/// The decode rank says what became of its receive at its deadline: released, or given up. Its word must not
+/// cross ours, or it is done there and failed here.
+constexpr std::chrono::seconds patience_for_its_word{1};
 
 /// `deadline` is the decode rank's, which counts since it asked.
 void start_sender(self_pointer self, operation_id operation, const link_handle& link,
@@ -126,20 +159,17 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.ready = src.ready();
   options.sealed_tokens = src.sealed_tokens();
   options.aux = src.aux();
-  options.deadline = deadline;
-  src.learn_replicas([&st](const std::string& node) { return replica_of(st, node); });
+  options.deadline = deadline + patience_for_its_word;
+  learn_replicas(st, src);
   src.taken_by(transfer, {link.peer, replica_of(st, link.peer), request.rank, request.ranks});
   st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
   watch_leases(st);
-  if (src.lost() && !src.has_open_place(st.leases.waiting(operation))) {
-    forget_deadline(st, src.deadline(), timer::operation, operation.value);
-    src.lengthen();
-    st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
-  }
+  lengthen_if_filled(st, operation, src);
   auto report = report_of(request.request, link, "send", "streaming");
   options.request = std::move(request);
   auto sender = self->spawn<caf::monitored>(prefill_sender, std::move(options));
-  session_begins(st, operation, transfer, std::move(sender), link, std::move(report), deadline);
+  session_begins(st, operation, transfer, std::move(sender), link, std::move(report),
+                 deadline + patience_for_its_word);
 }
 
 void no_longer_parked(engine_port_state& st, const parked_request& one) {
@@ -382,7 +412,7 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
   if (src.concluded) return;
   st.leases.leave(operation, outcome.transfer, now());
   if (!outcome.failure) {
-    src.learn_replicas([&st](const std::string& node) { return replica_of(st, node); });
+    learn_replicas(st, src);
     if (src.released(outcome.transfer, outcome.bytes))
       conclude_source(self, operation, std::nullopt, {deadline_came{}});
     return;

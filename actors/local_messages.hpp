@@ -53,10 +53,13 @@ struct engine_aborts {
 };
 /// engine_port -> session: look at the clock, the deadline has come.
 struct deadline_came {};
+/// engine_port -> decode session: what every source gives is here; yours may be released.
+struct receive_is_whole {};
 
 struct session_event {
   std::variant<session_message, transport::completion, transfer_is_quiescent, link_is_lost,
-               link_is_back, source_progress, source_sealed, engine_aborts, deadline_came>
+               link_is_back, source_progress, source_sealed, engine_aborts, deadline_came,
+               receive_is_whole>
       what;
 };
 

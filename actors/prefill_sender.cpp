@@ -63,6 +63,7 @@ struct prefill_side {
   static session_actions complete(state& st, source_sealed& seal) {
     return st.machine->sealed(seal.tokens, std::move(seal.aux));
   }
+  static session_actions whole(state&) { return {}; }
 };
 
 }  // namespace

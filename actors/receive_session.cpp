@@ -32,6 +32,7 @@ bool receive_session::goes_on() const noexcept {
     case state::receiving: return true;
     case state::idle:
     case state::fencing:
+    case state::arrived:
     case state::finished: return false;
   }
   return false;
@@ -120,6 +121,7 @@ session_actions receive_session::offered(const transfer_offer& message) {
     case state::receiving: return nonsense("an offer in the middle of the transfer");
     case state::idle:
     case state::fencing:
+    case state::arrived:
     case state::finished: return {};
   }
   if (request_.mode == transfer_mode::write && !empty()) {
@@ -142,6 +144,7 @@ session_actions receive_session::batch_completed(transport::batch_id id,
     case state::idle:
     case state::requested:
     case state::fencing:
+    case state::arrived:
     case state::finished: return {};
   }
   const auto found = std::find_if(in_flight_.begin(), in_flight_.end(),
@@ -168,13 +171,19 @@ session_actions receive_session::batch_completed(transport::batch_id id,
 }
 
 session_actions receive_session::peer_aborted(troupe::error why) {
+  if (state_ == state::arrived) {
+    // What became of the source concerns nothing that is here.
+    peer_gone_ = true;
+    return {send_message{transfer_quiescent{id()}}};
+  }
   owes_quiescent_ = state_ != state::idle;
-  if (state_ == state::fencing) return overturn(std::move(why));
+  if (state_ == state::fencing) return overturn(std::move(why), false);
   return fence_with(std::move(why), false);
 }
 
 session_actions receive_session::local_abort(troupe::error why) {
-  if (state_ == state::fencing) return overturn(std::move(why));
+  if (state_ == state::fencing) return overturn(std::move(why), true);
+  if (state_ == state::arrived) return finish_with(make_abort(id(), why));
   return fence_with(std::move(why), true);
 }
 
@@ -206,14 +215,24 @@ session_actions receive_session::quiescent() {
     case state::idle:
     case state::requested:
     case state::receiving:
+    case state::arrived:
     case state::finished: return {};
   }
-  state_ = state::finished;
   session_actions out;
-  if (!std::exchange(told_, true)) out.emplace_back(conclude{std::nullopt, std::move(aux_)});
+  if (!std::exchange(told_, true)) {
+    state_ = state::arrived;
+    out.emplace_back(conclude{std::nullopt, std::move(aux_)});
+    return out;
+  }
+  state_ = state::finished;
   if (owes_quiescent_ && !peer_gone_) out.emplace_back(send_message{transfer_quiescent{id()}});
   out.emplace_back(unpin{});
   return out;
+}
+
+session_actions receive_session::received_whole() {
+  if (state_ != state::arrived) return {};
+  return finish_with(transfer_release{id()});
 }
 
 session_actions receive_session::expire(time_point now) {
@@ -223,7 +242,9 @@ session_actions receive_session::expire(time_point now) {
     case state::idle: sentence += "before it was asked for"; break;
     case state::requested: sentence += "before the prefill side sent anything"; break;
     case state::receiving: sentence += "before everything was here"; break;
-    case state::fencing: return overturn({errc::deadline, sentence + "before the link was fenced"});
+    case state::fencing:
+      return overturn({errc::deadline, sentence + "before the link was fenced"}, true);
+    case state::arrived:  // the receive's own deadline ends it
     case state::finished: return {};
   }
   return fence_with({errc::deadline, std::move(sentence)}, true);
@@ -339,9 +360,16 @@ session_actions receive_session::complete_if_all_landed(session_actions before) 
 
 session_actions receive_session::succeed(session_actions before) {
   state_ = state::fencing;
-  before.emplace_back(send_message{transfer_release{id()}});
   before.emplace_back(fence_transfer{});
   return before;
+}
+
+session_actions receive_session::finish_with(session_message last_word) {
+  state_ = state::finished;
+  session_actions out;
+  if (!peer_gone_) out.emplace_back(send_message{std::move(last_word)});
+  out.emplace_back(unpin{});
+  return out;
 }
 
 /// The one way into a failure. Does nothing where the transfer is being fenced already.
@@ -353,6 +381,7 @@ session_actions receive_session::fence_with(error why, bool tell) {
     case state::requested:
     case state::receiving: break;
     case state::fencing:
+    case state::arrived:
     case state::finished: return out;
   }
   state_ = state::fencing;
@@ -368,9 +397,11 @@ session_actions receive_session::nonsense(std::string what) {
 }
 
 /// Fencing: a success that was not told yet becomes a failure.
-session_actions receive_session::overturn(error why) {
+session_actions receive_session::overturn(error why, bool tell) {
   session_actions out;
-  if (!std::exchange(told_, true)) out.emplace_back(conclude{std::move(why), {}});
+  if (std::exchange(told_, true)) return out;
+  if (tell && !peer_gone_) out.emplace_back(send_message{make_abort(id(), why)});
+  out.emplace_back(conclude{std::move(why), {}});
   return out;
 }
 
@@ -380,6 +411,7 @@ std::string_view to_string(receive_session::state s) noexcept {
     case receive_session::state::requested: return "requested";
     case receive_session::state::receiving: return "receiving";
     case receive_session::state::fencing: return "fencing";
+    case receive_session::state::arrived: return "arrived";
     case receive_session::state::finished: return "finished";
   }
   return "unknown";

@@ -24,13 +24,12 @@ namespace troupe::actors {
 ///   receiving
 ///   requested,  sealed (write mode), also as    receiving  none while batches are missing
 ///   receiving   part of landed, behind it
-///   requested,  sealed and all its batches      fencing    send transfer_release, fence_transfer
+///   requested,  sealed and all its batches      fencing    fence_transfer
 ///   receiving   landed, slice covered
-///   requested   sealed or offer, either mode,   fencing    send transfer_release, fence_transfer
+///   requested   sealed or offer, either mode,   fencing    fence_transfer
 ///               nothing to move
 ///   requested   offer (read mode)               receiving  post_slice per layers, a bounded number
-///   receiving   batch_completed (read mode)     receiving  tell_layers; after the last: release,
-///                                                          fence
+///   receiving   batch_completed (read mode)     receiving  tell_layers; after the last: fence
 ///   requested,  link_back                       requested  send transfer_request again, with what
 ///   receiving                                              has landed; what was being pulled is
 ///                                                          pulled again behind the next offer
@@ -39,16 +38,22 @@ namespace troupe::actors {
 ///               failure, nonsense of the peer              fence_transfer
 ///   receiving   batch failure grant_revoked     receiving  none: the peer's abort says why, or its
 ///                                                          end of the link broke first: link_back
-///   fencing,    peer_abort, local_abort,        fencing    conclude(failure)
-///   not told    expire
+///   fencing,    peer_abort, local_abort,        fencing    transfer_abort unless the peer told us
+///   not told    expire                                     or is gone, conclude(failure)
 ///   fencing     link_lost, anything else        fencing    none
-///   fencing     quiescent                       finished   conclude(done) on success not yet told,
-///                                                          transfer_quiescent in answer to a
+///   fencing,    quiescent                       arrived    conclude(done)
+///   not told
+///   fencing     quiescent                       finished   transfer_quiescent in answer to a
 ///                                                          peer's abort, unpin
+///   arrived     received_whole                  finished   send transfer_release, unpin
+///   arrived     local_abort                     finished   transfer_abort, unpin
+///   arrived     peer_abort                      arrived    transfer_quiescent
+///   arrived     anything else                   arrived    none
 ///   finished    anything                        finished   none
 ///
 /// Success is concluded only behind the fence: from then on nobody but the engine writes to the
-/// blocks. A fence that stays pending past the deadline turns a success that was not yet told into
+/// blocks. The source is released only when its transfer can't fail any more, and with it the whole
+/// receive, which may have other sources: until then another receive can have all of it. A fence that stays pending past the deadline turns a success that was not yet told into
 /// `deadline`; an abort of either side that crosses it turns it into that abort. A link that is
 /// lost does not: all is here. What the peer says is checked: slices within the request, no layer
 /// ahead of the layout, no token of a layer twice, sealed or offered once, and nothing missing when
@@ -64,7 +69,7 @@ class receive_session {
     bool has_state{false};
     time_point deadline;
   };
-  enum class state : std::uint8_t { idle, requested, receiving, fencing, finished };
+  enum class state : std::uint8_t { idle, requested, receiving, fencing, arrived, finished };
 
   receive_session(options opts, transfer_request request);
 
@@ -80,6 +85,8 @@ class receive_session {
   /// The link broke and was made again: no event of the former one follows.
   [[nodiscard]] session_actions link_back();
   [[nodiscard]] session_actions quiescent();
+  /// What the other sources of the receive give is here too, and the engine knows.
+  [[nodiscard]] session_actions received_whole();
   [[nodiscard]] session_actions expire(time_point now);
 
   [[nodiscard]] state current() const noexcept { return state_; }
@@ -106,7 +113,8 @@ class receive_session {
   [[nodiscard]] session_actions succeed(session_actions before);
   [[nodiscard]] session_actions fence_with(error why, bool tell);
   [[nodiscard]] session_actions nonsense(std::string what);
-  [[nodiscard]] session_actions overturn(error why);
+  [[nodiscard]] session_actions overturn(error why, bool tell);
+  [[nodiscard]] session_actions finish_with(session_message last_word);
 
   options options_;
   state state_{state::idle};

@@ -60,7 +60,6 @@ session_actions send_session::start(const transfer_request& request,
     if (auto wrong = seal(*sealed_tokens, std::move(aux)))
       return fence_with(*std::move(wrong), true);
   }
-  sealed_ = sealed_ || empty;
   return advance();
 }
 
@@ -80,6 +79,7 @@ session_actions send_session::source_ready(std::uint32_t layer_begin, std::uint3
              " were said to be ready, the cache has " + std::to_string(options_.layers)},
         true);
   }
+  if (token_begin_ == token_end_) return {};
   for (auto layer = layer_begin; layer < layer_end; ++layer) {
     ready_[layer] = std::max(ready_[layer], token_end);
   }

@@ -16,8 +16,6 @@ namespace troupe::actors {
 ///   state      event                          next       actions
 ///   ---------  -----------------------------  ---------  -------
 ///   idle       start                          streaming  as below, at once for what is ready
-///   idle       start, nothing to move         draining   send transfer_sealed of no batches, in
-///                                                        either mode, sealed by the engine or not
 ///   idle       local_abort, link_lost,        finished   conclude(failure), unpin
 ///              peer_abort, expire
 ///   streaming  start / source_ready / sealed  streaming  post_slice per ready range (write mode),
@@ -27,6 +25,8 @@ namespace troupe::actors {
 ///                                                        post_slice if it is posted just now, else
 ///                                                        send transfer_sealed
 ///   streaming  sealed (read mode)             draining   send_offer
+///   streaming  sealed, nothing to move        draining   send transfer_sealed of no batches, in
+///                                                        either mode
 ///   streaming  peer_release                   fencing    as a failure: nothing was sealed yet
 ///   draining   peer_release                   fencing    conclude(done), fence_transfer
 ///   streaming, link_back                      the same,  none: nothing is posted or sent until the

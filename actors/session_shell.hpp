@@ -91,6 +91,7 @@ void log_outcome(const session_basis& basis, std::string_view side,
 ///     session_actions heard(state&, session_message&)
 ///     session_actions grew(state&, source_progress&)    // prefill
 ///     session_actions complete(state&, source_sealed&)  // prefill
+///     session_actions whole(state&)                     // decode
 template <class Side>
 class session_shell {
  public:
@@ -206,6 +207,7 @@ class session_shell {
   static session_actions happened(state& st, deadline_came&) {
     return st.machine->expire(std::chrono::steady_clock::now());
   }
+  static session_actions happened(state& st, receive_is_whole&) { return Side::whole(st); }
 };
 
 /// What `heard` does with a message that only the other side of a transfer may send.

@@ -70,7 +70,7 @@ void source::taken_by(transfer_id sender, const consumer& who) {
 bool source::released(transfer_id sender, std::uint64_t bytes) {
   bytes_ += bytes;
   if (auto* who = find(sender)) who->how = taker::now::released;
-  return count(false) >= wanted_;
+  return is_delivered();
 }
 
 void source::lost_one(transfer_id sender) {

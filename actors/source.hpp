@@ -52,6 +52,10 @@ class source {
   void taken_by(transfer_id sender, const consumer& who);
   /// Its sender's outcome. True: with it the source is done.
   [[nodiscard]] bool released(transfer_id sender, std::uint64_t bytes);
+  /// Whether all that it is for have released it, as far as it knows of which replica they are.
+  [[nodiscard]] bool is_delivered() const noexcept {
+    return wanted_ != 0 && count(false) >= wanted_;
+  }
   /// Or it was lost, or gave up. Another rank may have come before that was known.
   void lost_one(transfer_id sender);
   /// A node that it is for was lost before it asked.

@@ -271,6 +271,7 @@ void happened(self_pointer self, deadline_came&) {
 }
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
+void happened(self_pointer, receive_is_whole&) {}
 
 }  // namespace
 

@@ -179,6 +179,7 @@ void happened(self_pointer self, link_is_lost&) {
 
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
+void happened(self_pointer, receive_is_whole&) {}
 void happened(self_pointer self, engine_aborts& refused) {
   // The link could not carry what was said, or not give the grant that belongs to it.
   if (self->state.now != phase::stored) refuse(self, refused.why);

@@ -150,12 +150,17 @@ TEST(send_session, state_goes_alone_when_all_tokens_went_before_the_seal) {
   EXPECT_EQ(acknowledge(s, 1), "post(2: 0-0 x 8-8 state) sealed 2");
 }
 
-TEST(send_session, a_transfer_with_nothing_to_move_is_sealed_at_once_in_either_mode) {
+// What comes with the seal, the first token say, is wanted all the same.
+TEST(send_session, a_transfer_with_nothing_to_move_waits_for_the_seal_in_either_mode) {
+  const std::vector<std::byte> aux{std::byte{1}};
   for (const auto mode : {transfer_mode::write, transfer_mode::read}) {
     std::string did;
     auto s = sender({.layers = 2, .has_state = true}, asking(8, 8, mode), &did);
-    EXPECT_EQ(did, "send(transfer_sealed 0)");
-    EXPECT_EQ(describe(s.sealed(8, {})), "");
+    EXPECT_EQ(did, "");
+    EXPECT_EQ(describe(s.source_ready(0, 2, 8)), "");
+    const auto seal = s.sealed(8, aux);
+    ASSERT_EQ(describe(seal), "send(transfer_sealed 0)");
+    EXPECT_EQ(std::get<transfer_sealed>(std::get<send_message>(seal[0]).message).aux, aux);
     EXPECT_EQ(describe(s.peer_released()), "conclude(done) fence");
   }
 }
@@ -237,20 +242,19 @@ TEST(receive_session, tells_layers_in_token_order_whatever_order_they_land_in) {
   EXPECT_EQ(describe(s.landed(came({0, 1, 4, 8}))), "");
   EXPECT_EQ(describe(s.landed(came({0, 2, 2, 4}))), "tell(0-1 x 2-12) tell(1-2 x 2-4)");
   EXPECT_EQ(describe(s.sealed(seal(12, 4))), "");
-  EXPECT_EQ(describe(s.landed(came({1, 2, 4, 8}))),
-            "tell(1-2 x 4-12) send(transfer_release) fence");
+  EXPECT_EQ(describe(s.landed(came({1, 2, 4, 8}))), "tell(1-2 x 4-12) fence");
 }
 
 TEST(receive_session, a_seal_that_overtakes_its_last_batch_waits_for_it) {
   auto s = receiver({.layers = 1}, asking(0, 8));
   EXPECT_EQ(describe(s.sealed(seal(8, 1))), "");
-  EXPECT_EQ(describe(s.landed(came({0, 1, 0, 8}))), "tell(0-1 x 0-8) send(transfer_release) fence");
+  EXPECT_EQ(describe(s.landed(came({0, 1, 0, 8}))), "tell(0-1 x 0-8) fence");
 }
 
 TEST(receive_session, everything_landed_is_not_done_before_the_seal) {
   auto s = receiver({.layers = 1}, asking(0, 8));
   EXPECT_EQ(describe(s.landed(came({0, 1, 0, 8}))), "tell(0-1 x 0-8)");
-  EXPECT_EQ(describe(s.sealed(seal(8, 1))), "send(transfer_release) fence");
+  EXPECT_EQ(describe(s.sealed(seal(8, 1))), "fence");
 }
 
 TEST(receive_session, a_seal_that_comes_with_a_batch_counts_that_batch_first) {
@@ -258,17 +262,16 @@ TEST(receive_session, a_seal_that_comes_with_a_batch_counts_that_batch_first) {
   auto last = came({0, 1, 0, 8});
   last.seal = {8, 1, aux};
   auto s = receiver({.layers = 1}, asking(0, 8));
-  EXPECT_EQ(describe(s.landed(last)), "tell(0-1 x 0-8) send(transfer_release) fence");
+  EXPECT_EQ(describe(s.landed(last)), "tell(0-1 x 0-8) fence");
   const auto outcome = s.quiescent();
-  EXPECT_EQ(describe(outcome), "conclude(done) unpin");
+  EXPECT_EQ(describe(outcome), "conclude(done)");
   EXPECT_EQ(std::get<conclude>(outcome[0]).aux, aux);
 
   // Another batch is still on its way.
   last.seal->batches = 2;
   auto waits = receiver({.layers = 2}, asking(0, 8));
   EXPECT_EQ(describe(waits.landed(last)), "tell(0-1 x 0-8)");
-  EXPECT_EQ(describe(waits.landed(came({1, 2, 0, 8}))),
-            "tell(1-2 x 0-8) send(transfer_release) fence");
+  EXPECT_EQ(describe(waits.landed(came({1, 2, 0, 8}))), "tell(1-2 x 0-8) fence");
 
   // A batch that is nonsense is not made good by its seal, nor the other way round.
   auto twice = receiver({.layers = 2}, asking(0, 8));
@@ -325,7 +328,7 @@ TEST(receive_session, is_not_complete_without_the_state_that_its_layout_has) {
   auto with = receiver({.layers = 1, .has_state = true}, asking(0, 8));
   static_cast<void>(with.landed(came({0, 1, 0, 8})));
   static_cast<void>(with.sealed(seal(8, 2)));
-  EXPECT_EQ(describe(with.landed(came({0, 0, 8, 8}, true))), "send(transfer_release) fence");
+  EXPECT_EQ(describe(with.landed(came({0, 0, 8, 8}, true))), "fence");
 
   auto twice = receiver({.layers = 1, .has_state = true}, asking(0, 8));
   static_cast<void>(twice.landed(came({0, 0, 8, 8}, true)));
@@ -339,16 +342,16 @@ TEST(receive_session, pulls_groups_of_layers_bounded_in_flight_with_the_state_in
   EXPECT_EQ(describe(s.offered(offer(8))), "post(1: 0-2 x 3-8) post(2: 2-4 x 3-8)");
   EXPECT_EQ(acknowledge(s, 2), "tell(2-4 x 3-8) post(3: 4-5 x 3-8 state)");
   EXPECT_EQ(acknowledge(s, 3), "tell(4-5 x 3-8)");
-  EXPECT_EQ(acknowledge(s, 1), "tell(0-2 x 3-8) send(transfer_release) fence");
+  EXPECT_EQ(acknowledge(s, 1), "tell(0-2 x 3-8) fence");
 }
 
 TEST(receive_session, a_transfer_with_nothing_to_move_is_done_by_a_seal_or_an_offer) {
   for (const auto mode : {transfer_mode::write, transfer_mode::read}) {
     auto sealed = receiver({.layers = 2, .has_state = true}, asking(8, 8, mode));
-    EXPECT_EQ(describe(sealed.sealed(seal(8, 0))), "send(transfer_release) fence");
-    EXPECT_EQ(describe(sealed.quiescent()), "conclude(done) unpin");
+    EXPECT_EQ(describe(sealed.sealed(seal(8, 0))), "fence");
+    EXPECT_EQ(describe(sealed.quiescent()), "conclude(done)");
     auto offered = receiver({.layers = 2}, asking(8, 8, mode));
-    EXPECT_EQ(describe(offered.offered(offer(8))), "send(transfer_release) fence");
+    EXPECT_EQ(describe(offered.offered(offer(8))), "fence");
   }
 }
 
@@ -361,6 +364,40 @@ TEST(receive_session, the_outcome_carries_what_came_with_the_seal_or_the_offer) 
   static_cast<void>(read.offered({the_id, 8, {}, {}, {}, aux}));
   static_cast<void>(acknowledge(read, 1));
   EXPECT_EQ(std::get<conclude>(read.quiescent().at(0)).aux, aux);
+}
+
+/// Its part is here; whether all of the receive is, nobody has said yet.
+receive_session with_its_part_here() {
+  auto s = receiver({.layers = 1}, asking(8, 8));
+  static_cast<void>(s.sealed(seal(8, 0)));
+  EXPECT_EQ(describe(s.quiescent()), "conclude(done)");
+  return s;
+}
+
+// Otherwise the part could not be had again, and the other sources would be of no use.
+TEST(receive_session, gives_a_source_back_unreleased_when_the_receive_fails_elsewhere) {
+  auto s = with_its_part_here();
+  EXPECT_EQ(describe(s.local_abort({errc::peer_lost, "another source is gone"})),
+            "send(transfer_abort peer_lost) unpin");
+}
+
+TEST(receive_session, says_nothing_to_a_source_that_ended_or_whose_link_is_gone) {
+  auto ended = with_its_part_here();
+  EXPECT_EQ(describe(ended.peer_aborted({errc::aborted, "the engine stops"})),
+            "send(transfer_quiescent)");
+  EXPECT_EQ(describe(ended.received_whole()), "unpin");
+  auto gone = with_its_part_here();
+  EXPECT_EQ(describe(gone.link_lost({errc::peer_lost, "gone"})), "");
+  EXPECT_EQ(describe(gone.received_whole()), "unpin");
+}
+
+// Told as aborted at one side and as delivered at the other: nobody could receive it again.
+TEST(receive_session, an_abort_behind_the_last_byte_reaches_the_source_in_place_of_the_release) {
+  auto s = receiver({.layers = 1}, asking(8, 8));
+  EXPECT_EQ(describe(s.sealed(seal(8, 0))), "fence");
+  EXPECT_EQ(describe(s.local_abort({errc::aborted, "the engine gave up"})),
+            "send(transfer_abort aborted) conclude(aborted)");
+  EXPECT_EQ(describe(s.quiescent()), "unpin");
 }
 
 /// The peer's fence shut the first of two reads out.
@@ -385,7 +422,7 @@ TEST(receive_session, a_read_refused_since_the_link_broke_at_the_peer_is_read_ov
   auto s = with_a_refused_read();
   static_cast<void>(s.link_back());
   EXPECT_EQ(describe(s.offered(offer(8))), "post(3: 0-1 x 0-8)");
-  EXPECT_EQ(acknowledge(s, 3), "tell(0-1 x 0-8) send(transfer_release) fence");
+  EXPECT_EQ(acknowledge(s, 3), "tell(0-1 x 0-8) fence");
 }
 
 TEST(receive_session, a_flood_of_gaps_is_refused_before_it_fills_the_memory) {

@@ -92,7 +92,8 @@ send_session draining_read() {
 }
 send_session draining_empty() {
   auto s = idle();
-  EXPECT_EQ(describe(begin(s, transfer_mode::read, 4, 4)), "send(transfer_sealed 0)");
+  EXPECT_EQ(describe(begin(s, transfer_mode::read, 4, 4)), "");
+  EXPECT_EQ(describe(s.sealed(4, {})), "send(transfer_sealed 0)");
   return s;
 }
 send_session fencing_done() {

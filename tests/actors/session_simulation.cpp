@@ -79,6 +79,7 @@ class world {
       case kind::complete: return complete(e.where, e.index);
       case kind::fence_effective: sides_[e.where].fence_effective = true; return;
       case kind::quiescent: return give_quiescent(e.where);
+      case kind::whole: return carry_out(decode, receiver().received_whole());
       case kind::engine_abort: return engine_aborts(e.where);
       case kind::link_breaks:
         course_.broken = true;
@@ -244,7 +245,7 @@ class world {
     // The request was lost with the former link: the node answers for what it does not know.
     if (to == prefill && !sender_) return;
     if (const auto* m = std::get_if<transfer_abort>(&message)) {
-      if (!sides_[to].quiescent_given) sides_[to].got_abort = true;
+      if (!sides_[to].unpinned) sides_[to].got_abort = true;
       if (sides_[to].concluded == 0) sides_[to].must_fail = true;
       const error why{m->code, m->reason};
       return carry_out(to,
@@ -420,6 +421,7 @@ class world {
         judge_.tells(s, t->slice);
       } else if (const auto* c = std::get_if<conclude>(&action)) {
         judge_.concludes(s, *c);
+        if (s == decode && !c->failure) schedule(soon(), kind::whole, decode, 0);
       } else {
         if (!last) judge_.violate("the unpin is not the last of its list");
         judge_.unpins(s);

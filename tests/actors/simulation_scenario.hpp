@@ -55,6 +55,7 @@ enum class kind : std::uint8_t {
   complete,
   fence_effective,
   quiescent,
+  whole,
   engine_abort,
   link_breaks,
   link_told,
@@ -63,10 +64,10 @@ enum class kind : std::uint8_t {
   link_back,
   expire
 };
-inline constexpr std::array<const char*, 17> kind_names{
-    "start",     "frame",      "source_ready",    "seal",      "land",         "ghost",
-    "notice",    "complete",   "fence_effective", "quiescent", "engine_abort", "link_breaks",
-    "link_told", "link_swaps", "end_breaks",      "link_back", "expire"};
+inline constexpr std::array<const char*, 18> kind_names{
+    "start",       "frame",     "source_ready",    "seal",       "land",      "ghost",
+    "notice",      "complete",  "fence_effective", "quiescent",  "whole",     "engine_abort",
+    "link_breaks", "link_told", "link_swaps",      "end_breaks", "link_back", "expire"};
 
 struct event {
   std::uint32_t time;

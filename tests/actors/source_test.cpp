@@ -167,6 +167,25 @@ TEST(source, takes_nobodys_place_for_a_rank_that_it_cannot_place_yet) {
   EXPECT_TRUE(s.released(transfer_id{4}, 1));
 }
 
+// Seeds 10 and 54: each rank failed and came again before the membership named one of them.
+TEST(source, is_delivered_when_the_membership_names_the_ranks_behind_the_last_release) {
+  auto s = for_consumers(0);
+  EXPECT_FALSE(s.is_delivered());
+  for (const std::uint64_t attempt : {0, 10}) {
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      const transfer_id sender{attempt + rank};
+      s.taken_by(sender, {"decode-0-" + std::to_string(rank), "", rank, 3});
+      if (attempt == 0) {
+        s.lost_one(sender);
+      } else {
+        static_cast<void>(s.released(sender, 1));
+      }
+    }
+  }
+  s.learn_replicas([](const std::string&) { return std::string{"decode/0"}; });
+  EXPECT_TRUE(s.is_delivered());
+}
+
 TEST(source, of_several_replicas_counts_those_that_are_whole) {
   auto s = for_consumers(4);
   s.taken_by(first, {"decode-0-0", "", 0, 2});

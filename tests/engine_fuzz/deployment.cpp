@@ -46,7 +46,8 @@ void write_stage(std::ostream& out, const scenario& s, const char* name, const s
   }
   // Who stands still is lost soon; nobody else is.
   out << "    transport: {backend: " << s.backend << ", qp_per_transfer: " << s.lanes
-      << ", max_reconnects: 1000, peer_silence: " << (s.may_freeze ? "4s" : "1min") << "}\n";
+      << ", max_reconnects: 1000, peer_silence: " << (s.may_freeze ? "4s" : "1min")
+      << ", connect_timeout: " << (s.may_freeze ? "4s" : "1min") << "}\n";
 }
 
 }  // namespace

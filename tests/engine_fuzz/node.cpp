@@ -268,9 +268,7 @@ class local_node final : public fuzz_node {
   /// What the engine is told of a live operation, which may have ended where it may fail.
   void expect_taken(const transfer& t, const result<void>& said) {
     if (said) return;
-    const bool may_have_ended =
-        !verdict_of(t).is_certain() || moves_nothing(s_, plan(t.request), node_);
-    if (said.error().code == errc::not_found && may_have_ended) return;
+    if (said.error().code == errc::not_found && !verdict_of(t).is_certain()) return;
     found(t, to_string(said.error()));
   }
 
@@ -302,8 +300,7 @@ class local_node final : public fuzz_node {
 
   [[nodiscard]] std::optional<live_send> some_live_send() const {
     for (const auto& [id, t] : transfers_) {
-      if (t.what == part::send && !t.sealed && verdict_of(t).is_certain() &&
-          !moves_nothing(s_, plan(t.request), node_))
+      if (t.what == part::send && !t.sealed && verdict_of(t).is_certain())
         return live_send{operation_id{id}, name(t.request),
                          static_cast<std::uint32_t>(t.blocks.size())};
     }
@@ -428,9 +425,7 @@ class local_node final : public fuzz_node {
     }
     std::vector<std::byte> aux(r.aux_bytes);
     pattern(r.seed + 5, aux);
-    // Known: where nothing is to move it may be done before the prefill has sealed.
-    const bool may_lack_it = t.tokens.begin == t.tokens.end && d.aux.empty();
-    if (d.aux != aux && !may_lack_it) found(t, "the engine's own data is not the prefill's");
+    if (d.aux != aux) found(t, "the engine's own data is not the prefill's");
     const bool moves_state = model_->has_states() && t.tokens.begin < t.tokens.end;
     check(t, model_->is_there(t.blocks, model_->all_layers(), t.tokens, r.seed));
     if (moves_state) check(t, model_->state_is_there(t.slot, r.seed));

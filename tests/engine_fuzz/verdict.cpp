@@ -2,8 +2,6 @@
 
 #include <optional>
 
-#include "troupe/kvcache/plan.hpp"
-
 namespace troupe::engine_fuzz {
 
 std::string_view to_string(part what) noexcept {
@@ -47,7 +45,6 @@ void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint3
     case mishap::short_seal:
       v.may_succeed = s.retries && what != part::receive;
       if (!v.may_succeed) v.failures = {errc::out_of_range};
-      if (what == part::send && moves_nothing(s, r, node)) v.may_succeed = true;
       // It may have been given up when all who asked had gone.
       if (!s.retries && what == part::send) v.failures.push_back(errc::aborted);
       break;
@@ -65,12 +62,6 @@ void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint3
 
 }  // namespace
 
-bool moves_nothing(const scenario& s, const request_plan& r, std::uint32_t node) {
-  return r.prefix == r.tokens ||
-         kvcache::targets_for(s.layout_of(node), s.prefill.ranks, s.decode.ranks, s.rank_of(node))
-             .empty();
-}
-
 verdict verdict_on(const scenario& s, const round& now, std::uint32_t request, std::uint32_t node,
                    part what) {
   const auto& r = now.requests[request];
@@ -80,12 +71,6 @@ verdict verdict_on(const scenario& s, const round& now, std::uint32_t request, s
     v.failures = {errc::not_found};
   } else {
     add_mishap(v, s, r, node, what);
-  }
-  // Of several prefill ranks one may have ended with its part delivered before the receive failed: known, and
-  // then the window is of no use.
-  if (r.decode_again && s.prefill.ranks > 1) {
-    if (what == part::receive_again) v.failures.push_back(errc::not_found);
-    if (what == part::send) v.failures.push_back(errc::aborted);
   }
   const auto victim = victim_of(now);
   if (!victim || !takes_part(s, r, *victim)) return v;

@@ -27,9 +27,6 @@ struct verdict {
   [[nodiscard]] bool is_certain() const { return failures.empty() && !may_fail_anyhow; }
 };
 
-/// Whether a prefill rank has nothing that a decode rank wants. Such a send needs no seal to be done.
-[[nodiscard]] bool moves_nothing(const scenario& s, const request_plan& r, std::uint32_t node);
-
 [[nodiscard]] verdict verdict_on(const scenario& s, const round& now, std::uint32_t request,
                                  std::uint32_t node, part what);
 

@@ -354,6 +354,13 @@ void transfer::carry_out(side s, const session_actions& actions) {
       }
     } else if (const auto* c = std::get_if<conclude>(&action)) {
       conclude_side(s, c->failure);
+      if (s == decode && !c->failure) {
+        world_.time.after(microseconds{world_.between(microseconds{0}, microseconds{50})},
+                          [self = shared_from_this()] {
+                            if (self->ends_[decode].unpinned) return;
+                            self->carry_out(decode, self->receiver_->received_whole());
+                          });
+      }
     } else {
       world_.require(e.quiescent || !e.fenced, "unpinned before it was quiescent");
       link_->detach(s, shared_from_this());
