@@ -30,8 +30,10 @@ class told_deadline : public listened_port {
     spec.deadline = 10 * troupe::testing::wait_limit;
     const auto operation = context->operations.begin({});
     ASSERT_TRUE(operation);
+    offered = *operation;
     caf::anon_send(port, engine_command{start_send{*operation, spec}});
   }
+  operation_id offered;  ///< last
 };
 
 TEST_F(told_deadline, is_what_is_left_when_a_request_is_said_again_over_the_next_link) {
@@ -53,6 +55,21 @@ TEST_F(told_deadline, is_what_is_left_when_a_request_is_said_again_over_the_next
   ASSERT_TRUE(again && std::holds_alternative<transfer_request>(*again));
   EXPECT_LE(std::get<transfer_request>(*again).deadline_ms, 59'700u);
   caf::anon_send(*session, session_event{engine_aborts{{errc::aborted, "enough"}}});
+}
+
+// Seed 27 of the engine fuzzer: released at the last moment, done there and failed here.
+TEST_F(told_deadline, leaves_time_for_the_last_word_of_who_told_it) {
+  const auto deadline = 100ms;
+  offer("r");
+  ask(transfer_id{9}, "r", deadline);
+  ASSERT_TRUE(heard->sessions.at(0));
+  caf::anon_send(port, engine_command{send_sealed{offered, {16, {}}}});
+  ASSERT_TRUE(said<transfer_sealed>(0));
+  std::this_thread::sleep_for(deadline + 200ms);
+  comes(transfer_release{transfer_id{9}});
+  const auto events = context->events.wait(troupe::testing::wait_limit, 1);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<event_done>(events.front().what));
 }
 
 TEST_F(told_deadline, runs_on_while_a_request_waits_for_its_source) {
