@@ -21,7 +21,7 @@ void name_this_process(const std::string& name) noexcept;
 
 /// What becomes of a process when the one that started it dies without a word.
 enum class orphan : std::uint8_t {
-  stops,  ///< in good order (SIGTERM)
+  stops,  ///< in good order (SIGTERM); one that stands still hears it where it has an `orphan_wake`
   dies,   ///< at once (SIGKILL), also one that stands still
 };
 

@@ -27,6 +27,7 @@
 #include "troupe/deploy/cli/process_name.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
+#include "troupe/deploy/orphan_wake.hpp"
 #include "troupe/deploy/reference_engine/reference_engine.hpp"
 
 namespace troupe::deploy::cli {
@@ -281,6 +282,7 @@ exit_code run_node(node_arguments& given) {
   if (auto logging = go_by(first_name, given.log); !logging) return refuse(logging.error());
   const announcer tell{given.announce_fd};
   stop_signals signals;
+  const orphan_wake wake;
   if (given.name.empty()) {
     auto claim = claim_name(*deployment, given, signals);
     if (!claim && claim.error().code == errc::aborted) return exit_code::ok;  // told to stop

@@ -13,7 +13,7 @@ namespace troupe::reference {
 
 namespace {
 
-using state = decode_request::state;
+using request_state = decode_request::state;
 
 constexpr std::size_t max_kept_prefixes = 16;
 constexpr std::chrono::milliseconds gather_retry{5};
@@ -56,8 +56,9 @@ class decode_worker final : public worker {
     bool worked = false;
     const auto now = clock::now();
     for (auto& request : live_) {
-      if (request->now == state::gathering && now >= request->retry) look_for_part(*request);
-      if (request->now == state::decoding) {
+      if (request->now == request_state::gathering && now >= request->retry)
+        look_for_part(*request);
+      if (request->now == request_state::decoding) {
         decode_one(*request);
         worked = true;
       }
@@ -76,7 +77,7 @@ class decode_worker final : public worker {
       return {};
     }
     for (auto& live : live_)
-      if (same(live) && live->now != state::ended) {
+      if (same(live) && live->now != request_state::ended) {
         give_up(*live, why);
         bury();
         return {};
@@ -86,7 +87,7 @@ class decode_worker final : public worker {
 
   result<text_reply> text(const std::string& request) const override {
     const auto same = [&](const auto& r) {
-      return r->what.request == request && r->now != state::ended;
+      return r->what.request == request && r->now != request_state::ended;
     };
     if (const auto found = std::ranges::find_if(live_, same); found != live_.end()) {
       return text_reply{(*found)->text.tokens};
@@ -102,16 +103,16 @@ class decode_worker final : public worker {
     };
     for (const auto& request : waiting_) at(request->deadline);
     for (const auto& request : live_) {
-      if (request->now == state::ended) continue;
+      if (request->now == request_state::ended) continue;
       at(request->deadline);
-      if (request->now == state::gathering) at(request->retry);
+      if (request->now == request_state::gathering) at(request->retry);
     }
     return next;
   }
 
   std::uint32_t requests() const override {
     const auto running = std::count_if(live_.begin(), live_.end(), [](const auto& request) {
-      return request->now != state::ended;
+      return request->now != request_state::ended;
     });
     return static_cast<std::uint32_t>(waiting_.size()) + static_cast<std::uint32_t>(running);
   }
@@ -176,7 +177,7 @@ class decode_worker final : public worker {
     if (!operation) return fail(operation.error());
     request.operation = *operation;
     pin(request);
-    request.now = state::receiving;
+    request.now = request_state::receiving;
     return {};
   }
 
@@ -221,19 +222,20 @@ class decode_worker final : public worker {
   void handle(decode_request& request, operation_id, event_allocated& happened) {
     request.blocks = held_blocks{std::move(happened.blocks)};
     pin(request);
-    if (request.now == state::ended) release(std::exchange(request.blocks, {}));
+    if (request.now == request_state::ended) release(std::exchange(request.blocks, {}));
   }
   void handle(decode_request& request, operation_id, event_layers& happened) {
     request.note_landed(happened.slice);
   }
   void handle(decode_request& request, operation_id operation, event_done& happened) {
-    if (request.now == state::ended) return;
+    if (request.now == request_state::ended) return;
     if (operation == request.operation) return received(request, happened);
-    if (request.now == state::handing) finish(request);
+    if (request.now == request_state::handing) finish(request);
   }
   void handle(decode_request& request, operation_id operation, event_failed& happened) {
-    if (request.now == state::ended) return;
-    const bool not_there_yet = request.now == state::gathering && operation != request.operation &&
+    if (request.now == request_state::ended) return;
+    const bool not_there_yet = request.now == request_state::gathering &&
+                               operation != request.operation &&
                                happened.why.code == errc::not_found;
     if (not_there_yet) {
       request.retry = clock::now() + gather_retry;
@@ -246,7 +248,7 @@ class decode_worker final : public worker {
     context_.blocks->unpin(request.pinned);
   }
   void handle(decode_request& request, operation_id, event_value& happened) {
-    if (request.now == state::gathering) take_part(request, happened.value.bytes);
+    if (request.now == request_state::gathering) take_part(request, happened.value.bytes);
   }
   void handle(decode_request&, operation_id, event_info&) {}
   void handle(decode_request&, operation_id, event_placed&) {}
@@ -280,7 +282,7 @@ class decode_worker final : public worker {
         std::chrono::duration_cast<std::chrono::milliseconds>(request.deadline - clock::now()));
     if (!operation) return conclude(request, fail(operation.error()));
     operations_.emplace(*operation, &request);
-    request.now = state::handing;
+    request.now = request_state::handing;
   }
 
   void look_for_part(decode_request& request) {
@@ -312,7 +314,7 @@ class decode_worker final : public worker {
       if (!part) return conclude(request, fail(part.error()));
       request.others.push_back(std::move(*part));
     }
-    request.now = state::gathering;
+    request.now = request_state::gathering;
     request.retry = clock::now();
     if (request.others.empty()) start_decoding(request);
   }
@@ -331,7 +333,7 @@ class decode_worker final : public worker {
       if (!text) return conclude(request, fail(text.error()));
       request.text = std::move(*text);
     }
-    request.now = state::decoding;
+    request.now = request_state::decoding;
     if (is_complete(request.text, request.what.max_tokens)) finish(request);
   }
 
@@ -355,18 +357,19 @@ class decode_worker final : public worker {
   /// Blocks must not be kept from those who wait for some.
   [[nodiscard]] bool anybody_waits() const {
     return !waiting_.empty() || std::any_of(live_.begin(), live_.end(), [](const auto& request) {
-      return request->now == state::receiving && request->blocks.empty();
+      return request->now == request_state::receiving && request->blocks.empty();
     });
   }
 
   void give_up(decode_request& request, const error& why) {
-    if (request.now == state::ended) return;
-    if (request.now == state::receiving) (void)context_.node->abort(request.operation, why.message);
+    if (request.now == request_state::ended) return;
+    if (request.now == request_state::receiving)
+      (void)context_.node->abort(request.operation, why.message);
     conclude(request, fail(why));
   }
 
   void conclude(decode_request& request, result<payload> answer) {
-    request.now = state::ended;
+    request.now = request_state::ended;
     request.cache.reset();
     request.others.clear();
     release(std::exchange(request.blocks, {}));
@@ -383,7 +386,8 @@ class decode_worker final : public worker {
   /// Forgets those that are over and whose memory the network can touch no more.
   void bury() {
     std::erase_if(live_, [&](const auto& request) {
-      if (request->now != state::ended || !request->unpinned || is_pending(*request)) return false;
+      if (request->now != request_state::ended || !request->unpinned || is_pending(*request))
+        return false;
       context_.slots.give_back(request->slot);
       return true;
     });
@@ -402,7 +406,7 @@ class decode_worker final : public worker {
       return true;
     });
     for (auto& request : live_)
-      if (request->now != state::ended && request->deadline <= now) give_up(*request, why);
+      if (request->now != request_state::ended && request->deadline <= now) give_up(*request, why);
   }
 
   worker_context& context_;

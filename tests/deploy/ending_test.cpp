@@ -9,6 +9,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
 #include "command.hpp"
 #include "process_tree.hpp"
@@ -146,6 +148,8 @@ TEST(killed_demo, is_cleaned_up_after_by_the_next_one_which_leaves_those_alone_t
   EXPECT_THAT(files.names(), IsEmpty());
 }
 
+// -- told to end while nobody answers
+
 /// So many that the patience with one after the other would be longer than any wait of a test.
 constexpr std::size_t many_stores = 8;
 
@@ -159,23 +163,37 @@ std::string stores(std::size_t count, std::uint16_t port) {
   return text;
 }
 
-// The kernel continues what stands still in a process group that nobody is left to continue.
-TEST(killed_up, leaves_no_node_not_even_one_that_stands_still) {
-  const deployment_on_disk file{stores(2, free_port())};
-  std::vector<pid_t> children;
-  {
-    command up{{"up", file.path(), "--log-level", "off"}};
-    ASSERT_TRUE(up.says("3 nodes are up")) << up.out() << up.err();
-    children = children_of(up.pid());
-    ASSERT_EQ(children.size(), 3U);
-    freeze(children);
-    up.signal(SIGKILL);
-    EXPECT_EQ(up.wait(), 128 + SIGKILL);
+/// While it lives, this process inherits the children of those that it starts, as the first process of a
+/// container does: in their session, where the kernel continues nobody.
+class heir {
+ public:
+  heir() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+  ~heir() { ::prctl(PR_SET_CHILD_SUBREAPER, 0); }
+  heir(const heir&) = delete;
+  heir& operator=(const heir&) = delete;
+  /// Waits for its end; one that does not come is brought about by force. As `waitpid` has it.
+  [[nodiscard]] static int status_of(pid_t inherited) {
+    int status = 0;
+    if (!comes_true([&] { return ::waitpid(inherited, &status, WNOHANG) == inherited; })) {
+      ::kill(inherited, SIGKILL);
+      ::waitpid(inherited, &status, 0);
+    }
+    return status;
   }
-  expect_gone(children);
-}
+};
 
-// -- told to end while nobody answers
+TEST(killed_up, ends_its_nodes_in_good_order_also_where_they_stand_still) {
+  const heir inherits;
+  const deployment_on_disk file{stores(2, free_port())};
+  command up{{"up", file.path(), "--log-level", "off"}};
+  ASSERT_TRUE(up.says("3 nodes are up")) << up.out() << up.err();
+  const auto children = children_of(up.pid());
+  ASSERT_EQ(children.size(), 3U);
+  freeze(children);
+  up.signal(SIGKILL);
+  EXPECT_EQ(up.wait(), 128 + SIGKILL);
+  for (const auto pid : children) EXPECT_EQ(heir::status_of(pid), 0) << pid;
+}
 
 TEST(frozen_up, ends_all_its_nodes_at_once_with_one_ctrl_c) {
   const deployment_on_disk file{stores(many_stores, free_port())};
