@@ -136,7 +136,8 @@ TEST_F(checked_calls, receive_into_no_block_twice) {
 }
 
 TEST_F(checked_calls, put_only_where_an_edge_leads) {
-  const std::vector<std::byte> bytes(10);
+  static const std::vector<std::byte> bytes(
+      10);  // longer than the node: nobody waits for the outcomes
   for (const std::string peer : {"store-0", "supervisor"}) {
     const auto asked = node->put(peer, "key", bytes);
     ASSERT_FALSE(asked) << peer;
