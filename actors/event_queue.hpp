@@ -4,7 +4,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +14,7 @@
 
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/operation_table.hpp"
+#include "troupe/actors/waiting_events.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
@@ -25,9 +25,9 @@ namespace troupe::actors {
 /// taken; of each there waits at most one event of every kind, and of layers one for each layer (or
 /// twice that before the next merging), since layer events of one operation merge while they wait.
 ///
-/// Every event is taken once. Those of an operation that a thread waits for (`claim`) stay in their
-/// places, unseen by `take`, `wait` and the descriptor, until that thread takes them all or gives the
-/// claim up.
+/// Every event is taken once. A thread that waits for one operation owns its events (`claim`): `take`,
+/// `wait` and the descriptor do not see them. The thread takes them all, or gives the claim up; then
+/// `take` comes to them first.
 class event_queue {
  public:
   class claim;
@@ -69,31 +69,20 @@ class event_queue {
   };
 
  private:
-  struct waiting_event {
-    event what;
-    bool last{false};  ///< of its operation
-  };
-
   void append(waiting_event e);
-  [[nodiscard]] std::vector<event> take_locked(std::size_t max);
-  [[nodiscard]] std::vector<event> take_all_locked(operation_id operation);
+  [[nodiscard]] std::vector<event> take_locked(waiting_events& from, std::size_t max);
+  [[nodiscard]] std::vector<event> take_unclaimed_locked(std::size_t max);
   void end_claim(claim& of);
   void note_taken_locked(const waiting_event& taken, std::vector<operation_id>& ended);
-  /// Counts again what `take` may take, and makes the descriptor say so. True: wake who waits.
-  [[nodiscard]] bool recount_locked();
-  [[nodiscard]] std::size_t count_visible_locked() const;
-  [[nodiscard]] bool is_claimed_locked(operation_id operation) const;
-  [[nodiscard]] bool has_last_locked(operation_id operation) const;
+  void publish_count_locked();
   void signal_locked();
   void drain_locked();
-  void merge_layers_locked();
 
   operation_table& operations_;
   mutable std::mutex mutex_;
   std::condition_variable available_;
-  std::deque<waiting_event> events_;
-  std::size_t merge_at_;
-  std::atomic<std::size_t> count_{0};  ///< of `events_` that are not claimed
+  waiting_events events_;              ///< that nobody claims
+  std::atomic<std::size_t> count_{0};  ///< of `events_`
   std::unordered_map<operation_id, claim*> claims_;
   /// Open ones whose outcome `take` had: nobody can wait for it any more.
   std::unordered_set<operation_id> outcome_taken_;
@@ -125,11 +114,13 @@ class event_queue::claim {
   friend event_queue;
 
   void end_locked();
+  [[nodiscard]] bool has_last() const { return events_.has_last(operation_); }
 
   event_queue& queue_;
   const operation_id operation_;
   const std::thread::id thread_{std::this_thread::get_id()};
   const int fd_;
+  waiting_events events_;
   std::atomic<bool> over_{false};
   std::condition_variable ended_;
 };

@@ -137,6 +137,46 @@ TEST_F(claims, of_layers_that_nobody_takes_stay_bounded) {
   EXPECT_LE((*claim->take())->size(), 1024u + 2 * 8);
 }
 
+TEST_F(claims, given_up_give_their_events_back_in_order_before_those_of_others) {
+  const auto mine = begin();
+  const auto other = begin();
+  layers(other, 0, 16);
+  layers(mine, 0, 16);
+  {
+    const auto claim = queue.claim_events(mine).value();
+    layers(mine, 1, 16);
+    layers(other, 1, 16);
+  }
+  const auto told = queue.take(every_event);
+  ASSERT_EQ(told.size(), 4u);
+  for (const std::uint32_t i : {0u, 1u}) {
+    EXPECT_EQ(told[i].operation, mine);
+    EXPECT_EQ(std::get<event_layers>(told[i].what).slice.layer_begin, i);
+    EXPECT_EQ(told[i + 2].operation, other);
+    EXPECT_EQ(std::get<event_layers>(told[i + 2].what).slice.layer_begin, i);
+  }
+}
+
+/// A claim that looked at what waits of others would take a thousand times the limit of this test.
+TEST(one_claim, of_very_many_operations_costs_what_waits_of_its_own) {
+  constexpr std::uint32_t many = 400'000;
+  operation_table operations{many};
+  event_queue queue{operations};
+  std::vector<operation_id> ids;
+  for (std::uint32_t i = 0; i < many; ++i) {
+    ids.push_back(operations.begin({operation_kind::value, {}, 0, false}).value());
+    ASSERT_TRUE(operations.end(ids.back()));
+    queue.push_last({ids.back(), event_done{}});
+  }
+  std::ranges::reverse(ids);
+  for (const auto id : ids) {
+    const auto claim = queue.claim_events(id).value();
+    ASSERT_EQ((*claim->take())->size(), 1u);
+  }
+  EXPECT_TRUE(queue.empty());
+  EXPECT_EQ(operations.open(), 0u);
+}
+
 TEST_F(claims, end_with_the_reason_when_the_queue_closes_and_what_is_there_is_not_lost) {
   const auto mine = begin();
   const auto whole = begin();
