@@ -225,10 +225,16 @@ struct link_reply {
   std::vector<std::string> gpus;  ///< bus ids of those that hold the answering node's cache
 };
 
+/// What became of a link at one of its ends.
+enum class link_fate : std::uint8_t {
+  broke,       ///< its dialler dials again
+  ended,       ///< it will not be made again
+  node_stops,  ///< the link ends with its node
+};
+
 /// One end of a link to the other, beside the link: what its transport may not be able to tell.
 struct link_notice {
-  /// 2: this node stops; 1: the link will not be made again; 0: it broke here, dial again
-  std::uint8_t ended{0};
+  link_fate fate{link_fate::broke};
   std::string why;
 };
 
@@ -408,7 +414,7 @@ auto inspect(I& f, link_reply& x) {
 }
 template <class I>
 auto inspect(I& f, link_notice& x) {
-  return f(x.ended, x.why);
+  return f(x.fate, x.why);
 }
 template <class I>
 auto inspect(I& f, lane_report& x) {

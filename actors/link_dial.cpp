@@ -134,7 +134,7 @@ void turn_away(self_pointer self, const std::string& why) {
   auto& st = self->state;
   if (st.broke || !st.other_end) return;
   self->demonitor(st.other_end.address());
-  self->send(st.other_end, link_notice{1, why});
+  self->send(st.other_end, link_notice{link_fate::ended, why});
   st.other_end = nullptr;
 }
 

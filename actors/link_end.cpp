@@ -60,7 +60,8 @@ void end_link(self_pointer self, troupe::error why) {
   st.for_room.clear();
   if (st.link) st.link->close();
   // Its transport may not be able to tell it any more.
-  if (st.other_end && !st.leaving) self->send(st.other_end, link_notice{1, why.message});
+  if (st.other_end && !st.leaving)
+    self->send(st.other_end, link_notice{link_fate::ended, why.message});
   for (const auto& [transfer, session] : st.sessions) {
     tell(session, session_event{link_is_lost{why}});
   }
@@ -84,7 +85,7 @@ void carry_out(self_pointer self, leave_link order) {
   st.leaving = std::move(order.why);
   const auto patience = std::min(st.context->settings.peer_silence, goodbye_patience);
   const auto end = [self] { end_link(self, *self->state.leaving); };
-  self->request(st.other_end, patience, link_notice{2, st.leaving->message})
+  self->request(st.other_end, patience, link_notice{link_fate::node_stops, st.leaving->message})
       .then([end] { end(); }, [end](const caf::error&) { end(); });
 }
 

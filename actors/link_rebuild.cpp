@@ -91,7 +91,7 @@ void break_link(self_pointer self, const troupe::error& why) {
   watch(self);
   if (!is_dialler(st)) {
     st.tries = 0;
-    self->send(st.other_end, link_notice{0, st.last_break});
+    self->send(st.other_end, link_notice{link_fate::broke, st.last_break});
     wait_for_dialler(self);
     return;
   }
@@ -168,13 +168,16 @@ void hear(self_pointer self, const link_notice& notice) {
   }
   heard_besides(st);
   const auto ended = st.peer.name + " ended the link: " + notice.why;
-  if (notice.ended == 2) {
-    carry_out(self, peer_left{{errc::peer_lost, ended}});
-  } else if (notice.ended != 0) {
-    other_end_ended(self, ended);
-  } else if (is_dialler(st) && st.now == link_state::phase::up) {
-    break_link(self, cause_of(st, notice.why));
+  switch (notice.fate) {
+    case link_fate::broke:
+      if (is_dialler(st) && st.now == link_state::phase::up)
+        break_link(self, cause_of(st, notice.why));
+      return;
+    case link_fate::node_stops: carry_out(self, peer_left{{errc::peer_lost, ended}}); return;
+    case link_fate::ended: break;
   }
+  // A fate that this release does not know is taken for the end of the link, too.
+  other_end_ended(self, ended);
 }
 
 }  // namespace troupe::actors::link_parts

@@ -72,7 +72,7 @@ link_actor::behavior_type parting_end(
         open->push_back(std::move(*link));
         requests->put(request);
         answer.deliver(std::move(reply));
-        self->send(dialler, link_notice{1, "it cannot be joined"});
+        self->send(dialler, link_notice{link_fate::ended, "it cannot be joined"});
         return answer;
       },
       [](const link_notice&) {},

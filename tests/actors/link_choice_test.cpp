@@ -135,7 +135,7 @@ TEST_P(out_of_reach, is_found_out_before_it_is_connected_to_and_left_to_the_next
   // Its half of the link would wait until the time to connect is over.
   const auto notice = ear->notices.at(0);
   ASSERT_TRUE(notice) << "the acceptor was told nothing";
-  EXPECT_EQ(notice->ended, 1);
+  EXPECT_EQ(notice->fate, link_fate::ended);
   EXPECT_THAT(notice->why, HasSubstr(GetParam().why));
 }
 
