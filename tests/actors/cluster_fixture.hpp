@@ -156,9 +156,9 @@ struct cluster_options {
   std::string source_lease{"60s"};
   std::uint32_t max_operations{0};  ///< 0: as many as by default
   std::string heartbeat_timeout{"2s"};
-  std::string peer_silence;            ///< empty: the default; longer over rdma
-  std::string transport_more;          ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
-  std::string connect_timeout{"20s"};  ///< over rdma, which takes its time in emulation
+  std::string peer_silence;     ///< empty: the default; longer over rdma
+  std::string connect_timeout;  ///< empty: the default; longer over rdma
+  std::string transport_more;   ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
 };
 
 /// With time-outs that end nothing in a test: each is longer than a wait, or as long as it may be.
@@ -167,6 +167,7 @@ inline cluster_options unhurried(cluster_options options = {}) {
   options.source_lease = "10min";
   options.heartbeat_timeout = "30min";
   options.peer_silence = "1min";
+  options.connect_timeout = "1min";
   return options;
 }
 
@@ -238,10 +239,11 @@ class cluster {
     const auto backend = stage == "store" && options_.backend == "xgmi" ? "auto" : options_.backend;
     std::string text = "{backend: " + backend + more;
     if (!options_.peer_silence.empty()) text += ", peer_silence: " + options_.peer_silence;
+    if (!options_.connect_timeout.empty()) text += ", connect_timeout: " + options_.connect_timeout;
     if (options_.backend == "rdma") {
-      text += std::string{", device: "} + (stage == "prefill" ? "rxe0a" : "rxe0b") +
-              ", connect_timeout: " + options_.connect_timeout;
+      text += std::string{", device: "} + (stage == "prefill" ? "rxe0a" : "rxe0b");
       // An emulated machine stands still for longer than a wire, or a peer, is given to answer.
+      if (options_.connect_timeout.empty()) text += ", connect_timeout: 20s";
       if (options_.peer_silence.empty()) text += ", peer_silence: 20s";
       if (options_.transport_more.find("rdma:") == std::string::npos)
         text += ", rdma: {timeout: 19}";

@@ -309,7 +309,7 @@ class half_seen : public ::testing::Test {
     }
     options.prefill_device = "gpu:0";
     options.decode_device = "gpu:0";
-    options.transport_more = ", connect_timeout: 10min";  // not what ends anything here
+    options.connect_timeout = "10min";  // not what ends anything here
   }
   /// Both GPUs are seen by this process or by those of the other nodes; by the others only the first.
   static void show_second(bool here) {

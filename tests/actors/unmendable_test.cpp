@@ -13,8 +13,6 @@ using ::testing::HasSubstr;
 cluster_options without_attempts(const way& w, const std::string& more = "") {
   auto options = unhurried(options_of(w));
   options.transport_more = ", max_reconnects: 0" + more;
-  // A stall between the offer and the call would use up the one attempt. (Over rdma it is long already.)
-  if (w.backend != "rdma") options.transport_more += ", connect_timeout: 1min";
   return options;
 }
 

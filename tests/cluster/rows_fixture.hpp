@@ -61,9 +61,13 @@ class row : public ::testing::TestWithParam<std::string> {
     // Nobody is lost only since the machine stood still for a while.
     shape.heartbeat_timeout = 10min;
     shape.peer_silence = 1min;
+    shape.transport_more = ", connect_timeout: 1min";
   }
   /// For what is noticed by silence alone, of a peer and of a node.
-  void notice_silence() { shape.peer_silence = 500ms; }
+  void notice_silence() {
+    shape.peer_silence = 500ms;
+    shape.transport_more.clear();
+  }
   void notice_missing_heartbeats() { shape.heartbeat_timeout = heartbeats_missed; }
   void SetUp() override {
     if (!network::missing()) {

@@ -126,7 +126,8 @@ class cluster {
                            const std::string& pool) {
       yaml << "  - {name: " << name << ", role: " << name << ", tensor_parallel: " << ranks
            << ", layout: " << layout << ", pool: {size: " << pool
-           << "}, transport: {backend: " << shape_.backend << ", peer_silence: 1min}}\n";
+           << "}, transport: {backend: " << shape_.backend
+           << ", peer_silence: 1min, connect_timeout: 1min}}\n";
     };
     yaml
         << "cluster: test\nsupervisor: {port: " << port
