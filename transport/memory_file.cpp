@@ -66,6 +66,19 @@ std::string not_worth_it(std::uint64_t size, const huge_pages& pages) {
   return {};
 }
 
+/// Why huge pages that were worth trying cannot be had, and what to do about that.
+std::string refused_huge_pages(std::uint64_t needed, const huge_pages& pages,
+                               const std::string& failed_call) {
+  const auto what_to_do =
+      needed > pages.free
+          ? "raise vm.nr_hugepages"
+          : "free ones are not enough: look for a limit of this process (ulimit -v, ulimit -f) or "
+            "of its control group (hugetlb.*.max)";
+  return std::to_string(needed) + " huge pages of " + page_text(pages.size) +
+         " were needed for a region and " + std::to_string(pages.free) + " are free (" +
+         failed_call + "); " + what_to_do;
+}
+
 }  // namespace
 
 std::string page_text(std::uint64_t bytes) {
@@ -97,11 +110,9 @@ huge_pages huge_pages_now(std::optional<std::uint32_t> node) {
 result<std::shared_ptr<memory_file>> memory_file::make(const std::string& name, std::uint64_t size,
                                                        std::uint64_t mapped_size, unsigned flags,
                                                        const host_memory_options& how) {
-  const auto refused = [&](const char* call) {
+  const auto refused = [](const char* call) {
     const int number = errno;
-    return fail(errc::pool_exhausted, "region '" + name + "' of " + std::to_string(size) +
-                                          " bytes: " + call + ": " + what_errno(number) + "; " +
-                                          free_memory(how.numa_node));
+    return fail(errc::pool_exhausted, std::string{call} + ": " + what_errno(number));
   };
   // Its destructor gives back what was got before a refusal.
   std::shared_ptr<memory_file> made{new memory_file};
@@ -146,13 +157,12 @@ result<std::shared_ptr<const memory_file>> memory_file::create(const std::string
     why_not = not_worth_it(size, pages);
     if (why_not.empty()) {
       const auto rounded = whole_pages(size, pages.size);
-      if (auto made = make(name, size, rounded, MFD_HUGETLB, how)) {
+      auto made = make(name, size, rounded, MFD_HUGETLB, how);
+      if (made) {
         (*made)->huge_ = true;
         return std::shared_ptr<const memory_file>{std::move(*made)};
       }
-      why_not = std::to_string(rounded / pages.size) + " huge pages of " + page_text(pages.size) +
-                " were needed for a region and " + std::to_string(pages.free) +
-                " are free; raise vm.nr_hugepages";
+      why_not = refused_huge_pages(rounded / pages.size, pages, made.error().message);
     }
   }
   // Asked first: fallocate takes what it can get before it fails, and on a machine without swap
@@ -163,7 +173,10 @@ result<std::shared_ptr<const memory_file>> memory_file::create(const std::string
                     " bytes is more than this machine has left: " + free_memory(how.numa_node));
   }
   auto made = make(name, size, size, 0, how);
-  if (!made) return fail(std::move(made).error());
+  if (!made) {
+    return fail(made.error().code, "region '" + name + "' of " + std::to_string(size) + " bytes: " +
+                                       made.error().message + "; " + free_memory(how.numa_node));
+  }
   (*made)->why_not_huge_ = std::move(why_not);
   return std::shared_ptr<const memory_file>{std::move(*made)};
 }
