@@ -20,6 +20,7 @@ result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
     return fail(errc::invalid_config,
                 "region '" + name + "': its size is 0; ask for at least 1 byte");
   }
+  if (auto room = check_has_room(1, name); !room) return fail(room.error());
   auto file = memory_file::create(name, size, {.pages = page_choice::ordinary});
   if (!file) return fail(std::move(file).error());
   return add_file(std::move(*file), std::move(name));
@@ -32,6 +33,7 @@ result<allocated_regions> region_table::allocate(std::span<const std::uint64_t> 
   for (const auto size : sizes) {
     together = size > UINT64_MAX - together ? UINT64_MAX : together + size;
   }
+  if (auto room = check_has_room(sizes.size(), name); !room) return fail(room.error());
   if (auto room = check_room_for(together, sizes.size(), how); !room) return fail(room.error());
   allocated_regions made;
   std::vector<std::shared_ptr<const memory_file>> files;
@@ -57,6 +59,20 @@ result<allocated_regions> region_table::allocate(std::span<const std::uint64_t> 
   }
   made.pages = describe_pages(files, how);
   return made;
+}
+
+result<void> region_table::check_has_room(std::size_t count, const std::string& name) const {
+  const std::shared_lock lock{mutex_};
+  return check_has_room_locked(count, name);
+}
+
+result<void> region_table::check_has_room_locked(std::size_t count, const std::string& name) const {
+  const auto left = std::min<std::uint64_t>(max_regions_ - regions_.size(), UINT32_MAX - last_id_);
+  if (count <= left) return {};
+  return fail(errc::overloaded, "region '" + name + "': " + std::to_string(regions_.size()) +
+                                    " regions are registered, the maximum is " +
+                                    std::to_string(max_regions_) + " and " + std::to_string(count) +
+                                    " more are asked for; deregister some first");
 }
 
 result<region_id> region_table::add_file(std::shared_ptr<const memory_file> file,
@@ -132,11 +148,7 @@ result<region_id> region_table::insert(region::description what) {
     return fail(errc::invalid_config, "region '" + made->name() + "': its end wraps around");
   }
   const std::unique_lock lock{mutex_};
-  if (regions_.size() >= max_regions_ || last_id_ == UINT32_MAX) {
-    return fail(errc::overloaded, "region '" + made->name() +
-                                      "': " + std::to_string(regions_.size()) +
-                                      " regions are registered, the maximum; deregister one first");
-  }
+  if (auto room = check_has_room_locked(1, made->name()); !room) return fail(room.error());
   auto next = by_address_.lower_bound(begin);
   const region* other = nullptr;
   if (next != by_address_.end() && next->first < end) other = next->second;

@@ -175,6 +175,10 @@ class region_table {
   };
   using owned_region = std::unique_ptr<region, let_go>;
 
+  /// Whether the table has places for so many more. `overloaded`.
+  [[nodiscard]] result<void> check_has_room(std::size_t count, const std::string& name) const;
+  [[nodiscard]] result<void> check_has_room_locked(std::size_t count,
+                                                   const std::string& name) const;
   [[nodiscard]] result<region_id> add_file(std::shared_ptr<const memory_file> file,
                                            std::string name);
   [[nodiscard]] result<region_id> add_checked(region::description what);

@@ -86,6 +86,23 @@ TEST(memory_file_test, regions_are_allocated_together_or_not_at_all) {
   EXPECT_TRUE(place->allocate(4096, "last")) << "the first of the refused ones is still there";
 }
 
+TEST(memory_file_test, a_table_that_is_full_refuses_before_memory_is_asked_for) {
+  endpoint_options options;
+  options.self = incarnation{1};
+  options.max_regions = 2;
+  const auto place = endpoint::create(std::move(options)).value();
+  ASSERT_TRUE(place->allocate(4096, "first"));
+  // No machine has so much, which would be said if memory were asked for.
+  constexpr auto too_much = std::uint64_t{1} << 55U;
+  const std::array<std::uint64_t, 2> two{4096, too_much};
+  EXPECT_EQ(place->allocate(two, "kv", {}).error().code, errc::overloaded);
+  ASSERT_TRUE(place->allocate(4096, "second"));
+  const auto refused = place->allocate(too_much, "third");
+  EXPECT_EQ(refused.error().code, errc::overloaded);
+  EXPECT_THAT(refused.error().message,
+              AllOf(HasSubstr("the maximum is 2"), HasSubstr("deregister some first")));
+}
+
 TEST(memory_file_test, sums_that_do_not_fit_and_sizes_of_0_are_refused) {
   endpoint_options options;
   options.self = incarnation{1};
