@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "troupe/kvcache/byte_range.hpp"
+
 namespace troupe {
 namespace {
 
@@ -13,10 +15,6 @@ constexpr std::uint64_t no_end = std::numeric_limits<std::uint64_t>::max();
 /// Repeating ranges stay as they are where writing them out would make this many times more.
 constexpr std::uint64_t worth_writing_out = 4;
 
-struct flat_range {
-  std::uint64_t begin{0}, end{0};
-};
-
 bool is_worth_writing_out(const std::vector<extent>& extents) {
   std::uint64_t total = 0;
   for (const auto& e : extents) total += e.count;
@@ -24,24 +22,15 @@ bool is_worth_writing_out(const std::vector<extent>& extents) {
 }
 
 /// Sorted, and joined where they touch.
-std::vector<flat_range> written_out(const std::vector<extent>& extents) {
-  std::vector<flat_range> flat;
+std::vector<byte_range> written_out(const std::vector<extent>& extents) {
+  std::vector<byte_range> flat;
   for (const auto& e : extents) {
     for (std::uint32_t i = 0; i < e.count; ++i) {
       const auto begin = e.offset + i * e.stride;
       if (e.length != 0 && begin <= no_end - e.length) flat.push_back({begin, begin + e.length});
     }
   }
-  std::ranges::sort(flat, {}, &flat_range::begin);
-  std::size_t kept = 0;
-  for (std::size_t i = 1; i < flat.size(); ++i) {
-    if (flat[i].begin <= flat[kept].end) {
-      flat[kept].end = std::max(flat[kept].end, flat[i].end);
-    } else {
-      flat[++kept] = flat[i];
-    }
-  }
-  if (!flat.empty()) flat.resize(kept + 1);
+  sort_and_join(flat);
   return flat;
 }
 
@@ -155,7 +144,7 @@ extent place_form::hull(const place_list& places) const noexcept {
 struct byte_set::parts {
   std::vector<extent> extents;  ///< sorted by offset
   bool is_flat{true};           ///< `flat` holds them too
-  std::vector<flat_range> flat;
+  std::vector<byte_range> flat;
   std::shared_ptr<const place_form> form;  ///< null: no places
   std::shared_ptr<const place_list> places;
 
@@ -172,7 +161,7 @@ struct byte_set::parts {
     if (form) {
       if (const auto run = form->run_at(offset, *places); run != 0) return run;
     }
-    const auto after = std::ranges::upper_bound(flat, offset, {}, &flat_range::begin);
+    const auto after = std::ranges::upper_bound(flat, offset, {}, &byte_range::begin);
     if (after == flat.begin()) return 0;
     const auto& at = *std::prev(after);
     return offset < at.end ? at.end - offset : 0;

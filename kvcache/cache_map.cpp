@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "troupe/kvcache/byte_range.hpp"
 #include "troupe/kvcache/strided_copy.hpp"
 
 namespace troupe::kvcache {
@@ -13,18 +14,13 @@ constexpr std::uint64_t max_pieces = std::uint64_t{1} << 20U;
 /// Of one address, in every group of planes whose bytes may be around it.
 constexpr std::size_t max_looks = 256;
 
-/// Sorts them, and joins those that touch.
-void join(std::vector<extent>& flat) {
-  std::ranges::sort(flat, {}, &extent::offset);
-  std::size_t kept = 0;
-  for (std::size_t i = 1; i < flat.size(); ++i) {
-    if (flat[i].offset == flat[kept].offset + flat[kept].length) {
-      flat[kept].length += flat[i].length;
-    } else {
-      flat[++kept] = flat[i];
-    }
-  }
-  if (!flat.empty()) flat.resize(kept + 1);
+/// As extents, sorted and joined.
+std::vector<extent> extents_of(std::vector<byte_range> ranges) {
+  sort_and_join(ranges);
+  std::vector<extent> extents;
+  extents.reserve(ranges.size());
+  for (const auto& [begin, end] : ranges) extents.push_back({begin, end - begin, 0, 1});
+  return extents;
 }
 
 /// So many tokens of one block of a plane, from its first on.
@@ -56,7 +52,7 @@ struct cache_map::prepared {
   std::vector<std::shared_ptr<const place_form>> block_form;  ///< by region
 
   [[nodiscard]] result<void> check(token_range tokens, const block_list& blocks) const;
-  void append(std::vector<std::vector<extent>>& out, block_id block, std::uint64_t first_token,
+  void append(std::vector<std::vector<byte_range>>& out, block_id block, std::uint64_t first_token,
               std::uint64_t tokens) const;
 };
 
@@ -128,12 +124,12 @@ result<void> cache_map::prepared::check(token_range tokens, const block_list& li
 }
 
 /// Some tokens of one block, in every plane.
-void cache_map::prepared::append(std::vector<std::vector<extent>>& out, block_id block,
+void cache_map::prepared::append(std::vector<std::vector<byte_range>>& out, block_id block,
                                  std::uint64_t first_token, std::uint64_t tokens) const {
   for (const auto& p : planes) {
     const auto at = p.offset_of(block, static_cast<std::uint32_t>(first_token), 0);
     each_run(tokens_of(p, tokens), at, [&](std::uint64_t offset, std::uint64_t length) {
-      out[p.region].push_back({offset, length, 0, 1});
+      out[p.region].push_back({offset, offset + length});
     });
   }
 }
@@ -142,7 +138,7 @@ result<std::vector<byte_set>> cache_map::bytes_of(token_range tokens, const bloc
                                                   std::optional<std::uint32_t> state_slot) const {
   const auto& map = *state_;
   if (auto ok = map.check(tokens, blocks); !ok) return fail(ok.error());
-  std::vector<std::vector<extent>> listed(map.block_form.size());
+  std::vector<std::vector<byte_range>> listed(map.block_form.size());
   std::vector<std::uint32_t> whole;
   for (auto at = tokens.begin; at < tokens.end;) {
     const auto number = at / map.block_tokens;
@@ -162,15 +158,15 @@ result<std::vector<byte_set>> cache_map::bytes_of(token_range tokens, const bloc
         return fail(errc::out_of_range,
                     "state slot " + std::to_string(*state_slot) + " of " + std::to_string(s.slots));
       }
-      listed[s.region].push_back({s.base + *state_slot * s.slot_stride, s.slot_bytes, 0, 1});
+      const auto begin = s.base + *state_slot * s.slot_stride;
+      listed[s.region].push_back({begin, begin + s.slot_bytes});
     }
   }
-  for (auto& of : listed) join(of);
   const auto places = std::make_shared<const place_list>(std::move(whole));
   std::vector<byte_set> bytes;
   bytes.reserve(listed.size());
   for (std::size_t region = 0; region < listed.size(); ++region) {
-    bytes.emplace_back(map.block_form[region], places, std::move(listed[region]));
+    bytes.emplace_back(map.block_form[region], places, extents_of(std::move(listed[region])));
   }
   return bytes;
 }
