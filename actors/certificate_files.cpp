@@ -83,10 +83,8 @@ std::string beside(const std::string& path) {
   return path + ".new";
 }
 
-/// So that the names in it outlast a machine that stops.
 result<void> sync_folder(const std::string& folder) {
-  const unique_fd fd{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (!fd || ::fsync(fd.get()) != 0) return not_written(folder, errno);
+  if (const int why = flush_folder(folder); why != 0) return not_written(folder, why);
   return {};
 }
 

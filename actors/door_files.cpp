@@ -95,6 +95,13 @@ int write_private(int fd, std::string_view text) {
   return ::fsync(fd) == 0 ? 0 : errno;
 }
 
+int flush_folder(const std::string& path) {
+  const transport::tcp::unique_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (!fd) return errno;
+  // Some file systems cannot flush a folder; the names are there all the same.
+  return ::fsync(fd.get()) == 0 || errno == EINVAL || errno == ENOTSUP ? 0 : errno;
+}
+
 std::string fresh_secret() {
   std::array<std::byte, 32> drawn{};
   transport::random_bytes(drawn);

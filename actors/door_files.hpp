@@ -16,9 +16,12 @@ namespace troupe::actors {
 [[nodiscard]] unexpected bad_file(std::string_view what, const std::string& path,
                                   const std::string& sentence);
 
-/// All of the text into a new file, which only its owner can read, and onto the disk. 0, or the errno of
-/// what failed.
+/// Writes all of the text into an empty file, which from then on only its owner can read, and onto the
+/// disk. Returns 0, or the errno of what failed.
 [[nodiscard]] int write_private(int fd, std::string_view text);
+/// Makes the names in a folder outlast a machine that stops, where its file system can do that. Returns
+/// 0, or the errno of what failed.
+[[nodiscard]] int flush_folder(const std::string& path);
 /// A line for a file of secrets: 256 random bits in hexadecimal.
 [[nodiscard]] std::string fresh_secret();
 

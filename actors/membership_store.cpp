@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "troupe/actors/door_files.hpp"
 #include "troupe/actors/door_user_secret.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/phrases.hpp"
@@ -53,16 +54,6 @@ unexpected not_ours(const std::string& path, const std::string& why) {
               std::string{"the state file "} + path + " cannot be used: " + why +
                   "; it is left as it is: move it away, or name another path, or none, as "
                   "supervisor.state_file");
-}
-
-bool write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const auto count = ::write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
-  return true;
 }
 
 /// Why a file could not be read. What may pass (`overloaded`) says nothing of the file itself.
@@ -133,7 +124,7 @@ result<int> lock_beside(const std::string& path) {
 
 /// For whoever finds it locked.
 void say_who_holds(int lock_fd) {
-  if (::ftruncate(lock_fd, 0) == 0) (void)write_all(lock_fd, std::to_string(::getpid()));
+  if (::ftruncate(lock_fd, 0) == 0) (void)write_private(lock_fd, std::to_string(::getpid()));
 }
 
 /// Renaming over a symbolic link would replace the link, and not the file that it stands for.
@@ -246,17 +237,13 @@ result<void> membership_store::write(const membership_record& record) const {
   {
     const own_file fresh{beside, O_WRONLY};
     if (!fresh) return cannot_write(path_, beside + ": " + fresh.why());
-    if (::ftruncate(fresh.fd(), 0) != 0 || !write_all(fresh.fd(), to_text(record)) ||
-        ::fsync(fresh.fd()) != 0) {
-      return cannot_write(path_, beside + ": " + errno_text(errno));
-    }
+    int why = ::ftruncate(fresh.fd(), 0) == 0 ? 0 : errno;
+    if (why == 0) why = write_private(fresh.fd(), to_text(record));
+    if (why != 0) return cannot_write(path_, beside + ": " + errno_text(why));
   }
   if (::rename(beside.c_str(), path_.c_str()) != 0) return cannot_write(path_, errno_text(errno));
-  const file folder{folder_of(path_), O_RDONLY | O_DIRECTORY};
-  // Some file systems cannot flush a folder; the name is there all the same.
-  if (folder.fd() < 0 || (::fsync(folder.fd()) != 0 && errno != EINVAL && errno != ENOTSUP)) {
-    return cannot_write(path_, "its folder: " + errno_text(errno));
-  }
+  if (const int why = flush_folder(folder_of(path_)); why != 0)
+    return cannot_write(path_, "its folder: " + errno_text(why));
   return {};
 }
 

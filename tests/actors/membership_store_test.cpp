@@ -79,6 +79,14 @@ TEST_F(state_file, reserves_epochs_with_each_start_even_if_nothing_is_saved_then
   }
 }
 
+TEST_F(state_file, is_open_to_its_owner_alone_whatever_was_left_beside_it) {
+  const auto beside = path + ".tmp";
+  std::ofstream{beside} << "of a supervisor that was killed, by hand open to all";
+  fs::permissions(beside, fs::perms{0666});
+  open()->save(with_epoch(1));
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms{0600});
+}
+
 TEST_F(state_file, of_a_living_supervisor_is_refused_to_a_second_one) {
   const auto first = open();
   const auto second = membership_store::open(path, "demo");
