@@ -25,6 +25,6 @@ add_library(troupe::door ALIAS troupe_door)
 set_target_properties(troupe_door PROPERTIES EXPORT_NAME door)
 target_compile_features(troupe_door PUBLIC cxx_std_20)
 target_include_directories(troupe_door PUBLIC "$<BUILD_INTERFACE:${session_root}>"
-                           "$<INSTALL_INTERFACE:include>")
+                           "$<INSTALL_INTERFACE:include>" PRIVATE "${session_config_root}")
 target_link_libraries(troupe_door PUBLIC troupe::kvcache troupe::transport PRIVATE OpenSSL::SSL OpenSSL::Crypto)
 troupe_compile_settings(troupe_door)

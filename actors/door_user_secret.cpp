@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/door_files.hpp"
+#include "troupe/config/name_rule.hpp"
 #include "troupe/transport/os_error.hpp"
 #include "troupe/transport/random.hpp"
 #include "troupe/transport/tcp/socket.hpp"
@@ -34,12 +35,6 @@ constexpr std::string_view instead =
 unexpected unusable(const std::string& path, std::string sentence) {
   sentence += instead;
   return bad_file("secret", path, sentence);
-}
-
-bool is_cluster_name(std::string_view text) {
-  const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
-  return !text.empty() && text.size() <= 64 && plain(text.front()) &&
-         std::ranges::all_of(text, [&](char c) { return plain(c) || c == '_' || c == '-'; });
 }
 
 std::string environment(const char* name) {
@@ -102,11 +97,10 @@ std::string user_state_folder() {
 }
 
 result<std::string> user_secret_path(const std::string& cluster) {
-  if (!is_cluster_name(cluster)) {
-    return fail(
-        errc::invalid_config,
-        "the name of the cluster must be 1 to 64 of a-z 0-9 _ -, beginning with a letter or "
-        "a digit: its secret has a folder of that name");
+  if (!config::cluster_name.allows(cluster)) {
+    return fail(errc::invalid_config, "the name of the cluster must be " +
+                                          config::cluster_name.text() +
+                                          ": its secret has a folder of that name");
   }
   const auto state = user_state_folder();
   if (state.empty()) return unusable("auto", "neither XDG_STATE_HOME nor HOME is an absolute path");
@@ -132,7 +126,7 @@ std::vector<std::string> user_secrets() {
   std::error_code failed;
   for (std::filesystem::directory_iterator it{state + "/troupe", failed}, end; !failed && it != end;
        it.increment(failed)) {
-    if (!is_cluster_name(it->path().filename().string())) continue;
+    if (!config::cluster_name.allows(it->path().filename().string())) continue;
     const auto secret = it->path() / "secret";
     std::error_code missing;
     const auto made = std::filesystem::last_write_time(secret, missing);

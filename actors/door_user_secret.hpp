@@ -18,7 +18,7 @@ namespace troupe::actors {
 /// where.
 [[nodiscard]] std::string user_state_folder();
 /// Where it is, or will be made. `invalid_config`: neither variable says where, or `cluster` is no name
-/// of a cluster (a-z 0-9 _ -), which would lead out of the folder.
+/// of a cluster (`config::cluster_name`), which might lead out of the folder.
 [[nodiscard]] result<std::string> user_secret_path(const std::string& cluster);
 /// The same, and made if it is not there: of processes that start at once one makes it, all have the same.
 /// `invalid_config` also where that cannot be, or where others than this user can get at its folder.

@@ -47,7 +47,7 @@ result<door_security> door_security_of(const config::deployment& deployment) {
   }
   door_security security{mode_of(from.mode), deployment.cluster, from.secret,
                          from.certificate,   from.key,           from.ca};
-  if (from.mode == config::security_mode::secret && from.secret == "auto") {
+  if (from.is_secret_automatic()) {
     auto own = make_user_secret(deployment.cluster);
     if (!own) return fail(own.error());
     security.secret = std::move(*own);

@@ -9,7 +9,8 @@ set_target_properties(troupe_session PROPERTIES EXPORT_NAME session)
 set(session_root "${PROJECT_BINARY_DIR}/include/actors")
 file(MAKE_DIRECTORY "${session_root}/troupe")
 file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${session_root}/troupe/actors" SYMBOLIC)
-# Of config/ it uses the modes of a transfer, a header alone, which is there without yaml-cpp too.
+# Of config/ the session uses the modes of a transfer and the door the rule of names, headers alone, which are there
+# without yaml-cpp too.
 set(session_config_root "${PROJECT_BINARY_DIR}/include/config")
 file(MAKE_DIRECTORY "${session_config_root}/troupe")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}/config" "${session_config_root}/troupe/config" SYMBOLIC)

@@ -183,6 +183,11 @@ struct security_config {
   std::string secret{"auto"};  ///< "auto" (mode `secret` only) or a path; unused in mode `none`
   std::string certificate, key, ca;  ///< paths; set in mode `tls`
 
+  /// Whether the cluster has a secret of its user's own.
+  [[nodiscard]] bool is_secret_automatic() const {
+    return mode == security_mode::secret && secret == "auto";
+  }
+
   friend bool operator==(const security_config&, const security_config&) = default;
 };
 

@@ -219,16 +219,11 @@ std::uint64_t section::size(std::string_view key, std::uint64_t otherwise) {
   return otherwise;
 }
 
-std::string section::name(std::string_view key, std::size_t longest, std::string otherwise) {
-  const std::string expected =
-      "1 to " + std::to_string(longest) + " of a-z 0-9 _ -, beginning with a letter or a digit";
+std::string section::name(std::string_view key, const name_rule& rule, std::string otherwise) {
+  const auto expected = rule.text();
   auto chosen = text(key, expected);
   if (!chosen) return otherwise;
-  const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
-  const bool good = !chosen->empty() && chosen->size() <= longest && plain(chosen->front()) &&
-                    std::all_of(chosen->begin(), chosen->end(),
-                                [&](char c) { return plain(c) || c == '_' || c == '-'; });
-  if (good) return *std::move(chosen);
+  if (rule.allows(*chosen)) return *std::move(chosen);
   into_->refuse(path_of(key), expected);
   return otherwise;
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/config/name_rule.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/config/syntax.hpp"
 #include "troupe/config/words.hpp"
@@ -90,8 +91,7 @@ class section {
                                      std::chrono::milliseconds high,
                                      std::chrono::milliseconds otherwise);
   std::uint64_t size(std::string_view key, std::uint64_t otherwise);
-  /// a-z 0-9 _ -, beginning with a letter or a digit.
-  std::string name(std::string_view key, std::size_t longest, std::string otherwise);
+  std::string name(std::string_view key, const name_rule& rule, std::string otherwise);
   std::string host(std::string_view key, std::string otherwise);
 
   template <typename Enum>

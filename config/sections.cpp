@@ -245,7 +245,7 @@ deployment read_deployment(findings& into, const yaml_node& root_node) {
   deployment value;
   root.later(later_root_keys);
   root.require("cluster", "a name for the deployment");
-  value.cluster = root.name("cluster", 64, "");
+  value.cluster = root.name("cluster", cluster_name, "");
   value.supervisor = read_supervisor(root);
   value.security = read_security(root);
   value.model = read_model(root);

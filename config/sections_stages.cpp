@@ -168,7 +168,7 @@ stage_config read_stage(findings& into, const yaml_node& node, const std::string
   in.later(later_stage_keys);
   stage_config value;
   in.require("name", "a name that no other stage has");
-  value.name = in.name("name", 32, "");
+  value.name = in.name("name", stage_name, "");
   in.require("role", "one of prefill, decode, store");
   value.role = in.word("role", value.role, no_roles);
   const auto count = [&in](std::string_view key) {

@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 
 #include "troupe/actors/certificates.hpp"
+#include "troupe/config/name_rule.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 
@@ -135,13 +136,9 @@ exit_code run_show(const certs_arguments& given) {
 }
 
 std::string wrong_cluster(const std::string& name) {
-  const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
-  bool good = !name.empty() && name.size() <= 64 && plain(name.front());
-  for (const char c : name) good = good && (plain(c) || c == '_' || c == '-');
-  return good
-             ? std::string{}
-             : "takes 1 to 64 of a-z 0-9 _ -, beginning with a letter or a digit: `cluster` of the "
-               "deployment file";
+  const auto& rule = config::cluster_name;
+  return rule.allows(name) ? std::string{}
+                           : "takes " + rule.text() + ": `cluster` of the deployment file";
 }
 
 }  // namespace

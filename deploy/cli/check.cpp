@@ -43,13 +43,14 @@ void print_nodes(const config::deployment& deployment) {
 
 /// The file is valid all the same: it may be for another machine.
 void say_what_is_missing(const std::string& file, const config::security_config& security) {
+  const std::string none;
   const std::array<std::pair<const char*, const std::string*>, 4> named{
-      {{"secret", &security.secret},
+      {{"secret", security.is_secret_automatic() ? &none : &security.secret},
        {"certificate", &security.certificate},
        {"key", &security.key},
        {"ca", &security.ca}}};
   for (const auto& [key, path] : named) {
-    if (path->empty() || *path == "auto" || ::access(path->c_str(), R_OK) == 0) continue;
+    if (path->empty() || ::access(path->c_str(), R_OK) == 0) continue;
     std::cerr << file << ": security." << key << ": " << *path
               << " cannot be read on this machine (" << std::strerror(errno)
               << "), so no node of it starts here; `troupe certs init` makes these files\n";
@@ -59,7 +60,7 @@ void say_what_is_missing(const std::string& file, const config::security_config&
 /// What `auto` is here, as a comment of the deployment that was printed.
 void say_which_secret(const config::deployment& deployment) {
   const auto& security = deployment.security;
-  if (security.mode != config::security_mode::secret || security.secret != "auto") return;
+  if (!security.is_secret_automatic()) return;
   const auto path = actors::user_secret_path(deployment.cluster);
   if (!path) {
     std::cout << "# " << path.error().message << "\n";
