@@ -11,6 +11,8 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
+#include "troupe/config/printable.hpp"
+
 namespace troupe::config {
 namespace {
 
@@ -175,26 +177,6 @@ struct place_in_text {
   int column{1};
   bool control{false};  ///< text, but a control character
 };
-
-/// Length of the UTF-8 sequence at the front of `text`, which is not empty; 0: there is none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xF5   ? 0
-                             : first >= 0xF0 ? 4
-                             : first >= 0xE0 ? 3
-                             : first >= 0xC2 ? 2
-                                             : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80U) return 0;
-  }
-  const bool overlong = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xF0 && byte(1) < 0x90);
-  const bool surrogate = first == 0xED && byte(1) >= 0xA0;
-  const bool beyond = first == 0xF4 && byte(1) >= 0x90;
-  return overlong || surrogate || beyond ? 0 : length;
-}
 
 /// The first place that is no UTF-8 text, or a control character that YAML forbids.
 std::optional<place_in_text> first_bad_byte(std::string_view text) {

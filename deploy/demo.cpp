@@ -26,6 +26,7 @@
 #include "troupe/actors/request_carrier.hpp"
 #include "troupe/config/deployment.hpp"
 #include "troupe/config/parse.hpp"
+#include "troupe/config/printable.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/interrupt_watch.hpp"
 #include "troupe/deploy/reference_engine/carried_text.hpp"
@@ -39,6 +40,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
+using config::printable;
 
 constexpr std::uint32_t layers = 8;
 constexpr std::uint32_t kv_heads = 4;
@@ -118,19 +120,6 @@ std::string tail_of(const std::string& log) {
   std::string text;
   for (const auto& line : lines) text += line;
   return text;
-}
-
-/// Bytes as a person can read them on one line.
-std::string printable(const std::string& text) {
-  std::ostringstream out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f)
-      out << c;
-    else
-      out << "\\x" << std::hex << std::setw(2) << std::setfill('0') << unsigned{byte};
-  }
-  return out.str();
 }
 
 std::string size_text(std::uint64_t bytes) {

@@ -40,14 +40,6 @@ void text_table::print(std::ostream& out) const {
   for (const auto& row : rows_) line([&](std::size_t i) { return row[i]; });
 }
 
-std::string printable(std::string_view text) {
-  std::string out{text};
-  std::replace_if(
-      out.begin(), out.end(),
-      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
-  return out;
-}
-
 std::string fixed_text(double value, int digits) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%.*f", digits, value);

@@ -3,8 +3,9 @@
 #include <cstdint>
 #include <iosfwd>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "troupe/config/printable.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -28,9 +29,7 @@ class text_table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// Text that came over the network as a terminal may show it: control characters, which could move
-/// the cursor or colour what follows, become `?`.
-[[nodiscard]] std::string printable(std::string_view text);
+using config::printable;
 /// "1.50 GiB", "812 B"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 /// "3d 04:05:06", "04:05:06", "5.2 s", "310 ms"

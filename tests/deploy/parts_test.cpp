@@ -136,7 +136,7 @@ TEST(text_table, every_column_is_as_wide_as_its_widest_word) {
 }
 
 TEST(text, from_the_network_cannot_steer_a_terminal) {
-  EXPECT_EQ(printable("a\033[2Jb\nc\x7f"), "a?[2Jb?c?");
+  EXPECT_EQ(printable("a\033[2Jb\nc\x7f"), R"(a\x1b[2Jb\x0ac\x7f)");
 }
 
 TEST(text, of_sizes_and_times_is_short) {
