@@ -113,32 +113,39 @@ result<std::string> make_user_secret(const std::string& cluster) {
   const auto folder = open_own_folder(std::filesystem::path{*path}.parent_path().string());
   if (!folder) return fail(folder.error());
   struct stat about {};
-  if (::fstatat(folder->get(), "secret", &about, AT_SYMLINK_NOFOLLOW) == 0) return path;
+  if (::fstatat(folder->get(), "secret", &about, AT_SYMLINK_NOFOLLOW) == 0) {
+    // For the order of `user_secrets` alone, so that a failure is no matter. Nodes that run would read
+    // the file again if its own time changed.
+    (void)::futimens(folder->get(), nullptr);
+    return path;
+  }
   if (const int why = make_secret_in(*folder); why != 0)
     return unusable(*path, "it cannot be made: " + what_errno(why));
   return path;
 }
 
-std::vector<std::string> user_secrets() {
+std::vector<user_secret> user_secrets() {
   const auto state = user_state_folder();
   if (state.empty()) return {};
-  std::vector<std::pair<std::filesystem::file_time_type, std::string>> found;
+  std::vector<std::pair<std::filesystem::file_time_type, user_secret>> found;
   std::error_code failed;
   for (std::filesystem::directory_iterator it{state + "/troupe", failed}, end; !failed && it != end;
        it.increment(failed)) {
-    if (!config::cluster_name.allows(it->path().filename().string())) continue;
+    auto cluster = it->path().filename().string();
+    if (!config::cluster_name.allows(cluster)) continue;
     const auto secret = it->path() / "secret";
     std::error_code missing;
-    const auto made = std::filesystem::last_write_time(secret, missing);
-    if (!missing) found.emplace_back(made, secret.string());
+    const auto used = std::filesystem::last_write_time(it->path(), missing);
+    if (!missing && std::filesystem::exists(secret, missing))
+      found.push_back({used, {std::move(cluster), secret.string()}});
   }
-  std::ranges::sort(found, std::greater{});
-  std::vector<std::string> paths;
-  for (auto& [made, path] : found) {
-    if (paths.size() == most_user_secrets) break;
-    paths.push_back(std::move(path));
+  std::ranges::sort(found, std::greater{}, [](const auto& one) { return one.first; });
+  std::vector<user_secret> secrets;
+  for (auto& [used, secret] : found) {
+    if (secrets.size() == most_user_secrets) break;
+    secrets.push_back(std::move(secret));
   }
-  return paths;
+  return secrets;
 }
 
 }  // namespace troupe::actors

@@ -21,10 +21,17 @@ namespace troupe::actors {
 /// of a cluster (`config::cluster_name`), which might lead out of the folder.
 [[nodiscard]] result<std::string> user_secret_path(const std::string& cluster);
 /// The same, and made if it is not there: of processes that start at once one makes it, all have the same.
+/// The cluster counts as used now.
 /// `invalid_config` also where that cannot be, or where others than this user can get at its folder.
 [[nodiscard]] result<std::string> make_user_secret(const std::string& cluster);
-/// Those that there are, the newest first: at most `most_user_secrets`.
-[[nodiscard]] std::vector<std::string> user_secrets();
-inline constexpr std::size_t most_user_secrets = 16;
+
+struct user_secret {
+  std::string cluster;
+  std::string path;
+};
+/// Those that there are, of the cluster that was used last first: at most `most_user_secrets`.
+[[nodiscard]] std::vector<user_secret> user_secrets();
+/// Fewer than the refusals after which a door takes an address for a hostile one.
+inline constexpr std::size_t most_user_secrets = 7;
 
 }  // namespace troupe::actors

@@ -51,16 +51,19 @@ std::optional<errc> refusal_of(const cluster_address& at, const actors::door_sec
 
 /// An address does not say which cluster it is of: it is the one that takes one of this user's secrets,
 /// or one that wants none.
-actors::door_security security_at(const cluster_address& at) {
+void find_secret(cluster_address& at) {
   actors::door_security security;
   security.how = actors::door_security::mode::secret;
-  for (const auto& secret : actors::user_secrets()) {
-    security.secret = secret;
+  for (auto& [cluster, secret] : actors::user_secrets()) {
+    security.secret = std::move(secret);
     const auto refused = refusal_of(at, security);
-    if (refused && (*refused == errc::unauthorized || *refused == errc::invalid_config)) continue;
-    return security;  // also where nobody answers yet: a guess
+    if (refused && (*refused == errc::unauthorized || *refused == errc::invalid_config)) {
+      at.tried.push_back(std::move(cluster));
+      continue;
+    }
+    at.security = std::move(security);  // also where nobody answers yet: a guess
+    return;
   }
-  return {};
 }
 
 }  // namespace
@@ -81,6 +84,13 @@ actors::cluster_client_options cluster_address::client(std::chrono::milliseconds
 
 error cluster_address::explained(error why) const {
   if (why.code != errc::unauthorized || !cluster.empty()) return why;
+  std::string names;
+  for (const auto& one : tried) names += (names.empty() ? "" : ", ") + one;
+  if (!names.empty()) {
+    why.message +=
+        "; tried: no secret, and the secrets of the clusters that this user used last (" + names +
+        ")";
+  }
   why.message += "; give the deployment's file instead of HOST:PORT, it names the credentials";
   return why;
 }
@@ -90,7 +100,7 @@ std::optional<cluster_address> cluster_at(std::string_view verb, const std::stri
   if (!std::filesystem::exists(where, ignored)) {
     if (auto at = address_from(where)) {
       if (config::is_loopback(at->host)) {
-        at->security = security_at(*at);
+        find_secret(*at);
         return at;
       }
       std::cerr << "troupe " << verb << ": " << where

@@ -22,6 +22,8 @@ struct cluster_address {
   /// As the file says. When an address was given: the secret of this user's that is taken there, else
   /// open.
   actors::door_security security{};
+  /// When an address was given: the clusters whose secrets were refused there.
+  std::vector<std::string> tried{};
 
   /// HOST:PORT, a host with colons in brackets.
   [[nodiscard]] std::string text() const;

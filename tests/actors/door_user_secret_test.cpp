@@ -1,6 +1,7 @@
 // The secret of a cluster whose file names none: one per user and cluster, and of nobody else's making.
 #include "troupe/actors/door_user_secret.hpp"
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -22,9 +23,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class user_secret : public ::testing::Test {
+class secret_of_a_user : public ::testing::Test {
  protected:
-  user_secret() {
+  secret_of_a_user() {
     ::setenv("XDG_STATE_HOME", state.c_str(), 1);
     ::setenv("HOME", home.c_str(), 1);
   }
@@ -44,7 +45,7 @@ class user_secret : public ::testing::Test {
   std::string home = folder.path() + "/home";
 };
 
-TEST_F(user_secret, is_made_once_for_the_user_alone_and_found_from_then_on) {
+TEST_F(secret_of_a_user, is_made_once_for_the_user_alone_and_found_from_then_on) {
   EXPECT_EQ(user_secret_path("demo").value(), state + "/troupe/demo/secret");
   EXPECT_FALSE(std::filesystem::exists(state)) << "to ask where it is makes nothing";
   const auto path = make_user_secret("demo");
@@ -57,11 +58,25 @@ TEST_F(user_secret, is_made_once_for_the_user_alone_and_found_from_then_on) {
   EXPECT_EQ(make_user_secret("demo").value(), *path);
   EXPECT_EQ(text_of(*path), text);
   EXPECT_NE(text_of(make_user_secret("other").value()), text);
-  EXPECT_THAT(user_secrets(),
-              ::testing::UnorderedElementsAre(*path, user_secret_path("other").value()));
 }
 
-TEST_F(user_secret, is_the_same_for_all_that_start_at_once) {
+TEST_F(secret_of_a_user, of_the_cluster_that_was_used_last_goes_first_and_there_are_seven_at_most) {
+  for (int i = 0; i < 9; ++i) {
+    const auto path = make_user_secret("c" + std::to_string(i));
+    ASSERT_TRUE(path);
+    std::filesystem::last_write_time(
+        std::filesystem::path{*path}.parent_path(),
+        std::filesystem::file_time_type::clock::now() - std::chrono::hours{100 - i});
+  }
+  ASSERT_TRUE(make_user_secret("c3"));
+  const auto secrets = user_secrets();
+  std::vector<std::string> clusters;
+  for (const auto& one : secrets) clusters.push_back(one.cluster);
+  EXPECT_THAT(clusters, ElementsAre("c3", "c8", "c7", "c6", "c5", "c4", "c2"));
+  EXPECT_EQ(secrets.front().path, user_secret_path("c3").value());
+}
+
+TEST_F(secret_of_a_user, is_the_same_for_all_that_start_at_once) {
   std::vector<std::string> seen(16);
   {
     std::vector<std::jthread> all;
@@ -80,14 +95,14 @@ TEST_F(user_secret, is_the_same_for_all_that_start_at_once) {
   EXPECT_EQ(files, 1u) << "no draft is left";
 }
 
-TEST_F(user_secret, stands_in_the_home_where_no_state_folder_is_named) {
+TEST_F(secret_of_a_user, stands_in_the_home_where_no_state_folder_is_named) {
   ::unsetenv("XDG_STATE_HOME");
   EXPECT_EQ(make_user_secret("demo").value(), home + "/.local/state/troupe/demo/secret");
   ::setenv("XDG_STATE_HOME", "relative", 1);
   EXPECT_EQ(user_secret_path("demo").value(), home + "/.local/state/troupe/demo/secret");
 }
 
-TEST_F(user_secret, without_a_home_says_what_to_set) {
+TEST_F(secret_of_a_user, without_a_home_says_what_to_set) {
   ::unsetenv("XDG_STATE_HOME");
   ::unsetenv("HOME");
   const auto path = make_user_secret("demo");
@@ -95,10 +110,10 @@ TEST_F(user_secret, without_a_home_says_what_to_set) {
   EXPECT_EQ(path.error().code, errc::invalid_config);
   EXPECT_THAT(path.error().message, HasSubstr("neither XDG_STATE_HOME nor HOME"));
   EXPECT_THAT(path.error().message, HasSubstr("set XDG_STATE_HOME"));
-  EXPECT_THAT(user_secrets(), ElementsAre());
+  EXPECT_TRUE(user_secrets().empty());
 }
 
-TEST_F(user_secret, does_not_leave_its_folder_by_the_name_of_a_cluster) {
+TEST_F(secret_of_a_user, does_not_leave_its_folder_by_the_name_of_a_cluster) {
   for (const auto* name : {"", ".", "..", "../demo", "a/b", "/etc", ".hidden", "-x", "A"}) {
     const auto path = make_user_secret(name);
     ASSERT_FALSE(path) << name;
@@ -107,7 +122,7 @@ TEST_F(user_secret, does_not_leave_its_folder_by_the_name_of_a_cluster) {
   EXPECT_FALSE(std::filesystem::exists(state));
 }
 
-TEST_F(user_secret, is_not_used_where_others_can_get_at_its_folder) {
+TEST_F(secret_of_a_user, is_not_used_where_others_can_get_at_its_folder) {
   ASSERT_TRUE(make_user_secret("demo"));
   const auto own = state + "/troupe/demo";
   ASSERT_EQ(::chmod(own.c_str(), 0755), 0);
@@ -121,7 +136,7 @@ TEST_F(user_secret, is_not_used_where_others_can_get_at_its_folder) {
   EXPECT_THAT(make_user_secret("demo").error().message, HasSubstr("it belongs to somebody else"));
 }
 
-TEST_F(user_secret, that_cannot_be_made_is_an_error_that_names_its_place) {
+TEST_F(secret_of_a_user, that_cannot_be_made_is_an_error_that_names_its_place) {
   ::setenv("XDG_STATE_HOME", "/proc/no-such", 1);
   const auto path = make_user_secret("demo");
   ASSERT_FALSE(path);

@@ -36,6 +36,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using clock_type = std::chrono::steady_clock;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace troupe::testing;
@@ -456,6 +457,26 @@ TEST(without_a_word_on_security, the_users_own_processes_find_each_other_and_no_
   // The secret of the other cluster is there as well, and newer.
   const auto by_address = run_until_good({"status", "127.0.0.1:" + std::to_string(port)});
   EXPECT_EQ(by_address.code, 0) << by_address.err;
+}
+
+TEST(without_a_word_on_security, an_address_where_no_secret_is_taken_is_said_with_what_was_tried) {
+  const auto port = free_port();
+  const auto own = "own-" + std::to_string(port);
+  const deployment_on_disk here{store_alone(own, port)};
+  EXPECT_NE(run({"status", here.path()}).code, 0) << "nobody is there, but the secret is now";
+  const scratch_folder folder{"secret"};
+  const auto secret = folder.path() + "/secret";
+  std::ofstream{secret} << std::string(64, 'a') << "\n";
+  ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
+  const deployment_on_disk file{
+      store_alone("else", port, "security: {mode: secret, secret: " + secret + "}\n")};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("2 nodes are up")) << up.out() << up.err();
+  const auto refused = run({"status", "127.0.0.1:" + std::to_string(port)});
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("unauthorized"),
+                                 HasSubstr("the clusters that this user used last (" + own),
+                                 HasSubstr("give the deployment's file instead of HOST:PORT")));
 }
 
 TEST(without_a_word_on_security, a_cluster_that_asks_for_none_is_found_by_its_address) {
