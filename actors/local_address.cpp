@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "troupe/actors/phrases.hpp"
 #include "troupe/config/automatic_host.hpp"
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::actors {
 
@@ -27,7 +27,7 @@ result<std::string> source_towards(const addrinfo& to) {
                      ::getsockname(fd, raw, &length) == 0;
   const int number = errno;
   if (fd >= 0) ::close(fd);
-  if (!found) return fail(errc::peer_unreachable, errno_text(number));
+  if (!found) return fail(errc::peer_unreachable, transport::what_errno(number));
   std::array<char, NI_MAXHOST> text{};
   const int failed =
       ::getnameinfo(raw, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);

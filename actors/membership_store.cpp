@@ -18,29 +18,21 @@
 #include "troupe/actors/door_files.hpp"
 #include "troupe/actors/door_user_secret.hpp"
 #include "troupe/actors/membership.hpp"
-#include "troupe/actors/phrases.hpp"
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::actors {
 
 namespace {
 
+using transport::what_errno;
+using transport::tcp::unique_fd;
+
 constexpr auto retry_interval = std::chrono::seconds{1};
 constexpr std::size_t read_at_once = std::size_t{1} << 16;
 
-class file {
- public:
-  file(const std::string& path, int flags) : fd_{::open(path.c_str(), flags | O_CLOEXEC, 0600)} {}
-  file(const file&) = delete;
-  file& operator=(const file&) = delete;
-  ~file() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  [[nodiscard]] int fd() const noexcept { return fd_; }
-  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
+unique_fd open_file(const std::string& path, int flags) {
+  return unique_fd{::open(path.c_str(), flags | O_CLOEXEC, 0600)};
+}
 
 unexpected cannot_write(const std::string& path, const std::string& what) {
   return fail(errc::invalid_config,
@@ -60,7 +52,7 @@ unexpected not_ours(const std::string& path, const std::string& why) {
 unexpected cannot_read(int number) {
   constexpr std::array passing{EMFILE, ENFILE, ENOMEM, EINTR, EAGAIN, EIO, ESTALE, ETIMEDOUT};
   const bool passes = std::ranges::find(passing, number) != passing.end();
-  return fail(passes ? errc::overloaded : errc::invalid_config, errno_text(number));
+  return fail(passes ? errc::overloaded : errc::invalid_config, what_errno(number));
 }
 
 /// The whole text. Fails with a sentence for what is no plain file, or too long.
@@ -91,35 +83,29 @@ std::string holder_of(int lock_fd) {
 
 /// Opened without changing it, and only if it is a file: what is beside the state may be somebody
 /// else's.
-class own_file : public file {
- public:
-  own_file(const std::string& path, int flags)
-      : file{path, flags | O_CREAT | O_NONBLOCK | O_NOFOLLOW} {
-    struct stat about {};
-    is_file_ = fd() >= 0 && ::fstat(fd(), &about) == 0 && S_ISREG(about.st_mode);
-    why_ = fd() < 0 ? errno_text(errno) : is_file_ ? "" : "it is no file";
-  }
-  explicit operator bool() const noexcept { return is_file_; }
-  [[nodiscard]] const std::string& why() const noexcept { return why_; }
-
- private:
-  bool is_file_{false};
-  std::string why_;
-};
+result<unique_fd> open_beside(const std::string& path, int flags) {
+  auto fd = open_file(path, flags | O_CREAT | O_NONBLOCK | O_NOFOLLOW);
+  if (!fd) return fail(errc::invalid_config, path + ": " + what_errno(errno));
+  struct stat about {};
+  if (::fstat(fd.get(), &about) != 0 || !S_ISREG(about.st_mode))
+    return fail(errc::invalid_config, path + ": it is no file");
+  return fd;
+}
 
 /// Held until the descriptor is closed, by the kernel if this process is killed.
-result<int> lock_beside(const std::string& path) {
+result<unique_fd> lock_beside(const std::string& path) {
   const auto lock = path + ".lock";
-  own_file held{lock, O_RDWR};
-  if (!held) return cannot_write(path, lock + ": " + held.why());
-  if (::flock(held.fd(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return cannot_write(path, lock + ": " + errno_text(errno));
+  auto held = open_beside(lock, O_RDWR);
+  if (!held) return cannot_write(path, held.error().message);
+  if (::flock(held->get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return cannot_write(path, lock + ": " + what_errno(errno));
     return fail(errc::already_exists, std::string{"the state file "} + path +
-                                          " is used by another supervisor" + holder_of(held.fd()) +
+                                          " is used by another supervisor" +
+                                          holder_of(held->get()) +
                                           "; stop that process, or name another file as "
                                           "supervisor.state_file");
   }
-  return held.release();
+  return held;
 }
 
 /// For whoever finds it locked.
@@ -148,8 +134,8 @@ std::string folder_of(const std::string& path) {
 
 // -- opening
 
-membership_store::membership_store(std::string path, int lock_fd)
-    : path_{std::move(path)}, lock_fd_{lock_fd} {}
+membership_store::membership_store(std::string path, transport::tcp::unique_fd lock)
+    : path_{std::move(path)}, lock_{std::move(lock)} {}
 
 result<std::unique_ptr<membership_store>> membership_store::open(std::string path,
                                                                  const std::string& cluster) {
@@ -163,10 +149,10 @@ result<std::unique_ptr<membership_store>> membership_store::open(std::string pat
   }
   auto lock = lock_beside(path);
   if (!lock) return fail(lock.error());
-  std::unique_ptr<membership_store> store{new membership_store{std::move(path), *lock}};
+  std::unique_ptr<membership_store> store{new membership_store{std::move(path), std::move(*lock)}};
   auto found = store->read(cluster);
   if (!found) return fail(found.error());
-  say_who_holds(*lock);
+  say_who_holds(store->lock_.get());
   store->found_ = std::move(*found);
   auto reservation = store->found_.value_or(membership_record{cluster, 0, {}});
   reservation.epoch_limit += epoch_reserve;
@@ -201,10 +187,10 @@ result<std::optional<membership_record>> membership_store::read(const std::strin
 
 /// `not_found`: there is none; `overloaded`: reading it may do later.
 result<std::string> membership_store::read_text() const {
-  const file there{path_, O_RDONLY | O_NONBLOCK};
-  if (there.fd() < 0 && errno == ENOENT) return fail(errc::not_found, errno_text(ENOENT));
-  if (there.fd() < 0) return cannot_read(errno);
-  return read_all(there.fd());
+  const auto there = open_file(path_, O_RDONLY | O_NONBLOCK);
+  if (!there && errno == ENOENT) return fail(errc::not_found, what_errno(ENOENT));
+  if (!there) return cannot_read(errno);
+  return read_all(there.get());
 }
 
 /// Renames it to the first of `.bad`, `.bad.1`, ... that is not taken; fails where that cannot be done.
@@ -227,7 +213,7 @@ result<void> membership_store::set_aside(const std::string& why) const {
     bad = path_ + ".bad." + std::to_string(i);
   }
   return not_ours(path_,
-                  why + ", and it cannot be renamed to " + bad + " (" + errno_text(errno) + ")");
+                  why + ", and it cannot be renamed to " + bad + " (" + what_errno(errno) + ")");
 }
 
 // -- writing
@@ -235,15 +221,15 @@ result<void> membership_store::set_aside(const std::string& why) const {
 result<void> membership_store::write(const membership_record& record) const {
   const auto beside = path_ + ".tmp";
   {
-    const own_file fresh{beside, O_WRONLY};
-    if (!fresh) return cannot_write(path_, beside + ": " + fresh.why());
-    int why = ::ftruncate(fresh.fd(), 0) == 0 ? 0 : errno;
-    if (why == 0) why = write_private(fresh.fd(), to_text(record));
-    if (why != 0) return cannot_write(path_, beside + ": " + errno_text(why));
+    const auto fresh = open_beside(beside, O_WRONLY);
+    if (!fresh) return cannot_write(path_, fresh.error().message);
+    int why = ::ftruncate(fresh->get(), 0) == 0 ? 0 : errno;
+    if (why == 0) why = write_private(fresh->get(), to_text(record));
+    if (why != 0) return cannot_write(path_, beside + ": " + what_errno(why));
   }
-  if (::rename(beside.c_str(), path_.c_str()) != 0) return cannot_write(path_, errno_text(errno));
+  if (::rename(beside.c_str(), path_.c_str()) != 0) return cannot_write(path_, what_errno(errno));
   if (const int why = flush_folder(folder_of(path_)); why != 0)
-    return cannot_write(path_, "its folder: " + errno_text(why));
+    return cannot_write(path_, "its folder: " + what_errno(why));
   return {};
 }
 
@@ -263,7 +249,7 @@ void membership_store::close() {
   }
   changed_.notify_one();
   if (thread_.joinable()) thread_.join();
-  if (lock_fd_ >= 0) ::close(std::exchange(lock_fd_, -1));
+  lock_.reset();
 }
 
 membership_store::~membership_store() {

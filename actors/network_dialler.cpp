@@ -12,6 +12,7 @@
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/actors/types.hpp"
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::actors {
 
@@ -120,10 +121,10 @@ void greet(self_pointer self, std::uint64_t number,
   attempt.line = socket;
   const int own = ::fcntl(*socket, F_DUPFD_CLOEXEC, 3);
   if (own < 0) {
-    fail_attempt(
-        self, st.attempts.find(number),
-        {errc::peer_unreachable, "cannot connect to " + text_of(attempt.to) + ": " +
-                                     errno_text(errno) + "; raise the limit of open files"});
+    fail_attempt(self, st.attempts.find(number),
+                 {errc::peer_unreachable, "cannot connect to " + text_of(attempt.to) + ": " +
+                                              transport::what_errno(errno) +
+                                              "; raise the limit of open files"});
     return;
   }
   const auto left = std::chrono::ceil<milliseconds>(attempt.deadline - steady_clock::now());

@@ -1,12 +1,11 @@
 #pragma once
 
-/// How counts, times and errors of the system stand in sentences for people.
+/// How counts and times stand in sentences for people.
 
 #include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 namespace troupe::actors {
 
@@ -19,11 +18,6 @@ namespace troupe::actors {
 [[nodiscard]] inline std::string time_text(std::chrono::milliseconds time) {
   const auto ms = time.count();
   return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
-
-/// What an `errno` means.
-[[nodiscard]] inline std::string errno_text(int number) {
-  return std::generic_category().message(number);
 }
 
 }  // namespace troupe::actors
