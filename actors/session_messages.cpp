@@ -553,18 +553,6 @@ transfer_abort make_abort(transfer_id transfer, const error& why) {
   return transfer_abort{transfer, why.code, std::move(reason)};
 }
 
-transfer_id transfer_of(const session_message& message) noexcept {
-  return std::visit(
-      [](const auto& m) {
-        if constexpr (requires { m.transfer; }) {
-          return m.transfer;
-        } else {
-          return transfer_id{};
-        }
-      },
-      message);
-}
-
 transfer_id route_of(const session_message& message) noexcept {
   const auto route = []<class Message>(const Message& m) -> transfer_id {
     if constexpr (requires { m.op; }) {

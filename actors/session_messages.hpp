@@ -214,8 +214,6 @@ inline constexpr std::size_t max_sentence = 4096;
 /// character.
 [[nodiscard]] transfer_abort make_abort(transfer_id transfer, const error& why);
 
-/// The transfer that a message speaks of; 0 for those that speak of none.
-[[nodiscard]] transfer_id transfer_of(const session_message& message) noexcept;
 /// What a message is routed by on its link: its transfer, or the operation of a keyed value.
 [[nodiscard]] transfer_id route_of(const session_message& message) noexcept;
 /// Whether it ends what it speaks of, or its sender's part in it: a release, an abort, the answer to

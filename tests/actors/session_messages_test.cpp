@@ -563,15 +563,15 @@ TEST(session_messages, an_abort_keeps_its_reason_and_cuts_a_long_one_at_a_charac
   EXPECT_TRUE(encode(cut));
 }
 
-TEST(session_messages, every_message_says_its_name_and_its_transfer) {
+TEST(session_messages, every_message_says_its_name_and_its_route) {
   EXPECT_EQ(type_name(transfer_request{}), "transfer_request");
   EXPECT_EQ(type_name(layers_landed{}), "layers_landed");
   EXPECT_EQ(type_name(store_release{}), "store_release");
   EXPECT_EQ(type_name(store_held{}), "store_held");
   EXPECT_EQ(type_name(store_commit{}), "store_commit");
-  EXPECT_EQ(transfer_of(transfer_quiescent{transfer_id{9}}), transfer_id{9});
-  EXPECT_EQ(transfer_of(transfer_offer{transfer_id{9}, 0, {}, {}, {}, {}}), transfer_id{9});
-  EXPECT_EQ(transfer_of(store_put{9, "k", 0, 0, {}, {}}), transfer_id{});
+  EXPECT_EQ(route_of(transfer_quiescent{transfer_id{9}}), transfer_id{9});
+  EXPECT_EQ(route_of(transfer_offer{transfer_id{9}, 0, {}, {}, {}, {}}), transfer_id{9});
+  EXPECT_EQ(route_of(store_put{9, "k", 0, 0, {}, {}}), transfer_id{9}) << "of its operation";
 }
 
 }  // namespace

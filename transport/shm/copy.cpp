@@ -258,8 +258,4 @@ void copier::copy(std::span<const copy_run> runs, copy_way way) const noexcept {
   }
 }
 
-std::string_view copier::streaming_kernel() const noexcept {
-  return streams() ? "avx2" : "memcpy";
-}
-
 }  // namespace troupe::transport::shm

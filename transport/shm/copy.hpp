@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 /// Copies lists of runs between mapped memory, as fast as one core can.
 ///
@@ -45,9 +44,6 @@ class copier {
   /// Whether most of the sampled destinations were written lately by this thread, or lie in a
   /// cache. Brings the sampled lines there.
   [[nodiscard]] bool destinations_cached(std::span<const copy_run> runs) const noexcept;
-
-  /// "avx2" or "memcpy": what `streaming` uses.
-  [[nodiscard]] std::string_view streaming_kernel() const noexcept;
 
  private:
   std::uint64_t cached_below_;  ///< time stamp ticks; 0: nothing is known, never stream

@@ -65,7 +65,6 @@ class staged_link final : public shm_link {
     std::optional<troupe::error> nonsense{};  ///< the peer's: the link's end
   };
   bool move_chunks();
-  void take_fresh();
   void use_chunks(round& now);
   void go_on(round& now, std::size_t index);
   void start_chunks(round& now);

@@ -93,6 +93,9 @@ class lane_sender {
   void add_refusal(const outgoing& job, const troupe::error& why);
   void add_write_frame(const std::shared_ptr<outgoing>& job);
   void add_read_frame(const std::shared_ptr<outgoing>& job);
+  /// Writes the head of a frame whose data begin at `first_iov`, and ends it with a trailer.
+  void end_data_frame(const frame_header& header, std::byte* head, std::size_t first_iov,
+                      const std::shared_ptr<outgoing>& job);
   bool add_request_frame(outgoing& job);
   [[nodiscard]] wire_entry next_entry(const outgoing& job, std::size_t room,
                                       std::size_t pieces) const;

@@ -281,12 +281,7 @@ void lane_sender::add_write_frame(const std::shared_ptr<outgoing>& job) {
       kept_.push_back(job);
     }
   }
-  encode(header, head);
-  auto* trailer = stage(trailer_size);
-  encode_trailer(0, trailer);
-  if (header.data_size > 0) spans_.push_back({first_iov, iov_.size(), trailer, job});
-  add_staged(trailer, trailer_size);
-  burst_size_ += header.data_size;
+  end_data_frame(header, head, first_iov, job);
 }
 
 void lane_sender::add_read_frame(const std::shared_ptr<outgoing>& job) {
@@ -309,6 +304,11 @@ void lane_sender::add_read_frame(const std::shared_ptr<outgoing>& job) {
   if (finished(*job)) {
     header.flags = end_of_request(*job);
   }
+  end_data_frame(header, head, first_iov, job);
+}
+
+void lane_sender::end_data_frame(const frame_header& header, std::byte* head, std::size_t first_iov,
+                                 const std::shared_ptr<outgoing>& job) {
   encode(header, head);
   auto* trailer = stage(trailer_size);
   encode_trailer(0, trailer);
