@@ -49,7 +49,7 @@ void judge::sends(side from, const session_message& message, transfer_id expecte
     if (w.concluded == 0 || w.failure) violate("the source was released before all of it was here");
     course_.released = true;
   }
-  if (transfer_of(message) != expected) violate("a message of another transfer");
+  if (route_of(message) != expected) violate("a message of another transfer");
 }
 
 void judge::fences(side by) {
