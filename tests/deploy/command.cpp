@@ -37,16 +37,20 @@ bool read_some(int fd, std::string& text) {
 
 // -- processes
 
-command::command(std::vector<std::string> arguments, const std::function<void()>& prepare) {
+command::command(std::vector<std::string> arguments, const std::function<void()>& prepare)
+    : command{TROUPE_COMMAND, std::move(arguments), prepare} {}
+
+command::command(const std::string& program, std::vector<std::string> arguments,
+                 const std::function<void()>& prepare) {
   // What a supervisor keeps goes with the test, and meets no other one.
   static const scratch_folder state;
   ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
-  arguments.insert(arguments.begin(), TROUPE_COMMAND);
+  arguments.insert(arguments.begin(), program);
   std::vector<char*> raw;
   for (auto& argument : arguments) raw.push_back(argument.data());
   raw.push_back(nullptr);
   // By its descriptor: `prepare` may make it somebody who can't reach the folder of the build.
-  static const int program = ::open(TROUPE_COMMAND, O_PATH | O_CLOEXEC);
+  const int file = ::open(program.c_str(), O_PATH | O_CLOEXEC);
   int out[2];
   int err[2];
   if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) return;
@@ -56,9 +60,10 @@ command::command(std::vector<std::string> arguments, const std::function<void()>
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
     if (prepare) prepare();
-    ::fexecve(program, raw.data(), environ);
+    ::fexecve(file, raw.data(), environ);
     ::_exit(127);
   }
+  ::close(file);
   ::close(out[1]);
   ::close(err[1]);
   out_fd_ = out[0];

@@ -20,6 +20,9 @@ class command {
  public:
   /// `prepare` is called in the new process before it becomes the command: nothing but system calls there.
   explicit command(std::vector<std::string> arguments, const std::function<void()>& prepare = {});
+  /// The same, of another program than the command.
+  command(const std::string& program, std::vector<std::string> arguments,
+          const std::function<void()>& prepare);
   ~command();
   command(const command&) = delete;
   command& operator=(const command&) = delete;

@@ -1,23 +1,20 @@
 // Every start with too little of something ends with a sentence, or is told to stop and does so: no
 // signal ends it, and nothing hangs.
 
-#include <csignal>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "command.hpp"
-#include "process_tree.hpp"
+#include "orderly_end.hpp"
 
 namespace {
 
-using ::testing::AnyOf;
-using ::testing::Not;
 using namespace troupe::testing;
 
 constexpr rlim_t mib = rlim_t{1} << 20U;
@@ -57,19 +54,7 @@ const std::vector<start> starts{
     {"up", {"up"}, "2 nodes are up"},
 };
 
-struct tight {
-  start of;
-  limit with;
-};
-
-std::vector<tight> every_tight() {
-  std::vector<tight> all;
-  for (const auto& of : starts)
-    for (const auto& with : limits) all.push_back({of, with});
-  return all;
-}
-
-class tight_start : public ::testing::TestWithParam<tight> {
+class tight_start : public ::testing::TestWithParam<std::tuple<start, limit>> {
  protected:
   /// The deployment is for who has nothing of his own to write.
   static std::string text() {
@@ -99,27 +84,17 @@ TEST_P(tight_start, ends_with_a_sentence_or_when_it_is_told_to) {
     auto arguments = of.arguments;
     arguments.insert(arguments.begin() + 1, file.path());
     command troupe{arguments, [&with = with, most] { restrict_to(with, most); }};
-    began = troupe.says(of.says);
-    const auto children = children_of(troupe.pid());
-    if (began) troupe.signal(SIGTERM);
-    const int code = troupe.wait();
-    const auto said = troupe.out() + troupe.err();
-    ASSERT_NE(code, -1) << "it hangs: " << said;
-    EXPECT_LT(code, 128) << said;
-    if (!began) {
-      EXPECT_NE(code, 0) << said;
-      EXPECT_NE(troupe.err(), "");
-    }
-    EXPECT_THAT(said, Not(AnyOf(::testing::HasSubstr("signal 6"), ::testing::HasSubstr("signal 11"),
-                                ::testing::HasSubstr("terminate called"))));
-    for (const auto child : children) EXPECT_TRUE(vanishes(child)) << child;
+    began = expect_orderly_end(troupe, of.says);
   }
   EXPECT_TRUE(began) << "the last was to be enough";
 }
 
-INSTANTIATE_TEST_SUITE_P(every, tight_start, ::testing::ValuesIn(every_tight()),
+INSTANTIATE_TEST_SUITE_P(every, tight_start,
+                         ::testing::Combine(::testing::ValuesIn(starts),
+                                            ::testing::ValuesIn(limits)),
                          [](const auto& tested) {
-                           return std::string{tested.param.of.name} + "_" + tested.param.with.name;
+                           return std::string{std::get<0>(tested.param).name} + "_" +
+                                  std::get<1>(tested.param).name;
                          });
 
 }  // namespace
