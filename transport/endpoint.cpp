@@ -189,7 +189,11 @@ result<region_id> local_endpoint::add_of_gpu(const xgmi::gpu_allocation& of,
 }
 
 result<void> local_endpoint::start() {
-  auto pool = progress_pool::create(options_.num_workers, options_.spin, options_.after_progress);
+  auto pool = progress_pool::create({.own_thread = options_.num_workers != 0,
+                                     .spin = options_.spin,
+                                     .after_progress = options_.after_progress,
+                                     .on_thread_lost = options_.on_thread_lost},
+                                    options_.num_workers);
   if (!pool) return fail(std::move(pool).error());
   progress_ = std::move(*pool);
   compute_ = std::make_shared<xgmi::compute_watch>(gpus_, progress_->next());

@@ -34,6 +34,9 @@ struct endpoint_options {
   /// Called on a progress thread (or in `poll`) after each round that did work, with no lock held.
   /// Lets the owner run what the round's callbacks made runnable on the same thread.
   std::function<void()> after_progress;
+  /// A progress thread has ended by an exception, which `why` tells: its links stand still for ever.
+  /// Called on that thread, which ends then.
+  std::function<void(const troupe::error& why)> on_thread_lost;
   /// Told about strangers at the data port (wrong proof, garbage), at most one sentence a second
   /// with the number of those that were left out. Called on a progress thread; must not block.
   std::function<void(const std::string& sentence)> notice;

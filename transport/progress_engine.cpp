@@ -13,6 +13,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "troupe/kvcache/or_error.hpp"
 #include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport {
@@ -57,6 +58,19 @@ void set_timer(int fd, std::chrono::nanoseconds after) {
   when.it_value.tv_nsec = after.count();
   ::timerfd_settime(fd, 0, &when, nullptr);
 }
+
+/// Calls what it is given at the end of the scope.
+template <class Call>
+class at_end {
+ public:
+  explicit at_end(Call call) : call_{std::move(call)} {}
+  ~at_end() { call_(); }
+  at_end(const at_end&) = delete;
+  at_end& operator=(const at_end&) = delete;
+
+ private:
+  Call call_;
+};
 
 /// Offers the core between idle rounds: the scheduler may have put the peer on this very core, and
 /// then what we poll for cannot come before we let go. Where the last offer was taken, the next one
@@ -113,7 +127,7 @@ result<std::unique_ptr<progress_engine>> progress_engine::create(settings with) 
   if (!fds) return fail(std::move(fds).error());
   std::unique_ptr<progress_engine> made{new progress_engine(std::move(with), std::move(*fds))};
   if (made->with_.own_thread) {
-    made->thread_ = std::thread{[engine = made.get()] { engine->run(); }};
+    made->thread_ = std::thread{[engine = made.get()] { engine->run_thread(); }};
     // For whoever looks with `top -H`; at most 15 characters.
     ::pthread_setname_np(made->thread_.native_handle(), "troupe-progress");
   }
@@ -263,10 +277,22 @@ bool progress_engine::poll_once() {
 
 bool progress_engine::run_round(const sleep_plan& sleep) {
   if (running_.exchange(true, std::memory_order_acquire)) return false;
-  const bool worked = round(sleep);
-  running_.store(false, std::memory_order_release);
+  bool worked = false;
+  {
+    // Also where it throws: others wait for its end.
+    const at_end over{[this] { running_.store(false, std::memory_order_release); }};
+    worked = round(sleep);
+  }
   if (worked && with_.after_progress) with_.after_progress();
   return worked;
+}
+
+void progress_engine::run_thread() noexcept {
+  try {
+    run();
+  } catch (...) {
+    if (with_.on_thread_lost) with_.on_thread_lost(exception_as_error("a progress thread ended"));
+  }
 }
 
 // The thread. Polls while there was work within `spin`, sleeps else.
@@ -332,6 +358,7 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
     if (stopping_.load(std::memory_order_acquire)) return false;
     if (driven_.exchange(true, std::memory_order_acq_rel)) return false;
   }
+  const at_end over{[this] { leave(); }};
   if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick);
   auto last_work = steady_clock::now();
   core_offer offer;
@@ -352,7 +379,6 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
       offer.idle_round();
     }
   }
-  leave();
   return true;
 }
 
@@ -502,13 +528,11 @@ void progress_engine::end_sleep() {
 
 // -- the pool
 
-result<std::unique_ptr<progress_pool>> progress_pool::create(
-    std::uint32_t num_workers, std::chrono::microseconds spin,
-    const std::function<void()>& after_progress) {
+result<std::unique_ptr<progress_pool>> progress_pool::create(const progress_engine::settings& with,
+                                                             std::uint32_t num_workers) {
   std::unique_ptr<progress_pool> pool{new progress_pool};
   for (std::uint32_t i = 0; i < std::max<std::uint32_t>(num_workers, 1); ++i) {
-    auto engine = progress_engine::create(
-        {.own_thread = num_workers != 0, .spin = spin, .after_progress = after_progress});
+    auto engine = progress_engine::create(with);
     if (!engine) return fail(std::move(engine).error());
     pool->engines_.push_back(std::move(*engine));
   }

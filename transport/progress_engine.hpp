@@ -99,6 +99,8 @@ class progress_engine {
     bool own_thread{true};
     std::chrono::microseconds spin{250};   ///< bound of the polling after work
     std::function<void()> after_progress;  ///< after each round that did work; no lock held
+    /// The thread has ended by an exception; called on it, at its end.
+    std::function<void(const troupe::error& why)> on_thread_lost{};
   };
 
   [[nodiscard]] static result<std::unique_ptr<progress_engine>> create(settings with);
@@ -176,6 +178,7 @@ class progress_engine {
     int wake_fd{-1};  ///< besides the engine's own; -1: none
   };
 
+  void run_thread() noexcept;
   void run();
   void stand_aside();
   void wait_for_handover();
@@ -233,10 +236,9 @@ class progress_engine {
 /// The engines of one endpoint; links are given to them in turn.
 class progress_pool {
  public:
-  /// `num_workers` 0: one engine without a thread, driven by `poll` only.
+  /// One engine for each of `num_workers`, at least one. Without `own_thread` it is driven by `poll` only.
   [[nodiscard]] static result<std::unique_ptr<progress_pool>> create(
-      std::uint32_t num_workers, std::chrono::microseconds spin,
-      const std::function<void()>& after_progress);
+      const progress_engine::settings& with, std::uint32_t num_workers);
 
   [[nodiscard]] progress_engine& next() noexcept {
     return *engines_[turn_.fetch_add(1, std::memory_order_relaxed) % engines_.size()];

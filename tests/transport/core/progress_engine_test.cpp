@@ -122,6 +122,50 @@ TEST(progress_engine_test, without_a_thread_nothing_happens_but_by_poll) {
   engine->unwatch(watch);
 }
 
+/// Throws instead of doing its work, as where there is no memory for it.
+struct thrower final : pollable {
+  explicit thrower(int rung) : fd{rung} {}
+  bool on_ready(std::uint64_t, std::uint32_t) override { throw std::bad_alloc{}; }
+  int fd;
+};
+
+TEST(progress_engine_test, a_thread_that_ends_by_an_exception_says_so) {
+  std::atomic<int> told{0};
+  troupe::error why;
+  const auto engine = progress_engine::create({.own_thread = true,
+                                               .spin = 50us,
+                                               .after_progress = {},
+                                               .on_thread_lost =
+                                                   [&](const troupe::error& thrown) {
+                                                     why = thrown;
+                                                     ++told;
+                                                   }})
+                          .value();
+  const auto bell = std::make_shared<counter>();
+  const auto who = std::make_shared<thrower>(bell->fd);
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
+  bell->ring();
+  ASSERT_TRUE(comes_true([&] { return told == 1; }));
+  EXPECT_EQ(why.code, errc::pool_exhausted);
+  engine->unwatch(watch);
+  EXPECT_FALSE(engine->poll_once()) << "rounds go on where somebody makes them";
+  engine->stop();
+}
+
+TEST(progress_engine_test, a_driver_that_ends_by_an_exception_leaves) {
+  const auto engine =
+      progress_engine::create({.own_thread = false, .spin = 50us, .after_progress = {}}).value();
+  const auto bell = std::make_shared<counter>();
+  const auto who = std::make_shared<thrower>(bell->fd);
+  const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
+  bell->ring();
+  const auto later = std::chrono::steady_clock::now() + wait_limit;
+  EXPECT_THROW((void)engine->drive(later, bell->fd, [] { return false; }), std::bad_alloc);
+  engine->unwatch(watch);
+  EXPECT_TRUE(engine->drive(later, bell->fd, [] { return true; })) << "it still drives";
+  engine->stop();
+}
+
 /// Does its work when the engine is about to sleep, as a link does that finds bytes then.
 struct last_minute final : pollable {
   bool on_ready(std::uint64_t, std::uint32_t) override { return false; }
