@@ -13,6 +13,7 @@
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/system.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::actors {
 
@@ -66,7 +67,9 @@ class cluster_client::connections {
   template <class Reply, class... Args>
   [[nodiscard]] result<Reply> ask_supervisor_at(const supervisor_actor& whom, milliseconds timeout,
                                                 Args... args) {
-    auto reply = ask<Reply>(host_.system(), whom, "the supervisor", timeout, std::move(args)...);
+    auto reply = or_error("the supervisor cannot be asked", [&] {
+      return ask<Reply>(host_.system(), whom, "the supervisor", timeout, std::move(args)...);
+    });
     if (!reply && connection_is_useless(reply.error())) forget_supervisor();
     return reply;
   }
@@ -77,7 +80,9 @@ class cluster_client::connections {
   template <class Reply, class... Args>
   [[nodiscard]] result<Reply> ask_node(const node_info& node, const node_actor& whom,
                                        milliseconds timeout, Args... args) {
-    auto reply = ask<Reply>(host_.system(), whom, name_of(node), timeout, std::move(args)...);
+    auto reply = or_error("a node cannot be asked", [&] {
+      return ask<Reply>(host_.system(), whom, name_of(node), timeout, std::move(args)...);
+    });
     if (!reply && connection_is_useless(reply.error())) forget(node);
     return reply;
   }
@@ -101,11 +106,14 @@ cluster_client::cluster_client(cluster_client_options options)
 cluster_client::~cluster_client() = default;
 
 result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_options options) {
-  if (auto room = check_room(room_of_a_client); !room) return fail(room.error());
-  auto client = unconnected(std::move(options));
-  if (auto there = client->connections_->supervisor(client->options_.timeout); !there)
-    return fail(there.error());
-  return client;
+  using connected = result<std::unique_ptr<cluster_client>>;
+  return or_error("no connection to a cluster", [&]() -> connected {
+    if (auto room = check_room(room_of_a_client); !room) return fail(room.error());
+    auto client = unconnected(std::move(options));
+    if (auto there = client->connections_->supervisor(client->options_.timeout); !there)
+      return fail(there.error());
+    return client;
+  });
 }
 
 std::unique_ptr<cluster_client> cluster_client::unconnected(cluster_client_options options) {
@@ -211,7 +219,9 @@ result<supervisor_actor> cluster_client::connections::supervisor(milliseconds ti
     const std::lock_guard lock{mutex_};
     if (supervisor_) return supervisor_;
   }
-  auto made = host_.connect<supervisor_actor>(supervisor_host_, supervisor_port_, timeout);
+  auto made = or_error("it cannot be connected to", [&] {
+    return host_.connect<supervisor_actor>(supervisor_host_, supervisor_port_, timeout);
+  });
   if (!made) {
     return fail(made.error().code, "no supervisor: " + made.error().message);
   }
@@ -225,7 +235,8 @@ result<node_actor> cluster_client::connections::reach(const node_info& node) {
     const std::lock_guard lock{mutex_};
     if (const auto it = nodes_.find(node.incarnation); it != nodes_.end()) return it->second;
   }
-  auto made = host_.connect<node_actor>(node.host, node.port, timeout_);
+  auto made = or_error("it cannot be connected to",
+                       [&] { return host_.connect<node_actor>(node.host, node.port, timeout_); });
   if (!made) return fail(made.error().code, "node '" + node.name + "': " + made.error().message);
   const std::lock_guard lock{mutex_};
   if (nodes_.size() >= max_cached_nodes) nodes_.clear();

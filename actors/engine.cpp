@@ -12,6 +12,7 @@
 
 #include "troupe/actors/crash.hpp"
 #include "troupe/actors/engine_checks.hpp"
+#include "troupe/actors/engine_edge.hpp"
 #include "troupe/actors/engine_port.hpp"
 #include "troupe/actors/engine_setup.hpp"
 #include "troupe/actors/host_options.hpp"
@@ -23,6 +24,7 @@
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/system.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe {
 
@@ -85,40 +87,14 @@ class node_engine final : public engine {
 
   void stop() override {
     if (stopped_.exchange(true)) return;
-    if (launched_) {
-      caf::anon_send(port_, engine_command{stop_port{}});
-      // Both sides are told of what is still live before the links go.
-      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{1};
-      do {
-        if (polling_) poll_once();
-        std::this_thread::sleep_for(std::chrono::milliseconds{2});
-      } while (!may_leave() && std::chrono::steady_clock::now() < until);
-      caf::anon_send(node_, node_command{stop_node{}});
-    }
-    if (!host_.shutdown([this] {
-          if (polling_) poll_once();
-        })) {
-      // They hold the context: what its threads would call of this object must be over by then.
-      logger("node")->error(
-          "{}: some actors did not end in time, since a peer may still touch what they hold",
-          context_->self.name);
-    }
-    // The engine may reuse the memory of a put from here on. A copy always ends.
-    while (context_->counters.local_copies.load() != 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds{1});
-    }
-    if (context_->endpoint) context_->endpoint->stop();  // it could not be made
-    if (context_->pool) context_->pool->on_blocks_for_waiters({});
-    // What a call of another thread began while the actors ended: nobody else is left to tell.
-    for (const auto operation : context_->operations.close()) {
-      if (context_->operations.end(operation)) {
-        context_->events.push_last(
-            {operation, event_failed{{errc::aborted, "the node was stopped"}}});
-      }
-    }
-    context_->events.close({errc::aborted,
-                            "the node was stopped; a peer that stands still may yet touch what the "
-                            "operation was about"});
+    // Each step whatever became of the one before: memory may be short.
+    step([this] { say_goodbye(); });
+    step([this] { end_actors(); });
+    step([this] {
+      if (context_->endpoint) context_->endpoint->stop();  // it could not be made
+      if (context_->pool) context_->pool->on_blocks_for_waiters({});
+    });
+    step([this] { abort_what_is_left(); });
   }
 
   result<void> wait_registered(std::chrono::milliseconds timeout) override {
@@ -378,6 +354,55 @@ class node_engine final : public engine {
     return outcome_of(std::move(**events), context_->pool.get());
   }
 
+  // -- the steps of a stop
+
+  template <class Step>
+  static void step(Step what) noexcept {
+    if (const auto done = or_error("stopping the node", what); !done) {
+      (void)or_error("", [&] { logger("node")->error("{}", to_string(done.error())); });
+    }
+  }
+
+  /// Both sides are told of what is still live before the links go.
+  void say_goodbye() {
+    if (!launched_) return;
+    caf::anon_send(port_, engine_command{stop_port{}});
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+    do {
+      if (polling_) poll_once();
+      std::this_thread::sleep_for(std::chrono::milliseconds{2});
+    } while (!may_leave() && std::chrono::steady_clock::now() < until);
+    caf::anon_send(node_, node_command{stop_node{}});
+  }
+
+  void end_actors() {
+    if (!host_.shutdown([this] {
+          if (polling_) poll_once();
+        })) {
+      // They hold the context: what its threads would call of this object must be over by then.
+      logger("node")->error(
+          "{}: some actors did not end in time, since a peer may still touch what they hold",
+          context_->self.name);
+    }
+    // The engine may reuse the memory of a put from here on. A copy always ends.
+    while (context_->counters.local_copies.load() != 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
+  }
+
+  /// What a call of another thread began while the actors ended: nobody else is left to tell.
+  void abort_what_is_left() {
+    for (const auto operation : context_->operations.close()) {
+      if (context_->operations.end(operation)) {
+        context_->events.push_last(
+            {operation, event_failed{{errc::aborted, "the node was stopped"}}});
+      }
+    }
+    context_->events.close({errc::aborted,
+                            "the node was stopped; a peer that stands still may yet touch what the "
+                            "operation was about"});
+  }
+
   bool poll_once() {
     auto& unit = units_.of_this_thread();
     const inline_unit::scope as_active{unit};
@@ -484,7 +509,15 @@ result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
       std::make_unique<node_engine>(std::move(*settings), incarnation, options, std::move(*host));
   if (auto launched = started->launch(deployment, options); !launched)
     return fail(launched.error());
-  return std::unique_ptr<engine>{std::move(started)};
+  return actors::with_edge(std::move(started));
+}
+
+/// The same; nothing is thrown.
+result<std::unique_ptr<engine>> start_or_error(const config::deployment& deployment,
+                                               std::string_view name, std::uint64_t incarnation,
+                                               engine_options options) {
+  return or_error("the node cannot start",
+                  [&] { return start_as(deployment, name, incarnation, std::move(options)); });
 }
 
 }  // namespace
@@ -504,13 +537,13 @@ receive_spec receive_spec::of(const actors::placement& where, std::uint32_t toke
 
 result<std::unique_ptr<engine>> engine::start(const config::deployment& deployment,
                                               std::string_view name, engine_options options) {
-  return start_as(deployment, name, actors::draw_incarnation(), std::move(options));
+  return start_or_error(deployment, name, actors::draw_incarnation(), std::move(options));
 }
 
 result<std::unique_ptr<engine>> actors::start_claimed(const config::deployment& deployment,
                                                       const claimed_slot& slot,
                                                       engine_options options) {
-  return start_as(deployment, slot.name(), slot.incarnation(), std::move(options));
+  return start_or_error(deployment, slot.name(), slot.incarnation(), std::move(options));
 }
 
 }  // namespace troupe

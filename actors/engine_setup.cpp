@@ -8,6 +8,7 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/cache_setup.hpp"
+#include "troupe/actors/crash.hpp"
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node_place.hpp"
@@ -195,6 +196,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   wanted.rdma = rdma_options_of(stage->transport);
   wanted.xgmi = xgmi_options_of(stage->transport);
   wanted.after_progress = std::move(after_progress);
+  wanted.on_thread_lost = [&context](const troupe::error& why) { end_node(context, why.message); };
   wanted.notice = [](const std::string& sentence) { logger("transport")->warn("{}", sentence); };
   auto endpoint = transport::endpoint::create(std::move(wanted));
   if (!endpoint) return fail(endpoint.error());

@@ -32,7 +32,8 @@ class event_queue {
  public:
   class claim;
 
-  /// Tells `operations` when the last event of one is taken; it must outlive this.
+  /// Tells `operations` when the last event of one is taken; it must outlive this. Throws
+  /// `std::system_error` where there is no descriptor for it.
   explicit event_queue(operation_table& operations);
   ~event_queue();
   event_queue(const event_queue&) = delete;

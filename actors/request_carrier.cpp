@@ -20,6 +20,7 @@
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/request_blame.hpp"
 #include "troupe/actors/request_watch.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::actors {
 
@@ -325,7 +326,9 @@ result<carried_outcome> request_carrier::carry(const carried_request& what) {
                                           "carried_request::prefill and decode");
   }
   helpers_->watch.begin();
-  auto outcome = carried_run{what, client_, helpers_->watch, helpers_->threads}.run();
+  auto outcome = or_error("the request cannot be carried", [&] {
+    return carried_run{what, client_, helpers_->watch, helpers_->threads}.run();
+  });
   helpers_->watch.end();
   return outcome;
 }

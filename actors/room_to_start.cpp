@@ -9,12 +9,18 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "troupe/transport/os_error.hpp"
+#include "troupe/transport/tcp/socket.hpp"
+
 namespace troupe::actors {
 namespace {
+
+using transport::tcp::unique_fd;
 
 unexpected too_little(std::size_t had, std::size_t wanted, const std::string& what,
                       const std::string& how) {
@@ -46,6 +52,23 @@ result<void> check_descriptors(std::size_t wanted) {
   if (taken.size() == wanted) return {};
   return too_little(taken.size(), wanted, "file descriptors",
                     "close some, or raise the limit (ulimit -n, LimitNOFILE)");
+}
+
+/// CAF waits for its sockets by such a set, and is woken by such a pipe. The limits on sets, pipes and
+/// what is watched are those of the user, and of the whole machine.
+result<void> check_polling() {
+  const unique_fd set{::epoll_create1(EPOLL_CLOEXEC)};
+  int ends[2] = {-1, -1};
+  const bool piped = set && ::pipe2(ends, O_CLOEXEC) == 0;
+  const unique_fd reader{ends[0]};
+  const unique_fd writer{ends[1]};
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (piped && ::epoll_ctl(set.get(), EPOLL_CTL_ADD, reader.get(), &event) == 0) return {};
+  return fail(errc::overloaded, "this process can have no pipe and no epoll set to watch it by: " +
+                                    transport::what_errno(errno) +
+                                    "; close some, or raise the limits (ulimit -n, fs.file-max, "
+                                    "fs.epoll.max_user_watches)");
 }
 
 /// Threads that wait for its end.
@@ -109,6 +132,7 @@ result<void> check_addresses_and_threads(const room_to_start& wanted) {
 
 result<void> check_room(const room_to_start& wanted) {
   if (auto ok = check_descriptors(wanted.descriptors); !ok) return ok;
+  if (auto ok = check_polling(); !ok) return ok;
   return check_addresses_and_threads(wanted);
 }
 

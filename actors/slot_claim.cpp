@@ -22,6 +22,7 @@
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/resolve.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::actors {
 
@@ -144,11 +145,9 @@ class slot_holder final : public claimed_slot {
   std::thread thread_;
 };
 
-}  // namespace
-
-result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployment& deployment,
-                                                          const std::string& stage_name,
-                                                          const claim_options& options) {
+result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deployment,
+                                                 const std::string& stage_name,
+                                                 const claim_options& options) {
   const auto& at = deployment.supervisor;
   const auto* stage = config::find_stage(deployment, stage_name);
   if (stage == nullptr) {
@@ -201,6 +200,15 @@ result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployme
     }
     pause = std::min(2 * pause, std::max(first_claim_pause, at.heartbeat_interval));
   }
+}
+
+}  // namespace
+
+result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployment& deployment,
+                                                          const std::string& stage,
+                                                          const claim_options& options) {
+  return or_error("this process cannot ask which node it is",
+                  [&] { return claim_slot(deployment, stage, options); });
 }
 
 }  // namespace troupe::actors
