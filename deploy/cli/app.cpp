@@ -1,7 +1,6 @@
 #include "troupe/deploy/cli/app.hpp"
 
 #include <csignal>
-#include <exception>
 #include <iostream>
 #include <string>
 
@@ -10,7 +9,9 @@
 #include <unistd.h>
 
 #include "troupe/deploy/child_process.hpp"
+#include "troupe/deploy/cli/last_words.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -91,14 +92,15 @@ int run(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   // What must not grow fails with a sentence instead (ulimit -f, which counts memory of memfds, too).
   std::signal(SIGXFSZ, SIG_IGN);
+  const last_words words;
   name_this_process("troupe");  // not `exe`, where it was started as /proc/self/exe
   try {
     const auto code = run_verbs(argc, argv);
     if (said_all() || code != exit_code::ok) return to_int(code);
     std::cerr << "troupe: standard output could not be written whole\n";
     return to_int(exit_code::failed);
-  } catch (const std::exception& what) {
-    std::cerr << "troupe: internal: " << what.what() << "\n";
+  } catch (...) {
+    std::cerr << "troupe: " << to_string(exception_as_error("it cannot go on")) << "\n";
     return to_int(exit_code::failed);
   }
 }

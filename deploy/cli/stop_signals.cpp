@@ -1,6 +1,7 @@
 #include "troupe/deploy/cli/stop_signals.hpp"
 
 #include <cerrno>
+#include <system_error>
 
 #include <poll.h>
 #include <sys/signalfd.h>
@@ -13,6 +14,11 @@ stop_signals::stop_signals() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched_, signal);
   ::pthread_sigmask(SIG_BLOCK, &watched_, &before_);
   fd_ = ::signalfd(-1, &watched_, SFD_NONBLOCK | SFD_CLOEXEC);
+  if (fd_ >= 0) return;
+  const int why = errno;
+  restore();
+  throw std::system_error{why, std::generic_category(),
+                          "no descriptor to hear of SIGTERM and Ctrl-C by"};
 }
 
 stop_signals::~stop_signals() {

@@ -9,6 +9,7 @@ namespace troupe::deploy::cli {
 /// any other thread: threads inherit the blocked signals from the one that makes them.
 class stop_signals {
  public:
+  /// Throws `std::system_error` where they cannot be watched: whoever cannot be stopped must not begin.
   stop_signals();
   ~stop_signals();
   stop_signals(const stop_signals&) = delete;

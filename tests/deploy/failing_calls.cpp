@@ -1,0 +1,249 @@
+// Loaded before all other libraries (LD_PRELOAD): counts what a program asks the C library for, and
+// lets one of those calls fail. Only what is called through this library's names is seen, which is all
+// that programs and libraries other than the C library itself call.
+//
+// Left out: calls that only wait (poll, epoll_wait, futex), those that cannot fail or whose failure
+// nobody can act on (close, getpid, munmap), and what libraries do before `main`, which has nobody to
+// return an error to.
+
+#include "failing_calls.hpp"
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+using troupe::testing::call_counts;
+using troupe::testing::call_kind;
+
+namespace {
+
+call_counts* counts = nullptr;  // null until `main` begins
+bool traced = false;
+
+void open_counts() {
+  const char* path = std::getenv(troupe::testing::call_counts_variable);
+  if (path == nullptr) return;
+  // By number: the names are ours.
+  const auto fd = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0));
+  if (fd < 0) return;
+  const auto at =
+      ::syscall(SYS_mmap, nullptr, sizeof(call_counts), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (at == -1) return;
+  traced = std::getenv(troupe::testing::call_trace_variable) != nullptr;
+  std::array<void*, 1> frames{};
+  if (traced) (void)::backtrace(frames.data(), 1);  // what it needs is loaded at its first call
+  counts = reinterpret_cast<call_counts*>(at);
+}
+
+void tell(const char* name) {
+  std::strncpy(counts->failed.data(), name, counts->failed.size() - 1);
+  counts->failed_in.store(::getpid());
+  if (!traced) return;
+  auto* const all = counts;
+  counts = nullptr;  // it allocates
+  std::array<void*, 40> frames{};
+  const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  ::backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
+  counts = all;
+}
+
+bool fails(call_kind kind, const char* name, int why) {
+  if (counts == nullptr) return false;
+  const auto index = static_cast<std::size_t>(kind);
+  if (counts->made[index].fetch_add(1) + 1 != counts->failing[index]) return false;
+  tell(name);
+  errno = why;
+  return true;
+}
+
+/// The function of that name behind this library.
+template <class Function>
+Function* next(Function* /*ours*/, const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+using main_function = int(int, char**, char**);
+main_function* real_main = nullptr;
+
+int counted_main(int argc, char** argv, char** environment) {
+  open_counts();
+  return real_main(argc, argv, environment);
+}
+
+}  // namespace
+
+// -- where it begins
+
+extern "C" int __libc_start_main(main_function* main, int argc, char** argv, void (*init)(),
+                                 void (*fini)(), void (*rtld_fini)(), void* stack_end) {
+  real_main = main;
+  return next(&__libc_start_main, "__libc_start_main")(counted_main, argc, argv, init, fini,
+                                                       rtld_fini, stack_end);
+}
+
+// -- allocations; `operator new` makes them, too
+
+extern "C" {
+void* __libc_malloc(std::size_t size);
+void* __libc_calloc(std::size_t count, std::size_t size);
+void* __libc_realloc(void* old, std::size_t size);
+void* __libc_memalign(std::size_t alignment, std::size_t size);
+
+void* malloc(std::size_t size) noexcept {
+  return fails(call_kind::allocation, "malloc", ENOMEM) ? nullptr : __libc_malloc(size);
+}
+void* calloc(std::size_t count, std::size_t size) noexcept {
+  return fails(call_kind::allocation, "calloc", ENOMEM) ? nullptr : __libc_calloc(count, size);
+}
+void* realloc(void* old, std::size_t size) noexcept {
+  return fails(call_kind::allocation, "realloc", ENOMEM) ? nullptr : __libc_realloc(old, size);
+}
+void* memalign(std::size_t alignment, std::size_t size) noexcept {
+  return fails(call_kind::allocation, "memalign", ENOMEM) ? nullptr
+                                                          : __libc_memalign(alignment, size);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
+  return memalign(alignment, size);
+}
+int posix_memalign(void** made, std::size_t alignment, std::size_t size) noexcept {
+  void* const at = memalign(alignment, size);
+  if (at == nullptr) return ENOMEM;
+  *made = at;
+  return 0;
+}
+}
+
+// -- system calls
+
+// One that fails by `failed` with errno `why`, and takes and returns what the real one does.
+// NOLINTNEXTLINE(cppcoreguidelines-macro-usage): each is a name of its own for the linker
+#define FAILING(type, name, parameters, arguments, failed, why, attributes)       \
+  extern "C" type name parameters attributes {                                    \
+    static auto* const real = next(&name, #name);                                 \
+    return fails(call_kind::system_call, #name, why) ? (failed) : real arguments; \
+  }
+
+FAILING(int, socket, (int domain, int type, int protocol), (domain, type, protocol), -1, EMFILE,
+        noexcept)
+FAILING(int, socketpair, (int domain, int type, int protocol, int* two),
+        (domain, type, protocol, two), -1, EMFILE, noexcept)
+FAILING(int, bind, (int fd, const sockaddr* at, socklen_t size), (fd, at, size), -1, ENOMEM,
+        noexcept)
+FAILING(int, listen, (int fd, int backlog), (fd, backlog), -1, EADDRINUSE, noexcept)
+FAILING(int, connect, (int fd, const sockaddr* at, socklen_t size), (fd, at, size), -1, ENOBUFS, )
+FAILING(int, accept, (int fd, sockaddr* at, socklen_t* size), (fd, at, size), -1, EMFILE, )
+FAILING(int, accept4, (int fd, sockaddr* at, socklen_t* size, int flags), (fd, at, size, flags), -1,
+        EMFILE, )
+FAILING(int, setsockopt, (int fd, int level, int what, const void* value, socklen_t size),
+        (fd, level, what, value, size), -1, ENOMEM, noexcept)
+FAILING(int, getsockopt, (int fd, int level, int what, void* value, socklen_t* size),
+        (fd, level, what, value, size), -1, ENOBUFS, noexcept)
+FAILING(int, getsockname, (int fd, sockaddr* at, socklen_t* size), (fd, at, size), -1, ENOBUFS,
+        noexcept)
+FAILING(ssize_t, sendmsg, (int fd, const msghdr* what, int flags), (fd, what, flags), -1, ENOBUFS, )
+FAILING(ssize_t, recvmsg, (int fd, msghdr* what, int flags), (fd, what, flags), -1, ENOMEM, )
+FAILING(ssize_t, send, (int fd, const void* from, std::size_t size, int flags),
+        (fd, from, size, flags), -1, ENOBUFS, )
+FAILING(ssize_t, recv, (int fd, void* to, std::size_t size, int flags), (fd, to, size, flags), -1,
+        ENOMEM, )
+
+FAILING(int, epoll_create1, (int flags), (flags), -1, EMFILE, noexcept)
+FAILING(int, epoll_ctl, (int set, int what, int fd, epoll_event* event), (set, what, fd, event), -1,
+        ENOSPC, noexcept)
+FAILING(int, eventfd, (unsigned begin, int flags), (begin, flags), -1, EMFILE, noexcept)
+FAILING(int, pipe, (int* ends), (ends), -1, EMFILE, noexcept)
+FAILING(int, pipe2, (int* ends, int flags), (ends, flags), -1, EMFILE, noexcept)
+FAILING(int, timerfd_create, (clockid_t clock, int flags), (clock, flags), -1, EMFILE, noexcept)
+FAILING(int, timerfd_settime, (int fd, int flags, const itimerspec* when, itimerspec* before),
+        (fd, flags, when, before), -1, EINVAL, noexcept)
+FAILING(int, signalfd, (int fd, const sigset_t* watched, int flags), (fd, watched, flags), -1,
+        EMFILE, noexcept)
+FAILING(int, dup, (int fd), (fd), -1, EMFILE, noexcept)
+FAILING(int, dup2, (int fd, int to), (fd, to), -1, EMFILE, noexcept)
+
+FAILING(void*, mmap, (void* at, std::size_t size, int may, int flags, int fd, off_t from),
+        (at, size, may, flags, fd, from), MAP_FAILED, ENOMEM, noexcept)
+FAILING(int, mprotect, (void* at, std::size_t size, int may), (at, size, may), -1, ENOMEM, noexcept)
+FAILING(int, madvise, (void* at, std::size_t size, int what), (at, size, what), -1, EAGAIN,
+        noexcept)
+FAILING(int, mlock, (const void* at, std::size_t size), (at, size), -1, ENOMEM, noexcept)
+FAILING(int, memfd_create, (const char* name, unsigned flags), (name, flags), -1, EMFILE, noexcept)
+FAILING(int, ftruncate, (int fd, off_t size), (fd, size), -1, EFBIG, noexcept)
+FAILING(int, fallocate, (int fd, int mode, off_t from, off_t size), (fd, mode, from, size), -1,
+        ENOSPC, )
+
+FAILING(ssize_t, read, (int fd, void* to, std::size_t size), (fd, to, size), -1, EIO, )
+FAILING(ssize_t, write, (int fd, const void* from, std::size_t size), (fd, from, size), -1,
+        ENOSPC, )
+FAILING(ssize_t, readv, (int fd, const iovec* parts, int count), (fd, parts, count), -1, ENOMEM, )
+FAILING(ssize_t, writev, (int fd, const iovec* parts, int count), (fd, parts, count), -1, ENOSPC, )
+FAILING(ssize_t, pread, (int fd, void* to, std::size_t size, off_t from), (fd, to, size, from), -1,
+        EIO, )
+FAILING(ssize_t, pwrite, (int fd, const void* from, std::size_t size, off_t at),
+        (fd, from, size, at), -1, ENOSPC, )
+FAILING(std::FILE*, fopen, (const char* path, const char* mode), (path, mode), nullptr, EMFILE, )
+FAILING(std::FILE*, fopen64, (const char* path, const char* mode), (path, mode), nullptr, EMFILE, )
+FAILING(DIR*, opendir, (const char* path), (path), nullptr, EMFILE, )
+FAILING(int, rename, (const char* from, const char* to), (from, to), -1, ENOSPC, noexcept)
+FAILING(int, fsync, (int fd), (fd), -1, EIO, )
+FAILING(int, fdatasync, (int fd), (fd), -1, EIO, )
+FAILING(int, unlink, (const char* path), (path), -1, EBUSY, noexcept)
+FAILING(int, mkdir, (const char* path, mode_t mode), (path, mode), -1, ENOSPC, noexcept)
+FAILING(int, rmdir, (const char* path), (path), -1, EBUSY, noexcept)
+FAILING(int, chmod, (const char* path, mode_t mode), (path, mode), -1, EPERM, noexcept)
+FAILING(int, stat, (const char* path, struct stat* what), (path, what), -1, ENOMEM, noexcept)
+FAILING(int, lstat, (const char* path, struct stat* what), (path, what), -1, ENOMEM, noexcept)
+FAILING(int, fstat, (int fd, struct stat* what), (fd, what), -1, ENOMEM, noexcept)
+
+FAILING(ssize_t, getrandom, (void* to, std::size_t size, unsigned flags), (to, size, flags), -1,
+        ENOSYS, )
+FAILING(int, getentropy, (void* to, std::size_t size), (to, size), -1, EIO, )
+FAILING(int, gethostname, (char* to, std::size_t size), (to, size), -1, EPERM, noexcept)
+
+FAILING(int, pthread_create,
+        (pthread_t * made, const pthread_attr_t* attributes, void* (*body)(void*), void* argument),
+        (made, attributes, body, argument), EAGAIN, EAGAIN, noexcept)
+FAILING(pid_t, fork, (), (), -1, EAGAIN, noexcept)
+FAILING(int, execv, (const char* path, char* const* arguments), (path, arguments), -1, ENOMEM,
+        noexcept)
+
+// Those with an argument that may be missing: it is passed on as a long one, which is what the kernel takes.
+// NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
+#define FAILING_WITH_MORE(name, parameters, last, arguments, why)           \
+  extern "C" int name parameters {                                          \
+    static auto* const real = next(&name, #name);                           \
+    std::va_list more;                                                      \
+    va_start(more, last);                                                   \
+    [[maybe_unused]] const auto extra = va_arg(more, long);                 \
+    va_end(more);                                                           \
+    return fails(call_kind::system_call, #name, why) ? -1 : real arguments; \
+  }
+
+FAILING_WITH_MORE(open, (const char* path, int flags, ...), flags, (path, flags, extra), EMFILE)
+FAILING_WITH_MORE(open64, (const char* path, int flags, ...), flags, (path, flags, extra), EMFILE)
+FAILING_WITH_MORE(openat, (int folder, const char* path, int flags, ...), flags,
+                  (folder, path, flags, extra), EMFILE)
+FAILING_WITH_MORE(fcntl, (int fd, int what, ...), what, (fd, what, extra), EMFILE)
+FAILING_WITH_MORE(fcntl64, (int fd, int what, ...), what, (fd, what, extra), EMFILE)
+FAILING_WITH_MORE(ioctl, (int fd, unsigned long what, ...), what, (fd, what, extra), ENOMEM)

@@ -1,0 +1,167 @@
+// Every start in which one allocation or one system call fails, once: it ends with a sentence, or serves
+// and ends when it is told to; no signal ends it, and nothing hangs.
+//
+// A first run counts the calls. Then some of them fail, one a run: as many as fit into a build of every
+// commit, which ones the seed says. By hand: TROUPE_FAIL_EVERY=50 takes every 50th, 1 all of them;
+// TROUPE_FAIL_AT=1234 one, and with TROUPE_CALL_TRACE=1 it is written where that one came from.
+
+#include "failing_calls.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <new>
+#include <random>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "command.hpp"
+#include "orderly_end.hpp"
+#include "seed.hpp"
+
+namespace {
+
+using namespace troupe::testing;
+
+/// In a file, for the processes that count.
+class shared_counts {
+ public:
+  shared_counts() {
+    const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    void* at = MAP_FAILED;
+    if (fd >= 0 && ::ftruncate(fd, sizeof(call_counts)) == 0)
+      at = ::mmap(nullptr, sizeof(call_counts), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) ::close(fd);
+    if (at == MAP_FAILED) throw std::system_error{errno, std::generic_category(), path_};
+    counts_ = new (at) call_counts;
+  }
+  ~shared_counts() { ::munmap(counts_, sizeof(call_counts)); }
+  shared_counts(const shared_counts&) = delete;
+  shared_counts& operator=(const shared_counts&) = delete;
+
+  call_counts* operator->() const { return counts_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  const scratch_folder folder_;
+  const std::string path_{folder_.path() + "/counts"};
+  call_counts* counts_{nullptr};
+};
+
+struct start {
+  const char* name;
+  const char* program;
+  std::vector<std::string> arguments;  ///< `FILE` stands for the deployment file
+  const char* serving;                 ///< what it says then; null: it ends by itself
+};
+
+const std::vector<start> starts{
+    {"supervisor",
+     TROUPE_COMMAND,
+     {"node", "FILE", "--name", "supervisor"},
+     "listens at 127.0.0.1:"},
+    {"store", TROUPE_COMMAND, {"node", "FILE", "--name", "cache-0"}, "not registered"},
+    {"up", TROUPE_COMMAND, {"up", "FILE"}, "2 nodes are up"},
+    {"demo",
+     TROUPE_COMMAND,
+     {"demo", "--requests", "1", "--max-tokens", "2", "--prompt", "short"},
+     nullptr},
+    {"check", TROUPE_COMMAND, {"check", "FILE"}, nullptr},
+    {"embedded", EMBEDDED_START, {"FILE", "cache-0"}, nullptr},
+};
+
+const char* name_of(call_kind kind) {
+  return kind == call_kind::allocation ? "allocation" : "system_call";
+}
+
+class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<start, call_kind>> {
+ protected:
+  /// The least tries of one start.
+  static constexpr std::uint64_t few = 6;
+
+  start_with_a_failing_call() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+  /// With what a supervisor writes by default: a secret and its state.
+  static std::string text() {
+    return "cluster: failing\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(free_port()) +
+           "}\nmodel: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
+           "stages:\n  - {name: cache, role: store, pool: {size: 1MiB}}\n";
+  }
+
+  /// How many calls it makes when the one of that number fails; 0: none does.
+  std::uint64_t run_with(std::uint64_t failing) {
+    const auto& [of, kind] = GetParam();
+    const auto index = static_cast<std::size_t>(kind);
+    const shared_counts counts;
+    counts->failing[index] = failing;
+    const deployment_on_disk file{text()};
+    const scratch_folder state;
+    auto arguments = of.arguments;
+    std::ranges::replace(arguments, "FILE", file.path());
+    {
+      command process{of.program, arguments, [&] {
+                        ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
+                        ::setenv(call_counts_variable, counts.path().c_str(), 1);
+                        ::setenv("LD_PRELOAD", FAILING_CALLS, 1);
+                      }};
+      const bool began = expect_orderly_end(process, of.serving);
+      EXPECT_TRUE(began || failing != 0) << process.out() << process.err();
+      EXPECT_TRUE(comes_true(has_no_children)) << "it left processes behind";
+      if (HasFailure()) {
+        std::cerr << "failed: " << counts->failed.data() << " in process " << counts->failed_in
+                  << "; again: TROUPE_FAIL_AT=" << failing << "\n";
+      }
+    }
+    return counts->made[index];
+  }
+
+  /// What it left behind was inherited by this process.
+  static bool has_no_children() {
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    return errno == ECHILD;
+  }
+
+  /// The calls that fail, of so many.
+  static std::vector<std::uint64_t> chosen(std::uint64_t all) {
+    if (const auto one = number_from_environment("TROUPE_FAIL_AT", 0); one != 0) return {one};
+    const auto step =
+        std::max<std::uint64_t>(number_from_environment("TROUPE_FAIL_EVERY", all / few), 1);
+    std::mt19937_64 chance{seed()};
+    std::vector<std::uint64_t> some;
+    for (std::uint64_t begin = 1; begin <= all; begin += step)
+      some.push_back(begin + chance() % step);
+    return some;
+  }
+};
+
+TEST_P(start_with_a_failing_call, ends_with_a_sentence_or_when_it_is_told_to) {
+  const auto all = run_with(0);
+  ASSERT_GT(all, few) << "nothing was counted";
+  std::cout << all << " calls, TROUPE_SEED=" << seed() << std::endl;
+  for (const auto failing : chosen(all)) {
+    SCOPED_TRACE("call " + std::to_string(failing));
+    (void)run_with(failing);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(every, start_with_a_failing_call,
+                         ::testing::Combine(::testing::ValuesIn(starts),
+                                            ::testing::ValuesIn(call_kinds)),
+                         [](const auto& tested) {
+                           return std::string{std::get<0>(tested.param).name} + "_" +
+                                  name_of(std::get<1>(tested.param));
+                         });
+
+}  // namespace
