@@ -16,6 +16,7 @@
 #include "troupe/actors/door_pump.hpp"
 #include "troupe/actors/door_sockets.hpp"
 #include "troupe/actors/door_thread.hpp"
+#include "troupe/kvcache/or_error.hpp"
 #include "troupe/transport/os_error.hpp"
 
 namespace troupe::actors {
@@ -25,6 +26,7 @@ namespace {
 using clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds look_time{1};
+constexpr const char* no_listening = "cannot listen at the cluster port";
 
 /// One sentence a second; says how many were left out.
 class door_notices {
@@ -105,6 +107,7 @@ class door_here final : public door {
                               : std::string{};
     // A call that waits in a queue has to be copyable.
     auto shared = std::make_shared<unique_fd>(std::move(*fd));
+    // The caller waits for its outcome: an exception is one, too.
     const auto open = [this, shared, bound, loopback, admitted = std::move(admitted)] {
       if (!loopback.empty() && told_loopback_.insert(loopback).second)
         notices_.tell_surely(loopback);
@@ -119,10 +122,10 @@ class door_here final : public door {
     result<void> opened;
     if (loop_->on_its_thread()) {
       loop_->run_posted();
-      opened = open();
+      opened = or_error(no_listening, open);
     } else {
       const auto told = std::make_shared<std::promise<result<void>>>();
-      loop_->post([open, told] { told->set_value(open()); });
+      loop_->post([open, told] { told->set_value(or_error(no_listening, open)); });
       opened = told->get_future().get();
     }
     if (!opened) return fail(opened.error());
@@ -138,8 +141,9 @@ class door_here final : public door {
     // Shared: we may be gone before the other thread has left `set_value`.
     const auto closed = std::make_shared<std::promise<void>>();
     loop_->post([this, port, closed] {
-      guests_.close(port);
+      const auto done = or_error("closing the port", [&] { guests_.close(port); });
       closed->set_value();
+      if (!done) notices_.tell(done.error().message);
     });
     closed->get_future().wait();
   }
@@ -147,12 +151,22 @@ class door_here final : public door {
   void connect(const std::string& host, std::uint16_t port, clock::time_point deadline,
                std::function<void(result<door_socket>)> then) override {
     loop_->post([this, host, port, deadline, then = std::move(then)] {
-      auto made = std::make_shared<door_dial>(*loop_, host, port, deadline, credentials());
-      dials_.insert(made);
-      made->begin(resolver_, [this, made, then](result<door_guest> how) {
-        dials_.erase(made);
-        then(how ? hand_out(std::move(*how)) : fail(how.error()));
+      std::shared_ptr<door_dial> made;
+      const auto begun = or_error("cannot connect", [&] {
+        made = std::make_shared<door_dial>(*loop_, host, port, deadline, credentials());
+        dials_.insert(made);
+        made->begin(resolver_, [this, made, then](result<door_guest> how) {
+          dials_.erase(made);
+          then(how ? hand_out(std::move(*how)) : fail(how.error()));
+        });
       });
+      if (begun) return;
+      if (made) {
+        made->give_up(begun.error());
+        dials_.erase(made);
+      } else {
+        then(fail(begun.error()));
+      }
     });
   }
 

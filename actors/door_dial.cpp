@@ -45,6 +45,10 @@ void door_dial::abort() {
   finish(fail(errc::aborted, "this node is ending"));
 }
 
+void door_dial::give_up(troupe::error why) {
+  finish(fail(std::move(why)));
+}
+
 void door_dial::on_addresses(result<std::vector<socket_address>> found) {
   if (!then_) return;
   stop_waiting();

@@ -27,6 +27,8 @@ class door_dial : public std::enable_shared_from_this<door_dial> {
   void begin(door_resolver& resolver, outcome then);
   /// Ends as `aborted`.
   void abort();
+  /// Ends as `why` says, unless it has ended.
+  void give_up(troupe::error why);
 
  private:
   void on_addresses(result<std::vector<socket_address>> found);

@@ -85,35 +85,29 @@ void request_watch::tell_now(std::unique_lock<std::mutex>& lock) {
 }
 
 side_threads::~side_threads() {
-  std::list<one> all;
-  {
-    const std::lock_guard lock{mutex_};
-    all.swap(all_);
-  }
-  for (auto& each : all) each.thread.join();
+  std::list<one> all;  // joined without the lock, which they take
+  const std::lock_guard lock{mutex_};
+  all.swap(all_);
 }
 
 void side_threads::run(std::function<void()> what) {
-  std::list<one> ended;
-  {
-    const std::lock_guard lock{mutex_};
-    for (auto it = all_.begin(); it != all_.end();) {
-      const auto current = it++;
-      if (current->ended) ended.splice(ended.end(), all_, current);
-    }
-    auto& mine = all_.emplace_back();
-    try {
-      mine.thread = std::thread{[this, &mine, what = std::move(what)] {
-        what();
-        const std::lock_guard ends{mutex_};
-        mine.ended = true;
-      }};
-    } catch (...) {
-      all_.pop_back();
-      throw;
-    }
+  std::list<one> ended;  // joined without the lock
+  const std::lock_guard lock{mutex_};
+  for (auto it = all_.begin(); it != all_.end();) {
+    const auto current = it++;
+    if (current->ended) ended.splice(ended.end(), all_, current);
   }
-  for (auto& each : ended) each.thread.join();
+  auto& mine = all_.emplace_back();
+  try {
+    mine.thread = std::jthread{[this, &mine, what = std::move(what)] {
+      what();
+      const std::lock_guard ends{mutex_};
+      mine.ended = true;
+    }};
+  } catch (...) {
+    all_.pop_back();
+    throw;
+  }
 }
 
 }  // namespace troupe::actors

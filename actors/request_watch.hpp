@@ -62,7 +62,7 @@ class side_threads {
 
  private:
   struct one {
-    std::thread thread;
+    std::jthread thread;  ///< joined where it goes, also when the next one cannot be had
     bool ended{false};
   };
   std::mutex mutex_;

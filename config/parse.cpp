@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
@@ -22,6 +23,69 @@ parse_outcome unreadable(const std::string& path, std::string why) {
   what.file = path;
   what.message = std::move(why);
   return {std::nullopt, {std::move(what)}};
+}
+
+/// With what a terminal would act on spelt out: control characters (of ISO 646, and of ISO 6429 as
+/// UTF-8 has them), which a value of the file may hold.
+std::string without_controls(const std::string& text) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0U;
+    const bool of_two_bytes = byte == 0xc2 && next >= 0x80 && next < 0xa0;
+    if (byte >= 0x20 && byte != 0x7f && !of_two_bytes) {
+      out += text[i];
+      continue;
+    }
+    const auto shown = of_two_bytes ? next : byte;
+    out.append("\\x") += digits[shown / 16];
+    out += digits[shown % 16];
+    if (of_two_bytes) ++i;
+  }
+  return out;
+}
+
+/// What `read` throws comes back as an issue: memory that is not to be had.
+template <class Read>
+parse_outcome or_issue(const std::string& path, const Read& read) {
+  try {
+    return read();
+  } catch (const std::exception& why) {
+    return unreadable(path, std::string{"cannot be read: "} + why.what());
+  }
+}
+
+parse_outcome parse_text(std::string_view text, std::string file_name) {
+  auto tree = read_yaml(text, file_name);
+  if (!tree.root) return {std::nullopt, {*std::move(tree.wrong)}};
+  findings into{std::move(file_name)};
+  deployment value = read_deployment(into, *tree.root);
+  check_deployment(into, value);
+  auto issues = into.take();
+  if (!issues.empty()) return {std::nullopt, std::move(issues)};
+  return {std::move(value), {}};
+}
+
+parse_outcome load_file(const std::string& path) {
+  std::error_code unknown;
+  if (std::filesystem::is_fifo(path, unknown)) {
+    return unreadable(path,
+                      "is a pipe, which can be read once; every node reads the file again, "
+                      "so save it as one");
+  }
+  errno = 0;
+  std::ifstream file{path, std::ios::binary};
+  if (!file) return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});
+  // One byte more than is accepted tells a file that is too large from one that just fits.
+  std::string text(max_file_bytes + 1, '\0');
+  errno = 0;
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad() || (errno != 0 && file.gcount() == 0)) {
+    return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});
+  }
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return parse_text(text, path);
 }
 
 }  // namespace
@@ -47,35 +111,11 @@ std::string to_string(const std::vector<issue>& issues) {
 }
 
 parse_outcome parse(std::string_view text, std::string file_name) {
-  auto tree = read_yaml(text, file_name);
-  if (!tree.root) return {std::nullopt, {*std::move(tree.wrong)}};
-  findings into{std::move(file_name)};
-  deployment value = read_deployment(into, *tree.root);
-  check_deployment(into, value);
-  auto issues = into.take();
-  if (!issues.empty()) return {std::nullopt, std::move(issues)};
-  return {std::move(value), {}};
+  return or_issue(file_name, [&] { return parse_text(text, file_name); });
 }
 
 parse_outcome load(const std::string& path) {
-  std::error_code unknown;
-  if (std::filesystem::is_fifo(path, unknown)) {
-    return unreadable(path,
-                      "is a pipe, which can be read once; every node reads the file again, "
-                      "so save it as one");
-  }
-  errno = 0;
-  std::ifstream file{path, std::ios::binary};
-  if (!file) return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});
-  // One byte more than is accepted tells a file that is too large from one that just fits.
-  std::string text(max_file_bytes + 1, '\0');
-  errno = 0;
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (errno != 0 && file.gcount() == 0)) {
-    return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});
-  }
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  return parse(text, path);
+  return or_issue(path, [&] { return load_file(path); });
 }
 
 }  // namespace troupe::config

@@ -34,10 +34,9 @@ void collect_reports(actors::cluster_client& cluster, cluster_status& status,
       if (n.registered) n.report = cluster.report(n.member.node);
     }
   };
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;  // joined also where one of them cannot be had
   for (std::size_t i = 0; i < std::min(askers, status.nodes.size()); ++i)
     threads.emplace_back(ask, i);
-  for (auto& t : threads) t.join();
 }
 
 void add_missing(const cluster_address& at, cluster_status& status) {

@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
+#include <cstdint>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -53,9 +56,20 @@ struct node_arguments {
   int announce_fd{-1};
 };
 
-/// From now on nothing can hang: the next signal, or the alarm, ends the process at once.
-void expect_the_end(stop_signals& signals) {
-  signals.restore();
+/// The end of a process that hangs. Only what a handler of signals may call.
+void give_up(int /*signal*/) {
+  constexpr std::string_view line = "troupe node: it does not end, and is ended now\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  ::_exit(to_int(exit_code::failed));
+}
+
+enum class why_ends : std::uint8_t { signalled, by_itself };
+
+/// From now on nothing can hang: the alarm ends the process, and where a signal was heard already
+/// another one does so at once.
+void expect_the_end(stop_signals& signals, why_ends why) {
+  if (why == why_ends::signalled) signals.restore();
+  std::signal(SIGALRM, give_up);
   ::alarm(stop_patience_s);
 }
 
@@ -82,12 +96,13 @@ result<void> run_supervisor(const config::deployment& deployment, const announce
   actors::on_crash(caf::actor_cast<caf::strong_actor_ptr>(supervisor), [over] { *over = true; });
   while (!signals.wait(standing_interval)) {
     if (*over) {
+      expect_the_end(signals, why_ends::by_itself);
       return fail(errc::internal,
                   "the supervisor crashed (see the log); nodes work on without it until it is "
                   "started again");
     }
   }
-  expect_the_end(signals);
+  expect_the_end(signals, why_ends::signalled);
   if (!host.shutdown()) return fail(errc::internal, "some actors did not end in time");
   return {};
 }
@@ -142,7 +157,7 @@ result<void> serve(engine& node, node_start& start, const announcer& tell, stop_
       signalled = signals.wait(told ? standing_interval : milliseconds{0});
     }
   }
-  expect_the_end(signals);
+  expect_the_end(signals, signalled ? why_ends::signalled : why_ends::by_itself);
   return ended;
 }
 

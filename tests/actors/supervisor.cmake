@@ -45,3 +45,4 @@ troupe_test(closed_connection_test SOURCES closed_connection_test.cpp host_end_t
             troupe::scratch LABELS integration TIMEOUT 60)
 troupe_test(placement_epochs_test SOURCES placement_epochs_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(request_blame_test SOURCES request_blame_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(side_threads_test SOURCES side_threads_test.cpp LINKS troupe::actors troupe::scratch LABELS unit)

@@ -103,6 +103,7 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
   std::uint64_t run_with(std::uint64_t failing) {
     const auto& [of, kind] = GetParam();
     const auto index = static_cast<std::size_t>(kind);
+    const auto complaints = complaints_so_far();
     const shared_counts counts;
     counts->failing[index] = failing;
     const deployment_on_disk file{text()};
@@ -118,12 +119,16 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
       const bool began = expect_orderly_end(process, of.serving);
       EXPECT_TRUE(began || failing != 0) << process.out() << process.err();
       EXPECT_TRUE(comes_true(has_no_children)) << "it left processes behind";
-      if (HasFailure()) {
+      if (complaints_so_far() != complaints) {
         std::cerr << "failed: " << counts->failed.data() << " in process " << counts->failed_in
                   << "; again: TROUPE_FAIL_AT=" << failing << "\n";
       }
     }
     return counts->made[index];
+  }
+
+  static int complaints_so_far() {
+    return ::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count();
   }
 
   /// What it left behind was inherited by this process.
@@ -141,14 +146,14 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
     std::mt19937_64 chance{seed()};
     std::vector<std::uint64_t> some;
     for (std::uint64_t begin = 1; begin <= all; begin += step)
-      some.push_back(begin + chance() % step);
+      some.push_back(std::min(begin + chance() % step, all));
     return some;
   }
 };
 
 TEST_P(start_with_a_failing_call, ends_with_a_sentence_or_when_it_is_told_to) {
   const auto all = run_with(0);
-  ASSERT_GT(all, few) << "nothing was counted";
+  ASSERT_GT(all, 0U) << "nothing was counted";
   std::cout << all << " calls, TROUPE_SEED=" << seed() << std::endl;
   for (const auto failing : chosen(all)) {
     SCOPED_TRACE("call " + std::to_string(failing));
