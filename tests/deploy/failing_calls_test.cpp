@@ -88,7 +88,7 @@ const char* name_of(call_kind kind) {
 class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<start, call_kind>> {
  protected:
   /// The least tries of one start.
-  static constexpr std::uint64_t few = 6;
+  static constexpr std::uint64_t few = 4;
 
   start_with_a_failing_call() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
