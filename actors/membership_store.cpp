@@ -18,7 +18,8 @@
 #include "troupe/actors/door_files.hpp"
 #include "troupe/actors/door_user_secret.hpp"
 #include "troupe/actors/membership.hpp"
-#include "troupe/transport/os_error.hpp"
+#include "troupe/actors/phrases.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::actors {
 
@@ -269,7 +270,8 @@ void membership_store::write_pending(std::unique_lock<std::mutex>& lock) {
   auto record = std::move(*pending_);
   pending_.reset();
   lock.unlock();
-  const auto written = write(record);
+  const auto written =
+      or_error("the state file " + path_ + " cannot be written", [&] { return write(record); });
   const auto held_back = written ? std::nullopt : failures_.pass();
   if (held_back) {
     logger("supervisor")
