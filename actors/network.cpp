@@ -3,8 +3,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <stop_token>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include <caf/actor_registry.hpp>
@@ -29,6 +31,18 @@ constexpr milliseconds last_words{200};
 
 using registered_atom = caf::atom_constant<caf::atom("TroupeNet")>;
 using broker_atom = caf::atom_constant<caf::atom("BASP")>;  // CAF's own name for it
+
+/// Once more where there is no memory for the message: the system waits for those that were not told.
+void tell_to_end(const network_actor& actor) noexcept {
+  for (int tries = 0; tries < 10; ++tries) {
+    try {
+      caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+      return;
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(milliseconds{10});
+    }
+  }
+}
 
 std::shared_ptr<const door_socket> owned(door_socket socket) {
   return {new door_socket{socket}, [](const door_socket* held) {
@@ -95,7 +109,7 @@ class network::gate : public std::enable_shared_from_this<gate> {
     if (!open_) return;
     open_ = false;
     system_->registry().erase(registered_atom::value);
-    caf::anon_send_exit(dialler_, caf::exit_reason::user_shutdown);
+    tell_to_end(dialler_);
     dialler_ = nullptr;
     broker_ = nullptr;
   }
