@@ -1,0 +1,743 @@
+#ifndef TROUPE_TROUPE_H
+#define TROUPE_TROUPE_H
+
+/*
+ * Troupe in C: one node of a deployment inside the process of an inference engine, and a cluster seen by a
+ * frontend. Plain C11; link with -ltroupe (pkg-config troupe, or troupe::c of CMake's package Troupe).
+ *
+ *     troupe_engine_options options = {.size = sizeof options, .deployment_file = "troupe.yaml", .node = "decode-0"};
+ *     troupe_engine *engine = NULL;
+ *     if (troupe_engine_start(&options, &engine) != TROUPE_OK) puts(troupe_last_error());
+ *
+ * Errors. Every fallible call returns a `troupe_status`: TROUPE_OK (0), or a code to switch on. The sentence that
+ * belongs to the code, what was wrong and what to do, is `troupe_last_error()`: of the last call that failed on the
+ * calling thread, until the next one that fails there. Nothing is thrown, aborted or exited across this edge, and
+ * nothing here calls code of yours, except `troupe_cluster_carry` on the thread that called it. Null pointers, wrong
+ * sizes and numbers out of range are refused with TROUPE_INVALID_CONFIG and a sentence that names the argument; a
+ * call that fails writes no output.
+ *
+ * Sizes. A struct that begins with `size` can grow: set it to sizeof of the struct as you compiled it, and every
+ * field that you do not use to 0. A library that is newer takes what you did not know as 0; one that is older refuses
+ * what it does not know unless that is 0. Structs without `size` stay as they are for the life of this library's
+ * name (libtroupe.so.0).
+ *
+ * Ownership. Arguments are copied before a call returns, unless it says otherwise (regions, the value of a put). What
+ * a call gives out is the caller's and says what frees it. Freeing NULL does nothing.
+ *
+ * Threads. Every call may be made from any thread at any time, side by side with any other, also while another thread
+ * waits. Two exceptions: an object must not be in use by another call when it is freed, and a `troupe_layout` is
+ * built by one thread.
+ *
+ * Fork. An engine or a cluster belongs to the process that made it. In a child of `fork` every call on it fails at
+ * once with TROUPE_STALE_INCARNATION; freeing it there only forgets it. A child that was forked while its parent had
+ * either cannot make new ones: start it by exec (spawn) instead.
+ *
+ * Time is in milliseconds, memory in bytes, tokens are counted from 0 and ranges exclude their end.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define TROUPE_API __attribute__((visibility("default")))
+#else
+#define TROUPE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* -- errors and versions */
+
+typedef int32_t troupe_status;
+
+/* The names that Troupe's logs and messages use; README.md says what to do about each. Never renumbered. */
+enum {
+  TROUPE_OK = 0,
+  TROUPE_INVALID_CONFIG = 1,   /* a configuration or an argument that cannot be accepted as it is */
+  TROUPE_NO_DEVICE = 2,        /* the hardware that was asked for is not on this machine */
+  TROUPE_LAYOUT_MISMATCH = 3,  /* two caches that cannot be mapped onto each other */
+  TROUPE_VERSION_MISMATCH = 4, /* the peer speaks another protocol version */
+  TROUPE_UNKNOWN_REGION = 5,   /* a region that is not, or no longer, registered */
+  TROUPE_OUT_OF_RANGE = 6,     /* an offset, length or index outside what it refers to */
+  TROUPE_GRANT_REVOKED = 7,    /* the permission was withdrawn, usually since the transfer ended */
+  TROUPE_POOL_EXHAUSTED = 8,   /* no free blocks or memory, and the caller did not want to wait */
+  TROUPE_OVERLOADED = 9,       /* a bound (queue, credits, connections, operations) was reached */
+  TROUPE_NOT_FOUND = 10,       /* no such key, request, node, operation or block */
+  TROUPE_ALREADY_EXISTS = 11,  /* the id, key or port is in use */
+  TROUPE_PEER_UNREACHABLE = 12, /* the peer could not be connected to */
+  TROUPE_PEER_LOST = 13,        /* the peer was there and is gone */
+  TROUPE_LINK_BROKEN = 14,      /* the connection failed while both peers may still live */
+  TROUPE_DEADLINE = 15,         /* the time that the caller gave has passed */
+  TROUPE_ABORTED = 16, /* one of the two engines gave the transfer up, or this one was stopped */
+  TROUPE_LEASE_EXPIRED = 17, /* the holder of the blocks was not heard of for too long */
+  TROUPE_STALE_INCARNATION =
+      18, /* of a former life of a node; here also: of the process before a fork */
+  TROUPE_UNAUTHORIZED =
+      19, /* wrong or missing credentials, or a right that the grant does not give */
+  TROUPE_BACKEND_UNAVAILABLE = 20, /* the transport that was asked for cannot be used here */
+  TROUPE_INTERNAL = 21,            /* a defect of Troupe itself; please report it with the log */
+  /* Of this interface alone: the time that a wait was given is over. Nothing has ended and no event was taken. */
+  TROUPE_TIMED_OUT = 100
+};
+
+/* The sentence of the last call that failed on this thread; "" if none did. NUL-terminated UTF-8, Troupe's, valid
+ * until the next call that fails on this thread. */
+TROUPE_API const char* troupe_last_error(void);
+/* The name of a code as logs write it, such as "peer_lost"; "unknown" for a number that is none. Never freed. */
+TROUPE_API const char* troupe_status_name(troupe_status status);
+/* Of the library that is loaded, such as "0.1.0". Never freed. */
+TROUPE_API const char* troupe_version(void);
+/* What nodes compare before they talk; nodes of one cluster need the same one. */
+TROUPE_API uint32_t troupe_protocol_version(void);
+/* Frees what a call gave out as text or bytes: reports, encodings, answers. */
+TROUPE_API void troupe_free(void* memory);
+
+typedef struct troupe_log_options {
+  uint32_t size;
+  uint32_t reserved;
+  const char* level; /* trace, debug, info, warn, error, off; NULL: info */
+  const char* node;  /* stands in every line; NULL: the process id */
+  const char* file;  /* rotated at 64 MiB; NULL: standard error */
+} troupe_log_options;
+
+/* Where the lines of Troupe in this process go; before the first call lines of level info go to standard error. A
+ * file that cannot be written or a level that is none: TROUPE_INVALID_CONFIG, and nothing changes. */
+TROUPE_API troupe_status troupe_log(const troupe_log_options* options);
+
+/* -- the layout of a cache */
+
+/* How one rank's KV cache lies in the regions of memory that its engine registers. */
+typedef struct troupe_layout troupe_layout;
+
+enum {                             /* layer_kind */
+       TROUPE_LAYER_ATTENTION = 1, /* keys and values: two planes, K and V */
+       TROUPE_LAYER_MLA = 2,       /* one latent without heads, the same on every rank: one plane */
+       TROUPE_LAYER_RECURRENT = 3  /* nothing per token (its memory is a state tensor): no plane */
+};
+
+typedef struct troupe_layer_shape {
+  uint32_t kind;     /* TROUPE_LAYER_... */
+  uint32_t kv_heads; /* of the whole model, before any sharding; 0 unless attention */
+  uint32_t head_dim; /* elements of one head of K (and of V), or of the latent; 0: recurrent */
+} troupe_layer_shape;
+
+/* Where K, V or the latent of one layer lies. The bytes of this rank's head h of token t (0 <= t < block_tokens) of
+ * block b begin at base + b * block_stride + t * token_stride + h * head_stride of region `region`. All in bytes. */
+typedef struct troupe_plane {
+  uint32_t region; /* index into the regions that the engine registers */
+  uint32_t heads;  /* that this rank holds; 1 for a latent */
+  uint64_t base;
+  uint64_t block_stride;
+  uint64_t token_stride;
+  uint64_t head_stride;
+  uint64_t head_bytes; /* head_dim * element_size, contiguous */
+} troupe_plane;
+
+typedef struct troupe_cache_geometry {
+  uint32_t size;
+  uint32_t element_size; /* bytes of one element; 0: the size that is known of `dtype` */
+  const char*
+      dtype; /* "fp8", "int8", "fp16", "bf16", "fp32", or a name of yours of 1 to 32 bytes; compared by name */
+  uint32_t block_tokens; /* tokens of a block, 1 to 1024 */
+  uint32_t blocks;       /* of this rank; need not be equal on the two sides */
+  uint32_t tp_rank;
+  uint32_t tp_size; /* 0 is taken as 1 */
+} troupe_cache_geometry;
+
+enum { TROUPE_LAYERS_FIRST = 0, TROUPE_BLOCKS_FIRST = 1, TROUPE_BLOCK_INTERLEAVED = 2 }; /* order */
+enum { TROUPE_KV_TOGETHER = 0, TROUPE_KV_SEPARATE = 1 };                                 /* kv */
+enum { TROUPE_TOKEN_MAJOR = 0, TROUPE_HEAD_MAJOR = 1 };                                  /* inner */
+enum { TROUPE_SINGLE_REGION = 0, TROUPE_REGION_PER_LAYER = 1 }; /* regions */
+
+/* The arrangements that have a name; all 0 is [layer][block][kv][token][head][dim] in one region. */
+typedef struct troupe_arrangement {
+  uint32_t order;   /* of the dimensions in a region, outermost first */
+  uint32_t kv;      /* whether K and V of a layer's block stand in one block or in two */
+  uint32_t inner;   /* order inside K or V of a block */
+  uint32_t regions; /* a region for everything, or one for each layer (layers first only) */
+} troupe_arrangement;
+
+enum { TROUPE_STATE_REPLICATED = 1, TROUPE_STATE_SLICED = 2 }; /* sharding */
+
+/* A tensor that a request has one slot of, whatever its length (Mamba, sliding window). Moved whole, with the last
+ * chunk; a request has the same slot number in all of them. */
+typedef struct troupe_state_tensor {
+  uint32_t size;
+  uint32_t sharding; /* TROUPE_STATE_... */
+  const char* name;  /* 1 to 64 bytes; matched by position and name between the sides */
+  uint32_t region;
+  uint32_t slots;
+  uint64_t base;
+  uint64_t slot_stride;
+  uint64_t slot_bytes; /* that this rank holds of one request */
+} troupe_state_tensor;
+
+/* One head of K, of V or of the latent at one token of a request. */
+typedef struct troupe_cache_place {
+  uint32_t layer;
+  uint32_t plane; /* attention: 0 is K, 1 is V; MLA: 0 */
+  uint32_t token; /* of the request */
+  uint32_t head;  /* of those that this rank holds */
+} troupe_cache_place;
+
+typedef struct troupe_region_bytes {
+  uint32_t region;
+  uint32_t reserved;
+  uint64_t offset; /* from the begin of the region */
+  uint64_t length;
+} troupe_region_bytes;
+
+/* The layout of a named arrangement, packed without padding. `how` NULL: all 0. TROUPE_INVALID_CONFIG naming the
+ * field. Free with `troupe_layout_free`. */
+TROUPE_API troupe_status troupe_layout_make(const troupe_cache_geometry* geometry,
+                                            const troupe_layer_shape* layers, size_t layer_count,
+                                            const troupe_arrangement* how, troupe_layout** layout);
+/* A layout without layers, for arrangements that have no name: add every layer with its planes, and the state
+ * tensors, then `troupe_layout_check`. */
+TROUPE_API troupe_status troupe_layout_new(const troupe_cache_geometry* geometry,
+                                           troupe_layout** layout);
+TROUPE_API troupe_status troupe_layout_add_layer(troupe_layout* layout,
+                                                 const troupe_layer_shape* shape,
+                                                 const troupe_plane* planes, size_t plane_count);
+TROUPE_API troupe_status troupe_layout_add_state(troupe_layout* layout,
+                                                 const troupe_state_tensor* state);
+/* Whether it is a layout: every number in its limits, strides that nest, no address that wraps. */
+TROUPE_API troupe_status troupe_layout_check(const troupe_layout* layout);
+/* Check, and: every byte lies in its region (`region_sizes[i]` bytes for region i), and no two planes or states share
+ * one. TROUPE_OUT_OF_RANGE or TROUPE_INVALID_CONFIG naming layer and plane. */
+TROUPE_API troupe_status troupe_layout_validate(const troupe_layout* layout,
+                                                const uint64_t* region_sizes, size_t count);
+/* Whether a cache of the one side can be mapped onto the other. TROUPE_LAYOUT_MISMATCH naming field and values. */
+TROUPE_API troupe_status troupe_layout_compatible(const troupe_layout* local,
+                                                  const troupe_layout* remote);
+/* What it is made of. `dtype` in `geometry` belongs to the layout. */
+TROUPE_API troupe_status troupe_layout_geometry(const troupe_layout* layout,
+                                                troupe_cache_geometry* geometry);
+TROUPE_API troupe_status troupe_layout_layer_count(const troupe_layout* layout, uint32_t* count);
+/* A layer and up to `capacity` of its planes; `plane_count` says how many it has. */
+TROUPE_API troupe_status troupe_layout_layer(const troupe_layout* layout, uint32_t layer,
+                                             troupe_layer_shape* shape, troupe_plane* planes,
+                                             size_t capacity, size_t* plane_count);
+/* The smallest size of each region that the layout fits into: up to `capacity` of them; `count` says how many there
+ * are. The layout is checked first. */
+TROUPE_API troupe_status troupe_layout_region_sizes(const troupe_layout* layout, uint64_t* sizes,
+                                                    size_t capacity, size_t* count);
+/* Where it lies, for a request whose token t is token t % block_tokens of blocks[t / block_tokens]. */
+TROUPE_API troupe_status troupe_layout_locate(const troupe_layout* layout, const uint32_t* blocks,
+                                              size_t block_count, const troupe_cache_place* place,
+                                              troupe_region_bytes* bytes);
+/* A versioned byte form, equal on every machine (a fingerprint, say). Free the bytes with `troupe_free`. */
+TROUPE_API troupe_status troupe_layout_encode(const troupe_layout* layout, void** bytes,
+                                              size_t* byte_count);
+/* The reverse, for bytes from anywhere. */
+TROUPE_API troupe_status troupe_layout_decode(const void* bytes, size_t byte_count,
+                                              troupe_layout** layout);
+TROUPE_API void troupe_layout_free(troupe_layout* layout);
+
+/* -- an engine: one node of the deployment in this process */
+
+typedef struct troupe_engine troupe_engine;
+/* What an engine started and will hear the end of. Unique within one engine, never 0. */
+typedef uint64_t troupe_operation;
+
+typedef struct troupe_memory {
+  void* data; /* of the host or of a GPU of this process */
+  size_t size;
+} troupe_memory;
+
+enum {
+  TROUPE_POLLING = 1u << 0, /* no progress thread: the engine calls `troupe_engine_poll` often */
+  TROUPE_CALLS = 1u << 1    /* calls of frontends come as events; without it they are refused */
+};
+
+enum { TROUPE_NO_ALLOCATION = 0, TROUPE_ALLOCATE = 1, TROUPE_ALLOCATE_HUGE = 2 }; /* allocate */
+
+typedef struct troupe_engine_options {
+  uint32_t size;
+  uint32_t flags;              /* TROUPE_POLLING, TROUPE_CALLS */
+  const char* deployment_file; /* this or `deployment_text`, not both */
+  const char* deployment_text; /* YAML, as troupe.yaml(5) says */
+  const char* node;            /* name of the node in it, such as "prefill-0" */
+  const char* supervisor_host; /* in place of the deployment's; NULL: as it says */
+  uint32_t supervisor_port;    /* in place of the deployment's; 0: as it says */
+  /* The engine's own cache instead of one made from the deployment's `model` and `pool`: there is no pool then, and
+   * the engine names the blocks in `send` and `receive`. Its memory is either `regions`, in the layout's order, each
+   * at least as large as `troupe_layout_region_sizes` says, kept alive and mapped by the engine until
+   * `troupe_engine_stop` has returned; or Troupe's (`allocate`), zeroed, to be had by `troupe_engine_region`. */
+  uint32_t
+      allocate; /* TROUPE_NO_ALLOCATION; ordinary pages; huge ones where enough of them are free */
+  const troupe_layout* layout;
+  const troupe_memory* regions;
+  size_t region_count;
+  /* For `allocate`: 1 + the NUMA node that the pages are on, by the system's number; 0: wherever. */
+  uint32_t numa_node_plus_1;
+  uint32_t reserved;
+} troupe_engine_options;
+
+/* Starts a node: binds its port, adopts or allocates the cache, registers with the supervisor in the background.
+ * TROUPE_NOT_FOUND (no such node), TROUPE_INVALID_CONFIG (the deployment: every issue with its line; options that
+ * contradict each other), TROUPE_LAYOUT_MISMATCH, TROUPE_OUT_OF_RANGE (a region too small), TROUPE_POOL_EXHAUSTED
+ * (not enough memory), TROUPE_ALREADY_EXISTS (the port is taken), TROUPE_PEER_UNREACHABLE. */
+TROUPE_API troupe_status troupe_engine_start(const troupe_engine_options* options,
+                                             troupe_engine** engine);
+/* Waits until the supervisor has taken the node in. TROUPE_DEADLINE naming the last reason: the node goes on asking.
+ * TROUPE_STALE_INCARNATION: another process has this node's name, and this one is never taken in again. */
+TROUPE_API troupe_status troupe_engine_wait_registered(troupe_engine* engine, uint64_t timeout_ms);
+/* Leaves the cluster: live operations fail with TROUPE_ABORTED at both sides. Other threads may be in calls: what they
+ * begin is refused or ends with TROUPE_ABORTED. Again: nothing. Events that happened can still be taken. */
+TROUPE_API troupe_status troupe_engine_stop(troupe_engine* engine);
+/* Stops it and forgets it. Details that came from it may be kept and read for longer. */
+TROUPE_API void troupe_engine_free(troupe_engine* engine);
+
+typedef struct troupe_identity {
+  uint32_t size;
+  uint32_t pid;
+  uint64_t incarnation; /* of this life of the node, never 0 */
+  uint64_t epoch;       /* of the newest membership that it has; 0: none yet */
+  uint32_t replica;     /* assigned by the supervisor */
+  uint32_t rank;
+  uint32_t ranks; /* of the replica */
+  uint32_t port;  /* the cluster port that was bound */
+} troupe_identity;
+
+TROUPE_API troupe_status troupe_engine_identity(const troupe_engine* engine,
+                                                troupe_identity* identity);
+/* A copy of the cache's layout. Free with `troupe_layout_free`. */
+TROUPE_API troupe_status troupe_engine_layout(const troupe_engine* engine, troupe_layout** layout);
+/* Memory of the layout's region `index`. What Troupe allocated stays Troupe's: readable and writable until
+ * `troupe_engine_free`, also after `troupe_engine_stop`. TROUPE_OUT_OF_RANGE. */
+TROUPE_API troupe_status troupe_engine_region(const troupe_engine* engine, uint32_t index,
+                                              troupe_memory* memory);
+/* `count` blocks of the node's pool, for engines that leave allocation to it. `blocks` has room for `count`; `owner`
+ * proves the allocation when they are freed. TROUPE_POOL_EXHAUSTED; TROUPE_INVALID_CONFIG (the layout is the
+ * engine's own). */
+TROUPE_API troupe_status troupe_engine_allocate_blocks(troupe_engine* engine, uint32_t count,
+                                                       uint64_t* owner, uint32_t* blocks);
+/* Gives blocks of one allocation back. TROUPE_NOT_FOUND (foreign or double free: nothing is freed). */
+TROUPE_API troupe_status troupe_engine_free_blocks(troupe_engine* engine, uint64_t owner,
+                                                   const uint32_t* blocks, size_t count);
+
+/* -- placements: where a request goes */
+
+typedef struct troupe_placement troupe_placement;
+
+enum { TROUPE_MODE_DEFAULT = 0, TROUPE_MODE_WRITE = 1, TROUPE_MODE_READ = 2 }; /* mode */
+enum { TROUPE_PREFILL = 0, TROUPE_DECODE = 1 };                                /* side */
+
+typedef struct troupe_placement_request {
+  uint32_t size;
+  uint32_t timeout_ms; /* how long to wait while nobody is up; 0: fail at once */
+  const char* request; /* id, for logs and affinity; 1 to 256 bytes */
+  const char* from;    /* stage; NULL: the deployment's only edge */
+  const char* to;
+  const char*
+      affinity; /* requests that name the same one go to the same replicas; NULL: as the policy says */
+} troupe_placement_request;
+
+typedef struct troupe_placement_info {
+  uint32_t size;
+  uint32_t mode;                   /* TROUPE_MODE_WRITE or TROUPE_MODE_READ */
+  const char* request;             /* the placement's own */
+  uint64_t supervisor_incarnation; /* `placed_by` of a receive */
+  uint64_t epoch;                  /* `placed_at` of a receive */
+  uint32_t attempt;                /* of this request, from 1 */
+  uint32_t prefill_count;          /* ranks of the chosen replicas */
+  uint32_t decode_count;
+  uint32_t same_source; /* 1: the prefill replica of the attempt before, in the same life */
+} troupe_placement_info;
+
+/* A node of a placement. The texts belong to the placement. */
+typedef struct troupe_node_info {
+  uint32_t size;
+  uint32_t port;
+  const char* name;
+  const char* stage;
+  const char* host;
+  uint64_t incarnation;
+  uint32_t replica;
+  uint32_t rank;
+  uint32_t ranks;
+  uint32_t pid;
+} troupe_node_info;
+
+TROUPE_API troupe_status troupe_placement_read(const troupe_placement* placement,
+                                               troupe_placement_info* info);
+/* Node `index`, in rank order, of the prefill or the decode replica. */
+TROUPE_API troupe_status troupe_placement_node(const troupe_placement* placement, uint32_t side,
+                                               uint32_t index, troupe_node_info* node);
+TROUPE_API void troupe_placement_free(troupe_placement* placement);
+
+/* -- transfers. Each operation has exactly one outcome, which comes as an event or to `troupe_engine_wait`. */
+
+typedef struct troupe_send_spec {
+  uint32_t size;
+  uint32_t state_slot;    /* of the request, if the layout has state tensors */
+  const char* request;    /* the id that both engines know, 1 to 256 bytes, unique while live */
+  const uint32_t* blocks; /* of tokens 0, 1, ...: block_tokens tokens each */
+  size_t block_count;
+  uint64_t deadline_ms; /* 0: the deployment's default */
+  uint32_t
+      consumers; /* decode ranks that take it before it is done; 0: as the first one's parallel size says */
+  uint32_t held_for_count;
+  const char* const* held_for; /* decode nodes that it is for: their waiting in line ends nothing */
+} troupe_send_spec;
+
+typedef struct troupe_receive_spec {
+  uint32_t size;
+  uint32_t state_slot;
+  const char* request; /* NULL: that of `placement` */
+  const troupe_placement*
+      placement; /* gives sources, mode, placed_by and placed_at; NULL: the fields below do */
+  const char* const* sources; /* node names of every rank of the prefill replica, each once */
+  uint32_t source_count;
+  uint32_t mode;          /* TROUPE_MODE_...; default: write */
+  uint32_t tokens;        /* of the prompt; at most what `blocks` hold */
+  uint32_t prefix_tokens; /* the first so many are already in `blocks` */
+  const uint32_t*
+      blocks; /* destination of tokens 0, 1, ...; none: the pool allocates (TROUPE_EVENT_ALLOCATED) */
+  size_t block_count;
+  uint64_t deadline_ms; /* 0: the deployment's default */
+  uint64_t
+      placed_by; /* `supervisor_incarnation` and `epoch` of the placement that it follows, or 0 and 0 */
+  uint64_t placed_at;
+  uint32_t fail_when_full; /* 1: TROUPE_POOL_EXHAUSTED at once instead of waiting in line */
+  uint32_t reserved;
+} troupe_receive_spec;
+
+/* A point in the work of a GPU: an event (cudaEvent_t, hipEvent_t) recorded behind what it stands for. */
+typedef struct troupe_compute_point {
+  uint32_t size;
+  uint32_t gpu; /* of the event, as cudaGetDevice counts in this process */
+  void* event;  /* of this process; or NULL and: */
+  const void*
+      shared; /* the 64 bytes of the IPC handle of an event of another process of this host */
+} troupe_compute_point;
+
+typedef struct troupe_compute_stream {
+  uint32_t size;
+  uint32_t gpu;
+  void* stream; /* cudaStream_t, hipStream_t; NULL: the GPU's default stream */
+} troupe_compute_stream;
+
+/* Prefill side: offers the cache of a request to whichever decode ranks ask for it. TROUPE_ALREADY_EXISTS (the request
+ * is live here), TROUPE_OUT_OF_RANGE (a block outside the cache), TROUPE_NOT_FOUND (a node of `held_for`),
+ * TROUPE_OVERLOADED (limits.max_operations are open: take events). */
+TROUPE_API troupe_status troupe_engine_send(troupe_engine* engine, const troupe_send_spec* spec,
+                                            troupe_operation* operation);
+/* Layers [layer_begin, layer_end) are computed up to token `token_end` and will not be written again; call it as often
+ * as chunks come. `computed`: once the GPU has come to that point; nobody waits for it here, and the event may be
+ * recorded again when this returns. NULL: they are there now. TROUPE_NOT_FOUND (ended), TROUPE_OUT_OF_RANGE;
+ * with `computed` TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG. */
+TROUPE_API troupe_status troupe_engine_layers_ready(troupe_engine* engine, troupe_operation send,
+                                                    uint32_t layer_begin, uint32_t layer_end,
+                                                    uint32_t token_end,
+                                                    const troupe_compute_point* computed);
+/* No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`: at most 64 KiB for the
+ * decode engine; NULL and 0: nothing. */
+TROUPE_API troupe_status troupe_engine_seal(troupe_engine* engine, troupe_operation send,
+                                            uint32_t tokens, const void* aux, size_t aux_size);
+/* Decode side: takes the cache of a request from the ranks of one prefill replica. TROUPE_OVERLOADED,
+ * TROUPE_POOL_EXHAUSTED, TROUPE_OUT_OF_RANGE, TROUPE_NOT_FOUND (a source that is no node), TROUPE_INVALID_CONFIG (the
+ * sources are not the ranks of one replica, each once; a block is named twice). */
+TROUPE_API troupe_status troupe_engine_receive(troupe_engine* engine,
+                                               const troupe_receive_spec* spec,
+                                               troupe_operation* operation);
+/* Decode side, on a GPU: what `stream` is given from here on waits, on the GPU, until these layers are there. The stream
+ * goes on with the receive's outcome at the latest. TROUPE_NOT_FOUND, TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE,
+ * TROUPE_INVALID_CONFIG, TROUPE_BACKEND_UNAVAILABLE, TROUPE_OVERLOADED. */
+TROUPE_API troupe_status troupe_engine_await_layers(troupe_engine* engine, troupe_operation receive,
+                                                    uint32_t layer_begin, uint32_t layer_end,
+                                                    uint32_t token_end,
+                                                    const troupe_compute_stream* stream);
+/* Gives an operation up; its one outcome still comes. TROUPE_NOT_FOUND: it has ended. `reason` NULL: "". */
+TROUPE_API troupe_status troupe_engine_abort(troupe_engine* engine, troupe_operation operation,
+                                             const char* reason);
+
+/* -- keyed values */
+
+/* Stores a copy of a value at node `peer` (which may be this one). `value` must stay as it is until the outcome. ttl 0:
+ * until removed. Outcome: done, TROUPE_ALREADY_EXISTS, TROUPE_POOL_EXHAUSTED. Keys have 1 to 512 bytes. */
+TROUPE_API troupe_status troupe_engine_put(troupe_engine* engine, const char* peer, const char* key,
+                                           const void* value, size_t value_size, uint64_t ttl_ms,
+                                           troupe_operation* operation);
+/* Outcome: TROUPE_EVENT_VALUE, or TROUPE_NOT_FOUND. The bytes are mapped where they lie, and stay until the detail is
+ * freed. */
+TROUPE_API troupe_status troupe_engine_get(troupe_engine* engine, const char* peer, const char* key,
+                                           troupe_operation* operation);
+/* Whether there is one: outcome TROUPE_EVENT_INFO, or TROUPE_NOT_FOUND. */
+TROUPE_API troupe_status troupe_engine_query(troupe_engine* engine, const char* peer,
+                                             const char* key, troupe_operation* operation);
+/* Outcome: done, or TROUPE_NOT_FOUND. */
+TROUPE_API troupe_status troupe_engine_remove(troupe_engine* engine, const char* peer,
+                                              const char* key, troupe_operation* operation);
+
+/* -- the cluster, as an engine sees it */
+
+/* Asks the supervisor where a request goes. Outcome: TROUPE_EVENT_PLACED. */
+TROUPE_API troupe_status troupe_engine_place(troupe_engine* engine,
+                                             const troupe_placement_request* request,
+                                             troupe_operation* operation);
+/* A placed request ended, however: its place in the queue is free. */
+TROUPE_API troupe_status troupe_engine_placed_request_ended(troupe_engine* engine,
+                                                            const char* request);
+/* What the engine reports with each heartbeat: requests that wait or run in it. */
+TROUPE_API troupe_status troupe_engine_set_queue_length(troupe_engine* engine, uint32_t requests);
+
+enum {
+  TROUPE_SERVING = 0,  /* again, where an operator has cancelled the drain */
+  TROUPE_DRAINING = 1, /* no new request is placed here; those that are here go on */
+  TROUPE_DRAINED = 2 /* they have ended, or the drain's deadline passed: stop and end the process */
+};
+/* What the cluster wants of the node (`troupe drain`). Ask at least once a second. */
+TROUPE_API troupe_status troupe_engine_draining(const troupe_engine* engine, uint32_t* standing);
+/* The engine can serve nobody (its GPU is lost, say): the node is down for the cluster, with the reason, until
+ * `troupe_engine_recover`. */
+TROUPE_API troupe_status troupe_engine_report_failure(troupe_engine* engine, const char* why);
+TROUPE_API troupe_status troupe_engine_recover(troupe_engine* engine);
+/* What the node owns and does, as one object of JSON: that of a node in `troupe status --json`. Free with
+ * `troupe_free`. */
+TROUPE_API troupe_status troupe_engine_report(const troupe_engine* engine, char** json);
+
+/* -- events */
+
+/* What an event has beside its fixed part. The caller's: free each with `troupe_detail_free`, or all of a batch with
+ * `troupe_events_free`. */
+typedef struct troupe_detail troupe_detail;
+
+enum {
+  TROUPE_EVENT_NONE = 0,
+  TROUPE_EVENT_ALLOCATED =
+      1, /* receive: the pool gave blocks; `troupe_detail_blocks`, to be freed by the engine */
+  TROUPE_EVENT_LAYERS = 2, /* receive: u.layers are complete from every rank and may be read */
+  TROUPE_EVENT_DONE =
+      3, /* the one outcome: it succeeded. u.done; aux of a receive: `troupe_detail_bytes` */
+  TROUPE_EVENT_FAILED = 4, /* the one outcome: it failed. `code`, and `troupe_detail_reason` */
+  TROUPE_EVENT_UNPINNED =
+      5, /* after the outcome of a send or receive: the network touches its blocks no more; an
+                                 engine that allocates blocks itself may reuse them from here on, not before */
+  TROUPE_EVENT_VALUE = 6,  /* outcome of a get: u.value, `troupe_detail_bytes` */
+  TROUPE_EVENT_INFO = 7,   /* outcome of a query: u.info */
+  TROUPE_EVENT_PLACED = 8, /* outcome of a place: `troupe_detail_placement` */
+  TROUPE_EVENT_CALL =
+      9 /* of no operation: a frontend calls. `troupe_detail_method`, `troupe_detail_bytes`;
+                                 answer once by `troupe_engine_reply(engine, u.call.id, ...)` */
+};
+
+typedef struct troupe_event {
+  uint32_t kind; /* TROUPE_EVENT_...; ignore kinds that you do not know, but free their details */
+  troupe_status code;         /* TROUPE_OK unless failed */
+  troupe_operation operation; /* 0: of none */
+  union {
+    struct {
+      uint32_t layer_begin, layer_end, token_begin, token_end;
+    } layers;
+    struct {
+      uint64_t bytes; /* moved: receive, and send in write mode */
+      uint64_t aux_size;
+    } done;
+    struct {
+      uint64_t size;
+    } value;
+    struct {
+      uint64_t size;
+      uint64_t ttl_ms; /* 0: no end */
+    } info;
+    struct {
+      uint64_t owner; /* for `troupe_engine_free_blocks` */
+      uint64_t count;
+    } allocated;
+    struct {
+      uint64_t id;
+    } call;
+    uint64_t reserved[4];
+  } u;
+  troupe_detail* detail; /* NULL where there is none */
+} troupe_event;
+
+/* How an operation that succeeded ended. What it has not is 0. */
+typedef struct troupe_outcome {
+  uint32_t size;
+  uint32_t reserved;
+  uint64_t bytes;      /* receive, and send in write mode: moved */
+  uint64_t aux_size;   /* receive: `troupe_detail_bytes` */
+  uint64_t value_size; /* get (`troupe_detail_bytes`) and query */
+  uint64_t ttl_ms;     /* query; 0: no end */
+  uint64_t owner;      /* receive that named no blocks: `troupe_detail_blocks` */
+  uint64_t block_count;
+  troupe_detail* detail; /* NULL where there is none; free with `troupe_detail_free` */
+} troupe_outcome;
+
+/* Readable while events wait, for poll, epoll, select; level-triggered. The engine's: never read or close it. It
+ * stays until `troupe_engine_free`. */
+TROUPE_API troupe_status troupe_engine_event_fd(const troupe_engine* engine, int* fd);
+/* Up to `capacity` events, oldest first, into `events`, an array of `event_size` = sizeof(troupe_event) each; `count`
+ * says how many. Waits up to `timeout_ms` for the first one; 0: not at all. No event in that time is TROUPE_OK with
+ * count 0. Events of one operation come in order; those of an operation that a thread waits for come to that one. */
+TROUPE_API troupe_status troupe_engine_take(troupe_engine* engine, troupe_event* events,
+                                            size_t event_size, size_t capacity, uint64_t timeout_ms,
+                                            size_t* count);
+/* Waits until the operation has ended and, of a send or a receive, the network can touch its blocks no more, but at
+ * most `timeout_ms` (UINT64_MAX: however long): TROUPE_TIMED_OUT then. Takes all of its events. Any number of threads
+ * may wait, each for another operation. Errors: that of the operation; TROUPE_NOT_FOUND (never begun, or
+ * `troupe_engine_take` had its outcome), TROUPE_ALREADY_EXISTS (another thread waits for it), TROUPE_ABORTED or
+ * TROUPE_INTERNAL where the node was stopped and the end will not come. `outcome` NULL: it does not matter. */
+TROUPE_API troupe_status troupe_engine_wait(troupe_engine* engine, troupe_operation operation,
+                                            uint64_t timeout_ms, troupe_outcome* outcome);
+/* Makes progress on the calling thread; `worked` (may be NULL) is 1 if something was done. See TROUPE_POLLING. */
+TROUPE_API troupe_status troupe_engine_poll(troupe_engine* engine, uint32_t* worked);
+
+/* Why it failed: a sentence, NUL-terminated, the detail's; "" if it did not, or of NULL. */
+TROUPE_API const char* troupe_detail_reason(const troupe_detail* detail);
+/* aux of a receive, the value of a get, the payload of a call. The detail's. NULL and 0 where there is nothing. */
+TROUPE_API troupe_status troupe_detail_bytes(const troupe_detail* detail, const void** bytes,
+                                             size_t* byte_count);
+/* Blocks that the pool gave. The detail's. */
+TROUPE_API troupe_status troupe_detail_blocks(const troupe_detail* detail, uint64_t* owner,
+                                              const uint32_t** blocks, size_t* count);
+/* A copy of the placement. Free with `troupe_placement_free`. TROUPE_NOT_FOUND: it has none. */
+TROUPE_API troupe_status troupe_detail_placement(const troupe_detail* detail,
+                                                 troupe_placement** placement);
+/* What a call asks for; "" of anything else. The detail's. */
+TROUPE_API const char* troupe_detail_method(const troupe_detail* detail);
+TROUPE_API void troupe_detail_free(troupe_detail* detail);
+/* Frees the details of `count` events and sets them to NULL. */
+TROUPE_API void troupe_events_free(troupe_event* events, size_t event_size, size_t count);
+
+/* Answers a call, once: with a payload of at most 1 MiB (`code` TROUPE_OK), or with an error and its sentence.
+ * TROUPE_NOT_FOUND: answered already, or its caller is gone. A call that is never answered ends at its caller's
+ * deadline, or with TROUPE_ABORTED when the engine stops. */
+TROUPE_API troupe_status troupe_engine_reply(troupe_engine* engine, uint64_t call,
+                                             troupe_status code, const char* sentence,
+                                             const void* payload, size_t payload_size);
+
+/* -- a cluster, as a frontend sees it */
+
+/* Blocking calls, each bounded. A connection that broke is made anew by the next call. */
+typedef struct troupe_cluster troupe_cluster;
+
+enum {
+  TROUPE_LAZY = 1u << 0
+}; /* connects with the first call: the supervisor may not be there yet */
+
+typedef struct troupe_cluster_options {
+  uint32_t size;
+  uint32_t flags;              /* TROUPE_LAZY */
+  const char* deployment_file; /* says where the supervisor is and how to be let in */
+  const char*
+      deployment_text; /* this, or the file, or neither: then only a cluster of mode `none` answers */
+  const char* host;    /* of the supervisor, in place of the deployment's; NULL: as it says */
+  uint32_t port;       /* likewise; 0: as it says */
+  uint32_t timeout_ms; /* of every step that has no deadline of its own; 0: 3000 */
+} troupe_cluster_options;
+
+/* Errors of this and every call below: TROUPE_PEER_UNREACHABLE, TROUPE_DEADLINE, TROUPE_PEER_LOST,
+ * TROUPE_UNAUTHORIZED, and those that the other side answers with. */
+TROUPE_API troupe_status troupe_cluster_connect(const troupe_cluster_options* options,
+                                                troupe_cluster** cluster);
+TROUPE_API void troupe_cluster_free(troupe_cluster* cluster);
+/* Every node that registered, its state and newest load, as one object of JSON: cluster, epoch, supervisor, and nodes
+ * as in `troupe status --json`, without what only the nodes know. Free with `troupe_free`. */
+TROUPE_API troupe_status troupe_cluster_members(troupe_cluster* cluster, char** json);
+/* What one node owns and does, asked of that node, as `troupe_engine_report`. TROUPE_NOT_FOUND. */
+TROUPE_API troupe_status troupe_cluster_report(troupe_cluster* cluster, const char* node,
+                                               char** json);
+/* What happened in the cluster after event number `after` (0: all that is kept), at most `max` of them, oldest first,
+ * as one object of JSON: supervisor_incarnation, newest, and events with sequence, unix_ms, what, node, incarnation,
+ * epoch, text, as in `troupe events --json`. */
+TROUPE_API troupe_status troupe_cluster_events(troupe_cluster* cluster, uint64_t after,
+                                               uint32_t max, char** json);
+/* Where a request goes. Free with `troupe_placement_free`; when the request ended, `troupe_cluster_finished`. */
+TROUPE_API troupe_status troupe_cluster_place(troupe_cluster* cluster,
+                                              const troupe_placement_request* request,
+                                              troupe_placement** placement);
+TROUPE_API troupe_status troupe_cluster_finished(troupe_cluster* cluster, const char* request);
+/* A small request to the engine behind a node, at most 1 MiB each way, answered within `timeout_ms` (0: the
+ * cluster's). The answer is freed with `troupe_free`. */
+TROUPE_API troupe_status troupe_cluster_call(troupe_cluster* cluster, const char* node,
+                                             const char* method, const void* payload,
+                                             size_t payload_size, uint32_t timeout_ms,
+                                             void** answer, size_t* answer_size);
+/* Places nothing more on a node's replica and lets it leave when nothing is left there, or at the deadline. */
+TROUPE_API troupe_status troupe_cluster_drain(troupe_cluster* cluster, const char* node,
+                                              uint32_t deadline_ms);
+TROUPE_API troupe_status troupe_cluster_cancel_drain(troupe_cluster* cluster, const char* node);
+
+/* -- carrying a request to its one outcome, whatever dies meanwhile */
+
+/* Where a request is at present. Everything in it belongs to Troupe and lasts for the callback. */
+typedef struct troupe_attempt {
+  uint32_t size;
+  uint32_t reserved;
+  const troupe_placement* where;
+  const char* source; /* what both engines have to call the request in `send` and `receive` */
+  uint64_t left_ms;   /* of the request's deadline */
+} troupe_attempt;
+
+typedef struct troupe_call_draft troupe_call_draft;
+/* Says what a callback's node is called with. Copied. Only within the callback. */
+TROUPE_API troupe_status troupe_call_draft_set(troupe_call_draft* draft, const char* method,
+                                               const void* payload, size_t payload_size);
+
+/* Called on the thread that carries, once for each rank; must not block, and must not end the thread. What it returns
+ * other than TROUPE_OK gives the request up: the outcome is TROUPE_ABORTED naming the code. */
+typedef troupe_status (*troupe_carried_call)(void* user, const troupe_attempt* now,
+                                             const troupe_node_info* node,
+                                             troupe_call_draft* draft);
+
+/* Gives up what is being carried, from any thread. */
+typedef struct troupe_stop troupe_stop;
+TROUPE_API troupe_status troupe_stop_new(troupe_stop** stop);
+TROUPE_API troupe_status troupe_stop_request(troupe_stop* stop);
+TROUPE_API void troupe_stop_free(troupe_stop* stop);
+
+typedef struct troupe_carried_request {
+  uint32_t size;
+  uint32_t
+      source_is_kept; /* 1: limits.retry_window is not 0: a prefill side outlives its decode side */
+  const char* request; /* 1 to 240 bytes; may be used again */
+  const char* from;
+  const char* to;
+  const char* affinity; /* may be NULL */
+  uint64_t deadline_ms; /* 0: 30 s */
+  troupe_carried_call prefill;
+  troupe_carried_call decode;
+  troupe_carried_call abort; /* NULL: the side that lost is left to end by itself */
+  void* user;                /* given to the callbacks */
+  const troupe_stop* stop;   /* may be NULL */
+} troupe_carried_request;
+
+typedef struct troupe_carried troupe_carried;
+
+typedef struct troupe_carried_info {
+  uint32_t size;
+  uint32_t attempts;
+  uint32_t prefills; /* how often it was computed */
+  uint32_t prefill_count;
+  uint32_t decode_count;
+  uint32_t reserved;
+} troupe_carried_info;
+
+/* Places the request, calls the engines of both sides, and goes on elsewhere where nodes are lost to it. Returns with
+ * the one outcome, at the deadline at the latest. Errors: the engines' own; TROUPE_DEADLINE; TROUPE_PEER_LOST (the
+ * deployment's retry budget is used up); TROUPE_ABORTED; TROUPE_INVALID_CONFIG. Free with `troupe_carried_free`. */
+TROUPE_API troupe_status troupe_cluster_carry(troupe_cluster* cluster,
+                                              const troupe_carried_request* request,
+                                              troupe_carried** outcome);
+TROUPE_API troupe_status troupe_carried_read(const troupe_carried* outcome,
+                                             troupe_carried_info* info);
+/* The answer of rank `index` of a side. Empty: a prefill that was lost when decode had all it needed. */
+TROUPE_API troupe_status troupe_carried_answer(const troupe_carried* outcome, uint32_t side,
+                                               uint32_t index, const void** answer,
+                                               size_t* answer_size);
+/* A copy of the last placement. Free with `troupe_placement_free`. */
+TROUPE_API troupe_status troupe_carried_placement(const troupe_carried* outcome,
+                                                  troupe_placement** placement);
+TROUPE_API void troupe_carried_free(troupe_carried* outcome);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
