@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from anywhere import anywhere
 from build import JOBS, ROOT, Broken, Build
 from outcomes import Tally
 from parts import PARTS, SHORT, Run, packages
@@ -74,6 +75,8 @@ def main(words):
     try:
         if words[:1] == ["steady"]:
             return run_steady(words[1:])
+        if words[:1] == ["anywhere"]:
+            return anywhere(words[1:], install)
         if words[:1] == ["simulation"] and words[1:2] and words[1].startswith("-"):
             return explore(words[1:])
         return run_parts(words)

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import pwd
 import re
 import subprocess
 import threading
@@ -42,18 +43,48 @@ def labels_of(test):
     return next((entry["value"] for entry in test.get("properties", ()) if entry["name"] == "LABELS"), [])
 
 
-class Build:
-    """Threads may build one and test another at once; each of both happens one at a time for one build."""
+def user(number):
+    """A user's name, or its number where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
-    def __init__(self, preset, folder=None):
+
+def foreign(folder):
+    """Why this user cannot build in a folder: another one did, or has the clone. None: it can."""
+    if folder.exists():
+        paths = [folder, *(folder / name for name in ("CMakeCache.txt", "build.ninja", ".ninja_log"))]
+        advice = f"sudo rm -rf {folder}, or build in a clone of your own"
+    else:
+        paths = [next(path for path in folder.parents if path.exists())]
+        advice = "build in a clone of your own" + (f", or sudo rm -rf {paths[0]}" if paths[0].name == "build" else "")
+    for path in paths:
+        if path.exists() and not os.access(path, os.W_OK):
+            return f"{path} belongs to {user(path.stat().st_uid)}, {user(os.getuid())} may not write there: {advice}"
+    return None
+
+
+class Build:
+    """Threads may build one and test another at once; each of both happens one at a time for one build.
+
+    `place` is where its tests run, if not plainly on this machine: the words that start a program there, what its
+    environment has besides, and where the folder of the build is then found from here."""
+
+    def __init__(self, preset, folder=None, title=None, place=None):
         self.preset = preset
+        self.title = title or preset
         self.folder = folder or ROOT / "build" / preset
-        self.prefix = fixed_addresses() if preset == "tsan" else []
+        self.prefix = list(place.words) if place else fixed_addresses() if preset == "tsan" else []
+        self._environment = place.environment if place else {}
+        self._from_here = place and place.folder or self.folder
         self._reports = 0
         self._lock = threading.Lock()
 
     def make(self, targets):
         """Configures and builds; raises Broken with what was printed. Tests that run meanwhile go first."""
+        if reason := foreign(self.folder):
+            raise Broken(reason)
         self.folder.mkdir(parents=True, exist_ok=True)
         for title, words in ((f"the {self.preset} build could not be configured", ["cmake", "--preset", self.preset]),
                              (f"the {self.preset} build", ["nice", "cmake", "--build", str(self.folder), "--parallel",
@@ -68,12 +99,12 @@ class Build:
         last = time.monotonic()
         with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace",
-                              env={**os.environ, **(environment or {})}) as running:
+                              env={**os.environ, **self._environment, **(environment or {})}) as running:
             for line in running.stdout:
                 said.append(line)
                 if shown and time.monotonic() - last >= seconds_between_lines:
                     last = time.monotonic()
-                    print(line if seconds_between_lines == 0 else f"{self.preset}: {line}", end="", flush=True)
+                    print(line if seconds_between_lines == 0 else f"{self.title}: {line}", end="", flush=True)
         return "".join(said), running.returncode
 
     def _ctest(self, *words):
@@ -82,28 +113,30 @@ class Build:
     def tests(self, labels, only="."):
         """The tests that carry one of the labels and match `only`: the labels of each, by name."""
         words = self._ctest("--show-only=json-v1", "-L", f"^({'|'.join(labels)})$", "-R", only)
-        run = subprocess.run(words, capture_output=True, text=True, check=False)
+        run = subprocess.run(words, capture_output=True, text=True, check=False,
+                             env={**os.environ, **self._environment})
         try:
             return {test["name"]: labels_of(test) for test in json.loads(run.stdout)["tests"]}
         except (ValueError, KeyError):
-            raise Broken(f"ctest could not list the tests of {self.preset}", run.stdout + run.stderr) from None
+            raise Broken(f"ctest could not list the tests of {self.title}", run.stdout + run.stderr) from None
 
     def run(self, labels, parallel, only=".", *, but=NOTHING, shuffled=False, quiet=False, environment=None):
         """Runs tests and gives their outcomes; raises Broken if there are none, or ctest could not run."""
         with self._lock:
             self._reports += 1
             report = self.folder / f"report-{self._reports}.xml"
-        report.unlink(missing_ok=True)
+        read_at = self._from_here / report.name
+        read_at.unlink(missing_ok=True)
         words = self._ctest("-L", f"^({'|'.join(labels)})$", "-R", only, "-E", but, "--parallel", str(parallel),
                             "--no-tests=error", "--timeout", str(LIMIT), "--output-junit", str(report))
         if shuffled:
             words.append("--schedule-random")
         said, status = self._follow(words, shown=not quiet, environment=environment)
-        outcomes = read_report(self.preset, report)
+        outcomes = read_report(self.title, read_at)
         if not outcomes:
-            raise Broken(f"no test of {self.preset} carries the label {'|'.join(labels)}, or ctest could not run", said)
+            raise Broken(f"no test of {self.title} carries the label {'|'.join(labels)}, or ctest could not run", said)
         if status != 0 and not any(outcome.result == "failed" for outcome in outcomes):
-            outcomes.append(Outcome(self.preset, "ctest", "failed", 0, said))
+            outcomes.append(Outcome(self.title, "ctest", "failed", 0, said))
         return outcomes
 
     def run_again(self, outcome, times):

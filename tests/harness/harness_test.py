@@ -8,9 +8,10 @@ import tempfile
 import unittest
 
 import steady
-from build import Broken, Build
+from build import Broken, Build, foreign, user
 from outcomes import Tally
 from parts import Run, Tests, batches, judge
+from planted import plant
 
 PASSES = "echo all is well"
 FAILS = "echo this never works; exit 1"
@@ -37,17 +38,7 @@ class Harness(unittest.TestCase):
         self.folder = pathlib.Path(place.name)
 
     def build(self, labels=(), **commands):
-        """A build folder with these tests, as cmake would leave it; `labels` of those that are not just planted."""
-        lines = []
-        for number, (name, command) in enumerate(commands.items()):
-            own = self.folder / str(number)
-            own.mkdir()
-            script = own / "script"
-            script.write_text(command)
-            label = dict(labels).get(name, "planted")
-            lines.append(f'add_test({name} "sh" "{script}")\n'
-                         f'set_tests_properties({name} PROPERTIES LABELS {label} WORKING_DIRECTORY "{own}")\n')
-        (self.folder / "CTestTestfile.cmake").write_text("".join(lines))
+        plant(self.folder, labels, **commands)
         return Build("planted", self.folder)
 
     def told(self, **commands):
@@ -124,6 +115,29 @@ class Harness(unittest.TestCase):
         batch = only(batches([("part", one), ("part", Tests("planted", ("faults",), ()))], {"planted": build}))
         outcomes = batch.run(quiet=True)
         self.assertEqual(sorted(outcome.name for outcome in outcomes), ["fast.a", "other.c"])
+
+    def test_a_folder_that_another_user_built_in_is_named_with_its_owner_and_what_to_do(self):
+        built = self.folder / "build" / "release"
+        built.mkdir(parents=True)
+        self.assertIsNone(foreign(built))
+        (built / "CMakeCache.txt").touch()
+        for path in (built / "CMakeCache.txt", built, built.parent):
+            path.chmod(0o555)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            if os.getuid() == 0:
+                self.folder.chmod(0o755)
+                os.setresuid(61_000, 61_000, 61_000)
+            os.write(writer, "\n".join(str(foreign(built.parent / name)) for name in ("release", "asan")).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        release, asan = os.read(reader, 4096).decode().splitlines()
+        for said, where in ((release, built), (asan, built.parent)):
+            self.assertIn(f"{where} belongs to {user(os.getuid())}, ", said)
+            self.assertIn(f"sudo rm -rf {where}", said)
+        for path in (built.parent, built):
+            path.chmod(0o755)
 
     def test_a_label_that_no_test_carries_is_a_failure(self):
         build = self.build(one=PASSES)
