@@ -1,0 +1,65 @@
+"""Troupe: a distributed KV-cache service for disaggregated LLM serving, from Python.
+
+An `Engine` is one node of a deployment inside the process of an inference engine; `AsyncEngine` is the same for
+asyncio; a `Cluster` is what a frontend sees. Importing this starts nothing and loads no library.
+"""
+
+from troupe.aio import AsyncEngine
+from troupe.cluster import Attempt, CallDraft, Carried, Cluster, Stop
+from troupe.engine import Engine, Identity, configure_logging, library_version, protocol_version
+from troupe.errors import ErrorCode, TroupeError, WaitTimeout
+from troupe.events import (
+    Allocated,
+    Call,
+    Done,
+    Event,
+    Failed,
+    Info,
+    Layers,
+    Operation,
+    Outcome,
+    Placed,
+    Unpinned,
+    Value,
+)
+from troupe.layout import Arrangement, LayerKind, LayerShape, Layout, Plane, StateTensor
+from troupe.memory import Memory
+from troupe.placement import NodeInfo, Placement
+
+__all__ = [
+    "Allocated",
+    "Arrangement",
+    "AsyncEngine",
+    "Attempt",
+    "Call",
+    "CallDraft",
+    "Carried",
+    "Cluster",
+    "Done",
+    "Engine",
+    "ErrorCode",
+    "Event",
+    "Failed",
+    "Identity",
+    "Info",
+    "LayerKind",
+    "LayerShape",
+    "Layers",
+    "Layout",
+    "Memory",
+    "NodeInfo",
+    "Operation",
+    "Outcome",
+    "Placed",
+    "Placement",
+    "Plane",
+    "StateTensor",
+    "Stop",
+    "TroupeError",
+    "Unpinned",
+    "Value",
+    "WaitTimeout",
+    "configure_logging",
+    "library_version",
+    "protocol_version",
+]

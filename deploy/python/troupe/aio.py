@@ -1,0 +1,259 @@
+"""The same node for asyncio: operations are awaited, and the events of each come to whoever asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any
+
+from troupe.engine import Engine
+from troupe.errors import ErrorCode, TroupeError
+from troupe.events import (
+    Allocated,
+    Call,
+    Done,
+    Event,
+    Failed,
+    Info,
+    Operation,
+    Outcome,
+    Placed,
+    Unpinned,
+    Value,
+)
+
+__all__ = ["AsyncEngine"]
+
+
+class _Track:
+    """What has come of one operation."""
+
+    __slots__ = ("ended", "error", "events", "outcome", "streamed", "two_steps", "waiters")
+
+    def __init__(self, two_steps: bool) -> None:
+        self.two_steps = two_steps  # send and receive: the end is `Unpinned`
+        self.events: deque[Event] = deque()
+        self.outcome = Outcome()
+        self.error: TroupeError | None = None
+        self.ended = False
+        self.streamed = False  # its events go to `AsyncEngine.events`
+        self.waiters: list[asyncio.Future[None]] = []
+
+    def wake(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()
+
+
+class AsyncEngine:
+    """An `Engine` in an event loop.
+
+        async with AsyncEngine("decode-0", file="troupe.yaml") as engine:
+            await engine.wait_registered()
+            outcome = await engine.wait(engine.receive("r1", sources=["prefill-0"], tokens=100))
+
+    Arguments are those of `Engine`, which is begun by `async with` (or `begin`). Used from the loop's thread alone. Calls
+    that begin something are plain methods, as they return at once: those of `Engine`. Every operation has to be waited
+    for, by `wait` or `events`, or forgotten by `forget`: until then what came of it is kept.
+    """
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        self._name = name
+        self._arguments = arguments
+        self._started: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tracks: dict[Operation, _Track] = {}
+        self._calls: asyncio.Queue[Call] = asyncio.Queue()
+        self._stopped = False
+
+    async def begin(self) -> AsyncEngine:
+        """Starts the node; allocating a large cache takes a while, in a thread. Errors as of `Engine`."""
+        if self._started is not None:
+            raise RuntimeError(f"{self._name} has begun already")
+        self._started = await asyncio.to_thread(Engine, self._name, **self._arguments)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._started.fileno(), self._drain)
+        return self
+
+    async def __aenter__(self) -> AsyncEngine:
+        return await self.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def engine(self) -> Engine:
+        """The node itself: for `layout`, `region`, `report`, `identity`, `layers_ready`, `seal` and so on. Its `take` and
+        `wait` are this object's business."""
+        if self._started is None:
+            raise RuntimeError(f"{self._name} has not begun: use `async with`")
+        return self._started
+
+    async def wait_registered(self, timeout: float = 30.0) -> None:
+        """As `Engine.wait_registered`, in a thread."""
+        await asyncio.to_thread(self.engine.wait_registered, timeout)
+
+    async def stop(self) -> None:
+        """Leaves the cluster. What is awaited ends with its outcome or with ABORTED. Again: nothing."""
+        if self._started is None or self._stopped:
+            return
+        self._stopped = True
+        await asyncio.to_thread(self._started.stop)
+        self._drain()
+        assert self._loop is not None
+        self._loop.remove_reader(self._started.fileno())
+        for track in self._tracks.values():
+            if not track.ended:
+                track.error = track.error or TroupeError(ErrorCode.ABORTED, f"{self._name} was stopped")
+                track.ended = True
+            track.wake()
+
+    # -- what begins something
+
+    def send(self, request: str, blocks: Iterable[int], **more: Any) -> Operation:
+        """As `Engine.send`."""
+        return self._track(self.engine.send(request, blocks, **more), two_steps=True)
+
+    def receive(self, request: str | None = None, **more: Any) -> Operation:
+        """As `Engine.receive`."""
+        return self._track(self.engine.receive(request, **more), two_steps=True)
+
+    def put(self, peer: str, key: str, value: object, **more: Any) -> Operation:
+        """As `Engine.put`."""
+        return self._track(self.engine.put(peer, key, value, **more))
+
+    def get(self, peer: str, key: str) -> Operation:
+        """As `Engine.get`."""
+        return self._track(self.engine.get(peer, key))
+
+    def query(self, peer: str, key: str) -> Operation:
+        """As `Engine.query`."""
+        return self._track(self.engine.query(peer, key))
+
+    def remove(self, peer: str, key: str) -> Operation:
+        """As `Engine.remove`."""
+        return self._track(self.engine.remove(peer, key))
+
+    def place(self, request: str, **more: Any) -> Operation:
+        """As `Engine.place`."""
+        return self._track(self.engine.place(request, **more))
+
+    def layers_ready(self, send: Operation, layer_begin: int, layer_end: int, token_end: int, **more: Any) -> None:
+        """As `Engine.layers_ready`."""
+        self.engine.layers_ready(send, layer_begin, layer_end, token_end, **more)
+
+    def seal(self, send: Operation, tokens: int, aux: bytes = b"") -> None:
+        """As `Engine.seal`."""
+        self.engine.seal(send, tokens, aux)
+
+    def abort(self, operation: Operation, reason: str = "") -> None:
+        """As `Engine.abort`."""
+        self.engine.abort(operation, reason)
+
+    # -- what comes of it
+
+    async def wait(self, operation: Operation) -> Outcome:
+        """The operation's outcome, once nothing of it is left (`Engine.wait`). Cancelled, it goes on and may be awaited
+        again. A receive that failed gives blocks that the pool gave it back, unless `events` told of them.
+
+        Raises `TroupeError`: that of the operation; NOT_FOUND: never begun here, or told already.
+        """
+        track = self._of(operation)
+        while not track.ended:
+            await self._next(track)
+        self._tracks.pop(operation, None)
+        if track.error is None:
+            return track.outcome
+        if track.outcome.owner and not track.streamed:
+            self.engine.free_blocks(track.outcome.owner, track.outcome.blocks)
+        raise track.error
+
+    async def events(self, operation: Operation) -> AsyncIterator[Event]:
+        """Each event of the operation as it comes, to its last. A failure comes as `Failed`, it is not raised."""
+        track = self._of(operation)
+        track.streamed = True
+        while True:
+            while track.events:
+                yield track.events.popleft()
+            if track.ended:
+                self._tracks.pop(operation, None)
+                return
+            await self._next(track)
+
+    def forget(self, operation: Operation) -> None:
+        """Nobody will ask what comes of the operation. Blocks that the pool gives it are given back."""
+        track = self._tracks.get(operation)
+        if track is not None and self._loop is not None:
+            self._loop.create_task(self._discard(operation))
+
+    async def calls(self) -> AsyncIterator[Call]:
+        """Calls of frontends, for engines with `calls=True`."""
+        while True:
+            yield await self._calls.get()
+
+    # -- the descriptor
+
+    def _track(self, operation: Operation, *, two_steps: bool = False) -> Operation:
+        self._tracks[operation] = _Track(two_steps)
+        return operation
+
+    def _of(self, operation: Operation) -> _Track:
+        try:
+            return self._tracks[operation]
+        except KeyError:
+            raise TroupeError(
+                ErrorCode.NOT_FOUND, f"operation {operation} was not begun here, or its outcome was told"
+            ) from None
+
+    async def _next(self, track: _Track) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        track.waiters.append(waiter)
+        await waiter
+
+    async def _discard(self, operation: Operation) -> None:
+        try:
+            outcome = await self.wait(operation)
+            if outcome.owner:
+                self.engine.free_blocks(outcome.owner, outcome.blocks)
+        except TroupeError:
+            pass
+
+    def _drain(self) -> None:
+        while True:
+            events = self.engine.take()
+            if not events:
+                return
+            for event in events:
+                if isinstance(event, Call):
+                    self._calls.put_nowait(event)
+                    continue
+                track = self._tracks.get(event.operation)
+                if track is not None:
+                    _record(track, event)
+                    track.wake()
+
+
+def _record(track: _Track, event: Event) -> None:
+    track.events.append(event)
+    outcome = track.outcome
+    if isinstance(event, Allocated):
+        outcome.owner, outcome.blocks = event.owner, event.blocks
+    elif isinstance(event, Done):
+        outcome.bytes_moved, outcome.aux = event.bytes_moved, event.aux
+    elif isinstance(event, Failed):
+        track.error = event.error
+    elif isinstance(event, Value):
+        outcome.data = event.data
+    elif isinstance(event, Info):
+        outcome.size, outcome.ttl = event.size, event.ttl
+    elif isinstance(event, Placed):
+        outcome.placement = event.placement
+    if isinstance(event, Unpinned) or (
+        not track.two_steps and isinstance(event, (Done, Failed, Value, Info, Placed))
+    ):
+        track.ended = True

@@ -1,0 +1,271 @@
+"""A cluster, as a frontend sees it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from troupe import _abi
+from troupe.engine import _host_and_port, placement_request
+from troupe.errors import ErrorCode
+from troupe.placement import NodeInfo, Placement, node_of, owned_placement, placement_at
+
+__all__ = ["Attempt", "CallDraft", "Carried", "Cluster", "Stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Where a carried request is at present. `source`: what both engines have to call it in `send` and `receive`.
+    `left`: seconds of its deadline."""
+
+    placement: Placement
+    source: str
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallDraft:
+    """What an engine is called with: a method and at most 1 MiB."""
+
+    method: str
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How a carried request ended. Answers in rank order; one of prefill is empty where that was lost when decode had all
+    it needed. `prefills`: how often it was computed."""
+
+    placement: Placement
+    prefill: tuple[bytes, ...]
+    decode: tuple[bytes, ...]
+    attempts: int
+    prefills: int
+
+
+class Stop:
+    """Gives up what is being carried, from any thread."""
+
+    __slots__ = ("__weakref__", "_handle", "_lib")
+
+    def __init__(self) -> None:
+        self._lib = _abi.library()
+        self._handle = ctypes.c_void_p()
+        self._lib.check(self._lib.stop_new(ctypes.byref(self._handle)))
+        weakref.finalize(self, self._lib.stop_free, self._handle)
+
+    def request(self) -> None:
+        self._lib.check(self._lib.stop_request(self._handle))
+
+
+class Cluster:
+    """A connection to a cluster's supervisor. Blocking calls, each bounded; from any thread. For asyncio:
+    `await asyncio.to_thread(cluster.place, ...)`. A connection that broke is made anew by the next call.
+
+    Every call raises `TroupeError`: PEER_UNREACHABLE, DEADLINE, PEER_LOST, UNAUTHORIZED, or what the other side says.
+    """
+
+    __slots__ = ("__weakref__", "_finalizer", "_handle", "_lib")
+
+    def __init__(
+        self,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        text: str | None = None,
+        supervisor: str | None = None,
+        timeout: float = 3.0,
+        lazy: bool = False,
+    ) -> None:
+        """Connects to the supervisor of the deployment in `file` or `text`, which also says how to be let in.
+
+        `supervisor`: "host:port" in place of the deployment's; alone it reaches clusters of security mode `none`. `timeout`:
+        seconds of every step that has no deadline of its own. `lazy`: connects with the first call.
+        """
+        lib = _abi.library()
+        if file is not None and text is not None:
+            raise ValueError("name the deployment by file or by text, not by both")
+        host, port = _host_and_port(supervisor)
+        options = _abi.ClusterOptions(
+            size=ctypes.sizeof(_abi.ClusterOptions),
+            flags=1 if lazy else 0,
+            deployment_file=None if file is None else os.fsencode(file),
+            deployment_text=_abi.optional("text", text),
+            host=_abi.optional("supervisor", host),
+            port=port,
+            timeout_ms=max(1, min(_abi.milliseconds("timeout", timeout, 2**32), 2**32 - 1)),
+        )
+        self._lib = lib
+        self._handle = ctypes.c_void_p()
+        lib.check(lib.cluster_connect(ctypes.byref(options), ctypes.byref(self._handle)))
+        self._finalizer = weakref.finalize(self, lib.cluster_free, self._handle)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing has to be closed: the connection goes with the last reference."""
+
+    def members(self) -> dict[str, Any]:
+        """cluster, epoch, supervisor, supervisor_incarnation, and `nodes`: every node that registered, its state and
+        newest load, with the keys of `troupe status --json`."""
+        return self._json(self._lib.cluster_members, self._handle)
+
+    def report(self, node: str) -> dict[str, Any]:
+        """What one node owns and does, asked of that node. NOT_FOUND: no node of that name ever registered."""
+        return self._json(self._lib.cluster_report, self._handle, _abi.encoded("node", node))
+
+    def events(self, after: int = 0, max_events: int = 1000) -> dict[str, Any]:
+        """supervisor_incarnation, newest (a sequence number), and `events` after number `after`, oldest first, each with
+        the keys of `troupe events --json`."""
+        return self._json(
+            self._lib.cluster_events,
+            self._handle,
+            _abi.number("after", after, 2**64),
+            _abi.number("max_events", max_events),
+        )
+
+    def place(
+        self,
+        request: str,
+        *,
+        from_stage: str | None = None,
+        to_stage: str | None = None,
+        affinity: str | None = None,
+        timeout: float = 0.0,
+    ) -> Placement:
+        """Where a request goes, waiting `timeout` seconds while nobody is up. When it has ended: `finished`."""
+        raw = placement_request(request, from_stage, to_stage, affinity, timeout)
+        out = ctypes.c_void_p()
+        self._lib.check(self._lib.cluster_place(self._handle, ctypes.byref(raw), ctypes.byref(out)))
+        return owned_placement(self._lib, out)
+
+    def finished(self, request: str) -> None:
+        """A placed request ended, however."""
+        self._lib.check(self._lib.cluster_finished(self._handle, _abi.encoded("request", request)))
+
+    def call(self, node: str, method: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
+        """A small request to the engine behind a node, at most 1 MiB each way; it comes there as a `Call`."""
+        raw = bytes(payload)
+        out, size = ctypes.c_void_p(), ctypes.c_size_t()
+        self._lib.check(
+            self._lib.cluster_call(
+                self._handle,
+                _abi.encoded("node", node),
+                _abi.encoded("method", method),
+                raw or None,
+                len(raw),
+                min(_abi.milliseconds("timeout", timeout, 0), 2**32 - 1),
+                ctypes.byref(out),
+                ctypes.byref(size),
+            )
+        )
+        answer = _abi.bytes_at(out.value, size.value)
+        self._lib.free(out)
+        return answer
+
+    def drain(self, node: str, *, deadline: float) -> None:
+        """Places nothing more on a node's replica, which leaves when nothing is left there, or after `deadline` seconds.
+        Returns at once."""
+        limit = min(_abi.milliseconds("deadline", deadline, 2**32), 2**32 - 1)
+        self._lib.check(self._lib.cluster_drain(self._handle, _abi.encoded("node", node), limit))
+
+    def cancel_drain(self, node: str) -> None:
+        """It shall serve on. NOT_FOUND: nobody drains it; PEER_LOST: too late."""
+        self._lib.check(self._lib.cluster_cancel_drain(self._handle, _abi.encoded("node", node)))
+
+    def carry(
+        self,
+        request: str,
+        *,
+        from_stage: str,
+        to_stage: str,
+        prefill: Callable[[Attempt, NodeInfo], CallDraft],
+        decode: Callable[[Attempt, NodeInfo], CallDraft],
+        abort: Callable[[Attempt, NodeInfo], CallDraft] | None = None,
+        deadline: float = 30.0,
+        affinity: str | None = None,
+        source_is_kept: bool = False,
+        stop: Stop | None = None,
+    ) -> Carried:
+        """Places a request, calls the engines of both sides, and goes on elsewhere where nodes are lost to it.
+
+        The callbacks say what each rank is called with; they are called on this thread, must not block, and what they
+        raise gives the request up and is raised here. `source_is_kept`: the deployment's `limits.retry_window` is not 0.
+        Returns at the deadline at the latest. Errors: the engines' own; DEADLINE; PEER_LOST (the retry budget is used up);
+        ABORTED (`stop`).
+        """
+        lib = self._lib
+        raised: list[BaseException] = []
+
+        def adapter(function: Callable[[Attempt, NodeInfo], CallDraft]) -> Any:
+            def call(user: object, now: Any, node: Any, draft: int) -> int:
+                try:
+                    at = now.contents
+                    attempt = Attempt(placement_at(lib, at.where), _abi.text_of(at.source), at.left_ms / 1000)
+                    wanted = function(attempt, node_of(node.contents))
+                    payload = bytes(wanted.payload)
+                    return int(
+                        lib.call_draft_set(draft, _abi.encoded("method", wanted.method), payload or None, len(payload))
+                    )
+                except BaseException as why:  # noqa: BLE001: C must not see it
+                    raised.append(why)
+                    return int(ErrorCode.ABORTED)
+
+            return _abi.CarriedCall(call)
+
+        raw = _abi.CarriedRequest(
+            size=ctypes.sizeof(_abi.CarriedRequest),
+            source_is_kept=1 if source_is_kept else 0,
+            request=_abi.encoded("request", request),
+            from_=_abi.encoded("from_stage", from_stage),
+            to=_abi.encoded("to_stage", to_stage),
+            affinity=_abi.optional("affinity", affinity),
+            deadline_ms=_abi.milliseconds("deadline", deadline, 0),
+            prefill=adapter(prefill),
+            decode=adapter(decode),
+            stop=None if stop is None else stop._handle,
+        )
+        if abort is not None:
+            raw.abort = adapter(abort)
+        out = ctypes.c_void_p()
+        status = lib.cluster_carry(self._handle, ctypes.byref(raw), ctypes.byref(out))
+        if raised:
+            lib.carried_free(out)
+            raise raised[0]
+        lib.check(status)
+        try:
+            return _carried(lib, out)
+        finally:
+            lib.carried_free(out)
+
+    def _json(self, function: Any, *arguments: Any) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self._lib.text(function, *arguments))
+        return document
+
+
+def _carried(lib: _abi.Library, handle: ctypes.c_void_p) -> Carried:
+    info = _abi.CarriedInfo(size=ctypes.sizeof(_abi.CarriedInfo))
+    lib.check(lib.carried_read(handle, ctypes.byref(info)))
+
+    def answer(side: int, index: int) -> bytes:
+        address, size = ctypes.c_void_p(), ctypes.c_size_t()
+        lib.check(lib.carried_answer(handle, side, index, ctypes.byref(address), ctypes.byref(size)))
+        return _abi.bytes_at(address.value, size.value)
+
+    where = ctypes.c_void_p()
+    lib.check(lib.carried_placement(handle, ctypes.byref(where)))
+    return Carried(
+        placement=owned_placement(lib, where),
+        prefill=tuple(answer(0, i) for i in range(info.prefill_count)),
+        decode=tuple(answer(1, i) for i in range(info.decode_count)),
+        attempts=int(info.attempts),
+        prefills=int(info.prefills),
+    )

@@ -1,0 +1,754 @@
+"""One node of a deployment, inside the process of an inference engine."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import os
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from troupe import _abi
+from troupe.errors import ErrorCode, TroupeError
+from troupe.events import (
+    Allocated,
+    Call,
+    Done,
+    Event,
+    Failed,
+    Info,
+    Layers,
+    Operation,
+    Outcome,
+    Placed,
+    Unpinned,
+    Value,
+)
+from troupe.layout import Layout
+from troupe.memory import Memory, block_array
+from troupe.placement import Placement, owned_placement
+
+__all__ = ["Engine", "Identity", "configure_logging", "library_version", "protocol_version"]
+
+_BATCH = 64
+_EVENT_SIZE = ctypes.sizeof(_abi.CEvent)
+_ALLOCATE = {None: 0, "ordinary": 1, "huge": 2}
+_MODES = {None: 0, "write": 1, "read": 2}
+_STANDINGS = ("serving", "draining", "drained")
+_NO_OPERATION = Operation(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a node is. `epoch`: of the newest membership that it has, 0 before the first; `replica` and `rank` count
+    from 0; `port`: the cluster port that was bound."""
+
+    incarnation: int
+    epoch: int
+    replica: int
+    rank: int
+    ranks: int
+    port: int
+    pid: int
+
+
+def configure_logging(*, level: str = "info", node: str | None = None, file: str | os.PathLike[str] | None = None) -> None:
+    """Where Troupe's own lines of this process go; before the first call those of level info go to standard error.
+
+    `level`: trace, debug, info, warn, error, off. `node` stands in every line. `file` is rotated at 64 MiB; None:
+    standard error. `TroupeError` INVALID_CONFIG: no such level, or the file cannot be written; nothing changes then.
+    """
+    lib = _abi.library()
+    options = _abi.LogOptions(
+        size=ctypes.sizeof(_abi.LogOptions),
+        level=_abi.encoded("level", level),
+        node=_abi.optional("node", node),
+        file=None if file is None else os.fsencode(file),
+    )
+    lib.check(lib.log(ctypes.byref(options)))
+
+
+def library_version() -> str:
+    """Of the library that is loaded, such as "0.1.0"."""
+    return _abi.text_of(_abi.library().version())
+
+
+def protocol_version() -> int:
+    """What nodes compare before they talk: nodes of one cluster need the same one."""
+    return int(_abi.library().protocol_version())
+
+
+class Engine:
+    """A node of the deployment: starts with the object, leaves the cluster with `stop` or the end of its `with`.
+
+    Every method may be called from any thread. Calls that only begin something return at once; what waits says so, and
+    lets other Python threads run. What was begun ends with one outcome, which is taken in one of two ways: `wait` for
+    that operation, or `take` for all operations in one line. `fileno` is readable while events wait.
+
+    Times are in seconds, memory in bytes. Everything that fails raises `TroupeError`, whose `code` says why. In a
+    process forked from the one that made it an engine refuses every call with STALE_INCARNATION.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_buffers",
+        "_fd",
+        "_finalizer",
+        "_handle",
+        "_layers_ready",
+        "_lib",
+        "_memory",
+        "_name",
+        "_take",
+        "_values",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        text: str | None = None,
+        supervisor: str | None = None,
+        layout: Layout | None = None,
+        regions: Sequence[object] | None = None,
+        allocate: str | None = None,
+        numa_node: int | None = None,
+        calls: bool = False,
+        polling: bool = False,
+    ) -> None:
+        """Starts node `name`: binds its port, adopts or allocates the cache, registers in the background.
+
+        Args:
+            name: of a node of the deployment, such as "prefill-0".
+            file: path of the deployment; or `text`: its YAML.
+            supervisor: "host:port" in place of the deployment's.
+            layout: of the engine's own cache, in place of one made from the deployment's `model` and `pool`. There is no
+                pool then: the engine names the blocks in `send` and `receive`.
+            regions: the memory of `layout`, in its order, each at least as large as `layout.region_sizes()` says: torch
+                tensors or storages (CPU or CUDA), numpy arrays, buffers, `Memory`. Referenced until the engine is gone.
+            allocate: "ordinary" or "huge": Troupe allocates the regions of `layout` instead, of such pages, zeroed; shm
+                peers map them without the right to trace this process. `region` gives them.
+            numa_node: that the allocated pages are on.
+            calls: calls of frontends come as `Call` events; else they are refused.
+            polling: no progress thread: the engine calls `poll` often.
+
+        Raises:
+            TroupeError: INVALID_CONFIG (the deployment: every issue with its line), NOT_FOUND (no such node),
+                LAYOUT_MISMATCH, OUT_OF_RANGE (a region too small), POOL_EXHAUSTED (not enough memory), ALREADY_EXISTS
+                (the port is taken), STALE_INCARNATION (forked from a process that has an engine).
+            TypeError, ValueError: of an argument, naming it.
+        """
+        lib = _abi.library()
+        if (file is None) == (text is None):
+            raise ValueError("name the deployment by file or by text, one of the two")
+        if allocate not in _ALLOCATE:
+            raise ValueError(f"allocate is {allocate!r}; give 'ordinary' or 'huge'")
+        if layout is not None and not isinstance(layout, Layout):
+            raise TypeError(f"layout is a troupe.Layout, not {type(layout).__name__}")
+        if isinstance(regions, (str, bytes, bytearray, memoryview)):
+            raise TypeError("regions is a sequence of memory: put a single region into a list")
+        memory = [Memory.of(region) for region in regions] if regions is not None else []
+        raw = (_abi.CMemory * len(memory))(*(_abi.CMemory(m.address, m.size) for m in memory))
+        host, port = _host_and_port(supervisor)
+        options = _abi.EngineOptions(
+            size=ctypes.sizeof(_abi.EngineOptions),
+            flags=(1 if polling else 0) | (2 if calls else 0),
+            deployment_file=None if file is None else os.fsencode(file),
+            deployment_text=_abi.optional("text", text),
+            node=_abi.encoded("name", name),
+            supervisor_host=_abi.optional("supervisor", host),
+            supervisor_port=port,
+            allocate=_ALLOCATE[allocate],
+            layout=None if layout is None else layout._handle,
+            regions=ctypes.addressof(raw) if memory else None,
+            region_count=len(memory),
+            numa_node_plus_1=0 if numa_node is None else _abi.number("numa_node", numa_node, 2**31) + 1,
+        )
+        handle = ctypes.c_void_p()
+        lib.check(lib.engine_start(ctypes.byref(options), ctypes.byref(handle)))
+        self._lib = lib
+        self._handle = handle
+        self._name = name
+        self._memory = memory
+        self._values: dict[Operation, Memory] = {}  # of puts that have no outcome yet
+        self._buffers: list[Any] = []
+        # The memory is an argument of it: it outlives the engine, also where the interpreter ends.
+        self._finalizer = weakref.finalize(self, _end, lib, handle, memory, self._values)
+        fd = ctypes.c_int()
+        lib.check(lib.engine_event_fd(handle, ctypes.byref(fd)))
+        self._fd = fd.value
+        self._take = lib.engine_take
+        self._layers_ready = lib.engine_layers_ready
+
+    # -- life
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Engine {self._name}>"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def wait_registered(self, timeout: float = 30.0) -> None:
+        """Waits up to `timeout` seconds until the supervisor has taken the node in.
+
+        `TroupeError` DEADLINE with the last reason: the node goes on asking. STALE_INCARNATION: another process has this
+        node's name; stop this one.
+        """
+        self._lib.check(self._lib.engine_wait_registered(self._handle, _abi.milliseconds("timeout", timeout, _abi.FOREVER)))
+
+    def stop(self) -> None:
+        """Leaves the cluster: live operations fail with ABORTED at both sides. Waits for that. Again: nothing.
+
+        Events that happened can still be taken. The memory of the cache stays registered to nobody and may be reused.
+        """
+        self._lib.check(self._lib.engine_stop(self._handle))
+
+    def identity(self) -> Identity:
+        raw = _abi.CIdentity(size=ctypes.sizeof(_abi.CIdentity))
+        self._lib.check(self._lib.engine_identity(self._handle, ctypes.byref(raw)))
+        return Identity(
+            incarnation=int(raw.incarnation),
+            epoch=int(raw.epoch),
+            replica=int(raw.replica),
+            rank=int(raw.rank),
+            ranks=int(raw.ranks),
+            port=int(raw.port),
+            pid=int(raw.pid),
+        )
+
+    # -- the cache
+
+    def layout(self) -> Layout:
+        """Of the cache: the engine's own, or the one that the deployment's `model` and `pool` make."""
+        out = ctypes.c_void_p()
+        self._lib.check(self._lib.engine_layout(self._handle, ctypes.byref(out)))
+        return Layout._of(self._lib, out)
+
+    def region(self, index: int = 0) -> memoryview:
+        """Writable bytes of a region of the cache in host memory: torch.frombuffer and numpy.frombuffer take it.
+
+        What Troupe allocated stays mapped while any view of it is referenced, also after `stop`. `TroupeError`
+        OUT_OF_RANGE: no such region.
+        """
+        raw = _abi.CMemory()
+        self._lib.check(self._lib.engine_region(self._handle, _abi.number("index", index), ctypes.byref(raw)))
+        return _view_of(raw.data, raw.size, self)
+
+    def allocate_blocks(self, count: int) -> tuple[int, list[int]]:
+        """(owner, blocks) of the node's pool, for engines that leave allocation to it. `TroupeError` POOL_EXHAUSTED;
+        INVALID_CONFIG (the layout is the engine's own)."""
+        count = _abi.number("count", count)
+        owner = ctypes.c_uint64()
+        blocks = (ctypes.c_uint32 * count)()
+        self._lib.check(self._lib.engine_allocate_blocks(self._handle, count, ctypes.byref(owner), blocks))
+        return int(owner.value), list(blocks)
+
+    def free_blocks(self, owner: int, blocks: Iterable[int]) -> None:
+        """Gives blocks of one allocation back. `TroupeError` NOT_FOUND: foreign or double free, nothing is freed."""
+        address, count = block_array(blocks).buffer_info()
+        self._lib.check(
+            self._lib.engine_free_blocks(self._handle, _abi.number("owner", owner, 2**64), address, count)
+        )
+
+    # -- transfers
+
+    def send(
+        self,
+        request: str,
+        blocks: Iterable[int],
+        *,
+        deadline: float | None = None,
+        consumers: int = 0,
+        held_for: Sequence[str] = (),
+        state_slot: int = 0,
+    ) -> Operation:
+        """Prefill side: offers the cache of a request to whichever decode ranks ask for it.
+
+        Args:
+            request: the id that both engines know, 1 to 256 bytes, unique while live.
+            blocks: of tokens 0, 1, ...: `block_tokens` tokens each. The engine may reuse them after `wait` or `Unpinned`.
+            deadline: seconds; None: the deployment's default.
+            consumers: decode ranks that take it before it is done; 0: as the first one's parallel size says.
+            held_for: decode nodes that it is for: while they live, their waiting in line ends nothing.
+
+        Raises:
+            TroupeError: ALREADY_EXISTS (the request is live here), OUT_OF_RANGE (a block outside the cache), NOT_FOUND (a
+                node of `held_for`), OVERLOADED (too many operations are open: take events).
+        """
+        ids = block_array(blocks)
+        address, count = ids.buffer_info()
+        spec = _abi.SendSpec(
+            size=_SEND_SIZE,
+            state_slot=_abi.number("state_slot", state_slot),
+            request=_abi.encoded("request", request),
+            blocks=address if count else None,
+            block_count=count,
+            deadline_ms=_abi.milliseconds("deadline", deadline, 0),
+            consumers=_abi.number("consumers", consumers),
+        )
+        if held_for:
+            names = _names("held_for", held_for)
+            spec.held_for, spec.held_for_count = names, len(held_for)
+        out = ctypes.c_uint64()
+        status = self._lib.engine_send(self._handle, ctypes.addressof(spec), ctypes.addressof(out))
+        if status:
+            self._lib.fail(status)
+        return Operation(out.value)
+
+    def layers_ready(
+        self,
+        send: Operation,
+        layer_begin: int,
+        layer_end: int,
+        token_end: int,
+        *,
+        event: int = 0,
+        gpu: int = 0,
+        shared_event: bytes | None = None,
+    ) -> None:
+        """Layers [layer_begin, layer_end) are computed up to token `token_end` and will not be written again.
+
+        Call it as often as chunks come. With `event`, a cudaEvent_t or hipEvent_t of GPU `gpu` (torch:
+        `event.cuda_event`) that was recorded behind the kernels, or `shared_event`, the 64 bytes of the IPC handle of
+        another process's: the layers are ready once the GPU has come to it. Nobody waits for it here; it may be recorded
+        again when this returns. `TroupeError` NOT_FOUND (the send has ended), OUT_OF_RANGE, NO_DEVICE, INVALID_CONFIG.
+        """
+        point = None
+        if event or shared_event is not None:
+            if shared_event is not None and len(shared_event) != 64:
+                raise ValueError(f"shared_event has {len(shared_event)} bytes; an IPC handle has 64")
+            raw = _abi.ComputePoint(
+                size=ctypes.sizeof(_abi.ComputePoint), gpu=_abi.number("gpu", gpu), event=event or None
+            )
+            held = None if shared_event is None else ctypes.create_string_buffer(shared_event, 64)
+            raw.shared = None if held is None else ctypes.addressof(held)
+            point = ctypes.addressof(raw)
+        if (layer_begin | layer_end | token_end) >> 32 or send >> 64:  # negative numbers too
+            _abi.number("send", send, 2**64)
+            for what, value in (("layer_begin", layer_begin), ("layer_end", layer_end), ("token_end", token_end)):
+                _abi.number(what, value)
+        status = self._layers_ready(self._handle, send, layer_begin, layer_end, token_end, point)
+        if status:
+            self._lib.fail(status)
+
+    def seal(self, send: Operation, tokens: int, aux: bytes = b"") -> None:
+        """No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`: at most 64 KiB for
+        the decode engine. `TroupeError` as of `layers_ready`."""
+        aux = bytes(aux)
+        status = self._lib.engine_seal(
+            self._handle, _abi.number("send", send, 2**64), _abi.number("tokens", tokens), aux or None, len(aux)
+        )
+        if status:
+            self._lib.fail(status)
+
+    def receive(
+        self,
+        request: str | None = None,
+        *,
+        tokens: int,
+        placement: Placement | None = None,
+        sources: Sequence[str] = (),
+        blocks: Iterable[int] = (),
+        prefix_tokens: int = 0,
+        mode: str | None = None,
+        deadline: float | None = None,
+        fail_when_full: bool = False,
+        placed_by: int = 0,
+        placed_at: int = 0,
+        state_slot: int = 0,
+    ) -> Operation:
+        """Decode side: takes the cache of a request from the ranks of one prefill replica.
+
+        Args:
+            request: the id that the prefill engine sends it by; None: that of `placement`.
+            tokens: of the prompt; at most what `blocks` hold.
+            placement: gives sources, mode, `placed_by` and `placed_at`.
+            sources: without one: node names of every rank of the prefill replica, each once, in rank order.
+            blocks: destination of tokens 0, 1, ...; none: the node's pool allocates, and `Allocated` or
+                `Outcome.blocks` tells which.
+            prefix_tokens: the first so many are already in `blocks`.
+            mode: "write" (the default) or "read"; must be that of the deployment's edge.
+            deadline: seconds; None: the deployment's default.
+            fail_when_full: POOL_EXHAUSTED at once instead of waiting in line.
+
+        Raises:
+            TroupeError: OVERLOADED, POOL_EXHAUSTED, OUT_OF_RANGE, NOT_FOUND (a source that is no node), INVALID_CONFIG
+                (the sources are not the ranks of one replica, each once; a block is named twice).
+        """
+        if placement is not None:
+            if sources:
+                raise ValueError("a receive follows a placement or names its sources, not both")
+            if request is None:
+                request = placement.request
+            sources = [node.name for node in placement.prefill]
+            mode = mode or placement.mode
+            placed_by, placed_at = placement.supervisor_incarnation, placement.epoch
+        if mode not in _MODES:
+            raise ValueError(f"mode is {mode!r}; give 'write' or 'read'")
+        ids = block_array(blocks)
+        address, count = ids.buffer_info()
+        spec = _abi.ReceiveSpec(
+            size=_RECEIVE_SIZE,
+            state_slot=_abi.number("state_slot", state_slot),
+            request=_abi.encoded("request", request),
+            source_count=len(sources),
+            mode=_MODES[mode],
+            tokens=_abi.number("tokens", tokens),
+            prefix_tokens=_abi.number("prefix_tokens", prefix_tokens),
+            blocks=address if count else None,
+            block_count=count,
+            deadline_ms=_abi.milliseconds("deadline", deadline, 0),
+            placed_by=_abi.number("placed_by", placed_by, 2**64),
+            placed_at=_abi.number("placed_at", placed_at, 2**64),
+            fail_when_full=1 if fail_when_full else 0,
+        )
+        if sources:
+            spec.sources = _names("sources", sources)
+        out = ctypes.c_uint64()
+        status = self._lib.engine_receive(self._handle, ctypes.addressof(spec), ctypes.addressof(out))
+        if status:
+            self._lib.fail(status)
+        return Operation(out.value)
+
+    def await_layers(
+        self, receive: Operation, layer_begin: int, layer_end: int, token_end: int, *, stream: int = 0, gpu: int = 0
+    ) -> None:
+        """Decode side: what `stream` (a cudaStream_t or hipStream_t of GPU `gpu`; torch: `stream.cuda_stream`; 0: the
+        default stream) is given from here on waits, on the GPU, until these layers are there, or the receive has ended.
+
+        `TroupeError` NOT_FOUND, OUT_OF_RANGE, NO_DEVICE, INVALID_CONFIG, BACKEND_UNAVAILABLE, OVERLOADED.
+        """
+        raw = _abi.ComputeStream(
+            size=ctypes.sizeof(_abi.ComputeStream), gpu=_abi.number("gpu", gpu), stream=stream or None
+        )
+        self._lib.check(
+            self._lib.engine_await_layers(
+                self._handle,
+                _abi.number("receive", receive, 2**64),
+                _abi.number("layer_begin", layer_begin),
+                _abi.number("layer_end", layer_end),
+                _abi.number("token_end", token_end),
+                ctypes.byref(raw),
+            )
+        )
+
+    def abort(self, operation: Operation, reason: str = "") -> None:
+        """Gives an operation up; its one outcome still comes. `TroupeError` NOT_FOUND: it has ended."""
+        self._lib.check(
+            self._lib.engine_abort(
+                self._handle, _abi.number("operation", operation, 2**64), _abi.encoded("reason", reason)
+            )
+        )
+
+    # -- keyed values
+
+    def put(self, peer: str, key: str, value: object, *, ttl: float | None = None) -> Operation:
+        """Stores a copy of `value` (bytes, or any memory as `Memory.of` takes it) under `key` at node `peer`.
+
+        The value must stay as it is until the outcome; the engine references it until then. `ttl`: seconds; None: until
+        removed. `TroupeError` INVALID_CONFIG: the deployment has no edge that joins the two nodes. Outcome: done,
+        ALREADY_EXISTS, POOL_EXHAUSTED.
+        """
+        memory = None if _is_empty(value) else Memory.of(value, writable=False)
+        out = ctypes.c_uint64()
+        self._lib.check(
+            self._lib.engine_put(
+                self._handle,
+                _abi.encoded("peer", peer),
+                _abi.encoded("key", key),
+                None if memory is None else memory.address,
+                0 if memory is None else memory.size,
+                _abi.milliseconds("ttl", ttl, 0),
+                ctypes.byref(out),
+            )
+        )
+        operation = Operation(out.value)
+        if memory is not None:
+            self._values[operation] = memory
+        return operation
+
+    def get(self, peer: str, key: str) -> Operation:
+        """Outcome: `Value` (`Outcome.data`), or NOT_FOUND."""
+        return self._keyed(self._lib.engine_get, peer, key)
+
+    def query(self, peer: str, key: str) -> Operation:
+        """Whether there is one. Outcome: `Info` (`Outcome.size`, `Outcome.ttl`), or NOT_FOUND."""
+        return self._keyed(self._lib.engine_query, peer, key)
+
+    def remove(self, peer: str, key: str) -> Operation:
+        """Outcome: done, or NOT_FOUND."""
+        return self._keyed(self._lib.engine_remove, peer, key)
+
+    def _keyed(self, function: Any, peer: str, key: str) -> Operation:
+        out = ctypes.c_uint64()
+        self._lib.check(
+            function(self._handle, _abi.encoded("peer", peer), _abi.encoded("key", key), ctypes.byref(out))
+        )
+        return Operation(out.value)
+
+    # -- the cluster
+
+    def place(
+        self,
+        request: str,
+        *,
+        from_stage: str | None = None,
+        to_stage: str | None = None,
+        affinity: str | None = None,
+        timeout: float = 0.0,
+    ) -> Operation:
+        """Asks the supervisor where a request goes, waiting `timeout` seconds while nobody is up. Outcome: `Placed`
+        (`Outcome.placement`). Stages: None where the deployment has one edge. `affinity`: requests that name the same one
+        go to the same replicas. When the request has ended: `placed_request_ended`."""
+        raw = placement_request(request, from_stage, to_stage, affinity, timeout)
+        out = ctypes.c_uint64()
+        self._lib.check(self._lib.engine_place(self._handle, ctypes.byref(raw), ctypes.byref(out)))
+        return Operation(out.value)
+
+    def placed_request_ended(self, request: str) -> None:
+        """A placed request ended, however: its place in the queue is free."""
+        self._lib.check(self._lib.engine_placed_request_ended(self._handle, _abi.encoded("request", request)))
+
+    def set_queue_length(self, requests: int) -> None:
+        """What the engine reports with each heartbeat: requests that wait or run in it."""
+        self._lib.check(self._lib.engine_set_queue_length(self._handle, _abi.number("requests", requests)))
+
+    def draining(self) -> str:
+        """What the cluster wants of the node: "serving", "draining" (nothing new comes) or "drained" (stop and end the
+        process). Ask at least once a second."""
+        standing = ctypes.c_uint32()
+        self._lib.check(self._lib.engine_draining(self._handle, ctypes.byref(standing)))
+        return _STANDINGS[standing.value]
+
+    def report_failure(self, why: str) -> None:
+        """The engine can serve nobody (its GPU is lost, say): the node is down for the cluster until `recover`."""
+        self._lib.check(self._lib.engine_report_failure(self._handle, _abi.encoded("why", why)))
+
+    def recover(self) -> None:
+        """What was reported is mended: the node registers anew."""
+        self._lib.check(self._lib.engine_recover(self._handle))
+
+    def report(self) -> dict[str, Any]:
+        """What the node owns and does, as a node of `troupe status --json`."""
+        report: dict[str, Any] = json.loads(self._lib.text(self._lib.engine_report, self._handle))
+        return report
+
+    # -- events
+
+    def fileno(self) -> int:
+        """Readable while events wait (level-triggered): for select, poll, epoll, asyncio. Never read or close it."""
+        return self._fd
+
+    def take(self, max_events: int = _BATCH, *, timeout: float | None = 0.0) -> list[Event]:
+        """Up to `max_events` (of 64 at most) events of all operations, oldest first, waiting up to `timeout` seconds for
+        the first one (0: not at all; None: however long). Empty: none came. Those of an operation that a thread waits for
+        are that thread's."""
+        if not 1 <= max_events:
+            raise ValueError(f"max_events is {max_events}; give 1 or more")
+        try:
+            buffer, count, address, count_address = self._buffers.pop()
+        except IndexError:
+            buffer, count = (_abi.CEvent * _BATCH)(), ctypes.c_size_t()
+            address, count_address = ctypes.addressof(buffer), ctypes.addressof(count)
+        wait = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        status = self._take(self._handle, address, _EVENT_SIZE, min(max_events, _BATCH), wait, count_address)
+        if status:
+            self._lib.fail(status)
+        events = [self._event(buffer[i]) for i in range(count.value)] if count.value else []
+        self._buffers.append((buffer, count, address, count_address))
+        return events
+
+    def wait(self, operation: Operation, timeout: float | None = None) -> Outcome:
+        """Waits until the operation has ended and, of a send or a receive, the network can touch its blocks no more.
+
+        Takes all of its events. Any number of threads may wait, each for another operation. A receive that failed gives
+        blocks that the pool gave it back by itself, unless their `Allocated` was taken before.
+
+        Raises:
+            WaitTimeout: `timeout` seconds passed; it goes on, and none of its events was taken.
+            TroupeError: that of the operation; NOT_FOUND (never begun, or `take` had its outcome), ALREADY_EXISTS
+                (another thread waits for it), ABORTED or INTERNAL where the node was stopped and the end will not come.
+        """
+        raw = _abi.COutcome(size=_OUTCOME_SIZE)
+        status = self._lib.engine_wait(
+            self._handle,
+            _abi.number("operation", operation, 2**64),
+            _abi.milliseconds("timeout", timeout, _abi.FOREVER),
+            ctypes.addressof(raw),
+        )
+        if status != _abi.TIMED_OUT:
+            self._values.pop(operation, None)
+        if status:
+            self._lib.fail(status)
+        return self._outcome(raw)
+
+    def poll(self) -> bool:
+        """Makes progress on the calling thread; whether something was done. For `polling` engines."""
+        worked = ctypes.c_uint32()
+        self._lib.check(self._lib.engine_poll(self._handle, ctypes.byref(worked)))
+        return bool(worked.value)
+
+    # -- from C
+
+    def _event(self, raw: Any) -> Event:
+        kind, operation, detail = raw.kind, Operation(raw.operation), raw.detail
+        if kind == 5:
+            return Unpinned(operation)
+        if kind == 2:
+            layers = raw.u.layers
+            return Layers(operation, layers.layer_begin, layers.layer_end, layers.token_begin, layers.token_end)
+        if self._values and kind in (3, 4):
+            self._values.pop(operation, None)
+        if kind == 3 and not detail:
+            return Done(operation, raw.u.pair.first, b"")
+        keeper = _Detail(self._lib, detail)
+        lib = self._lib
+        if kind == 3:
+            return Done(operation, raw.u.pair.first, keeper.bytes())
+        if kind == 4:
+            return Failed(operation, TroupeError(raw.code, _abi.text_of(lib.detail_reason(detail))))
+        if kind == 1:
+            return Allocated(operation, *keeper.blocks())
+        if kind == 6:
+            return Value(operation, keeper.view())
+        if kind == 7:
+            return Info(operation, raw.u.pair.first, raw.u.pair.second / 1000 if raw.u.pair.second else None)
+        if kind == 8:
+            return Placed(operation, keeper.placement())
+        if kind == 9:
+            return Call(
+                _NO_OPERATION, _abi.text_of(lib.detail_method(detail)), keeper.bytes(), self._replier(raw.u.pair.first)
+            )
+        return Failed(operation, TroupeError(ErrorCode.INTERNAL, f"the library has an event of kind {kind}: it is newer"))
+
+    def _replier(self, call: int) -> Any:
+        def reply(code: int, sentence: str, payload: bytes) -> None:
+            raw = bytes(payload)
+            self._lib.check(
+                self._lib.engine_reply(
+                    self._handle, call, code, _abi.encoded("sentence", sentence), raw or None, len(raw)
+                )
+            )
+
+        return reply
+
+    def _outcome(self, raw: Any) -> Outcome:
+        if not raw.detail:
+            return Outcome(
+                bytes_moved=raw.bytes, size=raw.value_size, ttl=raw.ttl_ms / 1000 if raw.ttl_ms else None
+            )
+        keeper = _Detail(self._lib, raw.detail)
+        outcome = Outcome(bytes_moved=raw.bytes, size=raw.value_size)
+        if raw.aux_size:
+            outcome.aux = keeper.bytes()
+        if raw.block_count:
+            outcome.owner, outcome.blocks = keeper.blocks()
+        if raw.kind == 6:
+            outcome.data = keeper.view()
+        elif raw.kind == 8:
+            outcome.placement = keeper.placement()
+        return outcome
+
+
+_SEND_SIZE = ctypes.sizeof(_abi.SendSpec)
+_RECEIVE_SIZE = ctypes.sizeof(_abi.ReceiveSpec)
+_OUTCOME_SIZE = ctypes.sizeof(_abi.COutcome)
+
+
+class _Detail:
+    """Owns a detail of C."""
+
+    __slots__ = ("_handle", "_lib")
+
+    def __init__(self, lib: _abi.Library, handle: int) -> None:
+        self._lib = lib
+        self._handle = handle
+
+    def __del__(self) -> None:
+        self._lib.detail_free(self._handle)
+
+    def _range(self) -> tuple[int | None, int]:
+        address, size = ctypes.c_void_p(), ctypes.c_size_t()
+        self._lib.check(self._lib.detail_bytes(self._handle, ctypes.byref(address), ctypes.byref(size)))
+        return address.value, size.value
+
+    def bytes(self) -> bytes:
+        return _abi.bytes_at(*self._range())
+
+    def view(self) -> memoryview:
+        address, size = self._range()
+        return _view_of(address, size, self).toreadonly()
+
+    def blocks(self) -> tuple[int, list[int]]:
+        owner, blocks, count = ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_size_t()
+        self._lib.check(
+            self._lib.detail_blocks(self._handle, ctypes.byref(owner), ctypes.byref(blocks), ctypes.byref(count))
+        )
+        ids = array.array("I")
+        ids.frombytes(_abi.bytes_at(blocks.value, 4 * count.value))
+        return int(owner.value), ids.tolist()
+
+    def placement(self) -> Placement:
+        out = ctypes.c_void_p()
+        self._lib.check(self._lib.detail_placement(self._handle, ctypes.byref(out)))
+        return owned_placement(self._lib, out)
+
+
+def _end(lib: _abi.Library, handle: ctypes.c_void_p, memory: object, values: dict[Operation, Memory]) -> None:
+    lib.engine_free(handle)
+    values.clear()
+
+
+def _view_of(address: int | None, size: int, keeper: object) -> memoryview:
+    """Bytes at an address, which reference `keeper` as long as any view of them lives."""
+    if not address or not size:
+        return memoryview(b"")
+    held: Any = (ctypes.c_ubyte * size).from_address(address)
+    held.keeper = keeper
+    return memoryview(held).cast("B")
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, (bytes, bytearray, memoryview)) and len(value) == 0
+
+
+def _names(what: str, names: Sequence[str]) -> Any:
+    if isinstance(names, str):
+        raise TypeError(f"{what} is a sequence of str, not one str")
+    return (ctypes.c_char_p * len(names))(*(_abi.encoded(what, name) for name in names))
+
+
+def _host_and_port(address: str | None) -> tuple[str | None, int]:
+    if address is None:
+        return None, 0
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"supervisor is {address!r}; give HOST:PORT, such as 127.0.0.1:7400")
+    return host.strip("[]") or None, int(port)
+
+
+def placement_request(
+    request: str, from_stage: str | None, to_stage: str | None, affinity: str | None, timeout: float
+) -> _abi.PlacementRequest:
+    return _abi.PlacementRequest(
+        size=ctypes.sizeof(_abi.PlacementRequest),
+        timeout_ms=min(_abi.milliseconds("timeout", timeout, 0), 2**32 - 1),
+        request=_abi.encoded("request", request),
+        from_=_abi.optional("from_stage", from_stage),
+        to=_abi.optional("to_stage", to_stage),
+        affinity=_abi.optional("affinity", affinity),
+    )

@@ -1,0 +1,150 @@
+"""What an engine hears of its operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NewType, Union
+
+from troupe.errors import TroupeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from troupe.placement import Placement
+
+__all__ = [
+    "Allocated",
+    "Call",
+    "Done",
+    "Event",
+    "Failed",
+    "Info",
+    "Layers",
+    "Operation",
+    "Outcome",
+    "Placed",
+    "Unpinned",
+    "Value",
+]
+
+#: What an engine started and will hear the end of. An `int`, unique within one engine, never 0.
+Operation = NewType("Operation", int)
+
+
+@dataclass(slots=True)
+class Allocated:
+    """Of a receive that named no blocks: the node's pool gave these. The engine frees them (`Engine.free_blocks`)."""
+
+    operation: Operation
+    owner: int
+    blocks: list[int]
+
+
+@dataclass(slots=True)
+class Layers:
+    """Of a receive: layers [layer_begin, layer_end) at tokens [token_begin, token_end) are complete from every rank."""
+
+    operation: Operation
+    layer_begin: int
+    layer_end: int
+    token_begin: int
+    token_end: int
+
+
+@dataclass(slots=True)
+class Done:
+    """The one outcome of a send, receive, put or remove that succeeded.
+
+    `bytes_moved`: of a receive, and of a send in write mode. `aux`: of a receive, what the prefill engine sealed with.
+    """
+
+    operation: Operation
+    bytes_moved: int
+    aux: bytes
+
+
+@dataclass(slots=True)
+class Failed:
+    """The one outcome of anything that failed."""
+
+    operation: Operation
+    error: TroupeError
+
+
+@dataclass(slots=True)
+class Unpinned:
+    """After the outcome of a send or a receive: the network can touch its blocks no more.
+
+    An engine that allocates blocks itself may reuse them from here on, not before.
+    """
+
+    operation: Operation
+
+
+@dataclass(slots=True)
+class Value:
+    """Outcome of a get. `data` is read-only memory of the store, mapped where it lies; it is pinned while any view of
+    it is referenced. Copy it (`bytes(event.data)`) to keep it without pinning it."""
+
+    operation: Operation
+    data: memoryview
+
+
+@dataclass(slots=True)
+class Info:
+    """Outcome of a query. `size` in bytes; `ttl` in seconds, None: no end."""
+
+    operation: Operation
+    size: int
+    ttl: float | None
+
+
+@dataclass(slots=True)
+class Placed:
+    """Outcome of a place."""
+
+    operation: Operation
+    placement: Placement
+
+
+@dataclass(slots=True)
+class Call:
+    """A frontend calls the engine (`Engine(..., calls=True)`). Answer once, from any thread.
+
+    `operation` is 0: it belongs to none.
+    """
+
+    operation: Operation
+    method: str
+    payload: bytes
+    _reply: Callable[[int, str, bytes], None] = field(repr=False, compare=False)
+
+    def reply(self, payload: bytes = b"") -> None:
+        """Answers with up to 1 MiB. `TroupeError` NOT_FOUND: answered already, or the caller is gone."""
+        self._reply(0, "", payload)
+
+    def fail(self, error: TroupeError) -> None:
+        """Answers with an error."""
+        self._reply(int(error.code), error.reason, b"")
+
+
+#: Ignore what you do not know: later releases add to it.
+Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Call]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How an operation that succeeded ended (`Engine.wait`). What it has not is empty, 0 or None.
+
+    `bytes_moved`: receive, and send in write mode. `aux`: receive. `owner`, `blocks`: receive that named no blocks.
+    `data`: get, as `Value.data`. `size`, `ttl`: query. `placement`: place.
+    """
+
+    bytes_moved: int = 0
+    aux: bytes = b""
+    owner: int = 0
+    blocks: list[int] = field(default_factory=list)
+    data: memoryview | None = None
+    size: int = 0
+    ttl: float | None = None
+    placement: Placement | None = None

@@ -1,0 +1,323 @@
+"""How a rank's KV cache lies in its regions of memory."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from troupe import _abi
+from troupe.memory import block_array
+
+__all__ = ["Arrangement", "LayerKind", "LayerShape", "Layout", "Plane", "StateTensor"]
+
+
+class LayerKind(enum.IntEnum):
+    ATTENTION = 1  #: keys and values: two planes, K and V
+    MLA = 2  #: one latent without heads, the same on every rank: one plane
+    RECURRENT = 3  #: nothing per token (its memory is a state tensor): no plane
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One layer as the model has it, before any sharding.
+
+    `kv_heads`: of the whole model, 0 unless attention. `head_dim`: elements of one head of K (and of V), or of the
+    latent; 0 for recurrent layers.
+    """
+
+    kind: LayerKind = LayerKind.ATTENTION
+    kv_heads: int = 0
+    head_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Where K, V or the latent of one layer lies on this rank.
+
+    The bytes of head h (of this rank) of token t (0 <= t < block_tokens) of block b begin at
+    `base + b * block_stride + t * token_stride + h * head_stride` of region `region`. All strides are in bytes, not in
+    elements (torch counts elements: multiply by `element_size()`). `head_bytes` is head_dim * element size.
+    """
+
+    region: int
+    heads: int
+    base: int
+    block_stride: int
+    token_stride: int
+    head_stride: int
+    head_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that a request has one slot of, whatever its length (Mamba, sliding window). Moved whole, last.
+
+    `sliced`: rank r of T holds bytes [r * n, (r + 1) * n) of T * n; else every rank holds all of it.
+    """
+
+    name: str
+    region: int
+    slots: int
+    base: int
+    slot_stride: int
+    slot_bytes: int
+    sliced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """An arrangement that has a name; the default is [layer][block][kv][token][head][dim] in one region.
+
+    `order`: `layers_first`, `blocks_first` or `block_interleaved`. `kv_separate`: K and V of a layer's block stand in
+    two blocks. `head_major`: [head][token] inside a block. `region_per_layer`: a region for each layer (layers first).
+    """
+
+    order: str = "layers_first"
+    kv_separate: bool = False
+    head_major: bool = False
+    region_per_layer: bool = False
+
+
+_ORDERS = {"layers_first": 0, "blocks_first": 1, "block_interleaved": 2}
+
+
+class Layout:
+    """A checked layout. Immutable; may be used from any thread, and by any number of engines.
+
+    Both sides of a transfer agree on layers, kind, heads and head dim of each, dtype and its size, block tokens and
+    state tensors; strides, regions, blocks and parallel sizes may differ.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "_library")
+
+    def __init__(
+        self,
+        layers: Iterable[tuple[LayerShape, Sequence[Plane]]],
+        *,
+        dtype: str,
+        block_tokens: int,
+        blocks: int,
+        element_size: int = 0,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        states: Iterable[StateTensor] = (),
+    ) -> None:
+        """A layout plane by plane, for memory that exists already.
+
+        Args:
+            layers: of every layer its shape and its planes on this rank: K and V, the latent, or none.
+            dtype: "fp8", "int8", "fp16", "bf16", "fp32", or a name of your own of 1 to 32 bytes. Compared by name.
+            block_tokens: tokens of a block, 1 to 1024.
+            blocks: of this rank.
+            element_size: bytes; 0: the size that is known of `dtype`.
+
+        Raises:
+            TroupeError: INVALID_CONFIG naming the field.
+            TypeError, ValueError: of an argument.
+        """
+        lib = _abi.library()
+        geometry = _geometry(dtype, block_tokens, blocks, element_size, tp_rank, tp_size)
+        out = ctypes.c_void_p()
+        lib.check(lib.layout_new(ctypes.byref(geometry), ctypes.byref(out)))
+        self._adopt(lib, out)
+        for shape, planes in layers:
+            raw = (_abi.CPlane * len(planes))(*(_plane(plane) for plane in planes))
+            lib.check(lib.layout_add_layer(out, ctypes.byref(_shape(shape)), raw, len(planes)))
+        for state in states:
+            tensor = _abi.CStateTensor(
+                size=ctypes.sizeof(_abi.CStateTensor),
+                sharding=2 if state.sliced else 1,
+                name=_abi.encoded("name", state.name),
+                region=_abi.number("region", state.region),
+                slots=_abi.number("slots", state.slots),
+                base=_abi.number("base", state.base, 2**64),
+                slot_stride=_abi.number("slot_stride", state.slot_stride, 2**64),
+                slot_bytes=_abi.number("slot_bytes", state.slot_bytes, 2**64),
+            )
+            lib.check(lib.layout_add_state(out, ctypes.byref(tensor)))
+        lib.check(lib.layout_check(out))
+
+    @classmethod
+    def packed(
+        cls,
+        layers: Iterable[LayerShape],
+        *,
+        dtype: str,
+        block_tokens: int,
+        blocks: int,
+        element_size: int = 0,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        arrangement: Arrangement = Arrangement(),
+    ) -> Layout:
+        """The layout of a named arrangement, packed without padding. Arguments and errors as of the constructor."""
+        lib = _abi.library()
+        geometry = _geometry(dtype, block_tokens, blocks, element_size, tp_rank, tp_size)
+        shapes = [_shape(layer) for layer in layers]
+        raw = (_abi.CLayerShape * len(shapes))(*shapes)
+        if arrangement.order not in _ORDERS:
+            raise ValueError(f"order is {arrangement.order!r}; give one of {', '.join(_ORDERS)}")
+        how = _abi.CArrangement(
+            _ORDERS[arrangement.order],
+            int(arrangement.kv_separate),
+            int(arrangement.head_major),
+            int(arrangement.region_per_layer),
+        )
+        out = ctypes.c_void_p()
+        lib.check(lib.layout_make(ctypes.byref(geometry), raw, len(shapes), ctypes.byref(how), ctypes.byref(out)))
+        return cls._of(lib, out)
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Layout:
+        """The reverse of `encode`, for bytes from anywhere."""
+        lib = _abi.library()
+        out = ctypes.c_void_p()
+        lib.check(lib.layout_decode(bytes(encoded), len(encoded), ctypes.byref(out)))
+        return cls._of(lib, out)
+
+    def encode(self) -> bytes:
+        """A versioned byte form, equal on every machine: physical strides are part of it."""
+        lib = self._library
+        out, size = ctypes.c_void_p(), ctypes.c_size_t()
+        lib.check(lib.layout_encode(self._handle, ctypes.byref(out), ctypes.byref(size)))
+        encoded = _abi.bytes_at(out.value, size.value)
+        lib.free(out)
+        return encoded
+
+    def region_sizes(self) -> list[int]:
+        """The smallest size in bytes of each region that the layout fits into."""
+        lib = self._library
+        count = ctypes.c_size_t()
+        lib.check(lib.layout_region_sizes(self._handle, None, 0, ctypes.byref(count)))
+        sizes = (ctypes.c_uint64 * count.value)()
+        lib.check(lib.layout_region_sizes(self._handle, sizes, count.value, ctypes.byref(count)))
+        return list(sizes)
+
+    def validate(self, region_sizes: Sequence[int]) -> None:
+        """Raises `TroupeError` unless every byte lies in its region (sizes in bytes), and no two planes share one."""
+        sizes = (ctypes.c_uint64 * len(region_sizes))(*(_abi.number("a size", s, 2**64) for s in region_sizes))
+        self._library.check(self._library.layout_validate(self._handle, sizes, len(region_sizes)))
+
+    def check_compatible(self, remote: Layout) -> None:
+        """Raises `TroupeError` LAYOUT_MISMATCH naming the field and both values unless one maps onto the other."""
+        self._library.check(self._library.layout_compatible(self._handle, remote._handle))
+
+    def locate(
+        self, blocks: Iterable[int], *, layer: int, plane: int, token: int, head: int = 0
+    ) -> tuple[int, int, int]:
+        """(region, offset, length) in bytes of one head of K (plane 0), V (plane 1) or the latent (plane 0) at a token
+        of a request whose token t is token t % block_tokens of blocks[t // block_tokens]."""
+        ids = block_array(blocks)
+        place = _abi.CachePlace(
+            _abi.number("layer", layer),
+            _abi.number("plane", plane),
+            _abi.number("token", token),
+            _abi.number("head", head),
+        )
+        out = _abi.RegionBytes()
+        address, count = ids.buffer_info()
+        _check(
+            self._library,
+            self._library.layout_locate(self._handle, address, count, ctypes.byref(place), ctypes.byref(out)),
+        )
+        return int(out.region), int(out.offset), int(out.length)
+
+    @property
+    def block_tokens(self) -> int:
+        return int(self._geometry().block_tokens)
+
+    @property
+    def blocks(self) -> int:
+        return int(self._geometry().blocks)
+
+    @property
+    def dtype(self) -> str:
+        return _abi.text_of(self._geometry().dtype)
+
+    @property
+    def element_size(self) -> int:
+        return int(self._geometry().element_size)
+
+    @property
+    def tp_rank(self) -> int:
+        return int(self._geometry().tp_rank)
+
+    @property
+    def tp_size(self) -> int:
+        return int(self._geometry().tp_size)
+
+    def layers(self) -> list[tuple[LayerShape, list[Plane]]]:
+        """Shape and planes of every layer."""
+        lib = self._library
+        count = ctypes.c_uint32()
+        lib.check(lib.layout_layer_count(self._handle, ctypes.byref(count)))
+        out = []
+        for index in range(count.value):
+            shape, planes, held = _abi.CLayerShape(), (_abi.CPlane * 2)(), ctypes.c_size_t()
+            _check(
+                lib,
+                lib.layout_layer(self._handle, index, ctypes.byref(shape), planes, len(planes), ctypes.byref(held)),
+            )
+            out.append(
+                (
+                    LayerShape(LayerKind(shape.kind), shape.kv_heads, shape.head_dim),
+                    [
+                        Plane(*(int(getattr(planes[i], name)) for name, *_ in _abi.CPlane._fields_))
+                        for i in range(held.value)
+                    ],
+                )
+            )
+        return out
+
+    def _geometry(self) -> Any:
+        geometry = _abi.CacheGeometry(size=ctypes.sizeof(_abi.CacheGeometry))
+        self._library.check(self._library.layout_geometry(self._handle, ctypes.byref(geometry)))
+        return geometry
+
+    def _adopt(self, lib: _abi.Library, handle: ctypes.c_void_p) -> None:
+        self._library = lib
+        self._handle = handle
+        weakref.finalize(self, lib.layout_free, handle)
+
+    @classmethod
+    def _of(cls, lib: _abi.Library, handle: ctypes.c_void_p) -> Layout:
+        self = cls.__new__(cls)
+        self._adopt(lib, handle)
+        return self
+
+
+def _geometry(
+    dtype: str, block_tokens: int, blocks: int, element_size: int, tp_rank: int, tp_size: int
+) -> _abi.CacheGeometry:
+    return _abi.CacheGeometry(
+        size=ctypes.sizeof(_abi.CacheGeometry),
+        element_size=_abi.number("element_size", element_size),
+        dtype=_abi.encoded("dtype", dtype),
+        block_tokens=_abi.number("block_tokens", block_tokens),
+        blocks=_abi.number("blocks", blocks),
+        tp_rank=_abi.number("tp_rank", tp_rank),
+        tp_size=_abi.number("tp_size", tp_size),
+    )
+
+
+def _shape(shape: LayerShape) -> _abi.CLayerShape:
+    return _abi.CLayerShape(
+        _abi.number("kind", shape.kind),
+        _abi.number("kv_heads", shape.kv_heads),
+        _abi.number("head_dim", shape.head_dim),
+    )
+
+
+def _plane(plane: Plane) -> _abi.CPlane:
+    return _abi.CPlane(
+        _abi.number("region", plane.region),
+        _abi.number("heads", plane.heads),
+        *(
+            _abi.number(name, getattr(plane, name), 2**64)
+            for name in ("base", "block_stride", "token_stride", "head_stride", "head_bytes")
+        ),
+    )

@@ -1,0 +1,154 @@
+"""Memory of the engine, by whatever it is held in: torch and numpy are understood and never imported."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+from typing import Any
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """A range of memory of this process: `address`, `size` in bytes, and what keeps it alive.
+
+    `owner` is referenced as long as this object is; an engine references its regions until it is closed. The address
+    may be of the host or of a GPU. Raises `ValueError` for a null address or an empty range.
+    """
+
+    __slots__ = ("address", "owner", "size")
+
+    address: int
+    size: int
+    owner: object
+
+    def __init__(self, address: int, size: int, owner: object = None) -> None:
+        if address <= 0 or size <= 0:
+            raise ValueError(f"no memory: {size} bytes at address {address}; allocate it before the engine starts")
+        self.address = address
+        self.size = size
+        self.owner = owner
+
+    def __repr__(self) -> str:
+        return f"Memory(0x{self.address:x}, {self.size})"
+
+    @classmethod
+    def of(cls, what: object, *, writable: bool = True) -> Memory:
+        """The memory of `what`, in this order: a `Memory`; a torch storage (`data_ptr()` and `nbytes()`: all of it); a
+        torch tensor, of the host or CUDA (`data_ptr()`, contiguous); an array with `__cuda_array_interface__`; one with
+        the buffer protocol (`bytearray`, `mmap`, `array`, numpy); one with `__array_interface__`.
+
+        The bytes must be contiguous and, unless `writable` is False, not read-only: `ValueError` else. `TypeError` for
+        anything that is none of these.
+        """
+        if isinstance(what, Memory):
+            return what
+        if callable(getattr(what, "data_ptr", None)):
+            return cls._of_tensor(what)
+        interface = getattr(what, "__cuda_array_interface__", None)
+        if interface is not None:
+            return cls._of_interface(interface, what, writable)
+        try:
+            view = memoryview(what)  # type: ignore[arg-type]
+        except TypeError:
+            interface = getattr(what, "__array_interface__", None)
+            if interface is not None:
+                return cls._of_interface(interface, what, writable)
+            raise TypeError(
+                f"{type(what).__name__} is no memory: give a torch tensor or storage, a numpy array, an object with the "
+                "buffer protocol, or troupe.Memory(address, size, owner)"
+            ) from None
+        return cls._of_view(view, what, writable)
+
+    @classmethod
+    def _of_tensor(cls, tensor: Any) -> Memory:
+        if callable(getattr(tensor, "nbytes", None)):  # a storage
+            return cls(int(tensor.data_ptr()), int(tensor.nbytes()), tensor)
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"the tensor of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())} is not contiguous; "
+                "register its storage: tensor.untyped_storage()"
+            )
+        return cls(int(tensor.data_ptr()), int(tensor.numel()) * int(tensor.element_size()), tensor)
+
+    @classmethod
+    def _of_view(cls, view: memoryview, what: object, writable: bool) -> Memory:
+        if not view.c_contiguous:
+            raise ValueError(f"the {type(what).__name__} of strides {view.strides} is not contiguous")
+        if writable and view.readonly:
+            raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
+        if view.nbytes == 0:
+            raise ValueError(f"the {type(what).__name__} is empty")
+        # The view is kept: a bytearray cannot be resized, nor a mapping closed, under the engine.
+        if view.readonly:
+            return cls(_address_of_readonly(view), view.nbytes, view)
+        return cls(ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B") if view.ndim else view)), view.nbytes, view)
+
+    @classmethod
+    def _of_interface(cls, interface: Any, what: object, writable: bool) -> Memory:
+        try:
+            shape, text = interface["shape"], interface["typestr"]
+            address, readonly = interface["data"]
+            item = int(text[2:])
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise TypeError(f"the array interface of {type(what).__name__} lacks shape, typestr or data") from None
+        size = item
+        for extent in shape:
+            size *= int(extent)
+        strides = interface.get("strides")
+        if strides is not None and tuple(strides) != _packed_strides(tuple(shape), item):
+            raise ValueError(f"the {type(what).__name__} of shape {tuple(shape)} and strides {strides} is not contiguous")
+        if writable and readonly:
+            raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
+        return cls(int(address), size, what)
+
+
+def _packed_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(shape):
+        strides.append(item)
+        item *= extent
+    return tuple(reversed(strides))
+
+
+def _address_of_readonly(view: memoryview) -> int:
+    # A read-only buffer gives its address only to C.
+    class Buffer(ctypes.Structure):
+        _fields_ = [
+            ("buf", ctypes.c_void_p),
+            ("obj", ctypes.py_object),
+            ("len", ctypes.c_ssize_t),
+            ("itemsize", ctypes.c_ssize_t),
+            ("readonly", ctypes.c_int),
+            ("ndim", ctypes.c_int),
+            ("format", ctypes.c_char_p),
+            ("shape", ctypes.c_void_p),
+            ("strides", ctypes.c_void_p),
+            ("suboffsets", ctypes.c_void_p),
+            ("internal", ctypes.c_void_p),
+        ]
+
+    raw = Buffer()
+    get = ctypes.pythonapi.PyObject_GetBuffer
+    get.argtypes = [ctypes.py_object, ctypes.POINTER(Buffer), ctypes.c_int]
+    get(view, ctypes.byref(raw), 0)
+    address = int(raw.buf or 0)
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(raw))
+    return address
+
+
+def block_array(blocks: object) -> array.array[int]:
+    """Block ids as 32-bit numbers. From anything iterable; fast for `array('I')` and for lists."""
+    if isinstance(blocks, array.array) and blocks.typecode == "I":
+        return blocks
+    if isinstance(blocks, (str, bytes, bytearray)):
+        raise TypeError(f"blocks are numbers from 0 to {2**32 - 1}, not {type(blocks).__name__}")
+    try:
+        return array.array("I", blocks)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError(f"a block is a number from 0 to {2**32 - 1}") from None
+    except TypeError:
+        tolist = getattr(blocks, "tolist", None)  # tensors and arrays, whose items are no int
+        if callable(tolist):
+            return block_array(tolist())
+        raise TypeError(f"blocks are an iterable of int, not {type(blocks).__name__}") from None

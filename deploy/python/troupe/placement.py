@@ -1,0 +1,88 @@
+"""Where a request goes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from troupe import _abi
+
+__all__ = ["NodeInfo", "Placement"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node of a placement: one rank."""
+
+    name: str
+    stage: str
+    host: str
+    port: int
+    incarnation: int
+    replica: int
+    rank: int
+    ranks: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which nodes serve a request, as the supervisor said. A plain value: compare it, pickle it.
+
+    `mode` is "write" or "read". `supervisor_incarnation` and `epoch` are what a receive that follows the placement in
+    another process gives as `placed_by` and `placed_at`. `attempt` counts from 1. `same_source`: the prefill replica is
+    that of the attempt before, in the same life. `prefill` and `decode`: every rank of the chosen replicas, in order.
+    """
+
+    request: str
+    mode: str
+    supervisor_incarnation: int
+    epoch: int
+    attempt: int
+    same_source: bool
+    prefill: tuple[NodeInfo, ...]
+    decode: tuple[NodeInfo, ...]
+
+
+def placement_at(lib: _abi.Library, handle: object) -> Placement:
+    """Copies a placement of C."""
+    info = _abi.PlacementInfo(size=ctypes.sizeof(_abi.PlacementInfo))
+    lib.check(lib.placement_read(handle, ctypes.byref(info)))
+    return Placement(
+        request=_abi.text_of(info.request),
+        mode="read" if info.mode == 2 else "write",
+        supervisor_incarnation=int(info.supervisor_incarnation),
+        epoch=int(info.epoch),
+        attempt=int(info.attempt),
+        same_source=bool(info.same_source),
+        prefill=tuple(_node(lib, handle, 0, i) for i in range(info.prefill_count)),
+        decode=tuple(_node(lib, handle, 1, i) for i in range(info.decode_count)),
+    )
+
+
+def owned_placement(lib: _abi.Library, handle: object) -> Placement:
+    """Copies a placement of C and frees it."""
+    try:
+        return placement_at(lib, handle)
+    finally:
+        lib.placement_free(handle)
+
+
+def _node(lib: _abi.Library, handle: object, side: int, index: int) -> NodeInfo:
+    raw = _abi.CNodeInfo(size=ctypes.sizeof(_abi.CNodeInfo))
+    lib.check(lib.placement_node(handle, side, index, ctypes.byref(raw)))
+    return node_of(raw)
+
+
+def node_of(raw: _abi.CNodeInfo) -> NodeInfo:
+    return NodeInfo(
+        name=_abi.text_of(raw.name),
+        stage=_abi.text_of(raw.stage),
+        host=_abi.text_of(raw.host),
+        port=int(raw.port),
+        incarnation=int(raw.incarnation),
+        replica=int(raw.replica),
+        rank=int(raw.rank),
+        ranks=int(raw.ranks),
+        pid=int(raw.pid),
+    )
