@@ -2,12 +2,14 @@
 
 /// The ways in which a transfer may go: over which backend, in which mode. A parameter of tests.
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "cluster_fixture.hpp"
+#include "memory_reach.hpp"
 
 namespace troupe::testing {
 
@@ -34,6 +36,12 @@ inline cluster_options options_of(const way& w) {
     options.decode_device = "gpu:1";
   }
   return options;
+}
+
+/// Why memory that the engine allocated does not move so on this machine; nothing: it does.
+inline std::optional<std::string> why_engine_memory_does_not_move(const std::string& backend) {
+  if (backend != "shm") return std::nullopt;
+  return why_memory_is_out_of_reach();
 }
 
 /// Every backend of this machine. In the virtual machine with RDMA devices it is the one that has no

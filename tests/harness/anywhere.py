@@ -130,16 +130,17 @@ def anywhere(words, install):
     asked = parser.parse_args(words)
     if refuse_unknown(asked.names):
         return 2
-    if not install(list(LABELS)):
-        return 2
     names = list(dict.fromkeys(asked.names)) or list(restrictions.KNOWN)
     tally = Tally()
     skipped = Skipped()
+    only = "|".join(f"({one})" for one in asked.only or (".",))
     if under := [name for name in names if name in restrictions.KNOWN]:
-        run_under(under, "|".join(f"({one})" for one in asked.only or (".",)), tally, skipped)
+        if not install(list(LABELS)):
+            return 2
+        run_under(under, only, tally, skipped)
     for name in names:
         if name in fresh.KNOWN:
-            fresh.run(name, tally)
+            fresh.run(name, tally, only)
     skipped.print()
     tally.print()
     return 0 if tally.passed else 1

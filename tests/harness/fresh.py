@@ -1,1 +1,134 @@
-KNOWN = {}
+"""A fresh Debian 12 in a folder, and in it a clean clone, where the two commands of README.md are run as they stand there:
+by root, or by a user who may use sudo. Only root can make one, with debootstrap and a network."""
+import contextlib
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+
+from build import ROOT, Broken
+from parts import say
+
+KNOWN = {"fresh_root": "root", "fresh_user": "troupe"}
+MIRROR = "http://deb.debian.org/debian"
+CLONE = "home/troupe/clone"
+# The command, and what it says at its end if all is well.
+STEPS = {"quickstart": ("deploy/quickstart", r"^identical: yes$"),
+         "tests": ("tests/run", r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?")}
+SHM_MIB = 2048
+# A machine of its own but for the kernel: what is started there ends with the first process.
+ENTER = f"""set -e
+mount --bind "$1" "$1"
+mount -t proc proc "$1/proc"
+mount --rbind /sys "$1/sys"
+mount --rbind /dev "$1/dev"
+mount -t tmpfs -o size={SHM_MIB}m,mode=1777 tmpfs "$1/dev/shm"
+if [ -n "$2" ]; then mkdir -p "$1/ccache"; mount --bind "$2" "$1/ccache"; fi
+exec chroot "$1" runuser -u "$3" -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "HOME=$4" "$5" \\
+  sh -c 'cd "/{CLONE}" && exec "$0" </dev/null' "$6"
+"""
+
+
+def must(title, *words):
+    run = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                         errors="replace", check=False)
+    if run.returncode != 0:
+        raise Broken(title, run.stdout)
+    return run.stdout.strip()
+
+
+def missing():
+    """Why no fresh Debian can be made here; None: it can."""
+    if os.getuid() != 0:
+        return "only root can make a fresh Debian 12"
+    for command, package in (("debootstrap", "debootstrap"), ("git", "git"), ("unshare", "util-linux")):
+        if not shutil.which(command):
+            return f"there is no {command} here: apt-get install {package}"
+    if not (ROOT / ".git").exists():
+        return f"{ROOT} is no clone"
+    return None
+
+
+def make(root, user):
+    """Debian's smallest set and git; the user, if it is not root, may use sudo without a word."""
+    say("debootstrap")
+    packages = "git,ca-certificates" + (",sudo" if user != "root" else "")
+    must("debootstrap", "unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={packages}", "bookworm",
+         str(root), MIRROR)
+    (root / "etc/apt/sources.list").write_text(
+        "".join(f"deb {MIRROR}{end} main\n" for end in (" bookworm", " bookworm-updates", "-security bookworm-security")))
+    must("adding a user", "chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", "troupe")
+    if user != "root":
+        (root / "etc/sudoers.d/troupe").write_text("troupe ALL=(ALL) NOPASSWD: ALL\n")
+    must("a clean clone", "git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(root / CLONE))
+    must("giving the clone away", "chroot", str(root), "chown", "-R", f"{user}:", f"/{CLONE}")
+
+
+def shared_cache():
+    """The folder of this user's ccache, whose objects serve there too since the compiler is the same; empty: none."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        folder = subprocess.run(["ccache", "--get-config", "cache_dir"], capture_output=True, text=True,
+                                check=True).stdout.strip()
+        return folder if pathlib.Path(folder).is_dir() else ""
+    return ""
+
+
+def enter(root, user, command):
+    """Runs a command in the clone there, showing what it says: that, and its exit status."""
+    cache = shared_cache()
+    variables = "CCACHE_DIR=/ccache CCACHE_READONLY=1 CCACHE_TEMPDIR=/tmp/ccache" if cache else "TERM=dumb"
+    script = ENTER.replace('"$5"', shlex.join(variables.split()))
+    home = "/root" if user == "root" else f"/home/{user}"
+    said = []
+    with subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh", str(root),
+                           cache, user, home, "", command],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as running:
+        for line in running.stdout:
+            said.append(line)
+            print(line, end="", flush=True)
+    return "".join(said), running.returncode
+
+
+def count(tally, name, step, said, status):
+    command, wanted = STEPS[step]
+    found = None
+    for found in re.finditer(wanted, said, re.MULTILINE):
+        pass
+    if found is not None and found.groups():
+        passed, failed, skipped = (int(number or 0) for number in found.groups())
+        tally.count(name, passed, failed, skipped)
+        if failed or status != 0:
+            tally.fail(f"{name}: {command}", said)
+            tally.count(name, failed=0 if failed else 1)
+    elif found is not None and status == 0:
+        tally.count(name, passed=1)
+    else:
+        tally.broken(name, f"{name}: {command} ended with {status}", said)
+
+
+def run(name, tally, only="."):
+    """The steps that match `only`, one after the other as on one machine."""
+    say(name)
+    if reason := missing():
+        print(f"{name}: skipped: {reason}", flush=True)
+        tally.count(name, skipped=1)
+        return
+    user, start = KNOWN[name], time.monotonic()
+    (ROOT / "build").mkdir(exist_ok=True)
+    root = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=ROOT / "build"))
+    root.chmod(0o755)
+    try:
+        make(root, user)
+        for step, (command, _) in STEPS.items():
+            if re.search(only, step):
+                say(f"{name}: {command}")
+                count(tally, name, step, *enter(root, user, command))
+    except Broken as broken:
+        tally.broken(name, f"{name}: {broken.title}", broken.output)
+    finally:
+        subprocess.run(["rm", "-rf", "--one-file-system", str(root)], check=False)
+    tally.took({name: 1}, f"testing on {name}", time.monotonic() - start)

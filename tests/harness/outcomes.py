@@ -143,12 +143,13 @@ class Tally:
             print(f"\n== {heading}")
             for seconds, name in sorted(rows, reverse=True)[:10]:
                 print(f"{seconds:8.1f} s  {name}")
-        print(f"\n{'part':<14} {'passed':>8} {'failed':>8} {'skipped':>8} {'time':>10}")
+        width = max(map(len, (*self._counts, " " * 12)))
+        print(f"\n{'part':<{width}} {'passed':>8} {'failed':>8} {'skipped':>8} {'time':>10}")
         for part, (passed, failed, skipped) in self._counts.items():
-            print(f"{part:<14} {passed:8d} {failed:8d} {skipped:8d} {duration(self._seconds[part]):>10}")
+            print(f"{part:<{width}} {passed:8d} {failed:8d} {skipped:8d} {duration(self._seconds[part]):>10}")
         passed, failed, skipped = (sum(c[i] for c in self._counts.values()) for i in range(3))
         whole = duration(time.monotonic() - self._start)
-        print(f"{'total':<14} {passed:8d} {failed:8d} {skipped:8d} {whole:>10}\n")
+        print(f"{'total':<{width}} {passed:8d} {failed:8d} {skipped:8d} {whole:>10}\n")
         if len(self._unsteady) > UNSTEADY_ALLOWED:
             print(f"{len(self._unsteady)} unsteady tests are more than the {UNSTEADY_ALLOWED} that a run may have")
             failed += len(self._unsteady) - UNSTEADY_ALLOWED

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "troupe/transport/rdma/options.hpp"
 #include "troupe/transport/types.hpp"
 
+#include "memory_reach.hpp"
 #include "waiting.hpp"
 
 namespace troupe::transport::contract {
@@ -100,6 +102,12 @@ inline std::vector<variant> all_variants() {
 inline bool moves_by_itself(const variant& with, char target) {
   return with.kind == backend_kind::xgmi ||
          (with.kind == backend_kind::shm && !on_gpu(with, target));
+}
+
+/// Why memory that the engine allocated does not move on this machine; nothing: it does.
+inline std::optional<std::string> why_engine_memory_does_not_move(const variant& with) {
+  if (with.kind != backend_kind::shm) return std::nullopt;
+  return troupe::testing::why_memory_is_out_of_reach();
 }
 
 /// For what lanes might change.

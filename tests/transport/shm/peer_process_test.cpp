@@ -12,6 +12,8 @@
 
 #include "troupe/transport/shm/copy_job.hpp"
 
+#include "memory_reach.hpp"
+
 namespace troupe::transport::shm {
 
 namespace {
@@ -41,6 +43,7 @@ TEST(peer_process, a_process_is_alive_until_it_ends) {
 }
 
 TEST(peer_process, only_the_one_that_told_the_number_shows_it) {
+  if (const auto why = testing::why_memory_is_out_of_reach()) GTEST_SKIP() << *why;
   std::uint64_t value = 0x1234'5678'9abc'def0;
   const auto address = reinterpret_cast<std::uintptr_t>(&value);
   const auto self = peer_process::open(static_cast<std::uint32_t>(::getpid()));

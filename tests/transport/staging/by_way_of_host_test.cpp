@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "gpu_nodes.hpp"
+#include "memory_reach.hpp"
 
 // Memory of GPUs by way of chunks on the host: what the backends that move it so have in common, on GPUs
 // that are none. That the promises of every link hold for it is in tests/transport/contract.
@@ -68,6 +69,8 @@ TEST_P(by_way_of_the_host, a_transfer_far_larger_than_its_chunks_goes_through_th
 }
 
 TEST_P(by_way_of_the_host, a_batch_may_hold_memory_of_the_host_and_of_several_gpus_on_both_sides) {
+  const auto why = testing::why_memory_is_out_of_reach();
+  if (why && GetParam().kind == backend_kind::shm) GTEST_SKIP() << *why;
   for (const auto dir : {direction::write, direction::read}) {
     two_nodes n{GetParam()};
     std::vector<std::byte> engines(8 * mib);
