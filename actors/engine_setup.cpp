@@ -76,6 +76,9 @@ transport::rdma_options rdma_options_of(const config::transport_config& from) {
   to.memory_windows = from.rdma.memory_windows == config::feature_use::automatic;
   to.relaxed_ordering = from.rdma.relaxed_ordering == config::feature_use::automatic;
   to.max_registration = from.rdma.max_registration;
+  // Who would not be taken for lost yet is not shut out either: that costs its link.
+  to.fence_patience =
+      from.rdma.fence_patience.count() == 0 ? from.peer_silence : from.rdma.fence_patience;
   return to;
 }
 

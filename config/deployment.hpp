@@ -86,6 +86,8 @@
 ///                                    # order before they say that it is written
 ///             [max_registration] = 0 # largest piece of memory registered at once, from 4KiB; 0: what
 ///                                    # the device reports
+///             [fence_patience] = 0   # how long a fence waits for the peer to confirm before it shuts
+///                                    # the peer out, 10ms..1min; 0: as long as peer_silence
 ///           [xgmi]:
 ///             [copy_blocks] = 64     # thread blocks of a GPU that copies may take, 1..1024
 ///             [engine_size] = 16MiB  # runs from this size go by the copy engine
@@ -242,7 +244,8 @@ struct rdma_config {
   std::uint8_t retry_count{6};
   feature_use memory_windows{feature_use::automatic};
   feature_use relaxed_ordering{feature_use::automatic};
-  std::uint64_t max_registration{0};  ///< bytes; 0: what the device reports
+  std::uint64_t max_registration{0};            ///< bytes; 0: what the device reports
+  std::chrono::milliseconds fence_patience{0};  ///< 0: `peer_silence` of the transport
 
   friend bool operator==(const rdma_config&, const rdma_config&) = default;
 };

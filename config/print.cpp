@@ -73,7 +73,8 @@ void print_transport(std::ostream& out, const transport_config& value) {
         << ", retry_count: " << number(rdma.retry_count)
         << ", memory_windows: " << to_string(rdma.memory_windows)
         << ", relaxed_ordering: " << to_string(rdma.relaxed_ordering)
-        << ", max_registration: " << format_size(rdma.max_registration) << "}\n";
+        << ", max_registration: " << format_size(rdma.max_registration) << ", fence_patience: "
+        << (rdma.fence_patience.count() == 0 ? "0" : format_duration(rdma.fence_patience)) << "}\n";
   }
   if (value.xgmi != xgmi_config{}) {
     const auto& xgmi = value.xgmi;

@@ -89,6 +89,22 @@ std::uint64_t read_max_registration(section& in) {
   return 0;
 }
 
+/// A duration, or 0 without a unit.
+milliseconds read_fence_patience(section& in) {
+  constexpr std::string_view key = "fence_patience";
+  constexpr auto least = milliseconds{10};
+  constexpr auto most = minutes{1};
+  const std::string expected = "0 (as long as `peer_silence`) or a duration from " +
+                               format_duration(least) + " to " + format_duration(most) +
+                               " with a unit (ms, s, min, h), such as 2s";
+  const auto chosen = in.text(key, expected);
+  if (!chosen || *chosen == "0") return {};
+  const auto value = parse_duration(*chosen);
+  if (value && *value >= least && *value <= most) return *value;
+  in.into().refuse(in.path_of(key), expected);
+  return {};
+}
+
 rdma_config read_rdma(section& transport, const transport_config& parent) {
   const yaml_node* node = transport.mapping("rdma");
   rdma_config value;
@@ -109,6 +125,7 @@ rdma_config read_rdma(section& transport, const transport_config& parent) {
   value.memory_windows = in.word("memory_windows", value.memory_windows);
   value.relaxed_ordering = in.word("relaxed_ordering", value.relaxed_ordering);
   value.max_registration = read_max_registration(in);
+  value.fence_patience = read_fence_patience(in);
   in.finish();
   if (!may_use(parent, backend_kind::rdma)) refuse_unused(transport, backend_kind::rdma);
   return value;

@@ -57,6 +57,7 @@ TEST(defaults, what_the_file_says_of_rdma_is_what_the_transport_is_told) {
         memory_windows: off
         relaxed_ordering: off
         max_registration: 2GiB
+        fence_patience: 1500ms
 )");
   transport::rdma_options wanted;
   wanted.device = "mlx5_1";
@@ -71,7 +72,22 @@ TEST(defaults, what_the_file_says_of_rdma_is_what_the_transport_is_told) {
   wanted.memory_windows = false;
   wanted.relaxed_ordering = false;
   wanted.max_registration = std::uint64_t{2} << 30;
+  wanted.fence_patience = std::chrono::milliseconds{1500};
   EXPECT_EQ(actors::rdma_options_of(stage), wanted);
+}
+
+TEST(defaults, a_fence_over_rdma_is_as_patient_as_the_transport_is_with_a_silent_peer) {
+  const auto stage = stage_with(R"(
+      backend: rdma
+      peer_silence: 20s
+)");
+  EXPECT_EQ(actors::rdma_options_of(stage).fence_patience, std::chrono::seconds{20});
+  const auto hasty = stage_with(R"(
+      backend: rdma
+      peer_silence: 20s
+      rdma: {fence_patience: 10ms}
+)");
+  EXPECT_EQ(actors::rdma_options_of(hasty).fence_patience, std::chrono::milliseconds{10});
 }
 
 TEST(defaults, of_xgmi_are_the_same_in_the_file_and_in_the_transport) {

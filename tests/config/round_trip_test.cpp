@@ -166,6 +166,7 @@ class generator {
         value.rdma.memory_windows = any({feature_use::automatic, feature_use::off});
         value.rdma.relaxed_ordering = any({feature_use::automatic, feature_use::off});
         value.rdma.max_registration = chance() ? 0 : number(4096, std::uint64_t{1} << 40U);
+        if (chance()) value.rdma.fence_patience = milliseconds(10, 60'000);
       }
     }
     const bool gpus =
@@ -244,6 +245,8 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   EXPECT_TRUE(
       differs([](auto& d) { d.stages[0].transport.rdma.relaxed_ordering = feature_use::off; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.max_registration += 4096; }));
+  EXPECT_TRUE(differs(
+      [](auto& d) { d.stages[0].transport.rdma.fence_patience += std::chrono::milliseconds{10}; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.xgmi.copy_blocks += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.xgmi.engine_size += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.xgmi.bulk = feature_use::off; }));
