@@ -227,7 +227,6 @@ class node_engine final : public engine {
   result<operation_id> put(std::string peer, std::string key, std::span<const std::byte> value,
                            std::chrono::milliseconds ttl) override {
     if (ttl.count() < 0) return fail(errc::invalid_config, "a time to live is not negative");
-    if (auto fine = check_put(*context_, peer); !fine) return fail(fine.error());
     return value_operation({{},
                             std::move(peer),
                             value_verb::put,
@@ -474,7 +473,7 @@ class node_engine final : public engine {
   [[nodiscard]] result<operation_id> value_operation(start_value order) {
     if (auto runs = need_running(); !runs) return fail(runs.error());
     if (auto fine = check_key(order.key); !fine) return fail(fine.error());
-    if (auto known = check_node(*context_, order.peer); !known) return fail(known.error());
+    if (auto joined = check_value_edge(*context_, order.peer); !joined) return fail(joined.error());
     auto operation = begin({operation_kind::value, {}, 0, false});
     if (!operation) return operation;
     order.operation = *operation;

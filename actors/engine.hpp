@@ -268,15 +268,16 @@ class engine {
   /// `not_found`: already ended.
   virtual result<void> abort(operation_id operation, std::string reason) = 0;
 
-  // -- keyed values
+  // -- keyed values: of this node, of others of its stage, and of those that an edge joins it with.
+  // `not_found` (no such node), `invalid_config` (the deployment has no edge that joins the two).
 
   /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
   /// stay unchanged until the outcome. What is larger than a frame (32 KiB) is copied, or read by the
-  /// peer, while the caller goes on. ttl 0: until removed. `invalid_config`: the deployment has no
-  /// edge that joins the two. Outcome: done, `already_exists`, `pool_exhausted`. What failed is not
-  /// stored and never will be, whoever gave it up, unless the reason says that this is not known: the
-  /// last word of the put had been said, and no answer came before the link was lost or the deadline.
-  /// A peer that stands still may read `value` after the deadline, but not store it.
+  /// peer, while the caller goes on. ttl 0: until removed. Outcome: done, `already_exists`,
+  /// `pool_exhausted`. What failed is not stored and never will be, whoever gave it up, unless the
+  /// reason says that this is not known: the last word of the put had been said, and no answer came
+  /// before the link was lost or the deadline. A peer that stands still may read `value` after the
+  /// deadline, but not store it.
   [[nodiscard]] virtual result<operation_id> put(std::string peer, std::string key,
                                                  std::span<const std::byte> value,
                                                  std::chrono::milliseconds ttl = {}) = 0;

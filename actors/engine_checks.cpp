@@ -108,7 +108,7 @@ result<void> check_edge(const node_settings& settings, const std::string& from,
                                         "; take the mode of the placement, or change the edge");
 }
 
-result<void> check_put(const node_context& context, const std::string& peer) {
+result<void> check_value_edge(const node_context& context, const std::string& peer) {
   if (peer == context.self.name) return {};
   if (auto known = check_node(context, peer); !known) return known;
   const auto& to = context.settings.nodes.at(peer).stage;

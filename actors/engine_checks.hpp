@@ -25,8 +25,9 @@ namespace troupe::actors {
 [[nodiscard]] result<void> check_nodes(const node_context& context,
                                        const std::vector<std::string>& names);
 
-/// `invalid_config` where the deployment has no edge that joins this node and that one.
-[[nodiscard]] result<void> check_put(const node_context& context, const std::string& peer);
+/// Whether values move between this node and that one: `not_found`, or `invalid_config` where the
+/// deployment has no edge that joins the two.
+[[nodiscard]] result<void> check_value_edge(const node_context& context, const std::string& peer);
 
 /// `invalid_config` where the deployment has no edge over which layers move so.
 [[nodiscard]] result<void> check_edge(const node_settings& settings, const std::string& from,

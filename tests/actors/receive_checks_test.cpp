@@ -148,6 +148,19 @@ TEST_F(checked_calls, put_only_where_an_edge_leads) {
     EXPECT_TRUE(node->put(peer, "key", bytes)) << peer;
 }
 
+TEST_F(checked_calls, get_query_and_remove_only_where_an_edge_leads) {
+  for (const std::string peer : {"store-0", "supervisor"}) {
+    for (const auto& asked :
+         {node->get(peer, "key"), node->query(peer, "key"), node->remove(peer, "key")}) {
+      ASSERT_FALSE(asked) << peer;
+      EXPECT_EQ(asked.error().code, errc::invalid_config) << peer;
+      EXPECT_THAT(asked.error().message, HasSubstr("no edge between stage `decode` and `")) << peer;
+    }
+  }
+  for (const std::string peer : {"decode-0", "decode-1", "prefill-0-tp0"})
+    EXPECT_TRUE(node->get(peer, "key")) << peer;
+}
+
 TEST_F(checked_calls, take_the_ranks_in_any_order) {
   const auto asked = node->receive({"r",
                                     {"prefill-0-tp1", "prefill-0-tp0"},
