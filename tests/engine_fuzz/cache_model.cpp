@@ -38,7 +38,7 @@ void cache_model::noise(std::size_t region, std::uint64_t offset, std::uint64_t 
 
 template <class Visit>
 void cache_model::each_piece(const std::vector<block_id>& blocks, layer_span layers,
-                             token_span tokens, std::uint64_t request, Visit visit) {
+                             token_span tokens, const content& request, Visit visit) {
   for (auto l = layers.begin; l < layers.end; ++l) {
     const auto& layer = layout_.layers[l];
     const auto first =
@@ -49,10 +49,11 @@ void cache_model::each_piece(const std::vector<block_id>& blocks, layer_span lay
       const auto& plane = layer.planes[p];
       piece_.resize(plane.head_bytes);
       for (std::uint32_t head = 0; head < plane.heads; ++head) {
-        const auto key = mix(
-            request ^ mix((std::uint64_t{l} << 40U) | (std::uint64_t{p} << 32U) | (first + head)));
+        const auto place =
+            mix((std::uint64_t{l} << 40U) | (std::uint64_t{p} << 32U) | (first + head));
         for (auto token = tokens.begin; token < tokens.end; ++token) {
-          pattern(key ^ mix(token + 1), piece_);
+          const auto of = token < request.shared_tokens ? request.shared_seed : request.seed;
+          pattern(mix(of ^ place) ^ mix(token + 1), piece_);
           const auto at =
               plane.base + blocks[token / layout_.block_tokens].value * plane.block_stride +
               (token % layout_.block_tokens) * plane.token_stride + head * plane.head_stride;
@@ -79,7 +80,7 @@ void cache_model::each_state(std::uint32_t slot, std::uint64_t request, Visit vi
 }
 
 void cache_model::compute(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
-                          std::uint64_t request) {
+                          const content& request) {
   each_piece(blocks, layers, tokens, request, [&](std::uint32_t region, std::uint64_t at) {
     std::memcpy(regions_[region].data() + at, piece_.data(), piece_.size());
     std::memcpy(expected_[region].data() + at, piece_.data(), piece_.size());
@@ -114,7 +115,7 @@ void cache_model::reuse(const std::vector<block_id>& blocks, std::optional<std::
 }
 
 std::string cache_model::is_there(const std::vector<block_id>& blocks, layer_span layers,
-                                  token_span tokens, std::uint64_t request) {
+                                  token_span tokens, const content& request) {
   std::uint64_t wrong = 0;
   std::string first;
   each_piece(blocks, layers, tokens, request, [&](std::uint32_t region, std::uint64_t at) {
@@ -137,16 +138,16 @@ std::string cache_model::state_is_there(std::uint32_t slot, std::uint64_t reques
 }
 
 void cache_model::arrived(const std::vector<block_id>& blocks, token_span tokens,
-                          std::optional<std::uint32_t> slot, std::uint64_t request) {
+                          std::optional<std::uint32_t> slot, const content& request) {
   const auto expect = [&](std::uint32_t region, std::uint64_t at) {
     std::memcpy(expected_[region].data() + at, piece_.data(), piece_.size());
   };
   each_piece(blocks, all_layers(), tokens, request, expect);
-  if (slot) each_state(*slot, request, expect);
+  if (slot) each_state(*slot, request.seed, expect);
 }
 
 std::string cache_model::torn(const std::vector<block_id>& blocks, token_span tokens,
-                              std::optional<std::uint32_t> slot, std::uint64_t request) {
+                              std::optional<std::uint32_t> slot, const content& request) {
   std::uint64_t wrong = 0;
   std::string first;
   const auto look = [&](std::uint32_t region, std::uint64_t at) {
@@ -159,10 +160,40 @@ std::string cache_model::torn(const std::vector<block_id>& blocks, token_span to
     }
   };
   each_piece(blocks, all_layers(), tokens, request, look);
-  if (slot) each_state(*slot, request, look);
+  if (slot) each_state(*slot, request.seed, look);
   if (wrong == 0) return {};
   return std::to_string(wrong) +
          " bytes are neither what they were nor the request's, the first is " + first;
+}
+
+std::span<std::byte> cache_model::longest_run(block_id block) const {
+  struct run {
+    std::uint32_t region;
+    std::uint64_t begin, end;
+    auto operator<=>(const run&) const = default;
+  };
+  std::vector<run> pieces;
+  for (const auto& plane : layout_.layers.front().planes) {
+    for (std::uint32_t t = 0; t < layout_.block_tokens; ++t) {
+      for (std::uint32_t h = 0; h < plane.heads; ++h) {
+        const auto at = plane.base + block.value * plane.block_stride + t * plane.token_stride +
+                        h * plane.head_stride;
+        pieces.push_back({plane.region, at, at + plane.head_bytes});
+      }
+    }
+  }
+  std::ranges::sort(pieces);
+  run best{};
+  run now{};
+  for (const auto& piece : pieces) {
+    if (piece.region == now.region && piece.begin == now.end) {
+      now.end = piece.end;
+    } else {
+      now = piece;
+    }
+    if (now.end - now.begin > best.end - best.begin) best = now;
+  }
+  return regions_[best.region].subspan(best.begin, best.end - best.begin);
 }
 
 std::string cache_model::audit() {

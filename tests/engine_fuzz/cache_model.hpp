@@ -23,6 +23,13 @@ struct token_span {
   std::uint32_t begin{0}, end{0};
 };
 
+/// Whose bytes a request's are: its own, behind a prefix that others begin with, too.
+struct content {
+  std::uint64_t seed{0};
+  std::uint64_t shared_seed{0};
+  std::uint32_t shared_tokens{0};
+};
+
 class cache_model {
  public:
   /// Fills the regions with noise.
@@ -32,7 +39,7 @@ class cache_model {
   // -- what the engine does
 
   void compute(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
-               std::uint64_t request);
+               const content& request);
   void compute_state(std::uint32_t slot, std::uint64_t request);
   /// Noise into whole blocks and a slot that belong to no transfer any more.
   void reuse(const std::vector<block_id>& blocks, std::optional<std::uint32_t> slot);
@@ -41,16 +48,19 @@ class cache_model {
 
   /// These layers and tokens are those of the request.
   [[nodiscard]] std::string is_there(const std::vector<block_id>& blocks, layer_span layers,
-                                     token_span tokens, std::uint64_t request);
+                                     token_span tokens, const content& request);
   [[nodiscard]] std::string state_is_there(std::uint32_t slot, std::uint64_t request);
   /// A receive that is done wrote all of this.
   void arrived(const std::vector<block_id>& blocks, token_span tokens,
-               std::optional<std::uint32_t> slot, std::uint64_t request);
+               std::optional<std::uint32_t> slot, const content& request);
   /// A receive that failed wrote some of this: each byte is what it was, or the request's.
   [[nodiscard]] std::string torn(const std::vector<block_id>& blocks, token_span tokens,
-                                 std::optional<std::uint32_t> slot, std::uint64_t request);
+                                 std::optional<std::uint32_t> slot, const content& request);
   /// Every byte of every region, while no transfer is live.
   [[nodiscard]] std::string audit();
+
+  /// The most bytes of a block's first layer that lie there in one piece, for whoever puts them as a value.
+  [[nodiscard]] std::span<std::byte> longest_run(block_id block) const;
 
   [[nodiscard]] layer_span all_layers() const {
     return {0, static_cast<std::uint32_t>(layout_.layers.size())};
@@ -61,7 +71,7 @@ class cache_model {
  private:
   template <class Visit>
   void each_piece(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
-                  std::uint64_t request, Visit visit);
+                  const content& request, Visit visit);
   template <class Visit>
   void each_state(std::uint32_t slot, std::uint64_t request, Visit visit);
   void noise(std::size_t region, std::uint64_t offset, std::uint64_t bytes);

@@ -34,6 +34,25 @@ void write_model(std::ostream& out, const scenario& s) {
   }
 }
 
+std::string device_text(const side& its) {
+  if (!its.on_gpu) return "cpu";
+  // The doubles of GPUs are two.
+  std::string all = "[";
+  const auto nodes = its.ranks * its.replicas;
+  for (std::uint32_t node = 0; node < nodes; ++node)
+    all += (node > 0 ? ", gpu:" : "gpu:") + std::to_string(node % 2);
+  return all + "]";
+}
+
+/// Who stands still is lost soon; nobody else is. A machine that is emulated takes its time.
+void write_transport(std::ostream& out, const scenario& s, const std::string& backend) {
+  const char* silence = !s.may_freeze ? "1min" : backend == "rdma" ? "20s" : "4s";
+  out << "    transport: {backend: " << backend << ", qp_per_transfer: " << s.lanes
+      << ", max_reconnects: 1000, peer_silence: " << silence << ", connect_timeout: " << silence;
+  if (backend == "rdma") out << ", rdma: {timeout: 19}";
+  out << "}\n";
+}
+
 void write_stage(std::ostream& out, const scenario& s, const char* name, const side& its,
                  std::uint32_t node) {
   out << "  - name: " << name << "\n    role: " << name << "\n    replicas: " << its.replicas
@@ -41,13 +60,16 @@ void write_stage(std::ostream& out, const scenario& s, const char* name, const s
   if (its.pooled) {
     auto bytes = kvcache::bytes_per_block(s.layout_of(node)) * its.blocks;
     if (!s.model.states.empty()) bytes += s.model.states.front().bytes * s.model.state_slots + 64;
-    out << "    pool: {device: cpu, size: " << bytes
+    out << "    pool: {device: " << device_text(its) << ", size: " << bytes
         << "B}\n    layout: " << arrangement_text(its.how) << "\n";
   }
-  // Who stands still is lost soon; nobody else is.
-  out << "    transport: {backend: " << s.backend << ", qp_per_transfer: " << s.lanes
-      << ", max_reconnects: 1000, peer_silence: " << (s.may_freeze ? "4s" : "1min")
-      << ", connect_timeout: " << (s.may_freeze ? "4s" : "1min") << "}\n";
+  write_transport(out, s, s.backend);
+}
+
+void write_aside(std::ostream& out, const scenario& s) {
+  out << "  - name: aside\n    role: " << (s.seed % 2 == 0 ? "prefill" : "decode")
+      << "\n    engine: external\n";
+  write_transport(out, s, s.backend == "xgmi" ? "auto" : s.backend);
 }
 
 }  // namespace
@@ -58,10 +80,12 @@ std::string deployment_text(const scenario& s, int supervisor_port) {
       << ", heartbeat_interval: 200ms, heartbeat_timeout: 30min, state_file: none}\n"
       << "security: {mode: none}\n";
   if (s.has_model()) write_model(out, s);
-  out << "limits: {transfer_deadline: 10min, source_lease: 10min, retry_window: "
-      << (s.retries ? "10min" : "0s") << "}\nstages:\n";
+  out << "limits: {transfer_deadline: " << s.default_deadline_ms
+      << "ms, source_lease: 10min, retry_window: " << (s.retries ? "10min" : "0s")
+      << "}\nstages:\n";
   write_stage(out, s, "prefill", s.prefill, 0);
   write_stage(out, s, "decode", s.decode, s.prefill.ranks);
+  if (s.has_aside) write_aside(out, s);
   out << "edges: [{from: prefill, to: decode, mode: " << (s.reads ? "read" : "write") << "}]\n";
   return out.str();
 }

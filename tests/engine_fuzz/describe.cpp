@@ -21,11 +21,45 @@ std::string_view to_string(mishap what) noexcept {
 
 namespace {
 
+std::string words_of(const scenario& s, const put_plan& put) {
+  static constexpr const char* memories[] = {"pages", "memory used before", "a block"};
+  static constexpr const char* ends[] = {"overwritten", "made unreadable", "unmapped"};
+  std::ostringstream out;
+  out << put.bytes << " bytes in " << memories[static_cast<std::size_t>(put.memory)] << " at "
+      << s.name_of(put.peer) << ", then " << ends[static_cast<std::size_t>(put.end)];
+  if (put.ttl_ms > 0) out << ", for " << put.ttl_ms << " ms";
+  if (put.when == given_up::at_once) out << ", given up at once";
+  if (put.when == given_up::soon) out << ", given up after " << put.soon_us << " us";
+  if (put.again) out << ", put again where it failed";
+  return out.str();
+}
+
+std::string words_of(const request_plan& r) {
+  std::ostringstream out;
+  out << r.tokens << " tokens";
+  if (r.source_tokens != r.tokens) out << " (" << r.source_tokens << " there)";
+  if (r.shares) out << ", shares the prefix" << (r.shared_there ? " at both sides" : "");
+  if (r.prefix > 0) out << ", prefix " << r.prefix;
+  if (r.aux_bytes > 0) out << ", aux " << r.aux_bytes;
+  if (!r.names_blocks) out << ", blocks of the pool's choice";
+  if (r.frees_early) out << ", freed early";
+  if (r.two_replicas) out << ", for two replicas";
+  out << "; " << to_string(r.what);
+  if (r.what != mishap::none) out << " (rank " << r.rank << ")";
+  if (r.decode_again) out << ", asked again";
+  if (r.asked_late) out << ", asked once more at the end";
+  return out.str();
+}
+
 std::string words_of(const side& its) {
   std::ostringstream out;
   out << its.ranks << (its.ranks == 1 ? " rank" : " ranks");
   if (its.replicas > 1) out << " x " << its.replicas;
-  out << ", " << (its.pooled ? "pool" : "own memory") << " of " << its.blocks << " blocks, ";
+  out << ", "
+      << (its.on_gpu   ? "pool of a GPU"
+          : its.pooled ? "pool"
+                       : "own memory")
+      << " of " << its.blocks << " blocks, ";
   if (its.unnamed) {
     out << "with gaps";
   } else {
@@ -71,12 +105,7 @@ std::string describe(const scenario& s, const act& one) {
           << one.request;
       break;
     case act_kind::call_wrongly: out << " #" << one.a; break;
-    case act_kind::put:
-      out << " " << one.b << " bytes at " << s.name_of(one.a)
-          << (one.c == 1   ? ", given up at once"
-              : one.c == 2 ? ", given up soon"
-                           : "");
-      break;
+    case act_kind::put: out << " value " << one.a; break;
     case act_kind::pause: out << " " << one.a << " us"; break;
     case act_kind::break_links:
     case act_kind::die:
@@ -91,8 +120,11 @@ std::string describe(const scenario& s, detail much) {
   std::ostringstream out;
   out << "seed " << s.seed << ": " << (s.where == processes::one ? "one process" : "processes")
       << ", " << s.backend << (s.reads ? ", read mode, " : ", write mode, ") << s.lanes << " lanes"
-      << (s.retries ? ", retry window" : "") << "\n  model: " << s.model.layers.size()
-      << " layers of " << s.model.dtype << ", blocks of " << s.model.block_tokens << " tokens;";
+      << (s.retries ? ", retry window" : "")
+      << (s.has_aside ? ", a node that no edge touches" : "");
+  if (s.values_expire()) out << ", values have " << s.default_deadline_ms << " ms";
+  out << "\n  model: " << s.model.layers.size() << " layers of " << s.model.dtype << ", blocks of "
+      << s.model.block_tokens << " tokens;";
   std::size_t shown = 0;
   for (const auto& layer : s.model.layers) {
     if (++shown > 6) {
@@ -107,23 +139,18 @@ std::string describe(const scenario& s, detail much) {
   }
   out << "\n  prefill: " << words_of(s.prefill) << "\n  decode: " << words_of(s.decode) << "\n";
   for (std::size_t n = 0; n < s.rounds.size(); ++n) {
+    const auto& now = s.rounds[n];
     out << "  round " << n << "\n";
-    for (std::size_t i = 0; i < s.rounds[n].requests.size(); ++i) {
-      const auto& r = s.rounds[n].requests[i];
-      out << "    request " << i << ": " << r.tokens << " tokens";
-      if (r.source_tokens != r.tokens) out << " (" << r.source_tokens << " there)";
-      if (r.prefix > 0) out << ", prefix " << r.prefix;
-      if (r.aux_bytes > 0) out << ", aux " << r.aux_bytes;
-      if (!r.names_blocks) out << ", blocks of the pool's choice";
-      if (r.frees_early) out << ", freed early";
-      if (r.two_replicas) out << ", for two replicas";
-      out << "; " << to_string(r.what);
-      if (r.what != mishap::none) out << " (rank " << r.rank << ")";
-      if (r.decode_again) out << ", asked again";
-      out << "\n";
+    if (now.shared_blocks > 0) {
+      out << "    a prefix of " << now.shared_blocks << " blocks is shared"
+          << (now.shared_freed ? ", and freed early" : "") << "\n";
     }
+    for (std::size_t i = 0; i < now.requests.size(); ++i)
+      out << "    request " << i << ": " << words_of(now.requests[i]) << "\n";
+    for (std::size_t i = 0; i < now.puts.size(); ++i)
+      out << "    value " << i << ": " << words_of(s, now.puts[i]) << "\n";
     if (much == detail::requests) continue;
-    for (const auto& one : s.rounds[n].acts) out << "      " << describe(s, one) << "\n";
+    for (const auto& one : now.acts) out << "      " << describe(s, one) << "\n";
   }
   return out.str();
 }

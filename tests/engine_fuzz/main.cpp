@@ -2,17 +2,16 @@
 /// outcome with a model.
 ///
 ///     engine_fuzz --seed N            one seed; prints its story
-///     engine_fuzz --seeds A..B        each of these
+///     engine_fuzz --seeds A..B,C,D    each of these
 ///     engine_fuzz --minutes M         as many as go, from --from N on (1)
+///     ... --backend shm               all of them over this one, else over any that the machine has
 ///
-/// Each seed has a process of its own, so that a crash is a finding like any other. Exit code 0: nothing was found.
+/// GPUs are doubles: their memory is the host's. Each seed has a process of its own, so that a crash is a finding like any other. Exit code 0: nothing was found.
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <limits>
-#include <optional>
 #include <sstream>
 #include <string>
 
@@ -24,68 +23,19 @@
 #include <unistd.h>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/transport/xgmi/gpu_site.hpp"
 
+#include "arguments.hpp"
 #include "driver.hpp"
-#include "memory_reach.hpp"
+#include "gpu_double.hpp"
 
 namespace troupe::engine_fuzz {
 namespace {
 
 using std::chrono::steady_clock;
 
-struct arguments {
-  std::uint64_t first{1}, last{1};
-  std::chrono::seconds budget{0};  ///< 0: none
-  std::uint64_t most_bytes{64U << 20U};
-  bool tells{false};
-  bool draws_only{false};
-};
-
-std::optional<arguments> parse(int argc, char** argv) {
-  arguments a;
-  bool chosen = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--draw") {
-      a.draws_only = a.tells = true;
-      continue;
-    }
-    if (i + 1 == argc) return std::nullopt;
-    const std::string value = argv[++i];
-    if (word == "--seed") {
-      a.first = a.last = std::strtoull(value.c_str(), nullptr, 10);
-      a.tells = true;
-    } else if (word == "--seeds") {
-      const auto dots = value.find("..");
-      if (dots == std::string::npos) return std::nullopt;
-      a.first = std::strtoull(value.c_str(), nullptr, 10);
-      a.last = std::strtoull(value.c_str() + dots + 2, nullptr, 10);
-    } else if (word == "--minutes") {
-      a.budget = std::chrono::seconds{static_cast<long>(std::stod(value) * 60)};
-      if (!chosen) a.last = std::numeric_limits<std::uint64_t>::max();
-    } else if (word == "--from") {
-      a.first = std::strtoull(value.c_str(), nullptr, 10);
-      continue;
-    } else {
-      return std::nullopt;
-    }
-    chosen = true;
-  }
-  return chosen ? std::optional{a} : std::nullopt;
-}
-
-/// Over shm alone a cache that is not the pool's moves only where processes reach each other's memory.
-const std::vector<std::string>& backends() {
-  static const auto all = [] {
-    const auto why = testing::why_memory_is_out_of_reach();
-    if (why) std::cout << "no story is told over shm alone: " << *why << std::endl;
-    return std::vector<std::string>{"tcp", why ? "tcp" : "shm", "auto"};
-  }();
-  return all;
-}
-
 scenario drawn(std::uint64_t seed, const arguments& a) {
-  return draw(seed, backends(), a.most_bytes);
+  return draw(seed, a.backends, a.most_bytes);
 }
 
 /// The child's words: "count N..." and a finding a line.
@@ -108,6 +58,7 @@ void tell(int fd, const run_report& report) {
   const char* level = std::getenv("TROUPE_TEST_LOG");
   (void)actors::init_logging({level != nullptr ? level : "off", "fuzz", {}, 64U << 20U, 3});
   const auto s = drawn(seed, a);
+  if (s.has_gpus()) transport::xgmi::gpu_site::set_maker(transport::xgmi::double_site);
   tell(fd, run(s));
   std::fflush(nullptr);
   ::_exit(0);
@@ -164,40 +115,61 @@ run_report run_apart(std::uint64_t seed, const arguments& a) {
   return report;
 }
 
+/// What all seeds came to.
+struct summary {
+  tally counts;
+  std::uint64_t seeds{0};
+  std::uint64_t bad{0};  ///< that found something
+};
+
+void play_apart(std::uint64_t seed, const arguments& a, summary& sum) {
+  if (a.tells) std::cout << describe(drawn(seed, a)) << std::flush;
+  if (a.draws_only) return;
+  const auto report = run_apart(seed, a);
+  ++sum.seeds;
+  sum.counts += report.counts;
+  if (report.findings.empty()) return;
+  ++sum.bad;
+  if (!a.tells) std::cout << describe(drawn(seed, a), detail::requests);
+  std::cout << "seed " << seed << " found:\n";
+  for (const auto& one : report.findings) std::cout << "  " << one << "\n";
+  std::cout << "again: engine_fuzz";
+  if (a.backends.size() == 1) std::cout << " --backend " << a.backends.front();
+  std::cout << " --seed " << seed << std::endl;
+}
+
+summary play_all(const arguments& a) {
+  const auto begin = steady_clock::now();
+  summary sum;
+  for (const auto& range : a.seeds) {
+    for (auto seed = range.first;; ++seed) {
+      if (a.budget.count() > 0 && steady_clock::now() - begin >= a.budget) return sum;
+      play_apart(seed, a, sum);
+      if (seed == range.last) break;
+    }
+  }
+  return sum;
+}
+
 int main_of(int argc, char** argv) {
-  const auto a = parse(argc, argv);
+  const auto a = read_arguments({argv + 1, argv + argc});
   if (!a) {
-    std::cerr
-        << "usage: engine_fuzz --seed N | --seeds A..B | --minutes M [--from N] | ... --draw\n";
+    std::cerr << "engine_fuzz: " << a.error().message << "\n" << usage;
     return 2;
   }
   (void)backends();  // no child says again what is left out
   const auto begin = steady_clock::now();
-  tally sum;
-  std::uint64_t seeds = 0;
-  std::uint64_t bad = 0;
-  for (auto seed = a->first; seed <= a->last; ++seed) {
-    if (a->budget.count() > 0 && steady_clock::now() - begin >= a->budget) break;
-    if (a->tells) std::cout << describe(drawn(seed, *a)) << std::flush;
-    if (a->draws_only) continue;
-    const auto report = run_apart(seed, *a);
-    ++seeds;
-    sum += report.counts;
-    if (report.findings.empty()) continue;
-    ++bad;
-    if (!a->tells) std::cout << describe(drawn(seed, *a), detail::requests);
-    std::cout << "seed " << seed << " found:\n";
-    for (const auto& one : report.findings) std::cout << "  " << one << "\n";
-    std::cout << "again: engine_fuzz --seed " << seed << std::endl;
-  }
+  const auto sum = play_all(*a);
+  if (a->draws_only) return 0;
   const auto seconds =
       std::chrono::duration_cast<std::chrono::seconds>(steady_clock::now() - begin).count();
-  std::cout << seeds << " seeds in " << seconds << " s: " << sum.transfers
-            << " sends and receives, of which " << sum.arrived
-            << " receives were compared whole and " << sum.failed << " failed as they may; "
-            << sum.values << " values; " << sum.wrong_calls << " wrong calls refused by name; "
-            << (sum.bytes >> 20U) << " MiB compared; " << bad << " seeds found something\n";
-  return bad == 0 ? 0 : 1;
+  const auto& c = sum.counts;
+  std::cout << sum.seeds << " seeds in " << seconds << " s: " << c.transfers
+            << " sends and receives, of which " << c.arrived << " receives were compared whole and "
+            << c.failed << " failed as they may; " << c.values << " values; " << c.wrong_calls
+            << " wrong calls refused by name; " << (c.bytes >> 20U) << " MiB compared; " << sum.bad
+            << " seeds found something\n";
+  return sum.bad == 0 ? 0 : 1;
 }
 
 }  // namespace

@@ -13,7 +13,6 @@
 #include "troupe/actors/engine.hpp"
 #include "troupe/config/deployment.hpp"
 
-#include "cache_model.hpp"
 #include "scenario.hpp"
 #include "tally.hpp"
 #include "verdict.hpp"

@@ -48,6 +48,7 @@ struct side {
   bool unnamed{false};  ///< own memory in an arrangement that has no name, with gaps
   bool polling{false};
   kvcache::arrangement how;
+  bool on_gpu{false};       ///< its pool: memory of a double of a GPU
   std::uint32_t blocks{0};  ///< of each rank
 };
 
@@ -72,17 +73,42 @@ struct request_plan {
   std::uint32_t tokens{0};
   std::uint32_t prefix{0};
   std::uint32_t aux_bytes{0};
-  std::uint32_t slot{0};     ///< of its state, at every rank of prefill; of decode: `slot + 1`
-  bool names_blocks{true};   ///< decode: else the pool allocates
-  bool frees_early{false};   ///< pooled: blocks are given back while they move
-  bool two_replicas{false};  ///< both decode replicas take it, the second after the first
-  bool decode_again{false};  ///< the decode rank that failed asks once more
-  bool asked_late{false};    ///< one decode rank asks once more when all is over
+  std::uint32_t slot{0};  ///< of its state, at every rank of prefill; of decode: `slot + 1`
+  bool shares{false};     ///< it begins with the prefix of its round: prefill shares those blocks
+  bool shared_there{
+      false};               ///< decode has that prefix too, and its blocks are shared there as well
+  bool names_blocks{true};  ///< decode: else the pool allocates
+  bool frees_early{false};  ///< pooled: blocks are given back while they move
+  bool two_replicas{false};           ///< both decode replicas take it, the second after the first
+  bool decode_again{false};           ///< the decode rank that failed asks once more
+  bool asked_late{false};             ///< one decode rank asks once more when all is over
   std::vector<std::uint32_t> chunks;  ///< token ends, ascending; empty: only the seal tells
   mishap what{mishap::none};
   std::uint32_t rank{0};  ///< whose mishap it is
 
   [[nodiscard]] std::string name(std::uint64_t scenario, std::uint32_t index) const;
+};
+
+/// Whose memory a value is put from.
+enum class value_memory : std::uint8_t {
+  pages,  ///< mapped for this put
+  slab,   ///< where other values were put from before
+  block,  ///< of the cache
+};
+/// What the engine does to it as soon as the put has its outcome.
+enum class memory_end : std::uint8_t { overwritten, unreadable, unmapped };
+enum class given_up : std::uint8_t { never, at_once, soon };
+
+struct put_plan {
+  std::uint64_t seed{0};  ///< of its bytes
+  std::uint32_t peer{0};
+  std::uint32_t bytes{0};  ///< from a block: as many as lie there in one piece
+  value_memory memory{value_memory::pages};
+  memory_end end{memory_end::overwritten};
+  given_up when{given_up::never};
+  std::uint32_t soon_us{0};
+  std::uint32_t ttl_ms{0};  ///< 0: no end
+  bool again{false};        ///< once it has failed: other bytes under its key
 };
 
 enum class act_kind : std::uint8_t {
@@ -97,7 +123,7 @@ enum class act_kind : std::uint8_t {
   wait_for_outcome,  ///< of the receive of `request` at node `a`
   wait_for_sends,    ///< of all sends of `request`
   call_wrongly,      ///< a: which wrong call
-  put,               ///< a: peer, b: bytes, c: 0 or how it is given up (1: at once, 2: soon)
+  put,               ///< a: which of the round's
   break_links,
   pause,  ///< a: microseconds
   die,
@@ -115,6 +141,10 @@ struct act {
 /// What happens between two moments at which nothing is live.
 struct round {
   std::vector<request_plan> requests;
+  std::vector<put_plan> puts;
+  std::uint32_t shared_blocks{0};  ///< of the prefix that some of its requests begin with
+  std::uint64_t shared_seed{0};    ///< of its bytes
+  bool shared_freed{false};        ///< pooled: given back once nobody is to share it any more
   std::vector<act> acts;
 };
 
@@ -123,26 +153,32 @@ struct scenario {
   processes where{processes::one};
   kvcache::cache_shape model;  ///< `blocks`, `tp_rank` and `tp_size` are open
   side prefill, decode;
+  bool has_aside{false};  ///< a node more, which no edge touches
+  side aside;
   std::string backend;
   bool reads{false};
   std::uint32_t lanes{1};
-  bool retries{false};     ///< `limits.retry_window` is long
-  bool may_break{false};   ///< some act breaks links
-  bool may_freeze{false};  ///< some process is killed or stopped
+  bool retries{false};                         ///< `limits.retry_window` is long
+  bool may_break{false};                       ///< some act breaks links
+  bool may_freeze{false};                      ///< some process is killed or stopped
+  std::uint32_t default_deadline_ms{600'000};  ///< of values; transfers name theirs
   std::vector<round> rounds;
 
-  [[nodiscard]] std::uint32_t nodes() const {
+  /// Of the edge; the one aside comes behind them.
+  [[nodiscard]] std::uint32_t joined_nodes() const {
     return prefill.ranks + decode.ranks * decode.replicas;
   }
+  [[nodiscard]] std::uint32_t nodes() const { return joined_nodes() + (has_aside ? 1 : 0); }
   [[nodiscard]] bool is_prefill(std::uint32_t node) const { return node < prefill.ranks; }
+  [[nodiscard]] bool is_aside(std::uint32_t node) const { return node == joined_nodes(); }
   [[nodiscard]] const side& side_of(std::uint32_t node) const {
-    return is_prefill(node) ? prefill : decode;
+    return is_aside(node) ? aside : is_prefill(node) ? prefill : decode;
   }
   [[nodiscard]] std::uint32_t rank_of(std::uint32_t node) const {
-    return is_prefill(node) ? node : (node - prefill.ranks) % decode.ranks;
+    return is_aside(node) ? 0 : is_prefill(node) ? node : (node - prefill.ranks) % decode.ranks;
   }
   [[nodiscard]] std::uint32_t replica_of(std::uint32_t node) const {
-    return is_prefill(node) ? 0 : (node - prefill.ranks) / decode.ranks;
+    return is_aside(node) || is_prefill(node) ? 0 : (node - prefill.ranks) / decode.ranks;
   }
   [[nodiscard]] std::uint32_t decode_node(std::uint32_t replica, std::uint32_t rank) const {
     return prefill.ranks + replica * decode.ranks + rank;
@@ -151,6 +187,15 @@ struct scenario {
   [[nodiscard]] kvcache::cache_layout layout_of(std::uint32_t node) const;
   /// A model that a deployment file can describe.
   [[nodiscard]] bool has_model() const { return prefill.pooled || decode.pooled; }
+  [[nodiscard]] bool has_gpus() const { return prefill.on_gpu || decode.on_gpu; }
+  /// How long a value may take.
+  [[nodiscard]] bool values_expire() const { return default_deadline_ms < 600'000; }
+  [[nodiscard]] std::uint32_t shared_tokens(const round& in) const {
+    return in.shared_blocks * model.block_tokens;
+  }
+  [[nodiscard]] std::uint32_t blocks_of(std::uint32_t tokens) const {
+    return (tokens + model.block_tokens - 1) / model.block_tokens;
+  }
 };
 
 /// `most_bytes`: of all caches of all nodes.
@@ -163,6 +208,6 @@ enum class detail : std::uint8_t { requests, acts };
 [[nodiscard]] std::string describe(const scenario& s, const act& one);
 
 /// How many wrong calls there are for `call_wrongly`.
-inline constexpr std::uint32_t wrong_call_count = 22;
+inline constexpr std::uint32_t wrong_call_count = 25;
 
 }  // namespace troupe::engine_fuzz

@@ -2,99 +2,61 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
-#include <sys/mman.h>
-
-#include "cache_model.hpp"
+#include "waiting.hpp"
 
 namespace troupe::engine_fuzz {
 
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Memory of the engine that a peer may read until the outcome, and that is gone from then on.
-class lent_value {
- public:
-  lent_value(std::uint64_t key, std::size_t bytes) : key_{key}, bytes_{bytes} {
-    memory_ = ::mmap(nullptr, std::max<std::size_t>(bytes, 1), PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    pattern(key_, {static_cast<std::byte*>(memory_), bytes_});
-  }
-  ~lent_value() { ::munmap(memory_, std::max<std::size_t>(bytes_, 1)); }
-  lent_value(const lent_value&) = delete;
-  lent_value& operator=(const lent_value&) = delete;
-
-  [[nodiscard]] std::span<const std::byte> bytes() const {
-    return {static_cast<const std::byte*>(memory_), bytes_};
-  }
-  [[nodiscard]] bool is(std::span<const std::byte> other) const {
-    std::vector<std::byte> mine(bytes_);
-    pattern(key_, mine);
-    return std::ranges::equal(mine, other);
-  }
-  /// Whoever reads it now is refused by the kernel.
-  void take_back() { ::mprotect(memory_, std::max<std::size_t>(bytes_, 1), PROT_NONE); }
-
- private:
-  std::uint64_t key_;
-  std::size_t bytes_;
-  void* memory_;
-};
-
-value_stories::value_stories(engine& node, finder found, tally& counts, dice& d)
-    : node_{node}, found_{std::move(found)}, counts_{counts}, dice_{d} {}
+value_stories::value_stories(engine& node, finder found, tally& counts, block_lender blocks,
+                             bool may_be_late)
+    : node_{node},
+      found_{std::move(found)},
+      counts_{counts},
+      lender_{std::move(blocks)},
+      may_be_late_{may_be_late} {}
 
 value_stories::~value_stories() = default;
 
-void value_stories::put(const std::string& peer, const std::string& key, std::uint64_t seed,
-                        std::uint32_t bytes, std::uint32_t give_up) {
+// -- asking
+
+void value_stories::put(const std::string& peer, const std::string& key, const put_plan& plan) {
   story one;
+  one.plan = plan;
   one.peer = peer;
   one.key = key;
-  one.value = std::make_unique<lent_value>(seed, bytes);
-  one.given_up = give_up > 0;
-  const auto asked = node_.put(one.peer, one.key, one.value->bytes());
+  begin_put(std::move(one), step::put, plan.seed);
+}
+
+void value_stories::begin_put(story one, step what, std::uint64_t seed) {
+  one.at = what;
+  one.value = lender_.lend(one.plan, seed);
+  one.put_asked = steady_clock::now();
+  const auto asked =
+      node_.put(one.peer, one.key, one.value->bytes(), milliseconds{one.plan.ttl_ms});
   if (!asked) {
     wrong(one, to_string(asked.error()));
     return;
   }
-  if (give_up == 1) (void)node_.abort(*asked, "fuzz");
-  if (give_up == 2)
-    one.give_up_at = steady_clock::now() + std::chrono::microseconds{dice_.roll_log(1, 3000)};
+  if (what == step::put) {
+    if (one.plan.when == given_up::at_once) (void)node_.abort(*asked, "fuzz");
+    if (one.plan.when == given_up::soon)
+      one.give_up_at = one.put_asked + std::chrono::microseconds{one.plan.soon_us};
+  }
   live_.emplace(asked->value, std::move(one));
 }
 
-void value_stories::pump() {
-  for (auto& [id, one] : live_) {
-    if (!one.give_up_at || steady_clock::now() < *one.give_up_at) continue;
-    one.give_up_at.reset();
-    if (one.at == step::put) (void)node_.abort(operation_id{id}, "fuzz");
-  }
-}
-
-std::string value_stories::open() const {
-  std::string all;
-  for (const auto& [id, one] : live_)
-    all += " value " + one.key + " at step " + std::to_string(static_cast<int>(one.at));
-  return all;
-}
-
-bool value_stories::take(event& e) {
-  const auto found = live_.find(e.operation.value);
-  if (found == live_.end()) return false;
-  auto one = std::move(found->second);
-  live_.erase(found);
-  go_on(std::move(one), e);
-  return true;
-}
-
-void value_stories::wrong(const story& one, const std::string& what) {
-  found_("value " + one.key + " of " + std::to_string(one.value->bytes().size()) + " bytes at " +
-         one.peer + ", step " + std::to_string(static_cast<int>(one.at)) + ": " + what);
-}
-
 void value_stories::ask(story one, step what) {
+  if (what == step::put_again) {
+    begin_put(std::move(one), what, one.plan.seed + 2);
+    return;
+  }
+  if (one.at != what) one.tries = 0;
   one.at = what;
+  one.asked = steady_clock::now();
   const auto asked = what == step::query    ? node_.query(one.peer, one.key)
                      : what == step::remove ? node_.remove(one.peer, one.key)
                                             : node_.get(one.peer, one.key);
@@ -105,51 +67,181 @@ void value_stories::ask(story one, step what) {
   live_.emplace(asked->value, std::move(one));
 }
 
-void value_stories::end_put(story one, const event_failed* failed) {
-  one.value->take_back();
-  if (failed == nullptr) {
-    ask(std::move(one), step::get);
-    return;
+void value_stories::ask_later(story one, step what, std::chrono::microseconds pause) {
+  later_.push_back({steady_clock::now() + pause, std::move(one), what});
+}
+
+void value_stories::pump() {
+  const auto now = steady_clock::now();
+  for (auto& [id, one] : live_) {
+    if (!one.give_up_at || now < *one.give_up_at) continue;
+    one.give_up_at.reset();
+    if (one.at == step::put) (void)node_.abort(operation_id{id}, "fuzz");
   }
-  if (!one.given_up || failed->why.code != errc::aborted) wrong(one, to_string(failed->why));
-  one.not_known = failed->why.message.find("not known") != std::string::npos;
-  const auto next = one.not_known ? step::get : step::get_nothing;
-  ask(std::move(one), next);
+  for (auto it = later_.begin(); it != later_.end();) {
+    if (now < it->when) {
+      ++it;
+      continue;
+    }
+    auto is_due = std::move(*it);
+    it = later_.erase(it);
+    ask(std::move(is_due.what), is_due.next);
+  }
+}
+
+std::string value_stories::open() const {
+  std::string all;
+  for (const auto& [id, one] : live_)
+    all += " value " + one.key + " at step " + std::to_string(static_cast<int>(one.at));
+  for (const auto& one : later_) all += " value " + one.what.key + " waits";
+  return all;
+}
+
+void value_stories::wrong(const story& one, const std::string& what) {
+  found_("value " + one.key + " of " + std::to_string(one.value->size()) + " bytes at " + one.peer +
+         ", step " + std::to_string(static_cast<int>(one.at)) + ": " + what);
+}
+
+// -- what came
+
+bool value_stories::take(event& e) {
+  const auto found = live_.find(e.operation.value);
+  if (found == live_.end()) return false;
+  auto one = std::move(found->second);
+  live_.erase(found);
+  go_on(std::move(one), e);
+  return true;
 }
 
 void value_stories::go_on(story one, event& e) {
   const auto* failed = std::get_if<event_failed>(&e.what);
-  switch (one.at) {
-    case step::put: end_put(std::move(one), failed); return;
-    case step::get:
-      if (const auto* value = std::get_if<event_value>(&e.what)) {
-        counts_.bytes += value->value.bytes.size();
-        if (!one.value->is(value->value.bytes)) wrong(one, "it is not what was put");
-        ask(std::move(one), step::query);
-        return;
-      }
-      if (failed == nullptr || !one.not_known || failed->why.code != errc::not_found)
-        wrong(one, failed != nullptr ? to_string(failed->why) : "no value comes with it");
-      break;
-    case step::query: {
-      const auto* info = std::get_if<event_info>(&e.what);
-      if (info == nullptr || info->size != one.value->bytes().size())
-        wrong(one, failed != nullptr ? to_string(failed->why) : "its size is another");
-      ask(std::move(one), step::remove);
-      return;
-    }
-    case step::remove:
-      if (failed != nullptr) wrong(one, to_string(failed->why));
-      ask(std::move(one), step::get_nothing);
-      return;
-    case step::get_nothing:
-      if (failed == nullptr) {
-        wrong(one, "it is there");
-      } else if (failed->why.code != errc::not_found) {
-        wrong(one, to_string(failed->why));
-      }
-      break;
+  if (one.at == step::put || one.at == step::put_again) {
+    end_put(std::move(one), failed);
+    return;
   }
+  if (was_late(one, failed)) return;
+  switch (one.at) {
+    case step::get: end_get(std::move(one), e); return;
+    case step::query: end_query(std::move(one), e); return;
+    case step::remove: end_remove(std::move(one), failed); return;
+    default: end_get_nothing(std::move(one), failed);
+  }
+}
+
+bool value_stories::was_late(story& one, const event_failed* failed) {
+  if (failed == nullptr || !may_be_late_ || failed->why.code != errc::deadline) return false;
+  // On a busy machine a deadline of some milliseconds is never met.
+  if (++one.tries > 50) {
+    end(one);
+  } else {
+    const auto what = one.at;
+    ask_later(std::move(one), what, 1ms);
+  }
+  return true;
+}
+
+bool value_stories::may_be_over(const story& one) {
+  return one.plan.ttl_ms > 0 &&
+         steady_clock::now() >= one.put_asked + milliseconds{one.plan.ttl_ms};
+}
+
+void value_stories::end_put(story one, const event_failed* failed) {
+  one.value->take_back();
+  one.put_ended = steady_clock::now();
+  if (failed == nullptr) {
+    ask(std::move(one), step::get);
+    return;
+  }
+  const auto& why = failed->why;
+  const bool given_up = one.at == step::put && one.plan.when != given_up::never;
+  // What failed may be in the hands of its node for a moment more, and its key with it.
+  const bool in_hand = one.at == step::put_again && why.code == errc::already_exists;
+  if (in_hand && one.put_ended - one.taken_since.value_or(one.put_ended) < testing::wait_limit) {
+    if (!one.taken_since) one.taken_since = one.put_ended;
+    ask_later(std::move(one), step::put_again, 1ms);
+    return;
+  }
+  if (!(given_up && why.code == errc::aborted) && !(may_be_late_ && why.code == errc::deadline))
+    wrong(one, to_string(why));
+  one.not_known = why.message.find("not known") != std::string::npos;
+  if (one.not_known) {
+    ask(std::move(one), step::get);
+  } else if (one.plan.again && !one.put_again) {
+    one.put_again = true;
+    ask(std::move(one), step::put_again);
+  } else {
+    ask(std::move(one), step::get_nothing);
+  }
+}
+
+void value_stories::end_get(story one, const event& e) {
+  const auto* value = std::get_if<event_value>(&e.what);
+  if (value == nullptr) {
+    const auto* failed = std::get_if<event_failed>(&e.what);
+    const bool may_be_missing = one.not_known || may_be_over(one);
+    if (failed == nullptr || !may_be_missing || failed->why.code != errc::not_found)
+      wrong(one, failed != nullptr ? to_string(failed->why) : "no value comes with it");
+    end(one);
+    return;
+  }
+  const auto ttl = milliseconds{one.plan.ttl_ms};
+  counts_.bytes += value->value.bytes.size();
+  if (!one.value->is(value->value.bytes)) wrong(one, "it is not what was put");
+  if (ttl.count() > 0 && !one.not_known && one.asked > one.put_ended + ttl)
+    wrong(one, "it is there longer than it was to live");
+  if (ttl.count() == 0 || one.not_known) {
+    ask(std::move(one), step::query);
+  } else if (ttl < 500ms) {
+    const auto left = one.put_ended + ttl - steady_clock::now();
+    one.looked = true;
+    ask_later(std::move(one), step::get_nothing,
+              std::chrono::duration_cast<std::chrono::microseconds>(left) + 1ms);
+  } else {
+    ask(std::move(one), step::query);
+  }
+}
+
+void value_stories::end_query(story one, const event& e) {
+  const auto* info = std::get_if<event_info>(&e.what);
+  if (info == nullptr) {
+    const auto* failed = std::get_if<event_failed>(&e.what);
+    if (failed == nullptr || failed->why.code != errc::not_found || !may_be_over(one))
+      wrong(one, failed != nullptr ? to_string(failed->why) : "nothing is said of it");
+    end(one);
+    return;
+  }
+  if (info->size != one.value->size()) wrong(one, "its size is another");
+  const auto ttl = milliseconds{one.plan.ttl_ms};
+  if (info->ttl > ttl || (info->ttl.count() == 0) != (ttl.count() == 0))
+    wrong(one, "it is said to live for " + std::to_string(info->ttl.count()) + " ms");
+  ask(std::move(one), step::remove);
+}
+
+void value_stories::end_remove(story one, const event_failed* failed) {
+  // One whose answer was late may have removed it.
+  const bool may_be_missing = one.tries > 0 || may_be_over(one);
+  if (failed != nullptr && !(may_be_missing && failed->why.code == errc::not_found))
+    wrong(one, to_string(failed->why));
+  one.looked = true;
+  ask(std::move(one), step::get_nothing);
+}
+
+void value_stories::end_get_nothing(story one, const event_failed* failed) {
+  if (failed == nullptr) {
+    wrong(one, "it is there");
+  } else if (failed->why.code != errc::not_found) {
+    wrong(one, to_string(failed->why));
+  }
+  if (one.looked) {
+    end(one);
+    return;
+  }
+  // What is stored late is there by then.
+  one.looked = true;
+  ask_later(std::move(one), step::get_nothing, 20ms);
+}
+
+void value_stories::end(const story&) {
   ++counts_.values;
 }
 

@@ -23,6 +23,10 @@ void wrong_calls::expect_refused(const char* call, const result<Value>& answer, 
 
 void wrong_calls::make(std::uint32_t which, const std::optional<live_send>& live) {
   constexpr std::uint32_t first_of_any = 15;
+  if (s_.is_aside(node_)) {
+    call_over_no_edge();
+    return;
+  }
   // No edge leads to a prefill.
   if (s_.is_prefill(node_) && which < first_of_any)
     which = first_of_any + which % (wrong_call_count - first_of_any);
@@ -54,7 +58,8 @@ void wrong_calls::receive(std::uint32_t which) {
       spec.sources.push_back(spec.sources[dice_.roll(0, s_.prefill.ranks - 1)]);
       return refused("a receive from a rank twice", errc::invalid_config);
     case 3:
-      spec.sources = {s_.name_of(node_)};
+      // From whom decode gets nothing: the one aside, or itself.
+      spec.sources = {s_.name_of(s_.has_aside ? s_.joined_nodes() : node_)};
       return refused("a receive over no edge", errc::invalid_config);
     case 4:
       spec.sources.front() = "nobody";
@@ -128,7 +133,7 @@ void wrong_calls::other(std::uint32_t which, const std::optional<live_send>& liv
       expect_refused("an abort of nothing", engine_.abort(operation_id{1U << 30U}, "x"),
                      errc::not_found);
       break;
-    default:
+    case 21:
       if (its_.pooled) {
         const std::vector<block_id> one{block_id{0}};
         expect_refused("a free of another's block",
@@ -137,7 +142,37 @@ void wrong_calls::other(std::uint32_t which, const std::optional<live_send>& liv
         expect_refused("an allocation without a pool", engine_.allocate_blocks(1),
                        errc::invalid_config);
       }
+      break;
+    default:
+      if (s_.has_aside) {
+        call_values_of(s_.name_of(s_.joined_nodes()));
+      } else {
+        call_values_of("supervisor");
+      }
   }
+}
+
+/// What a node may do whose stage no edge touches: nothing with others.
+void wrong_calls::call_over_no_edge() {
+  receive_spec spec;
+  spec.request = "wrong";
+  for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p) spec.sources.push_back(s_.name_of(p));
+  spec.mode = s_.reads ? actors::transfer_mode::read : actors::transfer_mode::write;
+  spec.tokens = s_.model.block_tokens;
+  spec.blocks = {block_id{0}};
+  expect_refused("a receive by a node without an edge", engine_.receive(spec),
+                 errc::invalid_config);
+  call_values_of(s_.name_of(dice_.roll(0, s_.joined_nodes() - 1)));
+}
+
+/// Of a node that no edge joins with this one.
+void wrong_calls::call_values_of(const std::string& peer) {
+  constexpr auto code = errc::invalid_config;
+  static const std::vector<std::byte> value(4);  // longer than a put that is taken
+  expect_refused("a put over no edge", engine_.put(peer, "k", value), code);
+  expect_refused("a get over no edge", engine_.get(peer, "k"), code);
+  expect_refused("a query over no edge", engine_.query(peer, "k"), code);
+  expect_refused("a remove over no edge", engine_.remove(peer, "k"), code);
 }
 
 void wrong_calls::speak_of(const live_send& live) {

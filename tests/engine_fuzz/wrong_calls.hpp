@@ -38,6 +38,8 @@ class wrong_calls {
  private:
   void receive(std::uint32_t which);
   void other(std::uint32_t which, const std::optional<live_send>& live);
+  void call_over_no_edge();
+  void call_values_of(const std::string& peer);
   void speak_of(const live_send& live);
   template <class Value>
   void expect_refused(const char* call, const result<Value>& answer, errc code);

@@ -1,0 +1,298 @@
+#include "transfers.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <variant>
+
+namespace troupe::engine_fuzz {
+
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+
+namespace {
+
+/// Longer than a run.
+constexpr milliseconds no_deadline = 10min;
+
+}  // namespace
+
+node_transfers::node_transfers(const scenario& s, std::uint32_t node, engine& e, cache_model& model,
+                               cache_blocks& blocks, outcomes& ended, finder found, tally& counts)
+    : s_{s},
+      node_{node},
+      its_{s.side_of(node)},
+      engine_{e},
+      model_{model},
+      blocks_{blocks},
+      ended_{ended},
+      found_{std::move(found)},
+      counts_{counts} {}
+
+void node_transfers::begin_round(std::uint32_t index) {
+  round_index_ = index;
+  round_ = &s_.rounds[index];
+}
+
+std::string node_transfers::words(const transfer& t) const {
+  return std::string{to_string(t.what)} + " of request " + std::to_string(t.request) +
+         " in round " + std::to_string(round_index_);
+}
+
+std::string node_transfers::open() const {
+  std::string all;
+  for (const auto& [id, t] : live_) {
+    all += " " + std::string{to_string(t.what)} + " of request " + std::to_string(t.request) +
+           (t.outcomes > 0 ? " (not unpinned)" : "");
+  }
+  return all;
+}
+
+bool node_transfers::settled() const {
+  return std::ranges::all_of(live_, [](const auto& one) { return one.second.outcomes > 0; });
+}
+
+const request_plan& node_transfers::plan(std::uint32_t request) const {
+  return round_->requests[request];
+}
+
+content node_transfers::content_of(const request_plan& r) const {
+  return {r.seed, round_->shared_seed, r.shares ? s_.shared_tokens(*round_) : 0};
+}
+
+std::string node_transfers::name(std::uint32_t request) const {
+  return plan(request).name(s_.seed, round_index_ * 100 + request);
+}
+
+verdict node_transfers::verdict_of(const transfer& t) const {
+  return verdict_on(s_, *round_, t.request, node_, t.what);
+}
+
+std::pair<const std::uint64_t, node_transfers::transfer>* node_transfers::find(
+    std::uint32_t request, part what) {
+  for (auto& one : live_)
+    if (one.second.request == request && one.second.what == what) return &one;
+  return nullptr;
+}
+
+void node_transfers::give_back(transfer& t) {
+  blocks_.give_back(t.blocks, t.blocks.own().size(), words(t));
+}
+
+// -- sends
+
+void node_transfers::send(std::uint32_t request) {
+  const auto& r = plan(request);
+  transfer t;
+  t.request = request;
+  // Room for what the decode ranks want, or only for what there is.
+  const auto room = r.seed % 2 == 0 ? std::max(r.tokens, r.source_tokens) : r.source_tokens;
+  t.blocks = blocks_.take(s_.blocks_of(room), r.shares, words(t));
+  t.slot = 7 - r.slot;
+  t.tokens = {0, r.source_tokens};
+  send_spec spec;
+  spec.request = name(request);
+  spec.blocks = t.blocks.all;
+  spec.state_slot = t.slot;
+  spec.deadline = no_deadline;
+  spec.consumers = r.two_replicas ? 2 * s_.decode.ranks : 0;
+  auto sent = engine_.send(std::move(spec));
+  if (r.shares) blocks_.prefix_was_used();
+  if (!sent) {
+    wrong(t, "is refused: " + to_string(sent.error()));
+    give_back(t);
+    return;
+  }
+  live_.emplace(sent->value, std::move(t));
+}
+
+/// What the engine is told of a live operation, which may have ended where it may fail.
+void node_transfers::expect_taken(const transfer& t, const result<void>& said) {
+  if (said) return;
+  if (said.error().code == errc::not_found && !verdict_of(t).is_certain()) return;
+  wrong(t, to_string(said.error()));
+}
+
+void node_transfers::compute(const act& one) {
+  auto* entry = find(one.request, part::send);
+  if (entry == nullptr) return;
+  auto& t = entry->second;
+  const auto& r = plan(one.request);
+  const auto begin = one.c == 0 ? 0 : r.chunks[one.c - 1];
+  const auto end = r.chunks[one.c];
+  compute(t, {one.a, one.b}, {begin, end});
+  expect_taken(t, engine_.layers_ready(operation_id{entry->first}, one.a, one.b, end));
+}
+
+/// All but the prefix that others share: that is there.
+void node_transfers::compute(const transfer& t, layer_span layers, token_span tokens) {
+  const auto of = content_of(plan(t.request));
+  tokens.begin = std::max(tokens.begin, of.shared_tokens);
+  if (tokens.begin < tokens.end) model_.compute(t.blocks.all, layers, tokens, of);
+}
+
+void node_transfers::seal(std::uint32_t request) {
+  auto* entry = find(request, part::send);
+  if (entry == nullptr) return;
+  auto& t = entry->second;
+  const auto& r = plan(request);
+  if (r.chunks.empty()) compute(t, model_.all_layers(), {0, r.source_tokens});
+  model_.compute_state(t.slot, r.seed);
+  std::vector<std::byte> aux(r.aux_bytes);
+  pattern(r.seed + 5, aux);
+  expect_taken(t, engine_.seal(operation_id{entry->first}, r.source_tokens, std::move(aux)));
+  t.sealed = true;
+  if (r.frees_early && its_.pooled) give_back(t);
+}
+
+std::optional<live_send> node_transfers::some_live_send() const {
+  for (const auto& [id, t] : live_) {
+    if (t.what == part::send && !t.sealed && verdict_of(t).is_certain())
+      return live_send{operation_id{id}, name(t.request),
+                       static_cast<std::uint32_t>(t.blocks.all.size())};
+  }
+  return std::nullopt;
+}
+
+// -- receives
+
+void node_transfers::receive_again(std::uint32_t request) {
+  const auto first = ended_.find({request, part::receive});
+  if (first != ended_.end() && first->second != "done") receive(request, part::receive_again);
+}
+
+void node_transfers::receive(std::uint32_t request, part what) {
+  const auto& r = plan(request);
+  transfer t;
+  t.what = what;
+  t.request = request;
+  const auto wanted = what == part::receive_again ? r.source_tokens : r.tokens;
+  t.slot = r.slot + (what == part::receive ? 0 : 4);
+  if (!s_.model.states.empty()) t.slot %= s_.model.state_slots;
+  t.tokens = {r.prefix, wanted};
+  t.told.assign(s_.model.layers.size(), r.prefix);
+  if (r.names_blocks) t.blocks = blocks_.take(s_.blocks_of(wanted), r.shared_there, words(t));
+  receive_spec spec;
+  spec.request = name(request);
+  for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p) spec.sources.push_back(s_.name_of(p));
+  if (r.seed % 3 == 0) std::ranges::reverse(spec.sources);
+  spec.mode = s_.reads ? actors::transfer_mode::read : actors::transfer_mode::write;
+  spec.tokens = wanted;
+  spec.prefix_tokens = r.prefix;
+  spec.blocks = t.blocks.all;
+  spec.state_slot = t.slot;
+  spec.deadline = no_deadline;
+  if (what == part::receive && r.what == mishap::decode_deadline && r.rank == s_.rank_of(node_))
+    spec.deadline = milliseconds{1 + r.seed % 60};
+  auto asked = engine_.receive(std::move(spec));
+  if (r.shared_there) blocks_.prefix_was_used();
+  if (!asked) {
+    wrong(t, "is refused: " + to_string(asked.error()));
+    give_back(t);
+    return;
+  }
+  const auto in_prefix = r.prefix / s_.model.block_tokens - t.blocks.shared;
+  if (its_.pooled && r.frees_early && r.names_blocks && in_prefix > 0)
+    blocks_.give_back_prefix(t.blocks, in_prefix, words(t));
+  live_.emplace(asked->value, std::move(t));
+}
+
+void node_transfers::abort(std::uint32_t request, part what) {
+  auto* entry = find(request, what);
+  if (entry == nullptr || entry->second.outcomes > 0) return;
+  // The outcome may wait in the queue.
+  (void)engine_.abort(operation_id{entry->first}, "fuzz");
+}
+
+// -- events
+
+void node_transfers::take(event& e) {
+  const auto entry = live_.find(e.operation.value);
+  if (entry == live_.end()) {
+    found_("an event of an operation that is over");
+    return;
+  }
+  auto& t = entry->second;
+  if (auto* a = std::get_if<event_allocated>(&e.what)) {
+    t.blocks.owner = a->blocks.owner;
+    t.blocks.all = std::move(a->blocks.blocks);
+  } else if (const auto* l = std::get_if<event_layers>(&e.what)) {
+    take_layers(t, l->slice);
+  } else if (auto* d = std::get_if<event_done>(&e.what)) {
+    take_done(t, *d);
+  } else if (const auto* f = std::get_if<event_failed>(&e.what)) {
+    take_failed(t, f->why);
+  } else if (std::get_if<event_unpinned>(&e.what) != nullptr) {
+    take_unpinned(t);
+    live_.erase(entry);
+  } else {
+    wrong(t, "an event of another kind of operation");
+  }
+}
+
+void node_transfers::take_layers(transfer& t, const actors::cache_slice& slice) {
+  if (t.outcomes > 0) wrong(t, "layers after the outcome");
+  for (auto l = slice.layer_begin; l < slice.layer_end; ++l) {
+    if (t.told[l] != slice.token_begin) {
+      wrong(t, "layer " + std::to_string(l) + " is told from token " +
+                   std::to_string(slice.token_begin) + ", it was up to " +
+                   std::to_string(t.told[l]));
+    }
+    t.told[l] = slice.token_end;
+  }
+  check(t, model_.is_there(t.blocks.all, {slice.layer_begin, slice.layer_end},
+                           {slice.token_begin, slice.token_end}, content_of(plan(t.request))));
+}
+
+void node_transfers::count(transfer& t, const std::string& how) {
+  if (++t.outcomes > 1) wrong(t, "another outcome: " + how);
+  ended_[{t.request, t.what}] = how;
+  ++counts_.transfers;
+}
+
+void node_transfers::take_done(transfer& t, const event_done& d) {
+  count(t, "done");
+  const auto& r = plan(t.request);
+  if (!verdict_of(t).may_succeed) wrong(t, "is done, and must fail");
+  if (t.what == part::send) return;
+  ++counts_.arrived;
+  for (std::size_t l = 0; l < t.told.size(); ++l) {
+    if (t.told[l] != t.tokens.end && t.tokens.begin < t.tokens.end)
+      wrong(t, "is done, and layer " + std::to_string(l) + " was told up to token " +
+                   std::to_string(t.told[l]));
+  }
+  std::vector<std::byte> aux(r.aux_bytes);
+  pattern(r.seed + 5, aux);
+  if (d.aux != aux) wrong(t, "the engine's own data is not the prefill's");
+  const bool moves_state = model_.has_states() && t.tokens.begin < t.tokens.end;
+  check(t, model_.is_there(t.blocks.all, model_.all_layers(), t.tokens, content_of(r)));
+  if (moves_state) check(t, model_.state_is_there(t.slot, r.seed));
+  model_.arrived(t.blocks.all, t.tokens, slot_of(t), content_of(r));
+  // What is done is read and given back; the fence may still be out.
+  if (its_.pooled && r.frees_early) give_back(t);
+}
+
+std::optional<std::uint32_t> node_transfers::slot_of(const transfer& t) const {
+  if (!model_.has_states() || t.tokens.begin >= t.tokens.end) return std::nullopt;
+  return t.slot;
+}
+
+void node_transfers::take_failed(transfer& t, const troupe::error& why) {
+  count(t, std::string{to_string(why.code)});
+  ++counts_.failed;
+  if (why.message.empty()) wrong(t, "failed without a sentence");
+  if (!verdict_of(t).admits(why.code)) wrong(t, "failed: " + to_string(why));
+}
+
+void node_transfers::take_unpinned(transfer& t) {
+  if (t.outcomes == 0) wrong(t, "is unpinned without an outcome");
+  const auto how = ended_.find({t.request, t.what});
+  const bool failed = how != ended_.end() && how->second != "done";
+  if (t.what != part::send && failed && !t.blocks.all.empty())
+    check(t, model_.torn(t.blocks.all, t.tokens, slot_of(t), content_of(plan(t.request))));
+  // From here on nobody touches them: what comes late is found by the audit. Blocks that were given back
+  // already may be another's.
+  if (const auto mine = t.blocks.own(); !mine.empty()) model_.reuse(mine, slot_of(t));
+  give_back(t);
+}
+
+}  // namespace troupe::engine_fuzz
