@@ -27,6 +27,7 @@
 #include "troupe/actors/system.hpp"
 
 #include "cluster_peer.hpp"
+#include "end_of_monitored.hpp"
 #include "scratch_folder.hpp"
 #include "waiting.hpp"
 
@@ -179,9 +180,7 @@ TEST(network, what_a_process_says_last_arrives_although_it_is_encrypted) {
     self->monitor(boss);
     caf::anon_send_exit(*proxy, caf::exit_reason::user_shutdown);
     here = nullptr;
-    bool ended = false;
-    self->receive([&](caf::down_msg&) { ended = true; }, caf::after(wait_limit) >> [] {});
-    EXPECT_TRUE(ended) << "round " << round;
+    EXPECT_TRUE(troupe::testing::monitored_ends_within(self, wait_limit)) << "round " << round;
   }
 }
 

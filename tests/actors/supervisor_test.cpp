@@ -12,6 +12,7 @@
 
 #include "child_process.hpp"
 #include "cluster_peer.hpp"
+#include "end_of_monitored.hpp"
 #include "free_port.hpp"
 #include "waiting.hpp"
 
@@ -326,14 +327,9 @@ TEST_F(cluster, a_frozen_peer_loses_its_connection_and_an_idle_one_keeps_it) {
   reconnect();
   caf::scoped_actor self{here->system()};
   self->monitor(supervisor);
-  const auto lost_within = [&](milliseconds time) {
-    bool lost = false;
-    self->receive([&](caf::down_msg&) { lost = true; }, caf::after(time) >> [] {});
-    return lost;
-  };
-  EXPECT_FALSE(lost_within(milliseconds{5000})) << "idle";
+  EXPECT_FALSE(troupe::testing::monitored_ends_within(self, milliseconds{5000})) << "idle";
   process.stop();
-  EXPECT_TRUE(lost_within(wait_limit)) << "frozen";
+  EXPECT_TRUE(troupe::testing::monitored_ends_within(self, wait_limit)) << "frozen";
 }
 
 // -- the client

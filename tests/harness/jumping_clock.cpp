@@ -42,7 +42,9 @@ std::int64_t kernel_time(clockid_t clock) {
 
 std::int64_t offset() {
   const auto number = kernel_time(CLOCK_MONOTONIC) / between_jumps;
-  return jumps[static_cast<std::size_t>(number) % jumps.size()] * second;
+  // Never back to quite the same: who compares two looks must see it.
+  return jumps[static_cast<std::size_t>(number) % jumps.size()] * second +
+         number % 1'000 * second / 10;
 }
 
 std::int64_t wall_time() {
