@@ -7,6 +7,7 @@ import sys
 import tempfile
 import unittest
 
+import fresh
 from anywhere import Anywhere, Skipped, anywhere, sentence
 from build import ROOT
 from outcomes import Tally
@@ -69,6 +70,23 @@ class AnywhereTest(unittest.TestCase):
             self.skipTest("no mount namespace can be made here")
         self.assertTrue(passed, text)
         self.assertEqual(text.splitlines()[-1], "2 passed, 0 failed")
+
+    def count_fresh(self, step, said, status):
+        tally, out = Tally(), io.StringIO()
+        with contextlib.redirect_stdout(out):
+            fresh.count(tally, "fresh_root", step, said, status)
+            tally.print()
+        return out.getvalue().splitlines()[-1]
+
+    def test_what_a_command_says_on_a_fresh_machine_is_counted(self):
+        self.assertEqual(self.count_fresh("quickstart", "link ...\nidentical: yes\n", 0), "1 passed, 0 failed")
+        self.assertEqual(self.count_fresh("quickstart", "identical: yes\n", 1), "0 passed, 1 failed")
+        self.assertEqual(self.count_fresh("quickstart", "identical: no\n", 0), "0 passed, 1 failed")
+        tests = "part  passed\n\n12 passed, 0 failed, 3 skipped, 1 unsteady\n"
+        self.assertEqual(self.count_fresh("tests", tests, 0), "12 passed, 0 failed, 3 skipped")
+        self.assertEqual(self.count_fresh("tests", tests, 1), "12 passed, 1 failed, 3 skipped")
+        self.assertEqual(self.count_fresh("tests", "12 passed, 2 failed\n", 1), "12 passed, 2 failed")
+        self.assertEqual(self.count_fresh("tests", "Killed\n", 137), "0 passed, 1 failed")
 
     def test_unknown_restrictions_are_refused_with_those_known(self):
         with contextlib.redirect_stderr(io.StringIO()) as said:
