@@ -1,0 +1,49 @@
+"""What the scheduler's side of the connector has the worker's side do, once a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+from troupe.vllm.params import HandOff
+
+__all__ = ["Receive", "Send", "TroupeMetadata"]
+
+
+@dataclass
+class Send:
+    """A prompt that was computed here: offer its cache. `request_id` is vLLM's, `tokens` those of the prompt."""
+
+    request_id: str
+    transfer: str
+    blocks: list[int]
+    tokens: int
+    digest: str
+
+
+@dataclass
+class Receive:
+    """A prompt to load, of which the first `prefix_tokens` are in `blocks` already.
+
+    `refused`: it cannot be loaded, and why; `source` is None then.
+    """
+
+    request_id: str
+    source: HandOff | None
+    blocks: list[int]
+    prefix_tokens: int
+    digest: str
+    refused: str = ""
+
+
+@dataclass
+class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """`releases`: sources that nobody will load. `aborts`: vLLM's ids of requests that end while they load.
+    `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
+
+    sends: list[Send] = field(default_factory=list)
+    receives: list[Receive] = field(default_factory=list)
+    releases: list[HandOff] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    idle: bool = False

@@ -1,0 +1,189 @@
+"""The worker's side: the one that has the engine, since it has the memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.logger import init_logger
+
+from troupe.engine import Engine
+from troupe.errors import ErrorCode, TroupeError
+from troupe.events import Done, Failed, Operation, Unpinned
+from troupe.vllm.layouts import CacheView, describe_cpu_cache
+from troupe.vllm.metadata import Receive, Send, TroupeMetadata
+from troupe.vllm.params import HandOff
+
+__all__ = ["Results", "Worker"]
+
+logger = init_logger(f"vllm.{__name__}")
+
+IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
+
+
+@dataclass
+class Results:
+    """vLLM's request ids, as `KVConnectorTransferResults` has them. A load that failed stands in both of the last."""
+
+    sent: set[str] = field(default_factory=set)
+    loaded: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Transfer:
+    """One operation of the engine. `digest`: of the prompt that a load has to be of."""
+
+    request_id: str
+    sends: bool
+    tokens: int
+    began: float
+    digest: str = ""
+    why: str = ""
+    bytes_moved: int = 0
+
+
+class Worker:
+    """Carries out what the scheduler's side says, and reports each request once, when its blocks are free again.
+
+    Blocks are free again at `Unpinned`, not at the outcome: until then a peer may still read or write them.
+    """
+
+    def __init__(self, *, deployment: str, node: str) -> None:
+        self._deployment = deployment
+        self._node = node
+        self._engine: Engine | None = None
+        self._view: CacheView | None = None
+        self._transfers: dict[Operation, _Transfer] = {}
+        self._results = Results()
+
+    def register(self, caches: Mapping[str, Any], *, layers: list[str], block_size: int, packing: str) -> None:
+        """Starts the node. It registers with the supervisor by itself, in whatever order they start."""
+        self._view = describe_cpu_cache([caches[name] for name in layers], block_size=block_size, packing=packing)
+        self._engine = Engine(
+            self._node, file=self._deployment, layout=self._view.layout, regions=self._view.regions
+        )
+        logger.info("%s offers its cache of %d blocks of %d tokens", self._node, self._view.layout.blocks,
+                    self._view.block_tokens)  # fmt: skip
+
+    def carry_out(self, step: TroupeMetadata) -> None:
+        for request_id in step.aborts:
+            self._abort(request_id)
+        for source in step.releases:
+            self._release(source)
+        for send in step.sends:
+            self._send(send)
+        for receive in step.receives:
+            self._receive(receive)
+
+    def results(self, *, idle: bool) -> Results:
+        """What ended since the last call. `idle`: nothing else is to be done, wait a little for the first event."""
+        wait = idle and not (self._results.sent or self._results.loaded)
+        engine = self._started()
+        while events := engine.take(timeout=IDLE_WAIT if wait else 0.0):
+            wait = False
+            for event in events:
+                transfer = self._transfers.get(event.operation)
+                if transfer is None:  # a release
+                    continue
+                if isinstance(event, Failed):
+                    transfer.why = str(event.error)
+                elif isinstance(event, Done):
+                    transfer.bytes_moved = event.bytes_moved
+                    if not transfer.sends and event.aux.decode(errors="replace") != transfer.digest:
+                        transfer.why = "the cache that came is of another prompt"
+                elif isinstance(event, Unpinned):
+                    self._end(self._transfers.pop(event.operation))
+        taken, self._results = self._results, Results()
+        return taken
+
+    def stop(self) -> None:
+        """Leaves the cluster. Again: nothing."""
+        if self._engine is not None:
+            self._engine.stop()
+
+    # -- parts
+
+    def _started(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("the KV cache was never registered")
+        return self._engine
+
+    def _send(self, send: Send) -> None:
+        assert self._view is not None
+        engine = self._started()
+        transfer = _Transfer(send.request_id, True, send.tokens, time.monotonic())
+        try:
+            operation = engine.send(send.transfer, self._view.blocks_of(send.blocks, send.tokens))
+        except TroupeError as error:
+            transfer.why = str(error)
+            self._end(transfer)
+            return
+        self._transfers[operation] = transfer
+        try:
+            tokens = self._view.whole_blocks(send.tokens)
+            engine.layers_ready(operation, 0, self._view.layers, tokens)
+            engine.seal(operation, tokens, send.digest.encode())
+        except TroupeError as error:
+            self._give_up(operation, f"it cannot be offered: {error}")
+
+    def _receive(self, receive: Receive) -> None:
+        assert self._view is not None
+        transfer = _Transfer(receive.request_id, False, 0, time.monotonic(), receive.digest)
+        source = receive.source
+        if source is None:
+            transfer.why = receive.refused
+            self._end(transfer)
+            return
+        transfer.tokens = source.tokens
+        try:
+            operation = self._started().receive(
+                source.transfer,
+                sources=source.nodes,
+                mode="read",
+                tokens=self._view.whole_blocks(source.tokens),
+                prefix_tokens=receive.prefix_tokens,
+                blocks=self._view.blocks_of(receive.blocks, source.tokens),
+            )
+        except TroupeError as error:
+            transfer.why = str(error)
+            self._end(transfer)
+        else:
+            self._transfers[operation] = transfer
+
+    def _release(self, source: HandOff) -> None:
+        """A receive of nothing: it ends the source. Its own outcome is of no interest."""
+        try:
+            self._started().receive(source.transfer, sources=source.nodes, mode="read", tokens=0)
+        except TroupeError as error:
+            logger.warning("%s cannot be released, its lease will end: %s", source.transfer, error)
+
+    def _abort(self, request_id: str) -> None:
+        for operation, transfer in self._transfers.items():
+            if transfer.request_id == request_id and not transfer.sends:
+                self._give_up(operation, "the request ended while its cache was loaded")
+
+    def _give_up(self, operation: Operation, why: str) -> None:
+        try:
+            self._started().abort(operation, why)
+        except TroupeError as error:
+            if error.code != ErrorCode.NOT_FOUND:  # it has ended by itself
+                logger.warning("%s cannot be aborted: %s", self._transfers[operation].request_id, error)
+
+    def _end(self, transfer: _Transfer) -> None:
+        what = "sent" if transfer.sends else "loaded"
+        seconds = time.monotonic() - transfer.began
+        if transfer.why:
+            logger.warning("%s: %d tokens were not %s after %.3f s: %s", transfer.request_id, transfer.tokens, what,
+                           seconds, transfer.why)  # fmt: skip
+        else:
+            logger.debug("%s: %d tokens, %d bytes, %s in %.4f s", transfer.request_id, transfer.tokens,
+                         transfer.bytes_moved, what, seconds)  # fmt: skip
+        if transfer.sends:
+            self._results.sent.add(transfer.request_id)
+            return
+        self._results.loaded.add(transfer.request_id)
+        if transfer.why:
+            self._results.failed.add(transfer.request_id)

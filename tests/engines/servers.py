@@ -1,0 +1,119 @@
+"""Processes of the engine tests: vLLM's servers and what stands beside them, each with a log and an end."""
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+START_SECONDS = 300  # of a server; vLLM imports for half a minute in each of three processes
+ASK_SECONDS = 120
+
+
+class Failed(Exception):
+    """What a test finds wrong."""
+
+
+def free_ports(count):
+    """Ports that nobody listened on a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class Process:
+    """A program in a session of its own, which ends with this object, and its descendants with it."""
+
+    def __init__(self, name, words, folder, environment=None):
+        self.name = name
+        self.log = pathlib.Path(folder) / f"{name}.log"
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=log,
+                                             stderr=subprocess.STDOUT, start_new_session=True,
+                                             env={**os.environ, **(environment or {})})
+
+    @property
+    def running(self):
+        return self._process.poll() is None
+
+    def tail(self, lines=25):
+        text = self.log.read_text(errors="replace").splitlines()[-lines:]
+        return f"-- the end of {self.log}\n" + "\n".join(text)
+
+    def stop(self):
+        for number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                break
+        with contextlib.suppress(ProcessLookupError):  # children that outlived it
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+class Served(Process):
+    """A process that answers over HTTP."""
+
+    def __init__(self, name, port, words, folder, environment=None):
+        self.url = f"http://127.0.0.1:{port}"
+        super().__init__(name, words, folder, environment)
+
+    def wait_until_up(self, path="/health"):
+        limit = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                with urllib.request.urlopen(self.url + path, timeout=10):
+                    return
+            if not self.running:
+                raise Failed(f"{self.name} ended while it started\n{self.tail()}")
+            if time.monotonic() > limit:
+                raise Failed(f"{self.name} did not answer within {START_SECONDS} s\n{self.tail()}")
+            time.sleep(0.2)
+
+    def complete(self, prompt, tokens):
+        """The token ids of the greedy continuation of some token ids."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True, "detokenize": False}
+        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=ASK_SECONDS) as answer:
+                return json.load(answer)["choices"][0]["token_ids"]
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise Failed(f"{self.name} answered {error.code} to {len(prompt)} tokens: {said}\n{self.tail()}") from None
+        except OSError as error:
+            raise Failed(f"{self.name} did not answer {len(prompt)} tokens: {error}\n{self.tail()}") from None
+
+    def metric(self, name):
+        """The sum of a metric over its labels; 0 where there is none yet."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=ASK_SECONDS) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+
+def vllm(name, python, model, port, core, folder, *, transfer=None, environment=None):
+    """One vLLM server on the CPU, on one core. `transfer`: its kv-transfer-config."""
+    words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
+             "--skip-tokenizer-init", "--enforce-eager", "--dtype", "bfloat16", "--max-model-len", 2048,
+             "--max-num-seqs", 4, "--block-size", 32, "--no-enable-prefix-caching", "--host", "127.0.0.1",
+             "--port", port]
+    if transfer:
+        words += ["--kv-transfer-config", json.dumps(transfer)]
+    return Served(name, port, words, folder, {
+        "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        **(environment or {})})
