@@ -3,14 +3,11 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "troupe/actors/cluster_messages.hpp"
 
 namespace troupe::deploy::cli {
 
-/// How backends are shown: those of this machine by `troupe info`, those of nodes by `troupe status`.
-[[nodiscard]] nlohmann::json to_json(const std::vector<actors::backend_report>& backends);
+// How backends are shown: those of this machine by `troupe info`, those of nodes by `troupe status`.
 
 /// "usable: memfd and unix sockets work here"; "not usable: " with what it is and what to do.
 [[nodiscard]] std::string verdict_text(const actors::backend_report& backend);

@@ -19,6 +19,7 @@
 #include "troupe/deploy/cli/backends_here.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
+#include "troupe/deploy/report_json.hpp"
 #include "troupe/transport/endpoint.hpp"
 
 namespace troupe::deploy::cli {

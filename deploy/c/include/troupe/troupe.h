@@ -559,7 +559,7 @@ typedef struct troupe_event {
 /* How an operation that succeeded ended. What it has not is 0. */
 typedef struct troupe_outcome {
   uint32_t size;
-  uint32_t kind;       /* TROUPE_EVENT_DONE, _VALUE, _INFO or _PLACED */
+  uint32_t kind;       /* TROUPE_EVENT_VALUE (get), _PLACED (place), or _DONE (all others) */
   uint64_t bytes;      /* receive, and send in write mode: moved */
   uint64_t aux_size;   /* receive: `troupe_detail_bytes` */
   uint64_t value_size; /* get (`troupe_detail_bytes`) and query */

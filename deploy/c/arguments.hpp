@@ -1,0 +1,106 @@
+#pragma once
+
+/// How arguments of C are read: what is null, too small, too new or out of range is refused by name.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/deploy/c/status.hpp"
+#include "troupe/kvcache/ids.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::c {
+
+/// No struct of this ABI will be larger; a `size` above it was never set.
+inline constexpr std::uint32_t max_struct_bytes = 4096;
+/// No text that anything here takes is longer: a deployment has at most 1 MiB.
+inline constexpr std::size_t max_text_bytes = std::size_t{1} << 20U;
+/// No list is longer: a cache has at most 2^32 blocks, a request far fewer.
+inline constexpr std::size_t max_list_items = std::size_t{1} << 28U;
+
+/// What `size` a struct must have at least: the end of its first release. Specialised once a struct
+/// has grown.
+template <class Struct>
+inline constexpr std::uint32_t first_size = sizeof(Struct);
+
+[[nodiscard]] result<void> check_size(std::uint32_t size, std::uint32_t least, std::size_t known,
+                                      std::string_view name);
+
+/// A pointer that must be there.
+template <class T>
+[[nodiscard]] result<void> present(const T* pointer, std::string_view name) {
+  if (pointer) return {};
+  return bad_argument("`" + std::string{name} + "` is NULL");
+}
+
+/// A struct that begins with `size`, as this release knows it: what the caller did not know is 0.
+template <class Struct>
+[[nodiscard]] result<Struct> read(const Struct* given, std::string_view name) {
+  if (auto here = present(given, name); !here) return fail(here.error());
+  std::uint32_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  if (auto fits = check_size(size, first_size<Struct>, sizeof(Struct), name); !fits)
+    return fail(fits.error());
+  const auto* bytes = reinterpret_cast<const std::byte*>(given);
+  if (size > sizeof(Struct) && std::any_of(bytes + sizeof(Struct), bytes + size,
+                                           [](std::byte b) { return b != std::byte{}; }))
+    return fail(errc::version_mismatch, "`" + std::string{name} +
+                                            "` uses what this release of libtroupe does not know; "
+                                            "load the one that the program was compiled against");
+  Struct known{};
+  std::memcpy(&known, given, std::min<std::size_t>(size, sizeof known));
+  return known;
+}
+
+/// Whether a struct that is to be filled in can be. To be asked before anything is done.
+template <class Struct>
+[[nodiscard]] result<void> writable(const Struct* out, std::string_view name) {
+  if (auto here = present(out, name); !here) return here;
+  std::uint32_t size = 0;
+  std::memcpy(&size, out, sizeof size);
+  return check_size(size, first_size<Struct>, sizeof(Struct), name);
+}
+
+/// Fills in as much of a struct as the caller knows; what this release does not know is 0.
+template <class Struct>
+void write(Struct value, Struct* out) noexcept {
+  std::uint32_t size = 0;
+  std::memcpy(&size, out, sizeof size);
+  std::memset(out, 0, size);
+  std::memcpy(&value, &size, sizeof size);
+  std::memcpy(out, &value, std::min<std::size_t>(size, sizeof value));
+}
+
+/// A text that must be there and not empty.
+[[nodiscard]] result<std::string> text(const char* given, std::string_view name);
+/// A text that may be NULL: then it is empty.
+[[nodiscard]] result<std::string> optional_text(const char* given, std::string_view name);
+/// A list of texts, none of them NULL.
+[[nodiscard]] result<std::vector<std::string>> texts(const char* const* given, std::size_t count,
+                                                     std::string_view name);
+[[nodiscard]] result<std::vector<block_id>> blocks(const std::uint32_t* given, std::size_t count,
+                                                   std::string_view name);
+[[nodiscard]] result<std::span<const std::byte>> bytes(const void* given, std::size_t size,
+                                                       std::string_view name);
+/// A time of C; more than ten years is as good as ten years.
+[[nodiscard]] constexpr std::chrono::milliseconds milliseconds(std::uint64_t given) noexcept {
+  constexpr std::uint64_t ten_years = 315'360'000'000;
+  return std::chrono::milliseconds{std::min(given, ten_years)};
+}
+/// A number of an enum that begins at 0 or 1.
+[[nodiscard]] result<void> in_range(std::uint32_t given, std::uint32_t first, std::uint32_t last,
+                                    std::string_view name);
+
+/// A copy that `troupe_free` frees. At least one byte, so that nothing is not NULL.
+[[nodiscard]] void* copy_for_c(const void* data, std::size_t size);
+/// The same with a NUL behind.
+[[nodiscard]] char* copy_for_c(std::string_view text);
+
+}  // namespace troupe::c

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "troupe/actors/engine.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::c {
+
+/// A call of a frontend that waits to be taken.
+struct waiting_call {
+  std::uint64_t id{0};
+  std::string method;
+  std::vector<std::uint8_t> payload;
+};
+
+/// Calls of frontends, which come on threads of Troupe and are taken as events by threads of the
+/// engine. Bounded: at `max_open` unanswered calls a further one is refused with `overloaded`.
+/// Thread-safe.
+class call_inbox {
+ public:
+  static constexpr std::size_t max_open = 4096;
+
+  [[nodiscard]] static result<std::unique_ptr<call_inbox>> make();
+  ~call_inbox();
+  call_inbox(const call_inbox&) = delete;
+  call_inbox& operator=(const call_inbox&) = delete;
+
+  void put(call incoming);
+  [[nodiscard]] std::vector<waiting_call> take(std::size_t max);
+  /// `not_found`: there is no such call, or it was answered.
+  [[nodiscard]] result<void> reply(std::uint64_t id, result<std::vector<std::uint8_t>> answer);
+  /// Refuses what comes from here on; whoever waits for an answer gets `aborted`.
+  void close();
+  /// Readable while a call waits to be taken.
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+
+ private:
+  using answer_call = std::function<void(result<std::vector<std::uint8_t>>)>;
+
+  explicit call_inbox(int descriptor) : descriptor_{descriptor} {}
+
+  const int descriptor_;
+  std::mutex mutex_;
+  bool closed_{false};
+  std::uint64_t last_id_{0};
+  std::deque<waiting_call> waiting_;
+  std::map<std::uint64_t, answer_call> open_;
+};
+
+}  // namespace troupe::c

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "troupe/actors/cluster_client.hpp"
+#include "troupe/deploy/c/handles.hpp"
+#include "troupe/deploy/c/process_life.hpp"
+
+namespace troupe::c {
+
+struct cluster_core {
+  process_life life;
+  std::unique_ptr<actors::cluster_client> client;
+
+  cluster_core() = default;
+  ~cluster_core() {
+    if (!life.is_this_process()) (void)client.release();  // its end waits for the parent's threads
+  }
+  cluster_core(const cluster_core&) = delete;
+  cluster_core& operator=(const cluster_core&) = delete;
+};
+
+}  // namespace troupe::c
+
+struct troupe_cluster {
+  std::shared_ptr<troupe::c::cluster_core> core;
+};
+
+namespace troupe::c {
+
+/// A call of an engine, checked.
+[[nodiscard]] result<actors::call_request> call_of(const char* method, const void* payload,
+                                                   std::size_t payload_size);
+
+/// The body of a call on a cluster of this process.
+template <class Body>
+troupe_status on_cluster(const troupe_cluster* cluster, Body&& body) noexcept {
+  return guarded([&]() -> result<void> {
+    if (auto here = present(cluster, "cluster"); !here) return here;
+    const auto core = cluster->core;
+    if (auto ours = core->life.check("the cluster"); !ours) return ours;
+    return std::forward<Body>(body)(*core->client);
+  });
+}
+
+}  // namespace troupe::c

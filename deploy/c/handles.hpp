@@ -1,0 +1,82 @@
+#pragma once
+
+/// What the opaque types of troupe.h are.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/engine.hpp"
+#include "troupe/deploy/c/arguments.hpp"
+#include "troupe/deploy/c/call_inbox.hpp"
+#include "troupe/deploy/c/process_life.hpp"
+#include "troupe/deploy/c/status.hpp"
+#include "troupe/kvcache/layout.hpp"
+
+namespace troupe::c {
+
+/// An engine and what belongs to it. Shared by its handle, the calls under way and the views of its
+/// values: the last one of them destroys it.
+struct engine_core {
+  process_life life;
+  std::unique_ptr<call_inbox> calls;  ///< empty: calls of frontends are refused
+  std::unique_ptr<engine> node;
+  bool polling{false};
+  int events{-1};  ///< an epoll descriptor over events and calls; -1 where there are no calls
+
+  engine_core() = default;
+  ~engine_core();
+  engine_core(const engine_core&) = delete;
+  engine_core& operator=(const engine_core&) = delete;
+};
+
+}  // namespace troupe::c
+
+struct troupe_engine {
+  std::shared_ptr<troupe::c::engine_core> core;
+};
+
+struct troupe_layout {
+  troupe::kvcache::cache_layout layout;
+};
+
+struct troupe_placement {
+  troupe::actors::placement where;
+};
+
+/// What an event or an outcome has beside its fixed part.
+struct troupe_detail {
+  std::shared_ptr<troupe::c::engine_core> keeper;  ///< of `view`, which goes before it
+  troupe::value_view view;
+  std::vector<std::byte> aux;
+  std::vector<std::uint8_t> payload;
+  std::string reason, method;
+  troupe::kvcache::allocation blocks;
+  std::unique_ptr<troupe::actors::placement> where;
+};
+
+namespace troupe::c {
+
+/// The body of a call on an engine of this process.
+template <class Body>
+troupe_status on_engine(const troupe_engine* engine, Body&& body) noexcept {
+  return guarded([&]() -> result<void> {
+    if (auto here = present(engine, "engine"); !here) return here;
+    const auto core = engine->core;  // kept, whoever frees the handle meanwhile
+    if (auto ours = core->life.check("the engine"); !ours) return ours;
+    return std::forward<Body>(body)(*core, core);
+  });
+}
+
+/// What every call that begins an operation does with its result.
+[[nodiscard]] inline result<void> begun(result<operation_id> started, troupe_operation* out) {
+  if (!started) return fail(std::move(started).error());
+  *out = started->value;
+  return {};
+}
+
+}  // namespace troupe::c

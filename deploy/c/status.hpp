@@ -1,0 +1,45 @@
+#pragma once
+
+/// How a call of the C ABI ends: with TROUPE_OK, or with a code whose sentence the calling thread can
+/// ask for. Nothing is thrown across the edge.
+
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "troupe/kvcache/result.hpp"
+#include "troupe/troupe.h"
+
+namespace troupe::c {
+
+/// Keeps the sentence for `troupe_last_error` of this thread, and returns the code.
+troupe_status refuse(troupe_status code, std::string_view sentence) noexcept;
+troupe_status refuse(const error& why) noexcept;
+/// An argument that cannot be accepted.
+[[nodiscard]] unexpected bad_argument(std::string sentence);
+
+/// The code that C sees.
+[[nodiscard]] constexpr troupe_status code_of(errc code) noexcept {
+  return static_cast<troupe_status>(code);
+}
+
+/// Runs the body of a call. What it throws (memory that is not there, a defect) ends as a code.
+template <class Body>
+troupe_status guarded(Body&& body) noexcept {
+  try {
+    const result<void> ended = std::forward<Body>(body)();
+    return ended ? TROUPE_OK : refuse(ended.error());
+  } catch (const std::bad_alloc&) {
+    return refuse(TROUPE_POOL_EXHAUSTED, "this process has no memory left for the call");
+  } catch (const bad_result_access& unexpected_error) {
+    return refuse(unexpected_error.error());
+  } catch (const std::exception& defect) {
+    return refuse(TROUPE_INTERNAL, defect.what());
+  } catch (...) {
+    return refuse(TROUPE_INTERNAL, "something that is no std::exception was thrown");
+  }
+}
+
+}  // namespace troupe::c

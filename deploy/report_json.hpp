@@ -1,0 +1,36 @@
+#pragma once
+
+/// What nodes and the supervisor report, as JSON: the keys that `troupe status --json`, `troupe events
+/// --json` and the C ABI share.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "troupe/actors/cluster_messages.hpp"
+
+namespace troupe::deploy {
+
+/// Incarnations and transfers are 64-bit numbers, which many readers of JSON round: they are text,
+/// as in the logs.
+[[nodiscard]] std::string hex(std::uint64_t id);
+/// Names come from the network and may be no UTF-8: what is none is replaced. `indent` -1: one line.
+[[nodiscard]] std::string text_of(const nlohmann::json& document, int indent);
+
+[[nodiscard]] nlohmann::json to_json(const std::vector<actors::backend_report>& backends);
+/// Name, stage, role and place in its replica.
+[[nodiscard]] nlohmann::json to_json(const actors::node_info& node);
+/// Host, port, process and life.
+void add_address(nlohmann::json& out, const actors::node_info& node);
+[[nodiscard]] nlohmann::json to_json(const actors::member& member);
+/// All of a report but who the node is.
+void add_report(nlohmann::json& out, const actors::node_report& report);
+[[nodiscard]] nlohmann::json to_json(const actors::node_report& report);
+[[nodiscard]] nlohmann::json to_json(const actors::membership& members);
+[[nodiscard]] nlohmann::json to_json(const actors::cluster_event& event,
+                                     std::uint64_t supervisor_incarnation);
+[[nodiscard]] nlohmann::json to_json(const actors::event_page& page);
+
+}  // namespace troupe::deploy
