@@ -1,7 +1,10 @@
 """Where the tests' vLLM lives: a virtual environment with what requirements.lock pins, made once and kept outside the
-checkout. Prints the path of its Python. Made in about a minute from the package index (4.9 GB unpacked).
+checkout. Made in about a minute from the package index (4.9 GB unpacked).
 
-    environment.py        exit status 77: the package index cannot be reached
+    environment.py                      prints the path of its Python
+    environment.py SCRIPT ARGUMENT...   runs a script with it, and with the troupe package of this checkout
+
+Exit status 77: the package index cannot be reached.
 
 It is ${XDG_CACHE_HOME:-~/.cache}/troupe/engines-HASH, where HASH is of the lock file. One of another lock file that
 has not been used for a week is removed.
@@ -19,7 +22,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-LOCK_FILE = pathlib.Path(__file__).with_name("requirements.lock")
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1] / "deploy/python"
+LOCK_FILE = HERE / "requirements.lock"
 PYTHON = "python3.11"  # the wheels that the lock file names are for this one
 UNREACHABLE = 77
 WEEK = 7 * 24 * 3600
@@ -116,9 +121,19 @@ def environment():
     return folder
 
 
-def main():
+def variables(**more):
+    """Of the process's environment, for a program that has vLLM in it, on the CPU and without the network."""
+    return {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONHASHSEED": "0", "PYTHONPATH": f"{PACKAGE}:{HERE}", **more}
+
+
+def main(words):
     try:
-        print(environment() / "bin/python")
+        python = environment() / "bin/python"
+        if words:
+            sys.stdout.flush()
+            os.execve(python, [str(python), *words], variables())
+        print(python)
     except Failed as failed:
         print(f"environment.py: {failed}", file=sys.stderr)
         return UNREACHABLE if isinstance(failed, Unreachable) else 1
@@ -126,4 +141,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -11,8 +11,23 @@ import time
 import urllib.error
 import urllib.request
 
+from environment import variables
+
 START_SECONDS = 300  # of a server; vLLM imports for half a minute in each of three processes
 ASK_SECONDS = 120
+
+
+# Of one prefill and one decode engine, which bring their own caches.
+DEPLOYMENT = """\
+cluster: engines
+supervisor: {{host: 127.0.0.1, port: {port}}}
+model: {{layers: 4, kv_heads: 2, head_dim: 64, dtype: bf16, block_tokens: 32}}
+stages:
+  - {{name: prefill, role: prefill, engine: external, hosts: [127.0.0.1]}}
+  - {{name: decode, role: decode, engine: external, hosts: [127.0.0.1]}}
+edges:
+  - {{from: prefill, to: decode, mode: read}}
+"""
 
 
 class Failed(Exception):
@@ -37,7 +52,7 @@ class Process:
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=log,
                                              stderr=subprocess.STDOUT, start_new_session=True,
-                                             env={**os.environ, **(environment or {})})
+                                             env=variables(**(environment or {})))
 
     @property
     def running(self):
@@ -114,6 +129,5 @@ def vllm(name, python, model, port, core, folder, *, transfer=None, environment=
     if transfer:
         words += ["--kv-transfer-config", json.dumps(transfer)]
     return Served(name, port, words, folder, {
-        "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core),
-        "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1",
         **(environment or {})})

@@ -57,6 +57,7 @@ PARTS = {
         Tests("tsan", ("faults",), (), but="/tcp"),
     ),
     "verbs": (Tests("release", ("verbs",), ("troupe_tests_verbs",), parallel=1),),
+    "engines": (Tests("release", ("engines",), ("troupe_tests_engines",)),),
     "fuzz": (Tests("fuzz", ("fuzz",), ("troupe_tests_fuzz",), parallel=JOBS),),
     "lint": (Check("clang-format", ("tests/lint/format",)), Check("shellcheck", ("tests/lint/shell",)),
              Check("clang-tidy", ("tests/lint/tidy",))),
@@ -72,6 +73,8 @@ def packages(parts):
         sets.append("check")
     if "verbs" in parts:
         sets.append("verbs")
+    if "engines" in parts:
+        sets.append("engines")
     # The unit tests compile for both makers of GPUs: for AMD's with this, for NVIDIA's where nvcc is.
     if "unit" in parts:
         sets.append("gpu")
