@@ -10,7 +10,7 @@ import xml.etree.ElementTree
 SANITIZER_REPORT = re.compile(
     r"(?:ERROR|WARNING): (?:Address|Leak|Thread|Memory|UndefinedBehavior)Sanitizer"
     r"|SUMMARY: \w+Sanitizer|: runtime error: |ERROR: libFuzzer")
-# So many may be unsteady in a run that passes.
+# So many may be unsteady in a run of the tests that passes.
 UNSTEADY_ALLOWED = 2
 LINES_SHOWN = 40
 
@@ -73,9 +73,10 @@ def duration(seconds):
 
 
 class Tally:
-    """Counts of a whole run, from any thread."""
+    """Counts of a whole run, from any thread; so many tests may be unsteady in one that passes."""
 
-    def __init__(self):
+    def __init__(self, unsteady_allowed=UNSTEADY_ALLOWED):
+        self._allowed = unsteady_allowed
         self._lock = threading.Lock()
         self._start = time.monotonic()
         self._counts = {}       # by part: passed, failed, skipped
@@ -126,7 +127,7 @@ class Tally:
 
     @property
     def passed(self):
-        return not sum(c[1] for c in self._counts.values()) and len(self._unsteady) <= UNSTEADY_ALLOWED
+        return not sum(c[1] for c in self._counts.values()) and len(self._unsteady) <= self._allowed
 
     def print(self):
         """Everything for the end of the log; the last line is the closing line."""
@@ -135,7 +136,7 @@ class Tally:
             for title, output in self._failures:
                 print(f"\nfailed: {title}\n{ends(output)}".rstrip())
         if self._unsteady:
-            print(f"\n== unsteady: failed once and passed three times by itself; {UNSTEADY_ALLOWED} do not fail a run")
+            print(f"\n== unsteady: failed once and passed three times by itself; {self._allowed} do not fail a run")
             for failed, passed in self._unsteady:
                 print(f"\nunsteady: {failed.title}: when it failed\n{ends(failed.output)}"
                       f"\nunsteady: {passed.title}: when it passed\n{ends(passed.output)}")
@@ -150,9 +151,9 @@ class Tally:
         passed, failed, skipped = (sum(c[i] for c in self._counts.values()) for i in range(3))
         whole = duration(time.monotonic() - self._start)
         print(f"{'total':<{width}} {passed:8d} {failed:8d} {skipped:8d} {whole:>10}\n")
-        if len(self._unsteady) > UNSTEADY_ALLOWED:
-            print(f"{len(self._unsteady)} unsteady tests are more than the {UNSTEADY_ALLOWED} that a run may have")
-            failed += len(self._unsteady) - UNSTEADY_ALLOWED
+        if len(self._unsteady) > self._allowed:
+            print(f"{len(self._unsteady)} unsteady tests are more than the {self._allowed} that a run may have")
+            failed += len(self._unsteady) - self._allowed
         closing = f"{passed} passed, {failed} failed"
         if skipped:
             closing += f", {skipped} skipped"
