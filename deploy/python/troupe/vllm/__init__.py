@@ -65,6 +65,8 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """One object in the scheduler's process and one in the worker's, each with its own side only."""
 
     _cache_hit_source = CacheHitSource.P2P
+    _scheduler: Scheduler  # of the role SCHEDULER
+    _worker: Worker  # of the role WORKER
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -76,8 +78,6 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 + (f"; it knows no {', '.join(map(repr, sorted(extra)))}" if extra else "")
             )
         _check_supported(vllm_config, kv_cache_config)
-        self._scheduler: Scheduler | None = None
-        self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = Scheduler(node=node, engine_id=self._kv_transfer_config.engine_id)
         else:
@@ -158,7 +158,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_answers(lambda: None)
     def shutdown(self) -> None:
-        if self._worker is not None:
+        if self._role == KVConnectorRole.WORKER:
             self._worker.stop()
 
 

@@ -95,5 +95,9 @@ def describe_cpu_cache(caches: Sequence[Any], *, block_size: int, packing: str) 
         blocks=first.shape[0],
     )
     return CacheView(
-        layout=layout, regions=[storage], block_tokens=block_tokens, ratio=block_size // block_tokens, layers=len(layers)
+        layout=layout,
+        regions=[storage],
+        block_tokens=block_tokens,
+        ratio=block_size // block_tokens,
+        layers=len(layers),
     )

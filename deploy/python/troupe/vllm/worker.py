@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,11 +64,16 @@ class Worker:
     def register(self, caches: Mapping[str, Any], *, layers: list[str], block_size: int, packing: str) -> None:
         """Starts the node. It registers with the supervisor by itself, in whatever order they start."""
         self._view = describe_cpu_cache([caches[name] for name in layers], block_size=block_size, packing=packing)
-        self._engine = Engine(
-            self._node, file=self._deployment, layout=self._view.layout, regions=self._view.regions
+        with _on_every_core():
+            self._engine = Engine(
+                self._node, file=self._deployment, layout=self._view.layout, regions=self._view.regions
+            )
+        logger.info(
+            "%s offers its cache of %d blocks of %d tokens",
+            self._node,
+            self._view.layout.blocks,
+            self._view.block_tokens,
         )
-        logger.info("%s offers its cache of %d blocks of %d tokens", self._node, self._view.layout.blocks,
-                    self._view.block_tokens)  # fmt: skip
 
     def carry_out(self, step: TroupeMetadata) -> None:
         for request_id in step.aborts:
@@ -176,14 +183,39 @@ class Worker:
         what = "sent" if transfer.sends else "loaded"
         seconds = time.monotonic() - transfer.began
         if transfer.why:
-            logger.warning("%s: %d tokens were not %s after %.3f s: %s", transfer.request_id, transfer.tokens, what,
-                           seconds, transfer.why)  # fmt: skip
+            logger.warning(
+                "%s: %d tokens were not %s after %.3f s: %s",
+                transfer.request_id,
+                transfer.tokens,
+                what,
+                seconds,
+                transfer.why,
+            )
         else:
-            logger.debug("%s: %d tokens, %d bytes, %s in %.4f s", transfer.request_id, transfer.tokens,
-                         transfer.bytes_moved, what, seconds)  # fmt: skip
+            logger.debug(
+                "%s: %d tokens, %d bytes, %s in %.4f s",
+                transfer.request_id,
+                transfer.tokens,
+                transfer.bytes_moved,
+                what,
+                seconds,
+            )
         if transfer.sends:
             self._results.sent.add(transfer.request_id)
             return
         self._results.loaded.add(transfer.request_id)
         if transfer.why:
             self._results.failed.add(transfer.request_id)
+
+
+@contextlib.contextmanager
+def _on_every_core() -> Iterator[None]:
+    """vLLM binds this thread to the cores that it computes on, and threads that start here are bound as it is. Those of
+    the engine belong where the process that started this one may run."""
+    own = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
