@@ -55,9 +55,9 @@ class AsyncEngine:
             await engine.wait_registered()
             outcome = await engine.wait(engine.receive("r1", sources=["prefill-0"], tokens=100))
 
-    Arguments are those of `Engine`, which is begun by `async with` (or `begin`). Used from the loop's thread alone. Calls
-    that begin something are plain methods, as they return at once: those of `Engine`. Every operation has to be waited
-    for, by `wait` or `events`, or forgotten by `forget`: until then what came of it is kept.
+    Arguments are those of `Engine`, which is begun by `async with` (or `begin`). Used from the loop's thread alone.
+    Calls that begin something are plain methods, as they return at once: those of `Engine`. Every operation has to be
+    waited for, by `wait` or `events`, or forgotten by `forget`: until then what came of it is kept.
     """
 
     def __init__(self, name: str, **arguments: Any) -> None:
@@ -88,8 +88,8 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """The node itself: for `layout`, `region`, `report`, `identity`, `layers_ready`, `seal` and so on. Its `take` and
-        `wait` are this object's business."""
+        """The node itself: for `layout`, `region`, `report`, `identity`, `layers_ready`, `seal` and so on. Its `take`
+        and `wait` are this object's business."""
         if self._started is None:
             raise RuntimeError(f"{self._name} has not begun: use `async with`")
         return self._started
@@ -253,7 +253,5 @@ def _record(track: _Track, event: Event) -> None:
         outcome.size, outcome.ttl = event.size, event.ttl
     elif isinstance(event, Placed):
         outcome.placement = event.placement
-    if isinstance(event, Unpinned) or (
-        not track.two_steps and isinstance(event, (Done, Failed, Value, Info, Placed))
-    ):
+    if isinstance(event, Unpinned) or (not track.two_steps and isinstance(event, (Done, Failed, Value, Info, Placed))):
         track.ended = True

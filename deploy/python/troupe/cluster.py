@@ -39,8 +39,8 @@ class CallDraft:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How a carried request ended. Answers in rank order; one of prefill is empty where that was lost when decode had all
-    it needed. `prefills`: how often it was computed."""
+    """How a carried request ended. Answers in rank order; one of prefill is empty where that was lost when decode had
+    all it needed. `prefills`: how often it was computed."""
 
     placement: Placement
     prefill: tuple[bytes, ...]
@@ -84,8 +84,8 @@ class Cluster:
     ) -> None:
         """Connects to the supervisor of the deployment in `file` or `text`, which also says how to be let in.
 
-        `supervisor`: "host:port" in place of the deployment's; alone it reaches clusters of security mode `none`. `timeout`:
-        seconds of every step that has no deadline of its own. `lazy`: connects with the first call.
+        `supervisor`: "host:port" in place of the deployment's; alone it reaches clusters of security mode `none`.
+        `timeout`: seconds of every step that has no deadline of its own. `lazy`: connects with the first call.
         """
         lib = _abi.library()
         if file is not None and text is not None:
@@ -123,8 +123,8 @@ class Cluster:
         return self._json(self._lib.cluster_report, self._handle, _abi.encoded("node", node))
 
     def events(self, after: int = 0, max_events: int = 1000) -> dict[str, Any]:
-        """supervisor_incarnation, newest (a sequence number), and `events` after number `after`, oldest first, each with
-        the keys of `troupe events --json`."""
+        """supervisor_incarnation, newest (a sequence number), and `events` after number `after`, oldest first, each
+        with the keys of `troupe events --json`."""
         return self._json(
             self._lib.cluster_events,
             self._handle,
@@ -172,8 +172,8 @@ class Cluster:
         return answer
 
     def drain(self, node: str, *, deadline: float) -> None:
-        """Places nothing more on a node's replica, which leaves when nothing is left there, or after `deadline` seconds.
-        Returns at once."""
+        """Places nothing more on a node's replica, which leaves when nothing is left there, or after `deadline`
+        seconds. Returns at once."""
         limit = min(_abi.milliseconds("deadline", deadline, 2**32), 2**32 - 1)
         self._lib.check(self._lib.cluster_drain(self._handle, _abi.encoded("node", node), limit))
 
@@ -198,9 +198,9 @@ class Cluster:
         """Places a request, calls the engines of both sides, and goes on elsewhere where nodes are lost to it.
 
         The callbacks say what each rank is called with; they are called on this thread, must not block, and what they
-        raise gives the request up and is raised here. `source_is_kept`: the deployment's `limits.retry_window` is not 0.
-        Returns at the deadline at the latest. Errors: the engines' own; DEADLINE; PEER_LOST (the retry budget is used up);
-        ABORTED (`stop`).
+        raise gives the request up and is raised here. `source_is_kept`: the deployment's `limits.retry_window` is not
+        0. Returns at the deadline at the latest. Errors: the engines' own; DEADLINE; PEER_LOST (the retry budget is
+        used up); ABORTED (`stop`).
         """
         lib = self._lib
         raised: list[BaseException] = []

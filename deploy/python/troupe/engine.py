@@ -56,7 +56,8 @@ class Identity:
     pid: int
 
 
-def configure_logging(*, level: str = "info", node: str | None = None, file: str | os.PathLike[str] | None = None) -> None:
+def configure_logging(*, level: str = "info", node: str | None = None, file: str | os.PathLike[str] | None = None) ->
+None:
     """Where Troupe's own lines of this process go; before the first call those of level info go to standard error.
 
     `level`: trace, debug, info, warn, error, off. `node` stands in every line. `file` is rotated at 64 MiB; None:
@@ -127,7 +128,8 @@ class Engine:
             name: of a node of the deployment, such as "prefill-0".
             file: path of the deployment; or `text`: its YAML.
             supervisor: "host:port" in place of the deployment's.
-            layout: of the engine's own cache, in place of one made from the deployment's `model` and `pool`. There is no
+            layout: of the engine's own cache, in place of one made from the deployment's `model` and `pool`. There is
+            no
                 pool then: the engine names the blocks in `send` and `receive`.
             regions: the memory of `layout`, in its order, each at least as large as `layout.region_sizes()` says: torch
                 tensors or storages (CPU or CUDA), numpy arrays, buffers, `Memory`. Referenced until the engine is gone.
@@ -205,10 +207,11 @@ class Engine:
     def wait_registered(self, timeout: float = 30.0) -> None:
         """Waits up to `timeout` seconds until the supervisor has taken the node in.
 
-        `TroupeError` DEADLINE with the last reason: the node goes on asking. STALE_INCARNATION: another process has this
-        node's name; stop this one.
+        `TroupeError` DEADLINE with the last reason: the node goes on asking. STALE_INCARNATION: another process has
+        this node's name; stop this one.
         """
-        self._lib.check(self._lib.engine_wait_registered(self._handle, _abi.milliseconds("timeout", timeout, _abi.FOREVER)))
+        self._lib.check(self._lib.engine_wait_registered(self._handle, _abi.milliseconds("timeout", timeout,
+        _abi.FOREVER)))
 
     def stop(self) -> None:
         """Leaves the cluster: live operations fail with ABORTED at both sides. Waits for that. Again: nothing.
@@ -280,13 +283,14 @@ class Engine:
 
         Args:
             request: the id that both engines know, 1 to 256 bytes, unique while live.
-            blocks: of tokens 0, 1, ...: `block_tokens` tokens each. The engine may reuse them after `wait` or `Unpinned`.
-            deadline: seconds; None: the deployment's default.
+            blocks: of tokens 0, 1, ...: `block_tokens` tokens each. The engine may reuse them after `wait` or
+            `Unpinned`. deadline: seconds; None: the deployment's default.
             consumers: decode ranks that take it before it is done; 0: as the first one's parallel size says.
             held_for: decode nodes that it is for: while they live, their waiting in line ends nothing.
 
         Raises:
-            TroupeError: ALREADY_EXISTS (the request is live here), OUT_OF_RANGE (a block outside the cache), NOT_FOUND (a
+            TroupeError: ALREADY_EXISTS (the request is live here), OUT_OF_RANGE (a block outside the cache), NOT_FOUND
+            (a
                 node of `held_for`), OVERLOADED (too many operations are open: take events).
         """
         ids = block_array(blocks)
@@ -324,8 +328,9 @@ class Engine:
 
         Call it as often as chunks come. With `event`, a cudaEvent_t or hipEvent_t of GPU `gpu` (torch:
         `event.cuda_event`) that was recorded behind the kernels, or `shared_event`, the 64 bytes of the IPC handle of
-        another process's: the layers are ready once the GPU has come to it. Nobody waits for it here; it may be recorded
-        again when this returns. `TroupeError` NOT_FOUND (the send has ended), OUT_OF_RANGE, NO_DEVICE, INVALID_CONFIG.
+        another process's: the layers are ready once the GPU has come to it. Nobody waits for it here; it may be
+        recorded again when this returns. `TroupeError` NOT_FOUND (the send has ended), OUT_OF_RANGE, NO_DEVICE,
+        INVALID_CONFIG.
         """
         point = None
         if event or shared_event is not None:
@@ -346,8 +351,8 @@ class Engine:
             self._lib.fail(status)
 
     def seal(self, send: Operation, tokens: int, aux: bytes = b"") -> None:
-        """No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`: at most 64 KiB for
-        the decode engine. `TroupeError` as of `layers_ready`."""
+        """No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`: at most 64 KiB
+        for the decode engine. `TroupeError` as of `layers_ready`."""
         aux = bytes(aux)
         status = self._lib.engine_seal(
             self._handle, _abi.number("send", send, 2**64), _abi.number("tokens", tokens), aux or None, len(aux)
@@ -512,8 +517,8 @@ class Engine:
         timeout: float = 0.0,
     ) -> Operation:
         """Asks the supervisor where a request goes, waiting `timeout` seconds while nobody is up. Outcome: `Placed`
-        (`Outcome.placement`). Stages: None where the deployment has one edge. `affinity`: requests that name the same one
-        go to the same replicas. When the request has ended: `placed_request_ended`."""
+        (`Outcome.placement`). Stages: None where the deployment has one edge. `affinity`: requests that name the same
+        one go to the same replicas. When the request has ended: `placed_request_ended`."""
         raw = placement_request(request, from_stage, to_stage, affinity, timeout)
         out = ctypes.c_uint64()
         self._lib.check(self._lib.engine_place(self._handle, ctypes.byref(raw), ctypes.byref(out)))
@@ -554,10 +559,10 @@ class Engine:
         return self._fd
 
     def take(self, max_events: int = _BATCH, *, timeout: float | None = 0.0) -> list[Event]:
-        """Up to `max_events` (of 64 at most) events of all operations, oldest first, waiting up to `timeout` seconds for
-        the first one (0: not at all; None: however long). Empty: none came. Those of an operation that a thread waits for
-        are that thread's."""
-        if not 1 <= max_events:
+        """Up to `max_events` (of 64 at most) events of all operations, oldest first, waiting up to `timeout` seconds
+        for the first one (0: not at all; None: however long). Empty: none came. Those of an operation that a thread
+        waits for are that thread's."""
+        if max_events < 1:
             raise ValueError(f"max_events is {max_events}; give 1 or more")
         try:
             buffer, count, address, count_address = self._buffers.pop()
@@ -633,7 +638,8 @@ class Engine:
             return Call(
                 _NO_OPERATION, _abi.text_of(lib.detail_method(detail)), keeper.bytes(), self._replier(raw.u.pair.first)
             )
-        return Failed(operation, TroupeError(ErrorCode.INTERNAL, f"the library has an event of kind {kind}: it is newer"))
+        return Failed(operation, TroupeError(ErrorCode.INTERNAL, f"the library has an event of kind {kind}: it is
+        newer"))
 
     def _replier(self, call: int) -> Any:
         def reply(code: int, sentence: str, payload: bytes) -> None:

@@ -58,5 +58,5 @@ class TroupeError(Exception):
         return type(self), (int(self.code), self.reason)
 
 
-class WaitTimeout(TroupeError, TimeoutError):
+class WaitTimeout(TroupeError, TimeoutError):  # noqa: N818
     """The time that a wait was given is over. Nothing has ended, and no event was taken."""

@@ -129,7 +129,7 @@ class Call:
 
 
 #: Ignore what you do not know: later releases add to it.
-Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Call]
+Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Call]  # noqa: UP007
 
 
 @dataclass(slots=True)

@@ -220,8 +220,7 @@ class Layout:
         )
         out = _abi.RegionBytes()
         address, count = ids.buffer_info()
-        _check(
-            self._library,
+        self._library.check(
             self._library.layout_locate(self._handle, address, count, ctypes.byref(place), ctypes.byref(out)),
         )
         return int(out.region), int(out.offset), int(out.length)
@@ -258,9 +257,8 @@ class Layout:
         out = []
         for index in range(count.value):
             shape, planes, held = _abi.CLayerShape(), (_abi.CPlane * 2)(), ctypes.c_size_t()
-            _check(
-                lib,
-                lib.layout_layer(self._handle, index, ctypes.byref(shape), planes, len(planes), ctypes.byref(held)),
+            lib.check(
+                lib.layout_layer(self._handle, index, ctypes.byref(shape), planes, len(planes), ctypes.byref(held))
             )
             out.append(
                 (
@@ -290,7 +288,7 @@ class Layout:
         return self
 
 
-def _geometry(
+def _geometry(  # noqa: PLR0917
     dtype: str, block_tokens: int, blocks: int, element_size: int, tp_rank: int, tp_size: int
 ) -> _abi.CacheGeometry:
     return _abi.CacheGeometry(

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "troupe/troupe.h"
+
+#include "../deploy/command.hpp"
+
+/// What tests of the C ABI share.
+namespace troupe::testing {
+
+/// A deployment of a prefill and a decode stage of engines of the user's own.
+[[nodiscard]] std::string deployment_text(std::uint16_t supervisor_port);
+
+/// A supervisor that listens, as long as the object lives.
+class own_supervisor {
+ public:
+  own_supervisor();
+  /// 0: it did not start.
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+
+ private:
+  deployment_on_disk file_;
+  command up_;
+  std::uint16_t port_{0};
+};
+
+struct free_layout {
+  void operator()(troupe_layout* layout) const { troupe_layout_free(layout); }
+};
+using layout_handle = std::unique_ptr<troupe_layout, free_layout>;
+/// Two layers of two heads of 8 elements, 4 tokens a block, 8 blocks: one region.
+[[nodiscard]] layout_handle small_layout();
+
+/// An engine with a small cache of its own.
+class own_engine {
+ public:
+  own_engine(std::uint16_t supervisor_port, const std::string& name, std::uint32_t flags = 0);
+  ~own_engine();
+  own_engine(const own_engine&) = delete;
+  own_engine& operator=(const own_engine&) = delete;
+
+  [[nodiscard]] troupe_engine* get() const { return engine_; }
+  std::vector<unsigned char> memory;
+
+ private:
+  troupe_engine* engine_{nullptr};
+};
+
+/// The call was refused with that code, and its sentence holds `word`.
+#define EXPECT_REFUSED(call, wanted, word)                                                      \
+  do {                                                                                          \
+    const troupe_status refused_ = (call);                                                      \
+    EXPECT_EQ(refused_, wanted) << troupe_status_name(refused_) << ": " << troupe_last_error(); \
+    EXPECT_THAT(std::string{troupe_last_error()}, ::testing::HasSubstr(word));                  \
+  } while (false)
+#define ASSERT_DONE(call) ASSERT_EQ((call), TROUPE_OK) << troupe_last_error()
+
+}  // namespace troupe::testing

@@ -1,0 +1,339 @@
+/// Engines that are used by way of the C ABI: transfers, events, many threads, the end, forks.
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "c_fixture.hpp"
+
+namespace troupe::testing {
+
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t long_enough = 60'000;
+constexpr std::uint32_t tokens = 10;
+constexpr std::uint32_t sent_blocks[] = {5, 0, 2};
+constexpr std::uint32_t received_blocks[] = {1, 7, 3};
+
+/// Two engines of one cluster, in this process.
+class c_pair : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(supervisor.port(), 0);
+    ASSERT_DONE(troupe_engine_wait_registered(prefill.get(), long_enough));
+    ASSERT_DONE(troupe_engine_wait_registered(decode.get(), long_enough));
+  }
+
+  troupe_operation send(const char* request) {
+    troupe_send_spec spec{};
+    spec.size = sizeof spec;
+    spec.request = request;
+    spec.blocks = sent_blocks;
+    spec.block_count = 3;
+    troupe_operation operation = 0;
+    EXPECT_EQ(troupe_engine_send(prefill.get(), &spec, &operation), TROUPE_OK)
+        << troupe_last_error();
+    return operation;
+  }
+  troupe_operation receive(const char* request) {
+    static const char* const sources[] = {"prefill-0"};
+    troupe_receive_spec spec{};
+    spec.size = sizeof spec;
+    spec.request = request;
+    spec.sources = sources;
+    spec.source_count = 1;
+    spec.tokens = tokens;
+    spec.blocks = received_blocks;
+    spec.block_count = 3;
+    troupe_operation operation = 0;
+    EXPECT_EQ(troupe_engine_receive(decode.get(), &spec, &operation), TROUPE_OK)
+        << troupe_last_error();
+    return operation;
+  }
+  /// All events of an operation up to its last, by kind.
+  std::vector<troupe_event> events_of(troupe_engine* engine, troupe_operation operation) {
+    std::vector<troupe_event> out;
+    while (out.empty() || out.back().kind != TROUPE_EVENT_UNPINNED) {
+      troupe_event event{};
+      std::size_t count = 0;
+      EXPECT_EQ(troupe_engine_take(engine, &event, sizeof event, 1, long_enough, &count),
+                TROUPE_OK);
+      if (count == 0) {
+        ADD_FAILURE() << "no event came";
+        break;
+      }
+      EXPECT_EQ(event.operation, operation);
+      out.push_back(event);
+    }
+    return out;
+  }
+  static void free_all(std::vector<troupe_event>& events) {
+    troupe_events_free(events.data(), sizeof events[0], events.size());
+  }
+
+  own_supervisor supervisor;
+  own_engine prefill{supervisor.port(), "prefill-0"};
+  own_engine decode{supervisor.port(), "decode-0"};
+};
+
+TEST_F(c_pair, every_byte_arrives_and_each_layer_is_told) {
+  for (std::size_t i = 0; i < prefill.memory.size(); ++i)
+    prefill.memory[i] = static_cast<unsigned char>(i * 7 + 1);
+  const auto sending = send("r");
+  const auto receiving = receive("r");
+  ASSERT_DONE(troupe_engine_layers_ready(prefill.get(), sending, 0, 1, tokens, nullptr));
+  ASSERT_DONE(troupe_engine_seal(prefill.get(), sending, tokens, "token", 5));
+
+  auto events = events_of(decode.get(), receiving);
+  ASSERT_GE(events.size(), 3u);
+  std::uint32_t layers = 0;
+  for (const auto& event : events) {
+    if (event.kind == TROUPE_EVENT_LAYERS) {
+      layers = std::max(layers, event.u.layers.layer_end);
+      EXPECT_EQ(event.u.layers.token_end, tokens);
+    }
+  }
+  EXPECT_EQ(layers, 2u);
+  const auto& done = events[events.size() - 2];
+  EXPECT_EQ(done.kind, static_cast<std::uint32_t>(TROUPE_EVENT_DONE));
+  // 2 layers, K and V, 2 heads of 8 elements of 2 bytes.
+  EXPECT_EQ(done.u.done.bytes, tokens * 2u * 2u * 2u * 16u);
+  EXPECT_EQ(done.u.done.aux_size, 5u);
+  const void* aux = nullptr;
+  std::size_t aux_size = 0;
+  ASSERT_DONE(troupe_detail_bytes(done.detail, &aux, &aux_size));
+  EXPECT_EQ(std::string(static_cast<const char*>(aux), aux_size), "token");
+  free_all(events);
+
+  troupe_outcome sent{};
+  sent.size = sizeof sent;
+  ASSERT_DONE(troupe_engine_wait(prefill.get(), sending, long_enough, &sent));
+  EXPECT_EQ(sent.bytes, tokens * 2u * 2u * 2u * 16u);
+  EXPECT_EQ(sent.kind, static_cast<std::uint32_t>(TROUPE_EVENT_DONE));
+  EXPECT_EQ(sent.detail, nullptr);
+
+  const auto layout = small_layout();
+  for (std::uint32_t layer = 0; layer < 2; ++layer)
+    for (std::uint32_t plane = 0; plane < 2; ++plane)
+      for (std::uint32_t token = 0; token < tokens; ++token)
+        for (std::uint32_t head = 0; head < 2; ++head) {
+          const troupe_cache_place place{layer, plane, token, head};
+          troupe_region_bytes from{}, to{};
+          ASSERT_DONE(troupe_layout_locate(layout.get(), sent_blocks, 3, &place, &from));
+          ASSERT_DONE(troupe_layout_locate(layout.get(), received_blocks, 3, &place, &to));
+          ASSERT_EQ(from.length, 16u);
+          ASSERT_EQ(
+              std::memcmp(&prefill.memory[from.offset], &decode.memory[to.offset], from.length), 0)
+              << layer << " " << plane << " " << token << " " << head;
+        }
+}
+
+TEST_F(c_pair, an_abort_ends_both_sides_with_its_reason) {
+  const auto sending = send("r");
+  const auto receiving = receive("r");
+  ASSERT_DONE(troupe_engine_abort(decode.get(), receiving, "the client is gone"));
+  auto events = events_of(decode.get(), receiving);
+  ASSERT_GE(events.size(), 2u);
+  const auto& failed = events[events.size() - 2];
+  EXPECT_EQ(failed.kind, static_cast<std::uint32_t>(TROUPE_EVENT_FAILED));
+  EXPECT_EQ(failed.code, TROUPE_ABORTED);
+  EXPECT_THAT(troupe_detail_reason(failed.detail), HasSubstr("the client is gone"));
+  free_all(events);
+  EXPECT_REFUSED(troupe_engine_wait(prefill.get(), sending, long_enough, nullptr), TROUPE_ABORTED,
+                 "");
+}
+
+TEST_F(c_pair, a_wait_that_is_over_takes_nothing) {
+  const auto sending = send("r");
+  EXPECT_REFUSED(troupe_engine_wait(prefill.get(), sending, 1, nullptr), TROUPE_TIMED_OUT,
+                 "goes on");
+  EXPECT_REFUSED(troupe_engine_wait(prefill.get(), sending + 1'000, 1, nullptr), TROUPE_NOT_FOUND,
+                 "");
+  ASSERT_DONE(troupe_engine_abort(prefill.get(), sending, nullptr));
+  EXPECT_REFUSED(troupe_engine_wait(prefill.get(), sending, UINT64_MAX, nullptr), TROUPE_ABORTED,
+                 "");
+}
+
+TEST_F(c_pair, the_descriptor_is_readable_while_events_wait) {
+  int fd = -1;
+  ASSERT_DONE(troupe_engine_event_fd(prefill.get(), &fd));
+  pollfd readable{fd, POLLIN, 0};
+  EXPECT_EQ(::poll(&readable, 1, 0), 0);
+  troupe_operation operation = 0;
+  ASSERT_DONE(troupe_engine_query(prefill.get(), "prefill-0", "no such key", &operation));
+  EXPECT_EQ(::poll(&readable, 1, static_cast<int>(long_enough)), 1);
+  EXPECT_EQ(::poll(&readable, 1, 0), 1) << "level-triggered";
+  troupe_event event{};
+  std::size_t count = 0;
+  ASSERT_DONE(troupe_engine_take(prefill.get(), &event, sizeof event, 1, 0, &count));
+  ASSERT_EQ(count, 1u);
+  EXPECT_EQ(event.code, TROUPE_NOT_FOUND);
+  troupe_events_free(&event, sizeof event, 1);
+  EXPECT_EQ(::poll(&readable, 1, 0), 0);
+}
+
+TEST_F(c_pair, a_value_outlives_the_handle_of_its_engine) {
+  const std::string value(100'000, 'v');
+  troupe_operation operation = 0;
+  ASSERT_DONE(troupe_engine_put(decode.get(), "prefill-0", "key", value.data(), value.size(), 0,
+                                &operation));
+  ASSERT_DONE(troupe_engine_wait(decode.get(), operation, long_enough, nullptr));
+  troupe_outcome outcome{};
+  outcome.size = sizeof outcome;
+  ASSERT_DONE(troupe_engine_query(decode.get(), "prefill-0", "key", &operation));
+  ASSERT_DONE(troupe_engine_wait(decode.get(), operation, long_enough, &outcome));
+  EXPECT_EQ(outcome.value_size, value.size());
+  EXPECT_EQ(outcome.detail, nullptr);
+
+  auto reader = std::make_unique<own_engine>(supervisor.port(), "decode-0");
+  reader.reset();  // its name is taken: it never registers, and goes
+  ASSERT_DONE(troupe_engine_get(decode.get(), "prefill-0", "key", &operation));
+  ASSERT_DONE(troupe_engine_wait(decode.get(), operation, long_enough, &outcome));
+  EXPECT_EQ(outcome.kind, static_cast<std::uint32_t>(TROUPE_EVENT_VALUE));
+  const void* bytes = nullptr;
+  std::size_t size = 0;
+  ASSERT_DONE(troupe_engine_stop(decode.get()));
+  ASSERT_DONE(troupe_detail_bytes(outcome.detail, &bytes, &size));
+  EXPECT_EQ(std::string(static_cast<const char*>(bytes), size), value);
+  troupe_placement* none = nullptr;
+  EXPECT_REFUSED(troupe_detail_placement(outcome.detail, &none), TROUPE_NOT_FOUND, "no placement");
+  troupe_detail_free(outcome.detail);
+}
+
+TEST_F(c_pair, many_threads_begin_and_end_operations_and_each_has_its_one_outcome) {
+  constexpr int threads = 64, rounds = 20;
+  std::atomic<int> right{0};
+  std::vector<std::thread> all;
+  for (int i = 0; i < threads; ++i) {
+    all.emplace_back([&, i] {
+      const auto key = "key-" + std::to_string(i);
+      for (int round = 0; round < rounds; ++round) {
+        troupe_operation put = 0, removed = 0;
+        char* report = nullptr;
+        if (troupe_engine_put(prefill.get(), "decode-0", key.c_str(), &i, sizeof i, 0, &put) ==
+                TROUPE_OK &&
+            troupe_engine_wait(prefill.get(), put, long_enough, nullptr) == TROUPE_OK &&
+            troupe_engine_report(decode.get(), &report) == TROUPE_OK &&
+            troupe_engine_remove(prefill.get(), "decode-0", key.c_str(), &removed) == TROUPE_OK &&
+            troupe_engine_wait(prefill.get(), removed, long_enough, nullptr) == TROUPE_OK)
+          ++right;
+        troupe_free(report);
+      }
+    });
+  }
+  for (auto& each : all) each.join();
+  EXPECT_EQ(right.load(), threads * rounds);
+}
+
+TEST_F(c_pair, calls_while_it_stops_and_after_are_refused_or_end) {
+  std::atomic<bool> over{false};
+  std::atomic<int> begun{0}, unexpected{0};
+  std::vector<std::thread> all;
+  for (int i = 0; i < 16; ++i) {
+    all.emplace_back([&, i] {
+      for (int round = 0; !over; ++round) {
+        const auto request = std::to_string(i) + "." + std::to_string(round);
+        troupe_send_spec spec{};
+        spec.size = sizeof spec;
+        spec.request = request.c_str();
+        spec.blocks = sent_blocks;
+        spec.block_count = 3;
+        troupe_operation operation = 0;
+        if (troupe_engine_send(prefill.get(), &spec, &operation) != TROUPE_OK) continue;
+        ++begun;
+        (void)troupe_engine_abort(prefill.get(), operation, "enough");
+        const auto ended = troupe_engine_wait(prefill.get(), operation, UINT64_MAX, nullptr);
+        if (ended != TROUPE_ABORTED) ++unexpected;
+      }
+    });
+  }
+  while (begun < 100) std::this_thread::yield();
+  ASSERT_DONE(troupe_engine_stop(prefill.get()));
+  over = true;
+  for (auto& each : all) each.join();
+  EXPECT_EQ(unexpected.load(), 0);
+
+  ASSERT_DONE(troupe_engine_stop(prefill.get())) << "again";
+  troupe_operation operation = 0;
+  troupe_send_spec spec{};
+  spec.size = sizeof spec;
+  spec.request = "late";
+  EXPECT_REFUSED(troupe_engine_send(prefill.get(), &spec, &operation), TROUPE_ABORTED, "");
+  EXPECT_REFUSED(troupe_engine_get(prefill.get(), "decode-0", "key", &operation), TROUPE_ABORTED,
+                 "");
+  EXPECT_NE(troupe_engine_layers_ready(prefill.get(), 1, 0, 1, 1, nullptr), TROUPE_OK);
+  EXPECT_NE(troupe_engine_wait_registered(prefill.get(), 1), TROUPE_OK);
+  EXPECT_EQ(troupe_engine_set_queue_length(prefill.get(), 3), TROUPE_OK);
+  troupe_identity identity{};
+  identity.size = sizeof identity;
+  EXPECT_EQ(troupe_engine_identity(prefill.get(), &identity), TROUPE_OK);
+  EXPECT_NE(identity.incarnation, 0u);
+  troupe_memory region{};
+  EXPECT_EQ(troupe_engine_region(prefill.get(), 0, &region), TROUPE_OK);
+  EXPECT_EQ(region.data, prefill.memory.data());
+  EXPECT_REFUSED(troupe_engine_region(prefill.get(), 1, &region), TROUPE_OUT_OF_RANGE, "");
+}
+
+/// What a child of this process sees, as its exit code: 0 is right.
+template <class Body>
+int in_child(Body body) {
+  const auto child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    ::_exit(body());
+  }
+  int status = -1;
+  (void)::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST_F(c_pair, a_forked_child_is_told_and_never_waits) {
+  const auto sending = send("r");
+  EXPECT_EQ(in_child([&] {
+              troupe_operation operation = 0;
+              if (troupe_engine_query(prefill.get(), "prefill-0", "k", &operation) !=
+                  TROUPE_STALE_INCARNATION)
+                return 1;
+              if (!std::strstr(troupe_last_error(), "forked")) return 2;
+              if (troupe_engine_wait(prefill.get(), sending, UINT64_MAX, nullptr) !=
+                  TROUPE_STALE_INCARNATION)
+                return 3;
+              if (troupe_engine_stop(prefill.get()) != TROUPE_STALE_INCARNATION) return 4;
+              const auto text = deployment_text(supervisor.port());
+              troupe_engine_options options{};
+              options.size = sizeof options;
+              options.deployment_text = text.c_str();
+              options.node = "prefill-0";
+              troupe_engine* another = nullptr;
+              if (troupe_engine_start(&options, &another) != TROUPE_STALE_INCARNATION) return 5;
+              troupe_engine_free(prefill.get());  // only forgets it
+              return 0;
+            }),
+            0);
+  // The parent's is as it was.
+  ASSERT_DONE(troupe_engine_abort(prefill.get(), sending, "enough"));
+  EXPECT_REFUSED(troupe_engine_wait(prefill.get(), sending, long_enough, nullptr), TROUPE_ABORTED,
+                 "");
+}
+
+TEST(c_fork, a_child_that_was_forked_before_the_first_engine_may_have_its_own) {
+  const own_supervisor supervisor;
+  ASSERT_NE(supervisor.port(), 0);
+  EXPECT_EQ(in_child([&] {
+              const own_engine node{supervisor.port(), "prefill-0"};
+              return troupe_engine_wait_registered(node.get(), long_enough) == TROUPE_OK ? 0 : 1;
+            }),
+            0);
+}
+
+}  // namespace
+
+}  // namespace troupe::testing

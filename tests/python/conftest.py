@@ -1,0 +1,136 @@
+"""What the tests share: a supervisor of their own, engines with small caches, other processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import troupe
+
+#: Generous: a machine may be busy. Nothing is decided by how long something takes.
+PATIENCE = 120.0
+
+TOKENS = 10
+SENT = [5, 0, 2]
+RECEIVED = [1, 7, 3]
+
+
+def deployment(port: int) -> str:
+    return f"""
+cluster: python
+supervisor: {{host: 127.0.0.1, port: {port}, state_file: none}}
+security: {{mode: none}}
+stages:
+  - {{name: prefill, role: prefill, engine: external}}
+  - {{name: decode, role: decode, engine: external}}
+edges:
+  - {{from: prefill, to: decode, mode: write}}
+"""
+
+
+def small_layout() -> troupe.Layout:
+    """2 layers of 2 heads of 8 elements of 2 bytes, 4 tokens a block, 8 blocks: one region of 4 KiB."""
+    return troupe.Layout.packed([troupe.LayerShape(kv_heads=2, head_dim=8)] * 2, dtype="bf16", block_tokens=4, blocks=8)
+
+
+def pattern(size: int) -> bytearray:
+    return bytearray((i * 7 + 1) % 251 for i in range(size))
+
+
+def assert_same_cache(ours: memoryview, theirs: memoryview) -> None:
+    """Every head of every token of RECEIVED is that of SENT."""
+    layout = small_layout()
+    for layer in range(2):
+        for plane in range(2):
+            for token in range(TOKENS):
+                for head in range(2):
+                    _, at, length = layout.locate(SENT, layer=layer, plane=plane, token=token, head=head)
+                    _, to, _ = layout.locate(RECEIVED, layer=layer, plane=plane, token=token, head=head)
+                    assert theirs[at : at + length] == ours[to : to + length], (layer, plane, token, head)
+
+
+class Supervisor:
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "deployment.yaml"
+        self._file.write_text(deployment(0))
+        self._out = folder / "up.out"
+        with self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [os.environ["TROUPE_COMMAND"], "up", str(self._file)], stdout=out, stderr=subprocess.STDOUT
+            )
+        self.port = self._wait_for_port()
+        self.text = deployment(self.port)
+
+    def _wait_for_port(self) -> int:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            found = re.search(r"listens at 127\.0\.0\.1:(\d+)\n", self._out.read_text())
+            if found:
+                return int(found.group(1))
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise RuntimeError(f"the supervisor did not start: {self._out.read_text()}")
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def _quiet() -> None:
+    troupe.configure_logging(level="warn")
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, _quiet: None) -> Iterator[Supervisor]:
+    started = Supervisor(tmp_path)
+    yield started
+    started.end()
+
+
+class Pair:
+    """A prefill and a decode engine in this process."""
+
+    def __init__(self, supervisor: Supervisor, **more: object) -> None:
+        layout = small_layout()
+        self.sent = pattern(layout.region_sizes()[0])
+        self.received = bytearray(len(self.sent))
+        self.prefill = troupe.Engine("prefill-0", text=supervisor.text, layout=layout, regions=[self.sent], **more)
+        self.decode = troupe.Engine("decode-0", text=supervisor.text, layout=layout, regions=[self.received], **more)
+        self.prefill.wait_registered(PATIENCE)
+        self.decode.wait_registered(PATIENCE)
+
+    def send(self, request: str = "r") -> troupe.Operation:
+        return self.prefill.send(request, SENT)
+
+    def receive(self, request: str = "r") -> troupe.Operation:
+        return self.decode.receive(request, sources=["prefill-0"], tokens=TOKENS, blocks=RECEIVED)
+
+    def finish(self, send: troupe.Operation, aux: bytes = b"") -> None:
+        self.prefill.layers_ready(send, 0, 2, TOKENS)
+        self.prefill.seal(send, TOKENS, aux)
+
+    def stop(self) -> None:
+        self.prefill.stop()
+        self.decode.stop()
+
+
+@pytest.fixture
+def pair(supervisor: Supervisor) -> Iterator[Pair]:
+    both = Pair(supervisor)
+    yield both
+    both.stop()
+
+
+def run_python(code: str, *arguments: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    """Another process with this interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )

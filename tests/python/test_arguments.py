@@ -1,0 +1,243 @@
+"""Wrong types, shapes, memory and times: an exception that names the argument, and nothing begun."""
+
+from __future__ import annotations
+
+import array
+import mmap
+
+import pytest
+import troupe
+from conftest import PATIENCE, SENT, TOKENS, Pair, Supervisor, deployment, small_layout
+
+
+class Tensor:
+    """As much of a torch tensor as is looked at."""
+
+    def __init__(self, memory: bytearray, *, contiguous: bool = True) -> None:
+        self._memory = troupe.Memory.of(memory)
+        self._contiguous = contiguous
+        self.shape = (len(memory) // 2,)
+
+    def data_ptr(self) -> int:
+        return self._memory.address
+
+    def numel(self) -> int:
+        return self._memory.size // 2
+
+    def element_size(self) -> int:
+        return 2
+
+    def is_contiguous(self) -> bool:
+        return self._contiguous
+
+    def stride(self) -> tuple[int, ...]:
+        return (1,)
+
+
+class Storage:
+    def __init__(self, memory: bytearray) -> None:
+        self._memory = troupe.Memory.of(memory)
+
+    def data_ptr(self) -> int:
+        return self._memory.address
+
+    def nbytes(self) -> int:
+        return self._memory.size
+
+
+class Interface:
+    """An array that is known by its interface alone."""
+
+    def __init__(
+        self, address: int, size: int, *, readonly: bool = False, strides: tuple[int, ...] | None = None
+    ) -> None:
+        self.__array_interface__ = {
+            "shape": (size // 2,),
+            "typestr": "<u2",
+            "data": (address, readonly),
+            "strides": strides,
+            "version": 3,
+        }
+
+
+def test_memory_is_found_in_whatever_holds_it() -> None:
+    held = bytearray(64)
+    where = troupe.Memory.of(held)
+    assert where.size == 64
+    held_too = array.array("I", range(16))
+    assert troupe.Memory.of(held_too).address == held_too.buffer_info()[0]
+    assert troupe.Memory.of(memoryview(held)[8:]).address == where.address + 8
+    assert troupe.Memory.of(mmap.mmap(-1, 4096)).size == 4096
+    for stands_for in (Tensor(held), Storage(held), Interface(where.address, 64), where):
+        found = troupe.Memory.of(stands_for)
+        assert (found.address, found.size) == (where.address, 64)
+    assert troupe.Memory.of(b"read", writable=False).size == 4
+
+
+def test_numpy_arrays_are_memory() -> None:
+    numpy = pytest.importorskip("numpy", reason="this Python has no numpy")
+    values = numpy.zeros((4, 8), dtype=numpy.float16)
+    found = troupe.Memory.of(values)
+    assert (found.address, found.size) == (values.ctypes.data, 64)
+    with pytest.raises(ValueError, match="not contiguous"):
+        troupe.Memory.of(values[:, ::2])
+    values.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        troupe.Memory.of(values)
+
+
+def test_a_resizable_buffer_stays_as_it_is_while_it_is_lent() -> None:
+    held = bytearray(64)
+    lent = troupe.Memory.of(held)
+    with pytest.raises(BufferError):
+        held.extend(b"more")
+    del lent
+    held.extend(b"more")
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        (b"read", ValueError, "read-only"),
+        (memoryview(bytearray(8))[::2], ValueError, "not contiguous"),
+        (bytearray(), ValueError, "empty"),
+        (7, TypeError, "int is no memory"),
+        (None, TypeError, "NoneType is no memory"),
+        (Tensor(bytearray(8), contiguous=False), ValueError, r"untyped_storage\(\)"),
+        (Interface(4096, 8, readonly=True), ValueError, "read-only"),
+        (Interface(4096, 8, strides=(4,)), ValueError, "not contiguous"),
+        (Interface(0, 8), ValueError, "no memory: 8 bytes at address 0"),
+    ],
+)
+def test_what_is_no_memory_of_a_cache_says_why(what: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        troupe.Memory.of(what)
+
+
+def test_a_layout_by_hand_is_the_one_that_was_made() -> None:
+    made = small_layout()
+    by_hand = troupe.Layout(made.layers(), dtype="bf16", block_tokens=4, blocks=8)
+    assert by_hand.encode() == made.encode()
+    assert troupe.Layout.decode(made.encode()).layers() == made.layers()
+    by_hand.check_compatible(made)
+    assert (made.dtype, made.element_size, made.block_tokens, made.blocks) == ("bf16", 2, 4, 8)
+    assert (made.tp_rank, made.tp_size) == (0, 1)
+    by_hand.validate(made.region_sizes())
+
+
+def test_a_layout_that_is_none_names_the_field() -> None:
+    shape = troupe.LayerShape(kv_heads=2, head_dim=8)
+    with pytest.raises(troupe.TroupeError, match="the size of `mine` is not known"):
+        troupe.Layout.packed([shape], dtype="mine", block_tokens=4, blocks=8)
+    with pytest.raises(troupe.TroupeError, match="block_tokens"):
+        troupe.Layout.packed([shape], dtype="bf16", block_tokens=5000, blocks=8)
+    with pytest.raises(ValueError, match="blocks is -1"):
+        troupe.Layout.packed([shape], dtype="bf16", block_tokens=4, blocks=-1)
+    with pytest.raises(ValueError, match="order is 'sideways'"):
+        troupe.Layout.packed(
+            [shape], dtype="bf16", block_tokens=4, blocks=8, arrangement=troupe.Arrangement(order="sideways")
+        )
+    with pytest.raises(TypeError, match="dtype is a str"):
+        troupe.Layout.packed([shape], dtype=16, block_tokens=4, blocks=8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="null character"):
+        troupe.Layout.packed([shape], dtype="bf\0", block_tokens=4, blocks=8)
+    with pytest.raises(troupe.TroupeError) as why:
+        small_layout().validate([16])
+    assert why.value.code == troupe.ErrorCode.OUT_OF_RANGE
+    other = troupe.Layout.packed([shape] * 3, dtype="bf16", block_tokens=4, blocks=8)
+    with pytest.raises(troupe.TroupeError) as unlike:
+        small_layout().check_compatible(other)
+    assert unlike.value.code == troupe.ErrorCode.LAYOUT_MISMATCH
+
+
+def test_engines_that_cannot_start_say_why() -> None:
+    text = deployment(9)
+    layout = small_layout()
+    with pytest.raises(ValueError, match="by file or by text"):
+        troupe.Engine("prefill-0")
+    with pytest.raises(troupe.TroupeError, match="prefill-7") as unknown:
+        troupe.Engine("prefill-7", text=text)
+    assert unknown.value.code == troupe.ErrorCode.NOT_FOUND
+    with pytest.raises(troupe.TroupeError, match="deployment:1"):
+        troupe.Engine("prefill-0", text="nonsense: 1\n")
+    with pytest.raises(troupe.TroupeError, match="/no/such/file"):
+        troupe.Engine("prefill-0", file="/no/such/file")
+    with pytest.raises(troupe.TroupeError) as small:
+        troupe.Engine("prefill-0", text=text, layout=layout, regions=[bytearray(64)])
+    assert small.value.code == troupe.ErrorCode.OUT_OF_RANGE
+    with pytest.raises(TypeError, match="put a single region into a list"):
+        troupe.Engine("prefill-0", text=text, layout=layout, regions=bytearray(4096))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"layout is a troupe\.Layout"):
+        troupe.Engine("prefill-0", text=text, layout="bf16", regions=[bytearray(4096)])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="supervisor is 'there'"):
+        troupe.Engine("prefill-0", text=text, supervisor="there")
+    with pytest.raises(ValueError, match="allocate is 'much'"):
+        troupe.Engine("prefill-0", text=text, layout=layout, allocate="much")
+
+
+def test_wrong_arguments_of_operations_begin_nothing(pair: Pair) -> None:
+    engine = pair.prefill
+    for blocks, error in (
+        ([-1], ValueError),
+        ([2**32], ValueError),
+        (["a"], TypeError),
+        ("12", TypeError),
+        (7, TypeError),
+    ):
+        with pytest.raises(error):
+            engine.send("r", blocks)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="request is a str"):
+        engine.send(b"r", SENT)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="deadline is -1"):
+        engine.send("r", SENT, deadline=-1)
+    with pytest.raises(TypeError, match="held_for is a sequence"):
+        engine.send("r", SENT, held_for="decode-0")
+    with pytest.raises(troupe.TroupeError) as outside:
+        engine.send("r", [8])
+    assert outside.value.code == troupe.ErrorCode.OUT_OF_RANGE
+    with pytest.raises(ValueError, match="mode is 'push'"):
+        engine.receive("r", sources=["prefill-0"], tokens=4, mode="push")
+    with pytest.raises(TypeError, match="tokens is an int"):
+        engine.receive("r", sources=["prefill-0"], tokens=4.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="request is a str"):
+        engine.receive(sources=["prefill-0"], tokens=4)
+    send = engine.send("r", array.array("I", SENT))
+    with pytest.raises(ValueError, match="token_end is -1"):
+        engine.layers_ready(send, 0, 1, -1)
+    with pytest.raises(troupe.TroupeError) as far:
+        engine.layers_ready(send, 0, 3, TOKENS)
+    assert far.value.code == troupe.ErrorCode.OUT_OF_RANGE
+    with pytest.raises(ValueError, match="an IPC handle has 64"):
+        engine.layers_ready(send, 0, 1, TOKENS, shared_event=b"short")
+    with pytest.raises(ValueError, match="max_events is 0"):
+        engine.take(0)
+    engine.abort(send)
+    with pytest.raises(troupe.TroupeError):
+        engine.wait(send, PATIENCE)
+    assert engine.report()["operations_open"] == 0
+
+
+def test_calls_after_stop_are_refused_and_nothing_is_lost(pair: Pair) -> None:
+    send = pair.send()
+    pair.prefill.stop()
+    pair.prefill.stop()
+    with pytest.raises(troupe.TroupeError) as gone:
+        pair.prefill.wait(send, PATIENCE)
+    assert gone.value.code == troupe.ErrorCode.ABORTED
+    with pytest.raises(troupe.TroupeError) as late:
+        pair.send("late")
+    assert late.value.code == troupe.ErrorCode.ABORTED
+    assert pair.prefill.take() == []
+    assert pair.prefill.identity().incarnation != 0
+    assert pair.prefill.report()["name"] == "prefill-0"
+
+
+def test_identity_says_who_it_is(pair: Pair, supervisor: Supervisor) -> None:
+    identity = pair.prefill.identity()
+    cluster = troupe.Cluster(text=supervisor.text, timeout=PATIENCE)
+    members = {node["name"]: node for node in cluster.members()["nodes"]}
+    assert int(members["prefill-0"]["incarnation"], 16) == identity.incarnation
+    assert members["prefill-0"]["port"] == identity.port
+    assert pair.prefill.draining() == "serving"
+    assert troupe.library_version()
+    assert troupe.protocol_version() > 0

@@ -1,0 +1,122 @@
+"""Forks, spawns and the end of the interpreter."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+import troupe
+from conftest import PATIENCE, Pair, Supervisor, run_python
+
+
+def in_child(body: object) -> int:
+    """The exit code of a forked child that runs it: 0 when it says True."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            code = 0 if body() else 2  # type: ignore[operator]
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def is_refused(call: object) -> bool:
+    try:
+        call()  # type: ignore[operator]
+    except troupe.TroupeError as why:
+        return why.code == troupe.ErrorCode.STALE_INCARNATION and "fork" in why.reason
+    return False
+
+
+def test_a_forked_child_is_told_and_never_waits(pair: Pair, supervisor: Supervisor) -> None:
+    send = pair.send()
+
+    def child() -> bool:
+        return all(
+            is_refused(call)
+            for call in (
+                lambda: pair.prefill.take(),
+                lambda: pair.prefill.wait(send),
+                lambda: pair.send("another"),
+                lambda: pair.prefill.stop(),
+                lambda: troupe.Engine("prefill-0", text=supervisor.text),
+                lambda: troupe.Cluster(text=supervisor.text),
+            )
+        )
+
+    assert in_child(child) == 0
+    receive = pair.receive()
+    pair.finish(send)
+    pair.decode.wait(receive, PATIENCE)
+    pair.prefill.wait(send, PATIENCE)
+
+
+def test_a_child_that_forgets_its_parents_engine_ends(pair: Pair) -> None:
+    def child() -> bool:
+        pair.__dict__.clear()  # the finalizers run
+        return True
+
+    assert in_child(child) == 0
+
+
+def _serve(text: str) -> None:
+    with troupe.Engine("prefill-0", text=text) as engine:
+        engine.wait_registered(PATIENCE)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_processes_of_multiprocessing_have_engines_of_their_own(supervisor: Supervisor, method: str) -> None:
+    # This process has imported the library, and has no engine.
+    child = multiprocessing.get_context(method).Process(target=_serve, args=(supervisor.text,))
+    child.start()
+    child.join(PATIENCE)
+    assert child.exitcode == 0
+
+
+_ENDS = """
+import sys, threading, troupe
+layout = troupe.Layout.packed([troupe.LayerShape(kv_heads=2, head_dim=8)] * 2, dtype="bf16", block_tokens=4, blocks=8)
+engine = troupe.Engine("prefill-0", text=sys.argv[1], layout=layout, regions=[bytearray(layout.region_sizes()[0])])
+engine.wait_registered(120)
+send = engine.send("r", [5, 0, 2])
+engine.layers_ready(send, 0, 1, 4)
+threading.Thread(target=lambda: engine.wait(send), daemon=True).start()
+threading.Thread(target=lambda: engine.take(timeout=None), daemon=True).start()
+print("begun", flush=True)
+"""
+
+
+def test_an_interpreter_that_ends_with_transfers_under_way_ends_in_good_order(supervisor: Supervisor) -> None:
+    ended = run_python(_ENDS, supervisor.text)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "begun\n"
+
+
+def test_importing_starts_nothing_and_loads_no_library() -> None:
+    ended = run_python(
+        "import os, threading\n"
+        "os.environ['TROUPE_LIBRARY'] = '/no/such/library'\n"
+        "import troupe\n"
+        "assert threading.active_count() == 1\n"
+        "assert 'libtroupe' not in open('/proc/self/maps').read()\n"
+        "try:\n    troupe.library_version()\nexcept ImportError as why:\n    print(why)\n"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "TROUPE_LIBRARY" in ended.stdout
+
+
+def test_a_hundred_engines_one_after_the_other_leave_nothing_open(supervisor: Supervisor) -> None:
+    def once() -> None:
+        with troupe.Engine("prefill-0", text=supervisor.text) as engine:
+            engine.wait_registered(PATIENCE)
+
+    once()
+    before = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        once()
+    assert (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) <= before

@@ -1,0 +1,219 @@
+"""Transfers: two processes, two engines, events, aborts."""
+
+from __future__ import annotations
+
+import pickle
+import select
+import subprocess
+import sys
+import threading
+
+import pytest
+import troupe
+from conftest import PATIENCE, RECEIVED, SENT, TOKENS, Pair, Supervisor, assert_same_cache, pattern, small_layout
+
+MOVED = TOKENS * 2 * 2 * 2 * 16
+
+_PREFILL = """
+import sys, troupe
+text, tokens, blocks = sys.argv[1], int(sys.argv[2]), [int(b) for b in sys.argv[3].split(",")]
+layout = troupe.Layout.packed([troupe.LayerShape(kv_heads=2, head_dim=8)] * 2, dtype="bf16", block_tokens=4, blocks=8)
+memory = bytearray((i * 7 + 1) % 251 for i in range(layout.region_sizes()[0]))
+with troupe.Engine("prefill-0", text=text, layout=layout, regions=[memory]) as engine:
+    engine.wait_registered(120)
+    send = engine.send("r", blocks)
+    for layer in range(2):
+        engine.layers_ready(send, layer, layer + 1, tokens)
+    engine.seal(send, tokens, aux=b"first token")
+    print(engine.wait(send).bytes_moved)
+"""
+
+
+def test_three_blocks_arrive_from_another_process(supervisor: Supervisor) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", _PREFILL, supervisor.text, str(TOKENS), ",".join(map(str, SENT))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    layout = small_layout()
+    memory = bytearray(layout.region_sizes()[0])
+    with troupe.Engine("decode-0", text=supervisor.text, layout=layout, regions=[memory]) as engine:
+        engine.wait_registered(PATIENCE)
+        place = engine.place("r", timeout=PATIENCE)
+        placement = engine.wait(place).placement
+        assert placement is not None
+        assert [node.name for node in placement.prefill] == ["prefill-0"]
+        assert pickle.loads(pickle.dumps(placement)) == placement
+        outcome = engine.wait(engine.receive(placement=placement, tokens=TOKENS, blocks=RECEIVED))
+        engine.placed_request_ended("r")
+        assert outcome.bytes_moved == MOVED
+        assert outcome.aux == b"first token"
+        out, _ = other.communicate(timeout=PATIENCE)
+    assert other.returncode == 0
+    assert int(out) == MOVED
+    assert_same_cache(memoryview(memory), memoryview(pattern(len(memory))))
+
+
+def test_events_of_one_operation_come_in_order_through_the_descriptor(pair: Pair) -> None:
+    send = pair.send()
+    receive = pair.receive()
+    pair.finish(send, b"aux")
+    events: list[troupe.Event] = []
+    while not events or not isinstance(events[-1], troupe.Unpinned):
+        assert select.select([pair.decode], [], [], PATIENCE)[0], "no event came"
+        events += pair.decode.take()
+    assert {event.operation for event in events} == {receive}
+    assert isinstance(events[-2], troupe.Done)
+    assert (events[-2].bytes_moved, events[-2].aux) == (MOVED, b"aux")
+    layers = [event for event in events if isinstance(event, troupe.Layers)]
+    assert max(event.layer_end for event in layers) == 2
+    assert pair.decode.take() == []
+    assert pair.prefill.wait(send, PATIENCE).bytes_moved == MOVED
+    assert_same_cache(memoryview(pair.received), memoryview(pair.sent))
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("when", ["begun", "ready", "sealed"])
+def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when: str) -> None:
+    send = pair.send()
+    receive = pair.receive()
+    if when != "begun":
+        pair.prefill.layers_ready(send, 0, 2, TOKENS)
+    if when == "sealed":
+        pair.prefill.seal(send, TOKENS)
+    engine, operation = (pair.prefill, send) if side == "prefill" else (pair.decode, receive)
+    try:
+        engine.abort(operation, "the client is gone")
+    except troupe.TroupeError as why:
+        assert why.code == troupe.ErrorCode.NOT_FOUND
+        assert when == "sealed"
+    codes = set()
+    for waiting, what in ((pair.prefill, send), (pair.decode, receive)):
+        try:
+            waiting.wait(what, PATIENCE)
+            codes.add(None)
+        except troupe.WaitTimeout:
+            raise
+        except troupe.TroupeError as why:
+            codes.add(why.code)
+    if when == "sealed":
+        assert codes <= {None, troupe.ErrorCode.ABORTED}
+    else:
+        assert codes == {troupe.ErrorCode.ABORTED}
+    # Nothing is left behind: the same blocks carry the next request.
+    send, receive = pair.send("again"), pair.receive("again")
+    pair.finish(send)
+    assert pair.decode.wait(receive, PATIENCE).bytes_moved == MOVED
+    assert pair.prefill.wait(send, PATIENCE).bytes_moved == MOVED
+
+
+def test_a_failure_is_an_event_with_its_error(pair: Pair) -> None:
+    receive = pair.receive()
+    pair.decode.abort(receive, "not wanted")
+    events: list[troupe.Event] = []
+    while not events or not isinstance(events[-1], troupe.Unpinned):
+        events += pair.decode.take(timeout=PATIENCE)
+    failed = events[-2]
+    assert isinstance(failed, troupe.Failed)
+    assert failed.error.code == troupe.ErrorCode.ABORTED
+    assert "not wanted" in failed.error.reason
+    copied = pickle.loads(pickle.dumps(failed.error))
+    assert (copied.code, copied.reason) == (failed.error.code, failed.error.reason)
+
+
+def test_a_wait_that_is_over_takes_nothing_and_other_threads_run(pair: Pair) -> None:
+    send, receive = pair.send(), pair.receive()
+    with pytest.raises(troupe.WaitTimeout) as why:
+        pair.decode.wait(receive, 0.01)
+    assert isinstance(why.value, TimeoutError)
+    outcomes: list[troupe.Outcome] = []
+    waiting = threading.Thread(target=lambda: outcomes.append(pair.decode.wait(receive)))
+    waiting.start()
+    pair.finish(send)  # while the other thread waits in C
+    waiting.join(PATIENCE)
+    assert outcomes[0].bytes_moved == MOVED
+    pair.prefill.wait(send, PATIENCE)
+
+
+def test_blocks_that_are_allocated_by_troupe_are_told_and_freed(supervisor: Supervisor) -> None:
+    text = supervisor.text.replace(
+        "stages:", "model: {layers: 2, kv_heads: 2, head_dim: 8, block_tokens: 4}\nstages:"
+    ).replace("engine: external}", "engine: external, pool: {size: 64KiB}}")
+    with troupe.Engine("prefill-0", text=text) as prefill, troupe.Engine("decode-0", text=text) as decode:
+        prefill.wait_registered(PATIENCE)
+        decode.wait_registered(PATIENCE)
+        owner, blocks = prefill.allocate_blocks(3)
+        cache = prefill.region(0)
+        cache[:] = bytes(i % 251 for i in range(len(cache)))
+        send = prefill.send("r", blocks)
+        receive = decode.receive("r", sources=["prefill-0"], tokens=TOKENS)
+        prefill.layers_ready(send, 0, 2, TOKENS)
+        prefill.seal(send, TOKENS)
+        outcome = decode.wait(receive, PATIENCE)
+        prefill.wait(send, PATIENCE)
+        assert len(outcome.blocks) == 3
+        layout = decode.layout()
+        theirs = decode.region(0)
+        for token in range(TOKENS):
+            _, at, length = layout.locate(blocks, layer=1, plane=1, token=token, head=1)
+            _, to, _ = layout.locate(outcome.blocks, layer=1, plane=1, token=token, head=1)
+            assert cache[at : at + length] == theirs[to : to + length]
+        decode.free_blocks(outcome.owner, outcome.blocks)
+        with pytest.raises(troupe.TroupeError) as twice:
+            decode.free_blocks(outcome.owner, outcome.blocks)
+        assert twice.value.code == troupe.ErrorCode.NOT_FOUND
+        prefill.free_blocks(owner, blocks)
+
+
+def test_memory_that_troupe_allocates_stays_while_a_view_of_it_lives(supervisor: Supervisor) -> None:
+    engine = troupe.Engine("prefill-0", text=supervisor.text, layout=small_layout(), allocate="ordinary")
+    view = engine.region(0)
+    assert len(view) == small_layout().region_sizes()[0]
+    assert bytes(view) == bytes(len(view))
+    part = view[8:16]
+    del view
+    engine.stop()
+    del engine
+    part[0] = 7
+    assert part[0] == 7
+
+
+def test_keyed_values_are_put_asked_for_read_and_removed(pair: Pair) -> None:
+    value = pattern(100_000)
+    pair.decode.wait(pair.decode.put("prefill-0", "key", value, ttl=3600), PATIENCE)
+    told = pair.decode.wait(pair.decode.query("prefill-0", "key"), PATIENCE)
+    assert told.size == len(value)
+    assert told.ttl is not None
+    got = pair.decode.wait(pair.decode.get("prefill-0", "key"), PATIENCE)
+    assert got.data is not None
+    assert got.data.readonly
+    assert got.data == value
+    pair.decode.wait(pair.decode.remove("prefill-0", "key"), PATIENCE)
+    operation = pair.decode.get("prefill-0", "key")
+    events = pair.decode.take(timeout=PATIENCE)
+    assert [type(event) for event in events] == [troupe.Failed]
+    assert events[0].operation == operation
+    assert bytes(got.data) == bytes(value), "what was read outlives the key"
+    pair.decode.wait(pair.decode.put("prefill-0", "empty", b""), PATIENCE)
+    assert pair.decode.wait(pair.decode.query("prefill-0", "empty"), PATIENCE).size == 0
+
+
+def test_many_threads_each_have_their_own_outcomes(pair: Pair) -> None:
+    wrong: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for round_ in range(10):
+                key = f"{number}.{round_}"
+                pair.decode.wait(pair.decode.put("prefill-0", key, key.encode()), PATIENCE)
+                got = pair.decode.wait(pair.decode.get("prefill-0", key), PATIENCE).data
+                assert got == key.encode()
+        except BaseException as why:  # noqa: BLE001: of a thread, raised below
+            wrong.append(why)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not wrong
