@@ -1,6 +1,7 @@
 #pragma once
 
-/// How arguments of C are read: what is null, too small, too new or out of range is refused by name.
+/// How arguments of C are read: what is null, too small, too new or out of range is refused by
+/// name.
 
 #include <algorithm>
 #include <chrono>

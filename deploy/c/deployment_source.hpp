@@ -8,8 +8,8 @@
 
 namespace troupe::c {
 
-/// What a call is given of a deployment: a file or a text of YAML, one of the two, and another place of
-/// its supervisor.
+/// What a call is given of a deployment: a file or a text of YAML, one of the two, and another place
+/// of its supervisor.
 struct deployment_source {
   const char* file{nullptr};
   const char* text{nullptr};

@@ -13,8 +13,8 @@ namespace troupe::c {
 /// Held by every engine and cluster: the process that it was made in.
 class process_life {
  public:
-  /// `stale_incarnation`: this process was forked from one that had an engine or a cluster, whose locks
-  /// nobody will give back.
+  /// `stale_incarnation`: this process was forked from one that had an engine or a cluster, whose
+  /// locks nobody will give back.
   [[nodiscard]] static result<void> can_begin(std::string_view what);
 
   process_life();

@@ -1,7 +1,7 @@
 #pragma once
 
-/// How a call of the C ABI ends: with TROUPE_OK, or with a code whose sentence the calling thread can
-/// ask for. Nothing is thrown across the edge.
+/// How a call of the C ABI ends: with TROUPE_OK, or with a code whose sentence the calling thread
+/// can ask for. Nothing is thrown across the edge.
 
 #include <exception>
 #include <new>

@@ -1,4 +1,4 @@
-/// What the C ABI refuses, by name: null, wrong sizes, numbers out of range, what contradicts itself.
+/// What the C ABI refuses, by name: null, wrong sizes, numbers out of range, contradictions.
 
 #include <cstring>
 #include <thread>

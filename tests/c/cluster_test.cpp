@@ -1,4 +1,4 @@
-/// A frontend by way of the C ABI: status, placement, calls that come as events, requests that are carried.
+/// A frontend by way of the C ABI: status, placement, calls that come as events, carried requests.
 
 #include <atomic>
 #include <cstring>
@@ -44,7 +44,8 @@ class c_cluster : public ::testing::Test {
     troupe_cluster_free(cluster);
   }
 
-  /// Answers each call with its method, a colon and its payload; `refuse` with an error; `sleep` never.
+  /// Answers each call with its method, a colon and its payload; `refuse` with an error; `sleep`
+  /// never.
   void serve(troupe_engine* engine) {
     while (!over) {
       troupe_event event{};

@@ -40,10 +40,10 @@ def test_a_forked_child_is_told_and_never_waits(pair: Pair, supervisor: Supervis
         return all(
             is_refused(call)
             for call in (
-                lambda: pair.prefill.take(),
+                pair.prefill.take,
                 lambda: pair.prefill.wait(send),
                 lambda: pair.send("another"),
-                lambda: pair.prefill.stop(),
+                pair.prefill.stop,
                 lambda: troupe.Engine("prefill-0", text=supervisor.text),
                 lambda: troupe.Cluster(text=supervisor.text),
             )

@@ -85,8 +85,7 @@ def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when:
     try:
         engine.abort(operation, "the client is gone")
     except troupe.TroupeError as why:
-        assert why.code == troupe.ErrorCode.NOT_FOUND
-        assert when == "sealed"
+        assert (why.code, when) == (troupe.ErrorCode.NOT_FOUND, "sealed")  # noqa: PT017
     codes = set()
     for waiting, what in ((pair.prefill, send), (pair.decode, receive)):
         try:

@@ -56,8 +56,9 @@ class Identity:
     pid: int
 
 
-def configure_logging(*, level: str = "info", node: str | None = None, file: str | os.PathLike[str] | None = None) ->
-None:
+def configure_logging(
+    *, level: str = "info", node: str | None = None, file: str | os.PathLike[str] | None = None
+) -> None:
     """Where Troupe's own lines of this process go; before the first call those of level info go to standard error.
 
     `level`: trace, debug, info, warn, error, off. `node` stands in every line. `file` is rotated at 64 MiB; None:
@@ -210,8 +211,9 @@ class Engine:
         `TroupeError` DEADLINE with the last reason: the node goes on asking. STALE_INCARNATION: another process has
         this node's name; stop this one.
         """
-        self._lib.check(self._lib.engine_wait_registered(self._handle, _abi.milliseconds("timeout", timeout,
-        _abi.FOREVER)))
+        self._lib.check(
+            self._lib.engine_wait_registered(self._handle, _abi.milliseconds("timeout", timeout, _abi.FOREVER))
+        )
 
     def stop(self) -> None:
         """Leaves the cluster: live operations fail with ABORTED at both sides. Waits for that. Again: nothing.
@@ -263,9 +265,7 @@ class Engine:
     def free_blocks(self, owner: int, blocks: Iterable[int]) -> None:
         """Gives blocks of one allocation back. `TroupeError` NOT_FOUND: foreign or double free, nothing is freed."""
         address, count = block_array(blocks).buffer_info()
-        self._lib.check(
-            self._lib.engine_free_blocks(self._handle, _abi.number("owner", owner, 2**64), address, count)
-        )
+        self._lib.check(self._lib.engine_free_blocks(self._handle, _abi.number("owner", owner, 2**64), address, count))
 
     # -- transfers
 
@@ -500,9 +500,7 @@ class Engine:
 
     def _keyed(self, function: Any, peer: str, key: str) -> Operation:
         out = ctypes.c_uint64()
-        self._lib.check(
-            function(self._handle, _abi.encoded("peer", peer), _abi.encoded("key", key), ctypes.byref(out))
-        )
+        self._lib.check(function(self._handle, _abi.encoded("peer", peer), _abi.encoded("key", key), ctypes.byref(out)))
         return Operation(out.value)
 
     # -- the cluster
@@ -638,8 +636,7 @@ class Engine:
             return Call(
                 _NO_OPERATION, _abi.text_of(lib.detail_method(detail)), keeper.bytes(), self._replier(raw.u.pair.first)
             )
-        return Failed(operation, TroupeError(ErrorCode.INTERNAL, f"the library has an event of kind {kind}: it is
-        newer"))
+        return Failed(operation, TroupeError(ErrorCode.INTERNAL, f"the library is newer: its event is of kind {kind}"))
 
     def _replier(self, call: int) -> Any:
         def reply(code: int, sentence: str, payload: bytes) -> None:
@@ -654,9 +651,7 @@ class Engine:
 
     def _outcome(self, raw: Any) -> Outcome:
         if not raw.detail:
-            return Outcome(
-                bytes_moved=raw.bytes, size=raw.value_size, ttl=raw.ttl_ms / 1000 if raw.ttl_ms else None
-            )
+            return Outcome(bytes_moved=raw.bytes, size=raw.value_size, ttl=raw.ttl_ms / 1000 if raw.ttl_ms else None)
         keeper = _Detail(self._lib, raw.detail)
         outcome = Outcome(bytes_moved=raw.bytes, size=raw.value_size)
         if raw.aux_size:

@@ -55,8 +55,8 @@ class Memory:
             if interface is not None:
                 return cls._of_interface(interface, what, writable)
             raise TypeError(
-                f"{type(what).__name__} is no memory: give a torch tensor or storage, a numpy array, an object with the
-                " "buffer protocol, or troupe.Memory(address, size, owner)"
+                f"{type(what).__name__} is no memory: give a torch tensor or storage, a numpy array, an object with "
+                "the buffer protocol, or troupe.Memory(address, size, owner)"
             ) from None
         return cls._of_view(view, what, writable)
 
@@ -82,8 +82,9 @@ class Memory:
         # The view is kept: a bytearray cannot be resized, nor a mapping closed, under the engine.
         if view.readonly:
             return cls(_address_of_readonly(view), view.nbytes, view)
-        return cls(ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B") if view.ndim else view)), view.nbytes,
-        view)
+        return cls(
+            ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B") if view.ndim else view)), view.nbytes, view
+        )
 
     @classmethod
     def _of_interface(cls, interface: Any, what: object, writable: bool) -> Memory:
@@ -98,8 +99,8 @@ class Memory:
             size *= int(extent)
         strides = interface.get("strides")
         if strides is not None and tuple(strides) != _packed_strides(tuple(shape), item):
-            raise ValueError(f"the {type(what).__name__} of shape {tuple(shape)} and strides {strides} is not
-            contiguous")
+            name = type(what).__name__
+            raise ValueError(f"the {name} of shape {tuple(shape)} and strides {strides} is not contiguous")
         if writable and readonly:
             raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
         return cls(int(address), size, what)

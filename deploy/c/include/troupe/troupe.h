@@ -2,35 +2,39 @@
 #define TROUPE_TROUPE_H
 
 /*
- * Troupe in C: one node of a deployment inside the process of an inference engine, and a cluster seen by a
- * frontend. Plain C11; link with -ltroupe (pkg-config troupe, or troupe::c of CMake's package Troupe).
+ * Troupe in C: one node of a deployment inside the process of an inference engine, and a cluster
+ * seen by a frontend. Plain C11; link with -ltroupe (pkg-config troupe, or troupe::c of CMake's
+ * package Troupe).
  *
- *     troupe_engine_options options = {.size = sizeof options, .deployment_file = "troupe.yaml", .node = "decode-0"};
+ *     troupe_engine_options options = {
+ *         .size = sizeof options, .deployment_file = "troupe.yaml", .node = "decode-0"};
  *     troupe_engine *engine = NULL;
  *     if (troupe_engine_start(&options, &engine) != TROUPE_OK) puts(troupe_last_error());
  *
- * Errors. Every fallible call returns a `troupe_status`: TROUPE_OK (0), or a code to switch on. The sentence that
- * belongs to the code, what was wrong and what to do, is `troupe_last_error()`: of the last call that failed on the
- * calling thread, until the next one that fails there. Nothing is thrown, aborted or exited across this edge, and
- * nothing here calls code of yours, except `troupe_cluster_carry` on the thread that called it. Null pointers, wrong
- * sizes and numbers out of range are refused with TROUPE_INVALID_CONFIG and a sentence that names the argument; a
- * call that fails writes no output.
+ * Errors. Every fallible call returns a `troupe_status`: TROUPE_OK (0), or a code to switch on. The
+ * sentence that belongs to the code, what was wrong and what to do, is `troupe_last_error()`: of
+ * the last call that failed on the calling thread, until the next one that fails there. Nothing is
+ * thrown, aborted or exited across this edge, and nothing here calls code of yours, except
+ * `troupe_cluster_carry` on the thread that called it. Null pointers, wrong sizes and numbers out
+ * of range are refused with TROUPE_INVALID_CONFIG and a sentence that names the argument; a call
+ * that fails writes no output.
  *
- * Sizes. A struct that begins with `size` can grow: set it to sizeof of the struct as you compiled it, and every
- * field that you do not use to 0. A library that is newer takes what you did not know as 0; one that is older refuses
- * what it does not know unless that is 0. Structs without `size` stay as they are for the life of this library's
- * name (libtroupe.so.0).
+ * Sizes. A struct that begins with `size` can grow: set it to sizeof of the struct as you compiled
+ * it, and every field that you do not use to 0. A library that is newer takes what you did not know
+ * as 0; one that is older refuses what it does not know unless that is 0. Structs without `size`
+ * stay as they are for the life of this library's name (libtroupe.so.0).
  *
- * Ownership. Arguments are copied before a call returns, unless it says otherwise (regions, the value of a put). What
- * a call gives out is the caller's and says what frees it. Freeing NULL does nothing.
+ * Ownership. Arguments are copied before a call returns, unless it says otherwise (regions, the
+ * value of a put). What a call gives out is the caller's and says what frees it. Freeing NULL does
+ * nothing.
  *
- * Threads. Every call may be made from any thread at any time, side by side with any other, also while another thread
- * waits. Two exceptions: an object must not be in use by another call when it is freed, and a `troupe_layout` is
- * built by one thread.
+ * Threads. Every call may be made from any thread at any time, side by side with any other, also
+ * while another thread waits. Two exceptions: an object must not be in use by another call when it
+ * is freed, and a `troupe_layout` is built by one thread.
  *
- * Fork. An engine or a cluster belongs to the process that made it. In a child of `fork` every call on it fails at
- * once with TROUPE_STALE_INCARNATION; freeing it there only forgets it. A child that was forked while its parent had
- * either cannot make new ones: start it by exec (spawn) instead.
+ * Fork. An engine or a cluster belongs to the process that made it. In a child of `fork` every call
+ * on it fails at once with TROUPE_STALE_INCARNATION; freeing it there only forgets it. A child that
+ * was forked while its parent had either cannot make new ones: start it by exec (spawn) instead.
  *
  * Time is in milliseconds, memory in bytes, tokens are counted from 0 and ranges exclude their end.
  */
@@ -52,7 +56,8 @@ extern "C" {
 
 typedef int32_t troupe_status;
 
-/* The names that Troupe's logs and messages use; README.md says what to do about each. Never renumbered. */
+/* The names that Troupe's logs and messages use; README.md says what to do about each. Never
+ * renumbered. */
 enum {
   TROUPE_OK = 0,
   TROUPE_INVALID_CONFIG = 1,   /* a configuration or an argument that cannot be accepted as it is */
@@ -72,20 +77,22 @@ enum {
   TROUPE_DEADLINE = 15,         /* the time that the caller gave has passed */
   TROUPE_ABORTED = 16, /* one of the two engines gave the transfer up, or this one was stopped */
   TROUPE_LEASE_EXPIRED = 17, /* the holder of the blocks was not heard of for too long */
-  TROUPE_STALE_INCARNATION =
-      18, /* of a former life of a node; here also: of the process before a fork */
-  TROUPE_UNAUTHORIZED =
-      19, /* wrong or missing credentials, or a right that the grant does not give */
+  /* of a former life of a node; here also: of the process before a fork */
+  TROUPE_STALE_INCARNATION = 18,
+  /* wrong or missing credentials, or a right that the grant does not give */
+  TROUPE_UNAUTHORIZED = 19,
   TROUPE_BACKEND_UNAVAILABLE = 20, /* the transport that was asked for cannot be used here */
   TROUPE_INTERNAL = 21,            /* a defect of Troupe itself; please report it with the log */
-  /* Of this interface alone: the time that a wait was given is over. Nothing has ended and no event was taken. */
+  /* Of this interface alone: the time that a wait was given is over. Nothing has ended and no event
+     was taken. */
   TROUPE_TIMED_OUT = 100
 };
 
-/* The sentence of the last call that failed on this thread; "" if none did. NUL-terminated UTF-8, Troupe's, valid
- * until the next call that fails on this thread. */
+/* The sentence of the last call that failed on this thread; "" if none did. NUL-terminated UTF-8,
+ * Troupe's, valid until the next call that fails on this thread. */
 TROUPE_API const char* troupe_last_error(void);
-/* The name of a code as logs write it, such as "peer_lost"; "unknown" for a number that is none. Never freed. */
+/* The name of a code as logs write it, such as "peer_lost"; "unknown" for a number that is none.
+ * Never freed. */
 TROUPE_API const char* troupe_status_name(troupe_status status);
 /* Of the library that is loaded, such as "0.1.0". Never freed. */
 TROUPE_API const char* troupe_version(void);
@@ -102,8 +109,9 @@ typedef struct troupe_log_options {
   const char* file;  /* rotated at 64 MiB; NULL: standard error */
 } troupe_log_options;
 
-/* Where the lines of Troupe in this process go; before the first call lines of level info go to standard error. A
- * file that cannot be written or a level that is none: TROUPE_INVALID_CONFIG, and nothing changes. */
+/* Where the lines of Troupe in this process go; before the first call lines of level info go to
+ * standard error. A file that cannot be written or a level that is none: TROUPE_INVALID_CONFIG, and
+ * nothing changes. */
 TROUPE_API troupe_status troupe_log(const troupe_log_options* options);
 
 /* -- the layout of a cache */
@@ -123,8 +131,9 @@ typedef struct troupe_layer_shape {
   uint32_t head_dim; /* elements of one head of K (and of V), or of the latent; 0: recurrent */
 } troupe_layer_shape;
 
-/* Where K, V or the latent of one layer lies. The bytes of this rank's head h of token t (0 <= t < block_tokens) of
- * block b begin at base + b * block_stride + t * token_stride + h * head_stride of region `region`. All in bytes. */
+/* Where K, V or the latent of one layer lies. The bytes of this rank's head h of token t (0 <= t <
+ * block_tokens) of block b begin at base + b * block_stride + t * token_stride + h * head_stride of
+ * region `region`. All in bytes. */
 typedef struct troupe_plane {
   uint32_t region; /* index into the regions that the engine registers */
   uint32_t heads;  /* that this rank holds; 1 for a latent */
@@ -138,8 +147,8 @@ typedef struct troupe_plane {
 typedef struct troupe_cache_geometry {
   uint32_t size;
   uint32_t element_size; /* bytes of one element; 0: the size that is known of `dtype` */
-  const char*
-      dtype; /* "fp8", "int8", "fp16", "bf16", "fp32", or a name of yours of 1 to 32 bytes; compared by name */
+  /* "fp8", "int8", "fp16", "bf16", "fp32", or a name of yours of 1 to 32 bytes; compared by name */
+  const char* dtype;
   uint32_t block_tokens; /* tokens of a block, 1 to 1024 */
   uint32_t blocks;       /* of this rank; need not be equal on the two sides */
   uint32_t tp_rank;
@@ -151,7 +160,8 @@ enum { TROUPE_KV_TOGETHER = 0, TROUPE_KV_SEPARATE = 1 };                        
 enum { TROUPE_TOKEN_MAJOR = 0, TROUPE_HEAD_MAJOR = 1 };                                  /* inner */
 enum { TROUPE_SINGLE_REGION = 0, TROUPE_REGION_PER_LAYER = 1 }; /* regions */
 
-/* The arrangements that have a name; all 0 is [layer][block][kv][token][head][dim] in one region. */
+/* The arrangements that have a name; all 0 is [layer][block][kv][token][head][dim] in one
+ * region. */
 typedef struct troupe_arrangement {
   uint32_t order;   /* of the dimensions in a region, outermost first */
   uint32_t kv;      /* whether K and V of a layer's block stand in one block or in two */
@@ -161,8 +171,8 @@ typedef struct troupe_arrangement {
 
 enum { TROUPE_STATE_REPLICATED = 1, TROUPE_STATE_SLICED = 2 }; /* sharding */
 
-/* A tensor that a request has one slot of, whatever its length (Mamba, sliding window). Moved whole, with the last
- * chunk; a request has the same slot number in all of them. */
+/* A tensor that a request has one slot of, whatever its length (Mamba, sliding window). Moved
+ * whole, with the last chunk; a request has the same slot number in all of them. */
 typedef struct troupe_state_tensor {
   uint32_t size;
   uint32_t sharding; /* TROUPE_STATE_... */
@@ -189,13 +199,13 @@ typedef struct troupe_region_bytes {
   uint64_t length;
 } troupe_region_bytes;
 
-/* The layout of a named arrangement, packed without padding. `how` NULL: all 0. TROUPE_INVALID_CONFIG naming the
- * field. Free with `troupe_layout_free`. */
+/* The layout of a named arrangement, packed without padding. `how` NULL: all 0.
+ * TROUPE_INVALID_CONFIG naming the field. Free with `troupe_layout_free`. */
 TROUPE_API troupe_status troupe_layout_make(const troupe_cache_geometry* geometry,
                                             const troupe_layer_shape* layers, size_t layer_count,
                                             const troupe_arrangement* how, troupe_layout** layout);
-/* A layout without layers, for arrangements that have no name: add every layer with its planes, and the state
- * tensors, then `troupe_layout_check`. */
+/* A layout without layers, for arrangements that have no name: add every layer with its planes, and
+ * the state tensors, then `troupe_layout_check`. */
 TROUPE_API troupe_status troupe_layout_new(const troupe_cache_geometry* geometry,
                                            troupe_layout** layout);
 TROUPE_API troupe_status troupe_layout_add_layer(troupe_layout* layout,
@@ -205,11 +215,12 @@ TROUPE_API troupe_status troupe_layout_add_state(troupe_layout* layout,
                                                  const troupe_state_tensor* state);
 /* Whether it is a layout: every number in its limits, strides that nest, no address that wraps. */
 TROUPE_API troupe_status troupe_layout_check(const troupe_layout* layout);
-/* Check, and: every byte lies in its region (`region_sizes[i]` bytes for region i), and no two planes or states share
- * one. TROUPE_OUT_OF_RANGE or TROUPE_INVALID_CONFIG naming layer and plane. */
+/* Check, and: every byte lies in its region (`region_sizes[i]` bytes for region i), and no two
+ * planes or states share one. TROUPE_OUT_OF_RANGE or TROUPE_INVALID_CONFIG naming layer and plane. */
 TROUPE_API troupe_status troupe_layout_validate(const troupe_layout* layout,
                                                 const uint64_t* region_sizes, size_t count);
-/* Whether a cache of the one side can be mapped onto the other. TROUPE_LAYOUT_MISMATCH naming field and values. */
+/* Whether a cache of the one side can be mapped onto the other. TROUPE_LAYOUT_MISMATCH naming field
+ * and values. */
 TROUPE_API troupe_status troupe_layout_compatible(const troupe_layout* local,
                                                   const troupe_layout* remote);
 /* What it is made of. `dtype` in `geometry` belongs to the layout. */
@@ -220,15 +231,16 @@ TROUPE_API troupe_status troupe_layout_layer_count(const troupe_layout* layout, 
 TROUPE_API troupe_status troupe_layout_layer(const troupe_layout* layout, uint32_t layer,
                                              troupe_layer_shape* shape, troupe_plane* planes,
                                              size_t capacity, size_t* plane_count);
-/* The smallest size of each region that the layout fits into: up to `capacity` of them; `count` says how many there
- * are. The layout is checked first. */
+/* The smallest size of each region that the layout fits into: up to `capacity` of them; `count`
+ * says how many there are. The layout is checked first. */
 TROUPE_API troupe_status troupe_layout_region_sizes(const troupe_layout* layout, uint64_t* sizes,
                                                     size_t capacity, size_t* count);
 /* Where it lies, for a request whose token t is token t % block_tokens of blocks[t / block_tokens]. */
 TROUPE_API troupe_status troupe_layout_locate(const troupe_layout* layout, const uint32_t* blocks,
                                               size_t block_count, const troupe_cache_place* place,
                                               troupe_region_bytes* bytes);
-/* A versioned byte form, equal on every machine (a fingerprint, say). Free the bytes with `troupe_free`. */
+/* A versioned byte form, equal on every machine (a fingerprint, say). Free the bytes with
+ * `troupe_free`. */
 TROUPE_API troupe_status troupe_layout_encode(const troupe_layout* layout, void** bytes,
                                               size_t* byte_count);
 /* The reverse, for bytes from anywhere. */
@@ -262,31 +274,37 @@ typedef struct troupe_engine_options {
   const char* node;            /* name of the node in it, such as "prefill-0" */
   const char* supervisor_host; /* in place of the deployment's; NULL: as it says */
   uint32_t supervisor_port;    /* in place of the deployment's; 0: as it says */
-  /* The engine's own cache instead of one made from the deployment's `model` and `pool`: there is no pool then, and
-   * the engine names the blocks in `send` and `receive`. Its memory is either `regions`, in the layout's order, each
-   * at least as large as `troupe_layout_region_sizes` says, kept alive and mapped by the engine until
-   * `troupe_engine_stop` has returned; or Troupe's (`allocate`), zeroed, to be had by `troupe_engine_region`. */
+  /* The engine's own cache instead of one made from the deployment's `model` and `pool`: there is
+     no pool then, and
+   * the engine names the blocks in `send` and `receive`. Its memory is either `regions`, in the
+   layout's order, each * at least as large as `troupe_layout_region_sizes` says, kept alive and
+   mapped by the engine until * `troupe_engine_stop` has returned; or Troupe's (`allocate`), zeroed,
+   to be had by `troupe_engine_region`. */
   uint32_t
       allocate; /* TROUPE_NO_ALLOCATION; ordinary pages; huge ones where enough of them are free */
   const troupe_layout* layout;
   const troupe_memory* regions;
   size_t region_count;
-  /* For `allocate`: 1 + the NUMA node that the pages are on, by the system's number; 0: wherever. */
+  /* For `allocate`: 1 + the NUMA node that the pages are on, by the system's number; 0: wherever.
+     */
   uint32_t numa_node_plus_1;
   uint32_t reserved;
 } troupe_engine_options;
 
-/* Starts a node: binds its port, adopts or allocates the cache, registers with the supervisor in the background.
- * TROUPE_NOT_FOUND (no such node), TROUPE_INVALID_CONFIG (the deployment: every issue with its line; options that
- * contradict each other), TROUPE_LAYOUT_MISMATCH, TROUPE_OUT_OF_RANGE (a region too small), TROUPE_POOL_EXHAUSTED
- * (not enough memory), TROUPE_ALREADY_EXISTS (the port is taken), TROUPE_PEER_UNREACHABLE. */
+/* Starts a node: binds its port, adopts or allocates the cache, registers with the supervisor in
+ * the background. TROUPE_NOT_FOUND (no such node), TROUPE_INVALID_CONFIG (the deployment: every
+ * issue with its line; options that contradict each other), TROUPE_LAYOUT_MISMATCH,
+ * TROUPE_OUT_OF_RANGE (a region too small), TROUPE_POOL_EXHAUSTED (not enough memory),
+ * TROUPE_ALREADY_EXISTS (the port is taken), TROUPE_PEER_UNREACHABLE. */
 TROUPE_API troupe_status troupe_engine_start(const troupe_engine_options* options,
                                              troupe_engine** engine);
-/* Waits until the supervisor has taken the node in. TROUPE_DEADLINE naming the last reason: the node goes on asking.
- * TROUPE_STALE_INCARNATION: another process has this node's name, and this one is never taken in again. */
+/* Waits until the supervisor has taken the node in. TROUPE_DEADLINE naming the last reason: the
+ * node goes on asking. TROUPE_STALE_INCARNATION: another process has this node's name, and this one
+ * is never taken in again. */
 TROUPE_API troupe_status troupe_engine_wait_registered(troupe_engine* engine, uint64_t timeout_ms);
-/* Leaves the cluster: live operations fail with TROUPE_ABORTED at both sides. Other threads may be in calls: what they
- * begin is refused or ends with TROUPE_ABORTED. Again: nothing. Events that happened can still be taken. */
+/* Leaves the cluster: live operations fail with TROUPE_ABORTED at both sides. Other threads may be
+ * in calls: what they begin is refused or ends with TROUPE_ABORTED. Again: nothing. Events that
+ * happened can still be taken. */
 TROUPE_API troupe_status troupe_engine_stop(troupe_engine* engine);
 /* Stops it and forgets it. Details that came from it may be kept and read for longer. */
 TROUPE_API void troupe_engine_free(troupe_engine* engine);
@@ -306,13 +324,13 @@ TROUPE_API troupe_status troupe_engine_identity(const troupe_engine* engine,
                                                 troupe_identity* identity);
 /* A copy of the cache's layout. Free with `troupe_layout_free`. */
 TROUPE_API troupe_status troupe_engine_layout(const troupe_engine* engine, troupe_layout** layout);
-/* Memory of the layout's region `index`. What Troupe allocated stays Troupe's: readable and writable until
- * `troupe_engine_free`, also after `troupe_engine_stop`. TROUPE_OUT_OF_RANGE. */
+/* Memory of the layout's region `index`. What Troupe allocated stays Troupe's: readable and
+ * writable until `troupe_engine_free`, also after `troupe_engine_stop`. TROUPE_OUT_OF_RANGE. */
 TROUPE_API troupe_status troupe_engine_region(const troupe_engine* engine, uint32_t index,
                                               troupe_memory* memory);
-/* `count` blocks of the node's pool, for engines that leave allocation to it. `blocks` has room for `count`; `owner`
- * proves the allocation when they are freed. TROUPE_POOL_EXHAUSTED; TROUPE_INVALID_CONFIG (the layout is the
- * engine's own). */
+/* `count` blocks of the node's pool, for engines that leave allocation to it. `blocks` has room for
+ * `count`; `owner` proves the allocation when they are freed. TROUPE_POOL_EXHAUSTED;
+ * TROUPE_INVALID_CONFIG (the layout is the engine's own). */
 TROUPE_API troupe_status troupe_engine_allocate_blocks(troupe_engine* engine, uint32_t count,
                                                        uint64_t* owner, uint32_t* blocks);
 /* Gives blocks of one allocation back. TROUPE_NOT_FOUND (foreign or double free: nothing is freed). */
@@ -333,7 +351,8 @@ typedef struct troupe_placement_request {
   const char* from;    /* stage; NULL: the deployment's only edge */
   const char* to;
   const char*
-      affinity; /* requests that name the same one go to the same replicas; NULL: as the policy says */
+      affinity; /* requests that name the same one go to the same replicas; NULL: as the policy says
+                   */
 } troupe_placement_request;
 
 typedef struct troupe_placement_info {
@@ -369,7 +388,8 @@ TROUPE_API troupe_status troupe_placement_node(const troupe_placement* placement
                                                uint32_t index, troupe_node_info* node);
 TROUPE_API void troupe_placement_free(troupe_placement* placement);
 
-/* -- transfers. Each operation has exactly one outcome, which comes as an event or to `troupe_engine_wait`. */
+/* -- transfers. Each operation has exactly one outcome, which comes as an event or to
+ * `troupe_engine_wait`. */
 
 typedef struct troupe_send_spec {
   uint32_t size;
@@ -379,7 +399,8 @@ typedef struct troupe_send_spec {
   size_t block_count;
   uint64_t deadline_ms; /* 0: the deployment's default */
   uint32_t
-      consumers; /* decode ranks that take it before it is done; 0: as the first one's parallel size says */
+      consumers; /* decode ranks that take it before it is done; 0: as the first one's parallel size
+                    says */
   uint32_t held_for_count;
   const char* const* held_for; /* decode nodes that it is for: their waiting in line ends nothing */
 } troupe_send_spec;
@@ -396,17 +417,20 @@ typedef struct troupe_receive_spec {
   uint32_t tokens;        /* of the prompt; at most what `blocks` hold */
   uint32_t prefix_tokens; /* the first so many are already in `blocks` */
   const uint32_t*
-      blocks; /* destination of tokens 0, 1, ...; none: the pool allocates (TROUPE_EVENT_ALLOCATED) */
+      blocks; /* destination of tokens 0, 1, ...; none: the pool allocates (TROUPE_EVENT_ALLOCATED)
+                 */
   size_t block_count;
   uint64_t deadline_ms; /* 0: the deployment's default */
   uint64_t
-      placed_by; /* `supervisor_incarnation` and `epoch` of the placement that it follows, or 0 and 0 */
+      placed_by; /* `supervisor_incarnation` and `epoch` of the placement that it follows, or 0 and
+                    0 */
   uint64_t placed_at;
   uint32_t fail_when_full; /* 1: TROUPE_POOL_EXHAUSTED at once instead of waiting in line */
   uint32_t reserved;
 } troupe_receive_spec;
 
-/* A point in the work of a GPU: an event (cudaEvent_t, hipEvent_t) recorded behind what it stands for. */
+/* A point in the work of a GPU: an event (cudaEvent_t, hipEvent_t) recorded behind what it stands
+ * for. */
 typedef struct troupe_compute_point {
   uint32_t size;
   uint32_t gpu; /* of the event, as cudaGetDevice counts in this process */
@@ -421,49 +445,55 @@ typedef struct troupe_compute_stream {
   void* stream; /* cudaStream_t, hipStream_t; NULL: the GPU's default stream */
 } troupe_compute_stream;
 
-/* Prefill side: offers the cache of a request to whichever decode ranks ask for it. TROUPE_ALREADY_EXISTS (the request
- * is live here), TROUPE_OUT_OF_RANGE (a block outside the cache), TROUPE_NOT_FOUND (a node of `held_for`),
- * TROUPE_OVERLOADED (limits.max_operations are open: take events). */
+/* Prefill side: offers the cache of a request to whichever decode ranks ask for it.
+ * TROUPE_ALREADY_EXISTS (the request is live here), TROUPE_OUT_OF_RANGE (a block outside the
+ * cache), TROUPE_NOT_FOUND (a node of `held_for`), TROUPE_OVERLOADED (limits.max_operations are
+ * open: take events). */
 TROUPE_API troupe_status troupe_engine_send(troupe_engine* engine, const troupe_send_spec* spec,
                                             troupe_operation* operation);
-/* Layers [layer_begin, layer_end) are computed up to token `token_end` and will not be written again; call it as often
- * as chunks come. `computed`: once the GPU has come to that point; nobody waits for it here, and the event may be
- * recorded again when this returns. NULL: they are there now. TROUPE_NOT_FOUND (ended), TROUPE_OUT_OF_RANGE;
- * with `computed` TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG. */
+/* Layers [layer_begin, layer_end) are computed up to token `token_end` and will not be written
+ * again; call it as often as chunks come. `computed`: once the GPU has come to that point; nobody
+ * waits for it here, and the event may be recorded again when this returns. NULL: they are there
+ * now. TROUPE_NOT_FOUND (ended), TROUPE_OUT_OF_RANGE; with `computed` TROUPE_NO_DEVICE,
+ * TROUPE_INVALID_CONFIG. */
 TROUPE_API troupe_status troupe_engine_layers_ready(troupe_engine* engine, troupe_operation send,
                                                     uint32_t layer_begin, uint32_t layer_end,
                                                     uint32_t token_end,
                                                     const troupe_compute_point* computed);
-/* No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`: at most 64 KiB for the
- * decode engine; NULL and 0: nothing. */
+/* No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`: at
+ * most 64 KiB for the decode engine; NULL and 0: nothing. */
 TROUPE_API troupe_status troupe_engine_seal(troupe_engine* engine, troupe_operation send,
                                             uint32_t tokens, const void* aux, size_t aux_size);
-/* Decode side: takes the cache of a request from the ranks of one prefill replica. TROUPE_OVERLOADED,
- * TROUPE_POOL_EXHAUSTED, TROUPE_OUT_OF_RANGE, TROUPE_NOT_FOUND (a source that is no node), TROUPE_INVALID_CONFIG (the
- * sources are not the ranks of one replica, each once; a block is named twice). */
+/* Decode side: takes the cache of a request from the ranks of one prefill replica.
+ * TROUPE_OVERLOADED, TROUPE_POOL_EXHAUSTED, TROUPE_OUT_OF_RANGE, TROUPE_NOT_FOUND (a source that is
+ * no node), TROUPE_INVALID_CONFIG (the sources are not the ranks of one replica, each once; a block
+ * is named twice). */
 TROUPE_API troupe_status troupe_engine_receive(troupe_engine* engine,
                                                const troupe_receive_spec* spec,
                                                troupe_operation* operation);
-/* Decode side, on a GPU: what `stream` is given from here on waits, on the GPU, until these layers are there. The stream
- * goes on with the receive's outcome at the latest. TROUPE_NOT_FOUND, TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE,
- * TROUPE_INVALID_CONFIG, TROUPE_BACKEND_UNAVAILABLE, TROUPE_OVERLOADED. */
+/* Decode side, on a GPU: what `stream` is given from here on waits, on the GPU, until these layers
+ * are there. The stream goes on with the receive's outcome at the latest. TROUPE_NOT_FOUND,
+ * TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG, TROUPE_BACKEND_UNAVAILABLE,
+ * TROUPE_OVERLOADED. */
 TROUPE_API troupe_status troupe_engine_await_layers(troupe_engine* engine, troupe_operation receive,
                                                     uint32_t layer_begin, uint32_t layer_end,
                                                     uint32_t token_end,
                                                     const troupe_compute_stream* stream);
-/* Gives an operation up; its one outcome still comes. TROUPE_NOT_FOUND: it has ended. `reason` NULL: "". */
+/* Gives an operation up; its one outcome still comes. TROUPE_NOT_FOUND: it has ended. `reason`
+ * NULL: "". */
 TROUPE_API troupe_status troupe_engine_abort(troupe_engine* engine, troupe_operation operation,
                                              const char* reason);
 
 /* -- keyed values */
 
-/* Stores a copy of a value at node `peer` (which may be this one). `value` must stay as it is until the outcome. ttl 0:
- * until removed. Outcome: done, TROUPE_ALREADY_EXISTS, TROUPE_POOL_EXHAUSTED. Keys have 1 to 512 bytes. */
+/* Stores a copy of a value at node `peer` (which may be this one). `value` must stay as it is until
+ * the outcome. ttl 0: until removed. Outcome: done, TROUPE_ALREADY_EXISTS, TROUPE_POOL_EXHAUSTED.
+ * Keys have 1 to 512 bytes. */
 TROUPE_API troupe_status troupe_engine_put(troupe_engine* engine, const char* peer, const char* key,
                                            const void* value, size_t value_size, uint64_t ttl_ms,
                                            troupe_operation* operation);
-/* Outcome: TROUPE_EVENT_VALUE, or TROUPE_NOT_FOUND. The bytes are mapped where they lie, and stay until the detail is
- * freed. */
+/* Outcome: TROUPE_EVENT_VALUE, or TROUPE_NOT_FOUND. The bytes are mapped where they lie, and stay
+ * until the detail is freed. */
 TROUPE_API troupe_status troupe_engine_get(troupe_engine* engine, const char* peer, const char* key,
                                            troupe_operation* operation);
 /* Whether there is one: outcome TROUPE_EVENT_INFO, or TROUPE_NOT_FOUND. */
@@ -492,37 +522,37 @@ enum {
 };
 /* What the cluster wants of the node (`troupe drain`). Ask at least once a second. */
 TROUPE_API troupe_status troupe_engine_draining(const troupe_engine* engine, uint32_t* standing);
-/* The engine can serve nobody (its GPU is lost, say): the node is down for the cluster, with the reason, until
- * `troupe_engine_recover`. */
+/* The engine can serve nobody (its GPU is lost, say): the node is down for the cluster, with the
+ * reason, until `troupe_engine_recover`. */
 TROUPE_API troupe_status troupe_engine_report_failure(troupe_engine* engine, const char* why);
 TROUPE_API troupe_status troupe_engine_recover(troupe_engine* engine);
-/* What the node owns and does, as one object of JSON: that of a node in `troupe status --json`. Free with
- * `troupe_free`. */
+/* What the node owns and does, as one object of JSON: that of a node in `troupe status --json`.
+ * Free with `troupe_free`. */
 TROUPE_API troupe_status troupe_engine_report(const troupe_engine* engine, char** json);
 
 /* -- events */
 
-/* What an event has beside its fixed part. The caller's: free each with `troupe_detail_free`, or all of a batch with
- * `troupe_events_free`. */
+/* What an event has beside its fixed part. The caller's: free each with `troupe_detail_free`, or
+ * all of a batch with `troupe_events_free`. */
 typedef struct troupe_detail troupe_detail;
 
 enum {
   TROUPE_EVENT_NONE = 0,
-  TROUPE_EVENT_ALLOCATED =
-      1, /* receive: the pool gave blocks; `troupe_detail_blocks`, to be freed by the engine */
+  /* receive: the pool gave blocks; `troupe_detail_blocks`, to be freed by the engine */
+  TROUPE_EVENT_ALLOCATED = 1,
   TROUPE_EVENT_LAYERS = 2, /* receive: u.layers are complete from every rank and may be read */
-  TROUPE_EVENT_DONE =
-      3, /* the one outcome: it succeeded. u.done; aux of a receive: `troupe_detail_bytes` */
+  /* the one outcome: it succeeded. u.done; aux of a receive: `troupe_detail_bytes` */
+  TROUPE_EVENT_DONE = 3,
   TROUPE_EVENT_FAILED = 4, /* the one outcome: it failed. `code`, and `troupe_detail_reason` */
-  TROUPE_EVENT_UNPINNED =
-      5, /* after the outcome of a send or receive: the network touches its blocks no more; an
-                                 engine that allocates blocks itself may reuse them from here on, not before */
+  /* after the outcome of a send or receive: the network touches its blocks no more; an engine
+     that allocates blocks itself may reuse them from here on, not before */
+  TROUPE_EVENT_UNPINNED = 5,
   TROUPE_EVENT_VALUE = 6,  /* outcome of a get: u.value, `troupe_detail_bytes` */
   TROUPE_EVENT_INFO = 7,   /* outcome of a query: u.info */
   TROUPE_EVENT_PLACED = 8, /* outcome of a place: `troupe_detail_placement` */
-  TROUPE_EVENT_CALL =
-      9 /* of no operation: a frontend calls. `troupe_detail_method`, `troupe_detail_bytes`;
-                                 answer once by `troupe_engine_reply(engine, u.call.id, ...)` */
+  /* of no operation: a frontend calls. `troupe_detail_method`, `troupe_detail_bytes`; answer once
+     by `troupe_engine_reply(engine, u.call.id, ...)` */
+  TROUPE_EVENT_CALL = 9
 };
 
 typedef struct troupe_event {
@@ -569,28 +599,32 @@ typedef struct troupe_outcome {
   troupe_detail* detail; /* NULL where there is none; free with `troupe_detail_free` */
 } troupe_outcome;
 
-/* Readable while events wait, for poll, epoll, select; level-triggered. The engine's: never read or close it. It
- * stays until `troupe_engine_free`. */
+/* Readable while events wait, for poll, epoll, select; level-triggered. The engine's: never read or
+ * close it. It stays until `troupe_engine_free`. */
 TROUPE_API troupe_status troupe_engine_event_fd(const troupe_engine* engine, int* fd);
-/* Up to `capacity` events, oldest first, into `events`, an array of `event_size` = sizeof(troupe_event) each; `count`
- * says how many. Waits up to `timeout_ms` for the first one; 0: not at all. No event in that time is TROUPE_OK with
- * count 0. Events of one operation come in order; those of an operation that a thread waits for come to that one. */
+/* Up to `capacity` events, oldest first, into `events`, an array of `event_size` =
+ * sizeof(troupe_event) each; `count` says how many. Waits up to `timeout_ms` for the first one; 0:
+ * not at all. No event in that time is TROUPE_OK with count 0. Events of one operation come in
+ * order; those of an operation that a thread waits for come to that one. */
 TROUPE_API troupe_status troupe_engine_take(troupe_engine* engine, troupe_event* events,
                                             size_t event_size, size_t capacity, uint64_t timeout_ms,
                                             size_t* count);
-/* Waits until the operation has ended and, of a send or a receive, the network can touch its blocks no more, but at
- * most `timeout_ms` (UINT64_MAX: however long): TROUPE_TIMED_OUT then. Takes all of its events. Any number of threads
- * may wait, each for another operation. Errors: that of the operation; TROUPE_NOT_FOUND (never begun, or
- * `troupe_engine_take` had its outcome), TROUPE_ALREADY_EXISTS (another thread waits for it), TROUPE_ABORTED or
- * TROUPE_INTERNAL where the node was stopped and the end will not come. `outcome` NULL: it does not matter. */
+/* Waits until the operation has ended and, of a send or a receive, the network can touch its blocks
+ * no more, but at most `timeout_ms` (UINT64_MAX: however long): TROUPE_TIMED_OUT then. Takes all of
+ * its events. Any number of threads may wait, each for another operation. Errors: that of the
+ * operation; TROUPE_NOT_FOUND (never begun, or `troupe_engine_take` had its outcome),
+ * TROUPE_ALREADY_EXISTS (another thread waits for it), TROUPE_ABORTED or TROUPE_INTERNAL where the
+ * node was stopped and the end will not come. `outcome` NULL: it does not matter. */
 TROUPE_API troupe_status troupe_engine_wait(troupe_engine* engine, troupe_operation operation,
                                             uint64_t timeout_ms, troupe_outcome* outcome);
-/* Makes progress on the calling thread; `worked` (may be NULL) is 1 if something was done. See TROUPE_POLLING. */
+/* Makes progress on the calling thread; `worked` (may be NULL) is 1 if something was done. See
+ * TROUPE_POLLING. */
 TROUPE_API troupe_status troupe_engine_poll(troupe_engine* engine, uint32_t* worked);
 
 /* Why it failed: a sentence, NUL-terminated, the detail's; "" if it did not, or of NULL. */
 TROUPE_API const char* troupe_detail_reason(const troupe_detail* detail);
-/* aux of a receive, the value of a get, the payload of a call. The detail's. NULL and 0 where there is nothing. */
+/* aux of a receive, the value of a get, the payload of a call. The detail's. NULL and 0 where there
+ * is nothing. */
 TROUPE_API troupe_status troupe_detail_bytes(const troupe_detail* detail, const void** bytes,
                                              size_t* byte_count);
 /* Blocks that the pool gave. The detail's. */
@@ -605,9 +639,9 @@ TROUPE_API void troupe_detail_free(troupe_detail* detail);
 /* Frees the details of `count` events and sets them to NULL. */
 TROUPE_API void troupe_events_free(troupe_event* events, size_t event_size, size_t count);
 
-/* Answers a call, once: with a payload of at most 1 MiB (`code` TROUPE_OK), or with an error and its sentence.
- * TROUPE_NOT_FOUND: answered already, or its caller is gone. A call that is never answered ends at its caller's
- * deadline, or with TROUPE_ABORTED when the engine stops. */
+/* Answers a call, once: with a payload of at most 1 MiB (`code` TROUPE_OK), or with an error and
+ * its sentence. TROUPE_NOT_FOUND: answered already, or its caller is gone. A call that is never
+ * answered ends at its caller's deadline, or with TROUPE_ABORTED when the engine stops. */
 TROUPE_API troupe_status troupe_engine_reply(troupe_engine* engine, uint64_t call,
                                              troupe_status code, const char* sentence,
                                              const void* payload, size_t payload_size);
@@ -626,7 +660,8 @@ typedef struct troupe_cluster_options {
   uint32_t flags;              /* TROUPE_LAZY */
   const char* deployment_file; /* says where the supervisor is and how to be let in */
   const char*
-      deployment_text; /* this, or the file, or neither: then only a cluster of mode `none` answers */
+      deployment_text; /* this, or the file, or neither: then only a cluster of mode `none` answers
+                          */
   const char* host;    /* of the supervisor, in place of the deployment's; NULL: as it says */
   uint32_t port;       /* likewise; 0: as it says */
   uint32_t timeout_ms; /* of every step that has no deadline of its own; 0: 3000 */
@@ -637,29 +672,32 @@ typedef struct troupe_cluster_options {
 TROUPE_API troupe_status troupe_cluster_connect(const troupe_cluster_options* options,
                                                 troupe_cluster** cluster);
 TROUPE_API void troupe_cluster_free(troupe_cluster* cluster);
-/* Every node that registered, its state and newest load, as one object of JSON: cluster, epoch, supervisor, and nodes
- * as in `troupe status --json`, without what only the nodes know. Free with `troupe_free`. */
+/* Every node that registered, its state and newest load, as one object of JSON: cluster, epoch,
+ * supervisor, and nodes as in `troupe status --json`, without what only the nodes know. Free with
+ * `troupe_free`. */
 TROUPE_API troupe_status troupe_cluster_members(troupe_cluster* cluster, char** json);
 /* What one node owns and does, asked of that node, as `troupe_engine_report`. TROUPE_NOT_FOUND. */
 TROUPE_API troupe_status troupe_cluster_report(troupe_cluster* cluster, const char* node,
                                                char** json);
-/* What happened in the cluster after event number `after` (0: all that is kept), at most `max` of them, oldest first,
- * as one object of JSON: supervisor_incarnation, newest, and events with sequence, unix_ms, what, node, incarnation,
- * epoch, text, as in `troupe events --json`. */
+/* What happened in the cluster after event number `after` (0: all that is kept), at most `max` of
+ * them, oldest first, as one object of JSON: supervisor_incarnation, newest, and events with
+ * sequence, unix_ms, what, node, incarnation, epoch, text, as in `troupe events --json`. */
 TROUPE_API troupe_status troupe_cluster_events(troupe_cluster* cluster, uint64_t after,
                                                uint32_t max, char** json);
-/* Where a request goes. Free with `troupe_placement_free`; when the request ended, `troupe_cluster_finished`. */
+/* Where a request goes. Free with `troupe_placement_free`; when the request ended,
+ * `troupe_cluster_finished`. */
 TROUPE_API troupe_status troupe_cluster_place(troupe_cluster* cluster,
                                               const troupe_placement_request* request,
                                               troupe_placement** placement);
 TROUPE_API troupe_status troupe_cluster_finished(troupe_cluster* cluster, const char* request);
-/* A small request to the engine behind a node, at most 1 MiB each way, answered within `timeout_ms` (0: the
- * cluster's). The answer is freed with `troupe_free`. */
+/* A small request to the engine behind a node, at most 1 MiB each way, answered within `timeout_ms`
+ * (0: the cluster's). The answer is freed with `troupe_free`. */
 TROUPE_API troupe_status troupe_cluster_call(troupe_cluster* cluster, const char* node,
                                              const char* method, const void* payload,
                                              size_t payload_size, uint32_t timeout_ms,
                                              void** answer, size_t* answer_size);
-/* Places nothing more on a node's replica and lets it leave when nothing is left there, or at the deadline. */
+/* Places nothing more on a node's replica and lets it leave when nothing is left there, or at the
+ * deadline. */
 TROUPE_API troupe_status troupe_cluster_drain(troupe_cluster* cluster, const char* node,
                                               uint32_t deadline_ms);
 TROUPE_API troupe_status troupe_cluster_cancel_drain(troupe_cluster* cluster, const char* node);
@@ -680,8 +718,9 @@ typedef struct troupe_call_draft troupe_call_draft;
 TROUPE_API troupe_status troupe_call_draft_set(troupe_call_draft* draft, const char* method,
                                                const void* payload, size_t payload_size);
 
-/* Called on the thread that carries, once for each rank; must not block, and must not end the thread. What it returns
- * other than TROUPE_OK gives the request up: the outcome is TROUPE_ABORTED naming the code. */
+/* Called on the thread that carries, once for each rank; must not block, and must not end the
+ * thread. What it returns other than TROUPE_OK gives the request up: the outcome is TROUPE_ABORTED
+ * naming the code. */
 typedef troupe_status (*troupe_carried_call)(void* user, const troupe_attempt* now,
                                              const troupe_node_info* node,
                                              troupe_call_draft* draft);
@@ -719,15 +758,17 @@ typedef struct troupe_carried_info {
   uint32_t reserved;
 } troupe_carried_info;
 
-/* Places the request, calls the engines of both sides, and goes on elsewhere where nodes are lost to it. Returns with
- * the one outcome, at the deadline at the latest. Errors: the engines' own; TROUPE_DEADLINE; TROUPE_PEER_LOST (the
- * deployment's retry budget is used up); TROUPE_ABORTED; TROUPE_INVALID_CONFIG. Free with `troupe_carried_free`. */
+/* Places the request, calls the engines of both sides, and goes on elsewhere where nodes are lost
+ * to it. Returns with the one outcome, at the deadline at the latest. Errors: the engines' own;
+ * TROUPE_DEADLINE; TROUPE_PEER_LOST (the deployment's retry budget is used up); TROUPE_ABORTED;
+ * TROUPE_INVALID_CONFIG. Free with `troupe_carried_free`. */
 TROUPE_API troupe_status troupe_cluster_carry(troupe_cluster* cluster,
                                               const troupe_carried_request* request,
                                               troupe_carried** outcome);
 TROUPE_API troupe_status troupe_carried_read(const troupe_carried* outcome,
                                              troupe_carried_info* info);
-/* The answer of rank `index` of a side. Empty: a prefill that was lost when decode had all it needed. */
+/* The answer of rank `index` of a side. Empty: a prefill that was lost when decode had all it
+ * needed. */
 TROUPE_API troupe_status troupe_carried_answer(const troupe_carried* outcome, uint32_t side,
                                                uint32_t index, const void** answer,
                                                size_t* answer_size);
