@@ -3,8 +3,8 @@
 #   find_package(Troupe 0.1 REQUIRED COMPONENTS actors)
 #   target_link_libraries(engine PRIVATE troupe::actors)
 #
-# Components, each with the target troupe::<component>: kvcache, transport, and config and actors where they
-# were built. A component brings those that it links, and looks only for the packages that these need; no
+# Components, each with the target troupe::<component>: kvcache, transport, and config, actors and c (libtroupe.so.0,
+# for pkg-config as well) where they were built. A component brings those that it links, and looks only for the packages that these need; no
 # COMPONENTS stands for all that were built.
 #
 # The parts `runtime` (the command, its manual, units and examples) and `development` can be installed apart:
@@ -36,6 +36,20 @@ foreach(component kvcache transport config actors)
     list(APPEND TROUPE_PUBLIC_HEADERS "${component}/${header}")
   endforeach()
 endforeach()
+
+if(TARGET troupe_c)
+  list(APPEND TROUPE_COMPONENTS c)
+  install(TARGETS troupe_c EXPORT troupe_c
+          LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
+  install(EXPORT troupe_c FILE TroupeTargets-c.cmake NAMESPACE troupe:: DESTINATION "${package_folder}" COMPONENT development)
+  install(FILES "${PROJECT_SOURCE_DIR}/deploy/c/include/troupe/troupe.h"
+          DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe" COMPONENT development)
+  # Its prefix is found from where the file stands, so that an installation can be moved.
+  file(RELATIVE_PATH TROUPE_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+  string(REGEX REPLACE "/$" "" TROUPE_PC_PREFIX "${TROUPE_PC_PREFIX}")
+  configure_file("${PROJECT_SOURCE_DIR}/deploy/c/troupe.pc.in" "${PROJECT_BINARY_DIR}/troupe.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/troupe.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT development)
+endif()
 
 # Static libraries leave their own dependencies to whoever links them.
 set(TROUPE_PACKAGES_kvcache)

@@ -68,9 +68,10 @@ class c_cluster : public ::testing::Test {
                                       answer.size()),
                   TROUPE_OK);
       }
-      if (method != "sleep")
+      if (method != "sleep") {
         EXPECT_EQ(troupe_engine_reply(engine, event.u.call.id, TROUPE_OK, nullptr, nullptr, 0),
                   TROUPE_NOT_FOUND);
+      }
       troupe_events_free(&event, sizeof event, 1);
     }
   }

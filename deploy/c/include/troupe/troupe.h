@@ -216,7 +216,8 @@ TROUPE_API troupe_status troupe_layout_add_state(troupe_layout* layout,
 /* Whether it is a layout: every number in its limits, strides that nest, no address that wraps. */
 TROUPE_API troupe_status troupe_layout_check(const troupe_layout* layout);
 /* Check, and: every byte lies in its region (`region_sizes[i]` bytes for region i), and no two
- * planes or states share one. TROUPE_OUT_OF_RANGE or TROUPE_INVALID_CONFIG naming layer and plane. */
+ * planes or states share one. TROUPE_OUT_OF_RANGE or TROUPE_INVALID_CONFIG naming layer and
+ * plane. */
 TROUPE_API troupe_status troupe_layout_validate(const troupe_layout* layout,
                                                 const uint64_t* region_sizes, size_t count);
 /* Whether a cache of the one side can be mapped onto the other. TROUPE_LAYOUT_MISMATCH naming field
@@ -235,7 +236,8 @@ TROUPE_API troupe_status troupe_layout_layer(const troupe_layout* layout, uint32
  * says how many there are. The layout is checked first. */
 TROUPE_API troupe_status troupe_layout_region_sizes(const troupe_layout* layout, uint64_t* sizes,
                                                     size_t capacity, size_t* count);
-/* Where it lies, for a request whose token t is token t % block_tokens of blocks[t / block_tokens]. */
+/* Where it lies, for a request whose token t is token t % block_tokens of
+ * blocks[t / block_tokens]. */
 TROUPE_API troupe_status troupe_layout_locate(const troupe_layout* layout, const uint32_t* blocks,
                                               size_t block_count, const troupe_cache_place* place,
                                               troupe_region_bytes* bytes);
@@ -333,7 +335,8 @@ TROUPE_API troupe_status troupe_engine_region(const troupe_engine* engine, uint3
  * TROUPE_INVALID_CONFIG (the layout is the engine's own). */
 TROUPE_API troupe_status troupe_engine_allocate_blocks(troupe_engine* engine, uint32_t count,
                                                        uint64_t* owner, uint32_t* blocks);
-/* Gives blocks of one allocation back. TROUPE_NOT_FOUND (foreign or double free: nothing is freed). */
+/* Gives blocks of one allocation back. TROUPE_NOT_FOUND (foreign or double free: nothing is
+ * freed). */
 TROUPE_API troupe_status troupe_engine_free_blocks(troupe_engine* engine, uint64_t owner,
                                                    const uint32_t* blocks, size_t count);
 
