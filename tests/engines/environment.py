@@ -53,7 +53,9 @@ def index_url():
         return environment.rstrip("/")
     asked = subprocess.run((PYTHON, "-m", "pip", "config", "get", "global.index-url"), capture_output=True, text=True,
                            check=False)
-    return asked.stdout.strip().rstrip("/") or "https://pypi.org/simple"
+    if asked.stdout.strip():
+        return asked.stdout.strip().rstrip("/")
+    return run(PYTHON, "-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)").strip()
 
 
 def check_index(url):

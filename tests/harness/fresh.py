@@ -14,7 +14,6 @@ from build import ROOT, Broken
 from parts import say
 
 KNOWN = {"fresh_root": "root", "fresh_user": "troupe"}
-MIRROR = "http://deb.debian.org/debian"
 CLONE = "home/troupe/clone"
 # The command, and what it says at its end if all is well.
 STEPS = {"quickstart": ("deploy/quickstart", r"^identical: yes$"),
@@ -53,14 +52,25 @@ def missing():
     return None
 
 
+def archives():
+    """Where this machine's apt finds Debian: the address of the archive by its suite."""
+    said = must("asking apt for its archives", "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)",
+                "Created-By: Packages", "Component: main")
+    found = {suite: address for address, suite in (line.split() for line in said.splitlines())}
+    if "bookworm" not in found:
+        raise Broken("apt of this machine names no archive of Debian 12", said)
+    return found
+
+
 def make(root, user):
     """Debian's smallest set and git; the user, if it is not root, may use sudo without a word."""
     say("debootstrap")
+    known = archives()
     packages = "git,ca-certificates" + (",sudo" if user != "root" else "")
     must("debootstrap", "unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={packages}", "bookworm",
-         str(root), MIRROR)
-    (root / "etc/apt/sources.list").write_text(
-        "".join(f"deb {MIRROR}{end} main\n" for end in (" bookworm", " bookworm-updates", "-security bookworm-security")))
+         str(root), known["bookworm"])
+    (root / "etc/apt/sources.list").write_text("".join(f"deb {known[suite]} {suite} main\n" for suite in known
+                                                       if suite.startswith("bookworm")))
     must("adding a user", "chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", "troupe")
     if user != "root":
         (root / "etc/sudoers.d/troupe").write_text("troupe ALL=(ALL) NOPASSWD: ALL\n")
