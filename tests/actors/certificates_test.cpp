@@ -227,7 +227,7 @@ TEST(certificates, an_authority_that_has_expired_renews_nothing_and_says_what_do
   const auto folder = place.path("certs");
   const auto files = init_certificates(folder, "kv", 30);
   ASSERT_TRUE(files);
-  const auto ended = make_authority("kv", lasting(-10s));
+  const auto ended = make_authority("kv", lasting(-10min));
   ASSERT_TRUE(ended);
   place.write("certs/ca.crt", ended->certificate);
   place.write("certs/ca.key", ended->key);
