@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -12,7 +13,6 @@
 #include "troupe/transport/xgmi/gpu_site.hpp"
 
 #include "gpu_double.hpp"
-#include "sanitized.hpp"
 
 namespace troupe::engine_fuzz {
 

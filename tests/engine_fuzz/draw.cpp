@@ -10,7 +10,7 @@ namespace {
 
 /// A few bytes a token, so that prompts may be as long as any.
 void draw_small_layers(scenario& s, dice& d) {
-  const auto layers = d.one_in(6) ? 80 : d.roll(1, 3);
+  const auto layers = d.one_in(6) ? 80U : d.roll(1, 3);
   s.model.layers = d.one_in(4) ? kvcache::mla_layers(layers, 4)
                                : kvcache::attention_layers(layers, d.roll(1, 2), 1);
 }
@@ -120,8 +120,7 @@ void draw_memory(scenario& s, dice& d) {
   const bool of_decode = !of_prefill || d.one_in(2);
   const bool on_gpus = d.one_in(8);
   if (s.backend == "xgmi") {
-    s.prefill = {.pooled = true, .on_gpu = true};
-    s.decode = s.prefill;
+    for (auto* its : {&s.prefill, &s.decode}) its->pooled = its->on_gpu = true;
   } else if (pools) {
     // NICs do not take what doubles export.
     const bool gpus = on_gpus && s.backend != "rdma";

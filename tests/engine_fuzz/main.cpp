@@ -6,7 +6,8 @@
 ///     engine_fuzz --minutes M         as many as go, from --from N on (1)
 ///     ... --backend shm               all of them over this one, else over any that the machine has
 ///
-/// GPUs are doubles: their memory is the host's. Each seed has a process of its own, so that a crash is a finding like any other. Exit code 0: nothing was found.
+/// GPUs are doubles: their memory is the host's. Each seed has a process of its own, so that a crash is a finding
+/// like any other. Exit code 0: nothing was found.
 
 #include <chrono>
 #include <cstdio>

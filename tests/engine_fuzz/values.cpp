@@ -153,7 +153,7 @@ void value_stories::end_put(story one, const event_failed* failed) {
     return;
   }
   const auto& why = failed->why;
-  const bool given_up = one.at == step::put && one.plan.when != given_up::never;
+  const bool gave_up = one.at == step::put && one.plan.when != given_up::never;
   // What failed may be in the hands of its node for a moment more, and its key with it.
   const bool in_hand = one.at == step::put_again && why.code == errc::already_exists;
   if (in_hand && one.put_ended - one.taken_since.value_or(one.put_ended) < testing::wait_limit) {
@@ -161,7 +161,7 @@ void value_stories::end_put(story one, const event_failed* failed) {
     ask_later(std::move(one), step::put_again, 1ms);
     return;
   }
-  if (!(given_up && why.code == errc::aborted) && !(may_be_late_ && why.code == errc::deadline))
+  if (!(gave_up && why.code == errc::aborted) && !(may_be_late_ && why.code == errc::deadline))
     wrong(one, to_string(why));
   one.not_known = why.message.find("not known") != std::string::npos;
   if (one.not_known) {
