@@ -30,7 +30,7 @@ std::string event_row(const actors::cluster_event& event) {
 }
 
 std::string event_json(const actors::cluster_event& event, std::uint64_t supervisor_incarnation) {
-  return text_of(to_json(event, supervisor_incarnation), -1);
+  return text_of(deploy::to_json(event, supervisor_incarnation), -1);
 }
 
 }  // namespace troupe::deploy::cli

@@ -126,7 +126,7 @@ void print_json(const std::vector<actors::backend_report>& backends) {
   nlohmann::json out;
   for (const auto& [name, value] : build_facts()) out["troupe"][name] = value;
   for (const auto& [name, value] : hardware_facts()) out["machine"][name] = value;
-  out["backends"] = to_json(backends);
+  out["backends"] = deploy::to_json(backends);
   std::cout << out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 

@@ -12,7 +12,7 @@ namespace {
 using nlohmann::json;
 
 json json_of(const cluster_status::node& n) {
-  auto out = n.registered ? to_json(n.member) : to_json(n.member.node);
+  auto out = n.registered ? deploy::to_json(n.member) : deploy::to_json(n.member.node);
   if (!n.registered) {
     out["registered"] = false;
     out["state"] = json{};
