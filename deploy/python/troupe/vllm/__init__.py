@@ -169,6 +169,6 @@ def _check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     groups = len(kv_cache_config.kv_cache_groups)
     if groups != 1:
         raise ValueError(
-            f"Troupe's connector serves models with one KV cache group so far; this one has {groups}. With sliding windows "
-            "--disable-hybrid-kv-cache-manager makes one group of them"
+            f"Troupe's connector serves models with one KV cache group so far; this one has {groups}. With sliding "
+            "windows --disable-hybrid-kv-cache-manager makes one group of them"
         )

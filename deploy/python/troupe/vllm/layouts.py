@@ -46,8 +46,8 @@ def cpu_planes(shape: Sequence[int], strides: Sequence[int], element_size: int, 
     block_stride, head_stride, token_stride, content_stride = strides
     if content % 2 or content_stride != 1 or token_stride != content or head_stride != tokens * content:
         raise ValueError(
-            f"the cache of shape {tuple(shape)} and strides {tuple(strides)} is not that of vLLM's CPU backend, in which "
-            "a head of a block is contiguous"
+            f"the cache of shape {tuple(shape)} and strides {tuple(strides)} is not that of vLLM's CPU backend, "
+            "in which a head of a block is contiguous"
         )
     half = content // 2 * element_size
     k, v = (

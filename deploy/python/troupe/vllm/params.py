@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BadParams", "HandOff", "new_transfer", "prompt_digest", "wants_decode_elsewhere", "wants_prefill_elsewhere"]
+__all__ = [
+    "BadParamsError",
+    "HandOff",
+    "new_transfer",
+    "prompt_digest",
+    "wants_decode_elsewhere",
+    "wants_prefill_elsewhere",
+]
 
 KEY = "troupe"
 VERSION = 1
@@ -22,7 +29,7 @@ _TRANSFER = re.compile(r"[a-z0-9_-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
-class BadParams(ValueError):
+class BadParamsError(ValueError):
     """The decode request does not say where its cache is; says why."""
 
 
@@ -85,22 +92,24 @@ class HandOff:
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> HandOff:
-        """Parses what a client sent; `BadParams` for anything that no prefill engine has said."""
+        """Parses what a client sent; `BadParamsError` for anything that no prefill engine has said."""
         own = params.get(KEY)
         if not isinstance(own, Mapping):
-            raise BadParams(f"kv_transfer_params have no {KEY!r}: the prefill engine is none with Troupe's connector")
+            raise BadParamsError(
+                f"kv_transfer_params have no {KEY!r}: the prefill engine is none with Troupe's connector"
+            )
         if own.get("v") != VERSION:
-            raise BadParams(f"kv_transfer_params are of version {own.get('v')!r}, and this engine reads {VERSION}")
+            raise BadParamsError(f"kv_transfer_params are of version {own.get('v')!r}, and this engine reads {VERSION}")
         nodes = own.get("nodes")
         if not isinstance(nodes, (list, tuple)) or not nodes or not all(_is_like(_NAME, node) for node in nodes):
-            raise BadParams("'nodes' of kv_transfer_params is no list of names of nodes")
+            raise BadParamsError("'nodes' of kv_transfer_params is no list of names of nodes")
         tokens = own.get("tokens")
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < 2**32:
-            raise BadParams("'tokens' of kv_transfer_params is no number of tokens")
+            raise BadParamsError("'tokens' of kv_transfer_params is no number of tokens")
         if not _is_like(_TRANSFER, own.get("request")):
-            raise BadParams("'request' of kv_transfer_params is no id of a transfer")
+            raise BadParamsError("'request' of kv_transfer_params is no id of a transfer")
         if not _is_like(_DIGEST, own.get("prompt")):
-            raise BadParams("'prompt' of kv_transfer_params is no digest of a prompt")
+            raise BadParamsError("'prompt' of kv_transfer_params is no digest of a prompt")
         return cls(transfer=own["request"], nodes=tuple(nodes), tokens=tokens, digest=own["prompt"])
 
 

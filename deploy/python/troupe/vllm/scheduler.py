@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 
 from troupe.vllm.metadata import Receive, Send, TroupeMetadata
 from troupe.vllm.params import (
-    BadParams,
+    BadParamsError,
     HandOff,
     new_transfer,
     prompt_digest,
@@ -83,7 +83,7 @@ class Scheduler:
             unknown = told - own
             if unknown:
                 logger.error("%s names requests that are not: %s", name, sorted(unknown))
-            own -= told
+            own.difference_update(told)
             setattr(output, name, told - unknown)
 
     def finished(self, request: Any, blocks: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -118,7 +118,7 @@ class Scheduler:
     def _source_of(self, request: Any, digest: str | None) -> tuple[HandOff | None, str]:
         try:
             source = HandOff.from_params(request.kv_transfer_params)
-        except BadParams as why:
+        except BadParamsError as why:
             return None, str(why)
         if source.tokens != request.num_prompt_tokens or source.digest != digest:
             return None, f"the prompt of {source.tokens} tokens that was prefilled is not the one to decode"
@@ -128,7 +128,7 @@ class Scheduler:
         """Nobody will load what waits for the request: its prefill engine need not wait for the lease."""
         try:
             self._next.releases.append(HandOff.from_params(request.kv_transfer_params))
-        except BadParams as why:
+        except BadParamsError as why:
             logger.warning("%s: %s", request.request_id, why)
 
 
