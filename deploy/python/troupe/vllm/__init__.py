@@ -1,7 +1,7 @@
 """vLLM's connector: the KV cache of a prompt moves from the engine that prefilled it to the one that decodes it.
 
-    python3 -m vllm.entrypoints.openai.api_server --model MODEL --kv-transfer-config '{"kv_connector": "TroupeConnector",
-      "kv_connector_module_path": "troupe.vllm", "kv_role": "kv_producer",
+    python3 -m vllm.entrypoints.openai.api_server --model MODEL --kv-transfer-config '{
+      "kv_connector": "TroupeConnector", "kv_connector_module_path": "troupe.vllm", "kv_role": "kv_producer",
       "kv_connector_extra_config": {"deployment": "FILE", "node": "prefill-0"}}'
 
 and the same with "kv_consumer" and "decode-0" for the engine that decodes. The deployment has both stages with
