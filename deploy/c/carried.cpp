@@ -2,7 +2,6 @@
 #include <optional>
 #include <stop_token>
 
-#include "troupe/actors/request_carrier.hpp"
 #include "troupe/deploy/c/cluster_handle.hpp"
 #include "troupe/deploy/c/placements.hpp"
 
@@ -135,7 +134,7 @@ troupe_status troupe_call_draft_set(troupe_call_draft* draft, const char* method
 
 troupe_status troupe_cluster_carry(troupe_cluster* cluster, const troupe_carried_request* request,
                                    troupe_carried** outcome) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) -> result<void> {
+  return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
     if (auto out = present(outcome, "outcome"); !out) return out;
     const auto given = read(request, "request");
     if (!given) return fail(given.error());
@@ -144,8 +143,7 @@ troupe_status troupe_cluster_carry(troupe_cluster* cluster, const troupe_carried
     if (!what) return fail(what.error());
     const auto stopped = given->stop ? given->stop->source.get_token() : std::stop_token{};
     const std::stop_callback pass_on{stopped, [&] { calls.stop(); }};
-    actors::request_carrier carrier{client};
-    auto ended = carrier.carry(*what);
+    auto ended = core.carrier->carry(*what);
     if (calls.failure()) return fail(*calls.failure());
     if (!ended) return fail(ended.error());
     *outcome = new troupe_carried{std::move(*ended)};

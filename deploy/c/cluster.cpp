@@ -77,6 +77,7 @@ troupe_status troupe_cluster_connect(const troupe_cluster_options* options,
     auto client = connect(*given);
     if (!client) return fail(client.error());
     core->client = std::move(*client);
+    core->carrier = std::make_unique<actors::request_carrier>(*core->client);
     *cluster = new troupe_cluster{std::move(core)};
     return {};
   });
@@ -87,36 +88,36 @@ void troupe_cluster_free(troupe_cluster* cluster) {
 }
 
 troupe_status troupe_cluster_members(troupe_cluster* cluster, char** json) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) -> result<void> {
+  return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
     if (auto out = present(json, "json"); !out) return out;
-    return give(client.members(), json);
+    return give(core.client->members(), json);
   });
 }
 
 troupe_status troupe_cluster_report(troupe_cluster* cluster, const char* node, char** json) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) -> result<void> {
+  return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
     if (auto out = present(json, "json"); !out) return out;
     const auto name = text(node, "node");
     if (!name) return fail(name.error());
-    return give(client.report(*name), json);
+    return give(core.client->report(*name), json);
   });
 }
 
 troupe_status troupe_cluster_events(troupe_cluster* cluster, uint64_t after, uint32_t max,
                                     char** json) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) -> result<void> {
+  return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
     if (auto out = present(json, "json"); !out) return out;
-    return give(client.events({after, max}), json);
+    return give(core.client->events({after, max}), json);
   });
 }
 
 troupe_status troupe_cluster_place(troupe_cluster* cluster, const troupe_placement_request* request,
                                    troupe_placement** placement) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) -> result<void> {
+  return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
     if (auto out = present(placement, "placement"); !out) return out;
     const auto what = placement_request_of(request);
     if (!what) return fail(what.error());
-    auto where = client.place(*what);
+    auto where = core.client->place(*what);
     if (!where) return fail(where.error());
     *placement = new troupe_placement{std::move(*where)};
     return {};
@@ -124,17 +125,17 @@ troupe_status troupe_cluster_place(troupe_cluster* cluster, const troupe_placeme
 }
 
 troupe_status troupe_cluster_finished(troupe_cluster* cluster, const char* request) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) -> result<void> {
+  return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
     const auto id = text(request, "request");
     if (!id) return fail(id.error());
-    return client.finished(*id);
+    return core.client->finished(*id);
   });
 }
 
 troupe_status troupe_cluster_call(troupe_cluster* cluster, const char* node, const char* method,
                                   const void* payload, size_t payload_size, uint32_t timeout_ms,
                                   void** answer, size_t* answer_size) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) -> result<void> {
+  return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
     if (auto out = present(answer, "answer"); !out) return out;
     if (auto out = present(answer_size, "answer_size"); !out) return out;
     const auto name = text(node, "node");
@@ -142,7 +143,7 @@ troupe_status troupe_cluster_call(troupe_cluster* cluster, const char* node, con
     auto request = call_of(method, payload, payload_size);
     if (!request) return fail(request.error());
     request->timeout_ms = timeout_ms;
-    const auto said = client.call(*name, *request);
+    const auto said = core.client->call(*name, *request);
     if (!said) return fail(said.error());
     *answer = copy_for_c(said->data(), said->size());
     *answer_size = said->size();
@@ -152,12 +153,11 @@ troupe_status troupe_cluster_call(troupe_cluster* cluster, const char* node, con
 
 troupe_status troupe_cluster_drain(troupe_cluster* cluster, const char* node,
                                    uint32_t deadline_ms) {
-  return on_cluster(cluster, [&](actors::cluster_client& client) {
-    return drain(client, node, deadline_ms, false);
-  });
+  return on_cluster(
+      cluster, [&](cluster_core& core) { return drain(*core.client, node, deadline_ms, false); });
 }
 
 troupe_status troupe_cluster_cancel_drain(troupe_cluster* cluster, const char* node) {
   return on_cluster(cluster,
-                    [&](actors::cluster_client& client) { return drain(client, node, 0, true); });
+                    [&](cluster_core& core) { return drain(*core.client, node, 0, true); });
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/request_carrier.hpp"
 #include "troupe/deploy/c/handles.hpp"
 #include "troupe/deploy/c/process_life.hpp"
 
@@ -12,10 +13,15 @@ namespace troupe::c {
 struct cluster_core {
   process_life life;
   std::unique_ptr<actors::cluster_client> client;
+  /// One for all requests: its end waits for calls that were given up, the end of a request does not.
+  std::unique_ptr<actors::request_carrier> carrier;
 
   cluster_core() = default;
   ~cluster_core() {
-    if (!life.is_this_process()) (void)client.release();  // its end waits for the parent's threads
+    if (life.is_this_process()) return;
+    // Their end waits for threads that are the parent's.
+    (void)carrier.release();
+    (void)client.release();
   }
   cluster_core(const cluster_core&) = delete;
   cluster_core& operator=(const cluster_core&) = delete;
@@ -40,7 +46,7 @@ troupe_status on_cluster(const troupe_cluster* cluster, Body&& body) noexcept {
     if (auto here = present(cluster, "cluster"); !here) return here;
     const auto core = cluster->core;
     if (auto ours = core->life.check("the cluster"); !ours) return ours;
-    return std::forward<Body>(body)(*core->client);
+    return std::forward<Body>(body)(*core);
   });
 }
 
