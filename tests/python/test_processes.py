@@ -110,7 +110,7 @@ def test_importing_starts_nothing_and_loads_no_library() -> None:
     assert "TROUPE_LIBRARY" in ended.stdout
 
 
-def test_a_hundred_engines_one_after_the_other_leave_nothing_open(supervisor: Supervisor) -> None:
+def test_twenty_engines_one_after_the_other_leave_nothing_open(supervisor: Supervisor) -> None:
     def once() -> None:
         with troupe.Engine("prefill-0", text=supervisor.text) as engine:
             engine.wait_registered(PATIENCE)
