@@ -139,6 +139,13 @@ TEST_F(c_pair, every_byte_arrives_and_each_layer_is_told) {
 TEST_F(c_pair, an_abort_ends_both_sides_with_its_reason) {
   const auto sending = send("r");
   const auto receiving = receive("r");
+  // They have met once something has landed: before that an abort tells nobody else.
+  ASSERT_DONE(troupe_engine_layers_ready(prefill.get(), sending, 0, 1, tokens, nullptr));
+  troupe_event landed{};
+  std::size_t count = 0;
+  ASSERT_DONE(troupe_engine_take(decode.get(), &landed, sizeof landed, 1, long_enough, &count));
+  ASSERT_EQ(count, 1u);
+  EXPECT_EQ(landed.kind, static_cast<std::uint32_t>(TROUPE_EVENT_LAYERS));
   ASSERT_DONE(troupe_engine_abort(decode.get(), receiving, "the client is gone"));
   auto events = events_of(decode.get(), receiving);
   ASSERT_GE(events.size(), 2u);

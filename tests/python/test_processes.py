@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 
-import pytest
 import troupe
 from conftest import PATIENCE, Pair, Supervisor, run_python
 
@@ -64,18 +63,39 @@ def test_a_child_that_forgets_its_parents_engine_ends(pair: Pair) -> None:
     assert in_child(child) == 0
 
 
+_OF_ITS_OWN = """
+import multiprocessing, sys, troupe
+
+def serve(text):
+    with troupe.Engine("prefill-0", text=text) as engine:
+        engine.wait_registered(120)
+
+troupe.library_version()  # the parent has the library, and no engine yet
+child = multiprocessing.get_context("fork").Process(target=serve, args=(sys.argv[1],))
+child.start()
+child.join(120)
+print(child.exitcode)
+serve(sys.argv[1])
+"""
+
+
+def test_a_child_that_is_forked_before_the_first_engine_has_one_of_its_own(supervisor: Supervisor) -> None:
+    ended = run_python(_OF_ITS_OWN, supervisor.text)
+    assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
+
+
 def _serve(text: str) -> None:
     with troupe.Engine("prefill-0", text=text) as engine:
         engine.wait_registered(PATIENCE)
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_processes_of_multiprocessing_have_engines_of_their_own(supervisor: Supervisor, method: str) -> None:
-    # This process has imported the library, and has no engine.
-    child = multiprocessing.get_context(method).Process(target=_serve, args=(supervisor.text,))
+def test_a_spawned_child_of_a_process_with_engines_has_one_of_its_own(supervisor: Supervisor) -> None:
+    ours = troupe.Engine("decode-0", text=supervisor.text)
+    child = multiprocessing.get_context("spawn").Process(target=_serve, args=(supervisor.text,))
     child.start()
     child.join(PATIENCE)
     assert child.exitcode == 0
+    ours.stop()
 
 
 _ENDS = """

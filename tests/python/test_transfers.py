@@ -75,10 +75,13 @@ def test_events_of_one_operation_come_in_order_through_the_descriptor(pair: Pair
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("when", ["begun", "ready", "sealed"])
 def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when: str) -> None:
-    send = pair.send()
+    # Of a receive that never reached it the prefill side hears nothing: its send ends at its deadline.
+    send = pair.prefill.send("r", SENT, deadline=2.0 if when == "begun" else None)
     receive = pair.receive()
     if when != "begun":
-        pair.prefill.layers_ready(send, 0, 2, TOKENS)
+        pair.prefill.layers_ready(send, 0, 1, TOKENS)
+        landed = pair.decode.take(timeout=PATIENCE)
+        assert isinstance(landed[0], troupe.Layers)
     if when == "sealed":
         pair.prefill.seal(send, TOKENS)
     engine, operation = (pair.prefill, send) if side == "prefill" else (pair.decode, receive)
@@ -97,8 +100,11 @@ def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when:
             codes.add(why.code)
     if when == "sealed":
         assert codes <= {None, troupe.ErrorCode.ABORTED}
-    else:
+    elif when == "ready":
         assert codes == {troupe.ErrorCode.ABORTED}
+    else:
+        assert troupe.ErrorCode.ABORTED in codes
+        assert codes <= {troupe.ErrorCode.ABORTED, troupe.ErrorCode.DEADLINE}
     # Nothing is left behind: the same blocks carry the next request.
     send, receive = pair.send("again"), pair.receive("again")
     pair.finish(send)

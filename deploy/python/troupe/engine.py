@@ -264,7 +264,8 @@ class Engine:
 
     def free_blocks(self, owner: int, blocks: Iterable[int]) -> None:
         """Gives blocks of one allocation back. `TroupeError` NOT_FOUND: foreign or double free, nothing is freed."""
-        address, count = block_array(blocks).buffer_info()
+        ids = block_array(blocks)  # named: it lives until the call has returned
+        address, count = ids.buffer_info()
         self._lib.check(self._lib.engine_free_blocks(self._handle, _abi.number("owner", owner, 2**64), address, count))
 
     # -- transfers
