@@ -202,7 +202,8 @@ TEST(c_arguments, options_that_contradict_each_other_or_say_nothing_are_refused)
   options.regions = &nothing;
   EXPECT_REFUSED(troupe_engine_start(&options, &engine), TROUPE_INVALID_CONFIG,
                  "`options.regions[0]` is no memory");
-  options = good_options("cluster: x\nstages: 7\n");
+  const std::string wrong = "cluster: x\nstages: 7\n";
+  options = good_options(wrong);
   EXPECT_REFUSED(troupe_engine_start(&options, &engine), TROUPE_INVALID_CONFIG, "deployment:2");
   EXPECT_EQ(engine, nullptr);
 }
@@ -242,7 +243,7 @@ TEST(c_arguments, layouts_that_are_none_name_the_field) {
   geometry.block_tokens = 5'000;
   EXPECT_REFUSED(troupe_layout_make(&geometry, &shape, 1, nullptr, &layout), TROUPE_INVALID_CONFIG,
                  "block_tokens");
-  EXPECT_REFUSED(troupe_layout_decode("nonsense", 8, &layout), TROUPE_VERSION_MISMATCH, "");
+  EXPECT_REFUSED(troupe_layout_decode("nonsense", 8, &layout), TROUPE_INVALID_CONFIG, "malformed");
   EXPECT_EQ(layout, nullptr);
 
   const auto small = small_layout();

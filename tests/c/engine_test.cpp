@@ -277,7 +277,6 @@ TEST_F(c_pair, calls_while_it_stops_and_after_are_refused_or_end) {
   EXPECT_REFUSED(troupe_engine_get(prefill.get(), "decode-0", "key", &operation), TROUPE_ABORTED,
                  "");
   EXPECT_NE(troupe_engine_layers_ready(prefill.get(), 1, 0, 1, 1, nullptr), TROUPE_OK);
-  EXPECT_NE(troupe_engine_wait_registered(prefill.get(), 1), TROUPE_OK);
   EXPECT_EQ(troupe_engine_set_queue_length(prefill.get(), 3), TROUPE_OK);
   troupe_identity identity{};
   identity.size = sizeof identity;

@@ -130,13 +130,13 @@ def test_importing_starts_nothing_and_loads_no_library() -> None:
     assert "TROUPE_LIBRARY" in ended.stdout
 
 
-def test_twenty_engines_one_after_the_other_leave_nothing_open(supervisor: Supervisor) -> None:
+def test_eight_engines_one_after_the_other_leave_nothing_open(supervisor: Supervisor) -> None:
     def once() -> None:
         with troupe.Engine("prefill-0", text=supervisor.text) as engine:
             engine.wait_registered(PATIENCE)
 
     once()
     before = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    for _ in range(20):
+    for _ in range(8):
         once()
     assert (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) <= before
