@@ -182,6 +182,8 @@ put_plan draw_put(const scenario& s, dice& d) {
   return put;
 }
 
+}  // namespace
+
 round draw_round(scenario& s, std::uint32_t most_tokens, bool last, dice& d) {
   round made;
   const auto count = d.pick<std::uint32_t>({1, 1, 2, 3, 4});

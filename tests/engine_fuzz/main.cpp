@@ -158,7 +158,6 @@ int main_of(int argc, char** argv) {
     std::cerr << "engine_fuzz: " << a.error().message << "\n" << usage;
     return 2;
   }
-  (void)backends();  // no child says again what is left out
   const auto begin = steady_clock::now();
   const auto sum = play_all(*a);
   if (a->draws_only) return 0;
