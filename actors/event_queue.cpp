@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
 #include <sys/eventfd.h>
@@ -25,9 +24,7 @@ bool is_outcome(const event& e) {
 }  // namespace
 
 event_queue::event_queue(operation_table& operations)
-    : operations_{operations},
-      merge_at_{least_merged},
-      fd_{eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)} {
+    : operations_{operations}, fd_{eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)} {
   if (fd_ < 0) {
     throw std::system_error{errno, std::generic_category(),
                             "no descriptor for the events of the engine"};

@@ -20,6 +20,7 @@
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/kvcache/or_error.hpp"
+#include "troupe/transport/os_error.hpp"
 
 namespace troupe::actors {
 

@@ -135,6 +135,10 @@ function(troupe_check_headers target folder)
   if(NOT TROUPE_HAVE_VERBS)
     list(FILTER headers EXCLUDE REGEX "^rdma/")
   endif()
+  # What another target compiles.
+  if(folder STREQUAL "deploy")
+    list(FILTER headers EXCLUDE REGEX "^c/")
+  endif()
   # What only device compilers and the GPU builds read: tests/transport/xgmi compiles it.
   list(FILTER headers EXCLUDE REGEX "^xgmi/(hip_on_cuda|cuda_driver).hpp$")
   set(sources)

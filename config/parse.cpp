@@ -25,27 +25,6 @@ parse_outcome unreadable(const std::string& path, std::string why) {
   return {std::nullopt, {std::move(what)}};
 }
 
-/// With what a terminal would act on spelt out: control characters (of ISO 646, and of ISO 6429 as
-/// UTF-8 has them), which a value of the file may hold.
-std::string without_controls(const std::string& text) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0U;
-    const bool of_two_bytes = byte == 0xc2 && next >= 0x80 && next < 0xa0;
-    if (byte >= 0x20 && byte != 0x7f && !of_two_bytes) {
-      out += text[i];
-      continue;
-    }
-    const auto shown = of_two_bytes ? next : byte;
-    out.append("\\x") += digits[shown / 16];
-    out += digits[shown % 16];
-    if (of_two_bytes) ++i;
-  }
-  return out;
-}
-
 /// What `read` throws comes back as an issue: memory that is not to be had.
 template <class Read>
 parse_outcome or_issue(const std::string& path, const Read& read) {

@@ -156,9 +156,10 @@ struct cluster_options {
   std::string source_lease{"60s"};
   std::uint32_t max_operations{0};  ///< 0: as many as by default
   std::string heartbeat_timeout{"2s"};
-  std::string peer_silence;     ///< empty: the default; longer over rdma
-  std::string connect_timeout;  ///< empty: the default; longer over rdma
-  std::string transport_more;   ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
+  std::string peer_silence;      ///< empty: the default; longer over rdma
+  std::string connect_timeout;   ///< empty: the default; longer over rdma
+  std::string transport_more;    ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
+  bool decode_has_store{false};  ///< an edge from decode to store, as there is one from prefill
 };
 
 /// With time-outs that end nothing in a test: each is longer than a wait, or as long as it may be.
@@ -280,6 +281,7 @@ class cluster {
         << transport("store", "") << "}\n";
     out << "edges:\n  - {from: prefill, to: decode, mode: " << options_.mode
         << "}\n  - {from: prefill, to: store}\n";
+    if (options_.decode_has_store) out << "  - {from: decode, to: store}\n";
     return out.str();
   }
 

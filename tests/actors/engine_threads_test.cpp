@@ -80,6 +80,7 @@ class wake : public ::testing::TestWithParam<way> {
   void SetUp() override {
     auto options = options_of(GetParam());
     options.deadline = "1h";
+    options.decode_has_store = true;
     c = std::make_unique<cluster>(options);
     store = c->spawn("store-0", bystander);
     prefill = c->spawn("prefill-0", sends_at_once);

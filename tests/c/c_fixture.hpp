@@ -9,7 +9,7 @@
 
 #include "troupe/troupe.h"
 
-#include "../deploy/command.hpp"
+#include "command.hpp"
 
 /// What tests of the C ABI share.
 namespace troupe::testing {

@@ -1,11 +1,15 @@
 """Troupe's connector under vLLM's own scheduler, without a worker: what would have come from one is told to it.
 
-    scheduler_test.py MODEL_FOLDER        with the Python of environment.py and deploy/python on PYTHONPATH
+    environment.py scheduler_test.py
 """
-import sys
+import os
+import tempfile
 import unittest
 
 import torch
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+# pylint: disable=wrong-import-position
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
@@ -15,9 +19,10 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+import model
 from troupe.vllm.params import HandOff
 
-MODEL = ""
+FOLDER = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
 BLOCK = 32
 BLOCKS = 64
 ABORTED = RequestStatus.FINISHED_ABORTED
@@ -28,7 +33,7 @@ def make_scheduler(policy="fail"):
     transfer = KVTransferConfig(
         kv_connector="TroupeConnector", kv_connector_module_path="troupe.vllm", kv_role="kv_both",
         kv_load_failure_policy=policy, kv_connector_extra_config={"deployment": "none.yaml", "node": "here-0"})
-    config = EngineArgs(model=MODEL, skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", max_model_len=2048,
+    config = EngineArgs(model=FOLDER.name, skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", max_model_len=2048,
                         max_num_seqs=4, block_size=BLOCK, enable_prefix_caching=False,
                         kv_transfer_config=transfer).create_engine_config()
     page = 2 * BLOCK * 64 * 2 * 2
@@ -114,7 +119,7 @@ class ConnectorUnderScheduler(unittest.TestCase):
         self.check_empty()
 
     def test_a_prefill_that_is_aborted_frees_at_once(self):
-        request = self.add(3000 % 2000, TO_DECODE_ELSEWHERE, out=1)
+        request = self.add(1000, TO_DECODE_ELSEWHERE, out=1)
         self.scheduler.finish_requests(request.request_id, ABORTED)
         self.assertEqual(self.step()[0].sends, [])
         self.check_empty()
@@ -207,6 +212,10 @@ class ConnectorUnderScheduler(unittest.TestCase):
         self.check_empty()
 
 
+def setUpModule():  # pylint: disable=invalid-name
+    model.main(FOLDER.name)
+    unittest.addModuleCleanup(FOLDER.cleanup)
+
+
 if __name__ == "__main__":
-    MODEL = sys.argv.pop()
-    unittest.main()
+    unittest.main(verbosity=2)

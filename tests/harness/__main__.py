@@ -7,7 +7,7 @@ import sys
 from anywhere import anywhere
 from build import JOBS, ROOT, Broken, Build
 from outcomes import Tally
-from parts import PARTS, SHORT, Run, packages
+from parts import BY_NAME_ONLY, PARTS, SHORT, Run, packages
 from steady import steady
 
 
@@ -50,7 +50,9 @@ def run_parts(names):
     if unknown:
         print(f"tests/run: no part named '{unknown[0]}'; the parts are {' '.join(PARTS)} all", file=sys.stderr)
         return 2
-    parts = list(PARTS) if "all" in names else list(dict.fromkeys(names)) or list(SHORT)
+    parts = list(dict.fromkeys(names)) or list(SHORT)
+    if "all" in names:
+        parts = [name for name in PARTS if name not in BY_NAME_ONLY or name in names]
     tally = Tally()
     if install(parts):
         Run(parts, tally).run()
