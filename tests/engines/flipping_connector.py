@@ -28,6 +28,8 @@ class FlippingConnector(troupe.vllm.TroupeConnector):
 
 
 def _flip(block):
-    """The highest bit of the exponent of one element of V: the second half of each head of a block is V."""
+    """The highest bit of the exponent of an element of V that does not have it yet, so that it becomes huge: one that
+    had it would become nearly nothing, which may not show. The second half of each head of a block is V."""
     values = block[0].view(torch.int16).flatten()
-    values[values.numel() // 2] ^= 0x4000
+    v = values[values.numel() // 2 :]
+    v[torch.nonzero((v & 0x4000) == 0)[0]] ^= 0x4000
