@@ -62,10 +62,10 @@ result<std::vector<std::pair<std::string, std::string>>> backends_here() {
   std::vector<std::pair<std::string, std::string>> all;
   for (const auto& one : actors::backend_reports(**endpoint))
     all.emplace_back(one.name, one.usable != 0 ? "" : one.reason);
-  // Over shm alone a cache that is not the pool's moves only where processes reach each other's memory.
+  // Over these alone memory of the engine's own moves only where processes reach each other's memory.
   const auto why = testing::why_memory_is_out_of_reach();
   for (auto& [name, reason] : all)
-    if (name == "shm" && reason.empty()) reason = why.value_or("");
+    if ((name == "shm" || name == "xgmi") && reason.empty()) reason = why.value_or("");
   return all;
 }
 
