@@ -3,12 +3,11 @@
 /// How a call of the C ABI ends: with TROUPE_OK, or with a code whose sentence the calling thread
 /// can ask for. Nothing is thrown across the edge.
 
-#include <exception>
-#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "troupe/kvcache/or_error.hpp"
 #include "troupe/kvcache/result.hpp"
 #include "troupe/troupe.h"
 
@@ -31,14 +30,10 @@ troupe_status guarded(Body&& body) noexcept {
   try {
     const result<void> ended = std::forward<Body>(body)();
     return ended ? TROUPE_OK : refuse(ended.error());
-  } catch (const std::bad_alloc&) {
-    return refuse(TROUPE_POOL_EXHAUSTED, "this process has no memory left for the call");
   } catch (const bad_result_access& unexpected_error) {
     return refuse(unexpected_error.error());
-  } catch (const std::exception& defect) {
-    return refuse(TROUPE_INTERNAL, defect.what());
   } catch (...) {
-    return refuse(TROUPE_INTERNAL, "something that is no std::exception was thrown");
+    return refuse(exception_as_error("the call cannot be made"));
   }
 }
 
