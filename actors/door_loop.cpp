@@ -72,12 +72,12 @@ void door_loop::run() {
   }
 }
 
-void door_loop::stop() {
+void door_loop::stop() noexcept {
   {
     const std::lock_guard lock{mutex_};
     stopped_ = true;
   }
-  post([] {});
+  wake();
 }
 
 void door_loop::post(call what) {
@@ -87,7 +87,10 @@ void door_loop::post(call what) {
     first = posted_.empty();
     posted_.push_back(std::move(what));
   }
-  if (!first) return;  // it is awake, or was woken
+  if (first) wake();  // else it is awake, or was woken
+}
+
+void door_loop::wake() const noexcept {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto sent = ::write(wake_.get(), &one, sizeof one);
 }

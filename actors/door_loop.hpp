@@ -38,8 +38,8 @@ class door_loop {
   void on_exception(std::function<void(const std::string& what)> tell) { tell_ = std::move(tell); }
   /// Until `stop`. All signals are for the other threads of the process.
   void run();
-  /// Thread-safe.
-  void stop();
+  /// Thread-safe. Needs no memory: destructors call it.
+  void stop() noexcept;
   /// Thread-safe. Calls run in the order of the posts, on the loop's thread.
   void post(call what);
   /// Runs what was posted so far.
@@ -64,6 +64,7 @@ class door_loop {
   };
 
   door_loop(unique_fd epoll, unique_fd wake);
+  void wake() const noexcept;
   [[nodiscard]] int wait_ms() const;
   void run_due();
   template <class Call>

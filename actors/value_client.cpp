@@ -96,6 +96,20 @@ result<grant_wish> grant_on_value(value_client_state& st) {
       registered->region, {{registered->offset, value.size(), 0, 1}}, transport::access::read};
 }
 
+/// The same where the peer does not reach the value itself: over `shm`, memory that the endpoint has not
+/// allocated, of a process that the peer may not trace.
+result<grant_wish> grant_on_copy(value_client_state& st) {
+  const auto value = st.order.value;
+  auto& endpoint = *st.context->endpoint;
+  const auto region = endpoint.allocate(value.size(), "copy for put " + st.order.key);
+  if (!region) return fail(region.error());
+  st.copied = *region;
+  const auto room = endpoint.bytes(*region);
+  if (!room) return fail(room.error());
+  std::ranges::copy(value, room->begin());
+  return grant_wish{*region, {{0, value.size(), 0, 1}}, transport::access::read};
+}
+
 void ask(self_pointer self) {
   auto& st = self->state;
   switch (st.order.verb) {
@@ -219,6 +233,7 @@ void happened(self_pointer self, transfer_is_quiescent&) {
   auto& st = self->state;
   if (st.now != phase::fencing) return;
   if (st.registered) (void)unregister_value(*st.context, *st.registered);
+  if (st.copied) (void)st.context->endpoint->deregister(*st.copied);
   ask_link(self, detach_session{st.transfer});
   tell_outcome(self);
   self->send(st.port, port_event{session_unpinned{st.transfer}});
@@ -245,8 +260,25 @@ void happened(self_pointer self, link_is_back& back) {
   st.now = phase::asked;
   ask(self);
 }
+/// True: the put goes on with a copy.
+bool asks_with_copy(self_pointer self, const troupe::error& why) {
+  auto& st = self->state;
+  if (st.now != phase::asked || !st.wish || st.copied || why.code != errc::backend_unavailable) {
+    return false;
+  }
+  auto wish = grant_on_copy(st);
+  if (!wish) {
+    give_up(self, wish.error());
+    return true;
+  }
+  st.wish = std::move(*wish);
+  ask(self);
+  return true;
+}
+
 void happened(self_pointer self, engine_aborts& abort) {
   auto& st = self->state;
+  if (asks_with_copy(self, abort.why)) return;
   // The link could not take the last word of the put, so the peer has not heard it, unless it was one
   // that was said again.
   if (st.now == phase::storing && abort.why.code != errc::aborted && !st.said_again) {

@@ -16,6 +16,8 @@ namespace troupe::actors {
 ///   -------  --------------------------  -------  -------
 ///   asked    reply (small, or no value)  fencing  fence, then the outcome
 ///   asked    store_held (put)            storing  send store_commit
+///   asked    the peer does not reach     asked    ask again, with a copy of the value in memory that
+///            the value (put)                      it does reach
 ///   asked    reply with a grant (get)    reading  post a read into scratch memory
 ///   reading  completed                   fencing  send store_release, fence, then the outcome
 ///   storing  reply                       fencing  send store_release, fence, then the outcome
@@ -42,6 +44,7 @@ struct value_client_state {
   phase now{phase::asked};
   bool said_again{false};               ///< `store_commit`: the peer may have heard the one before
   std::optional<region_id> registered;  ///< a put's value, for as long as the grant lives
+  std::optional<region_id> copied;      ///< the same, of a copy
   std::optional<grant_wish> wish;       ///< on that
   std::optional<value_store::reservation> scratch;  ///< a get's bytes
   /// Where reads of links that broke may still land.

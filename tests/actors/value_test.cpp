@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "hidden_memory.hpp"
 #include "ways.hpp"
 
 namespace troupe::testing {
@@ -339,6 +340,45 @@ TEST_P(value, may_be_kept_for_as_long_as_the_type_can_say) {
     EXPECT_EQ(put(peer, "long", bytes, std::chrono::milliseconds::max()).done, 1) << peer;
     EXPECT_TRUE(equal(get(peer, "long").value, bytes)) << peer;
   }
+}
+
+TEST(value_of_a_hidden_process, is_stored_over_shm_from_memory_that_the_store_may_not_reach) {
+  forked trial{[](line_channel& channel) {
+    if (!channel.order()) return 0;
+    channel.say(give_up_rights() && !reaches_parent() ? "yes" : "no");
+    return 0;
+  }};
+  auto options = unhurried();
+  options.backend = "shm";
+  const cluster c{options};
+  forked store{[&](line_channel& channel) {
+    if (!channel.order() || !give_up_rights()) return 1;
+    cluster::quiet("store-0");
+    const auto node = c.start("store-0");
+    return node ? bystander(*node, channel) : 2;
+  }};
+  const hidden_memory no_longer_reached;
+  trial.channel().say("try");
+  if (trial.channel().hear() != "yes")
+    GTEST_SKIP() << "this process cannot hide its memory from another one";
+  store.channel().say("go");
+  cluster::quiet("prefill-0");
+  const auto node = c.start("prefill-0");
+  ASSERT_TRUE(node);
+  ASSERT_EQ(store.channel().hear().value_or("silence"), "up");
+  listener events{*node};
+  for (const std::size_t size : {std::size_t{32} << 10, std::size_t{1'600'000}}) {
+    const auto bytes = bytes_of(size, size);
+    const auto key = std::to_string(size);
+    const auto put = node->put("store-0", key, bytes);
+    ASSERT_TRUE(put && events.outcome(*put));
+    EXPECT_EQ(events.of(*put).done, 1) << to_string(events.of(*put).why);
+    const auto got = node->get("store-0", key);
+    ASSERT_TRUE(got && events.outcome(*got));
+    EXPECT_TRUE(equal(events.of(*got).value, bytes)) << to_string(events.of(*got).why);
+  }
+  ASSERT_EQ(node->report().links.size(), 1U);
+  EXPECT_EQ(node->report().links.front().backend, "shm");
 }
 
 /// With a short deadline.

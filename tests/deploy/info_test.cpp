@@ -1,12 +1,19 @@
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <string>
+#include <utility>
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <link.h>
 #include <nlohmann/json.hpp>
 #include <sys/mount.h>
 
 #include "command.hpp"
 #include "sanitized.hpp"
+#include "scratch_folder.hpp"
 
 namespace {
 
@@ -96,6 +103,34 @@ class emptied_folder {
   const char* path_;
 };
 
+/// A file of the machine that is empty for as long as the object lives.
+class emptied_file {
+ public:
+  explicit emptied_file(std::string path) : path_{std::move(path)} {
+    std::ofstream{empty_.path() + "/empty"};
+    EXPECT_EQ(::mount((empty_.path() + "/empty").c_str(), path_.c_str(), nullptr, MS_BIND, nullptr),
+              0)
+        << path_;
+  }
+  ~emptied_file() { ::umount(path_.c_str()); }
+  emptied_file(const emptied_file&) = delete;
+  emptied_file& operator=(const emptied_file&) = delete;
+
+ private:
+  const std::string path_;
+  const troupe::testing::scratch_folder empty_;
+};
+
+/// Where the loader finds it. Empty: nowhere.
+std::string file_of_library(const char* name) {
+  void* library = ::dlopen(name, RTLD_LAZY);
+  const link_map* loaded = nullptr;
+  if (library == nullptr || ::dlinfo(library, RTLD_DI_LINKMAP, &loaded) != 0) return {};
+  std::string path = loaded->l_name;
+  ::dlclose(library);
+  return std::filesystem::canonical(path);
+}
+
 /// Of the backend, and of the devices.
 std::vector<std::string> said_of_unusable_rdma() {
   const auto info = nlohmann::json::parse(run({"info", "--json"}).out);
@@ -111,6 +146,13 @@ TEST_F(info_of_rdma, names_the_devices_that_no_user_space_driver_knows) {
       EXPECT_THAT(said, HasSubstr(device + std::string{"the kernel has it (ABI 2), but no user-"}));
     EXPECT_THAT(said, HasSubstr("install ibverbs-providers"));
   }
+}
+
+TEST_F(info_of_rdma, says_that_the_library_is_missing) {
+  const emptied_file library{file_of_library("libibverbs.so.1")};
+  for (const auto& said : said_of_unusable_rdma())
+    EXPECT_THAT(said, AllOf(HasSubstr("rxe0a: libibverbs cannot be opened ("),
+                            HasSubstr("install Debian's libibverbs1")));
 }
 
 TEST_F(info_of_rdma, names_the_devices_that_a_container_was_not_given) {

@@ -1,6 +1,6 @@
 """Troupe's connector under vLLM's own scheduler, without a worker: what would have come from one is told to it.
 
-    environment.py scheduler_test.py
+Run by ctest: engines.vllm_scheduler.
 """
 import os
 import tempfile

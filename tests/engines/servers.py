@@ -11,8 +11,8 @@ import time
 import urllib.error
 import urllib.request
 
-from environment import variables
-
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1] / "deploy/python"
 START_SECONDS = 300  # of a server; vLLM imports for half a minute in each of three processes
 ASK_SECONDS = 120
 
@@ -32,6 +32,12 @@ edges:
 
 class Failed(Exception):
     """What a test finds wrong."""
+
+
+def variables(**more):
+    """Of the process's environment, for a program that has vLLM in it, on the CPU and without the network."""
+    return {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONHASHSEED": "0", "PYTHONPATH": f"{PACKAGE}:{HERE}", **more}
 
 
 def free_ports(count):

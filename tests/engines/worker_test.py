@@ -1,7 +1,7 @@
 """The worker's side of Troupe's vLLM connector without vLLM's servers: a prefill and a decode worker in this process,
 each with a cache as vLLM allocates one, and a real supervisor.
 
-    environment.py worker_test.py TROUPE LIBRARY        the troupe command, libtroupe.so.0
+Run by ctest, engines.vllm_worker, with the paths of the troupe command and of libtroupe.so.0.
 """
 import os
 import pathlib

@@ -10,7 +10,7 @@ import unittest
 import steady
 from build import Broken, Build, foreign, user
 from outcomes import Tally
-from parts import Run, Tests, batches, judge
+from parts import Check, Run, Tests, batches, judge
 from planted import plant
 
 PASSES = "echo all is well"
@@ -66,6 +66,19 @@ class Harness(unittest.TestCase):
             tally.print()
         self.assertFalse(tally.passed)
         self.assertIn("ZeroDivisionError", out.getvalue())
+
+    def checked(self, words):
+        """What a run says of a check, and whether it passed."""
+        tally = Tally()
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            Run((), tally).check("lint", Check("planted", ("sh", "-c", words)))
+            tally.print()
+        return out.getvalue().splitlines()[-1], tally.passed
+
+    def test_a_check_that_cannot_be_made_here_is_skipped(self):
+        self.assertEqual(self.checked("exit 0"), ("1 passed, 0 failed", True))
+        self.assertEqual(self.checked("echo no index; exit 77"), ("0 passed, 0 failed, 1 skipped", True))
+        self.assertEqual(self.checked("exit 1"), ("0 passed, 1 failed", False))
 
     def test_what_fails_always_fails_with_both_outputs(self):
         text, passed = self.told(one=PASSES, bad=FAILS)

@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 
 #include "troupe/transport/os_error.hpp"
+#include "troupe/transport/rdma/verbs_library.hpp"
 
 namespace troupe::transport::rdma {
 
@@ -304,7 +305,10 @@ std::vector<device_view> look_at_devices(const memory_place& memory,
   for (const auto& known : kernel_devices(folders.sysfs)) {
     if (std::ranges::find(views, known.name, &device_view::name) != views.end()) continue;
     auto view = placed(known.name, memory, folders.sysfs);
-    view.trouble = why_not_listed(known, folders.dev);
+    const auto no_verbs = why_no_verbs();
+    view.trouble =
+        no_verbs ? "libibverbs cannot be opened (" + *no_verbs + "); install Debian's libibverbs1"
+                 : why_not_listed(known, folders.dev);
     views.push_back(std::move(view));
   }
   std::ranges::sort(views, {}, &device_view::name);

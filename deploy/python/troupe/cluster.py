@@ -215,7 +215,7 @@ class Cluster:
                     return int(
                         lib.call_draft_set(draft, _abi.encoded("method", wanted.method), payload or None, len(payload))
                     )
-                except BaseException as why:  # noqa: BLE001: C must not see it
+                except BaseException as why:  # C must not see it
                     raised.append(why)
                     return int(ErrorCode.ABORTED)
 

@@ -130,8 +130,7 @@ class Engine:
             file: path of the deployment; or `text`: its YAML.
             supervisor: "host:port" in place of the deployment's.
             layout: of the engine's own cache, in place of one made from the deployment's `model` and `pool`. There is
-            no
-                pool then: the engine names the blocks in `send` and `receive`.
+                no pool then: the engine names the blocks in `send` and `receive`.
             regions: the memory of `layout`, in its order, each at least as large as `layout.region_sizes()` says: torch
                 tensors or storages (CPU or CUDA), numpy arrays, buffers, `Memory`. Referenced until the engine is gone.
             allocate: "ordinary" or "huge": Troupe allocates the regions of `layout` instead, of such pages, zeroed; shm
@@ -285,14 +284,14 @@ class Engine:
         Args:
             request: the id that both engines know, 1 to 256 bytes, unique while live.
             blocks: of tokens 0, 1, ...: `block_tokens` tokens each. The engine may reuse them after `wait` or
-            `Unpinned`. deadline: seconds; None: the deployment's default.
+                `Unpinned`.
+            deadline: seconds; None: the deployment's default.
             consumers: decode ranks that take it before it is done; 0: as the first one's parallel size says.
             held_for: decode nodes that it is for: while they live, their waiting in line ends nothing.
 
         Raises:
             TroupeError: ALREADY_EXISTS (the request is live here), OUT_OF_RANGE (a block outside the cache), NOT_FOUND
-            (a
-                node of `held_for`), OVERLOADED (too many operations are open: take events).
+                (a node of `held_for`), OVERLOADED (too many operations are open: take events).
         """
         ids = block_array(blocks)
         address, count = ids.buffer_info()

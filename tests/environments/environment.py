@@ -1,13 +1,13 @@
-"""Where the tests' vLLM lives: a virtual environment with what requirements.lock pins, made once and kept outside the
-checkout. Made in about a minute from the package index (4.9 GB unpacked).
+"""Virtual environments of Python with what a lock file beside this one pins. Each is made once, from the package index, and
+kept outside the checkout.
 
-    environment.py                      prints the path of its Python
-    environment.py SCRIPT ARGUMENT...   runs a script with it, and with the troupe package of this checkout
+    environment.py NAME                      prints the path of the Python of NAME.lock
+    environment.py NAME SCRIPT ARGUMENT...   runs a script with it
 
 Exit status 77: the package index cannot be reached.
 
-It is ${XDG_CACHE_HOME:-~/.cache}/troupe/engines-HASH, where HASH is of the lock file. One of another lock file that
-has not been used for a week is removed.
+It is ${XDG_CACHE_HOME:-~/.cache}/troupe/NAME-HASH, where HASH is of the lock file. One of another lock file that has not
+been used for a week is removed.
 """
 import fcntl
 import hashlib
@@ -23,9 +23,7 @@ import urllib.parse
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
-PACKAGE = HERE.parents[1] / "deploy/python"
-LOCK_FILE = HERE / "requirements.lock"
-PYTHON = "python3.11"  # the wheels that the lock file names are for this one
+PYTHON = "python3.11"  # the wheels that the lock files name are for this one
 UNREACHABLE = 77
 WEEK = 7 * 24 * 3600
 
@@ -73,30 +71,38 @@ def check_index(url):
     raise Unreachable(f"the package index {name} cannot be reached: {why}")
 
 
-def install(folder):
-    """uv, which downloads and unpacks several packages at once, and by it everything else."""
+def install_all(lock_file, folder, url):
+    """By uv where it is pinned, too: it downloads and unpacks several packages at once."""
+    python = folder / "bin/python"
+    by_pip = (python, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r")
+    pins = [pin for pin in lock_file.read_text().splitlines() if pin.startswith("uv==")]
+    if not pins:
+        run(*by_pip, lock_file)
+        return
+    own = folder / "uv.lock"
+    own.write_text("\n".join(pins) + "\n")
+    run(*by_pip, own)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as cache:  # on the same disk: files are linked, not copied
+        run(folder / "bin/uv", "pip", "install", "--quiet", "--no-config", "--python", python, "--no-deps",
+            "--require-hashes", "--only-binary", ":all:", "-r", lock_file,
+            env={**os.environ, "UV_CACHE_DIR": cache, "UV_DEFAULT_INDEX": url, "UV_HTTP_TIMEOUT": "120"})
+
+
+def install(lock_file, folder):
     if shutil.which(PYTHON) is None:
-        raise Failed(f"there is no {PYTHON}: the wheels of requirements.lock are for that version; install it")
+        raise Failed(f"there is no {PYTHON}: the wheels of {lock_file.name} are for that version; install it")
     url = index_url()
     check_index(url)
     try:
         run(PYTHON, "-m", "venv", folder)
-        pins = LOCK_FILE.read_text().splitlines()
-        own = folder / "uv.lock"
-        own.write_text("".join(pin + "\n" for pin in pins if pin.startswith("uv==")))
-        python = folder / "bin/python"
-        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", own)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as cache:  # on the same disk: files are linked, not copied
-            run(folder / "bin/uv", "pip", "install", "--quiet", "--no-config", "--python", python, "--no-deps",
-                "--require-hashes", "--only-binary", ":all:", "-r", LOCK_FILE,
-                env={**os.environ, "UV_CACHE_DIR": cache, "UV_DEFAULT_INDEX": url, "UV_HTTP_TIMEOUT": "120"})
+        install_all(lock_file, folder, url)
     except Failed:
         check_index(url)  # it may have been lost meanwhile
         raise
 
 
-def remove_old(home, but):
-    for folder in home.glob("engines-*"):
+def remove_old(home, name, but):
+    for folder in home.glob(f"{name}-*"):
         try:
             if folder != but and folder.is_dir() and time.time() - (folder / "used").stat().st_mtime > WEEK:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -104,37 +110,36 @@ def remove_old(home, but):
             continue
 
 
-def environment():
+def environment(name):
     """The folder of the environment, which is made if it is not there. Two that want it make it once."""
+    lock_file = HERE / f"{name}.lock"
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "troupe"
     home.mkdir(parents=True, exist_ok=True)
-    folder = home / f"engines-{hashlib.sha256(LOCK_FILE.read_bytes()).hexdigest()[:16]}"
-    with open(home / "engines.lock", "w", encoding="utf-8") as lock:
+    folder = home / f"{name}-{hashlib.sha256(lock_file.read_bytes()).hexdigest()[:16]}"
+    with open(home / f"{name}.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "used").exists():  # written last
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                install(folder)
+                install(lock_file, folder)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         (folder / "used").touch()
-        remove_old(home, folder)
+        remove_old(home, name, folder)
     return folder
 
 
-def variables(**more):
-    """Of the process's environment, for a program that has vLLM in it, on the CPU and without the network."""
-    return {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONHASHSEED": "0", "PYTHONPATH": f"{PACKAGE}:{HERE}", **more}
-
-
 def main(words):
+    locks = sorted(lock.stem for lock in HERE.glob("*.lock"))
+    if not words or words[0] not in locks:
+        print(f"usage: environment.py NAME [SCRIPT ARGUMENT...], where NAME is one of {', '.join(locks)}", file=sys.stderr)
+        return 2
     try:
-        python = environment() / "bin/python"
-        if words:
+        python = environment(words[0]) / "bin/python"
+        if words[1:]:
             sys.stdout.flush()
-            os.execve(python, [str(python), *words], variables())
+            os.execv(python, [str(python), "-B", *words[1:]])
         print(python)
     except Failed as failed:
         print(f"environment.py: {failed}", file=sys.stderr)

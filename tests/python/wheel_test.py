@@ -1,0 +1,115 @@
+"""The wheel as its users get it: built from an installed Troupe, made to bring along what it links, installed in a bare
+environment of every Python from 3.10 that this machine has, and there neither compiler nor checkout.
+
+    wheel_test.py BUILD          a build folder of Troupe
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOOLS = pathlib.Path(sys.executable).parent
+BUILD = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
+PLATFORM = "manylinux_2_35_x86_64"
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+SECONDS = 300
+# What every Linux of that age has (PEP 600), and the loader.
+OF_THE_SYSTEM = re.compile(r"^(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux-x86-64)\.so\.\d+$")
+
+
+def run(*words, **options):
+    ended = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS, check=False, **options)
+    if ended.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, words))} ended with {ended.returncode}:\n{ended.stdout[-4000:]}")
+    return ended.stdout
+
+
+def make_wheel(folder):
+    installed = folder / "installed"
+    run("cmake", "--install", BUILD, "--prefix", installed)
+    path = f"{TOOLS}:{os.environ['PATH']}"
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "built", ROOT / "deploy/python",
+        env={**os.environ, "CMAKE_PREFIX_PATH": str(installed), "PATH": path})
+    [built] = (folder / "built").glob("*.whl")
+    run(TOOLS / "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", folder / "wheels", built,
+        env={**os.environ, "PATH": path})
+    [wheel] = (folder / "wheels").glob("*.whl")
+    return wheel
+
+
+def needed(program):
+    """The libraries that a program or a library asks the loader for."""
+    return re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", program))
+
+
+def pythons():
+    """Of each version that this machine has: one."""
+    for version in VERSIONS:
+        name = f"python{version}"
+        try:
+            run(name, "-c", "import venv, ensurepip")
+        except (AssertionError, OSError):
+            continue
+        yield name
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        place = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(place.cleanup)
+        cls.folder = pathlib.Path(place.name)
+        cls.wheel = make_wheel(cls.folder)
+
+    def test_it_is_for_every_python_of_its_platform_and_says_what_it_is(self):
+        self.assertRegex(self.wheel.name, rf"^troupe_kv-\d+\.\d+\.\d+-py3-none-{PLATFORM}\.whl$")
+        names = zipfile.ZipFile(self.wheel).namelist()
+        for ending in ("troupe/py.typed", "troupe/_lib/libtroupe.so.0", "troupe/_lib/troupe", ".dist-info/licenses/LICENSE"):
+            self.assertEqual(len([name for name in names if name.endswith(ending)]), 1, f"{ending} in {names}")
+
+    def test_it_brings_along_what_it_links_under_names_that_nobody_else_has(self):
+        unpacked = self.folder / "unpacked"
+        with zipfile.ZipFile(self.wheel) as wheel:
+            wheel.extractall(unpacked)
+        brought = {path.name: path for path in unpacked.rglob("*") if ".so." in path.name}
+        for path in (*brought.values(), unpacked / "troupe/_lib/troupe"):
+            for library in needed(path):
+                if OF_THE_SYSTEM.match(library):
+                    continue
+                self.assertIn(library, brought, f"of {path.name}")
+                self.assertRegex(library, r"-[0-9a-f]{8}\.so", f"of {path.name}")
+        # Drivers of devices are the host's.
+        self.assertFalse([name for name in brought if re.search("ibverbs|libnl|cuda|hip", name)])
+
+    def test_it_serves_where_there_is_neither_compiler_nor_checkout(self):
+        tried = list(pythons())
+        self.assertTrue(tried, "there is no Python with venv")
+        for python in tried:
+            with self.subTest(python=python):
+                began = time.monotonic()
+                home = self.folder / python
+                run(python, "-m", "venv", home / "bare")
+                programs = home / "bare/bin"
+                run(programs / "python", "-m", "pip", "install", "--quiet", "--no-index", self.wheel)
+                bare = {"PATH": str(programs), "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+                said = run(programs / "troupe", "demo", "--requests", "1", "--max-tokens", "2", "--prompt", "short", cwd=home,
+                           env=bare)
+                self.assertIn("identical: yes", said)
+                print(f"{python}: {time.monotonic() - began:.1f} s from no environment to the first moved cache")
+                examples = home / "examples"
+                examples.write_text(f'#!/bin/bash\nexec {programs}/python -B {ROOT}/deploy/examples/python/${{2%%-*}}.py "$1"\n')
+                examples.chmod(0o755)
+                run("bash", ROOT / "tests/docs/run_example", programs / "troupe", examples,
+                    ROOT / "deploy/examples/engine/deployment.yaml", "unnamed",
+                    env={**bare, "PATH": f"{programs}:{os.environ['PATH']}"})
+
+
+if __name__ == "__main__":
+    unittest.main()
