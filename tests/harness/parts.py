@@ -1,5 +1,6 @@
 """The parts of `tests/run`: what each builds, which tests it runs, and in which order the machine's cores meet them."""
 import dataclasses
+import functools
 import re
 import shutil
 import subprocess
@@ -125,6 +126,11 @@ class Batch:
         return {part: own / whole for part, own in seconds.items()}
 
 
+def make(build, targets):
+    build.make(targets)
+    return True
+
+
 def batches(steps, builds):
     """What runs one after the other. The machines of verbs take every core, and so are by themselves."""
     groups = {}
@@ -209,7 +215,7 @@ class Run:
             wanted = [(part, step) for part, step in self._steps if getattr(step, "preset", None) == preset]
             targets = list(dict.fromkeys(target for _, step in wanted for target in step.targets))
             say(f"building {preset}: {' '.join(targets)}")
-            if self._timed(wanted[0][0], f"building {preset}", lambda: build.make(targets) or True):
+            if self._timed(wanted[0][0], f"building {preset}", functools.partial(make, build, targets)):
                 self._usable.add(preset)
             self._made[preset].set()
         # A check compiles, so it waits behind the builds: tests wait for those.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import mmap
+from typing import Any
 
 import pytest
 import troupe
 from conftest import PATIENCE, SENT, TOKENS, Pair, Supervisor, deployment, small_layout
+from troupe import _dlpack
 
 
 class Tensor:
@@ -60,6 +63,70 @@ class Interface:
         }
 
 
+class Exporter:
+    """A tensor of 16-bit elements that is known by DLPack alone, and counts who has given it back."""
+
+    def __init__(
+        self,
+        memory: bytearray,
+        *,
+        versioned: bool = True,
+        strides: tuple[int, ...] | None = (1,),
+        readonly: bool = False,
+        device: int = 1,
+        major: int = 1,
+        offset: int = 0,
+    ) -> None:
+        self._versioned, self._device, self.given_back = versioned, device, 0
+        shape = ((len(memory) - offset) // 2,) if strides is None or len(strides) == 1 else (2, 3)
+        self._memory = memory  # as its own numbers, which the tensor points to
+        self._shape = (ctypes.c_int64 * len(shape))(*shape)
+        self._strides = (ctypes.c_int64 * len(shape))(*strides) if strides else None
+        tensor = _dlpack._DLTensor(
+            data=troupe.Memory.of(memory).address,
+            device_type=device,
+            ndim=len(shape),
+            code=1,
+            bits=16,
+            lanes=1,
+            shape=ctypes.cast(self._shape, ctypes.POINTER(ctypes.c_int64)),
+            strides=ctypes.cast(self._strides, ctypes.POINTER(ctypes.c_int64)) if self._strides else None,
+            byte_offset=offset,
+        )
+        self._tensor: Any = (
+            _dlpack._Versioned(major=major, flags=int(readonly), tensor=tensor) if versioned else tensor
+        )
+        self._end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._give_back)
+
+    def _give_back(self, _capsule: int) -> None:
+        self.given_back += 1
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self._device, 0)
+
+    def __dlpack__(self, **options: object) -> object:
+        if not self._versioned and "max_version" in options:
+            raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        self._name = b"dltensor_versioned" if self._versioned else b"dltensor"
+        return new(ctypes.addressof(self._tensor), self._name, ctypes.cast(self._end, ctypes.c_void_p))
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_tensor_of_dlpack_is_held_as_long_as_its_memory_is(versioned: bool) -> None:
+    held = bytearray(64)
+    tensor = Exporter(held, versioned=versioned, offset=16)
+    found = troupe.Memory.of(tensor)
+    assert (found.address, found.size) == (troupe.Memory.of(held).address + 16, 48)
+    assert tensor.given_back == 0
+    del found
+    assert tensor.given_back == 1
+    assert troupe.Memory.of(Exporter(bytearray(8), strides=None)).size == 8
+    assert troupe.Memory.of(Exporter(bytearray(12), strides=(3, 1))).size == 12
+    assert troupe.Memory.of(Exporter(bytearray(8), readonly=True), writable=False).size == 8
+
+
 def test_memory_is_found_in_whatever_holds_it() -> None:
     held = bytearray(64)
     where = troupe.Memory.of(held)
@@ -107,6 +174,10 @@ def test_a_resizable_buffer_stays_as_it_is_while_it_is_lent() -> None:
         (Interface(4096, 8, readonly=True), ValueError, "read-only"),
         (Interface(4096, 8, strides=(4,)), ValueError, "not contiguous"),
         (Interface(0, 8), ValueError, "no memory: 8 bytes at address 0"),
+        (Exporter(bytearray(12), strides=(1, 2)), ValueError, "not contiguous"),
+        (Exporter(bytearray(8), readonly=True), ValueError, "read-only"),
+        (Exporter(bytearray(8), device=8), TypeError, "device of DLPack's type 8"),
+        (Exporter(bytearray(8), major=2), TypeError, "DLPack 2"),
     ],
 )
 def test_what_is_no_memory_of_a_cache_says_why(what: object, error: type[Exception], words: str) -> None:

@@ -214,7 +214,7 @@ def test_many_threads_each_have_their_own_outcomes(pair: Pair) -> None:
                 pair.decode.wait(pair.decode.put("prefill-0", key, key.encode()), PATIENCE)
                 got = pair.decode.wait(pair.decode.get("prefill-0", key), PATIENCE).data
                 assert got == key.encode()
-        except BaseException as why:  # noqa: BLE001: of a thread, raised below
+        except BaseException as why:  # of a thread, raised below
             wrong.append(why)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]

@@ -6,6 +6,8 @@ import array
 import ctypes
 from typing import Any
 
+from troupe._dlpack import exported
+
 __all__ = ["Memory"]
 
 
@@ -36,7 +38,8 @@ class Memory:
     def of(cls, what: object, *, writable: bool = True) -> Memory:
         """The memory of `what`, in this order: a `Memory`; a torch storage (`data_ptr()` and `nbytes()`: all of it); a
         torch tensor, of the host or CUDA (`data_ptr()`, contiguous); an array with `__cuda_array_interface__`; one with
-        the buffer protocol (`bytearray`, `mmap`, `array`, numpy); one with `__array_interface__`.
+        the buffer protocol (`bytearray`, `mmap`, `array`, numpy); one with `__array_interface__`; one with
+        `__dlpack__`, of the host, CUDA or ROCm (nothing waits for what its streams still compute).
 
         The bytes must be contiguous and, unless `writable` is False, not read-only: `ValueError` else. `TypeError` for
         anything that is none of these.
@@ -54,9 +57,11 @@ class Memory:
             interface = getattr(what, "__array_interface__", None)
             if interface is not None:
                 return cls._of_interface(interface, what, writable)
+            if callable(getattr(what, "__dlpack__", None)) and callable(getattr(what, "__dlpack_device__", None)):
+                return cls._of_dlpack(what, writable)
             raise TypeError(
                 f"{type(what).__name__} is no memory: give a torch tensor or storage, a numpy array, an object with "
-                "the buffer protocol, or troupe.Memory(address, size, owner)"
+                "the buffer protocol or __dlpack__, or troupe.Memory(address, size, owner)"
             ) from None
         return cls._of_view(view, what, writable)
 
@@ -104,6 +109,17 @@ class Memory:
         if writable and readonly:
             raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
         return cls(int(address), size, what)
+
+
+    @classmethod
+    def _of_dlpack(cls, what: object, writable: bool) -> Memory:
+        told = exported(what)
+        if told.strides and not told.packed:
+            name = type(what).__name__
+            raise ValueError(f"the {name} of shape {told.shape} and strides {told.strides} is not contiguous")
+        if writable and told.read_only:
+            raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
+        return cls(told.address, told.size, told.keeper)
 
 
 def _packed_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
