@@ -7,7 +7,7 @@ import sys
 from anywhere import anywhere
 from build import JOBS, ROOT, Broken, Build
 from outcomes import Tally
-from parts import BY_NAME_ONLY, PARTS, SHORT, Run, packages
+from parts import PARTS, SHORT, Run, packages
 from steady import steady
 
 
@@ -52,7 +52,7 @@ def run_parts(names):
         return 2
     parts = list(dict.fromkeys(names)) or list(SHORT)
     if "all" in names:
-        parts = [name for name in PARTS if name not in BY_NAME_ONLY or name in names]
+        parts = list(PARTS)
     tally = Tally()
     if install(parts):
         Run(parts, tally).run()

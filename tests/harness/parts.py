@@ -66,8 +66,6 @@ PARTS = {
 }
 # What one who changed a line wants to know; `all` is for continuous integration.
 SHORT = ("unit", "integration", "faults", "simulation")
-# Not in `all` before the pair of servers has been seen to be steady.
-BY_NAME_ONLY = ("engines",)
 
 
 def packages(parts):
