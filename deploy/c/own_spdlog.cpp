@@ -1,0 +1,32 @@
+// spdlog, compiled into this library: a process that carries another release of it, or a fork, shares no name with
+// ours. The folders of Troupe link Debian's; here the linker finds these first, and the version script hides them.
+
+#include <mutex>
+
+#include <spdlog/details/null_mutex.h>
+
+// clang-format off: each may need those before it
+#include <spdlog/common-inl.h>
+#include <spdlog/details/backtracer-inl.h>
+#include <spdlog/details/file_helper-inl.h>
+#include <spdlog/details/log_msg-inl.h>
+#include <spdlog/details/log_msg_buffer-inl.h>
+#include <spdlog/details/os-inl.h>
+#include <spdlog/details/periodic_worker-inl.h>
+#include <spdlog/details/registry-inl.h>
+#include <spdlog/logger-inl.h>
+#include <spdlog/pattern_formatter-inl.h>
+#include <spdlog/sinks/ansicolor_sink-inl.h>
+#include <spdlog/sinks/base_sink-inl.h>
+#include <spdlog/sinks/rotating_file_sink-inl.h>
+#include <spdlog/sinks/sink-inl.h>
+#include <spdlog/sinks/stdout_color_sinks-inl.h>
+#include <spdlog/sinks/stdout_sinks-inl.h>
+#include <spdlog/spdlog-inl.h>
+// clang-format on
+
+template class spdlog::sinks::base_sink<std::mutex>;
+template class spdlog::sinks::base_sink<spdlog::details::null_mutex>;
+template class spdlog::sinks::rotating_file_sink<std::mutex>;
+template class spdlog::sinks::stdout_sink_base<spdlog::details::console_mutex>;
+template class spdlog::sinks::stderr_sink<spdlog::details::console_mutex>;
