@@ -178,7 +178,23 @@ void no_longer_parked(engine_port_state& st, const parked_request& one) {
   st.parked_runs -= one.request.blocks.size();
 }
 
-void unpark(self_pointer self, const std::string& request, operation_id operation) {
+/// By the request's live source, or as that source ended. False: nobody has offered it.
+bool answer(self_pointer self, const link_handle& link, transfer_request& request,
+            time_point deadline) {
+  auto& st = self->state;
+  if (const auto of = st.source_of.find(request.request); of != st.source_of.end()) {
+    start_sender(self, of->second, link, std::move(request), deadline);
+    return true;
+  }
+  if (const auto* why = st.ended.find(request.request)) {
+    refuse_request(link, request.transfer, *why);
+    return true;
+  }
+  return false;
+}
+
+/// One of those that wait may end the source for the others.
+void unpark(self_pointer self, const std::string& request) {
   auto& st = self->state;
   const auto found = st.parked.find(request);
   if (found == st.parked.end()) return;
@@ -186,7 +202,7 @@ void unpark(self_pointer self, const std::string& request, operation_id operatio
   st.parked.erase(found);
   for (auto& one : waiting) {
     no_longer_parked(st, one);
-    start_sender(self, operation, one.link, std::move(one.request), one.deadline);
+    (void)answer(self, one.link, one.request, one.deadline);
   }
 }
 
@@ -210,7 +226,7 @@ void carry_out(self_pointer self, start_send& order) {
     st.leases.hold(order.operation, node, now());
   }
   watch_leases(st);
-  unpark(self, request, order.operation);
+  unpark(self, request);
 }
 
 namespace {
@@ -348,14 +364,7 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     });
   }
   const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
-  if (const auto of = st.source_of.find(request.request); of != st.source_of.end()) {
-    start_sender(self, of->second, link, std::move(request), deadline);
-    return;
-  }
-  if (const auto* why = st.ended.find(request.request)) {
-    refuse_request(link, request.transfer, *why);
-    return;
-  }
+  if (answer(self, link, request, deadline)) return;
   // Read late, of a decode that has left: it must not take a source that its next life asks for.
   const auto watched = st.watched_links.find(link.actor.id());
   if (watched != st.watched_links.end() && watched->second) return;

@@ -1,9 +1,13 @@
 // Requests that cannot be served, and deployments that do not fit together: each ends with an error
 // that says what is wrong, at once or at its deadline, and nothing hangs.
 
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <caf/scoped_actor.hpp>
 
@@ -300,6 +304,50 @@ TEST_F(refusal, of_more_tokens_than_were_sealed_comes_to_both_sides) {
   EXPECT_EQ(events->of(*asked).why.code, errc::out_of_range) << to_string(events->of(*asked).why);
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "offered");
   EXPECT_NE(prefill->channel().hear().value_or("silence").find("out_of_range"), std::string::npos);
+}
+
+TEST_F(refusal, of_more_tokens_than_were_offered_comes_to_all_who_asked_before_and_the_node_lives) {
+  auto wanted = unhurried();
+  wanted.decodes = 3;
+  const cluster three{wanted};
+  cluster::quiet("prefill-0");
+  const auto source = three.start("prefill-0");
+  ASSERT_TRUE(source);
+  struct side {
+    std::unique_ptr<engine> node;
+    std::unique_ptr<listener> events;
+    operation_id receive;
+  };
+  std::vector<side> sides;
+  for (const auto& name : three.nodes_of("decode")) {
+    side one{three.start(name), nullptr, {}};
+    ASSERT_TRUE(one.node);
+    one.events = std::make_unique<listener>(*one.node);
+    const auto asked = one.node->receive({"r", {"prefill-0"}, actors::transfer_mode::write, 80});
+    ASSERT_TRUE(asked) << to_string(asked.error());
+    one.receive = *asked;
+    sides.push_back(std::move(one));
+  }
+  listener events{*source};
+  EXPECT_TRUE(comes_true([&] {
+    const auto links = source->report().links;
+    return std::ranges::count(links, "up", &actors::link_report::state) == 3;
+  }));
+  events.listen_for(
+      100ms);  // they have asked by now, or they ask too late, and the same comes of it
+  const auto blocks = source->allocate_blocks(4);
+  ASSERT_TRUE(blocks);
+  const auto send = source->send({"r", blocks->blocks});
+  ASSERT_TRUE(send);
+  ASSERT_TRUE(events.unpinned(*send));
+  EXPECT_EQ(events.of(*send).why.code, errc::out_of_range) << to_string(events.of(*send).why);
+  for (auto& one : sides) {
+    ASSERT_TRUE(one.events->unpinned(one.receive));
+    const auto& why = one.events->of(one.receive).why;
+    EXPECT_EQ(why.code, errc::out_of_range) << to_string(why);
+    EXPECT_NE(why.message.find("wants 80 tokens"), std::string::npos) << why.message;
+  }
+  EXPECT_TRUE(source->send({"another", blocks->blocks}));
 }
 
 TEST_F(refusal, of_a_source_whose_deadline_passed_is_told_to_a_decode_that_would_wait_longer) {
