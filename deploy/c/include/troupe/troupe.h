@@ -276,19 +276,17 @@ typedef struct troupe_engine_options {
   const char* node;            /* name of the node in it, such as "prefill-0" */
   const char* supervisor_host; /* in place of the deployment's; NULL: as it says */
   uint32_t supervisor_port;    /* in place of the deployment's; 0: as it says */
+  /* Of `layout`, below: TROUPE_NO_ALLOCATION; ordinary pages; huge ones where enough are free. */
+  uint32_t allocate;
   /* The engine's own cache instead of one made from the deployment's `model` and `pool`: there is
-     no pool then, and
-   * the engine names the blocks in `send` and `receive`. Its memory is either `regions`, in the
-   layout's order, each * at least as large as `troupe_layout_region_sizes` says, kept alive and
-   mapped by the engine until * `troupe_engine_stop` has returned; or Troupe's (`allocate`), zeroed,
-   to be had by `troupe_engine_region`. */
-  uint32_t
-      allocate; /* TROUPE_NO_ALLOCATION; ordinary pages; huge ones where enough of them are free */
+   * no pool then, and the engine names the blocks in `send` and `receive`. Its memory is either
+   * `regions`, in the layout's order, each at least as large as `troupe_layout_region_sizes` says,
+   * kept alive and mapped by the engine until `troupe_engine_stop` has returned; or Troupe's
+   * (`allocate`), zeroed, to be had by `troupe_engine_region`. */
   const troupe_layout* layout;
   const troupe_memory* regions;
   size_t region_count;
-  /* For `allocate`: 1 + the NUMA node that the pages are on, by the system's number; 0: wherever.
-     */
+  /* For `allocate`: 1 + the number of the NUMA node that the pages are on; 0: wherever. */
   uint32_t numa_node_plus_1;
   uint32_t reserved;
 } troupe_engine_options;
@@ -353,9 +351,8 @@ typedef struct troupe_placement_request {
   const char* request; /* id, for logs and affinity; 1 to 256 bytes */
   const char* from;    /* stage; NULL: the deployment's only edge */
   const char* to;
-  const char*
-      affinity; /* requests that name the same one go to the same replicas; NULL: as the policy says
-                   */
+  /* Requests that name the same one go to the same replicas; NULL: as the policy says. */
+  const char* affinity;
 } troupe_placement_request;
 
 typedef struct troupe_placement_info {
@@ -401,9 +398,8 @@ typedef struct troupe_send_spec {
   const uint32_t* blocks; /* of tokens 0, 1, ...: block_tokens tokens each */
   size_t block_count;
   uint64_t deadline_ms; /* 0: the deployment's default */
-  uint32_t
-      consumers; /* decode ranks that take it before it is done; 0: as the first one's parallel size
-                    says */
+  /* Decode ranks that take it before it is done; 0: as the first one's parallel size says. */
+  uint32_t consumers;
   uint32_t held_for_count;
   const char* const* held_for; /* decode nodes that it is for: their waiting in line ends nothing */
 } troupe_send_spec;
@@ -412,21 +408,19 @@ typedef struct troupe_receive_spec {
   uint32_t size;
   uint32_t state_slot;
   const char* request; /* NULL: that of `placement` */
-  const troupe_placement*
-      placement; /* gives sources, mode, placed_by and placed_at; NULL: the fields below do */
+  /* Gives sources, mode, placed_by and placed_at; NULL: the fields below do. */
+  const troupe_placement* placement;
   const char* const* sources; /* node names of every rank of the prefill replica, each once */
   uint32_t source_count;
   uint32_t mode;          /* TROUPE_MODE_...; default: write */
   uint32_t tokens;        /* of the prompt; at most what `blocks` hold */
   uint32_t prefix_tokens; /* the first so many are already in `blocks` */
-  const uint32_t*
-      blocks; /* destination of tokens 0, 1, ...; none: the pool allocates (TROUPE_EVENT_ALLOCATED)
-                 */
+  /* Destination of tokens 0, 1, ...; none: the pool allocates (TROUPE_EVENT_ALLOCATED). */
+  const uint32_t* blocks;
   size_t block_count;
   uint64_t deadline_ms; /* 0: the deployment's default */
-  uint64_t
-      placed_by; /* `supervisor_incarnation` and `epoch` of the placement that it follows, or 0 and
-                    0 */
+  /* `supervisor_incarnation` and `epoch` of the placement that it follows, or 0 and 0. */
+  uint64_t placed_by;
   uint64_t placed_at;
   uint32_t fail_when_full; /* 1: TROUPE_POOL_EXHAUSTED at once instead of waiting in line */
   uint32_t reserved;
@@ -438,8 +432,8 @@ typedef struct troupe_compute_point {
   uint32_t size;
   uint32_t gpu; /* of the event, as cudaGetDevice counts in this process */
   void* event;  /* of this process; or NULL and: */
-  const void*
-      shared; /* the 64 bytes of the IPC handle of an event of another process of this host */
+  /* The 64 bytes of the IPC handle of an event of another process of this host. */
+  const void* shared;
 } troupe_compute_point;
 
 typedef struct troupe_compute_stream {
@@ -662,9 +656,8 @@ typedef struct troupe_cluster_options {
   uint32_t size;
   uint32_t flags;              /* TROUPE_LAZY */
   const char* deployment_file; /* says where the supervisor is and how to be let in */
-  const char*
-      deployment_text; /* this, or the file, or neither: then only a cluster of mode `none` answers
-                          */
+  /* This, or the file, or neither: then only a cluster of mode `none` answers. */
+  const char* deployment_text;
   const char* host;    /* of the supervisor, in place of the deployment's; NULL: as it says */
   uint32_t port;       /* likewise; 0: as it says */
   uint32_t timeout_ms; /* of every step that has no deadline of its own; 0: 3000 */
@@ -736,8 +729,8 @@ TROUPE_API void troupe_stop_free(troupe_stop* stop);
 
 typedef struct troupe_carried_request {
   uint32_t size;
-  uint32_t
-      source_is_kept; /* 1: limits.retry_window is not 0: a prefill side outlives its decode side */
+  /* 1: limits.retry_window is not 0: a prefill side outlives its decode side. */
+  uint32_t source_is_kept;
   const char* request; /* 1 to 240 bytes; may be used again */
   const char* from;
   const char* to;
