@@ -328,19 +328,19 @@ TEST_F(refusal, of_more_tokens_than_were_offered_comes_to_all_who_asked_before_a
     one.receive = *asked;
     sides.push_back(std::move(one));
   }
-  listener events{*source};
+  listener heard{*source};
   EXPECT_TRUE(comes_true([&] {
     const auto links = source->report().links;
     return std::ranges::count(links, "up", &actors::link_report::state) == 3;
   }));
-  events.listen_for(
+  heard.listen_for(
       100ms);  // they have asked by now, or they ask too late, and the same comes of it
   const auto blocks = source->allocate_blocks(4);
   ASSERT_TRUE(blocks);
   const auto send = source->send({"r", blocks->blocks});
   ASSERT_TRUE(send);
-  ASSERT_TRUE(events.unpinned(*send));
-  EXPECT_EQ(events.of(*send).why.code, errc::out_of_range) << to_string(events.of(*send).why);
+  ASSERT_TRUE(heard.unpinned(*send));
+  EXPECT_EQ(heard.of(*send).why.code, errc::out_of_range) << to_string(heard.of(*send).why);
   for (auto& one : sides) {
     ASSERT_TRUE(one.events->unpinned(one.receive));
     const auto& why = one.events->of(one.receive).why;
