@@ -122,6 +122,13 @@ class Harness(unittest.TestCase):
                           ("second", "slow.over/tcp", "passed")])
         self.assertAlmostEqual(sum(batch.shares(outcomes).values()), 1)
 
+    def test_any_number_of_parts_runs_at_once(self):
+        names = [f"{letter}.test" for letter in "abcdefgh"]
+        build = self.build({name: f"part_{name[0]}" for name in names}, **dict.fromkeys(names, PASSES))
+        steps = [(name[0], Tests("planted", (f"part_{name[0]}",), ())) for name in names]
+        outcomes = only(batches(steps, {"planted": build})).run(quiet=True)
+        self.assertEqual(sorted(outcome.name for outcome in outcomes), names)
+
     def test_the_names_that_one_part_is_limited_to_do_not_limit_the_other(self):
         build = self.build({"other.c": "faults"}, **{"fast.a": PASSES, "slow.b": FAILS, "other.c": PASSES})
         one = Tests("planted", ("planted",), (), only=r"^(fast)\.")

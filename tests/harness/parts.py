@@ -101,14 +101,20 @@ class Batch:
 
     def run(self, quiet=False):
         """The outcomes. What the tests are called is known only when the build is made."""
-        chosen, left_out = [], []
+        whole, chosen, left_out = set(), [], []
         for part, step in self.steps:
             names = [plain(name) for name in self._build.tests(step.labels, step.only)]
             self._parts.update((name, part) for name in names)
-            programs = "|".join(sorted({re.escape(name.partition(".")[0]) for name in names}))
-            if programs:
-                chosen.append(f"^({programs})(\\.|$)" if step.only == "." else step.only)
-                left_out += [f"^({programs})\\..*{step.but}"] if step.but != NOTHING else []
+            programs = {re.escape(name.partition(".")[0]) for name in names}
+            if step.only != ".":
+                chosen += [step.only] if programs else []
+            elif programs:
+                whole |= programs
+            if programs and step.but != NOTHING:
+                left_out.append(f"^({'|'.join(sorted(programs))})\\..*{step.but}")
+        # All programs in one pattern: ctest takes no more than nine groups.
+        if whole:
+            chosen.append(f"^({'|'.join(sorted(whole))})(\\.|$)")
         return self._build.run(self.labels, self.parallel, "|".join(chosen) or NOTHING,
                                but="|".join(left_out) or NOTHING, quiet=quiet)
 
