@@ -88,12 +88,22 @@ struct event_allocated {
 struct event_layers {
   actors::cache_slice slice;
 };
+/// How the bytes of a send or a receive moved, for the engine's own metrics.
+struct movement {
+  std::chrono::microseconds waited{0};  ///< since the engine began it, until the first byte moved
+  std::chrono::microseconds moving{0};  ///< from then on, until the last one had
+  std::uint64_t segments{
+      0};               ///< at the side that plans them: send in write mode, receive in read mode
+  std::string backend;  ///< of the link with the first rank
+};
+
 /// The one outcome of a send, a receive, a put, a query, a remove or a placement that succeeded.
 struct event_done {
   /// receive: what the prefill engine sealed with: the first rank's, or where that one had
   /// nothing to say, another's.
   std::vector<std::byte> aux;
   std::uint64_t bytes{0};  ///< moved
+  movement how{};          ///< send, receive
 };
 /// The one outcome of anything that failed.
 struct event_failed {
@@ -125,6 +135,7 @@ struct event {
 struct outcome {
   std::vector<std::byte> aux;        ///< receive: as `event_done::aux`
   std::uint64_t bytes{0};            ///< receive, and send in write mode: moved
+  movement how{};                    ///< send, receive
   kvcache::allocation blocks;        ///< receive that named none: those of `event_allocated`
   value_view value;                  ///< get
   std::uint64_t size{0};             ///< query: bytes

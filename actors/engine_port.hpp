@@ -41,8 +41,10 @@ struct receiving {
   std::vector<open_when_complete> held;  ///< streams that wait for layers
   std::uint32_t live{0};                 ///< receivers that have not unpinned
   bool pinned{false};
+  time_point began{std::chrono::steady_clock::now()};
   time_point deadline;
   std::uint64_t bytes{0};
+  seen_movement moved;
   std::vector<std::byte> aux;
 };
 

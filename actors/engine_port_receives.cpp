@@ -47,7 +47,8 @@ void conclude_receive(self_pointer self, operation_id operation,
   if (failure) {
     tell_outcome(st, operation, event_failed{*failure});
   } else {
-    tell_outcome(st, operation, event_done{std::move(r.aux), r.bytes});
+    tell_outcome(st, operation,
+                 event_done{std::move(r.aux), r.bytes, r.moved.told(r.began, now())});
   }
   for (const auto& rank : r.ranks) {
     if (rank.transfer) tell_session(st, *rank.transfer, to_receivers);
@@ -315,6 +316,8 @@ void receiver_concluded(self_pointer self, operation_id operation, session_concl
   rank->done = true;
   r.bytes += outcome.bytes;
   const bool first = rank == &r.ranks.front();
+  if (first) r.moved.backend = outcome.moved.backend;
+  r.moved.add(outcome.moved);
   if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
   if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
     conclude_receive(self, operation, std::nullopt, {receive_is_whole{}});

@@ -83,7 +83,7 @@ void conclude_source(self_pointer self, operation_id operation,
     tell_outcome(st, operation, event_failed{*failure});
     for (const auto sender : src.senders()) tell_session(st, sender, to_senders);
   } else {
-    tell_outcome(st, operation, event_done{{}, src.bytes()});
+    tell_outcome(st, operation, event_done{{}, src.bytes(), src.moved.told(src.began, now())});
   }
   release_source(self, operation);
 }
@@ -213,7 +213,8 @@ void carry_out(self_pointer self, start_send& order) {
   const auto deadline = deadline_after(st, order.spec.deadline);
   const auto request = order.spec.request;
   const auto layers = static_cast<std::uint32_t>(st.context->layout->layers.size());
-  st.sources.emplace(order.operation, source{std::move(order.spec), layers, deadline});
+  st.sources.emplace(order.operation, source{std::move(order.spec), layers, deadline})
+      .first->second.began = now();
   st.source_of[request] = order.operation;
   st.ended.forget(request);
   st.deadlines.emplace(deadline, timer::operation, order.operation.value);
@@ -421,6 +422,7 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
   if (src.concluded) return;
   st.leases.leave(operation, outcome.transfer, now());
   if (!outcome.failure) {
+    src.moved.add(outcome.moved);
     learn_replicas(st, src);
     if (src.released(outcome.transfer, outcome.bytes))
       conclude_source(self, operation, std::nullopt, {deadline_came{}});

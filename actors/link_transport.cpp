@@ -78,8 +78,9 @@ class transport_sink final : public transport::link_sink {
 
 link_handle handle(self_pointer self) {
   const auto& st = self->state;
-  return {st.peer.name, incarnation{st.peer.incarnation}, st.peer_layout,
-          caf::actor_cast<link_actor>(self), st.generation};
+  return {st.peer.name,   incarnation{st.peer.incarnation},
+          st.peer_layout, caf::actor_cast<link_actor>(self),
+          st.generation,  std::string{to_string(st.choice.kind)}};
 }
 
 /// Whether it asks for an answer.

@@ -15,6 +15,7 @@
 #include <caf/typed_actor.hpp>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/movement.hpp"
 #include "troupe/actors/session_actions.hpp"
 #include "troupe/actors/session_messages.hpp"
 #include "troupe/actors/types.hpp"
@@ -176,6 +177,7 @@ struct link_handle {
       peer_layout;  ///< null until the peer registered a cache
   link_actor actor;
   std::uint64_t epoch{0};  ///< counts on each time the link is made again
+  std::string backend;     ///< "shm"; another one once it was made again, perhaps
 };
 
 // -- to the engine port
@@ -217,6 +219,7 @@ struct session_concluded {
   std::optional<troupe::error> failure;
   std::vector<std::byte> aux;
   std::uint64_t bytes{0};
+  seen_movement moved{};
 };
 /// session -> engine_port: nothing of it can touch our memory any more. Last message of a session.
 struct session_unpinned {

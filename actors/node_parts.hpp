@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include <caf/make_message.hpp>  // what result.hpp calls, and does not include
 #include <caf/result.hpp>
 #include <caf/typed_response_promise.hpp>
 

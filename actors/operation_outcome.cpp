@@ -17,6 +17,7 @@ struct collected_events {
   void operator()(event_done& e) {
     end.aux = std::move(e.aux);
     end.bytes = e.bytes;
+    end.how = std::move(e.how);
   }
   void operator()(event_failed& e) { failure = std::move(e.why); }
   void operator()(event_unpinned&) {}

@@ -161,8 +161,13 @@ class session_shell {
   static void act(self_pointer self, conclude& outcome) {
     auto& basis = self->state.basis;
     log_outcome(basis, Side::log_name, outcome.failure);
-    self->send(basis.port, port_event{session_concluded{basis.transfer, std::move(outcome.failure),
-                                                        std::move(outcome.aux), basis.bytes}});
+    self->send(basis.port,
+               port_event{session_concluded{
+                   basis.transfer,
+                   std::move(outcome.failure),
+                   std::move(outcome.aux),
+                   basis.bytes,
+                   {basis.first_byte, basis.last_byte, basis.segments_after, basis.link.backend}}});
   }
 
   static void act(self_pointer self, unpin&) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/movement.hpp"
 #include "troupe/actors/session_actions.hpp"
 
 namespace troupe::actors {
@@ -89,6 +90,8 @@ class source {
   [[nodiscard]] const std::optional<troupe::error>& lost() const noexcept { return lost_; }
 
   bool concluded{false};  ///< the engine was told the outcome
+  time_point began{};     ///< for the engine's metrics, as what moved is
+  seen_movement moved;    ///< to those that have released it
 
  private:
   /// Who took it as that rank of a replica, last.

@@ -30,6 +30,8 @@ inline constexpr std::size_t max_list_items = std::size_t{1} << 28U;
 /// has grown.
 template <class Struct>
 inline constexpr std::uint32_t first_size = sizeof(Struct);
+template <>
+inline constexpr std::uint32_t first_size<troupe_outcome> = offsetof(troupe_outcome, waited_us);
 
 [[nodiscard]] result<void> check_size(std::uint32_t size, std::uint32_t least, std::size_t known,
                                       std::string_view name);

@@ -137,6 +137,10 @@ troupe_outcome outcome_of(outcome& what, const core_pointer& core) {
   out.ttl_ms = static_cast<uint64_t>(what.ttl.count());
   out.owner = what.blocks.owner.value;
   out.block_count = what.blocks.blocks.size();
+  out.waited_us = static_cast<uint64_t>(what.how.waited.count());
+  out.moving_us = static_cast<uint64_t>(what.how.moving.count());
+  out.segments = what.how.segments;
+  what.how.backend.copy(static_cast<char*>(out.backend), sizeof out.backend - 1);
   if (out.kind == TROUPE_EVENT_DONE && what.aux.empty() && what.blocks.blocks.empty()) return out;
   auto detail = std::make_unique<troupe_detail>();
   detail->aux = std::move(what.aux);

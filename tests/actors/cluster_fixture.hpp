@@ -329,6 +329,7 @@ struct told {
   troupe::error why;
   std::vector<std::byte> aux;
   std::uint64_t bytes{0};
+  movement how;
   value_view value;
   std::uint64_t size{0};
   std::optional<actors::placement> placed;
@@ -374,6 +375,7 @@ class listener {
       ++t.done;
       t.aux = std::move(d->aux);
       t.bytes = d->bytes;
+      t.how = std::move(d->how);
     }
     if (auto* f = std::get_if<event_failed>(&e.what)) {
       ++t.failed;

@@ -2,7 +2,7 @@ troupe_test(event_queue_test SOURCES event_queue_test.cpp event_claim_test.cpp L
 troupe_test(defaults_test SOURCES defaults_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(logging_test SOURCES logging_test.cpp LINKS troupe::actors troupe::scratch LABELS unit)
 troupe_test(cache_leases_test SOURCES cache_leases_test.cpp LINKS troupe::actors LABELS unit)
-troupe_test(source_test SOURCES source_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(source_test SOURCES source_test.cpp movement_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(engine_test SOURCES engine_bounds_test.cpp engine_threads_test.cpp operation_wait_test.cpp
             LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 180)
 troupe_test(departure_test SOURCES departure_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)

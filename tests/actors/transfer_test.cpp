@@ -99,12 +99,17 @@ TEST_P(transfer, moves_every_byte_of_a_chunked_prefill_and_says_done_once_at_bot
 
 TEST_P(transfer, works_when_the_decode_side_comes_first) {
   start(obedient_prefill);
+  const auto asked = std::chrono::steady_clock::now();
   const auto id = receive("late", 33);
   ASSERT_TRUE(id);
   events->listen_for(300ms);
   EXPECT_EQ(events->of(*id).done + events->of(*id).failed, 0);
   prefill->channel().say("late 33 33 5");
   ASSERT_TRUE(events->outcome(*id));
+  const auto& how = events->of(*id).how;
+  EXPECT_GT(how.waited, 0us);
+  EXPECT_LE(how.waited + how.moving, std::chrono::steady_clock::now() - asked);
+  EXPECT_EQ(how.backend, GetParam().backend);
   EXPECT_EQ(events->of(*id).failed, 0) << to_string(events->of(*id).why);
   EXPECT_EQ(cache->differing(events->of(*id).allocated->blocks, 0, 33, 5), 0u);
 }

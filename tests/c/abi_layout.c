@@ -242,6 +242,10 @@ int main(void) {
   FIELD(troupe_outcome, owner);
   FIELD(troupe_outcome, block_count);
   FIELD(troupe_outcome, detail);
+  FIELD(troupe_outcome, waited_us);
+  FIELD(troupe_outcome, moving_us);
+  FIELD(troupe_outcome, segments);
+  FIELD(troupe_outcome, backend);
   STRUCT(troupe_cluster_options);
   FIELD(troupe_cluster_options, size);
   FIELD(troupe_cluster_options, flags);

@@ -117,6 +117,8 @@ TEST_F(c_pair, every_byte_arrives_and_each_layer_is_told) {
   sent.size = sizeof sent;
   ASSERT_DONE(troupe_engine_wait(prefill.get(), sending, long_enough, &sent));
   EXPECT_EQ(sent.bytes, tokens * 2u * 2u * 2u * 16u);
+  EXPECT_STRNE(static_cast<const char*>(sent.backend), "");
+  EXPECT_GT(sent.segments, 0u);
   EXPECT_EQ(sent.kind, static_cast<std::uint32_t>(TROUPE_EVENT_DONE));
   EXPECT_EQ(sent.detail, nullptr);
 

@@ -27,6 +27,7 @@ class local_node final : public fuzz_node {
       for (const auto bytes : kvcache::region_sizes(*options.layout)) memory_.emplace_back(bytes);
       for (auto& one : memory_) options.regions.emplace_back(one);
     }
+    try_other_rank(*deployment);
     auto started = engine::start(*deployment, s_.name_of(node_), std::move(options));
     if (!started) return found("does not start: " + to_string(started.error()));
     engine_ = std::move(*started);
@@ -140,6 +141,25 @@ class local_node final : public fuzz_node {
   }
 
  private:
+  /// A layout that says another rank than the deployment makes of the node is refused.
+  void try_other_rank(const config::deployment& deployment) {
+    if (its_.pooled || its_.ranks == 1) return;
+    const auto rank = s_.rank_of(node_);
+    engine_options options;
+    options.layout = s_.layout_of(node_ - rank + (rank + 1) % its_.ranks);
+    std::vector<std::vector<std::byte>> memory;
+    for (const auto bytes : kvcache::region_sizes(*options.layout)) memory.emplace_back(bytes);
+    for (auto& one : memory) options.regions.emplace_back(one);
+    const auto started = engine::start(deployment, s_.name_of(node_), std::move(options));
+    if (started) {
+      found("starts with the layout of another rank");
+    } else if (started.error().code != errc::layout_mismatch) {
+      found("with the layout of another rank: " + to_string(started.error()));
+    } else {
+      ++counts_.wrong_calls;
+    }
+  }
+
   bool found(const std::string& what) {
     findings_.push_back(s_.name_of(node_) + ": " + what);
     return false;

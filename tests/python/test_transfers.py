@@ -49,6 +49,8 @@ def test_three_blocks_arrive_from_another_process(supervisor: Supervisor) -> Non
         engine.placed_request_ended("r")
         assert outcome.bytes_moved == MOVED
         assert outcome.aux == b"first token"
+        assert outcome.backend in ("shm", "tcp", "rdma")
+        assert outcome.waited > 0
         out, _ = other.communicate(timeout=PATIENCE)
     assert other.returncode == 0
     assert int(out) == MOVED

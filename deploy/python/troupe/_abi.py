@@ -14,6 +14,7 @@ from ctypes import (
     POINTER,
     Structure,
     Union,
+    c_char,
     c_char_p,
     c_int32,
     c_size_t,
@@ -250,6 +251,10 @@ class COutcome(Structure):
         ("owner", c_uint64),
         ("block_count", c_uint64),
         ("detail", c_void_p),
+        ("waited_us", c_uint64),
+        ("moving_us", c_uint64),
+        ("segments", c_uint64),
+        ("backend", c_char * 8),
     ]
 
 

@@ -650,10 +650,18 @@ class Engine:
         return reply
 
     def _outcome(self, raw: Any) -> Outcome:
+        outcome = Outcome(
+            bytes_moved=raw.bytes,
+            waited=raw.waited_us / 1e6,
+            moving=raw.moving_us / 1e6,
+            segments=raw.segments,
+            backend=raw.backend.decode("ascii"),
+            size=raw.value_size,
+            ttl=raw.ttl_ms / 1000 if raw.ttl_ms else None,
+        )
         if not raw.detail:
-            return Outcome(bytes_moved=raw.bytes, size=raw.value_size, ttl=raw.ttl_ms / 1000 if raw.ttl_ms else None)
+            return outcome
         keeper = _Detail(self._lib, raw.detail)
-        outcome = Outcome(bytes_moved=raw.bytes, size=raw.value_size)
         if raw.aux_size:
             outcome.aux = keeper.bytes()
         if raw.block_count:

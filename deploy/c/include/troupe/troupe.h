@@ -594,6 +594,13 @@ typedef struct troupe_outcome {
   uint64_t owner;      /* receive that named no blocks: `troupe_detail_blocks` */
   uint64_t block_count;
   troupe_detail* detail; /* NULL where there is none; free with `troupe_detail_free` */
+  /* Send and receive: since the engine began it, until the first byte moved; from then on, until the
+   * last one had; in how many pieces, at the side that plans them (send in write mode, receive in
+   * read mode). */
+  uint64_t waited_us;
+  uint64_t moving_us;
+  uint64_t segments;
+  char backend[8]; /* send and receive: of the link with the first rank, "shm"; NUL-terminated */
 } troupe_outcome;
 
 /* Readable while events wait, for poll, epoll, select; level-triggered. The engine's: never read or
