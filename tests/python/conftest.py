@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,13 @@ def pair(supervisor: Supervisor) -> Iterator[Pair]:
     both = Pair(supervisor)
     yield both
     both.stop()
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Runs it `count` times at once, each time with its number; raises the first of what was raised."""
+    with ThreadPoolExecutor(count) as pool:
+        for ended in [pool.submit(work, number) for number in range(count)]:
+            ended.result(PATIENCE)
 
 
 def run_python(code: str, *arguments: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 import troupe
-from conftest import PATIENCE, RECEIVED, TOKENS, Pair, Supervisor, small_layout
+from conftest import PATIENCE, RECEIVED, TOKENS, Pair, Supervisor, in_threads, small_layout
 
 # By how far the link had come.
 ENDS_OF_A_PEER = (troupe.ErrorCode.PEER_LOST, troupe.ErrorCode.LINK_BROKEN, troupe.ErrorCode.PEER_UNREACHABLE)
@@ -107,11 +106,7 @@ def test_wrong_calls_from_64_threads_at_once_are_refused_each_by_its_own_words(p
                     if words not in why.reason:
                         wrong.append(why)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    in_threads(64, work)
     assert not wrong, wrong[:3]
     send, receive = pair.send(), pair.receive()
     pair.finish(send)

@@ -11,7 +11,18 @@ import threading
 
 import pytest
 import troupe
-from conftest import PATIENCE, RECEIVED, SENT, TOKENS, Pair, Supervisor, assert_same_cache, pattern, small_layout
+from conftest import (
+    PATIENCE,
+    RECEIVED,
+    SENT,
+    TOKENS,
+    Pair,
+    Supervisor,
+    assert_same_cache,
+    in_threads,
+    pattern,
+    small_layout,
+)
 
 MOVED = TOKENS * 2 * 2 * 2 * 16
 
@@ -207,21 +218,11 @@ def test_keyed_values_are_put_asked_for_read_and_removed(pair: Pair) -> None:
 
 
 def test_many_threads_each_have_their_own_outcomes(pair: Pair) -> None:
-    wrong: list[BaseException] = []
-
     def work(number: int) -> None:
-        try:
-            for round_ in range(10):
-                key = f"{number}.{round_}"
-                pair.decode.wait(pair.decode.put("prefill-0", key, key.encode()), PATIENCE)
-                got = pair.decode.wait(pair.decode.get("prefill-0", key), PATIENCE).data
-                assert got == key.encode()
-        except BaseException as why:  # of a thread, raised below
-            wrong.append(why)
+        for round_ in range(10):
+            key = f"{number}.{round_}"
+            pair.decode.wait(pair.decode.put("prefill-0", key, key.encode()), PATIENCE)
+            got = pair.decode.wait(pair.decode.get("prefill-0", key), PATIENCE).data
+            assert got == key.encode()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not wrong
+    in_threads(64, work)

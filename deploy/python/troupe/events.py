@@ -137,9 +137,9 @@ class Outcome:
     """How an operation that succeeded ended (`Engine.wait`). What it has not is empty, 0 or None.
 
     `bytes_moved`: receive, and send in write mode. `waited`, `moving`, `segments`, `backend`: send and receive; seconds
-    since the engine began it until the first byte moved, and from then on until the last one had; the pieces are counted
-    by the side that plans them (send in write mode, receive in read mode). `aux`: receive. `owner`, `blocks`: receive that named no blocks.
-    `data`: get, as `Value.data`. `size`, `ttl`: query. `placement`: place.
+    since the engine began it until the first byte moved, and from then on until the last one had; the pieces are
+    counted by the side that plans them (send in write mode, receive in read mode). `aux`: receive. `owner`, `blocks`:
+    receive that named no blocks. `data`: get, as `Value.data`. `size`, `ttl`: query. `placement`: place.
     """
 
     bytes_moved: int = 0
