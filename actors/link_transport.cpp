@@ -197,8 +197,8 @@ void happened(self_pointer self, link_broke broke) {
     case link_state::phase::connecting:
       if (!st.link) return;  // of an attempt that was given up already
       if (st.role == transport::link_role::initiator) {
-        // Of a link that is made again, which peer is lost is not the transport's to say.
-        if (st.broke && broke.why.code == errc::peer_lost) broke.why.code = errc::link_broken;
+        // Whether the peer is lost is not for the transport to say before the link is up.
+        if (broke.why.code == errc::peer_lost) broke.why.code = errc::link_broken;
         // The offer came from the peer itself. It is refused where the peer waits for us no longer, since this
         // attempt took more than its time, or where somebody else answers in the peer's place. The next attempt
         // has another offer.

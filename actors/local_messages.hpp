@@ -177,7 +177,7 @@ struct link_handle {
       peer_layout;  ///< null until the peer registered a cache
   link_actor actor;
   std::uint64_t epoch{0};  ///< counts on each time the link is made again
-  std::string backend;     ///< "shm"; another one once it was made again, perhaps
+  std::string backend{};   ///< "shm"; another one once it was made again, perhaps
 };
 
 // -- to the engine port

@@ -339,15 +339,19 @@ tcp_link::trouble tcp_link::check_held_lanes() {
     leave_half(half, errc::unauthorized);
     drop_half(half);
   }
-  // How many lanes there are was said by those, too.
-  if (std::ranges::none_of(halves_, [](const auto& half) { return bool{half.fd}; })) {
-    halves_.clear();
-  }
   return complete_acceptor();
 }
 
 tcp_link::trouble tcp_link::complete_acceptor() {
-  if (halves_.empty()) return std::nullopt;
+  // The dialer dials a lane again whose connection ended.
+  for (auto& half : halves_) {
+    if (half.fd && has_ended(half.fd)) drop_half(half);
+  }
+  // How many lanes there are was said by those, too.
+  if (std::ranges::none_of(halves_, [](const auto& half) { return bool{half.fd}; })) {
+    halves_.clear();
+    return std::nullopt;
+  }
   for (const auto& half : halves_) {
     if (half.now != dial_state::ready) return std::nullopt;
   }
@@ -355,7 +359,9 @@ tcp_link::trouble tcp_link::complete_acceptor() {
     auto& half = halves_[i];
     if (::send(half.fd.get(), half.reply.data(), reply_size, MSG_NOSIGNAL | MSG_DONTWAIT) !=
         static_cast<ssize_t>(reply_size)) {
-      return troupe::error{errc::peer_lost, "the dialer left during the handshake"};
+      return troupe::error{errc::link_broken,
+                           "the connection of lane " + std::to_string(i) +
+                               " ended during the handshake: " + what_errno(errno)};
     }
     auto watch = engine_.watch(half.fd.get(), 0, shared_from_this(), i);
     if (!watch) return std::move(watch).error();

@@ -1,7 +1,9 @@
 // Who reads along, and wants a lane that is another's: replayed greetings, proofs made over something
 // else, a second greeting for a lane, and whoever answers in the peer's place.
 
+#include <filesystem>
 #include <optional>
+#include <string>
 
 #include "hostile_fixture.hpp"
 
@@ -49,7 +51,10 @@ class takeover : public hostile {
   /// The rest of the link, and a write over each of its lanes.
   void goes_on_with(const unique_fd& first, const lane_talk& first_talk) {
     const auto second = dial_victim();
-    const auto second_talk = prove(second, greeting_of(1), secrets);
+    goes_on_with(first, first_talk, second, prove(second, greeting_of(1), secrets));
+  }
+  void goes_on_with(const unique_fd& first, const lane_talk& first_talk, const unique_fd& second,
+                    const lane_talk& second_talk) {
     EXPECT_TRUE(is_accepted(first, first_talk, secrets));
     EXPECT_TRUE(is_accepted(second, second_talk, secrets));
     ASSERT_TRUE(comes_true([&] { return sink->up.load(); }));
@@ -71,6 +76,23 @@ class takeover : public hostile {
       ASSERT_EQ(victim.memory[base + i], std::byte{0x66}) << i;
     }
     EXPECT_FALSE(sink->broken);
+  }
+  /// The network ends the connection: its other end is in this process.
+  static void end_at_victim(const unique_fd& fd) {
+    sockaddr_in ours{};
+    socklen_t size = sizeof ours;
+    ASSERT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&ours), &size), 0);
+    for (const auto& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) {
+      const int other = std::stoi(entry.path().filename());
+      sockaddr_in peer{};
+      size = sizeof peer;
+      if (::getpeername(other, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+          peer.sin_family == AF_INET && peer.sin_port == ours.sin_port) {
+        ASSERT_EQ(::shutdown(other, SHUT_RDWR), 0);
+        return;
+      }
+    }
+    FAIL() << "the victim has no such connection";
   }
   void expect_waiting() {
     EXPECT_FALSE(sink->up);
@@ -205,6 +227,20 @@ TEST_F(takeover, a_lane_whose_connection_has_ended_may_be_dialled_again) {
   };
   ASSERT_TRUE(comes_true(is_taken));
   goes_on_with(*first, talk);
+}
+
+TEST_F(takeover, a_lane_whose_connection_ends_while_others_are_awaited_is_awaited_again) {
+  const auto lost = dial_victim();
+  prove(lost, greeting_of(0), secrets);
+  EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // by now it is there
+  end_at_victim(lost);
+  const auto second = dial_victim();
+  const auto second_talk = prove(second, greeting_of(1), secrets);
+  EXPECT_EQ(answer_to(greeting_of(1), secrets), errc::already_exists);
+  expect_waiting();
+  const auto first = dial_victim();
+  const auto talk = prove(first, greeting_of(0), secrets);
+  goes_on_with(first, talk, second, second_talk);
 }
 
 TEST_F(takeover, a_wrong_proof_is_refused) {
@@ -347,6 +383,21 @@ TEST_F(early_dialler, is_kept_until_its_offer_is_there) {
   expect_waiting();
   give_offer();
   goes_on_with(first, talk);
+}
+
+TEST_F(early_dialler, whose_connection_ended_is_awaited_again) {
+  const auto lost = dial_victim();
+  prove(lost, greeting_of(0), secrets);
+  EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);
+  const auto second = dial_victim();
+  const auto second_talk = prove(second, greeting_of(1), secrets);
+  EXPECT_EQ(answer_to(greeting_of(1), secrets), errc::already_exists);
+  end_at_victim(lost);
+  give_offer();
+  expect_waiting();
+  const auto first = dial_victim();
+  const auto talk = prove(first, greeting_of(0), secrets);
+  goes_on_with(first, talk, second, second_talk);
 }
 
 TEST_F(early_dialler, that_has_no_offer_of_the_acceptor_is_refused_at_once) {
