@@ -172,8 +172,9 @@ session_actions receive_session::batch_completed(transport::batch_id id,
 
 session_actions receive_session::peer_aborted(troupe::error why) {
   if (state_ == state::arrived) {
-    // What became of the source concerns nothing that is here.
-    peer_gone_ = true;
+    // What became of the source concerns nothing that is here. Said again over the next link, it is
+    // answered by the last word that this side says again there.
+    if (std::exchange(peer_gone_, true)) return {};
     return {send_message{transfer_quiescent{id()}}};
   }
   owes_quiescent_ = state_ != state::idle;

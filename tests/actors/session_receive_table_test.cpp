@@ -397,5 +397,12 @@ TEST(receive_session, takes_every_event_in_every_state_as_its_table_says) {
   }
 }
 
+TEST(receive_session, answers_an_abort_once_that_comes_again_over_the_next_link) {
+  auto s = arrived();
+  EXPECT_EQ(describe(s.peer_aborted(given_up)), "send(transfer_quiescent)");
+  EXPECT_TRUE(s.peer_aborted(given_up).empty());
+  EXPECT_EQ(describe(s.received_whole()), "unpin");
+}
+
 }  // namespace
 }  // namespace troupe::actors
