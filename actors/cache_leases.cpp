@@ -34,6 +34,15 @@ void cache_leases::meet(operation_id id, transfer_id session, const std::string&
   settle(id, of, now);
 }
 
+void cache_leases::keep(operation_id id, transfer_id word, const std::string& peer,
+                        incarnation life, time_point now) {
+  auto& of = operations_[id];
+  auto& one = of.claims.emplace_back(claim{.peer = peer, .session = word, .since = now});
+  one.kept = true;
+  bind(id, one, life, now);
+  settle(id, of, now);
+}
+
 void cache_leases::leave(operation_id id, transfer_id session, time_point now) {
   const auto of = operations_.find(id);
   if (of == operations_.end()) return;
@@ -123,8 +132,14 @@ std::vector<cache_leases::lapse> cache_leases::beat(time_point now, news of) {
 std::size_t cache_leases::waiting(operation_id id) const {
   const auto of = operations_.find(id);
   if (of == operations_.end()) return 0;
-  return static_cast<std::size_t>(std::ranges::count_if(of->second.claims, [](const claim& h) {
-    return h.session == transfer_id{} && h.of != incarnation{};
+  const auto& claims = of->second.claims;
+  const auto is_held_anyway = [&](const std::string& peer) {
+    return std::ranges::any_of(claims, [&](const claim& h) { return h.peer == peer && !h.kept; });
+  };
+  return static_cast<std::size_t>(std::ranges::count_if(claims, [&](const claim& h) {
+    if (h.of == incarnation{}) return false;
+    return h.kept ? h.lease != kvcache::lease_id{} && !is_held_anyway(h.peer)
+                  : h.session == transfer_id{};
   }));
 }
 

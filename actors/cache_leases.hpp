@@ -26,6 +26,7 @@
 ///                                                              its link
 ///   met      its lease ends                                    met, lapse (unheard)
 ///   met      leave                                             none
+///   none     keep (its word came that it will ask)             as met, but it counts as waiting
 ///   any      end of the operation                              none
 ///
 /// News count for a hold once they are as new as what whoever named the peer can have known: the
@@ -101,7 +102,11 @@ class cache_leases {
   /// That life of the peer has asked, or was asked: a session speaks with it.
   void meet(operation_id operation, transfer_id session, const std::string& peer, incarnation life,
             time_point now);
-  /// The session has its outcome.
+  /// That life of the peer will ask, and says so by that word of its own: the source is kept for it, beside
+  /// what it is held for anyway.
+  void keep(operation_id operation, transfer_id word, const std::string& peer, incarnation life,
+            time_point now);
+  /// The session has its outcome, or the word is over.
   void leave(operation_id operation, transfer_id session, time_point now);
   /// The source is sealed: from now on it is not held for nobody without an end.
   void sealed(operation_id operation, time_point now);
@@ -144,6 +149,7 @@ class cache_leases {
     transfer_id session{};      ///< 0: not met
     time_point since;           ///< of the hold
     mark placed{};              ///< what whoever named the peer knew at most; none: not known yet
+    bool kept{false};           ///< by a word instead of a session
     bool certain{false};        ///< news that count have shown that this life was meant
   };
   struct held {

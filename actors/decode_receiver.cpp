@@ -1,6 +1,7 @@
 #include "troupe/actors/decode_receiver.hpp"
 
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "troupe/actors/message_fields.hpp"
@@ -35,9 +36,15 @@ struct decode_side {
     what.nobody_waits = std::holds_alternative<transfer_release>(what.message);
     auto* request = std::get_if<transfer_request>(&what.message);
     if (request == nullptr) return what;
-    // Said again over the next link, it is the same deadline.
-    request->deadline_ms = whole_ms(std::chrono::duration_cast<std::chrono::milliseconds>(
-        st.deadline - std::chrono::steady_clock::now()));
+    // Said again over the next link, they are the same times.
+    const auto left_until = [now = std::chrono::steady_clock::now()](time_point then) {
+      return std::chrono::duration_cast<std::chrono::milliseconds>(then - now);
+    };
+    request->deadline_ms = whole_ms(left_until(st.deadline));
+    if (st.park_until) {
+      const auto left = left_until(*st.park_until);
+      request->park_ms = left.count() > 0 ? whole_ms(left) : 0;
+    }
     if (request->mode != transfer_mode::write || request->token_begin >= request->token_end) {
       return what;
     }
@@ -64,6 +71,12 @@ struct decode_side {
     if (const auto* sealed = std::get_if<transfer_sealed>(&message))
       return st.machine->sealed(*sealed);
     if (auto* offer = std::get_if<transfer_offer>(&message)) {
+      if (!offer->groups.empty()) {
+        return st.machine->local_abort(
+            {errc::layout_mismatch, "the offer has a block table for each of " +
+                                        std::to_string(offer->groups.size()) +
+                                        " groups of layers; the cache here has one group"});
+      }
       if (st.machine->expects_offer()) {
         auto adopted =
             adopt_remote(st.basis, offer->blocks, offer->state_slots, std::move(offer->grants));
@@ -86,6 +99,7 @@ session_actor::behavior_type decode_receiver(
   auto& st = self->state;
   st.basis = std::move(options.basis);
   st.deadline = options.deadline;
+  st.park_until = options.park_until;
   const auto& geometry = *st.basis.geometry;
   auto& request = options.request;
   if (!geometry.moves_anything()) request.token_begin = request.token_end;

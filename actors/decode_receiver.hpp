@@ -16,13 +16,15 @@ struct decode_receiver_state {
   session_basis basis;
   std::optional<receive_session> machine;
   time_point deadline;
+  std::optional<time_point> park_until;
   static inline const char* name = "decode_receiver";
 };
 
 struct decode_receiver_options {
   session_basis basis;
-  transfer_request request;  ///< without grants, and without what is left of the deadline
+  transfer_request request;  ///< without grants, and without what is left of the two times
   time_point deadline;
+  std::optional<time_point> park_until{};  ///< the source need not be offered before
 };
 
 [[nodiscard]] session_actor::behavior_type decode_receiver(

@@ -24,6 +24,7 @@
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/system.hpp"
+#include "troupe/actors/thread_cores.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
 namespace troupe {
@@ -142,11 +143,24 @@ class node_engine final : public engine {
     if (auto fine = check_blocks(*context_, spec.blocks, spec.state_slot); !fine)
       return fail(fine.error());
     if (auto known = check_nodes(*context_, spec.held_for); !known) return fail(known.error());
-    const auto capacity = static_cast<std::uint32_t>(spec.blocks.size()) * layout().block_tokens;
+    const auto room =
+        operation_table::room_of(std::uint64_t{spec.blocks.size()} * layout().block_tokens);
     auto operation =
-        begin_pinned({operation_kind::send, spec.request, capacity, false}, spec.blocks);
+        begin_pinned({operation_kind::send, spec.request, room, false, spec.grows}, spec.blocks);
     if (operation) command(engine_command{start_send{*operation, std::move(spec)}});
     return operation;
+  }
+
+  result<void> add_blocks(operation_id send, std::vector<block_id> blocks) override {
+    if (auto grows = context_->operations.grow(send, 0); !grows) return grows;
+    if (auto fine = check_blocks(*context_, blocks, 0); !fine) return fine;
+    if (context_->pool) {
+      if (auto pinned = context_->pool->pin(blocks); !pinned) return fail(pinned.error());
+    }
+    // The port has them before anybody may say that they are ready.
+    const auto tokens = std::uint64_t{blocks.size()} * layout().block_tokens;
+    command(engine_command{send_grew{send, {std::move(blocks)}}});
+    return context_->operations.grow(send, tokens);
   }
 
   result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
@@ -201,6 +215,20 @@ class node_engine final : public engine {
     return operation;
   }
 
+  result<operation_id> release(std::string request, std::vector<std::string> sources,
+                               std::vector<std::uint64_t> lives) override {
+    return begin_words(
+        {operation_kind::release, {}, 0, false},
+        {{}, source_verb::release, std::move(request), std::move(sources), std::move(lives)});
+  }
+  result<operation_id> hold(std::string request, std::vector<std::string> sources,
+                            std::vector<std::uint64_t> lives) override {
+    operation_table::entry what{operation_kind::hold, request, 0, false};
+    return begin_words(
+        std::move(what),
+        {{}, source_verb::hold, std::move(request), std::move(sources), std::move(lives)});
+  }
+
   result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
                             std::uint32_t layer_end, std::uint32_t token_end,
                             transport::compute_stream stream) override {
@@ -246,6 +274,10 @@ class node_engine final : public engine {
 
   // -- the cluster
 
+  [[nodiscard]] std::uint64_t incarnation() const override { return context_->self.incarnation; }
+  [[nodiscard]] std::uint64_t supervisor_incarnation() const override {
+    return context_->registration.last().supervisor_incarnation;
+  }
   result<operation_id> place(placement_request request) override {
     if (auto fine = check_request(request.request); !fine) return fail(fine.error());
     if (auto fine = check_affinity(request.affinity); !fine) return fail(fine.error());
@@ -470,6 +502,17 @@ class node_engine final : public engine {
     return operation;
   }
 
+  [[nodiscard]] result<operation_id> begin_words(operation_table::entry what, start_word order) {
+    if (auto runs = need_running(); !runs) return fail(runs.error());
+    if (auto fine = check_words(*context_, order.request, order.sources, order.lives); !fine)
+      return fail(fine.error());
+    auto operation = begin(std::move(what));
+    if (!operation) return operation;
+    order.operation = *operation;
+    command_here(engine_command{std::move(order)});
+    return operation;
+  }
+
   [[nodiscard]] result<operation_id> value_operation(start_value order) {
     if (auto runs = need_running(); !runs) return fail(runs.error());
     if (auto fine = check_key(order.key); !fine) return fail(fine.error());
@@ -501,6 +544,8 @@ result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
                                          engine_options options) {
   auto settings = actors::settings_of(deployment, name);
   if (!settings) return fail(settings.error());
+  const auto on_cores = actors::thread_cores::keep(options.cores);
+  if (!on_cores) return fail(on_cores.error());
   if (auto room = actors::check_room(actors::room_of_a_node); !room) return fail(room.error());
   auto host = actors::host_options_of(deployment);
   if (!host) return fail(host.error());

@@ -42,6 +42,10 @@ struct send_spec {
   /// Decode nodes that it is for (`placement::decode`): while they live, their waiting in line ends
   /// nothing. Empty: whoever asks; the source's lease then runs from the seal on until one does.
   std::vector<std::string> held_for{};
+  /// `blocks` is only the beginning: `add_blocks` names the rest as it is allocated.
+  bool grows{false};
+  /// `event_wanted` for each decode rank that asks.
+  bool tell_wanted{false};
 };
 
 /// Decode side: takes the KV cache of one request from the ranks of one prefill replica. `of` makes it
@@ -63,6 +67,18 @@ struct receive_spec {
   /// Of the placement that it follows (`placement::supervisor_incarnation`, `epoch`). Refused with
   /// `stale_incarnation` where a node of it has been out of the cluster since. 0: not placed.
   std::uint64_t placed_by{0}, placed_at{0};
+  /// Incarnation of each source as the caller knows it, in the order of `sources`; 0: whichever lives. A
+  /// source in another life has lost the cache: `stale_incarnation` as soon as it answers.
+  std::vector<std::uint64_t> lives{};
+  /// How long a source keeps the receive that does not know the request yet; then `not_found`. 0: not at
+  /// all. Empty: until the deadline.
+  std::optional<std::chrono::milliseconds> park{};
+  /// What the sealed `aux` of each source must begin with, at most 64 bytes: a hash of the prompt, say.
+  /// Else `layout_mismatch`, in read mode before a byte moves, and the source goes on for others.
+  std::vector<std::byte> expect{};
+  /// The request was received before, and is sent once more: its earlier delivery is no answer. How an
+  /// earlier `send` of it failed still is.
+  bool again{false};
 
   /// The receive of a placed request: its id, every rank of the prefill replica, the edge's mode, and
   /// by whom and when it was placed.
@@ -124,10 +140,19 @@ struct event_placed {
   actors::placement where;  ///< outcome of a place
 };
 
+/// prefill, where `send_spec::tell_wanted`: a decode rank asks for it.
+struct event_wanted {
+  std::string node;
+  std::uint32_t rank{0}, ranks{1};  ///< of the decode replica
+  std::uint32_t expected{0};        ///< decode ranks that this send will serve in all
+  std::uint32_t token_begin{0};     ///< the prefix before it is at the decode side already
+  std::uint32_t token_end{0};
+};
+
 struct event {
   operation_id operation;
   std::variant<event_allocated, event_layers, event_done, event_failed, event_unpinned, event_value,
-               event_info, event_placed>
+               event_info, event_placed, event_wanted>
       what;
 };
 
@@ -166,6 +191,9 @@ struct engine_options {
   /// Called on a thread of Troupe for each call of a frontend; must not block. Empty: calls are
   /// refused.
   std::function<void(call)> on_call;
+  /// Cores that the node's threads run on, and whose memory they fill first. Empty: those of the thread
+  /// that calls `start`. `invalid_config` naming one that the process may not use.
+  std::vector<unsigned> cores{};
   /// True: no progress thread; the engine calls `poll` often. For engines that own their core.
   bool polling{false};
 };
@@ -239,6 +267,11 @@ class engine {
   /// `already_exists` (the request is live here), `out_of_range` (a block outside the cache),
   /// `not_found` (a node of `held_for` that does not exist), `overloaded`.
   [[nodiscard]] virtual result<operation_id> send(send_spec spec) = 0;
+  /// The blocks of the tokens behind those that `send` and earlier calls have named, of a send that
+  /// grows. Layers are ready, and the request sealed, only as far as its blocks reach. `not_found`
+  /// (ended; a block that the node's pool has not given out), `already_exists` (sealed), `invalid_config`
+  /// (it does not grow), `out_of_range` (a block outside the cache; none is added).
+  virtual result<void> add_blocks(operation_id send, std::vector<block_id> blocks) = 0;
   /// Layers [layer_begin, layer_end) are computed up to token `token_end` (exclusive) and will not
   /// be written again. Call it as often as chunks come. `not_found` (ended), `out_of_range`.
   virtual result<void> layers_ready(operation_id send, std::uint32_t layer_begin,
@@ -256,9 +289,27 @@ class engine {
   virtual result<void> seal(operation_id send, std::uint32_t tokens,
                             std::vector<std::byte> aux = {}) = 0;
   /// `overloaded`, `pool_exhausted`, `out_of_range`, `not_found` (a source that is no node),
-  /// `invalid_config` (the sources are not the ranks of one replica, each once; a block is named
-  /// twice).
+  /// `invalid_config` (the sources are not the ranks of one replica, each once; not a life for each; a
+  /// block is named twice).
   [[nodiscard]] virtual result<operation_id> receive(receive_spec spec) = 0;
+  /// Decode side: nobody wants the request any more. Gives its sources back without a receive; costs no
+  /// block, may come before they are sent, and may be said twice. Outcome: done, once each source has
+  /// ended (its engine is told `aborted`) or had before; where the request was never sent, its next send
+  /// ends so. `already_exists`, as an outcome: the source goes on, since another node takes it, waits for
+  /// it, or is whom it is held for.
+  /// `lives` as in `receive_spec`; a source in another life fails it with `stale_incarnation`.
+  /// `invalid_config`, `not_found` (a source that is no node).
+  [[nodiscard]] virtual result<operation_id> release(std::string request,
+                                                     std::vector<std::string> sources,
+                                                     std::vector<std::uint64_t> lives = {}) = 0;
+  /// Decode side: the request waits in the engine's own queue. Keeps its sources from running out of
+  /// their lease. Outcome: done, once a receive of the request has asked all of them, or where it was
+  /// delivered meanwhile; that of the first source that failed, or of `abort`. `not_found`, as an
+  /// outcome: a source does not offer it. Ends with the life of either node. Errors as of `release`;
+  /// `already_exists` (it is held by this node).
+  [[nodiscard]] virtual result<operation_id> hold(std::string request,
+                                                  std::vector<std::string> sources,
+                                                  std::vector<std::uint64_t> lives = {}) = 0;
   /// Decode side, for engines that compute on a GPU: what `stream` is given from here on waits, on
   /// the GPU, until layers [layer_begin, layer_end) are complete up to `token_end` from every rank
   /// (tokens of the prefix are); no thread of the engine does. The stream goes on with the receive's
@@ -298,6 +349,11 @@ class engine {
 
   // -- the cluster
 
+  /// Of this life of the node, never 0: what `receive_spec::lives` of others means.
+  [[nodiscard]] virtual std::uint64_t incarnation() const = 0;
+  /// Of the supervisor that has taken the node in last: what `placed_by` and `placed_at` refer to. 0:
+  /// none yet.
+  [[nodiscard]] virtual std::uint64_t supervisor_incarnation() const = 0;
   [[nodiscard]] virtual result<operation_id> place(actors::placement_request request) = 0;
   /// A placed request ended, however: its place in the queue is free.
   virtual void placed_request_ended(std::string request) = 0;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "troupe/actors/affinity_table.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/kvcache/block_list.hpp"
 
 namespace troupe::actors {
@@ -89,19 +90,37 @@ result<void> check_sources(const node_context& context, const std::vector<std::s
 
 }  // namespace
 
+namespace {
+
+/// The mode of an edge between them, the wanted one if there are several.
+result<transfer_mode> mode_of_edge(const node_settings& settings, const std::string& from,
+                                   const std::string& to,
+                                   std::optional<transfer_mode> wanted = std::nullopt) {
+  const auto [first, last] = settings.edges.equal_range({from, to});
+  std::optional<transfer_mode> any;
+  for (auto edge = first; edge != last; ++edge) {
+    if (edge->second && (!any || edge->second == wanted)) any = edge->second;
+  }
+  if (any) return *any;
+  return fail(errc::invalid_config,
+              "the deployment has no edge over which layers move from stage `" + from + "` to `" +
+                  to + "`; add it to its `edges`");
+}
+
+}  // namespace
+
+result<void> check_any_edge(const node_settings& settings, const std::string& from,
+                            const std::string& to) {
+  auto mode = mode_of_edge(settings, from, to);
+  if (!mode) return fail(std::move(mode).error());
+  return {};
+}
+
 result<void> check_edge(const node_settings& settings, const std::string& from,
                         const std::string& to, transfer_mode mode) {
-  const auto [first, last] = settings.edges.equal_range({from, to});
-  std::optional<transfer_mode> other;
-  for (auto edge = first; edge != last; ++edge) {
-    if (edge->second == mode) return {};
-    if (edge->second) other = edge->second;
-  }
-  if (!other) {
-    return fail(errc::invalid_config,
-                "the deployment has no edge over which layers move from stage `" + from + "` to `" +
-                    to + "`; add it to its `edges`");
-  }
+  auto other = mode_of_edge(settings, from, to, mode);
+  if (!other) return fail(std::move(other).error());
+  if (*other == mode) return {};
   return fail(errc::invalid_config, "mode " + std::string{to_string(mode)} +
                                         " where the deployment's edge from stage `" + from +
                                         "` to `" + to + "` has " + std::string{to_string(*other)} +
@@ -192,6 +211,31 @@ result<void> check_ready(const node_context& context, operation_id send, std::ui
   return check_tokens(*entry, token_end);
 }
 
+namespace {
+
+result<void> check_lives(const std::vector<std::uint64_t>& lives,
+                         const std::vector<std::string>& sources) {
+  if (lives.empty() || lives.size() == sources.size()) return {};
+  return fail(errc::invalid_config, count_of(lives.size(), "incarnation") + " for " +
+                                        count_of(sources.size(), "source") +
+                                        "; name one for each, 0 where any will do");
+}
+
+}  // namespace
+
+result<void> check_words(const node_context& context, const std::string& request,
+                         const std::vector<std::string>& sources,
+                         const std::vector<std::uint64_t>& lives) {
+  if (auto fine = check_request(request); !fine) return fine;
+  if (sources.empty()) {
+    return fail(errc::invalid_config, "name the prefill nodes that have request `" + request + "`");
+  }
+  if (auto fine = check_sources(context, sources); !fine) return fine;
+  if (auto fine = check_lives(lives, sources); !fine) return fine;
+  return check_any_edge(context.settings, context.settings.nodes.at(sources.front()).stage,
+                        context.self.stage);
+}
+
 result<void> check_receive(const node_context& context, const receive_spec& spec) {
   if (auto fine = check_blocks(context, spec.blocks, spec.state_slot); !fine) return fine;
   if (spec.sources.empty()) {
@@ -204,6 +248,15 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
                      context.self.stage, spec.mode);
       !fine) {
     return fine;
+  }
+  if (auto fine = check_lives(spec.lives, spec.sources); !fine) return fine;
+  if (spec.park && spec.park->count() < 0) {
+    return fail(errc::invalid_config, "a time to park is not negative");
+  }
+  if (spec.expect.size() > max_expect) {
+    return fail(errc::out_of_range, "expect has " + std::to_string(spec.expect.size()) +
+                                        " bytes, at most " + std::to_string(max_expect) +
+                                        " are compared; name a hash");
   }
   const auto& layout = *context.layout;
   if (const auto twice = kvcache::repeated_block(spec.blocks)) {

@@ -33,6 +33,10 @@ namespace troupe::actors {
 [[nodiscard]] result<void> check_edge(const node_settings& settings, const std::string& from,
                                       const std::string& to, transfer_mode mode);
 
+/// The same of any mode.
+[[nodiscard]] result<void> check_any_edge(const node_settings& settings, const std::string& from,
+                                          const std::string& to);
+
 /// `layout_mismatch` unless it is the layout of the rank that the deployment makes of that node.
 [[nodiscard]] result<void> check_layout_of(const node_settings& settings, const std::string& name,
                                            const kvcache::cache_layout& layout);
@@ -56,6 +60,10 @@ namespace troupe::actors {
 [[nodiscard]] result<void> check_ready(const node_context& context, operation_id send,
                                        std::uint32_t layer_begin, std::uint32_t layer_end,
                                        std::uint32_t token_end);
+/// Of a release or a hold.
+[[nodiscard]] result<void> check_words(const node_context& context, const std::string& request,
+                                       const std::vector<std::string>& sources,
+                                       const std::vector<std::uint64_t>& lives);
 /// All but its request's id.
 [[nodiscard]] result<void> check_receive(const node_context& context, const receive_spec& spec);
 /// All of its blocks but those that hold only the prefix, which other requests may share.

@@ -59,6 +59,9 @@ class engine_with_edge final : public engine {
   result<operation_id> send(send_spec spec) override {
     return or_error("send", [&] { return inner_->send(std::move(spec)); });
   }
+  result<void> add_blocks(operation_id send, std::vector<block_id> blocks) override {
+    return or_error("add_blocks", [&] { return inner_->add_blocks(send, std::move(blocks)); });
+  }
   result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
                             std::uint32_t token_end) override {
     return or_error("layers_ready",
@@ -75,6 +78,18 @@ class engine_with_edge final : public engine {
   }
   result<operation_id> receive(receive_spec spec) override {
     return or_error("receive", [&] { return inner_->receive(std::move(spec)); });
+  }
+  result<operation_id> release(std::string request, std::vector<std::string> sources,
+                               std::vector<std::uint64_t> lives) override {
+    return or_error("release", [&] {
+      return inner_->release(std::move(request), std::move(sources), std::move(lives));
+    });
+  }
+  result<operation_id> hold(std::string request, std::vector<std::string> sources,
+                            std::vector<std::uint64_t> lives) override {
+    return or_error("hold", [&] {
+      return inner_->hold(std::move(request), std::move(sources), std::move(lives));
+    });
   }
   result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
                             std::uint32_t layer_end, std::uint32_t token_end,
@@ -106,6 +121,8 @@ class engine_with_edge final : public engine {
 
   // -- the cluster
 
+  std::uint64_t incarnation() const override { return inner_->incarnation(); }
+  std::uint64_t supervisor_incarnation() const override { return inner_->supervisor_incarnation(); }
   result<operation_id> place(placement_request request) override {
     return or_error("place", [&] { return inner_->place(std::move(request)); });
   }

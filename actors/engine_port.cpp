@@ -41,6 +41,8 @@ void happened(self_pointer self, session_concluded& outcome) {
     sender_concluded(self, operation, outcome);
   } else if (st.receives.contains(operation)) {
     receiver_concluded(self, operation, outcome);
+  } else if (st.words.contains(operation)) {
+    word_concluded(self, operation, outcome);
   }
 }
 
@@ -100,6 +102,8 @@ void happened(self_pointer self, link_ready& ready) {
   for (const auto operation : waiting) {
     if (auto order = no_longer_waits(st, operation)) {
       start_client(self, std::move(*order), ready.link);
+    } else if (st.words.contains(operation)) {
+      start_words_to(self, operation, ready.link);
     } else {
       start_receivers_from(self, operation, ready.link);
     }
@@ -146,6 +150,8 @@ void happened(self_pointer self, link_gone& gone) {
       fail_value(st, operation, gone.why);
     } else if (st.receives.contains(operation)) {
       fail_receive(self, operation, gone.why);
+    } else if (st.words.contains(operation)) {
+      words_cannot_come(self, operation, gone.peer, gone.why);
     }
   }
 }
@@ -155,12 +161,20 @@ void happened(self_pointer self, link_message& came) {
   const auto& sessions = self->state.sessions;
   if (auto* request = std::get_if<transfer_request>(&message)) {
     request_came(self, came.link, std::move(*request));
+  } else if (const auto* hold = std::get_if<transfer_hold>(&message)) {
+    hold_came(self, came.link, *hold);
+  } else if (const auto* forget = std::get_if<transfer_forget>(&message)) {
+    forget_came(self, came.link, *forget);
   } else if (const auto session = sessions.find(route_of(message));
              session != sessions.end() && session->second.link == came.link.actor.id()) {
     pass_on(session->second, came.link, std::move(message));
   } else if (const auto* abort = std::get_if<transfer_abort>(&message)) {
-    // A request that is still parked was given up.
+    // A request that is still parked was given up, or a hold.
     const auto transfer = abort->transfer;
+    if (const auto known = self->state.holds.find(transfer);
+        known != self->state.holds.end() && known->second.link.actor.id() == came.link.actor.id()) {
+      end_hold(self->state, transfer);
+    }
     drop_parked(self->state,
                 [&](const parked_request& one) { return one.request.transfer == transfer; });
     tell(came.link.actor, link_command{say{transfer_quiescent{transfer}, {}}});
@@ -185,6 +199,8 @@ void end_operation(self_pointer self, operation_id operation, troupe::error why,
     conclude_source(self, operation, std::move(why), to_sessions);
   } else if (st.receives.contains(operation)) {
     conclude_receive(self, operation, std::move(why), to_sessions);
+  } else if (st.words.contains(operation)) {
+    conclude_words(self, operation, std::move(why), to_sessions);
   } else if (no_longer_waits(st, operation)) {
     fail_value(st, operation, std::move(why));
   } else if (const auto client = st.value_clients.find(operation);
@@ -211,6 +227,7 @@ void carry_out(self_pointer self, stop_port&) {
   std::vector<operation_id> live;
   for (const auto& [operation, src] : st.sources) live.push_back(operation);
   for (const auto& [operation, r] : st.receives) live.push_back(operation);
+  for (const auto& [operation, words] : st.words) live.push_back(operation);
   for (const auto& [operation, value] : st.values) live.push_back(operation);
   for (const auto& [operation, client] : st.value_clients) live.push_back(operation);
   for (const auto operation : live) end_operation(self, operation, why, to_sessions);
@@ -230,9 +247,10 @@ void carry_out(self_pointer self, stop_port&) {
 void parked_too_long(engine_port_state& st, transfer_id transfer) {
   drop_parked(st, [&](const parked_request& one) {
     if (one.request.transfer != transfer) return false;
+    const troupe::error late{errc::deadline, "no prefill engine offered request `" +
+                                                 one.request.request + "` here in time"};
     refuse_request(one.link, transfer,
-                   {errc::deadline, "no prefill engine offered request `" + one.request.request +
-                                        "` here in time"});
+                   one.until < one.deadline ? not_offered(one.request.request) : late);
     return true;
   });
 }
@@ -297,6 +315,7 @@ void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
     return true;
   });
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == link; });
+  end_holds_over(st, link);
   for (const auto& [transfer, session] : st.sessions) {
     if (session.link != link) continue;
     tell(session.actor, session_event{link_is_lost{

@@ -53,6 +53,28 @@ struct parked_request {
   link_handle link;
   transfer_request request;
   time_point deadline;
+  time_point until;  ///< the deadline, or sooner where the request says so
+};
+
+/// A `release` or a `hold` of the engine: a word to each source of a request, one outcome.
+struct words_to_sources {
+  struct to_source {
+    std::string peer;
+    std::uint64_t life{0};                ///< that is meant; 0: whichever lives
+    std::optional<transfer_id> transfer;  ///< once its actor is spawned
+    bool ended{false};
+  };
+  source_verb verb{source_verb::release};
+  std::string request;
+  std::vector<to_source> sources;
+  time_point deadline;
+  std::optional<troupe::error> failure;  ///< the first of a release
+};
+
+/// A decode node holds a source of ours, and will ask for it.
+struct source_hold {
+  operation_id source;
+  link_handle link;
 };
 
 /// An actor that works for an operation, until its last message.
@@ -91,6 +113,7 @@ struct engine_port_state {
   std::unordered_map<operation_id, compute_line> compute;   ///< of sources, held back
   std::unordered_map<std::string, operation_id> source_of;  ///< by request, not concluded
   ended_requests ended;
+  ended_requests given_back;  ///< before they were sent
   std::map<operation_id, receiving> receives;
   std::unordered_map<transfer_id, live_session> sessions;  ///< both sides, and values
   std::size_t crashed_sessions{0};                         ///< of them
@@ -110,7 +133,10 @@ struct engine_port_state {
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry;
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
       receive_geometry;
-  std::map<operation_id, waiting_value> values;  ///< that wait for a link
+  std::map<operation_id, words_to_sources> words;         ///< not concluded
+  std::unordered_map<std::string, operation_id> hold_of;  ///< of the words, by request
+  std::unordered_map<transfer_id, source_hold> holds;     ///< of peers
+  std::map<operation_id, waiting_value> values;           ///< that wait for a link
   std::unordered_map<operation_id, transfer_id> value_clients;
   std::unordered_set<operation_id> copying;  ///< large puts to this node itself
   std::shared_ptr<const membership> members{std::make_shared<membership>()};  ///< newest seen

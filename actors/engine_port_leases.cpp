@@ -67,6 +67,7 @@ void lapsed(self_pointer self, const std::vector<cache_leases::lapse>& lapses) {
   for (const auto& over : lapses) {
     const auto& length = st.context->settings.source_lease;
     if (over.met != transfer_id{}) {
+      end_hold(st, over.met);
       tell_session(st, over.met,
                    session_event{link_is_lost{{errc::peer_lost, over.peer + fate(over, length)}}});
     } else if (const auto src = st.sources.find(over.operation); src != st.sources.end()) {

@@ -3,6 +3,7 @@
 /// The parts of the engine port: one file each for the sources of the prefill side, the receives of
 /// the decode side, keyed values, and what they share. Only the files of the port include this.
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,6 +22,8 @@ using timer = engine_port_state::timer;
 
 /// Of a session that only its peer's liveness bounds.
 constexpr auto no_deadline = time_point::max();
+/// A longer one is none; the clock's own unit would overflow.
+constexpr std::chrono::milliseconds longest_time = std::chrono::hours{24 * 365};
 
 // -- shared (engine_port_sessions.cpp)
 
@@ -65,11 +68,16 @@ void refuse_request(const link_handle& link, transfer_id transfer, const troupe:
 // -- sources, prefill side (engine_port_sources.cpp)
 
 void carry_out(self_pointer self, start_send& order);
+void carry_out(self_pointer self, send_grew& order);
 void carry_out(self_pointer self, send_progress& order);
 void carry_out(self_pointer self, send_sealed& order);
 void happened(self_pointer self, compute_came& news);
 /// A decode rank asks; its request meets its source, or is parked until that comes.
 void request_came(self_pointer self, const link_handle& link, transfer_request request);
+/// `stale_incarnation` unless this is the life of this node that a peer means; 0: any.
+[[nodiscard]] result<void> check_life(const engine_port_state& st, std::uint64_t meant);
+/// What a request is told that waits no longer for its source.
+[[nodiscard]] troupe::error not_offered(const std::string& request);
 /// Takes requests out of the parking lot that `gone` says are over.
 void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone);
 /// Which replica of which stage a node is a rank of; empty while the membership does not have it.
@@ -102,6 +110,27 @@ void fail_receive(self_pointer self, operation_id operation, troupe::error why);
 void receiver_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
 /// Lets go of a concluded receive once its last receiver has unpinned.
 void release_receive(self_pointer self, operation_id operation);
+
+// -- words to sources without a receive, both sides (engine_port_words.cpp)
+
+void carry_out(self_pointer self, start_word& order);
+void start_words_to(self_pointer self, operation_id operation, const link_handle& link);
+/// There is no link with that source.
+void words_cannot_come(self_pointer self, operation_id operation, const std::string& peer,
+                       const troupe::error& why);
+void word_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
+void conclude_words(self_pointer self, operation_id operation, std::optional<troupe::error> failure,
+                    const session_event& to_sessions);
+/// Every source of the request was asked for it: nobody need hold them any more.
+void end_own_hold(self_pointer self, const std::string& request);
+/// A decode node holds a source, or gives it back.
+void hold_came(self_pointer self, const link_handle& link, const transfer_hold& word);
+void forget_came(self_pointer self, const link_handle& link, const transfer_forget& word);
+/// The source has ended; `failure` empty: it was delivered.
+void tell_holders(engine_port_state& st, source& src, const std::optional<troupe::error>& failure);
+void end_hold(engine_port_state& st, transfer_id transfer);
+/// Those that came over a link which has ended.
+void end_holds_over(engine_port_state& st, caf::actor_id link);
 
 // -- leases (engine_port_leases.cpp)
 

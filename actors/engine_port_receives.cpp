@@ -9,6 +9,7 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 
 namespace troupe::actors::port {
@@ -112,6 +113,11 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
     fail_receive(self, operation, mapping.error());
     return;
   }
+  const auto life = r.spec.lives.empty() ? 0 : r.spec.lives[index];
+  if (const auto lives = link.peer_incarnation.value; life != 0 && life != lives) {
+    fail_receive(self, operation, {errc::stale_incarnation, other_life(link.peer, lives, life)});
+    return;
+  }
   auto& rank = r.ranks[index];
   rank.transfer = new_transfer(st);
   const auto& layout = *st.context->layout;
@@ -133,6 +139,10 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   request.ranks = layout.tp_size;
   request.placed_by = r.spec.placed_by;
   request.placed_at = r.spec.placed_at;
+  request.life = life;
+  request.expect = r.spec.expect;
+  request.again = r.spec.again;
+  if (r.spec.park) options.park_until = now() + std::min(*r.spec.park, longest_time);
   request.token_begin = r.spec.prefix_tokens;
   request.token_end = r.spec.tokens;
   if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
@@ -147,6 +157,9 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   rank.receiver = receiver;
   st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
   session_begins(st, operation, transfer, std::move(receiver), link, std::move(report), deadline);
+  if (std::ranges::all_of(r.ranks, [](const auto& one) { return one.transfer.has_value(); })) {
+    end_own_hold(self, r.spec.request);
+  }
   // The others may have landed everything while this one's link was being made.
   if (idle) tell_layers_of(st, operation, r);
 }

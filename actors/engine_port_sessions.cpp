@@ -28,10 +28,8 @@ transfer_id new_transfer(engine_port_state& st) {
 }
 
 time_point deadline_after(const engine_port_state& st, std::chrono::milliseconds wanted) {
-  // A longer one is none; the clock's own unit would overflow.
-  constexpr std::chrono::milliseconds longest = std::chrono::hours{24 * 365};
-  return now() +
-         (wanted.count() > 0 ? std::min(wanted, longest) : st.context->settings.default_deadline);
+  return now() + (wanted.count() > 0 ? std::min(wanted, longest_time)
+                                     : st.context->settings.default_deadline);
 }
 
 result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(engine_port_state& st,
@@ -79,7 +77,7 @@ result<void> room_to_serve(const engine_port_state& st) {
   const auto most = st.context->settings.max_operations;
   if (st.served_count + st.parked_count < most) return {};
   return fail(errc::overloaded, std::to_string(st.served_count) +
-                                    " transfers and values of peers " + "are served here, and " +
+                                    " transfers and values of peers are served here, and " +
                                     std::to_string(st.parked_count) +
                                     " wait, which is limits.max_operations: ask for less at once");
 }
@@ -153,7 +151,7 @@ void unpin_blocks(engine_port_state& st, const std::string& request,
 }
 
 void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why) {
-  tell(link.actor, link_command{say{transfer_abort{transfer, why.code, why.message}, {}}});
+  tell(link.actor, link_command{say{make_abort(transfer, why), {}}});
 }
 
 }  // namespace troupe::actors::port

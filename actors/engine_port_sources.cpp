@@ -9,8 +9,10 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
+#include "troupe/actors/send_session.hpp"
 #include "troupe/kvcache/block_list.hpp"
 
 namespace troupe::actors::port {
@@ -74,10 +76,15 @@ void conclude_source(self_pointer self, operation_id operation,
       of != st.source_of.end() && of->second == operation) {
     st.source_of.erase(of);
   }
-  st.ended.remember(
-      request,
-      failure ? *failure
-              : troupe::error{errc::not_found, "request `" + request + "` was delivered already"});
+  using ended_how = ended_requests::how;
+  if (failure) {
+    st.ended.remember(request, {ended_how::failed, *failure});
+  } else {
+    st.ended.remember(request,
+                      {ended_how::delivered,
+                       {errc::not_found, "request `" + request + "` was delivered already"}});
+  }
+  tell_holders(st, src, failure);
   count_outcome(st, failure, src.bytes());
   if (failure) {
     tell_outcome(st, operation, event_failed{*failure});
@@ -130,7 +137,9 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     return;
   }
   if (!(*mapping)->moves_anything()) request.token_begin = request.token_end;
-  const auto room = std::uint64_t{src.spec().blocks.size()} * (*mapping)->block_tokens();
+  // What a send that grows has no blocks of yet, its seal will say.
+  const auto blocks = src.spec().grows ? st.context->layout->blocks : src.spec().blocks.size();
+  const auto room = std::uint64_t{blocks} * (*mapping)->block_tokens();
   if (request.token_begin < request.token_end && request.token_end > room) {
     const troupe::error why{errc::out_of_range,
                             "the request wants " + std::to_string(request.token_end) +
@@ -141,6 +150,13 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
       conclude_source(self, operation, why, session_event{engine_aborts{why}});
     }
     return;
+  }
+  if (src.sealed_tokens()) {
+    // A wrong id is its decode rank's affair: the source goes on for whom it is.
+    if (auto unmet = check_expected(request.expect, src.aux())) {
+      refuse_request(link, transfer, *unmet);
+      return;
+    }
   }
   prefill_sender_options options;
   options.basis.context = st.context;
@@ -165,6 +181,11 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
   watch_leases(st);
   lengthen_if_filled(st, operation, src);
+  if (src.spec().tell_wanted && src.told_wanted.insert(link.peer).second) {
+    st.context->events.push(
+        {operation, event_wanted{link.peer, request.rank, request.ranks, src.wanted(),
+                                 request.token_begin, request.token_end}});
+  }
   auto report = report_of(request.request, link, "send", "streaming");
   options.request = std::move(request);
   auto sender = self->spawn<caf::monitored>(prefill_sender, std::move(options));
@@ -173,7 +194,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
 }
 
 void no_longer_parked(engine_port_state& st, const parked_request& one) {
-  forget_deadline(st, one.deadline, timer::parked, one.request.transfer.value);
+  forget_deadline(st, one.until, timer::parked, one.request.transfer.value);
   --st.parked_count;
   st.parked_runs -= one.request.blocks.size();
 }
@@ -186,8 +207,11 @@ bool answer(self_pointer self, const link_handle& link, transfer_request& reques
     start_sender(self, of->second, link, std::move(request), deadline);
     return true;
   }
-  if (const auto* why = st.ended.find(request.request)) {
-    refuse_request(link, request.transfer, *why);
+  const auto* ended = st.ended.find(request.request);
+  const bool is_sent_again =
+      request.again && ended != nullptr && ended->came == ended_requests::how::delivered;
+  if (ended != nullptr && !is_sent_again) {
+    refuse_request(link, request.transfer, ended->told);
     return true;
   }
   return false;
@@ -216,11 +240,15 @@ void carry_out(self_pointer self, start_send& order) {
   st.sources.emplace(order.operation, source{std::move(order.spec), layers, deadline})
       .first->second.began = now();
   st.source_of[request] = order.operation;
+  std::optional<troupe::error> unwanted;
+  if (const auto* end = st.given_back.find(request)) unwanted = end->told;
+  st.given_back.forget(request);
   st.ended.forget(request);
   st.deadlines.emplace(deadline, timer::operation, order.operation.value);
-  if (st.stopping) {
-    const troupe::error why{errc::aborted, "the node stops"};
-    conclude_source(self, order.operation, why, session_event{engine_aborts{why}});
+  if (st.stopping) unwanted = {errc::aborted, "the node stops"};
+  if (unwanted) {
+    conclude_source(self, order.operation, unwanted, session_event{engine_aborts{*unwanted}});
+    unpark(self, request);
     return;
   }
   for (const auto& node : st.sources.at(order.operation).spec().held_for) {
@@ -228,6 +256,19 @@ void carry_out(self_pointer self, start_send& order) {
   }
   watch_leases(st);
   unpark(self, request);
+}
+
+void carry_out(self_pointer self, send_grew& order) {
+  auto& st = self->state;
+  const auto found = st.sources.find(order.operation);
+  if (found == st.sources.end() || found->second.concluded) {
+    // It has ended meanwhile: what it pinned is given back without these.
+    if (st.context->pool) unpin_blocks(st, "that has ended", order.more.blocks);
+    return;
+  }
+  auto& src = found->second;
+  src.add_blocks(order.more.blocks);
+  for (const auto sender : src.senders()) tell_session(st, sender, session_event{order.more});
 }
 
 namespace {
@@ -351,6 +392,17 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, {errc::aborted, "the node stops"});
     return;
   }
+  if (auto meant = check_life(st, request.life); !meant) {
+    refuse_request(link, request.transfer, meant.error());
+    return;
+  }
+  if (!request.groups.empty()) {
+    refuse_request(link, request.transfer,
+                   {errc::layout_mismatch, "the request has a block table for each of " +
+                                               std::to_string(request.groups.size()) +
+                                               " groups of layers; the cache here has one group"});
+    return;
+  }
   // What moves already goes on, whatever the cluster thinks meanwhile.
   if (!request.progress) {
     if (const auto why = void_placement(st, link, request)) {
@@ -377,11 +429,29 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, room.error());
     return;
   }
+  if (request.park_ms == 0U) {
+    refuse_request(link, request.transfer, not_offered(request.request));
+    return;
+  }
+  auto until = deadline;
+  if (request.park_ms) until = std::min(until, now() + std::chrono::milliseconds{*request.park_ms});
   ++st.parked_count;
   st.parked_runs += request.blocks.size();
-  st.deadlines.emplace(deadline, timer::parked, request.transfer.value);
+  st.deadlines.emplace(until, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];
-  waiting.push_back({link, std::move(request), deadline});
+  waiting.push_back({link, std::move(request), deadline, until});
+}
+
+result<void> check_life(const engine_port_state& st, std::uint64_t meant) {
+  const auto ours = st.context->self.incarnation;
+  if (meant == 0 || meant == ours) return {};
+  return fail(errc::stale_incarnation, other_life(st.context->self.name, ours, meant));
+}
+
+troupe::error not_offered(const std::string& request) {
+  return {errc::not_found, "request `" + request +
+                               "` is not offered here, and was to wait no longer for that; ask "
+                               "with a longer `park`, or later"};
 }
 
 void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone) {
@@ -421,6 +491,10 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
   auto& src = st.sources.at(operation);
   if (src.concluded) return;
   st.leases.leave(operation, outcome.transfer, now());
+  if (outcome.unmet) {
+    src.not_taken_by(outcome.transfer);
+    return;
+  }
   if (!outcome.failure) {
     src.moved.add(outcome.moved);
     learn_replicas(st, src);

@@ -16,9 +16,10 @@ namespace {
 
 /// Whether it is the one outcome of its operation.
 bool is_outcome(const event& e) {
-  return !std::holds_alternative<event_allocated>(e.what) &&
-         !std::holds_alternative<event_layers>(e.what) &&
-         !std::holds_alternative<event_unpinned>(e.what);
+  return std::holds_alternative<event_done>(e.what) ||
+         std::holds_alternative<event_failed>(e.what) ||
+         std::holds_alternative<event_value>(e.what) ||
+         std::holds_alternative<event_info>(e.what) || std::holds_alternative<event_placed>(e.what);
 }
 
 }  // namespace

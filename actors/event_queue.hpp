@@ -23,7 +23,8 @@ namespace troupe::actors {
 /// Written by actors, read by threads of the engine. Nothing is ever dropped, and yet it is bounded:
 /// an operation stays open, and takes one of `limits.max_operations` places, until its last event is
 /// taken; of each there waits at most one event of every kind, and of layers one for each layer (or
-/// twice that before the next merging), since layer events of one operation merge while they wait.
+/// twice that before the next merging), since layer events of one operation merge while they wait; and
+/// of a send one for each node that wants it.
 ///
 /// Every event is taken once. A thread that waits for one operation owns its events (`claim`): `take`,
 /// `wait` and the descriptor do not see them. The thread takes them all, or gives the claim up; then

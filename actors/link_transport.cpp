@@ -86,6 +86,8 @@ link_handle handle(self_pointer self) {
 /// Whether it asks for an answer.
 bool is_request(const session_message& message) {
   return std::holds_alternative<transfer_request>(message) ||
+         std::holds_alternative<transfer_hold>(message) ||
+         std::holds_alternative<transfer_forget>(message) ||
          std::holds_alternative<store_put>(message) || std::holds_alternative<store_get>(message) ||
          std::holds_alternative<store_query>(message) ||
          std::holds_alternative<store_remove>(message) ||

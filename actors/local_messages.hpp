@@ -32,6 +32,10 @@ namespace troupe::actors {
 struct source_progress {
   std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
 };
+/// engine_port -> sender: the source has more blocks.
+struct source_blocks {
+  std::vector<block_id> blocks;
+};
 /// engine_port -> sender: the source is complete.
 struct source_sealed {
   std::uint32_t tokens{0};
@@ -59,8 +63,8 @@ struct receive_is_whole {};
 
 struct session_event {
   std::variant<session_message, transport::completion, transfer_is_quiescent, link_is_lost,
-               link_is_back, source_progress, source_sealed, engine_aborts, deadline_came,
-               receive_is_whole>
+               link_is_back, source_progress, source_blocks, source_sealed, engine_aborts,
+               deadline_came, receive_is_whole>
       what;
 };
 
@@ -220,6 +224,7 @@ struct session_concluded {
   std::vector<std::byte> aux;
   std::uint64_t bytes{0};
   seen_movement moved{};
+  bool unmet{false};  ///< the decode side expects another request than the source has
 };
 /// session -> engine_port: nothing of it can touch our memory any more. Last message of a session.
 struct session_unpinned {
@@ -313,6 +318,10 @@ struct start_send {
   operation_id operation;
   send_spec spec;
 };
+struct send_grew {
+  operation_id operation;
+  source_blocks more;  ///< pinned, if the node has a pool
+};
 struct send_progress {
   operation_id operation;
   source_progress progress;
@@ -345,6 +354,15 @@ struct start_value {
   std::span<const std::byte> value;  ///< of a put, in the engine's memory until the outcome
   std::uint64_t ttl_ms{0};           ///< of a put
 };
+/// What a decode engine says to the sources of a request without a receive.
+enum class source_verb : std::uint8_t { release, hold };
+struct start_word {
+  operation_id operation;
+  source_verb verb{source_verb::release};
+  std::string request;
+  std::vector<std::string> sources;
+  std::vector<std::uint64_t> lives;  ///< of the sources, or none
+};
 /// The first message of all: who the port may ask.
 struct wire_port {
   caf::typed_actor<caf::reacts_to<node_command>> node;
@@ -364,8 +382,9 @@ struct heartbeat_answered {
 struct stop_port {};
 
 struct engine_command {
-  std::variant<start_send, send_progress, send_sealed, start_receive, open_when_complete,
-               abort_operation, start_value, wire_port, members_seen, heartbeat_answered, stop_port>
+  std::variant<start_send, send_grew, send_progress, send_sealed, start_receive, open_when_complete,
+               abort_operation, start_value, start_word, wire_port, members_seen,
+               heartbeat_answered, stop_port>
       what;
 };
 

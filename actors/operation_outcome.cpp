@@ -26,6 +26,7 @@ struct collected_events {
     end.size = e.size;
     end.ttl = e.ttl;
   }
+  void operator()(event_wanted&) {}  // for those who wait for it
   void operator()(event_placed& e) { end.where = std::move(e.where); }
 };
 

@@ -1,13 +1,19 @@
 #include "troupe/actors/operation_table.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace troupe::actors {
 
+std::uint32_t operation_table::room_of(std::uint64_t tokens) noexcept {
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(tokens, std::numeric_limits<std::uint32_t>::max()));
+}
+
 std::string operation_table::key_of(const entry& what) {
   if (what.request.empty()) return {};
-  return (what.kind == operation_kind::send ? "s:" : "r:") + what.request;
+  return std::to_string(static_cast<int>(what.kind)) + ":" + what.request;
 }
 
 result<operation_id> operation_table::begin(entry what) {
@@ -38,6 +44,23 @@ result<operation_table::entry> operation_table::find(operation_id id) const {
     return fail(errc::not_found, "operation " + std::to_string(id.value) + " has ended");
   }
   return found->second;
+}
+
+result<void> operation_table::grow(operation_id send, std::uint64_t tokens) {
+  const std::lock_guard lock{mutex_};
+  const auto found = live_.find(send);
+  if (found == live_.end()) {
+    return fail(errc::not_found, "operation " + std::to_string(send.value) + " has ended");
+  }
+  auto& of = found->second;
+  if (of.kind != operation_kind::send || !of.grows) {
+    return fail(errc::invalid_config,
+                "operation " + std::to_string(send.value) +
+                    " is no send that grows; begin it with `grows`, or name all blocks at once");
+  }
+  if (of.sealed) return fail(errc::already_exists, "request `" + of.request + "` is sealed");
+  of.token_capacity = room_of(of.token_capacity + tokens);
+  return {};
 }
 
 result<void> operation_table::seal(operation_id id) {

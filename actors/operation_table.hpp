@@ -12,7 +12,7 @@
 
 namespace troupe::actors {
 
-enum class operation_kind : std::uint8_t { send, receive, value, place };
+enum class operation_kind : std::uint8_t { send, receive, value, place, release, hold };
 
 /// The operations of the engine that have not had their outcome yet: what its calls are checked
 /// against at once, before they become messages. What is bounded are the open ones: those, and the
@@ -24,16 +24,22 @@ class operation_table {
 
   struct entry {
     operation_kind kind{operation_kind::value};
-    std::string request;              ///< send, receive; else empty
+    std::string request;              ///< send, receive, hold; else empty
     std::uint32_t token_capacity{0};  ///< send: what its blocks hold; receive: what it asks for
     bool sealed{false};
+    bool grows{false};  ///< send
   };
 
-  /// `overloaded` at the bound; `already_exists` when a send (or a receive) of that request is
-  /// live; `aborted` after `close`.
+  /// Token positions have 32 bits.
+  [[nodiscard]] static std::uint32_t room_of(std::uint64_t tokens) noexcept;
+  /// `overloaded` at the bound; `already_exists` when a send (or a receive, or a hold) of that request
+  /// is live; `aborted` after `close`.
   [[nodiscard]] result<operation_id> begin(entry what);
   /// `not_found` when it ended.
   [[nodiscard]] result<entry> find(operation_id id) const;
+  /// A send that grows has room for so many tokens more. `not_found`, `already_exists` (sealed),
+  /// `invalid_config` (it does not grow).
+  [[nodiscard]] result<void> grow(operation_id send, std::uint64_t tokens);
   /// `not_found`, or `already_exists` when it was sealed before.
   [[nodiscard]] result<void> seal(operation_id id);
   /// True: it was live and is not any more; the caller may tell the outcome. False: told already.

@@ -2,8 +2,11 @@
 
 /// How counts and times stand in sentences for people.
 
+#include <array>
 #include <chrono>
+#include <cinttypes>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -18,6 +21,20 @@ namespace troupe::actors {
 [[nodiscard]] inline std::string time_text(std::chrono::milliseconds time) {
   const auto ms = time.count();
   return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+/// An incarnation: "00c0ffee00c0ffee".
+[[nodiscard]] inline std::string life_text(std::uint64_t incarnation) {
+  std::array<char, 17> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016" PRIx64, incarnation);
+  return digits.data();
+}
+
+/// To whoever means another life of a node than the one that answers.
+[[nodiscard]] inline std::string other_life(const std::string& node, std::uint64_t lives,
+                                            std::uint64_t meant) {
+  return node + " lives as incarnation " + life_text(lives) + ", the request means " +
+         life_text(meant) + "; what that life had is gone with it";
 }
 
 }  // namespace troupe::actors

@@ -2,9 +2,24 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace troupe::actors {
+
+namespace {
+
+std::string hex(std::span<const std::byte> bytes) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text = "0x";
+  for (const auto byte : bytes) {
+    text += digits[std::to_integer<std::size_t>(byte >> 4)];
+    text += digits[std::to_integer<std::size_t>(byte & std::byte{15})];
+  }
+  return text;
+}
+
+}  // namespace
 
 send_session::send_session(options opts) : options_{opts} {
   options_.max_in_flight = std::max(options_.max_in_flight, 1u);
@@ -33,6 +48,7 @@ session_actions send_session::start(const transfer_request& request,
   mode_ = request.mode;
   token_begin_ = request.token_begin;
   token_end_ = request.token_end;
+  expect_ = request.expect;
   if (request.rank >= request.ranks) {
     return fence_with(
         {errc::out_of_range, "the request comes from rank " + std::to_string(request.rank) +
@@ -155,7 +171,7 @@ session_actions send_session::asked_again(const transfer_request& request) {
   state_ = state::streaming;
   batches_before_ = batches_;
   if (request.mode != mode_ || request.token_begin != token_begin_ ||
-      request.token_end != token_end_) {
+      request.token_end != token_end_ || request.expect != expect_) {
     return fence_with({errc::out_of_range, "the request was said again and differs from the first"},
                       true);
   }
@@ -205,6 +221,10 @@ std::optional<error> send_session::seal(std::uint32_t tokens, std::vector<std::b
     return error{errc::out_of_range, "the engine sealed with " + std::to_string(aux.size()) +
                                          " bytes of its own, allowed are " +
                                          std::to_string(max_aux)};
+  }
+  if (auto wrong = check_expected(expect_, aux)) {
+    unmet_ = true;
+    return wrong;
   }
   for (std::size_t layer = 0; layer < ready_.size(); ++layer) {
     if (ready_[layer] < tokens) {
@@ -310,14 +330,14 @@ session_actions send_session::fence_with(error why, bool tell) {
     case state::idle:
       // Nothing was granted or posted: there is nothing to fence.
       state_ = state::finished;
-      out.emplace_back(conclude{std::move(why), {}});
+      out.emplace_back(conclude{std::move(why), {}, unmet_});
       out.emplace_back(unpin{});
       return out;
     case state::streaming:
     case state::draining:
       state_ = state::fencing;
       if (tell && !peer_gone_) out.emplace_back(send_message{make_abort(transfer_, why)});
-      out.emplace_back(conclude{std::move(why), {}});
+      out.emplace_back(conclude{std::move(why), {}, unmet_});
       out.emplace_back(fence_transfer{});
       return out;
     case state::fencing:
@@ -335,6 +355,17 @@ std::string_view to_string(send_session::state s) noexcept {
     case send_session::state::finished: return "finished";
   }
   return "unknown";
+}
+
+std::optional<error> check_expected(std::span<const std::byte> expected,
+                                    std::span<const std::byte> aux) {
+  const auto begin = aux.first(std::min(expected.size(), aux.size()));
+  if (std::ranges::equal(expected, begin)) return std::nullopt;
+  return error{errc::layout_mismatch,
+               "the decode engine expects the prefill engine's own bytes to begin with " +
+                   hex(expected) + ", they " +
+                   (aux.empty() ? "are none" : "begin with " + hex(begin)) +
+                   "; the request has the id of another one"};
 }
 
 }  // namespace troupe::actors

@@ -71,7 +71,8 @@ class send_session {
 
   /// The request, with what the source has ready at this moment: `ready[layer]` is the first token
   /// that is not yet computed in that layer; `sealed_tokens` once the engine sealed. A request for
-  /// more tokens than the sealed source has fails with `out_of_range` at both sides.
+  /// more tokens than the sealed source has fails with `out_of_range` at both sides, one that expects
+  /// another beginning of `aux` with `layout_mismatch`.
   [[nodiscard]] session_actions start(const transfer_request& request,
                                       std::span<const std::uint32_t> ready,
                                       std::optional<std::uint32_t> sealed_tokens,
@@ -114,6 +115,7 @@ class send_session {
 
   options options_;
   state state_{state::idle};
+  bool unmet_{false};  ///< the failure is that `aux_` is not what the decode side expects
   transfer_id transfer_;
   transfer_mode mode_{transfer_mode::write};
   std::uint32_t token_begin_{0}, token_end_{0};
@@ -123,6 +125,7 @@ class send_session {
   std::uint32_t batches_{0};         ///< posted so far, and the last id
   std::uint32_t batches_before_{0};  ///< of them, those of links that broke
   std::vector<std::byte> aux_;
+  std::vector<std::byte> expect_;  ///< what `aux_` must begin with
   bool sealed_{false};
   bool state_due_{false};  ///< state tensors have still to go
   bool revoked_{false};    ///< the peer fenced; its reason is on the way
@@ -132,5 +135,9 @@ class send_session {
 };
 
 [[nodiscard]] std::string_view to_string(send_session::state s) noexcept;
+
+/// `layout_mismatch` unless what the prefill engine sealed with begins as the decode engine expects.
+[[nodiscard]] std::optional<error> check_expected(std::span<const std::byte> expected,
+                                                  std::span<const std::byte> aux);
 
 }  // namespace troupe::actors

@@ -373,6 +373,15 @@ void source(A& a, Optional& value) {
   });
 }
 
+template <class A, class List>
+void groups(A& a, List& list) {
+  a.list("groups", list, 12, 0, max_groups, [](auto& b, auto& g) {
+    b.number("group.group", g.group);
+    b.number("group.token_begin", g.token_begin);
+    b.blocks("group.blocks", g.blocks);
+  });
+}
+
 template <class A, is<transfer_request> M>
 void fields(A& a, M& m) {
   a.id("transfer", m.transfer);
@@ -392,6 +401,11 @@ void fields(A& a, M& m) {
   });
   a.number("placed_by", m.placed_by);
   a.number("placed_at", m.placed_at);
+  groups(a, m.groups);
+  a.number("life", m.life);
+  a.maybe("park_ms", m.park_ms, [](auto& b, auto& ms) { b.number("park_ms", ms); });
+  a.byte_list("expect", m.expect, 0, max_expect);
+  a.flag("again", m.again);
 }
 
 template <class A, is<transfer_offer> M>
@@ -402,6 +416,7 @@ void fields(A& a, M& m) {
   a.numbers("state_slots", m.state_slots);
   grants(a, m.grants);
   a.byte_list("aux", m.aux, 0, max_aux);
+  groups(a, m.groups);
 }
 
 template <class A, is<layers_landed> M>
@@ -437,6 +452,13 @@ void fields(A& a, M& m) {
   a.id("transfer", m.transfer);
   a.enumerator("code", m.code);
   a.byte_list("reason", m.reason, 0, max_sentence);
+}
+
+template <class A, class M>
+requires(is<M, transfer_hold> || is<M, transfer_forget>) void fields(A& a, M& m) {
+  a.id("transfer", m.transfer);
+  a.byte_list("request", m.request, 1, max_request_id);
+  a.number("life", m.life);
 }
 
 template <class A, is<store_put> M>
@@ -482,7 +504,8 @@ constexpr std::array<std::string_view, std::variant_size_v<session_message>> typ
     "transfer_request", "transfer_offer", "layers_landed",      "transfer_sealed",
     "transfer_release", "transfer_abort", "transfer_quiescent", "store_put",
     "store_get",        "store_query",    "store_remove",       "store_reply",
-    "store_release",    "store_held",     "store_commit"};
+    "store_release",    "store_held",     "store_commit",       "transfer_hold",
+    "transfer_forget"};
 
 template <std::size_t Index>
 result<session_message> read_as(std::span<const std::byte> body) {

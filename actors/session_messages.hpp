@@ -36,7 +36,7 @@
 
 namespace troupe::actors {
 
-inline constexpr std::uint16_t session_version = 4;
+inline constexpr std::uint16_t session_version = 5;
 
 using troupe::transfer_mode;
 
@@ -45,6 +45,15 @@ struct cache_slice {
   std::uint32_t layer_begin{0}, layer_end{0};
   std::uint32_t token_begin{0}, token_end{0};
   friend bool operator==(const cache_slice&, const cache_slice&) = default;
+};
+
+/// The block table of one group of layers. This release knows layouts of one group, whose table is the
+/// message's own: another list of groups is refused by name.
+struct group_table {
+  std::uint32_t group{0};
+  std::uint32_t token_begin{0};  ///< of its first block; tokens before it are not held
+  std::vector<kvcache::block_run> blocks{};
+  friend bool operator==(const group_table&, const group_table&) = default;
 };
 
 // -- one transfer
@@ -73,6 +82,14 @@ struct transfer_request {
   std::optional<transfer_progress> progress;    ///< of one that is said again
   /// Of the placement that it follows: by which supervisor, and at which epoch; 0: by none.
   std::uint64_t placed_by{0}, placed_at{0};
+  std::vector<group_table> groups{};
+  std::uint64_t life{0};  ///< incarnation of the source that is meant; 0: whichever lives
+  /// What is left of the time that it may wait for a source which is not offered yet; none: until its
+  /// deadline.
+  std::optional<std::uint32_t> park_ms{};
+  /// What the sealed `aux` must begin with, before anything is offered or called complete.
+  std::vector<std::byte> expect{};
+  bool again{false};  ///< that the request was delivered before is no answer
   friend bool operator==(const transfer_request&, const transfer_request&) = default;
 };
 /// prefill -> decode, read mode: everything is ready and may be read.
@@ -84,6 +101,7 @@ struct transfer_offer {
   std::vector<std::uint32_t> state_slots;
   std::vector<transport::remote_grant> grants;
   std::vector<std::byte> aux;  ///< small data of the engine (first token, logits), see `max_aux`
+  std::vector<group_table> groups{};
   friend bool operator==(const transfer_offer&, const transfer_offer&) = default;
 };
 /// What a seal says, also where it travels with the notice of the last batch.
@@ -121,6 +139,24 @@ struct transfer_abort {
   errc code{errc::aborted};
   std::string reason;  ///< at most `max_sentence` bytes, see `make_abort`
   friend bool operator==(const transfer_abort&, const transfer_abort&) = default;
+};
+/// decode -> prefill, first message of its own route: keep the source of that request for me, I shall
+/// ask for it. Answered when the source has ended, by `transfer_release` if it was delivered, or by
+/// `transfer_abort`, also where there is none. A `transfer_abort` of the decode side ends the hold.
+struct transfer_hold {
+  transfer_id transfer;
+  std::string request;    ///< 1 to 256 bytes
+  std::uint64_t life{0};  ///< as `transfer_request::life`
+  friend bool operator==(const transfer_hold&, const transfer_hold&) = default;
+};
+/// decode -> prefill, first message of its own route: nobody wants that request any more. Answered by
+/// `transfer_release` once its source has ended, or had before; one that was never sent ends when it is.
+/// `transfer_abort`: why it goes on.
+struct transfer_forget {
+  transfer_id transfer;
+  std::string request;    ///< 1 to 256 bytes
+  std::uint64_t life{0};  ///< as `transfer_request::life`
+  friend bool operator==(const transfer_forget&, const transfer_forget&) = default;
 };
 /// either -> other: in answer to an abort, nothing of mine can touch your memory any more.
 struct transfer_quiescent {
@@ -194,11 +230,14 @@ struct store_release {
 using session_message =
     std::variant<transfer_request, transfer_offer, layers_landed, transfer_sealed, transfer_release,
                  transfer_abort, transfer_quiescent, store_put, store_get, store_query,
-                 store_remove, store_reply, store_release, store_held, store_commit>;
+                 store_remove, store_reply, store_release, store_held, store_commit, transfer_hold,
+                 transfer_forget>;
 
 inline constexpr std::size_t max_request_id = 256;
 inline constexpr std::size_t max_key = 512;
 inline constexpr std::size_t max_aux = 64u << 10;
+inline constexpr std::size_t max_expect = 64;
+inline constexpr std::size_t max_groups = 64;
 inline constexpr std::size_t max_inline = 32u << 10;
 /// Of an abort's reason and a reply's sentence.
 inline constexpr std::size_t max_sentence = 4096;

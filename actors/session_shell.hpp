@@ -161,13 +161,13 @@ class session_shell {
   static void act(self_pointer self, conclude& outcome) {
     auto& basis = self->state.basis;
     log_outcome(basis, Side::log_name, outcome.failure);
-    self->send(basis.port,
-               port_event{session_concluded{
-                   basis.transfer,
-                   std::move(outcome.failure),
-                   std::move(outcome.aux),
-                   basis.bytes,
-                   {basis.first_byte, basis.last_byte, basis.segments_after, basis.link.backend}}});
+    self->send(basis.port, port_event{session_concluded{basis.transfer,
+                                                        std::move(outcome.failure),
+                                                        std::move(outcome.aux),
+                                                        basis.bytes,
+                                                        {basis.first_byte, basis.last_byte,
+                                                         basis.segments_after, basis.link.backend},
+                                                        outcome.unmet}});
   }
 
   static void act(self_pointer self, unpin&) {
@@ -201,6 +201,11 @@ class session_shell {
     if (back.epoch <= st.basis.link.epoch) return {};
     st.basis.link.epoch = back.epoch;
     return st.machine->link_back();
+  }
+  static session_actions happened(state& st, source_blocks& more) {
+    auto& blocks = st.basis.local_blocks;
+    blocks.insert(blocks.end(), more.blocks.begin(), more.blocks.end());
+    return {};
   }
   static session_actions happened(state& st, source_progress& more) { return Side::grew(st, more); }
   static session_actions happened(state& st, source_sealed& seal) {

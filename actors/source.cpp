@@ -73,6 +73,14 @@ bool source::released(transfer_id sender, std::uint64_t bytes) {
   return is_delivered();
 }
 
+void source::not_taken_by(transfer_id sender) {
+  for (auto& of : replicas_) {
+    std::erase_if(of.ranks, [&](const auto& one) { return one.second.sender == sender; });
+  }
+  std::erase_if(replicas_, [](const replica& of) { return of.ranks.empty(); });
+  if (replicas_.empty()) wanted_ = spec_.consumers;
+}
+
 void source::lost_one(transfer_id sender) {
   if (auto* who = find(sender)) who->how = taker::now::lost;
 }
@@ -146,18 +154,23 @@ std::size_t source::count(bool moving) const noexcept {
   return spec_.consumers == 0 ? most : all;
 }
 
-void ended_requests::remember(const std::string& request, troupe::error why) {
-  if (!why_.insert_or_assign(request, std::move(why)).second) return;
+void ended_requests::forget(const std::string& request) {
+  if (endings_.erase(request) == 0) return;
+  order_.erase(std::ranges::find(order_, request));
+}
+
+void ended_requests::remember(const std::string& request, ending end) {
+  if (!endings_.insert_or_assign(request, std::move(end)).second) return;
   order_.push_back(request);
   if (order_.size() > bound) {
-    why_.erase(order_.front());
+    endings_.erase(order_.front());
     order_.pop_front();
   }
 }
 
-const troupe::error* ended_requests::find(const std::string& request) const {
-  const auto found = why_.find(request);
-  return found == why_.end() ? nullptr : &found->second;
+const ended_requests::ending* ended_requests::find(const std::string& request) const {
+  const auto found = endings_.find(request);
+  return found == endings_.end() ? nullptr : &found->second;
 }
 
 }  // namespace troupe::actors

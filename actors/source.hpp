@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -38,6 +39,9 @@ class source {
         deadline_{deadline},
         full_deadline_{deadline} {}
 
+  void add_blocks(std::span<const block_id> blocks) {
+    spec_.blocks.insert(spec_.blocks.end(), blocks.begin(), blocks.end());
+  }
   void computed(std::uint32_t layer_begin, std::uint32_t layer_end, std::uint32_t token_end);
   void seal(std::uint32_t tokens, std::vector<std::byte> aux);
 
@@ -57,6 +61,8 @@ class source {
   [[nodiscard]] bool is_delivered() const noexcept {
     return wanted_ != 0 && count(false) >= wanted_;
   }
+  /// It asked for another request, by a wrong id.
+  void not_taken_by(transfer_id sender);
   /// Or it was lost, or gave up. Another rank may have come before that was known.
   void lost_one(transfer_id sender);
   /// A node that it is for was lost before it asked.
@@ -69,6 +75,8 @@ class source {
   [[nodiscard]] std::optional<std::uint32_t> sealed_tokens() const noexcept { return sealed_; }
   [[nodiscard]] const std::vector<std::byte>& aux() const noexcept { return aux_; }
   [[nodiscard]] const std::unordered_set<transfer_id>& senders() const noexcept { return senders_; }
+  /// Decode ranks that it is for; 0: not known before the first one asks.
+  [[nodiscard]] std::uint32_t wanted() const noexcept { return wanted_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] time_point deadline() const noexcept { return deadline_; }
   /// A decode rank was lost: until then another one may come.
@@ -89,9 +97,11 @@ class source {
   /// Why a place is open, while it is.
   [[nodiscard]] const std::optional<troupe::error>& lost() const noexcept { return lost_; }
 
-  bool concluded{false};  ///< the engine was told the outcome
-  time_point began{};     ///< for the engine's metrics, as what moved is
-  seen_movement moved;    ///< to those that have released it
+  bool concluded{false};                    ///< the engine was told the outcome
+  time_point began{};                       ///< for the engine's metrics, as what moved is
+  seen_movement moved;                      ///< to those that have released it
+  std::unordered_set<transfer_id> holders;  ///< of decode nodes that will ask for it
+  std::set<std::string> told_wanted;        ///< decode nodes that the engine knows want it
 
  private:
   /// Who took it as that rank of a replica, last.
@@ -132,17 +142,22 @@ class source {
   std::optional<troupe::error> lost_;
 };
 
-/// Why the latest requests ended, so that a decode rank that asks late hears it at once instead of
+/// How the latest requests ended, so that a decode rank that asks late hears it at once instead of
 /// waiting for its deadline. Bounded; the oldest is forgotten first.
 class ended_requests {
  public:
-  void remember(const std::string& request, troupe::error why);
-  void forget(const std::string& request) { why_.erase(request); }
-  [[nodiscard]] const troupe::error* find(const std::string& request) const;
+  enum class how : std::uint8_t { delivered, failed };
+  struct ending {
+    how came{how::failed};
+    troupe::error told;  ///< to whoever asks now
+  };
+  void remember(const std::string& request, ending end);
+  void forget(const std::string& request);
+  [[nodiscard]] const ending* find(const std::string& request) const;
 
  private:
   static constexpr std::size_t bound = 4096;
-  std::unordered_map<std::string, troupe::error> why_;
+  std::unordered_map<std::string, ending> endings_;
   std::deque<std::string> order_;
 };
 

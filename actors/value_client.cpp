@@ -301,6 +301,7 @@ void happened(self_pointer self, deadline_came&) {
   // the peer reads of a put from now on it is never told to store.
   tell_outcome(self);
 }
+void happened(self_pointer, source_blocks&) {}
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
 void happened(self_pointer, receive_is_whole&) {}

@@ -177,6 +177,7 @@ void happened(self_pointer self, link_is_lost&) {
   finish(self);
 }
 
+void happened(self_pointer, source_blocks&) {}
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
 void happened(self_pointer, receive_is_whole&) {}

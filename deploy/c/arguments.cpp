@@ -73,6 +73,12 @@ result<std::span<const std::byte>> bytes(const void* given, std::size_t size,
   return std::span{static_cast<const std::byte*>(given), size};
 }
 
+result<void> known_flags(std::uint32_t given, std::uint32_t known, std::string_view name) {
+  if ((given & ~known) == 0) return {};
+  return bad_argument(quoted(name).append(" has bits that this release does not know: ") +
+                      std::to_string(given & ~known));
+}
+
 result<void> in_range(std::uint32_t given, std::uint32_t first, std::uint32_t last,
                       std::string_view name) {
   if (given >= first && given <= last) return {};

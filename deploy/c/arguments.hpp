@@ -32,6 +32,17 @@ template <class Struct>
 inline constexpr std::uint32_t first_size = sizeof(Struct);
 template <>
 inline constexpr std::uint32_t first_size<troupe_outcome> = offsetof(troupe_outcome, waited_us);
+template <>
+inline constexpr std::uint32_t first_size<troupe_engine_options> = offsetof(troupe_engine_options,
+                                                                            cores);
+template <>
+inline constexpr std::uint32_t first_size<troupe_identity> = offsetof(troupe_identity,
+                                                                      supervisor_incarnation);
+template <>
+inline constexpr std::uint32_t first_size<troupe_send_spec> = offsetof(troupe_send_spec, flags);
+template <>
+inline constexpr std::uint32_t first_size<troupe_receive_spec> = offsetof(troupe_receive_spec,
+                                                                          lives);
 
 [[nodiscard]] result<void> check_size(std::uint32_t size, std::uint32_t least, std::size_t known,
                                       std::string_view name);
@@ -97,6 +108,9 @@ void write(Struct value, Struct* out) noexcept {
   constexpr std::uint64_t ten_years = 315'360'000'000;
   return std::chrono::milliseconds{std::min(given, ten_years)};
 }
+/// Flags of which all are known.
+[[nodiscard]] result<void> known_flags(std::uint32_t given, std::uint32_t known,
+                                       std::string_view name);
 /// A number of an enum that begins at 0 or 1.
 [[nodiscard]] result<void> in_range(std::uint32_t given, std::uint32_t first, std::uint32_t last,
                                     std::string_view name);

@@ -70,8 +70,7 @@ troupe_status troupe_cluster_connect(const troupe_cluster_options* options,
     if (auto out = present(cluster, "cluster"); !out) return out;
     const auto given = read(options, "options");
     if (!given) return fail(given.error());
-    if ((given->flags & ~TROUPE_LAZY) != 0)
-      return bad_argument("`options.flags` has bits that this release does not know");
+    if (auto flags = known_flags(given->flags, TROUPE_LAZY, "options.flags"); !flags) return flags;
     if (auto can = process_life::can_begin("a connection to a cluster"); !can) return can;
     auto core = std::make_shared<cluster_core>();
     auto client = connect(*given);

@@ -44,6 +44,11 @@ result<int> either_of(int one, int other) {
 result<engine_options> memory_of(const troupe_engine_options& given) {
   engine_options out;
   out.polling = (given.flags & TROUPE_POLLING) != 0;
+  if (given.core_count > max_list_items)
+    return bad_argument("`options.core_count` has too many entries");
+  if (given.core_count != 0)
+    if (auto here = present(given.cores, "options.cores"); !here) return fail(here.error());
+  out.cores.assign(given.cores, given.cores + given.core_count);
   if (given.layout) out.layout = given.layout->layout;
   if (given.region_count > kvcache::max_regions)
     return bad_argument("`options.region_count` is more than 4096");
@@ -74,9 +79,9 @@ result<engine_options> memory_of(const troupe_engine_options& given) {
 
 result<std::shared_ptr<engine_core>> start(const troupe_engine_options& given) {
   if (auto can = process_life::can_begin("an engine"); !can) return fail(can.error());
-  if ((given.flags & ~(TROUPE_POLLING | TROUPE_CALLS)) != 0 || given.reserved != 0)
-    return bad_argument(
-        "`options.flags` or `options.reserved` has bits that this release does not know");
+  if (auto flags = known_flags(given.flags, TROUPE_POLLING | TROUPE_CALLS, "options.flags"); !flags)
+    return fail(flags.error());
+  if (given.reserved != 0) return bad_argument("`options.reserved` is not 0");
   const auto name = text(given.node, "options.node");
   if (!name) return fail(name.error());
   const auto deployment = load_deployment(
@@ -154,7 +159,7 @@ troupe_status troupe_engine_identity(const troupe_engine* engine, troupe_identit
     const auto report = core.node->report();
     const auto& node = report.node;
     write({0, node.pid, node.incarnation, report.epoch, node.replica, node.rank, node.ranks,
-           node.port},
+           node.port, core.node->supervisor_incarnation()},
           identity);
     return {};
   });

@@ -53,6 +53,11 @@ struct event_writer {
     out.kind = TROUPE_EVENT_INFO;
     out.u.info = {what.size, static_cast<uint64_t>(what.ttl.count())};
   }
+  void operator()(event_wanted& what) const {
+    out.kind = TROUPE_EVENT_WANTED;
+    out.u.wanted = {what.rank, what.ranks, what.expected, what.token_begin, what.token_end};
+    detail().wanted_by = std::move(what.node);
+  }
   void operator()(event_placed& what) const {
     out.kind = TROUPE_EVENT_PLACED;
     detail().where = std::make_unique<actors::placement>(std::move(what.where));
@@ -225,6 +230,10 @@ const char* troupe_detail_reason(const troupe_detail* detail) {
 
 const char* troupe_detail_method(const troupe_detail* detail) {
   return detail ? detail->method.c_str() : "";
+}
+
+const char* troupe_detail_node(const troupe_detail* detail) {
+  return detail ? detail->wanted_by.c_str() : "";
 }
 
 troupe_status troupe_detail_bytes(const troupe_detail* detail, const void** bytes,

@@ -54,7 +54,7 @@ struct troupe_detail {
   troupe::value_view view;
   std::vector<std::byte> aux;
   std::vector<std::uint8_t> payload;
-  std::string reason, method;
+  std::string reason, method, wanted_by;
   troupe::kvcache::allocation blocks;
   std::unique_ptr<troupe::actors::placement> where;
 };

@@ -9,6 +9,10 @@ namespace {
 result<send_spec> send_of(const troupe_send_spec* given) {
   const auto spec = read(given, "spec");
   if (!spec) return fail(spec.error());
+  if (auto flags = known_flags(spec->flags, TROUPE_GROWS | TROUPE_TELL_WANTED, "spec.flags");
+      !flags)
+    return fail(flags.error());
+  if (spec->reserved != 0) return bad_argument("`spec.reserved` is not 0");
   auto request = text(spec->request, "spec.request");
   if (!request) return fail(request.error());
   auto ids = blocks(spec->blocks, spec->block_count, "spec.blocks");
@@ -22,6 +26,8 @@ result<send_spec> send_of(const troupe_send_spec* given) {
   out.deadline = milliseconds(spec->deadline_ms);
   out.consumers = spec->consumers;
   out.held_for = std::move(*held_for);
+  out.grows = (spec->flags & TROUPE_GROWS) != 0;
+  out.tell_wanted = (spec->flags & TROUPE_TELL_WANTED) != 0;
   return out;
 }
 
@@ -30,9 +36,10 @@ result<receive_spec> sources_of(const troupe_receive_spec& spec) {
   if (auto mode = in_range(spec.mode, TROUPE_MODE_DEFAULT, TROUPE_MODE_READ, "spec.mode"); !mode)
     return fail(mode.error());
   if (spec.placement) {
-    if (spec.source_count != 0 || spec.placed_by != 0 || spec.placed_at != 0)
+    if (spec.source_count != 0 || spec.placed_by != 0 || spec.placed_at != 0 || spec.lives)
       return bad_argument(
-          "`spec.placement` is given, and so is `spec.sources`, `placed_by` or `placed_at`");
+          "`spec.placement` is given, and so is `spec.sources`, `lives`, `placed_by` or "
+          "`placed_at`");
     auto out = receive_spec::of(spec.placement->where, spec.tokens);
     if (spec.mode != TROUPE_MODE_DEFAULT) out.mode = static_cast<transfer_mode>(spec.mode);
     return out;
@@ -44,6 +51,7 @@ result<receive_spec> sources_of(const troupe_receive_spec& spec) {
   if (spec.mode != TROUPE_MODE_DEFAULT) out.mode = static_cast<transfer_mode>(spec.mode);
   out.placed_by = spec.placed_by;
   out.placed_at = spec.placed_at;
+  if (spec.lives) out.lives.assign(spec.lives, spec.lives + spec.source_count);
   return out;
 }
 
@@ -51,6 +59,9 @@ result<receive_spec> receive_of(const troupe_receive_spec* given) {
   const auto spec = read(given, "spec");
   if (!spec) return fail(spec.error());
   if (spec->reserved != 0) return bad_argument("`spec.reserved` is not 0");
+  if (spec->reserved_2 != 0) return bad_argument("`spec.reserved_2` is not 0");
+  if (auto flags = known_flags(spec->flags, TROUPE_PARK | TROUPE_AGAIN, "spec.flags"); !flags)
+    return fail(flags.error());
   if (auto flag = in_range(spec->fail_when_full, 0, 1, "spec.fail_when_full"); !flag)
     return fail(flag.error());
   auto out = sources_of(*spec);
@@ -68,6 +79,33 @@ result<receive_spec> receive_of(const troupe_receive_spec* given) {
   out->state_slot = spec->state_slot;
   out->deadline = milliseconds(spec->deadline_ms);
   out->fail_when_full = spec->fail_when_full != 0;
+  const auto expect = bytes(spec->expect, spec->expect_size, "spec.expect");
+  if (!expect) return fail(expect.error());
+  if (spec->expect_size > actors::max_expect)
+    return fail(errc::out_of_range, "`spec.expect` has more than 64 bytes; give a hash");
+  out->expect.assign(expect->begin(), expect->end());
+  if ((spec->flags & TROUPE_PARK) != 0) out->park = milliseconds(spec->park_ms);
+  if ((spec->flags & TROUPE_PARK) == 0 && spec->park_ms != 0)
+    return bad_argument("`spec.park_ms` is given without TROUPE_PARK");
+  out->again = (spec->flags & TROUPE_AGAIN) != 0;
+  return out;
+}
+
+struct sources_of_request {
+  std::string request;
+  std::vector<std::string> sources;
+  std::vector<std::uint64_t> lives;
+};
+
+result<sources_of_request> words_of(const troupe_sources* given) {
+  const auto of = read(given, "of");
+  if (!of) return fail(of.error());
+  auto request = text(of->request, "of.request");
+  if (!request) return fail(request.error());
+  auto sources = texts(of->sources, of->source_count, "of.sources");
+  if (!sources) return fail(sources.error());
+  sources_of_request out{std::move(*request), std::move(*sources), {}};
+  if (of->lives) out.lives.assign(of->lives, of->lives + of->source_count);
   return out;
 }
 
@@ -94,6 +132,15 @@ troupe_status troupe_engine_send(troupe_engine* engine, const troupe_send_spec* 
     auto what = send_of(spec);
     if (!what) return fail(what.error());
     return begun(core.node->send(std::move(*what)), operation);
+  });
+}
+
+troupe_status troupe_engine_add_blocks(troupe_engine* engine, troupe_operation send,
+                                       const uint32_t* ids, size_t block_count) {
+  return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
+    auto more = blocks(ids, block_count, "blocks");
+    if (!more) return fail(more.error());
+    return core.node->add_blocks(operation_id{send}, std::move(*more));
   });
 }
 
@@ -126,6 +173,30 @@ troupe_status troupe_engine_receive(troupe_engine* engine, const troupe_receive_
     auto what = receive_of(spec);
     if (!what) return fail(what.error());
     return begun(core.node->receive(std::move(*what)), operation);
+  });
+}
+
+troupe_status troupe_engine_release(troupe_engine* engine, const troupe_sources* of,
+                                    troupe_operation* operation) {
+  return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
+    if (auto out = present(operation, "operation"); !out) return out;
+    auto what = words_of(of);
+    if (!what) return fail(what.error());
+    return begun(core.node->release(std::move(what->request), std::move(what->sources),
+                                    std::move(what->lives)),
+                 operation);
+  });
+}
+
+troupe_status troupe_engine_hold(troupe_engine* engine, const troupe_sources* of,
+                                 troupe_operation* operation) {
+  return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
+    if (auto out = present(operation, "operation"); !out) return out;
+    auto what = words_of(of);
+    if (!what) return fail(what.error());
+    return begun(
+        core.node->hold(std::move(what->request), std::move(what->sources), std::move(what->lives)),
+        operation);
   });
 }
 

@@ -252,6 +252,7 @@ class decode_worker final : public worker {
   }
   void handle(decode_request&, operation_id, event_info&) {}
   void handle(decode_request&, operation_id, event_placed&) {}
+  void handle(decode_request&, operation_id, event_wanted&) {}
 
   void received(decode_request& request, const event_done& happened) {
     request.times.received_ns = clock_ns();

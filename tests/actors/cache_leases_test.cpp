@@ -341,6 +341,53 @@ TEST_F(leases, the_next_life_that_asks_takes_the_place_of_the_one_that_was_waite
   EXPECT_THAT(pass(3 * length), IsEmpty());
 }
 
+// -- who says that it will ask
+
+TEST_F(leases, of_a_source_that_is_kept_by_a_word_last_as_long_as_the_word) {
+  see({shown("a", alice, node_state::up)});
+  table.sealed(first, now);
+  table.keep(first, session, "a", alice, now);
+  EXPECT_EQ(table.waiting(first), 1U);
+  EXPECT_THAT(pass(3 * length), IsEmpty());
+  table.leave(first, session, now);
+  EXPECT_EQ(table.waiting(first), 0U);
+  expect_one(pass(length + beat), first, cause::unread);
+}
+
+TEST_F(leases, for_a_named_node_outlast_its_word) {
+  see({shown("a", alice, node_state::up)});
+  table.hold(first, "a", now);
+  table.sealed(first, now);
+  table.keep(first, session, "a", alice, now);
+  EXPECT_EQ(table.waiting(first), 1U);
+  table.leave(first, session, now);
+  EXPECT_EQ(table.waiting(first), 1U);
+  EXPECT_THAT(pass(3 * length), IsEmpty());
+}
+
+TEST_F(leases, for_a_named_node_end_with_it_also_while_its_word_lasts) {
+  see({shown("a", alice, node_state::up)});
+  table.hold(first, "a", now);
+  table.keep(first, session, "a", alice, now);
+  now += 1s;
+  EXPECT_THAT(answered(), IsEmpty());
+  expect_one(see({shown("a", alice, node_state::down)}), first, cause::down);
+  EXPECT_EQ(table.waiting(first), 0U);
+}
+
+TEST_F(leases, of_a_session_and_of_a_word_of_one_node_are_two) {
+  see({shown("a", alice, node_state::up)});
+  table.sealed(first, now);
+  constexpr transfer_id word{78};
+  table.keep(first, word, "a", alice, now);
+  table.meet(first, session, "a", alice, now);
+  EXPECT_EQ(table.waiting(first), 0U);
+  table.leave(first, word, now);
+  EXPECT_THAT(pass(3 * length), IsEmpty());
+  table.leave(first, session, now);
+  expect_one(pass(length + beat), first, cause::unread);
+}
+
 // -- nobody
 
 TEST_F(leases, a_source_for_nobody_is_held_for_one_length_from_the_seal_on) {

@@ -38,6 +38,58 @@ int sends_at_once(engine& node, line_channel& channel) {
   return 0;
 }
 
+/// Which cores each thread of this process may run on, by its id.
+std::map<std::string, std::string> cores_of_threads() {
+  std::map<std::string, std::string> out;
+  for (const auto& thread : std::filesystem::directory_iterator{"/proc/self/task"}) {
+    std::ifstream status{thread.path() / "status"};
+    for (std::string line; std::getline(status, line);) {
+      constexpr std::string_view key = "Cpus_allowed_list:\t";
+      if (line.starts_with(key)) out[thread.path().filename()] = line.substr(key.size());
+    }
+  }
+  return out;
+}
+
+TEST(engine_cores, are_those_of_its_threads_and_of_no_other) {
+  const cluster c;
+  cluster::quiet("decode-0");
+  const auto before = cores_of_threads();
+  cpu_set_t usable;
+  ASSERT_EQ(sched_getaffinity(0, sizeof usable, &usable), 0);
+  unsigned core = 0;
+  while (!CPU_ISSET(core, &usable)) ++core;
+  engine_options options;
+  options.cores = {core};
+  const auto node = c.start("decode-0", std::move(options));
+  ASSERT_TRUE(node);
+  std::size_t of_node = 0;
+  for (const auto& [thread, cores] : cores_of_threads()) {
+    if (const auto known = before.find(thread); known != before.end()) {
+      EXPECT_EQ(cores, known->second) << "of a thread that was there before";
+    } else {
+      EXPECT_EQ(cores, std::to_string(core)) << "of a thread of the node";
+      ++of_node;
+    }
+  }
+  EXPECT_GT(of_node, 2U);
+}
+
+TEST(engine_cores, that_the_process_may_not_use_are_refused_by_number) {
+  const cluster c;
+  const auto before = cores_of_threads();
+  for (const unsigned none : {60'000U, 4'000'000'000U}) {
+    engine_options options;
+    options.cores = {none};
+    const auto node = engine::start(c.deployment(), "decode-0", std::move(options));
+    ASSERT_FALSE(node);
+    EXPECT_EQ(node.error().code, errc::invalid_config);
+    EXPECT_NE(node.error().message.find("core " + std::to_string(none)), std::string::npos)
+        << node.error().message;
+  }
+  EXPECT_EQ(cores_of_threads(), before);
+}
+
 /// Keeps the processors busy, so that threads wait for their turn.
 class load {
  public:

@@ -122,6 +122,19 @@ TEST_F(claims, are_for_one_thread_and_for_operations_whose_outcome_nobody_took) 
   EXPECT_EQ(operations.open(), 0u);
 }
 
+TEST_F(claims, are_for_what_has_no_outcome_yet_whatever_else_was_taken) {
+  const auto id = begin();
+  queue.push({id, event_wanted{"decode-0", 0, 1, 1, 0, 16}});
+  layers(id, 0, 16);
+  queue.push({id, event_allocated{}});
+  EXPECT_EQ(queue.take(every_event).size(), 3U);
+  const auto mine = queue.claim_events(id);
+  ASSERT_TRUE(mine) << to_string(mine.error());
+  conclude(id);
+  unpin(id);
+  EXPECT_TRUE((*mine)->is_over());
+}
+
 TEST_F(claims, of_layers_that_nobody_takes_stay_bounded) {
   const auto mine = begin();
   const auto claim = queue.claim_events(mine).value();

@@ -110,6 +110,11 @@ class source {
     }
     return runs;
   }
+  std::vector<group_table> groups() {
+    std::vector<group_table> out(size(0, 3));
+    for (auto& g : out) g = {number<std::uint32_t>(), number<std::uint32_t>(), blocks()};
+    return out;
+  }
   transfer_id transfer() { return transfer_id{number<std::uint64_t>()}; }
   errc code() {
     return static_cast<errc>(1 + engine_() % static_cast<std::uint8_t>(errc::internal));
@@ -133,10 +138,17 @@ class source {
             grants(),
             u32(),
             flag() ? std::optional{transfer_progress{numbers<std::uint32_t>(), flag()}}
-                   : std::nullopt};
+                   : std::nullopt,
+            u64(),
+            u64(),
+            groups(),
+            u64(),
+            flag() ? std::optional{u32()} : std::nullopt,
+            bytes(max_expect),
+            flag()};
       case 1:
-        return transfer_offer{transfer(), u32(),    blocks(), numbers<std::uint32_t>(),
-                              grants(),   bytes(99)};
+        return transfer_offer{transfer(), u32(),     blocks(), numbers<std::uint32_t>(),
+                              grants(),   bytes(99), groups()};
       case 2:
         return layers_landed{
             transfer(),
@@ -159,7 +171,9 @@ class source {
             maybe_grant()};
       case 12: return store_release{u64()};
       case 13: return store_held{u64()};
-      default: return store_commit{u64()};
+      case 14: return store_commit{u64()};
+      case 15: return transfer_hold{transfer(), text(1, max_request_id), u64()};
+      default: return transfer_forget{transfer(), text(1, max_request_id), u64()};
     }
   }
 
@@ -201,7 +215,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
                                        {1, 2, 3, 0x04030201u},
                                        true,
                                        seal_notice{5, 6, {std::byte{7}}}});
-  const std::vector<unsigned> expected{4, 0, 3, 0,              // version, type
+  const std::vector<unsigned> expected{5, 0, 3, 0,              // version, type
                                        1, 2, 3, 4, 5, 6, 7, 8,  // transfer
                                        1, 0, 0, 0, 2, 0, 0, 0,  // layers
                                        3, 0, 0, 0, 1, 2, 3, 4,  // tokens
@@ -215,7 +229,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
 
   const auto abort = encoded(transfer_abort{transfer_id{7}, errc::deadline, "no"});
   const std::vector<unsigned> expected_abort{
-      4, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
+      5, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
       2, 0, 0, 0, 'n', 'o'};
   ASSERT_EQ(abort.size(), expected_abort.size());
   for (std::size_t i = 0; i < abort.size(); ++i) {
@@ -225,13 +239,14 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
   const auto offer = encoded(transfer_offer{
       transfer_id{7}, 80, {{{3}, 1}, {{2}, 1}, {{100}, 4}, {{104}, 1}}, {9}, {}, {}});
   const std::vector<unsigned> expected_offer{
-      4,    0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 80, 0, 0, 0, 4, 0, 0, 0,  // four runs of blocks
+      5,    0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 80, 0, 0, 0, 4, 0, 0, 0,  // four runs of blocks
       12,                         // 3 from 0 on: folded 6, once
       6,                          // 2, where 4 is behind the last: -2, folded 3
       0x85, 3, 2,                 // 100, where 3 is: 97, folded 194, in two digits of 389; 4 blocks
       0,                          // 104, where it is
       1,    0, 0, 0, 9, 0, 0, 0,  // slots
-      0,    0, 0, 0, 0, 0, 0, 0};  // no grants, no aux
+      0,    0, 0, 0, 0, 0, 0, 0,  // no grants, no aux
+      0,    0, 0, 0};             // no groups
   ASSERT_EQ(offer.size(), expected_offer.size());
   for (std::size_t i = 0; i < offer.size(); ++i) {
     EXPECT_EQ(std::to_integer<unsigned>(offer[i]), expected_offer[i]) << i;
@@ -514,6 +529,16 @@ TEST(session_messages, a_field_beyond_its_bound_is_refused_by_both_sides_naming_
   refused(r, "blocks");
   r.blocks.assign(1, {{0xFFFF'FFFFU}, 2});
   refused(r, "blocks");
+  r.blocks.clear();
+  r.expect.resize(max_expect + 1);
+  refused(r, "expect");
+  r.expect.clear();
+  r.groups.resize(max_groups + 1);
+  refused(r, "groups");
+  r.groups.assign(1, {0, 0, {{{5}, 0}}});
+  refused(r, "group.blocks");
+  refused(transfer_hold{}, "request");
+  refused(transfer_forget{{}, std::string(max_request_id + 1, 'x')}, "request");
   transport::remote_grant on_value;
   refused(store_put{1, "k", 0, 0, {}, on_value}, "grant.extents");
   on_value.permitted = std::vector<extent>(transport::remote_grant::max_extents + 1);
@@ -569,6 +594,8 @@ TEST(session_messages, every_message_says_its_name_and_its_route) {
   EXPECT_EQ(type_name(store_release{}), "store_release");
   EXPECT_EQ(type_name(store_held{}), "store_held");
   EXPECT_EQ(type_name(store_commit{}), "store_commit");
+  EXPECT_EQ(type_name(transfer_hold{}), "transfer_hold");
+  EXPECT_EQ(type_name(transfer_forget{}), "transfer_forget");
   EXPECT_EQ(route_of(transfer_quiescent{transfer_id{9}}), transfer_id{9});
   EXPECT_EQ(route_of(transfer_offer{transfer_id{9}, 0, {}, {}, {}, {}}), transfer_id{9});
   EXPECT_EQ(route_of(store_put{9, "k", 0, 0, {}, {}}), transfer_id{9}) << "of its operation";

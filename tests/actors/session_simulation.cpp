@@ -104,6 +104,7 @@ class world {
       request.mode = scenario_.mode;
       request.token_begin = scenario_.prefix;
       request.token_end = scenario_.tokens;
+      request.expect = scenario_.expect;
       receiver_.emplace(receive_session::options{scenario_.layers, scenario_.layers_per_batch,
                                                  scenario_.max_in_flight, scenario_.has_state,
                                                  at(scenario_.deadlines[decode])},

@@ -24,6 +24,8 @@ enum fault : std::uint32_t {
   short_seal = 1u << 7,    ///< it seals with fewer tokens than were asked for
   unready_seal = 1u << 8,  ///< it seals while a layer is not ready
   link_rebuild = 1u << 9,  ///< the link breaks and is made again, up to three times
+  wrong_expect =
+      1u << 10,  ///< the decode engine expects what the prefill engine does not seal with
 };
 
 struct report {

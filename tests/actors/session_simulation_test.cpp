@@ -72,8 +72,9 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
   // A simulation that only ever fails, or never does, proves nothing.
   if (runs < 10'000) return;
   EXPECT_GT(done, runs / 3);
-  for (const auto code : {errc::aborted, errc::deadline, errc::peer_lost, errc::link_broken,
-                          errc::overloaded, errc::out_of_range, errc::invalid_config}) {
+  for (const auto code :
+       {errc::aborted, errc::deadline, errc::peer_lost, errc::link_broken, errc::overloaded,
+        errc::out_of_range, errc::invalid_config, errc::layout_mismatch}) {
     EXPECT_GT(failures[code], runs / 5000) << to_string(code);
   }
   EXPECT_GT(done_though_shut_out[transfer_mode::read], runs / 20'000);

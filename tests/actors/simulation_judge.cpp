@@ -92,6 +92,8 @@ void judge::concludes(side by, const conclude& what) {
   auto& w = course_.sides[by];
   if (++w.concluded > 1) violate("a second outcome");
   w.failure = what.failure;
+  const bool unmet = by == prefill && what.failure && what.failure->code == errc::layout_mismatch;
+  if (what.unmet != unmet) violate("whose the failure is, is not what was said");
   if (what.failure) return;
   if (w.must_fail) violate("done after the peer said that it failed");
   if (by == prefill) {
@@ -118,6 +120,7 @@ void judge::check_all_is_here(const conclude& what) {
   if (s.has_state && !s.empty() ? !came(course_.state_landed) : course_.state_landed != 0) {
     violate("done without the state, or with two");
   }
+  if (s.has(wrong_expect)) violate("done with another request than the decode side expects");
   if (what.aux != s.aux) {
     violate("what came with the seal is not what the engine sealed with");
   }
@@ -203,6 +206,7 @@ void judge::check_reason(const watched& w) {
     case errc::overloaded: known = course_.refused; break;
     case errc::out_of_range: known = s.has(short_seal); break;
     case errc::invalid_config: known = s.has(unready_seal); break;
+    case errc::layout_mismatch: known = s.has(wrong_expect); break;
     default: break;
   }
   if (!known) violate("failed for a reason that nobody gave: " + to_string(*w.failure));

@@ -22,6 +22,7 @@ void draw_faults(scenario& s, dice& d) {
   if (!d.one_in(3)) s.faults |= 1u << d.upto(8);
   if (d.one_in(4)) s.faults |= 1u << d.upto(5);
   if (d.one_in(3)) s.faults |= link_rebuild;
+  if (d.one_in(16)) s.faults |= wrong_expect;
   if (s.has(never_seals)) s.faults |= d.one_in(2) ? decode_deadline : prefill_deadline;
   if (s.has(short_seal) && s.tokens == 0) s.faults &= ~short_seal;
   if (s.has(unready_seal) && s.source_tokens == 0) s.faults &= ~unready_seal;
@@ -86,6 +87,8 @@ scenario draw(dice& d, timeline& into) {
   s.latency = 1 + d.upto(12);
   s.aux.assign(d.upto(3), std::byte{0xA5});
   draw_faults(s, d);
+  s.expect.assign(s.aux.begin(), s.aux.begin() + d.upto(static_cast<std::uint32_t>(s.aux.size())));
+  if (s.has(wrong_expect)) s.expect.push_back(std::byte{0x5A});
 
   into.schedule(d.upto(20), kind::start, decode, 0);
   const auto last = draw_chunks(s, d, into);
@@ -107,9 +110,10 @@ scenario draw(dice& d, timeline& into) {
 }
 
 std::string describe_faults(std::uint32_t faults) {
-  static constexpr std::array<const char*, 10> names{
-      "decode_abort", "prefill_abort", "link_loss",  "decode_deadline", "prefill_deadline",
-      "post_refused", "never_seals",   "short_seal", "unready_seal",    "link_rebuild"};
+  static constexpr std::array<const char*, 11> names{
+      "decode_abort",     "prefill_abort", "link_loss",   "decode_deadline",
+      "prefill_deadline", "post_refused",  "never_seals", "short_seal",
+      "unready_seal",     "link_rebuild",  "wrong_expect"};
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if ((faults & (1u << i)) == 0) continue;

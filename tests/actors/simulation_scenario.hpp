@@ -104,7 +104,7 @@ struct scenario {
   std::uint32_t layers_per_batch{0}, max_in_flight{1}, latency{1};
   transfer_mode mode{transfer_mode::write};
   bool has_state{false}, sync_fence{false}, slow_fence{false};
-  std::vector<std::byte> aux;
+  std::vector<std::byte> aux, expect;
   std::vector<chunk> chunks;
   std::array<std::uint32_t, 2> deadlines{1'000'000, 1'000'000};
   std::uint32_t faults{0};

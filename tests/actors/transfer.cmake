@@ -2,4 +2,6 @@ troupe_test(transfer_test SOURCES transfer_test.cpp gpu_pool_test.cpp held_strea
             LINKS troupe::actors troupe::sanitized troupe::gpu_double LABELS integration TIMEOUT 60)
 troupe_test(allocated_cache_test SOURCES allocated_cache_test.cpp LINKS troupe::actors troupe::sanitized
             LABELS integration TIMEOUT 60)
+troupe_test(request_terms_test SOURCES request_terms_test.cpp broken_wire.cpp LINKS troupe::actors troupe::sanitized
+            LABELS integration TIMEOUT 60)
 troupe_test(memory_test SOURCES memory_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)

@@ -74,6 +74,11 @@ int main(void) {
   NUMBER(TROUPE_EVENT_INFO);
   NUMBER(TROUPE_EVENT_PLACED);
   NUMBER(TROUPE_EVENT_CALL);
+  NUMBER(TROUPE_EVENT_WANTED);
+  NUMBER(TROUPE_GROWS);
+  NUMBER(TROUPE_TELL_WANTED);
+  NUMBER(TROUPE_PARK);
+  NUMBER(TROUPE_AGAIN);
   NUMBER(TROUPE_LAZY);
   STRUCT(troupe_log_options);
   FIELD(troupe_log_options, size);
@@ -142,6 +147,8 @@ int main(void) {
   FIELD(troupe_engine_options, region_count);
   FIELD(troupe_engine_options, numa_node_plus_1);
   FIELD(troupe_engine_options, reserved);
+  FIELD(troupe_engine_options, cores);
+  FIELD(troupe_engine_options, core_count);
   STRUCT(troupe_identity);
   FIELD(troupe_identity, size);
   FIELD(troupe_identity, pid);
@@ -151,6 +158,7 @@ int main(void) {
   FIELD(troupe_identity, rank);
   FIELD(troupe_identity, ranks);
   FIELD(troupe_identity, port);
+  FIELD(troupe_identity, supervisor_incarnation);
   STRUCT(troupe_placement_request);
   FIELD(troupe_placement_request, size);
   FIELD(troupe_placement_request, timeout_ms);
@@ -189,6 +197,8 @@ int main(void) {
   FIELD(troupe_send_spec, consumers);
   FIELD(troupe_send_spec, held_for_count);
   FIELD(troupe_send_spec, held_for);
+  FIELD(troupe_send_spec, flags);
+  FIELD(troupe_send_spec, reserved);
   STRUCT(troupe_receive_spec);
   FIELD(troupe_receive_spec, size);
   FIELD(troupe_receive_spec, state_slot);
@@ -206,6 +216,18 @@ int main(void) {
   FIELD(troupe_receive_spec, placed_at);
   FIELD(troupe_receive_spec, fail_when_full);
   FIELD(troupe_receive_spec, reserved);
+  FIELD(troupe_receive_spec, lives);
+  FIELD(troupe_receive_spec, park_ms);
+  FIELD(troupe_receive_spec, expect);
+  FIELD(troupe_receive_spec, expect_size);
+  FIELD(troupe_receive_spec, flags);
+  FIELD(troupe_receive_spec, reserved_2);
+  STRUCT(troupe_sources);
+  FIELD(troupe_sources, size);
+  FIELD(troupe_sources, source_count);
+  FIELD(troupe_sources, request);
+  FIELD(troupe_sources, sources);
+  FIELD(troupe_sources, lives);
   STRUCT(troupe_compute_point);
   FIELD(troupe_compute_point, size);
   FIELD(troupe_compute_point, gpu);
@@ -232,6 +254,11 @@ int main(void) {
   FIELD(troupe_event, u.allocated.owner);
   FIELD(troupe_event, u.allocated.count);
   FIELD(troupe_event, u.call.id);
+  FIELD(troupe_event, u.wanted.rank);
+  FIELD(troupe_event, u.wanted.ranks);
+  FIELD(troupe_event, u.wanted.expected);
+  FIELD(troupe_event, u.wanted.token_begin);
+  FIELD(troupe_event, u.wanted.token_end);
   STRUCT(troupe_outcome);
   FIELD(troupe_outcome, size);
   FIELD(troupe_outcome, kind);

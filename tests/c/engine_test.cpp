@@ -160,6 +160,125 @@ TEST_F(c_pair, an_abort_ends_both_sides_with_its_reason) {
                  "");
 }
 
+TEST_F(c_pair, a_send_grows_and_tells_who_wants_it_on_terms_of_the_receive) {
+  troupe_send_spec growing{};
+  growing.size = sizeof growing;
+  growing.request = "r";
+  growing.blocks = sent_blocks;
+  growing.block_count = 1;
+  growing.flags = TROUPE_GROWS | TROUPE_TELL_WANTED;
+  troupe_operation sending = 0;
+  ASSERT_DONE(troupe_engine_send(prefill.get(), &growing, &sending));
+  troupe_identity source{};
+  source.size = sizeof source;
+  ASSERT_DONE(troupe_engine_identity(prefill.get(), &source));
+
+  static const char* const sources[] = {"prefill-0"};
+  troupe_receive_spec spec{};
+  spec.size = sizeof spec;
+  spec.request = "r";
+  spec.sources = sources;
+  spec.source_count = 1;
+  spec.tokens = tokens;
+  spec.blocks = received_blocks;
+  spec.block_count = 3;
+  spec.lives = &source.incarnation;
+  spec.expect = "tok";
+  spec.expect_size = 3;
+  spec.park_ms = long_enough;
+  troupe_operation receiving = 0;
+  EXPECT_REFUSED(troupe_engine_receive(decode.get(), &spec, &receiving), TROUPE_INVALID_CONFIG,
+                 "TROUPE_PARK");
+  spec.flags = TROUPE_PARK | TROUPE_AGAIN;
+  ASSERT_DONE(troupe_engine_receive(decode.get(), &spec, &receiving));
+
+  troupe_event wanted{};
+  std::size_t count = 0;
+  ASSERT_DONE(troupe_engine_take(prefill.get(), &wanted, sizeof wanted, 1, long_enough, &count));
+  ASSERT_EQ(count, 1u);
+  EXPECT_EQ(wanted.kind, static_cast<std::uint32_t>(TROUPE_EVENT_WANTED));
+  EXPECT_STREQ(troupe_detail_node(wanted.detail), "decode-0");
+  EXPECT_EQ(wanted.u.wanted.ranks, 1u);
+  EXPECT_EQ(wanted.u.wanted.expected, 1u);
+  EXPECT_EQ(wanted.u.wanted.token_end, tokens);
+  troupe_detail_free(wanted.detail);
+  EXPECT_STREQ(troupe_detail_node(nullptr), "");
+
+  EXPECT_REFUSED(troupe_engine_seal(prefill.get(), sending, tokens, nullptr, 0),
+                 TROUPE_OUT_OF_RANGE, "do not fit the blocks");
+  ASSERT_DONE(troupe_engine_add_blocks(prefill.get(), sending, sent_blocks + 1, 2));
+  ASSERT_DONE(troupe_engine_seal(prefill.get(), sending, tokens, "token", 5));
+  EXPECT_EQ(troupe_engine_wait(decode.get(), receiving, long_enough, nullptr), TROUPE_OK)
+      << troupe_last_error();
+  EXPECT_EQ(troupe_engine_wait(prefill.get(), sending, long_enough, nullptr), TROUPE_OK)
+      << troupe_last_error();
+  EXPECT_REFUSED(troupe_engine_add_blocks(prefill.get(), sending, sent_blocks, 1), TROUPE_NOT_FOUND,
+                 "has ended");
+
+  const std::uint64_t another_life = source.incarnation + 1;
+  spec.lives = &another_life;
+  ASSERT_DONE(troupe_engine_receive(decode.get(), &spec, &receiving));
+  EXPECT_REFUSED(troupe_engine_wait(decode.get(), receiving, long_enough, nullptr),
+                 TROUPE_STALE_INCARNATION, "lives as incarnation");
+  spec.lives = nullptr;
+  spec.park_ms = 0;
+  ASSERT_DONE(troupe_engine_receive(decode.get(), &spec, &receiving));
+  EXPECT_REFUSED(troupe_engine_wait(decode.get(), receiving, long_enough, nullptr),
+                 TROUPE_NOT_FOUND, "is not offered here");
+}
+
+TEST_F(c_pair, a_request_is_held_and_given_back) {
+  static const char* const sources[] = {"prefill-0"};
+  troupe_sources of{};
+  of.size = sizeof of;
+  of.source_count = 1;
+  of.request = "r";
+  of.sources = sources;
+  const auto sending = send("r");
+  troupe_operation held = 0;
+  ASSERT_DONE(troupe_engine_hold(decode.get(), &of, &held));
+  EXPECT_REFUSED(troupe_engine_hold(decode.get(), &of, &held), TROUPE_ALREADY_EXISTS, "live here");
+  const auto receiving = receive("r");
+  EXPECT_EQ(troupe_engine_wait(decode.get(), held, long_enough, nullptr), TROUPE_OK)
+      << troupe_last_error();
+  ASSERT_DONE(troupe_engine_seal(prefill.get(), sending, tokens, nullptr, 0));
+  EXPECT_EQ(troupe_engine_wait(decode.get(), receiving, long_enough, nullptr), TROUPE_OK)
+      << troupe_last_error();
+
+  const auto unwanted = send("unwanted");
+  of.request = "unwanted";
+  troupe_operation given_back = 0;
+  ASSERT_DONE(troupe_engine_release(decode.get(), &of, &given_back));
+  EXPECT_EQ(troupe_engine_wait(decode.get(), given_back, long_enough, nullptr), TROUPE_OK)
+      << troupe_last_error();
+  EXPECT_REFUSED(troupe_engine_wait(prefill.get(), unwanted, long_enough, nullptr), TROUPE_ABORTED,
+                 "decode-0 gave request `unwanted` back");
+  const std::uint64_t lives[] = {7};
+  of.lives = lives;
+  ASSERT_DONE(troupe_engine_release(decode.get(), &of, &given_back));
+  EXPECT_REFUSED(troupe_engine_wait(decode.get(), given_back, long_enough, nullptr),
+                 TROUPE_STALE_INCARNATION, "lives as incarnation");
+  of.source_count = 0;
+  EXPECT_REFUSED(troupe_engine_release(decode.get(), &of, &given_back), TROUPE_INVALID_CONFIG,
+                 "name the prefill nodes");
+}
+
+TEST_F(c_pair, specs_of_before_they_grew_mean_what_they_meant) {
+  troupe_send_spec spec{};
+  spec.size = offsetof(troupe_send_spec, flags);
+  spec.request = "r";
+  spec.blocks = sent_blocks;
+  spec.block_count = 3;
+  spec.flags = 0xFFFF'FFFFu;  // of memory that is not the struct's
+  troupe_operation sending = 0;
+  ASSERT_DONE(troupe_engine_send(prefill.get(), &spec, &sending));
+  EXPECT_REFUSED(troupe_engine_add_blocks(prefill.get(), sending, sent_blocks, 1),
+                 TROUPE_INVALID_CONFIG, "grows");
+  spec.size = sizeof spec;
+  EXPECT_REFUSED(troupe_engine_send(prefill.get(), &spec, &sending), TROUPE_INVALID_CONFIG,
+                 "does not know");
+}
+
 TEST_F(c_pair, a_wait_that_is_over_takes_nothing) {
   const auto sending = send("r");
   EXPECT_REFUSED(troupe_engine_wait(prefill.get(), sending, 1, nullptr), TROUPE_TIMED_OUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import mmap
+import os
 from typing import Any
 
 import pytest
@@ -312,3 +313,14 @@ def test_identity_says_who_it_is(pair: Pair, supervisor: Supervisor) -> None:
     assert pair.prefill.draining() == "serving"
     assert troupe.library_version()
     assert troupe.protocol_version() > 0
+
+
+def test_an_engine_on_cores_that_it_may_not_use_is_refused(supervisor: Supervisor) -> None:
+    with pytest.raises(troupe.TroupeError, match="core 60000 is not one") as refused:
+        troupe.Engine("prefill-0", text=supervisor.text, layout=small_layout(), allocate="ordinary", cores=[60_000])
+    assert refused.value.code == troupe.ErrorCode.INVALID_CONFIG
+    core = min(os.sched_getaffinity(0))
+    with troupe.Engine(
+        "prefill-0", text=supervisor.text, layout=small_layout(), allocate="ordinary", cores={core}
+    ) as engine:
+        engine.wait_registered(PATIENCE)

@@ -226,3 +226,71 @@ def test_many_threads_each_have_their_own_outcomes(pair: Pair) -> None:
             assert got == key.encode()
 
     in_threads(64, work)
+
+
+def test_a_send_grows_and_tells_who_wants_it(pair: Pair) -> None:
+    send = pair.prefill.send("r", SENT[:1], grows=True, tell_wanted=True)
+    life = pair.prefill.identity().incarnation
+    receive = pair.decode.receive(
+        "r",
+        sources=["prefill-0"],
+        tokens=TOKENS,
+        blocks=RECEIVED,
+        lives=[life],
+        park=PATIENCE,
+        expect=b"tok",
+        again=True,
+    )
+    (wanted,) = pair.prefill.take(1, timeout=PATIENCE)
+    assert wanted == troupe.Wanted(send, "decode-0", 0, 1, 1, 0, TOKENS)
+    with pytest.raises(troupe.TroupeError, match="do not fit the blocks"):
+        pair.prefill.seal(send, TOKENS)
+    pair.prefill.add_blocks(send, SENT[1:])
+    pair.finish(send, b"token")
+    assert pair.decode.wait(receive).aux == b"token"
+    pair.prefill.wait(send)
+    assert_same_cache(memoryview(pair.received), memoryview(pair.sent))
+    with pytest.raises(troupe.TroupeError) as ended:
+        pair.prefill.add_blocks(send, SENT)
+    assert ended.value.code == troupe.ErrorCode.NOT_FOUND
+
+
+def test_terms_that_are_not_met_fail_the_receive_by_name(pair: Pair) -> None:
+    def failure(**terms: object) -> troupe.TroupeError:
+        receive = pair.decode.receive("r", sources=["prefill-0"], tokens=TOKENS, blocks=RECEIVED, **terms)  # type: ignore[arg-type]
+        with pytest.raises(troupe.TroupeError) as failed:
+            pair.decode.wait(receive)
+        return failed.value
+
+    assert failure(park=0).code == troupe.ErrorCode.NOT_FOUND
+    assert failure(lives=[pair.prefill.identity().incarnation + 1]).code == troupe.ErrorCode.STALE_INCARNATION
+    pair.finish(pair.send(), b"hash-1")
+    unexpected = failure(expect=b"hash-2")
+    assert unexpected.code == troupe.ErrorCode.LAYOUT_MISMATCH
+    for part in (b"hash-1", b"hash-2"):
+        assert part.hex() in unexpected.reason
+    with pytest.raises(ValueError, match="give one for each"):
+        failure(lives=[1, 2])
+
+
+def test_a_request_is_held_and_given_back(pair: Pair) -> None:
+    sources = ["prefill-0"]
+    assert pair.decode.identity().supervisor_incarnation == pair.prefill.identity().supervisor_incarnation != 0
+    send = pair.send()
+    held = pair.decode.hold("r", sources, lives=[pair.prefill.identity().incarnation])
+    with pytest.raises(troupe.TroupeError) as twice:
+        pair.decode.hold("r", sources)
+    assert twice.value.code == troupe.ErrorCode.ALREADY_EXISTS
+    receive = pair.receive()
+    assert pair.decode.wait(held).bytes_moved == 0
+    pair.finish(send)
+    pair.decode.wait(receive)
+    pair.prefill.wait(send)
+    unwanted = pair.send("unwanted")
+    pair.decode.wait(pair.decode.release("unwanted", sources))
+    with pytest.raises(troupe.TroupeError, match="decode-0 gave request `unwanted` back") as given_back:
+        pair.prefill.wait(unwanted)
+    assert given_back.value.code == troupe.ErrorCode.ABORTED
+    with pytest.raises(troupe.TroupeError) as unknown:
+        pair.decode.wait(pair.decode.hold("nobody's", sources))
+    assert unknown.value.code == troupe.ErrorCode.NOT_FOUND

@@ -21,6 +21,7 @@ from troupe.events import (
     Placed,
     Unpinned,
     Value,
+    Wanted,
 )
 from troupe.layout import Arrangement, LayerKind, LayerShape, Layout, Plane, StateTensor
 from troupe.memory import Memory
@@ -59,6 +60,7 @@ __all__ = [
     "Unpinned",
     "Value",
     "WaitTimeout",
+    "Wanted",
     "configure_logging",
     "library_version",
     "protocol_version",

@@ -114,6 +114,8 @@ class EngineOptions(Structure):
         ("region_count", c_size_t),
         ("numa_node_plus_1", c_uint32),
         ("reserved", c_uint32),
+        ("cores", c_void_p),
+        ("core_count", c_size_t),
     ]
 
 
@@ -127,6 +129,7 @@ class CIdentity(Structure):
         ("rank", c_uint32),
         ("ranks", c_uint32),
         ("port", c_uint32),
+        ("supervisor_incarnation", c_uint64),
     ]
 
 
@@ -181,6 +184,8 @@ class SendSpec(Structure):
         ("consumers", c_uint32),
         ("held_for_count", c_uint32),
         ("held_for", POINTER(c_char_p)),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -202,6 +207,22 @@ class ReceiveSpec(Structure):
         ("placed_at", c_uint64),
         ("fail_when_full", c_uint32),
         ("reserved", c_uint32),
+        ("lives", c_void_p),
+        ("park_ms", c_uint64),
+        ("expect", c_char_p),
+        ("expect_size", c_size_t),
+        ("flags", c_uint32),
+        ("reserved_2", c_uint32),
+    ]
+
+
+class CSources(Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("source_count", c_uint32),
+        ("request", c_char_p),
+        ("sources", POINTER(c_char_p)),
+        ("lives", c_void_p),
     ]
 
 
@@ -226,8 +247,18 @@ class _Pair(Structure):
     _fields_ = [("first", c_uint64), ("second", c_uint64)]
 
 
+class _Wanted(Structure):
+    _fields_ = [
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("expected", c_uint32),
+        ("token_begin", c_uint32),
+        ("token_end", c_uint32),
+    ]
+
+
 class _EventUnion(Union):
-    _fields_ = [("layers", _Layers), ("pair", _Pair), ("reserved", c_uint64 * 4)]
+    _fields_ = [("layers", _Layers), ("pair", _Pair), ("wanted", _Wanted), ("reserved", c_uint64 * 4)]
 
 
 class CEvent(Structure):
@@ -337,9 +368,12 @@ _FALLIBLE: dict[str, list[Any]] = {
     "engine_allocate_blocks": [c_void_p, c_uint32, c_void_p, c_void_p],
     "engine_free_blocks": [c_void_p, c_uint64, c_void_p, c_size_t],
     "engine_send": [c_void_p, c_void_p, c_void_p],
+    "engine_add_blocks": [c_void_p, c_uint64, c_void_p, c_size_t],
     "engine_layers_ready": [c_void_p, c_uint64, c_uint32, c_uint32, c_uint32, c_void_p],
     "engine_seal": [c_void_p, c_uint64, c_uint32, c_char_p, c_size_t],
     "engine_receive": [c_void_p, c_void_p, c_void_p],
+    "engine_release": [c_void_p, c_void_p, c_void_p],
+    "engine_hold": [c_void_p, c_void_p, c_void_p],
     "engine_await_layers": [c_void_p, c_uint64, c_uint32, c_uint32, c_uint32, c_void_p],
     "engine_abort": [c_void_p, c_uint64, c_char_p],
     "engine_put": [c_void_p, c_char_p, c_char_p, c_void_p, c_size_t, c_uint64, c_void_p],
@@ -386,6 +420,7 @@ _TEXTS: dict[str, list[Any]] = {
     "version": [],
     "detail_reason": [c_void_p],
     "detail_method": [c_void_p],
+    "detail_node": [c_void_p],
 }
 _FREEING: dict[str, list[Any]] = {
     "free": [c_void_p],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -123,6 +123,14 @@ class AsyncEngine:
         """As `Engine.receive`."""
         return self._track(self.engine.receive(request, **more), two_steps=True)
 
+    def release(self, request: str, sources: Sequence[str], **more: Any) -> Operation:
+        """As `Engine.release`."""
+        return self._track(self.engine.release(request, sources, **more))
+
+    def hold(self, request: str, sources: Sequence[str], **more: Any) -> Operation:
+        """As `Engine.hold`."""
+        return self._track(self.engine.hold(request, sources, **more))
+
     def put(self, peer: str, key: str, value: object, **more: Any) -> Operation:
         """As `Engine.put`."""
         return self._track(self.engine.put(peer, key, value, **more))
@@ -146,6 +154,10 @@ class AsyncEngine:
     def layers_ready(self, send: Operation, layer_begin: int, layer_end: int, token_end: int, **more: Any) -> None:
         """As `Engine.layers_ready`."""
         self.engine.layers_ready(send, layer_begin, layer_end, token_end, **more)
+
+    def add_blocks(self, send: Operation, blocks: Iterable[int]) -> None:
+        """As `Engine.add_blocks`."""
+        self.engine.add_blocks(send, blocks)
 
     def seal(self, send: Operation, tokens: int, aux: bytes = b"") -> None:
         """As `Engine.seal`."""

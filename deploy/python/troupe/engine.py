@@ -27,6 +27,7 @@ from troupe.events import (
     Placed,
     Unpinned,
     Value,
+    Wanted,
 )
 from troupe.layout import Layout
 from troupe.memory import Memory, block_array
@@ -45,7 +46,8 @@ _NO_OPERATION = Operation(0)
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who a node is. `epoch`: of the newest membership that it has, 0 before the first; `replica` and `rank` count
-    from 0; `port`: the cluster port that was bound."""
+    from 0; `port`: the cluster port that was bound; `supervisor_incarnation`: of the supervisor that has taken it in
+    last, 0 before the first."""
 
     incarnation: int
     epoch: int
@@ -54,6 +56,7 @@ class Identity:
     ranks: int
     port: int
     pid: int
+    supervisor_incarnation: int
 
 
 def configure_logging(
@@ -120,6 +123,7 @@ class Engine:
         regions: Sequence[object] | None = None,
         allocate: str | None = None,
         numa_node: int | None = None,
+        cores: Iterable[int] = (),
         calls: bool = False,
         polling: bool = False,
     ) -> None:
@@ -136,6 +140,7 @@ class Engine:
             allocate: "ordinary" or "huge": Troupe allocates the regions of `layout` instead, of such pages, zeroed; shm
                 peers map them without the right to trace this process. `region` gives them.
             numa_node: that the allocated pages are on.
+            cores: that the node's threads run on; none: those of the calling thread (`os.sched_getaffinity(0)`).
             calls: calls of frontends come as `Call` events; else they are refused.
             polling: no progress thread: the engine calls `poll` often.
 
@@ -157,6 +162,8 @@ class Engine:
         memory = [Memory.of(region) for region in regions] if regions is not None else []
         raw = (_abi.CMemory * len(memory))(*(_abi.CMemory(m.address, m.size) for m in memory))
         host, port = _host_and_port(supervisor)
+        on = array.array("I", [_abi.number("cores", core) for core in cores])  # lives until the call has returned
+        core_address, core_count = on.buffer_info()
         options = _abi.EngineOptions(
             size=ctypes.sizeof(_abi.EngineOptions),
             flags=(1 if polling else 0) | (2 if calls else 0),
@@ -170,6 +177,8 @@ class Engine:
             regions=ctypes.addressof(raw) if memory else None,
             region_count=len(memory),
             numa_node_plus_1=0 if numa_node is None else _abi.number("numa_node", numa_node, 2**31) + 1,
+            cores=core_address if core_count else None,
+            core_count=core_count,
         )
         handle = ctypes.c_void_p()
         lib.check(lib.engine_start(ctypes.byref(options), ctypes.byref(handle)))
@@ -232,6 +241,7 @@ class Engine:
             ranks=int(raw.ranks),
             port=int(raw.port),
             pid=int(raw.pid),
+            supervisor_incarnation=int(raw.supervisor_incarnation),
         )
 
     # -- the cache
@@ -277,6 +287,8 @@ class Engine:
         deadline: float | None = None,
         consumers: int = 0,
         held_for: Sequence[str] = (),
+        grows: bool = False,
+        tell_wanted: bool = False,
         state_slot: int = 0,
     ) -> Operation:
         """Prefill side: offers the cache of a request to whichever decode ranks ask for it.
@@ -288,6 +300,8 @@ class Engine:
             deadline: seconds; None: the deployment's default.
             consumers: decode ranks that take it before it is done; 0: as the first one's parallel size says.
             held_for: decode nodes that it is for: while they live, their waiting in line ends nothing.
+            grows: `blocks` is only the beginning: `add_blocks` names the rest.
+            tell_wanted: `Wanted` comes for each decode rank that asks.
 
         Raises:
             TroupeError: ALREADY_EXISTS (the request is live here), OUT_OF_RANGE (a block outside the cache), NOT_FOUND
@@ -303,6 +317,7 @@ class Engine:
             block_count=count,
             deadline_ms=_abi.milliseconds("deadline", deadline, 0),
             consumers=_abi.number("consumers", consumers),
+            flags=(_GROWS if grows else 0) | (_TELL_WANTED if tell_wanted else 0),
         )
         if held_for:
             names = _names("held_for", held_for)
@@ -312,6 +327,21 @@ class Engine:
         if status:
             self._lib.fail(status)
         return Operation(out.value)
+
+    def add_blocks(self, send: Operation, blocks: Iterable[int]) -> None:
+        """The blocks of the tokens behind those that a send with `grows` has named so far.
+
+        Layers are ready, and the request sealed, only as far as its blocks reach. `TroupeError` NOT_FOUND (it has
+        ended), ALREADY_EXISTS (it is sealed), INVALID_CONFIG (it does not grow), OUT_OF_RANGE (a block outside the
+        cache; none is added).
+        """
+        ids = block_array(blocks)
+        address, count = ids.buffer_info()
+        self._lib.check(
+            self._lib.engine_add_blocks(
+                self._handle, _abi.number("send", send, 2**64), address if count else None, count
+            )
+        )
 
     def layers_ready(
         self,
@@ -374,6 +404,10 @@ class Engine:
         fail_when_full: bool = False,
         placed_by: int = 0,
         placed_at: int = 0,
+        lives: Sequence[int] = (),
+        park: float | None = None,
+        expect: bytes = b"",
+        again: bool = False,
         state_slot: int = 0,
     ) -> Operation:
         """Decode side: takes the cache of a request from the ranks of one prefill replica.
@@ -389,10 +423,17 @@ class Engine:
             mode: "write" (the default) or "read"; must be that of the deployment's edge.
             deadline: seconds; None: the deployment's default.
             fail_when_full: POOL_EXHAUSTED at once instead of waiting in line.
+            lives: incarnation of each source as the caller knows it, 0: whichever lives. A source in another life has
+                lost the cache: STALE_INCARNATION.
+            park: seconds that a source keeps the receive which does not know the request yet; then NOT_FOUND. 0: not
+                at all; None: until the deadline.
+            expect: what the sealed `aux` of each source must begin with, at most 64 bytes (a hash of the prompt, say);
+                else LAYOUT_MISMATCH, in read mode before a byte moves.
+            again: the request was received before and is sent once more: its earlier delivery is no answer.
 
         Raises:
             TroupeError: OVERLOADED, POOL_EXHAUSTED, OUT_OF_RANGE, NOT_FOUND (a source that is no node), INVALID_CONFIG
-                (the sources are not the ranks of one replica, each once; a block is named twice).
+                (the sources are not the ranks of one replica, each once; not a life for each; a block is named twice).
         """
         if placement is not None:
             if sources:
@@ -420,13 +461,56 @@ class Engine:
             placed_by=_abi.number("placed_by", placed_by, 2**64),
             placed_at=_abi.number("placed_at", placed_at, 2**64),
             fail_when_full=1 if fail_when_full else 0,
+            flags=(0 if park is None else _PARK) | (_AGAIN if again else 0),
         )
         if sources:
             spec.sources = _names("sources", sources)
+        known = _lives(lives, sources)  # named: it lives until the call has returned
+        if known is not None:
+            spec.lives = ctypes.addressof(known)
+        if park is not None:
+            spec.park_ms = _abi.milliseconds("park", park, _abi.FOREVER)
+        first = bytes(expect)
+        if first:
+            spec.expect, spec.expect_size = first, len(first)
         out = ctypes.c_uint64()
         status = self._lib.engine_receive(self._handle, ctypes.addressof(spec), ctypes.addressof(out))
         if status:
             self._lib.fail(status)
+        return Operation(out.value)
+
+    def release(self, request: str, sources: Sequence[str], *, lives: Sequence[int] = ()) -> Operation:
+        """Decode side: nobody wants the request any more. Gives its sources back without a receive.
+
+        Costs no block, may come before they are sent, and may be said twice. `sources`, `lives` as of `receive`.
+        Outcome: done, once each source has ended (its engine is told ABORTED) or had before; where the request was
+        never sent, its next send ends so. ALREADY_EXISTS: the source goes on, since another node takes it, waits for
+        it, or is whom it is held for. STALE_INCARNATION: a source lives another life. `TroupeError` NOT_FOUND,
+        INVALID_CONFIG.
+        """
+        return self._words(self._lib.engine_release, request, sources, lives)
+
+    def hold(self, request: str, sources: Sequence[str], *, lives: Sequence[int] = ()) -> Operation:
+        """Decode side: the request waits in the engine's own queue. Keeps its sources from running out of their lease.
+
+        `sources`, `lives` as of `receive`. Outcome: done, once a receive of the request has asked all of them, or where
+        it was delivered meanwhile; that of the first source that failed, or of `abort`. NOT_FOUND: a source does not
+        offer it. Ends with the life of either node. `TroupeError` ALREADY_EXISTS (this node holds it), NOT_FOUND,
+        INVALID_CONFIG.
+        """
+        return self._words(self._lib.engine_hold, request, sources, lives)
+
+    def _words(self, function: Any, request: str, sources: Sequence[str], lives: Sequence[int]) -> Operation:
+        of = _abi.CSources(
+            size=ctypes.sizeof(_abi.CSources), source_count=len(sources), request=_abi.encoded("request", request)
+        )
+        if sources:
+            of.sources = _names("sources", sources)
+        known = _lives(lives, sources)
+        if known is not None:
+            of.lives = ctypes.addressof(known)
+        out = ctypes.c_uint64()
+        self._lib.check(function(self._handle, ctypes.byref(of), ctypes.byref(out)))
         return Operation(out.value)
 
     def await_layers(
@@ -632,6 +716,17 @@ class Engine:
             return Info(operation, raw.u.pair.first, raw.u.pair.second / 1000 if raw.u.pair.second else None)
         if kind == 8:
             return Placed(operation, keeper.placement())
+        if kind == 10:
+            asked = raw.u.wanted
+            return Wanted(
+                operation,
+                _abi.text_of(lib.detail_node(detail)),
+                asked.rank,
+                asked.ranks,
+                asked.expected,
+                asked.token_begin,
+                asked.token_end,
+            )
         if kind == 9:
             return Call(
                 _NO_OPERATION, _abi.text_of(lib.detail_method(detail)), keeper.bytes(), self._replier(raw.u.pair.first)
@@ -673,6 +768,8 @@ class Engine:
         return outcome
 
 
+_GROWS, _TELL_WANTED = 1, 2
+_PARK, _AGAIN = 1, 2
 _SEND_SIZE = ctypes.sizeof(_abi.SendSpec)
 _RECEIVE_SIZE = ctypes.sizeof(_abi.ReceiveSpec)
 _OUTCOME_SIZE = ctypes.sizeof(_abi.COutcome)
@@ -733,6 +830,14 @@ def _view_of(address: int | None, size: int, keeper: object) -> memoryview:
 
 def _is_empty(value: object) -> bool:
     return isinstance(value, (bytes, bytearray, memoryview)) and len(value) == 0
+
+
+def _lives(lives: Sequence[int], sources: Sequence[str]) -> Any:
+    if not lives:
+        return None
+    if len(lives) != len(sources):
+        raise ValueError(f"lives has {len(lives)} incarnations for {len(sources)} sources; give one for each")
+    return (ctypes.c_uint64 * len(lives))(*(_abi.number("lives", life, 2**64) for life in lives))
 
 
 def _names(what: str, names: Sequence[str]) -> Any:

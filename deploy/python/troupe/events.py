@@ -25,6 +25,7 @@ __all__ = [
     "Placed",
     "Unpinned",
     "Value",
+    "Wanted",
 ]
 
 #: What an engine started and will hear the end of. An `int`, unique within one engine, never 0.
@@ -108,6 +109,23 @@ class Placed:
 
 
 @dataclass(slots=True)
+class Wanted:
+    """Of a send with `tell_wanted`: a decode rank asks for it.
+
+    `rank` of `ranks` of the decode replica; `expected`: decode ranks that the send will serve in all; the tokens before
+    `token_begin` are at the decode side already.
+    """
+
+    operation: Operation
+    node: str
+    rank: int
+    ranks: int
+    expected: int
+    token_begin: int
+    token_end: int
+
+
+@dataclass(slots=True)
 class Call:
     """A frontend calls the engine (`Engine(..., calls=True)`). Answer once, from any thread.
 
@@ -129,7 +147,7 @@ class Call:
 
 
 #: Ignore what you do not know: later releases add to it.
-Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Call]  # noqa: UP007
+Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Wanted, Call]  # noqa: UP007
 
 
 @dataclass(slots=True)

@@ -289,6 +289,10 @@ typedef struct troupe_engine_options {
   /* For `allocate`: 1 + the number of the NUMA node that the pages are on; 0: wherever. */
   uint32_t numa_node_plus_1;
   uint32_t reserved;
+  /* Cores that the node's threads run on; none: those of the thread that starts it. A core that the
+   * process may not use: TROUPE_INVALID_CONFIG. */
+  const uint32_t* cores;
+  size_t core_count;
 } troupe_engine_options;
 
 /* Starts a node: binds its port, adopts or allocates the cache, registers with the supervisor in
@@ -318,6 +322,9 @@ typedef struct troupe_identity {
   uint32_t rank;
   uint32_t ranks; /* of the replica */
   uint32_t port;  /* the cluster port that was bound */
+  /* Of the supervisor that has taken the node in last, as `placed_by` of a receive names it; 0: none
+   * yet. */
+  uint64_t supervisor_incarnation;
 } troupe_identity;
 
 TROUPE_API troupe_status troupe_engine_identity(const troupe_engine* engine,
@@ -391,6 +398,12 @@ TROUPE_API void troupe_placement_free(troupe_placement* placement);
 /* -- transfers. Each operation has exactly one outcome, which comes as an event or to
  * `troupe_engine_wait`. */
 
+enum { /* flags of a send */
+       /* `blocks` is only the beginning: `troupe_engine_add_blocks` names the rest */
+       TROUPE_GROWS = 1u << 0,
+       TROUPE_TELL_WANTED = 1u << 1 /* TROUPE_EVENT_WANTED for each decode rank that asks */
+};
+
 typedef struct troupe_send_spec {
   uint32_t size;
   uint32_t state_slot;    /* of the request, if the layout has state tensors */
@@ -402,7 +415,16 @@ typedef struct troupe_send_spec {
   uint32_t consumers;
   uint32_t held_for_count;
   const char* const* held_for; /* decode nodes that it is for: their waiting in line ends nothing */
+  uint32_t flags;              /* TROUPE_GROWS, TROUPE_TELL_WANTED */
+  uint32_t reserved;
 } troupe_send_spec;
+
+enum {                        /* flags of a receive */
+       TROUPE_PARK = 1u << 0, /* `park_ms` counts, also 0 */
+       /* The request was received before and is sent once more: its earlier delivery is no answer. How
+   * an earlier send of it failed still is. */
+       TROUPE_AGAIN = 1u << 1
+};
 
 typedef struct troupe_receive_spec {
   uint32_t size;
@@ -424,6 +446,18 @@ typedef struct troupe_receive_spec {
   uint64_t placed_at;
   uint32_t fail_when_full; /* 1: TROUPE_POOL_EXHAUSTED at once instead of waiting in line */
   uint32_t reserved;
+  /* Incarnation of each source as the caller knows it, `source_count` of them; 0 in one, or NULL:
+   * whichever lives. A source in another life has lost the cache: TROUPE_STALE_INCARNATION. */
+  const uint64_t* lives;
+  /* With TROUPE_PARK: how long a source keeps the receive that does not know the request yet; then
+   * TROUPE_NOT_FOUND. Without: until the deadline. */
+  uint64_t park_ms;
+  /* What the sealed `aux` of each source must begin with, at most 64 bytes (a hash of the prompt,
+   * say). Else TROUPE_LAYOUT_MISMATCH, in read mode before a byte moves. */
+  const void* expect;
+  size_t expect_size;
+  uint32_t flags; /* TROUPE_PARK, TROUPE_AGAIN */
+  uint32_t reserved_2;
 } troupe_receive_spec;
 
 /* A point in the work of a GPU: an event (cudaEvent_t, hipEvent_t) recorded behind what it stands
@@ -448,6 +482,12 @@ typedef struct troupe_compute_stream {
  * open: take events). */
 TROUPE_API troupe_status troupe_engine_send(troupe_engine* engine, const troupe_send_spec* spec,
                                             troupe_operation* operation);
+/* The blocks of the tokens behind those that the send has named, of a send with TROUPE_GROWS. Layers
+ * are ready, and the request sealed, only as far as its blocks reach. TROUPE_NOT_FOUND (ended),
+ * TROUPE_ALREADY_EXISTS (sealed), TROUPE_INVALID_CONFIG (it does not grow), TROUPE_OUT_OF_RANGE (a
+ * block outside the cache; none is added). */
+TROUPE_API troupe_status troupe_engine_add_blocks(troupe_engine* engine, troupe_operation send,
+                                                  const uint32_t* blocks, size_t block_count);
 /* Layers [layer_begin, layer_end) are computed up to token `token_end` and will not be written
  * again; call it as often as chunks come. `computed`: once the GPU has come to that point; nobody
  * waits for it here, and the event may be recorded again when this returns. NULL: they are there
@@ -463,11 +503,35 @@ TROUPE_API troupe_status troupe_engine_seal(troupe_engine* engine, troupe_operat
                                             uint32_t tokens, const void* aux, size_t aux_size);
 /* Decode side: takes the cache of a request from the ranks of one prefill replica.
  * TROUPE_OVERLOADED, TROUPE_POOL_EXHAUSTED, TROUPE_OUT_OF_RANGE, TROUPE_NOT_FOUND (a source that is
- * no node), TROUPE_INVALID_CONFIG (the sources are not the ranks of one replica, each once; a block
- * is named twice). */
+ * no node), TROUPE_INVALID_CONFIG (the sources are not the ranks of one replica, each once; not a
+ * life for each; a block is named twice). */
 TROUPE_API troupe_status troupe_engine_receive(troupe_engine* engine,
                                                const troupe_receive_spec* spec,
                                                troupe_operation* operation);
+/* The sources of a request, without a receive. */
+typedef struct troupe_sources {
+  uint32_t size;
+  uint32_t source_count;
+  const char* request;        /* 1 to 256 bytes */
+  const char* const* sources; /* node names of every rank of the prefill replica, each once */
+  const uint64_t* lives;      /* as of a receive */
+} troupe_sources;
+
+/* Decode side: nobody wants the request any more. Gives its sources back; costs no block, may come
+ * before they are sent, and may be said twice. Outcome: done, once each source has ended (its engine
+ * is told TROUPE_ABORTED) or had before; where the request was never sent, its next send ends so.
+ * TROUPE_ALREADY_EXISTS as an outcome: the source goes on, since another node takes it, waits for it,
+ * or is whom it is held for. TROUPE_STALE_INCARNATION as an outcome: a source lives another life. TROUPE_INVALID_CONFIG,
+ * TROUPE_NOT_FOUND (a source that is no node). */
+TROUPE_API troupe_status troupe_engine_release(troupe_engine* engine, const troupe_sources* of,
+                                               troupe_operation* operation);
+/* Decode side: the request waits in the engine's own queue. Keeps its sources from running out of
+ * their lease. Outcome: done, once a receive of the request has asked all of them, or where it was
+ * delivered meanwhile; that of the first source that failed, or of `troupe_engine_abort`.
+ * TROUPE_NOT_FOUND as an outcome: a source does not offer it. Ends with the life of either node.
+ * TROUPE_ALREADY_EXISTS (this node holds it), and as of `troupe_engine_release`. */
+TROUPE_API troupe_status troupe_engine_hold(troupe_engine* engine, const troupe_sources* of,
+                                            troupe_operation* operation);
 /* Decode side, on a GPU: what `stream` is given from here on waits, on the GPU, until these layers
  * are there. The stream goes on with the receive's outcome at the latest. TROUPE_NOT_FOUND,
  * TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG, TROUPE_BACKEND_UNAVAILABLE,
@@ -549,7 +613,9 @@ enum {
   TROUPE_EVENT_PLACED = 8, /* outcome of a place: `troupe_detail_placement` */
   /* of no operation: a frontend calls. `troupe_detail_method`, `troupe_detail_bytes`; answer once
      by `troupe_engine_reply(engine, u.call.id, ...)` */
-  TROUPE_EVENT_CALL = 9
+  TROUPE_EVENT_CALL = 9,
+  /* send with TROUPE_TELL_WANTED: a decode rank asks for it. u.wanted, `troupe_detail_node` */
+  TROUPE_EVENT_WANTED = 10
 };
 
 typedef struct troupe_event {
@@ -578,6 +644,12 @@ typedef struct troupe_event {
     struct {
       uint64_t id;
     } call;
+    struct {
+      uint32_t rank, ranks; /* of the decode replica */
+      uint32_t expected;    /* decode ranks that the send will serve in all */
+      uint32_t token_begin; /* the prefix before it is at the decode side already */
+      uint32_t token_end;
+    } wanted;
     uint64_t reserved[4];
   } u;
   troupe_detail* detail; /* NULL where there is none */
@@ -639,6 +711,8 @@ TROUPE_API troupe_status troupe_detail_placement(const troupe_detail* detail,
                                                  troupe_placement** placement);
 /* What a call asks for; "" of anything else. The detail's. */
 TROUPE_API const char* troupe_detail_method(const troupe_detail* detail);
+/* The node that wants a send; "" of anything else. The detail's. */
+TROUPE_API const char* troupe_detail_node(const troupe_detail* detail);
 TROUPE_API void troupe_detail_free(troupe_detail* detail);
 /* Frees the details of `count` events and sets them to NULL. */
 TROUPE_API void troupe_events_free(troupe_event* events, size_t event_size, size_t count);
