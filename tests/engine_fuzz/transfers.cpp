@@ -14,6 +14,29 @@ namespace {
 /// Longer than a run.
 constexpr milliseconds no_deadline = 10min;
 
+// What a request is drawn to do beside, by its seed, so that a seed of before draws the same story.
+
+/// The blocks of its sends are named as they are computed.
+bool grows(const request_plan& r) {
+  return r.seed / 6 % 3 == 0;
+}
+bool tells_wanted(const request_plan& r) {
+  return r.seed / 18 % 2 == 0;
+}
+/// What the receive expects `aux` to begin with; empty: anything.
+std::size_t expected_bytes(const request_plan& r) {
+  return r.seed / 36 % 2 == 0 ? std::min<std::size_t>(r.aux_bytes, 1 + r.seed % 64) : 0;
+}
+bool parks_for_ever(const request_plan& r) {
+  return r.seed / 72 % 2 == 0;
+}
+
+std::vector<std::byte> aux_of(const request_plan& r) {
+  std::vector<std::byte> aux(r.aux_bytes);
+  pattern(r.seed + 5, aux);
+  return aux;
+}
+
 }  // namespace
 
 node_transfers::node_transfers(const scenario& s, std::uint32_t node, engine& e, cache_model& model,
@@ -92,6 +115,12 @@ void node_transfers::send(std::uint32_t request) {
   send_spec spec;
   spec.request = name(request);
   spec.blocks = t.blocks.all;
+  spec.grows = grows(r);
+  spec.tell_wanted = tells_wanted(r);
+  if (spec.grows) {
+    spec.blocks.resize(r.seed / 144 % 2 * spec.blocks.size() / 2);
+    t.named = spec.blocks.size();
+  }
   spec.state_slot = t.slot;
   spec.deadline = no_deadline;
   spec.consumers = r.two_replicas ? 2 * s_.decode.ranks : 0;
@@ -120,7 +149,16 @@ void node_transfers::compute(const act& one) {
   const auto begin = one.c == 0 ? 0 : r.chunks[one.c - 1];
   const auto end = r.chunks[one.c];
   compute(t, {one.a, one.b}, {begin, end});
+  name_blocks(entry->first, t, s_.blocks_of(end));
   expect_taken(t, engine_.layers_ready(operation_id{entry->first}, one.a, one.b, end));
+}
+
+/// That many of its blocks, if they are named one after the other.
+void node_transfers::name_blocks(std::uint64_t operation, transfer& t, std::size_t count) {
+  if (!t.named || *t.named >= count) return;
+  const auto more = std::span{t.blocks.all}.subspan(*t.named, count - *t.named);
+  expect_taken(t, engine_.add_blocks(operation_id{operation}, {more.begin(), more.end()}));
+  t.named = count;
 }
 
 /// All but the prefix that others share: that is there.
@@ -137,9 +175,8 @@ void node_transfers::seal(std::uint32_t request) {
   const auto& r = plan(request);
   if (r.chunks.empty()) compute(t, model_.all_layers(), {0, r.source_tokens});
   model_.compute_state(t.slot, r.seed);
-  std::vector<std::byte> aux(r.aux_bytes);
-  pattern(r.seed + 5, aux);
-  expect_taken(t, engine_.seal(operation_id{entry->first}, r.source_tokens, std::move(aux)));
+  name_blocks(entry->first, t, t.blocks.all.size());
+  expect_taken(t, engine_.seal(operation_id{entry->first}, r.source_tokens, aux_of(r)));
   t.sealed = true;
   if (r.frees_early && its_.pooled) give_back(t);
 }
@@ -148,7 +185,7 @@ std::optional<live_send> node_transfers::some_live_send() const {
   for (const auto& [id, t] : live_) {
     if (t.what == part::send && !t.sealed && verdict_of(t).is_certain())
       return live_send{operation_id{id}, name(t.request),
-                       static_cast<std::uint32_t>(t.blocks.all.size())};
+                       static_cast<std::uint32_t>(t.blocks.all.size()), t.named.has_value()};
   }
   return std::nullopt;
 }
@@ -181,6 +218,9 @@ void node_transfers::receive(std::uint32_t request, part what) {
   spec.blocks = t.blocks.all;
   spec.state_slot = t.slot;
   spec.deadline = no_deadline;
+  spec.expect = aux_of(r);
+  spec.expect.resize(expected_bytes(r));
+  if (parks_for_ever(r)) spec.park = no_deadline;
   if (what == part::receive && r.what == mishap::decode_deadline && r.rank == s_.rank_of(node_))
     spec.deadline = milliseconds{1 + r.seed % 60};
   auto asked = engine_.receive(std::move(spec));
@@ -221,11 +261,30 @@ void node_transfers::take(event& e) {
     take_done(t, *d);
   } else if (const auto* f = std::get_if<event_failed>(&e.what)) {
     take_failed(t, f->why);
+  } else if (const auto* w = std::get_if<event_wanted>(&e.what)) {
+    take_wanted(t, *w);
   } else if (std::get_if<event_unpinned>(&e.what) != nullptr) {
     take_unpinned(t);
     live_.erase(entry);
   } else {
     wrong(t, "an event of another kind of operation");
+  }
+}
+
+void node_transfers::take_wanted(const transfer& t, const event_wanted& who) {
+  const auto& r = plan(t.request);
+  if (t.what != part::send || !tells_wanted(r)) wrong(t, "is told who wants it, unasked");
+  if (t.outcomes > 0) wrong(t, "is told who wants it after the outcome");
+  bool is_decode = false;
+  for (std::uint32_t n = s_.prefill.ranks; n < s_.joined_nodes(); ++n)
+    is_decode = is_decode || (s_.name_of(n) == who.node && s_.rank_of(n) == who.rank);
+  const auto expected = s_.decode.ranks * (r.two_replicas ? 2 : 1);
+  const bool fits = is_decode && who.ranks == s_.decode.ranks && who.expected == expected &&
+                    who.token_begin <= who.token_end && who.token_end <= r.tokens;
+  if (!fits) {
+    wrong(t, "is wanted by " + who.node + ", rank " + std::to_string(who.rank) + " of " +
+                 std::to_string(who.ranks) + ", of " + std::to_string(who.expected) + ", tokens " +
+                 std::to_string(who.token_begin) + " to " + std::to_string(who.token_end));
   }
 }
 

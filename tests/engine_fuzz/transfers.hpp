@@ -57,6 +57,7 @@ class node_transfers {
     std::vector<std::uint32_t> told;  ///< receive: per layer, up to which token
     int outcomes{0};
     bool sealed{false};
+    std::optional<std::size_t> named;  ///< of a send that grows: so many of its blocks
   };
 
   [[nodiscard]] std::string words(const transfer& t) const;
@@ -73,6 +74,8 @@ class node_transfers {
   [[nodiscard]] std::optional<std::uint32_t> slot_of(const transfer& t) const;
 
   void compute(const transfer& t, layer_span layers, token_span tokens);
+  void name_blocks(std::uint64_t operation, transfer& t, std::size_t count);
+  void take_wanted(const transfer& t, const event_wanted& who);
   void expect_taken(const transfer& t, const result<void>& said);
   void give_back(transfer& t);
 

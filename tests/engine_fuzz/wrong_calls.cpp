@@ -162,6 +162,10 @@ void wrong_calls::call_over_no_edge() {
   spec.blocks = {block_id{0}};
   expect_refused("a receive by a node without an edge", engine_.receive(spec),
                  errc::invalid_config);
+  expect_refused("a release by a node without an edge", engine_.release("wrong", spec.sources),
+                 errc::invalid_config);
+  expect_refused("a hold by a node without an edge", engine_.hold("wrong", spec.sources),
+                 errc::invalid_config);
   call_values_of(s_.name_of(dice_.roll(0, s_.joined_nodes() - 1)));
 }
 
@@ -188,6 +192,13 @@ void wrong_calls::speak_of(const live_send& live) {
                  errc::out_of_range);
   expect_refused("too much data of the engine",
                  engine_.seal(send, 1, std::vector<std::byte>(65'537)), errc::out_of_range);
+  if (!live.grows) {
+    expect_refused("blocks for a send that has all", engine_.add_blocks(send, {block_id{0}}),
+                   errc::invalid_config);
+  } else {
+    expect_refused("a block that is none", engine_.add_blocks(send, {block_id{its_.blocks}}),
+                   errc::out_of_range);
+  }
   send_spec again;
   again.request = live.request;
   expect_refused("a send of a live request", engine_.send(std::move(again)), errc::already_exists);

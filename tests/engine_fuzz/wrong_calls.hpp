@@ -18,6 +18,7 @@ struct live_send {
   operation_id operation;
   std::string request;
   std::uint32_t blocks{0};
+  bool grows{false};
 };
 
 class wrong_calls {
