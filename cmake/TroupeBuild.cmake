@@ -93,10 +93,11 @@ function(troupe_without_false_warnings target)
 endfunction()
 
 # Compiles several sources of a target at once, which shares what their headers cost: with CAF's that is most of the
-# time. Each source still includes what it needs: the thread sanitizer's build, clang's and a debugger's take it alone.
+# time. Each source still includes what it needs: the thread sanitizer's build takes other ones together, clang's and a
+# debugger's take it alone.
 function(troupe_unity target)
   if(TROUPE_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TROUPE_UNITY_BATCH})
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
       # g++ 12 inlines more here and then takes members of what a variant does not hold for uninitialised.
       target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
