@@ -118,7 +118,9 @@ void node_transfers::send(std::uint32_t request) {
   spec.grows = grows(r);
   spec.tell_wanted = tells_wanted(r);
   if (spec.grows) {
-    spec.blocks.resize(r.seed / 144 % 2 * spec.blocks.size() / 2);
+    // The prefix may be given back once the send has it.
+    const auto half = r.seed / 144 % 2 * spec.blocks.size() / 2;
+    spec.blocks.resize(std::max<std::size_t>(half, t.blocks.shared));
     t.named = spec.blocks.size();
   }
   spec.state_slot = t.slot;
