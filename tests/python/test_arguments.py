@@ -324,3 +324,17 @@ def test_an_engine_on_cores_that_it_may_not_use_is_refused(supervisor: Superviso
         "prefill-0", text=supervisor.text, layout=small_layout(), allocate="ordinary", cores={core}
     ) as engine:
         engine.wait_registered(PATIENCE)
+
+
+def test_memory_is_found_whatever_others_make_of_the_interpreters_functions() -> None:
+    theirs = [ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release]
+    before = [function.argtypes for function in theirs]
+    try:
+        for function in theirs:
+            function.argtypes = [ctypes.c_double]
+        value = b"read only"
+        found = troupe.Memory.of(value, writable=False)
+        assert ctypes.string_at(found.address, found.size) == value
+    finally:
+        for function, types in zip(theirs, before, strict=True):
+            function.argtypes = types

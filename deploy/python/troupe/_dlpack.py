@@ -103,13 +103,13 @@ def exported(what: Any) -> Exported:
     )
 
 
+# Functions of our own: those of ctypes.pythonapi are everybody's in the process, and so are their argument types.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer_of = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 def _pointer(capsule: object, name: bytes) -> int:
     """0: it is no capsule of that name."""
-    valid = ctypes.pythonapi.PyCapsule_IsValid
-    valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    if not valid(capsule, name):
-        return 0
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    get.restype = c_void_p
-    return int(get(capsule, name) or 0)
+    return int(_pointer_of(capsule, name) or 0) if _is_valid(capsule, name) else 0

@@ -130,29 +130,37 @@ def _packed_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+class _Buffer(ctypes.Structure):
+    """Py_buffer."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+# Functions of our own: those of ctypes.pythonapi are everybody's in the process, and so are their argument types.
+_get_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int)(
+    ("PyObject_GetBuffer", ctypes.pythonapi)
+)
+_release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_Buffer))(("PyBuffer_Release", ctypes.pythonapi))
+
+
 def _address_of_readonly(view: memoryview) -> int:
     # A read-only buffer gives its address only to C.
-    class Buffer(ctypes.Structure):
-        _fields_ = [
-            ("buf", ctypes.c_void_p),
-            ("obj", ctypes.py_object),
-            ("len", ctypes.c_ssize_t),
-            ("itemsize", ctypes.c_ssize_t),
-            ("readonly", ctypes.c_int),
-            ("ndim", ctypes.c_int),
-            ("format", ctypes.c_char_p),
-            ("shape", ctypes.c_void_p),
-            ("strides", ctypes.c_void_p),
-            ("suboffsets", ctypes.c_void_p),
-            ("internal", ctypes.c_void_p),
-        ]
-
-    raw = Buffer()
-    get = ctypes.pythonapi.PyObject_GetBuffer
-    get.argtypes = [ctypes.py_object, ctypes.POINTER(Buffer), ctypes.c_int]
-    get(view, ctypes.byref(raw), 0)
+    raw = _Buffer()
+    _get_buffer(view, ctypes.byref(raw), 0)
     address = int(raw.buf or 0)
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(raw))
+    _release_buffer(ctypes.byref(raw))
     return address
 
 
