@@ -91,6 +91,7 @@ bool is_spared(call_kind kind) {
              begins_with(at.dli_sname, "_ZN3caf12actor_systemD") ||
              begins_with(at.dli_sname, "_ZN3caf17monitorable_actor7cleanup") ||
              begins_with(at.dli_sname, "_ZN3caf6detail23thread_safe_actor_clock") ||
+             begins_with(at.dli_sname, "_ZN3caf6logger16thread_local_aid") ||  // between two actors
              begins_with(at.dli_sname, "__cxa_thread_atexit_impl") ||
              begins_with(at.dli_sname, "CRYPTO_THREAD_run_once") ||
              (kind == call_kind::system_call && before_caller && of_caf);
