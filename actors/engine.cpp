@@ -517,11 +517,23 @@ class node_engine final : public engine {
     if (auto runs = need_running(); !runs) return fail(runs.error());
     if (auto fine = check_key(order.key); !fine) return fail(fine.error());
     if (auto joined = check_value_edge(*context_, order.peer); !joined) return fail(joined.error());
+    if (auto copied = copy_from_gpu(order); !copied) return fail(copied.error());
     auto operation = begin({operation_kind::value, {}, 0, false});
     if (!operation) return operation;
     order.operation = *operation;
     command_here(engine_command{std::move(order)});
     return operation;
+  }
+
+  /// A store keeps its values in memory of the host, and the host reads no GPU.
+  [[nodiscard]] result<void> copy_from_gpu(start_value& order) const {
+    if (order.verb != value_verb::put) return {};
+    auto copy = context_->endpoint->copy_of_gpu(order.value);
+    if (!copy) return fail(std::move(copy).error());
+    if (!*copy) return {};
+    order.copy = std::make_shared<const std::vector<std::byte>>(std::move(**copy));
+    order.value = *order.copy;
+    return {};
   }
 
   // Destroyed in reverse: the context (with the endpoint and its threads), the units those threads

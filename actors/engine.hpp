@@ -335,7 +335,8 @@ class engine {
 
   /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
   /// stay unchanged until the outcome. What is larger than a frame (32 KiB) is copied, or read by the
-  /// peer, while the caller goes on. ttl 0: until removed. Outcome: done, `already_exists`,
+  /// peer, while the caller goes on; what is in memory of a GPU is copied before this returns, and the
+  /// GPU must have computed it. ttl 0: until removed. Outcome: done, `already_exists`,
   /// `pool_exhausted`. What failed is not stored and never will be, whoever gave it up, unless the
   /// reason says that this is not known: the last word of the put had been said, and no answer came
   /// before the link was lost or the deadline. A peer that stands still may read `value` after the

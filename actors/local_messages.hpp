@@ -353,6 +353,8 @@ struct start_value {
   std::string key;
   std::span<const std::byte> value;  ///< of a put, in the engine's memory until the outcome
   std::uint64_t ttl_ms{0};           ///< of a put
+  /// What `value` shows where the engine's own is in memory of a GPU.
+  std::shared_ptr<const std::vector<std::byte>> copy{};
 };
 /// What a decode engine says to the sources of a request without a receive.
 enum class source_verb : std::uint8_t { release, hold };

@@ -104,6 +104,8 @@ class local_endpoint final : public endpoint {
     if (!found || found->on_host) return std::nullopt;
     return found->device;
   }
+  [[nodiscard]] result<std::optional<std::vector<std::byte>>> copy_of_gpu(
+      std::span<const std::byte> bytes) const override;
   [[nodiscard]] result<void> after_compute(
       const compute_point& point, std::uint64_t line,
       std::function<void(std::optional<troupe::error>)> then) override {
@@ -148,6 +150,22 @@ class local_endpoint final : public endpoint {
   std::vector<std::unique_ptr<backend>> backends_;
   std::uint16_t tcp_port_{0};
 };
+
+result<std::optional<std::vector<std::byte>>> local_endpoint::copy_of_gpu(
+    std::span<const std::byte> bytes) const {
+  const auto found = bytes.empty() ? std::nullopt : gpus_->runtime->find(bytes.data());
+  if (!found || found->on_host) return std::optional<std::vector<std::byte>>{};
+  const auto left = static_cast<std::uint64_t>(found->base + found->size - bytes.data());
+  if (bytes.size() > left) {
+    return fail(errc::out_of_range, std::to_string(bytes.size()) + " bytes of GPU " +
+                                        std::to_string(found->device) + " where " +
+                                        std::to_string(left) + " are left of their allocation");
+  }
+  std::optional<std::vector<std::byte>> copy{std::in_place, bytes.size()};
+  auto copied = gpus_->runtime->copy_now(copy->data(), bytes.data(), bytes.size());
+  if (!copied) return fail(std::move(copied).error());
+  return copy;
+}
 
 result<region_id> local_endpoint::allocate_on_gpu(std::uint32_t gpu, std::uint64_t size,
                                                   std::string name) {

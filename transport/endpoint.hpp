@@ -91,6 +91,11 @@ class endpoint {
                                                           std::string name) = 0;
   /// The GPU whose memory the region is in, as this process counts them; empty: the host's.
   [[nodiscard]] virtual std::optional<std::uint32_t> gpu_of(region_id region) const = 0;
+  /// What stands in these bytes of a GPU, registered or not; empty: they are the host's. Waits for the
+  /// copy, not for what the GPU computes. `out_of_range` (they go beyond their allocation), `no_device`
+  /// (the GPU is lost).
+  [[nodiscard]] virtual result<std::optional<std::vector<std::byte>>> copy_of_gpu(
+      std::span<const std::byte> bytes) const = 0;
   /// Calls `then` once, from a thread that must not be held up: empty when the GPU has come to
   /// `point`, else why it never will. Points of one `line` are told in their order. The event is done
   /// with when this returns; nobody is called once `stop` has returned. `no_device`

@@ -250,6 +250,27 @@ TEST_P(computed_on_gpus, a_point_that_is_none_is_refused_and_the_send_goes_on) {
   EXPECT_EQ(events->of(taken).done, 1) << to_string(events->of(taken).why);
 }
 
+TEST_P(computed_on_gpus, a_value_in_memory_of_one_is_put_by_any_way) {
+  const auto memory = decode->region(0).value();
+  for (const std::size_t size : {1'000U, 100'000U}) {  // in a frame, and read by the peer
+    const auto value = memory.first(size);
+    for (std::size_t i = 0; i < size; ++i) value[i] = static_cast<std::byte>(i * 7 + size);
+    const std::vector<std::byte> meant(value.begin(), value.end());
+    const auto key = std::to_string(size);
+    const auto put = decode->put("prefill-0", key, value);
+    ASSERT_TRUE(put) << to_string(put.error());
+    std::ranges::fill(value, std::byte{0});
+    ASSERT_TRUE(events->outcome(*put));
+    ASSERT_EQ(events->of(*put).done, 1) << to_string(events->of(*put).why);
+    const auto get = decode->get("prefill-0", key);
+    ASSERT_TRUE(get) << to_string(get.error());
+    ASSERT_TRUE(events->outcome(*get));
+    ASSERT_EQ(events->of(*get).done, 1) << to_string(events->of(*get).why);
+    EXPECT_TRUE(std::ranges::equal(events->of(*get).value.bytes, meant));
+  }
+  prefill->channel().say("end");
+}
+
 INSTANTIATE_TEST_SUITE_P(over_gpus, computed_on_gpus, ::testing::ValuesIn(gpu_ways()), name_of);
 INSTANTIATE_TEST_SUITE_P(over_nics, computed_on_gpus, ::testing::ValuesIn(nic_ways()), name_of);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(lost_gpu);

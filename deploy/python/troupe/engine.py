@@ -548,7 +548,8 @@ class Engine:
     def put(self, peer: str, key: str, value: object, *, ttl: float | None = None) -> Operation:
         """Stores a copy of `value` (bytes, or any memory as `Memory.of` takes it) under `key` at node `peer`.
 
-        The value must stay as it is until the outcome; the engine references it until then. `ttl`: seconds; None: until
+        The value must stay as it is until the outcome; the engine references it until then. In memory of a GPU it is
+        copied before this returns, and must be computed by then. `ttl`: seconds; None: until
         removed. `TroupeError` INVALID_CONFIG: the deployment has no edge that joins the two nodes. Outcome: done,
         ALREADY_EXISTS, POOL_EXHAUSTED.
         """

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -116,6 +118,32 @@ TEST(memory_of_a_gpu, is_not_exported_where_no_nic_is) {
   }
   EXPECT_TRUE(place->allocate_on_gpu(0, 4096, "pool"));
   EXPECT_EQ(gpus.exported(), 0U);
+}
+
+// -- what stores are given
+
+TEST(memory_of_a_gpu, is_copied_for_the_host_and_the_hosts_own_is_not) {
+  endpoint_options options;
+  options.self = incarnation{1};
+  options.xgmi.site = site_under_test();
+  const auto& gpus = options.xgmi.site->runtime;
+  const auto place = endpoint::create(std::move(options)).value();
+  constexpr std::size_t size = 100'000;
+  std::vector<std::byte> meant(size);
+  for (std::size_t i = 0; i < size; ++i) meant[i] = static_cast<std::byte>(i * 7);
+  auto* const memory = gpus->allocate(0, size).value();
+  ASSERT_TRUE(gpus->copy_now(memory, meant.data(), size));
+  const auto copy = place->copy_of_gpu({memory + 100, size - 100});
+  ASSERT_TRUE(copy) << to_string(copy.error());
+  ASSERT_TRUE(*copy);
+  EXPECT_TRUE(std::equal((*copy)->begin(), (*copy)->end(), meant.begin() + 100, meant.end()));
+  EXPECT_EQ(place->copy_of_gpu({memory, std::size_t{1} << 40}).error().code, errc::out_of_range);
+  for (const auto bytes : {std::span<const std::byte>{meant}, std::span<const std::byte>{}}) {
+    const auto none = place->copy_of_gpu(bytes);
+    ASSERT_TRUE(none) << to_string(none.error());
+    EXPECT_FALSE(*none);
+  }
+  gpus->release(0, memory);
 }
 
 // -- who can be joined
