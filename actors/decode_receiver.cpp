@@ -1,7 +1,6 @@
 #include "troupe/actors/decode_receiver.hpp"
 
 #include <chrono>
-#include <string>
 #include <utility>
 
 #include "troupe/actors/message_fields.hpp"
@@ -71,12 +70,7 @@ struct decode_side {
     if (const auto* sealed = std::get_if<transfer_sealed>(&message))
       return st.machine->sealed(*sealed);
     if (auto* offer = std::get_if<transfer_offer>(&message)) {
-      if (!offer->groups.empty()) {
-        return st.machine->local_abort(
-            {errc::layout_mismatch, "the offer has a block table for each of " +
-                                        std::to_string(offer->groups.size()) +
-                                        " groups of layers; the cache here has one group"});
-      }
+      if (auto one = check_groups(offer->groups); !one) return st.machine->local_abort(one.error());
       if (st.machine->expects_offer()) {
         auto adopted =
             adopt_remote(st.basis, offer->blocks, offer->state_slots, std::move(offer->grants));

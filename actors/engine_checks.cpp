@@ -159,6 +159,13 @@ result<void> check_rank_of(const transfer_request& request, const std::string& n
                                          rank_of(layout.tp_rank, layout.tp_size));
 }
 
+result<void> check_life(const std::string& node, std::uint64_t lives, std::uint64_t meant) {
+  if (meant == 0 || meant == lives) return {};
+  return fail(errc::stale_incarnation, node + " lives as incarnation " + life_text(lives) +
+                                           ", the request means " + life_text(meant) +
+                                           "; what that life had is gone with it");
+}
+
 result<void> need_pool(const node_context& context) {
   if (context.pool) return {};
   return fail(errc::invalid_config,

@@ -45,6 +45,10 @@ namespace troupe::actors {
 [[nodiscard]] result<void> check_rank_of(const transfer_request& request, const std::string& name,
                                          const kvcache::cache_layout& layout);
 
+/// `stale_incarnation` unless `node`, which lives that life, is the one that is meant; 0: any.
+[[nodiscard]] result<void> check_life(const std::string& node, std::uint64_t lives,
+                                      std::uint64_t meant);
+
 /// `invalid_config` where the cache has no pool of blocks.
 [[nodiscard]] result<void> need_pool(const node_context& context);
 /// `layout_mismatch` without a cache; `out_of_range` for what is not in it.

@@ -103,7 +103,7 @@ void happened(self_pointer self, link_ready& ready) {
     if (auto order = no_longer_waits(st, operation)) {
       start_client(self, std::move(*order), ready.link);
     } else if (st.words.contains(operation)) {
-      start_words_to(self, operation, ready.link);
+      start_word_to(self, operation, ready.link);
     } else {
       start_receivers_from(self, operation, ready.link);
     }
@@ -151,7 +151,7 @@ void happened(self_pointer self, link_gone& gone) {
     } else if (st.receives.contains(operation)) {
       fail_receive(self, operation, gone.why);
     } else if (st.words.contains(operation)) {
-      words_cannot_come(self, operation, gone.peer, gone.why);
+      word_cannot_come(self, operation, gone.peer, gone.why);
     }
   }
 }

@@ -48,6 +48,9 @@ void pass_on(const live_session& session, const link_handle& link, session_messa
 /// What heartbeats say: those that have crashed hold their pins, and will never end.
 void count_sessions(engine_port_state& st);
 void tell_session(engine_port_state& st, transfer_id transfer, session_event event);
+/// The outcome of an operation that has no event behind it. False: it was told before.
+bool tell_last_outcome(engine_port_state& st, operation_id operation,
+                       decltype(value_concluded::outcome) outcome);
 /// The one outcome of an operation. False: it was told before.
 bool tell_outcome(engine_port_state& st, operation_id operation,
                   std::variant<event_done, event_failed> outcome);
@@ -74,8 +77,6 @@ void carry_out(self_pointer self, send_sealed& order);
 void happened(self_pointer self, compute_came& news);
 /// A decode rank asks; its request meets its source, or is parked until that comes.
 void request_came(self_pointer self, const link_handle& link, transfer_request request);
-/// `stale_incarnation` unless this is the life of this node that a peer means; 0: any.
-[[nodiscard]] result<void> check_life(const engine_port_state& st, std::uint64_t meant);
 /// What a request is told that waits no longer for its source.
 [[nodiscard]] troupe::error not_offered(const std::string& request);
 /// Takes requests out of the parking lot that `gone` says are over.
@@ -114,10 +115,10 @@ void release_receive(self_pointer self, operation_id operation);
 // -- words to sources without a receive, both sides (engine_port_words.cpp)
 
 void carry_out(self_pointer self, start_word& order);
-void start_words_to(self_pointer self, operation_id operation, const link_handle& link);
+void start_word_to(self_pointer self, operation_id operation, const link_handle& link);
 /// There is no link with that source.
-void words_cannot_come(self_pointer self, operation_id operation, const std::string& peer,
-                       const troupe::error& why);
+void word_cannot_come(self_pointer self, operation_id operation, const std::string& peer,
+                      const troupe::error& why);
 void word_concluded(self_pointer self, operation_id operation, session_concluded& outcome);
 void conclude_words(self_pointer self, operation_id operation, std::optional<troupe::error> failure,
                     const session_event& to_sessions);

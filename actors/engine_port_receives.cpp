@@ -9,7 +9,6 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 
 namespace troupe::actors::port {
@@ -114,8 +113,8 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
     return;
   }
   const auto life = r.spec.lives.empty() ? 0 : r.spec.lives[index];
-  if (const auto lives = link.peer_incarnation.value; life != 0 && life != lives) {
-    fail_receive(self, operation, {errc::stale_incarnation, other_life(link.peer, lives, life)});
+  if (auto meant = check_life(link.peer, link.peer_incarnation.value, life); !meant) {
+    fail_receive(self, operation, meant.error());
     return;
   }
   auto& rank = r.ranks[index];

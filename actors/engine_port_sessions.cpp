@@ -110,6 +110,17 @@ bool tell_outcome(engine_port_state& st, operation_id operation,
   return true;
 }
 
+bool tell_last_outcome(engine_port_state& st, operation_id operation,
+                       decltype(value_concluded::outcome) outcome) {
+  if (!st.context->operations.end(operation)) return false;
+  std::visit(
+      [&](auto& what) {
+        st.context->events.push_last({operation, std::move(what)});
+      },
+      outcome);
+  return true;
+}
+
 void count_outcome(engine_port_state& st, const std::optional<troupe::error>& failure,
                    std::uint64_t bytes) {
   auto& counters = st.context->counters;

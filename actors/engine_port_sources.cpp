@@ -9,7 +9,6 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership.hpp"
-#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
 #include "troupe/actors/send_session.hpp"
@@ -392,15 +391,11 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, {errc::aborted, "the node stops"});
     return;
   }
-  if (auto meant = check_life(st, request.life); !meant) {
+  const auto& self_info = st.context->self;
+  auto meant = check_life(self_info.name, self_info.incarnation, request.life);
+  if (meant) meant = check_groups(request.groups);
+  if (!meant) {
     refuse_request(link, request.transfer, meant.error());
-    return;
-  }
-  if (!request.groups.empty()) {
-    refuse_request(link, request.transfer,
-                   {errc::layout_mismatch, "the request has a block table for each of " +
-                                               std::to_string(request.groups.size()) +
-                                               " groups of layers; the cache here has one group"});
     return;
   }
   // What moves already goes on, whatever the cluster thinks meanwhile.
@@ -440,12 +435,6 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   st.deadlines.emplace(until, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];
   waiting.push_back({link, std::move(request), deadline, until});
-}
-
-result<void> check_life(const engine_port_state& st, std::uint64_t meant) {
-  const auto ours = st.context->self.incarnation;
-  if (meant == 0 || meant == ours) return {};
-  return fail(errc::stale_incarnation, other_life(st.context->self.name, ours, meant));
 }
 
 troupe::error not_offered(const std::string& request) {

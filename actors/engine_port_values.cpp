@@ -12,12 +12,7 @@ namespace troupe::actors::port {
 namespace {
 
 void value_outcome(engine_port_state& st, value_concluded& outcome) {
-  if (!st.context->operations.end(outcome.operation)) return;
-  std::visit(
-      [&](auto& what) {
-        st.context->events.push_last({outcome.operation, std::move(what)});
-      },
-      outcome.outcome);
+  if (!tell_last_outcome(st, outcome.operation, std::move(outcome.outcome))) return;
   tell(st.pool, pool_command{pool_changed{}});
 }
 

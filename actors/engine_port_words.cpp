@@ -6,7 +6,6 @@
 #include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
-#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/source_word.hpp"
 
 namespace troupe::actors::port {
@@ -29,11 +28,10 @@ void conclude_words(self_pointer self, operation_id operation, std::optional<tro
       tell_session(st, *to.transfer, to_sessions);
     }
   }
-  if (!st.context->operations.end(operation)) return;
   if (failure) {
-    st.context->events.push_last({operation, event_failed{std::move(*failure)}});
+    tell_last_outcome(st, operation, event_failed{std::move(*failure)});
   } else {
-    st.context->events.push_last({operation, event_done{}});
+    tell_last_outcome(st, operation, event_done{});
   }
 }
 
@@ -56,11 +54,21 @@ void has_ended(self_pointer self, operation_id operation, words_to_sources::to_s
   }
 }
 
-void start_word_to(self_pointer self, operation_id operation, std::size_t index,
-                   const link_handle& link) {
+/// The source at that node, if it waits for its link. A node is named once.
+words_to_sources::to_source* waiting_source(engine_port_state& st, operation_id operation,
+                                            const std::string& peer) {
+  const auto words = st.words.find(operation);
+  if (words == st.words.end()) return nullptr;
+  auto& sources = words->second.sources;
+  const auto at = std::ranges::find(sources, peer, &words_to_sources::to_source::peer);
+  const bool waits = at != sources.end() && !at->transfer && !at->ended;
+  return waits ? &*at : nullptr;
+}
+
+void say_word(self_pointer self, operation_id operation, words_to_sources::to_source& to,
+              const link_handle& link) {
   auto& st = self->state;
   auto& words = st.words.at(operation);
-  auto& to = words.sources[index];
   to.transfer = new_transfer(st);
   auto word = self->spawn<caf::monitored>(
       source_word, source_word_options{caf::actor_cast<engine_port_actor>(self), link, *to.transfer,
@@ -72,37 +80,21 @@ void start_word_to(self_pointer self, operation_id operation, std::size_t index,
 
 }  // namespace
 
-void start_words_to(self_pointer self, operation_id operation, const link_handle& link) {
-  auto& all = self->state.words;
-  const auto is_new = [&](const words_to_sources::to_source& to) {
-    return to.peer == link.peer && !to.transfer && !to.ended;
-  };
-  for (auto words = all.find(operation); words != all.end(); words = all.find(operation)) {
-    auto& sources = words->second.sources;
-    const auto next = std::ranges::find_if(sources, is_new);
-    if (next == sources.end()) return;
-    if (next->life != 0 && next->life != link.peer_incarnation.value) {
-      has_ended(self, operation, *next,
-                troupe::error{errc::stale_incarnation,
-                              other_life(link.peer, link.peer_incarnation.value, next->life)});
-      continue;
-    }
-    start_word_to(self, operation, static_cast<std::size_t>(next - sources.begin()), link);
+void start_word_to(self_pointer self, operation_id operation, const link_handle& link) {
+  auto* to = waiting_source(self->state, operation, link.peer);
+  if (to == nullptr) return;
+  if (auto meant = check_life(link.peer, link.peer_incarnation.value, to->life); meant) {
+    say_word(self, operation, *to, link);
+  } else {
+    has_ended(self, operation, *to, meant.error());
   }
 }
 
-void words_cannot_come(self_pointer self, operation_id operation, const std::string& peer,
-                       const troupe::error& why) {
-  auto& all = self->state.words;
-  const auto is_there = [&](const words_to_sources::to_source& to) {
-    return to.peer == peer && !to.transfer && !to.ended;
-  };
+void word_cannot_come(self_pointer self, operation_id operation, const std::string& peer,
+                      const troupe::error& why) {
   // The others are still told.
-  for (auto words = all.find(operation); words != all.end(); words = all.find(operation)) {
-    const auto next = std::ranges::find_if(words->second.sources, is_there);
-    if (next == words->second.sources.end()) return;
-    has_ended(self, operation, *next, why);
-  }
+  if (auto* to = waiting_source(self->state, operation, peer); to != nullptr)
+    has_ended(self, operation, *to, why);
 }
 
 void carry_out(self_pointer self, start_word& order) {
@@ -130,7 +122,7 @@ void carry_out(self_pointer self, start_word& order) {
   }
   for (const auto& peer : order.sources) {
     if (const auto link = st.links.find(peer); link != st.links.end()) {
-      start_words_to(self, operation, link->second);
+      start_word_to(self, operation, link->second);
     } else if (st.words.contains(operation)) {
       wait_for_link(st, peer, operation);
     }
@@ -159,7 +151,8 @@ namespace {
 /// Whether the peer may speak of our sources at all.
 result<void> check_word(const engine_port_state& st, const link_handle& link, std::uint64_t life) {
   if (st.stopping) return fail(errc::aborted, "the node stops");
-  if (auto meant = check_life(st, life); !meant) return meant;
+  const auto& ours = st.context->self;
+  if (auto meant = check_life(ours.name, ours.incarnation, life); !meant) return meant;
   const auto& nodes = st.context->settings.nodes;
   const auto peer = nodes.find(link.peer);
   if (peer == nodes.end()) return {};  // of a larger deployment than this node was told of

@@ -30,11 +30,4 @@ namespace troupe::actors {
   return digits.data();
 }
 
-/// To whoever means another life of a node than the one that answers.
-[[nodiscard]] inline std::string other_life(const std::string& node, std::uint64_t lives,
-                                            std::uint64_t meant) {
-  return node + " lives as incarnation " + life_text(lives) + ", the request means " +
-         life_text(meant) + "; what that life had is gone with it";
-}
-
 }  // namespace troupe::actors

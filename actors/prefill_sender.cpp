@@ -47,10 +47,8 @@ struct prefill_side {
   static session_actions heard(state& st, session_message& message) {
     if (std::holds_alternative<transfer_release>(message)) return st.machine->peer_released();
     if (auto* request = std::get_if<transfer_request>(&message)) {
-      if (!request->groups.empty()) {
-        return st.machine->local_abort(
-            {errc::layout_mismatch, "the request was said again with block tables of groups"});
-      }
+      if (auto one = check_groups(request->groups); !one)
+        return st.machine->local_abort(one.error());
       const kvcache::token_range tokens{request->token_begin, request->token_end};
       if (st.machine->waits_to_be_asked() && tokens == st.basis.tokens) {
         auto adopted = adopt_destination(st.basis, *request);

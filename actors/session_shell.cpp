@@ -156,6 +156,13 @@ void log_outcome(const session_basis& basis, std::string_view side,
            in_milliseconds(basis.started, now));
 }
 
+result<void> check_groups(std::span<const group_table> groups) {
+  if (groups.empty()) return {};
+  return fail(errc::layout_mismatch, "there is a block table for each of " +
+                                         std::to_string(groups.size()) +
+                                         " groups of layers; the cache here has one group");
+}
+
 troupe::error out_of_place(const session_basis& basis, std::string_view sender,
                            const session_message& message) {
   std::string sentence{"the "};

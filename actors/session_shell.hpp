@@ -13,6 +13,7 @@
 
 #include <caf/typed_event_based_actor.hpp>
 
+#include "troupe/actors/ask_link.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
 #include "troupe/kvcache/plan.hpp"
@@ -100,9 +101,7 @@ class session_shell {
 
   template <class Order>
   static void ask_link(self_pointer self, Order&& order) {
-    const auto& link = self->state.basis.link;
-    if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
-    self->send(link.actor, link_command{std::forward<Order>(order)});
+    actors::ask_link(self, self->state.basis.link, std::forward<Order>(order));
   }
 
   /// Through the mailbox, so that the machine is not entered while its actions are carried out.
@@ -219,6 +218,9 @@ class session_shell {
   }
   static session_actions happened(state& st, receive_is_whole&) { return Side::whole(st); }
 };
+
+/// `layout_mismatch` where a peer names a block table for each of several groups of layers.
+[[nodiscard]] result<void> check_groups(std::span<const group_table> groups);
 
 /// What `heard` does with a message that only the other side of a transfer may send.
 [[nodiscard]] troupe::error out_of_place(const session_basis& basis, std::string_view sender,

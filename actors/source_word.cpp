@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "troupe/actors/ask_link.hpp"
 #include "troupe/actors/inline_unit.hpp"
 
 namespace troupe::actors {
@@ -10,13 +11,6 @@ namespace troupe::actors {
 namespace {
 
 using self_pointer = session_actor::stateful_pointer<source_word_state>;
-
-template <class Order>
-void ask_link(self_pointer self, Order&& order) {
-  const auto& link = self->state.link;
-  if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
-  self->send(link.actor, link_command{std::forward<Order>(order)});
-}
 
 void ask(self_pointer self) {
   const auto& st = self->state;

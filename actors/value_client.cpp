@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "troupe/actors/ask_link.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/value_regions.hpp"
@@ -16,13 +17,6 @@ namespace {
 using self_pointer = session_actor::stateful_pointer<value_client_state>;
 using phase = value_client_state::phase;
 using outcome_type = decltype(value_concluded::outcome);
-
-template <class Order>
-void ask_link(self_pointer self, Order&& order) {
-  const auto& link = self->state.link;
-  if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
-  self->send(link.actor, link_command{std::forward<Order>(order)});
-}
 
 /// Fences first: the peer must not read what the engine will reuse, nor a late read land in scratch
 /// memory.

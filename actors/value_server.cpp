@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "troupe/actors/ask_link.hpp"
 #include "troupe/actors/inline_unit.hpp"
 
 namespace troupe::actors {
@@ -26,13 +27,6 @@ store_reply done(std::uint64_t op) {
   store_reply reply;
   reply.op = op;
   return reply;
-}
-
-template <class Order>
-void ask_link(self_pointer self, Order&& order) {
-  const auto& link = self->state.link;
-  if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
-  self->send(link.actor, link_command{std::forward<Order>(order)});
 }
 
 void finish(self_pointer self) {

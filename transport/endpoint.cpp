@@ -74,8 +74,8 @@ class local_endpoint final : public endpoint {
                                                   std::string name) override;
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes,
                                                   std::string name) override {
-    const auto found = gpus_->runtime->find(bytes.data());
-    if (!found || found->on_host) return regions_.add(bytes, std::move(name));
+    const auto found = find_on_gpu(bytes.data());
+    if (!found) return regions_.add(bytes, std::move(name));
     return add_of_gpu(*found, bytes, std::move(name), {});
   }
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes, std::string name,
@@ -100,9 +100,8 @@ class local_endpoint final : public endpoint {
   bool poll() override { return progress_->poll(); }
   [[nodiscard]] std::optional<std::uint32_t> gpu_of(region_id region) const override {
     const auto memory = bytes(region);
-    const auto found = memory ? gpus_->runtime->find(memory->data()) : std::nullopt;
-    if (!found || found->on_host) return std::nullopt;
-    return found->device;
+    const auto found = memory ? find_on_gpu(memory->data()) : std::nullopt;
+    return found ? std::optional{found->device} : std::nullopt;
   }
   [[nodiscard]] result<std::optional<std::vector<std::byte>>> copy_of_gpu(
       std::span<const std::byte> bytes) const override;
@@ -132,6 +131,11 @@ class local_endpoint final : public endpoint {
     }
     return nullptr;
   }
+  /// The allocation of a GPU that holds it; empty: it is memory of the host.
+  [[nodiscard]] std::optional<xgmi::gpu_allocation> find_on_gpu(const std::byte* at) const {
+    auto found = gpus_->runtime->find(at);
+    return found && !found->on_host ? found : std::nullopt;
+  }
   [[nodiscard]] result<region_id> add_of_gpu(const xgmi::gpu_allocation& of,
                                              std::span<std::byte> bytes, std::string name,
                                              std::shared_ptr<void> owner);
@@ -153,8 +157,8 @@ class local_endpoint final : public endpoint {
 
 result<std::optional<std::vector<std::byte>>> local_endpoint::copy_of_gpu(
     std::span<const std::byte> bytes) const {
-  const auto found = bytes.empty() ? std::nullopt : gpus_->runtime->find(bytes.data());
-  if (!found || found->on_host) return std::optional<std::vector<std::byte>>{};
+  const auto found = bytes.empty() ? std::nullopt : find_on_gpu(bytes.data());
+  if (!found) return std::optional<std::vector<std::byte>>{};
   const auto left = static_cast<std::uint64_t>(found->base + found->size - bytes.data());
   if (bytes.size() > left) {
     return fail(errc::out_of_range, std::to_string(bytes.size()) + " bytes of GPU " +

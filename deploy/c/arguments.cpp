@@ -55,11 +55,17 @@ result<std::vector<std::string>> texts(const char* const* given, std::size_t cou
   return out;
 }
 
-result<std::vector<block_id>> blocks(const std::uint32_t* given, std::size_t count,
-                                     std::string_view name) {
+result<std::span<const std::uint32_t>> numbers(const std::uint32_t* given, std::size_t count,
+                                               std::string_view name) {
   if (count > max_list_items) return bad_argument(quoted(name).append(" has too many entries"));
   if (count != 0)
     if (auto here = present(given, name); !here) return fail(here.error());
+  return std::span{given, count};
+}
+
+result<std::vector<block_id>> blocks(const std::uint32_t* given, std::size_t count,
+                                     std::string_view name) {
+  if (auto fine = numbers(given, count, name); !fine) return fail(fine.error());
   std::vector<block_id> out(count);
   static_assert(sizeof(block_id) == sizeof(std::uint32_t));
   if (count != 0) std::memcpy(static_cast<void*>(out.data()), given, count * sizeof *given);

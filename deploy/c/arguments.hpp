@@ -99,6 +99,9 @@ void write(Struct value, Struct* out) noexcept {
 /// A list of texts, none of them NULL.
 [[nodiscard]] result<std::vector<std::string>> texts(const char* const* given, std::size_t count,
                                                      std::string_view name);
+[[nodiscard]] result<std::span<const std::uint32_t>> numbers(const std::uint32_t* given,
+                                                             std::size_t count,
+                                                             std::string_view name);
 [[nodiscard]] result<std::vector<block_id>> blocks(const std::uint32_t* given, std::size_t count,
                                                    std::string_view name);
 [[nodiscard]] result<std::span<const std::byte>> bytes(const void* given, std::size_t size,

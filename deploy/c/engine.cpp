@@ -44,11 +44,9 @@ result<int> either_of(int one, int other) {
 result<engine_options> memory_of(const troupe_engine_options& given) {
   engine_options out;
   out.polling = (given.flags & TROUPE_POLLING) != 0;
-  if (given.core_count > max_list_items)
-    return bad_argument("`options.core_count` has too many entries");
-  if (given.core_count != 0)
-    if (auto here = present(given.cores, "options.cores"); !here) return fail(here.error());
-  out.cores.assign(given.cores, given.cores + given.core_count);
+  const auto cores = numbers(given.cores, given.core_count, "options.cores");
+  if (!cores) return fail(cores.error());
+  out.cores.assign(cores->begin(), cores->end());
   if (given.layout) out.layout = given.layout->layout;
   if (given.region_count > kvcache::max_regions)
     return bad_argument("`options.region_count` is more than 4096");

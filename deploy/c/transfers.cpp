@@ -109,6 +109,20 @@ result<sources_of_request> words_of(const troupe_sources* given) {
   return out;
 }
 
+/// `release` or `hold`.
+template <class Call>
+troupe_status say_to_sources(troupe_engine* engine, const troupe_sources* of,
+                             troupe_operation* operation, Call call) {
+  return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
+    if (auto out = present(operation, "operation"); !out) return out;
+    auto what = words_of(of);
+    if (!what) return fail(what.error());
+    return begun((*core.node.*call)(std::move(what->request), std::move(what->sources),
+                                    std::move(what->lives)),
+                 operation);
+  });
+}
+
 result<transport::compute_point> point_of(const troupe_compute_point* given) {
   const auto point = read(given, "computed");
   if (!point) return fail(point.error());
@@ -178,26 +192,12 @@ troupe_status troupe_engine_receive(troupe_engine* engine, const troupe_receive_
 
 troupe_status troupe_engine_release(troupe_engine* engine, const troupe_sources* of,
                                     troupe_operation* operation) {
-  return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
-    if (auto out = present(operation, "operation"); !out) return out;
-    auto what = words_of(of);
-    if (!what) return fail(what.error());
-    return begun(core.node->release(std::move(what->request), std::move(what->sources),
-                                    std::move(what->lives)),
-                 operation);
-  });
+  return say_to_sources(engine, of, operation, &troupe::engine::release);
 }
 
 troupe_status troupe_engine_hold(troupe_engine* engine, const troupe_sources* of,
                                  troupe_operation* operation) {
-  return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
-    if (auto out = present(operation, "operation"); !out) return out;
-    auto what = words_of(of);
-    if (!what) return fail(what.error());
-    return begun(
-        core.node->hold(std::move(what->request), std::move(what->sources), std::move(what->lives)),
-        operation);
-  });
+  return say_to_sources(engine, of, operation, &troupe::engine::hold);
 }
 
 troupe_status troupe_engine_await_layers(troupe_engine* engine, troupe_operation receive,

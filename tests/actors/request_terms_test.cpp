@@ -98,6 +98,15 @@ class request_terms : public ::testing::TestWithParam<transfer_mode> {
     ASSERT_TRUE(receive) << to_string(receive.error());
     expect_arrives(*receive, spec.tokens, seed);
   }
+  /// It waits for the source, which comes then.
+  void expect_waits_and_arrives(const receive_spec& spec, std::uint64_t seed) {
+    const auto receive = decode->receive(spec);
+    ASSERT_TRUE(receive) << to_string(receive.error());
+    at_decode->listen_for(100ms);
+    EXPECT_EQ(at_decode->of(*receive).failed, 0) << to_string(at_decode->of(*receive).why);
+    offer(spec.request, spec.tokens, seed);
+    expect_arrives(*receive, spec.tokens, seed);
+  }
   void expect_arrives(operation_id receive, std::uint32_t tokens, std::uint64_t seed) {
     ASSERT_TRUE(at_decode->outcome(receive));
     const auto& told = at_decode->of(receive);
@@ -304,21 +313,13 @@ TEST_P(request_terms, who_waits_for_a_source_for_a_while_hears_then_that_there_i
   asked.park = 30ms;
   EXPECT_EQ(failure_of(asked).code, errc::not_found);
   asked.park = 10 * wait_limit;
-  const auto receive = decode->receive(asked).value();
-  at_decode->listen_for(100ms);
-  EXPECT_EQ(at_decode->of(receive).failed, 0);
-  offer("r", 16, 5);
-  expect_arrives(receive, 16, 5);
+  expect_waits_and_arrives(asked, 5);
 }
 
 TEST_P(request_terms, who_waits_for_ever_waits) {
   auto asked = wish("r", 16);
   asked.park = std::chrono::milliseconds::max();
-  const auto receive = decode->receive(asked).value();
-  at_decode->listen_for(50ms);
-  EXPECT_EQ(at_decode->of(receive).failed, 0) << to_string(at_decode->of(receive).why);
-  offer("r", 16, 5);
-  expect_arrives(receive, 16, 5);
+  expect_waits_and_arrives(asked, 5);
 }
 
 TEST_P(request_terms, no_time_to_wait_is_negative) {
@@ -388,11 +389,7 @@ TEST_P(request_terms, what_was_delivered_is_waited_for_once_more) {
   EXPECT_EQ(failure_of(wish("r", 16)).code, errc::not_found);
   auto asked = wish("r", 16);
   asked.again = true;
-  const auto receive = decode->receive(asked).value();
-  at_decode->listen_for(50ms);
-  EXPECT_EQ(at_decode->of(receive).failed, 0) << to_string(at_decode->of(receive).why);
-  offer("r", 16, 8);
-  expect_arrives(receive, 16, 8);
+  expect_waits_and_arrives(asked, 8);
 }
 
 TEST_P(request_terms, what_failed_is_told_also_to_who_asks_once_more) {

@@ -421,8 +421,7 @@ typedef struct troupe_send_spec {
 
 enum {                        /* flags of a receive */
        TROUPE_PARK = 1u << 0, /* `park_ms` counts, also 0 */
-       /* The request was received before and is sent once more: its earlier delivery is no answer. How
-   * an earlier send of it failed still is. */
+       /* Sent once more: that it was received before is no answer, how a send of it failed is. */
        TROUPE_AGAIN = 1u << 1
 };
 
