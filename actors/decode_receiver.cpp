@@ -14,10 +14,8 @@ void count_landed(session_basis& basis, const cache_slice& slice) {
   const auto now = std::chrono::steady_clock::now();
   if (basis.first_byte == time_point{}) basis.first_byte = now;
   basis.last_byte = now;
-  const auto& geometry = *basis.geometry;
-  if (geometry.layers() == 0) return;
-  basis.bytes += geometry.bytes_per_token() * (slice.token_end - slice.token_begin) *
-                 (slice.layer_end - slice.layer_begin) / geometry.layers();
+  basis.bytes += basis.geometry->bytes_of({slice.layer_begin, slice.layer_end},
+                                          {slice.token_begin, slice.token_end});
 }
 
 struct decode_side {

@@ -102,7 +102,8 @@ session_actor::behavior_type prefill_sender(
       layers_per_batch(geometry, options.request.token_end - options.request.token_begin);
   machine.has_state = geometry.has_state();
   machine.deadline = options.deadline;
-  st.machine.emplace(machine);
+  machine.tokens_at_once = geometry.tokens_at_once();
+  st.machine.emplace(std::move(machine));
   return session_shell<prefill_side>::begin(
       self, st.machine->start(options.request, options.ready, options.sealed_tokens,
                               std::move(options.aux)));

@@ -21,7 +21,7 @@ std::string hex(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-send_session::send_session(options opts) : options_{opts} {
+send_session::send_session(options opts) : options_{std::move(opts)} {
   options_.max_in_flight = std::max(options_.max_in_flight, 1u);
 }
 
@@ -300,7 +300,14 @@ session_actions send_session::advance() {
 
 /// The first layers that have the same tokens ready and not posted, as many as one batch takes.
 std::optional<cache_slice> send_session::next_range() const {
-  const auto end_of = [this](std::uint32_t layer) { return std::min(ready_[layer], token_end_); };
+  const auto end_of = [this](std::uint32_t layer) {
+    const auto end = std::min(ready_[layer], token_end_);
+    if (options_.tokens_at_once.empty()) return end;
+    const auto unit = options_.tokens_at_once[layer];
+    const auto missing = (unit - end % unit) % unit;  // of what the last piece holds
+    const bool complete = end == token_end_ && (sealed_ || ready_[layer] - end >= missing);
+    return complete ? end : end - end % unit;
+  };
   const auto layers = static_cast<std::uint32_t>(posted_.size());
   std::uint32_t first = 0;
   while (first < layers && end_of(first) <= posted_[first]) ++first;

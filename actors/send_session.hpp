@@ -64,6 +64,9 @@ class send_session {
     std::uint32_t max_in_flight{8};     ///< batches
     bool has_state{false};              ///< the layout has per-request state tensors
     time_point deadline;
+    /// Tokens that move together, by layer: what is ready is rounded down to them, until the source is
+    /// sealed. Empty: one.
+    std::vector<std::uint32_t> tokens_at_once{};
   };
   enum class state : std::uint8_t { idle, streaming, draining, fencing, finished };
 

@@ -175,7 +175,8 @@ troupe::error out_of_place(const session_basis& basis, std::string_view sender,
 
 std::uint32_t layers_per_batch(const kvcache::transfer_geometry& geometry, std::uint32_t tokens) {
   const auto layers = std::max<std::uint32_t>(geometry.layers(), 1);
-  const auto per_layer = geometry.bytes_per_token() / layers * std::max<std::uint32_t>(tokens, 1);
+  const auto all = geometry.bytes_of({0, layers}, {0, std::max<std::uint32_t>(tokens, 1)});
+  const auto per_layer = all / layers;
   if (per_layer == 0) return layers;
   return static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(bytes_per_batch / per_layer, 1, layers));

@@ -14,6 +14,11 @@ constexpr std::uint64_t max_pieces = std::uint64_t{1} << 20U;
 /// Of one address, in every group of planes whose bytes may be around it.
 constexpr std::size_t max_looks = 256;
 
+struct mapped_plane {
+  plane at;
+  bool opaque{false};
+};
+
 /// As extents, sorted and joined.
 std::vector<extent> extents_of(std::vector<byte_range> ranges) {
   sort_and_join(ranges);
@@ -23,11 +28,12 @@ std::vector<extent> extents_of(std::vector<byte_range> ranges) {
   return extents;
 }
 
-/// So many tokens of one block of a plane, from its first on.
-strided_copy tokens_of(const plane& p, std::uint64_t tokens) {
-  strided_copy copy{p.head_bytes};
-  copy.repeat(p.heads, p.head_stride, p.head_stride);
-  copy.repeat(tokens, p.token_stride, p.token_stride);
+/// So many tokens of one block of a plane, from its first on. Of an opaque one the whole block is meant
+/// by any of them.
+strided_copy tokens_of(const mapped_plane& p, std::uint64_t tokens) {
+  strided_copy copy{p.at.head_bytes};
+  copy.repeat(p.at.heads, p.at.head_stride, p.at.head_stride);
+  if (!p.opaque) copy.repeat(tokens, p.at.token_stride, p.at.token_stride);
   copy.simplify();
   return copy;
 }
@@ -47,7 +53,7 @@ void each_run(const strided_copy& copy, std::uint64_t offset, Each&& each) {
 struct cache_map::prepared {
   std::uint32_t block_tokens{0};
   std::uint32_t blocks{0};
-  std::vector<plane> planes;
+  std::vector<mapped_plane> planes;
   std::vector<state_tensor> states;
   std::vector<std::shared_ptr<const place_form>> block_form;  ///< by region
 
@@ -69,8 +75,8 @@ result<cache_map> cache_map::create(const cache_layout& layout) {
   std::uint64_t count = 0;
   for (const auto& layer : layout.layers) {
     for (const auto& p : layer.planes) {
-      made->planes.push_back(p);
-      count += tokens_of(p, layout.block_tokens).copies();
+      made->planes.push_back({p, layer.shape.kind == layer_kind::opaque});
+      count += tokens_of(made->planes.back(), layout.block_tokens).copies();
     }
   }
   if (count > max_pieces) {
@@ -80,9 +86,9 @@ result<cache_map> cache_map::create(const cache_layout& layout) {
                     "; keep the heads of a token, or the tokens of a head, together");
   }
   for (const auto& p : made->planes) {
-    each_run(tokens_of(p, layout.block_tokens), p.base,
+    each_run(tokens_of(p, layout.block_tokens), p.at.base,
              [&](std::uint64_t offset, std::uint64_t length) {
-               pieces[p.region].push_back({offset, length, p.block_stride});
+               pieces[p.at.region].push_back({offset, length, p.at.block_stride});
              });
   }
   for (auto& of : pieces) {
@@ -127,9 +133,9 @@ result<void> cache_map::prepared::check(token_range tokens, const block_list& li
 void cache_map::prepared::append(std::vector<std::vector<byte_range>>& out, block_id block,
                                  std::uint64_t first_token, std::uint64_t tokens) const {
   for (const auto& p : planes) {
-    const auto at = p.offset_of(block, static_cast<std::uint32_t>(first_token), 0);
+    const auto at = p.at.offset_of(block, static_cast<std::uint32_t>(first_token), 0);
     each_run(tokens_of(p, tokens), at, [&](std::uint64_t offset, std::uint64_t length) {
-      out[p.region].push_back({offset, offset + length});
+      out[p.at.region].push_back({offset, offset + length});
     });
   }
 }

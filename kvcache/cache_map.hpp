@@ -20,8 +20,8 @@ class cache_map {
   /// 1,048,576 pieces, or when planes of more than 256 strides are interleaved.
   [[nodiscard]] static result<cache_map> create(const cache_layout& layout);
 
-  /// The bytes of these tokens in every layer (all heads that this rank holds) and, when given, of one
-  /// state slot: one entry per region of the layout, in order. It is what the owner grants for a
+  /// The bytes of these tokens in every layer (all heads that this rank holds; of an opaque layer all of the
+  /// blocks that any of them is in) and, when given, of one state slot: one entry per region of the layout, in order. It is what the owner grants for a
   /// transfer, and both sides derive it from the blocks that a request names. Takes 12 bytes per block,
   /// whatever the number of layers, and for a block that is not whole 48 for each piece of it. Blocks
   /// may be named twice, entries for other tokens may be anything. `out_of_range` for a list that does not hold the tokens and for a block or slot that is

@@ -11,13 +11,29 @@ constexpr std::uint32_t max_element_size = 64;
 constexpr std::size_t max_dtype_name = 32;
 constexpr std::size_t max_state_name = 64;
 
-std::size_t planes_of(layer_kind kind) noexcept {
+/// Whether a layer of that kind has so many planes.
+bool may_have(layer_kind kind, std::size_t planes) noexcept {
   switch (kind) {
-    case layer_kind::attention: return 2;
-    case layer_kind::mla: return 1;
-    case layer_kind::recurrent: return 0;
+    case layer_kind::attention: return planes == 2;
+    case layer_kind::mla: return planes == 1;
+    case layer_kind::recurrent: return planes == 0;
+    case layer_kind::opaque: return planes == 1 || planes == 2;
   }
-  return 0;
+  return false;
+}
+
+std::string planes_text(layer_kind kind) {
+  switch (kind) {
+    case layer_kind::attention: return "2";
+    case layer_kind::mla: return "1";
+    case layer_kind::recurrent: return "0";
+    case layer_kind::opaque: return "1 or 2";
+  }
+  return "none";
+}
+
+bool has_heads(const layer_shape& shape) noexcept {
+  return shape.kind == layer_kind::attention || shape.unit == opaque_unit::block_head;
 }
 
 unexpected refuse(const std::string& what, const std::string& found, const std::string& expected) {
@@ -67,29 +83,42 @@ bool strides_nest(std::span<const dimension> dimensions, std::uint64_t length) {
   return true;
 }
 
+/// The bytes of one head, and how they follow from the shape.
+result<void> check_head_bytes(const cache_layout& layout, const layer_shape& shape, const plane& p,
+                              std::size_t index, const std::string& name) {
+  if (shape.kind == layer_kind::opaque) {
+    if (p.token_stride != 0) {
+      return refuse(name + " token_stride", std::to_string(p.token_stride),
+                    "0: tokens of an opaque block have no places");
+    }
+    return in_range(name + " head_bytes", p.head_bytes, 1, max_opaque_bytes);
+  }
+  const bool is_value = index == 1 && shape.value_dim != 0;
+  const std::uint64_t elements = is_value ? shape.value_dim : shape.head_dim;
+  const std::uint64_t bytes = elements * element_size_of(layout, shape);
+  if (p.head_bytes == bytes) return {};
+  return refuse(name + " head_bytes", std::to_string(p.head_bytes),
+                std::to_string(bytes) + (is_value ? " (value_dim times element size)"
+                                                  : " (head_dim times element size)"));
+}
+
 result<void> check_plane(const cache_layout& layout, const layer_shape& shape, const plane& p,
-                         const std::string& name) {
+                         std::size_t index, const std::string& name) {
   const std::uint32_t heads =
-      shape.kind == layer_kind::attention
-          ? head_range(shape.kv_heads, layout.tp_size, layout.tp_rank).count()
-          : 1;
+      has_heads(shape) ? head_range(shape.kv_heads, layout.tp_size, layout.tp_rank).count() : 1;
   if (p.heads != heads) {
     return refuse(name + " heads", std::to_string(p.heads),
                   std::to_string(heads) + " for rank " + std::to_string(layout.tp_rank) + " of " +
                       std::to_string(layout.tp_size));
   }
-  const std::uint64_t bytes = std::uint64_t{shape.head_dim} * layout.element_size;
-  if (p.head_bytes != bytes) {
-    return refuse(name + " head_bytes", std::to_string(p.head_bytes),
-                  std::to_string(bytes) + " (head_dim times element size)");
-  }
+  if (auto ok = check_head_bytes(layout, shape, p, index, name); !ok) return ok;
   if (p.region >= max_regions) {
     return refuse(name + " region", std::to_string(p.region),
                   "less than " + std::to_string(max_regions));
   }
-  const std::array<dimension, 3> dimensions{{{layout.blocks, p.block_stride},
-                                             {layout.block_tokens, p.token_stride},
-                                             {p.heads, p.head_stride}}};
+  const std::uint64_t tokens = shape.kind == layer_kind::opaque ? 1 : layout.block_tokens;
+  const std::array<dimension, 3> dimensions{
+      {{layout.blocks, p.block_stride}, {tokens, p.token_stride}, {p.heads, p.head_stride}}};
   if (!end_within_limit(p.base, dimensions, p.head_bytes)) {
     return refuse(name + " end", "beyond any memory", "at most 2^60 bytes; check base and strides");
   }
@@ -102,33 +131,76 @@ result<void> check_plane(const cache_layout& layout, const layer_shape& shape, c
   return {};
 }
 
+result<void> check_type(const std::string& name, const std::string& dtype, std::uint32_t size) {
+  if (dtype.empty() || dtype.size() > max_dtype_name) {
+    return refuse(name + "dtype name", std::to_string(dtype.size()) + " bytes long", "1 to 32");
+  }
+  if (auto ok = in_range(name + "element size", size, 1, max_element_size); !ok) return ok;
+  if (const auto known = dtype_size(dtype); known != 0 && known != size) {
+    return refuse(name + "element size", std::to_string(size),
+                  std::to_string(known) + " for " + dtype);
+  }
+  return {};
+}
+
+/// What only opaque layers say.
+result<void> check_opaque(const layer_shape& shape, const std::string& name) {
+  const bool opaque = shape.kind == layer_kind::opaque;
+  const auto unit = static_cast<unsigned>(shape.unit);
+  if (auto ok = in_range(name + " unit", unit, opaque ? 1 : 0, opaque ? 2 : 0); !ok) return ok;
+  const auto length = shape.packing.size();
+  if (length >= (opaque ? 1U : 0U) && length <= (opaque ? max_packing : 0)) return {};
+  return refuse(name + " packing", std::to_string(length) + " bytes long",
+                opaque ? "1 to 32: bytes that only the engine understands have a name"
+                       : "none: only opaque layers have one");
+}
+
 result<void> check_shape(const layer_shape& shape, const std::string& name) {
+  const auto heads = [&](bool any) {
+    return in_range(name + " kv_heads", shape.kv_heads, any ? 1 : 0, any ? max_heads : 0);
+  };
+  const auto value_dim = [&](std::uint64_t most) {
+    return in_range(name + " value_dim", shape.value_dim, 0, most);
+  };
+  if (auto ok = check_opaque(shape, name); !ok) return ok;
+  if (!shape.dtype.empty()) {
+    if (auto ok = check_type(name + " ", shape.dtype, shape.element_size); !ok) return ok;
+  } else if (auto ok = in_range(name + " element size", shape.element_size, 0, 0); !ok) {
+    return ok;
+  }
   switch (shape.kind) {
     case layer_kind::attention:
-      if (auto ok = in_range(name + " kv_heads", shape.kv_heads, 1, max_heads); !ok) return ok;
+      if (auto ok = heads(true); !ok) return ok;
+      if (auto ok = value_dim(max_head_dim); !ok) return ok;
       return in_range(name + " head_dim", shape.head_dim, 1, max_head_dim);
     case layer_kind::mla:
-      if (auto ok = in_range(name + " kv_heads", shape.kv_heads, 0, 0); !ok) return ok;
+      if (auto ok = heads(false); !ok) return ok;
+      if (auto ok = value_dim(0); !ok) return ok;
       return in_range(name + " latent_dim", shape.head_dim, 1, max_head_dim);
+    case layer_kind::opaque:
+      if (auto ok = heads(shape.unit == opaque_unit::block_head); !ok) return ok;
+      if (auto ok = value_dim(0); !ok) return ok;
+      return in_range(name + " head_dim", shape.head_dim, 0, 0);
     case layer_kind::recurrent:
-      if (auto ok = in_range(name + " kv_heads", shape.kv_heads, 0, 0); !ok) return ok;
+      if (auto ok = heads(false); !ok) return ok;
+      if (auto ok = value_dim(0); !ok) return ok;
       return in_range(name + " head_dim", shape.head_dim, 0, 0);
   }
-  return refuse(name + " kind", std::to_string(static_cast<unsigned>(shape.kind)), "1 to 3");
+  return refuse(name + " kind", std::to_string(static_cast<unsigned>(shape.kind)), "1 to 4");
 }
 
 result<void> check_layer(const cache_layout& layout, std::size_t index) {
   const layer_layout& layer = layout.layers[index];
   const std::string name = "layer " + std::to_string(index);
   if (auto ok = check_shape(layer.shape, name); !ok) return ok;
-  if (layer.planes.size() != planes_of(layer.shape.kind)) {
-    return refuse(name + " planes", std::to_string(layer.planes.size()),
-                  std::to_string(planes_of(layer.shape.kind)) + " for kind " +
-                      std::string{to_string(layer.shape.kind)});
+  if (!may_have(layer.shape.kind, layer.planes.size())) {
+    return refuse(
+        name + " planes", std::to_string(layer.planes.size()),
+        planes_text(layer.shape.kind) + " for kind " + std::string{to_string(layer.shape.kind)});
   }
   for (std::size_t p = 0; p < layer.planes.size(); ++p) {
     const std::string plane_name = name + " plane " + std::to_string(p);
-    if (auto ok = check_plane(layout, layer.shape, layer.planes[p], plane_name); !ok) return ok;
+    if (auto ok = check_plane(layout, layer.shape, layer.planes[p], p, plane_name); !ok) return ok;
   }
   return {};
 }
@@ -161,8 +233,10 @@ result<void> check_state(const state_tensor& state, std::size_t index) {
   return {};
 }
 
-std::uint64_t plane_block_bytes(const cache_layout& layout, const plane& p) noexcept {
-  return std::uint64_t{layout.block_tokens} * p.heads * p.head_bytes;
+std::uint64_t plane_block_bytes(const cache_layout& layout, const layer_layout& layer,
+                                const plane& p) noexcept {
+  const std::uint64_t tokens = layer.shape.kind == layer_kind::opaque ? 1 : layout.block_tokens;
+  return tokens * p.heads * p.head_bytes;
 }
 
 unexpected mismatch(const std::string& what, const std::string& local, const std::string& remote) {
@@ -180,16 +254,72 @@ std::string quoted(const std::string& text) {
   return "'" + text + "'";
 }
 
-result<void> check_compatible_layer(const layer_shape& local, const layer_shape& remote,
-                                    std::size_t index) {
-  const std::string name = "layer " + std::to_string(index);
-  if (local.kind != remote.kind) {
-    return mismatch(name + " kind", std::string{to_string(local.kind)},
-                    std::string{to_string(remote.kind)});
+std::uint32_t value_dim_of(const layer_shape& shape) noexcept {
+  return shape.value_dim != 0 ? shape.value_dim : shape.head_dim;
+}
+
+const std::string& dtype_of(const cache_layout& layout, const layer_shape& shape) noexcept {
+  return shape.dtype.empty() ? layout.dtype : shape.dtype;
+}
+
+result<void> check_compatible_opaque(const cache_layout& local, const cache_layout& remote,
+                                     std::size_t index, const std::string& name) {
+  const layer_layout& here = local.layers[index];
+  const layer_layout& there = remote.layers[index];
+  if (here.shape.packing != there.shape.packing) {
+    return mismatch(name + " packing", quoted(here.shape.packing), quoted(there.shape.packing));
   }
-  if (auto ok = equal(name + " kv_heads", local.kv_heads, remote.kv_heads); !ok) return ok;
-  return equal(name + (local.kind == layer_kind::mla ? " latent_dim" : " head_dim"), local.head_dim,
-               remote.head_dim);
+  if (auto ok = equal(name + " unit", static_cast<unsigned>(here.shape.unit),
+                      static_cast<unsigned>(there.shape.unit));
+      !ok) {
+    return ok;
+  }
+  if (auto ok = equal(name + " planes", here.planes.size(), there.planes.size()); !ok) return ok;
+  for (std::size_t p = 0; p < here.planes.size(); ++p) {
+    auto ok = equal(name + " plane " + std::to_string(p) + " bytes of a piece",
+                    here.planes[p].head_bytes, there.planes[p].head_bytes);
+    if (!ok) return ok;
+  }
+  if (here.shape.unit != opaque_unit::block) return {};
+  return equal(name + " has opaque blocks, and tensor-parallel size", local.tp_size,
+               remote.tp_size);
+}
+
+result<void> check_compatible_layer(const cache_layout& local, const cache_layout& remote,
+                                    std::size_t index) {
+  const layer_shape& here = local.layers[index].shape;
+  const layer_shape& there = remote.layers[index].shape;
+  const std::string name = "layer " + std::to_string(index);
+  if (here.kind != there.kind) {
+    return mismatch(name + " kind", std::string{to_string(here.kind)},
+                    std::string{to_string(there.kind)});
+  }
+  if (auto ok = equal(name + " kv_heads", here.kv_heads, there.kv_heads); !ok) return ok;
+  const auto* dim = here.kind == layer_kind::mla ? " latent_dim" : " head_dim";
+  if (auto ok = equal(name + dim, here.head_dim, there.head_dim); !ok) return ok;
+  if (auto ok = equal(name + " value_dim", value_dim_of(here), value_dim_of(there)); !ok) return ok;
+  if (here.kind == layer_kind::opaque) return check_compatible_opaque(local, remote, index, name);
+  const auto& type = dtype_of(local, here);
+  if (type != dtype_of(remote, there)) {
+    return mismatch(name + " dtype", quoted(type), quoted(dtype_of(remote, there)));
+  }
+  return equal(name + " element size", element_size_of(local, here),
+               element_size_of(remote, there));
+}
+
+result<void> check_same_model(const cache_layout& local, const cache_layout& remote) {
+  constexpr std::array<std::byte, 32> not_said{};
+  if (local.model == remote.model || local.model == not_said || remote.model == not_said) return {};
+  const auto begin_of = [](const std::array<std::byte, 32>& model) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::string text;
+    for (std::size_t i = 0; i < 8; ++i) {
+      text += digits[std::to_integer<unsigned>(model[i]) >> 4U];
+      text += digits[std::to_integer<unsigned>(model[i]) & 15U];
+    }
+    return text + "...";
+  };
+  return mismatch("the hash of the model", begin_of(local.model), begin_of(remote.model));
 }
 
 std::string_view to_string(state_sharding sharding) noexcept {
@@ -218,8 +348,13 @@ std::string_view to_string(layer_kind kind) noexcept {
     case layer_kind::attention: return "attention";
     case layer_kind::mla: return "mla";
     case layer_kind::recurrent: return "recurrent";
+    case layer_kind::opaque: return "opaque";
   }
   return "unknown";
+}
+
+std::uint32_t element_size_of(const cache_layout& layout, const layer_shape& shape) noexcept {
+  return shape.element_size != 0 ? shape.element_size : layout.element_size;
 }
 
 head_span head_range(std::uint32_t heads, std::uint32_t ranks, std::uint32_t rank) noexcept {
@@ -243,14 +378,7 @@ std::uint32_t dtype_size(std::string_view name) noexcept {
 }
 
 result<void> check(const cache_layout& layout) {
-  if (layout.dtype.empty() || layout.dtype.size() > max_dtype_name) {
-    return refuse("dtype name", std::to_string(layout.dtype.size()) + " bytes long", "1 to 32");
-  }
-  if (auto ok = in_range("element size", layout.element_size, 1, max_element_size); !ok) return ok;
-  if (const auto known = dtype_size(layout.dtype); known != 0 && known != layout.element_size) {
-    return refuse("element size", std::to_string(layout.element_size),
-                  std::to_string(known) + " for " + layout.dtype);
-  }
+  if (auto ok = check_type("", layout.dtype, layout.element_size); !ok) return ok;
   if (auto ok = in_range("block_tokens", layout.block_tokens, 1, max_block_tokens); !ok) return ok;
   if (auto ok = in_range("blocks", layout.blocks, 1, 0xffff'ffffU); !ok) return ok;
   if (auto ok = in_range("tp_size", layout.tp_size, 1, max_ranks); !ok) return ok;
@@ -269,14 +397,15 @@ result<void> check(const cache_layout& layout) {
 std::uint64_t bytes_per_block(const cache_layout& layout, std::uint32_t layer) noexcept {
   if (layer >= layout.layers.size()) return 0;
   std::uint64_t sum = 0;
-  for (const auto& p : layout.layers[layer].planes) sum += plane_block_bytes(layout, p);
+  const layer_layout& one = layout.layers[layer];
+  for (const auto& p : one.planes) sum += plane_block_bytes(layout, one, p);
   return sum;
 }
 
 std::uint64_t bytes_per_block(const cache_layout& layout) noexcept {
   std::uint64_t sum = 0;
   for (const auto& layer : layout.layers) {
-    for (const auto& p : layer.planes) sum += plane_block_bytes(layout, p);
+    for (const auto& p : layer.planes) sum += plane_block_bytes(layout, layer, p);
   }
   return sum;
 }
@@ -344,8 +473,7 @@ result<void> check_compatible(const cache_layout& local, const cache_layout& rem
     return ok;
   }
   for (std::size_t i = 0; i < local.layers.size(); ++i) {
-    auto ok = check_compatible_layer(local.layers[i].shape, remote.layers[i].shape, i);
-    if (!ok) return ok;
+    if (auto ok = check_compatible_layer(local, remote, i); !ok) return ok;
   }
   if (auto ok = equal("number of states", local.states.size(), remote.states.size()); !ok) {
     return ok;
@@ -353,7 +481,7 @@ result<void> check_compatible(const cache_layout& local, const cache_layout& rem
   for (std::size_t i = 0; i < local.states.size(); ++i) {
     if (auto ok = check_compatible_state(local, remote, i); !ok) return ok;
   }
-  return {};
+  return check_same_model(local, remote);
 }
 
 }  // namespace troupe::kvcache

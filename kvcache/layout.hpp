@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,15 +20,31 @@ enum class layer_kind : std::uint8_t {
   attention = 1,  ///< keys and values, `kv_heads` heads of `head_dim` elements each: planes K, V
   mla = 2,        ///< one latent of `head_dim` elements, no heads, same on every rank: one plane
   recurrent = 3,  ///< nothing per token (its memory is a state tensor): no plane
+  opaque =
+      4,  ///< bytes of a block that only the engine understands: one or two planes, moved whole
 };
 [[nodiscard]] std::string_view to_string(layer_kind kind) noexcept;
+
+/// What of an opaque layer is one piece.
+enum class opaque_unit : std::uint8_t {
+  none = 0,        ///< the layer is not opaque
+  block_head = 1,  ///< a head of a block: heads are spread over ranks as those of attention are
+  block = 2,       ///< a block: both sides have equal parallel sizes
+};
 
 /// One layer as the model has it, before any sharding.
 struct layer_shape {
   layer_kind kind{layer_kind::attention};
-  std::uint32_t kv_heads{0};  ///< of the whole model; 0 unless `attention`
-  std::uint32_t head_dim{
-      0};  ///< elements of one head of K (and of V), or of the latent; 0: recurrent
+  std::uint32_t kv_heads{0};  ///< of the whole model; 0 unless `attention`, or opaque by heads
+  /// Elements of one head of K (and of V), or of the latent; 0: recurrent, opaque.
+  std::uint32_t head_dim{0};
+  std::uint32_t value_dim{0};  ///< elements of one head of V where K's are others; 0: as `head_dim`
+  std::string dtype{};         ///< of this layer alone, 1..32 bytes; empty: the layout's
+  std::uint32_t element_size{0};  ///< bytes of an element of that; 0 where `dtype` is empty
+  opaque_unit unit{opaque_unit::none};
+  /// What the bytes of an opaque layer are, 1..32 bytes, named by the engine: equal packings are equal
+  /// byte for byte.
+  std::string packing{};
 
   friend bool operator==(const layer_shape&, const layer_shape&) = default;
 };
@@ -61,15 +78,16 @@ struct head_span {
 
 /// Where K, V or the latent of one layer lies. The bytes of local head h of token t (0 <= t <
 /// block_tokens) of block b are `[at, at + head_bytes)` of region `region`, with
-/// at = base + b * block_stride + t * token_stride + h * head_stride. All in bytes.
+/// at = base + b * block_stride + t * token_stride + h * head_stride. All in bytes. Of an opaque layer
+/// they are those of head h of all tokens of the block, and `token_stride` is 0.
 struct plane {
   std::uint32_t region{0};  ///< index into the list of regions that the engine registers
-  std::uint32_t heads{1};   ///< that this rank holds; 1 for a latent
+  std::uint32_t heads{1};   ///< that this rank holds; 1 for a latent and for opaque blocks
   std::uint64_t base{0};
   std::uint64_t block_stride{0};
   std::uint64_t token_stride{0};
   std::uint64_t head_stride{0};
-  std::uint64_t head_bytes{0};  ///< head_dim * element size, contiguous
+  std::uint64_t head_bytes{0};  ///< head_dim (V: value_dim) * element size, contiguous; opaque: any
 
   /// `at`, in bytes from the begin of the region. `token` is counted within the block, `head` among
   /// those of this rank. Checks nothing: for kernels and inner loops; `locate` checks.
@@ -83,7 +101,7 @@ struct plane {
 
 struct layer_layout {
   layer_shape shape;
-  std::vector<plane> planes;  ///< attention: K, V; mla: the latent; recurrent: none
+  std::vector<plane> planes;  ///< attention: K, V; mla: the latent; recurrent: none; opaque: 1 or 2
 
   friend bool operator==(const layer_layout&, const layer_layout&) = default;
 };
@@ -111,6 +129,8 @@ inline constexpr std::uint32_t max_heads = 65'536;
 inline constexpr std::uint32_t max_head_dim = 65'536;
 inline constexpr std::uint32_t max_regions = 4096;
 inline constexpr std::uint32_t max_states = 4096;
+inline constexpr std::size_t max_packing = 32;                              ///< bytes of a name
+inline constexpr std::uint64_t max_opaque_bytes = std::uint64_t{1} << 40U;  ///< of one piece
 inline constexpr std::uint64_t max_offset = std::uint64_t{1} << 60U;  ///< end of anything, bytes
 
 /// How one rank's cache lies in its regions. A value; build it with `make_layout` or fill it in by
@@ -124,9 +144,16 @@ struct cache_layout {
   std::uint32_t tp_size{1};
   std::vector<layer_layout> layers;
   std::vector<state_tensor> states;
+  /// A hash of what makes equal bytes mean the same (model, revision, quantisation), made by the engine.
+  /// Compared where both sides say it; all zero: not said.
+  std::array<std::byte, 32> model{};
 
   friend bool operator==(const cache_layout&, const cache_layout&) = default;
 };
+
+/// Bytes of one element of that layer.
+[[nodiscard]] std::uint32_t element_size_of(const cache_layout& layout,
+                                            const layer_shape& shape) noexcept;
 
 /// Whether the layout is one: every number in its limits, every layer with the planes of its kind,
 /// every plane with the heads of this rank, strides that nest (no byte is two elements), no address
@@ -158,7 +185,8 @@ struct region_bytes {
 };
 
 /// Where it lies, for a request whose token t is token t % block_tokens of block
-/// `blocks[t / block_tokens]`: `head_dim` elements. The layout must have passed `check`.
+/// `blocks[t / block_tokens]`: `head_dim` elements; of an opaque layer the head's part of all of the
+/// token's block. The layout must have passed `check`.
 /// `out_of_range` naming what is not there. O(1).
 [[nodiscard]] result<region_bytes> locate(const cache_layout& layout,
                                           std::span<const block_id> blocks,
@@ -176,8 +204,9 @@ struct region_bytes {
 /// The layout must have passed `check`.
 [[nodiscard]] std::vector<std::uint64_t> region_sizes(const cache_layout& layout);
 
-/// Whether a cache of the one side can be mapped onto the other: layers, kind, heads and head dim
-/// of each, dtype and its size, block tokens, states. Strides, pools and parallel sizes may differ.
+/// Whether a cache of the one side can be mapped onto the other: layers, kind, heads, dims, dtype and
+/// packing of each, dtype and its size, block tokens, states, the model where both say it. Strides, pools
+/// and, but for layers of opaque blocks, parallel sizes may differ.
 /// `layout_mismatch` naming the field and both values.
 [[nodiscard]] result<void> check_compatible(const cache_layout& local, const cache_layout& remote);
 
@@ -232,8 +261,8 @@ struct cache_shape {
 [[nodiscard]] std::vector<layer_shape> mla_layers(std::uint32_t count, std::uint32_t latent_dim);
 
 /// The layout of a named arrangement, packed without padding. `invalid_config` for a shape out of
-/// its limits, for `block_interleaved` with K and V apart, or regions per layer with blocks
-/// outermost.
+/// its limits, for an opaque layer (whose planes only the engine knows), for `block_interleaved` with K
+/// and V apart, or regions per layer with blocks outermost.
 [[nodiscard]] result<cache_layout> make_layout(const cache_shape& shape, const arrangement& how);
 
 // -- the form that travels

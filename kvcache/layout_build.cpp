@@ -1,5 +1,7 @@
 // The arrangements that have a name, as planes.
 
+#include <array>
+
 #include "troupe/kvcache/layout.hpp"
 
 namespace troupe::kvcache {
@@ -11,20 +13,21 @@ std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) noexcept {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-/// Bytes of one block of one plane of each layer, and how many planes the layer has.
+/// Bytes of one block of each plane of a layer.
 struct layer_size {
-  std::uint64_t plane_bytes{0};
-  std::uint64_t planes{0};
+  std::array<std::uint64_t, 2> plane{0, 0};
+
+  [[nodiscard]] std::uint64_t all() const noexcept { return plane[0] + plane[1]; }
 };
 
 std::vector<layer_size> layer_sizes(const cache_layout& layout) {
   std::vector<layer_size> sizes;
   sizes.reserve(layout.layers.size());
   for (const auto& layer : layout.layers) {
-    layer_size size{0, layer.planes.size()};
-    if (!layer.planes.empty()) {
-      const plane& p = layer.planes.front();
-      size.plane_bytes = std::uint64_t{layout.block_tokens} * p.heads * p.head_bytes;
+    layer_size size;
+    for (std::size_t p = 0; p < layer.planes.size(); ++p) {
+      const plane& at = layer.planes[p];
+      size.plane[p] = std::uint64_t{layout.block_tokens} * at.heads * at.head_bytes;
     }
     sizes.push_back(size);
   }
@@ -35,14 +38,19 @@ std::vector<layer_size> layer_sizes(const cache_layout& layout) {
 void add_planes(cache_layout& layout, block_inner inner) {
   for (auto& layer : layout.layers) {
     plane p;
-    p.head_bytes = std::uint64_t{layer.shape.head_dim} * layout.element_size;
+    const std::uint64_t element = element_size_of(layout, layer.shape);
+    p.head_bytes = layer.shape.head_dim * element;
     switch (layer.shape.kind) {
       case layer_kind::attention:
         p.heads = head_range(layer.shape.kv_heads, layout.tp_size, layout.tp_rank).count();
         layer.planes.assign(2, p);
+        if (layer.shape.value_dim != 0) {
+          layer.planes[1].head_bytes = layer.shape.value_dim * element;
+        }
         break;
       case layer_kind::mla: layer.planes.assign(1, p); break;
-      case layer_kind::recurrent: layer.planes.clear(); break;
+      case layer_kind::recurrent:
+      case layer_kind::opaque: layer.planes.clear(); break;
     }
     for (auto& each : layer.planes) {
       const bool token_major = inner == block_inner::token_major;
@@ -60,15 +68,15 @@ void place_layers_first(cache_layout& layout, const arrangement& how) {
   std::uint32_t region = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     auto& planes = layout.layers[i].planes;
-    const auto [bytes, count] = sizes[i];
+    const layer_size& size = sizes[i];
     for (std::size_t p = 0; p < planes.size(); ++p) {
       planes[p].region = region;
-      planes[p].block_stride = together ? count * bytes : bytes;
-      planes[p].base = base + p * bytes * (together ? 1 : layout.blocks);
+      planes[p].block_stride = together ? size.all() : size.plane[p];
+      planes[p].base = base + (p == 0 ? 0 : size.plane[0] * (together ? 1 : layout.blocks));
     }
     if (!own_region) {
-      base += layout.blocks * count * bytes;
-    } else if (count > 0) {
+      base += layout.blocks * size.all();
+    } else if (!planes.empty()) {
       ++region;
     }
   }
@@ -78,7 +86,7 @@ void place_blocks_first(cache_layout& layout, kv_placement kv) {
   const auto sizes = layer_sizes(layout);
   std::uint64_t row[2] = {0, 0};  // bytes of all layers' first, and second, planes of a block
   for (const auto& size : sizes) {
-    for (std::size_t p = 0; p < size.planes; ++p) row[p] += size.plane_bytes;
+    for (std::size_t p = 0; p < 2; ++p) row[p] += size.plane[p];
   }
   std::uint64_t before[2] = {0, 0};
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -88,7 +96,7 @@ void place_blocks_first(cache_layout& layout, kv_placement kv) {
       const std::uint64_t second = together ? row[0] : layout.blocks * row[0];
       planes[p].block_stride = together ? row[0] + row[1] : row[p];
       planes[p].base = (p == 0 ? 0 : second) + before[p];
-      before[p] += sizes[i].plane_bytes;
+      before[p] += sizes[i].plane[p];
     }
   }
 }
@@ -98,10 +106,11 @@ void place_block_interleaved(cache_layout& layout) {
   const auto sizes = layer_sizes(layout);
   std::uint64_t base = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    for (auto& p : layout.layers[i].planes) {
-      p.block_stride = block;
-      p.base = base;
-      base += sizes[i].plane_bytes;
+    auto& planes = layout.layers[i].planes;
+    for (std::size_t p = 0; p < planes.size(); ++p) {
+      planes[p].block_stride = block;
+      planes[p].base = base;
+      base += sizes[i].plane[p];
     }
   }
 }
@@ -125,6 +134,13 @@ void place_states(cache_layout& layout, const cache_shape& shape, region_use reg
 
 result<void> check_request(const cache_layout& layout, const cache_shape& shape,
                            const arrangement& how) {
+  for (std::size_t i = 0; i < shape.layers.size(); ++i) {
+    if (shape.layers[i].kind != layer_kind::opaque) continue;
+    return fail(errc::invalid_config,
+                "layout: layer " + std::to_string(i) +
+                    " is opaque, so no arrangement with a name says where its bytes lie; give the "
+                    "planes of each layer");
+  }
   if (how.order == block_order::block_interleaved && how.kv == kv_placement::separate) {
     return fail(errc::invalid_config,
                 "layout: block_interleaved puts K and V of a layer side by side; it cannot keep "

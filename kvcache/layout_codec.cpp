@@ -1,23 +1,27 @@
 // The form of a layout that travels.
 //
 //   magic      4 bytes "TKVL"
-//   version    varint, 1
+//   version    varint, 2
 //   dtype      varint length (1..32), bytes
 //   element_size, block_tokens, blocks, tp_rank, tp_size      varints
+//   first_layer, total_layers     varints: of the model's layers, which this rank has; 0 and the count below
+//   model      1 byte: 0, or 1 and 32 bytes
+//   groups     varint count of groups of layers that have block tables of their own: 0
 //   layers     varint count, then each layer:
-//     form     1 byte. 0: kind (1 byte), kv_heads, head_dim, number of planes (varints), then of
-//     each plane
+//     form     1 byte. 0: kind (1 byte), kv_heads, head_dim, value_dim (varints), varint length and dtype (0: the
+//              layout's), element_size (varint), unit (1 byte), varint length and packing, number of planes (varint),
+//              then of each plane
 //              region, heads, base, block_stride, token_stride, head_stride, head_bytes (varints)
 //              1: as the layer before, but of each plane the differences of region and base (zigzag
 //              varints)
-//   states     varint count, then each: varint length and name, sharding (1 byte), region, slots,
-//   base,
-//              slot_stride, slot_bytes (varints)
+//   states     varint count, then each: varint length and name, sharding (1 byte), region, slots, base, slot_stride,
+//              slot_bytes (varints), varint count of parts that are sliced each by itself: 0
 //
 // A varint has seven bits a byte, least significant first, the top bit set on all but the last; ten
 // bytes at most. Nothing follows the last state.
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 
@@ -27,10 +31,12 @@ namespace troupe::kvcache {
 namespace {
 
 constexpr char magic[] = {'T', 'K', 'V', 'L'};
-constexpr std::uint64_t version = 1;
+constexpr std::uint64_t version = 2;
 constexpr std::uint8_t form_full = 0;
 constexpr std::uint8_t form_as_before = 1;
 constexpr std::size_t max_planes = 2;
+constexpr std::size_t max_name = 32;
+constexpr std::array<std::byte, 32> not_said{};
 
 std::uint64_t zigzag(std::uint64_t difference) noexcept {
   const bool negative = (difference >> 63U) != 0;
@@ -129,6 +135,11 @@ void write_full(writer& out, const layer_layout& layer) {
   out.byte(static_cast<std::uint8_t>(layer.shape.kind));
   out.number(layer.shape.kv_heads);
   out.number(layer.shape.head_dim);
+  out.number(layer.shape.value_dim);
+  out.text(layer.shape.dtype);
+  out.number(layer.shape.element_size);
+  out.byte(static_cast<std::uint8_t>(layer.shape.unit));
+  out.text(layer.shape.packing);
   out.number(layer.planes.size());
   for (const auto& p : layer.planes) {
     out.number(p.region);
@@ -154,6 +165,11 @@ std::optional<layer_layout> read_full(reader& in) {
   layer.shape.kind = static_cast<layer_kind>(in.byte());  // `check` refuses what it does not know
   layer.shape.kv_heads = in.small();
   layer.shape.head_dim = in.small();
+  layer.shape.value_dim = in.small();
+  layer.shape.dtype = in.text(max_name);
+  layer.shape.element_size = in.small();
+  layer.shape.unit = static_cast<opaque_unit>(in.byte());
+  layer.shape.packing = in.text(max_name);
   const std::size_t planes = in.count(max_planes);
   for (std::size_t p = 0; p < planes && in.good(); ++p) {
     plane next;
@@ -202,6 +218,12 @@ std::optional<state_tensor> read_state(reader& in) {
   return state;
 }
 
+unexpected later(const char* what) {
+  return fail(errc::version_mismatch, std::string{"encoded layout: it has "} + what +
+                                          ", which this node cannot move; run the same release on "
+                                          "both nodes");
+}
+
 unexpected malformed(const char* where) {
   return fail(errc::invalid_config, std::string{"encoded layout: malformed "} + where +
                                         "; the peer sent bytes that no Troupe node writes");
@@ -219,6 +241,13 @@ std::vector<std::byte> encode(const cache_layout& layout) {
   out.number(layout.blocks);
   out.number(layout.tp_rank);
   out.number(layout.tp_size);
+  out.number(0);
+  out.number(layout.layers.size());
+  out.byte(layout.model == not_said ? 0 : 1);
+  if (layout.model != not_said) {
+    for (const auto byte : layout.model) out.byte(std::to_integer<std::uint8_t>(byte));
+  }
+  out.number(0);
   out.number(layout.layers.size());
   for (std::size_t i = 0; i < layout.layers.size(); ++i) {
     if (i > 0 && same_but_place(layout.layers[i - 1], layout.layers[i])) {
@@ -236,6 +265,7 @@ std::vector<std::byte> encode(const cache_layout& layout) {
     out.number(state.base);
     out.number(state.slot_stride);
     out.number(state.slot_bytes);
+    out.number(0);
   }
   return std::move(out).take();
 }
@@ -254,13 +284,25 @@ result<cache_layout> decode(std::span<const std::byte> bytes) {
                                             "; run the same release on both nodes");
   }
   cache_layout layout;
-  layout.dtype = in.text(32);
+  layout.dtype = in.text(max_name);
   layout.element_size = in.small();
   layout.block_tokens = in.small();
   layout.blocks = in.small();
   layout.tp_rank = in.small();
   layout.tp_size = in.small();
+  const auto first_layer = in.number();
+  const auto total_layers = in.number();
+  const auto has_model = in.byte();
+  if (has_model > 1) return malformed("model");
+  if (has_model == 1) {
+    for (auto& byte : layout.model) byte = std::byte{in.byte()};
+    if (layout.model == not_said) return malformed("model");  // which has a shorter form
+  }
+  if (in.number() != 0) return later("groups of layers with block tables of their own");
   const std::size_t layers = in.count(max_layers);
+  if (in.good() && (first_layer != 0 || total_layers != layers)) {
+    return later("a part of the model's layers");
+  }
   for (std::size_t i = 0; i < layers; ++i) {
     auto layer = read_layer(in, layout.layers);
     if (!layer) return malformed("layer");
@@ -270,6 +312,7 @@ result<cache_layout> decode(std::span<const std::byte> bytes) {
   for (std::size_t i = 0; i < states; ++i) {
     auto state = read_state(in);
     if (!state) return malformed("state");
+    if (in.number() != 0) return later("states whose parts are sliced each by itself");
     layout.states.push_back(std::move(*state));
   }
   if (!in.good() || !in.at_end()) return malformed("end");

@@ -109,11 +109,13 @@ std::vector<strided_set> all_sets(const cache_layout& layout) {
   std::vector<strided_set> sets;
   for (std::size_t i = 0; i < layout.layers.size(); ++i) {
     const auto& planes = layout.layers[i].planes;
+    const bool opaque = layout.layers[i].shape.kind == layer_kind::opaque;
+    const std::uint64_t tokens = opaque ? 1 : layout.block_tokens;
     for (std::size_t p = 0; p < planes.size(); ++p) {
       sets.push_back(make_set("layer " + std::to_string(i) + " plane " + std::to_string(p),
                               planes[p].region, planes[p].base, planes[p].head_bytes,
                               {{{layout.blocks, planes[p].block_stride},
-                                {layout.block_tokens, planes[p].token_stride},
+                                {tokens, planes[p].token_stride},
                                 {planes[p].heads, planes[p].head_stride}}}));
     }
   }

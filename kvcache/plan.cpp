@@ -37,10 +37,16 @@ struct moved_plane {
   std::uint64_t head_bytes{0};
   place local;
   place remote;
+  bool opaque{false};  ///< the block is moved whole, whichever of its tokens are
 
+  /// How often its heads are repeated for so many tokens of one block.
+  [[nodiscard]] std::uint64_t rows(std::uint64_t tokens) const noexcept {
+    return opaque ? 1 : tokens;
+  }
   [[nodiscard]] bool same_form(const moved_plane& other) const noexcept {
-    return regions == other.regions && heads == other.heads && head_bytes == other.head_bytes &&
-           local.same_strides(other.local) && remote.same_strides(other.remote);
+    return opaque == other.opaque && regions == other.regions && heads == other.heads &&
+           head_bytes == other.head_bytes && local.same_strides(other.local) &&
+           remote.same_strides(other.remote);
   }
 };
 
@@ -54,6 +60,8 @@ std::optional<step> forward_step(const moved_plane& a, const moved_plane& b) noe
 
 struct moved_layer {
   std::uint32_t layer{0};
+  std::uint64_t bytes_of_token{0};     ///< or
+  std::uint64_t bytes_of_block{0};     ///< where it is opaque
   std::vector<moved_plane> planes;     ///< one or two
   std::optional<step> between_planes;  ///< from K to V
   std::optional<step> to_next;         ///< from here to the next moved layer, alike for all planes
@@ -83,7 +91,7 @@ std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) noexcept {
 std::uint64_t copies_per_block(const moved_plane& p, std::uint64_t tokens) noexcept {
   strided_copy copy{p.head_bytes};
   copy.repeat(p.heads, p.local.head, p.remote.head);
-  copy.repeat(tokens, p.local.token, p.remote.token);
+  copy.repeat(p.rows(tokens), p.local.token, p.remote.token);
   copy.simplify();
   return copy.copies();
 }
@@ -220,10 +228,10 @@ struct transfer_geometry::prepared {
   std::uint32_t block_tokens{0};
   std::uint64_t local_blocks{0};
   std::uint64_t remote_blocks{0};
-  std::uint64_t bytes_per_token{0};
   std::vector<std::pair<std::uint32_t, std::uint32_t>> region_pairs;
   std::vector<moved_layer> moved;  ///< layers with something to move, ascending
   std::vector<moved_state> states;
+  std::vector<std::uint32_t> tokens_at_once;  ///< by layer; empty: one of each
   std::uint64_t local_slots{0};
   std::uint64_t remote_slots{0};
   cache_map local_map;
@@ -255,7 +263,9 @@ void transfer_geometry::prepared::add_layers(const cache_layout& local, const ca
   for (std::uint32_t i = 0; i < layers; ++i) {
     const layer_layout& here = local.layers[i];
     const layer_layout& there = remote.layers[i];
-    const bool heads_matter = here.shape.kind == layer_kind::attention;
+    const bool opaque = here.shape.kind == layer_kind::opaque;
+    const bool heads_matter =
+        here.shape.kind == layer_kind::attention || here.shape.unit == opaque_unit::block_head;
     const std::uint32_t heads = heads_matter ? here.shape.kv_heads : 1;
     const head_span common = heads_to_send(heads, ranks);
     if (here.planes.empty() || common.count() == 0) continue;
@@ -263,14 +273,19 @@ void transfer_geometry::prepared::add_layers(const cache_layout& local, const ca
         common.begin - (heads_matter ? head_range(heads, local.tp_size, local.tp_rank).begin : 0);
     const auto first_there =
         common.begin - (heads_matter ? head_range(heads, remote.tp_size, remote.tp_rank).begin : 0);
+    if (opaque) {
+      tokens_at_once.resize(layers, 1);
+      tokens_at_once[i] = block_tokens;
+    }
     moved_layer layer;
     layer.layer = i;
     for (std::size_t p = 0; p < here.planes.size(); ++p) {
       layer.planes.push_back({pair_index(here.planes[p].region, there.planes[p].region),
                               common.count(), here.planes[p].head_bytes,
                               place_of(here.planes[p], first_here),
-                              place_of(there.planes[p], first_there)});
-      bytes_per_token += common.count() * here.planes[p].head_bytes;
+                              place_of(there.planes[p], first_there), opaque});
+      (opaque ? layer.bytes_of_block : layer.bytes_of_token) +=
+          common.count() * here.planes[p].head_bytes;
     }
     if (layer.planes.size() == 2) {
       layer.between_planes = forward_step(layer.planes[0], layer.planes[1]);
@@ -332,7 +347,7 @@ void transfer_geometry::prepared::append(plan_writer& out, const moved_plane& p,
     if (shape == nullptr || shape->tokens != run.tokens || shape->count != run.count) {
       copy.emplace(p.head_bytes);
       copy->repeat(p.heads, p.local.head, p.remote.head);
-      copy->repeat(run.tokens, p.local.token, p.remote.token);
+      copy->repeat(p.rows(run.tokens), p.local.token, p.remote.token);
       copy->repeat(run.count, p.local.block, p.remote.block);
       copy->repeat(plane_count, plane_step.local, plane_step.remote);
       copy->repeat(layer_count, layer_step.local, layer_step.remote);
@@ -344,7 +359,7 @@ void transfer_geometry::prepared::append(plan_writer& out, const moved_plane& p,
                     p.local.base + run.local * p.local.block + run.first_token * p.local.token,
                     p.remote.base + run.remote * p.remote.block + run.first_token * p.remote.token);
     const std::uint64_t repeated = run.count * plane_count * layer_count;
-    out.count(repeated * run.tokens * p.heads * p.head_bytes, repeated * copies);
+    out.count(repeated * p.rows(run.tokens) * p.heads * p.head_bytes, repeated * copies);
   }
 }
 
@@ -459,8 +474,15 @@ const cache_map& transfer_geometry::remote_map() const noexcept {
 bool transfer_geometry::moves_anything() const noexcept {
   return !state_->moved.empty() || !state_->states.empty();
 }
-std::uint64_t transfer_geometry::bytes_per_token() const noexcept {
-  return state_->bytes_per_token;
+std::uint64_t transfer_geometry::bytes_of(layer_range layers, token_range tokens) const noexcept {
+  if (tokens.begin >= tokens.end) return 0;
+  const auto blocks = blocks_in(tokens, state_->block_tokens);
+  std::uint64_t bytes = 0;
+  for (const auto& layer : state_->moved) {
+    if (layer.layer < layers.begin || layer.layer >= layers.end) continue;
+    bytes += layer.bytes_of_token * (tokens.end - tokens.begin) + layer.bytes_of_block * blocks;
+  }
+  return bytes;
 }
 std::uint32_t transfer_geometry::layers() const noexcept {
   return state_->layers;
@@ -470,6 +492,9 @@ std::uint32_t transfer_geometry::block_tokens() const noexcept {
 }
 bool transfer_geometry::has_state() const noexcept {
   return !state_->states.empty();
+}
+const std::vector<std::uint32_t>& transfer_geometry::tokens_at_once() const noexcept {
+  return state_->tokens_at_once;
 }
 
 }  // namespace troupe::kvcache

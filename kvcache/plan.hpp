@@ -62,7 +62,8 @@ class transfer_geometry {
   [[nodiscard]] static result<transfer_geometry> create(const cache_layout& local,
                                                         const cache_layout& remote, data_flow flow);
 
-  /// The segments that move `tokens` of `layers`. Entries of the lists for other tokens may be
+  /// The segments that move `tokens` of `layers`; of an opaque layer whole blocks, each that a token of the
+  /// range is in. Entries of the lists for other tokens may be
   /// anything. Never overlaps at the destination, never leaves a plane. An empty range is an empty
   /// plan. `out_of_range` for layers or tokens past the end, a list that is too short or a block
   /// that is not in the pool; `invalid_config` when a destination block is named twice in the
@@ -82,11 +83,14 @@ class transfer_geometry {
 
   /// Whether any byte moves between these two ranks at all.
   [[nodiscard]] bool moves_anything() const noexcept;
-  /// Bytes that one token of all layers moves between these two ranks.
-  [[nodiscard]] std::uint64_t bytes_per_token() const noexcept;
+  /// Bytes that these tokens of these layers move between these two ranks. O(layers).
+  [[nodiscard]] std::uint64_t bytes_of(layer_range layers, token_range tokens) const noexcept;
   [[nodiscard]] std::uint32_t layers() const noexcept;
   [[nodiscard]] std::uint32_t block_tokens() const noexcept;
   [[nodiscard]] bool has_state() const noexcept;
+  /// By layer, how many tokens move together: a block's of an opaque layer, one of others. Empty: no layer
+  /// is opaque. A range of tokens that ends in between moves blocks that are not complete.
+  [[nodiscard]] const std::vector<std::uint32_t>& tokens_at_once() const noexcept;
 
  private:
   struct prepared;

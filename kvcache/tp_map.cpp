@@ -24,6 +24,10 @@ spread spread_of(const cache_layout& shape) {
     switch (layer.shape.kind) {
       case layer_kind::attention: result.head_counts.insert(layer.shape.kv_heads); break;
       case layer_kind::mla: result.head_counts.insert(1); break;
+      case layer_kind::opaque:
+        result.head_counts.insert(layer.shape.unit == opaque_unit::block_head ? layer.shape.kv_heads
+                                                                              : 1);
+        break;
       case layer_kind::recurrent: break;
     }
   }

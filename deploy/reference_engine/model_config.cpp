@@ -42,6 +42,8 @@ result<void> check_layer(const model_config& config, std::size_t index) {
                                               " elements is too small; use 8 or more");
       return {};
     case kvcache::layer_kind::recurrent: return {};
+    case kvcache::layer_kind::opaque:
+      return fail(errc::invalid_config, name + ": the reference engine understands all its bytes");
   }
   return fail(errc::invalid_config, name + ": unknown kind");
 }

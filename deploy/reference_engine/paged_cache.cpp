@@ -72,7 +72,8 @@ kvcache::head_span paged_cache::heads(std::uint32_t layer) const noexcept {
     case kvcache::layer_kind::attention:
       return kvcache::head_range(shape.kv_heads, layout().tp_size, layout().tp_rank);
     case kvcache::layer_kind::mla: return {0, 1};
-    case kvcache::layer_kind::recurrent: return {0, 0};
+    case kvcache::layer_kind::recurrent:
+    case kvcache::layer_kind::opaque: return {0, 0};
   }
   return {0, 0};
 }
@@ -167,7 +168,8 @@ std::uint32_t heads_of(const kvcache::layer_shape& shape) {
   switch (shape.kind) {
     case kvcache::layer_kind::attention: return shape.kv_heads;
     case kvcache::layer_kind::mla: return 1;
-    case kvcache::layer_kind::recurrent: return 0;
+    case kvcache::layer_kind::recurrent:
+    case kvcache::layer_kind::opaque: return 0;
   }
   return 0;
 }

@@ -85,6 +85,7 @@ layer_weights make_layer(const model_config& c, std::size_t index) {
     case kvcache::layer_kind::attention: w.mixer = make_attention(c, shape.kv_heads, t); break;
     case kvcache::layer_kind::mla: w.mixer = make_latent(c, shape.head_dim, t); break;
     case kvcache::layer_kind::recurrent: w.mixer = make_recurrent(c, c.hidden, t); break;
+    case kvcache::layer_kind::opaque: break;  // no model here has one
   }
   w.ffn_gain = t.gains(c.hidden);
   w.ffn_gate = t.make(c.ffn, c.hidden);

@@ -120,6 +120,33 @@ TEST(send_session, leaves_out_the_prefix_and_what_lies_behind_the_request) {
   EXPECT_EQ(describe(s.sealed(16, {})), "send(transfer_sealed 2)");
 }
 
+TEST(send_session, layers_of_opaque_blocks_are_posted_by_whole_blocks) {
+  auto options = options_of<send_session>({.layers = 2});
+  options.tokens_at_once = {1, 4};
+  send_session s{options};
+  const std::vector<std::uint32_t> nothing(2, 0);
+  EXPECT_EQ(describe(s.start(asking(0, 10), nothing, std::nullopt, {})), "");
+  EXPECT_EQ(describe(s.source_ready(0, 2, 3)), "post(1: 0-1 x 0-3)");
+  EXPECT_EQ(describe(s.source_ready(0, 2, 6)), "post(2: 0-1 x 3-6) post(3: 1-2 x 0-4)");
+  EXPECT_EQ(describe(s.source_ready(0, 2, 7)), "post(4: 0-1 x 6-7)");
+  EXPECT_EQ(describe(s.source_ready(0, 2, 10)), "post(5: 0-1 x 7-10) post(6: 1-2 x 4-8)");
+  // Of what the last block still gets nothing may be seen: the whole of it may be written once more.
+  EXPECT_EQ(describe(s.source_ready(0, 2, 11)), "");
+  EXPECT_EQ(describe(s.source_ready(0, 2, 12)), "post(7: 1-2 x 8-10)");
+}
+
+TEST(send_session, an_opaque_block_that_begins_in_the_prefix_is_posted_whole) {
+  auto options = options_of<send_session>({.layers = 1});
+  options.tokens_at_once = {4};
+  send_session s{options};
+  const std::vector<std::uint32_t> nothing(1, 0);
+  EXPECT_EQ(describe(s.start(asking(6, 10), nothing, std::nullopt, {})), "");
+  EXPECT_EQ(describe(s.source_ready(0, 1, 7)), "");
+  EXPECT_EQ(describe(s.source_ready(0, 1, 9)), "post(1: 0-1 x 6-8)");
+  EXPECT_EQ(describe(s.source_ready(0, 1, 10)), "");
+  EXPECT_EQ(describe(s.sealed(10, {})), "post(2: 0-1 x 8-10) sealed 2");
+}
+
 TEST(send_session, a_chunk_said_twice_or_moved_back_posts_nothing) {
   auto s = sender({.layers = 1}, asking(0, 10));
   EXPECT_EQ(describe(s.source_ready(0, 1, 8)), "post(1: 0-1 x 0-8)");

@@ -36,7 +36,8 @@ void draw_layers(scenario& s, dice& d) {
     switch (kind) {
       case layer_kind::attention: s.model.layers.push_back({kind, its_heads, its_dim}); break;
       case layer_kind::mla: s.model.layers.push_back({kind, 0, its_dim * 4}); break;
-      case layer_kind::recurrent: s.model.layers.push_back({kind, 0, 0}); break;
+      case layer_kind::recurrent:
+      case layer_kind::opaque: s.model.layers.push_back({layer_kind::recurrent, 0, 0}); break;
     }
   }
 }

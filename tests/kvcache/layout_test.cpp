@@ -361,12 +361,13 @@ TEST(decode, random_bytes_and_huge_counts_are_refused_without_a_large_allocation
   }
   // A dtype of 2^63 bytes, then 2^63 layers.
   std::vector<std::byte> huge;
-  for (const char c : std::string{"TKVL\x01"}) huge.push_back(static_cast<std::byte>(c));
+  for (const char c : std::string{"TKVL\x02"}) huge.push_back(static_cast<std::byte>(c));
   auto many = huge;
   for (int i = 0; i < 9; ++i) huge.push_back(std::byte{0xff});
   huge.push_back(std::byte{0x01});
   EXPECT_FALSE(decode(huge));
-  for (const char c : std::string{"\x04", 1} + "int8" + std::string{"\x01\x01\x01\x00\x01", 5}) {
+  for (const char c :
+       std::string{"\x04", 1} + "int8" + std::string{"\x01\x01\x01\x00\x01\x00\x00\x00\x00", 9}) {
     many.push_back(static_cast<std::byte>(c));
   }
   for (int i = 0; i < 8; ++i) many.push_back(std::byte{0xff});
@@ -376,11 +377,11 @@ TEST(decode, random_bytes_and_huge_counts_are_refused_without_a_large_allocation
 
 TEST(decode, another_version_is_named) {
   auto bytes = encode(packed());
-  bytes[4] = std::byte{2};
+  bytes[4] = std::byte{3};
   const auto back = decode(bytes);
   ASSERT_FALSE(back);
   EXPECT_EQ(back.error().code, errc::version_mismatch);
-  EXPECT_THAT(back.error().message, HasSubstr("version 2"));
+  EXPECT_THAT(back.error().message, HasSubstr("version 3"));
 }
 
 }  // namespace

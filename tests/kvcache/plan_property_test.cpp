@@ -240,7 +240,7 @@ TEST(plan_property, both_sides_plan_the_same_bytes) {
     const auto b =
         pulls.plan({0, pulls.layers()}, tokens, destination.blocks, source.blocks).value();
     EXPECT_EQ(a.bytes, b.bytes);
-    EXPECT_EQ(a.bytes, sends.bytes_per_token() * (tokens.end - tokens.begin));
+    EXPECT_EQ(a.bytes, sends.bytes_of({0, sends.layers()}, tokens));
     EXPECT_EQ(a.segments_before, b.segments_before);
   }
 }

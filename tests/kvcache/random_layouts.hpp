@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -37,12 +38,21 @@ inline cache_shape random_model(dice& d) {
     const auto h = hybrid ? d.roll(1, 8) : heads;
     const auto n = hybrid ? d.roll(1, 3) : dim;
     switch (kind) {
-      case layer_kind::attention: shape.layers.push_back({kind, h, n}); break;
+      case layer_kind::attention:
+        shape.layers.push_back({kind, h, n});
+        if (d.one_in(8)) shape.layers.back().value_dim = d.roll(1, 3);
+        break;
       case layer_kind::mla: shape.layers.push_back({kind, 0, n * 4}); break;
-      case layer_kind::recurrent: shape.layers.push_back({kind, 0, 0}); break;
+      case layer_kind::recurrent:
+      case layer_kind::opaque: shape.layers.push_back({layer_kind::recurrent, 0, 0}); break;
     }
   }
   const char* types[] = {"fp8", "bf16", "fp32"};
+  if (d.one_in(8)) {
+    auto& some = shape.layers[d.roll(0, shape.layers.size() - 1)];
+    some.dtype = types[d.roll(0, 2)];
+    some.element_size = dtype_size(some.dtype);
+  }
   shape.dtype = types[d.roll(0, 2)];
   shape.block_tokens = d.one_in(4) ? d.roll(1, 16) : d.roll(1, 5);
   return shape;
@@ -65,7 +75,9 @@ inline void make_unnamed(cache_layout& layout, dice& d) {
     if (layer.planes.empty()) continue;
     const auto gap = d.roll<std::uint64_t>(0, 5);
     const auto base = d.roll<std::uint64_t>(0, 9);
-    const std::uint64_t head = layer.planes[0].head_bytes + (d.one_in(2) ? gap : 0);
+    const std::uint64_t widest =
+        std::max(layer.planes.front().head_bytes, layer.planes.back().head_bytes);
+    const std::uint64_t head = widest + (d.one_in(2) ? gap : 0);
     const std::uint64_t row = head * layer.planes[0].heads;
     const std::uint64_t token = row * layer.planes.size() + gap;
     for (std::size_t p = 0; p < layer.planes.size(); ++p) {
