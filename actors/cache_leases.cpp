@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "troupe/actors/deployment_place.hpp"
 #include "troupe/actors/membership.hpp"
 
 namespace troupe::actors {
@@ -172,10 +173,10 @@ cache_leases::standing cache_leases::judge(incarnation id, const living& one, ne
     return doubtful ? standing::unknown : standing::lives;
   }
   // Another supervisor may have restored what the former one knew; the same one only goes on.
-  const bool later = m != nullptr &&
-                     one.shown.supervisor_incarnation == members_->supervisor_incarnation &&
+  const bool later = one.shown.supervisor_incarnation == members_->supervisor_incarnation &&
                      one.shown.epoch <= members_->epoch && one.shown.epoch != 0;
-  if (later) return standing::replaced;
+  if (later && m != nullptr) return standing::replaced;
+  if (later && is_open_name(one.peer)) return standing::down;  // it joined, and was forgotten
   return linked_.contains(id) ? standing::lives : standing::unknown;
 }
 

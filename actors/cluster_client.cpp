@@ -12,6 +12,7 @@
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/room_to_start.hpp"
+#include "troupe/actors/supervisor_search.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
@@ -49,12 +50,12 @@ bool connection_is_useless(const troupe::error& e) {
 class cluster_client::connections {
  public:
   explicit connections(const cluster_client_options& options)
-      : supervisor_host_{options.host},
-        supervisor_port_{options.port},
+      : place_{{options.host, options.port, 0, 0}, options.find},
         timeout_{options.timeout},
         host_{options.actors} {}
 
   [[nodiscard]] result<supervisor_actor> supervisor(milliseconds timeout);
+  [[nodiscard]] std::string supervisor_address() const { return place_.text(); }
 
   template <class Reply, class... Args>
   [[nodiscard]] result<Reply> ask_supervisor(milliseconds timeout, Args... args) {
@@ -91,8 +92,7 @@ class cluster_client::connections {
   void forget(const node_info& node);
   void forget_supervisor();
 
-  std::string supervisor_host_;
-  std::uint16_t supervisor_port_;
+  supervisor_place place_;
   milliseconds timeout_;
   actor_host host_;
   std::mutex mutex_;
@@ -118,6 +118,10 @@ result<std::unique_ptr<cluster_client>> cluster_client::connect(cluster_client_o
 
 std::unique_ptr<cluster_client> cluster_client::unconnected(cluster_client_options options) {
   return std::unique_ptr<cluster_client>{new cluster_client{std::move(options)}};
+}
+
+std::string cluster_client::supervisor_address() const {
+  return connections_->supervisor_address();
 }
 
 // -- calls
@@ -204,6 +208,19 @@ call_outcome cluster_client::call_outcome_of(const node_info& node, const call_r
   return {std::move(reply->payload)};
 }
 
+result<std::vector<member>> cluster_client::find_label(const std::string& key,
+                                                       const std::string& value) {
+  auto list = members();
+  if (!list) return fail(list.error());
+  std::erase_if(list->members, [&](const member& m) {
+    const auto& labels = m.node.labels;
+    const node_label wanted{key, value};
+    return std::ranges::find(labels, wanted) == labels.end() ||
+           node_state_from(m.state) == node_state::down;
+  });
+  return std::move(list->members);
+}
+
 result<node_info> cluster_client::find(const std::string& node) {
   const auto list = members();
   if (!list) return fail(list.error());
@@ -219,8 +236,10 @@ result<supervisor_actor> cluster_client::connections::supervisor(milliseconds ti
     const std::lock_guard lock{mutex_};
     if (supervisor_) return supervisor_;
   }
-  auto made = or_error("it cannot be connected to", [&] {
-    return host_.connect<supervisor_actor>(supervisor_host_, supervisor_port_, timeout);
+  auto made = or_error("it cannot be connected to", [&]() -> result<supervisor_actor> {
+    const auto at = place_.now(timeout);
+    if (!at) return fail(at.error());
+    return host_.connect<supervisor_actor>(at->host, at->port, timeout);
   });
   if (!made) {
     return fail(made.error().code, "no supervisor: " + made.error().message);

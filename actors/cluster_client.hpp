@@ -18,6 +18,7 @@
 
 #include "troupe/actors/actor_host_options.hpp"
 #include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
@@ -29,6 +30,10 @@ struct cluster_client_options {
   /// `actors.security` as the deployment has it (`door_security_of`, host_options.hpp). Left as it is,
   /// the client knows no secret: only a cluster of mode `none` answers, others with `unauthorized`.
   actor_host_options actors{};
+  /// Where the supervisor is now, for a deployment whose supervisor nobody has to start
+  /// (`look_for_supervisor`, supervisor_begin.hpp): asked before each connection to it, at most once a
+  /// second. Empty: at `host` and `port`.
+  supervisor_look find{};
 };
 
 /// How far a call came.
@@ -54,12 +59,19 @@ class cluster_client {
   /// Connects with the first call: for who waits for a supervisor that may not be there yet.
   [[nodiscard]] static std::unique_ptr<cluster_client> unconnected(cluster_client_options options);
 
+  /// Where the supervisor was found last, for sentences: "127.0.0.1:7400". Until a look has found it: as
+  /// the options say, the host alone where they know no port.
+  [[nodiscard]] std::string supervisor_address() const;
+
   ~cluster_client();
   cluster_client(const cluster_client&) = delete;
   cluster_client& operator=(const cluster_client&) = delete;
 
   /// Every node that registered, its state and newest load.
   [[nodiscard]] result<membership> members();
+  /// Nodes of open stages that say exactly this of themselves, and are not down. None: empty.
+  [[nodiscard]] result<std::vector<member>> find_label(const std::string& key,
+                                                       const std::string& value);
   /// Waits up to `request.timeout_ms` for replicas of both stages to be up. The error of a refused
   /// placement is the supervisor's own.
   [[nodiscard]] result<placement> place(const placement_request& request);

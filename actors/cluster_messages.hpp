@@ -14,24 +14,37 @@
 
 #include "troupe/config/transfer_mode.hpp"
 #include "troupe/kvcache/errc.hpp"
+#include "troupe/kvcache/layout_fingerprint.hpp"
 
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 11;
+inline constexpr std::uint32_t protocol_version = 12;
 
 using bytes = std::vector<std::uint8_t>;
 
-enum class node_role : std::uint8_t { supervisor = 1, prefill, decode, store };
+enum class node_role : std::uint8_t { supervisor = 1, prefill, decode, store, both };
 enum class node_state : std::uint8_t { joining = 1, up, suspect, down, leaving };
 [[nodiscard]] std::string_view to_string(node_role role) noexcept;
 [[nodiscard]] std::string_view to_string(node_state state) noexcept;
 [[nodiscard]] std::optional<node_role> node_role_from(std::uint8_t number) noexcept;
 [[nodiscard]] std::optional<node_state> node_state_from(std::uint8_t number) noexcept;
 
+/// What a node of an open stage is known by outside of Troupe: an engine's id, the address of its
+/// HTTP server. Compared with nothing; `cluster_client::find_label` looks for it.
+struct node_label {
+  std::string key;
+  std::string value;
+  friend bool operator==(const node_label&, const node_label&) = default;
+};
+inline constexpr std::size_t max_labels = 16;
+inline constexpr std::size_t max_label_key = 64;      ///< bytes, at least 1
+inline constexpr std::size_t max_label_value = 256;   ///< bytes
+inline constexpr std::size_t max_label_bytes = 1024;  ///< of all keys and values of a node
+
 /// Who a node is and where it can be reached.
 struct node_info {
-  std::string name;  ///< of the deployment, e.g. `decode-1-0`
+  std::string name;  ///< of the deployment, e.g. `decode-1-0`, or of an open stage, `engines.a.0`
   std::string stage;
   std::uint8_t role{0};      ///< `node_role`
   std::uint32_t replica{0};  ///< assigned by the supervisor; meaningless before
@@ -48,7 +61,13 @@ struct node_info {
   std::uint64_t pid_namespace{0};
   std::uint64_t user_namespace{0};
   std::uint32_t uid{0};
+  // Of nodes of open stages only:
+  std::string replica_name{};                 ///< the engine's own id, the same of all its ranks
+  kvcache::layout_fingerprint fingerprint{};  ///< of its layout; all zero: not said, fits any
+  std::vector<node_label> labels{};
 };
+/// What is wrong with the labels of a node. Empty: nothing.
+[[nodiscard]] std::optional<std::string> wrong_labels(const std::vector<node_label>& labels);
 /// Whether a node may say this of its host: empty, or hex digits and dashes.
 [[nodiscard]] bool is_boot_id(std::string_view text) noexcept;
 
@@ -57,6 +76,7 @@ struct registration_request {
   std::string cluster;
   node_info node;
   std::uint32_t wanted_replica{0};  ///< of the deployment's slot; the supervisor decides
+  std::uint8_t join{0};             ///< 1: a node that no file names, into an open stage
 };
 
 struct registration {
@@ -140,6 +160,8 @@ struct placement {
   transfer_mode mode{transfer_mode::write};
   std::vector<node_info> prefill;  ///< every rank of the chosen replica, in rank order
   std::vector<node_info> decode;
+  /// Of the layout that both replicas have, where a stage is open; else all zero.
+  kvcache::layout_fingerprint fingerprint{};
 };
 /// What is wrong with the supervisor's word where it placed a request. Empty: nothing.
 [[nodiscard]] std::optional<troupe::error> wrong_mode(const placement& where);
@@ -273,7 +295,7 @@ struct transfer_report {
   std::uint64_t transfer{0};
   std::string request;
   std::string peer;
-  std::string side;  ///< send, receive
+  std::string side;  ///< send, receive, put and so on; `held`: a decode rank holds a source here
   std::string state;
   std::uint64_t bytes{0};
   std::uint32_t age_ms{0};
@@ -295,6 +317,12 @@ struct backend_report {
   std::string reason;  ///< why not, or on what it stands
 };
 
+/// Receives of one peer that wait for a request that this node does not know yet.
+struct parked_report {
+  std::string peer;
+  std::uint32_t receives{0};
+};
+
 struct node_report {
   node_info node;
   std::uint64_t epoch{0};  ///< of the last membership seen
@@ -307,6 +335,7 @@ struct node_report {
   std::uint64_t transfers_done{0}, transfers_failed{0}, bytes_moved{0};
   std::uint64_t operations_open{0};   ///< of the engine, until it has taken the last event of each
   std::uint64_t waiting_for_link{0};  ///< operations that wait for a link with their peer
+  std::vector<parked_report> parked;  ///< by peer, of at most `limits.max_parked` each
 };
 
 // -- engines' own calls
@@ -328,13 +357,18 @@ inline constexpr std::size_t max_call_bytes = std::size_t{1} << 20;
 // -- inspection
 
 template <class I>
+auto inspect(I& f, node_label& x) {
+  return f(x.key, x.value);
+}
+template <class I>
 auto inspect(I& f, node_info& x) {
   return f(x.name, x.stage, x.role, x.replica, x.rank, x.ranks, x.host, x.port, x.incarnation,
-           x.pid, x.boot_id, x.network_namespace, x.pid_namespace, x.user_namespace, x.uid);
+           x.pid, x.boot_id, x.network_namespace, x.pid_namespace, x.user_namespace, x.uid,
+           x.replica_name, x.fingerprint, x.labels);
 }
 template <class I>
 auto inspect(I& f, registration_request& x) {
-  return f(x.version, x.cluster, x.node, x.wanted_replica);
+  return f(x.version, x.cluster, x.node, x.wanted_replica, x.join);
 }
 template <class I>
 auto inspect(I& f, registration& x) {
@@ -369,7 +403,7 @@ auto inspect(I& f, placement_request& x) {
 template <class I>
 auto inspect(I& f, placement& x) {
   return f(x.failed, x.sentence, x.request, x.supervisor_incarnation, x.epoch, x.attempt,
-           x.same_source, x.mode, x.prefill, x.decode);
+           x.same_source, x.mode, x.prefill, x.decode, x.fingerprint);
 }
 template <class I>
 auto inspect(I& f, drain_request& x) {
@@ -441,10 +475,14 @@ auto inspect(I& f, backend_report& x) {
   return f(x.name, x.usable, x.reason);
 }
 template <class I>
+auto inspect(I& f, parked_report& x) {
+  return f(x.peer, x.receives);
+}
+template <class I>
 auto inspect(I& f, node_report& x) {
   return f(x.node, x.epoch, x.supervisor_reachable, x.uptime_ms, x.pool, x.backends, x.links,
            x.transfers, x.transfers_done, x.transfers_failed, x.bytes_moved, x.operations_open,
-           x.waiting_for_link);
+           x.waiting_for_link, x.parked);
 }
 template <class I>
 auto inspect(I& f, call_request& x) {

@@ -32,9 +32,19 @@ constexpr std::string_view instead =
     "read "
     "(security.secret), or write `security: {mode: none}` to let in every process of this host";
 
+constexpr const char* folder_instead =
+    "; set XDG_STATE_HOME to a folder of this machine that this user can write";
+
+constexpr const char* no_state_folder = "neither XDG_STATE_HOME nor HOME is an absolute path";
+
 unexpected unusable(const std::string& path, std::string sentence) {
   sentence += instead;
   return bad_file("secret", path, sentence);
+}
+
+/// Why a folder cannot be used, for whoever knows what for.
+unexpected bad_folder(const std::string& sentence) {
+  return fail(errc::invalid_config, sentence);
 }
 
 std::string environment(const char* name) {
@@ -42,21 +52,33 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+/// The folder of a cluster; empty: nothing says where it would be.
+result<std::string> own_folder_path(const std::string& cluster) {
+  if (!config::cluster_name.allows(cluster)) {
+    return fail(errc::invalid_config, "the name of the cluster must be " +
+                                          config::cluster_name.text() +
+                                          ": its secret has a folder of that name");
+  }
+  const auto state = user_state_folder();
+  return state.empty() ? state : state + "/troupe/" + cluster;
+}
+
+/// Makes it where it is not there. The sentence of the error says what is wrong with it, and not which.
 result<unique_fd> open_own_folder(const std::string& path) {
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path{path}.parent_path(), failed);
-  if (failed) return unusable(path, "its folder cannot be made: " + failed.message());
+  if (failed) return bad_folder("its folder cannot be made: " + failed.message());
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
-    return unusable(path, "it cannot be made: " + what_errno(errno));
+    return bad_folder("it cannot be made: " + what_errno(errno));
   unique_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0)
-    return unusable(path, "it cannot be opened: " + what_errno(errno));
-  if (about.st_uid != ::geteuid()) return unusable(path, "it belongs to somebody else");
+    return bad_folder("it cannot be opened: " + what_errno(errno));
+  if (about.st_uid != ::geteuid()) return bad_folder("it belongs to somebody else");
   if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    return unusable(path,
-                    "others than its owner can get into it; delete it (a new secret is made), or "
-                    "chmod 700 it");
+    return bad_folder(
+        "others than its owner can get into it; delete it (a new secret is made), or "
+        "chmod 700 it");
   }
   return fd;
 }
@@ -96,22 +118,41 @@ std::string user_state_folder() {
   return {};
 }
 
-result<std::string> user_secret_path(const std::string& cluster) {
-  if (!config::cluster_name.allows(cluster)) {
-    return fail(errc::invalid_config, "the name of the cluster must be " +
-                                          config::cluster_name.text() +
-                                          ": its secret has a folder of that name");
+result<std::string> user_folder_path(const std::string& cluster) {
+  auto path = own_folder_path(cluster);
+  if (path && path->empty()) {
+    return bad_folder(std::string{"there is no folder for what cluster "} + cluster +
+                      " keeps of this user: " + no_state_folder + folder_instead);
   }
-  const auto state = user_state_folder();
-  if (state.empty()) return unusable("auto", "neither XDG_STATE_HOME nor HOME is an absolute path");
-  return state + "/troupe/" + cluster + "/secret";
+  return path;
+}
+
+result<void> make_user_folder_at(const std::string& path) {
+  if (const auto folder = open_own_folder(path); !folder)
+    return bad_folder("the folder " + path + ": " + folder.error().message + folder_instead);
+  return {};
+}
+
+result<std::string> make_user_folder(const std::string& cluster) {
+  auto path = user_folder_path(cluster);
+  if (!path) return path;
+  if (auto made = make_user_folder_at(*path); !made) return fail(std::move(made).error());
+  return path;
+}
+
+result<std::string> user_secret_path(const std::string& cluster) {
+  auto folder = own_folder_path(cluster);
+  if (!folder) return folder;
+  if (folder->empty()) return unusable("auto", no_state_folder);
+  return *folder + "/secret";
 }
 
 result<std::string> make_user_secret(const std::string& cluster) {
   auto path = user_secret_path(cluster);
   if (!path) return path;
-  const auto folder = open_own_folder(std::filesystem::path{*path}.parent_path().string());
-  if (!folder) return fail(folder.error());
+  const auto own = std::filesystem::path{*path}.parent_path().string();
+  const auto folder = open_own_folder(own);
+  if (!folder) return unusable(own, folder.error().message);
   struct stat about {};
   if (::fstatat(folder->get(), "secret", &about, AT_SYMLINK_NOFOLLOW) == 0) {
     // For the order of `user_secrets` alone, so that a failure is no matter. Nodes that run would read

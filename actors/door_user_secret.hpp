@@ -5,7 +5,8 @@
 ///
 ///     STATE/troupe/CLUSTER/secret     STATE: $XDG_STATE_HOME, else ~/.local/state
 ///
-/// The folder of the cluster and the file are open to the user alone.
+/// The folder of the cluster and the file are open to the user alone. What tells of a supervisor that nobody
+/// has to start stands beside it (`supervisor_notice.hpp`).
 
 #include <string>
 #include <vector>
@@ -17,7 +18,15 @@ namespace troupe::actors {
 /// Where programs of this user keep their state: $XDG_STATE_HOME, else ~/.local/state; empty: nothing says
 /// where.
 [[nodiscard]] std::string user_state_folder();
-/// Where it is, or will be made. `invalid_config`: neither variable says where, or `cluster` is no name
+/// Where the folder of a cluster is, or will be made, whatever its mode of security is. `invalid_config` as
+/// `user_secret_path`.
+[[nodiscard]] result<std::string> user_folder_path(const std::string& cluster);
+/// Makes that folder if it is not there. `invalid_config`: it cannot be, or others than this user can get at
+/// it.
+[[nodiscard]] result<void> make_user_folder_at(const std::string& path);
+/// Both.
+[[nodiscard]] result<std::string> make_user_folder(const std::string& cluster);
+/// Where the secret is, or will be made. `invalid_config`: neither variable says where, or `cluster` is no name
 /// of a cluster (`config::cluster_name`), which might lead out of the folder.
 [[nodiscard]] result<std::string> user_secret_path(const std::string& cluster);
 /// The same, and made if it is not there: of processes that start at once one makes it, all have the same.

@@ -77,11 +77,15 @@ std::optional<drain_order> drain_list::registered(std::string_view name,
     if (e->cancelled) return drain_order{incarnation, 2};
     return drain_order{incarnation, static_cast<std::uint8_t>(e->leaves ? 1 : 0)};
   }
+  forgotten(name);
+  return std::nullopt;
+}
+
+void drain_list::forgotten(std::string_view name) {
   for (entry& x : entries_) {
     std::erase_if(x.ranks, [&](const draining_rank& one) { return one.who.name == name; });
   }
   std::erase_if(entries_, [](const entry& x) { return x.ranks.empty(); });
-  return std::nullopt;
 }
 
 std::vector<drain_list::verdict> drain_list::judge(const unfinished_fn& unfinished,

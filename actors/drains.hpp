@@ -57,6 +57,8 @@ class drain_list {
   void heard(const heartbeat& beat);
   /// That life of a node is down.
   void lost(std::string_view name, std::uint64_t incarnation);
+  /// That name is no node any more.
+  void forgotten(std::string_view name);
   /// A life of a node registered: another one than that which drains ends the drain. What the life
   /// is to be told, if it drains or did: whether to leave, or to serve on.
   [[nodiscard]] std::optional<drain_order> registered(std::string_view name,

@@ -23,6 +23,7 @@
 #include "troupe/actors/pool_manager.hpp"
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/actors/thread_cores.hpp"
 #include "troupe/kvcache/or_error.hpp"
@@ -89,6 +90,7 @@ class node_engine final : public engine {
   void stop() override {
     if (stopped_.exchange(true)) return;
     // Each step whatever became of the one before: memory may be short.
+    step([this] { context_->search.stop(); });  // its thread tells the node what it found
     step([this] { say_goodbye(); });
     step([this] { end_actors(); });
     step([this] {
@@ -102,10 +104,13 @@ class node_engine final : public engine {
     auto why_not = context_->registration.wait(timeout);
     if (!why_not) return {};
     if (why_not->code != errc::deadline) return fail(std::move(*why_not));
+    const auto& settings = context_->settings;
+    auto where = context_->registration.asked();
+    if (where.empty())
+      where = settings.supervisor_host + ":" + std::to_string(settings.supervisor_port);
     return fail(errc::deadline, context_->self.name + " is not registered with the supervisor at " +
-                                    context_->settings.supervisor_host + ":" +
-                                    std::to_string(context_->settings.supervisor_port) + " after " +
-                                    std::to_string(timeout.count()) + " ms: " + why_not->message);
+                                    where + " after " + std::to_string(timeout.count()) +
+                                    " ms: " + why_not->message);
   }
 
   // -- the cache
@@ -551,11 +556,32 @@ class node_engine final : public engine {
   std::atomic<std::uint64_t> last_point_{0};
 };
 
+/// With `supervisor.begin`: the one that lives now, which is begun where there is none.
+result<void> find_supervisor_for(node_settings& settings, const config::deployment& deployment) {
+  if (!deployment.supervisor.begin) return {};
+  // The deployment as it was given: where that says port 0, the next one that is begun may have another.
+  // And the environment as it is now: threads of the engine look again, beside whatever changes it then.
+  auto terms = std::make_shared<const begun_terms>(begun_terms_of(deployment));
+  auto found = find_or_begin_supervisor(*terms);
+  if (!found) return fail(std::move(found).error());
+  settings.supervisor_host = std::move(found->host);
+  settings.supervisor_port = found->port;
+  settings.begun_from = std::move(terms);
+  return {};
+}
+
 result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
                                          std::string_view name, std::uint64_t incarnation,
                                          engine_options options) {
-  auto settings = actors::settings_of(deployment, name);
+  if (options.join && !name.empty()) {
+    return fail(errc::invalid_config, "node `" + std::string{name} +
+                                          "` is named, and `join` announces another; who joins "
+                                          "is called by what it announces, so leave the name out");
+  }
+  auto settings = options.join ? actors::settings_to_join(deployment, options)
+                               : actors::settings_of(deployment, name);
   if (!settings) return fail(settings.error());
+  if (auto found = find_supervisor_for(*settings, deployment); !found) return fail(found.error());
   const auto on_cores = actors::thread_cores::keep(options.cores);
   if (!on_cores) return fail(on_cores.error());
   if (auto room = actors::check_room(actors::room_of_a_node); !room) return fail(room.error());

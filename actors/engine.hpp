@@ -55,8 +55,9 @@ struct receive_spec {
   /// Node names of every rank of the prefill replica, each once (`placement`).
   std::vector<std::string> sources{};
   transfer_mode mode{transfer_mode::write};
-  std::uint32_t tokens{0};         ///< of the prompt; at most what `blocks` hold
-  std::uint32_t prefix_tokens{0};  ///< the first so many are already in `blocks`
+  std::uint32_t tokens{0};  ///< of the prompt; at most what `blocks` hold
+  /// The first so many are already in `blocks`. Of an opaque layer a block that they end in is written whole.
+  std::uint32_t prefix_tokens{0};
   /// Destination of tokens 0, 1, ...; empty: the node's pool allocates and `event_allocated` tells
   /// which. Those that hold only the prefix are neither opened to the sources nor pinned: whoever frees
   /// them frees them at once.
@@ -176,6 +177,14 @@ struct call {
   std::function<void(result<std::vector<std::uint8_t>>)> reply;
 };
 
+/// A node that no file names: what it says of itself to join an open stage of the deployment.
+struct announcement {
+  std::string stage;
+  std::string replica;  ///< the engine's own id, 1 to 64 of a-z 0-9 _ -; all ranks say it
+  std::uint32_t rank{0}, ranks{1};           ///< tensor-parallel, of the replica
+  std::vector<actors::node_label> labels{};  ///< at most 16, of 1 to 64 bytes, values of 256
+};
+
 struct engine_options {
   /// The engine's own cache instead of one made from the deployment's `model` and pool: the layout,
   /// which says the rank that the deployment makes of the node. Its memory is either `regions` or
@@ -194,6 +203,9 @@ struct engine_options {
   /// Cores that the node's threads run on, and whose memory they fill first. Empty: those of the thread
   /// that calls `start`. `invalid_config` naming one that the process may not use.
   std::vector<unsigned> cores{};
+  /// The node joins an open stage, as `STAGE.REPLICA.RANK`; `start` is given no name then. An engine
+  /// that has a cache brings its own `layout`; placements join it with replicas of equal layouts.
+  std::optional<announcement> join{};
   /// True: no progress thread; the engine calls `poll` often. For engines that own their core.
   bool polling{false};
 };
@@ -227,8 +239,10 @@ class engine {
   /// is not there), `layout_mismatch`, `out_of_range` (a region too small for its layout),
   /// `pool_exhausted` (not enough memory), `already_exists` (port), `backend_unavailable` (the kernel does
   /// not let this process choose a NUMA node), `peer_unreachable` (the node's host
-  /// is `auto`, and no route leads to the supervisor). A process that was started for a stage finds its
-  /// name by `slot_claim.hpp`.
+  /// is `auto`, and no route leads to the supervisor). With `supervisor.begin` it finds the supervisor, and
+  /// begins one where none lives, before it does anything else; what that fails with is said in
+  /// supervisor_begin.hpp. A process that was started for a stage finds its
+  /// name by `slot_claim.hpp`; one that no file names gives none, and says who it is in `options.join`.
   [[nodiscard]] static result<std::unique_ptr<engine>> start(const config::deployment& deployment,
                                                              std::string_view name,
                                                              engine_options options = {});

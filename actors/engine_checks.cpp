@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "troupe/actors/affinity_table.hpp"
+#include "troupe/actors/deployment_place.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/kvcache/block_list.hpp"
 
@@ -42,7 +43,7 @@ result<void> check_key(const std::string& key) {
 }
 
 result<void> check_node(const node_context& context, const std::string& name) {
-  if (context.settings.nodes.contains(name)) return {};
+  if (deployment_place(context.settings, name)) return {};
   return fail(errc::not_found, "the deployment has no node `" + name + "`");
 }
 
@@ -59,33 +60,50 @@ std::string rank_of(std::uint32_t rank, std::uint32_t ranks) {
   return "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
 }
 
-/// Whether these are the ranks of one replica, each once: what one of them sends no other does.
+/// Of a replica that the file names: whether all its ranks are among them.
+result<void> check_complete(const node_settings& settings, const std::string& first_name,
+                            const node_place& first,
+                            const std::vector<const std::string*>& by_rank) {
+  for (const auto& [name, place] : settings.nodes) {
+    if (!same_replica(place, first) || by_rank[place.rank] != nullptr) continue;
+    return fail(errc::invalid_config, "`" + name + "` is missing among the sources: it is " +
+                                          rank_of(place.rank, place.ranks) +
+                                          " of the replica of `" + first_name +
+                                          "`, and a receive takes from every rank of a replica");
+  }
+  return {};
+}
+
+/// Whether these are the ranks of one replica, each once: what one of them sends no other does. How
+/// many ranks a replica of an open stage has, its nodes say when they are asked.
 result<void> check_sources(const node_context& context, const std::vector<std::string>& names) {
   if (auto known = check_nodes(context, names); !known) return known;
-  const auto& nodes = context.settings.nodes;
-  const auto& first = nodes.at(names.front());
-  std::vector<const std::string*> by_rank(first.ranks);
+  const auto first = *deployment_place(context.settings, names.front());
+  std::vector<const std::string*> by_rank(first.ranks != 0 ? first.ranks : names.size());
   for (const auto& name : names) {
-    const auto& place = nodes.at(name);
-    if (place.stage != first.stage || place.replica != first.replica) {
+    const auto place = *deployment_place(context.settings, name);
+    if (!same_replica(place, first)) {
       return fail(errc::invalid_config,
                   "`" + names.front() + "` and `" + name +
                       "` belong to different replicas; name the ranks of one");
+    }
+    if (place.rank >= by_rank.size()) {
+      return fail(errc::invalid_config, "`" + name + "` is rank " + std::to_string(place.rank) +
+                                            " of a replica of which " +
+                                            count_of(names.size(), "rank") +
+                                            " are named; name all of them");
     }
     if (by_rank[place.rank] != nullptr) {
       return fail(errc::invalid_config, "`" + name + "` is named twice among the sources");
     }
     by_rank[place.rank] = &name;
   }
-  for (const auto& [name, place] : nodes) {
-    if (place.stage != first.stage || place.replica != first.replica) continue;
-    if (by_rank[place.rank] != nullptr) continue;
-    return fail(errc::invalid_config, "`" + name + "` is missing among the sources: it is " +
-                                          rank_of(place.rank, place.ranks) +
-                                          " of the replica of `" + names.front() +
-                                          "`, and a receive takes from every rank of a replica");
+  const auto& own = context.self.name;
+  if (std::ranges::find(names, own) != names.end()) {
+    return fail(errc::invalid_config,
+                "`" + own + "` is this node itself; what it has it does not receive");
   }
-  return {};
+  return check_complete(context.settings, names.front(), first, by_rank);
 }
 
 }  // namespace
@@ -130,7 +148,7 @@ result<void> check_edge(const node_settings& settings, const std::string& from,
 result<void> check_value_edge(const node_context& context, const std::string& peer) {
   if (peer == context.self.name) return {};
   if (auto known = check_node(context, peer); !known) return known;
-  const auto& to = context.settings.nodes.at(peer).stage;
+  const auto to = deployment_place(context.settings, peer)->stage;
   const auto& from = context.self.stage;
   const auto& edges = context.settings.edges;
   if (to == from || edges.contains({from, to}) || edges.contains({to, from})) return {};
@@ -139,15 +157,24 @@ result<void> check_value_edge(const node_context& context, const std::string& pe
                                         "`; add it to its `edges`");
 }
 
+result<std::string> stage_of_peer(const node_context& context, const std::string& peer) {
+  if (auto place = deployment_place(context.settings, peer)) return std::move(place->stage);
+  // Where anybody may join, who is nobody of the file has to be of a stage that is open.
+  if (!is_open_name(peer) && context.settings.open_stages.empty()) return std::string{};
+  return fail(errc::unauthorized, "`" + peer + "` is no node of the deployment of `" +
+                                      context.self.name +
+                                      "`, nor of a stage of it that is open; run both with the "
+                                      "same file");
+}
+
 result<void> check_layout_of(const node_settings& settings, const std::string& name,
                              const kvcache::cache_layout& layout) {
-  const auto found = settings.nodes.find(name);
-  if (found == settings.nodes.end())
-    return {};  // of a larger deployment than this node was told of
-  const auto& place = found->second;
-  if (layout.tp_rank == place.rank && layout.tp_size == place.ranks) return {};
+  const auto place = deployment_place(settings, name);
+  if (!place) return {};  // of a larger deployment than this node was told of
+  const auto ranks = place->ranks != 0 ? place->ranks : layout.tp_size;
+  if (layout.tp_rank == place->rank && layout.tp_size == ranks) return {};
   return fail(errc::layout_mismatch, "the deployment makes `" + name + "` " +
-                                         rank_of(place.rank, place.ranks) + ", its layout says " +
+                                         rank_of(place->rank, ranks) + ", its layout says " +
                                          rank_of(layout.tp_rank, layout.tp_size));
 }
 
@@ -239,7 +266,8 @@ result<void> check_words(const node_context& context, const std::string& request
   }
   if (auto fine = check_sources(context, sources); !fine) return fine;
   if (auto fine = check_lives(lives, sources); !fine) return fine;
-  return check_any_edge(context.settings, context.settings.nodes.at(sources.front()).stage,
+  return check_any_edge(context.settings,
+                        deployment_place(context.settings, sources.front())->stage,
                         context.self.stage);
 }
 
@@ -250,9 +278,9 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
                 "name the prefill nodes that have request `" + spec.request + "`");
   }
   if (auto fine = check_sources(context, spec.sources); !fine) return fine;
-  if (auto fine =
-          check_edge(context.settings, context.settings.nodes.at(spec.sources.front()).stage,
-                     context.self.stage, spec.mode);
+  if (auto fine = check_edge(context.settings,
+                             deployment_place(context.settings, spec.sources.front())->stage,
+                             context.self.stage, spec.mode);
       !fine) {
     return fine;
   }

@@ -37,6 +37,11 @@ namespace troupe::actors {
 [[nodiscard]] result<void> check_any_edge(const node_settings& settings, const std::string& from,
                                           const std::string& to);
 
+/// The stage of a peer that asks something. Empty: the peer is of a larger deployment than this node was
+/// told of. `unauthorized` where the peer's name is of a stage that is not open.
+[[nodiscard]] result<std::string> stage_of_peer(const node_context& context,
+                                                const std::string& peer);
+
 /// `layout_mismatch` unless it is the layout of the rank that the deployment makes of that node.
 [[nodiscard]] result<void> check_layout_of(const node_settings& settings, const std::string& name,
                                            const kvcache::cache_layout& layout);

@@ -301,6 +301,20 @@ transfer_reports describe(const engine_port_state& st) {
         std::chrono::duration_cast<std::chrono::milliseconds>(time - session.started).count());
     all.transfers.push_back(std::move(report));
   }
+  for (const auto& [transfer, hold] : st.holds) {
+    const auto source = st.sources.find(hold.source);
+    if (source == st.sources.end()) continue;
+    transfer_report report;
+    report.transfer = transfer.value;
+    report.request = source->second.spec().request;
+    report.peer = hold.link.peer;
+    report.side = "held";
+    report.state = "waiting for its receive";
+    report.age_ms = static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(time - hold.since).count());
+    all.transfers.push_back(std::move(report));
+  }
+  for (const auto& [peer, count] : st.parked_of) all.parked.push_back({peer, count});
   return all;
 }
 

@@ -75,6 +75,7 @@ struct words_to_sources {
 struct source_hold {
   operation_id source;
   link_handle link;
+  time_point since;
 };
 
 /// An actor that works for an operation, until its last message.
@@ -125,8 +126,9 @@ struct engine_port_state {
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
   std::uint64_t asks{0};                                                ///< for links, so far
   std::uint32_t parked_count{0};
-  std::size_t parked_runs{0};     ///< of blocks that they name
-  std::uint32_t served_count{0};  ///< of the sessions
+  std::map<std::string, std::uint32_t> parked_of;  ///< by peer name
+  std::size_t parked_runs{0};                      ///< of blocks that they name
+  std::uint32_t served_count{0};                   ///< of the sessions
   std::set<deadline_entry> deadlines;
   cache_leases leases;                   ///< of sources and receives that are not concluded
   std::optional<time_point> lease_beat;  ///< the next one; empty: nothing is held

@@ -9,6 +9,7 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 
 namespace troupe::actors::port {
@@ -110,6 +111,15 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   auto mapping = geometry(st, link, kvcache::data_flow::to_local);
   if (!mapping) {
     fail_receive(self, operation, mapping.error());
+    return;
+  }
+  // Of a replica of an open stage only its nodes know how many ranks it has.
+  if (link.peer_layout->tp_size != r.spec.sources.size()) {
+    fail_receive(self, operation,
+                 {errc::layout_mismatch,
+                  link.peer + " is of a replica of " + count_of(link.peer_layout->tp_size, "rank") +
+                      ", the receive names " + count_of(r.spec.sources.size(), "source") +
+                      "; name every rank of the replica"});
     return;
   }
   const auto life = r.spec.lives.empty() ? 0 : r.spec.lives[index];

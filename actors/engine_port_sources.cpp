@@ -9,6 +9,7 @@
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
 #include "troupe/actors/send_session.hpp"
@@ -29,7 +30,10 @@ void release_source(self_pointer self, operation_id operation) {
 
 std::string replica_of(const engine_port_state& st, const std::string& node) {
   const member* m = find_member(*st.members, node);
-  return m == nullptr ? "" : m->node.stage + "/" + std::to_string(m->node.replica);
+  if (m == nullptr) return "";
+  // A supervisor that is restarted gives those that joined other numbers.
+  const auto& joined = m->node.replica_name;
+  return m->node.stage + "/" + (joined.empty() ? std::to_string(m->node.replica) : joined);
 }
 
 namespace {
@@ -122,14 +126,14 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, its.error());
     return;
   }
-  if (const auto peer = st.context->settings.nodes.find(link.peer);
-      peer != st.context->settings.nodes.end()) {
-    const auto edge =
-        check_edge(st.context->settings, st.context->self.stage, peer->second.stage, request.mode);
-    if (!edge) {
-      refuse_request(link, transfer, edge.error());
-      return;
-    }
+  const auto stage = stage_of_peer(*st.context, link.peer);
+  auto edge = stage ? result<void>{} : fail(stage.error());
+  if (stage && !stage->empty()) {
+    edge = check_edge(st.context->settings, st.context->self.stage, *stage, request.mode);
+  }
+  if (!edge) {
+    refuse_request(link, transfer, edge.error());
+    return;
   }
   if (auto served = room_to_serve(st); !served) {
     refuse_request(link, transfer, served.error());
@@ -195,6 +199,8 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
 void no_longer_parked(engine_port_state& st, const parked_request& one) {
   forget_deadline(st, one.until, timer::parked, one.request.transfer.value);
   --st.parked_count;
+  const auto of_peer = st.parked_of.find(one.link.peer);
+  if (--of_peer->second == 0) st.parked_of.erase(of_peer);
   st.parked_runs -= one.request.blocks.size();
 }
 
@@ -357,7 +363,15 @@ std::optional<troupe::error> void_placement(const engine_port_state& st, const l
 
 /// Whether a request may wait here for a prefill that may never come: it names as many blocks as its
 /// tokens need, no more of those than this node could fill, and all that wait name so many.
-result<void> room_to_park(const engine_port_state& st, const transfer_request& request) {
+result<void> room_to_park(const engine_port_state& st, const std::string& peer,
+                          const transfer_request& request) {
+  const auto of_peer = st.parked_of.find(peer);
+  if (of_peer != st.parked_of.end() && of_peer->second >= st.context->settings.max_parked) {
+    return fail(errc::overloaded, count_of(of_peer->second, "receive") + " of " + peer +
+                                      " wait here for requests that are not sent yet, at most " +
+                                      std::to_string(st.context->settings.max_parked) +
+                                      " may (limits.max_parked)");
+  }
   if (!st.context->layout) return {};  // refused when it meets its source, which has none either
   const auto& layout = *st.context->layout;
   const auto room = std::uint64_t{layout.blocks} * layout.block_tokens;
@@ -420,7 +434,7 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, served.error());
     return;
   }
-  if (auto room = room_to_park(st, request); !room) {
+  if (auto room = room_to_park(st, link.peer, request); !room) {
     refuse_request(link, request.transfer, room.error());
     return;
   }
@@ -431,6 +445,7 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   auto until = deadline;
   if (request.park_ms) until = std::min(until, now() + std::chrono::milliseconds{*request.park_ms});
   ++st.parked_count;
+  ++st.parked_of[link.peer];
   st.parked_runs += request.blocks.size();
   st.deadlines.emplace(until, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];

@@ -153,10 +153,10 @@ result<void> check_word(const engine_port_state& st, const link_handle& link, st
   if (st.stopping) return fail(errc::aborted, "the node stops");
   const auto& ours = st.context->self;
   if (auto meant = check_life(ours.name, ours.incarnation, life); !meant) return meant;
-  const auto& nodes = st.context->settings.nodes;
-  const auto peer = nodes.find(link.peer);
-  if (peer == nodes.end()) return {};  // of a larger deployment than this node was told of
-  return check_any_edge(st.context->settings, st.context->self.stage, peer->second.stage);
+  const auto stage = stage_of_peer(*st.context, link.peer);
+  if (!stage) return fail(stage.error());
+  if (stage->empty()) return {};
+  return check_any_edge(st.context->settings, st.context->self.stage, *stage);
 }
 
 /// Another node that takes the source, or is to: for that one it goes on.
@@ -267,7 +267,7 @@ void hold_came(self_pointer self, const link_handle& link, const transfer_hold& 
                                                              "limits.max_operations: hold fewer"});
     return;
   }
-  st.holds.emplace(word.transfer, source_hold{of->second, link});
+  st.holds.emplace(word.transfer, source_hold{of->second, link, now()});
   src.holders.insert(word.transfer);
   st.leases.keep(of->second, word.transfer, link.peer, link.peer_incarnation, now());
   watch_leases(st);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -11,8 +12,11 @@
 #include "troupe/actors/crash.hpp"
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/membership.hpp"
 #include "troupe/actors/node_place.hpp"
+#include "troupe/config/open_name.hpp"
 #include "troupe/kvcache/layout.hpp"
+#include "troupe/kvcache/layout_fingerprint.hpp"
 
 namespace troupe::actors {
 
@@ -35,6 +39,7 @@ node_role role_of(config::role role) {
     case config::role::prefill: return node_role::prefill;
     case config::role::decode: return node_role::decode;
     case config::role::store: return node_role::store;
+    case config::role::both: return node_role::both;
   }
   return node_role::store;
 }
@@ -90,32 +95,15 @@ transport::xgmi_options xgmi_options_of(const config::transport_config& from) {
   return to;
 }
 
-result<node_settings> settings_of(const config::deployment& deployment, std::string_view name) {
-  const auto nodes = config::resolve(deployment);
-  const auto* found = config::find_node(nodes, name);
-  if (found == nullptr) {
-    std::string names;
-    for (const auto& node : nodes) names += (names.empty() ? "" : ", ") + node.name;
-    return fail(errc::not_found,
-                "the deployment has no node `" + std::string{name} + "`; it has " + names);
-  }
-  if (!found->stage_index) {
-    return fail(errc::invalid_config,
-                "`" + found->name + "` is the supervisor, which has no engine");
-  }
-  const auto& stage = deployment.stages[*found->stage_index];
+namespace {
+
+/// What is the same of every node of a stage.
+node_settings settings_of_stage(const config::deployment& deployment,
+                                const config::stage_config& stage) {
   node_settings settings;
   settings.cluster = deployment.cluster;
-  settings.self.name = found->name;
-  settings.self.stage = found->stage;
-  settings.self.role = static_cast<std::uint8_t>(role_of(found->role));
-  settings.self.replica = found->replica;
-  settings.self.rank = found->rank;
-  settings.self.ranks = found->tensor_parallel;
-  auto host = address_of(found->host, deployment.supervisor);
-  if (!host) return fail(host.error());
-  settings.self.host = std::move(*host);
-  settings.self.port = found->port;
+  settings.self.stage = stage.name;
+  settings.self.role = static_cast<std::uint8_t>(role_of(stage.role));
   settings.supervisor_host = deployment.supervisor.host;
   settings.supervisor_port = deployment.supervisor.port;
   settings.heartbeat_interval = deployment.supervisor.heartbeat_interval;
@@ -133,14 +121,103 @@ result<node_settings> settings_of(const config::deployment& deployment, std::str
   settings.source_lease = deployment.limits.source_lease;
   settings.peer_silence = stage.transport.peer_silence;
   settings.max_operations = deployment.limits.max_operations;
-  for (const auto& node : nodes) {
+  settings.max_parked = deployment.limits.max_parked;
+  for (const auto& node : config::resolve(deployment)) {
     settings.nodes.emplace(node.name,
                            node_place{node.stage, node.replica, node.rank, node.tensor_parallel});
+  }
+  for (const auto& other : deployment.stages) {
+    if (other.open) settings.open_stages.insert(other.name);
   }
   for (const auto& edge : deployment.edges) {
     settings.edges.emplace(std::pair{edge.from, edge.to}, edge.mode);
   }
   settings.fail_when_full = stage.pool && stage.pool->on_full == config::pool_full::fail;
+  return settings;
+}
+
+std::string listed(const std::set<std::string>& names) {
+  std::string all;
+  for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all.empty() ? "none" : all;
+}
+
+result<void> check_announcement(const announcement& of, const engine_options& options) {
+  if (!config::open_replica_name.allows(of.replica)) {
+    return fail(errc::invalid_config, "a replica is called by " + config::open_replica_name.text() +
+                                          ", not `" + printable(of.replica, 64) + "`");
+  }
+  if (of.ranks == 0 || of.ranks > kvcache::max_ranks || of.rank >= of.ranks) {
+    return fail(errc::invalid_config, "rank " + std::to_string(of.rank) + " of " +
+                                          std::to_string(of.ranks) + "; a replica has 1 to " +
+                                          std::to_string(kvcache::max_ranks) + " ranks, from 0");
+  }
+  const auto& layout = options.layout;
+  if (layout && (layout->tp_rank != of.rank || layout->tp_size != of.ranks)) {
+    return fail(errc::invalid_config, "the announcement says rank " + std::to_string(of.rank) +
+                                          " of " + std::to_string(of.ranks) + ", the layout rank " +
+                                          std::to_string(layout->tp_rank) + " of " +
+                                          std::to_string(layout->tp_size));
+  }
+  if (const auto wrong = wrong_labels(of.labels)) return fail(errc::invalid_config, *wrong);
+  return {};
+}
+
+}  // namespace
+
+result<node_settings> settings_of(const config::deployment& deployment, std::string_view name) {
+  const auto nodes = config::resolve(deployment);
+  const auto* found = config::find_node(nodes, name);
+  if (found == nullptr) {
+    std::string names;
+    for (const auto& node : nodes) names += (names.empty() ? "" : ", ") + node.name;
+    return fail(errc::not_found,
+                "the deployment has no node `" + std::string{name} + "`; it has " + names);
+  }
+  if (!found->stage_index) {
+    return fail(errc::invalid_config,
+                "`" + found->name + "` is the supervisor, which has no engine");
+  }
+  auto settings = settings_of_stage(deployment, deployment.stages[*found->stage_index]);
+  settings.self.name = found->name;
+  settings.self.replica = found->replica;
+  settings.self.rank = found->rank;
+  settings.self.ranks = found->tensor_parallel;
+  auto host = address_of(found->host, deployment.supervisor);
+  if (!host) return fail(host.error());
+  settings.self.host = std::move(*host);
+  settings.self.port = found->port;
+  return settings;
+}
+
+result<node_settings> settings_to_join(const config::deployment& deployment,
+                                       const engine_options& options) {
+  const announcement& of = *options.join;
+  const auto* stage = config::find_stage(deployment, of.stage);
+  if (stage == nullptr || !stage->open) {
+    std::set<std::string> open;
+    for (const auto& one : deployment.stages) {
+      if (one.open) open.insert(one.name);
+    }
+    return fail(errc::not_found, "the deployment has no open stage `" + printable(of.stage, 64) +
+                                     "` to join; open are: " + listed(open));
+  }
+  if (auto fine = check_announcement(of, options); !fine) return fail(fine.error());
+  auto settings = settings_of_stage(deployment, *stage);
+  settings.joins = true;
+  settings.self.name = config::open_node_name({of.stage, of.replica, of.rank});
+  settings.self.replica_name = of.replica;
+  settings.self.rank = of.rank;
+  settings.self.ranks = of.ranks;
+  settings.self.labels = of.labels;
+  if (options.layout) {
+    // What `fingerprint_of` reads has to be a layout.
+    if (auto fine = kvcache::check(*options.layout); !fine) return fail(fine.error());
+    settings.self.fingerprint = kvcache::fingerprint_of(*options.layout);
+  }
+  auto host = address_of("auto", deployment.supervisor);
+  if (!host) return fail(host.error());
+  settings.self.host = std::move(*host);
   return settings;
 }
 

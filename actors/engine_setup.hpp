@@ -18,6 +18,11 @@ inline constexpr std::uint64_t default_value_bytes = std::uint64_t{64} << 20;
 [[nodiscard]] result<node_settings> settings_of(const config::deployment& deployment,
                                                 std::string_view name);
 
+/// The same of one that no file names. `invalid_config` for what no supervisor would take in, also where
+/// the layout of `options` is of another rank; `not_found` for a stage that is not there or not open.
+[[nodiscard]] result<node_settings> settings_to_join(const config::deployment& deployment,
+                                                     const engine_options& options);
+
 /// The layout of a stage's pool on one rank: as many blocks as fit beside the state tensors.
 /// `invalid_config` without a model or a pool.
 [[nodiscard]] result<kvcache::cache_layout> layout_of(const config::deployment& deployment,

@@ -18,6 +18,7 @@
 #include "troupe/actors/movement.hpp"
 #include "troupe/actors/session_actions.hpp"
 #include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/types.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/plan.hpp"
@@ -300,6 +301,11 @@ struct call_answered {
 struct stop_node {};
 /// node -> itself: see whether the supervisor is back.
 struct try_supervisor {};
+/// node -> itself, from the thread that looked: where the supervisor is now, or why nobody knows.
+struct supervisor_looked {
+  std::uint64_t attempt{0};  ///< that it was looked for
+  result<found_supervisor> found;
+};
 /// engine -> node: it can serve nobody, and why.
 struct engine_failed {
   std::string why;
@@ -308,7 +314,7 @@ struct engine_failed {
 struct engine_recovered {};
 struct node_command {
   std::variant<need_link, look_again, start_place, placed_ended, call_answered, stop_node,
-               try_supervisor, engine_failed, engine_recovered>
+               try_supervisor, supervisor_looked, engine_failed, engine_recovered>
       what;
 };
 
@@ -393,6 +399,7 @@ struct engine_command {
 struct transfer_reports {
   std::vector<transfer_report> transfers;
   std::uint64_t waiting_for_link{0};  ///< operations
+  std::vector<parked_report> parked;
 };
 
 }  // namespace troupe::actors

@@ -59,8 +59,9 @@ result<registration> membership_table::registered(const registration_request& re
                                                   steady_time now) {
   stood_still(now);
   if (auto ok = check_identity(request); !ok) return fail(ok.error());
-  entry& e = *find(request.node.name);
-  if (auto ok = check_slot(request.node, e.slot); !ok) return fail(ok.error());
+  const auto found = request.join == 0 ? named_by_file(request.node) : joining(request.node, now);
+  if (!found) return fail(found.error());
+  entry& e = **found;
   if (auto ok = check_replacement(request.node, e, now); !ok) return fail(ok.error());
 
   const bool same_life = e.state && e.info.incarnation == request.node.incarnation;
@@ -79,6 +80,12 @@ result<registration> membership_table::registered(const registration_request& re
   e.reported = e.remembered = false;
   e.info = request.node;
   e.info.replica = e.slot.replica;
+  e.slot.ranks = request.node.ranks;
+  if (!e.joined) {
+    e.info.replica_name.clear();
+    e.info.fingerprint = {};
+    e.info.labels.clear();
+  }
   e.sequence = e.adopted = 0;
   e.heard = std::max(e.heard, now);
   if (!same_life) {
@@ -103,6 +110,10 @@ result<registration> membership_table::registered(const registration_request& re
   reply.epoch = epoch_;
   reply.supervisor_incarnation = options_.supervisor_incarnation;
   reply.heartbeat_interval_ms = static_cast<std::uint32_t>(options_.heartbeat_interval.count());
+  if (e.joined) {
+    reshape(request.node);  // may take entries away: `e` is of no use behind it
+    reply.epoch = epoch_;
+  }
   return reply;
 }
 
@@ -188,6 +199,7 @@ void membership_table::tick(steady_time now) {
   stood_still(now);
   if (!last_tick_ || now > *last_tick_) last_tick_ = now;
   for (entry& e : entries_) judge(e, now);
+  forget_the_gone(now);
 }
 
 void membership_table::judge(entry& e, steady_time now) {
@@ -235,11 +247,6 @@ result<void> membership_table::check_identity(const registration_request& reques
                     ", this supervisor to cluster " + quoted(options_.cluster) +
                     "; check the supervisor's address in the node's file");
   }
-  if (find(node.name) == nullptr) {
-    return fail(errc::not_found, "the deployment has no node " + quoted(node.name) + " (it has " +
-                                     names_there_are() +
-                                     "); start the node under one of these names");
-  }
   if (node.incarnation == 0 || node.port == 0 || node.host.empty() ||
       node.host.size() > max_host_length) {
     return fail(errc::invalid_config,
@@ -253,6 +260,17 @@ result<void> membership_table::check_identity(const registration_request& reques
                     quoted(node.boot_id) + "); it must run this release of Troupe");
   }
   return {};
+}
+
+result<membership_table::entry*> membership_table::named_by_file(const node_info& node) {
+  entry* e = find(node.name);
+  if (e == nullptr || e->joined) {
+    return fail(errc::not_found, "the deployment has no node " + quoted(node.name) + " (it has " +
+                                     names_there_are() +
+                                     "); start the node under one of these names");
+  }
+  if (auto ok = check_slot(node, e->slot); !ok) return fail(ok.error());
+  return e;
 }
 
 result<void> membership_table::check_slot(const node_info& node, const expected_slot& slot) const {
@@ -304,6 +322,7 @@ void membership_table::change(entry& e, node_state to, std::string reason) {
   e.reason = std::move(reason);
   transitions_.push_back({e.slot.name, e.info.incarnation, e.state, to, epoch_, e.reason});
   e.state = to;
+  e.down_since.reset();
   if (to == node_state::down) e.down_epoch = epoch_;
 }
 
@@ -380,11 +399,14 @@ std::chrono::milliseconds membership_table::suspect_after() const noexcept {
 
 std::string membership_table::names_there_are() const {
   std::string names;
-  for (std::size_t i = 0; i < std::min(entries_.size(), max_listed_names); ++i) {
+  const auto named = static_cast<std::size_t>(
+      std::ranges::count_if(entries_, [](const entry& e) { return !e.joined; }));
+  for (std::size_t i = 0; i < std::min(named, max_listed_names); ++i) {
     names += (i == 0 ? "" : ", ") + entries_[i].slot.name;
   }
-  if (entries_.size() > max_listed_names) names += ", ...";
-  return names.empty() ? "none" : names;
+  if (named > max_listed_names) names += ", ...";
+  if (names.empty()) names = "none";
+  return options_.open.empty() ? names : names + "; open to others: " + stages_that_are_open();
 }
 
 membership_table::entry* membership_table::find(std::string_view name, std::uint64_t incarnation) {

@@ -7,6 +7,10 @@
 /// One entry per name of the deployment. A name holds at most one incarnation at a time; every
 /// other incarnation under that name is told to register again or is refused.
 ///
+/// Nodes that no file names join open stages. Each gets an entry when it registers first, and loses it
+/// when it has been down for `forget_after`, when it is the longest down in a stage that is full, or when
+/// its replica comes back in another shape. Who lost its entry in a life is refused in that life for good.
+///
 ///   state    registered   heartbeat  3 missed  timed out  lost (3)  leave     drain    cancel
 ///   -------  -----------  ---------  --------  ---------  --------  --------  -------  -------
 ///   absent   joining      unknown    -         -          -         -         refused  refused
@@ -77,6 +81,13 @@ struct expected_slot {
   std::string host{};  ///< as the deployment says; `auto`: any
 };
 
+/// A stage whose nodes no file names.
+struct open_stage {
+  std::string name;
+  node_role role{node_role::both};
+  std::uint32_t max_nodes{256};
+};
+
 /// How the name of a slot is used.
 struct slot_use {
   enum class kind : std::uint8_t {
@@ -95,6 +106,8 @@ struct membership_options {
   std::string cluster;
   std::uint64_t supervisor_incarnation{0};
   std::vector<expected_slot> slots;
+  std::vector<open_stage> open{};
+  std::chrono::milliseconds forget_after{std::chrono::minutes{10}};  ///< of a node of an open stage
   std::chrono::milliseconds heartbeat_interval{1000};
   std::chrono::milliseconds heartbeat_timeout{5000};
   std::uint32_t suspect_after_missed{3};              ///< heartbeats
@@ -118,6 +131,7 @@ struct node_transition {
   node_state to{node_state::joining};
   std::uint64_t epoch{0};  ///< that this change made
   std::string reason;
+  bool forgotten{false};  ///< it has no entry any more; `to` is `down`
 };
 
 enum class heartbeat_verdict : std::uint8_t {
@@ -135,7 +149,9 @@ class membership_table {
 
   /// A node wants in. The reply carries the replica that it serves. Errors: `version_mismatch`,
   /// `invalid_config` (another cluster, or not what the deployment says of that name), `not_found`
-  /// (a name that the deployment does not have), `already_exists`, `stale_incarnation`.
+  /// (a name that the deployment does not have), `already_exists`, `stale_incarnation`. Of one that joins
+  /// an open stage also: `layout_mismatch` (not what the other ranks of its replica say), `overloaded`
+  /// (the stage is full).
   [[nodiscard]] result<registration> registered(const registration_request& request,
                                                 steady_time now);
   /// A node says that it lives, and how busy it is. Never makes its remaining time shorter. A load
@@ -182,16 +198,21 @@ class membership_table {
 
   // -- properties
 
-  /// Every node that registered since the supervisor started, in the deployment's order.
+  /// Every node that registered since the supervisor started, in the deployment's order; behind them
+  /// those that joined.
   [[nodiscard]] membership view() const;
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   /// What must survive the supervisor, with `epoch_reserve` epochs that it may use unrecorded.
   [[nodiscard]] membership_record record() const;
+  /// How many nodes live: those that are not `down`, and those that are by their own report.
+  [[nodiscard]] std::size_t nodes_there() const;
   /// Whether that node is `down` by its own report: it lives, and its connection stands.
   [[nodiscard]] bool reports_failure(std::string_view name) const;
   /// Empty when that name never registered.
   [[nodiscard]] std::optional<node_state> state_of(std::string_view name) const;
   [[nodiscard]] std::optional<std::uint64_t> incarnation_of(std::string_view name) const;
+  /// The ranks of a node's replica, itself among them. Empty: no such node.
+  [[nodiscard]] std::vector<expected_slot> replica_of(std::string_view name) const;
   /// What claims of its nodes have to know (`slot_claims.hpp`), in the order of `options().slots`.
   [[nodiscard]] std::vector<slot_use> uses(steady_time now) const;
   [[nodiscard]] heartbeat_ack ack(heartbeat_verdict verdict) const noexcept;
@@ -203,9 +224,11 @@ class membership_table {
     std::optional<node_state> state;
     node_info info;
     load_report load;
-    std::string reason;      ///< of the last change
-    bool reported{false};    ///< `down` by its own report
-    bool remembered{false};  ///< of a record, and has not registered here
+    std::string reason;                       ///< of the last change
+    bool joined{false};                       ///< no file names it
+    std::optional<steady_time> down_since{};  ///< of one that joined, as `tick` saw it first
+    bool reported{false};                     ///< `down` by its own report
+    bool remembered{false};                   ///< of a record, and has not registered here
     std::uint64_t sequence{0};
     std::uint64_t registered{0};  ///< `member::registered`
     std::uint64_t adopted{0};     ///< epoch of the newest membership that this life has
@@ -226,6 +249,7 @@ class membership_table {
   [[nodiscard]] static bool is_there(const entry& e);
   [[nodiscard]] bool still_leaves(const entry& e, const node_info& node, steady_time now) const;
   [[nodiscard]] result<void> check_identity(const registration_request& request) const;
+  [[nodiscard]] result<entry*> named_by_file(const node_info& node);
   [[nodiscard]] result<void> check_slot(const node_info& node, const expected_slot& slot) const;
   [[nodiscard]] result<void> check_replacement(const node_info& node, const entry& e,
                                                steady_time now) const;
@@ -239,8 +263,27 @@ class membership_table {
   void judge(entry& e, steady_time now);
   void change(entry& e, node_state to, std::string reason);
 
+  // -- nodes that no file names (membership_open.cpp)
+
+  [[nodiscard]] const open_stage* open_stage_of(std::string_view stage) const;
+  [[nodiscard]] std::string stages_that_are_open() const;
+  [[nodiscard]] result<entry*> joining(const node_info& node, steady_time now);
+  [[nodiscard]] result<void> check_announcement(const node_info& node) const;
+  [[nodiscard]] result<void> check_replica(const node_info& node) const;
+  [[nodiscard]] result<void> make_room(const open_stage& stage, steady_time now);
+  entry& enter(expected_slot slot);
+  [[nodiscard]] std::uint32_t replica_number(std::string_view stage, std::string_view replica);
+  void reshape(const node_info& node);
+  void refuse_for_good(std::uint64_t life);
+  void forget(std::size_t index, std::string why);
+  void forget_the_gone(steady_time now);
+  void restore_joined(const membership_record::node& node, steady_time now);
+  void restore_life(entry& e, const membership_record::node& node, steady_time now);
+
   membership_options options_;
-  std::vector<entry> entries_;
+  std::vector<entry> entries_;           ///< those of the file first, in its order
+  std::deque<std::uint64_t> forgotten_;  ///< lives of nodes that joined, over for good, newest last
+  std::uint32_t last_joined_replica_{0};
   std::map<std::string, std::size_t, std::less<>> index_;
   std::uint64_t epoch_{0};
   std::uint64_t broadcast_epoch_{0};

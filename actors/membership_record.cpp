@@ -47,6 +47,32 @@ std::optional<std::string> text_in(const json& object, const char* key) {
   return found->get<std::string>();
 }
 
+/// Of a record that is older than they are, or of a node that a file names: none.
+std::optional<std::vector<node_label>> labels_in(const json& object) {
+  std::vector<node_label> labels;
+  const auto found = object.find("labels");
+  if (found == object.end()) return labels;
+  if (!found->is_object() || found->size() > max_labels) return std::nullopt;
+  for (const auto& [key, value] : found->items()) {
+    if (!value.is_string()) return std::nullopt;
+    labels.push_back({key, value.get<std::string>()});
+  }
+  return labels;
+}
+
+std::optional<kvcache::layout_fingerprint> fingerprint_in(const json& object) {
+  kvcache::layout_fingerprint fingerprint{};
+  const auto found = object.find("fingerprint");
+  if (found == object.end()) return fingerprint;
+  if (!found->is_array() || found->size() != fingerprint.size()) return std::nullopt;
+  for (std::size_t i = 0; i < fingerprint.size(); ++i) {
+    const json& byte = (*found)[i];
+    if (!byte.is_number_unsigned() || byte.get<std::uint64_t>() > 255) return std::nullopt;
+    fingerprint[i] = byte.get<std::uint8_t>();
+  }
+  return fingerprint;
+}
+
 const json* array_in(const json& object, const char* key) {
   const auto found = object.find(key);
   return found == object.end() || !found->is_array() ? nullptr : &*found;
@@ -62,6 +88,9 @@ std::optional<membership_record::node> node_from(const json& object) {
   const auto port = number_in<std::uint16_t>(object, "port");
   const auto pid = number_in<std::uint32_t>(object, "pid");
   const auto* former = array_in(object, "former");
+  auto labels = labels_in(object);
+  const auto fingerprint = fingerprint_in(object);
+  if (!labels || !fingerprint) return std::nullopt;
   if (!name || !host || !state || !incarnation || !port || !pid || former == nullptr) {
     return std::nullopt;
   }
@@ -72,7 +101,10 @@ std::optional<membership_record::node> node_from(const json& object) {
                               *port,
                               *pid,
                               {},
-                              number_in<std::uint64_t>(object, "registered").value_or(0)};
+                              number_in<std::uint64_t>(object, "registered").value_or(0),
+                              number_in<std::uint32_t>(object, "ranks").value_or(0),
+                              *fingerprint,
+                              std::move(*labels)};
   for (const json& one : *former) {
     if (!one.is_number_unsigned()) return std::nullopt;
     out.former.push_back(one.get<std::uint64_t>());
@@ -93,6 +125,12 @@ result<membership_record> record_from(const json& object) {
       return damaged(std::string{"node "} + std::to_string(out.nodes.size()) + " is not whole");
     out.nodes.push_back(std::move(*node));
   }
+  if (const auto* over = array_in(object, "over")) {
+    for (const json& one : *over) {
+      if (!one.is_number_unsigned()) return damaged("a life that is over is no number");
+      out.over.push_back(one.get<std::uint64_t>());
+    }
+  }
   return out;
 }
 
@@ -112,7 +150,14 @@ std::string to_text(const membership_record& record) {
                      {"pid", n.pid},
                      {"former", n.former},
                      {"registered", n.registered}});
+    if (n.ranks == 0) continue;
+    json& joined = nodes.back();
+    joined["ranks"] = n.ranks;
+    joined["fingerprint"] = n.fingerprint;
+    auto& labels = joined["labels"] = json::object();
+    for (const node_label& label : n.labels) labels[label.key] = label.value;
   }
+  if (!record.over.empty()) object["over"] = record.over;
   // A host that is no UTF-8 came from a stranger; nothing is decided by it.
   const auto body = object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
   return std::string{magic} + std::to_string(record_version) + " " + checksum_of(body) + "\n" +

@@ -30,12 +30,17 @@ struct membership_record {
     std::vector<std::uint64_t> former;  ///< incarnations that were replaced, newest last
     /// `member::registered`; 0: not recorded, as by releases before it was.
     std::uint64_t registered{0};
+    // Of a node that joined an open stage:
+    std::uint32_t ranks{0};  ///< of its replica; 0: a file names the node
+    kvcache::layout_fingerprint fingerprint{};
+    std::vector<node_label> labels{};
     friend bool operator==(const node&, const node&) = default;
   };
 
   std::string cluster;
   std::uint64_t epoch_limit{0};  ///< no epoch above it was ever used
   std::vector<node> nodes;
+  std::vector<std::uint64_t> over{};  ///< lives of nodes that joined and are refused for good
   friend bool operator==(const membership_record&, const membership_record&) = default;
 };
 

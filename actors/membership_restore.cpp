@@ -74,13 +74,19 @@ bool membership_table::former(const entry& e, std::uint64_t incarnation) {
 void membership_table::retire(entry& e, std::uint64_t incarnation) {
   if (incarnation == 0) return;
   e.replaced.push_back(incarnation);
-  if (e.replaced.size() > max_replaced) e.replaced.pop_front();
+  if (e.replaced.size() <= max_replaced) return;
+  if (e.joined) refuse_for_good(e.replaced.front());
+  e.replaced.pop_front();
 }
 
 // -- names
 
 bool membership_table::is_there(const entry& e) {
   return e.state && (*e.state != node_state::down || e.reported);
+}
+
+std::size_t membership_table::nodes_there() const {
+  return static_cast<std::size_t>(std::ranges::count_if(entries_, is_there));
 }
 
 std::vector<slot_use> membership_table::uses(steady_time now) const {
@@ -92,6 +98,7 @@ std::vector<slot_use> membership_table::uses(steady_time now) const {
   const bool all_had_time = !restored_ || now - *restored_ >= options_.heartbeat_timeout;
   std::vector<slot_use> all;
   for (const entry& e : entries_) {
+    if (e.joined) break;  // behind all that can be claimed
     slot_use use{kind::unused, e.info.incarnation, e.down_epoch};
     if (is_there(e)) {
       use.how = kind::used;
@@ -116,32 +123,49 @@ bool membership_table::still_leaves(const entry& e, const node_info& node, stead
 void membership_table::restore(const membership_record& left, steady_time now) {
   broadcast_epoch_ = epoch_ = std::max(epoch_, left.epoch_limit);
   restored_ = now;
+  for (const auto life : left.over) refuse_for_good(life);
   for (const membership_record::node& node : left.nodes) {
     entry* e = find(node.name);
-    if (e == nullptr || e->state || node.incarnation == 0) continue;
-    for (const auto incarnation : node.former) retire(*e, incarnation);
-    const expected_slot& slot = e->slot;
-    e->info = {slot.name,    slot.stage, static_cast<std::uint8_t>(slot.role),
-               slot.replica, slot.rank,  slot.ranks,
-               node.host,    node.port,  node.incarnation,
-               node.pid};
-    switch (node.state) {
-      // What is left of it is which life it was. Shown as down it would lose its links, and it may
-      // have come back since this was written.
-      case node_state::down: e->down_epoch = epoch_; break;
-      case node_state::leaving:
-        e->down_epoch = epoch_;
-        e->registered = node.registered;
-        break;
-      case node_state::joining:
-      case node_state::up:
-      case node_state::suspect:
-        e->remembered = true;
-        e->registered = node.registered;
-        e->heard = now;
-        change(*e, node_state::joining, "was there before the supervisor was restarted");
-        break;
+    if (node.incarnation == 0 || (e != nullptr && e->state)) continue;
+    if (e == nullptr) {
+      restore_joined(node, now);
+      continue;
     }
+    for (const auto incarnation : node.former) retire(*e, incarnation);
+    restore_life(*e, node, now);
+  }
+}
+
+/// Which life it was, and whether it may still be there.
+void membership_table::restore_life(entry& e, const membership_record::node& node,
+                                    steady_time now) {
+  const expected_slot& slot = e.slot;
+  e.info.name = slot.name;
+  e.info.stage = slot.stage;
+  e.info.role = static_cast<std::uint8_t>(slot.role);
+  e.info.replica = slot.replica;
+  e.info.rank = slot.rank;
+  e.info.ranks = slot.ranks;
+  e.info.host = node.host;
+  e.info.port = node.port;
+  e.info.incarnation = node.incarnation;
+  e.info.pid = node.pid;
+  switch (node.state) {
+    // What is left of it is which life it was. Shown as down it would lose its links, and it may
+    // have come back since this was written.
+    case node_state::down: e.down_epoch = epoch_; break;
+    case node_state::leaving:
+      e.down_epoch = epoch_;
+      e.registered = node.registered;
+      break;
+    case node_state::joining:
+    case node_state::up:
+    case node_state::suspect:
+      e.remembered = true;
+      e.registered = node.registered;
+      e.heard = now;
+      change(e, node_state::joining, "was there before the supervisor was restarted");
+      break;
   }
 }
 
@@ -157,7 +181,12 @@ membership_record membership_table::record() const {
                          e.info.pid,
                          {e.replaced.begin(), e.replaced.end()},
                          e.registered});
+    if (!e.joined) continue;
+    out.nodes.back().ranks = e.slot.ranks;
+    out.nodes.back().fingerprint = e.info.fingerprint;
+    out.nodes.back().labels = e.info.labels;
   }
+  out.over.assign(forgotten_.begin(), forgotten_.end());
   return out;
 }
 

@@ -40,6 +40,9 @@ struct report_in_progress;
 ///   registered    heartbeat unknown, rejoin       unregistered  registers again, links stay
 ///   registered    supervisor gone                 unregistered  keeps its membership and its links;
 ///                                                               placements fail
+///   unregistered  still, and supervisor.begin     unregistered  a thread looks for one, and begins it
+///                                                               where there is none, once a second
+///                                                               at most; then that one is asked
 ///   unregistered  refused: another life replaced  replaced      closes its links, asks no more
 ///                 this one (`stale_incarnation`)
 ///   registered    the engine reports a failure    registered    beats at once, and says it with each
@@ -108,6 +111,10 @@ struct node_state_data {
   std::set<std::shared_ptr<node_parts::report_in_progress>> reports;
   std::uint64_t beats{0};
   std::string failure;  ///< that the engine reported, as heartbeats say it; empty: none
+  /// Where it is asked. Empty: where the settings say.
+  std::optional<found_supervisor> found;
+  bool look_due{false};  ///< it was lost, or could not be reached there, and may be elsewhere
+  std::optional<std::chrono::steady_clock::time_point> looked;  ///< when a look began last
   std::chrono::milliseconds retry_pause{};  ///< before the last quick attempt; 0: none was needed
   bool retry_planned{false};
   static inline const char* name = "node";

@@ -19,6 +19,7 @@
 #include "troupe/actors/event_queue.hpp"
 #include "troupe/actors/operation_table.hpp"
 #include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/supervisor_search.hpp"
 #include "troupe/actors/types.hpp"
 #include "troupe/actors/value_store.hpp"
 #include "troupe/kvcache/layout.hpp"
@@ -32,6 +33,7 @@ struct node_place {
   std::string stage;
   std::uint32_t replica{0};
   std::uint32_t rank{0}, ranks{1};  ///< of the replica
+  std::string replica_name{};       ///< in an open stage; `replica` and `ranks` are 0 there
 };
 
 /// What the actors of one node were told by the deployment.
@@ -54,8 +56,13 @@ struct node_settings {
   std::chrono::milliseconds peer_silence{1000};  ///< of a peer with which something is in flight
   std::uint32_t max_reconnects{3};               ///< of one backend before the next of `fallback`
   std::uint32_t max_operations{16'384};
+  std::uint32_t max_parked{4096};           ///< receives of unknown requests, of one peer
   bool fail_when_full{false};               ///< `pool.on_full: fail`
   std::map<std::string, node_place> nodes;  ///< of the deployment, by name
+  std::set<std::string> open_stages;        ///< whose nodes are not among them
+  bool joins{false};                        ///< this node is of an open stage
+  /// With `supervisor.begin`: what a supervisor is found and begun with. Null: it is where it is.
+  std::shared_ptr<const begun_terms> begun_from{};
   /// Of the deployment, by their two stages: how layers move there; empty: none do.
   std::multimap<std::pair<std::string, std::string>, std::optional<transfer_mode>> edges;
 };
@@ -107,6 +114,16 @@ class registration_state {
     const std::lock_guard lock{mutex_};
     last_ = by;
   }
+  /// The supervisor was found there: another one than the settings say, perhaps.
+  void asks_at(std::string where) {
+    const std::lock_guard lock{mutex_};
+    asked_ = std::move(where);
+  }
+  /// Where the supervisor is asked, for sentences. Empty: where the settings say.
+  [[nodiscard]] std::string asked() const {
+    const std::lock_guard lock{mutex_};
+    return asked_;
+  }
   [[nodiscard]] mark last() const {
     const std::lock_guard lock{mutex_};
     return last_;
@@ -125,6 +142,7 @@ class registration_state {
   std::string why_not_;
   std::optional<troupe::error> ended_;
   mark last_;
+  std::string asked_;
 };
 
 struct node_counters {
@@ -159,6 +177,7 @@ struct node_context {
   event_queue events;
   node_counters counters;
   registration_state registration;
+  supervisor_search search;  ///< of a supervisor that is to be begun
   std::mutex value_regions_mutex;
   std::map<region_id, registered_value> value_regions;  ///< memory of puts that are under way
   std::function<void(call)> on_call;                    ///< empty: calls of frontends are refused

@@ -5,6 +5,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/deployment_place.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/link.hpp"
 #include "troupe/actors/logging.hpp"
@@ -32,9 +33,10 @@ link_actor spawn_link(self_pointer self, node_info peer, std::uint64_t asked,
   return actor;
 }
 
-void close_links_of(node_state_data& st, std::uint64_t incarnation, const troupe::error& why) {
+void close_links_of(node_state_data& st, const node_info& peer, const troupe::error& why) {
   for (const auto& [id, link] : st.links) {
-    if (link.incarnation == incarnation) tell(link.actor, link_command{peer_left{why}});
+    if (link.incarnation != peer.incarnation || link.peer != peer.name) continue;
+    tell(link.actor, link_command{peer_left{why}});
   }
 }
 
@@ -46,8 +48,8 @@ std::uint64_t shown_life(const node_state_data& st, const std::string& peer) {
   return shown == nullptr ? 0 : shown->node.incarnation;
 }
 
-/// Whether that life of a node, registered at `by`, was replaced by the one that our membership
-/// shows: the membership of an epoch says everything that was registered up to there.
+/// Whether that life of a node, registered at `by`, is over by our membership: that of an epoch says
+/// everything that was registered up to there.
 bool was_replaced(const node_state_data& st, const std::string& peer, std::uint64_t incarnation,
                   registration_state::mark by) {
   if (by.supervisor_incarnation != st.members.supervisor_incarnation ||
@@ -55,7 +57,8 @@ bool was_replaced(const node_state_data& st, const std::string& peer, std::uint6
     return false;
   }
   const auto shown = shown_life(st, peer);
-  return shown != 0 && shown != incarnation;
+  // One that joined and is not shown any more was forgotten.
+  return shown == 0 ? is_open_name(peer) : shown != incarnation;
 }
 
 /// A former life of a node, stopped and then continued, does not know that it was replaced. It must
@@ -94,7 +97,14 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
     return true;
   }
   const member* found = find_member(st.members, peer);
-  if (found == nullptr) return false;
+  if (found == nullptr) {
+    // Who no file names may never come; one of the file is waited for.
+    if (early || st.members.supervisor_incarnation == 0 || !is_open_name(peer)) return false;
+    answer_gone(
+        st, wanted.order,
+        {errc::not_found, peer + " is no member of the cluster: it has left, or never joined"});
+    return true;
+  }
   const auto state = node_state_from(found->state);
   switch (state.value_or(node_state::joining)) {
     case node_state::joining: return false;
@@ -217,14 +227,16 @@ void adopt(self_pointer self, membership& fresh) {
   tell(st.port, engine_command{members_seen{std::make_shared<const membership>(st.members)}});
   for (const auto& m : st.members.members) {
     if (is_lost(m)) {
-      close_links_of(st, m.node.incarnation, {errc::peer_lost, m.node.name + " is down"});
+      close_links_of(st, m.node, {errc::peer_lost, m.node.name + " is down"});
     }
   }
   for (auto& [id, link] : st.links) {
     if (shown_life(st, link.peer) == link.incarnation) {
       link.registered = {st.members.supervisor_incarnation, st.members.epoch};
     } else if (was_replaced(st, link.peer, link.incarnation, link.registered)) {
-      tell(link.actor, link_command{peer_left{{errc::peer_lost, link.peer + " was restarted"}}});
+      const auto* fate =
+          shown_life(st, link.peer) == 0 ? " is no member any more" : " was restarted";
+      tell(link.actor, link_command{peer_left{{errc::peer_lost, link.peer + fate}}});
     }
   }
   make_wanted_links(self);

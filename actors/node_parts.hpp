@@ -28,6 +28,7 @@ void take_order(self_pointer self, const drain_order& order);
 /// A heartbeat to the supervisor, with our load.
 void say_alive(self_pointer self);
 void carry_out(self_pointer self, try_supervisor& order);
+void carry_out(self_pointer self, supervisor_looked& order);
 
 // -- failures that the engine reports (node_failure.cpp)
 

@@ -20,15 +20,21 @@ namespace {
 
 constexpr std::chrono::milliseconds first_retry{50};
 
+/// Where the supervisor is asked, for sentences.
+std::string asked_at(const node_state_data& st) {
+  const auto& settings = st.context->settings;
+  return st.found ? st.found->host + ":" + std::to_string(st.found->port)
+                  : settings.supervisor_host + ":" + std::to_string(settings.supervisor_port);
+}
+
 /// Says it when it is news (the sentence may tell times, its kind does not), and rarely again.
 void say_unregistered(node_state_data& st, const troupe::error& why) {
   const bool due = st.reminder.pass().has_value();
   if (st.refusal_said == why.code && !due) return;
   st.refusal_said = why.code;
   const auto& settings = st.context->settings;
-  logger("node")->warn("not registered with the supervisor at {}:{}, tries again every {}: {}",
-                       settings.supervisor_host, settings.supervisor_port,
-                       time_text(settings.heartbeat_interval), to_string(why));
+  logger("node")->warn("not registered with the supervisor at {}, tries again every {}: {}",
+                       asked_at(st), time_text(settings.heartbeat_interval), to_string(why));
 }
 
 /// Tries again before the next beat does: after `first_retry`, then twice as long each time, until a
@@ -58,8 +64,7 @@ void give_up(self_pointer self, const troupe::error& why) {
   st.replaced = true;
   st.refusal = to_string(why);
   st.supervisor = nullptr;
-  logger("node")->error("the supervisor at {}:{} takes {} in no more: {}",
-                        st.context->settings.supervisor_host, st.context->settings.supervisor_port,
+  logger("node")->error("the supervisor at {} takes {} in no more: {}", asked_at(st),
                         st.context->self.name, st.refusal);
   for (const auto& [id, link] : st.links) tell(link.actor, link_command{close_link{why}});
   st.context->registration.end(why);
@@ -103,6 +108,7 @@ void register_now(self_pointer self, std::uint64_t attempt) {
   request.cluster = st.context->settings.cluster;
   request.node = st.context->self;
   request.wanted_replica = st.context->self.replica;
+  request.join = st.context->settings.joins ? 1 : 0;
   self->request(st.supervisor, st.context->settings.heartbeat_interval * 2, register_atom::value,
                 request, caf::actor_cast<node_actor>(caf::actor_cast<caf::strong_actor_ptr>(self)))
       .then(
@@ -112,6 +118,55 @@ void register_now(self_pointer self, std::uint64_t attempt) {
           [self, attempt](const caf::error& err) {
             if (attempt == self->state.attempt) asking_failed(self, err);
           });
+}
+
+/// Connects to it, and registers.
+void reach_where_it_is(self_pointer self, std::uint64_t attempt) {
+  auto& st = self->state;
+  const auto& settings = st.context->settings;
+  const auto& host = st.found ? st.found->host : settings.supervisor_host;
+  const auto port = st.found ? st.found->port : settings.supervisor_port;
+  reach<supervisor_actor>(self, host, port, settings.heartbeat_interval * 2)
+      .then(
+          [self, attempt](const reached& answer) {
+            auto& state = self->state;
+            if (attempt != state.attempt) return;
+            if (answer.failed) {
+              lost_supervisor(self, *answer.failed);
+              return;
+            }
+            if (state.replaced) {
+              state.registering = false;
+              return;
+            }
+            state.supervisor = caf::actor_cast<supervisor_actor>(answer.actor);
+            // It remembers whoever watches it, as often as it is asked to.
+            if (state.watched) self->demonitor(state.watched);
+            state.watched = state.supervisor.address();
+            self->monitor(state.supervisor);
+            tell_untold(self);
+            register_now(self, attempt);
+          },
+          [self, attempt](const caf::error& err) {
+            if (attempt == self->state.attempt) asking_failed(self, err);
+          });
+}
+
+/// Whether a thread looks where the supervisor is, after it was lost: a `supervisor_looked` follows. In
+/// between it is asked where it was last.
+bool looks_for_it(self_pointer self, std::uint64_t attempt) {
+  auto& st = self->state;
+  const auto& terms = st.context->settings.begun_from;
+  const auto now = std::chrono::steady_clock::now();
+  const bool too_soon = st.looked && now - *st.looked < between_looks;
+  if (!terms || !st.look_due || too_soon) return false;
+  st.looked = now;
+  const auto me = caf::actor_cast<local_node_actor>(caf::actor_cast<caf::strong_actor_ptr>(self));
+  const auto looks =
+      st.context->search.begin(terms, [me, attempt](const result<found_supervisor>& found) {
+        tell(me, node_command{supervisor_looked{attempt, found}});
+      });
+  return looks && *looks;
 }
 
 load_report load_of(const node_context& context) {
@@ -142,6 +197,7 @@ void lost_supervisor(self_pointer self, const troupe::error& why) {
   st.refusal = to_string(why);
   st.context->registration.set(false, st.refusal);
   st.supervisor = nullptr;
+  st.look_due = true;
   // One that is gone may be back in a moment; one that answers badly, or not at all, is asked with
   // the beats alone.
   if (why.code == errc::peer_lost || why.code == errc::peer_unreachable) retry_soon(self);
@@ -184,32 +240,29 @@ void reach_supervisor(self_pointer self) {
     register_now(self, attempt);
     return;
   }
-  const auto& settings = st.context->settings;
-  reach<supervisor_actor>(self, settings.supervisor_host, settings.supervisor_port,
-                          settings.heartbeat_interval * 2)
-      .then(
-          [self, attempt](const reached& answer) {
-            auto& state = self->state;
-            if (attempt != state.attempt) return;
-            if (answer.failed) {
-              lost_supervisor(self, *answer.failed);
-              return;
-            }
-            if (state.replaced) {
-              state.registering = false;
-              return;
-            }
-            state.supervisor = caf::actor_cast<supervisor_actor>(answer.actor);
-            // It remembers whoever watches it, as often as it is asked to.
-            if (state.watched) self->demonitor(state.watched);
-            state.watched = state.supervisor.address();
-            self->monitor(state.supervisor);
-            tell_untold(self);
-            register_now(self, attempt);
-          },
-          [self, attempt](const caf::error& err) {
-            if (attempt == self->state.attempt) asking_failed(self, err);
-          });
+  if (!looks_for_it(self, attempt)) reach_where_it_is(self, attempt);
+}
+
+void carry_out(self_pointer self, supervisor_looked& order) {
+  auto& st = self->state;
+  if (order.attempt != st.attempt) return;
+  if (st.replaced) {
+    st.registering = false;
+    return;
+  }
+  if (!order.found) {
+    lost_supervisor(self, order.found.error());
+    return;
+  }
+  st.look_due = false;
+  const bool is_news = !st.found || *st.found != *order.found;
+  st.found = std::move(*order.found);
+  st.context->registration.asks_at(asked_at(st));
+  if (is_news) {
+    logger("node")->info("the supervisor is at {} (pid {}, incarnation {})", asked_at(st),
+                         st.found->pid, life_text(st.found->incarnation));
+  }
+  reach_where_it_is(self, order.attempt);
 }
 
 void say_alive(self_pointer self) {

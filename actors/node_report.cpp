@@ -57,6 +57,7 @@ caf::typed_response_promise<node_report> make_report(self_pointer self) {
           [self, progress](transfer_reports& all) {
             progress->report.transfers = std::move(all.transfers);
             progress->report.waiting_for_link = all.waiting_for_link;
+            progress->report.parked = std::move(all.parked);
             one_less(self, progress);
           },
           silent);

@@ -7,6 +7,7 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,17 @@ namespace troupe::actors {
   std::array<char, 17> digits{};
   std::snprintf(digits.data(), digits.size(), "%016" PRIx64, incarnation);
   return digits.data();
+}
+
+/// Two digits a byte.
+[[nodiscard]] inline std::string hex_text(std::span<const std::uint8_t> of) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text;
+  for (const auto byte : of) {
+    text += digits[byte >> 4U];
+    text += digits[byte & 15U];
+  }
+  return text;
 }
 
 }  // namespace troupe::actors

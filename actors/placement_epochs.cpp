@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "troupe/actors/deployment_place.hpp"
 #include "troupe/actors/membership.hpp"
 
 namespace troupe::actors {
@@ -27,7 +28,15 @@ std::optional<error> voided(const membership& seen, std::string_view node,
                             std::uint64_t incarnation, epoch_mark placed) {
   if (placed.by == 0 || placed.by != seen.supervisor_incarnation) return std::nullopt;
   const member* m = find(seen, node, incarnation);
-  if (m == nullptr) return std::nullopt;
+  if (m == nullptr) {
+    // One that joined is forgotten some time after it is down.
+    const bool forgotten = is_open_name(node) && find_member(seen, node) == nullptr;
+    if (!forgotten || seen.epoch < placed.at) return std::nullopt;
+    return error{errc::stale_incarnation,
+                 std::string{node} + " is no member at epoch " + std::to_string(seen.epoch) +
+                     ", which voids the placement of epoch " + std::to_string(placed.at) +
+                     "; place the request again"};
+  }
   if (m->registered > placed.at) return taken_in_since(node, m->registered, placed.at);
   if (!is_lost(*m) || seen.epoch < placed.at) return std::nullopt;
   return error{errc::stale_incarnation,

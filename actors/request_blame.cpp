@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "troupe/actors/deployment_place.hpp"
 #include "troupe/actors/membership.hpp"
 
 namespace troupe::actors {
@@ -44,7 +45,7 @@ bool is_lost(const membership& seen, const placement& where, const node_info& no
   const bool same_count = seen.supervisor_incarnation == where.supervisor_incarnation;
   if (same_count && seen.epoch < where.epoch) return false;  // older news
   const member* m = find_member(seen, node.name);
-  if (m == nullptr) return false;
+  if (m == nullptr) return same_count && is_open_name(node.name);  // it joined, and was forgotten
   // Who reports a failure lives, and what it has begun goes on.
   return m->node.incarnation != node.incarnation || is_lost(*m) ||
          (same_count && m->registered > where.epoch);

@@ -10,6 +10,7 @@ namespace troupe::actors {
 namespace {
 
 constexpr std::size_t max_listed = 8;
+constexpr kvcache::layout_fingerprint not_said{};
 
 std::string names_of(const std::vector<std::string>& nodes) {
   std::string names;
@@ -23,20 +24,24 @@ std::string names_of(const std::vector<std::string>& nodes) {
 
 router::router(router_options options)
     : options_{std::move(options)}, affinities_{options_.max_affinities} {
-  for (const expected_slot& slot : options_.slots) {
-    const std::size_t s = stage_index(slot.stage);
+  const auto stage_of = [this](const std::string& name) -> stage_router& {
+    const std::size_t s = stage_index(name);
     if (s == stages_.size()) {
-      const auto policy = options_.policies.find(slot.stage);
+      const auto policy = options_.policies.find(name);
       stages_.emplace_back(stage_options{
-          slot.stage,
-          policy == options_.policies.end() ? placement_policy::round_robin : policy->second,
-          options_.ease_in, options_.seed + s});
+          name, policy == options_.policies.end() ? placement_policy::round_robin : policy->second,
+          options_.ease_in, options_.seed + s, options_.open.contains(name)});
     }
-    stages_[s].add(slot);
-  }
+    return stages_[s];
+  };
+  for (const expected_slot& slot : options_.slots) stage_of(slot.stage).add(slot);
+  for (const std::string& name : options_.open) stage_of(name);
   for (const router_edge& edge : options_.edges) {
     edge_stages_.emplace_back(stage_index(edge.from), stage_index(edge.to));
+    const auto [from, to] = edge_stages_.back();
+    if (from == to && from < stages_.size()) stages_[from].becomes_own_mate();
   }
+  find_mates();
 }
 
 // -- events
@@ -49,6 +54,7 @@ void router::update(const membership& members, steady_time now) {
   epoch_ = members.epoch;
   supervisor_ = members.supervisor_incarnation;
   for (stage_router& stage : stages_) stage.update(members, now);
+  find_mates();
 }
 
 void router::load(std::string_view name, std::uint64_t incarnation, const load_report& report) {
@@ -180,10 +186,22 @@ placement router::assign(const placement_request& request, std::size_t edge, con
     return is_unhurt(stage, replica, life, former->epoch, request.failed);
   };
   const bool same_source = former && stays(from, former->from, former->from_life);
-  const choice source = same_source && request.keep_source != 0 ? choice{former->from, {}}
-                                                                : choose(from, request, now);
-  const choice target = former && stays(to, former->to, former->to_life) ? choice{former->to, {}}
-                                                                         : choose(to, request, now);
+  const bool same_target = former && stays(to, former->to, former->to_life);
+  choice source{former ? former->from : 0, {}};
+  auto may = sources_of(edge);
+  const bool keeps = same_source && request.keep_source != 0 && (!may || may(former->from));
+  if (!keeps) {
+    // The decode side has the prefix: a source that fits it goes before others.
+    const auto fits_target = [&](std::size_t replica) { return fits(edge, replica, former->to); };
+    if (may && same_target && stages_[from].has_candidate(fits_target)) may = fits_target;
+    source = choose(from, side::source, request, now, may);
+  }
+  const auto takes = [&](std::size_t replica) { return fits(edge, source.replica, replica); };
+  choice target{former ? former->to : 0, {}};
+  if (!same_target || !takes(former->to)) {
+    target = choose(to, side::target, request, now,
+                    mates_.contains(edge) ? takes : stage_router::filter{});
+  }
   tracked_request placed;
   placed.from = {from, stages_[from].place(source.replica)};
   placed.to = {to, stages_[to].place(target.replica)};
@@ -219,6 +237,10 @@ placement router::answer(const placement_request& request, const former_attempt&
   out.mode = options_.edges[where.edge].mode.value_or(transfer_mode::write);
   out.prefill = stages_[from].ranks(where.from);
   out.decode = stages_[to].ranks(where.to);
+  if (mates_.contains(where.edge)) {
+    out.fingerprint = stages_[from].fingerprint(where.from);
+    if (out.fingerprint == not_said) out.fingerprint = stages_[to].fingerprint(where.to);
+  }
   return out;
 }
 
@@ -239,26 +261,32 @@ bool router::is_unhurt(std::size_t stage, std::size_t replica, std::uint64_t lif
          !routes.taken_in_since(replica, epoch) && std::ranges::find(hurt, replica) == hurt.end();
 }
 
-router::choice router::choose(std::size_t stage, const placement_request& request,
-                              steady_time now) {
+router::choice router::choose(std::size_t stage, side at, const placement_request& request,
+                              steady_time now, const stage_router::filter& may) {
   stage_router& routes = stages_[stage];
+  const auto turn = static_cast<std::size_t>(at);
+  // Of an edge from a stage to itself each side has a replica of its own.
+  const auto slot = stage + (at == side::target && routes.is_own_mate() ? stages_.size() : 0);
   const std::string& affinity = request.affinity;
   const auto avoid = routes.replicas_of(request.failed);
-  if (affinity.empty()) return {routes.choose(now, avoid), {}};
-  const auto bound = affinities_.find(affinity, stage);
-  const bool there =
+  if (affinity.empty()) return {routes.choose(now, avoid, may, turn), {}};
+  const auto bound = affinities_.find(affinity, slot);
+  const bool up =
       bound && routes.is_candidate(bound->replica) && routes.life(bound->replica) == bound->life;
+  const bool there = up && (!may || may(bound->replica));
   const bool lost = bound && std::ranges::find(avoid, bound->replica) != avoid.end();
   if (there && !lost) return {bound->replica, {}};
-  const std::size_t chosen = routes.choose(now, avoid);
+  const std::size_t chosen = routes.choose(now, avoid, may, turn);
   if (there && chosen == bound->replica) return {chosen, {}};  // nobody else is up
-  affinities_.bind(affinity, stage, {chosen, routes.life(chosen)});
+  affinities_.bind(affinity, slot, {chosen, routes.life(chosen)});
   if (!bound) return {chosen, {}};
   const std::string missing = routes.missing(bound->replica);
-  const std::string why = !missing.empty() ? missing : there ? "lost to a request" : "restarted";
-  return {chosen, "in stage " + routes.name() + " from replica " +
-                      std::to_string(routes.id(bound->replica)) + " (" + why + ") to replica " +
-                      std::to_string(routes.id(chosen))};
+  const std::string why = !missing.empty() ? missing
+                          : there          ? "lost to a request"
+                          : up             ? "nobody who is up has its layout"
+                                           : "restarted";
+  return {chosen, "in stage " + routes.name() + " from " + routes.title(bound->replica) + " (" +
+                      why + ") to " + routes.title(chosen)};
 }
 
 void router::track(const std::string& request, tracked_request placed) {
@@ -275,9 +303,56 @@ void router::track(const std::string& request, tracked_request placed) {
 }
 
 bool router::has_candidate(std::size_t edge) const {
+  const auto mates = mates_.find(edge);
+  if (mates != mates_.end()) return std::ranges::find(mates->second, true) != mates->second.end();
   const auto [from, to] = edge_stages_[edge];
   return from < stages_.size() && to < stages_.size() && stages_[from].has_candidate() &&
          stages_[to].has_candidate();
+}
+
+bool router::fits(std::size_t edge, std::size_t from, std::size_t to) const {
+  if (!mates_.contains(edge)) return true;
+  const auto [source, target] = edge_stages_[edge];
+  if (source == target && from == to) return false;
+  const auto one = stages_[source].fingerprint(from);
+  const auto other = stages_[target].fingerprint(to);
+  return one == other || one == not_said || other == not_said;
+}
+
+/// Who can be chosen together changes with the membership, and not with what is placed.
+void router::find_mates() {
+  for (std::size_t edge = 0; edge < edge_stages_.size(); ++edge) {
+    const auto [from, to] = edge_stages_[edge];
+    if (from >= stages_.size() || to >= stages_.size()) continue;
+    const stage_router& sources = stages_[from];
+    const stage_router& targets = stages_[to];
+    if (!sources.is_open() && !targets.is_open() && from != to) continue;
+    std::map<kvcache::layout_fingerprint, std::size_t> up;
+    std::size_t all = 0;
+    for (std::size_t t = 0; t < targets.size(); ++t) {
+      if (!targets.is_candidate(t)) continue;
+      ++up[targets.fingerprint(t)];
+      ++all;
+    }
+    const auto count = [&up](const kvcache::layout_fingerprint& of) {
+      const auto found = up.find(of);
+      return found == up.end() ? std::size_t{0} : found->second;
+    };
+    auto& mates = mates_[edge];
+    mates.assign(sources.size(), false);
+    for (std::size_t s = 0; s < sources.size(); ++s) {
+      if (!sources.is_candidate(s)) continue;
+      const auto own = sources.fingerprint(s);
+      const auto fitting = own == not_said ? all : count(own) + count(not_said);
+      mates[s] = fitting > (from == to ? 1 : 0);  // itself is among them there
+    }
+  }
+}
+
+stage_router::filter router::sources_of(std::size_t edge) const {
+  const auto mates = mates_.find(edge);
+  if (mates == mates_.end()) return {};
+  return [with = &mates->second](std::size_t replica) { return (*with)[replica]; };
 }
 
 // -- sentences
@@ -317,9 +392,33 @@ std::string router::nobody_up(std::size_t edge) const {
     if (s < stages_.size() && stages_[s].has_candidate()) continue;
     const std::string& name = s == from ? options_.edges[edge].from : options_.edges[edge].to;
     sentence += (sentence.empty() ? "" : "; ") + ("no replica of stage '" + name + "' is up");
-    sentence += s < stages_.size() ? " (missing: " + stages_[s].missing() + ")"
-                                   : " (the deployment gives it no nodes)";
+    const std::string missing = s < stages_.size() ? stages_[s].missing() : "";
+    sentence += s >= stages_.size() ? " (the deployment gives it no nodes)"
+                : missing.empty()   ? " (nobody has joined it)"
+                                    : " (missing: " + missing + ")";
     if (from == to) break;
+  }
+  return sentence.empty() ? no_two_fit(edge) : sentence;
+}
+
+/// Of an edge whose stages both have candidates.
+std::string router::no_two_fit(std::size_t edge) const {
+  const auto [from, to] = edge_stages_[edge];
+  std::string sentence =
+      "no two replicas of " +
+      (from == to ? "stage '" + stages_[from].name() + "'"
+                  : "stages '" + stages_[from].name() + "' and '" + stages_[to].name() + "'") +
+      " that are up have equal layouts";
+  std::set<std::string> prints;
+  for (const std::size_t s : {from, to}) {
+    for (std::size_t r = 0; r < stages_[s].size(); ++r) {
+      if (stages_[s].is_candidate(r)) prints.insert(hex_text(stages_[s].fingerprint(r)));
+    }
+  }
+  std::size_t listed = 0;
+  for (const std::string& print : prints) {
+    if (listed == max_listed) return sentence + ", ...";
+    sentence += (listed++ == 0 ? "; their fingerprints are " : ", ") + print;
   }
   return sentence;
 }

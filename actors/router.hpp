@@ -22,6 +22,10 @@
 /// asker saw it first. `retry_budget` bounds how often. Whoever did not get the answer and asks the same
 /// again is answered the same, if none of those nodes was lost since, and that counts as once.
 ///
+/// **Open stages.** Where one of an edge's stages is open, the prefill replica is chosen first, among
+/// those for which a decode replica of an equal layout is up, and then one of these. No replica is
+/// placed with itself.
+///
 /// Where nobody is up, a request waits in arrival order until its own deadline, in a line of
 /// bounded length.
 
@@ -30,6 +34,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -57,6 +62,7 @@ struct router_options {
   std::map<std::string, placement_policy>
       policies;                      ///< by stage; `round_robin` where none is named
   std::vector<expected_slot> slots;  ///< who makes up which replica of which stage
+  std::set<std::string> open{};      ///< stages whose replicas the membership shows
   std::size_t max_waiting{4096};     ///< requests in line, over all edges
   std::size_t max_tracked{
       65536};  ///< placed requests remembered until `finished`; the oldest is forgotten
@@ -159,6 +165,11 @@ class router {
   [[nodiscard]] result<std::size_t> find_edge(const placement_request& request) const;
   [[nodiscard]] std::string edge_names() const;
   [[nodiscard]] bool has_candidate(std::size_t edge) const;
+  /// Whether layers can move from the one replica to the other. Edges between stages of the file: always.
+  [[nodiscard]] bool fits(std::size_t edge, std::size_t from, std::size_t to) const;
+  void find_mates();
+  [[nodiscard]] stage_router::filter sources_of(std::size_t edge) const;
+  [[nodiscard]] std::string no_two_fit(std::size_t edge) const;
   [[nodiscard]] std::string nobody_up(std::size_t edge) const;
   /// What a request that comes once more is by now; its former places are given back.
   [[nodiscard]] result<attempt> next_attempt(const placement_request& request);
@@ -169,7 +180,9 @@ class router {
   /// Whether a request that was placed was asked for in the same words, and all of that place is there.
   [[nodiscard]] bool stands(const tracked_request& placed, const placement_request& request) const;
   /// The replica of that stage, by affinity or policy.
-  [[nodiscard]] choice choose(std::size_t stage, const placement_request& request, steady_time now);
+  enum class side : std::uint8_t { source, target };
+  [[nodiscard]] choice choose(std::size_t stage, side at, const placement_request& request,
+                              steady_time now, const stage_router::filter& may);
   /// Whether a replica of the attempt before lost nobody, and nothing that it held is void.
   [[nodiscard]] bool is_unhurt(std::size_t stage, std::size_t replica, std::uint64_t life,
                                std::uint64_t epoch, const std::vector<std::string>& failed) const;
@@ -181,6 +194,8 @@ class router {
   std::vector<stage_router> stages_;
   std::vector<std::pair<std::size_t, std::size_t>>
       edge_stages_;  ///< indices into `stages_`, per edge
+  /// By edge with an open stage, and prefill replica: whether a decode replica that is up fits it.
+  std::map<std::size_t, std::vector<bool>> mates_;
   affinity_table affinities_;
   std::uint64_t epoch_{0};
   std::uint64_t supervisor_{0};  ///< whose epochs these are

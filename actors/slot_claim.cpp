@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/room_to_start.hpp"
+#include "troupe/actors/supervisor_search.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/kvcache/or_error.hpp"
@@ -71,13 +73,21 @@ bool may_pass(errc code) noexcept {
 /// Asks the supervisor. For one thread at a time.
 class claimant {
  public:
-  claimant(const config::supervisor_config& at, actor_host_options host)
-      : at_{at}, host_{std::move(host)} {}
+  claimant(const config::deployment& of, actor_host_options host, const std::stop_token& given_up)
+      : place_{{of.supervisor.host, of.supervisor.port, 0, 0},
+               look_for_supervisor(of, missing_supervisor::is_begun, given_up)},
+        host_{std::move(host)} {}
 
-  /// Waits so long for a connection, and so long for an answer.
-  result<slot_grant> ask_for(const slot_claim& claim, milliseconds patience) {
+  /// Of the supervisor that was asked last, for sentences.
+  [[nodiscard]] std::string asked() const { return place_.text(); }
+
+  /// Looks so long for a supervisor that may have to be begun; waits so long for a connection, and so long
+  /// for an answer.
+  result<slot_grant> ask_for(const slot_claim& claim, milliseconds look, milliseconds patience) {
     if (!supervisor_) {
-      auto found = host_.connect<supervisor_actor>(at_.host, at_.port, patience);
+      const auto at = place_.now(look);
+      if (!at) return fail(at.error().code, "no supervisor: " + at.error().message);
+      auto found = host_.connect<supervisor_actor>(at->host, at->port, patience);
       if (!found) return fail(found.error().code, "no supervisor: " + found.error().message);
       supervisor_ = *found;
     }
@@ -92,7 +102,7 @@ class claimant {
   }
 
  private:
-  config::supervisor_config at_;
+  supervisor_place place_;
   actor_host host_;
   supervisor_actor supervisor_;
 };
@@ -124,7 +134,7 @@ class slot_holder final : public claimed_slot {
     std::unique_lock lock{mutex_};
     while (!changed_.wait_for(lock, interval, [this] { return over_; })) {
       lock.unlock();
-      const auto renewed = cluster_->ask_for(claim_, patience_of_renewals);
+      const auto renewed = cluster_->ask_for(claim_, patience_of_renewals, patience_of_renewals);
       lock.lock();
       const bool other = renewed && renewed->name != granted_.name;
       if (renewed ? !other : may_pass(renewed.error().code)) continue;
@@ -145,10 +155,25 @@ class slot_holder final : public claimed_slot {
   std::thread thread_;
 };
 
+/// True: it was given up meanwhile.
+bool pause_of_claims(milliseconds time, const std::stop_token& given_up) {
+  std::mutex mutex;
+  std::condition_variable_any woken;
+  std::unique_lock lock{mutex};
+  (void)woken.wait_for(lock, given_up, time, [] { return false; });
+  return given_up.stop_requested();
+}
+
+/// All that one needs that has to be begun, as far as the limit leaves it.
+milliseconds patience_of_look(milliseconds limit, steady_clock::time_point began) {
+  if (limit.count() < 0) return begin_patience;
+  const auto asked = std::chrono::ceil<milliseconds>(steady_clock::now() - began);
+  return std::clamp(limit - asked, patience_of_claims, begin_patience);
+}
+
 result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deployment,
                                                  const std::string& stage_name,
                                                  const claim_options& options) {
-  const auto& at = deployment.supervisor;
   const auto* stage = config::find_stage(deployment, stage_name);
   if (stage == nullptr) {
     std::string names;
@@ -156,13 +181,18 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
     return fail(errc::not_found,
                 "the deployment has no stage " + quoted(stage_name) + "; it has " + names);
   }
+  if (stage->open) {
+    return fail(errc::invalid_config, "stage " + quoted(stage_name) +
+                                          " is open and has no names to claim; a process joins it "
+                                          "by what it announces (engine_options::join)");
+  }
   const auto hosts = own_hosts(deployment, *stage);
   if (!hosts) return fail(hosts.error());
 
   if (auto room = check_room(room_of_a_node); !room) return fail(room.error());
   auto host = host_options_of(deployment);
   if (!host) return fail(host.error());
-  auto cluster = std::make_unique<claimant>(at, std::move(*host));
+  auto cluster = std::make_unique<claimant>(deployment, std::move(*host), options.given_up);
   slot_claim wanted;
   wanted.cluster = deployment.cluster;
   wanted.stage = stage_name;
@@ -174,31 +204,29 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
   auto pause = first_claim_pause;
   for (std::size_t attempt = 0;; ++attempt) {
     wanted.host = (*hosts)[attempt % hosts->size()];
-    auto granted = cluster->ask_for(wanted, patience_of_claims);
+    auto granted =
+        cluster->ask_for(wanted, patience_of_look(options.limit, began), patience_of_claims);
     if (granted) {
       return std::unique_ptr<claimed_slot>{std::make_unique<slot_holder>(
           std::move(cluster), std::move(wanted), std::move(*granted))};
     }
     const auto& why = granted.error();
+    if (options.given_up.stop_requested()) return fail(errc::aborted, "it was given up");
     if (!may_pass(why.code)) return fail(why);
     if (const bool due = reminder.pass().has_value(); due || said != why.code) {
       said = why.code;
-      logger("node")->warn(
-          "no node of stage {} to be yet, keeps asking the supervisor at {}:{}: {}", stage_name,
-          at.host, at.port, to_string(why));
+      logger("node")->warn("no node of stage {} to be yet, keeps asking the supervisor at {}: {}",
+                           stage_name, cluster->asked(), to_string(why));
     }
     if (options.limit.count() >= 0 && steady_clock::now() - began + pause > options.limit) {
-      return fail(errc::deadline, "the supervisor at " + at.host + ":" + std::to_string(at.port) +
+      return fail(errc::deadline, "the supervisor at " + cluster->asked() +
                                       " gave this process no node of stage " + quoted(stage_name) +
                                       " within " + time_text(options.limit) + ": " +
                                       to_string(why));
     }
-    if (options.pause) {
-      if (options.pause(pause)) return fail(errc::aborted, "it was given up");
-    } else {
-      std::this_thread::sleep_for(pause);
-    }
-    pause = std::min(2 * pause, std::max(first_claim_pause, at.heartbeat_interval));
+    if (pause_of_claims(pause, options.given_up)) return fail(errc::aborted, "it was given up");
+    pause =
+        std::min(2 * pause, std::max(first_claim_pause, deployment.supervisor.heartbeat_interval));
   }
 }
 

@@ -10,8 +10,8 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "troupe/actors/engine.hpp"
@@ -23,8 +23,9 @@ namespace troupe::actors {
 struct claim_options {
   /// How long it asks where no supervisor is there, or no name is free. Negative: without an end.
   std::chrono::milliseconds limit{-1};
-  /// Waits before it asks again; true: give up. On the calling thread. Empty: sleeps.
-  std::function<bool(std::chrono::milliseconds)> pause{};
+  /// Ends it (`aborted`): at once while it waits or looks for a supervisor, and when a question that is
+  /// under way is over.
+  std::stop_token given_up{};
 };
 
 /// A name that this process has claimed. It is held for it as long as the object lives, by a thread of
@@ -35,7 +36,8 @@ class claimed_slot {
   /// heartbeat interval, which is logged. Errors: `not_found` (no such stage), `invalid_config` (no host
   /// of it is this one, another cluster's supervisor), `version_mismatch`, `peer_unreachable` (a host is
   /// `auto`, and no route leads to the supervisor); at the limit `deadline` with the last reason;
-  /// `aborted` (`pause` said so).
+  /// `aborted` (`given_up` said so). With `supervisor.begin` it begins one where none lives, and fails with
+  /// `not_found` where there is no `troupe` command to begin it with.
   [[nodiscard]] static result<std::unique_ptr<claimed_slot>> claim(
       const config::deployment& deployment, const std::string& stage, const claim_options& options);
   /// Holds it no more. A node that was taken in under the name needs that no longer.

@@ -1,6 +1,9 @@
 #include "troupe/actors/stage_router.hpp"
 
 #include <algorithm>
+#include <limits>
+
+#include "troupe/config/open_name.hpp"
 
 namespace troupe::actors {
 
@@ -8,6 +11,7 @@ namespace {
 
 constexpr std::size_t max_listed_stages = 8;
 constexpr int together = 20;  // a lag of up to ease_in / together is none
+constexpr auto nobody = std::numeric_limits<std::uint32_t>::max();
 
 }  // namespace
 
@@ -37,23 +41,60 @@ stage_router::stage_router(stage_options options)
     : options_{std::move(options)}, random_{options_.seed} {}
 
 void stage_router::add(const expected_slot& slot) {
-  auto replica = std::ranges::find(replicas_, slot.replica, &replica_view::id);
-  if (replica == replicas_.end()) {
-    replicas_.emplace_back().id = slot.replica;
-    replica = replicas_.end() - 1;
+  add_rank(place_for(slot.replica), slot.name, slot.rank);
+}
+
+/// The place of that replica; a new one if it has none.
+std::size_t stage_router::place_for(std::uint32_t id) {
+  auto found = std::ranges::find(replicas_, id, &replica_view::id);
+  if (found == replicas_.end()) found = std::ranges::find(replicas_, nobody, &replica_view::id);
+  if (found == replicas_.end()) found = replicas_.emplace(replicas_.end());
+  found->id = id;
+  return static_cast<std::size_t>(found - replicas_.begin());
+}
+
+void stage_router::add_rank(std::size_t replica, std::string name, std::uint32_t rank) {
+  replica_of_[name] = replica;
+  rank_view fresh;
+  fresh.name = std::move(name);
+  fresh.info.rank = rank;
+  fresh.born_at = ++clock_;  // nothing that was placed on whoever had the place before is its own
+  auto& ranks = replicas_[replica].ranks;
+  const auto place =
+      std::ranges::upper_bound(ranks, rank, {}, [](const rank_view& r) { return r.info.rank; });
+  ranks.insert(place, std::move(fresh));
+}
+
+void stage_router::follow(const membership& members) {
+  std::map<std::uint32_t, const node_info*> shown;
+  for (const member& m : members.members) {
+    if (m.node.stage == options_.name) shown.emplace(m.node.replica, &m.node);
   }
-  replica_of_[slot.name] = static_cast<std::size_t>(replica - replicas_.begin());
-  rank_view rank;
-  rank.name = slot.name;
-  rank.info.rank = slot.rank;
-  const auto place = std::ranges::upper_bound(replica->ranks, slot.rank, {},
-                                              [](const rank_view& r) { return r.info.rank; });
-  replica->ranks.insert(place, std::move(rank));
+  for (replica_view& replica : replicas_) {
+    const auto at = shown.find(replica.id);
+    const bool stays = at != shown.end() && at->second->ranks == replica.ranks.size();
+    if (!stays && replica.id != nobody) vacate(replica);
+    if (stays) shown.erase(at);
+  }
+  for (const auto& [id, node] : shown) {
+    const auto place = place_for(id);
+    for (std::uint32_t rank = 0; rank < node->ranks; ++rank) {
+      add_rank(place, config::open_node_name({node->stage, node->replica_name, rank}), rank);
+    }
+  }
+}
+
+void stage_router::vacate(replica_view& replica) {
+  for (const rank_view& rank : replica.ranks) replica_of_.erase(rank.name);
+  replica.ranks.clear();
+  replica.id = nobody;
+  ++replica.life;
 }
 
 // -- events
 
 void stage_router::update(const membership& members, steady_time now) {
+  if (options_.open) follow(members);
   for (replica_view& replica : replicas_) {
     for (rank_view& rank : replica.ranks) rank.registered = false;
   }
@@ -140,16 +181,17 @@ void stage_router::ended(receipt what) {
 
 // -- choosing
 
-std::size_t stage_router::choose(steady_time now, const std::vector<std::size_t>& avoid) {
-  std::vector<offer> all = offers(now, avoid);
-  if (all.empty()) all = offers(now);
+std::size_t stage_router::choose(steady_time now, const std::vector<std::size_t>& avoid,
+                                 const filter& may, std::size_t turn) {
+  std::vector<offer> all = offers(now, avoid, may, turn);
+  if (all.empty()) all = offers(now, {}, may, turn);
   std::size_t chosen = 0;
   switch (options_.policy) {
     case placement_policy::round_robin: chosen = in_turn(all); break;
     case placement_policy::least_queue_length: chosen = in_turn(shortest(all)); break;
     case placement_policy::random: chosen = drawn(all); break;
   }
-  next_ = (chosen + 1) % replicas_.size();
+  next_[turn] = (chosen + 1) % replicas_.size();
   return chosen;
 }
 
@@ -161,12 +203,14 @@ std::chrono::nanoseconds stage_router::seniority(const replica_view& replica,
 
 /// The candidates in the order of the round. One of them at least has its full share.
 std::vector<stage_router::offer> stage_router::offers(steady_time now,
-                                                      const std::vector<std::size_t>& avoid) const {
+                                                      const std::vector<std::size_t>& avoid,
+                                                      const filter& may, std::size_t turn) const {
   std::vector<offer> all;
   std::chrono::nanoseconds longest{0};
   for (std::size_t i = 0; i < replicas_.size(); ++i) {
-    const std::size_t r = (next_ + i) % replicas_.size();
+    const std::size_t r = (next_[turn] + i) % replicas_.size();
     if (!replicas_[r].all_up() || std::ranges::find(avoid, r) != avoid.end()) continue;
+    if (may && !may(r)) continue;
     all.push_back({r});
     longest = std::max(longest, seniority(replicas_[r], now));
   }
@@ -231,8 +275,22 @@ std::size_t stage_router::drawn(const std::vector<offer>& offers) {
 
 // -- properties
 
-bool stage_router::has_candidate() const {
-  return std::ranges::any_of(replicas_, &replica_view::all_up);
+bool stage_router::has_candidate(const filter& may) const {
+  if (!may) return std::ranges::any_of(replicas_, &replica_view::all_up);
+  for (std::size_t r = 0; r < replicas_.size(); ++r) {
+    if (replicas_[r].all_up() && may(r)) return true;
+  }
+  return false;
+}
+
+std::string stage_router::title(std::size_t replica) const {
+  const auto number = replicas_[replica].id;
+  return number == nobody ? "a replica that is gone" : "replica " + std::to_string(number);
+}
+
+kvcache::layout_fingerprint stage_router::fingerprint(std::size_t replica) const {
+  const auto& ranks = replicas_[replica].ranks;
+  return ranks.empty() ? kvcache::layout_fingerprint{} : ranks.front().info.fingerprint;
 }
 
 bool stage_router::has(receipt what) const {

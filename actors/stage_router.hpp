@@ -24,12 +24,17 @@
 /// same life, has its cache still and is not eased in again. Nor is one that served a supervisor
 /// before this one, as far as its record goes: it counts as up for the whole of `ease_in`.
 ///
+/// **Open stages.** Their replicas are those that the membership shows. One of which no node is shown
+/// any more leaves its place to the next that joins; `life` tells the two apart.
+///
 /// What a share does: `round_robin` and ties take that part of its turns, spread evenly, by a
 /// counter; `random` draws by shares; `least_queue_length` adds what is missing of the full share,
 /// as a part of the mean queue of those that have theirs, to the newcomer's queue.
 
+#include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <random>
@@ -50,10 +55,14 @@ struct stage_options {
   placement_policy policy{placement_policy::round_robin};
   std::chrono::milliseconds ease_in{0};
   std::uint64_t seed{0};  ///< of `random`
+  bool open{false};       ///< no file names its nodes: `add` is not called
 };
 
 class stage_router {
  public:
+  /// Which replicas may be chosen; empty: any.
+  using filter = std::function<bool(std::size_t replica)>;
+
   /// What `ended` needs to know of a placement.
   struct receipt {
     std::size_t replica{0};
@@ -73,8 +82,11 @@ class stage_router {
   void update(const membership& members, steady_time now);
   /// False when the node is of another stage. A former incarnation's load is ignored.
   bool load(std::string_view name, std::uint64_t incarnation, const load_report& report);
-  /// A replica by the policy; one of `avoid` only where nobody else is up. There must be a candidate.
-  [[nodiscard]] std::size_t choose(steady_time now, const std::vector<std::size_t>& avoid = {});
+  /// A replica by the policy; one of `avoid` only where nobody else is up. There must be a candidate
+  /// that `may` be chosen. `turn`: 0 or 1, whose round it is; where a stage sends to itself the two sides
+  /// of a request would else share the replicas out between them.
+  [[nodiscard]] std::size_t choose(steady_time now, const std::vector<std::size_t>& avoid = {},
+                                   const filter& may = {}, std::size_t turn = 0);
   /// A request goes to that replica, whoever chose it.
   [[nodiscard]] receipt place(std::size_t replica);
   void ended(receipt what);
@@ -84,11 +96,21 @@ class stage_router {
   // -- properties
 
   [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
-  [[nodiscard]] bool has_candidate() const;
+  [[nodiscard]] bool is_open() const noexcept { return options_.open; }
+  /// An edge leads from the stage to itself.
+  void becomes_own_mate() noexcept { own_mate_ = true; }
+  [[nodiscard]] bool is_own_mate() const noexcept { return own_mate_; }
+  /// How many there are or were: every replica is a number below it.
+  [[nodiscard]] std::size_t size() const noexcept { return replicas_.size(); }
+  /// Of the layout of its ranks. All zero: not said.
+  [[nodiscard]] kvcache::layout_fingerprint fingerprint(std::size_t replica) const;
+  [[nodiscard]] bool has_candidate(const filter& may = {}) const;
   [[nodiscard]] bool is_candidate(std::size_t replica) const { return replicas_[replica].all_up(); }
   /// Grows whenever a rank of it starts a new life.
   [[nodiscard]] std::uint64_t life(std::size_t replica) const { return replicas_[replica].life; }
   [[nodiscard]] std::uint32_t id(std::size_t replica) const { return replicas_[replica].id; }
+  /// "replica 3", or that it is gone.
+  [[nodiscard]] std::string title(std::size_t replica) const;
   /// The replicas that these nodes belong to.
   [[nodiscard]] std::vector<std::size_t> replicas_of(const std::vector<std::string>& nodes) const;
   /// Whether a rank of it was taken into the cluster after that epoch: anew, or again.
@@ -122,7 +144,7 @@ class stage_router {
   };
   struct replica_view {
     std::uint32_t id{0};
-    std::vector<rank_view> ranks;
+    std::vector<rank_view> ranks;  ///< none: the place is free
     std::uint64_t life{0};
     std::uint64_t came_up_life{0};  ///< the life in which all ranks were up last
     steady_time came_up{};          ///< when they were up first in it
@@ -138,13 +160,19 @@ class stage_router {
   };
 
   [[nodiscard]] static std::string missing_of(const std::vector<const rank_view*>& ranks);
+  /// Of an open stage: as many replicas, of as many ranks, as the membership shows.
+  void follow(const membership& members);
+  void vacate(replica_view& replica);
+  [[nodiscard]] std::size_t place_for(std::uint32_t id);
+  void add_rank(std::size_t replica, std::string name, std::uint32_t rank);
   void update(rank_view& rank, replica_view& replica, const member& m);
   void begin_easing(steady_time now);
   [[nodiscard]] bool served_before(const replica_view& replica) const;
   [[nodiscard]] std::chrono::nanoseconds seniority(const replica_view& replica,
                                                    steady_time now) const;
   [[nodiscard]] std::vector<offer> offers(steady_time now,
-                                          const std::vector<std::size_t>& avoid = {}) const;
+                                          const std::vector<std::size_t>& avoid = {},
+                                          const filter& may = {}, std::size_t turn = 0) const;
   [[nodiscard]] std::size_t in_turn(const std::vector<offer>& offers);
   [[nodiscard]] std::vector<offer> shortest(const std::vector<offer>& offers) const;
   [[nodiscard]] std::size_t drawn(const std::vector<offer>& offers);
@@ -152,7 +180,8 @@ class stage_router {
   stage_options options_;
   std::vector<replica_view> replicas_;
   std::map<std::string, std::size_t, std::less<>> replica_of_;  ///< by the name of a node
-  std::size_t next_{0};                                         ///< where the round goes on
+  std::array<std::size_t, 2> next_{};                           ///< where the rounds go on
+  bool own_mate_{false};
   std::uint64_t clock_{0};  ///< counts placements, heartbeats and lives, to tell which came first
   std::optional<std::uint64_t> remembered_;  ///< see `remember`
   std::vector<std::string> notes_;

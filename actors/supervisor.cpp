@@ -33,6 +33,8 @@ void supervisor_state::start(self_pointer me, supervisor_options options) {
   claims.emplace(members.cluster, members.slots, members.heartbeat_timeout);
   table.emplace(std::move(options.members));
   store = std::move(options.store);
+  nodes_there = std::move(options.nodes_there);
+  claims_asked = std::move(options.claims_asked);
   routes.emplace(std::move(options.routes));
   restore();
 }
@@ -46,6 +48,7 @@ void supervisor_state::restore() {
   const auto& left = *store->found();
   table->restore(left, now());
   routes->remember(left.epoch_limit);
+  count_nodes();
   note("restored", "supervisor", table->options().supervisor_incarnation, left.epoch_limit,
        fmt::format("goes on from epoch {} with {} nodes of {}", left.epoch_limit, left.nodes.size(),
                    store->path()));
@@ -58,6 +61,10 @@ void supervisor_state::keep(steady_time now) {
   saved = table->epoch();
   saved_at = now;
   store->save(table->record());
+}
+
+void supervisor_state::count_nodes() {
+  if (nodes_there) *nodes_there = table->nodes_there();
 }
 
 void supervisor_state::forgive_standstill() {
@@ -102,6 +109,7 @@ void supervisor_state::settle() {
   const auto changes = table->take_transitions();
   for (const node_transition& change : changes) report(change);
   if (!changes.empty()) {
+    count_nodes();
     routes->update(table->view(), now());
     for (const std::string& note : routes->take_notes()) log->info("{}", note);
     deliver(routes->serve(now()));

@@ -12,7 +12,10 @@
 /// not kept. It has forgotten its drains all the same: a node that drains says so by leaving when it registers
 /// again, and goes on by itself (`node_drain.hpp`); to give it a deadline it is drained once more.
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include <caf/fwd.hpp>
@@ -31,6 +34,12 @@ struct supervisor_options {
   std::shared_ptr<membership_store> store;  ///< what survives; null: nothing does
   /// Of the supervisor's own clock: how finely heartbeats and placement deadlines are judged.
   std::chrono::milliseconds tick{50};
+  /// How many nodes live, whenever that changes, for whoever ends a supervisor that has none. Null:
+  /// nobody does.
+  std::shared_ptr<std::atomic<std::size_t>> nodes_there{};
+  /// How often processes have asked for a name so far, for the same: they are no nodes yet. Null: nobody
+  /// wants to know.
+  std::shared_ptr<std::atomic<std::uint64_t>> claims_asked{};
 };
 
 /// What a deployment says of its supervisor: its slots, edges, policies, intervals and limits.

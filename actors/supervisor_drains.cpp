@@ -21,16 +21,14 @@ drain_reply supervisor_state::drain(const drain_request& request) {
   if (request.cancel != 0) return cancel_drain(request.name);
   const auto asked = table->drain(request.name);
   if (!asked) return refused(asked.error());
-  const auto& slots = table->options().slots;
-  const auto named = std::ranges::find(slots, request.name, &expected_slot::name);
+  const auto replica = table->replica_of(request.name);
   std::vector<drain_list::rank> ranks{{request.name, *asked}};
-  for (const expected_slot& slot : slots) {
-    if (slot.stage != named->stage || slot.replica != named->replica) continue;
+  for (const expected_slot& slot : replica) {
     if (slot.name == request.name) continue;
     if (const auto life = table->drain(slot.name)) ranks.push_back({slot.name, *life});
   }
   const std::chrono::milliseconds deadline{request.deadline_ms};
-  drains.begin(named->stage, named->replica, ranks, deadline, table->epoch(), now());
+  drains.begin(replica.front().stage, replica.front().replica, ranks, deadline, table->epoch(), now());
   for (const member& m : table->view().members) {
     // Busy is what it said last; that it is quiet it has to say anew.
     const bool busy = m.load.queue_length != 0 || m.load.active_transfers != 0;
@@ -52,9 +50,8 @@ drain_reply supervisor_state::cancel_drain(const std::string& node) {
   forgive_standstill();
   const auto serving = table->cancel_drain(node, now());
   if (!serving) return refused(serving.error());
-  const auto& slots = table->options().slots;
-  const auto named = std::ranges::find(slots, node, &expected_slot::name);
-  drains.cancel(named->stage, named->replica);
+  const auto replica = table->replica_of(node);
+  drains.cancel(replica.front().stage, replica.front().replica);
   std::string names;
   for (const node_life& one : *serving) {
     names += (names.empty() ? "" : ", ") + one.name;

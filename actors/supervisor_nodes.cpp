@@ -11,6 +11,7 @@
 namespace troupe::actors::supervisor_parts {
 
 slot_grant supervisor_state::claim(const slot_claim& claim) {
+  if (claims_asked) ++*claims_asked;
   forgive_standstill();
   auto granted = claims->claim(claim, table->uses(now()), now());
   if (!granted) {
@@ -109,6 +110,11 @@ void supervisor_state::node_ended(const caf::down_msg& down) {
 }
 
 void supervisor_state::report(const node_transition& change) {
+  if (change.forgotten) {
+    note("forgotten", change.name, change.incarnation, change.epoch, change.reason);
+    drains.forgotten(change.name);
+    return;
+  }
   const bool in_order = change.from == node_state::leaving &&
                         (change.reason == "left" || change.reason == drained_reason);
   const bool lost = change.to == node_state::down || change.to == node_state::suspect;

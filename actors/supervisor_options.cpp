@@ -15,6 +15,7 @@ node_role role_of(config::role role) noexcept {
     case config::role::prefill: return node_role::prefill;
     case config::role::decode: return node_role::decode;
     case config::role::store: return node_role::store;
+    case config::role::both: return node_role::both;
   }
   return node_role::supervisor;
 }
@@ -43,6 +44,9 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
   }
   for (const config::stage_config& stage : deployment.stages) {
     out.routes.policies[stage.name] = policy_of(stage.policy);
+    if (!stage.open) continue;
+    out.members.open.push_back({stage.name, role_of(stage.role), stage.open->max_nodes});
+    out.routes.open.insert(stage.name);
   }
   for (const config::edge_config& edge : deployment.edges) {
     out.routes.edges.push_back({edge.from, edge.to, edge.mode});

@@ -3,6 +3,7 @@
 /// The parts of the supervisor's actor: one file each for the nodes of its cluster, the requests that
 /// wait for a place, the drains, and what they share. Only the files of the supervisor include this.
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -61,6 +62,8 @@ struct supervisor_state {
   } told;  ///< the last list
   list_pace pace;
   std::shared_ptr<membership_store> store;
+  std::shared_ptr<std::atomic<std::size_t>> nodes_there;     ///< null: nobody wants to know
+  std::shared_ptr<std::atomic<std::uint64_t>> claims_asked;  ///< likewise
   std::uint64_t saved{0};  ///< epoch of the last record that the store was given
   steady_time saved_at{};
   std::unordered_map<ticket_id, pending_placement> waiting;
@@ -85,6 +88,7 @@ struct supervisor_state {
             std::string text, spdlog::level::level_enum level = spdlog::level::info);
   void restore();
   void keep(steady_time now);
+  void count_nodes();
   [[nodiscard]] steady_time now() const { return self->clock().now(); }
 
   // -- nodes (supervisor_nodes.cpp)

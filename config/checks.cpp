@@ -69,16 +69,21 @@ const stage_config* end_of(findings& into, const deployment& value, const std::s
   return nullptr;
 }
 
+/// Whether an edge between such stages moves layers.
+bool moves_layers(const stage_config& from, const stage_config& to) {
+  return (from.role == role::prefill || from.role == role::both) &&
+         (to.role == role::decode || to.role == role::both);
+}
+
 void check_mode(findings& into, edge_config& edge, const stage_config& from, const stage_config& to,
                 const std::string& path) {
-  if (from.role == role::prefill && to.role == role::decode) {
+  if (moves_layers(from, to)) {
     if (!edge.mode) edge.mode = transfer_mode::write;
     return;
   }
   if (!into.has(path + ".mode")) return;
-  const bool reversed = from.role == role::decode && to.role == role::prefill;
   into.refuse(path + ".mode", "",
-              reversed
+              moves_layers(to, from)
                   ? "layers move from a prefill to a decode stage; swap `from` and `to`, or leave "
                     "the mode out for an edge of keyed values"
                   : "only an edge from a prefill to a decode stage moves layers; leave the mode "
@@ -94,7 +99,7 @@ void check_edges(findings& into, deployment& value) {
     const stage_config* from = end_of(into, value, edge.from, path + ".from");
     const stage_config* to = end_of(into, value, edge.to, path + ".to");
     if (from == nullptr || to == nullptr) continue;
-    if (from == to) {
+    if (from == to && from->role != role::both) {
       into.refuse(path + ".to", "another stage than `from`");
     } else if (!seen.emplace(edge.from, edge.to).second) {
       into.refuse(path, "", "an edge from " + edge.from + " to " + edge.to + " is there already");

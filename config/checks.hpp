@@ -6,7 +6,7 @@
 /// refused.
 namespace troupe::config {
 
-/// Also gives each edge from a prefill to a decode stage its mode, which only the stages decide.
+/// Also gives each edge that moves layers its mode, which only the stages decide.
 void check_deployment(findings& into, deployment& value);
 
 /// Names, placement, ports, engines, pools and layouts of the stages.

@@ -80,6 +80,10 @@ void take_ports(findings& into, port_book& book, const stage_config& stage,
 void check_engine(findings& into, const deployment& value, const stage_config& stage,
                   const std::string& path) {
   if (into.failed(path + ".role") || into.failed(path + ".engine")) return;
+  if (stage.role == role::both && stage.engine == engine_kind::reference) {
+    into.refuse(path + ".engine", "external", "the reference engine prefills or decodes, not both");
+    return;
+  }
   if (!stage.pool && stage.engine != engine_kind::external && !into.failed(path + ".pool")) {
     into.refuse(path + ".pool", "a mapping with the size of each node's pool",
                 stage.engine == engine_kind::none ? "a store keeps its values there"
@@ -148,7 +152,7 @@ void check_pool_size(findings& into, const model_config& model, const stage_conf
 
 void check_against_model(findings& into, const model_config& model, const stage_config& stage,
                          const std::string& path) {
-  if (stage.role == role::store || into.failed(path + ".tensor_parallel")) return;
+  if (stage.role == role::store || stage.open || into.failed(path + ".tensor_parallel")) return;
   check_heads(into, model, stage, path);
   if (into.failed(path + ".tensor_parallel") || into.failed(path + ".pool") || !stage.pool) return;
   check_pool_size(into, model, stage, path);
@@ -165,6 +169,11 @@ void check_data_port(findings& into, const stage_config& stage, const std::strin
                        transport.backend == backend_kind::tcp ||
                        std::find(transport.fallback.begin(), transport.fallback.end(),
                                  backend_kind::tcp) != transport.fallback.end();
+  if (transport.data_port != 0 && stage.open && !into.failed(path + ".transport")) {
+    into.refuse(path + ".transport.data_port", "0",
+                "nodes of an open stage may be on one host, where only one of them could have it");
+    return;
+  }
   if (transport.data_port == 0 || listens || into.failed(path + ".transport")) return;
   into.refuse(path + ".transport.data_port", "0",
               "only tcp listens, and this stage does not use it");
@@ -172,14 +181,21 @@ void check_data_port(findings& into, const stage_config& stage, const std::strin
 
 void check_total(findings& into, const deployment& value) {
   std::size_t nodes = 1;
-  for (const auto& stage : value.stages) nodes += stage.node_count();
+  bool any_open = false;
+  for (std::size_t i = 0; i < value.stages.size(); ++i) {
+    const auto& stage = value.stages[i];
+    if (into.failed(item_path("stages", i) + ".open")) continue;
+    nodes += stage.open ? std::size_t{stage.open->max_nodes} : stage.node_count();
+    any_open = any_open || stage.open.has_value();
+  }
   if (nodes <= max_nodes || into.refused("stages")) return;
   for (std::size_t i = 0; i < value.stages.size(); ++i) {
     if (into.refused(item_path("stages", i))) return;  // one that is too large by itself
   }
   into.refuse("stages",
               "at most " + std::to_string(max_nodes) + " nodes, the supervisor among them",
-              "the stages make " + std::to_string(nodes));
+              "the stages make " + std::to_string(nodes) +
+                  (any_open ? ", open ones by their `max_nodes`" : ""));
 }
 
 }  // namespace
@@ -203,7 +219,9 @@ void check_stages(findings& into, const deployment& value) {
         check_against_model(into, *value.model, stage, path);
     }
     check_data_port(into, stage, path);
-    if (placed && stage.ports.size() == stage.node_count()) take_ports(into, ports, stage, path);
+    if (placed && !stage.open && stage.ports.size() == stage.node_count()) {
+      take_ports(into, ports, stage, path);
+    }
   }
 }
 

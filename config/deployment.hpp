@@ -18,6 +18,11 @@
 ///                                    # requests only after this time
 ///       [state_file] = auto          # where the supervisor keeps what must survive its restart: a
 ///                                    # path, auto (a folder of the user's or of the service), none
+///       [begin] = false              # true | false; true: nobody has to start it. A node or a frontend
+///                                    # that finds none on the supervisor's host begins one there; all of
+///                                    # them are of one user. Port 0 will do
+///       [idle] = 10min               # begin: true only: it ends when no node was there for so long,
+///                                    # 1s..24h
 ///     [security]:
 ///       [mode] = secret              # secret: who connects proves that it knows the secret; every host
 ///                                    # must be a loopback address
@@ -45,7 +50,11 @@
 ///         [slots] = 64               # requests that have one at once, 1..65536
 ///     stages:                        # 1..64
 ///       - name: decode               # unique, 1..32 of a-z 0-9 _ -; not `supervisor`
-///         role: decode               # prefill | decode | store
+///         role: decode               # prefill | decode | store | both: prefill and decode, with
+///                                    # `engine: external` only
+///         [open]: {max_nodes: 256}   # 1..1023. Nodes that no file names join the stage by what they
+///                                    # announce; the keys from `replicas` to `ports`, `engine`,
+///                                    # `restart`, `layout` and, but for a store, `pool` are left out
 ///         [replicas] = 1
 ///         [tensor_parallel] = 1      # ranks of a replica; divides kv_heads or is a multiple of it
 ///         [hosts] = [127.0.0.1]      # replica r stands on hosts[r mod count]; or one per node. auto: on
@@ -102,9 +111,9 @@
 ///                                    # long is lost, 100ms..1min
 ///     [edges] = []:                  # at most 1024
 ///       - from: prefill              # a stage
-///         to: decode                 # another stage
-///         [mode] = write             # write | read; only from a prefill to a decode stage, where
-///                                    # it says how layers move. Any edge can carry keyed put/get
+///         to: decode                 # another stage; the same one where its role is `both`
+///         [mode] = write             # write | read; only from a prefill to a decode stage (or `both`),
+///                                    # where it says how layers move. Any edge can carry keyed put/get
 ///     [limits]:                      # of each node
 ///       [transfer_deadline] = 30s    # of a transfer whose engine names none, 1ms..24h
 ///       [retry_window] = 0s          # how long a source whose decode side died, or failed, waits for
@@ -114,6 +123,8 @@
 ///       [retry_budget] = 2           # how often a request is placed again, 0..1000
 ///       [max_operations] = 16384     # transfers, puts, gets and so on at once, 1..1048576
 ///       [max_waiting] = 4096         # requests in the router's line, 1..1048576
+///       [max_parked] = 4096          # receives of requests that it does not know yet, of one peer,
+///                                    # 1..1048576
 ///
 /// A file has at most 1 MiB, 100,000 values and 32 levels; a deployment at most 1024 nodes.
 
@@ -133,7 +144,8 @@ inline constexpr std::size_t max_nodes = 1024;  ///< of a deployment, the superv
 inline constexpr std::size_t max_stages = 64;
 inline constexpr std::size_t max_edges = 1024;
 
-enum class role : std::uint8_t { supervisor, prefill, decode, store };
+/// `both`: prefill and decode. Only an engine of the user's own can be that.
+enum class role : std::uint8_t { supervisor, prefill, decode, store, both };
 enum class placement_policy : std::uint8_t { random, round_robin, least_queue_length };
 /// What happens to an allocation that the pool cannot serve: it waits in line, or fails at once.
 enum class pool_full : std::uint8_t { wait, fail };
@@ -176,6 +188,8 @@ struct supervisor_config {
   std::chrono::milliseconds heartbeat_timeout{5000};
   std::chrono::milliseconds ease_in{10'000};
   std::string state_file{"auto"};  ///< "auto", "none" or a path
+  bool begin{false};               ///< whoever needs a supervisor and finds none begins one
+  std::chrono::milliseconds idle{600'000};  ///< such a one ends after so long without a node
 
   friend bool operator==(const supervisor_config&, const supervisor_config&) = default;
 };
@@ -276,9 +290,17 @@ struct transport_config {
   friend bool operator==(const transport_config&, const transport_config&) = default;
 };
 
+/// A stage of nodes that no file names.
+struct open_config {
+  std::uint32_t max_nodes{256};
+
+  friend bool operator==(const open_config&, const open_config&) = default;
+};
+
 struct stage_config {
   std::string name;
   config::role role{role::prefill};
+  std::optional<open_config> open;  ///< set: `replicas`, `hosts`, `ports` and so on mean nothing
   std::uint32_t replicas{1};
   std::uint32_t tensor_parallel{1};
   std::vector<std::string> hosts{"127.0.0.1"};
@@ -286,12 +308,14 @@ struct stage_config {
   placement_policy policy{placement_policy::round_robin};
   engine_kind engine{engine_kind::reference};  ///< `none` if and only if the role is `store`
   restart_policy restart{restart_policy::never};
-  std::optional<cache_arrangement> layout;  ///< set where there is a model and the role has blocks
-  std::optional<pool_config> pool;          ///< empty only for `external`
+  /// Set where there is a model, the role has blocks and the stage is not open.
+  std::optional<cache_arrangement> layout;
+  std::optional<pool_config> pool;  ///< empty only for `external` and open stages
   transport_config transport;
 
+  /// That the file names; 0 of an open stage.
   [[nodiscard]] std::size_t node_count() const noexcept {
-    return std::size_t{replicas} * tensor_parallel;
+    return open ? 0 : std::size_t{replicas} * tensor_parallel;
   }
   friend bool operator==(const stage_config&, const stage_config&) = default;
 };
@@ -299,7 +323,7 @@ struct stage_config {
 struct edge_config {
   std::string from;
   std::string to;
-  std::optional<transfer_mode> mode;  ///< set if and only if from a prefill to a decode stage
+  std::optional<transfer_mode> mode;  ///< set if and only if from a prefill to a decode role
 
   friend bool operator==(const edge_config&, const edge_config&) = default;
 };
@@ -311,6 +335,7 @@ struct limits_config {
   std::uint32_t retry_budget{2};
   std::uint32_t max_operations{16'384};
   std::uint32_t max_waiting{4096};
+  std::uint32_t max_parked{4096};
 
   friend bool operator==(const limits_config&, const limits_config&) = default;
 };

@@ -100,18 +100,27 @@ std::string device_of(const pool_config& value) {
   return list_of(gpus, word);
 }
 
-void print_stage(std::ostream& out, const stage_config& value) {
-  out << "  - name: " << scalar(value.name) << "\n"
-      << "    role: " << to_string(value.role) << "\n"
-      << "    replicas: " << value.replicas << "\n"
+/// Keys that an open stage may not have.
+void print_named_nodes(std::ostream& out, const stage_config& value) {
+  out << "    replicas: " << value.replicas << "\n"
       << "    tensor_parallel: " << value.tensor_parallel << "\n"
       << "    hosts: " << list_of(value.hosts, scalar) << "\n"
       << "    ports: "
-      << list_of(value.ports, [](std::uint16_t port) { return std::to_string(port); }) << "\n"
-      << "    policy: " << to_string(value.policy) << "\n";
+      << list_of(value.ports, [](std::uint16_t port) { return std::to_string(port); }) << "\n";
   if (value.engine != engine_kind::none) out << "    engine: " << to_string(value.engine) << "\n";
   out << "    restart: " << to_string(value.restart) << "\n";
   if (value.layout) print_layout(out, *value.layout, "    ");
+}
+
+void print_stage(std::ostream& out, const stage_config& value) {
+  out << "  - name: " << scalar(value.name) << "\n"
+      << "    role: " << to_string(value.role) << "\n";
+  if (value.open) {
+    out << "    open: {max_nodes: " << value.open->max_nodes << "}\n";
+  } else {
+    print_named_nodes(out, value);
+  }
+  out << "    policy: " << to_string(value.policy) << "\n";
   if (value.pool) {
     out << "    pool: {device: " << device_of(*value.pool)
         << ", size: " << format_size(value.pool->size)
@@ -141,6 +150,8 @@ std::string print(const deployment& of) {
       << "  heartbeat_timeout: " << format_duration(of.supervisor.heartbeat_timeout) << "\n"
       << "  ease_in: " << format_duration(of.supervisor.ease_in) << "\n"
       << "  state_file: " << path_scalar(of.supervisor.state_file) << "\n"
+      << "  begin: " << (of.supervisor.begin ? "true" : "false") << "\n"
+      << "  idle: " << format_duration(of.supervisor.idle) << "\n"
       << "security:\n  mode: " << to_string(of.security.mode) << "\n";
   const auto file = [&out](const char* key, const std::string& path) {
     if (!path.empty()) out << "  " << key << ": " << path_scalar(path) << "\n";
@@ -159,7 +170,8 @@ std::string print(const deployment& of) {
       << "  source_lease: " << format_duration(of.limits.source_lease) << "\n"
       << "  retry_budget: " << of.limits.retry_budget << "\n"
       << "  max_operations: " << of.limits.max_operations << "\n"
-      << "  max_waiting: " << of.limits.max_waiting << "\n";
+      << "  max_waiting: " << of.limits.max_waiting << "\n"
+      << "  max_parked: " << of.limits.max_parked << "\n";
   return out.str();
 }
 

@@ -219,6 +219,15 @@ std::uint64_t section::size(std::string_view key, std::uint64_t otherwise) {
   return otherwise;
 }
 
+bool section::boolean(std::string_view key, bool otherwise) {
+  const yaml_node* node = get(key);
+  if (node == nullptr) return otherwise;
+  const bool plain = node->kind == yaml_node::form::scalar && !node->quoted;
+  if (plain && (node->text == "true" || node->text == "false")) return node->text == "true";
+  into_->refuse(path_of(key), "true or false");
+  return otherwise;
+}
+
 std::string section::name(std::string_view key, const name_rule& rule, std::string otherwise) {
   const auto expected = rule.text();
   auto chosen = text(key, expected);

@@ -91,6 +91,7 @@ class section {
                                      std::chrono::milliseconds high,
                                      std::chrono::milliseconds otherwise);
   std::uint64_t size(std::string_view key, std::uint64_t otherwise);
+  bool boolean(std::string_view key, bool otherwise);
   std::string name(std::string_view key, const name_rule& rule, std::string otherwise);
   std::string host(std::string_view key, std::string otherwise);
 

@@ -37,6 +37,7 @@ std::vector<resolved_node> resolve(const deployment& of, const std::set<std::str
 
   for (std::size_t index = 0; index < of.stages.size(); ++index) {
     const auto& stage = of.stages[index];
+    if (stage.open) continue;  // no file names who joins
     for (std::uint32_t replica = 0; replica < stage.replicas; ++replica) {
       for (std::uint32_t rank = 0; rank < stage.tensor_parallel; ++rank) {
         const std::size_t slot = std::size_t{replica} * stage.tensor_parallel + rank;

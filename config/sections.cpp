@@ -64,6 +64,8 @@ supervisor_config read_supervisor(section& root) {
       in.duration("heartbeat_timeout", milliseconds{30}, hours{1}, value.heartbeat_timeout);
   value.ease_in = in.duration("ease_in", milliseconds{0}, hours{1}, value.ease_in);
   value.state_file = read_state_file(in, value.state_file);
+  value.begin = in.boolean("begin", value.begin);
+  value.idle = in.duration("idle", milliseconds{1000}, hours{24}, value.idle);
   in.finish();
   return value;
 }
@@ -197,6 +199,7 @@ limits_config read_limits(section& root) {
       static_cast<std::uint32_t>(in.integer("retry_budget", 0, 1000, value.retry_budget));
   value.max_operations = count("max_operations", value.max_operations);
   value.max_waiting = count("max_waiting", value.max_waiting);
+  value.max_parked = count("max_parked", value.max_parked);
   in.finish();
   return value;
 }

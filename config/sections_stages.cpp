@@ -2,6 +2,7 @@
 #include <array>
 #include <charconv>
 #include <system_error>
+#include <utility>
 
 #include "troupe/config/sections.hpp"
 
@@ -23,6 +24,24 @@ constexpr std::array<later_word, 10> later_stage_keys{
       "pipeline parallel ranks arrive with a later release; leave the key out"},
      {"data_parallel", "use `replicas`: each of them serves a copy of the model"},
      {"devices", "a GPU is named by the pool: `pool: {device: gpu:0}`"}}};
+
+constexpr std::string_view port_of_a_joiner =
+    "a node of an open stage listens where the OS chooses, and says so when it joins; leave the "
+    "key out";
+
+/// Keys of nodes that the file names: a node that joins an open stage announces or brings these.
+constexpr std::array<later_word, 8> keys_of_named_nodes{
+    {{"replicas",
+      "replicas join an open stage by themselves, and `max_nodes` bounds it; leave the key out"},
+     {"tensor_parallel",
+      "a replica that joins an open stage says how many ranks it has; leave the key out"},
+     {"hosts", "a node of an open stage joins from the host that it runs on; leave the key out"},
+     {"port", port_of_a_joiner},
+     {"ports", port_of_a_joiner},
+     {"engine", "a node that joins an open stage is a process of yours; leave the key out"},
+     {"restart",
+      "`troupe up` starts no node of an open stage, and so none again; leave the key out"},
+     {"layout", "a node that joins an open stage brings its own layout; leave the key out"}}};
 
 constexpr const char* pool_devices = "cpu, or gpu:N with N from 0 to 255";
 
@@ -158,19 +177,36 @@ std::optional<cache_arrangement> read_stage_layout(section& in, config::role rol
   return std::nullopt;
 }
 
-}  // namespace
+std::optional<open_config> read_open(section& stage) {
+  const yaml_node* node = stage.mapping("open");
+  if (!stage.has("open")) return std::nullopt;
+  // Refused or not, the key says that the stage is to be open.
+  section in{stage.into(), node, stage.path_of("open")};
+  open_config value;
+  value.max_nodes =
+      static_cast<std::uint32_t>(in.integer("max_nodes", 1, max_nodes - 1, value.max_nodes));
+  in.finish();
+  return value;
+}
 
-stage_config read_stage(findings& into, const yaml_node& node, const std::string& path,
-                        const std::optional<model_config>& model) {
-  section in{into, &node, path};
-  static constexpr std::array<later_word, 1> no_roles{
-      {{"supervisor", "the supervisor has a section of its own"}}};
-  in.later(later_stage_keys);
-  stage_config value;
-  in.require("name", "a name that no other stage has");
-  value.name = in.name("name", stage_name, "");
-  in.require("role", "one of prefill, decode, store");
-  value.role = in.word("role", value.role, no_roles);
+/// Of an open stage: the keys that depend on who names its nodes.
+stage_config read_open_nodes(section& in, stage_config value) {
+  in.later(keys_of_named_nodes);
+  const bool is_store = value.role == role::store;
+  value.hosts = {"auto"};
+  value.engine = is_store ? engine_kind::none : engine_kind::external;
+  if (is_store) {
+    value.pool = read_pool(in, 1);  // every node has one like it
+  } else if (in.get("pool") != nullptr && !in.into().failed(in.path_of("role"))) {
+    in.into().refuse(in.path_of("pool"), "",
+                     "a node that joins an open stage brings its own memory; leave the key out");
+  }
+  return value;
+}
+
+/// The same of a stage whose nodes the file names.
+stage_config read_named_nodes(section& in, stage_config value, const std::string& path,
+                              const std::optional<model_config>& model) {
   const auto count = [&in](std::string_view key) {
     return static_cast<std::uint32_t>(in.integer(key, 1, max_nodes, 1));
   };
@@ -182,15 +218,34 @@ stage_config read_stage(findings& into, const yaml_node& node, const std::string
   } else {
     in.get("port");
     in.get("ports");
-    into.refuse(path, "fewer than " + std::to_string(max_nodes) + " nodes in a deployment",
-                "this stage alone has " + std::to_string(value.node_count()));
+    in.into().refuse(path, "fewer than " + std::to_string(max_nodes) + " nodes in a deployment",
+                     "this stage alone has " + std::to_string(value.node_count()));
   }
-  value.policy = in.word("policy", value.policy);
   // What a role allows is judged only where the role could be read.
   value.engine = read_engine(in, value.role);
   value.restart = read_restart(in);
   value.layout = read_stage_layout(in, value.role, model);
   value.pool = read_pool(in, value.node_count());
+  return value;
+}
+
+}  // namespace
+
+stage_config read_stage(findings& into, const yaml_node& node, const std::string& path,
+                        const std::optional<model_config>& model) {
+  section in{into, &node, path};
+  static constexpr std::array<later_word, 1> no_roles{
+      {{"supervisor", "the supervisor has a section of its own"}}};
+  in.later(later_stage_keys);
+  stage_config value;
+  in.require("name", "a name that no other stage has");
+  value.name = in.name("name", stage_name, "");
+  in.require("role", "one of prefill, decode, store, both");
+  value.role = in.word("role", value.role, no_roles);
+  value.open = read_open(in);
+  value = value.open ? read_open_nodes(in, std::move(value))
+                     : read_named_nodes(in, std::move(value), path, model);
+  value.policy = in.word("policy", value.policy);
   value.transport = read_transport(in);
   in.finish();
   return value;

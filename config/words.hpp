@@ -14,8 +14,10 @@ struct words;
 
 template <>
 struct words<role> {  // `supervisor` is no role of a stage: it is left to `to_string`
-  static constexpr std::array<std::pair<role, std::string_view>, 3> all{
-      {{role::prefill, "prefill"}, {role::decode, "decode"}, {role::store, "store"}}};
+  static constexpr std::array<std::pair<role, std::string_view>, 4> all{{{role::prefill, "prefill"},
+                                                                         {role::decode, "decode"},
+                                                                         {role::store, "store"},
+                                                                         {role::both, "both"}}};
 };
 template <>
 struct words<placement_policy> {

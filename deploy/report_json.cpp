@@ -68,6 +68,10 @@ json json_of(const actors::backend_report& backend) {
   return {{"name", backend.name}, {"usable", backend.usable != 0}, {"reason", backend.reason}};
 }
 
+json json_of(const actors::parked_report& parked) {
+  return {{"peer", parked.peer}, {"receives", parked.receives}};
+}
+
 template <class Report>
 json list_of(const std::vector<Report>& reports) {
   json all = json::array();
@@ -81,6 +85,12 @@ std::string hex(std::uint64_t id) {
   return fmt::format("{:016x}", id);
 }
 
+std::string hex(const kvcache::layout_fingerprint& of) {
+  std::string text;
+  for (const auto byte : of) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
 std::string text_of(const json& document, int indent) {
   return document.dump(indent, ' ', false, json::error_handler_t::replace);
 }
@@ -91,12 +101,16 @@ json to_json(const std::vector<actors::backend_report>& backends) {
 
 json to_json(const actors::node_info& node) {
   const auto role = actors::node_role_from(node.role);
-  return {{"name", node.name},
-          {"stage", node.stage},
-          {"role", role ? std::string{to_string(*role)} : "unknown"},
-          {"replica", node.replica},
-          {"rank", node.rank},
-          {"ranks", node.ranks}};
+  json out{{"name", node.name},
+           {"stage", node.stage},
+           {"role", role ? std::string{to_string(*role)} : "unknown"},
+           {"replica", node.replica},
+           {"rank", node.rank},
+           {"ranks", node.ranks}};
+  if (!node.replica_name.empty()) out["replica_name"] = node.replica_name;
+  if (node.fingerprint != kvcache::layout_fingerprint{}) out["fingerprint"] = hex(node.fingerprint);
+  for (const auto& label : node.labels) out["labels"][label.key] = label.value;
+  return out;
 }
 
 void add_address(json& out, const actors::node_info& node) {
@@ -130,6 +144,7 @@ void add_report(json& out, const actors::node_report& report) {
   out["backends"] = list_of(report.backends);
   out["links"] = list_of(report.links);
   out["transfers"] = list_of(report.transfers);
+  out["parked"] = list_of(report.parked);
 }
 
 json to_json(const actors::node_report& report) {

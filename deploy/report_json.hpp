@@ -10,17 +10,19 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "troupe/actors/cluster_messages.hpp"
+#include "troupe/kvcache/layout_fingerprint.hpp"
 
 namespace troupe::deploy {
 
 /// Incarnations and transfers are 64-bit numbers, which many readers of JSON round: they are text,
 /// as in the logs.
 [[nodiscard]] std::string hex(std::uint64_t id);
+[[nodiscard]] std::string hex(const kvcache::layout_fingerprint& of);
 /// Names come from the network and may be no UTF-8: what is none is replaced. `indent` -1: one line.
 [[nodiscard]] std::string text_of(const nlohmann::json& document, int indent);
 
 [[nodiscard]] nlohmann::json to_json(const std::vector<actors::backend_report>& backends);
-/// Name, stage, role and place in its replica.
+/// Name, stage, role and place in its replica; of a node of an open stage what it announced.
 [[nodiscard]] nlohmann::json to_json(const actors::node_info& node);
 /// Host, port, process and life.
 void add_address(nlohmann::json& out, const actors::node_info& node);

@@ -85,6 +85,13 @@ result<void> known_flags(std::uint32_t given, std::uint32_t known, std::string_v
                       std::to_string(given & ~known));
 }
 
+result<void> check_index(std::uint32_t given, std::size_t count, std::string_view things) {
+  if (given < count) return {};
+  std::string why{"`index` is "};
+  why.append(std::to_string(given)).append(" of ").append(std::to_string(count));
+  return fail(errc::out_of_range, why.append(" ").append(things));
+}
+
 result<void> in_range(std::uint32_t given, std::uint32_t first, std::uint32_t last,
                       std::string_view name) {
   if (given >= first && given <= last) return {};

@@ -31,6 +31,9 @@ inline constexpr std::size_t max_list_items = std::size_t{1} << 28U;
 template <class Struct>
 inline constexpr std::uint32_t first_size = sizeof(Struct);
 template <>
+inline constexpr std::uint32_t first_size<troupe_cache_geometry> = offsetof(troupe_cache_geometry,
+                                                                            model);
+template <>
 inline constexpr std::uint32_t first_size<troupe_outcome> = offsetof(troupe_outcome, waited_us);
 template <>
 inline constexpr std::uint32_t first_size<troupe_engine_options> = offsetof(troupe_engine_options,
@@ -38,6 +41,12 @@ inline constexpr std::uint32_t first_size<troupe_engine_options> = offsetof(trou
 template <>
 inline constexpr std::uint32_t first_size<troupe_identity> = offsetof(troupe_identity,
                                                                       supervisor_incarnation);
+template <>
+inline constexpr std::uint32_t first_size<troupe_placement_info> = offsetof(troupe_placement_info,
+                                                                            fingerprint);
+template <>
+inline constexpr std::uint32_t first_size<troupe_node_info> = offsetof(troupe_node_info,
+                                                                       replica_name);
 template <>
 inline constexpr std::uint32_t first_size<troupe_send_spec> = offsetof(troupe_send_spec, flags);
 template <>
@@ -114,6 +123,9 @@ void write(Struct value, Struct* out) noexcept {
 /// Flags of which all are known.
 [[nodiscard]] result<void> known_flags(std::uint32_t given, std::uint32_t known,
                                        std::string_view name);
+/// An index into so many `things`, such as "ranks".
+[[nodiscard]] result<void> check_index(std::uint32_t given, std::size_t count,
+                                       std::string_view things);
 /// A number of an enum that begins at 0 or 1.
 [[nodiscard]] result<void> in_range(std::uint32_t given, std::uint32_t first, std::uint32_t last,
                                     std::string_view name);

@@ -34,7 +34,8 @@ class callbacks {
           const troupe_attempt attempt{
               sizeof attempt, 0, &where, now.source.c_str(),
               static_cast<uint64_t>(std::max<std::int64_t>(0, now.left.count()))};
-          const auto seen = node_of(node);
+          const auto labels = labels_of(node);
+          const auto seen = node_of(node, labels);
           troupe_call_draft draft;
           const auto status = function(given_.user, &attempt, &seen, &draft);
           if (status != TROUPE_OK && !failure_) {

@@ -1,6 +1,10 @@
+#include <thread>
+
 #include <nlohmann/json.hpp>
 
 #include "troupe/actors/host_options.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
+#include "troupe/actors/supervisor_search.hpp"
 #include "troupe/deploy/c/cluster_handle.hpp"
 #include "troupe/deploy/c/deployment_source.hpp"
 #include "troupe/deploy/c/placements.hpp"
@@ -20,17 +24,23 @@ result<actors::cluster_client_options> client_options_of(const troupe_cluster_op
     const auto deployment =
         load_deployment({given.deployment_file, given.deployment_text, given.host, given.port});
     if (!deployment) return fail(deployment.error());
+    out.find = actors::look_for_supervisor(*deployment, actors::missing_supervisor::is_begun);
     out.host = deployment->supervisor.host;
     out.port = deployment->supervisor.port;
     auto security = actors::door_security_of(*deployment);
     if (!security) return fail(security.error());
     out.actors.security = std::move(*security);
+    if ((given.flags & TROUPE_LAZY) == 0) {
+      // With more patience than a call has.
+      const auto here = actors::with_supervisor(*deployment, actors::missing_supervisor::is_begun);
+      if (!here) return fail(here.error());
+    }
   } else {
     auto host = optional_text(given.host, "options.host");
     if (!host) return fail(host.error());
     if (!host->empty()) out.host = std::move(*host);
   }
-  if (out.port == 0)
+  if (out.port == 0 && !out.find)
     return bad_argument(
         "`options.port` is 0, and no deployment says another; give the supervisor's");
   if (given.timeout_ms != 0) out.timeout = milliseconds(given.timeout_ms);
@@ -42,6 +52,13 @@ result<std::unique_ptr<actors::cluster_client>> connect(const troupe_cluster_opt
   if (!options) return fail(options.error());
   if ((given.flags & TROUPE_LAZY) != 0)
     return actors::cluster_client::unconnected(std::move(*options));
+  auto client = actors::cluster_client::connect(*options);
+  const bool is_gone = !client && (client.error().code == errc::peer_unreachable ||
+                                   client.error().code == errc::peer_lost);
+  if (!is_gone || !options->find) return client;
+  // It was found, and has ended for want of nodes before it was connected to: the next one is begun.
+  std::this_thread::sleep_for(actors::between_looks);
+  if (const auto next = options->find(actors::begin_patience); !next) return fail(next.error());
   return actors::cluster_client::connect(std::move(*options));
 }
 

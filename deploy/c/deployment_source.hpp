@@ -9,7 +9,7 @@
 namespace troupe::c {
 
 /// What a call is given of a deployment: a file or a text of YAML, one of the two, and another place
-/// of its supervisor.
+/// of its supervisor, which is not begun then.
 struct deployment_source {
   const char* file{nullptr};
   const char* text{nullptr};

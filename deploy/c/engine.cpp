@@ -75,18 +75,75 @@ result<engine_options> memory_of(const troupe_engine_options& given) {
   return out;
 }
 
+result<std::vector<actors::node_label>> labels_of_join(const troupe_announcement& given) {
+  if (given.label_count > actors::max_labels) {
+    std::string why{"`options.join.label_count` is "};
+    why.append(std::to_string(given.label_count)).append("; a node has at most ");
+    return bad_argument(why.append(std::to_string(actors::max_labels)).append(" labels"));
+  }
+  if (given.label_count != 0)
+    if (auto here = present(given.labels, "options.join.labels"); !here) return fail(here.error());
+  std::vector<actors::node_label> out;
+  for (std::uint32_t i = 0; i < given.label_count; ++i) {
+    std::string entry{"options.join.labels["};
+    entry.append(std::to_string(i)).append("]");
+    auto key = text(given.labels[i].key, entry + ".key");
+    if (!key) return fail(key.error());
+    if (auto here = present(given.labels[i].value, entry + ".value"); !here)
+      return fail(here.error());
+    auto value = optional_text(given.labels[i].value, entry + ".value");
+    if (!value) return fail(value.error());
+    out.push_back({std::move(*key), std::move(*value)});
+  }
+  return out;
+}
+
+result<announcement> announcement_of(const troupe_announcement* given) {
+  const auto join = read(given, "options.join");
+  if (!join) return fail(join.error());
+  auto stage = text(join->stage, "options.join.stage");
+  if (!stage) return fail(stage.error());
+  auto replica = text(join->replica, "options.join.replica");
+  if (!replica) return fail(replica.error());
+  auto labels = labels_of_join(*join);
+  if (!labels) return fail(labels.error());
+  announcement out;
+  out.stage = std::move(*stage);
+  out.replica = std::move(*replica);
+  out.rank = join->rank;
+  out.ranks = join->ranks ? join->ranks : 1;
+  out.labels = std::move(*labels);
+  return out;
+}
+
+/// Empty: of a node that joins.
+result<std::string> name_of(const troupe_engine_options& given) {
+  if (!given.join) return text(given.node, "options.node");
+  auto name = optional_text(given.node, "options.node");
+  if (name && !name->empty())
+    return bad_argument(
+        "`options.node` and `options.join` are both given; a node that joins is called "
+        "STAGE.REPLICA.RANK, as it announces");
+  return name;
+}
+
 result<std::shared_ptr<engine_core>> start(const troupe_engine_options& given) {
   if (auto can = process_life::can_begin("an engine"); !can) return fail(can.error());
   if (auto flags = known_flags(given.flags, TROUPE_POLLING | TROUPE_CALLS, "options.flags"); !flags)
     return fail(flags.error());
   if (given.reserved != 0) return bad_argument("`options.reserved` is not 0");
-  const auto name = text(given.node, "options.node");
+  const auto name = name_of(given);
   if (!name) return fail(name.error());
   const auto deployment = load_deployment(
       {given.deployment_file, given.deployment_text, given.supervisor_host, given.supervisor_port});
   if (!deployment) return fail(deployment.error());
   auto options = memory_of(given);
   if (!options) return fail(options.error());
+  if (given.join) {
+    auto join = announcement_of(given.join);
+    if (!join) return fail(join.error());
+    options->join = std::move(*join);
+  }
 
   auto core = std::make_shared<engine_core>();
   core->polling = options->polling;

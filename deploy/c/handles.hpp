@@ -45,7 +45,13 @@ struct troupe_layout {
 };
 
 struct troupe_placement {
-  troupe::actors::placement where;
+  explicit troupe_placement(troupe::actors::placement placed);
+  troupe_placement(const troupe_placement&) = delete;
+  troupe_placement& operator=(const troupe_placement&) = delete;
+
+  const troupe::actors::placement where;
+  /// Of each rank, as C sees them. Their texts are those of `where`.
+  const std::vector<std::vector<troupe_label>> prefill_labels, decode_labels;
 };
 
 /// What an event or an outcome has beside its fixed part.

@@ -1,21 +1,66 @@
 #include "troupe/kvcache/layout.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "troupe/deploy/c/handles.hpp"
+#include "troupe/kvcache/layout_fingerprint.hpp"
 
 using namespace troupe;
 using namespace troupe::c;
 
 namespace {
 
-result<kvcache::layer_shape> shape_of(const troupe_layer_shape& given) {
-  if (auto kind =
-          in_range(given.kind, TROUPE_LAYER_ATTENTION, TROUPE_LAYER_RECURRENT, "shape.kind");
+/// Bytes of one element: as given, or as is known of the type.
+result<std::uint32_t> size_of_element(std::uint32_t given, const std::string& dtype,
+                                      std::string_view name) {
+  const std::uint32_t size = given ? given : kvcache::dtype_size(dtype);
+  if (size != 0) return size;
+  std::string why{"`"};
+  why.append(name).append("` is 0 and the size of `").append(dtype);
+  return bad_argument(why.append("` is not known; give it in bytes"));
+}
+
+/// `more` may be NULL.
+result<kvcache::layer_shape> shape_of(const troupe_layer_shape& given,
+                                      const troupe_layer_details* more) {
+  if (auto kind = in_range(given.kind, TROUPE_LAYER_ATTENTION, TROUPE_LAYER_OPAQUE, "shape.kind");
       !kind)
     return fail(kind.error());
-  return kvcache::layer_shape{static_cast<kvcache::layer_kind>(given.kind), given.kv_heads,
-                              given.head_dim};
+  kvcache::layer_shape out;
+  out.kind = static_cast<kvcache::layer_kind>(given.kind);
+  out.kv_heads = given.kv_heads;
+  out.head_dim = given.head_dim;
+  if (!more) return out;
+  const auto details = read(more, "details");
+  if (!details) return fail(details.error());
+  if (auto unit = in_range(details->unit, 0, TROUPE_OPAQUE_BLOCK, "details.unit"); !unit)
+    return fail(unit.error());
+  auto dtype = optional_text(details->dtype, "details.dtype");
+  if (!dtype) return fail(dtype.error());
+  auto packing = optional_text(details->packing, "details.packing");
+  if (!packing) return fail(packing.error());
+  out.value_dim = details->value_dim;
+  out.element_size = details->element_size;
+  if (!dtype->empty()) {
+    const auto size = size_of_element(details->element_size, *dtype, "details.element_size");
+    if (!size) return fail(size.error());
+    out.element_size = *size;
+  }
+  out.dtype = std::move(*dtype);
+  out.unit = static_cast<kvcache::opaque_unit>(details->unit);
+  out.packing = std::move(*packing);
+  return out;
+}
+
+/// A layer that must be there.
+result<void> check_layer(const troupe_layout& layout, std::uint32_t layer) {
+  const auto layers = layout.layout.layers.size();
+  if (layer < layers) return {};
+  std::string why{"there is no layer "};
+  why.append(std::to_string(layer)).append("; the layout has ").append(std::to_string(layers));
+  return fail(errc::out_of_range, std::move(why));
 }
 
 /// All of a layout but its layers and states.
@@ -24,17 +69,16 @@ result<kvcache::cache_layout> geometry_of(const troupe_cache_geometry* given) {
   if (!geometry) return fail(geometry.error());
   auto dtype = text(geometry->dtype, "geometry.dtype");
   if (!dtype) return fail(dtype.error());
+  const auto size = size_of_element(geometry->element_size, *dtype, "geometry.element_size");
+  if (!size) return fail(size.error());
   kvcache::cache_layout out;
-  out.element_size = geometry->element_size ? geometry->element_size : kvcache::dtype_size(*dtype);
-  if (out.element_size == 0) {
-    std::string why{"`geometry.element_size` is 0 and the size of `"};
-    return bad_argument(why.append(*dtype).append("` is not known; give it in bytes"));
-  }
+  out.element_size = *size;
   out.dtype = std::move(*dtype);
   out.block_tokens = geometry->block_tokens;
   out.blocks = geometry->blocks;
   out.tp_rank = geometry->tp_rank;
   out.tp_size = geometry->tp_size ? geometry->tp_size : 1;
+  if (geometry->model) std::memcpy(out.model.data(), geometry->model, out.model.size());
   return out;
 }
 
@@ -51,6 +95,14 @@ troupe_plane plane_of(const kvcache::plane& p) {
 troupe_status troupe_layout_make(const troupe_cache_geometry* geometry,
                                  const troupe_layer_shape* layers, size_t layer_count,
                                  const troupe_arrangement* how, troupe_layout** layout) {
+  return troupe_layout_make_with(geometry, layers, nullptr, layer_count, how, layout);
+}
+
+troupe_status troupe_layout_make_with(const troupe_cache_geometry* geometry,
+                                      const troupe_layer_shape* layers,
+                                      const troupe_layer_details* const* details,
+                                      size_t layer_count, const troupe_arrangement* how,
+                                      troupe_layout** layout) {
   return guarded([&]() -> result<void> {
     if (auto out = present(layout, "layout"); !out) return out;
     const auto base = geometry_of(geometry);
@@ -64,9 +116,9 @@ troupe_status troupe_layout_make(const troupe_cache_geometry* geometry,
                                .tp_rank = base->tp_rank,
                                .tp_size = base->tp_size};
     for (size_t i = 0; i < layer_count; ++i) {
-      auto one = shape_of(layers[i]);
+      auto one = shape_of(layers[i], details ? details[i] : nullptr);
       if (!one) return fail(one.error());
-      shape.layers.push_back(*one);
+      shape.layers.push_back(std::move(*one));
     }
     kvcache::arrangement arrangement;
     if (how) {
@@ -85,6 +137,7 @@ troupe_status troupe_layout_make(const troupe_cache_geometry* geometry,
     }
     auto made = kvcache::make_layout(shape, arrangement);
     if (!made) return fail(made.error());
+    made->model = base->model;
     *layout = new troupe_layout{std::move(*made)};
     return {};
   });
@@ -102,18 +155,24 @@ troupe_status troupe_layout_new(const troupe_cache_geometry* geometry, troupe_la
 
 troupe_status troupe_layout_add_layer(troupe_layout* layout, const troupe_layer_shape* shape,
                                       const troupe_plane* planes, size_t plane_count) {
+  return troupe_layout_add_layer_with(layout, shape, nullptr, planes, plane_count);
+}
+
+troupe_status troupe_layout_add_layer_with(troupe_layout* layout, const troupe_layer_shape* shape,
+                                           const troupe_layer_details* details,
+                                           const troupe_plane* planes, size_t plane_count) {
   return guarded([&]() -> result<void> {
     if (auto to = present(layout, "layout"); !to) return to;
     if (auto given = present(shape, "shape"); !given) return given;
-    const auto known = shape_of(*shape);
+    auto known = shape_of(*shape, details);
     if (!known) return fail(known.error());
     if (plane_count > 2)
-      return bad_argument("`plane_count` is more than 2; a layer has K and V, a latent, or none");
+      return bad_argument("`plane_count` is more than 2; a layer has two, one or none");
     if (plane_count != 0)
       if (auto given = present(planes, "planes"); !given) return given;
     if (layout->layout.layers.size() >= kvcache::max_layers)
       return bad_argument("the layout has 2048 layers already, the most that there can be");
-    kvcache::layer_layout layer{*known, {}};
+    kvcache::layer_layout layer{std::move(*known), {}};
     for (size_t i = 0; i < plane_count; ++i) layer.planes.push_back(plane_of(planes[i]));
     layout->layout.layers.push_back(std::move(layer));
     return {};
@@ -173,8 +232,10 @@ troupe_status troupe_layout_geometry(const troupe_layout* layout, troupe_cache_g
     if (auto given = present(layout, "layout"); !given) return given;
     if (auto out = writable(geometry, "geometry"); !out) return out;
     const auto& known = layout->layout;
+    const bool says_model = known.model != std::array<std::byte, 32>{};
     write({0, known.element_size, known.dtype.c_str(), known.block_tokens, known.blocks,
-           known.tp_rank, known.tp_size},
+           known.tp_rank, known.tp_size,
+           says_model ? reinterpret_cast<const uint8_t*>(known.model.data()) : nullptr},
           geometry);
     return {};
   });
@@ -198,19 +259,26 @@ troupe_status troupe_layout_layer(const troupe_layout* layout, uint32_t layer,
     if (auto out = present(plane_count, "plane_count"); !out) return out;
     if (capacity != 0)
       if (auto out = present(planes, "planes"); !out) return out;
-    const auto& layers = layout->layout.layers;
-    if (layer >= layers.size()) {
-      std::string why{"there is no layer "};
-      why.append(std::to_string(layer))
-          .append("; the layout has ")
-          .append(std::to_string(layers.size()));
-      return fail(errc::out_of_range, std::move(why));
-    }
-    const auto& known = layers[layer];
+    if (auto there = check_layer(*layout, layer); !there) return there;
+    const auto& known = layout->layout.layers[layer];
     *shape = {static_cast<uint32_t>(known.shape.kind), known.shape.kv_heads, known.shape.head_dim};
     for (size_t i = 0; i < std::min(capacity, known.planes.size()); ++i)
       planes[i] = plane_of(known.planes[i]);
     *plane_count = known.planes.size();
+    return {};
+  });
+}
+
+troupe_status troupe_layout_layer_details(const troupe_layout* layout, uint32_t layer,
+                                          troupe_layer_details* details) {
+  return guarded([&]() -> result<void> {
+    if (auto given = present(layout, "layout"); !given) return given;
+    if (auto out = writable(details, "details"); !out) return out;
+    if (auto there = check_layer(*layout, layer); !there) return there;
+    const auto& known = layout->layout.layers[layer].shape;
+    write({0, known.value_dim, known.element_size, static_cast<uint32_t>(known.unit),
+           known.dtype.c_str(), known.packing.c_str()},
+          details);
     return {};
   });
 }
@@ -270,6 +338,17 @@ troupe_status troupe_layout_decode(const void* given_bytes, size_t byte_count,
     auto known = kvcache::decode(*given);
     if (!known) return fail(known.error());
     *layout = new troupe_layout{std::move(*known)};
+    return {};
+  });
+}
+
+troupe_status troupe_layout_fingerprint(const troupe_layout* layout, uint8_t* fingerprint) {
+  return guarded([&]() -> result<void> {
+    if (auto given = present(layout, "layout"); !given) return given;
+    if (auto out = present(fingerprint, "fingerprint"); !out) return out;
+    if (auto fine = kvcache::check(layout->layout); !fine) return fine;
+    const auto word = kvcache::fingerprint_of(layout->layout);
+    std::copy(word.begin(), word.end(), fingerprint);
     return {};
   });
 }

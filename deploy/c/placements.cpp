@@ -1,5 +1,7 @@
 #include "troupe/deploy/c/placements.hpp"
 
+#include <algorithm>
+
 #include "troupe/actors/engine.hpp"
 #include "troupe/deploy/c/handles.hpp"
 
@@ -24,23 +26,54 @@ result<actors::placement_request> placement_request_of(const troupe_placement_re
   return out;
 }
 
-troupe_node_info node_of(const actors::node_info& node) noexcept {
-  return {sizeof(troupe_node_info),
-          node.port,
-          node.name.c_str(),
-          node.stage.c_str(),
-          node.host.c_str(),
-          node.incarnation,
-          node.replica,
-          node.rank,
-          node.ranks,
-          node.pid};
+std::vector<troupe_label> labels_of(const actors::node_info& node) {
+  std::vector<troupe_label> out;
+  out.reserve(node.labels.size());
+  for (const auto& label : node.labels) out.push_back({label.key.c_str(), label.value.c_str()});
+  return out;
 }
+
+troupe_node_info node_of(const actors::node_info& node,
+                         std::span<const troupe_label> labels) noexcept {
+  troupe_node_info out{sizeof(troupe_node_info),
+                       node.port,
+                       node.name.c_str(),
+                       node.stage.c_str(),
+                       node.host.c_str(),
+                       node.incarnation,
+                       node.replica,
+                       node.rank,
+                       node.ranks,
+                       node.pid,
+                       node.replica_name.c_str(),
+                       {},
+                       labels.data(),
+                       static_cast<uint32_t>(labels.size()),
+                       0};
+  std::ranges::copy(node.fingerprint, static_cast<uint8_t*>(out.fingerprint));
+  return out;
+}
+
+namespace {
+
+std::vector<std::vector<troupe_label>> labels_of_each(const std::vector<actors::node_info>& nodes) {
+  std::vector<std::vector<troupe_label>> out;
+  out.reserve(nodes.size());
+  for (const auto& node : nodes) out.push_back(labels_of(node));
+  return out;
+}
+
+}  // namespace
 
 }  // namespace troupe::c
 
 using namespace troupe;
 using namespace troupe::c;
+
+troupe_placement::troupe_placement(actors::placement placed)
+    : where(std::move(placed)),
+      prefill_labels(labels_of_each(where.prefill)),
+      decode_labels(labels_of_each(where.decode)) {}
 
 troupe_status troupe_engine_place(troupe_engine* engine, const troupe_placement_request* request,
                                   troupe_operation* operation) {
@@ -67,11 +100,18 @@ troupe_status troupe_placement_read(const troupe_placement* placement,
     if (auto given = present(placement, "placement"); !given) return given;
     if (auto out = writable(info, "info"); !out) return out;
     const auto& where = placement->where;
-    write(
-        {0, static_cast<uint32_t>(where.mode), where.request.c_str(), where.supervisor_incarnation,
-         where.epoch, where.attempt, static_cast<uint32_t>(where.prefill.size()),
-         static_cast<uint32_t>(where.decode.size()), where.same_source},
-        info);
+    troupe_placement_info seen{0,
+                               static_cast<uint32_t>(where.mode),
+                               where.request.c_str(),
+                               where.supervisor_incarnation,
+                               where.epoch,
+                               where.attempt,
+                               static_cast<uint32_t>(where.prefill.size()),
+                               static_cast<uint32_t>(where.decode.size()),
+                               where.same_source,
+                               {}};
+    std::ranges::copy(where.fingerprint, static_cast<uint8_t*>(seen.fingerprint));
+    write(seen, info);
     return {};
   });
 }
@@ -82,16 +122,11 @@ troupe_status troupe_placement_node(const troupe_placement* placement, uint32_t 
     if (auto given = present(placement, "placement"); !given) return given;
     if (auto known = in_range(side, TROUPE_PREFILL, TROUPE_DECODE, "side"); !known) return known;
     if (auto out = writable(node, "node"); !out) return out;
-    const auto& ranks = side == TROUPE_PREFILL ? placement->where.prefill : placement->where.decode;
-    if (index >= ranks.size()) {
-      std::string why{"`index` is "};
-      why.append(std::to_string(index))
-          .append(" of ")
-          .append(std::to_string(ranks.size()))
-          .append(" ranks");
-      return fail(errc::out_of_range, std::move(why));
-    }
-    write(node_of(ranks[index]), node);
+    const bool prefill = side == TROUPE_PREFILL;
+    const auto& ranks = prefill ? placement->where.prefill : placement->where.decode;
+    const auto& labels = prefill ? placement->prefill_labels : placement->decode_labels;
+    if (auto known = check_index(index, ranks.size(), "ranks"); !known) return known;
+    write(node_of(ranks[index], labels[index]), node);
     return {};
   });
 }

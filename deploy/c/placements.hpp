@@ -1,5 +1,8 @@
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "troupe/actors/cluster_messages.hpp"
 #include "troupe/kvcache/result.hpp"
 #include "troupe/troupe.h"
@@ -9,7 +12,10 @@ namespace troupe::c {
 [[nodiscard]] result<actors::placement_request> placement_request_of(
     const troupe_placement_request* given);
 
-/// As C sees a node. Its texts are those of `node`.
-[[nodiscard]] troupe_node_info node_of(const actors::node_info& node) noexcept;
+/// A node's labels as C sees them. Their texts are those of `node`.
+[[nodiscard]] std::vector<troupe_label> labels_of(const actors::node_info& node);
+/// As C sees a node. Its texts are those of `node`, its labels are `labels`.
+[[nodiscard]] troupe_node_info node_of(const actors::node_info& node,
+                                       std::span<const troupe_label> labels) noexcept;
 
 }  // namespace troupe::c

@@ -39,6 +39,12 @@ void print_nodes(const config::deployment& deployment) {
                node.engine == config::engine_kind::none ? "-" : std::string{to_string(node.engine)},
                node.local ? "yes" : "no"});
   table.print(std::cout);
+  for (const auto& stage : deployment.stages) {
+    if (!stage.open) continue;
+    const auto most = stage.open->max_nodes;
+    std::cout << "stage " << stage.name << " is open to at most " << most
+              << (most == 1 ? " node" : " nodes") << "\n";
+  }
 }
 
 /// The file is valid all the same: it may be for another machine.
@@ -84,7 +90,8 @@ void add_check(CLI::App& app, exit_code& code) {
       "standard error as FILE:LINE: key: what was found and what was expected, all of it at once.");
   const auto given = std::make_shared<arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
-  verb->add_flag("--nodes", given->nodes, "Print the nodes that the file makes instead");
+  verb->add_flag("--nodes", given->nodes,
+                 "Print the nodes that the file makes instead, and which stages are open");
   verb->callback([given, &code] {
     const auto deployment = load_or_complain(given->file);
     if (!deployment) {

@@ -13,6 +13,7 @@
 #include "troupe/actors/door.hpp"
 #include "troupe/actors/door_user_secret.hpp"
 #include "troupe/actors/host_options.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/config/hosts.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
 
@@ -70,7 +71,7 @@ void find_secret(cluster_address& at) {
 
 std::string cluster_address::text() const {
   const bool v6 = host.find(':') != std::string::npos;
-  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+  return (v6 ? "[" + host + "]" : host) + (port == 0 ? "" : ":" + std::to_string(port));
 }
 
 actors::cluster_client_options cluster_address::client(std::chrono::milliseconds timeout) const {
@@ -79,6 +80,7 @@ actors::cluster_client_options cluster_address::client(std::chrono::milliseconds
   options.port = port;
   if (timeout.count() != 0) options.timeout = timeout;
   options.actors.security = security;
+  options.find = find;
   return options;
 }
 
@@ -121,7 +123,16 @@ std::optional<cluster_address> cluster_at(std::string_view verb, const std::stri
   }
   cluster_address at{deployment->supervisor.host, deployment->supervisor.port,
                      config::resolve(*deployment), deployment->cluster, std::move(*security)};
-  if (at.port == 0) {
+  for (const auto& stage : deployment->stages)
+    if (stage.open) at.open_stages.push_back(stage.name);
+  at.find = actors::look_for_supervisor(*deployment, actors::missing_supervisor::is_an_error);
+  if (at.find) {
+    // Where there is none, whoever asks is told so: it may be begun meanwhile.
+    if (auto found = actors::find_supervisor(*deployment)) {
+      at.host = std::move(found->host);
+      at.port = found->port;
+    }
+  } else if (at.port == 0) {
     std::cerr << "troupe " << verb << ": supervisor.port is 0 in " << where
               << "; give the HOST:PORT that it listens at instead\n";
     return std::nullopt;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/config/resolve.hpp"
 
 namespace troupe::deploy::cli {
@@ -24,8 +25,13 @@ struct cluster_address {
   actors::door_security security{};
   /// When an address was given: the clusters whose secrets were refused there.
   std::vector<std::string> tried{};
+  /// Stages of the file whose nodes it does not name.
+  std::vector<std::string> open_stages{};
+  /// Of a file with `supervisor.begin`: looks where it is now, and begins none. `host` and `port` are
+  /// those of the first look; of the file where that found none.
+  actors::supervisor_look find{};
 
-  /// HOST:PORT, a host with colons in brackets.
+  /// HOST:PORT, a host with colons in brackets. The host alone where nobody knows the port.
   [[nodiscard]] std::string text() const;
   /// To connect with: `timeout` of every step, 0: the client's own.
   [[nodiscard]] actors::cluster_client_options client(std::chrono::milliseconds timeout) const;

@@ -21,6 +21,7 @@ std::uint8_t role_of(config::role role) {
     case config::role::prefill: return static_cast<std::uint8_t>(actors::node_role::prefill);
     case config::role::decode: return static_cast<std::uint8_t>(actors::node_role::decode);
     case config::role::store: return static_cast<std::uint8_t>(actors::node_role::store);
+    case config::role::both: return static_cast<std::uint8_t>(actors::node_role::both);
   }
   return 0;
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <iostream>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/event_log.hpp"
+#include "troupe/config/open_name.hpp"
 #include "troupe/deploy/cli/cluster_look.hpp"
 #include "troupe/deploy/cli/event_cursor.hpp"
 #include "troupe/deploy/cli/event_text.hpp"
@@ -38,13 +40,14 @@ struct events_arguments {
 /// Reads on where it was, and prints. What is no event goes to standard error.
 class event_reader {
  public:
-  event_reader(const events_arguments& given, const cluster_address& at,
-               supervisor_presence& presence)
+  event_reader(const events_arguments& given, const cluster_address& at)
       : given_{given},
         at_{at},
-        presence_{presence},
         cluster_{actors::cluster_client::unconnected(at.client(patience))},
+        presence_{"events", [this] { return cluster_->supervisor_address(); }},
         cursor_{given.since} {}
+  event_reader(const event_reader&) = delete;
+  event_reader& operator=(const event_reader&) = delete;
 
   /// Prints all that is new, until `over` says so.
   template <class Over>
@@ -67,6 +70,8 @@ class event_reader {
     }
     return {};
   }
+  /// What was read last was that error.
+  void away(const error& why) { presence_.away(to_string(why)); }
 
  private:
   void print(const event_cursor::news& news, std::uint64_t supervisor) {
@@ -91,8 +96,8 @@ class event_reader {
 
   const events_arguments& given_;
   const cluster_address& at_;
-  supervisor_presence& presence_;
   std::unique_ptr<actors::cluster_client> cluster_;
+  supervisor_presence presence_;
   event_cursor cursor_;
   bool right_cluster_{false};
   bool headed_{false};
@@ -103,9 +108,11 @@ exit_code complain(const error& why) {
   return exit_code::failed;
 }
 
-/// A name that the file has not would be waited for in vain.
+/// A name that the file has not, and that nobody may join with, would be waited for in vain.
 bool has_node(const cluster_address& at, const std::string& node) {
   if (node.empty() || at.expected.empty()) return true;
+  const auto place = config::open_place_of(node);
+  if (place && std::ranges::find(at.open_stages, place->stage) != at.open_stages.end()) return true;
   std::string names;
   for (const auto& known : at.expected) {
     if (known.name == node) return true;
@@ -123,8 +130,7 @@ bool reader_is_gone() {
 
 exit_code follow(const events_arguments& given, const cluster_address& at) {
   stop_signals signals;
-  supervisor_presence presence{"events", at.text()};
-  event_reader reader{given, at, presence};
+  event_reader reader{given, at};
   std::atomic<bool> stopped{false};
   result<void> read;
   const auto look = [&] { read = reader.read([&] { return stopped || !std::cout; }); };
@@ -132,7 +138,7 @@ exit_code follow(const events_arguments& given, const cluster_address& at) {
     if (!run_and_listen(signals, look, [&] { stopped = true; })) return exit_code::ok;
     if (reader_is_gone()) return exit_code::ok;
     if (!read && is_final(read.error())) return complain(read.error());
-    if (!read) presence.away(to_string(read.error()));
+    if (!read) reader.away(read.error());
     stopped = signals.wait(poll_interval);
   }
   return exit_code::ok;
@@ -143,8 +149,7 @@ exit_code run_events(const events_arguments& given) {
   if (!at || !has_node(*at, given.node)) return exit_code::usage;
   log_errors_only("events");
   if (given.follow) return follow(given, *at);
-  supervisor_presence presence{"events", at->text()};
-  event_reader reader{given, *at, presence};
+  event_reader reader{given, *at};
   const auto read = reader.read([] { return !std::cout; });
   return read ? exit_code::ok : complain(read.error());
 }

@@ -3,11 +3,14 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -21,17 +24,24 @@
 #include "troupe/actors/room_to_start.hpp"
 #include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
+#include "troupe/actors/supervisor_notice.hpp"
 #include "troupe/actors/system.hpp"
+#include "troupe/config/open_name.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/config/units.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/announcement.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
+#include "troupe/deploy/cli/detached.hpp"
+#include "troupe/deploy/cli/idle_time.hpp"
 #include "troupe/deploy/cli/process_name.hpp"
+#include "troupe/deploy/cli/run_and_listen.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/orphan_wake.hpp"
 #include "troupe/deploy/reference_engine/reference_engine.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -54,6 +64,7 @@ struct node_arguments {
   actors::log_options log;
   std::uint16_t supervisor_port{0};  ///< 0: the deployment's
   int announce_fd{-1};
+  bool detach{false};
 };
 
 /// The end of a process that hangs. Only what a handler of signals may call.
@@ -63,7 +74,7 @@ void give_up(int /*signal*/) {
   ::_exit(to_int(exit_code::failed));
 }
 
-enum class why_ends : std::uint8_t { signalled, by_itself };
+enum class why_ends : std::uint8_t { signalled, by_itself, not_found_any_more };
 
 /// From now on nothing can hang: the alarm ends the process, and where a signal was heard already
 /// another one does so at once.
@@ -75,43 +86,13 @@ void expect_the_end(stop_signals& signals, why_ends why) {
 
 // -- what runs in the process
 
-result<void> run_supervisor(const config::deployment& deployment, const announcer& tell,
-                            stop_signals& signals) {
-  auto options = actors::host_options_of(deployment);
-  if (!options) return fail(options.error());
-  if (auto room = actors::check_room(actors::room_of_a_node); !room) return room;
-  actors::actor_host host{std::move(*options)};
-  auto supervises = actors::supervisor_options_from(deployment);
-  auto store = actors::open_membership_store(deployment);
-  if (!store) return fail(store.error());
-  supervises.store = std::move(*store);
-  const auto supervisor = actors::spawn_supervisor(host.system(), std::move(supervises));
-  const auto& at = deployment.supervisor;
-  const auto port = host.publish(supervisor, at.host, at.port);
-  if (!port) return fail(port.error());
-  actors::logger("supervisor")
-      ->info("supervisor of cluster '{}' listens at {}:{}", deployment.cluster, at.host, *port);
-  tell.say({announcement::kind::listening, at.host, *port});
-  const auto over = std::make_shared<std::atomic<bool>>(false);
-  actors::on_crash(caf::actor_cast<caf::strong_actor_ptr>(supervisor), [over] { *over = true; });
-  while (!signals.wait(standing_interval)) {
-    if (*over) {
-      expect_the_end(signals, why_ends::by_itself);
-      return fail(errc::internal,
-                  "the supervisor crashed (see the log); nodes work on without it until it is "
-                  "started again");
-    }
-  }
-  expect_the_end(signals, why_ends::signalled);
-  if (!host.shutdown()) return fail(errc::internal, "some actors did not end in time");
-  return {};
-}
-
 /// What is started, and for how long it may wait until the cluster takes it in.
 struct node_start {
   config::resolved_node node;
   std::unique_ptr<actors::claimed_slot> claim;  ///< until it is taken in; null: it was named
-  milliseconds wait_limit{-1};                  ///< negative: none
+  /// Of a supervisor with `supervisor.begin`: until its process ends. Null: nobody finds it by that.
+  std::unique_ptr<actors::supervisor_notice> notice;
+  milliseconds wait_limit{-1};  ///< negative: none
   clock::time_point began{clock::now()};
 
   [[nodiscard]] bool is_late() const {
@@ -126,6 +107,69 @@ struct node_start {
                 (reason == std::string::npos ? waited.message : waited.message.substr(reason + 2))};
   }
 };
+
+/// Until a signal comes, it crashes (`internal`), nobody needs it any more, or nobody can find it.
+result<why_ends> supervise(const node_start& start, const std::atomic<bool>& crashed,
+                           idle_time& idle, stop_signals& signals) {
+  while (!signals.wait(standing_interval)) {
+    if (crashed) {
+      return fail(errc::internal,
+                  "the supervisor crashed (see the log); nodes work on without it until it is "
+                  "started again");
+    }
+    if (!start.notice) continue;
+    if (start.notice->is_lost()) return why_ends::not_found_any_more;
+    if (!idle.is_over(clock::now())) continue;
+    if (start.notice->withdraw([&idle] { return idle.is_still(); })) return why_ends::by_itself;
+  }
+  return why_ends::signalled;
+}
+
+result<void> run_supervisor(const config::deployment& deployment, const node_start& start,
+                            const announcer& tell, stop_signals& signals) {
+  auto options = actors::host_options_of(deployment);
+  if (!options) return fail(options.error());
+  if (auto room = actors::check_room(actors::room_of_a_node); !room) return room;
+  actors::actor_host host{std::move(*options)};
+  auto supervises = actors::supervisor_options_from(deployment);
+  auto store = actors::open_membership_store(deployment);
+  if (!store) return fail(store.error());
+  supervises.store = std::move(*store);
+  idle_time idle{deployment.supervisor.idle, deployment.supervisor.heartbeat_timeout};
+  supervises.nodes_there = idle.nodes();
+  supervises.claims_asked = idle.claims();
+  const auto incarnation = actors::draw_incarnation();
+  supervises.members.supervisor_incarnation = incarnation;
+  const auto supervisor = actors::spawn_supervisor(host.system(), std::move(supervises));
+  const auto& at = deployment.supervisor;
+  const auto port = host.publish(supervisor, at.host, at.port);
+  if (!port) return fail(port.error());
+  if (start.notice) {
+    if (auto told = start.notice->publish(at.host, *port, incarnation); !told) return told;
+    idle.begin(clock::now());
+  }
+  actors::logger("supervisor")
+      ->info("supervisor of cluster '{}' listens at {}:{}", deployment.cluster, at.host, *port);
+  tell.say({announcement::kind::listening, at.host, *port});
+  const auto over = std::make_shared<std::atomic<bool>>(false);
+  actors::on_crash(caf::actor_cast<caf::strong_actor_ptr>(supervisor), [over] { *over = true; });
+  const auto ended = supervise(start, *over, idle, signals);
+  expect_the_end(signals, ended ? *ended : why_ends::by_itself);
+  if (!ended) return fail(ended.error());
+  if (*ended == why_ends::by_itself) {
+    actors::logger("supervisor")
+        ->info("no node was there for {} (supervisor.idle): the supervisor of cluster '{}' ends",
+               config::format_duration(deployment.supervisor.idle), deployment.cluster);
+  } else if (*ended == why_ends::not_found_any_more) {
+    actors::logger("supervisor")
+        ->warn(
+            "what tells of it was removed or replaced, so that nobody finds it any more: the "
+            "supervisor of cluster '{}' ends, and its nodes go to the next one",
+            deployment.cluster);
+  }
+  if (!host.shutdown()) return fail(errc::internal, "some actors did not end in time");
+  return {};
+}
 
 /// Serves a node that is started until the signal comes, it is drained, or it can serve nobody any
 /// more: another process has taken its place (`stale_incarnation`), or it has crashed inside
@@ -185,15 +229,24 @@ result<void> run_store(const config::deployment& deployment, node_start& start,
 result<void> run_role(const config::deployment& deployment, node_start& start,
                       const announcer& tell, stop_signals& signals) {
   switch (start.node.role) {
-    case config::role::supervisor: return run_supervisor(deployment, tell, signals);
+    case config::role::supervisor: return run_supervisor(deployment, start, tell, signals);
     case config::role::store: return run_store(deployment, start, tell, signals);
     case config::role::prefill:
     case config::role::decode: return run_reference(deployment, start, tell, signals);
+    case config::role::both: break;  // a process of the user's, and refused by now
   }
   return fail(errc::internal, "node of an unknown role");
 }
 
 // -- before it runs
+
+/// Why no node of an open stage can be started here.
+error complaint_of_open_stage(const std::string& stage) {
+  return {errc::invalid_config,
+          "stage " + stage +
+              " is open: its nodes are processes of yours, which join it by what they announce; "
+              "see engine_options::join in troupe/actors/engine.hpp"};
+}
 
 /// The node, if it can run here; else the sentence that says why not.
 result<config::resolved_node> find_runnable(const config::deployment& deployment,
@@ -201,6 +254,9 @@ result<config::resolved_node> find_runnable(const config::deployment& deployment
   const auto nodes = config::resolve(deployment);
   const auto* found = config::find_node(nodes, name);
   if (found == nullptr) {
+    const auto place = config::open_place_of(name);
+    const auto* stage = place ? config::find_stage(deployment, place->stage) : nullptr;
+    if (stage != nullptr && stage->open) return fail(complaint_of_open_stage(stage->name));
     std::string names;
     for (const auto& node : nodes) names += (names.empty() ? "" : ", ") + node.name;
     return fail(errc::not_found, "the deployment has no node " + name + "; it has " + names);
@@ -221,6 +277,7 @@ result<config::resolved_node> find_runnable(const config::deployment& deployment
 std::optional<error> complaint_of_stage(const config::deployment& deployment,
                                         const std::string& name) {
   const auto* stage = config::find_stage(deployment, name);
+  if (stage != nullptr && stage->open) return complaint_of_open_stage(name);
   if (stage == nullptr || stage->engine != config::engine_kind::external) return std::nullopt;
   return error{errc::invalid_config,
                "stage " + name +
@@ -232,6 +289,28 @@ std::optional<error> complaint_of_stage(const config::deployment& deployment,
 exit_code refuse(const error& why) {
   std::cerr << "troupe node: " << to_string(why) << "\n";
   return exit_code::usage;
+}
+
+/// The same of a process whose standard error may be nowhere.
+exit_code say_refusal(const error& why, const announcer& tell) {
+  actors::logger("node")->error("{}", to_string(why));
+  tell.say({announcement::kind::failed, to_string(why), 0});
+  return refuse(why);
+}
+
+/// Whoever started this process has seen the last of it.
+result<void> go_on_detached(node_arguments& given, detached_cores cores) {
+  if (!given.log.file.empty()) {
+    std::error_code failed;
+    const auto file = std::filesystem::absolute(given.log.file, failed);
+    if (failed) {
+      return fail(errc::invalid_config,
+                  "--log-file " + given.log.file +
+                      " cannot be found from another folder: " + failed.message());
+    }
+    given.log.file = file.string();
+  }
+  return detach(given.announce_fd, cores);
 }
 
 /// From now on the process goes by that name.
@@ -251,14 +330,39 @@ exit_code say_failure(const node_arguments& given, const std::string& name, cons
   return why.code == errc::stale_incarnation ? exit_code::replaced : exit_code::failed;
 }
 
+/// Does what may wait for others, on a thread of its own, until a signal comes (`aborted`).
+template <class Value, class Work>
+result<Value> unless_signalled(stop_signals& signals, Work work) {
+  return or_error("this process cannot wait for the supervisor", [&]() -> result<Value> {
+    std::stop_source given_up;
+    result<Value> done = fail(errc::internal, "it was not done");
+    const auto all = [&] { done = work(given_up.get_token()); };
+    if (!run_and_listen(signals, all, [&] { given_up.request_stop(); }))
+      return fail(errc::aborted, "this process was told to end");
+    return done;
+  });
+}
+
+/// With `supervisor.begin`: finds the supervisor, or begins it. The node, which cannot be stopped before it
+/// has started, finds it at once then.
+result<actors::found_supervisor> find_first(const config::deployment& deployment,
+                                            const node_arguments& given, stop_signals& signals) {
+  const bool has_limit = given.wait_limit.count() >= 0;
+  const auto patience =
+      has_limit ? std::min(given.wait_limit, actors::begin_patience) : actors::begin_patience;
+  return unless_signalled<actors::found_supervisor>(signals, [&](const std::stop_token& given_up) {
+    return actors::find_or_begin_supervisor(deployment, patience, given_up);
+  });
+}
+
 /// Asks the supervisor which node of the stage this process is.
 result<std::unique_ptr<actors::claimed_slot>> claim_name(const config::deployment& deployment,
                                                          const node_arguments& given,
                                                          stop_signals& signals) {
-  actors::claim_options how;
-  how.limit = given.wait_limit;
-  how.pause = [&signals](milliseconds time) { return signals.wait(time); };
-  return actors::claimed_slot::claim(deployment, given.stage, how);
+  using claimed = std::unique_ptr<actors::claimed_slot>;
+  return unless_signalled<claimed>(signals, [&](const std::stop_token& given_up) {
+    return actors::claimed_slot::claim(deployment, given.stage, {given.wait_limit, given_up});
+  });
 }
 
 bool may_not_pass(errc code) {
@@ -273,6 +377,8 @@ exit_code run_node(node_arguments& given) {
     // A port that the OS chose is no name for what is kept: another run may get it.
     if (supervisor.port == 0 && supervisor.state_file == "auto") supervisor.state_file = "none";
     supervisor.port = given.supervisor_port;
+    // Whoever is told where it is looks for no other.
+    if (given.name != "supervisor") supervisor.begin = false;
   }
   node_start start;
   start.wait_limit = given.wait_limit;
@@ -287,17 +393,32 @@ exit_code run_node(node_arguments& given) {
   if (supervises && given.wait_limit.count() >= 0)
     return refuse(
         {errc::invalid_config, "the supervisor waits for nobody; leave --wait-limit out"});
-  if (!supervises && deployment->supervisor.port == 0) {
+  if (!supervises && deployment->supervisor.port == 0 && !deployment->supervisor.begin) {
     std::cerr << "troupe node: supervisor.port is 0 in " << given.file
               << ", so nobody knows where the supervisor listens; give it a port there, or the "
                  "one it was given with --supervisor-port\n";
     return exit_code::usage;
   }
   const auto first_name = given.name.empty() ? given.stage : given.name;
+  if (given.detach) {
+    // One that is found by all belongs to none: what began it may be bound to a few cores.
+    const bool is_begun = supervises && deployment->supervisor.begin;
+    const auto cores = is_begun ? detached_cores::all : detached_cores::as_before;
+    if (auto gone = go_on_detached(given, cores); !gone) return refuse(gone.error());
+  }
   if (auto logging = go_by(first_name, given.log); !logging) return refuse(logging.error());
   const announcer tell{given.announce_fd};
   stop_signals signals;
   const orphan_wake wake;
+  if (supervises && deployment->supervisor.begin) {
+    auto notice = actors::supervisor_notice::claim(*deployment);
+    if (!notice) return say_refusal(notice.error(), tell);
+    start.notice = std::move(*notice);
+  } else if (!given.name.empty() && deployment->supervisor.begin) {
+    const auto found = find_first(*deployment, given, signals);
+    if (!found && found.error().code == errc::aborted) return exit_code::ok;  // told to stop
+    if (!found) return say_failure(given, first_name, found.error(), tell);
+  }
   if (given.name.empty()) {
     auto claim = claim_name(*deployment, given, signals);
     if (!claim && claim.error().code == errc::aborted) return exit_code::ok;  // told to stop
@@ -333,7 +454,9 @@ void add_node(CLI::App& app, exit_code& code) {
       "all are\n"
       "in use it waits until one is free. A supervisor keeps what must survive it in the file "
       "that\n"
-      "supervisor.state_file names.");
+      "supervisor.state_file names. Where the file has `supervisor: {begin: true}`, a node that "
+      "finds\n"
+      "no supervisor begins one.");
   const auto given = std::make_shared<node_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   auto* name = verb->add_option("--name", given->name,
@@ -360,6 +483,10 @@ void add_node(CLI::App& app, exit_code& code) {
   verb->add_option("--supervisor-port", given->supervisor_port,
                    "Instead of the one in FILE; for a supervisor that was told to listen anywhere")
       ->check(CLI::Range(1, 65'535));
+  verb->add_flag(
+      "--detach", given->detach,
+      "Goes on in the background, as a process that nobody waits for, once FILE and the\n"
+      "name are seen to be right; its log is lost without --log-file");
   // How `troupe up` hears from the nodes it starts.
   verb->add_option("--announce-fd", given->announce_fd)->group("");
   verb->callback([given, &code] {

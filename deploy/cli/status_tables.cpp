@@ -7,6 +7,7 @@
 #include "troupe/deploy/cli/backend_text.hpp"
 #include "troupe/deploy/cli/status_report.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
+#include "troupe/deploy/report_json.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -38,6 +39,12 @@ void add_rates(const cluster_status::node& n, std::vector<std::string>& row) {
   } else {
     row.insert(row.end(), {"-", "-"});
   }
+}
+
+/// Those that move or are about to; a source that is held for a decode rank waits.
+std::ptrdiff_t active_transfers(const actors::node_report& report) {
+  return std::ranges::count_if(report.transfers,
+                               [](const auto& one) { return one.side != "held"; });
 }
 
 void print_nodes(const cluster_status& status, std::ostream& out) {
@@ -72,7 +79,7 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
       const auto& r = *n.report;
       row.insert(row.end(),
                  {duration_text(r.uptime_ms), number(n.member.load.queue_length),
-                  number(r.transfers.size()), number(r.operations_open), number(r.waiting_for_link),
+                  number(active_transfers(r)), number(r.operations_open), number(r.waiting_for_link),
                   number(r.transfers_done), number(r.transfers_failed), bytes_text(r.bytes_moved)});
     } else {
       row.insert(row.end(), {"-", "-", "-", "-", "-", "-", "-", "-"});
@@ -90,6 +97,28 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
     if (!n.report)
       out << printable(n.member.node.name) << ": " << printable(to_string(n.report.error()))
           << "\n";
+}
+
+std::string labels_text(const std::vector<actors::node_label>& labels) {
+  std::string text;
+  for (const auto& label : labels)
+    text += (text.empty() ? "" : ", ") + printable(label.key) + "=" + printable(label.value);
+  return text.empty() ? "-" : text;
+}
+
+/// What nodes of open stages announced; nothing where there is no such node.
+void print_announced(const cluster_status& status, std::ostream& out) {
+  text_table table{{{"JOINED"}, {"REPLICA NAME"}, {"FINGERPRINT"}, {"LABELS"}}};
+  for (const auto& n : status.nodes) {
+    const auto& info = n.member.node;
+    if (info.replica_name.empty()) continue;
+    const bool has_cache = info.fingerprint != kvcache::layout_fingerprint{};
+    table.add({printable(info.name), printable(info.replica_name),
+               has_cache ? hex(info.fingerprint) : "-", labels_text(info.labels)});
+  }
+  if (table.empty()) return;
+  out << "\n";
+  table.print(out);
 }
 
 void print_backends(const cluster_status& status, std::ostream& out) {
@@ -234,6 +263,7 @@ void print_tables(const cluster_status& status, std::ostream& out) {
   out << "cluster " << printable(status.members.cluster) << ", supervisor " << status.supervisor
       << ", epoch " << status.members.epoch << "\n\n";
   print_nodes(status, out);
+  print_announced(status, out);
   print_backends(status, out);
   print_links(status, out);
   print_lanes(status, out);

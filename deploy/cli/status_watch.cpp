@@ -49,8 +49,8 @@ class watch_view {
 /// One after another, for a file or a pipe. What is no table goes to standard error.
 class listed final : public watch_view {
  public:
-  listed(const cluster_address& at, watch_form form)
-      : form_{form}, presence_{"status", at.text()} {}
+  listed(const actors::cluster_client& cluster, watch_form form)
+      : form_{form}, presence_{"status", [&cluster] { return cluster.supervisor_address(); }} {}
   void show(const cluster_status& status) override {
     presence_.here();
     const auto now = unix_ms_now();
@@ -121,8 +121,8 @@ class hidden_cursor {
 /// The newest tables, drawn in place; the cursor, which would jump about, is hidden meanwhile.
 class drawn final : public watch_view {
  public:
-  drawn(const cluster_address& at, milliseconds interval)
-      : address_{at.text()}, interval_{config::format_duration(interval)} {}
+  drawn(const actors::cluster_client& cluster, milliseconds interval)
+      : cluster_{cluster}, interval_{config::format_duration(interval)} {}
   ~drawn() override { std::cout << "\n" << std::flush; }
   drawn(const drawn&) = delete;
   drawn& operator=(const drawn&) = delete;
@@ -136,9 +136,9 @@ class drawn final : public watch_view {
   }
   void away(const error& why) override {
     if (away_since_.empty()) away_since_ = time_text(unix_ms_now());
-    draw("the supervisor at " + address_ + " does not answer since " + away_since_ +
-         (tables_.empty() ? "" : ", what follows is older") + ": " + printable(to_string(why)) +
-         "\n");
+    draw("the supervisor at " + cluster_.supervisor_address() + " does not answer since " +
+         away_since_ + (tables_.empty() ? "" : ", what follows is older") + ": " +
+         printable(to_string(why)) + "\n");
   }
   void restarted(std::uint64_t /*incarnation*/) override {
     restarted_ = "the supervisor was restarted at " + time_text(unix_ms_now()) + "\n";
@@ -150,7 +150,7 @@ class drawn final : public watch_view {
     std::cout << redrawn(fitted(head + restarted_ + news + "\n" + tables_, window_now()))
               << std::flush;
   }
-  std::string address_;
+  const actors::cluster_client& cluster_;
   std::string interval_;
   std::string tables_;
   std::string away_since_;
@@ -158,10 +158,12 @@ class drawn final : public watch_view {
   hidden_cursor no_cursor_;
 };
 
-std::unique_ptr<watch_view> view_for(const cluster_address& at, const watch_options& how) {
+/// Not for longer than the cluster.
+std::unique_ptr<watch_view> view_for(const actors::cluster_client& cluster,
+                                     const watch_options& how) {
   if (how.form == watch_form::tables && ::isatty(STDOUT_FILENO) != 0)
-    return std::make_unique<drawn>(at, how.interval);
-  return std::make_unique<listed>(at, how.form);
+    return std::make_unique<drawn>(cluster, how.interval);
+  return std::make_unique<listed>(cluster, how.form);
 }
 
 }  // namespace
@@ -169,7 +171,7 @@ std::unique_ptr<watch_view> view_for(const cluster_address& at, const watch_opti
 exit_code watch_status(const cluster_address& at, const watch_options& how) {
   stop_signals signals;
   const auto cluster = actors::cluster_client::unconnected(at.client(how.timeout));
-  auto view = view_for(at, how);
+  auto view = view_for(*cluster, how);
   rate_meter rates;
   std::uint64_t supervisor = 0;
   for (auto next = clock::now();;) {

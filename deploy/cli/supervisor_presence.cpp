@@ -30,21 +30,21 @@ std::uint64_t unix_ms_now() {
 void supervisor_presence::away(const std::string& why) {
   if (away_) return;
   away_ = true;
-  std::cerr << "troupe " << verb_ << ": the supervisor at " << address_
+  std::cerr << "troupe " << verb_ << ": the supervisor at " << address_()
             << " does not answer, keeps asking; Ctrl-C ends: " << printable(why) << std::endl;
 }
 
 void supervisor_presence::here() {
   if (!away_) return;
   away_ = false;
-  std::cerr << "troupe " << verb_ << ": the supervisor at " << address_ << " answers again"
+  std::cerr << "troupe " << verb_ << ": the supervisor at " << address_() << " answers again"
             << std::endl;
 }
 
 void supervisor_presence::restarted(std::uint64_t incarnation,
                                     const std::string& what_follows) const {
   std::cerr << "troupe " << verb_ << ": "
-            << fmt::format("the supervisor at {} was restarted (incarnation {:016x}){}", address_,
+            << fmt::format("the supervisor at {} was restarted (incarnation {:016x}){}", address_(),
                            incarnation, what_follows)
             << std::endl;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -13,7 +14,8 @@ namespace troupe::deploy::cli {
 /// Says on standard error, once each, that the supervisor does not answer and that it does again.
 class supervisor_presence {
  public:
-  supervisor_presence(std::string verb, std::string address)
+  /// `address`: where it is asked as it says so; the next one may be elsewhere.
+  supervisor_presence(std::string verb, std::function<std::string()> address)
       : verb_{std::move(verb)}, address_{std::move(address)} {}
   void away(const std::string& why);
   void here();
@@ -21,7 +23,7 @@ class supervisor_presence {
 
  private:
   std::string verb_;
-  std::string address_;
+  std::function<std::string()> address_;
   bool away_{false};
 };
 

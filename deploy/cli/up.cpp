@@ -37,9 +37,37 @@ config::restart_policy restart_of(const config::deployment& deployment,
   return any != deployment.stages.end() ? returns : config::restart_policy::never;
 }
 
+/// Whoever asks for an open stage by name waits for nodes that nobody here starts.
+result<void> refuse_open(const config::deployment& deployment,
+                         const std::vector<std::string>& only) {
+  for (const auto& name : only) {
+    const auto* stage = config::find_stage(deployment, name);
+    if (stage != nullptr && stage->open)
+      return fail(errc::invalid_config,
+                  "--only `" + name +
+                      "` is an open stage: its nodes are processes of yours that join by "
+                      "themselves, and none of them is started here");
+  }
+  return {};
+}
+
+/// Whoever asks for a supervisor that nobody has to start would get one that `up` stops again.
+result<void> refuse_begun(const config::deployment& deployment,
+                          const std::vector<std::string>& only) {
+  if (!deployment.supervisor.begin ||
+      std::ranges::find(only, std::string{"supervisor"}) == only.end())
+    return {};
+  return fail(
+      errc::invalid_config,
+      "--only `supervisor` with `supervisor: {begin: true}` in the file: the nodes begin it "
+      "where they find none; `troupe node FILE --name supervisor` runs one here");
+}
+
 /// What is to be started here, in order; or the sentence that says what is wrong with the choice.
 result<std::vector<group_member>> choose(const config::deployment& deployment,
                                          const std::vector<std::string>& only) {
+  if (auto named = refuse_open(deployment, only); !named) return fail(named.error());
+  if (auto named = refuse_begun(deployment, only); !named) return fail(named.error());
   std::vector<group_member> chosen;
   std::string known;
   std::vector<bool> used(only.size());
@@ -52,7 +80,11 @@ result<std::vector<group_member>> choose(const config::deployment& deployment,
       }
     if (!only.empty() && !named) continue;
     const bool external = node.engine == config::engine_kind::external;
-    if (node.local && !external) {
+    if (!node.stage_index && deployment.supervisor.begin) {
+      std::cout << "the supervisor is begun on " << node.host
+                << " by the first node there that finds none, and stays when this command ends"
+                << std::endl;
+    } else if (node.local && !external) {
       chosen.push_back({node, restart_of(deployment, node)});
     } else if (external) {
       std::cout << node.name << " has `engine: external`: start it yourself" << std::endl;
@@ -60,6 +92,9 @@ result<std::vector<group_member>> choose(const config::deployment& deployment,
       std::cout << node.name << " belongs to host " << node.host << ": start it there" << std::endl;
     }
   }
+  for (const auto& stage : deployment.stages)
+    if (stage.open && only.empty())
+      std::cout << "stage " << stage.name << " is open: its nodes join by themselves" << std::endl;
   for (std::size_t i = 0; i < only.size(); ++i)
     if (!used[i])
       return fail(errc::not_found,
@@ -67,7 +102,7 @@ result<std::vector<group_member>> choose(const config::deployment& deployment,
   if (chosen.empty())
     return fail(errc::not_found,
                 "no node of this deployment is to be started here; the addresses of this machine "
-                "do not match any of its hosts, or every engine is external");
+                "do not match any of its hosts, or every engine is external or joins by itself");
   return chosen;
 }
 
@@ -91,7 +126,8 @@ exit_code run_up(const up_arguments& given) {
     return exit_code::usage;
   }
   const bool own_supervisor = nodes->front().node.role == config::role::supervisor;
-  if (!own_supervisor && deployment->supervisor.port == 0) {
+  const auto& at = deployment->supervisor;
+  if (!own_supervisor && at.port == 0 && !at.begin) {
     complain("supervisor.port is 0 in " + given.file +
              ", so the nodes cannot find a supervisor that another `up` started; give it a port "
              "there");
@@ -101,10 +137,8 @@ exit_code run_up(const up_arguments& given) {
     complain(to_string(made.error()));
     return exit_code::usage;
   }
-  const auto& at = deployment->supervisor;
-  return node_group{
-      {given.file, given.log_level, given.log_dir, at.host + ":" + std::to_string(at.port)}}
-      .run(*nodes);
+  const auto supervisor = at.port == 0 ? at.host : at.host + ":" + std::to_string(at.port);
+  return node_group{{given.file, given.log_level, given.log_dir, supervisor}}.run(*nodes);
 }
 
 }  // namespace
@@ -121,7 +155,8 @@ void add_up(CLI::App& app, exit_code& code) {
       "supervisor is not: the nodes work on without it, and it is tried again every 10 s.) "
       "Without\n"
       "a supervisor (it runs elsewhere and --only left it out) the nodes wait for it, which is\n"
-      "said, until it is there or Ctrl-C.");
+      "said, until it is there or Ctrl-C. One that the file lets the nodes begin\n"
+      "(`supervisor: {begin: true}`) is neither started nor stopped.");
   const auto given = std::make_shared<up_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   // One value each: a list would swallow a FILE that comes after it.

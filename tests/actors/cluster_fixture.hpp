@@ -5,6 +5,7 @@
 /// others line by line. Fork every child before the first engine starts here: a process with
 /// threads must not fork.
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -155,11 +156,14 @@ struct cluster_options {
   std::string retry_window{"0s"};
   std::string source_lease{"60s"};
   std::uint32_t max_operations{0};  ///< 0: as many as by default
+  std::uint32_t max_parked{0};      ///< likewise
+  std::string heartbeat_interval{"200ms"};
   std::string heartbeat_timeout{"2s"};
   std::string peer_silence;      ///< empty: the default; longer over rdma
   std::string connect_timeout;   ///< empty: the default; longer over rdma
   std::string transport_more;    ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
   bool decode_has_store{false};  ///< an edge from decode to store, as there is one from prefill
+  std::string more_stages, more_edges;  ///< lines of a list, "  - {...}\n" each
 };
 
 /// With time-outs that end nothing in a test: each is longer than a wait, or as long as it may be.
@@ -266,22 +270,26 @@ class cluster {
       if (!layout.empty()) out << "    layout: " << layout << "\n";
     };
     out << "cluster: test\nsupervisor: {host: 127.0.0.1, port: " << port
-        << ", heartbeat_interval: 200ms, heartbeat_timeout: " << options_.heartbeat_timeout
+        << ", heartbeat_interval: " << options_.heartbeat_interval
+        << ", heartbeat_timeout: " << options_.heartbeat_timeout
         << "}\nsecurity: {mode: none}\nmodel: " << options_.model
         << "\nlimits: {transfer_deadline: " << options_.deadline
         << ", retry_window: " << options_.retry_window
         << ", source_lease: " << options_.source_lease;
     if (options_.max_operations > 0) out << ", max_operations: " << options_.max_operations;
+    if (options_.max_parked > 0) out << ", max_parked: " << options_.max_parked;
     out << "}\nstages:\n";
     stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_device,
           options_.prefill_layout);
     stage("decode", options_.decodes, options_.decode_tp, options_.decode_pool,
           options_.decode_device, options_.decode_layout);
     out << "  - {name: store, role: store, pool: {device: cpu, size: 16MiB}, transport: "
-        << transport("store", "") << "}\n";
+        << transport("store", "") << "}\n"
+        << options_.more_stages;
     out << "edges:\n  - {from: prefill, to: decode, mode: " << options_.mode
         << "}\n  - {from: prefill, to: store}\n";
     if (options_.decode_has_store) out << "  - {from: decode, to: store}\n";
+    out << options_.more_edges;
     return out.str();
   }
 
@@ -360,7 +368,11 @@ class listener {
   }
   /// Until `count` transfers have been asked for over a link that is up.
   bool moving(std::size_t count = 1) {
-    return until([&] { return node_.report().transfers.size() >= count; });
+    return until([&] {
+      const auto transfers = node_.report().transfers;
+      return static_cast<std::size_t>(std::ranges::count_if(
+                 transfers, [](const auto& one) { return one.side != "held"; })) >= count;
+    });
   }
   void listen_for(std::chrono::milliseconds time) {
     (void)until([] { return false; }, time);

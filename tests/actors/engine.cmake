@@ -5,6 +5,8 @@ troupe_test(cache_leases_test SOURCES cache_leases_test.cpp LINKS troupe::actors
 troupe_test(source_test SOURCES source_test.cpp movement_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(engine_test SOURCES engine_bounds_test.cpp engine_threads_test.cpp operation_wait_test.cpp
             LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 180)
+troupe_test(joined_engines_test SOURCES joined_engines_test.cpp
+            LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 180)
 troupe_test(departure_test SOURCES departure_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)
 troupe_test(orderly_stop_test SOURCES orderly_stop_test.cpp
             LINKS troupe::actors troupe::sanitized troupe::scratch LABELS faults TIMEOUT 120)

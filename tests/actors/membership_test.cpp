@@ -669,7 +669,7 @@ INSTANTIATE_TEST_SUITE_P(membership, any_events, ::testing::Range(1u, 21u));
 TEST(enums_that_come_from_outside, are_checked_against_their_range) {
   for (int n = 0; n < 256; ++n) {
     const auto number = static_cast<std::uint8_t>(n);
-    EXPECT_EQ(node_role_from(number).has_value(), n >= 1 && n <= 4) << n;
+    EXPECT_EQ(node_role_from(number).has_value(), n >= 1 && n <= 5) << n;
     EXPECT_EQ(node_state_from(number).has_value(), n >= 1 && n <= 5) << n;
   }
   EXPECT_EQ(to_string(node_role::store), "store");

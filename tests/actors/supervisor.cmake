@@ -1,5 +1,5 @@
-troupe_test(membership_test SOURCES membership_test.cpp LINKS troupe::actors LABELS unit)
-troupe_test(router_test SOURCES router_test.cpp affinity_test.cpp ease_in_test.cpp routing_test.cpp once_more_test.cpp
+troupe_test(membership_test SOURCES membership_test.cpp open_membership_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(router_test SOURCES router_test.cpp affinity_test.cpp ease_in_test.cpp routing_test.cpp once_more_test.cpp open_routing_test.cpp
             LINKS troupe::actors LABELS unit)
 troupe_test(event_log_test SOURCES event_log_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(local_address_test SOURCES local_address_test.cpp LINKS troupe::actors LABELS unit)
@@ -24,6 +24,8 @@ target_include_directories(simulated_cluster PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}
 troupe_compile_settings(simulated_cluster)
 troupe_without_false_warnings(simulated_cluster)
 troupe_unity(simulated_cluster)
+troupe_test(strangers_simulation_test SOURCES strangers_simulation_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch
+            LABELS simulation TIMEOUT 120)
 troupe_test(cluster_simulation_test SOURCES cluster_simulation_test.cpp LINKS simulated_cluster troupe::scratch LABELS simulation
             TIMEOUT 600 COST 20)
 add_executable(cluster_explorer EXCLUDE_FROM_ALL cluster_simulation/explore.cpp)
@@ -36,6 +38,12 @@ troupe_test(membership_survival_test SOURCES membership_survival_test.cpp member
             LINKS troupe::actors LABELS unit)
 troupe_test(membership_store_test SOURCES membership_store_test.cpp LINKS troupe::actors troupe::sanitized
             troupe::scratch LABELS integration)
+add_executable(supervisor_double supervisor_double.cpp)
+target_link_libraries(supervisor_double PRIVATE troupe::actors)
+troupe_compile_settings(supervisor_double)
+troupe_test(supervisor_begin_test SOURCES supervisor_begin_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch
+            LABELS integration DEPENDS supervisor_double TIMEOUT 120)
+target_compile_definitions(supervisor_begin_test PRIVATE SUPERVISOR_DOUBLE="$<TARGET_FILE:supervisor_double>")
 troupe_test(drain_test SOURCES drain_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
 troupe_test(network_test SOURCES network_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 60
             COST 40)

@@ -3,6 +3,9 @@
 
 #include "troupe/actors/supervisor.hpp"
 
+#include <atomic>
+#include <cstdint>
+#include <memory>
 #include <thread>
 
 #include <caf/scoped_actor.hpp>
@@ -186,6 +189,22 @@ TEST_F(cluster, a_request_that_waited_in_vain_is_told_so_at_its_deadline) {
   const auto placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", 200, {}});
   EXPECT_EQ(placed.failed, static_cast<std::uint8_t>(errc::deadline));
   EXPECT_GE(steady_clock::now() - begin, milliseconds{200});
+}
+
+TEST_F(cluster, whoever_asks_for_a_name_is_counted_whatever_the_answer_is) {
+  auto options = three_nodes();
+  options.claims_asked = std::make_shared<std::atomic<std::uint64_t>>(0);
+  const auto asked = options.claims_asked;
+  start(options);
+  slot_claim claim;
+  claim.cluster = "demo";
+  claim.incarnation = 1;
+  claim.host = "127.0.0.1";
+  for (const auto* stage : {"decode", "no-such"}) {
+    claim.stage = stage;
+    EXPECT_NE(ask<slot_grant>(claim_atom_v, claim).failed, 0) << "it knows nothing of the cluster";
+  }
+  EXPECT_EQ(asked->load(), 2u);
 }
 
 // -- death, freezing, return

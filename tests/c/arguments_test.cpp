@@ -1,7 +1,11 @@
 /// What the C ABI refuses, by name: null, wrong sizes, numbers out of range, contradictions.
 
+#include <array>
+#include <cstddef>
 #include <cstring>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 
@@ -88,6 +92,7 @@ TEST(c_arguments, what_is_freed_may_be_null) {
   troupe_cluster_free(nullptr);
   troupe_stop_free(nullptr);
   troupe_carried_free(nullptr);
+  troupe_members_free(nullptr);
   troupe_free(nullptr);
   EXPECT_STREQ(troupe_detail_reason(nullptr), "");
   EXPECT_STREQ(troupe_detail_method(nullptr), "");
@@ -287,6 +292,296 @@ TEST(c_arguments, a_layout_by_hand_is_the_one_that_was_made) {
   troupe_free(bytes[1]);
   const std::uint64_t too_small = 16;
   EXPECT_REFUSED(troupe_layout_validate(raw, &too_small, 1), TROUPE_OUT_OF_RANGE, "");
+}
+
+/// Bytes that stand for a model; more than one is 0.
+constexpr std::array<std::uint8_t, 32> a_model{0xab, 0, 0xcd};
+
+constexpr troupe_layer_shape attention{TROUPE_LAYER_ATTENTION, 2, 8};
+constexpr troupe_layer_shape opaque{TROUPE_LAYER_OPAQUE, 2, 0};
+
+/// Of an opaque layer.
+troupe_layer_details packed(const char* packing) {
+  troupe_layer_details details{};
+  details.size = sizeof details;
+  details.unit = TROUPE_OPAQUE_BLOCK_HEAD;
+  details.packing = packing;
+  return details;
+}
+
+/// Of a layer whose V is smaller than its K, of a type of its own.
+troupe_layer_details own_type() {
+  troupe_layer_details details{};
+  details.size = sizeof details;
+  details.value_dim = 4;
+  details.dtype = "fp8";
+  return details;
+}
+
+/// A layer whose V is smaller than its K, of a type of its own, and one of which a head of a block
+/// is 24 packed bytes: two regions.
+layout_handle packed_layout(const char* packing, const std::uint8_t* model) {
+  troupe_cache_geometry geometry{};
+  geometry.size = sizeof geometry;
+  geometry.dtype = "bf16";
+  geometry.block_tokens = 4;
+  geometry.blocks = 8;
+  geometry.model = model;
+  troupe_layout* raw = nullptr;
+  EXPECT_EQ(troupe_layout_new(&geometry, &raw), TROUPE_OK) << troupe_last_error();
+  layout_handle layout{raw};
+  const auto typed = own_type();
+  const troupe_plane keys_and_values[] = {{0, 2, 0, 96, 16, 8, 8}, {0, 2, 64, 96, 8, 4, 4}};
+  EXPECT_EQ(troupe_layout_add_layer_with(raw, &attention, &typed, keys_and_values, 2), TROUPE_OK)
+      << troupe_last_error();
+  const auto by_heads = packed(packing);
+  const troupe_plane heads_of_blocks{1, 2, 0, 48, 0, 24, 24};
+  EXPECT_EQ(troupe_layout_add_layer_with(raw, &opaque, &by_heads, &heads_of_blocks, 1), TROUPE_OK)
+      << troupe_last_error();
+  return layout;
+}
+
+TEST(c_arguments, what_layers_and_the_model_say_comes_back) {
+  const auto made = packed_layout("tiles", a_model.data());
+  const std::uint64_t sizes[] = {8 * 96, 8 * 48};
+  ASSERT_DONE(troupe_layout_validate(made.get(), sizes, 2));
+  void* bytes = nullptr;
+  std::size_t byte_count = 0;
+  ASSERT_DONE(troupe_layout_encode(made.get(), &bytes, &byte_count));
+  troupe_layout* raw = nullptr;
+  ASSERT_DONE(troupe_layout_decode(bytes, byte_count, &raw));
+  troupe_free(bytes);
+  const layout_handle decoded{raw};
+  for (const auto* layout : {made.get(), decoded.get()}) {
+    troupe_layer_shape shape{};
+    troupe_layer_details details{};
+    details.size = sizeof details;
+    troupe_plane planes[2]{};
+    std::size_t count = 0;
+    ASSERT_DONE(troupe_layout_layer(layout, 0, &shape, planes, 2, &count));
+    EXPECT_EQ(count, 2u);
+    ASSERT_DONE(troupe_layout_layer_details(layout, 0, &details));
+    EXPECT_EQ(details.size, sizeof details);
+    EXPECT_EQ(details.value_dim, 4u);
+    EXPECT_STREQ(details.dtype, "fp8");
+    EXPECT_EQ(details.element_size, 1u) << "what is known of fp8 is filled in";
+    EXPECT_EQ(details.unit, 0u);
+    EXPECT_STREQ(details.packing, "");
+    ASSERT_DONE(troupe_layout_layer(layout, 1, &shape, planes, 2, &count));
+    EXPECT_EQ(count, 1u);
+    EXPECT_EQ(shape.kind, static_cast<std::uint32_t>(TROUPE_LAYER_OPAQUE));
+    EXPECT_EQ(shape.kv_heads, 2u);
+    EXPECT_EQ(shape.head_dim, 0u);
+    ASSERT_DONE(troupe_layout_layer_details(layout, 1, &details));
+    EXPECT_EQ(details.value_dim, 0u);
+    EXPECT_STREQ(details.dtype, "");
+    EXPECT_EQ(details.element_size, 0u);
+    EXPECT_EQ(details.unit, static_cast<std::uint32_t>(TROUPE_OPAQUE_BLOCK_HEAD));
+    EXPECT_STREQ(details.packing, "tiles");
+    EXPECT_EQ(planes[0].head_bytes, 24u);
+    troupe_cache_geometry geometry{};
+    geometry.size = sizeof geometry;
+    ASSERT_DONE(troupe_layout_geometry(layout, &geometry));
+    ASSERT_NE(geometry.model, nullptr);
+    EXPECT_EQ(std::memcmp(geometry.model, a_model.data(), a_model.size()), 0);
+  }
+  // Any token of a block is all of it.
+  const troupe_cache_place place{1, 0, 6, 1};
+  troupe_region_bytes at{};
+  ASSERT_DONE(troupe_layout_locate(made.get(), sent_blocks, 3, &place, &at));
+  EXPECT_EQ(at.region, 1u);
+  EXPECT_EQ(at.offset, 24u);
+  EXPECT_EQ(at.length, 24u);
+}
+
+TEST(c_arguments, layers_that_are_packed_otherwise_and_other_models_are_named) {
+  const auto here = packed_layout("tiles", a_model.data());
+  const auto other_packing = packed_layout("planes", a_model.data());
+  EXPECT_REFUSED(troupe_layout_compatible(here.get(), other_packing.get()), TROUPE_LAYOUT_MISMATCH,
+                 "layer 1 packing is 'tiles' here and 'planes'");
+  auto model = a_model;
+  model[0] = 0xef;
+  const auto other_model = packed_layout("tiles", model.data());
+  EXPECT_REFUSED(troupe_layout_compatible(here.get(), other_model.get()), TROUPE_LAYOUT_MISMATCH,
+                 "the hash of the model is ab00cd0000000000... here and ef00");
+  const std::array<std::uint8_t, 32> zeros{};
+  for (const auto* not_said : {static_cast<const std::uint8_t*>(nullptr), zeros.data()}) {
+    const auto there = packed_layout("tiles", not_said);
+    EXPECT_EQ(troupe_layout_compatible(here.get(), there.get()), TROUPE_OK) << troupe_last_error();
+    troupe_cache_geometry geometry{};
+    geometry.size = sizeof geometry;
+    ASSERT_DONE(troupe_layout_geometry(there.get(), &geometry));
+    EXPECT_EQ(geometry.model, nullptr);
+  }
+}
+
+TEST(c_arguments, a_geometry_of_an_earlier_program_says_no_model) {
+  troupe_cache_geometry geometry{};
+  geometry.size = offsetof(troupe_cache_geometry, model);
+  geometry.dtype = "bf16";
+  geometry.block_tokens = 4;
+  geometry.blocks = 8;
+  geometry.model = a_model.data();  // behind its end: not looked at
+  const troupe_layer_shape shape{TROUPE_LAYER_ATTENTION, 2, 8};
+  troupe_layout* raw = nullptr;
+  ASSERT_DONE(troupe_layout_make(&geometry, &shape, 1, nullptr, &raw));
+  const layout_handle layout{raw};
+  troupe_cache_geometry seen{};
+  seen.size = sizeof seen;
+  ASSERT_DONE(troupe_layout_geometry(raw, &seen));
+  EXPECT_EQ(seen.model, nullptr);
+  const auto with_model = packed_layout("tiles", a_model.data());
+  seen.size = offsetof(troupe_cache_geometry, model);
+  ASSERT_DONE(troupe_layout_geometry(with_model.get(), &seen));
+  EXPECT_EQ(seen.model, nullptr) << "written behind the end of an earlier struct";
+  EXPECT_EQ(seen.blocks, 8u);
+}
+
+TEST(c_arguments, a_layout_is_made_with_details_of_some_of_its_layers) {
+  troupe_cache_geometry geometry{};
+  geometry.size = sizeof geometry;
+  geometry.dtype = "bf16";
+  geometry.block_tokens = 4;
+  geometry.blocks = 8;
+  const troupe_layer_shape shapes[] = {attention, attention};
+  const auto typed = own_type();
+  const troupe_layer_details* const of_the_second[] = {nullptr, &typed};
+  for (const auto* details : {static_cast<const troupe_layer_details* const*>(nullptr),
+                              static_cast<const troupe_layer_details* const*>(of_the_second)}) {
+    troupe_layout* raw = nullptr;
+    ASSERT_DONE(troupe_layout_make_with(&geometry, shapes, details, 2, nullptr, &raw));
+    const layout_handle layout{raw};
+    troupe_layer_details seen{};
+    seen.size = sizeof seen;
+    ASSERT_DONE(troupe_layout_layer_details(raw, 0, &seen));
+    EXPECT_EQ(seen.value_dim, 0u);
+    EXPECT_STREQ(seen.dtype, "");
+    ASSERT_DONE(troupe_layout_layer_details(raw, 1, &seen));
+    EXPECT_EQ(seen.value_dim, details ? 4u : 0u);
+    EXPECT_STREQ(seen.dtype, details ? "fp8" : "");
+    const troupe_status with_a_plain_one = details ? TROUPE_LAYOUT_MISMATCH : TROUPE_OK;
+    EXPECT_EQ(troupe_layout_compatible(raw, small_layout().get()), with_a_plain_one);
+  }
+}
+
+/// A program that was compiled against a later header, with one more field.
+struct later_details {
+  troupe_layer_details known;
+  std::uint64_t added;
+};
+
+TEST(c_arguments, details_of_a_later_program_are_taken_while_what_was_added_is_not_used) {
+  const auto layout = small_layout();
+  const troupe_plane heads_of_blocks{1, 2, 0, 48, 0, 24, 24};
+  const auto add = [&](const later_details& details) {
+    return troupe_layout_add_layer_with(layout.get(), &opaque, &details.known, &heads_of_blocks, 1);
+  };
+  later_details details{packed("tiles"), 1};
+  details.known.size = sizeof details;
+  EXPECT_REFUSED(add(details), TROUPE_VERSION_MISMATCH,
+                 "`details` uses what this release of libtroupe does not know");
+  details.added = 0;
+  ASSERT_DONE(add(details));
+  later_details seen{{}, 77};
+  seen.known.size = sizeof seen;
+  ASSERT_DONE(troupe_layout_layer_details(layout.get(), 2, &seen.known));
+  EXPECT_EQ(seen.known.size, sizeof seen);
+  EXPECT_STREQ(seen.known.packing, "tiles");
+  EXPECT_EQ(seen.added, 0u);
+}
+
+TEST(c_arguments, details_that_are_none_name_the_field) {
+  const auto layout = small_layout();
+  const troupe_plane heads_of_blocks{1, 2, 0, 48, 0, 24, 24};
+  const auto add = [&](const troupe_layer_shape& shape, const troupe_layer_details& details) {
+    return troupe_layout_add_layer_with(layout.get(), &shape, &details, &heads_of_blocks, 1);
+  };
+  auto details = packed("tiles");
+  auto other_kind = opaque;
+  other_kind.kind = TROUPE_LAYER_OPAQUE + 1;
+  EXPECT_REFUSED(add(other_kind, details), TROUPE_INVALID_CONFIG,
+                 "`shape.kind` is 5; it goes from 1 to 4");
+  details.unit = 3;
+  EXPECT_REFUSED(add(opaque, details), TROUPE_INVALID_CONFIG, "`details.unit` is 3");
+  details = packed("tiles");
+  details.size = 0;
+  EXPECT_REFUSED(add(opaque, details), TROUPE_INVALID_CONFIG, "`details.size` is 0");
+  details = own_type();
+  details.dtype = "mine";
+  EXPECT_REFUSED(add(attention, details), TROUPE_INVALID_CONFIG,
+                 "`details.element_size` is 0 and the size of `mine` is not known");
+  ASSERT_DONE(troupe_layout_check(layout.get()));  // nothing was added
+
+  troupe_layer_details seen{};
+  EXPECT_REFUSED(troupe_layout_layer_details(layout.get(), 0, nullptr), TROUPE_INVALID_CONFIG,
+                 "`details` is NULL");
+  EXPECT_REFUSED(troupe_layout_layer_details(layout.get(), 0, &seen), TROUPE_INVALID_CONFIG,
+                 "`details.size` is 0");
+  seen.size = sizeof seen;
+  EXPECT_REFUSED(troupe_layout_layer_details(layout.get(), 2, &seen), TROUPE_OUT_OF_RANGE,
+                 "there is no layer 2");
+  EXPECT_EQ(seen.packing, nullptr);
+}
+
+TEST(c_arguments, opaque_layers_need_details_and_planes) {
+  troupe_cache_geometry geometry{};
+  geometry.size = sizeof geometry;
+  geometry.dtype = "bf16";
+  geometry.block_tokens = 4;
+  geometry.blocks = 8;
+  const auto tiles = packed("tiles");
+  const troupe_layer_details* const details[] = {&tiles};
+  troupe_layout* none = nullptr;
+  EXPECT_REFUSED(troupe_layout_make_with(&geometry, &opaque, details, 1, nullptr, &none),
+                 TROUPE_INVALID_CONFIG, "layer 0 is opaque");
+  EXPECT_EQ(none, nullptr);
+
+  const troupe_plane heads_of_blocks{1, 2, 0, 48, 0, 24, 24};
+  const auto without_packing = small_layout();
+  const auto no_name = packed(nullptr);
+  ASSERT_DONE(
+      troupe_layout_add_layer_with(without_packing.get(), &opaque, &no_name, &heads_of_blocks, 1));
+  EXPECT_REFUSED(troupe_layout_check(without_packing.get()), TROUPE_INVALID_CONFIG,
+                 "layer 2 packing");
+  const auto without_details = small_layout();
+  ASSERT_DONE(troupe_layout_add_layer(without_details.get(), &opaque, &heads_of_blocks, 1));
+  EXPECT_REFUSED(troupe_layout_check(without_details.get()), TROUPE_INVALID_CONFIG, "layer 2 unit");
+}
+
+TEST(c_arguments, layouts_have_one_fingerprint_if_they_are_of_one_shape) {
+  const auto fingerprint_of = [](const char* dtype, const troupe_arrangement& how) {
+    troupe_cache_geometry geometry{};
+    geometry.size = sizeof geometry;
+    geometry.dtype = dtype;
+    geometry.block_tokens = 4;
+    geometry.blocks = 8 + how.inner;  // need not be equal either
+    const troupe_layer_shape shape{TROUPE_LAYER_ATTENTION, 2, 8};
+    troupe_layout* raw = nullptr;
+    EXPECT_EQ(troupe_layout_make(&geometry, &shape, 1, &how, &raw), TROUPE_OK)
+        << troupe_last_error();
+    const layout_handle layout{raw};
+    std::vector<std::uint8_t> out(16);
+    EXPECT_EQ(troupe_layout_fingerprint(raw, out.data()), TROUPE_OK) << troupe_last_error();
+    return out;
+  };
+  const troupe_arrangement plain{};
+  const troupe_arrangement other{TROUPE_BLOCKS_FIRST, TROUPE_KV_TOGETHER, TROUPE_HEAD_MAJOR,
+                                 TROUPE_SINGLE_REGION};
+  EXPECT_EQ(fingerprint_of("bf16", plain), fingerprint_of("bf16", other));
+  EXPECT_NE(fingerprint_of("bf16", plain), fingerprint_of("fp16", plain));
+  EXPECT_NE(fingerprint_of("bf16", plain), std::vector<std::uint8_t>(16));
+
+  const auto layout = small_layout();
+  EXPECT_REFUSED(troupe_layout_fingerprint(layout.get(), nullptr), TROUPE_INVALID_CONFIG,
+                 "`fingerprint` is NULL");
+  troupe_cache_geometry geometry{};
+  geometry.size = sizeof geometry;
+  ASSERT_DONE(troupe_layout_geometry(layout.get(), &geometry));
+  troupe_layout* raw = nullptr;
+  ASSERT_DONE(troupe_layout_new(&geometry, &raw));
+  const layout_handle without_layers{raw};
+  std::uint8_t fingerprint[16] = {};
+  EXPECT_REFUSED(troupe_layout_fingerprint(raw, fingerprint), TROUPE_INVALID_CONFIG, "");
 }
 
 TEST(c_arguments, the_sentence_is_that_of_the_calling_thread) {

@@ -1,18 +1,34 @@
 #include "c_fixture.hpp"
 
 #include <charconv>
+#include <cstring>
 
 namespace troupe::testing {
 
-std::string deployment_text(std::uint16_t supervisor_port) {
+namespace {
+
+std::string head_of_deployment(std::uint16_t supervisor_port) {
   return "cluster: c-abi\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(supervisor_port) +
-         ", state_file: none}\nsecurity: {mode: none}\nstages:\n"
+         ", state_file: none}\nsecurity: {mode: none}\nstages:\n";
+}
+
+}  // namespace
+
+std::string deployment_text(std::uint16_t supervisor_port) {
+  return head_of_deployment(supervisor_port) +
          "  - {name: prefill, role: prefill, engine: external}\n"
          "  - {name: decode, role: decode, engine: external}\n"
          "edges:\n  - {from: prefill, to: decode, mode: write}\n";
 }
 
-own_supervisor::own_supervisor() : file_{deployment_text(0)}, up_{{"up", file_.path()}} {
+std::string open_deployment_text(std::uint16_t supervisor_port) {
+  return head_of_deployment(supervisor_port) +
+         "  - {name: engines, role: both, open: {max_nodes: 8}}\n"
+         "edges:\n  - {from: engines, to: engines, mode: read}\n";
+}
+
+own_supervisor::own_supervisor(const std::string& deployment)
+    : file_{deployment}, up_{{"up", file_.path()}} {
   const std::string said = "listens at 127.0.0.1:";
   if (!up_.says(said)) return;
   (void)up_.reads_until(
@@ -37,18 +53,27 @@ layout_handle small_layout() {
 
 own_engine::own_engine(std::uint16_t supervisor_port, const std::string& name,
                        std::uint32_t flags) {
+  troupe_engine_options options{};
+  options.flags = flags;
+  options.node = name.c_str();
+  start(deployment_text(supervisor_port), options);
+}
+
+own_engine::own_engine(std::uint16_t supervisor_port, const troupe_announcement& join) {
+  troupe_engine_options options{};
+  options.join = &join;
+  start(open_deployment_text(supervisor_port), options);
+}
+
+void own_engine::start(const std::string& deployment, troupe_engine_options options) {
   const auto layout = small_layout();
   std::uint64_t size = 0;
   std::size_t count = 0;
   EXPECT_EQ(troupe_layout_region_sizes(layout.get(), &size, 1, &count), TROUPE_OK);
   memory.resize(size);
   const troupe_memory region{memory.data(), memory.size()};
-  const auto text = deployment_text(supervisor_port);
-  troupe_engine_options options{};
   options.size = sizeof options;
-  options.flags = flags;
-  options.deployment_text = text.c_str();
-  options.node = name.c_str();
+  options.deployment_text = deployment.c_str();
   options.layout = layout.get();
   options.regions = &region;
   options.region_count = 1;
@@ -57,6 +82,23 @@ own_engine::own_engine(std::uint16_t supervisor_port, const std::string& name,
 
 own_engine::~own_engine() {
   troupe_engine_free(engine_);
+}
+
+void expect_same_cache(const own_engine& sent, const own_engine& received) {
+  const auto layout = small_layout();
+  for (std::uint32_t layer = 0; layer < 2; ++layer)
+    for (std::uint32_t plane = 0; plane < 2; ++plane)
+      for (std::uint32_t token = 0; token < tokens; ++token)
+        for (std::uint32_t head = 0; head < 2; ++head) {
+          const troupe_cache_place place{layer, plane, token, head};
+          troupe_region_bytes from{}, to{};
+          ASSERT_DONE(troupe_layout_locate(layout.get(), sent_blocks, 3, &place, &from));
+          ASSERT_DONE(troupe_layout_locate(layout.get(), received_blocks, 3, &place, &to));
+          ASSERT_EQ(from.length, 16u);
+          ASSERT_EQ(
+              std::memcmp(&sent.memory[from.offset], &received.memory[to.offset], from.length), 0)
+              << layer << " " << plane << " " << token << " " << head;
+        }
 }
 
 }  // namespace troupe::testing

@@ -14,13 +14,19 @@
 /// What tests of the C ABI share.
 namespace troupe::testing {
 
+inline constexpr std::uint32_t tokens = 10;
+inline constexpr std::uint32_t sent_blocks[] = {5, 0, 2};
+inline constexpr std::uint32_t received_blocks[] = {1, 7, 3};
+
 /// A deployment of a prefill and a decode stage of engines of the user's own.
 [[nodiscard]] std::string deployment_text(std::uint16_t supervisor_port);
+/// One of a single stage that is open to engines that no file names.
+[[nodiscard]] std::string open_deployment_text(std::uint16_t supervisor_port);
 
 /// A supervisor that listens, as long as the object lives.
 class own_supervisor {
  public:
-  own_supervisor();
+  explicit own_supervisor(const std::string& deployment = deployment_text(0));
   /// 0: it did not start.
   [[nodiscard]] std::uint16_t port() const { return port_; }
 
@@ -41,6 +47,8 @@ using layout_handle = std::unique_ptr<troupe_layout, free_layout>;
 class own_engine {
  public:
   own_engine(std::uint16_t supervisor_port, const std::string& name, std::uint32_t flags = 0);
+  /// It joins the open stage.
+  own_engine(std::uint16_t supervisor_port, const troupe_announcement& join);
   ~own_engine();
   own_engine(const own_engine&) = delete;
   own_engine& operator=(const own_engine&) = delete;
@@ -49,8 +57,14 @@ class own_engine {
   std::vector<unsigned char> memory;
 
  private:
+  /// With the cache and the deployment beside what `options` says.
+  void start(const std::string& deployment, troupe_engine_options options);
+
   troupe_engine* engine_{nullptr};
 };
+
+/// Every head of each token in the received blocks is that of the sent ones.
+void expect_same_cache(const own_engine& sent, const own_engine& received);
 
 /// The call was refused with that code, and its sentence holds `word`.
 #define EXPECT_REFUSED(call, wanted, word)                                                      \

@@ -19,9 +19,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr std::uint64_t long_enough = 60'000;
-constexpr std::uint32_t tokens = 10;
-constexpr std::uint32_t sent_blocks[] = {5, 0, 2};
-constexpr std::uint32_t received_blocks[] = {1, 7, 3};
 
 /// Two engines of one cluster, in this process.
 class c_pair : public ::testing::Test {
@@ -122,20 +119,7 @@ TEST_F(c_pair, every_byte_arrives_and_each_layer_is_told) {
   EXPECT_EQ(sent.kind, static_cast<std::uint32_t>(TROUPE_EVENT_DONE));
   EXPECT_EQ(sent.detail, nullptr);
 
-  const auto layout = small_layout();
-  for (std::uint32_t layer = 0; layer < 2; ++layer)
-    for (std::uint32_t plane = 0; plane < 2; ++plane)
-      for (std::uint32_t token = 0; token < tokens; ++token)
-        for (std::uint32_t head = 0; head < 2; ++head) {
-          const troupe_cache_place place{layer, plane, token, head};
-          troupe_region_bytes from{}, to{};
-          ASSERT_DONE(troupe_layout_locate(layout.get(), sent_blocks, 3, &place, &from));
-          ASSERT_DONE(troupe_layout_locate(layout.get(), received_blocks, 3, &place, &to));
-          ASSERT_EQ(from.length, 16u);
-          ASSERT_EQ(
-              std::memcmp(&prefill.memory[from.offset], &decode.memory[to.offset], from.length), 0)
-              << layer << " " << plane << " " << token << " " << head;
-        }
+  expect_same_cache(prefill, decode);
 }
 
 TEST_F(c_pair, an_abort_ends_both_sides_with_its_reason) {

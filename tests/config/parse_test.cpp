@@ -1,7 +1,9 @@
 #include "troupe/config/parse.hpp"
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -134,6 +136,109 @@ TEST(parse, an_edge_of_layers_is_written_unless_it_says_read_and_others_have_no_
   EXPECT_EQ(outcome.value->edges[1].mode, std::nullopt);
   EXPECT_EQ(outcome.value->edges[2].mode, std::nullopt);
   EXPECT_EQ(outcome.value->stages[2].engine, engine_kind::none);
+}
+
+TEST(parse, an_open_stage_has_no_nodes_of_the_file_and_says_how_many_may_join) {
+  const auto outcome = parse(
+      "cluster: c\nmodel: {layers: 2, kv_heads: 3, head_dim: 8}\nstages:\n"
+      "  - {name: e, role: both, open: {max_nodes: 1000}, policy: random}\n"
+      "  - {name: s, role: store, open: {max_nodes: 23}, pool: {size: 1B}}\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  const auto& engines = outcome.value->stages[0];
+  EXPECT_EQ(engines.role, role::both);
+  EXPECT_EQ(engines.open, (open_config{1000}));
+  EXPECT_EQ(engines.node_count(), 0U);
+  EXPECT_THAT(engines.hosts, testing::ElementsAre("auto"));
+  EXPECT_THAT(engines.ports, testing::IsEmpty());
+  EXPECT_EQ(engines.policy, placement_policy::random);
+  EXPECT_EQ(engines.engine, engine_kind::external);
+  EXPECT_EQ(engines.layout, std::nullopt) << "they bring their own, whatever the model is";
+  EXPECT_EQ(engines.pool, std::nullopt);
+  const auto& store = outcome.value->stages[1];
+  EXPECT_EQ(store.engine, engine_kind::none);
+  EXPECT_EQ(store.node_count(), 0U);
+  EXPECT_EQ(store.pool, (pool_config{.gpus = {}, .size = 1}));
+}
+
+TEST(parse, an_open_stage_takes_256_nodes_unless_it_says_another_number) {
+  for (const auto* said : {"{}", "{max_nodes: 256}"}) {
+    const auto outcome = parse(
+        std::string{"cluster: c\nstages: [{name: d, role: decode, open: "} + said + "}]\n", "f");
+    ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+    EXPECT_EQ(outcome.value->stages[0].open, open_config{});
+    EXPECT_EQ(outcome.value->stages[0].open->max_nodes, 256U);
+  }
+  const auto closed = parse(least, "f");
+  ASSERT_TRUE(closed.value) << to_string(closed.issues);
+  EXPECT_EQ(closed.value->stages[0].open, std::nullopt);
+}
+
+TEST(parse, a_stage_of_both_may_have_nodes_of_the_file_which_are_held_to_the_model) {
+  const std::string head =
+      "cluster: c\nmodel: {layers: 2, kv_heads: 2, head_dim: 8}\nstages:\n"
+      "  - {name: e, role: both, engine: external, tensor_parallel: ";
+  const auto outcome = parse(head + "2}\n", "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  EXPECT_EQ(outcome.value->stages[0].node_count(), 2U);
+  EXPECT_EQ(outcome.value->stages[0].layout, outcome.value->model->layout);
+  EXPECT_FALSE(parse(head + "3}\n", "f").value);
+}
+
+TEST(parse, an_edge_moves_layers_from_a_stage_that_prefills_to_one_that_decodes_or_to_itself) {
+  const auto outcome = parse(
+      "cluster: c\nstages:\n"
+      "  - {name: p, role: prefill, engine: external}\n"
+      "  - {name: d, role: decode, engine: external}\n"
+      "  - {name: b, role: both, engine: external}\n"
+      "  - {name: o, role: both, open: {}}\n"
+      "  - {name: s, role: store, open: {}, pool: {size: 1MiB}}\n"
+      "edges: [{from: p, to: b}, {from: b, to: d, mode: read}, {from: b, to: o},\n"
+      "        {from: o, to: o}, {from: b, to: p}, {from: d, to: o}, {from: o, to: s}]\n",
+      "f");
+  ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+  std::vector<std::optional<transfer_mode>> modes;
+  for (const auto& edge : outcome.value->edges) modes.push_back(edge.mode);
+  const std::vector<std::optional<transfer_mode>> expected{
+      transfer_mode::write, transfer_mode::read, transfer_mode::write, transfer_mode::write,
+      std::nullopt,         std::nullopt,        std::nullopt};
+  EXPECT_EQ(modes, expected);
+}
+
+TEST(parse, receives_that_nobody_knows_yet_are_4096_of_a_peer_unless_the_file_says_otherwise) {
+  const auto silent = parse(least, "f");
+  ASSERT_TRUE(silent.value) << to_string(silent.issues);
+  EXPECT_EQ(silent.value->limits.max_parked, 4096U);
+  const auto with = [](const std::string& most) {
+    return parse(std::string{least} + "limits: {max_parked: " + most + "}\n", "f");
+  };
+  for (const auto* most : {"1", "1048576"}) {
+    const auto outcome = with(most);
+    ASSERT_TRUE(outcome.value) << to_string(outcome.issues);
+    EXPECT_EQ(std::to_string(outcome.value->limits.max_parked), most);
+  }
+  for (const auto* most : {"0", "1048577"}) EXPECT_FALSE(with(most).value) << most;
+}
+
+TEST(parse, a_supervisor_is_begun_by_whoever_needs_it_where_the_file_says_so) {
+  const auto silent = parse(least, "f");
+  ASSERT_TRUE(silent.value) << to_string(silent.issues);
+  EXPECT_FALSE(silent.value->supervisor.begin);
+  EXPECT_EQ(silent.value->supervisor.idle, milliseconds{600'000});
+  const auto with = [](const std::string& keys) {
+    return parse(std::string{least} + "supervisor: {" + keys + "}\n", "f");
+  };
+  const auto begun = with("begin: true, port: 0, idle: 1s");
+  ASSERT_TRUE(begun.value) << to_string(begun.issues);
+  EXPECT_TRUE(begun.value->supervisor.begin);
+  EXPECT_EQ(begun.value->supervisor.port, 0);
+  EXPECT_EQ(begun.value->supervisor.idle, milliseconds{1000});
+  const auto not_begun = with("begin: false, idle: 24h");
+  ASSERT_TRUE(not_begun.value) << to_string(not_begun.issues);
+  EXPECT_FALSE(not_begun.value->supervisor.begin);
+  for (const auto* wrong :
+       {"begin: yes", "begin: 1", "begin: \"true\"", "begin: [true]", "idle: 999ms", "idle: 25h"})
+    EXPECT_FALSE(with(wrong).value) << wrong;
 }
 
 TEST(parse, an_alias_stands_for_a_copy_of_what_it_names) {

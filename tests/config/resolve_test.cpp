@@ -66,6 +66,17 @@ TEST(resolve, a_node_is_local_by_loopback_or_by_an_address_of_this_machine) {
   EXPECT_TRUE(nodes[4].local) << "auto is wherever it is started";
 }
 
+TEST(resolve, an_open_stage_has_no_nodes_and_those_of_later_stages_know_their_own) {
+  deployment value;
+  value.stages = {stage("e", 3, 2), stage("d", 1, 1)};
+  value.stages[0].role = role::both;
+  value.stages[0].open = open_config{};
+  const auto nodes = resolve(value, {});
+  ASSERT_EQ(nodes.size(), 2U);
+  EXPECT_EQ(nodes[1].name, "d-0");
+  EXPECT_EQ(nodes[1].stage_index, 1U);
+}
+
 TEST(resolve, names_that_look_like_nodes_of_another_stage_stay_apart) {
   deployment value;
   for (const auto* name : {"d", "d-0", "d-0-tp1", "d-1", "d-tp0", "tp0"}) {

@@ -30,6 +30,8 @@ class generator {
     value.supervisor.ease_in = milliseconds(0, 3'600'000);
     value.supervisor.state_file = any<std::string>(
         {"auto", "none", "/var/lib/x.state", "/a b/#c: 'd' \"e\"", "/back\\slash", "/\xc3\xa9"});
+    value.supervisor.begin = chance();
+    value.supervisor.idle = milliseconds(1000, 86'400'000);
     if (chance()) value.model = model();
     const auto stages = number(1, 6);
     for (std::uint64_t i = 0; i < stages; ++i) value.stages.push_back(stage(i, value.model));
@@ -49,6 +51,7 @@ class generator {
     }
     value.limits.max_operations = small(1, 1'048'576);
     value.limits.max_waiting = small(1, 1'048'576);
+    value.limits.max_parked = small(1, 1'048'576);
     return value;
   }
 
@@ -110,7 +113,8 @@ class generator {
   stage_config stage(std::uint64_t index, const std::optional<model_config>& model) {
     stage_config value;
     value.name = name("s") + "-" + std::to_string(index);
-    value.role = any({role::prefill, role::decode, role::store});
+    value.role = any({role::prefill, role::decode, role::store, role::both});
+    if (number(0, 3) == 0) return open_stage(std::move(value));
     value.replicas = small(1, 4);
     if (value.role != role::store) value.tensor_parallel = any({1U, 2U, 4U, 8U, 16U});
     value.hosts.clear();
@@ -119,8 +123,9 @@ class generator {
     for (std::size_t i = 0; i < value.node_count(); ++i) value.ports.push_back(port());
     value.policy = any({placement_policy::random, placement_policy::round_robin,
                         placement_policy::least_queue_length});
+    const bool built_in = model && value.role != role::both && chance();
     value.engine = value.role == role::store ? engine_kind::none
-                   : model && chance()       ? engine_kind::reference
+                   : built_in                ? engine_kind::reference
                                              : engine_kind::external;
     if (value.engine != engine_kind::external && chance())
       value.restart = restart_policy::on_failure;
@@ -142,6 +147,22 @@ class generator {
       value.pool = pool;
     }
     value.transport = transport(value.node_count(), value.engine != engine_kind::external);
+    return value;
+  }
+
+  stage_config open_stage(stage_config value) {
+    value.open = open_config{small(1, 150)};
+    value.hosts = {"auto"};
+    value.policy = any({placement_policy::random, placement_policy::round_robin,
+                        placement_policy::least_queue_length});
+    value.engine = value.role == role::store ? engine_kind::none : engine_kind::external;
+    if (value.role == role::store) {
+      pool_config pool;
+      pool.size = number(1, std::uint64_t{1} << 40U);
+      pool.on_full = any({pool_full::wait, pool_full::fail});
+      value.pool = pool;
+    }
+    value.transport = transport(0, value.role == role::store);
     return value;
   }
 
@@ -192,9 +213,11 @@ class generator {
   void edges(deployment& value) {
     for (const auto& from : value.stages) {
       for (const auto& to : value.stages) {
-        if (from.name == to.name || !chance()) continue;
+        if ((from.name == to.name && from.role != role::both) || !chance()) continue;
         edge_config edge{from.name, to.name, std::nullopt};
-        if (from.role == role::prefill && to.role == role::decode) {
+        const bool gives = from.role == role::prefill || from.role == role::both;
+        const bool takes = to.role == role::decode || to.role == role::both;
+        if (gives && takes) {
           edge.mode = any({transfer_mode::write, transfer_mode::read});
         }
         value.edges.push_back(std::move(edge));
@@ -219,8 +242,13 @@ TEST(round_trip, a_printed_deployment_parses_to_the_same_structs) {
 
 TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   // Two deployments that differ print differently, or the round trip above would prove nothing.
-  deployment first = generator{1}.make();
+  std::uint64_t seed = 1;
+  deployment first = generator{seed}.make();
+  while (first.stages[0].open) first = generator{++seed}.make();  // it has no port to change
   first.security.mode = security_mode::secret;  // in mode `none` there is no secret to print
+  first.stages[0].transport.device = "auto";
+  first.stages[0].transport.rdma = {};
+  first.stages[0].transport.xgmi = {};
   const std::string text = print(first);
   const auto differs = [&](auto change) {
     deployment changed = first;
@@ -231,6 +259,8 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
       differs([](auto& d) { d.supervisor.heartbeat_timeout += std::chrono::milliseconds{1}; }));
   EXPECT_TRUE(differs([](auto& d) { d.supervisor.ease_in += std::chrono::milliseconds{1}; }));
   EXPECT_TRUE(differs([](auto& d) { d.supervisor.state_file = "/elsewhere"; }));
+  EXPECT_TRUE(differs([](auto& d) { d.supervisor.begin = !d.supervisor.begin; }));
+  EXPECT_TRUE(differs([](auto& d) { d.supervisor.idle += std::chrono::milliseconds{1}; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.max_reconnects += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.device = "mlx5_0"; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.rdma.port += 1; }));
@@ -253,7 +283,9 @@ TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].transport.xgmi.bulk = feature_use::off; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].pool = pool_config{.gpus = {3}, .size = 9}; }));
   EXPECT_TRUE(differs([](auto& d) { d.stages[0].ports[0] += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.stages[0].open = open_config{}; }));
   EXPECT_TRUE(differs([](auto& d) { d.limits.max_waiting += 1; }));
+  EXPECT_TRUE(differs([](auto& d) { d.limits.max_parked += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.limits.retry_budget += 1; }));
   EXPECT_TRUE(differs([](auto& d) { d.limits.source_lease += std::chrono::milliseconds{1}; }));
   EXPECT_TRUE(differs([](auto& d) { d.security.secret += "x"; }));

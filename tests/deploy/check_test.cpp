@@ -65,6 +65,19 @@ TEST(check, a_bad_file_ends_with_two_and_all_its_lines_on_standard_error) {
   }
 }
 
+TEST(check, says_behind_the_nodes_which_stages_are_open_and_to_how_many) {
+  const troupe::testing::deployment_on_disk file{
+      "cluster: c\nstages:\n"
+      "  - {name: engines, role: both, open: {max_nodes: 64}}\n"
+      "  - {name: cache, role: store, pool: {size: 1MiB}}\n"
+      "  - {name: shelf, role: store, open: {max_nodes: 1}, pool: {size: 1MiB}}\n"};
+  const auto ended = run({"check", file.path(), "--nodes"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("\ncache-0 "));
+  EXPECT_THAT(ended.out, HasSubstr("\nstage engines is open to at most 64 nodes\n"
+                                   "stage shelf is open to at most 1 node\n"));
+}
+
 /// What a shell makes of it: the exit code.
 int through_shell(const std::string& arguments) {
   const auto line = std::string{TROUPE_COMMAND} + " " + arguments;

@@ -182,6 +182,17 @@ TEST(events, of_what_is_no_node_or_no_cluster_end_with_two_and_are_told_what_the
   EXPECT_THAT(nowhere.err, HasSubstr("troupe events: nowhere.yaml is neither"));
 }
 
+TEST(events, of_a_node_of_an_open_stage_are_asked_for_though_no_file_names_it) {
+  const deployment_on_disk file{
+      "cluster: open-test\nsupervisor: {port: " + std::to_string(free_port()) +
+      ", state_file: none}\n"
+      "stages:\n  - {name: engines, role: both, open: {}}\n"};
+  const auto supervisor = supervisor_of(file);
+  EXPECT_EQ(run({"events", file.path(), "--node", "engines.a.0"}).code, 0);
+  for (const auto* stranger : {"engines.a.00", "engine.a.0", "engines-0"})
+    EXPECT_EQ(run({"events", file.path(), "--node", stranger}).code, 2) << stranger;
+}
+
 TEST(events, of_a_sequence_that_has_not_come_begin_with_the_first_and_say_so) {
   const deployment_on_disk file{free_port()};
   const auto supervisor = supervisor_of(file);

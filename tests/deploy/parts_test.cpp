@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <random>
 #include <sstream>
@@ -9,6 +10,7 @@
 
 #include "troupe/deploy/cli/announcement.hpp"
 #include "troupe/deploy/cli/bench_pattern.hpp"
+#include "troupe/deploy/cli/idle_time.hpp"
 #include "troupe/deploy/cli/latency_histogram.hpp"
 #include "troupe/deploy/cli/process_name.hpp"
 #include "troupe/deploy/cli/progress_line.hpp"
@@ -165,6 +167,51 @@ TEST(progress, a_terminal_gets_one_line_and_is_left_clean) {
   }
   EXPECT_EQ(out.str().find('\n'), std::string::npos);
   EXPECT_TRUE(out.str().ends_with("\r\033[K"));
+}
+
+// -- a supervisor without nodes
+
+TEST(idle_time, is_over_when_no_node_was_there_for_so_long) {
+  using std::chrono::seconds;
+  const idle_time::time_point began{seconds{1000}};
+  idle_time idle{seconds{10}, seconds{5}};
+  idle.begin(began);
+  EXPECT_FALSE(idle.is_over(began + seconds{9}));
+  EXPECT_TRUE(idle.is_over(began + seconds{10}));
+  *idle.nodes() = 2;
+  EXPECT_FALSE(idle.is_still());
+  EXPECT_FALSE(idle.is_over(began + seconds{100}));
+  *idle.nodes() = 0;
+  EXPECT_TRUE(idle.is_still());
+  EXPECT_FALSE(idle.is_over(began + seconds{109})) << "from when it was there last";
+  EXPECT_TRUE(idle.is_over(began + seconds{110}));
+}
+
+TEST(idle_time, begins_anew_with_each_question_for_a_name) {
+  using std::chrono::seconds;
+  const idle_time::time_point began{seconds{1000}};
+  idle_time idle{seconds{10}, seconds{5}};
+  idle.begin(began);
+  ++*idle.claims();
+  EXPECT_FALSE(idle.is_still()) << "it came at the last moment";
+  EXPECT_FALSE(idle.is_over(began + seconds{10}));
+  EXPECT_TRUE(idle.is_still());
+  ++*idle.claims();
+  EXPECT_FALSE(idle.is_over(began + seconds{15}));
+  EXPECT_FALSE(idle.is_over(began + seconds{24}));
+  EXPECT_TRUE(idle.is_over(began + seconds{25}));
+}
+
+/// No name is given before that time has passed, and who asks may ask that seldom.
+TEST(idle_time, lasts_as_long_as_a_name_is_held_for_whoever_asked) {
+  using std::chrono::seconds;
+  const idle_time::time_point began{seconds{1000}};
+  idle_time idle{seconds{1}, seconds{5}};
+  idle.begin(began);
+  ++*idle.claims();
+  EXPECT_FALSE(idle.is_over(began));
+  EXPECT_FALSE(idle.is_over(began + seconds{4}));
+  EXPECT_TRUE(idle.is_over(began + seconds{5}));
 }
 
 // -- announcements

@@ -194,6 +194,28 @@ TEST_F(stage, that_is_not_there_or_no_ones_to_start_here_is_an_error) {
   EXPECT_THAT(ended.err, HasSubstr("troupe/actors/slot_claim.hpp"));
 }
 
+TEST_F(stage, that_is_open_has_no_names_to_give) {
+  const std::string text =
+      "cluster: stage-test\nsupervisor: {port: 7400}\n"
+      "stages:\n  - {name: engines, role: both, open: {}}\n";
+  const deployment_on_disk joined{text};
+  for (const auto& which : {std::vector<std::string>{"--stage", "engines"},
+                            std::vector<std::string>{"--name", "engines.a.0"}}) {
+    auto all = which;
+    all.insert(all.begin(), {"node", joined.path()});
+    const auto ended = run(all);
+    EXPECT_EQ(ended.code, 2);
+    EXPECT_THAT(ended.err, HasSubstr("invalid_config: stage engines is open"));
+    EXPECT_THAT(ended.err, HasSubstr("engine_options::join"));
+  }
+  const auto parsed = troupe::config::parse(text, "test.yaml");
+  ASSERT_TRUE(parsed.value);
+  const auto claimed = troupe::actors::claimed_slot::claim(*parsed.value, "engines", {});
+  ASSERT_FALSE(claimed);
+  EXPECT_EQ(claimed.error().code, troupe::errc::invalid_config);
+  EXPECT_THAT(claimed.error().message, HasSubstr("stage 'engines' is open"));
+}
+
 // -- how long a node waits
 
 TEST_F(stage, a_node_waits_for_its_supervisor_as_long_as_it_was_told_to) {

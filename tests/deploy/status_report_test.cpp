@@ -143,6 +143,52 @@ TEST(status_report, lanes_that_are_queue_pairs_are_shown_with_their_device_and_o
   EXPECT_EQ(lanes.at(1).at("port_up"), true);
 }
 
+TEST(status_report, both_show_what_a_node_of_an_open_stage_announced_and_nothing_of_other_nodes) {
+  auto status = one_node(actors::node_state::up, busy_report());
+  EXPECT_THAT(tables_of(status), Not(HasSubstr("JOINED")));
+  const auto named = nlohmann::json::parse(to_json(status)).at("nodes").at(0);
+  for (const auto* key : {"replica_name", "fingerprint", "labels"})
+    EXPECT_FALSE(named.contains(key)) << key;
+  auto& node = status.nodes.front().member.node;
+  node.name = "engines.a.0";
+  node.role = static_cast<std::uint8_t>(actors::node_role::both);
+  node.replica_name = "a";
+  node.fingerprint[1] = 0x01;
+  node.fingerprint[2] = 0xfe;
+  node.labels.push_back({"http", "10.0.0.1:8000"});
+  node.labels.push_back({"i\033d", "\033[2Jx"});
+  const auto text = tables_of(status);
+  for (const auto* word : {"engines.a.0", "both", "0001fe00000000000000000000000000",
+                           "http=10.0.0.1:8000, i\\x1bd=\\x1b[2Jx"})
+    EXPECT_THAT(text, HasSubstr(word));
+  EXPECT_THAT(text, Not(HasSubstr("\033")));
+  const auto joined = nlohmann::json::parse(to_json(status)).at("nodes").at(0);
+  EXPECT_EQ(joined.at("role"), "both");
+  EXPECT_EQ(joined.at("replica_name"), "a");
+  EXPECT_EQ(joined.at("fingerprint"), "0001fe00000000000000000000000000");
+  EXPECT_EQ(joined.at("labels").size(), 2u);
+  EXPECT_EQ(joined.at("labels").at("http"), "10.0.0.1:8000");
+}
+
+TEST(status_report, a_node_that_joined_without_a_cache_or_labels_has_none_in_either) {
+  auto status = one_node(actors::node_state::up, busy_report());
+  status.nodes.front().member.node.replica_name = "store-1";
+  EXPECT_THAT(tables_of(status), HasSubstr("store-1       -            -\n"));
+  const auto node = nlohmann::json::parse(to_json(status)).at("nodes").at(0);
+  EXPECT_EQ(node.at("replica_name"), "store-1");
+  for (const auto* key : {"fingerprint", "labels"}) EXPECT_FALSE(node.contains(key)) << key;
+}
+
+TEST(status_report, json_says_how_many_receives_wait_for_a_request_by_peer) {
+  auto report = busy_report();
+  report.parked.push_back({"engines.b.0", 17});
+  const auto node =
+      nlohmann::json::parse(to_json(one_node(actors::node_state::up, report))).at("nodes").at(0);
+  ASSERT_EQ(node.at("parked").size(), 1u);
+  EXPECT_EQ(node.at("parked").at(0).at("peer"), "engines.b.0");
+  EXPECT_EQ(node.at("parked").at(0).at("receives"), 17);
+}
+
 TEST(status_report, a_node_is_incomplete_unless_it_is_up_and_answered) {
   EXPECT_TRUE(one_node(actors::node_state::up, busy_report()).complete());
   for (const auto state : {actors::node_state::joining, actors::node_state::suspect,

@@ -151,6 +151,32 @@ TEST(up, a_name_that_is_no_node_ends_with_two_and_the_names_there_are) {
   EXPECT_THAT(none.err, HasSubstr("`` is no node and no stage"));
 }
 
+/// A deployment whose nodes all join by themselves.
+std::string open_to_all() {
+  return "cluster: open-test\n"
+         "supervisor: {host: 127.0.0.1, port: " +
+         std::to_string(free_port()) +
+         ", state_file: none}\n"
+         "stages:\n  - {name: engines, role: both, open: {}}\n"
+         "edges:\n  - {from: engines, to: engines, mode: read}\n";
+}
+
+TEST(up, starts_the_supervisor_of_an_open_stage_and_leaves_the_nodes_to_join) {
+  const deployment_on_disk file{open_to_all()};
+  command up{{"up", file.path()}};
+  ASSERT_TRUE(up.says("1 node is up")) << up.out() << up.err();
+  EXPECT_THAT(up.out(), HasSubstr("stage engines is open: its nodes join by themselves\n"));
+  EXPECT_EQ(run_until_good({"status", file.path()}).code, 0) << "no node is missing";
+}
+
+TEST(up, does_not_wait_for_an_open_stage_that_it_is_told_to_start) {
+  const deployment_on_disk file{open_to_all()};
+  const auto ended = run({"up", file.path(), "--only", "supervisor", "--only", "engines"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("--only `engines` is an open stage"));
+  EXPECT_EQ(ended.out, "");
+}
+
 TEST(up, a_port_that_nobody_knows_is_refused_without_the_supervisor) {
   const deployment_on_disk file{0};
   const auto ended = run({"up", file.path(), "--only", "prefill"});

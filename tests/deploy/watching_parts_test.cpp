@@ -111,6 +111,22 @@ TEST(time_text, of_what_is_no_time_is_a_dash) {
   EXPECT_EQ(time_text(1'700'000'000'123).size(), 23u);
 }
 
+// -- the supervisor's address
+
+TEST(supervisor_presence, names_where_the_supervisor_is_asked_by_then) {
+  std::string where = "127.0.0.1:7400";
+  supervisor_presence presence{"events", [&where] { return where; }};
+  ::testing::internal::CaptureStderr();
+  presence.away("gone");
+  where = "127.0.0.1:7401";
+  presence.here();
+  presence.restarted(1, "");
+  const auto said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("the supervisor at 127.0.0.1:7400 does not answer"));
+  EXPECT_THAT(said, HasSubstr("the supervisor at 127.0.0.1:7401 answers again"));
+  EXPECT_THAT(said, HasSubstr("the supervisor at 127.0.0.1:7401 was restarted"));
+}
+
 // -- rates
 
 cluster_status seen(std::uint64_t incarnation, std::uint64_t uptime_ms, std::uint64_t transfers,

@@ -35,9 +35,29 @@ edges:
 """
 
 
+def open_deployment(port: int) -> str:
+    return f"""
+cluster: python
+supervisor: {{host: 127.0.0.1, port: {port}, state_file: none}}
+security: {{mode: none}}
+stages:
+  - {{name: engines, role: both, open: {{max_nodes: 8}}}}
+edges:
+  - {{from: engines, to: engines, mode: read}}
+"""
+
+
 def small_layout() -> troupe.Layout:
     """2 layers of 2 heads of 8 elements of 2 bytes, 4 tokens a block, 8 blocks: one region of 4 KiB."""
     return troupe.Layout.packed([troupe.LayerShape(kv_heads=2, head_dim=8)] * 2, dtype="bf16", block_tokens=4, blocks=8)
+
+
+def opaque_layout(packing: str = "tiles", model: bytes = b"") -> troupe.Layout:
+    """The first layer of `small_layout`, and one of which a head of a block is 24 packed bytes: two regions."""
+    packed = troupe.LayerShape(troupe.LayerKind.OPAQUE, kv_heads=2, packing=packing, unit=troupe.OpaqueUnit.BLOCK_HEAD)
+    heads = troupe.Plane(region=1, heads=2, base=0, block_stride=48, token_stride=0, head_stride=24, head_bytes=24)
+    layers = [small_layout().layers()[0], (packed, [heads])]
+    return troupe.Layout(layers, dtype="bf16", block_tokens=4, blocks=8, model=model)
 
 
 def pattern(size: int) -> bytearray:
@@ -57,16 +77,16 @@ def assert_same_cache(ours: memoryview, theirs: memoryview) -> None:
 
 
 class Supervisor:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, deployment_at: Callable[[int], str] = deployment) -> None:
         self._file = folder / "deployment.yaml"
-        self._file.write_text(deployment(0))
+        self._file.write_text(deployment_at(0))
         self._out = folder / "up.out"
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(
                 [os.environ["TROUPE_COMMAND"], "up", str(self._file)], stdout=out, stderr=subprocess.STDOUT
             )
         self.port = self._wait_for_port()
-        self.text = deployment(self.port)
+        self.text = deployment_at(self.port)
 
     def _wait_for_port(self) -> int:
         end = time.monotonic() + PATIENCE
@@ -92,6 +112,14 @@ def _quiet() -> None:
 @pytest.fixture
 def supervisor(tmp_path: Path, _quiet: None) -> Iterator[Supervisor]:
     started = Supervisor(tmp_path)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def open_supervisor(tmp_path: Path, _quiet: None) -> Iterator[Supervisor]:
+    """Of a stage that no file names a node of."""
+    started = Supervisor(tmp_path, open_deployment)
     yield started
     started.end()
 

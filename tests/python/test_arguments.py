@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import troupe
-from conftest import PATIENCE, SENT, TOKENS, Pair, Supervisor, deployment, small_layout
+from conftest import PATIENCE, SENT, TOKENS, Pair, Supervisor, deployment, opaque_layout, small_layout
 from troupe import _dlpack
 
 
@@ -222,11 +222,86 @@ def test_a_layout_that_is_none_names_the_field() -> None:
     assert unlike.value.code == troupe.ErrorCode.LAYOUT_MISMATCH
 
 
+def test_what_layers_and_the_model_say_comes_back() -> None:
+    model = bytes([0xAB, 0, 0xCD, *bytes(29)])
+    made = opaque_layout(model=model)
+    for layout in (made, troupe.Layout.decode(made.encode())):
+        assert layout.model == model
+        shape, packed = layout.layers()[1]
+        assert shape == troupe.LayerShape(
+            troupe.LayerKind.OPAQUE, kv_heads=2, packing="tiles", unit=troupe.OpaqueUnit.BLOCK_HEAD
+        )
+        assert isinstance(shape.unit, troupe.OpaqueUnit)
+        assert [plane.head_bytes for plane in packed] == [24]
+    by_hand = troupe.Layout(made.layers(), dtype="bf16", block_tokens=4, blocks=8, model=model)
+    assert by_hand.encode() == made.encode()
+    assert by_hand.region_sizes() == [8 * 256, 8 * 48]
+    by_hand.validate(by_hand.region_sizes())
+    assert made.locate(SENT, layer=1, plane=0, token=6, head=1) == (1, 24, 24)  # any token of a block is all of it
+    own_type = troupe.LayerShape(kv_heads=2, head_dim=8, value_dim=4, dtype="fp8")
+    mixed = troupe.Layout.packed([own_type], dtype="bf16", block_tokens=4, blocks=8, model=model)
+    ((shape, planes),) = mixed.layers()
+    assert (shape.value_dim, shape.dtype, shape.element_size) == (4, "fp8", 1)
+    assert (shape.packing, shape.unit) == ("", troupe.OpaqueUnit.NONE)
+    assert [plane.head_bytes for plane in planes] == [8, 4]
+    assert (mixed.dtype, mixed.element_size, mixed.model) == ("bf16", 2, model)
+    assert small_layout().model == opaque_layout(model=bytes(32)).model == b""
+
+
+def test_opaque_layers_and_models_that_are_none_or_others_are_named() -> None:
+    with pytest.raises(troupe.TroupeError, match="layer 1 packing"):
+        opaque_layout("")
+    with pytest.raises(troupe.TroupeError, match="layer 1 packing"):
+        opaque_layout("p" * 33)
+    opaque, _ = opaque_layout().layers()[1]
+    with pytest.raises(troupe.TroupeError, match="layer 0 is opaque"):
+        troupe.Layout.packed([opaque], dtype="bf16", block_tokens=4, blocks=8)
+    no_unit = troupe.LayerShape(troupe.LayerKind.OPAQUE, packing="tiles", unit=3)  # type: ignore[arg-type]
+    with pytest.raises(troupe.TroupeError, match=r"`details\.unit` is 3"):
+        troupe.Layout([(no_unit, [])], dtype="bf16", block_tokens=4, blocks=8)
+    own_type = troupe.LayerShape(kv_heads=2, head_dim=8, dtype="mine")
+    with pytest.raises(troupe.TroupeError, match=r"`details\.element_size` is 0 and the size of `mine` is not known"):
+        troupe.Layout.packed([own_type], dtype="bf16", block_tokens=4, blocks=8)
+    with pytest.raises(ValueError, match="model has 3 bytes; give 32 or none"):
+        opaque_layout(model=b"abc")
+    with pytest.raises(TypeError, match="model is bytes, not str"):
+        opaque_layout(model="a" * 32)  # type: ignore[arg-type]
+
+    def mismatch(here: troupe.Layout, there: troupe.Layout) -> str:
+        with pytest.raises(troupe.TroupeError) as unlike:
+            here.check_compatible(there)
+        assert unlike.value.code == troupe.ErrorCode.LAYOUT_MISMATCH
+        return unlike.value.reason
+
+    assert "layer 1 packing is 'tiles' here and 'planes'" in mismatch(opaque_layout(), opaque_layout("planes"))
+    one, two = opaque_layout(model=b"\1" * 32), opaque_layout(model=b"\2" * 32)
+    assert "the hash of the model is 0101010101010101" in mismatch(one, two)
+    assert one.fingerprint() != two.fingerprint()
+    one.check_compatible(opaque_layout())  # which does not say its model
+
+
+def test_layouts_have_one_fingerprint_if_they_are_of_one_shape() -> None:
+    shapes = [troupe.LayerShape(kv_heads=2, head_dim=8)] * 2
+    plain = small_layout().fingerprint()
+    other_strides = troupe.Layout.packed(
+        shapes, dtype="bf16", block_tokens=4, blocks=9, arrangement=troupe.Arrangement("blocks_first", head_major=True)
+    )
+    assert len(plain) == 16
+    assert plain != bytes(16)
+    assert other_strides.encode() != small_layout().encode()
+    assert other_strides.fingerprint() == plain
+    other_dtype = troupe.Layout.packed(shapes, dtype="fp16", block_tokens=4, blocks=8)
+    assert other_dtype.fingerprint() != plain
+    assert troupe.Layout.decode(small_layout().encode()).fingerprint() == plain
+
+
 def test_engines_that_cannot_start_say_why() -> None:
     text = deployment(9)
     layout = small_layout()
     with pytest.raises(ValueError, match="by file or by text"):
         troupe.Engine("prefill-0")
+    with pytest.raises(ValueError, match="name a node of the deployment, or give join"):
+        troupe.Engine(text=text)
     with pytest.raises(troupe.TroupeError, match="prefill-7") as unknown:
         troupe.Engine("prefill-7", text=text)
     assert unknown.value.code == troupe.ErrorCode.NOT_FOUND

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 import select
 import subprocess
@@ -20,6 +21,7 @@ from conftest import (
     Supervisor,
     assert_same_cache,
     in_threads,
+    opaque_layout,
     pattern,
     small_layout,
 )
@@ -182,6 +184,48 @@ def test_blocks_that_are_allocated_by_troupe_are_told_and_freed(supervisor: Supe
             decode.free_blocks(outcome.owner, outcome.blocks)
         assert twice.value.code == troupe.ErrorCode.NOT_FOUND
         prefill.free_blocks(owner, blocks)
+
+
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_a_layer_that_only_the_engine_understands_arrives_by_whole_blocks(supervisor: Supervisor, mode: str) -> None:
+    text = supervisor.text.replace("mode: write", f"mode: {mode}")
+    layout = opaque_layout()
+    sent = [pattern(size) for size in layout.region_sizes()]
+    received = [bytearray(size) for size in layout.region_sizes()]
+    with (
+        troupe.Engine("prefill-0", text=text, layout=layout, regions=sent) as prefill,
+        troupe.Engine("decode-0", text=text, layout=layout, regions=received) as decode,
+    ):
+        prefill.wait_registered(PATIENCE)
+        decode.wait_registered(PATIENCE)
+        send = prefill.send("r", SENT)
+        receive = decode.receive("r", sources=["prefill-0"], tokens=TOKENS, blocks=RECEIVED, mode=mode)
+        prefill.layers_ready(send, 0, 2, 6)  # in the middle of the second block
+        prefill.layers_ready(send, 0, 2, TOKENS)
+        prefill.seal(send, TOKENS)
+        assert decode.wait(receive, PATIENCE).bytes_moved == TOKENS * 2 * 2 * 16 + len(SENT) * 2 * 24
+        prefill.wait(send, PATIENCE)
+    expected = [bytearray(len(region)) for region in received]
+    for (layer, plane), token, head in itertools.product([(0, 0), (0, 1), (1, 0)], range(TOKENS), range(2)):
+        region, at, length = layout.locate(SENT, layer=layer, plane=plane, token=token, head=head)
+        _, to, _ = layout.locate(RECEIVED, layer=layer, plane=plane, token=token, head=head)
+        expected[region][to : to + length] = sent[region][at : at + length]
+    assert received == expected
+
+
+def test_engines_whose_layers_are_packed_otherwise_move_nothing(supervisor: Supervisor) -> None:
+    here, there = opaque_layout("tiles"), opaque_layout("planes")
+    received = [bytearray(size) for size in there.region_sizes()]
+    with (
+        troupe.Engine("prefill-0", text=supervisor.text, layout=here, allocate="ordinary") as prefill,
+        troupe.Engine("decode-0", text=supervisor.text, layout=there, regions=received) as decode,
+    ):
+        prefill.wait_registered(PATIENCE)
+        decode.wait_registered(PATIENCE)
+        receive = decode.receive("r", sources=["prefill-0"], tokens=TOKENS, blocks=RECEIVED)
+        with pytest.raises(troupe.TroupeError, match="layer 1 packing") as unlike:
+            decode.wait(receive, PATIENCE)
+        assert unlike.value.code == troupe.ErrorCode.LAYOUT_MISMATCH
 
 
 def test_memory_that_troupe_allocates_stays_while_a_view_of_it_lives(supervisor: Supervisor) -> None:

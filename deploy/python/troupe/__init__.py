@@ -23,12 +23,14 @@ from troupe.events import (
     Value,
     Wanted,
 )
-from troupe.layout import Arrangement, LayerKind, LayerShape, Layout, Plane, StateTensor
+from troupe.layout import Arrangement, LayerKind, LayerShape, Layout, OpaqueUnit, Plane, StateTensor
+from troupe.members import Announcement, Member
 from troupe.memory import Memory
 from troupe.placement import NodeInfo, Placement
 
 __all__ = [
     "Allocated",
+    "Announcement",
     "Arrangement",
     "AsyncEngine",
     "Attempt",
@@ -47,8 +49,10 @@ __all__ = [
     "LayerShape",
     "Layers",
     "Layout",
+    "Member",
     "Memory",
     "NodeInfo",
+    "OpaqueUnit",
     "Operation",
     "Outcome",
     "Placed",

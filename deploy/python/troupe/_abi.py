@@ -18,6 +18,7 @@ from ctypes import (
     c_char_p,
     c_int32,
     c_size_t,
+    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -46,6 +47,17 @@ class CLayerShape(Structure):
     _fields_ = [("kind", c_uint32), ("kv_heads", c_uint32), ("head_dim", c_uint32)]
 
 
+class CLayerDetails(Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("value_dim", c_uint32),
+        ("element_size", c_uint32),
+        ("unit", c_uint32),
+        ("dtype", c_char_p),
+        ("packing", c_char_p),
+    ]
+
+
 class CPlane(Structure):
     _fields_ = [
         ("region", c_uint32),
@@ -67,6 +79,7 @@ class CacheGeometry(Structure):
         ("blocks", c_uint32),
         ("tp_rank", c_uint32),
         ("tp_size", c_uint32),
+        ("model", POINTER(c_uint8)),
     ]
 
 
@@ -99,6 +112,22 @@ class CMemory(Structure):
     _fields_ = [("data", c_void_p), ("size", c_size_t)]
 
 
+class CLabel(Structure):
+    _fields_ = [("key", c_char_p), ("value", c_char_p)]
+
+
+class CAnnouncement(Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("label_count", c_uint32),
+        ("stage", c_char_p),
+        ("replica", c_char_p),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("labels", POINTER(CLabel)),
+    ]
+
+
 class EngineOptions(Structure):
     _fields_ = [
         ("size", c_uint32),
@@ -116,6 +145,7 @@ class EngineOptions(Structure):
         ("reserved", c_uint32),
         ("cores", c_void_p),
         ("core_count", c_size_t),
+        ("join", POINTER(CAnnouncement)),
     ]
 
 
@@ -155,6 +185,7 @@ class PlacementInfo(Structure):
         ("prefill_count", c_uint32),
         ("decode_count", c_uint32),
         ("same_source", c_uint32),
+        ("fingerprint", c_uint8 * 16),
     ]
 
 
@@ -170,6 +201,21 @@ class CNodeInfo(Structure):
         ("rank", c_uint32),
         ("ranks", c_uint32),
         ("pid", c_uint32),
+        ("replica_name", c_char_p),
+        ("fingerprint", c_uint8 * 16),
+        ("labels", POINTER(CLabel)),
+        ("label_count", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class MemberInfo(Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("state", c_uint32),
+        ("reason", c_char_p),
+        ("queue_length", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -345,9 +391,9 @@ class CarriedInfo(Structure):
 #: Name -> arguments. Every one of these returns a status.
 _FALLIBLE: dict[str, list[Any]] = {
     "log": [c_void_p],
-    "layout_make": [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p],
+    "layout_make_with": [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p],
     "layout_new": [c_void_p, c_void_p],
-    "layout_add_layer": [c_void_p, c_void_p, c_void_p, c_size_t],
+    "layout_add_layer_with": [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t],
     "layout_add_state": [c_void_p, c_void_p],
     "layout_check": [c_void_p],
     "layout_validate": [c_void_p, c_void_p, c_size_t],
@@ -355,10 +401,12 @@ _FALLIBLE: dict[str, list[Any]] = {
     "layout_geometry": [c_void_p, c_void_p],
     "layout_layer_count": [c_void_p, c_void_p],
     "layout_layer": [c_void_p, c_uint32, c_void_p, c_void_p, c_size_t, c_void_p],
+    "layout_layer_details": [c_void_p, c_uint32, c_void_p],
     "layout_region_sizes": [c_void_p, c_void_p, c_size_t, c_void_p],
     "layout_locate": [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p],
     "layout_encode": [c_void_p, c_void_p, c_void_p],
     "layout_decode": [c_char_p, c_size_t, c_void_p],
+    "layout_fingerprint": [c_void_p, c_void_p],
     "engine_start": [c_void_p, c_void_p],
     "engine_wait_registered": [c_void_p, c_uint64],
     "engine_stop": [c_void_p],
@@ -399,6 +447,10 @@ _FALLIBLE: dict[str, list[Any]] = {
     "detail_placement": [c_void_p, c_void_p],
     "cluster_connect": [c_void_p, c_void_p],
     "cluster_members": [c_void_p, c_void_p],
+    "cluster_find_label": [c_void_p, c_char_p, c_char_p, c_void_p],
+    "members_count": [c_void_p, c_void_p],
+    "members_read": [c_void_p, c_uint32, c_void_p],
+    "members_node": [c_void_p, c_uint32, c_void_p],
     "cluster_report": [c_void_p, c_char_p, c_void_p],
     "cluster_events": [c_void_p, c_uint64, c_uint32, c_void_p],
     "cluster_place": [c_void_p, c_void_p, c_void_p],
@@ -430,6 +482,7 @@ _FREEING: dict[str, list[Any]] = {
     "detail_free": [c_void_p],
     "events_free": [c_void_p, c_size_t, c_size_t],
     "cluster_free": [c_void_p],
+    "members_free": [c_void_p],
     "stop_free": [c_void_p],
     "carried_free": [c_void_p],
 }

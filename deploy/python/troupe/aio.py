@@ -23,6 +23,7 @@ from troupe.events import (
     Unpinned,
     Value,
 )
+from troupe.members import name_of
 
 __all__ = ["AsyncEngine"]
 
@@ -60,8 +61,9 @@ class AsyncEngine:
     waited for, by `wait` or `events`, or forgotten by `forget`: until then what came of it is kept.
     """
 
-    def __init__(self, name: str, **arguments: Any) -> None:
-        self._name = name
+    def __init__(self, name: str | None = None, **arguments: Any) -> None:
+        self._name = name_of(name, arguments.get("join"))
+        self._given_name = name
         self._arguments = arguments
         self._started: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,7 +75,7 @@ class AsyncEngine:
         """Starts the node; allocating a large cache takes a while, in a thread. Errors as of `Engine`."""
         if self._started is not None:
             raise RuntimeError(f"{self._name} has begun already")
-        self._started = await asyncio.to_thread(Engine, self._name, **self._arguments)
+        self._started = await asyncio.to_thread(Engine, self._given_name, **self._arguments)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._started.fileno(), self._drain)
         return self

@@ -14,6 +14,7 @@ from typing import Any
 from troupe import _abi
 from troupe.engine import _host_and_port, placement_request
 from troupe.errors import ErrorCode
+from troupe.members import Member, owned_members
 from troupe.placement import NodeInfo, Placement, node_of, owned_placement, placement_at
 
 __all__ = ["Attempt", "CallDraft", "Carried", "Cluster", "Stop"]
@@ -115,8 +116,19 @@ class Cluster:
 
     def members(self) -> dict[str, Any]:
         """cluster, epoch, supervisor, supervisor_incarnation, and `nodes`: every node that registered, its state and
-        newest load, with the keys of `troupe status --json`."""
+        newest load, with the keys of `troupe status --json`; one of an open stage has also `replica_name`,
+        `fingerprint` (32 digits) and, if it has any, `labels`."""
         return self._json(self._lib.cluster_members, self._handle)
+
+    def find_label(self, key: str, value: str) -> list[Member]:
+        """The members that are not down and whose node carries exactly this label (`Announcement.labels`)."""
+        out = ctypes.c_void_p()
+        self._lib.check(
+            self._lib.cluster_find_label(
+                self._handle, _abi.encoded("key", key), _abi.encoded("value", value), ctypes.byref(out)
+            )
+        )
+        return owned_members(self._lib, out)
 
     def report(self, node: str) -> dict[str, Any]:
         """What one node owns and does, asked of that node. NOT_FOUND: no node of that name ever registered."""

@@ -30,6 +30,7 @@ from troupe.events import (
     Wanted,
 )
 from troupe.layout import Layout
+from troupe.members import Announcement, announced, name_of
 from troupe.memory import Memory, block_array
 from troupe.placement import Placement, owned_placement
 
@@ -114,8 +115,9 @@ class Engine:
 
     def __init__(
         self,
-        name: str,
+        name: str | None = None,
         *,
+        join: Announcement | None = None,
         file: str | os.PathLike[str] | None = None,
         text: str | None = None,
         supervisor: str | None = None,
@@ -130,7 +132,10 @@ class Engine:
         """Starts node `name`: binds its port, adopts or allocates the cache, registers in the background.
 
         Args:
-            name: of a node of the deployment, such as "prefill-0".
+            name: of a node of the deployment, such as "prefill-0". None with `join`.
+            join: the node joins an open stage, as STAGE.REPLICA.RANK. An engine that has a cache gives its `layout`,
+                which says the same rank; placements join it with replicas of equal layouts. Why the supervisor refuses
+                it, `wait_registered` tells.
             file: path of the deployment; or `text`: its YAML.
             supervisor: "host:port" in place of the deployment's.
             layout: of the engine's own cache, in place of one made from the deployment's `model` and `pool`. There is
@@ -145,14 +150,16 @@ class Engine:
             polling: no progress thread: the engine calls `poll` often.
 
         Raises:
-            TroupeError: INVALID_CONFIG (the deployment: every issue with its line), NOT_FOUND (no such node),
-                LAYOUT_MISMATCH, OUT_OF_RANGE (a region too small), POOL_EXHAUSTED (not enough memory), ALREADY_EXISTS
-                (the port is taken), STALE_INCARNATION (forked from a process that has an engine).
+            TroupeError: INVALID_CONFIG (the deployment: every issue with its line; an announcement), NOT_FOUND (no such
+                node, or no such stage that is open), LAYOUT_MISMATCH, OUT_OF_RANGE (a region too small), POOL_EXHAUSTED
+                (not enough memory), ALREADY_EXISTS (the port is taken), STALE_INCARNATION (forked from a process that
+                has an engine).
             TypeError, ValueError: of an argument, naming it.
         """
         lib = _abi.library()
         if (file is None) == (text is None):
             raise ValueError("name the deployment by file or by text, one of the two")
+        called = name_of(name, join)
         if allocate not in _ALLOCATE:
             raise ValueError(f"allocate is {allocate!r}; give 'ordinary' or 'huge'")
         if layout is not None and not isinstance(layout, Layout):
@@ -169,7 +176,7 @@ class Engine:
             flags=(1 if polling else 0) | (2 if calls else 0),
             deployment_file=None if file is None else os.fsencode(file),
             deployment_text=_abi.optional("text", text),
-            node=_abi.encoded("name", name),
+            node=None if join is not None else _abi.encoded("name", called),
             supervisor_host=_abi.optional("supervisor", host),
             supervisor_port=port,
             allocate=_ALLOCATE[allocate],
@@ -180,11 +187,13 @@ class Engine:
             cores=core_address if core_count else None,
             core_count=core_count,
         )
+        if join is not None:
+            options.join = ctypes.pointer(announced(join))
         handle = ctypes.c_void_p()
         lib.check(lib.engine_start(ctypes.byref(options), ctypes.byref(handle)))
         self._lib = lib
         self._handle = handle
-        self._name = name
+        self._name = called
         self._memory = memory
         self._values: dict[Operation, Memory] = {}  # of puts that have no outcome yet
         self._buffers: list[Any] = []
@@ -419,7 +428,8 @@ class Engine:
             sources: without one: node names of every rank of the prefill replica, each once, in rank order.
             blocks: destination of tokens 0, 1, ...; none: the node's pool allocates, and `Allocated` or
                 `Outcome.blocks` tells which.
-            prefix_tokens: the first so many are already in `blocks`.
+            prefix_tokens: the first so many are already in `blocks`. An opaque block that they end inside is written
+                again whole.
             mode: "write" (the default) or "read"; must be that of the deployment's edge.
             deadline: seconds; None: the deployment's default.
             fail_when_full: POOL_EXHAUSTED at once instead of waiting in line.

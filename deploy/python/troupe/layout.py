@@ -12,26 +12,48 @@ from typing import Any
 from troupe import _abi
 from troupe.memory import block_array
 
-__all__ = ["Arrangement", "LayerKind", "LayerShape", "Layout", "Plane", "StateTensor"]
+__all__ = ["Arrangement", "LayerKind", "LayerShape", "Layout", "OpaqueUnit", "Plane", "StateTensor"]
+
+_MODEL_BYTES = 32
 
 
 class LayerKind(enum.IntEnum):
     ATTENTION = 1  #: keys and values: two planes, K and V
     MLA = 2  #: one latent without heads, the same on every rank: one plane
     RECURRENT = 3  #: nothing per token (its memory is a state tensor): no plane
+    OPAQUE = 4  #: bytes of a block that only the engine understands, moved by whole blocks: one or two planes
+
+
+class OpaqueUnit(enum.IntEnum):
+    """What of an opaque layer is one piece."""
+
+    NONE = 0  #: the layer is not opaque
+    BLOCK_HEAD = 1  #: a head of a block: heads are spread over ranks as those of attention are
+    BLOCK = 2  #: a block: both sides have equal parallel sizes
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """One layer as the model has it, before any sharding.
 
-    `kv_heads`: of the whole model, 0 unless attention. `head_dim`: elements of one head of K (and of V), or of the
-    latent; 0 for recurrent layers.
+    `kv_heads`: of the whole model, 0 unless attention, or opaque by heads. `head_dim`: elements of one head of K (and
+    of V), or of the latent; 0 for recurrent and opaque layers. `value_dim`: elements of one head of V where K's are
+    others; 0: as `head_dim`. `dtype`: of this layer alone, 1 to 32 bytes; "": the layout's. `element_size`: bytes of
+    one element of `dtype`; 0: the size that is known of it.
+
+    Of an opaque layer `packing`, 1 to 32 bytes, is what its bytes are, named by the engine: equal packings are equal
+    byte for byte. `unit` is one piece of it. A block moves whole, once it is complete or the send is sealed; one that a
+    prefix ends inside is written again whole.
     """
 
     kind: LayerKind = LayerKind.ATTENTION
     kv_heads: int = 0
     head_dim: int = 0
+    value_dim: int = 0
+    dtype: str = ""
+    element_size: int = 0
+    packing: str = ""
+    unit: OpaqueUnit = OpaqueUnit.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +62,9 @@ class Plane:
 
     The bytes of head h (of this rank) of token t (0 <= t < block_tokens) of block b begin at
     `base + b * block_stride + t * token_stride + h * head_stride` of region `region`. All strides are in bytes, not in
-    elements (torch counts elements: multiply by `element_size()`). `head_bytes` is head_dim * element size.
+    elements (torch counts elements: multiply by `element_size()`). `head_bytes` is head_dim (V: value_dim) * element
+    size. Of an opaque layer they are those of head h of all tokens of the block: `token_stride` is 0, `heads` is 1
+    where a block is one piece, and `head_bytes` as many as the engine says.
     """
 
     region: int
@@ -88,8 +112,9 @@ _ORDERS = {"layers_first": 0, "blocks_first": 1, "block_interleaved": 2}
 class Layout:
     """A checked layout. Immutable; may be used from any thread, and by any number of engines.
 
-    Both sides of a transfer agree on layers, kind, heads and head dim of each, dtype and its size, block tokens and
-    state tensors; strides, regions, blocks and parallel sizes may differ.
+    Both sides of a transfer agree on layers, kind, heads, dims, dtype and packing of each, dtype and its size, block
+    tokens and state tensors, and the model where both say it; strides, regions, blocks and, unless a layer has
+    `OpaqueUnit.BLOCK`, parallel sizes may differ.
     """
 
     __slots__ = ("__weakref__", "_handle", "_library")
@@ -105,28 +130,33 @@ class Layout:
         tp_rank: int = 0,
         tp_size: int = 1,
         states: Iterable[StateTensor] = (),
+        model: bytes = b"",
     ) -> None:
         """A layout plane by plane, for memory that exists already.
 
         Args:
-            layers: of every layer its shape and its planes on this rank: K and V, the latent, or none.
+            layers: of every layer its shape and its planes on this rank: K and V, the latent, one or two that are
+                opaque, or none.
             dtype: "fp8", "int8", "fp16", "bf16", "fp32", or a name of your own of 1 to 32 bytes. Compared by name.
             block_tokens: tokens of a block, 1 to 1024.
             blocks: of this rank.
             element_size: bytes; 0: the size that is known of `dtype`.
+            model: a hash, 32 bytes, of what makes equal bytes mean the same (model, revision, quantisation). Compared
+                where both sides say it; empty or all zero: not said.
 
         Raises:
             TroupeError: INVALID_CONFIG naming the field.
             TypeError, ValueError: of an argument.
         """
         lib = _abi.library()
-        geometry = _geometry(dtype, block_tokens, blocks, element_size, tp_rank, tp_size)
+        geometry = _geometry(dtype, block_tokens, blocks, element_size, tp_rank, tp_size, model)
         out = ctypes.c_void_p()
         lib.check(lib.layout_new(ctypes.byref(geometry), ctypes.byref(out)))
         self._adopt(lib, out)
         for shape, planes in layers:
             raw = (_abi.CPlane * len(planes))(*(_plane(plane) for plane in planes))
-            lib.check(lib.layout_add_layer(out, ctypes.byref(_shape(shape)), raw, len(planes)))
+            known, details = _shape(shape), _details(shape)
+            lib.check(lib.layout_add_layer_with(out, ctypes.byref(known), ctypes.byref(details), raw, len(planes)))
         for state in states:
             tensor = _abi.CStateTensor(
                 size=ctypes.sizeof(_abi.CStateTensor),
@@ -153,12 +183,16 @@ class Layout:
         tp_rank: int = 0,
         tp_size: int = 1,
         arrangement: Arrangement = Arrangement(),
+        model: bytes = b"",
     ) -> Layout:
-        """The layout of a named arrangement, packed without padding. Arguments and errors as of the constructor."""
+        """The layout of a named arrangement, packed without padding. Arguments and errors as of the constructor;
+        INVALID_CONFIG for an opaque layer, whose planes only the engine knows."""
         lib = _abi.library()
-        geometry = _geometry(dtype, block_tokens, blocks, element_size, tp_rank, tp_size)
-        shapes = [_shape(layer) for layer in layers]
-        raw = (_abi.CLayerShape * len(shapes))(*shapes)
+        geometry = _geometry(dtype, block_tokens, blocks, element_size, tp_rank, tp_size, model)
+        shapes = list(layers)
+        raw = (_abi.CLayerShape * len(shapes))(*(_shape(shape) for shape in shapes))
+        details = [_details(shape) for shape in shapes]
+        pointers = (ctypes.c_void_p * len(shapes))(*(ctypes.addressof(one) for one in details))
         if arrangement.order not in _ORDERS:
             raise ValueError(f"order is {arrangement.order!r}; give one of {', '.join(_ORDERS)}")
         how = _abi.CArrangement(
@@ -168,7 +202,11 @@ class Layout:
             int(arrangement.region_per_layer),
         )
         out = ctypes.c_void_p()
-        lib.check(lib.layout_make(ctypes.byref(geometry), raw, len(shapes), ctypes.byref(how), ctypes.byref(out)))
+        lib.check(
+            lib.layout_make_with(
+                ctypes.byref(geometry), raw, pointers, len(shapes), ctypes.byref(how), ctypes.byref(out)
+            )
+        )
         return cls._of(lib, out)
 
     @classmethod
@@ -187,6 +225,13 @@ class Layout:
         encoded = _abi.bytes_at(out.value, size.value)
         lib.free(out)
         return encoded
+
+    def fingerprint(self) -> bytes:
+        """16 bytes that stand for what `check_compatible` compares, equal on every machine. Layouts with equal ones
+        are compatible; strides, regions and blocks may differ. So may be those of which one does not say its model."""
+        out = (ctypes.c_uint8 * 16)()
+        self._library.check(self._library.layout_fingerprint(self._handle, out))
+        return bytes(out)
 
     def region_sizes(self) -> list[int]:
         """The smallest size in bytes of each region that the layout fits into."""
@@ -210,7 +255,8 @@ class Layout:
         self, blocks: Iterable[int], *, layer: int, plane: int, token: int, head: int = 0
     ) -> tuple[int, int, int]:
         """(region, offset, length) in bytes of one head of K (plane 0), V (plane 1) or the latent (plane 0) at a token
-        of a request whose token t is token t % block_tokens of blocks[t // block_tokens]."""
+        of a request whose token t is token t % block_tokens of blocks[t // block_tokens]; of an opaque layer, of the
+        head's part of all of that block."""
         ids = block_array(blocks)
         place = _abi.CachePlace(
             _abi.number("layer", layer),
@@ -242,6 +288,12 @@ class Layout:
         return int(self._geometry().element_size)
 
     @property
+    def model(self) -> bytes:
+        """The hash of the model, 32 bytes; empty: not said."""
+        model = self._geometry().model
+        return bytes(model[:_MODEL_BYTES]) if model else b""
+
+    @property
     def tp_rank(self) -> int:
         return int(self._geometry().tp_rank)
 
@@ -260,9 +312,11 @@ class Layout:
             lib.check(
                 lib.layout_layer(self._handle, index, ctypes.byref(shape), planes, len(planes), ctypes.byref(held))
             )
+            details = _abi.CLayerDetails(size=ctypes.sizeof(_abi.CLayerDetails))
+            lib.check(lib.layout_layer_details(self._handle, index, ctypes.byref(details)))
             out.append(
                 (
-                    LayerShape(LayerKind(shape.kind), shape.kv_heads, shape.head_dim),
+                    _shape_of(shape, details),
                     [
                         Plane(*(int(getattr(planes[i], name)) for name, *_ in _abi.CPlane._fields_))
                         for i in range(held.value)
@@ -289,8 +343,12 @@ class Layout:
 
 
 def _geometry(  # noqa: PLR0917
-    dtype: str, block_tokens: int, blocks: int, element_size: int, tp_rank: int, tp_size: int
+    dtype: str, block_tokens: int, blocks: int, element_size: int, tp_rank: int, tp_size: int, model: bytes
 ) -> _abi.CacheGeometry:
+    if not isinstance(model, bytes):
+        raise TypeError(f"model is bytes, not {type(model).__name__}")
+    if model and len(model) != _MODEL_BYTES:
+        raise ValueError(f"model has {len(model)} bytes; give {_MODEL_BYTES} or none")
     return _abi.CacheGeometry(
         size=ctypes.sizeof(_abi.CacheGeometry),
         element_size=_abi.number("element_size", element_size),
@@ -299,6 +357,7 @@ def _geometry(  # noqa: PLR0917
         blocks=_abi.number("blocks", blocks),
         tp_rank=_abi.number("tp_rank", tp_rank),
         tp_size=_abi.number("tp_size", tp_size),
+        model=(ctypes.c_uint8 * _MODEL_BYTES).from_buffer_copy(model) if model else None,
     )
 
 
@@ -307,6 +366,30 @@ def _shape(shape: LayerShape) -> _abi.CLayerShape:
         _abi.number("kind", shape.kind),
         _abi.number("kv_heads", shape.kv_heads),
         _abi.number("head_dim", shape.head_dim),
+    )
+
+
+def _details(shape: LayerShape) -> _abi.CLayerDetails:
+    return _abi.CLayerDetails(
+        size=ctypes.sizeof(_abi.CLayerDetails),
+        value_dim=_abi.number("value_dim", shape.value_dim),
+        element_size=_abi.number("element_size", shape.element_size),
+        unit=_abi.number("unit", shape.unit),
+        dtype=_abi.encoded("dtype", shape.dtype),
+        packing=_abi.encoded("packing", shape.packing),
+    )
+
+
+def _shape_of(shape: _abi.CLayerShape, details: _abi.CLayerDetails) -> LayerShape:
+    return LayerShape(
+        kind=LayerKind(shape.kind),
+        kv_heads=int(shape.kv_heads),
+        head_dim=int(shape.head_dim),
+        value_dim=int(details.value_dim),
+        dtype=_abi.text_of(details.dtype),
+        element_size=int(details.element_size),
+        packing=_abi.text_of(details.packing),
+        unit=OpaqueUnit(details.unit),
     )
 
 

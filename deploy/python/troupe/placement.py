@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from troupe import _abi
 
@@ -12,7 +12,12 @@ __all__ = ["NodeInfo", "Placement"]
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node of a placement: one rank."""
+    """A node of a placement, or one that was found: one rank.
+
+    Of a node of an open stage `replica_name` is the engine's own id, `fingerprint` that of its layout
+    (`Layout.fingerprint`; all 0: it has none), and `labels` what it is known by. Of a node that a file names: "", all
+    0, and none.
+    """
 
     name: str
     stage: str
@@ -23,6 +28,9 @@ class NodeInfo:
     rank: int
     ranks: int
     pid: int
+    replica_name: str = ""
+    fingerprint: bytes = bytes(16)
+    labels: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class Placement:
     `mode` is "write" or "read". `supervisor_incarnation` and `epoch` are what a receive that follows the placement in
     another process gives as `placed_by` and `placed_at`. `attempt` counts from 1. `same_source`: the prefill replica is
     that of the attempt before, in the same life. `prefill` and `decode`: every rank of the chosen replicas, in order.
+    `fingerprint`: of the layout that both replicas have, where a stage is open; else all 0.
     """
 
     request: str
@@ -42,6 +51,7 @@ class Placement:
     same_source: bool
     prefill: tuple[NodeInfo, ...]
     decode: tuple[NodeInfo, ...]
+    fingerprint: bytes = bytes(16)
 
 
 def placement_at(lib: _abi.Library, handle: object) -> Placement:
@@ -57,6 +67,7 @@ def placement_at(lib: _abi.Library, handle: object) -> Placement:
         same_source=bool(info.same_source),
         prefill=tuple(_node(lib, handle, 0, i) for i in range(info.prefill_count)),
         decode=tuple(_node(lib, handle, 1, i) for i in range(info.decode_count)),
+        fingerprint=bytes(info.fingerprint),
     )
 
 
@@ -85,4 +96,7 @@ def node_of(raw: _abi.CNodeInfo) -> NodeInfo:
         rank=int(raw.rank),
         ranks=int(raw.ranks),
         pid=int(raw.pid),
+        replica_name=_abi.text_of(raw.replica_name),
+        fingerprint=bytes(raw.fingerprint),
+        labels={_abi.text_of(raw.labels[i].key): _abi.text_of(raw.labels[i].value) for i in range(raw.label_count)},
     )

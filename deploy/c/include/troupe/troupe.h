@@ -122,26 +122,49 @@ typedef struct troupe_layout troupe_layout;
 enum {                             /* layer_kind */
        TROUPE_LAYER_ATTENTION = 1, /* keys and values: two planes, K and V */
        TROUPE_LAYER_MLA = 2,       /* one latent without heads, the same on every rank: one plane */
-       TROUPE_LAYER_RECURRENT = 3  /* nothing per token (its memory is a state tensor): no plane */
+       TROUPE_LAYER_RECURRENT = 3, /* nothing per token (its memory is a state tensor): no plane */
+       /* bytes of a block that only the engine understands: one or two planes. A block moves whole,
+          once it is complete or the send is sealed; one that a prefix ends inside is written again
+          whole */
+       TROUPE_LAYER_OPAQUE = 4
+};
+
+enum {                               /* unit: what of an opaque layer is one piece */
+       TROUPE_OPAQUE_BLOCK_HEAD = 1, /* a head of a block; heads are spread as those of attention */
+       TROUPE_OPAQUE_BLOCK = 2       /* a block; both sides have equal parallel sizes */
 };
 
 typedef struct troupe_layer_shape {
-  uint32_t kind;     /* TROUPE_LAYER_... */
-  uint32_t kv_heads; /* of the whole model, before any sharding; 0 unless attention */
-  uint32_t head_dim; /* elements of one head of K (and of V), or of the latent; 0: recurrent */
+  uint32_t kind; /* TROUPE_LAYER_... */
+  /* of the whole model, before any sharding; 0 unless attention, or opaque by heads */
+  uint32_t kv_heads;
+  uint32_t head_dim; /* elements of one head of K (and of V), or of the latent; else 0 */
 } troupe_layer_shape;
+
+/* What else a layer may say. */
+typedef struct troupe_layer_details {
+  uint32_t size;
+  uint32_t value_dim;    /* elements of one head of V where K's are others; 0: as `head_dim` */
+  uint32_t element_size; /* bytes of one element of `dtype`; 0: the size that is known of it */
+  uint32_t unit;         /* TROUPE_OPAQUE_...; 0 unless opaque */
+  const char* dtype;     /* of this layer alone, 1 to 32 bytes; NULL or "": the geometry's */
+  /* What the bytes of an opaque layer are, 1 to 32 bytes, named by the engine: equal packings are
+   * equal byte for byte. NULL or "" unless opaque. */
+  const char* packing;
+} troupe_layer_details;
 
 /* Where K, V or the latent of one layer lies. The bytes of this rank's head h of token t (0 <= t <
  * block_tokens) of block b begin at base + b * block_stride + t * token_stride + h * head_stride of
- * region `region`. All in bytes. */
+ * region `region`. All in bytes. Of an opaque layer they are those of head h of all tokens of the
+ * block, and `token_stride` is 0. */
 typedef struct troupe_plane {
   uint32_t region; /* index into the regions that the engine registers */
-  uint32_t heads;  /* that this rank holds; 1 for a latent */
+  uint32_t heads;  /* that this rank holds; 1 for a latent and for opaque blocks */
   uint64_t base;
   uint64_t block_stride;
   uint64_t token_stride;
   uint64_t head_stride;
-  uint64_t head_bytes; /* head_dim * element_size, contiguous */
+  uint64_t head_bytes; /* head_dim (V: value_dim) * element_size, contiguous; opaque: any */
 } troupe_plane;
 
 typedef struct troupe_cache_geometry {
@@ -153,6 +176,9 @@ typedef struct troupe_cache_geometry {
   uint32_t blocks;       /* of this rank; need not be equal on the two sides */
   uint32_t tp_rank;
   uint32_t tp_size; /* 0 is taken as 1 */
+  /* 32 bytes: a hash of what makes equal bytes mean the same (model, revision, quantisation), made
+   * by the engine. Compared where both sides say it; NULL or all zero: not said. */
+  const uint8_t* model;
 } troupe_cache_geometry;
 
 enum { TROUPE_LAYERS_FIRST = 0, TROUPE_BLOCKS_FIRST = 1, TROUPE_BLOCK_INTERLEAVED = 2 }; /* order */
@@ -187,7 +213,7 @@ typedef struct troupe_state_tensor {
 /* One head of K, of V or of the latent at one token of a request. */
 typedef struct troupe_cache_place {
   uint32_t layer;
-  uint32_t plane; /* attention: 0 is K, 1 is V; MLA: 0 */
+  uint32_t plane; /* attention: 0 is K, 1 is V; MLA: 0; opaque: as they were added */
   uint32_t token; /* of the request */
   uint32_t head;  /* of those that this rank holds */
 } troupe_cache_place;
@@ -200,10 +226,18 @@ typedef struct troupe_region_bytes {
 } troupe_region_bytes;
 
 /* The layout of a named arrangement, packed without padding. `how` NULL: all 0.
- * TROUPE_INVALID_CONFIG naming the field. Free with `troupe_layout_free`. */
+ * TROUPE_INVALID_CONFIG naming the field, and for an opaque layer, whose planes only the engine
+ * knows. Free with `troupe_layout_free`. */
 TROUPE_API troupe_status troupe_layout_make(const troupe_cache_geometry* geometry,
                                             const troupe_layer_shape* layers, size_t layer_count,
                                             const troupe_arrangement* how, troupe_layout** layout);
+/* The same with details: an array of `layer_count` pointers, each NULL where the layer has none.
+ * `details` NULL: no layer has. */
+TROUPE_API troupe_status troupe_layout_make_with(const troupe_cache_geometry* geometry,
+                                                 const troupe_layer_shape* layers,
+                                                 const troupe_layer_details* const* details,
+                                                 size_t layer_count, const troupe_arrangement* how,
+                                                 troupe_layout** layout);
 /* A layout without layers, for arrangements that have no name: add every layer with its planes, and
  * the state tensors, then `troupe_layout_check`. */
 TROUPE_API troupe_status troupe_layout_new(const troupe_cache_geometry* geometry,
@@ -211,6 +245,12 @@ TROUPE_API troupe_status troupe_layout_new(const troupe_cache_geometry* geometry
 TROUPE_API troupe_status troupe_layout_add_layer(troupe_layout* layout,
                                                  const troupe_layer_shape* shape,
                                                  const troupe_plane* planes, size_t plane_count);
+/* The same with details, without which a layer cannot be opaque. `details` NULL: none. */
+TROUPE_API troupe_status troupe_layout_add_layer_with(troupe_layout* layout,
+                                                      const troupe_layer_shape* shape,
+                                                      const troupe_layer_details* details,
+                                                      const troupe_plane* planes,
+                                                      size_t plane_count);
 TROUPE_API troupe_status troupe_layout_add_state(troupe_layout* layout,
                                                  const troupe_state_tensor* state);
 /* Whether it is a layout: every number in its limits, strides that nest, no address that wraps. */
@@ -224,7 +264,7 @@ TROUPE_API troupe_status troupe_layout_validate(const troupe_layout* layout,
  * and values. */
 TROUPE_API troupe_status troupe_layout_compatible(const troupe_layout* local,
                                                   const troupe_layout* remote);
-/* What it is made of. `dtype` in `geometry` belongs to the layout. */
+/* What it is made of. `dtype` and `model` (NULL: not said) in `geometry` belong to the layout. */
 TROUPE_API troupe_status troupe_layout_geometry(const troupe_layout* layout,
                                                 troupe_cache_geometry* geometry);
 TROUPE_API troupe_status troupe_layout_layer_count(const troupe_layout* layout, uint32_t* count);
@@ -232,22 +272,30 @@ TROUPE_API troupe_status troupe_layout_layer_count(const troupe_layout* layout, 
 TROUPE_API troupe_status troupe_layout_layer(const troupe_layout* layout, uint32_t layer,
                                              troupe_layer_shape* shape, troupe_plane* planes,
                                              size_t capacity, size_t* plane_count);
+/* What else it says: 0 and "" where it does not. The texts belong to the layout, until a layer is
+ * added to it. */
+TROUPE_API troupe_status troupe_layout_layer_details(const troupe_layout* layout, uint32_t layer,
+                                                     troupe_layer_details* details);
 /* The smallest size of each region that the layout fits into: up to `capacity` of them; `count`
  * says how many there are. The layout is checked first. */
 TROUPE_API troupe_status troupe_layout_region_sizes(const troupe_layout* layout, uint64_t* sizes,
                                                     size_t capacity, size_t* count);
 /* Where it lies, for a request whose token t is token t % block_tokens of
- * blocks[t / block_tokens]. */
+ * blocks[t / block_tokens]; of an opaque layer the head's part of all of the token's block. */
 TROUPE_API troupe_status troupe_layout_locate(const troupe_layout* layout, const uint32_t* blocks,
                                               size_t block_count, const troupe_cache_place* place,
                                               troupe_region_bytes* bytes);
-/* A versioned byte form, equal on every machine (a fingerprint, say). Free the bytes with
- * `troupe_free`. */
+/* A versioned byte form, equal on every machine. Free the bytes with `troupe_free`. */
 TROUPE_API troupe_status troupe_layout_encode(const troupe_layout* layout, void** bytes,
                                               size_t* byte_count);
 /* The reverse, for bytes from anywhere. */
 TROUPE_API troupe_status troupe_layout_decode(const void* bytes, size_t byte_count,
                                               troupe_layout** layout);
+/* 16 bytes that stand for what `troupe_layout_compatible` compares, equal on every machine. Layouts
+ * with equal ones are compatible; strides, regions and blocks may differ. So may be those of which
+ * one does not say its model. The layout is checked first. */
+TROUPE_API troupe_status troupe_layout_fingerprint(const troupe_layout* layout,
+                                                   uint8_t* fingerprint);
 TROUPE_API void troupe_layout_free(troupe_layout* layout);
 
 /* -- an engine: one node of the deployment in this process */
@@ -268,12 +316,30 @@ enum {
 
 enum { TROUPE_NO_ALLOCATION = 0, TROUPE_ALLOCATE = 1, TROUPE_ALLOCATE_HUGE = 2 }; /* allocate */
 
+/* What a node of an open stage is known by outside of Troupe: an engine's id, the address of its
+ * HTTP server. */
+typedef struct troupe_label {
+  const char* key;   /* 1 to 64 bytes */
+  const char* value; /* at most 256 bytes */
+} troupe_label;
+
+/* A node that no file names: what it says of itself to join an open stage of the deployment. */
+typedef struct troupe_announcement {
+  uint32_t size;
+  uint32_t label_count; /* at most 16 */
+  const char* stage;    /* one that is open */
+  const char* replica; /* the engine's own id, 1 to 64 of a-z 0-9 _ -; all its ranks say the same */
+  uint32_t rank;       /* within the replica */
+  uint32_t ranks;      /* of the replica; 0 is taken as 1 */
+  const troupe_label* labels; /* found by `troupe_cluster_find_label`; compared with nothing */
+} troupe_announcement;
+
 typedef struct troupe_engine_options {
   uint32_t size;
   uint32_t flags;              /* TROUPE_POLLING, TROUPE_CALLS */
   const char* deployment_file; /* this or `deployment_text`, not both */
   const char* deployment_text; /* YAML, as troupe.yaml(5) says */
-  const char* node;            /* name of the node in it, such as "prefill-0" */
+  const char* node;            /* name of the node in it, such as "prefill-0"; none with `join` */
   const char* supervisor_host; /* in place of the deployment's; NULL: as it says */
   uint32_t supervisor_port;    /* in place of the deployment's; 0: as it says */
   /* Of `layout`, below: TROUPE_NO_ALLOCATION; ordinary pages; huge ones where enough are free. */
@@ -293,13 +359,22 @@ typedef struct troupe_engine_options {
    * process may not use: TROUPE_INVALID_CONFIG. */
   const uint32_t* cores;
   size_t core_count;
+  /* The node joins an open stage, as STAGE.REPLICA.RANK: `node` is NULL or "" then. An engine that
+   * has a cache brings its own `layout`, which says the same rank; placements join it with replicas
+   * of equal layouts. NULL: the deployment names the node. */
+  const troupe_announcement* join;
 } troupe_engine_options;
 
 /* Starts a node: binds its port, adopts or allocates the cache, registers with the supervisor in
  * the background. TROUPE_NOT_FOUND (no such node), TROUPE_INVALID_CONFIG (the deployment: every
  * issue with its line; options that contradict each other), TROUPE_LAYOUT_MISMATCH,
  * TROUPE_OUT_OF_RANGE (a region too small), TROUPE_POOL_EXHAUSTED (not enough memory),
- * TROUPE_ALREADY_EXISTS (the port is taken), TROUPE_PEER_UNREACHABLE. */
+ * TROUPE_ALREADY_EXISTS (the port is taken), TROUPE_PEER_UNREACHABLE. Why the supervisor refuses a
+ * node that joins, `troupe_engine_wait_registered` tells. Where the deployment says
+ * `supervisor: {begin: true}`, and `options` names no other place of it, the supervisor is found, and
+ * one is begun where none lives, within 15 s: TROUPE_NOT_FOUND without a `troupe` command to begin it
+ * with (TROUPE_COMMAND in the environment names one), TROUPE_PEER_UNREACHABLE or TROUPE_DEADLINE with
+ * the end of its log. */
 TROUPE_API troupe_status troupe_engine_start(const troupe_engine_options* options,
                                              troupe_engine** engine);
 /* Waits until the supervisor has taken the node in. TROUPE_DEADLINE naming the last reason: the
@@ -372,9 +447,11 @@ typedef struct troupe_placement_info {
   uint32_t prefill_count;          /* ranks of the chosen replicas */
   uint32_t decode_count;
   uint32_t same_source; /* 1: the prefill replica of the attempt before, in the same life */
+  /* Of the layout that both replicas have, where a stage is open; else all 0. */
+  uint8_t fingerprint[16];
 } troupe_placement_info;
 
-/* A node of a placement. The texts belong to the placement. */
+/* A node of a placement, or of the members that were found. The texts belong to those. */
 typedef struct troupe_node_info {
   uint32_t size;
   uint32_t port;
@@ -386,6 +463,12 @@ typedef struct troupe_node_info {
   uint32_t rank;
   uint32_t ranks;
   uint32_t pid;
+  /* Of a node of an open stage; of one that a file names "", all 0, and none. */
+  const char* replica_name; /* the engine's own id */
+  uint8_t fingerprint[16];  /* of its layout; all 0: it has none */
+  const troupe_label* labels;
+  uint32_t label_count;
+  uint32_t reserved;
 } troupe_node_info;
 
 TROUPE_API troupe_status troupe_placement_read(const troupe_placement* placement,
@@ -435,7 +518,7 @@ typedef struct troupe_receive_spec {
   uint32_t source_count;
   uint32_t mode;          /* TROUPE_MODE_...; default: write */
   uint32_t tokens;        /* of the prompt; at most what `blocks` hold */
-  uint32_t prefix_tokens; /* the first so many are already in `blocks` */
+  uint32_t prefix_tokens; /* the first so many are already in `blocks`; see TROUPE_LAYER_OPAQUE */
   /* Destination of tokens 0, 1, ...; none: the pool allocates (TROUPE_EVENT_ALLOCATED). */
   const uint32_t* blocks;
   size_t block_count;
@@ -744,7 +827,8 @@ typedef struct troupe_cluster_options {
 } troupe_cluster_options;
 
 /* Errors of this and every call below: TROUPE_PEER_UNREACHABLE, TROUPE_DEADLINE, TROUPE_PEER_LOST,
- * TROUPE_UNAUTHORIZED, and those that the other side answers with. */
+ * TROUPE_UNAUTHORIZED, and those that the other side answers with. The supervisor is found, or begun, as
+ * troupe_engine_start does it; when it is gone, the next call does so again, at most once a second. */
 TROUPE_API troupe_status troupe_cluster_connect(const troupe_cluster_options* options,
                                                 troupe_cluster** cluster);
 TROUPE_API void troupe_cluster_free(troupe_cluster* cluster);
@@ -752,6 +836,37 @@ TROUPE_API void troupe_cluster_free(troupe_cluster* cluster);
  * supervisor, and nodes as in `troupe status --json`, without what only the nodes know. Free with
  * `troupe_free`. */
 TROUPE_API troupe_status troupe_cluster_members(troupe_cluster* cluster, char** json);
+
+/* Members of a cluster, as they were when they were asked for. */
+typedef struct troupe_members troupe_members;
+
+enum { /* state */
+       TROUPE_JOINING = 1,
+       TROUPE_UP = 2,
+       TROUPE_SUSPECT = 3,
+       TROUPE_DOWN = 4,
+       TROUPE_LEAVING = 5
+};
+
+typedef struct troupe_member_info {
+  uint32_t size;
+  uint32_t state;        /* TROUPE_JOINING, ... */
+  const char* reason;    /* why it is in that state; belongs to the members */
+  uint32_t queue_length; /* requests that wait or run in its engine, as it said last */
+  uint32_t reserved;
+} troupe_member_info;
+
+/* The members that are not down and whose node carries exactly this label; none is TROUPE_OK with a
+ * count of 0. Free with `troupe_members_free`. */
+TROUPE_API troupe_status troupe_cluster_find_label(troupe_cluster* cluster, const char* key,
+                                                   const char* value, troupe_members** members);
+TROUPE_API troupe_status troupe_members_count(const troupe_members* members, uint32_t* count);
+TROUPE_API troupe_status troupe_members_read(const troupe_members* members, uint32_t index,
+                                             troupe_member_info* info);
+TROUPE_API troupe_status troupe_members_node(const troupe_members* members, uint32_t index,
+                                             troupe_node_info* node);
+TROUPE_API void troupe_members_free(troupe_members* members);
+
 /* What one node owns and does, asked of that node, as `troupe_engine_report`. TROUPE_NOT_FOUND. */
 TROUPE_API troupe_status troupe_cluster_report(troupe_cluster* cluster, const char* node,
                                                char** json);

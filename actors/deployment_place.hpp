@@ -1,0 +1,21 @@
+#pragma once
+
+/// Where the nodes of a cluster stand: those of the file as it says, those of open stages as their names
+/// do. Whether one of these is there only the membership knows.
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "troupe/actors/node_context.hpp"
+
+namespace troupe::actors {
+
+/// Empty: the deployment has no such node, nor an open stage that it could be of.
+[[nodiscard]] std::optional<node_place> deployment_place(const node_settings& settings,
+                                                         const std::string& name);
+[[nodiscard]] bool same_replica(const node_place& one, const node_place& other);
+/// Whether the name is of an open stage, or would be: no file gives such a one.
+[[nodiscard]] bool is_open_name(std::string_view name);
+
+}  // namespace troupe::actors

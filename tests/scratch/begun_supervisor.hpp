@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "waiting.hpp"
+
+/// Supervisors that nobody starts, and that would outlive the test in which processes begin them.
+namespace troupe::testing {
+
+/// The one of a cluster, of the folder that XDG_STATE_HOME names. It ends with this object: make that before
+/// whatever may begin one.
+class begun_supervisor {
+ public:
+  explicit begun_supervisor(std::string cluster) : cluster_{std::move(cluster)} {}
+  ~begun_supervisor() {
+    // Each may have been begun by somebody who was about to end.
+    for (int i = 0; i < 10 && lives(); ++i) {
+      if (const auto number = pid(); number > 0) ::kill(number, SIGKILL);
+      (void)comes_true([this] { return !lives() || pid() > 0; });
+    }
+  }
+  begun_supervisor(const begun_supervisor&) = delete;
+  begun_supervisor& operator=(const begun_supervisor&) = delete;
+
+  [[nodiscard]] std::string folder() const {
+    const char* state = std::getenv("XDG_STATE_HOME");  // NOLINT(concurrency-mt-unsafe)
+    return std::string{state == nullptr ? "" : state} + "/troupe/" + cluster_;
+  }
+  [[nodiscard]] std::string notice() const { return text_of(folder() + "/supervisor"); }
+  [[nodiscard]] std::string log() const { return text_of(folder() + "/supervisor.log"); }
+  /// Whether a process holds the notice.
+  [[nodiscard]] bool lives() const {
+    const int fd = ::open((folder() + "/supervisor").c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const bool held = ::flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    ::close(fd);
+    return held;
+  }
+  /// -1: it does not say.
+  [[nodiscard]] pid_t pid() const {
+    const auto text = notice();
+    const std::string before = "\"pid\":";
+    const auto at = text.find(before);
+    if (at == std::string::npos) return -1;
+    return static_cast<pid_t>(std::strtol(text.c_str() + at + before.size(), nullptr, 10));
+  }
+  /// Waits for one that listens, and is not `former`. -1: none came.
+  [[nodiscard]] pid_t wait(pid_t former = -1) const {
+    const auto listens = [&] {
+      return lives() && pid() > 0 && pid() != former &&
+             notice().find("\"port\"") != std::string::npos;
+    };
+    return comes_true(listens, std::chrono::milliseconds{10}) ? pid() : -1;
+  }
+
+ private:
+  static std::string text_of(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream{path}.rdbuf();
+    return text.str();
+  }
+  std::string cluster_;
+};
+
+}  // namespace troupe::testing
