@@ -28,7 +28,8 @@ drain_reply supervisor_state::drain(const drain_request& request) {
     if (const auto life = table->drain(slot.name)) ranks.push_back({slot.name, *life});
   }
   const std::chrono::milliseconds deadline{request.deadline_ms};
-  drains.begin(replica.front().stage, replica.front().replica, ranks, deadline, table->epoch(), now());
+  drains.begin(replica.front().stage, replica.front().replica, ranks, deadline, table->epoch(),
+               now());
   for (const member& m : table->view().members) {
     // Busy is what it said last; that it is quiet it has to say anew.
     const bool busy = m.load.queue_length != 0 || m.load.active_transfers != 0;

@@ -77,10 +77,10 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
     }
     if (n.report) {
       const auto& r = *n.report;
-      row.insert(row.end(),
-                 {duration_text(r.uptime_ms), number(n.member.load.queue_length),
-                  number(active_transfers(r)), number(r.operations_open), number(r.waiting_for_link),
-                  number(r.transfers_done), number(r.transfers_failed), bytes_text(r.bytes_moved)});
+      row.insert(row.end(), {duration_text(r.uptime_ms), number(n.member.load.queue_length),
+                             number(active_transfers(r)), number(r.operations_open),
+                             number(r.waiting_for_link), number(r.transfers_done),
+                             number(r.transfers_failed), bytes_text(r.bytes_moved)});
     } else {
       row.insert(row.end(), {"-", "-", "-", "-", "-", "-", "-", "-"});
     }

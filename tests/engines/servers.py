@@ -17,7 +17,7 @@ START_SECONDS = 300  # of a server; vLLM imports for half a minute in each of th
 ASK_SECONDS = 120
 
 
-# Of one prefill and one decode engine, which bring their own caches.
+# Of one prefill and one decode engine that a file names, which bring their own caches.
 DEPLOYMENT = """\
 cluster: engines
 supervisor: {{host: 127.0.0.1, port: {port}}}

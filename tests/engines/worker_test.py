@@ -20,6 +20,7 @@ import servers
 from troupe.vllm.layouts import cpu_planes, describe_cpu_cache
 from troupe.vllm.metadata import Receive, Send, TroupeMetadata
 from troupe.vllm.params import HandOff, new_transfer, prompt_digest
+from troupe.vllm.place import Place, place_of, replica_of
 from troupe.vllm.worker import Worker
 
 LAYERS = ["layers.0", "layers.1", "layers.2"]
@@ -46,7 +47,7 @@ class Side:
 
     def __init__(self, deployment, node):
         self.caches = allocate()
-        self.worker = Worker(deployment=str(deployment), node=node)
+        self.worker = Worker(Place(node, file=str(deployment)))
         self.worker.register(self.caches, layers=LAYERS, block_size=BLOCK, packing="vec")
         self.sent, self.loaded, self.failed = [], [], []
 
@@ -124,8 +125,26 @@ class Workers(unittest.TestCase):
     def test_the_cache_of_another_prompt_is_a_failure(self):
         source = self.send([5], 20, digest=prompt_digest([1, 2, 3]))
         self.decode.step(receives=[Receive("r", source, [6], 0, DIGEST)])
-        self.until(lambda: self.decode.loaded and source.transfer in self.prefill.sent, "the load did not end")
+        self.until(lambda: self.decode.loaded, "the load did not end")
         self.assertEqual(self.decode.failed, ["r"])
+        self.assertNotIn(source.transfer, self.prefill.sent)  # it is there for whoever asks rightly
+        right = HandOff(source.transfer, source.nodes, 20, prompt_digest([1, 2, 3]))
+        self.decode.step(receives=[Receive("again", right, [6], 0, right.digest)])
+        self.until(lambda: source.transfer in self.prefill.sent, "the source did not go on")
+        self.assertEqual(self.decode.failed, ["r"])
+
+    def test_a_second_load_of_a_source_does_not_end_the_first(self):
+        source = self.send([5, 6], 60)
+        self.decode.step(receives=[Receive("first", source, [7, 8], 0, DIGEST),
+                                   Receive("second", source, [9, 10], 0, DIGEST)])
+        self.until(lambda: len(self.decode.loaded) >= 2, "the loads did not end")
+        self.assertEqual((sorted(self.decode.loaded), self.decode.failed), (["first", "second"], ["second"]))
+
+    def test_a_load_from_here_itself_frees_what_was_sent(self):
+        source = self.send([5, 6], 60)
+        self.prefill.step(receives=[Receive("r", source, [7, 8], 0, DIGEST)])
+        self.until(lambda: source.transfer in self.prefill.sent, "the source was not given up")
+        self.assertEqual(self.prefill.failed, ["r"])
 
     def test_what_cannot_be_loaded_fails_at_once(self):
         nowhere = HandOff(new_transfer("nowhere-0"), ("nowhere-0",), 20, DIGEST)
@@ -178,15 +197,13 @@ class Layouts(unittest.TestCase):
         raw = torch.tensor([], dtype=torch.int8).set_(view.regions[0])
         for layer, plane, block, head in ((0, 0, 0, 0), (0, 1, 3, 1), (2, 0, 39, 1), (2, 1, 17, 0)):
             half = caches[layer][block, head].reshape(2, BLOCK, DIM)[plane].contiguous().view(torch.int8)
-            region, begin, _ = view.layout.locate([block], layer=layer, plane=plane, token=0, head=head)
-            _, last, length = view.layout.locate([block], layer=layer, plane=plane, token=BLOCK - 1, head=head)
-            self.assertEqual((region, last + length - begin), (0, half.numel()))
-            self.assertTrue(torch.equal(raw[begin:last + length], half.flatten()), (layer, plane, block, head))
+            region, begin, length = view.layout.locate([block], layer=layer, plane=plane, token=7, head=head)
+            self.assertEqual((region, length), (0, half.numel()))
+            self.assertTrue(torch.equal(raw[begin:begin + length], half.flatten()), (layer, plane, block, head))
 
     def test_a_block_of_vllm_may_be_several_of_the_kernels(self):
         view = describe_cpu_cache(list(allocate().values()), block_size=2 * BLOCK, packing="vec")
         self.assertEqual(view.blocks_of([3, 0], 70), [6, 7, 0])
-        self.assertEqual([view.whole_blocks(tokens) for tokens in (1, 32, 33)], [32, 32, 64])
 
     def test_a_cache_of_another_arrangement_is_refused(self):
         tokens_outside_heads = ((4, 2, 32, 128), (8192, 128, 256, 1))
@@ -194,6 +211,23 @@ class Layouts(unittest.TestCase):
             cpu_planes(*tokens_outside_heads, 2, 0)
         with self.assertRaisesRegex(ValueError, "--kv-cache-dtype auto"):
             describe_cpu_cache([torch.zeros(4, 2, 32, 128, dtype=torch.int8)], block_size=BLOCK, packing="vec")
+
+
+class Places(unittest.TestCase):
+    def test_nothing_said_is_a_node_that_joins(self):
+        place = place_of({}, "0b9d7c3e-1f6a-4c65-a0a9-b54c1d0f2f11_dp0")
+        self.assertEqual(place.node, "engines.0b9d7c3e-1f6a-4c65-a0a9-b54c1d0f2f11_dp0.0")
+        self.assertIn("begin: true", place.text)
+        self.assertRegex(replica_of("An engine: of mine"), "^[0-9a-f]{32}$")
+        self.assertNotEqual(replica_of("a b"), replica_of("a  b"))
+
+    def test_what_does_not_go_together_is_refused(self):
+        self.assertEqual(place_of({"deployment": "f", "node": "prefill-0"}, "e").file, "f")
+        self.assertIn("port: 7400", place_of({"supervisor": "[::1]:7400"}, "e").text)
+        for extra in ({"deployment": "f"}, {"node": "n"}, {"deployment": "f", "node": "n", "supervisor": "h:1"},
+                      {"supervisor": "h"}, {"supervisor": "h:0"}, {"supervisor": 7}, {"suprevisor": "h:1"}):
+            with self.assertRaises(ValueError, msg=str(extra)):
+                place_of(extra, "e")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Two processes whose caches are torch tensors of a GPU. By hand, on a machine with one: CI has none.
 
-Usage: TROUPE_COMMAND=troupe gpu_pair.py [--gpus PREFILL,DECODE] [--megabytes N]
+Usage: TROUPE_COMMAND=troupe gpu_pair.py [--gpus PREFILL,DECODE] [--blocks N]
 
-Moves a prompt in every form that `Memory.of` takes (tensor, storage, __dlpack__, __cuda_array_interface__), pushed layer
-by layer behind events of the computing stream, and pulled at once, with the decode side's stream waiting on the GPU.
+Moves a prompt in every form that `Memory.of` takes (tensor, storage, __dlpack__, __cuda_array_interface__), pushed
+layer by layer behind events of the computing stream, and pulled at once, with the decode side's stream waiting on the
+GPU.
 Compares every byte, and that what must be refused is. Exits with 0 and prints what moved, or says what is wrong.
 """
 
@@ -81,9 +82,8 @@ def layout_of(blocks: int) -> troupe.Layout:
 def numbers(tokens: int, device: torch.device) -> Any:
     """What token t of layer l has: [layer][kv][token][head][dim], different everywhere."""
     count = LAYERS * 2 * tokens * HEADS * DIM
-    return ((torch.arange(count, device=device, dtype=torch.int64) * 2654435761) % 65521).to(torch.int16).view(
-        LAYERS, 2, tokens, HEADS, DIM
-    )
+    mixed = (torch.arange(count, device=device, dtype=torch.int64) * 2654435761) % 65521
+    return mixed.to(torch.int16).view(LAYERS, 2, tokens, HEADS, DIM)
 
 
 def cache_of(blocks: int, device: torch.device) -> Any:
@@ -106,7 +106,8 @@ def prefill(options: argparse.Namespace, text: str) -> None:
     tokens, count = options.blocks * BLOCK, options.blocks
     cache = cache_of(count, device)
     said = numbers(tokens, device)
-    with troupe.Engine("prefill-0", text=text, layout=layout_of(count), regions=[as_form(cache, options.form)]) as engine:
+    regions = [as_form(cache, options.form)]
+    with troupe.Engine("prefill-0", text=text, layout=layout_of(count), regions=regions) as engine:
         engine.wait_registered(PATIENCE)
         refuse_what_must_be(cache, text)
         blocks = blocks_of(count, 7)
@@ -127,7 +128,8 @@ def decode(options: argparse.Namespace, text: str) -> None:
     device = torch.device("cuda", options.gpu)
     tokens, count = options.blocks * BLOCK, options.blocks
     cache = cache_of(count, device)
-    with troupe.Engine("decode-0", text=text, layout=layout_of(count), regions=[as_form(cache, options.form)]) as engine:
+    regions = [as_form(cache, options.form)]
+    with troupe.Engine("decode-0", text=text, layout=layout_of(count), regions=regions) as engine:
         engine.wait_registered(PATIENCE)
         blocks = blocks_of(count, 11)
         begun = time.monotonic()
@@ -190,7 +192,8 @@ def refuse_what_must_be(cache: Any, text: str) -> None:
 def pair(options: argparse.Namespace, mode: str, form: str, folder: Path) -> None:
     up = folder / f"{mode}-{form}.yaml"
     up.write_text(deployment(0, mode))
-    with subprocess.Popen([os.environ["TROUPE_COMMAND"], "up", str(up)], stdout=subprocess.PIPE, text=True) as supervisor:
+    command = [os.environ["TROUPE_COMMAND"], "up", str(up)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
         try:
             assert supervisor.stdout is not None
             port = 0

@@ -1,11 +1,11 @@
 """vLLM's connector: the KV cache of a prompt moves from the engine that prefilled it to the one that decodes it.
 
     python3 -m vllm.entrypoints.openai.api_server --model MODEL --kv-transfer-config '{
-      "kv_connector": "TroupeConnector", "kv_connector_module_path": "troupe.vllm", "kv_role": "kv_producer",
-      "kv_connector_extra_config": {"deployment": "FILE", "node": "prefill-0"}}'
+      "kv_connector": "TroupeConnector", "kv_connector_module_path": "troupe.vllm", "kv_role": "kv_both"}'
 
-and the same with "kv_consumer" and "decode-0" for the engine that decodes. The deployment has both stages with
-`engine: external` and an edge of mode read between them; its supervisor runs by itself (`troupe node`).
+for every engine of one machine: the first one begins a supervisor, the others find it. `kv_connector_extra_config` may
+name one that runs ({"supervisor": "HOST:PORT"}), or a deployment's file and which of its nodes this engine is
+({"deployment": "FILE", "node": "prefill-0"}; stages of `engine: external` with an edge of mode read between them).
 
 So far: the CPU backend, one rank an engine, one KV cache group. vLLM calls every method; one that raised would end the
 whole server, so each has an answer for the case that something goes wrong in it.
@@ -14,6 +14,7 @@ whole server, so each has an answer for the case that something goes wrong in it
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from troupe.vllm.metadata import TroupeMetadata
+from troupe.vllm.place import place_of
 from troupe.vllm.scheduler import Scheduler
 from troupe.vllm.worker import Worker
 
@@ -70,18 +72,13 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = dict(self._kv_transfer_config.kv_connector_extra_config)
-        deployment, node = extra.pop("deployment", None), extra.pop("node", None)
-        if not isinstance(deployment, str) or not isinstance(node, str) or extra:
-            raise ValueError(
-                "kv_connector_extra_config has to name a 'deployment' file and the 'node' of it that this engine is"
-                + (f"; it knows no {', '.join(map(repr, sorted(extra)))}" if extra else "")
-            )
+        engine_id = self._kv_transfer_config.engine_id
+        place = place_of(self._kv_transfer_config.kv_connector_extra_config, engine_id)
         _check_supported(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(node=node, engine_id=self._kv_transfer_config.engine_id)
+            self._scheduler = Scheduler(node=place.node, engine_id=engine_id)
         else:
-            self._worker = Worker(deployment=deployment, node=node)
+            self._worker = Worker(place)
 
     # -- the scheduler's side
 
@@ -125,7 +122,11 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if len(packing) != 1 or "" in packing:
             raise ValueError(f"Troupe moves the cache of vLLM's CPU backend; the layers here are packed as {packing}")
         self._worker.register(
-            kv_caches, layers=layers, block_size=self._vllm_config.cache_config.block_size, packing=packing.pop()
+            kv_caches,
+            layers=layers,
+            block_size=self._vllm_config.cache_config.block_size,
+            packing=packing.pop(),
+            model=_hash_of(self._vllm_config.model_config),
         )
 
     def bind_connector_metadata(self, connector_metadata: TroupeMetadata) -> None:
@@ -160,6 +161,13 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER:
             self._worker.stop()
+
+
+def _hash_of(model: Any) -> bytes:
+    """Of what makes equal bytes of two caches mean the same. A path is another one on another machine, so that the
+    model's own configuration stands for it, which names what a file of weights was made by."""
+    said = (model.hf_config.to_json_string(use_diff=False), model.revision, model.quantization, str(model.dtype))
+    return hashlib.blake2b(repr(said).encode(), digest_size=32).digest()
 
 
 def _check_supported(vllm_config: Any, kv_cache_config: Any) -> None:

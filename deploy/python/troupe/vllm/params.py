@@ -24,8 +24,8 @@ __all__ = [
 
 KEY = "troupe"
 VERSION = 1
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_TRANSFER = re.compile(r"[a-z0-9_-]{1,128}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
+_TRANSFER = re.compile(r"[a-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 

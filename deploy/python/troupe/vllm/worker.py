@@ -17,12 +17,14 @@ from troupe.events import Done, Failed, Operation, Unpinned
 from troupe.vllm.layouts import CacheView, describe_cpu_cache
 from troupe.vllm.metadata import Receive, Send, TroupeMetadata
 from troupe.vllm.params import HandOff
+from troupe.vllm.place import Place
 
 __all__ = ["Results", "Worker"]
 
 logger = init_logger(f"vllm.{__name__}")
 
 IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
+PARK = 30.0  # seconds; the answer that sent a decode here comes a step before the send
 
 
 @dataclass
@@ -36,13 +38,14 @@ class Results:
 
 @dataclass
 class _Transfer:
-    """One operation of the engine. `digest`: of the prompt that a load has to be of."""
+    """One operation of the engine. `name`: of a send, that others know it by. `source`: of a load."""
 
     request_id: str
     sends: bool
     tokens: int
     began: float
-    digest: str = ""
+    name: str = ""
+    source: HandOff | None = None
     why: str = ""
     bytes_moved: int = 0
 
@@ -53,24 +56,25 @@ class Worker:
     Blocks are free again at `Unpinned`, not at the outcome: until then a peer may still read or write them.
     """
 
-    def __init__(self, *, deployment: str, node: str) -> None:
-        self._deployment = deployment
-        self._node = node
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._engine: Engine | None = None
         self._view: CacheView | None = None
         self._transfers: dict[Operation, _Transfer] = {}
         self._results = Results()
 
-    def register(self, caches: Mapping[str, Any], *, layers: list[str], block_size: int, packing: str) -> None:
-        """Starts the node. It registers with the supervisor by itself, in whatever order they start."""
-        self._view = describe_cpu_cache([caches[name] for name in layers], block_size=block_size, packing=packing)
+    def register(
+        self, caches: Mapping[str, Any], *, layers: list[str], block_size: int, packing: str, model: bytes = b""
+    ) -> None:
+        """Starts the node."""
+        self._view = describe_cpu_cache(
+            [caches[name] for name in layers], block_size=block_size, packing=packing, model=model
+        )
         with _on_every_core():
-            self._engine = Engine(
-                self._node, file=self._deployment, layout=self._view.layout, regions=self._view.regions
-            )
+            self._engine = self._place.start(self._view.layout, self._view.regions)
         logger.info(
             "%s offers its cache of %d blocks of %d tokens",
-            self._node,
+            self._place.node,
             self._view.layout.blocks,
             self._view.block_tokens,
         )
@@ -97,10 +101,10 @@ class Worker:
                     continue
                 if isinstance(event, Failed):
                     transfer.why = str(event.error)
+                    if event.error.code == ErrorCode.LAYOUT_MISMATCH:
+                        transfer.source = None  # another prompt's, which goes on
                 elif isinstance(event, Done):
                     transfer.bytes_moved = event.bytes_moved
-                    if not transfer.sends and event.aux.decode(errors="replace") != transfer.digest:
-                        transfer.why = "the cache that came is of another prompt"
                 elif isinstance(event, Unpinned):
                     self._end(self._transfers.pop(event.operation))
         taken, self._results = self._results, Results()
@@ -121,7 +125,7 @@ class Worker:
     def _send(self, send: Send) -> None:
         assert self._view is not None
         engine = self._started()
-        transfer = _Transfer(send.request_id, True, send.tokens, time.monotonic())
+        transfer = _Transfer(send.request_id, True, send.tokens, time.monotonic(), send.transfer)
         try:
             operation = engine.send(send.transfer, self._view.blocks_of(send.blocks, send.tokens))
         except TroupeError as error:
@@ -130,29 +134,30 @@ class Worker:
             return
         self._transfers[operation] = transfer
         try:
-            tokens = self._view.whole_blocks(send.tokens)
-            engine.layers_ready(operation, 0, self._view.layers, tokens)
-            engine.seal(operation, tokens, send.digest.encode())
+            engine.layers_ready(operation, 0, self._view.layers, send.tokens)
+            engine.seal(operation, send.tokens, send.digest.encode())
         except TroupeError as error:
             self._give_up(operation, f"it cannot be offered: {error}")
 
     def _receive(self, receive: Receive) -> None:
         assert self._view is not None
-        transfer = _Transfer(receive.request_id, False, 0, time.monotonic(), receive.digest)
+        transfer = _Transfer(receive.request_id, False, 0, time.monotonic())
         source = receive.source
         if source is None:
             transfer.why = receive.refused
             self._end(transfer)
             return
-        transfer.tokens = source.tokens
+        transfer.tokens, transfer.source = source.tokens, source
         try:
             operation = self._started().receive(
                 source.transfer,
                 sources=source.nodes,
                 mode="read",
-                tokens=self._view.whole_blocks(source.tokens),
+                tokens=source.tokens,
                 prefix_tokens=receive.prefix_tokens,
                 blocks=self._view.blocks_of(receive.blocks, source.tokens),
+                park=PARK,
+                expect=receive.digest.encode(),
             )
         except TroupeError as error:
             transfer.why = str(error)
@@ -161,11 +166,22 @@ class Worker:
             self._transfers[operation] = transfer
 
     def _release(self, source: HandOff) -> None:
-        """A receive of nothing: it ends the source. Its own outcome is of no interest."""
+        """Its own outcome is of no interest."""
+        if self._place.node in source.nodes:  # a router sent both halves of a request here
+            for operation, transfer in list(self._transfers.items()):
+                if transfer.sends and transfer.name == source.transfer:
+                    self._give_up(operation, "it was to be decoded where it was prefilled")
+            return
         try:
-            self._started().receive(source.transfer, sources=source.nodes, mode="read", tokens=0)
+            self._started().release(source.transfer, source.nodes)
         except TroupeError as error:
             logger.warning("%s cannot be released, its lease will end: %s", source.transfer, error)
+
+    def _is_loading(self, source: HandOff) -> bool:
+        """Whether another request here loads the same."""
+        return any(
+            one.source is not None and one.source.transfer == source.transfer for one in self._transfers.values()
+        )
 
     def _abort(self, request_id: str) -> None:
         for operation, transfer in self._transfers.items():
@@ -206,6 +222,8 @@ class Worker:
         self._results.loaded.add(transfer.request_id)
         if transfer.why:
             self._results.failed.add(transfer.request_id)
+            if transfer.source is not None and not self._is_loading(transfer.source):
+                self._release(transfer.source)  # nobody here asks for it again
 
 
 @contextlib.contextmanager
