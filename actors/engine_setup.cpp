@@ -14,6 +14,8 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/node_place.hpp"
+#include "troupe/actors/node_roles.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/config/open_name.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/layout_fingerprint.hpp"
@@ -31,17 +33,6 @@ std::optional<transport::backend_kind> backend_of(config::backend_kind kind) {
     case config::backend_kind::xgmi: return transport::backend_kind::xgmi;
   }
   return std::nullopt;
-}
-
-node_role role_of(config::role role) {
-  switch (role) {
-    case config::role::supervisor: return node_role::supervisor;
-    case config::role::prefill: return node_role::prefill;
-    case config::role::decode: return node_role::decode;
-    case config::role::store: return node_role::store;
-    case config::role::both: return node_role::both;
-  }
-  return node_role::store;
 }
 
 kvcache::arrangement arrangement_of(const config::cache_arrangement& from) {
@@ -97,13 +88,21 @@ transport::xgmi_options xgmi_options_of(const config::transport_config& from) {
 
 namespace {
 
+std::set<std::string> open_stages_of(const config::deployment& deployment) {
+  std::set<std::string> names;
+  for (const auto& stage : deployment.stages) {
+    if (stage.open) names.insert(stage.name);
+  }
+  return names;
+}
+
 /// What is the same of every node of a stage.
 node_settings settings_of_stage(const config::deployment& deployment,
                                 const config::stage_config& stage) {
   node_settings settings;
   settings.cluster = deployment.cluster;
   settings.self.stage = stage.name;
-  settings.self.role = static_cast<std::uint8_t>(role_of(stage.role));
+  settings.self.role = static_cast<std::uint8_t>(node_role_of(stage.role));
   settings.supervisor_host = deployment.supervisor.host;
   settings.supervisor_port = deployment.supervisor.port;
   settings.heartbeat_interval = deployment.supervisor.heartbeat_interval;
@@ -126,41 +125,12 @@ node_settings settings_of_stage(const config::deployment& deployment,
     settings.nodes.emplace(node.name,
                            node_place{node.stage, node.replica, node.rank, node.tensor_parallel});
   }
-  for (const auto& other : deployment.stages) {
-    if (other.open) settings.open_stages.insert(other.name);
-  }
+  settings.open_stages = open_stages_of(deployment);
   for (const auto& edge : deployment.edges) {
     settings.edges.emplace(std::pair{edge.from, edge.to}, edge.mode);
   }
   settings.fail_when_full = stage.pool && stage.pool->on_full == config::pool_full::fail;
   return settings;
-}
-
-std::string listed(const std::set<std::string>& names) {
-  std::string all;
-  for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
-  return all.empty() ? "none" : all;
-}
-
-result<void> check_announcement(const announcement& of, const engine_options& options) {
-  if (!config::open_replica_name.allows(of.replica)) {
-    return fail(errc::invalid_config, "a replica is called by " + config::open_replica_name.text() +
-                                          ", not `" + printable(of.replica, 64) + "`");
-  }
-  if (of.ranks == 0 || of.ranks > kvcache::max_ranks || of.rank >= of.ranks) {
-    return fail(errc::invalid_config, "rank " + std::to_string(of.rank) + " of " +
-                                          std::to_string(of.ranks) + "; a replica has 1 to " +
-                                          std::to_string(kvcache::max_ranks) + " ranks, from 0");
-  }
-  const auto& layout = options.layout;
-  if (layout && (layout->tp_rank != of.rank || layout->tp_size != of.ranks)) {
-    return fail(errc::invalid_config, "the announcement says rank " + std::to_string(of.rank) +
-                                          " of " + std::to_string(of.ranks) + ", the layout rank " +
-                                          std::to_string(layout->tp_rank) + " of " +
-                                          std::to_string(layout->tp_size));
-  }
-  if (const auto wrong = wrong_labels(of.labels)) return fail(errc::invalid_config, *wrong);
-  return {};
 }
 
 }  // namespace
@@ -195,14 +165,9 @@ result<node_settings> settings_to_join(const config::deployment& deployment,
   const announcement& of = *options.join;
   const auto* stage = config::find_stage(deployment, of.stage);
   if (stage == nullptr || !stage->open) {
-    std::set<std::string> open;
-    for (const auto& one : deployment.stages) {
-      if (one.open) open.insert(one.name);
-    }
     return fail(errc::not_found, "the deployment has no open stage `" + printable(of.stage, 64) +
-                                     "` to join; open are: " + listed(open));
+                                     "` to join; open are: " + list_of(open_stages_of(deployment)));
   }
-  if (auto fine = check_announcement(of, options); !fine) return fail(fine.error());
   auto settings = settings_of_stage(deployment, *stage);
   settings.joins = true;
   settings.self.name = config::open_node_name({of.stage, of.replica, of.rank});
@@ -210,10 +175,20 @@ result<node_settings> settings_to_join(const config::deployment& deployment,
   settings.self.rank = of.rank;
   settings.self.ranks = of.ranks;
   settings.self.labels = of.labels;
+  // Refused here as the supervisor would, and at once.
+  const open_stage joined{stage->name, node_role_of(stage->role), stage->open->max_nodes};
+  if (auto fine = check_announcement(settings.self, joined); !fine) return fail(fine.error());
   if (options.layout) {
+    const auto& layout = *options.layout;
+    if (layout.tp_rank != of.rank || layout.tp_size != of.ranks) {
+      return fail(errc::invalid_config, "the announcement says rank " + std::to_string(of.rank) +
+                                            " of " + std::to_string(of.ranks) +
+                                            ", the layout rank " + std::to_string(layout.tp_rank) +
+                                            " of " + std::to_string(layout.tp_size));
+    }
     // What `fingerprint_of` reads has to be a layout.
-    if (auto fine = kvcache::check(*options.layout); !fine) return fail(fine.error());
-    settings.self.fingerprint = kvcache::fingerprint_of(*options.layout);
+    if (auto fine = kvcache::check(layout); !fine) return fail(fine.error());
+    settings.self.fingerprint = kvcache::fingerprint_of(layout);
   }
   auto host = address_of("auto", deployment.supervisor);
   if (!host) return fail(host.error());

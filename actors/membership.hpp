@@ -88,6 +88,10 @@ struct open_stage {
   std::uint32_t max_nodes{256};
 };
 
+/// Whether a node may say this of itself to join that stage: role, replica, rank, name, labels.
+/// `invalid_config` naming what is wrong.
+[[nodiscard]] result<void> check_announcement(const node_info& node, const open_stage& stage);
+
 /// How the name of a slot is used.
 struct slot_use {
   enum class kind : std::uint8_t {
@@ -268,7 +272,6 @@ class membership_table {
   [[nodiscard]] const open_stage* open_stage_of(std::string_view stage) const;
   [[nodiscard]] std::string stages_that_are_open() const;
   [[nodiscard]] result<entry*> joining(const node_info& node, steady_time now);
-  [[nodiscard]] result<void> check_announcement(const node_info& node) const;
   [[nodiscard]] result<void> check_replica(const node_info& node) const;
   [[nodiscard]] result<void> make_room(const open_stage& stage, steady_time now);
   entry& enter(expected_slot slot);

@@ -1,6 +1,7 @@
 // Of the membership table: nodes that no file names, in stages that are open.
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -26,46 +27,13 @@ unexpected bad_announcement(const node_info& node, const std::string& what) {
 
 }  // namespace
 
-const open_stage* membership_table::open_stage_of(std::string_view stage) const {
-  const auto found = std::ranges::find(options_.open, stage, &open_stage::name);
-  return found == options_.open.end() ? nullptr : &*found;
-}
-
-std::string membership_table::stages_that_are_open() const {
-  std::string names;
-  for (const open_stage& stage : options_.open) names += (names.empty() ? "" : ", ") + stage.name;
-  return names.empty() ? "none" : names;
-}
-
-// -- who wants in
-
-result<membership_table::entry*> membership_table::joining(const node_info& node, steady_time now) {
-  if (auto fine = check_announcement(node); !fine) return fail(fine.error());
-  if (std::ranges::find(forgotten_, node.incarnation) != forgotten_.end()) {
-    return fail(errc::stale_incarnation,
-                "this life of node " + quoted(node.name) +
-                    " was gone for so long that it was forgotten; start the process again");
-  }
-  if (auto fits = check_replica(node); !fits) return fail(fits.error());
-  if (entry* known = find(node.name)) return known;
-  if (auto room = make_room(*open_stage_of(node.stage), now); !room) return fail(room.error());
-  return &enter({node.name, node.stage, open_stage_of(node.stage)->role,
-                 replica_number(node.stage, node.replica_name), node.rank, node.ranks});
-}
-
-result<void> membership_table::check_announcement(const node_info& node) const {
-  const open_stage* stage = open_stage_of(node.stage);
-  if (stage == nullptr) {
-    return fail(errc::not_found,
-                "node " + quoted(node.name) + " would join stage " + quoted(node.stage) +
-                    ", which is not open; stages that are: " + stages_that_are_open());
-  }
+result<void> check_announcement(const node_info& node, const open_stage& stage) {
   const auto role = node_role_from(node.role);
-  if (role != stage->role) {
+  if (role != stage.role) {
     return bad_announcement(
         node, "role " + (role ? std::string{to_string(*role)} : std::to_string(node.role)) +
                   " stage " + quoted(node.stage) + ", whose role is " +
-                  std::string{to_string(stage->role)} + "; run it with the file of the cluster");
+                  std::string{to_string(stage.role)} + "; run it with the file of the cluster");
   }
   if (!config::open_replica_name.allows(node.replica_name)) {
     return bad_announcement(node, "replica " + quoted(node.replica_name) +
@@ -74,7 +42,7 @@ result<void> membership_table::check_announcement(const node_info& node) const {
   }
   // One that had more could never be whole.
   const auto most =
-      stage->role == node_role::store ? 1 : std::min(stage->max_nodes, kvcache::max_ranks);
+      stage.role == node_role::store ? 1 : std::min(stage.max_nodes, kvcache::max_ranks);
   if (node.ranks == 0 || node.ranks > most || node.rank >= node.ranks) {
     return bad_announcement(
         node, "rank " + std::to_string(node.rank) + " of " + std::to_string(node.ranks) +
@@ -89,12 +57,45 @@ result<void> membership_table::check_announcement(const node_info& node) const {
   return {};
 }
 
+const open_stage* membership_table::open_stage_of(std::string_view stage) const {
+  const auto found = std::ranges::find(options_.open, stage, &open_stage::name);
+  return found == options_.open.end() ? nullptr : &*found;
+}
+
+std::string membership_table::stages_that_are_open() const {
+  std::set<std::string> names;
+  for (const open_stage& stage : options_.open) names.insert(stage.name);
+  return list_of(names);
+}
+
+// -- who wants in
+
+result<membership_table::entry*> membership_table::joining(const node_info& node, steady_time now) {
+  const open_stage* stage = open_stage_of(node.stage);
+  if (stage == nullptr) {
+    return fail(errc::not_found,
+                "node " + quoted(node.name) + " would join stage " + quoted(node.stage) +
+                    ", which is not open; stages that are: " + stages_that_are_open());
+  }
+  if (auto fine = check_announcement(node, *stage); !fine) return fail(fine.error());
+  if (std::ranges::find(forgotten_, node.incarnation) != forgotten_.end()) {
+    return fail(errc::stale_incarnation,
+                "this life of node " + quoted(node.name) +
+                    " was gone for so long that it was forgotten; start the process again");
+  }
+  if (auto fits = check_replica(node); !fits) return fail(fits.error());
+  if (entry* known = find(node.name)) return known;
+  if (auto room = make_room(*stage, now); !room) return fail(room.error());
+  return &enter({node.name, node.stage, stage->role, replica_number(node.stage, node.replica_name),
+                 node.rank, node.ranks});
+}
+
 /// Whether it fits the other ranks of its replica that are there, and is nobody else by its incarnation.
 result<void> membership_table::check_replica(const node_info& node) const {
   for (const entry& e : entries_) {
     if (e.info.incarnation == node.incarnation && e.slot.name != node.name) {
       return fail(errc::already_exists,
-                  "node " + quoted(node.name) + " joins with the incarnation of " + "another, " +
+                  "node " + quoted(node.name) + " joins with the incarnation of another, " +
                       life_text(node.incarnation) + "; each start of a process draws its own");
     }
     const bool other = e.joined && e.slot.stage == node.stage &&

@@ -1,12 +1,14 @@
 #pragma once
 
-/// How counts and times stand in sentences for people.
+/// How counts, times and names stand in sentences for people.
 
 #include <array>
 #include <chrono>
 #include <cinttypes>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +24,24 @@ namespace troupe::actors {
 [[nodiscard]] inline std::string time_text(std::chrono::milliseconds time) {
   const auto ms = time.count();
   return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+/// "a, b", eight of them at most; "none".
+[[nodiscard]] inline std::string list_of(const std::set<std::string>& names) {
+  constexpr std::size_t most = 8;
+  std::string list;
+  std::size_t count = 0;
+  for (const auto& name : names) {
+    if (count == most) return list + ", ...";
+    list += (count++ == 0 ? "" : ", ") + name;
+  }
+  return list.empty() ? "none" : list;
+}
+
+/// "127.0.0.1:7400", "[::1]:7400"; of port 0, which is not known, the host alone.
+[[nodiscard]] inline std::string address_text(const std::string& host, std::uint16_t port) {
+  const auto shown = host.find(':') == std::string::npos ? host : "[" + host + "]";
+  return port == 0 ? shown : shown + ":" + std::to_string(port);
 }
 
 /// An incarnation: "00c0ffee00c0ffee".

@@ -14,7 +14,6 @@ namespace troupe::actors {
 namespace {
 
 constexpr std::size_t max_host_length = 255;
-constexpr std::size_t max_listed_claims = 8;
 
 /// How well a slot of host `slots` suits a process on host `claimants`: 0 best; empty: not at all.
 std::optional<int> suits(const std::string& slots, const std::string& claimants) {
@@ -22,17 +21,6 @@ std::optional<int> suits(const std::string& slots, const std::string& claimants)
   const bool loopback = config::is_loopback(slots) && config::is_loopback(claimants);
   if (config::is_automatic(slots) || claimants.empty() || loopback) return 1;
   return std::nullopt;
-}
-
-/// At most `max_listed_claims` of them.
-std::string list_of(const std::set<std::string>& names) {
-  std::string list;
-  std::size_t count = 0;
-  for (const auto& name : names) {
-    if (count == max_listed_claims) return list + ", ...";
-    list += (count++ == 0 ? "" : ", ") + name;
-  }
-  return list;
 }
 
 }  // namespace
@@ -163,7 +151,7 @@ result<void> slot_claims::check(const slot_claim& claim) const {
 std::string slot_claims::stages() const {
   std::set<std::string> names;
   for (const slot& one : slots_) names.insert(one.what.stage);
-  return names.empty() ? "none" : list_of(names);
+  return list_of(names);
 }
 
 std::set<std::uint32_t> slot_claims::replicas_begun(std::string_view stage,

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 
+#include "troupe/actors/node_roles.hpp"
 #include "troupe/actors/supervisor.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/config/resolve.hpp"
@@ -8,17 +9,6 @@
 namespace troupe::actors {
 
 namespace {
-
-node_role role_of(config::role role) noexcept {
-  switch (role) {
-    case config::role::supervisor: return node_role::supervisor;
-    case config::role::prefill: return node_role::prefill;
-    case config::role::decode: return node_role::decode;
-    case config::role::store: return node_role::store;
-    case config::role::both: return node_role::both;
-  }
-  return node_role::supervisor;
-}
 
 placement_policy policy_of(config::placement_policy policy) noexcept {
   switch (policy) {
@@ -39,13 +29,13 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
   out.members.stall_tolerance = deployment.supervisor.heartbeat_interval;
   for (const config::resolved_node& node : config::resolve(deployment, {})) {
     if (node.role == config::role::supervisor) continue;
-    out.members.slots.push_back({node.name, node.stage, role_of(node.role), node.replica, node.rank,
-                                 node.tensor_parallel, node.host});
+    out.members.slots.push_back({node.name, node.stage, node_role_of(node.role), node.replica,
+                                 node.rank, node.tensor_parallel, node.host});
   }
   for (const config::stage_config& stage : deployment.stages) {
     out.routes.policies[stage.name] = policy_of(stage.policy);
     if (!stage.open) continue;
-    out.members.open.push_back({stage.name, role_of(stage.role), stage.open->max_nodes});
+    out.members.open.push_back({stage.name, node_role_of(stage.role), stage.open->max_nodes});
     out.routes.open.insert(stage.name);
   }
   for (const config::edge_config& edge : deployment.edges) {

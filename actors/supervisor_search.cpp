@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "troupe/actors/phrases.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::actors {
@@ -38,8 +39,7 @@ result<found_supervisor> supervisor_place::now(std::chrono::milliseconds patienc
 std::string supervisor_place::text() const {
   const std::lock_guard lock{mutex_};
   const auto& at = last_ ? *last_ : first_;
-  const auto host = at.host.find(':') == std::string::npos ? at.host : "[" + at.host + "]";
-  return at.port == 0 ? host : host + ":" + std::to_string(at.port);
+  return address_text(at.host, at.port);
 }
 
 result<bool> supervisor_search::begin(std::shared_ptr<const begun_terms> terms,

@@ -13,6 +13,7 @@
 #include "troupe/actors/door.hpp"
 #include "troupe/actors/door_user_secret.hpp"
 #include "troupe/actors/host_options.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/config/hosts.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"
@@ -70,8 +71,7 @@ void find_secret(cluster_address& at) {
 }  // namespace
 
 std::string cluster_address::text() const {
-  const bool v6 = host.find(':') != std::string::npos;
-  return (v6 ? "[" + host + "]" : host) + (port == 0 ? "" : ":" + std::to_string(port));
+  return actors::address_text(host, port);
 }
 
 actors::cluster_client_options cluster_address::client(std::chrono::milliseconds timeout) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/node_roles.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -14,17 +15,6 @@ namespace {
 /// Nodes that are asked at once: those that do not answer make the others wait no longer than one
 /// timeout for every so many of them.
 constexpr std::size_t askers = 16;
-
-std::uint8_t role_of(config::role role) {
-  switch (role) {
-    case config::role::supervisor: return static_cast<std::uint8_t>(actors::node_role::supervisor);
-    case config::role::prefill: return static_cast<std::uint8_t>(actors::node_role::prefill);
-    case config::role::decode: return static_cast<std::uint8_t>(actors::node_role::decode);
-    case config::role::store: return static_cast<std::uint8_t>(actors::node_role::store);
-    case config::role::both: return static_cast<std::uint8_t>(actors::node_role::both);
-  }
-  return 0;
-}
 
 /// Asks every registered node that may be there for its report, several at once.
 void collect_reports(actors::cluster_client& cluster, cluster_status& status,
@@ -49,7 +39,7 @@ void add_missing(const cluster_address& at, cluster_status& status) {
     actors::member missing;
     missing.node.name = node.name;
     missing.node.stage = node.stage;
-    missing.node.role = role_of(node.role);
+    missing.node.role = static_cast<std::uint8_t>(actors::node_role_of(node.role));
     missing.node.replica = node.replica;
     missing.node.rank = node.rank;
     missing.node.ranks = node.tensor_parallel;

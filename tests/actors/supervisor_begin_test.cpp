@@ -163,6 +163,17 @@ class begun_by_need : public ::testing::Test {
   void put(const std::string& text) const {
     std::ofstream{path, std::ios::binary | std::ios::trunc} << text;
   }
+  /// Once one has been begun.
+  void look_and_give_up() const {
+    std::stop_source over;
+    std::jthread gives_up{[&] {
+      (void)comes_true([this] { return begun().size() == 1; });
+      over.request_stop();
+    }};
+    const auto found = find_or_begin_supervisor(of, 10min, over.get_token());
+    ASSERT_FALSE(found);
+    EXPECT_EQ(found.error().code, errc::aborted);
+  }
 
   troupe::testing::scratch_folder folder{"begin"};
   std::string state = folder.path() + "/state";
@@ -595,26 +606,12 @@ TEST_F(begun_by_need,
 
 TEST_F(begun_by_need, whoever_gives_up_waits_no_longer) {
   double_does("comes to nothing");
-  std::stop_source over;
-  std::jthread gives_up{[&] {
-    (void)comes_true([this] { return begun().size() == 1; });
-    over.request_stop();
-  }};
-  const auto found = find_or_begin_supervisor(of, 10min, over.get_token());
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code, errc::aborted);
+  look_and_give_up();
 }
 
 TEST_F(begun_by_need, whoever_gives_up_leaves_no_child_behind) {
   double_does("takes its time");
-  std::stop_source over;
-  std::jthread gives_up{[&] {
-    (void)comes_true([this] { return begun().size() == 1; });
-    over.request_stop();
-  }};
-  const auto found = find_or_begin_supervisor(of, 10min, over.get_token());
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code, errc::aborted);
+  look_and_give_up();
   ASSERT_EQ(begun().size(), 1u);
   EXPECT_EQ(::waitpid(begun().front(), nullptr, WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD) << "it has been waited for";

@@ -228,11 +228,7 @@ TEST(c_arguments, a_region_that_the_layout_does_not_fit_into_is_refused) {
 }
 
 TEST(c_arguments, layouts_that_are_none_name_the_field) {
-  troupe_cache_geometry geometry{};
-  geometry.size = sizeof geometry;
-  geometry.dtype = "mine";
-  geometry.block_tokens = 4;
-  geometry.blocks = 8;
+  auto geometry = geometry_of("mine");
   troupe_layer_shape shape{TROUPE_LAYER_ATTENTION, 2, 8};
   troupe_layout* layout = nullptr;
   EXPECT_REFUSED(troupe_layout_make(&geometry, &shape, 1, nullptr, &layout), TROUPE_INVALID_CONFIG,
@@ -321,11 +317,7 @@ troupe_layer_details own_type() {
 /// A layer whose V is smaller than its K, of a type of its own, and one of which a head of a block
 /// is 24 packed bytes: two regions.
 layout_handle packed_layout(const char* packing, const std::uint8_t* model) {
-  troupe_cache_geometry geometry{};
-  geometry.size = sizeof geometry;
-  geometry.dtype = "bf16";
-  geometry.block_tokens = 4;
-  geometry.blocks = 8;
+  auto geometry = geometry_of("bf16");
   geometry.model = model;
   troupe_layout* raw = nullptr;
   EXPECT_EQ(troupe_layout_new(&geometry, &raw), TROUPE_OK) << troupe_last_error();
@@ -438,11 +430,7 @@ TEST(c_arguments, a_geometry_of_an_earlier_program_says_no_model) {
 }
 
 TEST(c_arguments, a_layout_is_made_with_details_of_some_of_its_layers) {
-  troupe_cache_geometry geometry{};
-  geometry.size = sizeof geometry;
-  geometry.dtype = "bf16";
-  geometry.block_tokens = 4;
-  geometry.blocks = 8;
+  auto geometry = geometry_of("bf16");
   const troupe_layer_shape shapes[] = {attention, attention};
   const auto typed = own_type();
   const troupe_layer_details* const of_the_second[] = {nullptr, &typed};
@@ -524,11 +512,7 @@ TEST(c_arguments, details_that_are_none_name_the_field) {
 }
 
 TEST(c_arguments, opaque_layers_need_details_and_planes) {
-  troupe_cache_geometry geometry{};
-  geometry.size = sizeof geometry;
-  geometry.dtype = "bf16";
-  geometry.block_tokens = 4;
-  geometry.blocks = 8;
+  auto geometry = geometry_of("bf16");
   const auto tiles = packed("tiles");
   const troupe_layer_details* const details[] = {&tiles};
   troupe_layout* none = nullptr;
@@ -550,11 +534,8 @@ TEST(c_arguments, opaque_layers_need_details_and_planes) {
 
 TEST(c_arguments, layouts_have_one_fingerprint_if_they_are_of_one_shape) {
   const auto fingerprint_of = [](const char* dtype, const troupe_arrangement& how) {
-    troupe_cache_geometry geometry{};
-    geometry.size = sizeof geometry;
-    geometry.dtype = dtype;
-    geometry.block_tokens = 4;
-    geometry.blocks = 8 + how.inner;  // need not be equal either
+    auto geometry = geometry_of(dtype);
+    geometry.blocks += how.inner;  // need not be equal either
     const troupe_layer_shape shape{TROUPE_LAYER_ATTENTION, 2, 8};
     troupe_layout* raw = nullptr;
     EXPECT_EQ(troupe_layout_make(&geometry, &shape, 1, &how, &raw), TROUPE_OK)

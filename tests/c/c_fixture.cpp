@@ -37,12 +37,17 @@ own_supervisor::own_supervisor(const std::string& deployment)
   std::from_chars(up_.out().data() + at, up_.out().data() + up_.out().size(), port_);
 }
 
-layout_handle small_layout() {
+troupe_cache_geometry geometry_of(const char* dtype) {
   troupe_cache_geometry geometry{};
   geometry.size = sizeof geometry;
-  geometry.dtype = "bf16";
+  geometry.dtype = dtype;
   geometry.block_tokens = 4;
   geometry.blocks = 8;
+  return geometry;
+}
+
+layout_handle small_layout() {
+  const auto geometry = geometry_of("bf16");
   const troupe_layer_shape shapes[] = {{TROUPE_LAYER_ATTENTION, 2, 8},
                                        {TROUPE_LAYER_ATTENTION, 2, 8}};
   troupe_layout* layout = nullptr;

@@ -40,6 +40,8 @@ struct free_layout {
   void operator()(troupe_layout* layout) const { troupe_layout_free(layout); }
 };
 using layout_handle = std::unique_ptr<troupe_layout, free_layout>;
+/// 8 blocks of 4 tokens.
+[[nodiscard]] troupe_cache_geometry geometry_of(const char* dtype);
 /// Two layers of two heads of 8 elements, 4 tokens a block, 8 blocks: one region.
 [[nodiscard]] layout_handle small_layout();
 

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/config/deployment.hpp"
+
+namespace troupe::actors {
+
+/// What a node is in messages, as the file says of its stage.
+[[nodiscard]] constexpr node_role node_role_of(config::role role) noexcept {
+  switch (role) {
+    case config::role::supervisor: return node_role::supervisor;
+    case config::role::prefill: return node_role::prefill;
+    case config::role::decode: return node_role::decode;
+    case config::role::store: return node_role::store;
+    case config::role::both: return node_role::both;
+  }
+  return node_role::supervisor;
+}
+
+}  // namespace troupe::actors
