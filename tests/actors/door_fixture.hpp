@@ -27,6 +27,7 @@
 #include "troupe/actors/door.hpp"
 #include "troupe/transport/tcp/socket.hpp"
 
+#include "process_memory.hpp"
 #include "sanitized.hpp"
 #include "scratch_folder.hpp"
 #include "waiting.hpp"
@@ -38,6 +39,7 @@ using transport::tcp::unique_fd;
 using clock = std::chrono::steady_clock;
 using troupe::testing::comes_true;
 using troupe::testing::end_of_wait;
+using troupe::testing::resident_bytes;
 using troupe::testing::wait_limit;
 
 /// Files in a folder that is gone after the test.
@@ -227,15 +229,6 @@ inline double busy_for(std::chrono::milliseconds time) {
   const auto used = cpu_time();
   std::this_thread::sleep_for(time);
   return std::chrono::duration<double>{cpu_time() - used} / (clock::now() - began);
-}
-
-/// Bytes of the process that are in memory.
-inline std::size_t resident_bytes() {
-  std::ifstream statm{"/proc/self/statm"};
-  std::size_t total = 0;
-  std::size_t resident = 0;
-  statm >> total >> resident;
-  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
 inline std::size_t open_descriptors() {

@@ -2,7 +2,6 @@
 // and nothing piles up for what has ended or is not listened to.
 
 #include <atomic>
-#include <fstream>
 #include <map>
 #include <string>
 
@@ -17,6 +16,7 @@
 
 #include "cluster_fixture.hpp"
 #include "free_port.hpp"
+#include "process_memory.hpp"
 
 namespace troupe::testing {
 namespace {
@@ -25,13 +25,6 @@ using std::chrono::milliseconds;
 
 /// Longer than a test waits for anything, in milliseconds.
 constexpr std::uint32_t an_hour = 3'600'000;
-
-std::uint64_t resident_bytes() {
-  std::uint64_t all = 0;
-  std::uint64_t resident = 0;
-  std::ifstream{"/proc/self/statm"} >> all >> resident;
-  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-}
 
 std::unique_ptr<forked> later(const cluster& c, const std::string& name) {
   return std::make_unique<forked>([&c, name](line_channel& channel) {

@@ -1,10 +1,8 @@
 // What transfers leave behind in the two processes: nothing.
 
-#include <fstream>
 #include <string>
 
-#include <unistd.h>
-
+#include "process_memory.hpp"
 #include "ways.hpp"
 
 namespace troupe::testing {
@@ -15,13 +13,6 @@ constexpr int warm_up = 4500;
 constexpr int total = 9000;
 constexpr int at_once = 16;
 constexpr std::uint32_t tokens = 16;
-
-std::uint64_t resident_bytes() {
-  std::uint64_t all = 0;
-  std::uint64_t resident = 0;
-  std::ifstream{"/proc/self/statm"} >> all >> resident;
-  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-}
 
 std::string request(int number) {
   return std::string{"m"}.append(std::to_string(number));

@@ -24,6 +24,7 @@
 #include "cluster_processes.hpp"
 #include "judge.hpp"
 #include "orders.hpp"
+#include "process_memory.hpp"
 #include "seed.hpp"
 #include "waiting.hpp"
 
@@ -70,6 +71,7 @@ class row : public ::testing::TestWithParam<std::string> {
   }
   void notice_missing_heartbeats() { shape.heartbeat_timeout = heartbeats_missed; }
   void SetUp() override {
+    keep_pages_small();
     if (!network::missing()) {
       net.emplace(node_names(shape), addresses::loopback);
       ASSERT_EQ(net->why(), "");
@@ -113,11 +115,8 @@ class row : public ::testing::TestWithParam<std::string> {
     }
     return ports;
   }
-  [[nodiscard]] std::uint64_t resident_bytes(const std::string& name) const {
-    std::ifstream in{"/proc/" + std::to_string(cluster->pid(name)) + "/statm"};
-    std::uint64_t pages = 0;
-    in >> pages >> pages;
-    return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  [[nodiscard]] std::uint64_t resident_bytes_of(const std::string& name) const {
+    return resident_bytes(cluster->pid(name));
   }
   void settle() const { ASSERT_TRUE(cluster->all_up(*client)) << "not all nodes are up again"; }
   milliseconds within(milliseconds time) {

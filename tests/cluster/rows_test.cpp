@@ -319,7 +319,7 @@ TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
     SCOPED_TRACE(round);
     const auto name = cluster->nodes()[dice() % cluster->nodes().size()];
     const auto before = cluster->pid(name);
-    const auto resident = resident_bytes(name);
+    const auto resident = resident_bytes_of(name);
     const auto ports = ports_of(name);
     ASSERT_GE(ports.size(), 2u) << "its cluster port and its data port";
     for (const auto port : ports) {
@@ -334,7 +334,7 @@ TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
     EXPECT_TRUE(cluster->revive().empty()) << name;
     EXPECT_EQ(cluster->pid(name), before);
     if (!sanitized) {
-      EXPECT_LT(resident_bytes(name), resident + (64U << 20U));
+      EXPECT_LT(resident_bytes_of(name), resident + (64U << 20U));
     }
     expect_served("prefill-0", "decode-0");
     expect_served("prefill-1", "decode-1");

@@ -31,6 +31,7 @@
 #include "troupe/deploy/reference_engine/calls.hpp"
 
 #include "command.hpp"
+#include "process_memory.hpp"
 
 namespace {
 
@@ -141,6 +142,7 @@ std::string transfer(actors::cluster_client& client, const std::string& id) {
 class secured : public ::testing::TestWithParam<std::string> {
  protected:
   void start(const std::string& mode, const std::string& heartbeat_timeout = "10min") {
+    keep_pages_small();
     given_.emplace(mode);
     port_ = free_port();
     file_ = folder_.path() + "/deployment.yaml";
@@ -323,14 +325,6 @@ void send_all(int fd, const std::string& bytes) {
     if (n <= 0) return;
     sent += static_cast<std::size_t>(n);
   }
-}
-
-std::uint64_t resident_bytes(pid_t pid) {
-  std::ifstream in{"/proc/" + std::to_string(pid) + "/statm"};
-  std::uint64_t size = 0;
-  std::uint64_t resident = 0;
-  in >> size >> resident;
-  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 /// Of all its threads.

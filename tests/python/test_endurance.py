@@ -5,6 +5,7 @@ TROUPE_TRANSFERS: how many one after the other (5,000); 100,000 by hand.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -15,7 +16,13 @@ from conftest import PATIENCE, RECEIVED, TOKENS, Pair, Supervisor, in_threads, s
 
 # By how far the link had come.
 ENDS_OF_A_PEER = (troupe.ErrorCode.PEER_LOST, troupe.ErrorCode.LINK_BROKEN, troupe.ErrorCode.PEER_UNREACHABLE)
+_PR_SET_THP_DISABLE = 41  # linux/prctl.h
 TRANSFERS = int(os.environ.get("TROUPE_TRANSFERS", "5000"))
+
+
+def keep_pages_small() -> None:
+    """As tests/scratch/process_memory.hpp does: pages that the kernel puts together are no growth of ours."""
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def held_by_this_process() -> tuple[int, int, int]:
@@ -33,6 +40,7 @@ def test_transfers_one_after_the_other_leave_nothing(pair: Pair) -> None:
         assert pair.decode.wait(receive, PATIENCE).aux == b"first token"
         pair.prefill.wait(send, PATIENCE)
 
+    keep_pages_small()
     # What is remembered of the last transfers is full after a part of them.
     begin = max(TRANSFERS // 5, 1000)
     for number in range(begin):

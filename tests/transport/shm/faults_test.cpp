@@ -2,12 +2,12 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include <sys/un.h>
 
 #include "troupe/transport/shm/wire.hpp"
 
+#include "process_memory.hpp"
 #include "processes.hpp"
 #include "sanitized.hpp"
 
@@ -360,19 +360,6 @@ TEST(shm_faults, a_peer_that_sends_nonsense_over_the_socket_of_a_link_ends_only_
 
 // -- leaks
 
-std::uint64_t resident_kib() {
-  std::ifstream status{"/proc/self/status"};
-  std::string word;
-  while (status >> word) {
-    if (word == "VmRSS:") {
-      std::uint64_t kib = 0;
-      status >> kib;
-      return kib;
-    }
-  }
-  return 0;
-}
-
 TEST(shm_faults, a_thousand_links_leave_no_descriptor_and_no_memory_behind) {
   node dialer{101};
   node acceptor{202};
@@ -398,13 +385,13 @@ TEST(shm_faults, a_thousand_links_leave_no_descriptor_and_no_memory_behind) {
     other.to_peer->close();
     if (round == 100) {
       descriptors = open_descriptors();
-      resident = resident_kib();
+      resident = troupe::testing::resident_bytes();
     }
   }
   EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors; }))
       << open_descriptors() << " of " << descriptors;
   if (!troupe::testing::sanitized) {
-    EXPECT_LE(resident_kib(), resident + resident / 10 + 1024);
+    EXPECT_LE(troupe::testing::resident_bytes(), resident + resident / 10 + (1U << 20U));
   }
 }
 

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -32,6 +31,7 @@
 #include "troupe/transport/tcp/wire.hpp"
 
 #include "lane_by_hand.hpp"
+#include "process_memory.hpp"
 #include "waiting.hpp"
 
 namespace troupe::transport::tcp {
@@ -39,6 +39,7 @@ namespace troupe::transport::tcp {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 using troupe::testing::comes_true;
+using troupe::testing::resident_bytes;
 using troupe::testing::wait_limit;
 
 inline std::size_t open_descriptors() {
@@ -47,14 +48,6 @@ inline std::size_t open_descriptors() {
   while (::readdir(folder) != nullptr) ++count;
   ::closedir(folder);
   return count;
-}
-
-inline std::size_t resident_kib() {
-  std::ifstream in{"/proc/self/statm"};
-  std::size_t total = 0;
-  std::size_t resident = 0;
-  in >> total >> resident;
-  return resident * 4;
 }
 
 struct quiet_sink final : link_sink {
