@@ -96,7 +96,7 @@ class door_here final : public door {
     if (!fd) return fail(fd.error());
     if (mode_ != door_security::mode::tls && !is_loopback(address_of_socket(fd->get()))) {
       return fail(errc::invalid_config,
-                  "cannot listen at " + address_text(host, port) +
+                  "cannot listen at " + socket_text(host, port) +
                       ": other machines can reach it and security.mode is not tls, so that anyone "
                       "there could take the node over; set security.mode: tls (`troupe certs init "
                       "DIR` makes what it needs), or listen at 127.0.0.1");

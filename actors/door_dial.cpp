@@ -138,7 +138,7 @@ void door_dial::finish(result<door_guest> how) {
   if (how) {
     then(std::move(how));
   } else {
-    then(fail(how.error().code, address_text(host_, port_) + ": " + how.error().message));
+    then(fail(how.error().code, socket_text(host_, port_) + ": " + how.error().message));
   }
 }
 

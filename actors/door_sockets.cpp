@@ -48,7 +48,7 @@ socket_address told_by(Ask ask, int fd) noexcept {
 }  // namespace
 
 result<unique_fd> listen_at(const std::string& host, std::uint16_t port) {
-  const auto where = "cannot listen at " + address_text(host, port) + ": ";
+  const auto where = "cannot listen at " + socket_text(host, port) + ": ";
   const auto all = addresses_of(host, port);
   if (!all) return fail(errc::invalid_config, where + all.error().message);
   int why = EADDRNOTAVAIL;
@@ -170,7 +170,7 @@ std::string peer_text(int fd) {
   return text;
 }
 
-std::string address_text(const std::string& host, std::uint16_t port) {
+std::string socket_text(const std::string& host, std::uint16_t port) {
   std::string text;
   const bool v6 = host.find(':') != std::string::npos;
   if (v6) text += "[";

@@ -40,6 +40,6 @@ void send_at_once(int fd) noexcept;
 /// where nothing is: other addresses, numbers, `localhost`.
 [[nodiscard]] std::string loopback_notice(const std::string& name, const socket_address& bound);
 /// "HOST:PORT", for sentences.
-[[nodiscard]] std::string address_text(const std::string& host, std::uint16_t port);
+[[nodiscard]] std::string socket_text(const std::string& host, std::uint16_t port);
 
 }  // namespace troupe::actors
