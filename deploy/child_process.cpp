@@ -44,8 +44,19 @@ void signal_process(int handle, int signal) noexcept {
   ::_exit(127);
 }
 
-/// Empty: the program runs. Else the errno of exec.
+/// Empty: the program runs. Else the errno of exec, or ETIMEDOUT of a copy of this process that has not come to exec:
+/// somebody has stopped it, and no signal to this process would end a wait for it.
 std::optional<int> read_report(int fd) {
+  using namespace std::chrono;
+  constexpr seconds patience{10};
+  pollfd told{fd, POLLIN, 0};
+  const auto limit = steady_clock::now() + patience;
+  for (auto left = duration_cast<milliseconds>(patience); left.count() > 0;
+       left = duration_cast<milliseconds>(limit - steady_clock::now())) {
+    const int ready = ::poll(&told, 1, static_cast<int>(left.count()));
+    if (ready > 0 || (ready < 0 && errno != EINTR)) break;
+  }
+  if (told.revents == 0) return ETIMEDOUT;
   int why = 0;
   ssize_t count = 0;
   do {
@@ -101,8 +112,13 @@ result<child_process> child_process::start(const std::string& program,
     return why;
   }
   ::close(std::exchange(writer.fd, -1));
-  if (const auto why = read_report(reader.fd))
+  if (const auto why = read_report(reader.fd)) {
+    if (*why == ETIMEDOUT) {
+      child.kill();  // it stands still and heeds nothing else
+      return fail(errc::internal, "cannot run " + program + ": its process does not begin");
+    }
     return fail(errc::not_found, "cannot run " + program + ": " + std::strerror(*why));
+  }
   return child;
 }
 

@@ -33,8 +33,8 @@ class child_process {
   /// Runs `program` with `arguments` (its name is put in front, `troupe` for `own_program`, so that
   /// `ps -f` shows a command that can be typed). Standard output and
   /// error go to `log`, appended; empty: they stay ours. Its process group is its own, so that
-  /// Ctrl-C at a terminal reaches it through us only. `internal` when the system refuses,
-  /// `not_found` when there is no such program.
+  /// Ctrl-C at a terminal reaches it through us only. `internal` when the system refuses, or the process is stopped
+  /// before it becomes the program (10 s), `not_found` when there is no such program.
   [[nodiscard]] static result<child_process> start(const std::string& program,
                                                    std::vector<std::string> arguments,
                                                    const std::string& log = {},
