@@ -20,7 +20,7 @@ import servers
 from troupe.vllm.layouts import cpu_planes, describe_cpu_cache
 from troupe.vllm.metadata import Receive, Send, TroupeMetadata
 from troupe.vllm.params import HandOff, new_transfer, prompt_digest
-from troupe.vllm.place import Place, place_of, replica_of
+from troupe.vllm.place import Place, http_address, place_of, replica_of
 from troupe.vllm.worker import Worker
 
 LAYERS = ["layers.0", "layers.1", "layers.2"]
@@ -220,6 +220,26 @@ class Places(unittest.TestCase):
         self.assertIn("begin: true", place.text)
         self.assertRegex(replica_of("An engine: of mine"), "^[0-9a-f]{32}$")
         self.assertNotEqual(replica_of("a b"), replica_of("a  b"))
+
+    def test_frontends_find_an_engine_by_what_its_node_says(self):
+        place = place_of({}, "e", role="kv_producer", http=":8000")
+        self.assertEqual(place.join.labels, {"engine_id": "e", "role": "prefill", "http": ":8000"})
+        self.assertEqual(place_of({"http": "h:1"}, "e", http=":8000").join.labels["http"], "h:1")
+        self.assertEqual(place_of({}, "e").join.labels, {"engine_id": "e", "role": "both"})
+        for bad in ("h", "h:0", "http://h:1", ":x"):
+            with self.assertRaisesRegex(ValueError, "'http' of kv_connector_extra_config"):
+                place_of({"http": bad}, "e")
+
+    def test_the_address_of_a_server_is_that_of_its_command_line(self):
+        serve, module = ["/usr/bin/vllm", "serve", "MODEL"], ["/x/vllm/entrypoints/openai/api_server.py", "--model", "M"]
+        for words, address in ((serve, ":8000"), ([*serve, "--port", "81"], ":81"), ([*module, "--port=82"], ":82"),
+                               ([*serve, "--host", "h", "--port", "83"], "h:83"), ([*serve, "--host", "0.0.0.0"], ":8000"),
+                               ([*serve, "--host", "::1"], "[::1]:8000"), ([*serve, "--config", "f"], None),
+                               ([*serve, "--config", "f", "--port", "84"], ":84"), ([*serve, "--uds", "/s"], None),
+                               ([*serve, "--port", "0"], None), ([*serve, "--headless"], None),
+                               ([*serve, "--ssl-keyfile", "k"], None), (["/usr/bin/vllm", "bench"], None),
+                               (["mine.py", "--port", "85"], None), ([], None)):
+            self.assertEqual(http_address(words), address, words)
 
     def test_what_does_not_go_together_is_refused(self):
         self.assertEqual(place_of({"deployment": "f", "node": "prefill-0"}, "e").file, "f")

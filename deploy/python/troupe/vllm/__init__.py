@@ -6,6 +6,8 @@
 for every engine of one machine: the first one begins a supervisor, the others find it. `kv_connector_extra_config` may
 name one that runs ({"supervisor": "HOST:PORT"}), or a deployment's file and which of its nodes this engine is
 ({"deployment": "FILE", "node": "prefill-0"}; stages of `engine: external` with an edge of mode read between them).
+Frontends find the engine's HTTP server by a label of its node: as the server's command line has it, or by {"http":
+"HOST:PORT"} where that is not the address to reach it by.
 
 So far: the CPU backend, one rank an engine, one KV cache group. vLLM calls every method; one that raised would end the
 whole server, so each has an answer for the case that something goes wrong in it.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -29,7 +32,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from troupe.vllm.metadata import TroupeMetadata
-from troupe.vllm.place import place_of
+from troupe.vllm.place import http_address, place_of
 from troupe.vllm.scheduler import Scheduler
 from troupe.vllm.worker import Worker
 
@@ -73,7 +76,12 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         engine_id = self._kv_transfer_config.engine_id
-        place = place_of(self._kv_transfer_config.kv_connector_extra_config, engine_id)
+        place = place_of(
+            self._kv_transfer_config.kv_connector_extra_config,
+            engine_id,
+            role=self._kv_transfer_config.kv_role,
+            http=http_address(sys.argv),  # of the server, also in the processes that it starts
+        )
         _check_supported(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = Scheduler(node=place.node, engine_id=engine_id)
