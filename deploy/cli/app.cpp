@@ -24,6 +24,12 @@ constexpr const char* more_help = "Run with --help for more information.\n";
 bool complain_of_verb(const CLI::App& app, int argc, char** argv) {
   if (argc >= 2 && argv[1][0] == '-') return false;
   const std::string word{argc < 2 ? "" : argv[1]};
+  if (word == "router") {
+    std::cerr << "troupe: `router` is a verb of the Python package, which brings it with its extra "
+                 "troupe-kv[router]; where it is installed: python3 -m troupe.router\n"
+              << more_help;
+    return true;
+  }
   std::string verbs;
   for (const auto* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
     if (verb->get_name() == word) return false;

@@ -71,6 +71,7 @@ TEST(usage, an_unknown_word_is_named_at_every_level) {
       {{"chek", "file.yaml"},
        "demo, up, node, check, ask, status, events, drain, certs, info, bench"},
       {{"fly", "--help"}, "unknown verb `fly`"},
+      {{"router"}, "troupe-kv[router]"},
       {{"--faster"}, "--faster"},
       {{"--faster", "check"}, "--faster"},
       {{"check", "--faster"}, "--faster"},

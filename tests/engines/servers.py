@@ -1,5 +1,6 @@
 """Processes of the engine tests: vLLM's servers and what stands beside them, each with a log and an end."""
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -15,6 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "deploy/python"
 START_SECONDS = 300  # of a server; vLLM imports for half a minute in each of three processes
 ASK_SECONDS = 120
+END_SECONDS = 30  # of a supervisor that is told to end
 
 
 # Of one prefill and one decode engine that a file names, which bring their own caches.
@@ -49,6 +51,26 @@ def free_ports(count):
         return [one.getsockname()[1] for one in sockets]
 
 
+def end_supervisor(state):
+    """The one that a server began: it outlives them, and would end by itself in ten minutes. It has a lock on what it
+    says of itself for as long as it lives."""
+    with contextlib.suppress(FileNotFoundError), open(state / "troupe/vllm/supervisor", encoding="utf-8") as notice:
+        limit = time.monotonic() + END_SECONDS
+        while not is_free(notice) and time.monotonic() < limit:
+            notice.seek(0)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.load(notice)["pid"], signal.SIGTERM)
+            time.sleep(0.2)
+
+
+def is_free(file):
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class Process:
     """A program in a session of its own, which ends with this object, and its descendants with it."""
 
@@ -61,12 +83,26 @@ class Process:
                                              env=variables(**(environment or {})))
 
     @property
+    def pid(self):
+        return self._process.pid
+
+    @property
     def running(self):
         return self._process.poll() is None
+
+    @property
+    def exit_code(self):
+        """None: it runs."""
+        return self._process.poll()
 
     def tail(self, lines=25):
         text = self.log.read_text(errors="replace").splitlines()[-lines:]
         return f"-- the end of {self.log}\n" + "\n".join(text)
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(END_SECONDS)
 
     def stop(self):
         for number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
@@ -106,13 +142,30 @@ class Served(Process):
 
     def complete(self, prompt, tokens):
         """The token ids of the greedy continuation of some token ids."""
+        with self._asked(prompt, tokens) as answer:
+            return json.load(answer)["choices"][0]["token_ids"]
+
+    def stream(self, prompt, tokens):
+        """The same token by token, or by several at once. Lists of them."""
+        with self._asked(prompt, tokens, stream=True) as answer:
+            for line in answer:
+                data = line.removeprefix(b"data:").strip()
+                if not line.startswith(b"data:") or data == b"[DONE]":
+                    continue
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise Failed(f"{self.name} broke its stream off: {chunk['error']}\n{self.tail()}")
+                yield chunk["choices"][0]["token_ids"]
+
+    @contextlib.contextmanager
+    def _asked(self, prompt, tokens, **more):
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-                "return_token_ids": True, "detokenize": False}
+                "return_token_ids": True, "detokenize": False, **more}
         request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=ASK_SECONDS) as answer:
-                return json.load(answer)["choices"][0]["token_ids"]
+                yield answer
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")
             raise Failed(f"{self.name} answered {error.code} to {len(prompt)} tokens: {said}\n{self.tail()}") from None
@@ -120,10 +173,11 @@ class Served(Process):
             raise Failed(f"{self.name} did not answer {len(prompt)} tokens: {error}\n{self.tail()}") from None
 
     def metric(self, name):
-        """The sum of a metric over its labels; 0 where there is none yet."""
+        """The sum of a metric over its labels, or with those that stand in the name; 0 where there is none yet."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=ASK_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if name in (line.split("{")[0].split(" ")[0],
+                                                                               line.rsplit(" ", 1)[0]))
 
 
 def vllm(name, python, model, port, core, folder, *, transfer=None, environment=None):

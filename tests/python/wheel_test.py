@@ -71,6 +71,8 @@ class Wheel(unittest.TestCase):
     def test_it_is_for_every_python_of_its_platform_and_says_what_it_is(self):
         self.assertRegex(self.wheel.name, rf"^troupe_kv-\d+\.\d+\.\d+-py3-none-{PLATFORM}\.whl$")
         names = zipfile.ZipFile(self.wheel).namelist()
+        [about] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        self.assertIn(b"Provides-Extra: router\n", zipfile.ZipFile(self.wheel).read(about))
         for ending in ("troupe/py.typed", "troupe/_lib/libtroupe.so.0", "troupe/_lib/troupe", ".dist-info/licenses/LICENSE"):
             self.assertEqual(len([name for name in names if name.endswith(ending)]), 1, f"{ending} in {names}")
 
@@ -102,6 +104,9 @@ class Wheel(unittest.TestCase):
                 said = run(programs / "troupe", "demo", "--requests", "1", "--max-tokens", "2", "--prompt", "short", cwd=home,
                            env=bare)
                 self.assertIn("identical: yes", said)
+                refused = subprocess.run([programs / "troupe", "router"], capture_output=True, text=True, timeout=SECONDS,
+                                         check=False, env=bare)
+                self.assertEqual((refused.returncode, "troupe-kv[router]" in refused.stderr), (1, True), refused.stderr)
                 print(f"{python}: {time.monotonic() - began:.1f} s from no environment to the first moved cache")
                 examples = home / "examples"
                 examples.write_text(f'#!/bin/bash\nexec {programs}/python -B {ROOT}/deploy/examples/python/${{2%%-*}}.py "$1"\n')

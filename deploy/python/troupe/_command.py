@@ -6,7 +6,11 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Becomes the command: signals and the exit status are its own."""
+    """Becomes the command: signals and the exit status are its own. `troupe router` is of Python itself."""
+    if sys.argv[1:2] == ["router"]:
+        from troupe.router.__main__ import main as router
+
+        sys.exit(router(sys.argv[2:]))
     program = Path(__file__).parent / "_lib" / "troupe"
     try:
         os.execv(program, ["troupe", *sys.argv[1:]])

@@ -1,0 +1,328 @@
+"""One request, from the line to its end, whatever is lost meanwhile.
+
+| lost | said so far | what is done next |
+| --- | --- | --- |
+| the engine that computes the prompt | nothing, or a part | another one computes it |
+| the engine that writes, before it was asked | nothing | another one takes the cache, which is pinned still |
+| the engine that writes | nothing | the same, once; if the cache is gone, the prompt is computed anew |
+| the engine that writes | a part | the prompt and that part are computed anew, and the rest is written elsewhere |
+| the engine that writes | all but the end of the stream | the router says the end |
+
+Each costs one of `limits.retries`. An answer that is no stream is asked for anew: the client has none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from troupe.router.carry import as_chat, continued
+from troupe.router.choice import Seat, Wanted
+from troupe.router.errors import ApiError
+from troupe.router.events import data_of, event_of
+from troupe.router.incoming import COMPLETIONS, Incoming
+from troupe.router.instances import Fleet, Instance
+from troupe.router.legs import decode_leg, encoded, prefill_leg
+from troupe.router.line import Line
+from troupe.router.members import Members
+from troupe.router.metrics import Metrics
+from troupe.router.reply import Reply
+from troupe.router.said import Said
+from troupe.router.settings import Settings
+from troupe.router.upstream import LostError, RefusedError, Upstream
+
+__all__ = ["Attempts", "Parts"]
+
+logger = logging.getLogger("troupe.router")
+
+_DONE = b"data: [DONE]\n\n"
+
+# What an engine says that is told to stop, as the last of a text that it does not write on.
+_GIVEN_UP = re.compile(rb'"finish_reason":\s*"abort"')
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all requests share. `members`: None without a cluster of Troupe's."""
+
+    settings: Settings
+    fleet: Fleet
+    line: Line
+    upstream: Upstream
+    metrics: Metrics
+    members: Members | None
+
+
+@dataclass
+class _Source:
+    """The cache of a prompt, pinned at the engine that computed it. `said`: tokens of the text that are in that prompt.
+    `tried`: a decode may have taken it."""
+
+    at: Instance
+    params: Mapping[str, Any]
+    said: int
+    tried: bool = False
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """What is asked for at present. `rest`: of a text that was begun elsewhere."""
+
+    path: str
+    body: Mapping[str, Any]
+    chat: bool
+    rest: bool
+    whole: bool
+
+
+class Attempts:
+    """Use it once."""
+
+    def __init__(self, parts: Parts, incoming: Incoming, reply: Reply) -> None:
+        self._parts = parts
+        self._incoming = incoming
+        self._reply = reply
+        self._said = Said(chat=incoming.chat, wants_tokens=incoming.wants_tokens, fixed=incoming.fixed)
+        self._failed: set[Instance] = set()
+        self._source: _Source | None = None
+        self._place_id = f"{incoming.id}#{secrets.token_hex(4)}"  # a client may give an id twice
+        self._placed = False
+        self._tried = 0
+        self._began = time.monotonic()
+        self._where = "nowhere"
+        self._first: float | None = None
+
+    async def run(self) -> None:
+        """Answers the client. What it raises is that the client has gone."""
+        seconds = self._parts.settings.times.request
+        try:
+            await asyncio.wait_for(self._run(), seconds)
+        except asyncio.TimeoutError:
+            why = ApiError(504, f"the request was not served within {seconds:g} s")
+            await self._reply.error(why)
+            self._log(str(why))
+        except ApiError as why:
+            await self._reply.error(why)
+            self._log(str(why))
+        else:
+            self._log("")
+        finally:
+            if self._placed and self._parts.members is not None:
+                self._parts.members.finished(self._place_id)
+
+    # -- attempts
+
+    async def _run(self) -> None:
+        while True:
+            leg = self._next_leg()
+            if leg is None:
+                await self._end("length")
+                return
+            wanted = await self._wanted(leg)
+            async with self._parts.line.seat(wanted, again=self._tried > 0) as seat:
+                self._tried += 1
+                try:
+                    await self._attempt(seat, leg)
+                    return
+                except (LostError, RefusedError) as why:
+                    lost = why
+            if await self._is_over(lost):
+                return
+
+    def _next_leg(self) -> _Leg | None:
+        """None: all has been said."""
+        incoming = self._incoming
+        if not self._said.tokens:
+            return _Leg(incoming.path, incoming.body, incoming.chat, rest=False, whole=bool(incoming.whole))
+        longest = next((one.longest(incoming.model) for one in self._parts.fleet.serving(incoming.model)), None)
+        body = continued(incoming.body, self._said, longest)
+        if isinstance(body, str):
+            raise self._cannot_go_on(body)
+        if body["max_tokens"] == 0:
+            return None
+        return _Leg(COMPLETIONS, body, False, rest=True, whole=body["max_tokens"] == 1)
+
+    async def _wanted(self, leg: _Leg) -> Wanted:
+        wanted = Wanted(self._incoming.model, whole=leg.whole, failed=self._failed)
+        if self._source is not None:
+            wanted.source = self._source.at
+            if self._source.at.usable and self._parts.line.can(wanted):
+                return wanted
+            self._source = wanted.source = None
+        members = self._parts.members
+        if self._tried == 0 and not leg.whole and members is not None and members.may_place(self._incoming.model):
+            self._placed = True
+            wanted.placed = await members.place(self._place_id, self._incoming.affinity)
+        return wanted
+
+    async def _attempt(self, seat: Seat, leg: _Leg) -> None:
+        metrics = self._parts.metrics
+        self._where = seat.decode.name
+        if seat.prefill is not None:
+            self._where = f"{seat.prefill.name} -> {seat.decode.name}"
+            metrics.placements.labels("supervisor" if seat.as_placed else "router").inc()
+            self._source = await self._prefill(seat.prefill, leg)
+            self._parts.line.leave_prefill(seat)
+        metrics.attempts.labels("pair" if self._source is not None else "alone").inc()
+        source = None if self._source is None else self._source.params
+        decode = seat.decode
+        tokens = self._incoming.stream and not self._said.fixed and decode.says_tokens
+        body = encoded(decode_leg(leg.body, source, tokens=tokens))
+        if self._incoming.stream:
+            await self._stream(decode, leg, body)
+        else:
+            answer = await self._parts.upstream.ask(decode, leg.path, body, self._incoming.headers)
+            if _GIVEN_UP.search(answer.body):
+                raise LostError(decode, "it gave the request up", asked=True)
+            self._reply.whole(answer.body, answer.content_type)
+        decode.served()
+
+    async def _prefill(self, prefill: Instance, leg: _Leg) -> _Source | None:
+        body = encoded(prefill_leg(leg.body, chat=leg.chat))
+        answer = await self._parts.upstream.ask(prefill, leg.path, body, self._incoming.headers)
+        try:
+            params = json.loads(answer.body).get("kv_transfer_params")
+        except (ValueError, AttributeError):
+            raise LostError(prefill, "what it answers is no object of JSON", asked=True) from None
+        prefill.served()
+        if isinstance(params, Mapping) and params.get("do_remote_prefill"):
+            return _Source(prefill, params, len(self._said.tokens))
+        logger.warning("%s: %s keeps no cache of its prompt, which is computed twice", self._incoming.id, prefill.name)
+        return None
+
+    async def _stream(self, decode: Instance, leg: _Leg, body: bytes) -> None:
+        self._said.begin()
+        async with self._parts.upstream.stream(decode, leg.path, body, self._incoming.headers) as events:
+            async for event in events:
+                data = data_of(event)
+                if data is None:
+                    if self._reply.streams:  # a comment, which keeps the connection alive
+                        await self._reply.event(event + b"\n\n")
+                    continue
+                if data == b"[DONE]":
+                    await self._reply.event(_DONE)
+                    return
+                if _GIVEN_UP.search(data):
+                    raise LostError(decode, "it gave the request up", asked=True)
+                if self._incoming.fixed and b'"error"' not in data:  # as it is: nothing of it is needed here
+                    self._said.started = True
+                    await self._tell(event + b"\n\n")
+                    continue
+                told = self._said.take(_chunk_of(decode, data, chat=self._incoming.chat and leg.rest))
+                if told:
+                    await self._tell(b"".join(map(event_of, told)))
+        raise LostError(decode, "its stream ended before its text", asked=True)
+
+    async def _tell(self, data: bytes) -> None:
+        if self._first is None:
+            self._first = time.monotonic() - self._began
+            self._parts.metrics.first_token.observe(self._first)
+        await self._reply.event(data)
+
+    # -- after a loss
+
+    async def _is_over(self, lost: LostError | RefusedError) -> bool:
+        """Whether the client has its whole answer by now. `ApiError`: it will not get it."""
+        passes = isinstance(lost, RefusedError) and not lost.may_pass
+        # Of a cache that was perhaps taken by the engine before: that it is gone is no fault of this one.
+        no_fault = isinstance(lost, RefusedError) and self._source is not None and self._source.tried
+        if not passes and not no_fault:
+            self._failed.add(lost.instance)
+            lost.instance.failed()
+        if self._said.finish is not None:
+            await self._end(None)
+            return True
+        if passes or self._tried > self._parts.settings.limits.retries:
+            raise self._given_up(lost)
+        if self._said.started and self._said.fixed:
+            raise self._cannot_go_on(self._said.fixed)
+        self._keep_source(lost)
+        how = "pinned" if self._source is not None else "continued" if self._said.tokens else "anew"
+        self._parts.metrics.carried_on.labels(how).inc()
+        logger.warning(
+            "%s: goes on elsewhere (%s), after %d tokens: %s", self._incoming.id, how, len(self._said.tokens), lost
+        )
+        return False
+
+    def _keep_source(self, lost: LostError | RefusedError) -> None:
+        """Whether the next decode may take the cache that is there."""
+        source = self._source
+        if source is None:
+            return
+        if len(self._said.tokens) != source.said or isinstance(lost, RefusedError) or lost.instance is source.at:
+            self._source = None
+        elif lost.asked:
+            self._source = None if source.tried else replace(source, tried=True)
+
+    def _given_up(self, lost: LostError | RefusedError) -> ApiError:
+        if isinstance(lost, RefusedError):
+            return ApiError(lost.status, _message_of(lost), body=lost.body if _is_error(lost.body) else None)
+        times = f" after {self._tried} attempts" if self._tried > 1 else ""
+        return ApiError(502, f"no engine could serve it{times}; the last one was lost: {lost}")
+
+    def _cannot_go_on(self, why: str) -> ApiError:
+        return ApiError(502, f"the engine that wrote this text was lost, and it cannot be continued elsewhere: {why}")
+
+    async def _end(self, finish: str | None) -> None:
+        """What an engine says when all has been said, and did not come to say."""
+        if finish is not None:
+            empty: dict[str, Any] = {"delta": {}} if self._incoming.chat else {"text": ""}
+            chunk = self._said.like(choices=[{"index": 0, **empty, "logprobs": None, "finish_reason": finish}])
+            await self._reply.event(event_of(chunk))
+        if self._incoming.wants_usage and not self._said.counted:
+            await self._reply.event(event_of(self._said.like(choices=[], usage=self._said.usage())))
+        await self._reply.event(_DONE)
+
+    def _log(self, why: str) -> None:
+        seconds = time.monotonic() - self._began
+        first = "" if self._first is None else f", the first token after {self._first:.3f} s"
+        logger.info(
+            "%s: %s %s at %s, attempt %d, %.3f s%s%s",
+            self._incoming.id,
+            self._incoming.path,
+            self._reply.status,
+            self._where,
+            self._tried,
+            seconds,
+            first,
+            f": {why}" if why else "",
+        )
+
+
+def _chunk_of(decode: Instance, data: bytes, *, chat: bool) -> dict[str, Any]:
+    """`chat`: it is to become one of a chat."""
+    try:
+        chunk = json.loads(data)
+    except ValueError:
+        raise LostError(decode, "an event of its stream is no JSON", asked=True) from None
+    if not isinstance(chunk, dict):
+        raise LostError(decode, "an event of its stream is no object of JSON", asked=True)
+    error = chunk.get("error")
+    if error is not None:
+        code = error.get("code") if isinstance(error, dict) else None
+        raise RefusedError(decode, code if isinstance(code, int) and 400 <= code < 600 else 500, data)
+    return as_chat(chunk) if chat else chunk
+
+
+def _is_error(body: bytes) -> bool:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and "error" in document
+
+
+def _message_of(lost: RefusedError) -> str:
+    """The engine's own words, where they can be found."""
+    try:
+        message = json.loads(lost.body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return str(lost)
+    return str(message)

@@ -1,0 +1,46 @@
+"""What ends a request, in the words of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+
+__all__ = ["ApiError", "error_document"]
+
+_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer with a status of 400 or more.
+
+    Attributes:
+        message: one sentence, for the client.
+        retry_after: seconds; in the header of that name.
+        body: an engine's own answer, handed on as it is; else it is made of the message.
+    """
+
+    status: int
+    message: str
+    retry_after: int | None = None
+    body: bytes | None = None
+
+    def document(self) -> bytes:
+        return self.body if self.body is not None else error_document(self.status, self.message)
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.message}"
+
+
+def error_document(status: int, message: str) -> bytes:
+    """`code` is the status, as vLLM has it."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    said = message or HTTPStatus(status).phrase
+    return json.dumps({"error": {"message": said, "type": kind, "param": None, "code": status}}).encode()

@@ -1,0 +1,62 @@
+"""What each engine is asked for one request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["decode_leg", "encoded", "prefill_leg"]
+
+# The shape of NIXL's connector, which every router speaks.
+_TO_BE_DECODED_ELSEWHERE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+# Of the text, of which an engine that only computes the prompt says one token.
+_OF_THE_TEXT = frozenset(
+    {
+        "stream",
+        "stream_options",
+        "min_tokens",
+        "max_tokens",
+        "max_completion_tokens",
+        "logprobs",
+        "top_logprobs",
+        "logprob_token_ids",
+        "return_tokens_as_token_ids",
+        "echo",
+        "return_token_ids",
+    }
+)
+
+
+def prefill_leg(body: Mapping[str, Any], *, chat: bool) -> dict[str, Any]:
+    """For the engine that computes the prompt. It answers where the cache is."""
+    made = {key: value for key, value in body.items() if key not in _OF_THE_TEXT}
+    made["max_tokens"] = 1
+    if chat:
+        made["max_completion_tokens"] = 1
+    made["stream"] = False
+    made["kv_transfer_params"] = _TO_BE_DECODED_ELSEWHERE
+    return made
+
+
+def decode_leg(body: Mapping[str, Any], source: Mapping[str, Any] | None, *, tokens: bool) -> dict[str, Any]:
+    """For the engine that writes the text. `source`: what the other one answered; None: it computes the prompt itself.
+    `tokens`: it is to say token ids."""
+    made = dict(body)
+    if source is not None:
+        made["kv_transfer_params"] = source
+    if tokens:
+        made["return_token_ids"] = True
+    return made
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()

@@ -1,0 +1,142 @@
+"""Where requests wait, in a line of bounded length, until engines have room for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from troupe.router.choice import Chooser, Seat, Wanted
+from troupe.router.errors import ApiError
+from troupe.router.instances import Fleet
+from troupe.router.settings import Limits
+
+__all__ = ["Line"]
+
+_LONGEST_RETRY_AFTER = 60
+_WEIGHT = 0.1  # of the newest request in the mean
+
+
+@dataclass(eq=False)
+class _Waiter:
+    wanted: Wanted
+    seat: asyncio.Future[Seat] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Line:
+    """`running`: requests that have a seat."""
+
+    def __init__(self, fleet: Fleet, chooser: Chooser, limits: Limits, patience: float) -> None:
+        self._chooser = chooser
+        self._limits = limits
+        self._patience = patience
+        self._waiting: deque[_Waiter] = deque()
+        self._mean = 1.0  # seconds of a request
+        self.running = 0
+        fleet.on_change = self.serve
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def can(self, wanted: Wanted) -> bool:
+        """Whether anybody is there who could serve it, with or without room."""
+        return self._chooser.can(wanted)
+
+    @contextlib.asynccontextmanager
+    async def seat(self, wanted: Wanted, *, again: bool = False) -> AsyncIterator[Seat]:
+        """Room at the engines for as long as the context lasts.
+
+        `again`: the request ran before, and lost what ran it: it goes before all others, however many they are, and
+        waits for engines to come back. `ApiError`: 429 the line is full, or nobody had room in time; 503 nobody is
+        there.
+        """
+        seat = await self._take(wanted, again=again)
+        began = time.monotonic()
+        try:
+            yield seat
+        finally:
+            self.running -= 1
+            self._leave(seat)
+            self._mean += _WEIGHT * (time.monotonic() - began - self._mean)
+            self.serve()
+
+    def leave_prefill(self, seat: Seat) -> None:
+        """The prompt is computed: its engine has room for the next one."""
+        if seat.prefill is not None:
+            seat.prefill.outstanding -= 1
+            seat.prefill = None
+            self.serve()
+
+    def serve(self) -> None:
+        """Gives seats to those of the line that can have one now, in the order in which they came."""
+        for waiter in list(self._waiting):
+            if self.running >= self._limits.running:
+                return
+            if waiter.seat.done():
+                continue
+            seat = self._chooser.choose(waiter.wanted)
+            if seat is not None:
+                self._waiting.remove(waiter)
+                self._enter(seat)
+                waiter.seat.set_result(seat)
+
+    def retry_after(self) -> int:
+        """Seconds until a request that comes then may find room: what waits now has been served by then."""
+        rounds = (len(self._waiting) + 1) / max(1, self.running)
+        return max(1, min(_LONGEST_RETRY_AFTER, math.ceil(rounds * self._mean)))
+
+    # -- parts
+
+    async def _take(self, wanted: Wanted, *, again: bool) -> Seat:
+        if not again:
+            if not self._chooser.can(wanted):
+                raise ApiError(503, "no engine is there that could serve this request", retry_after=5)
+            if not self._waiting and self.running < self._limits.running:
+                seat = self._chooser.choose(wanted)
+                if seat is not None:
+                    self._enter(seat)
+                    return seat
+            if len(self._waiting) >= self._limits.waiting:
+                raise ApiError(429, f"{len(self._waiting)} requests wait already", retry_after=self.retry_after())
+        waiter = _Waiter(wanted)
+        if again:
+            self._waiting.appendleft(waiter)
+        else:
+            self._waiting.append(waiter)
+        try:
+            self.serve()
+            return await asyncio.wait_for(waiter.seat, self._patience)
+        except asyncio.TimeoutError:
+            self._drop(waiter)
+            if self._chooser.can(wanted):
+                said = f"no engine had room within {self._patience:g} s"
+                raise ApiError(429, said, retry_after=self.retry_after()) from None
+            raise ApiError(503, f"no engine came within {self._patience:g} s", retry_after=5) from None
+        except asyncio.CancelledError:
+            self._drop(waiter)
+            raise
+
+    def _drop(self, waiter: _Waiter) -> None:
+        """It waits no longer. It may have been given a seat a moment ago."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(waiter)
+        if waiter.seat.done() and not waiter.seat.cancelled():
+            self.running -= 1
+            self._leave(waiter.seat.result())
+            self.serve()
+
+    def _enter(self, seat: Seat) -> None:
+        self.running += 1
+        for one in (seat.prefill, seat.decode):
+            if one is not None:
+                one.outstanding += 1
+
+    def _leave(self, seat: Seat) -> None:
+        for one in (seat.prefill, seat.decode):
+            if one is not None:
+                one.outstanding -= 1

@@ -1,0 +1,158 @@
+"""What a client has been told of one text, by streams of one engine after the other.
+
+Each chunk of a stream is read before it goes to the client. Two things come of that: what the router asked for itself
+(token ids) does not reach a client that did not ask for it, and it is known where the text can be continued.
+
+That is only behind a chunk with text: then no character is in the making. Chunks of tokens without text (the first
+bytes of a character that has several) are held until text follows, and are forgotten when their stream breaks: the next
+engine says them again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Said"]
+
+# No character has more bytes, and no token fewer. A client that reads token ids alone waits for no more of them.
+_MOST_TOKENS_OF_A_CHARACTER = 4
+
+_BEYOND_TEXT = ("reasoning", "reasoning_content", "tool_calls", "function_call", "refusal", "audio")
+
+
+class Said:
+    """One choice of one request.
+
+    Attributes:
+        prompt: token ids of the prompt; None: no engine has said them.
+        tokens: ids of what the client was told: where the text is continued.
+        fixed: why it cannot be continued elsewhere; "": it can.
+        finish: why the text has ended; None: it has not.
+        started: the client has been told something, be it no text. `counted`: it has been told the usage.
+    """
+
+    def __init__(self, *, chat: bool, wants_tokens: bool, fixed: str = "") -> None:
+        self.prompt: list[int] | None = None
+        self.tokens: list[int] = []
+        self.fixed = fixed
+        self.finish: str | None = None
+        self.started = False
+        self.counted = False
+        self._chat = chat
+        self._wants_tokens = wants_tokens
+        self._held: list[dict[str, Any]] = []
+        self._held_tokens: list[int] = []
+        self._has_text = False
+        self._has_no_text = False  # its engines have no tokenizer
+        self._before = 0  # tokens that engines before the present one said
+        self._same: dict[str, Any] = {}  # what every chunk has alike
+
+    def begin(self) -> None:
+        """A stream begins that continues from `tokens`, or is the first one."""
+        self._held, self._held_tokens = [], []
+        self._before = len(self.tokens)
+
+    def take(self, chunk: dict[str, Any]) -> list[dict[str, Any]]:
+        """The chunks that go to the client for this one of an engine."""
+        self._keep_prompt(chunk)
+        self._mend(chunk)
+        choices = chunk.get("choices")
+        if not isinstance(choices, list) or not choices:  # the usage, last of all
+            self.counted = True
+            return self._let_go([chunk])
+        choice = choices[0]
+        if not isinstance(choice, dict) or len(choices) > 1 or choice.get("index") not in (0, None):
+            self.fixed = self.fixed or "it has several choices"
+            return self._let_go([chunk])
+        tokens = choice.get("token_ids") or []
+        text = self._text_of(choice)
+        if not self._wants_tokens:
+            choice.pop("token_ids", None)
+        if choice.get("finish_reason") is not None:
+            self.finish = str(choice["finish_reason"])
+            self._held_tokens += tokens
+            return self._let_go([chunk])
+        if not tokens and not text:
+            return self._opening(chunk, choice)
+        if text and not tokens:
+            self.fixed = self.fixed or "its engine does not say its tokens"
+        self._held_tokens += tokens
+        if text:
+            self._has_text, self._has_no_text = True, False
+        elif self._must_wait():
+            self._held.append(chunk)
+            return []
+        return self._let_go([chunk])
+
+    def usage(self) -> dict[str, int]:
+        """As far as it is known here."""
+        prompt = len(self.prompt or ())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": len(self.tokens),
+            "total_tokens": prompt + len(self.tokens),
+        }
+
+    def like(self, **more: Any) -> dict[str, Any]:
+        """A chunk of the router's own, in the row of those before it."""
+        return {**self._same, **more}
+
+    # -- parts
+
+    def _let_go(self, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        self.tokens += self._held_tokens
+        chunks = self._held + chunks
+        self._held, self._held_tokens = [], []
+        self.started = True
+        return chunks
+
+    def _must_wait(self) -> bool:
+        """Whether a chunk without text may be part of a character."""
+        if self.fixed:
+            return False
+        if not self._wants_tokens:
+            return True
+        if len(self._held_tokens) >= _MOST_TOKENS_OF_A_CHARACTER and not self._has_text:
+            self._has_no_text = True
+        return not self._has_no_text and len(self._held_tokens) < _MOST_TOKENS_OF_A_CHARACTER
+
+    def _opening(self, chunk: dict[str, Any], choice: dict[str, Any]) -> list[dict[str, Any]]:
+        """A chunk without text or tokens. The first one of a chat says who speaks; an engine that begins anew says so
+        again."""
+        if self.started and "role" in (choice.get("delta") or {}):
+            return []
+        if self._held:
+            self._held.append(chunk)
+            return []
+        self.started = True
+        return [chunk]
+
+    def _text_of(self, choice: dict[str, Any]) -> str:
+        if not self._chat:
+            return str(choice.get("text") or "")
+        delta = choice.get("delta") or {}
+        beyond = next((key for key in _BEYOND_TEXT if delta.get(key)), None)
+        if beyond is not None:
+            self.fixed = self.fixed or f"it has {beyond}"
+        return str(delta.get("content") or "")
+
+    def _keep_prompt(self, chunk: dict[str, Any]) -> None:
+        """A continued text has what was said before in its prompt."""
+        holders = [chunk, *(one for one in chunk.get("choices") or () if isinstance(one, dict))]
+        for holder in holders:
+            ids = holder.get("prompt_token_ids")
+            if isinstance(ids, list) and self.prompt is None and self._before == 0:
+                self.prompt = ids
+            if ids is not None and (not self._wants_tokens or self._before > 0 or self.started):
+                del holder["prompt_token_ids"]
+
+    def _mend(self, chunk: dict[str, Any]) -> None:
+        """One stream has one id, and counts what was said before as said."""
+        if not self._same:
+            self._same = {key: chunk[key] for key in ("id", "object", "created", "model") if key in chunk}
+        chunk.update(self._same)
+        usage = chunk.get("usage")
+        if isinstance(usage, dict) and self._before:
+            for key, more in (("prompt_tokens", -self._before), ("completion_tokens", self._before)):
+                if isinstance(usage.get(key), int):
+                    usage[key] += more

@@ -1,0 +1,84 @@
+"""The router as a process: what it is made of, how it starts and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from troupe.router.attempts import Parts
+from troupe.router.choice import Chooser
+from troupe.router.front import Front
+from troupe.router.instances import Fleet
+from troupe.router.line import Line
+from troupe.router.members import Members
+from troupe.router.metrics import Metrics
+from troupe.router.settings import Settings
+from troupe.router.upstream import Upstream
+from troupe.router.watch import Watch
+
+__all__ = ["run"]
+
+logger = logging.getLogger("troupe.router")
+
+_BACKLOG = 1024
+
+
+async def run(settings: Settings) -> None:
+    """Serves until SIGTERM or SIGINT, lets what runs come to its end, and returns. A second signal does not wait.
+    `OSError`: the address is taken, or libtroupe is not there."""
+    stop = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stopped() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with _parts(settings) as parts:
+            # A client that goes away ends what it asked for.
+            runner = web.AppRunner(
+                Front(parts).application(),
+                handler_cancellation=True,
+                access_log=None,
+                shutdown_timeout=settings.times.stop,
+            )
+            await runner.setup()
+            try:
+                site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
+                await site.start()
+                host, port = runner.addresses[0][:2]
+                print(f"troupe router listens at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+                await stop.wait()
+                logger.info("stops; what runs may go on for %g s", settings.times.stop)
+            finally:
+                await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _parts(settings: Settings) -> AsyncIterator[Parts]:
+    fleet = Fleet(settings.engines)
+    line = Line(fleet, Chooser(fleet, settings.limits.per_engine), settings.limits, settings.times.patience)
+    members = Members(settings, fleet) if settings.has_cluster else None
+    upstream = Upstream(settings.times)
+    watchers = [asyncio.create_task(Watch(fleet, upstream, settings.times).run())]
+    if members is not None:
+        watchers.append(asyncio.create_task(members.watch()))
+    try:
+        yield Parts(settings, fleet, line, upstream, Metrics(), members)
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+        await upstream.close()
+        if members is not None:
+            members.close()

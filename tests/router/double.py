@@ -1,0 +1,267 @@
+"""A double of a vLLM server, for what a real one cannot be made to do: it dies, stands still or fails where a test wants.
+
+Its text is a function of the tokens before it, so that a text which was continued in the right place is that of one
+server alone. Every fifth token or so is the first half of a character: it has no text until the next one comes, and a
+prompt that ends in one gives nonsense, as vLLM's detokenizer does. A cache that is handed off is pinned until a decode
+has taken it, once.
+
+What it does besides, by POST /behave: `die_after` N tokens of a stream (SIGKILL), `stop_after` N (SIGSTOP), `break_after`
+N (its connection), `fail_after` N (an error in the stream), `abort_after` N (it ends as a server's does that stops), each
+only for whoever removes the file `trigger`, if there is one; `status` of every answer, `pause` seconds before each token,
+`mute`: it does not say token ids, `key`: what /v1/models wants as Authorization, `reason` N: so many tokens are reasoning.
+GET /journal: the requests that it was asked, and how many of them ended before they were answered.
+"""
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import signal
+
+from aiohttp import ClientSession, web
+
+VOCABULARY = 1000
+EOS = 999
+LONGEST = 512
+
+def next_token(tokens):
+    """Never the end by itself, and now and then half of a character."""
+    digest = hashlib.blake2b(json.dumps(tokens).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % EOS
+
+
+def is_half(token):
+    return token % 5 == 0
+
+
+def text_of(tokens):
+    """Of whole characters: a half that nothing follows says nothing."""
+    said, half = "", None
+    for token in tokens:
+        if half is not None:
+            said, half = said + f"<{half}+{token}>", None
+        elif is_half(token):
+            half = token
+        else:
+            said += f" {token}"
+    return said
+
+
+def ends_in_a_half(tokens):
+    half = False
+    for token in tokens:
+        half = is_half(token) and not half
+    return half
+
+
+def tokens_of(text):
+    return [1 + byte % 4 for byte in text.encode()]  # never a half
+
+
+class Server:
+    def __init__(self, behaviour):
+        self.behaviour = behaviour
+        self.port = 0
+        self.journal, self.ended_early = [], 0
+        self.pinned = set()
+
+    def application(self):
+        app = web.Application(client_max_size=2**26)
+        app.add_routes([
+            web.get("/health", self.health), web.get("/v1/models", self.models), web.get("/journal", self.tell),
+            web.post("/behave", self.behave), web.post("/take", self.take),
+            web.post("/v1/completions", self.generate), web.post("/v1/chat/completions", self.generate)])
+        return app
+
+    async def health(self, _):
+        return web.Response()
+
+    async def models(self, request):
+        if self.behaviour.get("key") and request.headers.get("Authorization") != self.behaviour["key"]:
+            return error(401, "who asks?")
+        card = {"id": "tiny", "object": "model", "max_model_len": LONGEST}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def tell(self, _):
+        return web.json_response({"asked": self.journal, "ended_early": self.ended_early, "pinned": len(self.pinned)})
+
+    async def behave(self, request):
+        self.behaviour = await request.json()
+        return web.Response()
+
+    async def take(self, request):
+        """A decode asks for a cache: 404 if it is gone."""
+        transfer = (await request.json())["transfer"]
+        if transfer not in self.pinned:
+            return web.Response(status=404)
+        self.pinned.discard(transfer)
+        return web.Response()
+
+    async def generate(self, request):
+        body = await request.json()
+        self.journal.append({"path": request.path, "body": body, "id": request.headers.get("X-Request-Id"),
+                             "authorization": request.headers.get("Authorization")})
+        try:
+            return await self.answer(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.ended_early += 1
+            raise
+
+    async def answer(self, request, body):
+        status = self.behaviour.get("status")
+        if status:
+            return error(status, "as the test wants it")
+        chat = request.path.startswith("/v1/chat")
+        prompt = body["messages"] if chat else body["prompt"]
+        if chat:
+            prompt = "".join(f"{one['role']}:{one['content']};" for one in prompt)
+        prompt = tokens_of(prompt) if isinstance(prompt, str) else prompt
+        most = body.get("max_completion_tokens") or body.get("max_tokens") or (LONGEST - len(prompt) if chat else 16)
+        if len(prompt) + most > LONGEST:
+            return error(400, f"this model takes {LONGEST} tokens")
+        loaded = await self.load(body.get("kv_transfer_params") or {})
+        text = Text(request, body, chat, prompt, most)
+        if not body.get("stream"):
+            await asyncio.sleep(self.behaviour.get("pause", 0) * most)
+            if not loaded:
+                return error(500, "its cache cannot be loaded")
+            return web.json_response(text.whole(self.hand_off(body)))
+        return await self.stream(request, text, loaded)
+
+    async def load(self, params):
+        if not params.get("do_remote_prefill"):
+            return True
+        async with ClientSession() as client, client.post(params["at"] + "/take", json=params) as taken:
+            return taken.status == 200
+
+    def hand_off(self, body):
+        if not (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            return None
+        transfer = secrets.token_hex(8)
+        self.pinned.add(transfer)
+        return {"do_remote_prefill": True, "do_remote_decode": False, "transfer": transfer,
+                "at": f"http://127.0.0.1:{self.port}"}
+
+    def fires(self, what, count):
+        if self.behaviour.get(what) != count:
+            return False
+        try:
+            if "trigger" in self.behaviour:
+                os.unlink(self.behaviour["trigger"])
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def stream(self, request, text, loaded):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+
+        async def say(document):
+            data = document if isinstance(document, str) else json.dumps(document)
+            await response.write(f"data: {data}\n\n".encode())
+
+        if not loaded:
+            await say({"error": {"message": "its cache cannot be loaded", "type": "InternalServerError", "code": 500}})
+            await say("[DONE]")
+            return response
+        mute, reasons = self.behaviour.get("mute"), self.behaviour.get("reason", 0)
+        if text.chat:
+            await say(text.opening())
+        for count in range(text.most + 1):
+            await asyncio.sleep(self.behaviour.get("pause", 0))
+            if self.fires("die_after", count):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fires("stop_after", count):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if self.fires("break_after", count):
+                request.transport.abort()
+                return response
+            if self.fires("abort_after", count):
+                chunk = text.next()
+                chunk["choices"][0]["finish_reason"] = "abort"
+                await say(chunk)
+                await say("[DONE]")
+                return response
+            if self.fires("fail_after", count):
+                await say({"error": {"message": "the engine died", "type": "InternalServerError", "code": 500}})
+                await say("[DONE]")
+                return response
+            if count == text.most:
+                break
+            await say(text.next(mute=mute, reasons=count < reasons))
+        if text.wants_usage:
+            await say(text.usage_chunk())
+        await say("[DONE]")
+        return response
+
+
+class Text:
+    """One text, as it is written."""
+
+    def __init__(self, request, body, chat, prompt, most):
+        self.body, self.chat, self.prompt, self.most = body, chat, prompt, most
+        self.said = []
+        self.wants_tokens = bool(body.get("return_token_ids"))
+        self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        kind = "chatcmpl" if chat else "cmpl"
+        self.alike = {"id": f"{kind}-{request.headers.get('X-Request-Id', secrets.token_hex(4))}",
+                      "object": "chat.completion.chunk" if chat else "text_completion",
+                      "created": secrets.randbelow(10**6), "model": "tiny"}
+
+    def opening(self):
+        chunk = {**self.alike, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""},
+                                            "logprobs": None, "finish_reason": None}]}
+        if self.wants_tokens:
+            chunk["prompt_token_ids"] = self.prompt
+        return chunk
+
+    def next(self, *, mute=False, reasons=False):
+        before = text_of(self.said)
+        self.said.append(next_token(self.prompt + self.said))
+        text = text_of(self.said)[len(before):]
+        if len(self.said) == 1 and ends_in_a_half(self.prompt):
+            text = "NONSENSE"
+        choice = {"index": 0, "logprobs": None, "finish_reason": "length" if len(self.said) == self.most else None}
+        choice.update({"delta": {"reasoning" if reasons else "content": text}} if self.chat else {"text": text})
+        if self.wants_tokens and not mute:
+            choice["token_ids"] = self.said[-1:]
+            if len(self.said) == 1 and not self.chat:
+                choice["prompt_token_ids"] = self.prompt
+        return {**self.alike, "choices": [choice]}
+
+    def usage(self):
+        return {"prompt_tokens": len(self.prompt), "completion_tokens": len(self.said),
+                "total_tokens": len(self.prompt) + len(self.said)}
+
+    def usage_chunk(self):
+        return {**self.alike, "choices": [], "usage": self.usage()}
+
+    def whole(self, params):
+        while len(self.said) < self.most:
+            self.said.append(next_token(self.prompt + self.said))
+        text = text_of(self.said)
+        choice = {"index": 0, "logprobs": None, "finish_reason": "length"}
+        choice.update({"message": {"role": "assistant", "content": text}} if self.chat else {"text": text})
+        answer = {**self.alike, "choices": [choice], "usage": self.usage(), "kv_transfer_params": params}
+        if self.wants_tokens:
+            choice["token_ids"] = self.said
+            (answer if self.chat else choice)["prompt_token_ids"] = self.prompt
+        return answer
+
+
+def error(status, message):
+    return web.json_response({"error": {"message": message, "type": "double", "param": None, "code": status}},
+                             status=status)
+
+
+async def main(behaviour, listens=lambda port: None):
+    """`listens` is called once it does."""
+    server = Server(behaviour)
+    runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.port = runner.addresses[0][1]
+    kept = listens(server.port)
+    print(f"listens at http://127.0.0.1:{server.port}", flush=True)
+    await asyncio.Event().wait()
+    del kept

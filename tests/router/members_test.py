@@ -1,0 +1,124 @@
+"""The router and a real supervisor of Troupe's: it finds the engines that join, takes placements, and hears of losses that
+no connection shows. The engines are doubles of vLLM's servers, each with a real node of Troupe's.
+
+    members_test.py TROUPE LIBRARY      the troupe command, libtroupe.so.0
+"""
+import asyncio
+import json
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import unittest
+
+import troupe
+import double
+from parts import Double, Forked, Router, Stream, eventually, text_after
+from servers import end_supervisor
+from troupe.open_cluster import STAGE, deployment_of
+
+PROMPT = "say something"
+
+
+def joins(replica, role, blocks):
+    """Has a node of Troupe's with the label of its HTTP server."""
+    def join(port):
+        shapes = [troupe.LayerShape(kv_heads=2, head_dim=8)] * 2
+        layout = troupe.Layout.packed(shapes, dtype="bf16", block_tokens=4, blocks=blocks)
+        announced = troupe.Announcement(STAGE, replica, labels={"http": f":{port}", "role": role})
+        return troupe.Engine(join=announced, text=deployment_of(None), layout=layout, allocate="ordinary")
+    return join
+
+
+class Member(Double):
+    def __init__(self, name, folder, role="both", **behaviour):
+        Forked.__init__(self, name, lambda: asyncio.run(double.main(behaviour, joins(name, role, 8))), folder)
+
+
+class Members(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        os.environ["XDG_STATE_HOME"] = str(self.folder / "state")
+        self.addCleanup(end_supervisor, self.folder / "state")
+        self.engines = {}
+        # Nothing is said of where anything is, and the router is the first to come.
+        self.front = self.enterContext(Router("router", self.folder, []))
+
+    def join(self, *names, role="both", **behaviour):
+        for name in names:
+            self.engines[name] = self.enterContext(Member(name, self.folder, role, **behaviour))
+        for name in names:
+            self.engines[name].wait()
+        self.front.wait_for(len(self.running))
+
+    @property
+    def running(self):
+        return [one for one in self.engines.values() if one.running]
+
+    def stream(self, **more):
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stream": True, **more}
+        with self.front.open("/v1/completions", body) as answer:
+            stream = Stream(answer)
+        self.assertIsNone(stream.error)
+        self.assertEqual(stream.text, text_after(PROMPT, 40))
+        return stream
+
+    def lost_in_mid_stream(self, **behaviour):
+        trigger = self.folder / "trigger"
+        trigger.touch()
+        for one in self.running:
+            one.behave(trigger=str(trigger), pause=0.005, **behaviour)
+        self.stream()
+        self.assertFalse(trigger.exists())
+
+    def test_engines_that_join_are_found_and_served_by_where_the_supervisor_places_requests(self):
+        self.front.wait()
+        self.assertEqual(self.front.ask("/health")[0], 503)
+        self.join("a", "b")
+        for _ in range(6):
+            self.stream()
+        self.assertGreater(self.front.metric('troupe_router_placements_total{by="supervisor"}'), 3)
+        self.assertEqual(self.front.ask("/health")[2]["supervisor"], True)
+        for one in self.engines.values():
+            self.assertTrue(one.journal["asked"])
+        self.join("c")
+        for _ in range(6):
+            self.stream()
+        self.assertTrue(self.engines["c"].journal["asked"])
+
+    def test_a_killed_engine_is_left_and_one_that_takes_its_place_is_used(self):
+        self.join("a", "b", "c")
+        self.lost_in_mid_stream(die_after=9)
+        self.assertEqual(len(self.running), 2)
+        eventually(lambda: sum(one["usable"] for one in self.front.ask("/health")[2]["engines"]) == 2, "it is left")
+        self.join("d")
+        for _ in range(6):
+            self.stream()
+        self.assertTrue(self.engines["d"].journal["asked"])
+
+    def test_an_engine_that_stands_still_is_given_up_when_the_supervisor_says_so(self):
+        self.join("a", "b", "c")
+        self.lost_in_mid_stream(stop_after=9)
+
+    def test_without_its_supervisor_the_router_serves_on(self):
+        self.join("a", "b")
+        notice = json.loads((self.folder / "state/troupe/vllm/supervisor").read_text())
+        os.kill(notice["pid"], signal.SIGKILL)
+        for _ in range(4):
+            self.stream()
+
+    def test_engines_of_one_role_do_what_they_are_for(self):
+        self.join("p", role="prefill")
+        self.join("d", "e", role="decode")
+        for _ in range(4):
+            self.stream()
+        for name, one in self.engines.items():
+            asked = [request["body"].get("kv_transfer_params", {}) for request in one.journal["asked"]]
+            self.assertTrue(asked, name)
+            self.assertEqual({params.get("do_remote_decode", False) for params in asked}, {name == "p"})
+
+
+if __name__ == "__main__":
+    os.environ["TROUPE_COMMAND"], os.environ["TROUPE_LIBRARY"] = sys.argv[1:3]
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
