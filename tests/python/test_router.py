@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from troupe.errors import ErrorCode, TroupeError
 from troupe.router.carry import as_chat, continued, why_fixed
 from troupe.router.choice import Chooser, Wanted
 from troupe.router.errors import ApiError
@@ -15,8 +20,9 @@ from troupe.router.incoming import CHAT, COMPLETIONS, id_of, read
 from troupe.router.instances import Fleet, Instance
 from troupe.router.legs import decode_leg, prefill_leg
 from troupe.router.line import Line
-from troupe.router.members import engines_of
+from troupe.router.members import Members
 from troupe.router.options import settings_of
+from troupe.router.roster import Roster, engines_of
 from troupe.router.said import Said
 from troupe.router.settings import GivenEngine, Limits, Settings, SettingsError, settings_from
 
@@ -501,6 +507,147 @@ def test_where_nobody_is_there_new_requests_do_not_wait_and_begun_ones_do() -> N
 
 
 # -- members
+
+
+def entry(state: str = "up", role: str = "both", node: str = "n") -> dict[str, Any]:
+    return {"state": state, "role": role, "nodes": frozenset({node}), "fingerprint": "f"}
+
+
+def test_who_is_missing_in_the_membership_and_answers_has_time_to_come_to_the_next_supervisor() -> None:
+    fleet = Fleet()
+    roster = Roster(fleet)
+    told: list[str] = []
+    found = {"http://a:1": entry(node="a"), "http://b:1": entry(node="b")}
+    roster.adopt(found, 0)
+    for one in fleet:
+        one.ready = True
+        one.when_lost(told.append)
+    roster.adopt({}, 1)
+    assert [one.usable for one in fleet] == [True, True]
+    roster.adopt(found, 20)
+    roster.adopt({}, 25)
+    roster.adopt({}, 54)
+    assert (len(fleet), told) == (2, [])
+    roster.adopt({}, 55)
+    assert (len(fleet), told) == (0, ["it has left the cluster"] * 2)
+
+
+def test_who_is_missing_and_does_not_answer_or_said_that_it_leaves_has_gone() -> None:
+    for state, ready in (("up", False), ("leaving", True), ("down", True)):
+        fleet = Fleet()
+        roster = Roster(fleet)
+        roster.adopt({"http://a:1": entry()}, 0)
+        roster.adopt({"http://a:1": entry(state)}, 1)
+        for one in fleet:
+            one.ready = ready
+        roster.adopt({}, 2)
+        assert len(fleet) == 0
+
+
+def test_an_engine_of_the_settings_that_is_missing_for_long_is_down_and_stays() -> None:
+    fleet = Fleet([GivenEngine("http://a:1", "prefill", "n")])
+    roster = Roster(fleet)
+    [a] = fleet
+    a.ready = True
+    roster.adopt({}, 0)
+    assert a.usable  # no membership had it
+    roster.adopt({"node:n": entry(role="decode")}, 1)
+    roster.adopt({}, 2)
+    assert a.usable
+    roster.adopt({}, 40)
+    assert (a.member, a.usable, len(fleet), a.role) == ("down", False, 1, "prefill")
+    roster.adopt({"node:n": entry()}, 41)
+    assert a.usable
+
+
+def test_an_engine_that_was_started_again_for_something_else_is_asked_for_that() -> None:
+    fleet = Fleet()
+    roster = Roster(fleet)
+    roster.adopt({"http://a:1": entry(role="decode")}, 0)
+    roster.adopt({"http://a:1": entry(role="prefill")}, 1)
+    assert [one.role for one in fleet] == ["prefill"]
+
+
+class Supervisor:
+    """In place of a `Cluster`. `gate`: while it is not set, nothing is placed. `away`: nobody hears."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.away = False
+        self.heard: list[str] = []
+
+    def members(self) -> dict[str, Any]:
+        return {"cluster": "c", "nodes": []}
+
+    def place(self, request: str, affinity: str | None) -> Any:
+        self.gate.wait(60)
+        self.heard.append(f"place {request}")
+        return SimpleNamespace(prefill=(), decode=())
+
+    def finished(self, request: str) -> None:
+        if self.away:
+            raise TroupeError(ErrorCode.PEER_UNREACHABLE, "nobody is there")
+        self.heard.append(f"finished {request}")
+
+
+async def until(what: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.01)
+
+
+def with_supervisor(work: Callable[[Members, Supervisor], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor()
+    monkeypatch.setattr("troupe.router.members.Cluster", lambda **_: supervisor)
+    monkeypatch.setattr("troupe.router.members._LOOK", 0.02)
+    monkeypatch.setattr("troupe.router.members._PATIENCE", 0.05)
+
+    async def main() -> None:
+        members = Members(Settings(), fleet_of())
+        watch = asyncio.create_task(members.watch())
+        await until(lambda: members.reachable)
+        try:
+            await work(members, supervisor)
+        finally:
+            supervisor.gate.set()
+            watch.cancel()
+            members.close()
+
+    asyncio.run(main())
+
+
+def test_a_supervisor_that_is_late_is_not_asked_again_until_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(members: Members, supervisor: Supervisor) -> None:
+        assert members.may_place(None)
+        supervisor.gate.clear()
+        assert await members.place("a", None) is None
+        assert not members.may_place(None)
+        members.finished("a")
+        await asyncio.sleep(0.1)
+        assert (members.reachable, supervisor.heard) == (True, [])
+        supervisor.gate.set()
+        await until(lambda: members.may_place(None))
+        # It counted the request when it had ended already.
+        await until(lambda: supervisor.heard == ["place a", "finished a"])
+
+    with_supervisor(work, monkeypatch)
+
+
+def test_a_supervisor_that_was_away_hears_later_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(members: Members, supervisor: Supervisor) -> None:
+        for request in ("a", "b", "c"):
+            await members.place(request, None)
+        supervisor.away = True
+        for request in ("a", "b", "c", "unknown"):
+            members.finished(request)
+        await asyncio.sleep(0.1)
+        supervisor.away = False
+        await until(lambda: len(supervisor.heard) == 6)
+        assert supervisor.heard[3:] == ["finished a", "finished b", "finished c"]
+
+    with_supervisor(work, monkeypatch)
 
 
 def test_a_membership_says_which_servers_are_there() -> None:

@@ -76,9 +76,8 @@ class Members(unittest.TestCase):
         self.front.wait()
         self.assertEqual(self.front.ask("/health")[0], 503)
         self.join("a", "b")
-        for _ in range(6):
-            self.stream()
-        self.assertGreater(self.front.metric('troupe_router_placements_total{by="supervisor"}'), 3)
+        eventually(lambda: self.stream() and self.front.metric('troupe_router_placements_total{by="supervisor"}') > 3,
+                   "the supervisor places requests")
         self.assertEqual(self.front.ask("/health")[2]["supervisor"], True)
         for one in self.engines.values():
             self.assertTrue(one.journal["asked"])
@@ -107,6 +106,24 @@ class Members(unittest.TestCase):
         os.kill(notice["pid"], signal.SIGKILL)
         for _ in range(4):
             self.stream()
+
+    def test_a_supervisor_that_dies_and_the_one_that_comes_after_it_cost_no_stream(self):
+        self.join("a", "b", pause=0.02)
+        notice = self.folder / "state/troupe/vllm/supervisor"
+        first = json.loads(notice.read_text())["pid"]
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 200, "temperature": 0, "stream": True}
+        with self.front.open("/v1/completions", body) as answer:
+            self.assertTrue(answer.readline().startswith(b"data:"))
+            os.kill(first, signal.SIGKILL)
+            rest = Stream(answer)
+        self.assertIsNone(rest.error)
+        self.assertTrue(rest.done)
+        self.assertEqual(self.front.metric("troupe_router_carried_on_total"), 0)
+        eventually(lambda: self.front.ask("/health")[2]["supervisor"] and json.loads(notice.read_text())["pid"] != first,
+                   "there is another supervisor")
+        for _ in range(3):
+            self.stream()
+        self.assertNotIn("has left the cluster", self.front.log.read_text(errors="replace"))
 
     def test_engines_of_one_role_do_what_they_are_for(self):
         self.join("p", role="prefill")

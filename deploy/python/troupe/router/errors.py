@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from http import HTTPStatus
 
-__all__ = ["ApiError", "error_document"]
+__all__ = ["ApiError", "error_document", "one_line"]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -42,5 +41,13 @@ class ApiError(Exception):
 def error_document(status: int, message: str) -> bytes:
     """`code` is the status, as vLLM has it."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    said = message or HTTPStatus(status).phrase
+    said = message or f"status {status}"
     return json.dumps({"error": {"message": said, "type": kind, "param": None, "code": status}}).encode()
+
+
+def one_line(text: str, most: int = 500) -> str:
+    """For a log: what others say cannot look like lines of the router's own."""
+    said = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:most]
+    )
+    return said if len(text) <= most else f"{said}..."

@@ -1,18 +1,26 @@
-"""The engines of a cluster of Troupe's: who is in it, and where its supervisor would have a request."""
+"""The engines of a cluster of Troupe's: who is in it, and where its supervisor would have a request.
+
+The library's calls block: they are made by threads, of which each kind of call has its own. A supervisor that places no
+request in time is not asked again until it has answered, and the membership is looked at all the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import re
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from troupe.cluster import Cluster
-from troupe.errors import TroupeError
+from troupe.errors import ErrorCode, TroupeError
 from troupe.open_cluster import deployment_of
+from troupe.placement import NodeInfo, Placement
+from troupe.router.errors import one_line
 from troupe.router.instances import Fleet, Instance
+from troupe.router.roster import Roster, engines_of
 from troupe.router.settings import Settings
 
 __all__ = ["Members"]
@@ -22,15 +30,12 @@ logger = logging.getLogger("troupe.router")
 _TIMEOUT = 2.0  # seconds, of a call to the supervisor
 _PATIENCE = 0.5  # of a request for its placement: the router can choose by itself
 _LOOK = 1.0  # between two looks at the membership
-_THREADS = 8
-_MOST_PENDING = 256  # calls; behind it the router chooses by itself
+_THREADS = 8  # that ask for placements
+_MOST_PLACING = 256  # requests; behind it the router chooses by itself
+_MOST_ENDED = 65536  # requests that the supervisor has not heard the end of: it remembers no more of them either
 
-_ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])?:(\d{1,5})")
-
-# Of ranks of one engine the worst state counts.
-_STATES = ("down", "joining", "leaving", "suspect", "up")
-
-_Result = TypeVar("_Result")
+# After these it may hear the same later.
+_AWAY = (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST, ErrorCode.DEADLINE, ErrorCode.OVERLOADED)
 
 
 class Members:
@@ -39,8 +44,16 @@ class Members:
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         """Needs libtroupe (`OSError`). `TroupeError`, `ValueError`: the deployment is none."""
         self._fleet = fleet
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="troupe-router")
-        self._pending = 0
+        self._roster = Roster(fleet)
+        self._looking, self._placing, self._telling = (
+            ThreadPoolExecutor(threads, thread_name_prefix=f"troupe-{name}")
+            for name, threads in (("members", 1), ("place", _THREADS), ("finished", 1))
+        )
+        self._calls: dict[str, Future[Placement]] = {}  # by request, until that has ended
+        self._running = 0  # of those calls
+        self._late = 0  # of those, for which nobody waits any longer
+        self._ended: deque[str] = deque(maxlen=_MOST_ENDED)  # which the supervisor has not heard
+        self._tells = False
         self._reachable = False
         self._said = ""
         if settings.deployment is not None:
@@ -58,21 +71,22 @@ class Members:
         """Until it is cancelled."""
         while True:
             try:
-                document = await self._call(self._cluster.members)
+                document = await asyncio.wrap_future(self._looking.submit(self._cluster.members))
                 if not self._reachable:
                     logger.info("the supervisor of cluster %s answers", document.get("cluster"))
                 self._reachable, self._said = True, ""
-                self._adopt(engines_of(document))
+                self._roster.adopt(engines_of(document), time.monotonic())
+                self._tell()
             except TroupeError as why:
-                self._lost_sight(str(why))
+                self._lost_sight(one_line(str(why)))
             except Exception:
                 logger.exception("the membership cannot be read")
             await asyncio.sleep(_LOOK)
 
     def may_place(self, model: str | None) -> bool:
-        """Whether the supervisor can know a good place: every engine that may be chosen is a member that it may choose,
-        too, and the other way round."""
-        if not self._reachable or self._pending >= _MOST_PENDING:
+        """Whether the supervisor can know a good place, and says it in time: every engine that may be chosen is a
+        member that it may choose, too, and the other way round."""
+        if not self._reachable or self._late or self._running >= _MOST_PLACING:
             return False
         serving = self._fleet.serving(model)
         others = {one for one in self._fleet if one.nodes and one.usable} - set(serving)
@@ -81,125 +95,96 @@ class Members:
     async def place(self, request: str, affinity: str | None) -> tuple[Instance, Instance] | None:
         """Where the supervisor would have a request: (prefill, decode). None: it does not say. It counts the request
         there until it is told that that one has `finished`."""
+        call = self._placing.submit(lambda: self._cluster.place(request, affinity=affinity))
+        self._calls[request] = call
+        self._running += 1
+        answered = asyncio.wrap_future(call)
+        answered.add_done_callback(self._place_ended)
         try:
-            placed = await asyncio.wait_for(
-                self._call(lambda: self._cluster.place(request, affinity=affinity)), _PATIENCE
-            )
-        except asyncio.TimeoutError:
+            await asyncio.wait({answered}, timeout=_PATIENCE)
+        finally:
+            call.cancel()  # unless it is under way
+        if not answered.done():
+            self._late += 1
+            answered.add_done_callback(self._late_ended)
+        if not answered.done() or answered.cancelled():
             return None
+        try:
+            placed = answered.result()
         except TroupeError as why:
             logger.debug("%s: the supervisor places it nowhere: %s", request, why)
             return None
-        prefill, decode = (self._fleet.by_node(nodes[0].name) for nodes in (placed.prefill, placed.decode))
+        prefill, decode = (self._of(nodes) for nodes in (placed.prefill, placed.decode))
         return None if prefill is None or decode is None else (prefill, decode)
 
     def finished(self, request: str) -> None:
-        """Does not wait. What the supervisor does not hear it forgets by itself, in time."""
+        """Does not wait. The supervisor hears it when it has placed the request, and when it is there again."""
+        call = self._calls.pop(request, None)
+        if call is None:
+            return
+        if call.done():
+            self._has_ended(request, call)
+            return
+        loop = asyncio.get_running_loop()
+        call.add_done_callback(lambda _: _call_soon(loop, lambda: self._has_ended(request, call)))
 
-        def tell() -> None:
+    def close(self) -> None:
+        """What has ended is told still, by a thread that the process waits for."""
+        for threads in (self._looking, self._placing):
+            threads.shutdown(wait=False, cancel_futures=True)
+        self._telling.shutdown(wait=False)
+
+    # -- parts
+
+    def _of(self, nodes: Sequence[NodeInfo]) -> Instance | None:
+        return self._fleet.by_node(nodes[0].name) if nodes else None
+
+    def _place_ended(self, answered: asyncio.Future[Placement]) -> None:
+        self._running -= 1
+        if not answered.cancelled():
+            answered.exception()  # nobody may wait for it any longer
+
+    def _late_ended(self, _: object) -> None:
+        self._late -= 1
+
+    def _has_ended(self, request: str, call: Future[Placement]) -> None:
+        if not call.cancelled():
+            self._ended.append(request)
+            self._tell()
+
+    def _tell(self) -> None:
+        """One thread at a time tells all that is to be told."""
+        if self._tells or not self._ended or not self._reachable:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            told = self._telling.submit(self._tell_all)
+        except RuntimeError:  # the router stops
+            return
+        self._tells = True
+        told.add_done_callback(lambda _: _call_soon(loop, self._has_told))
+
+    def _tell_all(self) -> None:
+        while self._ended:
+            request = self._ended.popleft()
             try:
                 self._cluster.finished(request)
             except TroupeError as why:
                 logger.debug("%s: the supervisor does not hear that it ended: %s", request, why)
+                if why.code in _AWAY:
+                    self._ended.appendleft(request)
+                    return
 
-        if self._pending < _MOST_PENDING:
-            self._count(self._threads.submit(tell))
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    # -- parts
-
-    async def _call(self, work: Callable[[], _Result]) -> _Result:
-        future = self._threads.submit(work)
-        self._count(future)
-        return await asyncio.wrap_future(future)
-
-    def _count(self, future: Any) -> None:
-        loop = asyncio.get_running_loop()
-        self._pending += 1
-
-        def ended(_: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._ended)
-
-        future.add_done_callback(ended)
-
-    def _ended(self) -> None:
-        self._pending -= 1
+    def _has_told(self) -> None:
+        self._tells = False
 
     def _lost_sight(self, why: str) -> None:
         if self._reachable or why != self._said:
             logger.warning("the supervisor does not answer, the last membership counts: %s", why)
         self._reachable, self._said = False, why
 
-    def _adopt(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """`found`: by URL."""
-        changed = False
-        by_node = {node: one for one in found.values() for node in one["nodes"]}
-        for instance in self._fleet:
-            entry = found.get(instance.url)
-            if entry is None:
-                entry = next((by_node[node] for node in instance.nodes if node in by_node), None)
-            if entry is not None:
-                changed |= _update(instance, entry)
-            elif not instance.given:
-                logger.info("%s has left the cluster", instance.name)
-                self._fleet.remove(instance)
-            elif instance.nodes and instance.member:
-                changed |= _update(instance, {"state": "down", "nodes": instance.nodes, "fingerprint": ""})
-        for url, entry in found.items():
-            if url.startswith("http") and self._fleet.at(url) is None and entry["state"] != "down":
-                role = entry["role"]
-                instance = Instance(url, prefills=role != "decode", decodes=role != "prefill")
-                _update(instance, entry)
-                self._fleet.add(instance)
-                logger.info("%s has joined the cluster (%s)", instance.name, instance.role)
-        if changed:
-            self._fleet.on_change()
 
-
-def engines_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The engines of a membership by the URL of their servers; those whose nodes have no label of it by "node:NAME".
-    An engine that was started again may stand in it twice: the life that is up counts."""
-    lives: dict[tuple[str, str], dict[str, Any]] = {}
-    for node in document.get("nodes", ()):
-        labels = node.get("labels", {})
-        url = _url_of(str(labels.get("http", "")), str(node.get("host", ""))) or f"node:{node['name']}"
-        state = node.get("state") if node.get("state") in _STATES else "down"
-        life = lives.setdefault(
-            (url, str(node.get("replica_name") or node["name"])),
-            {"state": "up", "nodes": frozenset(), "fingerprint": "", "role": labels.get("role", "both")},
-        )
-        life["state"] = min(life["state"], state, key=_STATES.index)
-        life["nodes"] |= {node["name"]}
-        life["fingerprint"] = str(node.get("fingerprint", ""))
-    found: dict[str, dict[str, Any]] = {}
-    for (url, _), life in lives.items():
-        known = found.get(url)
-        if known is None or _STATES.index(life["state"]) > _STATES.index(known["state"]):
-            found[url] = life
-    return found
-
-
-def _url_of(address: str, host: str) -> str:
-    """`address`: host:port, or :port at the node's own host. "": it is none."""
-    split = _ADDRESS.fullmatch(address)
-    if split is None or not 0 < int(split[2]) < 65536:
-        return ""
-    at = split[1] or (f"[{host}]" if ":" in host else host)
-    return f"http://{at}:{int(split[2])}" if at else ""
-
-
-def _update(instance: Instance, entry: Mapping[str, Any]) -> bool:
-    """Whether it may have become usable."""
-    before = instance.member
-    instance.member = entry["state"]
-    instance.nodes = entry["nodes"]
-    instance.fingerprint = entry["fingerprint"]
-    if before == instance.member:
-        return False
-    if instance.member == "down" and before:
-        logger.warning("%s is down", instance.name)
-        instance.lost("its node is down")
-    return instance.usable
+def _call_soon(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+    """From any thread. The loop may be closed by now."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(what)
