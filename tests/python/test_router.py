@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -14,17 +15,19 @@ import pytest
 from troupe.errors import ErrorCode, TroupeError
 from troupe.router.carry import as_chat, continued, why_fixed
 from troupe.router.choice import Chooser, Wanted
-from troupe.router.errors import ApiError
-from troupe.router.events import LONGEST, Cutter, TooLongError, data_of, event_of
+from troupe.router.door import connections_of
+from troupe.router.errors import ApiError, one_line
+from troupe.router.events import LONGEST, Cutter, TooLongError, data_of, event_of, is_comment
 from troupe.router.incoming import CHAT, COMPLETIONS, id_of, read
 from troupe.router.instances import Fleet, Instance
-from troupe.router.legs import decode_leg, prefill_leg
+from troupe.router.legs import decode_leg, encoded, prefill_leg
 from troupe.router.line import Line
 from troupe.router.members import Members
 from troupe.router.options import settings_of
 from troupe.router.roster import Roster, engines_of
 from troupe.router.said import Said
 from troupe.router.settings import GivenEngine, Limits, Settings, SettingsError, settings_from
+from troupe.router.waiting import within
 
 # -- settings
 
@@ -71,12 +74,14 @@ def test_a_file_says_everything_and_the_command_line_goes_before_it() -> None:
         ({"limits": {"running": 0}}, "limits.running is 0; give a number from 1"),
         ({"limits": {"running": True}}, "limits.running is True"),
         ({"limits": {"body": 5}}, "limits.body is 5; give a size"),
+        ({"limits": {"bodies": "1MiB"}}, "limits.bodies is less than limits.body"),
         ({"times": {"patience": 30}}, "times.patience is 30; give a time with its unit"),
         ({"times": {"patience": "25h"}}, "at most 24h"),
         ({"engines": {}}, "engines is {}; give a list"),
         ({"engines": [{"url": "http://a"}]}, r"engines\[0\] has no role"),
         ({"engines": [{"url": "http://a/v1", "role": "both"}]}, "without a path"),
         ({"engines": [{"url": "http://a:99999", "role": "both"}]}, "its port is none"),
+        ({"engines": [{"url": "http://me:secret@a", "role": "both"}]}, "names a user"),
         ({"engines": [{"url": "http://a", "role": "boss"}]}, "there are prefill, decode, both, plain"),
         ({"engines": [{"url": "http://a", "role": "both", "says_tokens": 1}]}, "give true or false"),
         ({"cluster": {"supervisor": "a:1", "deployment": "f"}}, "give one of them"),
@@ -117,6 +122,23 @@ def test_events_are_whole_however_their_bytes_come() -> None:
         events = [event for at in range(0, len(text), step) for event in cutter.feed(text[at : at + step])]
         assert [data_of(event) for event in events] == [b'{"a": 1}', None, b"b", b"c\nd"]
     assert event_of({"a": "é"}) == 'data: {"a":"é"}\n\n'.encode()
+
+
+def test_comments_are_told_from_what_has_no_data() -> None:
+    assert [is_comment(one) for one in (b": a", b": a\r\n: b", b"data:", b"event: x", b": a\nretry: 1")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert data_of(b"data: \nevent: x") is None
+    assert data_of(b"data: [DONE] ") == b"[DONE]"
+
+
+def test_what_others_say_is_one_line_of_a_log() -> None:
+    assert one_line("a\nb\x1b[1m\u2028\ud800é") == "a\\nb\\x1b[1m\\u2028\\ud800é"
+    assert one_line("a" * 9, 4) == "aaaa..."
 
 
 def test_an_event_that_does_not_end_is_given_up() -> None:
@@ -173,10 +195,27 @@ def test_conversations_in_which_somebody_has_answered_and_sessions_have_an_affin
 
 
 def test_what_is_no_request_is_refused() -> None:
-    for data in (b"", b"[]", b"nul", b"[" * 100_000, b'{"stream": 1}', b'{"kv_transfer_params": {}}'):
+    own = b'{"vllm_xargs": {"kv_transfer_params": "x"}}'  # vLLM takes them from there, too
+    for data in (b"", b"[]", b"nul", b"[" * 100_000, b'{"stream": 1}', b'{"kv_transfer_params": {}}', own):
         with pytest.raises(ApiError) as refused:
             read(COMPLETIONS, data, {}, "id")
         assert refused.value.status == 400
+
+
+def test_what_can_be_read_but_not_written_is_refused() -> None:
+    body: dict[str, Any] = {}
+    inner = body
+    for _ in range(100_000):
+        inner["a"] = inner = {}
+    with pytest.raises(ApiError, match="nested too deeply"):
+        encoded(body)
+
+
+def test_headers_that_no_request_may_have_do_not_go_on() -> None:
+    for value in ("Bearer \udcff", "Bearer é", "a\tb"):
+        with pytest.raises(ApiError, match="authorization"):
+            read(COMPLETIONS, b"{}", {"authorization": value}, "id")
+    assert read(COMPLETIONS, b"{}", {"authorization": "Bearer k"}, "id").headers["authorization"] == "Bearer k"
 
 
 # -- what engines are asked
@@ -504,6 +543,105 @@ def test_where_nobody_is_there_new_requests_do_not_wait_and_begun_ones_do() -> N
         assert await task == "a"
 
     asyncio.run(main())
+
+
+def test_many_who_want_the_same_are_looked_for_once() -> None:
+    async def main() -> None:
+        fleet = fleet_of(instance("a", "decode", outstanding=9))
+        looked = 0
+
+        class Counting(Chooser):
+            def choose(self, wanted: Wanted) -> Any:
+                nonlocal looked
+                looked += 1
+                return super().choose(wanted)
+
+        line = Line(fleet, Counting(fleet, 9), Limits(), 9)
+
+        async def one(model: str) -> None:
+            async with line.seat(Wanted(model)):
+                pass
+
+        tasks = [asyncio.create_task(one(model)) for model in "mmmmmmnn"]
+        await asyncio.sleep(0)
+        looked = 0
+        line.serve()
+        assert looked == 2
+        next(iter(fleet)).outstanding = 0
+        line.serve()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+# -- waiting
+
+
+def test_a_wait_has_an_end_and_its_work_has_one_by_then() -> None:
+    async def main() -> None:
+        ended = []
+
+        async def work(seconds: float) -> int:
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                ended.append(seconds)
+            return 7
+
+        assert await within(9, work(0)) == 7
+        with pytest.raises(asyncio.TimeoutError):
+            await within(0.01, work(9))
+        over = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(over.set_result, None)
+        with pytest.raises(asyncio.TimeoutError):
+            await within(9, work(8), over)
+        assert ended == [0, 9, 8]
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+
+        async def waits() -> None:
+            await gone
+
+        with pytest.raises(asyncio.TimeoutError):
+            await within(9, waits())
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_that_comes_with_the_result_is_no_result() -> None:
+    async def main() -> None:
+        result = asyncio.get_running_loop().create_future()
+
+        async def work() -> None:
+            await result
+
+        task = asyncio.create_task(within(9, work()))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        result.set_result(None)
+        await asyncio.sleep(0)  # the work has ended, the waiting one has not heard it
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+# -- the door
+
+
+def test_files_for_the_engines_are_not_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def most(soft: int, hard: int, **limits: int) -> tuple[int, int | None]:
+        said: list[int] = []
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+        monkeypatch.setattr(resource, "setrlimit", lambda _, pair: said.append(pair[0]))
+        return connections_of(Limits(**limits)), said[-1] if said else None
+
+    assert most(1024, 100_000) == (4096, 4096 + 2 * 512 + 128)
+    assert most(100_000, 100_000) == (4096, None)
+    assert most(1024, 4096) == (4096 - 2 * 512 - 128, 4096)
+    assert most(256, 256) == (128, 256)
+    assert most(resource.RLIM_INFINITY, resource.RLIM_INFINITY, connections=9) == (9, None)
 
 
 # -- members

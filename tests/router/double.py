@@ -9,6 +9,7 @@ What it does besides, by POST /behave: `die_after` N tokens of a stream (SIGKILL
 N (its connection), `fail_after` N (an error in the stream), `abort_after` N (it ends as a server's does that stops), each
 only for whoever removes the file `trigger`, if there is one; `status` of every answer, `pause` seconds before each token,
 `mute`: it does not say token ids, `key`: what /v1/models wants as Authorization, `reason` N: so many tokens are reasoning.
+`raw`: its streams are these bytes, `cut` in pieces of N, `repeat` N times; `answer`: so are its answers of 200.
 GET /journal: the requests that it was asked, and how many of them ended before they were answered.
 """
 import asyncio
@@ -111,6 +112,10 @@ class Server:
         status = self.behaviour.get("status")
         if status:
             return error(status, "as the test wants it")
+        if "raw" in self.behaviour and body.get("stream"):
+            return await self.stream_raw(request)
+        if "answer" in self.behaviour and not body.get("stream"):
+            return web.Response(text=self.behaviour["answer"], content_type="application/json")
         chat = request.path.startswith("/v1/chat")
         prompt = body["messages"] if chat else body["prompt"]
         if chat:
@@ -151,6 +156,17 @@ class Server:
         except FileNotFoundError:
             return False
         return True
+
+    async def stream_raw(self, request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        raw = self.behaviour["raw"].encode()
+        step = self.behaviour.get("cut", len(raw) or 1)
+        for _ in range(self.behaviour.get("repeat", 1)):
+            for at in range(0, len(raw), step):
+                await response.write(raw[at:at + step])
+                await asyncio.sleep(0.001)  # each by itself
+        return response
 
     async def stream(self, request, text, loaded):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -1,6 +1,7 @@
 """What the tests of the router share: doubles and routers as processes of their own, and a client."""
 import asyncio
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -24,6 +25,7 @@ from troupe.router.__main__ import main as router_main
 assert troupe.router.service
 
 PATIENCE = 60  # seconds; nothing is decided by how long something takes
+PR_SET_PDEATHSIG = 1
 
 
 def eventually(what, said):
@@ -77,6 +79,7 @@ def _become(work, log):
     """In the child, for good."""
     code = 1
     try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where the test is killed
         os.setsid()
         out = os.open(log, os.O_WRONLY | os.O_APPEND)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -163,16 +166,26 @@ class _Router(Listening):
 
 
 class Router(_Router, Forked):
-    def __init__(self, name, folder, words):
+    def __init__(self, name, folder, words, seconds=None):
+        """`seconds`: other constants of its modules, by "module.NAME"."""
         words = ["--port", "0", *(str(word) for word in words)]
-        super().__init__(name, lambda: router_main(words), folder)
+
+        def work():
+            for at, value in (seconds or {}).items():
+                module, _, constant = at.partition(".")
+                module = sys.modules[f"troupe.router.{module}"]
+                assert hasattr(module, constant), at
+                setattr(module, constant, value)
+            return router_main(words)
+
+        super().__init__(name, work, folder)
 
 
 class RouterCommand(_Router, Process):
     """As a user starts it."""
 
     def __init__(self, name, folder, words, environment=None):
-        super().__init__(name, [sys.executable, "-B", "-m", "troupe.router", "--port", 0, *words], folder, environment)
+        super().__init__(name, [sys.executable, "-m", "troupe.router", "--port", 0, *words], folder, environment)
 
 
 def events_of(answer):

@@ -4,6 +4,8 @@ refuses. Real servers are in tests/engines.
 Run by ctest, router.doubles, with the Python of the engines' environment.
 """
 import concurrent.futures
+import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -16,7 +18,7 @@ import time
 import unittest
 import urllib.parse
 
-from parts import Double, Router, RouterCommand, Stream, chat_prompt, eventually, text_after, tokens_after
+from parts import PATIENCE, Double, Router, RouterCommand, Stream, chat_prompt, eventually, text_after, tokens_after
 
 PROMPT = "say something"
 MESSAGES = [{"role": "user", "content": "say something"}]
@@ -40,15 +42,15 @@ class Routed(unittest.TestCase):
     def double(self, name, **behaviour):
         return self.enterContext(Double(f"{self.id().rpartition('.')[2][:60]}-{name}", self.folder, **behaviour))
 
-    def router(self, *words, usable, settings=None):
+    def router(self, *words, usable, settings=None, seconds=None):
         if settings:
             file = self.folder / f"{time.monotonic_ns()}.yaml"
             file.write_text(settings)
             words = (file, *words)
-        made = self.enterContext(Router(f"{self.id().rpartition('.')[2][:60]}-router", self.folder, words))
+        made = self.enterContext(Router(f"{self.id().rpartition('.')[2][:60]}-router", self.folder, words, seconds))
         return made.wait_for(usable)
 
-    def pair(self, settings=None, prefills=1, decodes=2):
+    def pair(self, settings=None, prefills=1, decodes=2, seconds=None):
         """self.prefills and self.decodes behind self.front."""
         self.prefills = [self.double(f"prefill{place}") for place in range(prefills)]
         self.decodes = [self.double(f"decode{place}", pause=0.005) for place in range(decodes)]
@@ -56,7 +58,7 @@ class Routed(unittest.TestCase):
         for role, doubles in (("--prefill", self.prefills), ("--decode", self.decodes)):
             for one in doubles:
                 words += [role, one.wait().url]
-        self.front = self.router(*words, usable=prefills + decodes, settings=settings)
+        self.front = self.router(*words, usable=prefills + decodes, settings=settings, seconds=seconds)
 
     def stream(self, body, path="/v1/completions", headers=None):
         with self.front.open(path, {**body, "stream": True}, headers) as answer:
@@ -151,6 +153,19 @@ class Serves(Routed):
             status, _, answer = self.front.ask(path, b"{}" if method == "POST" else None, method=method)
             self.assertEqual((status, answer["error"]["code"]), (wanted, wanted))
         self.assertEqual(self.front.ask("/health")[0], 200)
+
+    def test_a_body_that_is_not_as_its_headers_say_is_refused(self):
+        for headers, body in ((b"Content-Encoding: gzip\r\nContent-Length: 4", b"nope"),
+                              (b"Transfer-Encoding: chunked", b"zz\r\n\r\n"), (b"Content-Length: 2", b"\xff{")):
+            at = urllib.parse.urlsplit(self.front.url)
+            with socket.create_connection((at.hostname, at.port), timeout=PATIENCE) as connection:
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + body)
+                self.assertIn(b" 400 ", connection.recv(65536), headers)
+
+    def test_headers_that_cannot_go_on_to_the_engines_are_refused(self):
+        status, _, answer = self.front.ask("/v1/completions", completion(), {"Authorization": "Bearer \xff"})
+        self.assertEqual(status, 400)
+        self.assertIn("authorization", answer["error"]["message"])
 
     def test_bytes_that_are_no_request_end_their_connection_alone(self):
         at = urllib.parse.urlsplit(self.front.url)
@@ -329,6 +344,91 @@ class CarriesOn(Routed):
         self.assert_whole(self.stream(completion()))
 
 
+def event(text=None, tokens=None, finish=None, **more):
+    """One of a stream, as an engine writes it."""
+    choice = {"index": 0, "text": text, "finish_reason": finish, "token_ids": tokens, **more}
+    document = {"id": "i", "object": "text_completion", "model": "tiny", "choices": [choice]}
+    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+
+
+class HostileEngines(Routed):
+    DONE = "data: [DONE]\n\n"
+    TEXT = event("a", [1], prompt_token_ids=[7]) + event("é", [2]) + event("", [3], "length")
+
+    def ask(self, raw, body=None, path="/v1/completions", **more):
+        """(text, message of the error, whether all was told) of a stream in which the engine says this."""
+        self.decodes[0].behave(raw=raw, **more)
+        with self.front.open(path, {**(body or completion()), "stream": True}) as answer:
+            if answer.status != 200:
+                error = json.load(answer)["error"]
+                self.assertEqual(answer.status, error["code"])
+                return None, error["message"], False
+            stream = Stream(answer)
+            return stream.text, stream.error and stream.error["message"], stream.done
+
+    def test_a_stream_is_read_however_it_is_written(self):
+        self.pair(decodes=1)
+        for raw in (self.TEXT + self.DONE, (self.TEXT + self.DONE).replace("\n", "\r\n"), self.TEXT + "data:[DONE] \n\n",
+                    ": hello\n\n" + self.TEXT + ": bye\n\ndata:\n\nretry: 9\n\n" + self.DONE,
+                    (self.TEXT + self.DONE).replace("data: {", "event: x\nid: 1\ndata: {").replace(', "choices"',
+                                                                                                 '\ndata: , "choices"'),
+                    self.TEXT, self.TEXT + "data: [DONE]"):  # its end is the router's
+            for cut in (3, 10_000):
+                with self.subTest(raw=raw, cut=cut):
+                    self.assertEqual(self.ask(raw, cut=cut), ("aé", None, True))
+
+    def test_what_is_no_stream_of_the_api_is_a_loss_and_no_fault_of_the_router(self):
+        self.pair(decodes=1, settings="limits: {retries: 0}\n", seconds={"events.LONGEST": 2**16})
+        wrong = ("", "hello", '{"choices": [{"text": "a"}]}', self.DONE, "data: {\n\n", "data: []\n\n", "data: 7\n\n",
+                 f"data: {'[' * 100_000}\n\n", f"data: {'x' * 2**17}", 'data: {"choices": 7}\n\n',
+                 'data: {"choices": [7]}\n\n', event("a", "abc"), event("a", 7), event("a", ["b"]), event(7, [1]),
+                 event("a", [1], delta="x"), event("a", [1], prompt_token_ids="x"),
+                 'data: {"choices": [], "usage": 7}\n\n')
+        for begun in ("", event("a", [1], prompt_token_ids=[7])):
+            for raw in wrong:
+                with self.subTest(raw=raw[:60], begun=bool(begun)):
+                    text, message, done = self.ask(begun + raw)
+                    self.assertIn("no engine could serve it", message)
+                    self.assertEqual((text, done), ("a" if begun else None, False))
+        self.assertNotIn("Traceback", self.front.log.read_text())
+
+    def test_so_it_is_in_a_chat(self):
+        self.pair(decodes=1, settings="limits: {retries: 0}\n")
+        for delta in ("x", 7, {"content": 7}, {"content": ["a"]}):
+            message = self.ask(event(None, [1], delta=delta), chat(), "/v1/chat/completions")[1]
+            self.assertIn("no engine could serve it", message)
+        self.assertNotIn("Traceback", self.front.log.read_text())
+
+    def test_errors_in_a_stream_are_told_in_the_engines_words(self):
+        self.pair(decodes=1, settings="limits: {retries: 0}\n")
+        for error, message in (({"message": "not so", "code": 404}, "not so"), ("odd", "odd"), ({"code": "x"}, "code"),
+                               ({"message": 7, "code": 999}, "999"), ({"message": "a\nINFO forged", "code": 400}, "forged")):
+            with self.subTest(error=error):
+                self.assertIn(message, self.ask(f"data: {json.dumps({'error': error})}\n\n" + self.DONE)[1])
+        self.assertNotIn("\nINFO forged", self.front.log.read_text())
+
+    def test_an_answer_of_200_that_has_no_text_is_none(self):
+        self.pair(decodes=1, settings="limits: {retries: 0}\n")
+        for answer, wanted in (("hello", 502), ("[]", 502), ("{}", 502), ('{"error": {"message": "m", "code": 503}}', 503),
+                               ('{"error": "m"}', 500), ('{"choices": []}', 200)):
+            self.decodes[0].behave(answer=answer)
+            status, headers, _ = self.front.ask("/v1/completions", completion())
+            self.assertEqual(status, wanted, answer)
+            self.assertEqual("Retry-After" in headers, status == 503)
+        self.decodes[0].behave()
+        for answer in ("hello", "{}", '{"choices": [], "kv_transfer_params": 7}'):
+            self.prefills[0].behave(answer=answer)
+            wanted = 200 if "choices" in answer else 502  # while it rests, the other one serves alone
+            eventually(lambda wanted=wanted: self.front.ask("/v1/completions", completion())[0] == wanted, answer)
+
+    def test_an_engine_that_is_full_sends_clients_away_until_later(self):
+        self.pair(decodes=1, settings="limits: {retries: 0}\n")
+        self.decodes[0].behave(status=429)
+        status, headers, answer = self.front.ask("/v1/completions", completion())
+        self.assertEqual((status, answer["error"]["type"]), (429, "double"))
+        self.assertGreater(int(headers["Retry-After"]), 0)
+
+
 class Bounds(Routed):
     def test_a_client_that_goes_away_ends_its_request_at_the_engine(self):
         self.pair(decodes=1)
@@ -375,8 +475,12 @@ class Bounds(Routed):
 
     def test_a_body_that_is_too_long_is_refused(self):
         self.pair(decodes=1, settings="limits: {body: 64KiB}\n")
-        status, _, answer = self.front.ask("/v1/completions", completion(prompt="a" * 100_000))
-        self.assertEqual((status, answer["error"]["code"]), (413, 413))
+        for data, headers in ((json.dumps(completion(prompt="a" * 100_000)).encode(), {}),
+                              (gzip.compress(json.dumps(completion(prompt="a" * 10**6)).encode()),
+                               {"Content-Encoding": "gzip"})):
+            status, _, answer = self.front.ask("/v1/completions", data, headers)
+            self.assertEqual((status, answer["error"]["code"]), (413, 413))
+        self.assertEqual(self.front.metric('troupe_router_requests_total{path="/v1/completions",status="413"}'), 2)
 
     def test_engines_that_tell_their_models_to_those_with_a_key_only_are_used_all_the_same(self):
         one = self.double("one", key="Bearer k").wait()
@@ -385,12 +489,13 @@ class Bounds(Routed):
         self.assertEqual(self.front.ask("/v1/models")[0], 401)
         status, _, models = self.front.ask("/v1/models", headers={"Authorization": "Bearer k"})
         self.assertEqual((status, models["data"][0]["id"]), (200, "tiny"))
+        self.assertEqual(self.front.ask("/v1/models", headers={"Authorization": "Bearer \xff"})[0], 400)
 
     def test_a_request_has_an_end(self):
-        self.pair(decodes=1, settings="times: {request: 500ms}\n")
+        self.pair(decodes=1, settings="times: {request: 2s}\n")
         self.decodes[0].behave(pause=0.05)
         self.assertEqual(self.front.ask("/v1/completions", completion(max_tokens=400))[0], 504)
-        self.assertIn("0.5 s", self.stream(completion(max_tokens=400)).error["message"])
+        self.assertIn("2 s", self.stream(completion(max_tokens=400)).error["message"])
 
     def test_where_nobody_is_there_health_says_so_and_clients_are_sent_away(self):
         self.pair(prefills=1, decodes=1, settings="times: {probe: 100ms}\n")
@@ -436,14 +541,92 @@ class Bounds(Routed):
         self.assertEqual(self.front.exit_code, 0)
 
     def test_a_second_signal_does_not_wait(self):
-        self.pair(decodes=1)
+        self.pair(decodes=1, settings="times: {stop: 10m, silence: 10m}\n")
+        self.decodes[0].behave(pause=2 * PATIENCE)
+        with self.opened_only(completion(stream=True)):
+            eventually(lambda: self.front.metric("troupe_router_running") == 1, "it runs")
+            os.kill(self.front.pid, signal.SIGTERM)
+            eventually(lambda: "stops; what runs" in self.front.log.read_text(), "it stops")
+            os.kill(self.front.pid, signal.SIGTERM)
+            eventually(lambda: not self.front.running, "it ends")
+        self.assertEqual(self.front.exit_code, 0)
+
+    def test_what_does_not_end_in_the_time_of_a_stop_ends_with_an_error(self):
+        self.pair(decodes=1, settings="times: {stop: 500ms}\n")
         self.decodes[0].behave(pause=0.05)
         with self.front.open("/v1/completions", completion(stream=True, max_tokens=400)) as answer:
             answer.readline()
             os.kill(self.front.pid, signal.SIGTERM)
-            time.sleep(0.3)
-            os.kill(self.front.pid, signal.SIGTERM)
-            eventually(lambda: not self.front.running, "it ends")
+            rest = Stream(answer)
+        self.assertIn("the router stops", rest.error["message"])
+        self.assertFalse(rest.done)
+        eventually(lambda: not self.front.running, "it ends")
+        self.assertEqual(self.front.exit_code, 0)
+
+    def test_clients_who_only_connect_are_bounded(self):
+        self.pair(decodes=1, settings="limits: {connections: 4}\n")
+        at = urllib.parse.urlsplit(self.front.url)
+        with contextlib.ExitStack() as idle:
+            for _ in range(4):
+                idle.enter_context(socket.create_connection((at.hostname, at.port)))
+            status, headers, answer = self.front.ask("/v1/models")
+            self.assertEqual((status, headers["Retry-After"]), (503, "1"))
+            self.assertIn("4 clients are connected", answer["error"]["message"])
+        eventually(lambda: self.front.ask("/v1/models")[0] == 200, "there is room again")
+
+    def test_a_connection_without_a_whole_request_is_closed_in_time(self):
+        self.pair(decodes=1, seconds={"service._IDLE": 0.5})
+        at = urllib.parse.urlsplit(self.front.url)
+        for begun in (b"", b"POST /v1/completions HTTP/1.1\r\nX-Slow: "):
+            with socket.create_connection((at.hostname, at.port), timeout=PATIENCE) as connection:
+                connection.sendall(begun)
+                self.assertEqual(connection.recv(1), b"")
+
+    def test_a_body_that_does_not_come_is_given_up(self):
+        self.pair(decodes=1, seconds={"bodies._SECONDS": 0.5})
+        at = urllib.parse.urlsplit(self.front.url)
+        with socket.create_connection((at.hostname, at.port), timeout=PATIENCE) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            self.assertIn(b" 408 ", connection.recv(65536))
+
+    def test_the_bodies_of_all_that_is_under_way_are_bounded(self):
+        self.pair(decodes=1, settings="limits: {body: 64KiB, bodies: 64KiB}\n")
+        self.decodes[0].behave(pause=0.05)
+        long = completion(metadata={"a": "a" * 40_000})
+        with self.front.open("/v1/completions", {**long, "stream": True, "max_tokens": 400}) as running:
+            next(iter(running))
+            status, headers, answer = self.front.ask("/v1/completions", long)
+            self.assertEqual((status, answer["error"]["type"]), (429, "rate_limit_error"))
+            self.assertGreater(int(headers["Retry-After"]), 0)
+            self.assertEqual(self.front.ask("/v1/completions", completion(max_tokens=2))[0], 200)
+        self.decodes[0].behave()
+        for _ in range(3):  # what was held is given back each time
+            eventually(lambda: self.front.ask("/v1/completions", long)[0] == 200, "there is room again")
+
+    def test_a_client_that_does_not_read_is_given_up(self):
+        self.pair(decodes=1, settings="times: {request: 1s}\n", seconds={"reply._STREAM_SECONDS": 0.5})
+        event = json.dumps({"choices": [{"index": 0, "text": "x" * 2**17, "finish_reason": None}]})
+        self.decodes[0].behave(raw=f"data: {event}\n\n", repeat=200)
+        with self.opened_only(completion(stream=True)):
+            eventually(lambda: self.front.metric("troupe_router_disconnects_total") == 1, "it is given up")
+            self.assertEqual(self.front.metric("troupe_router_running"), 0)
+            self.assertIn("does not read", self.front.log.read_text())
+
+    def test_an_engine_that_has_rested_is_used_although_another_one_goes_on(self):
+        engines = [self.double(name).wait() for name in ("a", "b")]
+        words = [word for one in engines for word in ("--plain", one.url)]
+        self.front = self.router(*words, usable=2, settings="limits: {per_engine: 1, retries: 0}\n")
+        for one in engines:
+            one.behave(pause=0.05)
+        with self.front.open("/v1/completions", completion(stream=True, max_tokens=400)) as running:
+            next(iter(running))
+            [free] = [one for one in engines if not one.journal["asked"]]
+            free.behave(status=500)
+            self.assertEqual(self.front.ask("/v1/completions", completion())[0], 500)
+            free.behave()
+            self.assertEqual(self.front.ask("/v1/completions", completion())[0], 200)
+            self.assertTrue(running.readline())
+            self.assertEqual(self.front.metric("troupe_router_running"), 1)
 
 
 class _Closing:
@@ -454,7 +637,8 @@ class _Closing:
         return self._connection
 
     def __exit__(self, *_):
-        self._connection.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the router has closed it
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 

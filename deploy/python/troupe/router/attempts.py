@@ -14,19 +14,18 @@ Each costs one of `limits.retries`. An answer that is no stream is asked for ane
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from troupe.router.carry import as_chat, continued
+from troupe.router.carry import continued
 from troupe.router.choice import Seat, Wanted
-from troupe.router.errors import ApiError
-from troupe.router.events import data_of, event_of
+from troupe.router.chunks import check_answer, chunk_of, has_given_up, message_of, params_of
+from troupe.router.errors import ApiError, one_line
+from troupe.router.events import data_of, event_of, is_comment
 from troupe.router.incoming import COMPLETIONS, Incoming
 from troupe.router.instances import Fleet, Instance
 from troupe.router.legs import decode_leg, encoded, prefill_leg
@@ -37,6 +36,7 @@ from troupe.router.reply import Reply
 from troupe.router.said import Said
 from troupe.router.settings import Settings
 from troupe.router.upstream import LostError, RefusedError, Upstream
+from troupe.router.waiting import within
 
 __all__ = ["Attempts", "Parts"]
 
@@ -44,13 +44,11 @@ logger = logging.getLogger("troupe.router")
 
 _DONE = b"data: [DONE]\n\n"
 
-# What an engine says that is told to stop, as the last of a text that it does not write on.
-_GIVEN_UP = re.compile(rb'"finish_reason":\s*"abort"')
-
 
 @dataclass(frozen=True)
 class Parts:
-    """What all requests share. `members`: None without a cluster of Troupe's."""
+    """What all requests share. `members`: None without a cluster of Troupe's. `over`: it is done when no request may go
+    on any longer, since the router stops."""
 
     settings: Settings
     fleet: Fleet
@@ -58,6 +56,7 @@ class Parts:
     upstream: Upstream
     metrics: Metrics
     members: Members | None
+    over: asyncio.Future[None]
 
 
 @dataclass
@@ -94,6 +93,8 @@ class Attempts:
         self._source: _Source | None = None
         self._place_id = f"{incoming.id}#{secrets.token_hex(4)}"  # a client may give an id twice
         self._placed = False
+        self._longest: int | None = None  # of the model, as the first engine has it
+        self._complete = False  # the client has been told all
         self._tried = 0
         self._began = time.monotonic()
         self._where = "nowhere"
@@ -101,21 +102,24 @@ class Attempts:
 
     async def run(self) -> None:
         """Answers the client. What it raises is that the client has gone."""
-        seconds = self._parts.settings.times.request
+        seconds, over = self._parts.settings.times.request, self._parts.over
         try:
-            await asyncio.wait_for(self._run(), seconds)
+            await within(seconds, self._run(), over)
         except asyncio.TimeoutError:
-            why = ApiError(504, f"the request was not served within {seconds:g} s")
-            await self._reply.error(why)
-            self._log(str(why))
+            late = ApiError(504, f"the request was not served within {seconds:g} s")
+            await self._refuse(ApiError(503, "the router stops", retry_after=5) if over.done() else late)
         except ApiError as why:
-            await self._reply.error(why)
-            self._log(str(why))
+            await self._refuse(why)
         else:
             self._log("")
         finally:
             if self._placed and self._parts.members is not None:
                 self._parts.members.finished(self._place_id)
+
+    async def _refuse(self, why: ApiError) -> None:
+        if not self._complete:
+            await self._reply.error(why)
+        self._log(one_line(str(why)))
 
     # -- attempts
 
@@ -141,8 +145,7 @@ class Attempts:
         incoming = self._incoming
         if not self._said.tokens:
             return _Leg(incoming.path, incoming.body, incoming.chat, rest=False, whole=bool(incoming.whole))
-        longest = next((one.longest(incoming.model) for one in self._parts.fleet.serving(incoming.model)), None)
-        body = continued(incoming.body, self._said, longest)
+        body = continued(incoming.body, self._said, self._longest)
         if isinstance(body, str):
             raise self._cannot_go_on(body)
         if body["max_tokens"] == 0:
@@ -157,7 +160,8 @@ class Attempts:
                 return wanted
             self._source = wanted.source = None
         members = self._parts.members
-        if self._tried == 0 and not leg.whole and members is not None and members.may_place(self._incoming.model):
+        asks = self._tried == 0 and not leg.whole and not self._parts.line.full
+        if asks and members is not None and members.may_place(self._incoming.model):
             self._placed = True
             wanted.placed = await members.place(self._place_id, self._incoming.affinity)
         return wanted
@@ -173,26 +177,24 @@ class Attempts:
         metrics.attempts.labels("pair" if self._source is not None else "alone").inc()
         source = None if self._source is None else self._source.params
         decode = seat.decode
+        if self._longest is None:
+            self._longest = decode.longest(self._incoming.model)
         tokens = self._incoming.stream and not self._said.fixed and decode.says_tokens
         body = encoded(decode_leg(leg.body, source, tokens=tokens))
         if self._incoming.stream:
             await self._stream(decode, leg, body)
         else:
             answer = await self._parts.upstream.ask(decode, leg.path, body, self._incoming.headers)
-            if _GIVEN_UP.search(answer.body):
-                raise LostError(decode, "it gave the request up", asked=True)
-            self._reply.whole(answer.body, answer.content_type)
+            check_answer(decode, answer.body)
+            self._reply.whole(answer.body, answer.content_type or "application/json")
         decode.served()
 
     async def _prefill(self, prefill: Instance, leg: _Leg) -> _Source | None:
         body = encoded(prefill_leg(leg.body, chat=leg.chat))
         answer = await self._parts.upstream.ask(prefill, leg.path, body, self._incoming.headers)
-        try:
-            params = json.loads(answer.body).get("kv_transfer_params")
-        except (ValueError, AttributeError):
-            raise LostError(prefill, "what it answers is no object of JSON", asked=True) from None
+        params = params_of(prefill, answer.body)
         prefill.served()
-        if isinstance(params, Mapping) and params.get("do_remote_prefill"):
+        if params is not None:
             return _Source(prefill, params, len(self._said.tokens))
         logger.warning("%s: %s keeps no cache of its prompt, which is computed twice", self._incoming.id, prefill.name)
         return None
@@ -203,19 +205,21 @@ class Attempts:
             async for event in events:
                 data = data_of(event)
                 if data is None:
-                    if self._reply.streams:  # a comment, which keeps the connection alive
+                    if self._reply.streams and is_comment(event):
                         await self._reply.event(event + b"\n\n")
                     continue
                 if data == b"[DONE]":
-                    await self._reply.event(_DONE)
+                    if self._said.finish is None and not self._said.fixed:
+                        break
+                    await self._done()
                     return
-                if _GIVEN_UP.search(data):
+                if has_given_up(data):
                     raise LostError(decode, "it gave the request up", asked=True)
                 if self._incoming.fixed and b'"error"' not in data:  # as it is: nothing of it is needed here
                     self._said.started = True
                     await self._tell(event + b"\n\n")
                     continue
-                told = self._said.take(_chunk_of(decode, data, chat=self._incoming.chat and leg.rest))
+                told = self._said.take(chunk_of(decode, data, chat=self._incoming.chat and leg.rest))
                 if told:
                     await self._tell(b"".join(map(event_of, told)))
         raise LostError(decode, "its stream ended before its text", asked=True)
@@ -263,7 +267,9 @@ class Attempts:
 
     def _given_up(self, lost: LostError | RefusedError) -> ApiError:
         if isinstance(lost, RefusedError):
-            return ApiError(lost.status, _message_of(lost), body=lost.body if _is_error(lost.body) else None)
+            later = self._parts.line.retry_after() if lost.status in (429, 503) else None
+            said = message_of(lost.body)
+            return ApiError(lost.status, said or str(lost), retry_after=later, body=lost.body if said else None)
         times = f" after {self._tried} attempts" if self._tried > 1 else ""
         return ApiError(502, f"no engine could serve it{times}; the last one was lost: {lost}")
 
@@ -278,6 +284,10 @@ class Attempts:
             await self._reply.event(event_of(chunk))
         if self._incoming.wants_usage and not self._said.counted:
             await self._reply.event(event_of(self._said.like(choices=[], usage=self._said.usage())))
+        await self._done()
+
+    async def _done(self) -> None:
+        self._complete = True
         await self._reply.event(_DONE)
 
     def _log(self, why: str) -> None:
@@ -294,35 +304,3 @@ class Attempts:
             first,
             f": {why}" if why else "",
         )
-
-
-def _chunk_of(decode: Instance, data: bytes, *, chat: bool) -> dict[str, Any]:
-    """`chat`: it is to become one of a chat."""
-    try:
-        chunk = json.loads(data)
-    except ValueError:
-        raise LostError(decode, "an event of its stream is no JSON", asked=True) from None
-    if not isinstance(chunk, dict):
-        raise LostError(decode, "an event of its stream is no object of JSON", asked=True)
-    error = chunk.get("error")
-    if error is not None:
-        code = error.get("code") if isinstance(error, dict) else None
-        raise RefusedError(decode, code if isinstance(code, int) and 400 <= code < 600 else 500, data)
-    return as_chat(chunk) if chat else chunk
-
-
-def _is_error(body: bytes) -> bool:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return False
-    return isinstance(document, dict) and "error" in document
-
-
-def _message_of(lost: RefusedError) -> str:
-    """The engine's own words, where they can be found."""
-    try:
-        message = json.loads(lost.body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return str(lost)
-    return str(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from troupe.router.instances import Fleet, Instance
@@ -41,6 +41,11 @@ class Wanted:
     source: Instance | None = None
     failed: set[Instance] = field(default_factory=set)
     placed: tuple[Instance, Instance] | None = None
+
+    @property
+    def kind(self) -> Hashable:
+        """What has no room for one of a kind has none for another."""
+        return self.model, self.whole, self.source, frozenset(self.failed)
 
 
 class Chooser:

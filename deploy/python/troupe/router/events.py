@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-__all__ = ["Cutter", "TooLongError", "data_of", "event_of"]
+__all__ = ["Cutter", "TooLongError", "data_of", "event_of", "is_comment"]
 
 #: Of one event, in bytes.
 LONGEST = 16 * 2**20
@@ -34,7 +34,7 @@ class Cutter:
             at = end.end()
         if at:
             del self._rest[:at]
-        if len(self._rest) > LONGEST:
+        if not events and len(self._rest) > LONGEST:
             raise TooLongError(f"an event of the stream has more than {LONGEST} bytes")
         return events
 
@@ -42,7 +42,12 @@ class Cutter:
 def data_of(event: bytes) -> bytes | None:
     """What an event says; None: it is a comment, or has no data."""
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines) if lines else None
+    return b"\n".join(lines).strip() or None
+
+
+def is_comment(event: bytes) -> bool:
+    """It keeps a connection alive, and says nothing."""
+    return all(line.startswith(b":") for line in event.splitlines())
 
 
 def event_of(document: dict[str, Any]) -> bytes:

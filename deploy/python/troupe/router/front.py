@@ -12,8 +12,9 @@ from typing import Any
 from aiohttp import web
 
 from troupe.router.attempts import Attempts, Parts
+from troupe.router.bodies import Bodies
 from troupe.router.errors import ApiError
-from troupe.router.incoming import CHAT, COMPLETIONS, id_of, read
+from troupe.router.incoming import CHAT, COMPLETIONS, forwarded, id_of, read
 from troupe.router.metrics import Metrics
 from troupe.router.reply import ClientGoneError, Reply
 from troupe.router.upstream import LostError, RefusedError
@@ -22,7 +23,6 @@ __all__ = ["Front"]
 
 logger = logging.getLogger("troupe.router")
 
-_BODY_SECONDS = 60.0
 _MODELS_SECONDS = 5.0
 
 _Handler = Callable[[web.Request], Awaitable[Any]]
@@ -31,12 +31,13 @@ _Handler = Callable[[web.Request], Awaitable[Any]]
 class Front:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._bodies = Bodies(parts.settings.limits)
 
     def application(self) -> web.Application:
         async def guarded(request: web.Request, handler: _Handler) -> Any:
             return await self._guard(request, handler)
 
-        made = web.Application(client_max_size=self._parts.settings.limits.body, middlewares=[web.middleware(guarded)])
+        made = web.Application(middlewares=[web.middleware(guarded)])
         made.router.add_post(CHAT, self._generate)
         made.router.add_post(COMPLETIONS, self._generate)
         made.router.add_get("/v1/models", self._models)
@@ -53,18 +54,23 @@ class Front:
         metrics = self._parts.metrics
         try:
             try:
-                incoming = read(request.path, await _body_of(request), request.headers, request_id)
+                with self._bodies.room() as room:
+                    incoming = read(request.path, await room.read(request), request.headers, request_id)
+                    await Attempts(self._parts, incoming, reply).run()
             except ApiError as why:
                 await reply.error(why)
-            else:
-                await Attempts(self._parts, incoming, reply).run()
+            except ClientGoneError:
+                raise
+            except Exception:
+                logger.exception("%s: %s failed", request_id, request.path)
+                await reply.error(_own_fault(request_id))  # as an event, where a stream has begun
             return await reply.end()
         except (asyncio.CancelledError, ClientGoneError) as why:
             metrics.disconnects.inc()
-            logger.info("%s: its client went away", request_id)
+            logger.info("%s: its client went away%s", request_id, f": {why}" if str(why) else "")
             if isinstance(why, asyncio.CancelledError):
                 raise
-            return web.Response(status=499)  # nobody reads it
+            return reply.abandoned()
         finally:
             metrics.seconds.observe(time.monotonic() - began)
             if reply.status is not None:
@@ -80,9 +86,8 @@ class Front:
         engine = next((one for one in fleet if one.usable), None)
         if engine is None:
             raise ApiError(503, "no engine is there", retry_after=5)
-        headers = {key: request.headers[key] for key in ("Authorization",) if key in request.headers}
         try:
-            answer = await self._parts.upstream.get(engine, request.path, _MODELS_SECONDS, headers)
+            answer = await self._parts.upstream.get(engine, request.path, _MODELS_SECONDS, forwarded(request.headers))
         except RefusedError as why:
             raise ApiError(why.status, str(why), body=why.body) from None
         except LostError as why:
@@ -116,30 +121,22 @@ class Front:
             return await handler(request)
         except ApiError as why:
             found = why
-        except web.HTTPRequestEntityTooLarge:
-            found = ApiError(413, f"the body has more than {self._parts.settings.limits.body} bytes")
         except web.HTTPException as why:
             if why.status < 400:
                 raise
             said = {404: f"there is no {request.path}", 405: f"{request.path} is not for {request.method}"}
             found = ApiError(why.status, said.get(why.status, why.reason))
         except Exception:
-            logger.exception("%s: %s %s failed", request_id, request.method, request.path)
-            found = ApiError(500, f"the router failed; its log says more of request {request_id}")
+            logger.exception("%s: %r failed", request_id, request.path)
+            found = _own_fault(request_id)
         headers = {"X-Request-Id": request_id, "Content-Type": "application/json"}
         if found.retry_after is not None:
             headers["Retry-After"] = str(found.retry_after)
         return web.Response(status=found.status, body=found.document(), headers=headers)
 
 
-async def _body_of(request: web.Request) -> bytes:
-    try:
-        body: bytes = await asyncio.wait_for(request.read(), _BODY_SECONDS)
-    except asyncio.TimeoutError:
-        raise ApiError(408, f"the body did not come within {_BODY_SECONDS:g} s") from None
-    except (ConnectionError, web.RequestPayloadError) as why:
-        raise ClientGoneError(str(why)) from None
-    return body
+def _own_fault(request_id: str) -> ApiError:
+    return ApiError(500, f"the router failed; its log says more of request {request_id}")
 
 
 def _json(status: int, document: object) -> Any:

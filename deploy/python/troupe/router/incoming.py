@@ -13,13 +13,14 @@ from typing import Any
 from troupe.router.carry import why_fixed
 from troupe.router.errors import ApiError
 
-__all__ = ["Incoming", "id_of", "read"]
+__all__ = ["Incoming", "forwarded", "id_of", "read"]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 _ID = re.compile(r"[!-~]{1,128}")
 # What goes on to the engines: who the client is to them, and what it belongs to.
 _FORWARDED = ("authorization", "traceparent", "tracestate", "x-session-id")
+# What the router says to engines. vLLM takes them among `vllm_xargs`, too.
 _OWN = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -68,27 +69,41 @@ def id_of(headers: Mapping[str, str]) -> str:
     return given if _ID.fullmatch(given) else secrets.token_hex(12)
 
 
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of a client that go on to the engines. `ApiError` 400: one has what no header may have."""
+    found = {key: headers[key] for key in _FORWARDED if key in headers}
+    for key, value in found.items():
+        if not (value.isascii() and value.isprintable()):
+            raise ApiError(400, f"the header {key} has more than printable ASCII")
+    return found
+
+
 def read(path: str, data: bytes, headers: Mapping[str, str], request_id: str) -> Incoming:
-    """`ApiError` 400: it is no object of JSON, or has what only the router says to engines."""
+    """`ApiError` 400: it is no object of JSON, or has what only the router says to engines, or what cannot go on to
+    them."""
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as why:
-        said = "it is nested too deeply" if isinstance(why, RecursionError) else str(why)
-        raise ApiError(400, f"the body is not valid JSON: {said}") from None
+        return _read(path, json.loads(data), headers, request_id)
+    except ValueError as why:
+        raise ApiError(400, f"the body is not valid JSON: {why}") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+
+
+def _read(path: str, body: object, headers: Mapping[str, str], request_id: str) -> Incoming:
     if not isinstance(body, dict):
         raise ApiError(400, f"the body is a {type(body).__name__} and not an object of JSON")
+    extra = body.get("vllm_xargs")
     for key in _OWN:
-        if body.get(key) is not None:
+        if body.get(key) is not None or (isinstance(extra, dict) and key in extra):
             raise ApiError(400, f"{key} is what the router says to engines; leave it out")
     if not isinstance(body.get("stream", False), (bool, type(None))):
         raise ApiError(400, "stream is true or false")
-    forwarded = {key: headers[key] for key in _FORWARDED if key in headers}
     fixed = why_fixed(body)
     return Incoming(
         request_id,
         path,
         body,
-        {**forwarded, "X-Request-Id": request_id},
+        {**forwarded(headers), "X-Request-Id": request_id},
         whole=_why_whole(body),
         fixed=fixed,
         affinity=_affinity_of(body, headers),

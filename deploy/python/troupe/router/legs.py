@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from troupe.router.errors import ApiError
+
 __all__ = ["decode_leg", "encoded", "prefill_leg"]
 
 # The shape of NIXL's connector, which every router speaks.
@@ -59,4 +61,8 @@ def decode_leg(body: Mapping[str, Any], source: Mapping[str, Any] | None, *, tok
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()
+    """`ApiError` 400: it is nested more deeply than it may be written, be it that it was read."""
+    try:
+        return json.dumps(body, separators=(",", ":")).encode()
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None

@@ -43,6 +43,11 @@ class Line:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def full(self) -> bool:
+        """Whoever comes now is sent away."""
+        return self.running >= self._limits.running and len(self._waiting) >= self._limits.waiting
+
     def can(self, wanted: Wanted) -> bool:
         """Whether anybody is there who could serve it, with or without room."""
         return self._chooser.can(wanted)
@@ -74,13 +79,16 @@ class Line:
 
     def serve(self) -> None:
         """Gives seats to those of the line that can have one now, in the order in which they came."""
+        in_vain = set()  # what there is no room for
         for waiter in list(self._waiting):
             if self.running >= self._limits.running:
                 return
-            if waiter.seat.done():
+            if waiter.seat.done() or waiter.wanted.kind in in_vain:
                 continue
             seat = self._chooser.choose(waiter.wanted)
-            if seat is not None:
+            if seat is None:
+                in_vain.add(waiter.wanted.kind)
+            else:
                 self._waiting.remove(waiter)
                 self._enter(seat)
                 waiter.seat.set_result(seat)
@@ -110,22 +118,23 @@ class Line:
             self._waiting.append(waiter)
         try:
             self.serve()
-            return await asyncio.wait_for(waiter.seat, self._patience)
-        except asyncio.TimeoutError:
-            self._drop(waiter)
-            if self._chooser.can(wanted):
-                said = f"no engine had room within {self._patience:g} s"
-                raise ApiError(429, said, retry_after=self.retry_after()) from None
-            raise ApiError(503, f"no engine came within {self._patience:g} s", retry_after=5) from None
+            await asyncio.wait({waiter.seat}, timeout=self._patience)
         except asyncio.CancelledError:
             self._drop(waiter)
             raise
+        if waiter.seat.done():
+            return waiter.seat.result()
+        self._drop(waiter)
+        if self._chooser.can(wanted):
+            said = f"no engine had room within {self._patience:g} s"
+            raise ApiError(429, said, retry_after=self.retry_after())
+        raise ApiError(503, f"no engine came within {self._patience:g} s", retry_after=5)
 
     def _drop(self, waiter: _Waiter) -> None:
         """It waits no longer. It may have been given a seat a moment ago."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(waiter)
-        if waiter.seat.done() and not waiter.seat.cancelled():
+        if waiter.seat.done():
             self.running -= 1
             self._leave(waiter.seat.result())
             self.serve()

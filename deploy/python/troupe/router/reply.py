@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from aiohttp import web
 
 from troupe.router.errors import ApiError, error_document
+from troupe.router.waiting import within
 
 __all__ = ["ClientGoneError", "Reply"]
+
+# For what a client has not read when its request has ended: of a stream, most of which it has; of an answer. One that
+# does not read at all would hold it for ever.
+_STREAM_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
 
 
 class ClientGoneError(Exception):
@@ -57,7 +65,8 @@ class Reply:
         """An answer with its status; an event where a stream has begun, and nothing behind it."""
         if self._stream is not None:
             self.broken = True
-            await self.event(b"data: " + error_document(why.status, why.message) + b"\n\n")
+            said = b"data: " + error_document(why.status, why.message) + b"\n\n"
+            await self._at_last(self.event(said), _STREAM_SECONDS)
             return
         self.status = why.status
         headers = {**self._headers, "Content-Type": "application/json"}
@@ -67,10 +76,30 @@ class Reply:
 
     async def end(self) -> Any:
         """What the server's handler returns."""
-        if self._stream is None:
-            return self._whole
+        if self._stream is not None:
+            await self._at_last(self._stream.write_eof(), _STREAM_SECONDS)
+            return self._stream
+        await self._at_last(self._answer(), _ANSWER_SECONDS)
+        return self._whole
+
+    def abandoned(self) -> Any:
+        """The same of one whose client has gone."""
+        begun = self._whole if self._stream is None else self._stream
+        return web.Response(status=499) if begun is None else begun
+
+    # -- parts
+
+    async def _answer(self) -> None:
+        await self._whole.prepare(self._request)
+        await self._whole.write_eof()
+
+    async def _at_last(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
         try:
-            await self._stream.write_eof()
+            await within(seconds, work)
+        except asyncio.TimeoutError:
+            # Or at once, where what it did not read before was cancelled: aiohttp waits for both by one future.
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ClientGoneError("it does not read its answer") from None
         except ConnectionError as why:
             raise ClientGoneError(str(why)) from None
-        return self._stream

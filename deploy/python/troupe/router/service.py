@@ -12,6 +12,8 @@ from aiohttp import web
 
 from troupe.router.attempts import Parts
 from troupe.router.choice import Chooser
+from troupe.router.door import Door, connections_of
+from troupe.router.errors import error_document
 from troupe.router.front import Front
 from troupe.router.instances import Fleet
 from troupe.router.line import Line
@@ -26,6 +28,8 @@ __all__ = ["run"]
 logger = logging.getLogger("troupe.router")
 
 _BACKLOG = 1024
+_IDLE = 75.0  # seconds of a connection without a request, or with one whose head does not end
+_LAST_WORDS = 5.0  # seconds, for requests that the router ends when it stops
 
 
 async def run(settings: Settings) -> None:
@@ -44,24 +48,36 @@ async def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped)
     with contextlib.suppress(asyncio.CancelledError):
-        async with _parts(settings) as parts:
-            # A client that goes away ends what it asked for.
-            runner = web.AppRunner(
-                Front(parts).application(),
-                handler_cancellation=True,
-                access_log=None,
-                shutdown_timeout=settings.times.stop,
-            )
-            await runner.setup()
-            try:
-                site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
-                await site.start()
-                host, port = runner.addresses[0][:2]
-                print(f"troupe router listens at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
-                await stop.wait()
-                logger.info("stops; what runs may go on for %g s", settings.times.stop)
-            finally:
-                await runner.cleanup()
+        async with _parts(settings) as parts, _listens(settings, parts):
+            await stop.wait()
+            logger.info("stops; what runs may go on for %g s", settings.times.stop)
+
+
+@contextlib.asynccontextmanager
+async def _listens(settings: Settings, parts: Parts) -> AsyncIterator[None]:
+    """Leaving it takes no more requests, and waits for those that run."""
+    loop = asyncio.get_running_loop()
+    runner = web.AppRunner(
+        Front(parts).application(),
+        handler_cancellation=True,  # a client that goes away ends what it asked for
+        access_log=None,
+        keepalive_timeout=_IDLE,
+        shutdown_timeout=settings.times.stop + _LAST_WORDS,
+    )
+    await runner.setup()
+    try:
+        most = connections_of(settings.limits)
+        door = Door(runner.server, most, error_document(503, f"{most} clients are connected already"))
+        listener = await loop.create_server(door, settings.host, settings.port, backlog=_BACKLOG)
+        try:
+            host, port = listener.sockets[0].getsockname()[:2]
+            print(f"troupe router listens at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+            yield
+        finally:
+            listener.close()
+            loop.call_later(settings.times.stop, parts.over.set_result, None)
+    finally:
+        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
@@ -73,8 +89,9 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
     watchers = [asyncio.create_task(Watch(fleet, upstream, settings.times).run())]
     if members is not None:
         watchers.append(asyncio.create_task(members.watch()))
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
-        yield Parts(settings, fleet, line, upstream, Metrics(), members)
+        yield Parts(settings, fleet, line, upstream, Metrics(), members, over)
     finally:
         for watcher in watchers:
             watcher.cancel()

@@ -43,13 +43,15 @@ class GivenEngine:
 @dataclass(frozen=True)
 class Limits:
     """`running`, `waiting`: requests. `per_engine`: of the running ones, at one engine. `retries`: attempts after the
-    first. `body`: bytes of a request."""
+    first. `connections`: of clients. `body`: bytes of a request; `bodies`: of all that are under way."""
 
     running: int = 512
     waiting: int = 512
     per_engine: int = 256
     retries: int = 2
+    connections: int = 4096
     body: int = 32 * 2**20
+    bodies: int = 2**30
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def given_engine(url: object, role: str, node: object = "", says_tokens: object 
         split.port  # noqa: B018  # it is checked when it is read
     except ValueError:
         raise SettingsError(f"{at} is {url!r}; its port is none") from None
+    if "@" in split.netloc:  # logs and metrics name engines by it
+        raise SettingsError(f"{at} names a user; give http://HOST:PORT, clients say who they are")
     if role not in ROLES:
         raise SettingsError(f"{at} has role {role!r}; there are {', '.join(ROLES)}")
     if not isinstance(node, str):
@@ -158,14 +162,17 @@ def _engines(value: object) -> tuple[GivenEngine, ...]:
 def _limits(value: object) -> Limits:
     given = _section(value, "limits", tuple(one.name for one in fields(Limits)))
     least = {"waiting": 0, "retries": 0, "body": 1024}
-    read: dict[str, Callable[[object, str], int]] = {"body": _size}
+    read: dict[str, Callable[[object, str], int]] = {"body": _size, "bodies": _large_size}
     checked = {
         key: read[key](one, f"limits.{key}")
         if key in read
         else _number(one, f"limits.{key}", least.get(key, 1), 1_000_000)
         for key, one in given.items()
     }
-    return Limits(**checked)
+    limits = Limits(**checked)
+    if limits.bodies < limits.body:
+        raise SettingsError("limits.bodies is less than limits.body, which one request may have")
+    return limits
 
 
 def _times(value: object) -> Times:
@@ -206,9 +213,14 @@ def _duration(value: object, at: str) -> float:
     return seconds
 
 
-def _size(value: object, at: str) -> int:
+def _size(value: object, at: str, most: int = 1) -> int:
+    """`most`: GiB."""
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
     size = int(found[1]) * _SIZES[found[2]] if found else 0
-    if not 1024 <= size <= 2**30:
-        raise SettingsError(f"{at} is {value!r}; give a size with its unit, such as 32MiB, of 1KiB to 1GiB")
+    if not 1024 <= size <= most * 2**30:
+        raise SettingsError(f"{at} is {value!r}; give a size with its unit, such as 32MiB, of 1KiB to {most}GiB")
     return size
+
+
+def _large_size(value: object, at: str) -> int:
+    return _size(value, at, 1024)

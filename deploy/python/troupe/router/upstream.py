@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
 
+from troupe.router.errors import one_line
 from troupe.router.events import Cutter, TooLongError
 from troupe.router.instances import Instance
 from troupe.router.settings import Times
@@ -29,7 +30,7 @@ class LostError(Exception):
     """An engine will not answer. `asked`: it may have read the request."""
 
     def __init__(self, instance: Instance, why: str, *, asked: bool) -> None:
-        super().__init__(f"{instance.name}: {why}")
+        super().__init__(f"{instance.name}: {one_line(why)}")
         self.instance = instance
         self.asked = asked
 
@@ -38,7 +39,7 @@ class RefusedError(Exception):
     """An engine answered with an error."""
 
     def __init__(self, instance: Instance, status: int, body: bytes) -> None:
-        super().__init__(f"{instance.name} answered {status}: {body[:300].decode(errors='replace')}")
+        super().__init__(f"{instance.name} answered {status}: {one_line(body[:300].decode(errors='replace'))}")
         self.instance = instance
         self.status = status
         self.body = body
@@ -51,6 +52,8 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
+    """`content_type`: "" where the engine says none that can be handed on."""
+
     body: bytes
     content_type: str
 
@@ -113,7 +116,8 @@ class Upstream:
                     await _checked(instance, response)
                 except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as why:
                     raise LostError(instance, _said(why), asked=True) from None
-            yield _events(instance, response)
+            async with contextlib.aclosing(_events(instance, response)) as events:
+                yield events
         finally:
             instance.forget(end)
             response.close()
@@ -179,10 +183,11 @@ async def _checked(instance: Instance, response: Any) -> Answer:
     body = b"".join(parts)
     if response.status != 200:
         raise RefusedError(instance, response.status if response.status >= 400 else 502, body)
-    return Answer(body, response.headers.get("Content-Type", "application/json"))
+    content_type = response.headers.get("Content-Type", "")
+    return Answer(body, content_type if content_type.isascii() and content_type.isprintable() else "")
 
 
-async def _events(instance: Instance, response: Any) -> AsyncIterator[bytes]:
+async def _events(instance: Instance, response: Any) -> AsyncGenerator[bytes, None]:
     cutter = Cutter()
     try:
         async for part in response.content.iter_any():

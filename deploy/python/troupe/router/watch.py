@@ -39,10 +39,12 @@ class Watch:
                     self._tasks.pop(gone).cancel()
                 for new in there - set(self._tasks):
                     self._tasks[new] = asyncio.create_task(self._follow(new))
+                self._fleet.on_change()  # an engine that failed may have rested
                 await asyncio.sleep(_SOON)
         finally:
             for task in self._tasks.values():
                 task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _follow(self, instance: Instance) -> None:
         missed = 0

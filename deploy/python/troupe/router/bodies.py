@@ -1,0 +1,73 @@
+"""The bodies of requests: none may be too long, and neither may all together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from aiohttp import web
+
+from troupe.router.errors import ApiError
+from troupe.router.reply import ClientGoneError
+from troupe.router.settings import Limits
+from troupe.router.waiting import within
+
+__all__ = ["Bodies", "Room"]
+
+_SECONDS = 60.0  # until a body is there
+
+
+class Bodies:
+    """`held`: bytes of all requests that are under way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.each, self.all = limits.body, limits.bodies
+        self.held = 0
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Room]:
+        """What is read in it is held until it ends: as long as the request goes on."""
+        made = Room(self)
+        try:
+            yield made
+        finally:
+            self.held -= made.size
+
+
+class Room:
+    """Of one request."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self.size = 0
+
+    async def read(self, request: Any) -> bytes:
+        """`ApiError`: 413 it is too long, 429 all together are, 408 it does not come, 400 it is not what its headers
+        say."""
+        if (request.content_length or 0) > self._bodies.each:
+            raise self._too_long()
+        try:
+            return await within(_SECONDS, self._read(request))
+        except asyncio.TimeoutError:
+            raise ApiError(408, f"the body did not come within {_SECONDS:g} s") from None
+        except web.RequestPayloadError as why:
+            raise ApiError(400, f"the body is not as its headers say: {why}") from None
+        except ConnectionError as why:
+            raise ClientGoneError(str(why)) from None
+
+    async def _read(self, request: Any) -> bytes:
+        parts = []
+        while part := await request.content.readany():
+            parts.append(part)
+            self.size += len(part)
+            self._bodies.held += len(part)
+            if self.size > self._bodies.each:
+                raise self._too_long()
+            if self._bodies.held > self._bodies.all:
+                raise ApiError(429, f"requests with more than {self._bodies.all} bytes are under way", retry_after=5)
+        return b"".join(parts)
+
+    def _too_long(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self._bodies.each} bytes")
