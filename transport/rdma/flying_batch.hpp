@@ -70,10 +70,11 @@ struct flying_batch {
 /// A request that the NIC has.
 struct posted_request {
   std::uint64_t number{0};
-  flying_batch* of{nullptr};    ///< null: it is about a window
+  flying_batch* of{nullptr};    ///< null: it is about a window, or about reads
   open_grant* window{nullptr};  ///< whose it is
   std::uint32_t bytes{0};
   std::uint32_t first_segment{0}, last_segment{0};  ///< of the batch
+  std::optional<transfer_id> settles{};             ///< no byte; behind the reads of this one
 };
 
 /// One queue pair for bytes, and what it has under way.

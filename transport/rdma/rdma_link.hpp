@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -66,6 +65,11 @@ struct fabric {
 /// that nothing of a peer that keeps to the protocol is refused. When the peer has confirmed, or has
 /// not within `rdma_options::fence_patience`, the windows are invalidated, and then the fence is
 /// answered: it trusts nobody. Without windows a peer that does not confirm loses the link.
+///
+/// Reads that have ended are not over: a NIC that missed a packet of the answer, or saw it late, asks
+/// again, and the bytes may all be there before the second request is. Behind a window that is shut by
+/// then, it would end the queue pair. An initiator therefore confirms when an empty write, behind its
+/// reads on the same queue pair, was answered: requests of one are served in order.
 ///
 /// A peer that goes on regardless is refused by the NIC, which ends the queue pair (InfiniBand
 /// Architecture, 9.9.3): the link breaks at both ends and with it all its transfers. Other links,
@@ -205,12 +209,21 @@ class rdma_link final : public link,
     steady_time until;
     std::vector<std::unique_ptr<open_grant>> grants;  ///< the peer may still be using them
   };
+  /// What the peer has revoked and we have not confirmed yet.
+  struct revocation {
+    std::uint64_t read_over{
+        0};  ///< a bit for each lane with reads of it that are not known to be over
+    std::uint32_t settling{0};  ///< empty writes behind such reads
+  };
   void cancel(transfer_id transfer, const troupe::error& why);
   [[nodiscard]] bool under_way(transfer_id transfer) const;
   void after_drained(transfer_id transfer);
   void close_grants(fence_in_progress& fence);
   void peer_revoked(transfer_id transfer);
   void peer_confirmed(transfer_id transfer);
+  void note_reads(transfer_id transfer, std::uint64_t lanes);
+  [[nodiscard]] result<void> settle_reads();
+  void reads_settled(transfer_id transfer);
   void answer_all_fences();
   void check_fences(steady_time now);
 
@@ -266,7 +279,11 @@ class rdma_link final : public link,
   };
   std::vector<unkeyed> unkeyed_;  ///< those that wait for the keys to a grant
   std::unordered_map<std::uint64_t, std::shared_ptr<const grant_keys>> peer_grants_;
-  std::unordered_map<transfer_id, std::vector<std::uint64_t>> peer_grants_of_;
+  struct peer_transfer {
+    std::vector<std::uint64_t> grants;
+    std::uint64_t read_over{0};  ///< a bit for each lane that batches of it have read over
+  };
+  std::unordered_map<transfer_id, peer_transfer> peer_grants_of_;
   std::size_t peer_keys_{0};
   std::uint64_t bytes_on_the_way_{0};
   std::uint64_t reserved_frame_bytes_{0};
@@ -280,10 +297,11 @@ class rdma_link final : public link,
   std::size_t grants_{0};
   std::size_t window_requests_{0};  ///< that wait for room, on all lanes
   std::map<transfer_id, fence_in_progress> fences_;
-  recent_transfers revoked_;          ///< by the peer
-  std::set<transfer_id> to_confirm_;  ///< revoked by the peer, and ours still under way
-  std::uint32_t taken_{0};            ///< the peer's notices, modulo 2^32
-  std::uint32_t landed_{0};           ///< the peer's small batches, those refused too, modulo 2^32
+  recent_transfers revoked_;  ///< by the peer
+  std::map<transfer_id, revocation> to_confirm_;
+  bool reads_unsettled_{false};  ///< of one of them, with nothing else under way
+  std::uint32_t taken_{0};       ///< the peer's notices, modulo 2^32
+  std::uint32_t landed_{0};      ///< the peer's small batches, those refused too, modulo 2^32
   std::atomic<bool> answers_due_{false};  ///< `landed_` was counted since the last look
   std::uint64_t refused_operations_{0};
   /// Those that small batches may still use, by id.

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/rdma/rdma_link.hpp"
 
 // How a transfer becomes quiescent.
@@ -80,11 +81,16 @@ bool rdma_link::under_way(transfer_id transfer) const {
 void rdma_link::after_drained(transfer_id transfer) {
   if (fences_.empty() && to_confirm_.empty()) return;
   const auto fence = fences_.find(transfer);
-  const bool confirm = to_confirm_.contains(transfer);
+  const auto revoked = to_confirm_.find(transfer);
+  const bool confirm = revoked != to_confirm_.end();
   if ((fence == fences_.end() && !confirm) || under_way(transfer)) return;
   if (confirm) {
-    to_confirm_.erase(transfer);
-    messages_->put(message_kind::revoked, payload_of(transfer));
+    if (revoked->second.read_over != 0) {
+      reads_unsettled_ = true;
+    } else if (revoked->second.settling == 0) {
+      to_confirm_.erase(revoked);
+      messages_->put(message_kind::revoked, payload_of(transfer));
+    }
   }
   if (fence != fences_.end() && !fence->second.peer_must_confirm && fence->second.grants.empty()) {
     fences_.erase(fence);
@@ -95,8 +101,10 @@ void rdma_link::after_drained(transfer_id transfer) {
 /// Under the lock.
 void rdma_link::peer_revoked(transfer_id transfer) {
   revoked_.add(transfer);
+  std::uint64_t read_over = 0;
   if (const auto of = peer_grants_of_.find(transfer); of != peer_grants_of_.end()) {
-    for (const auto grant : of->second) {
+    read_over = of->second.read_over;
+    for (const auto grant : of->second.grants) {
       const auto at = peer_grants_.find(grant);
       if (at == peer_grants_.end()) continue;
       peer_keys_ -= at->second->keys.size();
@@ -105,8 +113,54 @@ void rdma_link::peer_revoked(transfer_id transfer) {
     peer_grants_of_.erase(of);
   }
   if (state_ != link_phase::up) return;
+  to_confirm_[transfer].read_over |= read_over;  // to which a batch that ends here adds
   cancel(transfer, {errc::grant_revoked, "the peer has revoked its grants for this transfer"});
-  to_confirm_.insert(transfer);
+  after_drained(transfer);
+}
+
+/// Under the lock: a batch of the transfer that read over these lanes has ended.
+void rdma_link::note_reads(transfer_id transfer, std::uint64_t lanes) {
+  if (const auto revoked = to_confirm_.find(transfer); revoked != to_confirm_.end()) {
+    revoked->second.read_over |= lanes;
+  } else if (const auto known = peer_grants_of_.find(transfer); known != peer_grants_of_.end()) {
+    known->second.read_over |= lanes;
+  }
+}
+
+/// Under the lock: empty writes behind the reads of what is to be confirmed, as far as there is room.
+result<void> rdma_link::settle_reads() {
+  if (!std::exchange(reads_unsettled_, false)) return {};
+  for (auto& [transfer, revoked] : to_confirm_) {
+    if (revoked.read_over == 0 || under_way(transfer)) continue;
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      auto& lane = lanes_[i];
+      const auto bit = std::uint64_t{1} << i;
+      if ((revoked.read_over & bit) == 0) continue;
+      if (lane.posted.size() >= lane.pair->depth()) {
+        reads_unsettled_ = true;
+        continue;
+      }
+      ibv_send_wr work{};
+      work.wr_id = work_id(work_kind::data, static_cast<std::uint8_t>(i), ++lane.last_number);
+      work.opcode = IBV_WR_RDMA_WRITE;
+      work.send_flags = IBV_SEND_SIGNALED;
+      ibv_send_wr* bad = nullptr;
+      if (const int why = ::ibv_post_send(lane.pair->get(), &work, &bad); why != 0) {
+        return fail(errc::link_broken, "the NIC refused a request: " + what_errno(why));
+      }
+      lane.posted.push_back({.number = lane.last_number, .settles = transfer});
+      revoked.read_over &= ~bit;
+      ++revoked.settling;
+    }
+  }
+  return {};
+}
+
+/// Under the lock: one lane's have.
+void rdma_link::reads_settled(transfer_id transfer) {
+  const auto revoked = to_confirm_.find(transfer);
+  if (revoked == to_confirm_.end()) return;
+  --revoked->second.settling;
   after_drained(transfer);
 }
 
@@ -139,6 +193,7 @@ void rdma_link::answer_all_fences() {
   granted_.clear();
   grants_ = 0;
   to_confirm_.clear();
+  reads_unsettled_ = false;
 }
 
 /// A peer that does not confirm in time is not waited for.
@@ -180,6 +235,9 @@ void rdma_link::check_fences(steady_time now) {
     for (const auto transfer : looked_at) after_drained(transfer);
     if (!why) {
       if (auto ok = post_window_requests(); !ok) why = ok.error();
+    }
+    if (!why) {
+      if (auto ok = settle_reads(); !ok) why = ok.error();
     }
     if (!why) {
       if (auto ok = flush(); !ok) why = ok.error();

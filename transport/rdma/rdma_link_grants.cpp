@@ -284,7 +284,7 @@ result<void> rdma_link::on_keys(std::span<const std::byte> payload) {
                             std::to_string(peer_grants_.size()) + " grants and takes none back");
   }
   peer_keys_ += said->keys.size();
-  peer_grants_of_[said->transfer].push_back(said->grant);
+  peer_grants_of_[said->transfer].grants.push_back(said->grant);
   const auto id = said->grant;
   peer_grants_.emplace(id, std::make_shared<const grant_keys>(std::move(*said)));
   start_those_with_keys();

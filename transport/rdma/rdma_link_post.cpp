@@ -153,6 +153,8 @@ result<void> rdma_link::send_frame(std::span<const std::byte> frame) {
 /// Under the lock: posts what there is room for.
 result<void> rdma_link::pump() {
   if (auto ok = post_window_requests(); !ok) return ok;
+  // Before what would take all room again.
+  if (auto ok = settle_reads(); !ok) return ok;
   if (auto ok = send_waiting_small(); !ok) return ok;
   while (!queued_.empty()) {
     auto& batch = *queued_.front();
@@ -166,6 +168,7 @@ result<void> rdma_link::pump() {
       after_drained(transfer);
     }
   }
+  if (auto ok = settle_reads(); !ok) return ok;
   return flush();
 }
 
@@ -336,6 +339,7 @@ void rdma_link::finish(flying_batch& batch) {
     ledger_.frame_sent();
   }
   (ended->work.dir == direction::write ? bytes_written_ : bytes_read_) += ended->done;
+  if (ended->work.dir == direction::read) note_reads(ended->work.transfer, ended->lanes);
   ledger_.ended(!ended->failure);
   ended->places.clear();
   sink_.put(ended->outcome());

@@ -213,6 +213,10 @@ void rdma_link::take_data(std::size_t lane, std::uint64_t number) {
       windows_answered(*request.window);
       continue;
     }
+    if (request.settles) {
+      reads_settled(*request.settles);
+      continue;
+    }
     auto& batch = *request.of;
     from.bytes -= request.bytes;
     from.moved += request.bytes;
