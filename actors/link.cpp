@@ -73,6 +73,10 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
       other_end_ended(self, state.peer.name + " ended the link");
       return;
     }
+    if (down.source == state.other_end.address() && state.leaving) {
+      end_link(self, *state.leaving);
+      return;
+    }
     carry_out(self, peer_left{{errc::peer_lost, "the process of " + state.peer.name + " is gone"}});
   });
   if (st.role == transport::link_role::initiator) dial(self);

@@ -99,10 +99,9 @@ void carry_out(self_pointer self, peer_left order) {
   if (st.now == link_state::phase::ending || (st.peer_leaves && st.now == link_state::phase::up)) {
     return;
   }
-  if (st.leaving) {
-    end_link(self, *st.leaving);
-    return;
-  }
+  // Its node may have left while its link has not heard of that yet, and would take ours, closed now, for broken. It
+  // answers our goodbye, or its end is heard, or our patience ends.
+  if (st.leaving) return;
   tell(st.port, port_event{link_leaves{st.peer.name, st.peer.incarnation, self->id()}});
   if (st.now != link_state::phase::up) {
     end_link(self, std::move(order.why));

@@ -152,6 +152,10 @@ void resume_sessions(link_state& st) {
 
 void other_end_ended(self_pointer self, std::string why) {
   auto& st = self->state;
+  if (st.leaving) {
+    end_link(self, *st.leaving);
+    return;
+  }
   if (is_dialler(st) && !st.broke && st.now == link_state::phase::connecting) {
     // The acceptor may hear sooner than this end that the attempt came to nothing.
     backend_failed(self, {errc::link_broken, std::move(why)});
@@ -173,7 +177,10 @@ void hear(self_pointer self, const link_notice& notice) {
       if (is_dialler(st) && st.now == link_state::phase::up)
         break_link(self, cause_of(st, notice.why));
       return;
-    case link_fate::node_stops: carry_out(self, peer_left{{errc::peer_lost, ended}}); return;
+    case link_fate::node_stops:
+      if (st.leaving) break;  // it knows that both leave
+      carry_out(self, peer_left{{errc::peer_lost, ended}});
+      return;
     case link_fate::ended: break;
   }
   // A fate that this release does not know is taken for the end of the link, too.
