@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -32,9 +33,12 @@ struct block_list {
   std::uint64_t first{0};
 
   block_list() = default;
-  // NOLINTBEGIN(google-explicit-constructor): a list from the request's first token on
-  block_list(std::span<const block_id> all) : blocks{all} {}
-  block_list(const std::vector<block_id>& all) : blocks{all} {}
+  /// From the request's first token on.
+  // NOLINTBEGIN(google-explicit-constructor): it is that list
+  template <class Blocks>
+  requires std::convertible_to<const Blocks&, std::span<const block_id>> block_list(
+      const Blocks& all)
+      : blocks{all} {}
   // NOLINTEND(google-explicit-constructor)
   block_list(std::span<const block_id> some, std::uint64_t from) : blocks{some}, first{from} {}
 
@@ -43,6 +47,26 @@ struct block_list {
   /// Of a number that is in the list.
   [[nodiscard]] block_id operator[](std::uint64_t number) const noexcept {
     return blocks[static_cast<std::size_t>(number - first)];
+  }
+};
+
+/// What a request has of one group of layers: the blocks, and from which of its tokens on they matter. Does
+/// not own them.
+struct block_table {
+  block_list blocks{};
+  std::uint64_t from{0};  ///< nothing is kept of the tokens before this one
+
+  block_table() = default;
+  // NOLINTBEGIN(google-explicit-constructor): a table of all tokens
+  block_table(block_list all) : blocks{all} {}
+  block_table(std::span<const block_id> all) : blocks{all} {}
+  block_table(const std::vector<block_id>& all) : blocks{all} {}
+  // NOLINTEND(google-explicit-constructor)
+  block_table(block_list some, std::uint64_t token) : blocks{some}, from{token} {}
+
+  /// Of a range, what is kept.
+  [[nodiscard]] constexpr token_range kept_of(token_range tokens) const noexcept {
+    return {tokens.begin < from ? from : tokens.begin, tokens.end};
   }
 };
 

@@ -145,8 +145,7 @@ struct byte_set::parts {
   std::vector<extent> extents;  ///< sorted by offset
   bool is_flat{true};           ///< `flat` holds them too
   std::vector<byte_range> flat;
-  std::shared_ptr<const place_form> form;  ///< null: no places
-  std::shared_ptr<const place_list> places;
+  std::vector<placed> places;  ///< none of them empty
 
   parts(std::vector<extent> list, bool with_places) : extents{std::move(list)} {
     if (!std::ranges::is_sorted(extents, {}, &extent::offset)) {
@@ -158,8 +157,8 @@ struct byte_set::parts {
 
   /// Bytes from `offset` on, without a gap as far as one look tells.
   [[nodiscard]] std::uint64_t run_at(std::uint64_t offset) const noexcept {
-    if (form) {
-      if (const auto run = form->run_at(offset, *places); run != 0) return run;
+    for (const auto& [form, list] : places) {
+      if (const auto run = form->run_at(offset, *list); run != 0) return run;
     }
     const auto after = std::ranges::upper_bound(flat, offset, {}, &byte_range::begin);
     if (after == flat.begin()) return 0;
@@ -186,21 +185,19 @@ byte_set::byte_set(std::vector<extent> extents)
 byte_set::byte_set(std::initializer_list<extent> extents)
     : byte_set{std::vector<extent>(extents)} {}
 
-byte_set::byte_set(std::shared_ptr<const place_form> form, std::shared_ptr<const place_list> places,
-                   std::vector<extent> extents) {
+byte_set::byte_set(std::vector<placed> places, std::vector<extent> extents) {
+  std::erase_if(places, [](const placed& one) { return one.form->empty() || one.places->empty(); });
   // One dense run of bytes is said as that: the checks are quickest for it.
-  if (extents.empty() && !form->empty() && !places->empty()) {
-    const auto all = form->hull(*places);
-    if (form->run_at(all.offset, *places) == all.length) {
+  if (extents.empty() && places.size() == 1) {
+    const auto& [form, list] = places.front();
+    const auto all = form->hull(*list);
+    if (form->run_at(all.offset, *list) == all.length) {
       parts_ = std::make_shared<const parts>(std::vector<extent>{all}, false);
       return;
     }
   }
   auto made = std::make_shared<parts>(std::move(extents), true);
-  if (!form->empty() && !places->empty()) {
-    made->form = std::move(form);
-    made->places = std::move(places);
-  }
+  made->places = std::move(places);
   parts_ = std::move(made);
 }
 
@@ -227,11 +224,11 @@ result<void> byte_set::check_within(std::uint64_t size) const {
       return fail(ok.error().code, "extent " + std::to_string(i) + ": " + ok.error().message);
     }
   }
-  if (!parts_->form) return {};
-  if (auto ok = check_range(parts_->form->hull(*parts_->places), size); !ok) {
-    return fail(ok.error().code, "places " + std::to_string(parts_->places->first()) + " to " +
-                                     std::to_string(parts_->places->last()) + ": " +
-                                     ok.error().message);
+  for (const auto& [form, list] : parts_->places) {
+    if (auto ok = check_range(form->hull(*list), size); !ok) {
+      return fail(ok.error().code, "places " + std::to_string(list->first()) + " to " +
+                                       std::to_string(list->last()) + ": " + ok.error().message);
+    }
   }
   return {};
 }
@@ -244,8 +241,8 @@ extent byte_set::hull() const noexcept {
     begin = std::min(begin, e.offset);
     end = std::max(end, e.offset + (e.count - 1) * e.stride + e.length);
   }
-  if (parts_->form) {
-    const auto all = parts_->form->hull(*parts_->places);
+  for (const auto& [form, list] : parts_->places) {
+    const auto all = form->hull(*list);
     begin = std::min(begin, all.offset);
     end = std::max(end, all.offset + all.length);
   }
@@ -258,18 +255,18 @@ const std::vector<extent>& byte_set::extents() const noexcept {
 }
 
 bool byte_set::is_listed() const noexcept {
-  return !parts_->form;
+  return parts_->places.empty();
 }
 
 const extent* byte_set::whole() const noexcept {
   const auto& list = parts_->extents;
-  return !parts_->form && list.size() == 1 && list.front().count == 1 ? &list.front() : nullptr;
+  return parts_->places.empty() && list.size() == 1 && list.front().count == 1 ? &list.front()
+                                                                               : nullptr;
 }
 
 bool operator==(const byte_set& a, const byte_set& b) {
   return a.parts_ == b.parts_ ||
-         (a.parts_->extents == b.parts_->extents && a.parts_->form == b.parts_->form &&
-          a.parts_->places == b.parts_->places);
+         (a.parts_->extents == b.parts_->extents && a.parts_->places == b.parts_->places);
 }
 
 }  // namespace troupe

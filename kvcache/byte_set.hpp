@@ -78,6 +78,12 @@ class place_form {
 /// Bytes of one region: what a grant permits. Small where they repeat, cheap to copy, immutable.
 class byte_set {
  public:
+  /// All that a form holds at each of the places in a list.
+  struct placed {
+    std::shared_ptr<const place_form> form;
+    std::shared_ptr<const place_list> places;
+    friend bool operator==(const placed&, const placed&) = default;
+  };
   /// None.
   byte_set();
   // No moves: there is no byte_set without its parts.
@@ -87,9 +93,8 @@ class byte_set {
   /// These; sorted here. A list is what it was made from, not its shortest form.
   byte_set(std::vector<extent> extents);  // NOLINT(google-explicit-constructor): it is that list
   byte_set(std::initializer_list<extent> extents);
-  /// All of the places in the list, and these.
-  byte_set(std::shared_ptr<const place_form> form, std::shared_ptr<const place_list> places,
-           std::vector<extent> extents);
+  /// All of the places in each list, and these.
+  byte_set(std::vector<placed> places, std::vector<extent> extents);
 
   /// Whether every byte of the range is in the set. Bytes that touch are one range, wherever they come
   /// from.

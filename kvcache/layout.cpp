@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
+#include <string_view>
 #include <utility>
+
+#include "troupe/kvcache/layer_parts.hpp"
 
 namespace troupe::kvcache {
 namespace {
@@ -102,8 +106,16 @@ result<void> check_head_bytes(const cache_layout& layout, const layer_shape& sha
                                                   : " (head_dim times element size)"));
 }
 
-result<void> check_plane(const cache_layout& layout, const layer_shape& shape, const plane& p,
-                         std::size_t index, const std::string& name) {
+/// How often the heads of a plane of that layer are repeated within a block.
+std::uint64_t rows_of_block(const cache_layout& layout, std::size_t layer) noexcept {
+  if (layout.layers[layer].shape.kind == layer_kind::opaque) return 1;
+  return block_tokens_of(layout, table_of(layout, static_cast<std::uint32_t>(layer)));
+}
+
+result<void> check_plane(const cache_layout& layout, std::size_t layer, std::size_t index,
+                         const std::string& name) {
+  const layer_shape& shape = layout.layers[layer].shape;
+  const plane& p = layout.layers[layer].planes[index];
   const std::uint32_t heads =
       has_heads(shape) ? head_range(shape.kv_heads, layout.tp_size, layout.tp_rank).count() : 1;
   if (p.heads != heads) {
@@ -116,9 +128,9 @@ result<void> check_plane(const cache_layout& layout, const layer_shape& shape, c
     return refuse(name + " region", std::to_string(p.region),
                   "less than " + std::to_string(max_regions));
   }
-  const std::uint64_t tokens = shape.kind == layer_kind::opaque ? 1 : layout.block_tokens;
-  const std::array<dimension, 3> dimensions{
-      {{layout.blocks, p.block_stride}, {tokens, p.token_stride}, {p.heads, p.head_stride}}};
+  const std::array<dimension, 3> dimensions{{{layout.blocks, p.block_stride},
+                                             {rows_of_block(layout, layer), p.token_stride},
+                                             {p.heads, p.head_stride}}};
   if (!end_within_limit(p.base, dimensions, p.head_bytes)) {
     return refuse(name + " end", "beyond any memory", "at most 2^60 bytes; check base and strides");
   }
@@ -200,9 +212,29 @@ result<void> check_layer(const cache_layout& layout, std::size_t index) {
   }
   for (std::size_t p = 0; p < layer.planes.size(); ++p) {
     const std::string plane_name = name + " plane " + std::to_string(p);
-    if (auto ok = check_plane(layout, layer.shape, layer.planes[p], p, plane_name); !ok) return ok;
+    if (auto ok = check_plane(layout, index, p, plane_name); !ok) return ok;
   }
   return {};
+}
+
+result<void> check_sharding(state_sharding sharding, const std::string& name) {
+  return in_range(name + " sharding", static_cast<unsigned>(sharding), 1, 2);
+}
+
+result<void> check_parts(const state_tensor& state, const std::string& name) {
+  if (auto ok = in_range(name + " parts", state.parts.size(), 0, max_state_parts); !ok) return ok;
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < state.parts.size(); ++i) {
+    const std::string part = name + " part " + std::to_string(i);
+    if (auto ok = check_sharding(state.parts[i].sharding, part); !ok) return ok;
+    if (auto ok = in_range(part + " bytes", state.parts[i].bytes, 1, state.slot_bytes); !ok) {
+      return ok;
+    }
+    sum += state.parts[i].bytes;
+  }
+  if (state.parts.empty() || sum == state.slot_bytes) return {};
+  return refuse(name + " slot_bytes", std::to_string(state.slot_bytes),
+                "the sum of its parts, " + std::to_string(sum));
 }
 
 result<void> check_state(const state_tensor& state, std::size_t index) {
@@ -210,10 +242,7 @@ result<void> check_state(const state_tensor& state, std::size_t index) {
   if (state.name.empty() || state.name.size() > max_state_name) {
     return refuse(name + " name", std::to_string(state.name.size()) + " bytes long", "1 to 64");
   }
-  if (state.sharding != state_sharding::replicated && state.sharding != state_sharding::sliced) {
-    return refuse(name + " sharding", std::to_string(static_cast<unsigned>(state.sharding)),
-                  "1 or 2");
-  }
+  if (auto ok = check_sharding(state.sharding, name); !ok) return ok;
   if (state.region >= max_regions) {
     return refuse(name + " region", std::to_string(state.region),
                   "less than " + std::to_string(max_regions));
@@ -222,6 +251,7 @@ result<void> check_state(const state_tensor& state, std::size_t index) {
   if (auto ok = in_range(name + " slot_bytes", state.slot_bytes, 1, max_offset / max_ranks); !ok) {
     return ok;
   }
+  if (auto ok = check_parts(state, name); !ok) return ok;
   const std::array<dimension, 1> slots{{{state.slots, state.slot_stride}}};
   if (!end_within_limit(state.base, slots, state.slot_bytes)) {
     return refuse(name + " end", "beyond any memory", "at most 2^60 bytes; check base and stride");
@@ -233,112 +263,76 @@ result<void> check_state(const state_tensor& state, std::size_t index) {
   return {};
 }
 
-std::uint64_t plane_block_bytes(const cache_layout& layout, const layer_layout& layer,
-                                const plane& p) noexcept {
-  const std::uint64_t tokens = layer.shape.kind == layer_kind::opaque ? 1 : layout.block_tokens;
-  return tokens * p.heads * p.head_bytes;
-}
-
-unexpected mismatch(const std::string& what, const std::string& local, const std::string& remote) {
-  return fail(errc::layout_mismatch, what + " is " + local + " here and " + remote +
-                                         " at the peer; both stages must serve the same model with "
-                                         "the same cache settings");
-}
-
-result<void> equal(const std::string& what, std::uint64_t local, std::uint64_t remote) {
-  if (local == remote) return {};
-  return mismatch(what, std::to_string(local), std::to_string(remote));
-}
-
-std::string quoted(const std::string& text) {
-  return "'" + text + "'";
-}
-
-std::uint32_t value_dim_of(const layer_shape& shape) noexcept {
-  return shape.value_dim != 0 ? shape.value_dim : shape.head_dim;
-}
-
-const std::string& dtype_of(const cache_layout& layout, const layer_shape& shape) noexcept {
-  return shape.dtype.empty() ? layout.dtype : shape.dtype;
-}
-
-result<void> check_compatible_opaque(const cache_layout& local, const cache_layout& remote,
-                                     std::size_t index, const std::string& name) {
-  const layer_layout& here = local.layers[index];
-  const layer_layout& there = remote.layers[index];
-  if (here.shape.packing != there.shape.packing) {
-    return mismatch(name + " packing", quoted(here.shape.packing), quoted(there.shape.packing));
+/// Which of the model's layers are here.
+result<void> check_range(const cache_layout& layout) {
+  const auto count = layout.layers.size();
+  if (layout.total_layers == 0) {
+    if (layout.first_layer == 0) return {};
+    return refuse("first_layer", std::to_string(layout.first_layer),
+                  "0 where total_layers is 0: all layers of the model are here");
   }
-  if (auto ok = equal(name + " unit", static_cast<unsigned>(here.shape.unit),
-                      static_cast<unsigned>(there.shape.unit));
-      !ok) {
+  if (auto ok = in_range("total_layers", layout.total_layers, count, max_layers); !ok) return ok;
+  return in_range("first_layer", layout.first_layer, 0, layout.total_layers - count);
+}
+
+/// A part's states are matched by their names.
+result<void> check_state_names(const cache_layout& layout) {
+  if (!is_part(layout)) return {};
+  std::set<std::string_view> seen;
+  for (std::size_t i = 0; i < layout.states.size(); ++i) {
+    if (seen.insert(layout.states[i].name).second) continue;
+    return refuse("state " + std::to_string(i) + " name", "'" + layout.states[i].name + "'",
+                  "one that no other state has: a part of a model knows them by their names");
+  }
+  return {};
+}
+
+/// Each layer that has planes is in one group, and no other is. A part may have no layer of a group.
+result<void> check_groups(const cache_layout& layout) {
+  if (layout.groups.empty()) return {};
+  if (auto ok = in_range("number of groups", layout.groups.size(), 1, max_layer_groups); !ok) {
     return ok;
   }
-  if (auto ok = equal(name + " planes", here.planes.size(), there.planes.size()); !ok) return ok;
-  for (std::size_t p = 0; p < here.planes.size(); ++p) {
-    auto ok = equal(name + " plane " + std::to_string(p) + " bytes of a piece",
-                    here.planes[p].head_bytes, there.planes[p].head_bytes);
-    if (!ok) return ok;
-  }
-  if (here.shape.unit != opaque_unit::block) return {};
-  return equal(name + " has opaque blocks, and tensor-parallel size", local.tp_size,
-               remote.tp_size);
-}
-
-result<void> check_compatible_layer(const cache_layout& local, const cache_layout& remote,
-                                    std::size_t index) {
-  const layer_shape& here = local.layers[index].shape;
-  const layer_shape& there = remote.layers[index].shape;
-  const std::string name = "layer " + std::to_string(index);
-  if (here.kind != there.kind) {
-    return mismatch(name + " kind", std::string{to_string(here.kind)},
-                    std::string{to_string(there.kind)});
-  }
-  if (auto ok = equal(name + " kv_heads", here.kv_heads, there.kv_heads); !ok) return ok;
-  const auto* dim = here.kind == layer_kind::mla ? " latent_dim" : " head_dim";
-  if (auto ok = equal(name + dim, here.head_dim, there.head_dim); !ok) return ok;
-  if (auto ok = equal(name + " value_dim", value_dim_of(here), value_dim_of(there)); !ok) return ok;
-  if (here.kind == layer_kind::opaque) return check_compatible_opaque(local, remote, index, name);
-  const auto& type = dtype_of(local, here);
-  if (type != dtype_of(remote, there)) {
-    return mismatch(name + " dtype", quoted(type), quoted(dtype_of(remote, there)));
-  }
-  return equal(name + " element size", element_size_of(local, here),
-               element_size_of(remote, there));
-}
-
-result<void> check_same_model(const cache_layout& local, const cache_layout& remote) {
-  constexpr std::array<std::byte, 32> not_said{};
-  if (local.model == remote.model || local.model == not_said || remote.model == not_said) return {};
-  const auto begin_of = [](const std::array<std::byte, 32>& model) {
-    constexpr std::string_view digits = "0123456789abcdef";
-    std::string text;
-    for (std::size_t i = 0; i < 8; ++i) {
-      text += digits[std::to_integer<unsigned>(model[i]) >> 4U];
-      text += digits[std::to_integer<unsigned>(model[i]) & 15U];
+  std::vector<bool> seen(layout.layers.size(), false);
+  for (std::size_t g = 0; g < layout.groups.size(); ++g) {
+    const layer_group& group = layout.groups[g];
+    const std::string name = "group " + std::to_string(g);
+    if (auto ok = in_range(name + " block_tokens", group.block_tokens, 0, max_block_tokens); !ok) {
+      return ok;
     }
-    return text + "...";
-  };
-  return mismatch("the hash of the model", begin_of(local.model), begin_of(remote.model));
-}
-
-std::string_view to_string(state_sharding sharding) noexcept {
-  return sharding == state_sharding::sliced ? "sliced" : "replicated";
-}
-
-result<void> check_compatible_state(const cache_layout& local, const cache_layout& remote,
-                                    std::size_t index) {
-  const state_tensor& a = local.states[index];
-  const state_tensor& b = remote.states[index];
-  const std::string name = "state " + std::to_string(index);
-  if (a.name != b.name) return mismatch(name + " name", quoted(a.name), quoted(b.name));
-  if (a.sharding != b.sharding) {
-    return mismatch(name + " sharding", std::string{to_string(a.sharding)},
-                    std::string{to_string(b.sharding)});
+    const std::uint64_t least = is_part(layout) ? 0 : 1;
+    if (auto ok = in_range(name + " layers", group.layers.size(), least, layout.layers.size());
+        !ok) {
+      return ok;
+    }
+    std::uint64_t from = 0;
+    for (const auto layer : group.layers) {
+      if (auto ok = in_range(name + " layer", layer, from, layout.layers.size() - 1); !ok)
+        return ok;
+      from = std::uint64_t{layer} + 1;
+      if (seen[layer]) {
+        return refuse(name + " layer", std::to_string(layer), "one that no other group has");
+      }
+      if (layout.layers[layer].shape.kind == layer_kind::recurrent) {
+        return refuse(name + " layer", std::to_string(layer),
+                      "one that keeps something per token; this one is recurrent");
+      }
+      seen[layer] = true;
+    }
   }
-  const bool sliced = a.sharding == state_sharding::sliced;
-  return equal(name + " bytes per request", a.slot_bytes * (sliced ? local.tp_size : 1),
-               b.slot_bytes * (sliced ? remote.tp_size : 1));
+  for (std::size_t i = 0; i < layout.layers.size(); ++i) {
+    if (seen[i] || layout.layers[i].shape.kind == layer_kind::recurrent) continue;
+    return refuse(
+        "layer " + std::to_string(i) + " group", "none",
+        "one: where there are groups, each layer that keeps something per token is in one");
+  }
+  return {};
+}
+
+std::uint64_t layer_block_bytes(const cache_layout& layout, std::size_t layer) noexcept {
+  std::uint64_t heads = 0;
+  for (const auto& p : layout.layers[layer].planes) heads += p.heads * p.head_bytes;
+  return rows_of_block(layout, layer) * heads;
 }
 
 }  // namespace
@@ -355,6 +349,31 @@ std::string_view to_string(layer_kind kind) noexcept {
 
 std::uint32_t element_size_of(const cache_layout& layout, const layer_shape& shape) noexcept {
   return shape.element_size != 0 ? shape.element_size : layout.element_size;
+}
+
+std::vector<state_part> parts_of(const state_tensor& state) {
+  if (!state.parts.empty()) return state.parts;
+  return {{state.slot_bytes, state.sharding}};
+}
+
+std::uint32_t block_tables(const cache_layout& layout) noexcept {
+  return layout.groups.empty() ? 1 : static_cast<std::uint32_t>(layout.groups.size());
+}
+
+std::uint32_t table_of(const cache_layout& layout, std::uint32_t layer) noexcept {
+  for (std::uint32_t g = 0; g < layout.groups.size(); ++g) {
+    if (std::ranges::binary_search(layout.groups[g].layers, layer)) return g;
+  }
+  return 0;
+}
+
+bool serves_layers(const cache_layout& layout, std::uint32_t table) noexcept {
+  return layout.groups.empty() || !layout.groups[table].layers.empty();
+}
+
+std::uint32_t block_tokens_of(const cache_layout& layout, std::uint32_t table) noexcept {
+  const bool own = table < layout.groups.size() && layout.groups[table].block_tokens != 0;
+  return own ? layout.groups[table].block_tokens : layout.block_tokens;
 }
 
 head_span head_range(std::uint32_t heads, std::uint32_t ranks, std::uint32_t rank) noexcept {
@@ -385,29 +404,27 @@ result<void> check(const cache_layout& layout) {
   if (auto ok = in_range("tp_rank", layout.tp_rank, 0, layout.tp_size - 1); !ok) return ok;
   if (auto ok = in_range("number of layers", layout.layers.size(), 1, max_layers); !ok) return ok;
   if (auto ok = in_range("number of states", layout.states.size(), 0, max_states); !ok) return ok;
+  if (auto ok = check_range(layout); !ok) return ok;
+  if (auto ok = check_groups(layout); !ok) return ok;
   for (std::size_t i = 0; i < layout.layers.size(); ++i) {
     if (auto ok = check_layer(layout, i); !ok) return ok;
   }
   for (std::size_t i = 0; i < layout.states.size(); ++i) {
     if (auto ok = check_state(layout.states[i], i); !ok) return ok;
   }
-  return {};
+  return check_state_names(layout);
 }
 
 std::uint64_t bytes_per_block(const cache_layout& layout, std::uint32_t layer) noexcept {
-  if (layer >= layout.layers.size()) return 0;
-  std::uint64_t sum = 0;
-  const layer_layout& one = layout.layers[layer];
-  for (const auto& p : one.planes) sum += plane_block_bytes(layout, one, p);
-  return sum;
+  return layer < layout.layers.size() ? layer_block_bytes(layout, layer) : 0;
 }
 
 std::uint64_t bytes_per_block(const cache_layout& layout) noexcept {
-  std::uint64_t sum = 0;
-  for (const auto& layer : layout.layers) {
-    for (const auto& p : layer.planes) sum += plane_block_bytes(layout, layer, p);
+  std::array<std::uint64_t, max_layer_groups> sums{};
+  for (std::uint32_t i = 0; i < layout.layers.size(); ++i) {
+    sums[table_of(layout, i)] += layer_block_bytes(layout, i);
   }
-  return sum;
+  return *std::ranges::max_element(sums);
 }
 
 std::uint64_t bytes_per_state(const cache_layout& layout) noexcept {
@@ -422,9 +439,9 @@ std::vector<std::uint64_t> region_sizes(const cache_layout& layout) {
     if (region >= sizes.size()) sizes.resize(std::size_t{region} + 1);
     sizes[region] = std::max(sizes[region], end);
   };
-  for (const auto& layer : layout.layers) {
-    for (const auto& p : layer.planes) {
-      const std::uint64_t tokens = layout.block_tokens - std::uint64_t{1};
+  for (std::size_t i = 0; i < layout.layers.size(); ++i) {
+    for (const auto& p : layout.layers[i].planes) {
+      const std::uint64_t tokens = rows_of_block(layout, i) - 1;
       reach(p.region, p.base + (layout.blocks - std::uint64_t{1}) * p.block_stride +
                           tokens * p.token_stride + (p.heads - std::uint64_t{1}) * p.head_stride +
                           p.head_bytes);
@@ -436,7 +453,7 @@ std::vector<std::uint64_t> region_sizes(const cache_layout& layout) {
   return sizes;
 }
 
-result<region_bytes> locate(const cache_layout& layout, std::span<const block_id> blocks,
+result<region_bytes> locate(const cache_layout& layout, const block_list& blocks,
                             const cache_place& place) {
   const auto missing = [](const std::string& what, std::uint64_t number, std::uint64_t count) {
     return fail(errc::out_of_range,
@@ -452,36 +469,16 @@ result<region_bytes> locate(const cache_layout& layout, std::span<const block_id
   if (place.head >= plane.heads) {
     return missing("layer " + std::to_string(place.layer) + ": head", place.head, plane.heads);
   }
-  const auto number = place.token / layout.block_tokens;
-  if (number >= blocks.size()) {
-    return missing("token", place.token, std::uint64_t{layout.block_tokens} * blocks.size());
+  const auto block_tokens = block_tokens_of(layout, table_of(layout, place.layer));
+  const auto number = place.token / block_tokens;
+  if (number < blocks.first || number >= blocks.end()) {
+    return missing("token", place.token, std::uint64_t{block_tokens} * blocks.end());
   }
   if (blocks[number].value >= layout.blocks)
     return missing("block", blocks[number].value, layout.blocks);
-  return region_bytes{
-      plane.region, plane.offset_of(blocks[number], place.token % layout.block_tokens, place.head),
-      plane.head_bytes};
-}
-
-result<void> check_compatible(const cache_layout& local, const cache_layout& remote) {
-  if (local.dtype != remote.dtype) {
-    return mismatch("dtype", quoted(local.dtype), quoted(remote.dtype));
-  }
-  if (auto ok = equal("element size", local.element_size, remote.element_size); !ok) return ok;
-  if (auto ok = equal("block_tokens", local.block_tokens, remote.block_tokens); !ok) return ok;
-  if (auto ok = equal("number of layers", local.layers.size(), remote.layers.size()); !ok) {
-    return ok;
-  }
-  for (std::size_t i = 0; i < local.layers.size(); ++i) {
-    if (auto ok = check_compatible_layer(local, remote, i); !ok) return ok;
-  }
-  if (auto ok = equal("number of states", local.states.size(), remote.states.size()); !ok) {
-    return ok;
-  }
-  for (std::size_t i = 0; i < local.states.size(); ++i) {
-    if (auto ok = check_compatible_state(local, remote, i); !ok) return ok;
-  }
-  return check_same_model(local, remote);
+  return region_bytes{plane.region,
+                      plane.offset_of(blocks[number], place.token % block_tokens, place.head),
+                      plane.head_bytes};
 }
 
 }  // namespace troupe::kvcache

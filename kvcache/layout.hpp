@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "troupe/kvcache/block_list.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
 
@@ -106,19 +107,60 @@ struct layer_layout {
   friend bool operator==(const layer_layout&, const layer_layout&) = default;
 };
 
+/// Consecutive bytes of a state's slot that are spread over ranks in one way.
+struct state_part {
+  std::uint64_t bytes{0};  ///< that this rank holds of one request
+  state_sharding sharding{state_sharding::replicated};
+
+  friend bool operator==(const state_part&, const state_part&) = default;
+};
+
 /// A tensor that a request has one slot of, whatever its length (Mamba, sliding window, sparse
 /// attention). A request uses the same slot number in every state tensor. Moved whole, with the
 /// last chunk.
 struct state_tensor {
-  std::string name;  ///< 1..64 bytes; matched by position and name between the sides
-  state_sharding sharding{state_sharding::replicated};
+  /// 1..64 bytes; matched by position and name between the sides. Where a side holds a part of the
+  /// model's layers positions differ: its states are matched by name alone, and a name is one state of
+  /// the whole model ("layers.3.conv").
+  std::string name;
+  state_sharding sharding{
+      state_sharding::replicated};  ///< of all of it; with `parts` not looked at
   std::uint32_t region{0};
   std::uint32_t slots{0};
   std::uint64_t base{0};
   std::uint64_t slot_stride{0};
   std::uint64_t slot_bytes{0};  ///< that this rank holds of one request
+  /// What the slot is made of, in order, where that is sliced part by part ([x, B, C] of a convolution), or
+  /// replicated beside sliced parts. `slot_bytes` is their sum. None: one, as `sharding` says.
+  std::vector<state_part> parts{};
 
   friend bool operator==(const state_tensor&, const state_tensor&) = default;
+};
+/// The parts of a state, of which there is one where it names none.
+[[nodiscard]] std::vector<state_part> parts_of(const state_tensor& state);
+
+/// Layers whose blocks a request names in a table of their own, since they keep other tokens of it than
+/// the rest do (sliding windows), or another number of tokens in a block.
+///
+/// Planes of different groups may lie over the same bytes, where an engine gives each block of one pool to
+/// whichever group wants it: a number is then one block, the same bytes in every group, and within a
+/// request only one group's.
+struct layer_group {
+  /// Ascending, of the layout's own. In a part of a model there may be none: groups are of the model, so
+  /// that every rank counts them alike.
+  std::vector<std::uint32_t> layers;
+  std::uint32_t block_tokens{0};  ///< 0: the layout's
+
+  friend bool operator==(const layer_group&, const layer_group&) = default;
+};
+
+/// Layers [begin, end).
+struct layer_range {
+  std::uint32_t begin{0};
+  std::uint32_t end{0};
+
+  [[nodiscard]] constexpr std::uint32_t count() const noexcept { return end - begin; }
+  friend bool operator==(const layer_range&, const layer_range&) = default;
 };
 
 /// Limits on what is accepted from anyone; all far above any model.
@@ -129,6 +171,8 @@ inline constexpr std::uint32_t max_heads = 65'536;
 inline constexpr std::uint32_t max_head_dim = 65'536;
 inline constexpr std::uint32_t max_regions = 4096;
 inline constexpr std::uint32_t max_states = 4096;
+inline constexpr std::size_t max_layer_groups = 64;
+inline constexpr std::size_t max_state_parts = 64;
 inline constexpr std::size_t max_packing = 32;                              ///< bytes of a name
 inline constexpr std::uint64_t max_opaque_bytes = std::uint64_t{1} << 40U;  ///< of one piece
 inline constexpr std::uint64_t max_offset = std::uint64_t{1} << 60U;  ///< end of anything, bytes
@@ -144,9 +188,16 @@ struct cache_layout {
   std::uint32_t tp_size{1};
   std::vector<layer_layout> layers;
   std::vector<state_tensor> states;
+  /// None: one block table serves every layer. Else each layer that has planes is in exactly one of them.
+  std::vector<layer_group> groups{};
   /// A hash of what makes equal bytes mean the same (model, revision, quantisation), made by the engine.
   /// Compared where both sides say it; all zero: not said.
   std::array<std::byte, 32> model{};
+  /// Of a rank of a pipeline: the model's number of its first layer, and how many layers the model has.
+  /// `layers` are then [first_layer, first_layer + layers.size()) of the model's; `groups` and `states` are
+  /// of those, and everything that names a layer counts from the first of them. Both 0: all layers are here.
+  std::uint32_t first_layer{0};
+  std::uint32_t total_layers{0};
 
   friend bool operator==(const cache_layout&, const cache_layout&) = default;
 };
@@ -155,14 +206,29 @@ struct cache_layout {
 [[nodiscard]] std::uint32_t element_size_of(const cache_layout& layout,
                                             const layer_shape& shape) noexcept;
 
+/// How many block tables a request has: one for each group.
+[[nodiscard]] std::uint32_t block_tables(const cache_layout& layout) noexcept;
+/// Which of them serves that layer; 0 where there are no groups. O(log layers) for each group.
+[[nodiscard]] std::uint32_t table_of(const cache_layout& layout, std::uint32_t layer) noexcept;
+/// Whether a layer of that table is here; in a part of a model there may be none.
+[[nodiscard]] bool serves_layers(const cache_layout& layout, std::uint32_t table) noexcept;
+/// Tokens in a block of that table.
+[[nodiscard]] std::uint32_t block_tokens_of(const cache_layout& layout,
+                                            std::uint32_t table) noexcept;
+
+/// By table, a number that is equal where planes of two tables have bytes in common: their blocks are of one
+/// pool. The layout must have passed `check`. For a handshake, not for the hot path.
+[[nodiscard]] std::vector<std::uint32_t> pools_of_tables(const cache_layout& layout);
+
 /// Whether the layout is one: every number in its limits, every layer with the planes of its kind,
 /// every plane with the heads of this rank, strides that nest (no byte is two elements), no address
 /// that wraps. `invalid_config` naming the field. Does not look at regions. O(layers).
 [[nodiscard]] result<void> check(const cache_layout& layout);
 
 /// `check`, and: every byte of every plane and state lies in its region (`region_sizes[i]` is the
-/// size of region i in bytes), and no two planes or states share a byte. `out_of_range` or
-/// `invalid_config`, naming layer and plane. For registration, not for the hot path.
+/// size of region i in bytes), and no two planes of one group, nor a state and anything, share a byte; planes
+/// of two groups only those of blocks of one number.
+/// `out_of_range` or `invalid_config`, naming layer and plane. For registration, not for the hot path.
 [[nodiscard]] result<void> validate(const cache_layout& layout,
                                     std::span<const std::uint64_t> region_sizes);
 
@@ -186,14 +252,13 @@ struct region_bytes {
 
 /// Where it lies, for a request whose token t is token t % block_tokens of block
 /// `blocks[t / block_tokens]`: `head_dim` elements; of an opaque layer the head's part of all of the
-/// token's block. The layout must have passed `check`.
-/// `out_of_range` naming what is not there. O(1).
-[[nodiscard]] result<region_bytes> locate(const cache_layout& layout,
-                                          std::span<const block_id> blocks,
+/// token's block. `blocks` is the table of the layer's group. The layout must have passed `check`.
+/// `out_of_range` naming what is not there. O(1) without groups.
+[[nodiscard]] result<region_bytes> locate(const cache_layout& layout, const block_list& blocks,
                                           const cache_place& place);
 
 /// Bytes of one block over all layers that this rank holds (its share of heads, K and V, padding
-/// not counted). The layout must have passed `check`.
+/// not counted); with groups, over those of the largest. The layout must have passed `check`.
 [[nodiscard]] std::uint64_t bytes_per_block(const cache_layout& layout) noexcept;
 /// Bytes of one layer's part of one block that this rank holds.
 [[nodiscard]] std::uint64_t bytes_per_block(const cache_layout& layout,
@@ -205,8 +270,9 @@ struct region_bytes {
 [[nodiscard]] std::vector<std::uint64_t> region_sizes(const cache_layout& layout);
 
 /// Whether a cache of the one side can be mapped onto the other: layers, kind, heads, dims, dtype and
-/// packing of each, dtype and its size, block tokens, states, the model where both say it. Strides, pools
-/// and, but for layers of opaque blocks, parallel sizes may differ.
+/// packing of each, dtype and its size, block tokens, groups, states, the model where both say it. Strides, pools
+/// and, but for layers of opaque blocks, parallel sizes may differ. Of two parts of a model, what both hold
+/// is compared, and the number of layers of the whole.
 /// `layout_mismatch` naming the field and both values.
 [[nodiscard]] result<void> check_compatible(const cache_layout& local, const cache_layout& remote);
 
@@ -251,7 +317,8 @@ struct cache_shape {
     state_sharding sharding{state_sharding::replicated};
   };
   std::vector<state> states{};
-  std::uint32_t state_slots{0};  ///< requests that can have a state at once
+  std::uint32_t state_slots{0};                   ///< requests that can have a state at once
+  std::uint32_t first_layer{0}, total_layers{0};  ///< as of `cache_layout`
 };
 
 /// `count` equal attention layers.

@@ -198,6 +198,8 @@ result<cache_layout> make_layout(const cache_shape& shape, const arrangement& ho
   layout.blocks = shape.blocks;
   layout.tp_rank = shape.tp_rank;
   layout.tp_size = shape.tp_size;
+  layout.first_layer = shape.first_layer;
+  layout.total_layers = shape.total_layers;
   layout.layers.reserve(shape.layers.size());
   for (const auto& layer : shape.layers) layout.layers.push_back({layer, {}});
   add_planes(layout, how.inner);

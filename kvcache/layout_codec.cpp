@@ -4,9 +4,10 @@
 //   version    varint, 2
 //   dtype      varint length (1..32), bytes
 //   element_size, block_tokens, blocks, tp_rank, tp_size      varints
-//   first_layer, total_layers     varints: of the model's layers, which this rank has; 0 and the count below
+//   range      2 varints: 0 and the count below (all layers of the model are here), or first_layer + 1 and total_layers
 //   model      1 byte: 0, or 1 and 32 bytes
-//   groups     varint count of groups of layers that have block tables of their own: 0
+//   groups     varint count of groups of layers that have block tables of their own, then of each: block_tokens (0: as
+//              above), number of layers, of each layer how far it is behind the one before (varints; the first: from 0)
 //   layers     varint count, then each layer:
 //     form     1 byte. 0: kind (1 byte), kv_heads, head_dim, value_dim (varints), varint length and dtype (0: the
 //              layout's), element_size (varint), unit (1 byte), varint length and packing, number of planes (varint),
@@ -15,7 +16,7 @@
 //              1: as the layer before, but of each plane the differences of region and base (zigzag
 //              varints)
 //   states     varint count, then each: varint length and name, sharding (1 byte), region, slots, base, slot_stride,
-//              slot_bytes (varints), varint count of parts that are sliced each by itself: 0
+//              slot_bytes (varints), varint count of parts, then of each: bytes (varint), sharding (1 byte)
 //
 // A varint has seven bits a byte, least significant first, the top bit set on all but the last; ten
 // bytes at most. Nothing follows the last state.
@@ -24,6 +25,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "troupe/kvcache/layout.hpp"
 
@@ -214,14 +216,34 @@ std::optional<state_tensor> read_state(reader& in) {
   state.base = in.number();
   state.slot_stride = in.number();
   state.slot_bytes = in.number();
+  const std::size_t parts = in.count(max_state_parts);
+  for (std::size_t i = 0; i < parts && in.good(); ++i) {
+    const auto bytes = in.number();
+    state.parts.push_back({bytes, static_cast<state_sharding>(in.byte())});
+  }
   if (!in.good()) return std::nullopt;
   return state;
 }
 
-unexpected later(const char* what) {
-  return fail(errc::version_mismatch, std::string{"encoded layout: it has "} + what +
-                                          ", which this node cannot move; run the same release on "
-                                          "both nodes");
+void write_group(writer& out, const layer_group& group) {
+  out.number(group.block_tokens);
+  out.number(group.layers.size());
+  std::uint32_t before = 0;
+  for (const auto layer : group.layers) out.number(layer - std::exchange(before, layer));
+}
+
+std::optional<layer_group> read_group(reader& in) {
+  layer_group group;
+  group.block_tokens = in.small();
+  const std::size_t layers = in.count(max_layers);
+  std::uint64_t layer = 0;
+  for (std::size_t i = 0; i < layers && in.good(); ++i) {
+    layer += in.small();
+    if (layer >= max_layers) return std::nullopt;
+    group.layers.push_back(static_cast<std::uint32_t>(layer));
+  }
+  if (!in.good()) return std::nullopt;
+  return group;
 }
 
 unexpected malformed(const char* where) {
@@ -241,13 +263,15 @@ std::vector<std::byte> encode(const cache_layout& layout) {
   out.number(layout.blocks);
   out.number(layout.tp_rank);
   out.number(layout.tp_size);
-  out.number(0);
-  out.number(layout.layers.size());
+  const bool says_range = layout.total_layers != 0;
+  out.number(says_range ? layout.first_layer + std::uint64_t{1} : 0);
+  out.number(says_range ? layout.total_layers : layout.layers.size());
   out.byte(layout.model == not_said ? 0 : 1);
   if (layout.model != not_said) {
     for (const auto byte : layout.model) out.byte(std::to_integer<std::uint8_t>(byte));
   }
-  out.number(0);
+  out.number(layout.groups.size());
+  for (const auto& group : layout.groups) write_group(out, group);
   out.number(layout.layers.size());
   for (std::size_t i = 0; i < layout.layers.size(); ++i) {
     if (i > 0 && same_but_place(layout.layers[i - 1], layout.layers[i])) {
@@ -265,7 +289,11 @@ std::vector<std::byte> encode(const cache_layout& layout) {
     out.number(state.base);
     out.number(state.slot_stride);
     out.number(state.slot_bytes);
-    out.number(0);
+    out.number(state.parts.size());
+    for (const auto& part : state.parts) {
+      out.number(part.bytes);
+      out.byte(static_cast<std::uint8_t>(part.sharding));
+    }
   }
   return std::move(out).take();
 }
@@ -290,18 +318,27 @@ result<cache_layout> decode(std::span<const std::byte> bytes) {
   layout.blocks = in.small();
   layout.tp_rank = in.small();
   layout.tp_size = in.small();
-  const auto first_layer = in.number();
-  const auto total_layers = in.number();
+  const auto range_begin = in.small();
+  const auto range_of = in.small();
   const auto has_model = in.byte();
   if (has_model > 1) return malformed("model");
   if (has_model == 1) {
     for (auto& byte : layout.model) byte = std::byte{in.byte()};
     if (layout.model == not_said) return malformed("model");  // which has a shorter form
   }
-  if (in.number() != 0) return later("groups of layers with block tables of their own");
+  const std::size_t groups = in.count(max_layer_groups);
+  for (std::size_t i = 0; i < groups; ++i) {
+    auto group = read_group(in);
+    if (!group) return malformed("group");
+    layout.groups.push_back(std::move(*group));
+  }
   const std::size_t layers = in.count(max_layers);
-  if (in.good() && (first_layer != 0 || total_layers != layers)) {
-    return later("a part of the model's layers");
+  if (range_begin != 0) {
+    if (range_of == 0) return malformed("range of layers");  // which has another form
+    layout.first_layer = range_begin - 1;
+    layout.total_layers = range_of;
+  } else if (in.good() && range_of != layers) {
+    return malformed("range of layers");
   }
   for (std::size_t i = 0; i < layers; ++i) {
     auto layer = read_layer(in, layout.layers);
@@ -312,7 +349,6 @@ result<cache_layout> decode(std::span<const std::byte> bytes) {
   for (std::size_t i = 0; i < states; ++i) {
     auto state = read_state(in);
     if (!state) return malformed("state");
-    if (in.number() != 0) return later("states whose parts are sliced each by itself");
     layout.states.push_back(std::move(*state));
   }
   if (!in.good() || !in.at_end()) return malformed("end");

@@ -38,9 +38,25 @@ class digest {
   std::vector<std::uint8_t> bytes_;
 };
 
+/// What the ranks of every part of a model have in common. Behind a number that no layout of all layers
+/// begins with, so that the two kinds are never equal.
+layout_fingerprint fingerprint_of_pipeline(const cache_layout& layout) {
+  digest of;
+  of.number(0);
+  of.text(layout.dtype);
+  of.number(layout.element_size);
+  of.number(layout.block_tokens);
+  of.number(layout.total_layers);
+  for (const auto byte : layout.model) of.number(std::to_integer<std::uint64_t>(byte));
+  of.number(layout.groups.size());
+  for (std::uint32_t g = 0; g < layout.groups.size(); ++g) of.number(block_tokens_of(layout, g));
+  return of.end();
+}
+
 }  // namespace
 
 layout_fingerprint fingerprint_of(const cache_layout& layout) {
+  if (layout.total_layers != 0) return fingerprint_of_pipeline(layout);
   digest of;
   of.text(layout.dtype);
   of.number(layout.element_size);
@@ -65,11 +81,19 @@ layout_fingerprint fingerprint_of(const cache_layout& layout) {
   of.number(layout.states.size());
   for (const state_tensor& state : layout.states) {
     of.text(state.name);
-    of.number(static_cast<std::uint64_t>(state.sharding));
-    const bool sliced = state.sharding == state_sharding::sliced;
-    of.number(state.slot_bytes * (sliced ? layout.tp_size : 1));
+    const auto parts = parts_of(state);
+    if (parts.size() > 1) of.number(2 + parts.size());  // a sharding is 1 or 2
+    for (const auto& part : parts) {
+      of.number(static_cast<std::uint64_t>(part.sharding));
+      of.number(part.bytes * (part.sharding == state_sharding::sliced ? layout.tp_size : 1));
+    }
   }
   for (const auto byte : layout.model) of.number(std::to_integer<std::uint64_t>(byte));
+  for (std::uint32_t g = 0; g < layout.groups.size(); ++g) {
+    of.number(block_tokens_of(layout, g));
+    of.number(layout.groups[g].layers.size());
+    for (const auto layer : layout.groups[g].layers) of.number(layer);
+  }
   return of.end();
 }
 

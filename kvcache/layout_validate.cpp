@@ -1,7 +1,9 @@
-// Whether the planes and states of a layout lie in their regions and share no byte.
+// Whether the planes and states of a layout lie in their regions, and which of them share bytes.
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <numeric>
 #include <optional>
 
 #include "troupe/kvcache/layout.hpp"
@@ -21,6 +23,9 @@ struct strided_set {
   std::int64_t unit{0};           ///< contiguous bytes at the innermost
   std::array<level, 3> levels{};  ///< outermost first
   std::size_t depth{0};
+  std::optional<std::uint32_t> table{};  ///< none: a state
+  const plane* of{nullptr};
+  std::int64_t block_reach{0};  ///< from the first to past the last byte of one block
   std::string name;
 
   [[nodiscard]] std::int64_t reach(std::size_t from) const noexcept {
@@ -61,9 +66,14 @@ std::int64_t floor_divide(std::int64_t a, std::int64_t b) noexcept {
 /// walking the elements where the sets meet, within a budget.
 class overlap_search {
  public:
+  explicit overlap_search(std::int64_t steps_in_all = std::numeric_limits<std::int64_t>::max())
+      : left_{steps_in_all} {}
   [[nodiscard]] bool found(const strided_set& a, const strided_set& b) {
-    budget_ = steps_per_pair;
-    return meets(a, 0, b, 0, b.base - a.base);
+    const auto most = std::min(steps_per_pair, left_);
+    budget_ = most;
+    const bool met = meets(a, 0, b, 0, b.base - a.base);
+    left_ -= most - std::max<std::int64_t>(budget_, 0);
+    return met;
   }
   [[nodiscard]] bool gave_up() const noexcept { return budget_ <= 0; }
 
@@ -102,21 +112,28 @@ class overlap_search {
   }
 
   static constexpr std::int64_t steps_per_pair = std::int64_t{1} << 20;
+  std::int64_t left_;
   std::int64_t budget_{0};
 };
 
 std::vector<strided_set> all_sets(const cache_layout& layout) {
   std::vector<strided_set> sets;
-  for (std::size_t i = 0; i < layout.layers.size(); ++i) {
+  for (std::uint32_t i = 0; i < layout.layers.size(); ++i) {
     const auto& planes = layout.layers[i].planes;
     const bool opaque = layout.layers[i].shape.kind == layer_kind::opaque;
-    const std::uint64_t tokens = opaque ? 1 : layout.block_tokens;
+    const auto table = table_of(layout, i);
+    const std::uint64_t tokens = opaque ? 1 : block_tokens_of(layout, table);
     for (std::size_t p = 0; p < planes.size(); ++p) {
       sets.push_back(make_set("layer " + std::to_string(i) + " plane " + std::to_string(p),
                               planes[p].region, planes[p].base, planes[p].head_bytes,
                               {{{layout.blocks, planes[p].block_stride},
                                 {tokens, planes[p].token_stride},
                                 {planes[p].heads, planes[p].head_stride}}}));
+      sets.back().table = table;
+      sets.back().of = &planes[p];
+      sets.back().block_reach = static_cast<std::int64_t>(
+          (tokens - 1) * planes[p].token_stride +
+          (planes[p].heads - std::uint64_t{1}) * planes[p].head_stride + planes[p].head_bytes);
     }
   }
   for (const auto& s : layout.states) {
@@ -126,35 +143,83 @@ std::vector<strided_set> all_sets(const cache_layout& layout) {
   return sets;
 }
 
-result<void> check_disjoint(std::vector<strided_set> sets) {
+/// Each two whose hulls meet, until `look` has seen enough.
+template <class Look>
+void each_neighbours(std::vector<strided_set> sets, Look&& look) {
   std::sort(sets.begin(), sets.end(), [](const strided_set& a, const strided_set& b) {
     return a.region != b.region ? a.region < b.region : a.base < b.base;
   });
-  overlap_search search;
   std::vector<std::size_t> open;  // earlier sets that reach past the current one's base
   for (std::size_t i = 0; i < sets.size(); ++i) {
     std::erase_if(open, [&](std::size_t o) {
       return sets[o].region != sets[i].region || sets[o].base + sets[o].reach(0) <= sets[i].base;
     });
     for (const std::size_t o : open) {
-      if (search.found(sets[o], sets[i])) {
-        return fail(errc::invalid_config,
-                    "layout: " + sets[o].name + " and " + sets[i].name + " share bytes of region " +
-                        std::to_string(sets[i].region) + "; check their bases and strides");
-      }
-      if (search.gave_up()) {
-        return fail(errc::invalid_config,
-                    "layout: " + sets[o].name + " and " + sets[i].name +
-                        " are interleaved with unequal strides too finely to tell whether they "
-                        "share bytes; give the planes of one region one block stride");
-      }
+      if (!look(sets[o], sets[i])) return;
     }
     open.push_back(i);
   }
-  return {};
+}
+
+/// Planes of two groups of layers.
+bool of_two_groups(const strided_set& a, const strided_set& b) noexcept {
+  return a.table && b.table && a.table != b.table;
+}
+
+/// Whether a block of the one shares bytes with that block of the other at most.
+bool share_block_by_block(const strided_set& a, const strided_set& b) noexcept {
+  const plane& one = *a.of;
+  const plane& other = *b.of;
+  if (one.block_stride != other.block_stride) return false;
+  const auto span =
+      std::max(a.base + a.block_reach, b.base + b.block_reach) - std::min(a.base, b.base);
+  if (span <= static_cast<std::int64_t>(one.block_stride)) return true;
+  return one == other;
+}
+
+result<void> check_disjoint(std::vector<strided_set> sets) {
+  overlap_search search;
+  result<void> outcome;
+  each_neighbours(std::move(sets), [&](const strided_set& a, const strided_set& b) {
+    const bool groups = of_two_groups(a, b);
+    if (groups && share_block_by_block(a, b)) return true;
+    if (search.found(a, b)) {
+      outcome =
+          fail(errc::invalid_config, "layout: " + a.name + " and " + b.name +
+                                         " share bytes of region " + std::to_string(b.region) +
+                                         (groups ? " otherwise than block by block; a block has to "
+                                                   "be the same bytes in every group"
+                                                 : "; check their bases and strides"));
+    } else if (search.gave_up()) {
+      outcome = fail(errc::invalid_config,
+                     "layout: " + a.name + " and " + b.name +
+                         " are interleaved with unequal strides too finely to tell whether they "
+                         "share bytes; give the planes of one region one block stride");
+    }
+    return outcome.has_value();
+  });
+  return outcome;
 }
 
 }  // namespace
+
+std::vector<std::uint32_t> pools_of_tables(const cache_layout& layout) {
+  std::vector<std::uint32_t> pools(block_tables(layout));
+  std::iota(pools.begin(), pools.end(), 0U);
+  if (pools.size() == 1) return pools;
+  // A peer's layout may be anything that passes `check`.
+  overlap_search search{std::int64_t{1} << 22};
+  each_neighbours(all_sets(layout), [&](const strided_set& a, const strided_set& b) {
+    if (!of_two_groups(a, b) || pools[*a.table] == pools[*b.table]) return true;
+    // What cannot be told apart is taken for one.
+    if (search.found(a, b) || search.gave_up()) {
+      std::ranges::replace(pools, std::max(pools[*a.table], pools[*b.table]),
+                           std::min(pools[*a.table], pools[*b.table]));
+    }
+    return true;
+  });
+  return pools;
+}
 
 result<void> validate(const cache_layout& layout, std::span<const std::uint64_t> region_sizes) {
   if (auto ok = check(layout); !ok) return ok;

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "troupe/kvcache/layer_parts.hpp"
 #include "troupe/kvcache/strided_copy.hpp"
 #include "troupe/kvcache/tp_map.hpp"
 
@@ -74,6 +75,18 @@ struct moved_state {
   std::uint64_t bytes{0};
 };
 
+/// What one block table serves.
+struct moved_table {
+  std::uint32_t block_tokens{0};
+  bool shared{false};               ///< a layer of it is on both sides
+  std::vector<moved_layer> layers;  ///< with something to move, ascending
+
+  [[nodiscard]] bool serves(layer_range some) const noexcept {
+    const auto first = std::ranges::lower_bound(layers, some.begin, {}, &moved_layer::layer);
+    return first != layers.end() && first->layer < some.end;
+  }
+};
+
 /// A run of blocks that are consecutive on both sides, and the tokens of each that move.
 struct moved_run {
   std::uint64_t local{0};
@@ -142,10 +155,13 @@ unexpected named_twice(std::uint64_t block) {
                                         " is named twice; each block of a request is another");
 }
 
+/// Blocks [begin, begin + count) of the destination's pool.
+using written_run = std::pair<std::uint64_t, std::uint64_t>;
+
 /// A bit for each block of a part of the pool that is not much larger than the request. Sorting would
 /// cost the more for each block, the more there are.
-result<void> check_bits(const std::vector<std::pair<std::uint64_t, std::uint64_t>>& written,
-                        std::uint64_t first, std::uint64_t span) {
+result<void> check_bits(const std::vector<written_run>& written, std::uint64_t first,
+                        std::uint64_t span) {
   std::vector<bool> seen(span, false);
   for (const auto& [begin, count] : written) {
     for (auto block = begin; block < begin + count; ++block) {
@@ -156,24 +172,20 @@ result<void> check_bits(const std::vector<std::pair<std::uint64_t, std::uint64_t
   return {};
 }
 
-result<void> check_distinct(const std::vector<moved_run>& runs, data_flow flow) {
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> written;
-  written.reserve(runs.size());
+result<void> check_distinct(std::vector<written_run> written) {
   std::uint64_t first = UINT64_MAX;
   std::uint64_t end = 0;
   std::uint64_t blocks = 0;
   bool sorted = true;
-  for (const auto& run : runs) {
-    const auto begin = flow == data_flow::to_remote ? run.remote : run.local;
+  for (const auto& [begin, count] : written) {
     sorted = sorted && begin >= end;
     first = std::min(first, begin);
-    end = std::max(end, begin + run.count);
-    blocks += run.count;
-    written.emplace_back(begin, run.count);
+    end = std::max(end, begin + count);
+    blocks += count;
   }
   if (sorted) return {};
   constexpr std::uint64_t bits_for_a_run = 64;
-  if (end - first <= bits_for_a_run * runs.size() && blocks <= bits_for_a_run * runs.size()) {
+  if (end - first <= bits_for_a_run * written.size() && blocks <= bits_for_a_run * written.size()) {
     return check_bits(written, first, end - first);
   }
   std::sort(written.begin(), written.end());
@@ -181,6 +193,24 @@ result<void> check_distinct(const std::vector<moved_run>& runs, data_flow flow) 
     if (written[i - 1].first + written[i - 1].second > written[i].first) {
       return named_twice(written[i].first);
     }
+  }
+  return {};
+}
+
+/// Of the runs of each table, those of one pool together.
+result<void> check_distinct(std::span<const std::vector<moved_run>> runs,
+                            std::span<const std::uint32_t> pools, data_flow flow) {
+  for (std::size_t first = 0; first < runs.size(); ++first) {
+    if (pools[first] != first) continue;  // looked at with an earlier one
+    std::vector<written_run> written;
+    for (std::size_t table = first; table < runs.size(); ++table) {
+      if (pools[table] != first) continue;
+      written.reserve(written.size() + runs[table].size());
+      for (const auto& run : runs[table]) {
+        written.emplace_back(flow == data_flow::to_remote ? run.remote : run.local, run.count);
+      }
+    }
+    if (auto ok = check_distinct(std::move(written)); !ok) return ok;
   }
   return {};
 }
@@ -220,20 +250,41 @@ class plan_writer {
   transfer_plan plan_;
 };
 
+/// What two layouts have in common, by the numbers in each.
+struct shares {
+  mapped_share local;
+  mapped_share remote;
+
+  shares(const cache_layout& here, const cache_layout& there) {
+    const auto layers = shared_layers(here, there);
+    if (layers.count() != 0) {
+      local.layers = {layers.begin - here.first_layer, layers.end - here.first_layer};
+      remote.layers = {layers.begin - there.first_layer, layers.end - there.first_layer};
+    }
+    for (const auto& [mine, its] : shared_states(here, there)) {
+      local.states.push_back(mine);
+      remote.states.push_back(its);
+    }
+  }
+};
+
 }  // namespace
 
 struct transfer_geometry::prepared {
   data_flow flow{data_flow::to_remote};
-  std::uint32_t layers{0};
-  std::uint32_t block_tokens{0};
+  std::uint32_t layers{0};  ///< that both sides hold; from these numbers on in their layouts:
+  std::uint32_t first_local{0};
+  std::uint32_t first_remote{0};
+  bool grouped{false};  ///< layers have tables of their own
   std::uint64_t local_blocks{0};
   std::uint64_t remote_blocks{0};
   std::vector<std::pair<std::uint32_t, std::uint32_t>> region_pairs;
-  std::vector<moved_layer> moved;  ///< layers with something to move, ascending
+  std::vector<moved_table> tables;
+  std::vector<std::uint32_t> pools;  ///< by table, of the destination: that of the first one in it
   std::vector<moved_state> states;
   std::vector<std::uint32_t> tokens_at_once;  ///< by layer; empty: one of each
-  std::uint64_t local_slots{0};
-  std::uint64_t remote_slots{0};
+  std::uint64_t local_slots{0xffff'ffffU};    ///< that every shared state has
+  std::uint64_t remote_slots{0xffff'ffffU};
   cache_map local_map;
   cache_map remote_map;
 
@@ -256,13 +307,20 @@ struct transfer_geometry::prepared {
   void append(plan_writer& out, const moved_plane& p, std::span<const moved_run> runs,
               std::uint64_t layer_count, step layer_step, std::uint64_t plane_count,
               step plane_step) const;
+  void append(plan_writer& out, const moved_table& table, layer_range some,
+              std::span<const moved_run> runs) const;
+  [[nodiscard]] result<std::vector<moved_run>> runs_of(std::uint32_t table, token_range tokens,
+                                                       const block_list& local,
+                                                       const block_list& remote) const;
 };
 
 void transfer_geometry::prepared::add_layers(const cache_layout& local, const cache_layout& remote,
                                              const rank_pair& ranks) {
   for (std::uint32_t i = 0; i < layers; ++i) {
-    const layer_layout& here = local.layers[i];
-    const layer_layout& there = remote.layers[i];
+    const layer_layout& here = local.layers[first_local + i];
+    const layer_layout& there = remote.layers[first_remote + i];
+    auto& table = tables[table_of(local, first_local + i)];
+    table.shared = table.shared || !here.planes.empty();
     const bool opaque = here.shape.kind == layer_kind::opaque;
     const bool heads_matter =
         here.shape.kind == layer_kind::attention || here.shape.unit == opaque_unit::block_head;
@@ -275,7 +333,7 @@ void transfer_geometry::prepared::add_layers(const cache_layout& local, const ca
         common.begin - (heads_matter ? head_range(heads, remote.tp_size, remote.tp_rank).begin : 0);
     if (opaque) {
       tokens_at_once.resize(layers, 1);
-      tokens_at_once[i] = block_tokens;
+      tokens_at_once[i] = table.block_tokens;
     }
     moved_layer layer;
     layer.layer = i;
@@ -290,48 +348,58 @@ void transfer_geometry::prepared::add_layers(const cache_layout& local, const ca
     if (layer.planes.size() == 2) {
       layer.between_planes = forward_step(layer.planes[0], layer.planes[1]);
     }
-    moved.push_back(std::move(layer));
+    table.layers.push_back(std::move(layer));
   }
 }
 
-/// Finds out where the next layer is the same again, a fixed distance on.
+/// Finds out where the next layer of a table is the same again, a fixed distance on.
 void transfer_geometry::prepared::link_layers() {
-  for (std::size_t i = 0; i + 1 < moved.size(); ++i) {
-    const auto& planes = moved[i].planes;
-    const auto& next = moved[i + 1].planes;
-    if (planes.size() != next.size()) continue;
-    const auto first = forward_step(planes[0], next[0]);
-    const bool alike = planes.size() == 1 || forward_step(planes[1], next[1]) == first;
-    if (alike) moved[i].to_next = first;
+  for (auto& table : tables) {
+    auto& moved = table.layers;
+    for (std::size_t i = 0; i + 1 < moved.size(); ++i) {
+      const auto& planes = moved[i].planes;
+      const auto& next = moved[i + 1].planes;
+      if (planes.size() != next.size()) continue;
+      const auto first = forward_step(planes[0], next[0]);
+      const bool alike = planes.size() == 1 || forward_step(planes[1], next[1]) == first;
+      if (alike) moved[i].to_next = first;
+    }
   }
 }
 
 void transfer_geometry::prepared::add_states(const cache_layout& local, const cache_layout& remote,
                                              const rank_pair& ranks) {
-  for (std::size_t i = 0; i < local.states.size(); ++i) {
-    const state_tensor& here = local.states[i];
-    const state_tensor& there = remote.states[i];
-    moved_state state;
-    state.stride = {here.slot_stride, there.slot_stride};
-    std::uint64_t begin_here = 0;
-    std::uint64_t begin_there = 0;
-    if (here.sharding == state_sharding::sliced) {
-      const std::uint64_t start_here = here.slot_bytes * local.tp_rank;
-      const std::uint64_t start_there = there.slot_bytes * remote.tp_rank;
-      const std::uint64_t begin = std::max(start_here, start_there);
-      const std::uint64_t end =
-          std::min(start_here + here.slot_bytes, start_there + there.slot_bytes);
-      if (begin >= end) continue;
-      begin_here = begin - start_here;
-      begin_there = begin - start_there;
-      state.bytes = end - begin;
-    } else {
-      if (heads_to_send(1, ranks).count() == 0) continue;
-      state.bytes = here.slot_bytes;
+  for (const auto& [local_number, remote_number] : shared_states(local, remote)) {
+    const state_tensor& here = local.states[local_number];
+    const state_tensor& there = remote.states[remote_number];
+    local_slots = std::min<std::uint64_t>(local_slots, here.slots);
+    remote_slots = std::min<std::uint64_t>(remote_slots, there.slots);
+    const auto parts_here = parts_of(here);
+    const auto parts_there = parts_of(there);
+    step at{here.base, there.base};  // of the part, in slot 0
+    for (std::size_t p = 0; p < parts_here.size(); ++p) {
+      const auto bytes_here = parts_here[p].bytes;
+      const auto bytes_there = parts_there[p].bytes;
+      const auto begin = std::exchange(at, {at.local + bytes_here, at.remote + bytes_there});
+      moved_state state;
+      state.base = begin;
+      state.stride = {here.slot_stride, there.slot_stride};
+      if (parts_here[p].sharding == state_sharding::sliced) {
+        const std::uint64_t start_here = bytes_here * local.tp_rank;
+        const std::uint64_t start_there = bytes_there * remote.tp_rank;
+        const std::uint64_t first = std::max(start_here, start_there);
+        const std::uint64_t end = std::min(start_here + bytes_here, start_there + bytes_there);
+        if (first >= end) continue;
+        state.base.local += first - start_here;
+        state.base.remote += first - start_there;
+        state.bytes = end - first;
+      } else {
+        if (heads_to_send(1, ranks).count() == 0) continue;
+        state.bytes = bytes_here;
+      }
+      state.regions = pair_index(here.region, there.region);
+      states.push_back(state);
     }
-    state.base = {here.base + begin_here, there.base + begin_there};
-    state.regions = pair_index(here.region, there.region);
-    states.push_back(state);
   }
 }
 
@@ -363,85 +431,114 @@ void transfer_geometry::prepared::append(plan_writer& out, const moved_plane& p,
   }
 }
 
-transfer_geometry::transfer_geometry(std::shared_ptr<const prepared> state)
-    : state_{std::move(state)} {}
-
-result<transfer_geometry> transfer_geometry::create(const cache_layout& local,
-                                                    const cache_layout& remote, data_flow flow) {
-  auto local_map = cache_map::create(local);
-  if (!local_map) return fail(local_map.error().code, "local " + local_map.error().message);
-  auto remote_map = cache_map::create(remote);
-  if (!remote_map) return fail(remote_map.error().code, "remote " + remote_map.error().message);
-  if (auto ok = check_compatible(local, remote); !ok) return fail(ok.error());
-  auto state = std::make_shared<prepared>(std::move(*local_map), std::move(*remote_map));
-  state->flow = flow;
-  state->layers = static_cast<std::uint32_t>(local.layers.size());
-  state->block_tokens = local.block_tokens;
-  state->local_blocks = local.blocks;
-  state->remote_blocks = remote.blocks;
-  const bool from_here = flow == data_flow::to_remote;
-  const cache_layout& source = from_here ? local : remote;
-  const cache_layout& destination = from_here ? remote : local;
-  const rank_pair ranks{source.tp_size, source.tp_rank, destination.tp_size, destination.tp_rank};
-  state->add_layers(local, remote, ranks);
-  state->link_layers();
-  state->add_states(local, remote, ranks);
-  state->local_slots = state->remote_slots = 0xffff'ffffU;
-  for (const auto& s : local.states) {
-    state->local_slots = std::min<std::uint64_t>(state->local_slots, s.slots);
-  }
-  for (const auto& s : remote.states) {
-    state->remote_slots = std::min<std::uint64_t>(state->remote_slots, s.slots);
-  }
-  return transfer_geometry{std::move(state)};
-}
-
-result<transfer_plan> transfer_geometry::plan(layer_range layers, token_range tokens,
-                                              const block_list& local_blocks,
-                                              const block_list& remote_blocks) const {
-  const prepared& g = *state_;
-  if (layers.begin > layers.end || layers.end > g.layers) {
-    return fail(errc::out_of_range, "plan: layers " + std::to_string(layers.begin) + " to " +
-                                        std::to_string(layers.end) + " of a model with " +
-                                        std::to_string(g.layers));
-  }
-  if (tokens.begin > tokens.end) {
-    return fail(errc::out_of_range, "plan: tokens from " + std::to_string(tokens.begin) + " to " +
-                                        std::to_string(tokens.end) + " end before they begin");
-  }
-  if (layers.begin == layers.end || tokens.begin == tokens.end) return transfer_plan{};
-  const std::uint64_t first = tokens.begin / g.block_tokens;
-  const std::uint64_t last = divide_up(tokens.end, g.block_tokens);
-  if (auto ok = check_blocks(local_blocks, first, last, g.local_blocks, "local"); !ok) {
-    return fail(ok.error());
-  }
-  if (auto ok = check_blocks(remote_blocks, first, last, g.remote_blocks, "remote"); !ok) {
-    return fail(ok.error());
-  }
-  const auto runs = runs_to_move(tokens, g.block_tokens, local_blocks, remote_blocks);
-  if (auto ok = check_distinct(runs, g.flow); !ok) return fail(ok.error());
-
-  plan_writer out{g.region_pairs.size()};
-  auto at = std::partition_point(g.moved.begin(), g.moved.end(), [&](const moved_layer& layer) {
-    return layer.layer < layers.begin;
+/// What of these layers is among those of the table.
+void transfer_geometry::prepared::append(plan_writer& out, const moved_table& table,
+                                         layer_range some, std::span<const moved_run> runs) const {
+  const auto& moved = table.layers;
+  auto at = std::partition_point(moved.begin(), moved.end(), [&](const moved_layer& layer) {
+    return layer.layer < some.begin;
   });
-  while (at != g.moved.end() && at->layer < layers.end) {
+  while (at != moved.end() && at->layer < some.end) {
     // As many layers as go on at one distance are one more dimension of the copy.
     auto until = at;
-    while (until->to_next && until->to_next == at->to_next &&
-           std::next(until)->layer < layers.end) {
+    while (until->to_next && until->to_next == at->to_next && std::next(until)->layer < some.end) {
       ++until;
     }
     ++until;
     const auto count = static_cast<std::uint64_t>(until - at);
     const step layer_step = at->to_next.value_or(step{});
     if (at->between_planes) {
-      g.append(out, at->planes[0], runs, count, layer_step, 2, *at->between_planes);
+      append(out, at->planes[0], runs, count, layer_step, 2, *at->between_planes);
     } else {
-      for (const auto& p : at->planes) g.append(out, p, runs, count, layer_step, 1, {});
+      for (const auto& p : at->planes) append(out, p, runs, count, layer_step, 1, {});
     }
     at = until;
   }
+}
+
+result<std::vector<moved_run>> transfer_geometry::prepared::runs_of(
+    std::uint32_t table, token_range tokens, const block_list& local,
+    const block_list& remote) const {
+  if (tokens.begin >= tokens.end) return std::vector<moved_run>{};
+  const auto block_tokens = tables[table].block_tokens;
+  const std::uint64_t first = tokens.begin / block_tokens;
+  const std::uint64_t last = divide_up(tokens.end, block_tokens);
+  if (auto ok = check_blocks(local, first, last, local_blocks, "local"); !ok) {
+    return fail(ok.error());
+  }
+  if (auto ok = check_blocks(remote, first, last, remote_blocks, "remote"); !ok) {
+    return fail(ok.error());
+  }
+  return runs_to_move(tokens, block_tokens, local, remote);
+}
+
+transfer_geometry::transfer_geometry(std::shared_ptr<const prepared> state)
+    : state_{std::move(state)} {}
+
+result<transfer_geometry> transfer_geometry::create(const cache_layout& local,
+                                                    const cache_layout& remote, data_flow flow) {
+  if (auto ok = check(local); !ok) return fail(ok.error().code, "local " + ok.error().message);
+  if (auto ok = check(remote); !ok) return fail(ok.error().code, "remote " + ok.error().message);
+  if (auto ok = check_compatible(local, remote); !ok) return fail(ok.error());
+  const shares of{local, remote};
+  auto local_map = cache_map::create(local, of.local);
+  if (!local_map) return fail(local_map.error().code, "local " + local_map.error().message);
+  auto remote_map = cache_map::create(remote, of.remote);
+  if (!remote_map) return fail(remote_map.error().code, "remote " + remote_map.error().message);
+  auto state = std::make_shared<prepared>(std::move(*local_map), std::move(*remote_map));
+  state->flow = flow;
+  state->layers = of.local.layers.count();
+  state->first_local = of.local.layers.begin;
+  state->first_remote = of.remote.layers.begin;
+  state->grouped = !local.groups.empty();
+  state->local_blocks = local.blocks;
+  state->remote_blocks = remote.blocks;
+  const bool from_here = flow == data_flow::to_remote;
+  const cache_layout& source = from_here ? local : remote;
+  const cache_layout& destination = from_here ? remote : local;
+  const rank_pair ranks{source.tp_size, source.tp_rank, destination.tp_size, destination.tp_rank};
+  state->pools = pools_of_tables(destination);
+  state->tables.resize(block_tables(local));
+  for (std::uint32_t i = 0; i < state->tables.size(); ++i) {
+    state->tables[i].block_tokens = block_tokens_of(local, i);
+  }
+  state->add_layers(local, remote, ranks);
+  state->link_layers();
+  state->add_states(local, remote, ranks);
+  return transfer_geometry{std::move(state)};
+}
+
+result<transfer_plan> transfer_geometry::plan(layer_range layers, token_range tokens,
+                                              std::span<const block_table> local,
+                                              std::span<const block_table> remote) const {
+  const prepared& g = *state_;
+  if (layers.begin > layers.end || layers.end > g.layers) {
+    return fail(errc::out_of_range, "plan: layers " + std::to_string(layers.begin) + " to " +
+                                        std::to_string(layers.end) + " of " +
+                                        std::to_string(g.layers) + " that both sides hold");
+  }
+  if (tokens.begin > tokens.end) {
+    return fail(errc::out_of_range, "plan: tokens from " + std::to_string(tokens.begin) + " to " +
+                                        std::to_string(tokens.end) + " end before they begin");
+  }
+  if (local.size() != g.tables.size() || remote.size() != g.tables.size()) {
+    return fail(errc::invalid_config, "plan: there are " + std::to_string(local.size()) +
+                                          " local and " + std::to_string(remote.size()) +
+                                          " remote block tables, the layouts have " +
+                                          std::to_string(g.tables.size()));
+  }
+  if (layers.begin == layers.end || tokens.begin == tokens.end) return transfer_plan{};
+  std::vector<std::vector<moved_run>> runs(g.tables.size());
+  for (std::uint32_t i = 0; i < g.tables.size(); ++i) {
+    if (g.grouped && !g.tables[i].serves(layers)) continue;
+    const auto& kept = g.flow == data_flow::to_remote ? remote[i] : local[i];
+    auto of = g.runs_of(i, kept.kept_of(tokens), local[i].blocks, remote[i].blocks);
+    if (!of) return fail(of.error());
+    runs[i] = std::move(*of);
+  }
+  if (auto ok = check_distinct(runs, g.pools, g.flow); !ok) return fail(ok.error());
+  plan_writer out{g.region_pairs.size()};
+  for (std::size_t i = 0; i < g.tables.size(); ++i) g.append(out, g.tables[i], layers, runs[i]);
   return std::move(out).finish();
 }
 
@@ -472,23 +569,46 @@ const cache_map& transfer_geometry::remote_map() const noexcept {
   return state_->remote_map;
 }
 bool transfer_geometry::moves_anything() const noexcept {
-  return !state_->moved.empty() || !state_->states.empty();
+  return !state_->states.empty() ||
+         std::ranges::any_of(state_->tables,
+                             [](const moved_table& table) { return !table.layers.empty(); });
 }
-std::uint64_t transfer_geometry::bytes_of(layer_range layers, token_range tokens) const noexcept {
-  if (tokens.begin >= tokens.end) return 0;
-  const auto blocks = blocks_in(tokens, state_->block_tokens);
+std::uint64_t transfer_geometry::bytes_of(layer_range layers, token_range tokens,
+                                          std::span<const std::uint64_t> kept) const noexcept {
   std::uint64_t bytes = 0;
-  for (const auto& layer : state_->moved) {
-    if (layer.layer < layers.begin || layer.layer >= layers.end) continue;
-    bytes += layer.bytes_of_token * (tokens.end - tokens.begin) + layer.bytes_of_block * blocks;
+  for (std::size_t i = 0; i < state_->tables.size(); ++i) {
+    const auto& table = state_->tables[i];
+    auto moved = tokens;
+    if (i < kept.size()) moved.begin = std::max(moved.begin, kept[i]);
+    if (moved.begin >= moved.end) continue;
+    const auto blocks = blocks_in(moved, table.block_tokens);
+    for (const auto& layer : table.layers) {
+      if (layer.layer < layers.begin || layer.layer >= layers.end) continue;
+      bytes += layer.bytes_of_token * (moved.end - moved.begin) + layer.bytes_of_block * blocks;
+    }
   }
   return bytes;
 }
 std::uint32_t transfer_geometry::layers() const noexcept {
   return state_->layers;
 }
-std::uint32_t transfer_geometry::block_tokens() const noexcept {
-  return state_->block_tokens;
+std::uint32_t transfer_geometry::first_local_layer() const noexcept {
+  return state_->first_local;
+}
+std::uint32_t transfer_geometry::first_remote_layer() const noexcept {
+  return state_->first_remote;
+}
+bool transfer_geometry::shares_table(std::uint32_t table) const noexcept {
+  return state_->tables[table].shared;
+}
+std::span<const std::uint32_t> transfer_geometry::destination_pools() const noexcept {
+  return state_->pools;
+}
+std::uint32_t transfer_geometry::tables() const noexcept {
+  return static_cast<std::uint32_t>(state_->tables.size());
+}
+std::uint32_t transfer_geometry::block_tokens(std::uint32_t table) const noexcept {
+  return state_->tables[table].block_tokens;
 }
 bool transfer_geometry::has_state() const noexcept {
   return !state_->states.empty();

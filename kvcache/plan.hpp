@@ -22,13 +22,6 @@ enum class data_flow : std::uint8_t {
   to_local = 2,   ///< remote is the source
 };
 
-/// Layers [begin, end).
-struct layer_range {
-  std::uint32_t begin{0};
-  std::uint32_t end{0};
-  friend bool operator==(const layer_range&, const layer_range&) = default;
-};
-
 /// The segments between one local and one remote region (indices into each side's list of regions).
 struct plan_piece {
   std::uint32_t local_region{0};
@@ -55,6 +48,10 @@ struct transfer_plan {
 /// and the m destination ranks that want it, both in rank order, destination number i gets it from
 /// source number i * n / m (integer division). So equal sizes pair rank by rank, and the work is
 /// spread evenly. A rank that is not the designated source plans nothing for that head.
+///
+/// Two ranks of pipelines share the layers that both hold. Layers are counted among those here, from 0, in
+/// whatever names one: layer 0 is `first_local_layer()` of the local layout. So both sides count alike, and
+/// where both hold all layers as either does. Ranks above are those of one part (layer_parts.hpp).
 class transfer_geometry {
  public:
   /// `invalid_config` when either layout does not pass `check`, `layout_mismatch` when they do not
@@ -63,30 +60,51 @@ class transfer_geometry {
                                                         const cache_layout& remote, data_flow flow);
 
   /// The segments that move `tokens` of `layers`; of an opaque layer whole blocks, each that a token of the
-  /// range is in. Entries of the lists for other tokens may be
+  /// range is in. One table on each side for each group of the layout; of a group the tokens move that the
+  /// destination's table keeps. Entries of the lists for other tokens may be
   /// anything. Never overlaps at the destination, never leaves a plane. An empty range is an empty
-  /// plan. `out_of_range` for layers or tokens past the end, a list that is too short or a block
+  /// plan. `out_of_range` for layers or tokens past the end, a list that does not hold the tokens or a block
   /// that is not in the pool; `invalid_config` when a destination block is named twice in the
-  /// range.
+  /// range (of one group or of several that share their bytes), and for another number of tables.
+  [[nodiscard]] result<transfer_plan> plan(layer_range layers, token_range tokens,
+                                           std::span<const block_table> local,
+                                           std::span<const block_table> remote) const;
+  /// Where one table serves every layer.
   [[nodiscard]] result<transfer_plan> plan(layer_range layers, token_range tokens,
                                            const block_list& local_blocks,
-                                           const block_list& remote_blocks) const;
+                                           const block_list& remote_blocks) const {
+    const block_table local{local_blocks};
+    const block_table remote{remote_blocks};
+    return plan(layers, tokens, std::span{&local, 1}, std::span{&remote, 1});
+  }
 
   /// The segments that move one request's state tensors (empty when the model has none, or when
   /// this rank is not the designated source). `out_of_range` for a slot that is not there.
   [[nodiscard]] result<transfer_plan> plan_state(std::uint32_t local_slot,
                                                  std::uint32_t remote_slot) const;
 
-  /// Where requests lie in either side's regions: what its owner grants.
+  /// Where what both sides hold of requests lies in either side's regions: what its owner grants.
   [[nodiscard]] const cache_map& local_map() const noexcept;
   [[nodiscard]] const cache_map& remote_map() const noexcept;
 
   /// Whether any byte moves between these two ranks at all.
   [[nodiscard]] bool moves_anything() const noexcept;
-  /// Bytes that these tokens of these layers move between these two ranks. O(layers).
-  [[nodiscard]] std::uint64_t bytes_of(layer_range layers, token_range tokens) const noexcept;
+  /// Bytes that these tokens of these layers move between these two ranks; `kept`: from which token on the
+  /// destination keeps those of each group, none: all of them. O(layers).
+  [[nodiscard]] std::uint64_t bytes_of(layer_range layers, token_range tokens,
+                                       std::span<const std::uint64_t> kept = {}) const noexcept;
+  /// How many layers both sides hold.
   [[nodiscard]] std::uint32_t layers() const noexcept;
-  [[nodiscard]] std::uint32_t block_tokens() const noexcept;
+  /// Numbers of the first of them in the layouts; meaningless where there is none.
+  [[nodiscard]] std::uint32_t first_local_layer() const noexcept;
+  [[nodiscard]] std::uint32_t first_remote_layer() const noexcept;
+  /// Whether one of them is of that table.
+  [[nodiscard]] bool shares_table(std::uint32_t table) const noexcept;
+  /// By table of the destination, as `pools_of_tables` has them.
+  [[nodiscard]] std::span<const std::uint32_t> destination_pools() const noexcept;
+  /// How many block tables a request has on either side.
+  [[nodiscard]] std::uint32_t tables() const noexcept;
+  [[nodiscard]] std::uint32_t block_tokens(std::uint32_t table = 0) const noexcept;
   [[nodiscard]] bool has_state() const noexcept;
   /// By layer, how many tokens move together: a block's of an opaque layer, one of others. Empty: no layer
   /// is opaque. A range of tokens that ends in between moves blocks that are not complete.
@@ -99,7 +117,8 @@ class transfer_geometry {
 };
 
 /// Ranks of the prefill side that send something to `decode_rank`, ascending. `shape` gives layers
-/// and states (either side's layout; its parallel coordinates are not looked at).
+/// and states (either side's layout; its parallel coordinates are not looked at). Of pipelines: of one part on
+/// each side that share all of these layers.
 [[nodiscard]] std::vector<std::uint32_t> sources_for(const cache_layout& shape,
                                                      std::uint32_t prefill_ranks,
                                                      std::uint32_t decode_ranks,

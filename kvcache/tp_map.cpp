@@ -32,10 +32,12 @@ spread spread_of(const cache_layout& shape) {
     }
   }
   for (const auto& state : shape.states) {
-    if (state.sharding == state_sharding::sliced) {
-      result.sliced = true;
-    } else {
-      result.head_counts.insert(1);
+    for (const auto& part : parts_of(state)) {
+      if (part.sharding == state_sharding::sliced) {
+        result.sliced = true;
+      } else {
+        result.head_counts.insert(1);
+      }
     }
   }
   return result;

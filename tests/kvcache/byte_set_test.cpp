@@ -92,8 +92,8 @@ TEST(byte_set, knows_its_ends_and_whether_they_lie_in_a_region) {
 
   const auto form = std::make_shared<const place_form>(
       std::vector<place_form::piece>{{1000, 10, 100}, {1050, 20, 100}}, 50);
-  const byte_set placed{
-      form, std::make_shared<const place_list>(std::vector<std::uint32_t>{4, 9}), {}};
+  const auto list = std::make_shared<const place_list>(std::vector<std::uint32_t>{4, 9});
+  const byte_set placed{{{form, list}}, {}};
   EXPECT_EQ(placed.hull(), (extent{1400, 570, 0, 1}));
   EXPECT_TRUE(placed.check_within(1970));
   EXPECT_FALSE(placed.check_within(1969));
@@ -184,8 +184,24 @@ TEST(byte_set, of_places_agrees_with_marking_bytes) {
       listed.push_back({d.roll<std::uint64_t>(0, base), d.roll<std::uint64_t>(1, 20), 0, 1});
       marked.mark(listed.back().offset, listed.back().length);
     }
-    const byte_set set{std::make_shared<const place_form>(pieces, blocks),
-                       std::make_shared<const place_list>(places), listed};
+    std::vector<byte_set::placed> placed{{std::make_shared<const place_form>(pieces, blocks),
+                                          std::make_shared<const place_list>(places)}};
+    if (d.one_in(3)) {
+      // Of another group of layers, over the same bytes or beside them.
+      const auto at = d.roll<std::uint64_t>(0, base);
+      const auto length = d.roll<std::uint64_t>(1, 9);
+      const auto stride = length + d.roll<std::uint64_t>(0, 4);
+      std::vector<std::uint32_t> others;
+      for (std::uint32_t b = 0; b < blocks; ++b) {
+        if (d.one_in(2)) continue;
+        others.push_back(b);
+        marked.mark(at + b * stride, length);
+      }
+      placed.push_back({std::make_shared<const place_form>(
+                            std::vector<place_form::piece>{{at, length, stride}}, blocks),
+                        std::make_shared<const place_list>(others)});
+    }
+    const byte_set set{placed, listed};
     for (int i = 0; i < 20; ++i) {
       const auto range = some_range(d, base);
       const bool all = marked.all(range);

@@ -103,11 +103,11 @@ TEST(cache_map, a_state_slot_is_in_it_when_asked_for) {
   shape.state_slots = 5;
   const auto layout = make_layout(shape, {}).value();
   const auto map = cache_map::create(layout).value();
-  EXPECT_EQ(map.bytes_of({0, 0}, {}).value().at(0).hull().length, 0U);
-  const auto slot = map.bytes_of({0, 0}, {}, 3).value().at(0).hull();
+  EXPECT_EQ(map.bytes_of({0, 0}, block_list{}).value().at(0).hull().length, 0U);
+  const auto slot = map.bytes_of({0, 0}, block_list{}, 3).value().at(0).hull();
   EXPECT_EQ(slot.offset, layout.states[0].base + 3 * layout.states[0].slot_stride);
   EXPECT_EQ(slot.length, 120U);
-  EXPECT_EQ(map.bytes_of({0, 0}, {}, 5).error().code, errc::out_of_range);
+  EXPECT_EQ(map.bytes_of({0, 0}, block_list{}, 5).error().code, errc::out_of_range);
 }
 
 TEST(cache_map, what_is_not_there_is_out_of_range) {

@@ -106,8 +106,8 @@ TEST(plan, a_prefix_that_ends_inside_a_block_leaves_out_its_tokens) {
 TEST(plan, an_empty_range_of_layers_or_tokens_is_an_empty_plan) {
   const auto geometry = between({}, {});
   EXPECT_THAT(geometry.plan({2, 2}, {0, 16}, run(0, 1), run(0, 1)).value().pieces, IsEmpty());
-  EXPECT_THAT(geometry.plan({0, 2}, {7, 7}, {}, {}).value().pieces, IsEmpty());
-  EXPECT_EQ(geometry.plan({0, 2}, {7, 7}, {}, {}).value().bytes, 0U);
+  EXPECT_THAT(geometry.plan({0, 2}, {7, 7}, block_list{}, block_list{}).value().pieces, IsEmpty());
+  EXPECT_EQ(geometry.plan({0, 2}, {7, 7}, block_list{}, block_list{}).value().bytes, 0U);
 }
 
 TEST(plan, entries_before_the_range_may_be_anything) {
