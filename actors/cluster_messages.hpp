@@ -19,7 +19,7 @@
 namespace troupe::actors {
 
 /// Raised by every change of a cluster or session message; compared before the first byte.
-inline constexpr std::uint32_t protocol_version = 12;
+inline constexpr std::uint32_t protocol_version = 13;
 
 using bytes = std::vector<std::uint8_t>;
 
@@ -48,8 +48,10 @@ struct node_info {
   std::string stage;
   std::uint8_t role{0};      ///< `node_role`
   std::uint32_t replica{0};  ///< assigned by the supervisor; meaningless before
-  std::uint32_t rank{0};     ///< tensor-parallel rank within the replica
-  std::uint32_t ranks{1};    ///< tensor-parallel size of the replica
+  /// Within the replica, and how many that has: of P parts of T tensor-parallel ranks P * T, where
+  /// tensor-parallel rank t of part p is p * T + t.
+  std::uint32_t rank{0};
+  std::uint32_t ranks{1};
   std::string host;
   std::uint16_t port{0};  ///< the cluster port that was really bound
   std::uint64_t incarnation{0};
@@ -130,6 +132,9 @@ struct membership {
   std::uint64_t supervisor_incarnation{0};
   std::uint64_t epoch{0};
   std::vector<member> members;
+  /// 1: the supervisor has begun a moment ago, and nodes that were there before may still register with it.
+  /// 0: who is not in the list is no member.
+  std::uint8_t collecting{0};
 };
 
 struct placement_request {
@@ -394,7 +399,7 @@ auto inspect(I& f, member& x) {
 }
 template <class I>
 auto inspect(I& f, membership& x) {
-  return f(x.cluster, x.supervisor_incarnation, x.epoch, x.members);
+  return f(x.cluster, x.supervisor_incarnation, x.epoch, x.members, x.collecting);
 }
 template <class I>
 auto inspect(I& f, placement_request& x) {

@@ -15,7 +15,18 @@ void count_landed(session_basis& basis, const cache_slice& slice) {
   if (basis.first_byte == time_point{}) basis.first_byte = now;
   basis.last_byte = now;
   basis.bytes += basis.geometry->bytes_of({slice.layer_begin, slice.layer_end},
-                                          {slice.token_begin, slice.token_end});
+                                          {slice.token_begin, slice.token_end}, basis.kept);
+}
+
+/// Where the prefill side says that the tokens are: of the groups that it was asked for, no others.
+result<void> adopt_offer(session_basis& basis, transfer_offer& offer) {
+  if (auto fine = check_groups(*basis.context->layout, offer.groups); !fine) return fine;
+  if (const auto kept = kept_of(offer.groups); kept != basis.kept) {
+    return fail(errc::out_of_range,
+                basis.link.peer + " offers other tokens of a group of layers than were asked for");
+  }
+  return adopt_remote(basis, {offer.blocks, offer.groups}, offer.state_slots,
+                      std::move(offer.grants));
 }
 
 struct decode_side {
@@ -55,7 +66,11 @@ struct decode_side {
 
   static void tell(self_pointer self, tell_layers& layers) {
     auto& basis = self->state.basis;
-    self->send(basis.port, port_event{session_layers{basis.transfer, layers.slice}});
+    // The engine counts all layers of its cache, a transfer those that both sides hold.
+    auto slice = layers.slice;
+    slice.layer_begin += basis.geometry->first_local_layer();
+    slice.layer_end += basis.geometry->first_local_layer();
+    self->send(basis.port, port_event{session_layers{basis.transfer, slice}});
   }
 
   static session_actions heard(state& st, session_message& message) {
@@ -68,10 +83,8 @@ struct decode_side {
     if (const auto* sealed = std::get_if<transfer_sealed>(&message))
       return st.machine->sealed(*sealed);
     if (auto* offer = std::get_if<transfer_offer>(&message)) {
-      if (auto one = check_groups(offer->groups); !one) return st.machine->local_abort(one.error());
       if (st.machine->expects_offer()) {
-        auto adopted =
-            adopt_remote(st.basis, offer->blocks, offer->state_slots, std::move(offer->grants));
+        auto adopted = adopt_offer(st.basis, *offer);
         if (!adopted) return st.machine->local_abort(adopted.error());
       }
       return st.machine->offered(*offer);
@@ -82,6 +95,10 @@ struct decode_side {
   static session_actions grew(state&, source_progress&) { return {}; }
   static session_actions complete(state&, source_sealed&) { return {}; }
   static session_actions whole(state& st) { return st.machine->received_whole(); }
+  static session_actions given_up(state& st, engine_aborts& abort) {
+    return abort.refused ? st.machine->refused_elsewhere(std::move(abort.why))
+                         : st.machine->local_abort(std::move(abort.why));
+  }
 };
 
 }  // namespace
@@ -97,7 +114,7 @@ session_actor::behavior_type decode_receiver(
   if (!geometry.moves_anything()) request.token_begin = request.token_end;
   st.basis.tokens = {request.token_begin, request.token_end};
   // In read mode the prefill side writes nothing and needs no destination.
-  if (request.mode == transfer_mode::write) request.blocks = blocks_to_name(st.basis);
+  name_blocks(st.basis, request, request.mode == transfer_mode::write);
   receive_session::options machine;
   machine.layers = geometry.layers();
   machine.layers_per_batch = layers_per_batch(geometry, request.token_end - request.token_begin);

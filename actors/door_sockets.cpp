@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "troupe/actors/door_resolver.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/transport/os_error.hpp"
 
 namespace troupe::actors {
@@ -171,14 +172,7 @@ std::string peer_text(int fd) {
 }
 
 std::string socket_text(const std::string& host, std::uint16_t port) {
-  std::string text;
-  const bool v6 = host.find(':') != std::string::npos;
-  if (v6) text += "[";
-  text += host.empty() ? "*" : host;
-  if (v6) text += "]";
-  text += ':';
-  text += std::to_string(port);
-  return text;
+  return host_text(host.empty() ? "*" : host) + ":" + std::to_string(port);
 }
 
 }  // namespace troupe::actors

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -45,6 +46,7 @@ class node_engine final : public engine {
     context_->self.incarnation = incarnation;
     context_->self.pid = static_cast<std::uint32_t>(getpid());
     context_->on_call = std::move(options.on_call);
+    if (options.watch) context_->events.watch_members(context_->self.name);
   }
 
   ~node_engine() override { stop(); }
@@ -90,6 +92,7 @@ class node_engine final : public engine {
   void stop() override {
     if (stopped_.exchange(true)) return;
     // Each step whatever became of the one before: memory may be short.
+    step([this] { context_->events.end_watch(); });
     step([this] { context_->search.stop(); });  // its thread tells the node what it found
     step([this] { say_goodbye(); });
     step([this] { end_actors(); });
@@ -145,27 +148,42 @@ class node_engine final : public engine {
   result<operation_id> send(send_spec spec) override {
     if (auto fine = check_request(spec.request); !fine) return fail(fine.error());
     if (auto runs = need_running(); !runs) return fail(runs.error());
-    if (auto fine = check_blocks(*context_, spec.blocks, spec.state_slot); !fine)
+    if (auto fine = check_tables(*context_, spec.blocks, spec.groups, spec.state_slot); !fine)
       return fail(fine.error());
     if (auto known = check_nodes(*context_, spec.held_for); !known) return fail(known.error());
-    const auto room =
-        operation_table::room_of(std::uint64_t{spec.blocks.size()} * layout().block_tokens);
-    auto operation =
-        begin_pinned({operation_kind::send, spec.request, room, false, spec.grows}, spec.blocks);
+    const auto room = std::uint64_t{spec.blocks.size()} * layout().block_tokens;
+    operation_table::entry what{operation_kind::send, spec.request, operation_table::room_of(room),
+                                false, spec.grows};
+    for (std::uint32_t i = 0; i < spec.groups.size(); ++i) {
+      const auto& group = spec.groups[i];
+      const auto tokens = group.blocks.size() * kvcache::block_tokens_of(layout(), i);
+      // A part of a model needs no blocks of a group that it has no layer of.
+      const auto reach = kvcache::serves_layers(layout(), i)
+                             ? group.first_token + tokens
+                             : std::numeric_limits<std::uint64_t>::max();
+      what.by_group.push_back(operation_table::room_of(reach));
+    }
+    if (!what.by_group.empty()) what.token_capacity = *std::ranges::min_element(what.by_group);
+    auto operation = begin_pinned(std::move(what), spec.blocks);
     if (operation) command(engine_command{start_send{*operation, std::move(spec)}});
     return operation;
   }
 
-  result<void> add_blocks(operation_id send, std::vector<block_id> blocks) override {
-    if (auto grows = context_->operations.grow(send, 0); !grows) return grows;
+  result<void> add_blocks(operation_id send, std::vector<block_id> blocks,
+                          std::uint32_t group) override {
+    if (group >= kvcache::block_tables(layout())) {
+      return fail(errc::out_of_range, "group " + std::to_string(group) + " of layers, of " +
+                                          std::to_string(kvcache::block_tables(layout())));
+    }
+    if (auto grows = context_->operations.grow(send, 0, group); !grows) return grows;
     if (auto fine = check_blocks(*context_, blocks, 0); !fine) return fine;
     if (context_->pool) {
       if (auto pinned = context_->pool->pin(blocks); !pinned) return fail(pinned.error());
     }
     // The port has them before anybody may say that they are ready.
-    const auto tokens = std::uint64_t{blocks.size()} * layout().block_tokens;
-    command(engine_command{send_grew{send, {std::move(blocks)}}});
-    return context_->operations.grow(send, tokens);
+    const auto tokens = std::uint64_t{blocks.size()} * kvcache::block_tokens_of(layout(), group);
+    command(engine_command{send_grew{send, {std::move(blocks), group}}});
+    return context_->operations.grow(send, tokens, group);
   }
 
   result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
@@ -329,11 +347,14 @@ class node_engine final : public engine {
     {
       const event_queue::consumer as_consumer{context_->events};
       if (polling_) {
-        while (context_->events.empty() && !stopped_ && std::chrono::steady_clock::now() < until) {
-          poll_once();
-        }
-        auto events = context_->events.take(max);
-        if (!events.empty() || !stopped_) return events;
+        const auto goes_on = [&] { return !stopped_ && std::chrono::steady_clock::now() < until; };
+        do {
+          while (context_->events.empty() && goes_on()) poll_once();
+          auto events = context_->events.take(max);
+          if (!events.empty()) return events;
+          // What was there to tell of a member need not be any more.
+        } while (max != 0 && goes_on());
+        if (!stopped_) return {};
       } else {
         const inline_unit::scope as_active{units_.of_this_thread()};
         context_->endpoint->drive(until, context_->events.fd(),

@@ -28,6 +28,14 @@ namespace troupe {
 /// What an engine started and will hear the end of. Unique within one `engine`, never 0.
 using operation_id = strong_id<struct operation_tag, std::uint64_t>;
 
+/// The blocks that a request has of one group of its layout's layers (`cache_layout::groups`).
+struct group_blocks {
+  /// Of its first block, the first token: a multiple of the group's `block_tokens`. Those before it are not
+  /// held, as where a window has moved on, and nothing of them moves for these layers.
+  std::uint32_t first_token{0};
+  std::vector<block_id> blocks{};
+};
+
 /// Prefill side: offers the KV cache of one request to whichever decode ranks ask for it.
 struct send_spec {
   /// The id both engines know, 1 to 256 bytes, unique while live. Used again, the new `send` comes
@@ -36,8 +44,8 @@ struct send_spec {
   std::vector<block_id> blocks{};         ///< of tokens 0, 1, ...: `block_tokens` tokens each
   std::uint32_t state_slot{0};            ///< of the request, if the layout has state tensors
   std::chrono::milliseconds deadline{0};  ///< 0: the deployment's default
-  /// How many decode ranks will take it before it is done; 0: as many as the first one's parallel
-  /// size says hold heads of ours.
+  /// How many decode ranks will take it before it is done; 0: as many as the replica of the first one
+  /// has, of all its parts.
   std::uint32_t consumers{0};
   /// Decode nodes that it is for (`placement::decode`): while they live, their waiting in line ends
   /// nothing. Empty: whoever asks; the source's lease then runs from the seal on until one does.
@@ -46,13 +54,19 @@ struct send_spec {
   bool grows{false};
   /// `event_wanted` for each decode rank that asks.
   bool tell_wanted{false};
+  /// Where the layout has groups: one for each, in their order, and `blocks` is empty. A decode rank that keeps
+  /// tokens of a group which are not held here is refused. Of a group of which this part of a model has no
+  /// layer none need be named.
+  std::vector<group_blocks> groups{};
 };
 
-/// Decode side: takes the KV cache of one request from the ranks of one prefill replica. `of` makes it
-/// of a placement, and leaves out nothing that a check needs.
+/// Decode side: takes the KV cache of one request from the ranks of one prefill replica, of each the layers
+/// and heads that it holds and this node wants. `of` makes it of a placement, and leaves out nothing that a
+/// check needs.
 struct receive_spec {
   std::string request;
-  /// Node names of every rank of the prefill replica, each once (`placement`).
+  /// Node names of every rank of the prefill replica, each once (`placement`): of every part of a pipeline,
+  /// also of those that hold none of this node's layers.
   std::vector<std::string> sources{};
   transfer_mode mode{transfer_mode::write};
   std::uint32_t tokens{0};  ///< of the prompt; at most what `blocks` hold
@@ -80,6 +94,9 @@ struct receive_spec {
   /// The request was received before, and is sent once more: its earlier delivery is no answer. How an
   /// earlier `send` of it failed still is.
   bool again{false};
+  /// Where the layout has groups: one for each, in their order, and `blocks` is empty. What lies before the
+  /// first token of one is not wanted. Blocks of groups that lie over the same bytes are different ones.
+  std::vector<group_blocks> groups{};
 
   /// The receive of a placed request: its id, every rank of the prefill replica, the edge's mode, and
   /// by whom and when it was placed.
@@ -101,7 +118,8 @@ struct value_view {
 struct event_allocated {
   kvcache::allocation blocks;
 };
-/// decode: these layers are complete up to `slice.token_end` from every rank and may be read.
+/// decode: these layers (of this node's own) are complete up to `slice.token_end` from every rank that holds
+/// them, and may be read.
 struct event_layers {
   actors::cache_slice slice;
 };
@@ -150,10 +168,41 @@ struct event_wanted {
   std::uint32_t token_end{0};
 };
 
+/// How a member of the cluster is, as engines are told: the states of `actors::node_state`, by the same
+/// numbers, and the end of a life.
+enum class member_state : std::uint8_t {
+  joining = 1,  ///< not heard of since it registered, or a restarted supervisor waits for it
+  up,
+  suspect,  ///< some heartbeats of it are missing
+  down,     ///< it reports a failure of its own: it serves nobody, and its process lives
+  leaving,  ///< it stops in good order, or is drained
+  gone,     ///< it has left, was lost, or another life has its name
+};
+[[nodiscard]] std::string_view to_string(member_state state) noexcept;
+
+/// With `engine_options::watch`, and of no operation: another node of the cluster has come, is in another
+/// state, or is gone. What the supervisor says counts; nothing is told of the supervisor or of the node itself.
+///
+/// Told life by life: the first event of a life tells that it is there, in whichever state, the last one
+/// that it is `gone`. A life that is there has its end told exactly once, and before the next life of the
+/// name is told. What changes while nobody takes events is told as it ended: a life that came and went
+/// meanwhile not at all. The cluster may take a node for dead that only could not be heard, and take the same
+/// life in again: that is told as there once more, after its `gone`.
+struct event_member {
+  std::string node;
+  std::string stage;
+  std::uint32_t replica{0};  ///< its number in the stage; of an open one each supervisor's own
+  std::uint32_t rank{0};     ///< within the replica
+  std::uint64_t incarnation{0};
+  member_state state{member_state::joining};
+  std::vector<actors::node_label> labels{};  ///< of its announcement; none of a node of the file
+  std::string reason{};                      ///< why it is in that state
+};
+
 struct event {
-  operation_id operation;
+  operation_id operation;  ///< 0: of none
   std::variant<event_allocated, event_layers, event_done, event_failed, event_unpinned, event_value,
-               event_info, event_placed, event_wanted>
+               event_info, event_placed, event_wanted, event_member>
       what;
 };
 
@@ -181,13 +230,16 @@ struct call {
 struct announcement {
   std::string stage;
   std::string replica;  ///< the engine's own id, 1 to 64 of a-z 0-9 _ -; all ranks say it
-  std::uint32_t rank{0}, ranks{1};           ///< tensor-parallel, of the replica
+  /// Of the replica. Where it is a pipeline of P parts of T tensor-parallel ranks, it has P * T ranks, and
+  /// tensor-parallel rank t of part p is p * T + t; the layout says the same by its layers.
+  std::uint32_t rank{0}, ranks{1};
   std::vector<actors::node_label> labels{};  ///< at most 16, of 1 to 64 bytes, values of 256
 };
 
 struct engine_options {
   /// The engine's own cache instead of one made from the deployment's `model` and pool: the layout,
-  /// which says the rank that the deployment makes of the node. Its memory is either `regions` or
+  /// which says the rank that the deployment makes of the node, by its tensor-parallel rank and, where it is a
+  /// part of a model, by its layers. Its memory is either `regions` or
   /// `allocate`. There is no pool: the engine names the blocks in `send` and `receive`.
   std::optional<kvcache::cache_layout> layout;
   /// Memory of the engine for the layout's regions, in the layout's order, each at least as large as
@@ -208,6 +260,9 @@ struct engine_options {
   std::optional<announcement> join{};
   /// True: no progress thread; the engine calls `poll` often. For engines that own their core.
   bool polling{false};
+  /// `event_member` for each other node of the cluster that comes, changes or goes. Those that are there
+  /// already are told first, as soon as the supervisor has taken this node in. None comes after `stop`.
+  bool watch{false};
 };
 
 /// What the cluster wants of a node: see `engine::draining`.
@@ -224,13 +279,14 @@ enum class drain_standing : std::uint8_t {
 /// Every operation that began has exactly one outcome, which is never dropped. What bounds the
 /// events is the bound on operations: one is open until its last event is taken (`event_unpinned` of
 /// a send or a receive, else the outcome), and at `limits.max_operations` open ones a further one is
-/// refused with `overloaded`. An engine that is told so takes events with `wait` or `take`.
+/// refused with `overloaded`. An engine that is told so takes events with `wait` or `take`. Of a member
+/// (`event_member`) two wait at most.
 ///
 /// Every event is taken once, in one of two ways. `wait(operation)` takes all events of that one
 /// operation, and tells its end: the short way, a thread for each request. `take` and `wait(timeout)`
-/// take the events of all operations in one line: for loops that serve many requests, and for those
-/// who want each layer as it lands. Both go together: while a thread waits for an operation, the
-/// events of that one are kept for it, and neither `take` nor `event_fd` shows them.
+/// take the events of all operations in one line, and those of members before them: for loops that serve
+/// many requests, and for those who want each layer as it lands. Both go together: while a thread waits for
+/// an operation, the events of that one are kept for it, and neither `take` nor `event_fd` shows them.
 class engine {
  public:
   /// Starts node `name` of the deployment: binds its port (a taken port fails), allocates or adopts
@@ -284,10 +340,11 @@ class engine {
   /// The blocks of the tokens behind those that `send` and earlier calls have named, of a send that
   /// grows. Layers are ready, and the request sealed, only as far as its blocks reach. `not_found`
   /// (ended; a block that the node's pool has not given out), `already_exists` (sealed), `invalid_config`
-  /// (it does not grow), `out_of_range` (a block outside the cache; none is added).
-  virtual result<void> add_blocks(operation_id send, std::vector<block_id> blocks) = 0;
-  /// Layers [layer_begin, layer_end) are computed up to token `token_end` (exclusive) and will not
-  /// be written again. Call it as often as chunks come. `not_found` (ended), `out_of_range`.
+  /// (it does not grow), `out_of_range` (a block outside the cache, a group that is not there; none is added).
+  virtual result<void> add_blocks(operation_id send, std::vector<block_id> blocks,
+                                  std::uint32_t group = 0) = 0;
+  /// Layers [layer_begin, layer_end) of the layout are computed up to token `token_end` (exclusive) and
+  /// will not be written again. Call it as often as chunks come. `not_found` (ended), `out_of_range`.
   virtual result<void> layers_ready(operation_id send, std::uint32_t layer_begin,
                                     std::uint32_t layer_end, std::uint32_t token_end) = 0;
   /// The same for what a GPU still computes: the layers are ready once it has come to `computed`,
@@ -388,7 +445,7 @@ class engine {
   /// Readable while events wait; for poll/epoll. Owned by the engine.
   [[nodiscard]] virtual int event_fd() const = 0;
   /// Up to `max` events, oldest first; empty when there are none. Events of one operation come in
-  /// order.
+  /// order. Those of members come before those of operations, in an order of their own.
   [[nodiscard]] virtual std::vector<event> take(std::size_t max = 64) = 0;
   /// `take`, waiting up to `timeout` for the first one.
   [[nodiscard]] virtual std::vector<event> wait(std::chrono::milliseconds timeout,

@@ -1,12 +1,15 @@
 #include "troupe/actors/engine_checks.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "troupe/actors/affinity_table.hpp"
 #include "troupe/actors/deployment_place.hpp"
 #include "troupe/actors/phrases.hpp"
+#include "troupe/actors/request_tables.hpp"
 #include "troupe/kvcache/block_list.hpp"
+#include "troupe/kvcache/layer_parts.hpp"
 
 namespace troupe::actors {
 
@@ -171,19 +174,27 @@ result<void> check_layout_of(const node_settings& settings, const std::string& n
                              const kvcache::cache_layout& layout) {
   const auto place = deployment_place(settings, name);
   if (!place) return {};  // of a larger deployment than this node was told of
-  const auto ranks = place->ranks != 0 ? place->ranks : layout.tp_size;
-  if (layout.tp_rank == place->rank && layout.tp_size == ranks) return {};
-  return fail(errc::layout_mismatch, "the deployment makes `" + name + "` " +
-                                         rank_of(place->rank, ranks) + ", its layout says " +
-                                         rank_of(layout.tp_rank, layout.tp_size));
+  // The name of a node of an open stage does not say how many ranks its replica has.
+  std::optional<std::uint32_t> ranks;
+  if (place->ranks != 0) ranks = place->ranks;
+  const auto wrong = kvcache::contradicts_rank(layout, place->rank, ranks);
+  if (!wrong) return {};
+  return fail(errc::layout_mismatch,
+              "the deployment makes `" + name + "` " +
+                  (ranks ? rank_of(place->rank, *ranks) : "rank " + std::to_string(place->rank)) +
+                  ", its layout " + *wrong);
 }
 
-result<void> check_rank_of(const transfer_request& request, const std::string& name,
-                           const kvcache::cache_layout& layout) {
-  if (request.rank == layout.tp_rank && request.ranks == layout.tp_size) return {};
-  return fail(errc::layout_mismatch, "the request says " + rank_of(request.rank, request.ranks) +
-                                         ", the layout of `" + name + "` says " +
-                                         rank_of(layout.tp_rank, layout.tp_size));
+result<void> check_rank_of(const node_settings& settings, const transfer_request& request,
+                           const std::string& name, const kvcache::cache_layout& layout) {
+  const auto said = "the request says " + rank_of(request.rank, request.ranks);
+  if (const auto wrong = kvcache::contradicts_rank(layout, request.rank, request.ranks)) {
+    return fail(errc::layout_mismatch, said + ", the layout of `" + name + "` " + *wrong);
+  }
+  const auto place = deployment_place(settings, name);
+  if (!place || place->rank == request.rank) return {};
+  return fail(errc::layout_mismatch,
+              said + ", the deployment makes `" + name + "` rank " + std::to_string(place->rank));
 }
 
 result<void> check_life(const std::string& node, std::uint64_t lives, std::uint64_t meant) {
@@ -215,6 +226,32 @@ result<void> check_blocks(const node_context& context, std::span<const block_id>
     if (slot >= state.slots) {
       return fail(errc::out_of_range,
                   "state slot " + std::to_string(slot) + " of " + std::to_string(state.slots));
+    }
+  }
+  return {};
+}
+
+result<void> check_tables(const node_context& context, const std::vector<block_id>& blocks,
+                          const std::vector<group_blocks>& groups, std::uint32_t slot) {
+  if (auto fine = check_blocks(context, blocks, slot); !fine) return fine;
+  const auto& layout = *context.layout;
+  if (groups.size() != layout.groups.size() || (!layout.groups.empty() && !blocks.empty())) {
+    return fail(errc::invalid_config,
+                "blocks are named for " + count_of(groups.size(), "group") + " of layers" +
+                    (blocks.empty() ? "" : ", and for all layers") + "; the layout has " +
+                    count_of(layout.groups.size(), "group") +
+                    (layout.groups.empty() ? ": name `blocks`" : ": name one table for each"));
+  }
+  for (std::uint32_t i = 0; i < groups.size(); ++i) {
+    const auto name = "group " + std::to_string(i) + ": ";
+    const auto block_tokens = kvcache::block_tokens_of(layout, i);
+    if (groups[i].first_token % block_tokens != 0) {
+      return fail(errc::invalid_config, name + "token " + std::to_string(groups[i].first_token) +
+                                            " is not the first of a block of " +
+                                            std::to_string(block_tokens));
+    }
+    if (auto fine = check_blocks(context, groups[i].blocks, slot); !fine) {
+      return fail(fine.error().code, name + fine.error().message);
     }
   }
   return {};
@@ -272,7 +309,9 @@ result<void> check_words(const node_context& context, const std::string& request
 }
 
 result<void> check_receive(const node_context& context, const receive_spec& spec) {
-  if (auto fine = check_blocks(context, spec.blocks, spec.state_slot); !fine) return fine;
+  if (auto fine = check_tables(context, spec.blocks, spec.groups, spec.state_slot); !fine) {
+    return fine;
+  }
   if (spec.sources.empty()) {
     return fail(errc::invalid_config,
                 "name the prefill nodes that have request `" + spec.request + "`");
@@ -294,16 +333,28 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
                                         " are compared; name a hash");
   }
   const auto& layout = *context.layout;
-  if (const auto twice = kvcache::repeated_block(spec.blocks)) {
+  const bool grouped = !layout.groups.empty();
+  std::vector<request_table> tables;
+  if (grouped) tables = tables_of(layout, spec.blocks, spec.groups);
+  const auto twice =
+      grouped ? repeated_block(context.table_pools, tables) : kvcache::repeated_block(spec.blocks);
+  if (twice) {
     return fail(errc::invalid_config, "block " + std::to_string(twice->value) +
                                           " is named twice: two pieces of the cache would be "
                                           "written to the same place");
   }
-  const auto needed = kvcache::blocks_in({0, spec.tokens}, layout.block_tokens);
   if (spec.prefix_tokens > spec.tokens) {
     return fail(errc::out_of_range, "a prefix of " + std::to_string(spec.prefix_tokens) +
                                         " tokens of a request of " + std::to_string(spec.tokens));
   }
+  if (grouped) {
+    const auto room = room_of(layout, tables);
+    if (spec.tokens <= room) return {};
+    return fail(errc::out_of_range, "the blocks of a group of layers reach to token " +
+                                        std::to_string(room) + ", the request has " +
+                                        std::to_string(spec.tokens));
+  }
+  const auto needed = kvcache::blocks_in({0, spec.tokens}, layout.block_tokens);
   if (spec.blocks.empty() && spec.prefix_tokens > 0) {
     return fail(errc::invalid_config,
                 "a request with a prefix names the blocks that the prefix is in");

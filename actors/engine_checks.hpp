@@ -42,12 +42,14 @@ namespace troupe::actors {
 [[nodiscard]] result<std::string> stage_of_peer(const node_context& context,
                                                 const std::string& peer);
 
-/// `layout_mismatch` unless it is the layout of the rank that the deployment makes of that node.
+/// `layout_mismatch` unless it can be the layout of the rank that the deployment makes of that node.
 [[nodiscard]] result<void> check_layout_of(const node_settings& settings, const std::string& name,
                                            const kvcache::cache_layout& layout);
 
-/// `layout_mismatch` unless the request of node `name` comes from the rank that its layout is of.
-[[nodiscard]] result<void> check_rank_of(const transfer_request& request, const std::string& name,
+/// `layout_mismatch` unless the request of node `name` comes from the rank that its layout, and the
+/// deployment, make of it.
+[[nodiscard]] result<void> check_rank_of(const node_settings& settings,
+                                         const transfer_request& request, const std::string& name,
                                          const kvcache::cache_layout& layout);
 
 /// `stale_incarnation` unless `node`, which lives that life, is the one that is meant; 0: any.
@@ -59,6 +61,12 @@ namespace troupe::actors {
 /// `layout_mismatch` without a cache; `out_of_range` for what is not in it.
 [[nodiscard]] result<void> check_blocks(const node_context& context,
                                         std::span<const block_id> blocks, std::uint32_t slot);
+/// The blocks of a send or a receive: of the layout's groups where it has any, else of all layers together.
+/// Also: `invalid_config` where they are given the other way, or not one table for each group.
+[[nodiscard]] result<void> check_tables(const node_context& context,
+                                        const std::vector<block_id>& blocks,
+                                        const std::vector<group_blocks>& groups,
+                                        std::uint32_t slot);
 /// Whether so many tokens fit what the operation has room for.
 [[nodiscard]] result<void> check_tokens(const operation_table::entry& entry, std::uint32_t tokens);
 

@@ -59,8 +59,10 @@ class engine_with_edge final : public engine {
   result<operation_id> send(send_spec spec) override {
     return or_error("send", [&] { return inner_->send(std::move(spec)); });
   }
-  result<void> add_blocks(operation_id send, std::vector<block_id> blocks) override {
-    return or_error("add_blocks", [&] { return inner_->add_blocks(send, std::move(blocks)); });
+  result<void> add_blocks(operation_id send, std::vector<block_id> blocks,
+                          std::uint32_t group) override {
+    return or_error("add_blocks",
+                    [&] { return inner_->add_blocks(send, std::move(blocks), group); });
   }
   result<void> layers_ready(operation_id send, std::uint32_t layer_begin, std::uint32_t layer_end,
                             std::uint32_t token_end) override {

@@ -63,21 +63,6 @@ void happened(self_pointer self, session_unpinned& last) {
 
 // -- links
 
-/// A receive that waited for the link with one of its sources.
-void start_receivers_from(self_pointer self, operation_id operation, const link_handle& link) {
-  auto& receives = self->state.receives;
-  const auto ranks = [&] {
-    const auto r = receives.find(operation);
-    const bool waits = r != receives.end() && r->second.now == receiving::phase::moving;
-    return waits ? r->second.ranks.size() : std::size_t{0};
-  };
-  // The first that cannot start ends all of it.
-  for (std::size_t index = 0; index < ranks(); ++index) {
-    const auto& rank = receives.at(operation).ranks[index];
-    if (rank.peer == link.peer && !rank.transfer) start_receiver(self, operation, index, link);
-  }
-}
-
 void happened(self_pointer self, link_ready& ready) {
   auto& st = self->state;
   const auto peer = ready.link.peer;
@@ -105,7 +90,7 @@ void happened(self_pointer self, link_ready& ready) {
     } else if (st.words.contains(operation)) {
       start_word_to(self, operation, ready.link);
     } else {
-      start_receivers_from(self, operation, ready.link);
+      start_receivers(self, operation);
     }
   }
 }

@@ -31,7 +31,9 @@ struct receiving {
     std::optional<transfer_id> transfer;  ///< once its receiver is spawned
     session_actor receiver;
     bool done{false};
-    std::vector<std::uint32_t> landed;  ///< per layer, the first token that is not there yet
+    /// Per layer of this node, the first token that is not there yet; all tokens are of a layer that this
+    /// source does not hold.
+    std::vector<std::uint32_t> landed;
   };
 
   receive_spec spec;

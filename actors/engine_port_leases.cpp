@@ -40,8 +40,7 @@ void reclaim(self_pointer self, operation_id operation, source& src, const lapse
                               "limits.source_lease (" +
                               time_text(st.context->settings.source_lease) + ")"};
   logger("port")->warn("reclaims {} of request {}, which nobody has asked for in {}",
-                       count_of(src.spec().blocks.size(), "block"), src.spec().request,
-                       time_text(waited));
+                       count_of(src.block_count(), "block"), src.spec().request, time_text(waited));
   conclude_source(self, operation, why, session_event{engine_aborts{why}});
 }
 

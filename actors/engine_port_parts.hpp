@@ -67,6 +67,8 @@ void leave_link_line(engine_port_state& st, const std::string& peer, operation_i
 void unpin_blocks(engine_port_state& st, const std::string& request,
                   std::span<const block_id> blocks);
 void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why);
+/// The same where the source does not have what is asked for: nobody's send fails by it.
+void refuse_alone(const link_handle& link, transfer_id transfer, const troupe::error& why);
 
 // -- sources, prefill side (engine_port_sources.cpp)
 
@@ -103,8 +105,10 @@ void carry_out(self_pointer self, start_receive& order);
 void carry_out(self_pointer self, open_when_complete& order);
 void happened(self_pointer self, blocks_granted& granted);
 void happened(self_pointer self, session_layers& layers);
-void start_receiver(self_pointer self, operation_id operation, std::size_t index,
-                    const link_handle& link);
+/// Starts what can be of a receive whose blocks are there: from each source whose link is up; the others'
+/// links are asked for. Sources that hold parts of a model start together, once it is known that each layer
+/// is held by one.
+void start_receivers(self_pointer self, operation_id operation);
 void conclude_receive(self_pointer self, operation_id operation,
                       std::optional<troupe::error> failure, const session_event& to_receivers);
 void fail_receive(self_pointer self, operation_id operation, troupe::error why);

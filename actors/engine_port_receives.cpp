@@ -11,6 +11,8 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
+#include "troupe/actors/request_tables.hpp"
+#include "troupe/kvcache/layer_parts.hpp"
 
 namespace troupe::actors::port {
 
@@ -102,7 +104,37 @@ void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r)
   let_streams_go(r);
 }
 
-}  // namespace
+/// What a source has still to tell of each layer: of those that it does not hold, or sends nothing of,
+/// nothing is missing.
+std::vector<std::uint32_t> landed_at_first(const receive_spec& spec, std::size_t layers,
+                                           const kvcache::transfer_geometry& geometry) {
+  std::vector<std::uint32_t> landed(layers, spec.tokens);
+  if (geometry.moves_anything()) {
+    std::fill_n(landed.begin() + geometry.first_local_layer(), geometry.layers(),
+                spec.prefix_tokens);
+  }
+  return landed;
+}
+
+/// Of a replica that is not divided: whether all its ranks are named. How many one of an open stage has only
+/// its nodes know.
+result<void> check_count(const link_handle& link, const receive_spec& spec) {
+  if (kvcache::is_part(*link.peer_layout)) return {};  // those were looked at together
+  if (link.peer_layout->tp_size == spec.sources.size()) return {};
+  return fail(errc::layout_mismatch,
+              link.peer + " is of a replica of " + count_of(link.peer_layout->tp_size, "rank") +
+                  ", the receive names " + count_of(spec.sources.size(), "source") +
+                  "; name every rank of the replica");
+}
+
+/// Which life of that source is meant; 0: any.
+std::uint64_t life_meant(const receive_spec& spec, std::size_t index) {
+  return spec.lives.empty() ? 0 : spec.lives[index];
+}
+
+result<void> check_meant(const receive_spec& spec, std::size_t index, const link_handle& link) {
+  return check_life(link.peer, link.peer_incarnation.value, life_meant(spec, index));
+}
 
 void start_receiver(self_pointer self, operation_id operation, std::size_t index,
                     const link_handle& link) {
@@ -113,17 +145,11 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
     fail_receive(self, operation, mapping.error());
     return;
   }
-  // Of a replica of an open stage only its nodes know how many ranks it has.
-  if (link.peer_layout->tp_size != r.spec.sources.size()) {
-    fail_receive(self, operation,
-                 {errc::layout_mismatch,
-                  link.peer + " is of a replica of " + count_of(link.peer_layout->tp_size, "rank") +
-                      ", the receive names " + count_of(r.spec.sources.size(), "source") +
-                      "; name every rank of the replica"});
+  if (auto all = check_count(link, r.spec); !all) {
+    fail_receive(self, operation, all.error());
     return;
   }
-  const auto life = r.spec.lives.empty() ? 0 : r.spec.lives[index];
-  if (auto meant = check_life(link.peer, link.peer_incarnation.value, life); !meant) {
+  if (auto meant = check_meant(r.spec, index, link); !meant) {
     fail_receive(self, operation, meant.error());
     return;
   }
@@ -137,27 +163,26 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   options.basis.geometry = *mapping;
   options.basis.transfer = *rank.transfer;
   options.basis.request = r.spec.request;
-  options.basis.local_blocks = r.spec.blocks;
+  options.basis.local = tables_of(layout, r.spec.blocks, r.spec.groups);
+  options.basis.kept = kept_of(r.spec.groups, **mapping, r.spec.tokens);
   options.basis.local_state_slot = r.spec.state_slot;
   options.deadline = r.deadline;
   auto& request = options.request;
   request.transfer = *rank.transfer;
   request.request = r.spec.request;
   request.mode = r.spec.mode;
-  request.rank = layout.tp_rank;
-  request.ranks = layout.tp_size;
+  request.rank = st.context->self.rank;
+  request.ranks = st.context->self.ranks;
   request.placed_by = r.spec.placed_by;
   request.placed_at = r.spec.placed_at;
-  request.life = life;
+  request.life = life_meant(r.spec, index);
   request.expect = r.spec.expect;
   request.again = r.spec.again;
   if (r.spec.park) options.park_until = now() + std::min(*r.spec.park, longest_time);
   request.token_begin = r.spec.prefix_tokens;
   request.token_end = r.spec.tokens;
   if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
-  // A rank whose heads another rank of its replica sends has nothing to tell of layers.
-  const bool idle = !(*mapping)->moves_anything();
-  rank.landed.assign(layout.layers.size(), idle ? r.spec.tokens : r.spec.prefix_tokens);
+  rank.landed = landed_at_first(r.spec, layout.layers.size(), **mapping);
   auto report = report_of(r.spec.request, link, "receive", "requested");
   ++r.live;
   const auto transfer = *rank.transfer;
@@ -169,11 +194,36 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   if (std::ranges::all_of(r.ranks, [](const auto& one) { return one.transfer.has_value(); })) {
     end_own_hold(self, r.spec.request);
   }
-  // The others may have landed everything while this one's link was being made.
-  if (idle) tell_layers_of(st, operation, r);
 }
 
-namespace {
+/// Whether the sources whose links are up may start. Sources that hold parts of a model wait for each other:
+/// only all their layouts say whether they make up a whole, and a part that is missing is told before a byte
+/// moves. What is wrong with one of them is told at once.
+result<bool> may_start(engine_port_state& st, const receiving& r) {
+  std::vector<const link_handle*> up;
+  for (const auto& rank : r.ranks) {
+    const auto link = st.links.find(rank.peer);
+    up.push_back(link != st.links.end() ? &link->second : nullptr);
+  }
+  const bool divided = std::ranges::any_of(up, [](const link_handle* link) {
+    return link != nullptr && link->peer_layout && kvcache::is_part(*link->peer_layout);
+  });
+  if (!divided) return true;
+  std::vector<kvcache::source_layout> layouts;
+  for (std::size_t index = 0; index < up.size(); ++index) {
+    if (up[index] == nullptr) continue;
+    if (auto maps = geometry(st, *up[index], kvcache::data_flow::to_local); !maps) {
+      return fail(maps.error());
+    }
+    if (auto meant = check_meant(r.spec, index, *up[index]); !meant) return fail(meant.error());
+    layouts.push_back({r.ranks[index].peer, up[index]->peer_layout.get()});
+  }
+  if (layouts.size() < up.size()) return false;
+  if (auto whole = kvcache::check_covers(*st.context->layout, layouts); !whole) {
+    return fail(whole.error());
+  }
+  return true;
+}
 
 /// Why the placement that a receive follows counts no more.
 std::optional<troupe::error> void_placement(const engine_port_state& st, const receive_spec& spec) {
@@ -204,21 +254,39 @@ void begin_moving(self_pointer self, operation_id operation) {
     const auto& peer = r.spec.sources[index];
     r.ranks.push_back({peer, std::nullopt, {}, false, {}});
   }
-  for (std::size_t index = 0; index < r.ranks.size(); ++index) {
-    const auto& peer = r.ranks[index].peer;
-    if (const auto link = st.links.find(peer); link != st.links.end()) {
-      start_receiver(self, operation, index, link->second);
-      if (st.receives.find(operation) == st.receives.end() ||
-          r.now == receiving::phase::concluded) {
-        return;
-      }
-      continue;
-    }
-    wait_for_link(st, peer, operation);
-  }
+  start_receivers(self, operation);
 }
 
 }  // namespace
+
+void start_receivers(self_pointer self, operation_id operation) {
+  auto& st = self->state;
+  const auto going_on = [&]() -> receiving* {
+    const auto found = st.receives.find(operation);
+    const bool moves = found != st.receives.end() && found->second.now == receiving::phase::moving;
+    return moves ? &found->second : nullptr;
+  };
+  auto* r = going_on();
+  if (r == nullptr) return;
+  const auto start = may_start(st, *r);
+  if (!start) {
+    fail_receive(self, operation, start.error());
+    return;
+  }
+  // The first that cannot start ends all of it.
+  for (std::size_t index = 0; (r = going_on()) != nullptr && index < r->ranks.size(); ++index) {
+    const auto& rank = r->ranks[index];
+    if (rank.transfer) continue;
+    const auto link = st.links.find(rank.peer);
+    if (link == st.links.end()) {
+      wait_for_link(st, rank.peer, operation);
+    } else if (*start) {
+      start_receiver(self, operation, index, link->second);
+    }
+  }
+  // The others may have landed what these have nothing to tell of while the links were being made.
+  if (r != nullptr) tell_layers_of(st, operation, *r);
+}
 
 void carry_out(self_pointer self, start_receive& order) {
   auto& st = self->state;
@@ -243,7 +311,7 @@ void carry_out(self_pointer self, start_receive& order) {
   watch_leases(st);
   const auto block_tokens = st.context->layout->block_tokens;
   const auto needed = (r.spec.tokens + block_tokens - 1) / block_tokens;
-  if (!r.spec.blocks.empty() || needed == 0) {
+  if (!r.spec.blocks.empty() || !r.spec.groups.empty() || needed == 0) {
     r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
     begin_moving(self, operation);
     return;
@@ -330,7 +398,8 @@ void receiver_concluded(self_pointer self, operation_id operation, session_concl
   auto& r = self->state.receives.at(operation);
   if (r.now == receiving::phase::concluded) return;
   if (outcome.failure) {
-    fail_receive(self, operation, std::move(*outcome.failure));
+    const session_event to_others{engine_aborts{*outcome.failure, outcome.refused}};
+    conclude_receive(self, operation, std::move(outcome.failure), to_others);
     return;
   }
   auto* rank = rank_of(r, outcome.transfer);

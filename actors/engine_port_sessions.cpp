@@ -165,4 +165,8 @@ void refuse_request(const link_handle& link, transfer_id transfer, const troupe:
   tell(link.actor, link_command{say{make_abort(transfer, why), {}}});
 }
 
+void refuse_alone(const link_handle& link, transfer_id transfer, const troupe::error& why) {
+  tell(link.actor, link_command{say{make_refusal(transfer, why), {}}});
+}
+
 }  // namespace troupe::actors::port

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <iterator>
+#include <limits>
+#include <span>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -12,6 +14,7 @@
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
+#include "troupe/actors/request_tables.hpp"
 #include "troupe/actors/send_session.hpp"
 #include "troupe/kvcache/block_list.hpp"
 
@@ -107,6 +110,35 @@ constexpr std::size_t max_parked_runs = std::size_t{1} << 24;
 /// cross ours, or it is done there and failed here.
 constexpr std::chrono::seconds patience_for_its_word{1};
 
+/// Up to which token a source that grows may come: its blocks are of one pool, and with groups only a window of
+/// what it has computed is in them.
+std::uint64_t growing_room(const kvcache::cache_layout& layout) noexcept {
+  if (!layout.groups.empty()) return std::numeric_limits<std::uint32_t>::max();
+  return std::uint64_t{layout.blocks} * layout.block_tokens;
+}
+
+/// Whether the source holds, of each group of layers, all that the decode side keeps of it.
+result<void> check_held(const transfer_request& request, const kvcache::cache_layout& layout,
+                        std::span<const request_table> tables) {
+  for (std::uint32_t i = 0; i < request.groups.size(); ++i) {
+    const auto held = tables[i].first * kvcache::block_tokens_of(layout, i);
+    const std::uint64_t wanted = std::max(request.token_begin, request.groups[i].token_begin);
+    if (wanted >= held || wanted >= request.token_end) continue;
+    return fail(errc::out_of_range, "the decode side keeps group " + std::to_string(i) +
+                                        " of layers from token " + std::to_string(wanted) +
+                                        " on, the prefill engine holds it from token " +
+                                        std::to_string(held) + " on");
+  }
+  return {};
+}
+
+/// How far the layers are that the decode rank holds as well.
+std::vector<std::uint32_t> ready_of(const source& src, const kvcache::transfer_geometry& geometry) {
+  const auto shared =
+      std::span{src.ready()}.subspan(geometry.first_local_layer(), geometry.layers());
+  return {shared.begin(), shared.end()};
+}
+
 /// `deadline` is the decode rank's, which counts since it asked.
 void start_sender(self_pointer self, operation_id operation, const link_handle& link,
                   transfer_request request, time_point deadline) {
@@ -122,14 +154,15 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     refuse_request(link, transfer, mapping.error());
     return;
   }
-  if (auto its = check_rank_of(request, link.peer, *link.peer_layout); !its) {
+  const auto& settings = st.context->settings;
+  if (auto its = check_rank_of(settings, request, link.peer, *link.peer_layout); !its) {
     refuse_request(link, transfer, its.error());
     return;
   }
   const auto stage = stage_of_peer(*st.context, link.peer);
   auto edge = stage ? result<void>{} : fail(stage.error());
   if (stage && !stage->empty()) {
-    edge = check_edge(st.context->settings, st.context->self.stage, *stage, request.mode);
+    edge = check_edge(settings, st.context->self.stage, *stage, request.mode);
   }
   if (!edge) {
     refuse_request(link, transfer, edge.error());
@@ -140,16 +173,22 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     return;
   }
   if (!(*mapping)->moves_anything()) request.token_begin = request.token_end;
+  const auto& layout = *st.context->layout;
+  auto tables = tables_of(layout, src.spec().blocks, src.spec().groups);
+  auto kept = kept_of(request.groups);
+  if (auto holds = check_held(request, layout, tables); !holds) {
+    refuse_alone(link, transfer, holds.error());
+    return;
+  }
   // What a send that grows has no blocks of yet, its seal will say.
-  const auto blocks = src.spec().grows ? st.context->layout->blocks : src.spec().blocks.size();
-  const auto room = std::uint64_t{blocks} * (*mapping)->block_tokens();
+  const auto room = src.spec().grows ? growing_room(layout) : room_of(layout, tables);
   if (request.token_begin < request.token_end && request.token_end > room) {
     const troupe::error why{errc::out_of_range,
                             "the request wants " + std::to_string(request.token_end) +
                                 " tokens, the blocks of the prefill engine hold " +
                                 std::to_string(room)};
     refuse_request(link, transfer, why);
-    if (st.context->settings.retry_window.count() == 0) {
+    if (settings.retry_window.count() == 0) {
       conclude_source(self, operation, why, session_event{engine_aborts{why}});
     }
     return;
@@ -157,7 +196,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   if (src.sealed_tokens()) {
     // A wrong id is its decode rank's affair: the source goes on for whom it is.
     if (auto unmet = check_expected(request.expect, src.aux())) {
-      refuse_request(link, transfer, *unmet);
+      refuse_alone(link, transfer, *unmet);
       return;
     }
   }
@@ -169,13 +208,14 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.basis.transfer = transfer;
   options.basis.request = request.request;
   options.basis.tokens = {request.token_begin, request.token_end};
-  options.basis.local_blocks = src.spec().blocks;
+  options.basis.local = std::move(tables);
+  options.basis.kept = std::move(kept);
   options.basis.local_state_slot = src.spec().state_slot;
   if (auto adopted = adopt_destination(options.basis, request); !adopted) {
     refuse_request(link, transfer, adopted.error());
     return;
   }
-  options.ready = src.ready();
+  options.ready = ready_of(src, **mapping);
   options.sealed_tokens = src.sealed_tokens();
   options.aux = src.aux();
   options.deadline = deadline + patience_for_its_word;
@@ -201,7 +241,7 @@ void no_longer_parked(engine_port_state& st, const parked_request& one) {
   --st.parked_count;
   const auto of_peer = st.parked_of.find(one.link.peer);
   if (--of_peer->second == 0) st.parked_of.erase(of_peer);
-  st.parked_runs -= one.request.blocks.size();
+  st.parked_runs -= count_runs(one.request);
 }
 
 /// By the request's live source, or as that source ended. False: nobody has offered it.
@@ -272,7 +312,7 @@ void carry_out(self_pointer self, send_grew& order) {
     return;
   }
   auto& src = found->second;
-  src.add_blocks(order.more.blocks);
+  src.add_blocks(order.more.blocks, order.more.group);
   for (const auto sender : src.senders()) tell_session(st, sender, session_event{order.more});
 }
 
@@ -374,21 +414,21 @@ result<void> room_to_park(const engine_port_state& st, const std::string& peer,
   }
   if (!st.context->layout) return {};  // refused when it meets its source, which has none either
   const auto& layout = *st.context->layout;
-  const auto room = std::uint64_t{layout.blocks} * layout.block_tokens;
-  const auto named = kvcache::count_blocks(request.blocks);
+  const auto named = count_named(request.blocks, request.groups);
   // In read mode it names none.
   const auto needed =
       request.mode == transfer_mode::write
-          ? kvcache::blocks_in({request.token_begin, request.token_end}, layout.block_tokens)
+          ? count_needed(layout, {request.token_begin, request.token_end}, request.groups)
           : 0;
-  if (named != needed || (needed > 0 && request.token_end > room)) {
+  const auto most = std::uint64_t{layout.blocks} * kvcache::block_tables(layout);
+  if (named != needed || needed > most) {
     return fail(errc::out_of_range,
                 "the request names " + std::to_string(named) + " blocks for tokens " +
                     std::to_string(request.token_begin) + " to " +
                     std::to_string(request.token_end) + ", which are in " + std::to_string(needed) +
-                    "; the cache here holds " + std::to_string(room) + " tokens");
+                    "; the cache here has " + std::to_string(layout.blocks) + " blocks");
   }
-  if (st.parked_runs + request.blocks.size() > max_parked_runs) {
+  if (st.parked_runs + count_runs(request) > max_parked_runs) {
     return fail(errc::overloaded, std::to_string(st.parked_runs) +
                                       " runs of blocks are named by requests that wait here for "
                                       "their prefill, at most " +
@@ -407,7 +447,8 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   }
   const auto& self_info = st.context->self;
   auto meant = check_life(self_info.name, self_info.incarnation, request.life);
-  if (meant) meant = check_groups(request.groups);
+  // Without a cache it is refused when it meets its source, which has none either.
+  if (meant && st.context->layout) meant = check_groups(*st.context->layout, request.groups);
   if (!meant) {
     refuse_request(link, request.transfer, meant.error());
     return;
@@ -446,7 +487,7 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   if (request.park_ms) until = std::min(until, now() + std::chrono::milliseconds{*request.park_ms});
   ++st.parked_count;
   ++st.parked_of[link.peer];
-  st.parked_runs += request.blocks.size();
+  st.parked_runs += count_runs(request);
   st.deadlines.emplace(until, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];
   waiting.push_back({link, std::move(request), deadline, until});
@@ -495,7 +536,7 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
   auto& src = st.sources.at(operation);
   if (src.concluded) return;
   st.leases.leave(operation, outcome.transfer, now());
-  if (outcome.unmet) {
+  if (outcome.refused) {
     src.not_taken_by(outcome.transfer);
     return;
   }

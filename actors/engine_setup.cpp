@@ -17,6 +17,7 @@
 #include "troupe/actors/node_roles.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/config/open_name.hpp"
+#include "troupe/kvcache/layer_parts.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/layout_fingerprint.hpp"
 
@@ -123,7 +124,7 @@ node_settings settings_of_stage(const config::deployment& deployment,
   settings.max_parked = deployment.limits.max_parked;
   for (const auto& node : config::resolve(deployment)) {
     settings.nodes.emplace(node.name,
-                           node_place{node.stage, node.replica, node.rank, node.tensor_parallel});
+                           node_place{node.stage, node.replica, node.rank, node.ranks()});
   }
   settings.open_stages = open_stages_of(deployment);
   for (const auto& edge : deployment.edges) {
@@ -152,7 +153,7 @@ result<node_settings> settings_of(const config::deployment& deployment, std::str
   settings.self.name = found->name;
   settings.self.replica = found->replica;
   settings.self.rank = found->rank;
-  settings.self.ranks = found->tensor_parallel;
+  settings.self.ranks = found->ranks();
   auto host = address_of(found->host, deployment.supervisor);
   if (!host) return fail(host.error());
   settings.self.host = std::move(*host);
@@ -180,14 +181,13 @@ result<node_settings> settings_to_join(const config::deployment& deployment,
   if (auto fine = check_announcement(settings.self, joined); !fine) return fail(fine.error());
   if (options.layout) {
     const auto& layout = *options.layout;
-    if (layout.tp_rank != of.rank || layout.tp_size != of.ranks) {
-      return fail(errc::invalid_config, "the announcement says rank " + std::to_string(of.rank) +
-                                            " of " + std::to_string(of.ranks) +
-                                            ", the layout rank " + std::to_string(layout.tp_rank) +
-                                            " of " + std::to_string(layout.tp_size));
-    }
-    // What `fingerprint_of` reads has to be a layout.
+    // What the rank and the fingerprint are read from has to be a layout.
     if (auto fine = kvcache::check(layout); !fine) return fail(fine.error());
+    if (const auto wrong = kvcache::contradicts_rank(layout, of.rank, of.ranks)) {
+      return fail(errc::invalid_config, "the announcement says rank " + std::to_string(of.rank) +
+                                            " of " + std::to_string(of.ranks) + ", the layout " +
+                                            *wrong);
+    }
     settings.self.fingerprint = kvcache::fingerprint_of(layout);
   }
   auto host = address_of("auto", deployment.supervisor);
@@ -205,14 +205,20 @@ result<kvcache::cache_layout> layout_of(const config::deployment& deployment,
                     "the deployment, or let the engine bring its own layout");
   }
   const auto& model = *deployment.model;
+  const auto held =
+      config::layers_of_part(model.layers, stage.pipeline_parallel, rank / stage.tensor_parallel);
   kvcache::cache_shape shape;
   shape.layers = model.is_mla()
-                     ? kvcache::mla_layers(model.layers, model.latent_dim)
-                     : kvcache::attention_layers(model.layers, model.kv_heads, model.head_dim);
+                     ? kvcache::mla_layers(held.count, model.latent_dim)
+                     : kvcache::attention_layers(held.count, model.kv_heads, model.head_dim);
+  if (stage.pipeline_parallel > 1) {
+    shape.first_layer = held.first;
+    shape.total_layers = model.layers;
+  }
   shape.dtype = model.dtype;
   shape.element_size = config::dtype_size(model.dtype);
   shape.block_tokens = model.block_tokens;
-  shape.tp_rank = rank;
+  shape.tp_rank = rank % stage.tensor_parallel;
   shape.tp_size = stage.tensor_parallel;
   shape.blocks = 1;
   std::uint64_t state_bytes = 0;
@@ -268,6 +274,7 @@ result<void> furnish(node_context& context, const config::deployment& deployment
     if (auto mapped = kvcache::cache_map::create(*context.layout); !mapped) {
       return fail(mapped.error());
     }
+    context.table_pools = kvcache::pools_of_tables(*context.layout);
   }
   const bool is_store = stage->role == config::role::store;
   auto values = value_store::create(

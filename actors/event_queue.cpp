@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -56,16 +57,24 @@ void event_queue::append(waiting_event e) {
       return;
     }
     if (!events_.push(std::move(e))) return;
-    publish_count_locked();
-    if (consumer_ == std::this_thread::get_id()) return;
-    signal_locked();
-    wake = waiting_ > 0;
+    wake = show_locked();
   }
   if (wake) available_.notify_one();
 }
 
+bool event_queue::show_locked() {
+  publish_count_locked();
+  if (empty()) {
+    drain_locked();
+    return false;
+  }
+  if (consumer_ == std::this_thread::get_id()) return false;
+  signal_locked();
+  return waiting_ > 0;
+}
+
 void event_queue::publish_count_locked() {
-  count_.store(events_.size(), std::memory_order_release);
+  count_.store(events_.size() + (members_ ? members_->size() : 0), std::memory_order_release);
 }
 
 void event_queue::signal_locked() {
@@ -123,7 +132,16 @@ std::vector<event> event_queue::take_locked(waiting_events& from, std::size_t ma
 }
 
 std::vector<event> event_queue::take_unclaimed_locked(std::size_t max) {
-  auto taken = take_locked(events_, max);
+  const auto of_members = members_ ? std::min(max, members_->size()) : 0;
+  std::vector<event> taken;
+  if (of_members != 0) taken.reserve(std::min(max, size()));
+  while (taken.size() < of_members) taken.push_back({operation_id{}, members_->pop()});
+  auto of_operations = take_locked(events_, max - of_members);
+  if (taken.empty()) {
+    taken = std::move(of_operations);
+  } else {
+    std::ranges::move(of_operations, std::back_inserter(taken));
+  }
   publish_count_locked();
   if (empty()) drain_locked();
   return taken;
@@ -140,6 +158,30 @@ std::vector<event> event_queue::wait(std::chrono::milliseconds timeout, std::siz
   available_.wait_for(lock, timeout, [this] { return !empty(); });
   --waiting_;
   return take_unclaimed_locked(max);
+}
+
+// -- members
+
+void event_queue::watch_members(std::string self) {
+  const std::lock_guard lock{mutex_};
+  members_.emplace(std::move(self));
+}
+
+void event_queue::see(const membership& list) {
+  bool wake = false;
+  {
+    const std::lock_guard lock{mutex_};
+    if (!members_) return;
+    members_->see(list);
+    wake = show_locked();
+  }
+  if (wake) available_.notify_all();
+}
+
+void event_queue::end_watch() {
+  const std::lock_guard lock{mutex_};
+  members_.reset();
+  (void)show_locked();
 }
 
 // -- waiting for one operation

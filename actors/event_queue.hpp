@@ -7,12 +7,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "troupe/actors/engine.hpp"
+#include "troupe/actors/member_watch.hpp"
 #include "troupe/actors/operation_table.hpp"
 #include "troupe/actors/waiting_events.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -24,7 +26,8 @@ namespace troupe::actors {
 /// an operation stays open, and takes one of `limits.max_operations` places, until its last event is
 /// taken; of each there waits at most one event of every kind, and of layers one for each layer (or
 /// twice that before the next merging), since layer events of one operation merge while they wait; and
-/// of a send one for each node that wants it.
+/// of a send one for each node that wants it. Events of members are of no operation and wait apart, before
+/// those of operations: `member_watch` bounds them by the names of the cluster.
 ///
 /// Every event is taken once. A thread that waits for one operation owns its events (`claim`): `take`,
 /// `wait` and the descriptor do not see them. The thread takes them all, or gives the claim up; then
@@ -48,6 +51,12 @@ class event_queue {
   /// `not_found`: no such operation is open, or `take` had its outcome; `already_exists`: another
   /// thread waits for it.
   [[nodiscard]] result<std::unique_ptr<claim>> claim_events(operation_id operation);
+  /// The engine is told of the members of its cluster, but for `self`. Before the first `see`.
+  void watch_members(std::string self);
+  /// A supervisor publishes a list: what it changes can be taken. Nothing where members are not watched.
+  void see(const membership& list);
+  /// The engine stops: it is told of no member any more, nor of what waits to be told.
+  void end_watch();
   /// Nobody is left to end operations that have not ended: claims that still wait end with `why`. The
   /// first reason stays. Events go on to be taken.
   void close(troupe::error why);
@@ -72,6 +81,8 @@ class event_queue {
 
  private:
   void append(waiting_event e);
+  /// What may be taken has changed. Whether a thread that waits has to be woken.
+  [[nodiscard]] bool show_locked();
   [[nodiscard]] std::vector<event> take_locked(waiting_events& from, std::size_t max);
   [[nodiscard]] std::vector<event> take_unclaimed_locked(std::size_t max);
   void end_claim(claim& of);
@@ -83,8 +94,9 @@ class event_queue {
   operation_table& operations_;
   mutable std::mutex mutex_;
   std::condition_variable available_;
-  waiting_events events_;              ///< that nobody claims
-  std::atomic<std::size_t> count_{0};  ///< of `events_`
+  waiting_events events_;                ///< that nobody claims
+  std::optional<member_watch> members_;  ///< empty: nobody watches them
+  std::atomic<std::size_t> count_{0};    ///< of `events_` and `members_`
   std::unordered_map<operation_id, claim*> claims_;
   /// Open ones whose outcome `take` had: nobody can wait for it any more.
   std::unordered_set<operation_id> outcome_taken_;

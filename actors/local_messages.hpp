@@ -36,6 +36,7 @@ struct source_progress {
 /// engine_port -> sender: the source has more blocks.
 struct source_blocks {
   std::vector<block_id> blocks;
+  std::uint32_t group{0};
 };
 /// engine_port -> sender: the source is complete.
 struct source_sealed {
@@ -56,6 +57,7 @@ struct link_is_back {
 /// engine_port -> session: the engine gave the transfer up.
 struct engine_aborts {
   troupe::error why;
+  bool refused{false};  ///< decode: since another source of the receive refused it
 };
 /// engine_port -> session: look at the clock, the deadline has come.
 struct deadline_came {};
@@ -225,7 +227,7 @@ struct session_concluded {
   std::vector<std::byte> aux;
   std::uint64_t bytes{0};
   seen_movement moved{};
-  bool unmet{false};  ///< the decode side expects another request than the source has
+  bool refused{false};  ///< failed: by what was asked for, not by the source
 };
 /// session -> engine_port: nothing of it can touch our memory any more. Last message of a session.
 struct session_unpinned {

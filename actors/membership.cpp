@@ -191,6 +191,7 @@ std::chrono::steady_clock::duration membership_table::stood_still(steady_time no
   if (!last_tick_ || now - *last_tick_ <= options_.stall_tolerance) return {};
   const auto gap = now - *last_tick_;
   for (entry& e : entries_) e.heard = std::max(e.heard, std::min(now, e.heard + gap));
+  if (collects_from_) collects_from_ = std::min(now, *collects_from_ + gap);
   last_tick_ = now;
   return gap;
 }
@@ -200,6 +201,15 @@ void membership_table::tick(steady_time now) {
   if (!last_tick_ || now > *last_tick_) last_tick_ = now;
   for (entry& e : entries_) judge(e, now);
   forget_the_gone(now);
+  judge_collecting(now);
+}
+
+/// Behind the judgement of those that a record names: they have become `up`, or `down`, by then.
+void membership_table::judge_collecting(steady_time now) {
+  if (!collects_from_) collects_from_ = now;
+  if (!collecting_ || now - *collects_from_ < options_.heartbeat_timeout) return;
+  collecting_ = false;
+  lesser_news_ = true;
 }
 
 void membership_table::judge(entry& e, steady_time now) {
@@ -285,8 +295,7 @@ result<void> membership_table::check_slot(const node_info& node, const expected_
     return differs(slot, "rank", std::to_string(node.rank), std::to_string(slot.rank));
   }
   if (node.ranks != slot.ranks) {
-    return differs(slot, "tensor-parallel size", std::to_string(node.ranks),
-                   std::to_string(slot.ranks));
+    return differs(slot, "number of ranks", std::to_string(node.ranks), std::to_string(slot.ranks));
   }
   return {};
 }
@@ -332,11 +341,11 @@ std::vector<node_transition> membership_table::take_transitions() {
 
 std::optional<membership> membership_table::take_broadcast(steady_time now) {
   const bool changed = broadcast_epoch_ != epoch_;
-  if (!changed && !loads_changed_) return std::nullopt;
+  if (!changed && !lesser_news_) return std::nullopt;
   const auto pause = changed ? change_interval() : load_interval();
   if (last_broadcast_ && now - *last_broadcast_ < pause) return std::nullopt;
   broadcast_epoch_ = epoch_;
-  loads_changed_ = false;
+  lesser_news_ = false;
   last_broadcast_ = now;
   auto list = view();
   last_told_ = list.members.size();
@@ -370,6 +379,7 @@ membership membership_table::view() const {
   out.cluster = options_.cluster;
   out.supervisor_incarnation = options_.supervisor_incarnation;
   out.epoch = epoch_;
+  out.collecting = collecting_ ? 1 : 0;
   for (const entry& e : entries_) {
     if (!e.state) continue;
     out.members.push_back(

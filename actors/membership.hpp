@@ -48,6 +48,9 @@
 /// were there are `joining`, without having registered here. Their heartbeats are `unknown`, they get
 /// the whole heartbeat timeout to register, and they give way to any other life of their name.
 ///
+/// Every table collects for a heartbeat timeout, which its lists say: nodes that a supervisor before it took
+/// in may register yet, also those that no record names. From then on who is not in its list is no member.
+///
 /// A `joining` node has registered and said nothing since; its first heartbeat makes it `up`. It
 /// gets the whole heartbeat timeout for that. An incarnation that another one replaced is refused
 /// as `stale_incarnation` from then on, whatever becomes of its successor.
@@ -197,7 +200,8 @@ class membership_table {
   /// The full list, when its epoch was not broadcast yet and the last broadcast is
   /// `broadcast_interval` ago; in clusters of hundreds of nodes longer, since each is told of each:
   /// 3 s after a list of 1,000. What nodes say of their load is news too, but not so urgent: it goes
-  /// once per heartbeat interval (there less often), under the same epoch.
+  /// once per heartbeat interval (there less often), under the same epoch. So does the news that the
+  /// table collects no more.
   [[nodiscard]] std::optional<membership> take_broadcast(steady_time now);
 
   // -- properties
@@ -265,6 +269,7 @@ class membership_table {
   void retire(entry& e, std::uint64_t incarnation);
   void fail_itself(entry& e, const std::string& why);
   void judge(entry& e, steady_time now);
+  void judge_collecting(steady_time now);
   void change(entry& e, node_state to, std::string reason);
 
   // -- nodes that no file names (membership_open.cpp)
@@ -290,7 +295,9 @@ class membership_table {
   std::map<std::string, std::size_t, std::less<>> index_;
   std::uint64_t epoch_{0};
   std::uint64_t broadcast_epoch_{0};
-  bool loads_changed_{false};  ///< since the last broadcast
+  bool lesser_news_{false};  ///< since the last broadcast, under its epoch
+  bool collecting_{true};
+  std::optional<steady_time> collects_from_;  ///< empty: it has not begun
   std::optional<steady_time> last_broadcast_;
   std::size_t last_told_{0};  ///< entries in it
   std::optional<steady_time> last_tick_;

@@ -60,7 +60,7 @@ void membership_table::record_load(entry& e, const heartbeat& beat) {
     return std::tie(x.queue_length, x.active_transfers, x.blocks_total, x.blocks_free,
                     x.blocks_quarantined, x.links_up, x.links_broken);
   };
-  loads_changed_ = loads_changed_ || said(e.load) != said(beat.load);
+  lesser_news_ = lesser_news_ || said(e.load) != said(beat.load);
   e.sequence = beat.sequence;
   e.load = beat.load;
 }
@@ -122,7 +122,7 @@ bool membership_table::still_leaves(const entry& e, const node_info& node, stead
 
 void membership_table::restore(const membership_record& left, steady_time now) {
   broadcast_epoch_ = epoch_ = std::max(epoch_, left.epoch_limit);
-  restored_ = now;
+  restored_ = collects_from_ = now;
   for (const auto life : left.over) refuse_for_good(life);
   for (const membership_record::node& node : left.nodes) {
     entry* e = find(node.name);

@@ -166,7 +166,8 @@ struct node_context {
   node_info self;  ///< with the bound port and the incarnation
   std::unique_ptr<transport::endpoint> endpoint;
   std::shared_ptr<const kvcache::cache_layout> layout;  ///< null: a node without a cache of blocks
-  std::vector<region_id> regions;                       ///< of the layout, in its order
+  std::vector<std::uint32_t> table_pools;  ///< of the layout (`kvcache::pools_of_tables`)
+  std::vector<region_id> regions;          ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
   std::optional<std::uint32_t> cache_gpu;  ///< whose memory the cache is in; empty: the host's
   std::string cache_memory;  ///< what it is made of, for people; empty: not of the host

@@ -225,6 +225,7 @@ void adopt(self_pointer self, membership& fresh) {
   if (older || fresh.cluster != st.context->settings.cluster) return;
   st.members = std::move(fresh);
   tell(st.port, engine_command{members_seen{std::make_shared<const membership>(st.members)}});
+  st.context->events.see(st.members);
   for (const auto& m : st.members.members) {
     if (is_lost(m)) {
       close_links_of(st, m.node, {errc::peer_lost, m.node.name + " is down"});

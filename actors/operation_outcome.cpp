@@ -27,6 +27,7 @@ struct collected_events {
     end.ttl = e.ttl;
   }
   void operator()(event_wanted&) {}  // for those who wait for it
+  void operator()(event_member&) {}  // of no operation
   void operator()(event_placed& e) { end.where = std::move(e.where); }
 };
 

@@ -46,7 +46,7 @@ result<operation_table::entry> operation_table::find(operation_id id) const {
   return found->second;
 }
 
-result<void> operation_table::grow(operation_id send, std::uint64_t tokens) {
+result<void> operation_table::grow(operation_id send, std::uint64_t tokens, std::uint32_t group) {
   const std::lock_guard lock{mutex_};
   const auto found = live_.find(send);
   if (found == live_.end()) {
@@ -59,7 +59,13 @@ result<void> operation_table::grow(operation_id send, std::uint64_t tokens) {
                     " is no send that grows; begin it with `grows`, or name all blocks at once");
   }
   if (of.sealed) return fail(errc::already_exists, "request `" + of.request + "` is sealed");
-  of.token_capacity = room_of(of.token_capacity + tokens);
+  if (of.by_group.empty()) {
+    of.token_capacity = room_of(of.token_capacity + tokens);
+    return {};
+  }
+  auto& of_group = of.by_group.at(group);
+  of_group = room_of(of_group + tokens);
+  of.token_capacity = *std::ranges::min_element(of.by_group);
   return {};
 }
 

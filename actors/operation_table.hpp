@@ -28,6 +28,9 @@ class operation_table {
     std::uint32_t token_capacity{0};  ///< send: what its blocks hold; receive: what it asks for
     bool sealed{false};
     bool grows{false};  ///< send
+    /// send: what the blocks of each group of layers reach to, the least of which is `token_capacity`; empty
+    /// where the layout has no groups.
+    std::vector<std::uint32_t> by_group{};
   };
 
   /// Token positions have 32 bits.
@@ -37,9 +40,9 @@ class operation_table {
   [[nodiscard]] result<operation_id> begin(entry what);
   /// `not_found` when it ended.
   [[nodiscard]] result<entry> find(operation_id id) const;
-  /// A send that grows has room for so many tokens more. `not_found`, `already_exists` (sealed),
+  /// A send that grows has room for so many tokens more of one group. `not_found`, `already_exists` (sealed),
   /// `invalid_config` (it does not grow).
-  [[nodiscard]] result<void> grow(operation_id send, std::uint64_t tokens);
+  [[nodiscard]] result<void> grow(operation_id send, std::uint64_t tokens, std::uint32_t group = 0);
   /// `not_found`, or `already_exists` when it was sealed before.
   [[nodiscard]] result<void> seal(operation_id id);
   /// True: it was live and is not any more; the caller may tell the outcome. False: told already.

@@ -38,10 +38,16 @@ namespace troupe::actors {
   return list.empty() ? "none" : list;
 }
 
+/// A host as it stands before a port: "127.0.0.1", "[::1]".
+[[nodiscard]] inline std::string host_text(const std::string& host) {
+  return host.find(':') == std::string::npos ? host : '[' + host + ']';
+}
+
 /// "127.0.0.1:7400", "[::1]:7400"; of port 0, which is not known, the host alone.
 [[nodiscard]] inline std::string address_text(const std::string& host, std::uint16_t port) {
-  const auto shown = host.find(':') == std::string::npos ? host : "[" + host + "]";
-  return port == 0 ? shown : shown + ":" + std::to_string(port);
+  auto text = host_text(host);
+  if (port != 0) text.append(1, ':').append(std::to_string(port));
+  return text;
 }
 
 /// An incarnation: "00c0ffee00c0ffee".

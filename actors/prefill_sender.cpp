@@ -1,5 +1,6 @@
 #include "troupe/actors/prefill_sender.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -36,7 +37,7 @@ struct prefill_side {
     transfer_offer offer;
     offer.transfer = basis.transfer;
     offer.token_end = order.slice.token_end;
-    offer.blocks = blocks_to_name(basis);
+    name_blocks(basis, offer);
     if (order.state) offer.state_slots = {basis.local_state_slot};
     offer.aux = std::move(order.aux);
     shell::ask_link(self, say{std::move(offer), std::move(*wishes)});
@@ -47,8 +48,11 @@ struct prefill_side {
   static session_actions heard(state& st, session_message& message) {
     if (std::holds_alternative<transfer_release>(message)) return st.machine->peer_released();
     if (auto* request = std::get_if<transfer_request>(&message)) {
-      if (auto one = check_groups(request->groups); !one)
-        return st.machine->local_abort(one.error());
+      if (kept_of(request->groups) != st.basis.kept) {
+        return st.machine->local_abort(
+            {errc::out_of_range,
+             "the request was said again and keeps other tokens of a group of layers"});
+      }
       const kvcache::token_range tokens{request->token_begin, request->token_end};
       if (st.machine->waits_to_be_asked() && tokens == st.basis.tokens) {
         auto adopted = adopt_destination(st.basis, *request);
@@ -59,13 +63,21 @@ struct prefill_side {
     return st.machine->local_abort(out_of_place(st.basis, "decode", message));
   }
 
+  /// The engine counts all layers of its cache, a transfer those that both sides hold.
   static session_actions grew(state& st, source_progress& more) {
-    return st.machine->source_ready(more.layer_begin, more.layer_end, more.token_end);
+    const auto first = st.basis.geometry->first_local_layer();
+    const auto begin = std::max(more.layer_begin, first);
+    const auto end = std::min(more.layer_end, first + st.basis.geometry->layers());
+    if (begin >= end) return {};
+    return st.machine->source_ready(begin - first, end - first, more.token_end);
   }
   static session_actions complete(state& st, source_sealed& seal) {
     return st.machine->sealed(seal.tokens, std::move(seal.aux));
   }
   static session_actions whole(state&) { return {}; }
+  static session_actions given_up(state& st, engine_aborts& abort) {
+    return st.machine->local_abort(std::move(abort.why));
+  }
 };
 
 }  // namespace
@@ -77,13 +89,13 @@ result<void> adopt_destination(session_basis& basis, transfer_request& request) 
     return fail(errc::layout_mismatch, "the model has state tensors, and " + basis.link.peer +
                                            " named no slot for this request");
   }
-  if (auto adopted =
-          adopt_remote(basis, request.blocks, request.state_slots, std::move(request.grants));
+  if (auto adopted = adopt_remote(basis, {request.blocks, request.groups}, request.state_slots,
+                                  std::move(request.grants));
       !adopted) {
     return adopted;
   }
   // Here as well as for each plan: tokens that two chunks bring are in two plans.
-  if (const auto twice = kvcache::repeated_block(basis.remote_blocks)) {
+  if (const auto twice = repeated_block(basis.geometry->destination_pools(), basis.remote)) {
     return fail(errc::out_of_range, basis.link.peer + " names block " +
                                         std::to_string(twice->value) +
                                         " twice; each block of a request is another");

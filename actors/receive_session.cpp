@@ -182,10 +182,20 @@ session_actions receive_session::peer_aborted(troupe::error why) {
   return fence_with(std::move(why), false);
 }
 
+session_actions receive_session::peer_refused(troupe::error why) {
+  refused_ = true;
+  return peer_aborted(std::move(why));
+}
+
 session_actions receive_session::local_abort(troupe::error why) {
   if (state_ == state::fencing) return overturn(std::move(why), true);
-  if (state_ == state::arrived) return finish_with(make_abort(id(), why));
+  if (state_ == state::arrived) return finish_with(abort_for(why));
   return fence_with(std::move(why), true);
+}
+
+session_actions receive_session::refused_elsewhere(troupe::error why) {
+  refused_ = true;
+  return local_abort(std::move(why));
 }
 
 session_actions receive_session::link_lost(troupe::error why) {
@@ -373,6 +383,10 @@ session_actions receive_session::finish_with(session_message last_word) {
   return out;
 }
 
+transfer_abort receive_session::abort_for(const error& why) const {
+  return refused_ ? make_refusal(id(), why) : make_abort(id(), why);
+}
+
 /// The one way into a failure. Does nothing where the transfer is being fenced already.
 session_actions receive_session::fence_with(error why, bool tell) {
   session_actions out;
@@ -387,8 +401,8 @@ session_actions receive_session::fence_with(error why, bool tell) {
   }
   state_ = state::fencing;
   told_ = true;
-  if (tell && known_to_peer && !peer_gone_) out.emplace_back(send_message{make_abort(id(), why)});
-  out.emplace_back(conclude{std::move(why), {}});
+  if (tell && known_to_peer && !peer_gone_) out.emplace_back(send_message{abort_for(why)});
+  out.emplace_back(conclude{std::move(why), {}, refused_});
   out.emplace_back(fence_transfer{});
   return out;
 }
@@ -401,8 +415,8 @@ session_actions receive_session::nonsense(std::string what) {
 session_actions receive_session::overturn(error why, bool tell) {
   session_actions out;
   if (std::exchange(told_, true)) return out;
-  if (tell && !peer_gone_) out.emplace_back(send_message{make_abort(id(), why)});
-  out.emplace_back(conclude{std::move(why), {}});
+  if (tell && !peer_gone_) out.emplace_back(send_message{abort_for(why)});
+  out.emplace_back(conclude{std::move(why), {}, refused_});
   return out;
 }
 

@@ -36,6 +36,8 @@ namespace troupe::actors {
 ///   any live    peer_abort, local_abort,        fencing    transfer_abort unless the peer told us
 ///               link_lost, expire, batch                   or is gone, conclude(failure),
 ///               failure, nonsense of the peer              fence_transfer
+///   any live    peer_refused,                   fencing    as peer_abort and local_abort; the outcome
+///               refused_elsewhere                          and the transfer_abort say `refused`
 ///   receiving   batch failure grant_revoked     receiving  none: the peer's abort says why, or its
 ///                                                          end of the link broke first: link_back
 ///   fencing,    peer_abort, local_abort,        fencing    transfer_abort unless the peer told us
@@ -80,7 +82,11 @@ class receive_session {
   [[nodiscard]] session_actions batch_completed(transport::batch_id id,
                                                 const std::optional<troupe::error>& failure);
   [[nodiscard]] session_actions peer_aborted(troupe::error why);
+  /// The source does not have what is asked for, and goes on for others.
+  [[nodiscard]] session_actions peer_refused(troupe::error why);
   [[nodiscard]] session_actions local_abort(troupe::error why);
+  /// Another source of the receive does not have it: nothing failed at this one.
+  [[nodiscard]] session_actions refused_elsewhere(troupe::error why);
   [[nodiscard]] session_actions link_lost(troupe::error why);
   /// The link broke and was made again: no event of the former one follows.
   [[nodiscard]] session_actions link_back();
@@ -115,6 +121,7 @@ class receive_session {
   [[nodiscard]] session_actions nonsense(std::string what);
   [[nodiscard]] session_actions overturn(error why, bool tell);
   [[nodiscard]] session_actions finish_with(session_message last_word);
+  [[nodiscard]] transfer_abort abort_for(const error& why) const;
 
   options options_;
   state state_{state::idle};
@@ -135,7 +142,8 @@ class receive_session {
   bool state_pulled_{false};
   bool revoked_{false};  ///< the peer fenced; its reason is on the way
 
-  bool told_{false};  ///< the outcome was concluded
+  bool told_{false};     ///< the outcome was concluded
+  bool refused_{false};  ///< the failure is of what was asked for, here or of another source
   bool peer_gone_{false};
   bool owes_quiescent_{false};  ///< the peer aborted and waits for `transfer_quiescent`
 };

@@ -147,6 +147,11 @@ session_actions send_session::peer_aborted(troupe::error why) {
   return fence_with(std::move(why), false);
 }
 
+session_actions send_session::peer_refused(troupe::error why) {
+  refused_ = true;
+  return peer_aborted(std::move(why));
+}
+
 session_actions send_session::local_abort(troupe::error why) {
   return fence_with(std::move(why), true);
 }
@@ -223,7 +228,7 @@ std::optional<error> send_session::seal(std::uint32_t tokens, std::vector<std::b
                                          std::to_string(max_aux)};
   }
   if (auto wrong = check_expected(expect_, aux)) {
-    unmet_ = true;
+    refused_ = true;
     return wrong;
   }
   for (std::size_t layer = 0; layer < ready_.size(); ++layer) {
@@ -337,14 +342,17 @@ session_actions send_session::fence_with(error why, bool tell) {
     case state::idle:
       // Nothing was granted or posted: there is nothing to fence.
       state_ = state::finished;
-      out.emplace_back(conclude{std::move(why), {}, unmet_});
+      out.emplace_back(conclude{std::move(why), {}, refused_});
       out.emplace_back(unpin{});
       return out;
     case state::streaming:
     case state::draining:
       state_ = state::fencing;
-      if (tell && !peer_gone_) out.emplace_back(send_message{make_abort(transfer_, why)});
-      out.emplace_back(conclude{std::move(why), {}, unmet_});
+      if (tell && !peer_gone_) {
+        out.emplace_back(
+            send_message{refused_ ? make_refusal(transfer_, why) : make_abort(transfer_, why)});
+      }
+      out.emplace_back(conclude{std::move(why), {}, refused_});
       out.emplace_back(fence_transfer{});
       return out;
     case state::fencing:

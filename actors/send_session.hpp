@@ -37,6 +37,7 @@ namespace troupe::actors {
 ///              failure, request not servable             fence_transfer
 ///   any live   batch failure grant_revoked    the same   none: the peer fenced and says why, or its
 ///                                                        end of the link broke first: link_back
+///   any live   peer_refused                   fencing    as peer_abort; the outcome says `refused`
 ///   fencing    peer_abort                     fencing    none; answered when quiescent
 ///   fencing    quiescent                      finished   transfer_quiescent in answer to a peer's
 ///                                                        abort, unpin
@@ -92,6 +93,8 @@ class send_session {
                                                 const std::optional<troupe::error>& failure);
   [[nodiscard]] session_actions peer_released();
   [[nodiscard]] session_actions peer_aborted(troupe::error why);
+  /// The decode side gives up since another source of its receive refused it.
+  [[nodiscard]] session_actions peer_refused(troupe::error why);
   [[nodiscard]] session_actions local_abort(troupe::error why);
   [[nodiscard]] session_actions link_lost(troupe::error why);
   /// The link broke and was made again: no event of the former one follows.
@@ -118,7 +121,7 @@ class send_session {
 
   options options_;
   state state_{state::idle};
-  bool unmet_{false};  ///< the failure is that `aux_` is not what the decode side expects
+  bool refused_{false};  ///< the failure is of what was asked for, here or of another source
   transfer_id transfer_;
   transfer_mode mode_{transfer_mode::write};
   std::uint32_t token_begin_{0}, token_end_{0};

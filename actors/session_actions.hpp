@@ -59,7 +59,7 @@ struct tell_layers {
 struct conclude {
   std::optional<troupe::error> failure;
   std::vector<std::byte> aux;  ///< decode, done: what came with the seal or the offer
-  bool unmet{false};  ///< prefill, failed: by what the decode side expects, not by the source
+  bool refused{false};  ///< failed: by what was asked for, not by the source (`transfer_abort`)
 };
 /// Nothing of this transfer can touch local memory any more: drop its pins. Last action of a
 /// machine.

@@ -452,6 +452,7 @@ void fields(A& a, M& m) {
   a.id("transfer", m.transfer);
   a.enumerator("code", m.code);
   a.byte_list("reason", m.reason, 0, max_sentence);
+  a.flag("refused", m.refused);
 }
 
 template <class A, class M>
@@ -574,6 +575,12 @@ transfer_abort make_abort(transfer_id transfer, const error& why) {
     reason.resize(size);
   }
   return transfer_abort{transfer, why.code, std::move(reason)};
+}
+
+transfer_abort make_refusal(transfer_id transfer, const error& why) {
+  auto abort = make_abort(transfer, why);
+  abort.refused = true;
+  return abort;
 }
 
 transfer_id route_of(const session_message& message) noexcept {

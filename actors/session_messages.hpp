@@ -17,8 +17,8 @@
 /// block of a shuffled pool of half a million takes three bytes.
 ///
 /// Grants of a transfer come without what they permit: the bytes of the tokens, in the blocks that the
-/// message names, in the layout that its sender has shown in the handshake. The list has one for each
-/// region of that layout, in order.
+/// message names, in the layout that its sender has shown in the handshake, of the layers and states that
+/// both sides hold. The list has one for each region of that layout, in order.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,22 +36,26 @@
 
 namespace troupe::actors {
 
-inline constexpr std::uint16_t session_version = 5;
+inline constexpr std::uint16_t session_version = 6;
 
 using troupe::transfer_mode;
 
-/// Layers [layer_begin, layer_end) at token positions [token_begin, token_end) of a request.
+/// Layers [layer_begin, layer_end) at token positions [token_begin, token_end) of a request. In messages layers
+/// are counted among those that both sides hold (`kvcache::transfer_geometry`), in an engine's events among
+/// its own.
 struct cache_slice {
   std::uint32_t layer_begin{0}, layer_end{0};
   std::uint32_t token_begin{0}, token_end{0};
   friend bool operator==(const cache_slice&, const cache_slice&) = default;
 };
 
-/// The block table of one group of layers. This release knows layouts of one group, whose table is the
-/// message's own: another list of groups is refused by name.
+/// The block table of one group of layers. Where a layout has groups, a message has one for each, in their
+/// order, and names no blocks beside them.
 struct group_table {
   std::uint32_t group{0};
-  std::uint32_t token_begin{0};  ///< of its first block; tokens before it are not held
+  /// The decode side keeps none of the tokens before this one, which is the first of a block.
+  std::uint32_t token_begin{0};
+  /// Of those of the message's tokens that are kept.
   std::vector<kvcache::block_run> blocks{};
   friend bool operator==(const group_table&, const group_table&) = default;
 };
@@ -60,7 +64,7 @@ struct group_table {
 
 /// What the decode side has already when it asks again over a link that was rebuilt.
 struct transfer_progress {
-  /// Write mode: per layer, the first token that has not landed. Read mode: empty.
+  /// Write mode: per layer that both sides hold, the first token that has not landed. Read mode: empty.
   std::vector<std::uint32_t> here;
   bool state{false};  ///< the state tensors have landed
   friend bool operator==(const transfer_progress&, const transfer_progress&) = default;
@@ -71,7 +75,7 @@ struct transfer_request {
   transfer_id transfer;
   std::string request;  ///< the id that both engines know; 1 to 256 bytes
   transfer_mode mode{transfer_mode::write};
-  std::uint32_t rank{0}, ranks{1};  ///< of the decode side
+  std::uint32_t rank{0}, ranks{1};  ///< of the decode side's replica, of all its parts
   std::uint32_t token_begin{0};     ///< the prefix before it is already at the decode side
   std::uint32_t token_end{0};  ///< tokens of the prompt; token_begin == token_end: nothing to move
   /// Write mode: the destination of tokens [token_begin, token_end), from the block of token_begin on.
@@ -138,6 +142,9 @@ struct transfer_abort {
   transfer_id transfer;
   errc code{errc::aborted};
   std::string reason;  ///< at most `max_sentence` bytes, see `make_abort`
+  /// Nothing failed at the prefill side, whose source goes on for others and for whoever asks again: the receive
+  /// wants what a source does not have. That source says so, and the decode side to the other ones.
+  bool refused{false};
   friend bool operator==(const transfer_abort&, const transfer_abort&) = default;
 };
 /// decode -> prefill, first message of its own route: keep the source of that request for me, I shall
@@ -252,6 +259,8 @@ inline constexpr std::size_t max_sentence = 4096;
 /// The abort that tells a peer of `why`; a longer sentence is cut to `max_sentence` bytes at a
 /// character.
 [[nodiscard]] transfer_abort make_abort(transfer_id transfer, const error& why);
+/// The same of a receive that is refused.
+[[nodiscard]] transfer_abort make_refusal(transfer_id transfer, const error& why);
 
 /// What a message is routed by on its link: its transfer, or the operation of a keyed value.
 [[nodiscard]] transfer_id route_of(const session_message& message) noexcept;

@@ -41,26 +41,39 @@ result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan
 
 }  // namespace
 
-result<void> adopt_remote(session_basis& basis, std::span<const kvcache::block_run> blocks,
+result<void> adopt_remote(session_basis& basis, const named_blocks& named,
                           std::span<const std::uint32_t> state_slots,
                           std::vector<transport::remote_grant> grants) {
-  const auto block_tokens = basis.geometry->block_tokens();
-  const auto first = basis.tokens.begin / block_tokens;
-  const auto needed = kvcache::blocks_in(basis.tokens, block_tokens);
-  // Before anything is made of them: a few bytes can name any number.
-  if (const auto named = kvcache::count_blocks(blocks); named != needed) {
-    return fail(errc::out_of_range, basis.link.peer + " names " + std::to_string(named) +
-                                        " blocks for tokens " + std::to_string(basis.tokens.begin) +
-                                        " to " + std::to_string(basis.tokens.end) +
-                                        ", which are in " + std::to_string(needed));
+  std::vector<std::span<const kvcache::block_run>> runs{named.blocks};
+  if (!basis.kept.empty()) runs.clear();
+  for (const auto& group : named.groups) runs.emplace_back(group.blocks);
+  std::vector<request_table> tables;
+  for (std::uint32_t i = 0; i < runs.size(); ++i) {
+    const auto block_tokens = basis.geometry->block_tokens(i);
+    const auto tokens = kept_tokens(basis.tokens, basis.kept, i);
+    const auto needed = kvcache::blocks_in(tokens, block_tokens);
+    // Before anything is made of them: a few bytes can name any number.
+    if (!basis.kept.empty() && needed > basis.link.peer_layout->blocks) {
+      return fail(errc::out_of_range,
+                  "tokens " + std::to_string(tokens.begin) + " to " + std::to_string(tokens.end) +
+                      " are in " + std::to_string(needed) + " blocks, the cache of " +
+                      basis.link.peer + " has " + std::to_string(basis.link.peer_layout->blocks));
+    }
+    if (const auto count = kvcache::count_blocks(runs[i]); count != needed) {
+      return fail(errc::out_of_range, basis.link.peer + " names " + std::to_string(count) +
+                                          " blocks for tokens " + std::to_string(tokens.begin) +
+                                          " to " + std::to_string(tokens.end) + ", which are in " +
+                                          std::to_string(needed));
+    }
+    tables.push_back({tokens.begin / block_tokens, kvcache::blocks_of(runs[i])});
   }
-  basis.remote_blocks = kvcache::blocks_of(blocks);
+  basis.remote = std::move(tables);
   basis.remote_state_slot.reset();
   if (!state_slots.empty()) basis.remote_state_slot = state_slots.front();
   basis.grants.clear();
-  if (needed == 0) return {};
-  auto permitted = basis.geometry->remote_map().bytes_of(basis.tokens, {basis.remote_blocks, first},
-                                                         basis.remote_state_slot);
+  if (basis.tokens.begin >= basis.tokens.end) return {};
+  auto permitted = basis.geometry->remote_map().bytes_of(
+      basis.tokens, as_block_tables(basis.remote, basis.kept), basis.remote_state_slot);
   if (!permitted) {
     return fail(permitted.error().code, basis.link.peer + ": " + permitted.error().message);
   }
@@ -76,11 +89,13 @@ result<void> adopt_remote(session_basis& basis, std::span<const kvcache::block_r
   return {};
 }
 
-std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis) {
-  const std::span all{basis.local_blocks};
-  const auto block_tokens = basis.geometry->block_tokens();
-  const auto first = std::min(basis.tokens.begin / block_tokens, all.size());
-  const auto count = std::min(kvcache::blocks_in(basis.tokens, block_tokens), all.size() - first);
+std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis, std::uint32_t number) {
+  const auto& table = basis.local[number];
+  const auto block_tokens = basis.geometry->block_tokens(number);
+  const auto tokens = kept_tokens(basis.tokens, basis.kept, number);
+  const std::span all{table.blocks};
+  const auto first = std::min(tokens.begin / block_tokens - table.first, all.size());
+  const auto count = std::min(kvcache::blocks_in(tokens, block_tokens), all.size() - first);
   return kvcache::runs_of(all.subspan(first, count));
 }
 
@@ -94,10 +109,10 @@ planned_batch plan_batch(session_basis& basis, const post_slice& post, transport
   auto planned = [&]() -> result<void> {
     // No layer and no token: only the state tensors are left to go.
     if (post.slice.layer_begin != post.slice.layer_end) {
-      auto plan = basis.geometry->plan(
-          {post.slice.layer_begin, post.slice.layer_end},
-          {post.slice.token_begin, post.slice.token_end}, basis.local_blocks,
-          {basis.remote_blocks, basis.tokens.begin / basis.geometry->block_tokens()});
+      auto plan = basis.geometry->plan({post.slice.layer_begin, post.slice.layer_end},
+                                       {post.slice.token_begin, post.slice.token_end},
+                                       as_block_tables(basis.local, basis.kept),
+                                       as_block_tables(basis.remote, basis.kept));
       if (!plan) return fail(plan.error());
       if (auto added = add_pieces(basis, *plan, out.work.pieces); !added) return added;
     }
@@ -119,7 +134,8 @@ result<std::vector<grant_wish>> wish_grants(const session_basis& basis, transpor
   const auto& layout = *basis.context->layout;
   std::optional<std::uint32_t> slot;
   if (!layout.states.empty()) slot = basis.local_state_slot;
-  auto permitted = basis.geometry->local_map().bytes_of(basis.tokens, basis.local_blocks, slot);
+  auto permitted = basis.geometry->local_map().bytes_of(
+      basis.tokens, as_block_tables(basis.local, basis.kept), slot);
   if (!permitted) return fail(permitted.error());
   std::vector<grant_wish> wishes;
   // One wish per region, in the layout's order and without gaps: the peer knows regions by their
@@ -154,13 +170,6 @@ void log_outcome(const session_basis& basis, std::string_view side,
            failure ? to_string(*failure) : "done", basis.bytes, segments,
            in_milliseconds(basis.started, first), in_milliseconds(first, last),
            in_milliseconds(basis.started, now));
-}
-
-result<void> check_groups(std::span<const group_table> groups) {
-  if (groups.empty()) return {};
-  return fail(errc::layout_mismatch, "there is a block table for each of " +
-                                         std::to_string(groups.size()) +
-                                         " groups of layers; the cache here has one group");
 }
 
 troupe::error out_of_place(const session_basis& basis, std::string_view sender,

@@ -16,6 +16,7 @@
 #include "troupe/actors/ask_link.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
+#include "troupe/actors/request_tables.hpp"
 #include "troupe/kvcache/plan.hpp"
 
 namespace troupe::actors {
@@ -28,9 +29,10 @@ struct session_basis {
   std::shared_ptr<const kvcache::transfer_geometry> geometry;
   transfer_id transfer;
   std::string request;
-  kvcache::token_range tokens;          ///< that move
-  std::vector<block_id> local_blocks;   ///< from the request's first token on
-  std::vector<block_id> remote_blocks;  ///< from the block of the first token that moves on
+  kvcache::token_range tokens;        ///< that move
+  std::vector<request_table> local;   ///< all of the request
+  std::vector<request_table> remote;  ///< from the block of the first token that moves on
+  std::vector<std::uint64_t> kept;    ///< by group, the first token that the decode side keeps
   std::uint32_t local_state_slot{0};
   std::optional<std::uint32_t> remote_state_slot;
   std::unordered_map<std::uint32_t, std::shared_ptr<const transport::remote_grant>>
@@ -44,16 +46,35 @@ struct session_basis {
   std::uint64_t segments_after{0};
 };
 
+/// What a request or an offer says of blocks: `groups` where the layout has groups, else `blocks`.
+struct named_blocks {
+  std::span<const kvcache::block_run> blocks;
+  std::span<const group_table> groups;
+};
+
 /// Takes over where the other side has the tokens: what a request or an offer says of its blocks and
 /// grants. The remote side names its regions by its own ids; its layout counts them from 0 in the order
 /// of the grants, each of which permits what the blocks hold in that region. `out_of_range`: other
 /// blocks than the tokens need, or not a grant for each region.
-[[nodiscard]] result<void> adopt_remote(session_basis& basis,
-                                        std::span<const kvcache::block_run> blocks,
+[[nodiscard]] result<void> adopt_remote(session_basis& basis, const named_blocks& named,
                                         std::span<const std::uint32_t> state_slots,
                                         std::vector<transport::remote_grant> grants);
-/// Those of its own blocks that hold the tokens, for a request or an offer.
-[[nodiscard]] std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis);
+/// Those of table `number` that hold the tokens which move and are kept, for a request or an offer.
+[[nodiscard]] std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis,
+                                                             std::uint32_t number);
+
+/// Says them in such a message; without `with_blocks`, what is kept alone.
+template <class Message>
+void name_blocks(const session_basis& basis, Message& message, bool with_blocks = true) {
+  if (basis.kept.empty()) {
+    if (with_blocks) message.blocks = blocks_to_name(basis, 0);
+    return;
+  }
+  for (std::uint32_t i = 0; i < basis.kept.size(); ++i) {
+    message.groups.push_back({i, static_cast<std::uint32_t>(basis.kept[i]), {}});
+    if (with_blocks) message.groups.back().blocks = blocks_to_name(basis, i);
+  }
+}
 
 /// One slice as a batch, with `frame` behind its bytes. `failure`: it cannot be posted, which the
 /// state machine hears as the batch's completion, so that each post completes exactly once.
@@ -93,6 +114,7 @@ void log_outcome(const session_basis& basis, std::string_view side,
 ///     session_actions grew(state&, source_progress&)    // prefill
 ///     session_actions complete(state&, source_sealed&)  // prefill
 ///     session_actions whole(state&)                     // decode
+///     session_actions given_up(state&, engine_aborts&)
 template <class Side>
 class session_shell {
  public:
@@ -166,7 +188,7 @@ class session_shell {
                                                         basis.bytes,
                                                         {basis.first_byte, basis.last_byte,
                                                          basis.segments_after, basis.link.backend},
-                                                        outcome.unmet}});
+                                                        outcome.refused}});
   }
 
   static void act(self_pointer self, unpin&) {
@@ -180,7 +202,8 @@ class session_shell {
 
   static session_actions happened(state& st, session_message& message) {
     if (const auto* abort = std::get_if<transfer_abort>(&message)) {
-      return st.machine->peer_aborted({abort->code, abort->reason});
+      const troupe::error why{abort->code, abort->reason};
+      return abort->refused ? st.machine->peer_refused(why) : st.machine->peer_aborted(why);
     }
     if (std::holds_alternative<transfer_quiescent>(message)) return {};
     return Side::heard(st, message);
@@ -202,7 +225,7 @@ class session_shell {
     return st.machine->link_back();
   }
   static session_actions happened(state& st, source_blocks& more) {
-    auto& blocks = st.basis.local_blocks;
+    auto& blocks = st.basis.local[more.group].blocks;
     blocks.insert(blocks.end(), more.blocks.begin(), more.blocks.end());
     return {};
   }
@@ -211,16 +234,13 @@ class session_shell {
     return Side::complete(st, seal);
   }
   static session_actions happened(state& st, engine_aborts& abort) {
-    return st.machine->local_abort(std::move(abort.why));
+    return Side::given_up(st, abort);
   }
   static session_actions happened(state& st, deadline_came&) {
     return st.machine->expire(std::chrono::steady_clock::now());
   }
   static session_actions happened(state& st, receive_is_whole&) { return Side::whole(st); }
 };
-
-/// `layout_mismatch` where a peer names a block table for each of several groups of layers.
-[[nodiscard]] result<void> check_groups(std::span<const group_table> groups);
 
 /// What `heard` does with a message that only the other side of a transfer may send.
 [[nodiscard]] troupe::error out_of_place(const session_basis& basis, std::string_view sender,

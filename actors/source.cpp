@@ -5,6 +5,12 @@
 
 namespace troupe::actors {
 
+std::size_t source::block_count() const noexcept {
+  auto count = spec_.blocks.size();
+  for (const auto& group : spec_.groups) count += group.blocks.size();
+  return count;
+}
+
 void source::computed(std::uint32_t layer_begin, std::uint32_t layer_end, std::uint32_t token_end) {
   for (auto layer = layer_begin; layer < layer_end && layer < ready_.size(); ++layer) {
     ready_[layer] = std::max(ready_[layer], token_end);

@@ -39,9 +39,11 @@ class source {
         deadline_{deadline},
         full_deadline_{deadline} {}
 
-  void add_blocks(std::span<const block_id> blocks) {
-    spec_.blocks.insert(spec_.blocks.end(), blocks.begin(), blocks.end());
+  void add_blocks(std::span<const block_id> blocks, std::uint32_t group) {
+    auto& all = spec_.groups.empty() ? spec_.blocks : spec_.groups[group].blocks;
+    all.insert(all.end(), blocks.begin(), blocks.end());
   }
+  [[nodiscard]] std::size_t block_count() const noexcept;
   void computed(std::uint32_t layer_begin, std::uint32_t layer_end, std::uint32_t token_end);
   void seal(std::uint32_t tokens, std::vector<std::byte> aux);
 
@@ -61,7 +63,7 @@ class source {
   [[nodiscard]] bool is_delivered() const noexcept {
     return wanted_ != 0 && count(false) >= wanted_;
   }
-  /// It asked for another request, by a wrong id.
+  /// It asked for what this source, or another one of its receive, does not have.
   void not_taken_by(transfer_id sender);
   /// Or it was lost, or gave up. Another rank may have come before that was known.
   void lost_one(transfer_id sender);

@@ -30,7 +30,7 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
   for (const config::resolved_node& node : config::resolve(deployment, {})) {
     if (node.role == config::role::supervisor) continue;
     out.members.slots.push_back({node.name, node.stage, node_role_of(node.role), node.replica,
-                                 node.rank, node.tensor_parallel, node.host});
+                                 node.rank, node.ranks(), node.host});
   }
   for (const config::stage_config& stage : deployment.stages) {
     out.routes.policies[stage.name] = policy_of(stage.policy);

@@ -26,15 +26,18 @@ void check_names(findings& into, const deployment& value) {
   }
 }
 
+bool ranks_failed(const findings& into, const std::string& path) {
+  return into.failed(path + ".tensor_parallel") || into.failed(path + ".pipeline_parallel");
+}
+
 bool check_hosts(findings& into, const stage_config& stage, const std::string& path) {
-  if (into.failed(path + ".hosts") || into.failed(path + ".replicas") ||
-      into.failed(path + ".tensor_parallel")) {
+  if (into.failed(path + ".hosts") || into.failed(path + ".replicas") || ranks_failed(into, path)) {
     return false;
   }
   const std::size_t hosts = stage.hosts.size();
   if (hosts <= stage.replicas || hosts == stage.node_count()) return true;
   std::string expected = "at most " + std::to_string(stage.replicas) + " entries, one per replica";
-  if (stage.tensor_parallel > 1) {
+  if (stage.ranks() > 1) {
     expected += ", or " + std::to_string(stage.node_count()) + ", one per node";
   }
   into.refuse(path + ".hosts", std::move(expected), "it has " + std::to_string(hosts));
@@ -66,7 +69,7 @@ void take_ports(findings& into, port_book& book, const stage_config& stage,
                 const std::string& path) {
   std::size_t slot = 0;
   for (std::uint32_t replica = 0; replica < stage.replicas; ++replica) {
-    for (std::uint32_t rank = 0; rank < stage.tensor_parallel; ++rank, ++slot) {
+    for (std::uint32_t rank = 0; rank < stage.ranks(); ++rank, ++slot) {
       const auto& host = host_of(stage, replica, rank);
       const std::string name = node_name(stage, replica, rank);
       const bool listed = into.has(path + ".ports");
@@ -132,9 +135,25 @@ void check_heads(findings& into, const model_config& model, const stage_config& 
       "each rank holds an equal share of the heads, or each head has an equal number of ranks");
 }
 
+/// Whether the model can be divided so. What an engine brings itself it divides as it likes.
+void check_parts(findings& into, const model_config& model, const stage_config& stage,
+                 const std::string& path) {
+  if (stage.pipeline_parallel == 1) return;
+  const auto key = path + ".pipeline_parallel";
+  if (stage.pipeline_parallel > model.layers) {
+    into.refuse(key, "at most model.layers (" + std::to_string(model.layers) + ")",
+                "each part of a replica holds a layer at least");
+  } else if (model.state && stage.pool && !into.failed(path + ".pool")) {
+    into.refuse(
+        key, "1 where `model.state` is there",
+        "no key says which layers the state is of; an engine that is divided brings its own "
+        "layout, without a `pool` here");
+  }
+}
+
 void check_pool_size(findings& into, const model_config& model, const stage_config& stage,
                      const std::string& path) {
-  const std::uint64_t block = bytes_per_block(model, stage.tensor_parallel);
+  const auto block = bytes_per_block(model, stage.tensor_parallel, stage.pipeline_parallel);
   std::uint64_t states = 0;
   std::uint64_t least = 0;
   const bool overflows =
@@ -144,6 +163,7 @@ void check_pool_size(findings& into, const model_config& model, const stage_conf
       __builtin_add_overflow(block, states, &least);
   if (!overflows && stage.pool->size >= least) return;
   std::string holds = "one block of all layers";
+  if (stage.pipeline_parallel > 1) holds += " of the largest part";
   if (model.state) holds += " and " + std::to_string(model.state->slots) + " state slots";
   into.refuse(path + ".pool.size",
               overflows ? "a model whose blocks fit into memory" : "at least " + format_size(least),
@@ -152,15 +172,30 @@ void check_pool_size(findings& into, const model_config& model, const stage_conf
 
 void check_against_model(findings& into, const model_config& model, const stage_config& stage,
                          const std::string& path) {
-  if (stage.role == role::store || stage.open || into.failed(path + ".tensor_parallel")) return;
+  if (stage.role == role::store || stage.open || ranks_failed(into, path)) return;
   check_heads(into, model, stage, path);
-  if (into.failed(path + ".tensor_parallel") || into.failed(path + ".pool") || !stage.pool) return;
+  check_parts(into, model, stage, path);
+  if (ranks_failed(into, path) || into.failed(path + ".pool") || !stage.pool) return;
   check_pool_size(into, model, stage, path);
 }
 
 void check_store(findings& into, const stage_config& stage, const std::string& path) {
-  if (stage.role != role::store || stage.tensor_parallel == 1) return;
-  into.refuse(path + ".tensor_parallel", "1", "a store keeps values, which have no ranks");
+  if (stage.role != role::store) return;
+  if (stage.tensor_parallel != 1) {
+    into.refuse(path + ".tensor_parallel", "1", "a store keeps values, which have no ranks");
+  }
+  if (stage.pipeline_parallel != 1) {
+    into.refuse(path + ".pipeline_parallel", "1", "a store keeps values, which have no layers");
+  }
+}
+
+/// The reference engine computes a model in one process, whatever part of its heads it keeps.
+void check_pipeline(findings& into, const stage_config& stage, const std::string& path) {
+  if (stage.engine != engine_kind::reference || stage.pipeline_parallel == 1) return;
+  if (into.failed(path + ".engine") || into.failed(path + ".pipeline_parallel")) return;
+  into.refuse(path + ".pipeline_parallel", "1",
+              "the reference engine computes all layers of a model; parts of one need "
+              "`engine: external`");
 }
 
 void check_data_port(findings& into, const stage_config& stage, const std::string& path) {
@@ -212,6 +247,7 @@ void check_stages(findings& into, const deployment& value) {
     const bool placed = check_hosts(into, stage, path);
     check_engine(into, value, stage, path);
     check_restart(into, stage, path);
+    check_pipeline(into, stage, path);
     check_gpus(into, stage, path);
     if (!into.failed(path + ".role")) {
       check_store(into, stage, path);

@@ -75,16 +75,27 @@ std::uint32_t dtype_size(std::string_view dtype) noexcept {
   return 0;
 }
 
-std::uint64_t bytes_per_block(const model_config& model, std::uint32_t tensor_parallel) noexcept {
+part_layers layers_of_part(std::uint32_t layers, std::uint32_t parts, std::uint32_t part) noexcept {
+  const auto begin_of = [&](std::uint64_t number) {
+    return static_cast<std::uint32_t>(number * layers / std::max(parts, 1U));
+  };
+  const auto first = begin_of(part);
+  return {first, begin_of(std::uint64_t{part} + 1) - first};
+}
+
+std::uint64_t bytes_per_block(const model_config& model, std::uint32_t tensor_parallel,
+                              std::uint32_t pipeline_parallel) noexcept {
   std::uint64_t elements = model.latent_dim;
   if (!model.is_mla()) {
     const std::uint32_t ranks = std::max(tensor_parallel, 1U);
     const std::uint64_t heads = (std::uint64_t{model.kv_heads} + ranks - 1) / ranks;
     elements = 2 * heads * model.head_dim;  // keys and values; both factors have 32 bits
   }
+  const std::uint64_t parts = std::max(pipeline_parallel, 1U);
+  const std::uint64_t layers = (model.layers + parts - 1) / parts;
   std::uint64_t bytes = elements;
   const bool fits = multiply(bytes, dtype_size(model.dtype)) &&
-                    multiply(bytes, model.block_tokens) && multiply(bytes, model.layers);
+                    multiply(bytes, model.block_tokens) && multiply(bytes, layers);
   return fits ? bytes : 0;
 }
 

@@ -56,7 +56,9 @@
 ///                                    # announce; the keys from `replicas` to `ports`, `engine`,
 ///                                    # `restart`, `layout` and, but for a store, `pool` are left out
 ///         [replicas] = 1
-///         [tensor_parallel] = 1      # ranks of a replica; divides kv_heads or is a multiple of it
+///         [pipeline_parallel] = 1    # parts of a replica, which hold the model's layers one behind the
+///                                    # other; `engine: external` only
+///         [tensor_parallel] = 1      # ranks of each part; divides kv_heads or is a multiple of it
 ///         [hosts] = [127.0.0.1]      # replica r stands on hosts[r mod count]; or one per node. auto: on
 ///                                    # whichever host it is started; it listens at the address by which
 ///                                    # that host reaches the supervisor. `troupe up` starts all such nodes
@@ -72,7 +74,7 @@
 ///         [pool]:                    # memory of one node; only `engine: external` can do without
 ///           [device] = cpu           # cpu | gpu:N, the N-th GPU that a node's process sees; or a list
 ///                                    # with one gpu:N per node. GPUs need `engine: external`
-///           size: 1GiB               # at least one block of all layers and the state slots
+///           size: 1GiB               # at least one block of all its layers and the state slots
 ///           [on_full] = wait         # wait | fail
 ///         [transport]:
 ///           [backend] = auto         # auto | shm | tcp | rdma | xgmi (GPUs of one host)
@@ -302,7 +304,8 @@ struct stage_config {
   config::role role{role::prefill};
   std::optional<open_config> open;  ///< set: `replicas`, `hosts`, `ports` and so on mean nothing
   std::uint32_t replicas{1};
-  std::uint32_t tensor_parallel{1};
+  std::uint32_t pipeline_parallel{1};  ///< parts of a replica
+  std::uint32_t tensor_parallel{1};    ///< ranks of each of them
   std::vector<std::string> hosts{"127.0.0.1"};
   std::vector<std::uint16_t> ports;  ///< one per node, replica by replica, rank by rank; 0: any
   placement_policy policy{placement_policy::round_robin};
@@ -313,9 +316,11 @@ struct stage_config {
   std::optional<pool_config> pool;  ///< empty only for `external` and open stages
   transport_config transport;
 
+  /// Of a replica.
+  [[nodiscard]] std::uint32_t ranks() const noexcept { return pipeline_parallel * tensor_parallel; }
   /// That the file names; 0 of an open stage.
   [[nodiscard]] std::size_t node_count() const noexcept {
-    return open ? 0 : std::size_t{replicas} * tensor_parallel;
+    return open ? 0 : std::size_t{replicas} * ranks();
   }
   friend bool operator==(const stage_config&, const stage_config&) = default;
 };
@@ -355,10 +360,22 @@ struct deployment {
 /// Bytes of one element; 0 for a name that `dtype` does not take.
 [[nodiscard]] std::uint32_t dtype_size(std::string_view dtype) noexcept;
 
-/// Bytes of one block over all layers that one of `tensor_parallel` ranks holds (the largest share
-/// if they differ). 0 when it does not fit into 64 bits.
+/// Layers [first, first + count) of a model.
+struct part_layers {
+  std::uint32_t first{0};
+  std::uint32_t count{0};
+
+  friend bool operator==(const part_layers&, const part_layers&) = default;
+};
+/// Those that part `part` of `parts` holds: one behind the other, as many as any other part or one more.
+[[nodiscard]] part_layers layers_of_part(std::uint32_t layers, std::uint32_t parts,
+                                         std::uint32_t part) noexcept;
+
+/// Bytes of one block over all layers that one of `tensor_parallel` ranks of one of `pipeline_parallel` parts
+/// holds (the largest share if they differ). 0 when it does not fit into 64 bits.
 [[nodiscard]] std::uint64_t bytes_per_block(const model_config& model,
-                                            std::uint32_t tensor_parallel) noexcept;
+                                            std::uint32_t tensor_parallel,
+                                            std::uint32_t pipeline_parallel = 1) noexcept;
 
 /// The stage of that name, or null. The pointer is into `of`.
 [[nodiscard]] const stage_config* find_stage(const deployment& of, std::string_view name) noexcept;

@@ -103,6 +103,7 @@ std::string device_of(const pool_config& value) {
 /// Keys that an open stage may not have.
 void print_named_nodes(std::ostream& out, const stage_config& value) {
   out << "    replicas: " << value.replicas << "\n"
+      << "    pipeline_parallel: " << value.pipeline_parallel << "\n"
       << "    tensor_parallel: " << value.tensor_parallel << "\n"
       << "    hosts: " << list_of(value.hosts, scalar) << "\n"
       << "    ports: "

@@ -10,16 +10,17 @@ const std::string& host_of(const stage_config& stage, std::uint32_t replica,
                            std::uint32_t rank) noexcept {
   const std::size_t hosts = stage.hosts.size();
   if (hosts > stage.replicas) {
-    return stage.hosts[(std::size_t{replica} * stage.tensor_parallel + rank) % hosts];
+    return stage.hosts[(std::size_t{replica} * stage.ranks() + rank) % hosts];
   }
   return stage.hosts[replica % hosts];
 }
 
 std::string node_name(const stage_config& stage, std::uint32_t replica, std::uint32_t rank) {
   // A stage's name may hold dashes and digits; the name of its nodes still splits in one way only,
-  // because the last part of it is digits without ranks and `tp` with them.
+  // because the last piece of it is digits without ranks, and `pp`, `tp` or both in that order with them.
   std::string name = stage.name + "-" + std::to_string(replica);
-  if (stage.tensor_parallel > 1) name += "-tp" + std::to_string(rank);
+  if (stage.pipeline_parallel > 1) name += "-pp" + std::to_string(rank / stage.tensor_parallel);
+  if (stage.tensor_parallel > 1) name += "-tp" + std::to_string(rank % stage.tensor_parallel);
   return name;
 }
 
@@ -39,8 +40,8 @@ std::vector<resolved_node> resolve(const deployment& of, const std::set<std::str
     const auto& stage = of.stages[index];
     if (stage.open) continue;  // no file names who joins
     for (std::uint32_t replica = 0; replica < stage.replicas; ++replica) {
-      for (std::uint32_t rank = 0; rank < stage.tensor_parallel; ++rank) {
-        const std::size_t slot = std::size_t{replica} * stage.tensor_parallel + rank;
+      for (std::uint32_t rank = 0; rank < stage.ranks(); ++rank) {
+        const std::size_t slot = std::size_t{replica} * stage.ranks() + rank;
         resolved_node node;
         node.name = node_name(stage, replica, rank);
         node.role = stage.role;
@@ -49,6 +50,7 @@ std::vector<resolved_node> resolve(const deployment& of, const std::set<std::str
         node.replica = replica;
         node.rank = rank;
         node.tensor_parallel = stage.tensor_parallel;
+        node.pipeline_parallel = stage.pipeline_parallel;
         node.host = host_of(stage, replica, rank);
         node.port = slot < stage.ports.size() ? stage.ports[slot] : std::uint16_t{0};
         node.engine = stage.engine;

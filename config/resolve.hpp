@@ -15,18 +15,23 @@ namespace troupe::config {
 
 /// One process of a deployment.
 struct resolved_node {
-  std::string name;  ///< "supervisor", "decode-0", with tensor parallelism "decode-0-tp1"; unique
+  /// "supervisor", "decode-0", with tensor parallelism "decode-0-tp1", with parts "decode-0-pp1" and
+  /// "decode-0-pp1-tp0"; unique.
+  std::string name;
   config::role role{role::supervisor};
   std::string stage;                       ///< empty for the supervisor
   std::optional<std::size_t> stage_index;  ///< into `deployment::stages`; empty for the supervisor
   std::uint32_t replica{0};                ///< the slot; the id is the supervisor's to assign
-  std::uint32_t rank{0};                   ///< in the replica; its tensor-parallel coordinate
+  std::uint32_t rank{0};  ///< in the replica: number of the part * tensor_parallel + rank in it
   std::uint32_t tensor_parallel{1};
   std::string host;
   std::uint16_t port{0};  ///< 0: the OS chooses
   engine_kind engine{engine_kind::none};
   bool local{false};  ///< belongs to the host that resolved it; `auto` does to every host
+  std::uint32_t pipeline_parallel{1};
 
+  /// Of its replica.
+  [[nodiscard]] std::uint32_t ranks() const noexcept { return pipeline_parallel * tensor_parallel; }
   friend bool operator==(const resolved_node&, const resolved_node&) = default;
 };
 

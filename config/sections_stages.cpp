@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view restart_here = "whether a node is started again is said by `restart`";
 
-constexpr std::array<later_word, 10> later_stage_keys{
+constexpr std::array<later_word, 9> later_stage_keys{
     {{"restart_*", restart_here},
      {"restarts", restart_here},
      {"max_restarts", "at most 5 restarts within 60 s, of each node; leave the key out"},
@@ -20,8 +20,6 @@ constexpr std::array<later_word, 10> later_stage_keys{
      {"affinity",
       "each request names its own affinity (`placement_request::affinity`); leave the key out"},
      {"autoscale*", "scaling arrives with a later release; leave the key out"},
-     {"pipeline_parallel",
-      "pipeline parallel ranks arrive with a later release; leave the key out"},
      {"data_parallel", "use `replicas`: each of them serves a copy of the model"},
      {"devices", "a GPU is named by the pool: `pool: {device: gpu:0}`"}}};
 
@@ -29,12 +27,15 @@ constexpr std::string_view port_of_a_joiner =
     "a node of an open stage listens where the OS chooses, and says so when it joins; leave the "
     "key out";
 
+constexpr std::string_view ranks_of_a_joiner =
+    "a replica that joins an open stage says how many ranks it has; leave the key out";
+
 /// Keys of nodes that the file names: a node that joins an open stage announces or brings these.
-constexpr std::array<later_word, 8> keys_of_named_nodes{
+constexpr std::array<later_word, 9> keys_of_named_nodes{
     {{"replicas",
       "replicas join an open stage by themselves, and `max_nodes` bounds it; leave the key out"},
-     {"tensor_parallel",
-      "a replica that joins an open stage says how many ranks it has; leave the key out"},
+     {"pipeline_parallel", ranks_of_a_joiner},
+     {"tensor_parallel", ranks_of_a_joiner},
      {"hosts", "a node of an open stage joins from the host that it runs on; leave the key out"},
      {"port", port_of_a_joiner},
      {"ports", port_of_a_joiner},
@@ -64,8 +65,7 @@ std::optional<std::vector<Value>> read_per_node(section& in, const yaml_node& li
                                                 const std::string& expected, Parse parse) {
   if (list.items.size() != nodes) {
     in.into().refuse(
-        path,
-        std::to_string(nodes) + " " + what + ", one per node (replicas times tensor_parallel)",
+        path, std::to_string(nodes) + " " + what + ", one per node (replicas times their ranks)",
         "it has " + std::to_string(list.items.size()));
     return std::nullopt;
   }
@@ -211,6 +211,7 @@ stage_config read_named_nodes(section& in, stage_config value, const std::string
     return static_cast<std::uint32_t>(in.integer(key, 1, max_nodes, 1));
   };
   value.replicas = count("replicas");
+  value.pipeline_parallel = count("pipeline_parallel");
   value.tensor_parallel = count("tensor_parallel");
   value.hosts = read_hosts(in, value.hosts);
   if (value.node_count() < max_nodes) {

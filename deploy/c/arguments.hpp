@@ -48,6 +48,9 @@ template <>
 inline constexpr std::uint32_t first_size<troupe_node_info> = offsetof(troupe_node_info,
                                                                        replica_name);
 template <>
+inline constexpr std::uint32_t first_size<troupe_state_tensor> = offsetof(troupe_state_tensor,
+                                                                          parts);
+template <>
 inline constexpr std::uint32_t first_size<troupe_send_spec> = offsetof(troupe_send_spec, flags);
 template <>
 inline constexpr std::uint32_t first_size<troupe_receive_spec> = offsetof(troupe_receive_spec,

@@ -44,6 +44,7 @@ result<int> either_of(int one, int other) {
 result<engine_options> memory_of(const troupe_engine_options& given) {
   engine_options out;
   out.polling = (given.flags & TROUPE_POLLING) != 0;
+  out.watch = (given.flags & TROUPE_WATCH) != 0;
   const auto cores = numbers(given.cores, given.core_count, "options.cores");
   if (!cores) return fail(cores.error());
   out.cores.assign(cores->begin(), cores->end());
@@ -129,7 +130,8 @@ result<std::string> name_of(const troupe_engine_options& given) {
 
 result<std::shared_ptr<engine_core>> start(const troupe_engine_options& given) {
   if (auto can = process_life::can_begin("an engine"); !can) return fail(can.error());
-  if (auto flags = known_flags(given.flags, TROUPE_POLLING | TROUPE_CALLS, "options.flags"); !flags)
+  constexpr uint32_t known = TROUPE_POLLING | TROUPE_CALLS | TROUPE_WATCH;
+  if (auto flags = known_flags(given.flags, known, "options.flags"); !flags)
     return fail(flags.error());
   if (given.reserved != 0) return bad_argument("`options.reserved` is not 0");
   const auto name = name_of(given);

@@ -6,12 +6,19 @@
 
 #include "troupe/actors/engine.hpp"
 #include "troupe/deploy/c/handles.hpp"
+#include "troupe/deploy/c/placements.hpp"
 
 namespace troupe::c {
 
 namespace {
 
 using core_pointer = std::shared_ptr<engine_core>;
+
+/// As much as a field of an event holds.
+template <class Number>
+uint32_t at_most_32_bits(Number value) {
+  return static_cast<uint32_t>(std::clamp<Number>(value, 0, std::numeric_limits<uint32_t>::max()));
+}
 
 /// Fills in what C sees of an event.
 struct event_writer {
@@ -34,7 +41,13 @@ struct event_writer {
   }
   void operator()(event_done& what) const {
     out.kind = TROUPE_EVENT_DONE;
-    out.u.done = {what.bytes, what.aux.size()};
+    out.u.done = {.bytes = what.bytes,
+                  .aux_size = what.aux.size(),
+                  .waited_us = at_most_32_bits(what.how.waited.count()),
+                  .moving_us = at_most_32_bits(what.how.moving.count()),
+                  .segments = at_most_32_bits(what.how.segments),
+                  .backend = {}};
+    what.how.backend.copy(static_cast<char*>(out.u.done.backend), sizeof out.u.done.backend);
     if (!what.aux.empty()) detail().aux = std::move(what.aux);
   }
   void operator()(event_failed& what) const {
@@ -56,7 +69,18 @@ struct event_writer {
   void operator()(event_wanted& what) const {
     out.kind = TROUPE_EVENT_WANTED;
     out.u.wanted = {what.rank, what.ranks, what.expected, what.token_begin, what.token_end};
-    detail().wanted_by = std::move(what.node);
+    detail().node = std::move(what.node);
+  }
+  void operator()(event_member& what) const {
+    out.kind = TROUPE_EVENT_MEMBER;
+    out.u.member = {what.incarnation, static_cast<uint32_t>(what.state), what.replica, what.rank,
+                    static_cast<uint32_t>(what.labels.size())};
+    auto& texts = detail();
+    texts.node = std::move(what.node);
+    texts.stage = std::move(what.stage);
+    texts.reason = std::move(what.reason);
+    texts.labels = std::move(what.labels);
+    texts.labels_seen = labels_of(texts.labels);
   }
   void operator()(event_placed& what) const {
     out.kind = TROUPE_EVENT_PLACED;
@@ -233,7 +257,11 @@ const char* troupe_detail_method(const troupe_detail* detail) {
 }
 
 const char* troupe_detail_node(const troupe_detail* detail) {
-  return detail ? detail->wanted_by.c_str() : "";
+  return detail ? detail->node.c_str() : "";
+}
+
+const char* troupe_detail_stage(const troupe_detail* detail) {
+  return detail ? detail->stage.c_str() : "";
 }
 
 troupe_status troupe_detail_bytes(const troupe_detail* detail, const void** bytes,
@@ -254,6 +282,18 @@ troupe_status troupe_detail_bytes(const troupe_detail* detail, const void** byte
       *bytes = detail->payload.data();
       *byte_count = detail->payload.size();
     }
+    return {};
+  });
+}
+
+troupe_status troupe_detail_labels(const troupe_detail* detail, const troupe_label** labels,
+                                   size_t* count) {
+  return guarded([&]() -> result<void> {
+    if (auto given = present(detail, "detail"); !given) return given;
+    if (auto out = present(labels, "labels"); !out) return out;
+    if (auto out = present(count, "count"); !out) return out;
+    *labels = detail->labels_seen.empty() ? nullptr : detail->labels_seen.data();
+    *count = detail->labels_seen.size();
     return {};
   });
 }

@@ -60,7 +60,9 @@ struct troupe_detail {
   troupe::value_view view;
   std::vector<std::byte> aux;
   std::vector<std::uint8_t> payload;
-  std::string reason, method, wanted_by;
+  std::string reason, method, node, stage;
+  std::vector<troupe::actors::node_label> labels;
+  std::vector<troupe_label> labels_seen;  ///< `labels` as C sees them
   troupe::kvcache::allocation blocks;
   std::unique_ptr<troupe::actors::placement> where;
 };

@@ -82,6 +82,26 @@ result<kvcache::cache_layout> geometry_of(const troupe_cache_geometry* given) {
   return out;
 }
 
+result<std::vector<kvcache::state_part>> parts_of(const troupe_state_tensor& state) {
+  std::vector<kvcache::state_part> parts;
+  if (state.reserved != 0) return bad_argument("`state.reserved` is not 0");
+  if (state.part_count == 0) return parts;
+  if (auto given = present(state.parts, "state.parts"); !given) return fail(given.error());
+  if (state.part_count > kvcache::max_state_parts)
+    return bad_argument("`state.part_count` is more than 64");
+  for (std::uint32_t i = 0; i < state.part_count; ++i) {
+    const auto& part = state.parts[i];
+    const auto name = "state.parts[" + std::to_string(i) + "]";
+    if (auto known = in_range(part.sharding, TROUPE_STATE_REPLICATED, TROUPE_STATE_SLICED,
+                              name + ".sharding");
+        !known)
+      return fail(known.error());
+    if (part.reserved != 0) return bad_argument("`" + name + ".reserved` is not 0");
+    parts.push_back({part.bytes, static_cast<kvcache::state_sharding>(part.sharding)});
+  }
+  return parts;
+}
+
 kvcache::plane plane_of(const troupe_plane& p) {
   return {p.region, p.heads, p.base, p.block_stride, p.token_stride, p.head_stride, p.head_bytes};
 }
@@ -192,9 +212,11 @@ troupe_status troupe_layout_add_state(troupe_layout* layout, const troupe_state_
       return known;
     if (layout->layout.states.size() >= kvcache::max_states)
       return bad_argument("the layout has 4096 state tensors already, the most that there can be");
+    auto parts = parts_of(*given);
+    if (!parts) return fail(parts.error());
     layout->layout.states.push_back(
         {std::move(*name), static_cast<kvcache::state_sharding>(given->sharding), given->region,
-         given->slots, given->base, given->slot_stride, given->slot_bytes});
+         given->slots, given->base, given->slot_stride, given->slot_bytes, std::move(*parts)});
     return {};
   });
 }
@@ -279,6 +301,73 @@ troupe_status troupe_layout_layer_details(const troupe_layout* layout, uint32_t 
     write({0, known.value_dim, known.element_size, static_cast<uint32_t>(known.unit),
            known.dtype.c_str(), known.packing.c_str()},
           details);
+    return {};
+  });
+}
+
+troupe_status troupe_layout_add_group(troupe_layout* layout, const uint32_t* layers,
+                                      size_t layer_count, uint32_t block_tokens) {
+  return guarded([&]() -> result<void> {
+    if (auto to = present(layout, "layout"); !to) return to;
+    if (layer_count != 0)
+      if (auto given = present(layers, "layers"); !given) return given;
+    if (layer_count > kvcache::max_layers) return bad_argument("`layer_count` is more than 2048");
+    if (layout->layout.groups.size() >= kvcache::max_layer_groups)
+      return bad_argument("the layout has 64 groups already, the most that there can be");
+    layout->layout.groups.push_back({{layers, layers + layer_count}, block_tokens});
+    return {};
+  });
+}
+
+troupe_status troupe_layout_set_part(troupe_layout* layout, uint32_t first_layer,
+                                     uint32_t total_layers) {
+  return guarded([&]() -> result<void> {
+    if (auto to = present(layout, "layout"); !to) return to;
+    layout->layout.first_layer = first_layer;
+    layout->layout.total_layers = total_layers;
+    return {};
+  });
+}
+
+troupe_status troupe_layout_part(const troupe_layout* layout, uint32_t* first_layer,
+                                 uint32_t* total_layers) {
+  return guarded([&]() -> result<void> {
+    if (auto given = present(layout, "layout"); !given) return given;
+    if (auto out = present(first_layer, "first_layer"); !out) return out;
+    if (auto out = present(total_layers, "total_layers"); !out) return out;
+    *first_layer = layout->layout.first_layer;
+    *total_layers = layout->layout.total_layers;
+    return {};
+  });
+}
+
+troupe_status troupe_layout_group_count(const troupe_layout* layout, uint32_t* count) {
+  return guarded([&]() -> result<void> {
+    if (auto given = present(layout, "layout"); !given) return given;
+    if (auto out = present(count, "count"); !out) return out;
+    *count = static_cast<uint32_t>(layout->layout.groups.size());
+    return {};
+  });
+}
+
+troupe_status troupe_layout_group(const troupe_layout* layout, uint32_t group, uint32_t* layers,
+                                  size_t capacity, size_t* layer_count, uint32_t* block_tokens) {
+  return guarded([&]() -> result<void> {
+    if (auto given = present(layout, "layout"); !given) return given;
+    if (auto out = present(layer_count, "layer_count"); !out) return out;
+    if (auto out = present(block_tokens, "block_tokens"); !out) return out;
+    if (capacity != 0)
+      if (auto out = present(layers, "layers"); !out) return out;
+    const auto& groups = layout->layout.groups;
+    if (group >= groups.size()) {
+      std::string why{"there is no group "};
+      why.append(std::to_string(group)).append("; the layout has ");
+      return fail(errc::out_of_range, why.append(std::to_string(groups.size())));
+    }
+    const auto& known = groups[group].layers;
+    std::copy_n(known.begin(), std::min(capacity, known.size()), layers);
+    *layer_count = known.size();
+    *block_tokens = kvcache::block_tokens_of(layout->layout, group);
     return {};
   });
 }

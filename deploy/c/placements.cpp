@@ -26,11 +26,15 @@ result<actors::placement_request> placement_request_of(const troupe_placement_re
   return out;
 }
 
-std::vector<troupe_label> labels_of(const actors::node_info& node) {
+std::vector<troupe_label> labels_of(const std::vector<actors::node_label>& labels) {
   std::vector<troupe_label> out;
-  out.reserve(node.labels.size());
-  for (const auto& label : node.labels) out.push_back({label.key.c_str(), label.value.c_str()});
+  out.reserve(labels.size());
+  for (const auto& label : labels) out.push_back({label.key.c_str(), label.value.c_str()});
   return out;
+}
+
+std::vector<troupe_label> labels_of(const actors::node_info& node) {
+  return labels_of(node.labels);
 }
 
 troupe_node_info node_of(const actors::node_info& node,

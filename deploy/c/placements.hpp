@@ -12,7 +12,9 @@ namespace troupe::c {
 [[nodiscard]] result<actors::placement_request> placement_request_of(
     const troupe_placement_request* given);
 
-/// A node's labels as C sees them. Their texts are those of `node`.
+/// Labels as C sees them. Their texts are those that are given.
+[[nodiscard]] std::vector<troupe_label> labels_of(const std::vector<actors::node_label>& labels);
+/// Those of a node. Their texts are those of `node`.
 [[nodiscard]] std::vector<troupe_label> labels_of(const actors::node_info& node);
 /// As C sees a node. Its texts are those of `node`, its labels are `labels`.
 [[nodiscard]] troupe_node_info node_of(const actors::node_info& node,

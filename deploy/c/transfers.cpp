@@ -6,6 +6,22 @@ using namespace troupe::c;
 
 namespace {
 
+result<std::vector<group_blocks>> groups_of(const troupe_group_blocks* given, std::uint32_t count) {
+  std::vector<group_blocks> groups;
+  if (count == 0) return groups;
+  if (auto here = present(given, "spec.groups"); !here) return fail(here.error());
+  if (count > kvcache::max_layer_groups)
+    return bad_argument("`spec.group_count` is more than 64, the most that a layout has");
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto name = "spec.groups[" + std::to_string(i) + "]";
+    if (given[i].reserved != 0) return bad_argument("`" + name + ".reserved` is not 0");
+    auto ids = blocks(given[i].blocks, given[i].block_count, name + ".blocks");
+    if (!ids) return fail(ids.error());
+    groups.push_back({given[i].first_token, std::move(*ids)});
+  }
+  return groups;
+}
+
 result<send_spec> send_of(const troupe_send_spec* given) {
   const auto spec = read(given, "spec");
   if (!spec) return fail(spec.error());
@@ -13,10 +29,13 @@ result<send_spec> send_of(const troupe_send_spec* given) {
       !flags)
     return fail(flags.error());
   if (spec->reserved != 0) return bad_argument("`spec.reserved` is not 0");
+  if (spec->reserved_2 != 0) return bad_argument("`spec.reserved_2` is not 0");
   auto request = text(spec->request, "spec.request");
   if (!request) return fail(request.error());
   auto ids = blocks(spec->blocks, spec->block_count, "spec.blocks");
   if (!ids) return fail(ids.error());
+  auto groups = groups_of(spec->groups, spec->group_count);
+  if (!groups) return fail(groups.error());
   auto held_for = texts(spec->held_for, spec->held_for_count, "spec.held_for");
   if (!held_for) return fail(held_for.error());
   send_spec out;
@@ -28,6 +47,7 @@ result<send_spec> send_of(const troupe_send_spec* given) {
   out.held_for = std::move(*held_for);
   out.grows = (spec->flags & TROUPE_GROWS) != 0;
   out.tell_wanted = (spec->flags & TROUPE_TELL_WANTED) != 0;
+  out.groups = std::move(*groups);
   return out;
 }
 
@@ -60,6 +80,7 @@ result<receive_spec> receive_of(const troupe_receive_spec* given) {
   if (!spec) return fail(spec.error());
   if (spec->reserved != 0) return bad_argument("`spec.reserved` is not 0");
   if (spec->reserved_2 != 0) return bad_argument("`spec.reserved_2` is not 0");
+  if (spec->reserved_3 != 0) return bad_argument("`spec.reserved_3` is not 0");
   if (auto flags = known_flags(spec->flags, TROUPE_PARK | TROUPE_AGAIN, "spec.flags"); !flags)
     return fail(flags.error());
   if (auto flag = in_range(spec->fail_when_full, 0, 1, "spec.fail_when_full"); !flag)
@@ -74,6 +95,9 @@ result<receive_spec> receive_of(const troupe_receive_spec* given) {
   auto ids = blocks(spec->blocks, spec->block_count, "spec.blocks");
   if (!ids) return fail(ids.error());
   out->blocks = std::move(*ids);
+  auto groups = groups_of(spec->groups, spec->group_count);
+  if (!groups) return fail(groups.error());
+  out->groups = std::move(*groups);
   out->tokens = spec->tokens;
   out->prefix_tokens = spec->prefix_tokens;
   out->state_slot = spec->state_slot;
@@ -151,10 +175,16 @@ troupe_status troupe_engine_send(troupe_engine* engine, const troupe_send_spec* 
 
 troupe_status troupe_engine_add_blocks(troupe_engine* engine, troupe_operation send,
                                        const uint32_t* ids, size_t block_count) {
+  return troupe_engine_add_group_blocks(engine, send, 0, ids, block_count);
+}
+
+troupe_status troupe_engine_add_group_blocks(troupe_engine* engine, troupe_operation send,
+                                             uint32_t group, const uint32_t* ids,
+                                             size_t block_count) {
   return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
     auto more = blocks(ids, block_count, "blocks");
     if (!more) return fail(more.error());
-    return core.node->add_blocks(operation_id{send}, std::move(*more));
+    return core.node->add_blocks(operation_id{send}, std::move(*more), group);
   });
 }
 

@@ -34,7 +34,7 @@ void print_nodes(const config::deployment& deployment) {
   for (const auto& node : config::resolve(deployment))
     table.add({node.name, std::string{to_string(node.role)}, node.stage,
                std::to_string(node.replica),
-               std::to_string(node.rank) + "/" + std::to_string(node.tensor_parallel), node.host,
+               std::to_string(node.rank) + "/" + std::to_string(node.ranks()), node.host,
                node.port == 0 ? "any" : std::to_string(node.port),
                node.engine == config::engine_kind::none ? "-" : std::string{to_string(node.engine)},
                node.local ? "yes" : "no"});

@@ -42,7 +42,7 @@ void add_missing(const cluster_address& at, cluster_status& status) {
     missing.node.role = static_cast<std::uint8_t>(actors::node_role_of(node.role));
     missing.node.replica = node.replica;
     missing.node.rank = node.rank;
-    missing.node.ranks = node.tensor_parallel;
+    missing.node.ranks = node.ranks();
     status.nodes.push_back(
         {std::move(missing), false,
          fail(errc::not_found, "has not registered with the supervisor; start it")});

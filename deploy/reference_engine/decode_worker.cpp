@@ -253,6 +253,7 @@ class decode_worker final : public worker {
   void handle(decode_request&, operation_id, event_info&) {}
   void handle(decode_request&, operation_id, event_placed&) {}
   void handle(decode_request&, operation_id, event_wanted&) {}
+  void handle(decode_request&, operation_id, event_member&) {}
 
   void received(decode_request& request, const event_done& happened) {
     request.times.received_ns = clock_ns();

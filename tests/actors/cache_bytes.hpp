@@ -1,6 +1,7 @@
 #pragma once
 
-/// Bytes that belong to one request and one place of a cache, for tests that move caches about.
+/// Bytes that belong to one request and one place of a cache, for tests that move caches about. Layers are
+/// those of the cache; what is in one goes by its number in the model.
 
 #include <cstddef>
 #include <cstdint>
@@ -71,9 +72,9 @@ class cache_bytes {
         for (auto token = begin; token < end; ++token) {
           const auto block = blocks[token / layout_.block_tokens].value;
           for (std::uint32_t head = 0; head < plane.heads; ++head) {
-            std::uint64_t state = seed * 0x9E3779B97F4A7C15ull ^ (std::uint64_t{layer} << 48) ^
-                                  (std::uint64_t{p} << 40) ^
-                                  (std::uint64_t{first_head + head} << 32) ^ token;
+            std::uint64_t state =
+                seed * 0x9E3779B97F4A7C15ull ^ (std::uint64_t{layout_.first_layer + layer} << 48) ^
+                (std::uint64_t{p} << 40) ^ (std::uint64_t{first_head + head} << 32) ^ token;
             for (auto& byte : value) {
               state = state * 6364136223846793005ull + 1442695040888963407ull;
               byte = static_cast<std::byte>(state >> 56);

@@ -150,6 +150,7 @@ struct cluster_options {
   std::string prefill_layout;  ///< e.g. "{order: blocks_first}"
   std::string decode_layout;
   std::uint32_t prefill_tp{1}, decode_tp{1};
+  std::uint32_t prefill_pp{1}, decode_pp{1};  ///< parts of each replica
   std::uint32_t decodes{1};
   std::string deadline{"10s"};
   std::string on_full{"wait"};
@@ -257,11 +258,12 @@ class cluster {
   }
   [[nodiscard]] std::string text(int port) const {
     std::ostringstream out;
-    const auto stage = [&](const char* name, std::uint32_t replicas, std::uint32_t tp,
-                           const std::string& pool, const std::string& device,
+    const auto stage = [&](const char* name, std::uint32_t replicas, std::uint32_t pp,
+                           std::uint32_t tp, const std::string& pool, const std::string& device,
                            const std::string& layout) {
       out << "  - name: " << name << "\n    role: " << name << "\n    replicas: " << replicas
-          << "\n    tensor_parallel: " << tp << "\n    hosts: ["
+          << "\n    pipeline_parallel: " << pp << "\n    tensor_parallel: " << tp
+          << "\n    hosts: ["
           << (std::string_view{name} == "prefill" ? options_.prefill_host : "127.0.0.1")
           << "]\n    engine: external\n"
           << "    pool: {device: " << device << ", size: " << pool
@@ -279,9 +281,9 @@ class cluster {
     if (options_.max_operations > 0) out << ", max_operations: " << options_.max_operations;
     if (options_.max_parked > 0) out << ", max_parked: " << options_.max_parked;
     out << "}\nstages:\n";
-    stage("prefill", 1, options_.prefill_tp, options_.prefill_pool, options_.prefill_device,
-          options_.prefill_layout);
-    stage("decode", options_.decodes, options_.decode_tp, options_.decode_pool,
+    stage("prefill", 1, options_.prefill_pp, options_.prefill_tp, options_.prefill_pool,
+          options_.prefill_device, options_.prefill_layout);
+    stage("decode", options_.decodes, options_.decode_pp, options_.decode_tp, options_.decode_pool,
           options_.decode_device, options_.decode_layout);
     out << "  - {name: store, role: store, pool: {device: cpu, size: 16MiB}, transport: "
         << transport("store", "") << "}\n"

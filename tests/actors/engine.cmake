@@ -1,4 +1,5 @@
 troupe_test(event_queue_test SOURCES event_queue_test.cpp event_claim_test.cpp LINKS troupe::actors LABELS unit)
+troupe_test(member_watch_test SOURCES member_watch_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(defaults_test SOURCES defaults_test.cpp LINKS troupe::actors LABELS unit)
 troupe_test(logging_test SOURCES logging_test.cpp LINKS troupe::actors troupe::scratch LABELS unit)
 troupe_test(cache_leases_test SOURCES cache_leases_test.cpp LINKS troupe::actors LABELS unit)

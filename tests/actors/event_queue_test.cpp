@@ -148,6 +148,97 @@ TEST_F(events, wake_whoever_waits_in_either_way) {
   }
 }
 
+// -- of members
+
+membership one_member(std::uint64_t epoch, std::uint64_t life, node_state state) {
+  member m;
+  m.node.name = "decode-0";
+  m.node.incarnation = life;
+  m.state = static_cast<std::uint8_t>(state);
+  m.reason = "lost";
+  return {"demo", 1, epoch, {m}};
+}
+
+TEST_F(events, of_members_are_told_only_to_who_watches) {
+  queue.see(one_member(1, 7, node_state::up));
+  EXPECT_TRUE(queue.empty());
+  queue.watch_members("prefill-0");
+  queue.see(one_member(2, 7, node_state::up));
+  EXPECT_EQ(queue.size(), 1u);
+}
+
+TEST_F(events, of_members_come_before_those_of_operations_and_belong_to_none) {
+  queue.watch_members("prefill-0");
+  const auto id = begin();
+  conclude(id);
+  queue.see(one_member(1, 7, node_state::up));
+  (void)queue.take(1);
+  queue.see(one_member(2, 8, node_state::up));
+  EXPECT_EQ(queue.size(), 3u);
+  const auto first = queue.take(1);
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_EQ(first.front().operation, operation_id{});
+  const auto& gone = std::get<event_member>(first.front().what);
+  EXPECT_EQ(gone.incarnation, 7u);
+  EXPECT_EQ(gone.state, member_state::gone);
+  const auto rest = queue.take(everything);
+  ASSERT_EQ(rest.size(), 2u);
+  EXPECT_EQ(std::get<event_member>(rest.front().what).incarnation, 8u);
+  EXPECT_EQ(rest.back().operation, id);
+  EXPECT_EQ(operations.open(), 0u);
+}
+
+TEST_F(events, of_members_go_to_nobody_who_waits_for_an_operation) {
+  queue.watch_members("prefill-0");
+  const auto id = begin();
+  {
+    const auto mine = queue.claim_events(id);
+    ASSERT_TRUE(mine);
+    queue.see(one_member(1, 7, node_state::up));
+    conclude(id);
+    const auto taken = (*mine)->take();
+    ASSERT_TRUE(taken && *taken);
+    ASSERT_EQ((*taken)->size(), 1u);
+    EXPECT_TRUE(std::holds_alternative<event_done>((*taken)->front().what));
+  }
+  const auto of_none = queue.claim_events(operation_id{});
+  ASSERT_FALSE(of_none);
+  EXPECT_EQ(of_none.error().code, errc::not_found);
+  const auto rest = queue.take(everything);
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<event_member>(rest.front().what));
+}
+
+TEST_F(events, of_members_wake_who_waits_and_are_seen_no_more_when_there_is_nothing_to_tell) {
+  queue.watch_members("prefill-0");
+  const auto readable = [this] {
+    pollfd shown{queue.fd(), POLLIN, 0};
+    return ::poll(&shown, 1, 0) == 1;
+  };
+  std::thread other{[&] { queue.see(one_member(1, 7, node_state::up)); }};
+  EXPECT_EQ(queue.wait(10s, 64).size(), 1u);
+  other.join();
+  EXPECT_FALSE(readable());
+  queue.see(one_member(2, 7, node_state::suspect));
+  EXPECT_TRUE(readable());
+  queue.see(one_member(3, 7, node_state::up));
+  EXPECT_FALSE(readable()) << "it is as the engine knows it";
+  EXPECT_TRUE(queue.empty());
+}
+
+TEST_F(events, of_members_end_with_the_watch_and_others_do_not) {
+  queue.watch_members("prefill-0");
+  conclude(begin());
+  queue.see(one_member(1, 7, node_state::up));
+  EXPECT_EQ(queue.size(), 2u);
+  queue.end_watch();
+  EXPECT_EQ(queue.size(), 1u);
+  queue.see(one_member(2, 8, node_state::up));
+  const auto rest = queue.take(everything);
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<event_done>(rest.front().what));
+}
+
 TEST(operations, that_are_live_when_the_table_closes_are_named_and_no_other_begins) {
   operation_table table{4};
   const auto first = table.begin(some_value());

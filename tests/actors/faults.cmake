@@ -19,4 +19,6 @@ troupe_test(silent_peer_test SOURCES silent_peer_test.cpp stalled_actors_test.cp
             LINKS troupe::actors troupe::sanitized troupe::gpu_double LABELS faults TIMEOUT 120 COST 10)
 troupe_test(survive_test SOURCES failure_report_test.cpp supervisor_restart_test.cpp
             LINKS troupe::actors troupe::sanitized troupe::scratch LABELS faults TIMEOUT 120)
+troupe_test(watch_test SOURCES watch_test.cpp
+            LINKS troupe::actors troupe::sanitized troupe::scratch LABELS faults TIMEOUT 120 COST 15)
 troupe_test(crash_test SOURCES crash_test.cpp LINKS troupe::actors troupe::sanitized LABELS faults TIMEOUT 60)

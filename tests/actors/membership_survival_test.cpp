@@ -385,6 +385,34 @@ TEST_F(survival, a_life_that_was_leaving_when_the_supervisor_was_restarted_was_n
   EXPECT_GT(shown("decode-0").registered, before) << "too late";
 }
 
+TEST_F(survival, a_supervisor_collects_for_a_heartbeat_timeout_and_says_so) {
+  EXPECT_EQ(table.view().collecting, 1)
+      << "it knows of no other before it, and there may have been one";
+  bring_up("decode-0", life_1);
+  restart();
+  EXPECT_EQ(table.view().collecting, 1);
+  bring_up("decode-0", life_1);
+  const auto list = table.take_broadcast(now);
+  ASSERT_TRUE(list);
+  EXPECT_EQ(list->collecting, 1);
+  const auto stays = [&](milliseconds time) {
+    for (; time.count() > 0; time -= milliseconds{100}) {
+      pass(milliseconds{100});
+      ASSERT_EQ(beat("decode-0", life_1), heartbeat_verdict::known);
+    }
+  };
+  stays(milliseconds{4900});
+  EXPECT_FALSE(table.take_broadcast(now));
+  now += milliseconds{3000};  // it stood still: nobody could register meanwhile
+  stays(milliseconds{100});
+  EXPECT_EQ(table.view().collecting, 1);
+  stays(milliseconds{100});
+  const auto whole = table.take_broadcast(now);
+  ASSERT_TRUE(whole) << "that is news by itself";
+  EXPECT_EQ(whole->collecting, 0);
+  EXPECT_EQ(whole->epoch, list->epoch);
+}
+
 // -- who uses which name
 
 using kind = slot_use::kind;

@@ -461,7 +461,7 @@ TEST_F(membership_of_a_cluster, refuses_what_does_not_fit_the_deployment_in_one_
   EXPECT_THAT(refused([](r& x) { x.node.rank = 0; }),
               HasSubstr("rank 0 but the deployment says 1"));
   EXPECT_THAT(refused([](r& x) { x.node.ranks = 4; }),
-              HasSubstr("tensor-parallel size 4 but the deployment says 2"));
+              HasSubstr("number of ranks 4 but the deployment says 2"));
   EXPECT_THAT(refused([](r& x) { x.node.port = 0; }), HasSubstr("without a host, a bound port"));
   EXPECT_THAT(refused([](r& x) { x.node.boot_id = "\033[2J"; }),
               HasSubstr("registers with a boot id that is none"));

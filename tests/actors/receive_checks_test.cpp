@@ -247,6 +247,14 @@ TEST_F(confused_peer, whose_layout_says_another_rank_than_the_deployment_is_refu
       AllOf(HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2"), HasSubstr("rank 0 of 2")));
 }
 
+TEST_F(confused_peer, whose_layers_are_those_of_another_part_is_refused) {
+  auto first = *small_layout();
+  first.total_layers = 4;
+  expect_refusal(std::make_shared<const kvcache::cache_layout>(first), 1, 2,
+                 AllOf(HasSubstr("there-0-tp1"), HasSubstr("rank 1 of 2"),
+                       HasSubstr("says rank 0 of 1 and layers 0 to 1 of the model's 4")));
+}
+
 /// A peer that asks for a source more often than it may, or whose part in it fails.
 class asking_peer : public listened_port {
  protected:
@@ -344,6 +352,22 @@ TEST_F(asking_peer, that_names_a_block_twice_is_refused) {
   const auto refused = said<transfer_abort>(0);
   ASSERT_TRUE(refused);
   EXPECT_THAT(refused->reason, HasSubstr("block 2 twice"));
+}
+
+TEST_F(asking_peer, whose_receive_another_source_refused_fails_no_send_here) {
+  context->settings.default_deadline = 10 * troupe::testing::wait_limit;
+  offer();
+  asks(1);
+  ASSERT_TRUE(heard->sessions.at(0));
+  comes(transfer_abort{transfer_id{1}, errc::out_of_range, "another source holds less", true});
+  ASSERT_TRUE(said<transfer_quiescent>(0));
+  asks(2);
+  ASSERT_TRUE(heard->sessions.at(1)) << "the source is gone";
+  EXPECT_TRUE(context->events.wait(0ms, 1).empty()) << "the source has an outcome";
+  comes(transfer_abort{transfer_id{2}, errc::out_of_range, "its engine gives up"});
+  const auto events = context->events.wait(troupe::testing::wait_limit, 1);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<event_failed>(events.front().what));
 }
 
 TEST_F(asking_peer, whose_session_crashes_here_leaves_the_source_to_others) {

@@ -263,6 +263,54 @@ TEST(send_session,
   EXPECT_EQ(describe(s.peer_aborted({errc::deadline, "too late"})), "conclude(deadline) fence");
 }
 
+/// Whether the outcome, and the abort if there is one, say that it was refused.
+bool says_refused(const session_actions& actions) {
+  bool says = true;
+  for (const auto& action : actions) {
+    if (const auto* what = std::get_if<conclude>(&action)) says = says && what->refused;
+    const auto* order = std::get_if<send_message>(&action);
+    if (order == nullptr) continue;
+    const auto* abort = std::get_if<transfer_abort>(&order->message);
+    says = says && (abort == nullptr || abort->refused);
+  }
+  return says;
+}
+
+TEST(send_session, does_not_fail_by_what_another_source_refused) {
+  auto s = sender({.layers = 1}, asking(0, 8));
+  const auto refused = s.peer_refused({errc::out_of_range, "another source holds less"});
+  EXPECT_EQ(describe(refused), "conclude(out_of_range) fence");
+  EXPECT_TRUE(says_refused(refused));
+  EXPECT_EQ(describe(s.quiescent()), "send(transfer_quiescent) unpin");
+  auto other = sender({.layers = 1}, asking(0, 8));
+  EXPECT_FALSE(says_refused(other.peer_aborted({errc::out_of_range, "nonsense"})));
+}
+
+TEST(send_session, refuses_who_expects_another_request_and_fails_by_a_short_seal) {
+  auto request = asking(0, 8);
+  request.expect = {std::byte{1}};
+  auto s = sender({.layers = 1}, request);
+  const auto refused = s.sealed(8, {std::byte{2}});
+  EXPECT_EQ(describe(refused),
+            "send(transfer_abort layout_mismatch) conclude(layout_mismatch) fence");
+  EXPECT_TRUE(says_refused(refused));
+  auto other = sender({.layers = 1}, asking(0, 8));
+  EXPECT_FALSE(says_refused(other.sealed(4, {})));
+}
+
+TEST(receive_session, hands_on_that_a_source_refused_it) {
+  auto at_that_source = receiver({.layers = 1}, asking(0, 8));
+  const auto refused = at_that_source.peer_refused({errc::out_of_range, "it holds less"});
+  EXPECT_EQ(describe(refused), "conclude(out_of_range) fence");
+  EXPECT_TRUE(says_refused(refused));
+  auto at_another = receiver({.layers = 1}, asking(0, 8));
+  const auto given_up = at_another.refused_elsewhere({errc::out_of_range, "it holds less"});
+  EXPECT_EQ(describe(given_up), "send(transfer_abort out_of_range) conclude(out_of_range) fence");
+  EXPECT_TRUE(says_refused(given_up));
+  auto aborted = receiver({.layers = 1}, asking(0, 8));
+  EXPECT_FALSE(says_refused(aborted.local_abort({errc::aborted, "the engine gave up"})));
+}
+
 TEST(receive_session, tells_layers_in_token_order_whatever_order_they_land_in) {
   auto s = receiver({.layers = 2}, asking(2, 12));
   EXPECT_EQ(describe(s.landed(came({0, 2, 8, 12}))), "");
@@ -406,6 +454,10 @@ TEST(receive_session, gives_a_source_back_unreleased_when_the_receive_fails_else
   auto s = with_its_part_here();
   EXPECT_EQ(describe(s.local_abort({errc::peer_lost, "another source is gone"})),
             "send(transfer_abort peer_lost) unpin");
+  auto other = with_its_part_here();
+  const auto refused = other.refused_elsewhere({errc::out_of_range, "another source holds less"});
+  EXPECT_EQ(describe(refused), "send(transfer_abort out_of_range) unpin");
+  EXPECT_TRUE(says_refused(refused));
 }
 
 TEST(receive_session, says_nothing_to_a_source_that_ended_or_whose_link_is_gone) {

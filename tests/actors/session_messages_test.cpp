@@ -157,7 +157,7 @@ class source {
             flag() ? std::optional{seal_notice{u32(), u32(), bytes(99)}} : std::nullopt};
       case 3: return transfer_sealed{transfer(), u32(), u32(), bytes(99)};
       case 4: return transfer_release{transfer()};
-      case 5: return transfer_abort{transfer(), code(), text(0, 99)};
+      case 5: return transfer_abort{transfer(), code(), text(0, 99), flag()};
       case 6: return transfer_quiescent{transfer()};
       case 7: return store_put{u64(), text(1, max_key), u64(), u64(), bytes(99), maybe_grant()};
       case 8: return store_get{u64(), text(1, max_key), u64()};
@@ -215,7 +215,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
                                        {1, 2, 3, 0x04030201u},
                                        true,
                                        seal_notice{5, 6, {std::byte{7}}}});
-  const std::vector<unsigned> expected{5, 0, 3, 0,              // version, type
+  const std::vector<unsigned> expected{6, 0, 3, 0,              // version, type
                                        1, 2, 3, 4, 5, 6, 7, 8,  // transfer
                                        1, 0, 0, 0, 2, 0, 0, 0,  // layers
                                        3, 0, 0, 0, 1, 2, 3, 4,  // tokens
@@ -227,10 +227,10 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
   for (std::size_t i = 0; i < f.size(); ++i)
     EXPECT_EQ(std::to_integer<unsigned>(f[i]), expected[i]) << i;
 
-  const auto abort = encoded(transfer_abort{transfer_id{7}, errc::deadline, "no"});
+  const auto abort = encoded(transfer_abort{transfer_id{7}, errc::deadline, "no", true});
   const std::vector<unsigned> expected_abort{
-      5, 0, 6, 0, 7,   0,  0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
-      2, 0, 0, 0, 'n', 'o'};
+      6, 0, 6, 0, 7,   0,   0, 0, 0, 0, 0, 0, static_cast<unsigned>(errc::deadline),
+      2, 0, 0, 0, 'n', 'o', 1};
   ASSERT_EQ(abort.size(), expected_abort.size());
   for (std::size_t i = 0; i < abort.size(); ++i) {
     EXPECT_EQ(std::to_integer<unsigned>(abort[i]), expected_abort[i]) << i;
@@ -239,7 +239,7 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
   const auto offer = encoded(transfer_offer{
       transfer_id{7}, 80, {{{3}, 1}, {{2}, 1}, {{100}, 4}, {{104}, 1}}, {9}, {}, {}});
   const std::vector<unsigned> expected_offer{
-      5,    0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 80, 0, 0, 0, 4, 0, 0, 0,  // four runs of blocks
+      6,    0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 80, 0, 0, 0, 4, 0, 0, 0,  // four runs of blocks
       12,                         // 3 from 0 on: folded 6, once
       6,                          // 2, where 4 is behind the last: -2, folded 3
       0x85, 3, 2,                 // 100, where 3 is: 97, folded 194, in two digits of 389; 4 blocks
@@ -372,6 +372,11 @@ TEST(session_messages, an_enum_out_of_range_is_refused_naming_the_field) {
     ASSERT_FALSE(back);
     EXPECT_THAT(back.error().message, HasSubstr("transfer_abort.code"));
   }
+  abort[12] = static_cast<std::byte>(errc::aborted);
+  abort.back() = std::byte{2};
+  const auto refusal = decode(abort);
+  ASSERT_FALSE(refusal);
+  EXPECT_THAT(refusal.error().message, HasSubstr("transfer_abort.refused"));
   auto landed = encoded(layers_landed{});
   landed.back() = std::byte{2};
   const auto back = decode(landed);
@@ -581,6 +586,8 @@ TEST(session_messages, what_is_at_its_bound_is_accepted) {
 TEST(session_messages, an_abort_keeps_its_reason_and_cuts_a_long_one_at_a_character) {
   EXPECT_EQ(make_abort(transfer_id{5}, {errc::deadline, "late"}),
             (transfer_abort{transfer_id{5}, errc::deadline, "late"}));
+  EXPECT_EQ(make_refusal(transfer_id{5}, {errc::out_of_range, "less"}),
+            (transfer_abort{transfer_id{5}, errc::out_of_range, "less", true}));
   std::string text(max_sentence - 1, 'a');
   text += "\xC3\xA9\xC3\xA9";  // two characters of two bytes: the first begins at the last byte
   const auto cut = make_abort(transfer_id{5}, {errc::aborted, text});

@@ -249,8 +249,11 @@ class world {
       if (!sides_[to].unpinned) sides_[to].got_abort = true;
       if (sides_[to].concluded == 0) sides_[to].must_fail = true;
       const error why{m->code, m->reason};
-      return carry_out(to,
-                       to == decode ? receiver().peer_aborted(why) : sender_->peer_aborted(why));
+      if (to == decode) {
+        return carry_out(to,
+                         m->refused ? receiver().peer_refused(why) : receiver().peer_aborted(why));
+      }
+      return carry_out(to, m->refused ? sender_->peer_refused(why) : sender_->peer_aborted(why));
     }
     if (std::holds_alternative<transfer_release>(message)) {
       carry_out(to, sender_->peer_released());

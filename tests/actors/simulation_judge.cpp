@@ -92,8 +92,8 @@ void judge::concludes(side by, const conclude& what) {
   auto& w = course_.sides[by];
   if (++w.concluded > 1) violate("a second outcome");
   w.failure = what.failure;
-  const bool unmet = by == prefill && what.failure && what.failure->code == errc::layout_mismatch;
-  if (what.unmet != unmet) violate("whose the failure is, is not what was said");
+  const bool refused = what.failure && what.failure->code == errc::layout_mismatch;
+  if (what.refused != refused) violate("whose the failure is, is not what was said");
   if (what.failure) return;
   if (w.must_fail) violate("done after the peer said that it failed");
   if (by == prefill) {

@@ -1,7 +1,9 @@
 // 200 processes that no file names join, leave, die, come back and lie, in an order drawn from a seed, before
-// the supervisor's table and router. What both show is held against the rules of open stages after each step.
+// the supervisor's table and router. What both show is held against the rules of open stages after each step,
+// and so is what engines are told that watch.
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <random>
@@ -12,12 +14,14 @@
 
 #include <gtest/gtest.h>
 
+#include "troupe/actors/member_watch.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/router.hpp"
 #include "troupe/config/open_name.hpp"
 
 #include "sanitized.hpp"
 #include "seed.hpp"
+#include "watch_judge.hpp"
 
 namespace troupe::actors {
 namespace {
@@ -56,6 +60,13 @@ struct stranger {
   bool given_up{false};  ///< it was told that this life is over for good
 };
 
+/// An engine that watches. It hears of some lists, and takes events when it likes.
+struct watcher {
+  member_watch watch{"prefill-0"};
+  testing::watch_judge told;
+  std::set<std::uint64_t> replaced;  ///< lives that the engine was told another one has replaced
+};
+
 class world {
  public:
   explicit world(std::uint64_t seed) : random_{seed} {
@@ -71,10 +82,10 @@ class world {
         return "step " + std::to_string(step) + ": " + wrong;
       }
     }
-    return {};
+    return look_at_watchers_at_the_end();
   }
 
-  int taken_in{0}, refused{0}, placed{0}, forgotten{0}, restarts{0};
+  int taken_in{0}, refused{0}, placed{0}, forgotten{0}, restarts{0}, lives_told{0};
 
  private:
   std::uint64_t draw(std::uint64_t below) { return random_() % below; }
@@ -286,7 +297,65 @@ class world {
       if (it != list.members.end() && it->node.incarnation != life) dead_.insert(life);
     }
     last_shown_ = shown();
+    for (auto& one : watchers_) {
+      if (auto wrong = watches(one, list); !wrong.empty()) return wrong;
+    }
     return std::exchange(said_, {});
+  }
+
+  std::string watches(watcher& one, const membership& list) {
+    if (draw(200) == 0) return compare(one, list);
+    if (draw(4) == 0) one.watch.see(list);
+    for (auto takes = draw(8) == 0 ? draw(40) : 0; takes > 0 && one.watch.size() != 0; --takes) {
+      take(one);
+    }
+    const auto known = max_nodes + one.told.there().size();
+    return one.watch.size() > 2 * known ? "more events wait than two of each name" : "";
+  }
+
+  void take(watcher& by) {
+    const auto e = by.watch.pop();
+    if (auto wrong = by.told.hear(e); !wrong.empty()) said_ = wrong;
+    if (e.state == member_state::gone) {
+      if (e.reason.starts_with("another life")) by.replaced.insert(e.incarnation);
+    } else if (by.replaced.contains(e.incarnation)) {
+      said_ = e.node + " is told to be there in a life that was replaced";
+    }
+  }
+
+  /// Once it has taken every event it knows of exactly those that are there; and while a supervisor collects,
+  /// of others that may yet come back.
+  std::string compare(watcher& one, const membership& list) {
+    one.watch.see(list);
+    while (one.watch.size() != 0) take(one);
+    auto told = one.told.there();
+    for (const member& m : list.members) {
+      if (is_lost(m)) continue;
+      const testing::watch_judge::life shown{m.node.incarnation,
+                                             static_cast<member_state>(m.state)};
+      const auto known = told.find(m.node.name);
+      if (known == told.end() || known->second != shown) {
+        return "an engine that watches does not know of " + m.node.name;
+      }
+      told.erase(known);
+    }
+    if (list.collecting == 0 && !told.empty()) {
+      return "an engine that watches takes " + told.begin()->first + " to be there";
+    }
+    return std::exchange(said_, {});
+  }
+
+  /// Nobody is heard any more.
+  std::string look_at_watchers_at_the_end() {
+    for (int tick = 0; tick <= 100; ++tick) table_->tick(now_ += milliseconds{100});
+    const auto list = table_->view();
+    if (list.collecting != 0) return "it collects for longer than a heartbeat timeout";
+    for (auto& one : watchers_) {
+      if (auto wrong = compare(one, list); !wrong.empty()) return wrong;
+      if (!one.told.there().empty()) return "an engine that watches knows of who is lost";
+      lives_told += one.told.ended;
+    }
+    return {};
   }
 
   std::mt19937_64 random_;
@@ -302,12 +371,13 @@ class world {
   std::set<std::uint64_t> dead_;  ///< lives that were replaced or forgotten
   std::map<std::string, std::uint64_t> last_shown_;
   placement last_;
+  std::array<watcher, 3> watchers_;
   std::string said_;
 };
 
 TEST(strangers, come_and_go_in_any_order_and_break_no_rule) {
   const auto first = testing::printed_seed();
-  int taken_in = 0, refused = 0, placed = 0, forgotten = 0, restarts = 0;
+  int taken_in = 0, refused = 0, placed = 0, forgotten = 0, restarts = 0, lives_told = 0;
   for (std::uint64_t i = 0; i < 5; ++i) {
     world w{first + i};
     const auto wrong = w.run();
@@ -317,10 +387,14 @@ TEST(strangers, come_and_go_in_any_order_and_break_no_rule) {
     placed += w.placed;
     forgotten += w.forgotten;
     restarts += w.restarts;
+    lives_told += w.lives_told;
   }
   std::cout << taken_in << " taken in, " << refused << " refused, " << placed << " placed, "
-            << forgotten << " forgotten, " << restarts << " supervisors restarted" << std::endl;
-  for (const int count : {taken_in, refused, placed, forgotten, restarts}) EXPECT_GT(count, 0);
+            << forgotten << " forgotten, " << restarts << " supervisors restarted, " << lives_told
+            << " lives told to engines that watch" << std::endl;
+  for (const int count : {taken_in, refused, placed, forgotten, restarts, lives_told}) {
+    EXPECT_GT(count, 0);
+  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "troupe/actors/membership_store.hpp"
 
 #include "cluster_fixture.hpp"
+#include "parsed_deployment.hpp"
 #include "scratch_folder.hpp"
 
 namespace troupe::testing {
@@ -99,21 +100,18 @@ class restarted_supervisor : public ::testing::Test {
 
  private:
   [[nodiscard]] config::deployment deployment(int port) const {
-    auto outcome = config::parse(
+    return parsed_deployment(
         "cluster: test\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
-            ", heartbeat_interval: " + interval_ +
-            ", heartbeat_timeout: 10min}\n"
-            "security: {mode: none}\n"
-            "model: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}\n"
-            "limits: {transfer_deadline: 10min}\n"
-            "stages:\n"
-            "  - {name: prefill, role: prefill, replicas: 2, engine: external, pool: {size: "
-            "1MiB}}\n"
-            "  - {name: decode, role: decode, replicas: 2, engine: external, pool: {size: 1MiB}}\n"
-            "edges:\n  - {from: prefill, to: decode, mode: write}\n",
-        "test.yaml");
-    for (const auto& issue : outcome.issues) std::fprintf(stderr, "%s\n", to_string(issue).c_str());
-    return outcome.value.value_or(config::deployment{});
+        ", heartbeat_interval: " + interval_ +
+        ", heartbeat_timeout: 10min}\n"
+        "security: {mode: none}\n"
+        "model: {layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}\n"
+        "limits: {transfer_deadline: 10min}\n"
+        "stages:\n"
+        "  - {name: prefill, role: prefill, replicas: 2, engine: external, pool: {size: "
+        "1MiB}}\n"
+        "  - {name: decode, role: decode, replicas: 2, engine: external, pool: {size: 1MiB}}\n"
+        "edges:\n  - {from: prefill, to: decode, mode: write}\n");
   }
 
   /// Waits for its port, and then is the supervisor there.

@@ -50,6 +50,15 @@ class receive_of_two : public listened_port {
         sessions.at(rank),
         session_event{session_message{transfer_sealed{transfers.at(rank), 16, 0, std::move(aux)}}});
   }
+  /// The abort that is said to that rank behind the two requests, where two words are.
+  std::optional<transfer_abort> abort_to(std::size_t rank) {
+    for (const std::size_t index : {2, 3}) {
+      const auto word = heard->said.at(index);
+      const auto* abort = word ? std::get_if<transfer_abort>(&*word) : nullptr;
+      if (abort != nullptr && abort->transfer == transfers.at(rank)) return *abort;
+    }
+    return std::nullopt;
+  }
   std::optional<event> next_event() {
     auto events = context->events.wait(wait_limit, 1);
     if (events.empty()) return std::nullopt;
@@ -80,15 +89,111 @@ TEST_F(receive_of_two, gives_back_what_is_here_when_the_other_fails) {
   const auto outcome = next_event();
   ASSERT_TRUE(outcome);
   EXPECT_TRUE(std::holds_alternative<event_failed>(outcome->what));
-  bool given_back = false;
-  for (const std::size_t index : {2, 3}) {  // beside the answer to the abort
+  const auto given_back = abort_to(0);  // beside the answer to the abort
+  ASSERT_TRUE(given_back);
+  EXPECT_FALSE(given_back->refused);
+  for (const std::size_t index : {2, 3}) {
     const auto word = heard->said.at(index);
-    ASSERT_TRUE(word);
-    EXPECT_FALSE(std::holds_alternative<transfer_release>(*word));
-    const auto* abort = std::get_if<transfer_abort>(&*word);
-    given_back = given_back || (abort != nullptr && abort->transfer == transfers.at(0));
+    EXPECT_TRUE(word && !std::holds_alternative<transfer_release>(*word));
   }
-  EXPECT_TRUE(given_back);
+}
+
+TEST_F(receive_of_two, fails_no_send_at_the_one_when_the_other_refuses) {
+  caf::anon_send(sessions.at(1), session_event{session_message{transfer_abort{
+                                     transfers.at(1), errc::out_of_range, "it holds less", true}}});
+  const auto outcome = next_event();
+  ASSERT_TRUE(outcome);
+  const auto* failed = std::get_if<event_failed>(&outcome->what);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->why.code, errc::out_of_range);
+  const auto told = abort_to(0);
+  ASSERT_TRUE(told);
+  EXPECT_TRUE(told->refused);
+}
+
+using asked_actor = caf::typed_actor<caf::reacts_to<node_command>>;
+asked_actor::behavior_type deaf(asked_actor::pointer) {
+  return {[](node_command&) {}};
+}
+
+/// Of two sources. The link with the second one comes when the test says so.
+class receive_as_links_come : public listened_port {
+ protected:
+  static layout_ptr part(std::uint32_t first, std::uint32_t end) {
+    kvcache::cache_shape shape;
+    shape.layers = kvcache::attention_layers(end - first, 2, 8);
+    shape.blocks = 4;
+    shape.first_layer = first;
+    shape.total_layers = 4;
+    return std::make_shared<const kvcache::cache_layout>(kvcache::make_layout(shape, {}).value());
+  }
+  void begin(layout_ptr ours, layout_ptr first, std::vector<std::uint64_t> lives = {}) {
+    context->layout = std::move(ours);
+    meet("there-0", std::move(first));
+    const auto node = host.system().spawn(deaf);
+    host.own(node);
+    caf::anon_send(port, engine_command{wire_port{node, {}}});
+    receive_spec spec;
+    spec.request = "r";
+    spec.sources = {"there-0", "there-1"};
+    spec.lives = std::move(lives);
+    spec.tokens = 16;
+    spec.prefix_tokens = 16;
+    spec.blocks = {block_id{0}};
+    spec.deadline = 10 * wait_limit;
+    caf::anon_send(port,
+                   engine_command{start_receive{context->operations.begin({}).value(), spec}});
+  }
+  void begin_with_the_first_part() {
+    begin(part(0, 4), part(0, 2));
+    EXPECT_TRUE(context->events.wait(std::chrono::milliseconds{100}, 1).empty());
+    EXPECT_EQ(heard->said.size(), 0u) << "nobody knows yet whether these are all the layers";
+  }
+  void second_link(layout_ptr its_layout) {
+    other_link = {"there-1", incarnation{6}, std::move(its_layout),
+                  host.system().spawn(listening_link, heard), 1};
+    host.own(other_link.actor);
+    caf::anon_send(port, port_event{link_ready{other_link}});
+  }
+  void expect_failed(errc code, const ::testing::Matcher<const std::string&>& words) {
+    auto events = context->events.wait(wait_limit, 1);
+    ASSERT_EQ(events.size(), 1u);
+    const auto* failed = std::get_if<event_failed>(&events.front().what);
+    ASSERT_NE(failed, nullptr);
+    EXPECT_EQ(failed->why.code, code);
+    EXPECT_THAT(failed->why.message, words);
+    EXPECT_EQ(heard->said.size(), 0u);
+  }
+
+ private:
+  link_handle other_link;
+};
+
+TEST_F(receive_as_links_come, asks_parts_of_a_pipeline_once_all_are_there) {
+  begin_with_the_first_part();
+  second_link(part(2, 4));
+  EXPECT_TRUE(said<transfer_request>(0));
+  EXPECT_TRUE(said<transfer_request>(1));
+}
+
+TEST_F(receive_as_links_come, asks_nobody_where_two_parts_hold_a_layer) {
+  begin_with_the_first_part();
+  second_link(part(1, 4));
+  expect_failed(errc::layout_mismatch,
+                ::testing::AllOf(::testing::HasSubstr("layer 1 of the model's 4"),
+                                 ::testing::HasSubstr("`there-0` and by `there-1`")));
+}
+
+TEST_F(receive_as_links_come, waits_for_no_part_where_one_lives_another_life) {
+  begin(part(0, 4), part(0, 2), {4, 0});
+  expect_failed(errc::stale_incarnation, ::testing::HasSubstr("there-0"));
+}
+
+TEST_F(receive_as_links_come, asks_ranks_that_have_all_layers_one_by_one) {
+  begin(small_layout(), small_layout(0, 2));
+  EXPECT_TRUE(said<transfer_request>(0));
+  second_link(small_layout(1, 2));
+  EXPECT_TRUE(said<transfer_request>(1));
 }
 
 }  // namespace

@@ -56,6 +56,7 @@ int main(void) {
   NUMBER(TROUPE_STATE_SLICED);
   NUMBER(TROUPE_POLLING);
   NUMBER(TROUPE_CALLS);
+  NUMBER(TROUPE_WATCH);
   NUMBER(TROUPE_NO_ALLOCATION);
   NUMBER(TROUPE_ALLOCATE);
   NUMBER(TROUPE_ALLOCATE_HUGE);
@@ -78,6 +79,7 @@ int main(void) {
   NUMBER(TROUPE_EVENT_PLACED);
   NUMBER(TROUPE_EVENT_CALL);
   NUMBER(TROUPE_EVENT_WANTED);
+  NUMBER(TROUPE_EVENT_MEMBER);
   NUMBER(TROUPE_GROWS);
   NUMBER(TROUPE_TELL_WANTED);
   NUMBER(TROUPE_PARK);
@@ -88,6 +90,7 @@ int main(void) {
   NUMBER(TROUPE_SUSPECT);
   NUMBER(TROUPE_DOWN);
   NUMBER(TROUPE_LEAVING);
+  NUMBER(TROUPE_GONE);
   STRUCT(troupe_log_options);
   FIELD(troupe_log_options, size);
   FIELD(troupe_log_options, reserved);
@@ -127,6 +130,10 @@ int main(void) {
   FIELD(troupe_arrangement, kv);
   FIELD(troupe_arrangement, inner);
   FIELD(troupe_arrangement, regions);
+  STRUCT(troupe_state_part);
+  FIELD(troupe_state_part, bytes);
+  FIELD(troupe_state_part, sharding);
+  FIELD(troupe_state_part, reserved);
   STRUCT(troupe_state_tensor);
   FIELD(troupe_state_tensor, size);
   FIELD(troupe_state_tensor, sharding);
@@ -136,6 +143,9 @@ int main(void) {
   FIELD(troupe_state_tensor, base);
   FIELD(troupe_state_tensor, slot_stride);
   FIELD(troupe_state_tensor, slot_bytes);
+  FIELD(troupe_state_tensor, parts);
+  FIELD(troupe_state_tensor, part_count);
+  FIELD(troupe_state_tensor, reserved);
   STRUCT(troupe_cache_place);
   FIELD(troupe_cache_place, layer);
   FIELD(troupe_cache_place, plane);
@@ -221,6 +231,11 @@ int main(void) {
   FIELD(troupe_node_info, labels);
   FIELD(troupe_node_info, label_count);
   FIELD(troupe_node_info, reserved);
+  STRUCT(troupe_group_blocks);
+  FIELD(troupe_group_blocks, first_token);
+  FIELD(troupe_group_blocks, reserved);
+  FIELD(troupe_group_blocks, blocks);
+  FIELD(troupe_group_blocks, block_count);
   STRUCT(troupe_send_spec);
   FIELD(troupe_send_spec, size);
   FIELD(troupe_send_spec, state_slot);
@@ -233,6 +248,9 @@ int main(void) {
   FIELD(troupe_send_spec, held_for);
   FIELD(troupe_send_spec, flags);
   FIELD(troupe_send_spec, reserved);
+  FIELD(troupe_send_spec, groups);
+  FIELD(troupe_send_spec, group_count);
+  FIELD(troupe_send_spec, reserved_2);
   STRUCT(troupe_receive_spec);
   FIELD(troupe_receive_spec, size);
   FIELD(troupe_receive_spec, state_slot);
@@ -256,6 +274,9 @@ int main(void) {
   FIELD(troupe_receive_spec, expect_size);
   FIELD(troupe_receive_spec, flags);
   FIELD(troupe_receive_spec, reserved_2);
+  FIELD(troupe_receive_spec, groups);
+  FIELD(troupe_receive_spec, group_count);
+  FIELD(troupe_receive_spec, reserved_3);
   STRUCT(troupe_sources);
   FIELD(troupe_sources, size);
   FIELD(troupe_sources, source_count);
@@ -282,6 +303,10 @@ int main(void) {
   FIELD(troupe_event, u.layers.token_end);
   FIELD(troupe_event, u.done.bytes);
   FIELD(troupe_event, u.done.aux_size);
+  FIELD(troupe_event, u.done.waited_us);
+  FIELD(troupe_event, u.done.moving_us);
+  FIELD(troupe_event, u.done.segments);
+  FIELD(troupe_event, u.done.backend);
   FIELD(troupe_event, u.value.size);
   FIELD(troupe_event, u.info.size);
   FIELD(troupe_event, u.info.ttl_ms);
@@ -293,6 +318,11 @@ int main(void) {
   FIELD(troupe_event, u.wanted.expected);
   FIELD(troupe_event, u.wanted.token_begin);
   FIELD(troupe_event, u.wanted.token_end);
+  FIELD(troupe_event, u.member.incarnation);
+  FIELD(troupe_event, u.member.state);
+  FIELD(troupe_event, u.member.replica);
+  FIELD(troupe_event, u.member.rank);
+  FIELD(troupe_event, u.member.label_count);
   STRUCT(troupe_outcome);
   FIELD(troupe_outcome, size);
   FIELD(troupe_outcome, kind);

@@ -1,5 +1,6 @@
 /// What the C ABI refuses, by name: null, wrong sizes, numbers out of range, contradictions.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -509,6 +510,133 @@ TEST(c_arguments, details_that_are_none_name_the_field) {
   EXPECT_REFUSED(troupe_layout_layer_details(layout.get(), 2, &seen), TROUPE_OUT_OF_RANGE,
                  "there is no layer 2");
   EXPECT_EQ(seen.packing, nullptr);
+}
+
+TEST(c_arguments, states_are_spread_part_by_part) {
+  const auto layout = small_layout();
+  const troupe_state_part parts[] = {{32, TROUPE_STATE_SLICED, 0}, {8, TROUPE_STATE_REPLICATED, 0}};
+  troupe_state_tensor state{};
+  state.size = sizeof state;
+  state.sharding = TROUPE_STATE_REPLICATED;
+  state.name = "conv";
+  state.region = 1;
+  state.slots = 2;
+  state.slot_stride = state.slot_bytes = 40;
+  state.parts = parts;
+  state.part_count = 2;
+  ASSERT_DONE(troupe_layout_add_state(layout.get(), &state));
+  ASSERT_DONE(troupe_layout_check(layout.get()));
+  const auto whole = small_layout();
+  state.part_count = 0;
+  ASSERT_DONE(troupe_layout_add_state(whole.get(), &state));
+  EXPECT_REFUSED(troupe_layout_compatible(layout.get(), whole.get()), TROUPE_LAYOUT_MISMATCH,
+                 "state 0 parts is 2 here and 1");
+  state.size = offsetof(troupe_state_tensor, parts);  // what an earlier release knew
+  state.part_count = 7;
+  ASSERT_DONE(troupe_layout_add_state(whole.get(), &state));
+  state.size = sizeof state;
+  state.part_count = 65;
+  EXPECT_REFUSED(troupe_layout_add_state(whole.get(), &state), TROUPE_INVALID_CONFIG,
+                 "`state.part_count` is more than 64");
+  state.part_count = 1;
+  ASSERT_DONE(troupe_layout_add_state(whole.get(), &state));
+  EXPECT_REFUSED(troupe_layout_check(whole.get()), TROUPE_INVALID_CONFIG,
+                 "slot_bytes is 40, expected the sum of its parts, 32");
+}
+
+/// The layers of the small layout, of a group each.
+layout_handle grouped_layout() {
+  auto layout = small_layout();
+  const std::uint32_t first = 0;
+  const std::uint32_t second = 1;
+  EXPECT_EQ(troupe_layout_add_group(layout.get(), &first, 1, 0), TROUPE_OK) << troupe_last_error();
+  EXPECT_EQ(troupe_layout_add_group(layout.get(), &second, 1, 4), TROUPE_OK) << troupe_last_error();
+  return layout;
+}
+
+TEST(c_arguments, groups_of_layers_come_back) {
+  const auto layout = grouped_layout();
+  ASSERT_DONE(troupe_layout_check(layout.get()));
+  std::uint32_t count = 0;
+  ASSERT_DONE(troupe_layout_group_count(layout.get(), &count));
+  ASSERT_EQ(count, 2u);
+  for (std::uint32_t group = 0; group < count; ++group) {
+    std::uint32_t layers[2] = {9, 9};
+    std::size_t held = 0;
+    std::uint32_t in_block = 0;
+    ASSERT_DONE(troupe_layout_group(layout.get(), group, layers, 2, &held, &in_block));
+    EXPECT_EQ(held, 1u);
+    EXPECT_EQ(layers[0], group);
+    EXPECT_EQ(layers[1], 9u) << "more was written than there is";
+    EXPECT_EQ(in_block, 4u);
+    ASSERT_DONE(troupe_layout_group(layout.get(), group, nullptr, 0, &held, &in_block));
+  }
+  std::size_t held = 0;
+  EXPECT_REFUSED(troupe_layout_group(layout.get(), 2, nullptr, 0, &held, &count),
+                 TROUPE_OUT_OF_RANGE, "there is no group 2; the layout has 2");
+  const std::uint32_t twice = 1;
+  ASSERT_DONE(troupe_layout_add_group(layout.get(), &twice, 1, 0));
+  EXPECT_REFUSED(troupe_layout_check(layout.get()), TROUPE_INVALID_CONFIG, "group 2 layer is 1");
+  EXPECT_REFUSED(troupe_layout_add_group(layout.get(), nullptr, 1, 0), TROUPE_INVALID_CONFIG,
+                 "`layers` is NULL");
+  EXPECT_REFUSED(troupe_layout_add_group(nullptr, &twice, 1, 0), TROUPE_INVALID_CONFIG, "`layout`");
+  for (int i = 3; i < 64; ++i) ASSERT_DONE(troupe_layout_add_group(layout.get(), &twice, 1, 0));
+  EXPECT_REFUSED(troupe_layout_add_group(layout.get(), &twice, 1, 0), TROUPE_INVALID_CONFIG,
+                 "64 groups already");
+}
+
+TEST(c_arguments, a_part_of_a_model_comes_back) {
+  const auto layout = small_layout();
+  std::uint32_t first = 9;
+  std::uint32_t total = 9;
+  ASSERT_DONE(troupe_layout_part(layout.get(), &first, &total));
+  EXPECT_EQ(first, 0u);
+  EXPECT_EQ(total, 0u);
+  ASSERT_DONE(troupe_layout_set_part(layout.get(), 3, 8));
+  ASSERT_DONE(troupe_layout_check(layout.get()));
+  void* bytes = nullptr;
+  std::size_t byte_count = 0;
+  ASSERT_DONE(troupe_layout_encode(layout.get(), &bytes, &byte_count));
+  troupe_layout* raw = nullptr;
+  ASSERT_DONE(troupe_layout_decode(bytes, byte_count, &raw));
+  troupe_free(bytes);
+  const layout_handle decoded{raw};
+  ASSERT_DONE(troupe_layout_part(decoded.get(), &first, &total));
+  EXPECT_EQ(first, 3u);
+  EXPECT_EQ(total, 8u);
+}
+
+TEST(c_arguments, parts_that_are_none_or_of_another_model_are_refused) {
+  const auto layout = small_layout();
+  ASSERT_DONE(troupe_layout_set_part(layout.get(), 7, 8));
+  EXPECT_REFUSED(troupe_layout_check(layout.get()), TROUPE_INVALID_CONFIG,
+                 "first_layer is 7, expected 0 to 6");
+  ASSERT_DONE(troupe_layout_set_part(layout.get(), 1, 0));
+  EXPECT_REFUSED(troupe_layout_check(layout.get()), TROUPE_INVALID_CONFIG,
+                 "first_layer is 1, expected 0 where total_layers is 0");
+  ASSERT_DONE(troupe_layout_set_part(layout.get(), 6, 8));
+  const auto other = small_layout();
+  ASSERT_DONE(troupe_layout_set_part(other.get(), 0, 8));
+  ASSERT_DONE(troupe_layout_compatible(layout.get(), other.get()));
+  std::uint8_t one[16] = {};
+  std::uint8_t another[16] = {};
+  ASSERT_DONE(troupe_layout_fingerprint(layout.get(), one));
+  ASSERT_DONE(troupe_layout_fingerprint(other.get(), another));
+  EXPECT_TRUE(std::equal(one, one + 16, another)) << "of one model";
+  ASSERT_DONE(troupe_layout_set_part(other.get(), 0, 9));
+  EXPECT_REFUSED(troupe_layout_compatible(layout.get(), other.get()), TROUPE_LAYOUT_MISMATCH,
+                 "number of layers is 8 here and 9");
+  // Groups are of the model: the second one has no layer in this part.
+  const std::uint32_t both[] = {0, 1};
+  ASSERT_DONE(troupe_layout_add_group(layout.get(), both, 2, 0));
+  ASSERT_DONE(troupe_layout_add_group(layout.get(), nullptr, 0, 0));
+  ASSERT_DONE(troupe_layout_check(layout.get()));
+  std::uint32_t number = 0;
+  EXPECT_REFUSED(troupe_layout_set_part(nullptr, 0, 8), TROUPE_INVALID_CONFIG, "`layout` is NULL");
+  EXPECT_REFUSED(troupe_layout_part(layout.get(), nullptr, &number), TROUPE_INVALID_CONFIG,
+                 "`first_layer` is NULL");
+  EXPECT_REFUSED(troupe_layout_part(layout.get(), &number, nullptr), TROUPE_INVALID_CONFIG,
+                 "`total_layers` is NULL");
 }
 
 TEST(c_arguments, opaque_layers_need_details_and_planes) {

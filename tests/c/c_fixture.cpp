@@ -64,8 +64,10 @@ own_engine::own_engine(std::uint16_t supervisor_port, const std::string& name,
   start(deployment_text(supervisor_port), options);
 }
 
-own_engine::own_engine(std::uint16_t supervisor_port, const troupe_announcement& join) {
+own_engine::own_engine(std::uint16_t supervisor_port, const troupe_announcement& join,
+                       std::uint32_t flags) {
   troupe_engine_options options{};
+  options.flags = flags;
   options.join = &join;
   start(open_deployment_text(supervisor_port), options);
 }

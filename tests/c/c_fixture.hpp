@@ -50,7 +50,8 @@ class own_engine {
  public:
   own_engine(std::uint16_t supervisor_port, const std::string& name, std::uint32_t flags = 0);
   /// It joins the open stage.
-  own_engine(std::uint16_t supervisor_port, const troupe_announcement& join);
+  own_engine(std::uint16_t supervisor_port, const troupe_announcement& join,
+             std::uint32_t flags = 0);
   ~own_engine();
   own_engine(const own_engine&) = delete;
   own_engine& operator=(const own_engine&) = delete;

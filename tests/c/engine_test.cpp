@@ -104,6 +104,9 @@ TEST_F(c_pair, every_byte_arrives_and_each_layer_is_told) {
   // 2 layers, K and V, 2 heads of 8 elements of 2 bytes.
   EXPECT_EQ(done.u.done.bytes, tokens * 2u * 2u * 2u * 16u);
   EXPECT_EQ(done.u.done.aux_size, 5u);
+  const std::string over{static_cast<const char*>(done.u.done.backend),
+                         strnlen(static_cast<const char*>(done.u.done.backend), 4)};
+  EXPECT_TRUE(over == "shm" || over == "tcp") << over;
   const void* aux = nullptr;
   std::size_t aux_size = 0;
   ASSERT_DONE(troupe_detail_bytes(done.detail, &aux, &aux_size));
@@ -261,6 +264,31 @@ TEST_F(c_pair, specs_of_before_they_grew_mean_what_they_meant) {
   spec.size = sizeof spec;
   EXPECT_REFUSED(troupe_engine_send(prefill.get(), &spec, &sending), TROUPE_INVALID_CONFIG,
                  "does not know");
+}
+
+TEST_F(c_pair, block_tables_of_groups_that_the_layout_has_not_are_refused) {
+  const troupe_group_blocks group{0, 0, sent_blocks, 3};
+  troupe_send_spec spec{};
+  spec.size = sizeof spec;
+  spec.request = "r";
+  spec.groups = &group;
+  spec.group_count = 1;
+  troupe_operation operation = 0;
+  EXPECT_REFUSED(troupe_engine_send(prefill.get(), &spec, &operation), TROUPE_INVALID_CONFIG,
+                 "for 1 group of layers; the layout has 0 groups: name `blocks`");
+  spec.groups = nullptr;
+  EXPECT_REFUSED(troupe_engine_send(prefill.get(), &spec, &operation), TROUPE_INVALID_CONFIG,
+                 "`spec.groups` is NULL");
+  const troupe_group_blocks odd{0, 1, sent_blocks, 3};
+  spec.groups = &odd;
+  EXPECT_REFUSED(troupe_engine_send(prefill.get(), &spec, &operation), TROUPE_INVALID_CONFIG,
+                 "`spec.groups[0].reserved` is not 0");
+  spec.group_count = 65;
+  EXPECT_REFUSED(troupe_engine_send(prefill.get(), &spec, &operation), TROUPE_INVALID_CONFIG,
+                 "`spec.group_count` is more than 64");
+  const auto sending = send("s");
+  EXPECT_REFUSED(troupe_engine_add_group_blocks(prefill.get(), sending, 1, sent_blocks, 1),
+                 TROUPE_OUT_OF_RANGE, "group 1 of layers, of 1");
 }
 
 TEST_F(c_pair, a_wait_that_is_over_takes_nothing) {

@@ -2,6 +2,8 @@
 /// by what they say of themselves.
 
 #include <cstddef>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -197,6 +199,101 @@ TEST_F(c_open, structs_of_before_they_grew_are_filled_in_as_far_as_they_went) {
   EXPECT_THAT(node.name, HasSubstr("engines."));
   EXPECT_EQ(node.label_count, 77u);
   troupe_placement_free(placement);
+}
+
+/// An event of a member, copied.
+struct told_member {
+  std::string node, stage, reason;
+  std::uint64_t incarnation{0};
+  std::uint32_t state{0}, replica{0}, rank{0};
+  std::map<std::string, std::string> labels;
+};
+
+told_member copy_of(const troupe_event& event) {
+  EXPECT_EQ(event.kind, static_cast<std::uint32_t>(TROUPE_EVENT_MEMBER));
+  EXPECT_EQ(event.operation, 0u);
+  EXPECT_EQ(event.code, TROUPE_OK);
+  const auto& of = event.u.member;
+  told_member told{troupe_detail_node(event.detail),
+                   troupe_detail_stage(event.detail),
+                   troupe_detail_reason(event.detail),
+                   of.incarnation,
+                   of.state,
+                   of.replica,
+                   of.rank,
+                   {}};
+  const troupe_label* labels = nullptr;
+  std::size_t count = 7;
+  EXPECT_EQ(troupe_detail_labels(event.detail, &labels, &count), TROUPE_OK) << troupe_last_error();
+  EXPECT_EQ(count, of.label_count);
+  EXPECT_EQ(labels == nullptr, count == 0);
+  for (std::size_t i = 0; i < count; ++i) told.labels[labels[i].key] = labels[i].value;
+  return told;
+}
+
+/// Events of members, one by one, up to the one of that node in that state, which is the last of them.
+std::vector<told_member> told_until(troupe_engine* engine, const std::string& node,
+                                    std::uint32_t state) {
+  std::vector<told_member> all;
+  do {
+    troupe_event event{};
+    std::size_t count = 0;
+    EXPECT_EQ(troupe_engine_take(engine, &event, sizeof event, 1, long_enough, &count), TROUPE_OK)
+        << troupe_last_error();
+    EXPECT_EQ(count, 1u) << "never told of " << node;
+    if (count == 0) return {told_member{}};
+    all.push_back(copy_of(event));
+    troupe_events_free(&event, sizeof event, 1);
+    EXPECT_EQ(event.detail, nullptr);
+  } while (all.back().node != node || all.back().state != state);
+  return all;
+}
+
+TEST_F(c_open, an_engine_that_watches_is_told_of_the_others_life_by_life) {
+  const own_engine watching{supervisor.port(), announced("w"), TROUPE_WATCH};
+  const auto there = told_until(watching.get(), "engines.a.0", TROUPE_UP).back();
+  EXPECT_EQ(there.stage, "engines");
+  EXPECT_EQ(there.rank, 0u);
+  EXPECT_EQ(there.labels,
+            (std::map<std::string, std::string>{{"engine", "one"}, {"http", "10.0.0.1:8000"}}));
+  troupe_identity identity{};
+  identity.size = sizeof identity;
+  ASSERT_DONE(troupe_engine_identity(a.get(), &identity));
+  EXPECT_EQ(there.incarnation, identity.incarnation);
+
+  auto c = std::make_unique<own_engine>(supervisor.port(), announced("c"));
+  const auto of_c = told_until(watching.get(), "engines.c.0", TROUPE_UP).back();
+  EXPECT_TRUE(of_c.labels.empty());
+  c.reset();
+  const auto end = told_until(watching.get(), "engines.c.0", TROUPE_GONE).back();
+  EXPECT_EQ(end.incarnation, of_c.incarnation);
+  EXPECT_EQ(end.stage, "engines");
+  EXPECT_EQ(end.replica, of_c.replica);
+  EXPECT_EQ(end.reason, "left");
+  c = std::make_unique<own_engine>(supervisor.port(), announced("c"));
+  for (const auto& told : told_until(watching.get(), "engines.c.0", TROUPE_UP)) {
+    EXPECT_NE(told.node, "engines.w.0") << "it is told of itself";
+    if (told.node == "engines.c.0") {
+      EXPECT_NE(told.incarnation, of_c.incarnation);
+    }
+  }
+
+  ASSERT_DONE(troupe_engine_stop(watching.get()));
+  c.reset();
+  troupe_event none{};
+  std::size_t count = 7;
+  ASSERT_DONE(troupe_engine_take(watching.get(), &none, sizeof none, 1, 0, &count));
+  EXPECT_EQ(count, 0u);
+  ASSERT_DONE(troupe_engine_take(a.get(), &none, sizeof none, 1, 0, &count));
+  EXPECT_EQ(count, 0u) << "this one does not watch";
+}
+
+TEST(c_open_alone, what_an_event_does_not_have_is_nothing) {
+  EXPECT_STREQ(troupe_detail_stage(nullptr), "");
+  const troupe_label* labels = nullptr;
+  std::size_t count = 0;
+  EXPECT_REFUSED(troupe_detail_labels(nullptr, &labels, &count), TROUPE_INVALID_CONFIG,
+                 "`detail` is NULL");
 }
 
 /// Options that are right but for what the test makes of them.

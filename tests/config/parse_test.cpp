@@ -292,6 +292,36 @@ TEST(parse, a_pool_of_exactly_one_block_is_enough_and_a_byte_less_is_not) {
   EXPECT_EQ(outcome.issues[0].expected, "at least 384B");
 }
 
+TEST(parse, a_pool_of_a_part_holds_a_block_of_its_layers) {
+  // 2 (K, V) * 2 of 3 layers * 2 heads * 8 elements * 2 bytes * 4 tokens = 512
+  const std::string head =
+      "cluster: c\nmodel: {layers: 3, kv_heads: 2, head_dim: 8, block_tokens: 4}\nstages:\n"
+      "  - {name: d, role: decode, engine: external, pipeline_parallel: 2, pool: {size: ";
+  const auto enough = parse(head + "512B}}\n", "f");
+  ASSERT_TRUE(enough.value) << to_string(enough.issues);
+  EXPECT_EQ(enough.value->stages[0].node_count(), 2U);
+  const auto outcome = parse(head + "511B}}\n", "f");
+  ASSERT_THAT(outcome.issues, SizeIs(1));
+  EXPECT_EQ(outcome.issues[0].key, "stages[0].pool.size");
+  EXPECT_EQ(outcome.issues[0].expected, "at least 512B");
+}
+
+TEST(parse, the_layers_of_a_model_are_divided_evenly_and_completely) {
+  for (const std::uint32_t layers : {1U, 2U, 5U, 28U, 61U}) {
+    for (std::uint32_t parts = 1; parts <= layers; ++parts) {
+      std::uint32_t next = 0;
+      for (std::uint32_t part = 0; part < parts; ++part) {
+        const auto held = layers_of_part(layers, parts, part);
+        EXPECT_EQ(held.first, next);
+        EXPECT_GE(held.count, layers / parts);
+        EXPECT_LE(held.count, (layers + parts - 1) / parts);
+        next = held.first + held.count;
+      }
+      EXPECT_EQ(next, layers);
+    }
+  }
+}
+
 TEST(parse, an_issue_names_file_line_column_key_what_was_found_and_what_was_expected) {
   const auto outcome =
       parse("cluster: c\nsupervisor:\n  port: seven\n" + std::string{least.substr(11)}, "a/b.yaml");

@@ -40,6 +40,28 @@ TEST(resolve, nodes_come_supervisor_first_then_by_stage_replica_and_rank) {
   EXPECT_EQ(nodes[3].port, 2);
 }
 
+TEST(resolve, the_ranks_of_a_pipeline_are_numbered_part_by_part) {
+  deployment value;
+  value.stages = {stage("p", 2, 2), stage("d", 1, 1)};
+  value.stages[0].pipeline_parallel = 3;
+  value.stages[0].ports.assign(value.stages[0].node_count(), 0);
+  value.stages[0].ports[9] = 77;
+  value.stages[1].pipeline_parallel = 2;
+  value.stages[1].ports = {0, 0};
+  const auto nodes = resolve(value, {});
+  ASSERT_EQ(nodes.size(), 1U + 12 + 2);
+  const auto& one = nodes[1 + 9];
+  EXPECT_EQ(one.name, "p-1-pp1-tp1");
+  EXPECT_EQ(one.replica, 1U);
+  EXPECT_EQ(one.rank, 3U);
+  EXPECT_EQ(one.ranks(), 6U);
+  EXPECT_EQ(one.tensor_parallel, 2U);
+  EXPECT_EQ(one.pipeline_parallel, 3U);
+  EXPECT_EQ(one.port, 77);
+  EXPECT_EQ(nodes.back().name, "d-0-pp1");
+  EXPECT_EQ(nodes.back().rank, 1U);
+}
+
 TEST(resolve, the_ranks_of_a_replica_share_a_host_unless_each_node_has_its_own) {
   auto two = stage("d", 3, 2);
   two.hosts = {"a", "b"};
@@ -85,6 +107,14 @@ TEST(resolve, names_that_look_like_nodes_of_another_stage_stay_apart) {
   }
   value.stages.push_back(stage("dd", 2, 3));
   value.stages.push_back(stage("dd-0", 2, 1));
+  for (const auto* name : {"e", "e-0", "e-0-pp1", "e-pp0"}) {
+    value.stages.push_back(stage(name, 2, 1));
+    value.stages.push_back(stage(std::string{name} + "x", 2, 2));
+    for (auto* of : {&value.stages.back(), &value.stages[value.stages.size() - 2]}) {
+      of->pipeline_parallel = 2;
+      of->ports.assign(of->node_count(), 0);
+    }
+  }
   std::set<std::string> names;
   const auto nodes = resolve(value, {});
   for (const auto& node : nodes) EXPECT_TRUE(names.insert(node.name).second) << node.name;

@@ -117,13 +117,17 @@ class generator {
     if (number(0, 3) == 0) return open_stage(std::move(value));
     value.replicas = small(1, 4);
     if (value.role != role::store) value.tensor_parallel = any({1U, 2U, 4U, 8U, 16U});
+    const bool divides = value.role != role::store && value.tensor_parallel <= 4 &&
+                         (!model || (model->layers >= 4 && !model->state));
+    if (divides) value.pipeline_parallel = small(1, 4);
     value.hosts.clear();
     const auto hosts = chance() ? number(1, value.replicas) : value.node_count();
     for (std::uint64_t i = 0; i < hosts; ++i) value.hosts.push_back(host());
     for (std::size_t i = 0; i < value.node_count(); ++i) value.ports.push_back(port());
     value.policy = any({placement_policy::random, placement_policy::round_robin,
                         placement_policy::least_queue_length});
-    const bool built_in = model && value.role != role::both && chance();
+    const bool built_in =
+        model && value.role != role::both && value.pipeline_parallel == 1 && chance();
     value.engine = value.role == role::store ? engine_kind::none
                    : built_in                ? engine_kind::reference
                                              : engine_kind::external;
@@ -132,9 +136,10 @@ class generator {
     if (model && value.role != role::store) value.layout = arrangement(model->is_mla());
     if (value.engine != engine_kind::external || chance()) {
       pool_config pool;
-      const auto least = model ? bytes_per_block(*model, value.tensor_parallel) +
-                                     (model->state ? model->state->bytes * model->state->slots : 0)
-                               : 1;
+      const auto least =
+          model ? bytes_per_block(*model, value.tensor_parallel, value.pipeline_parallel) +
+                      (model->state ? model->state->bytes * model->state->slots : 0)
+                : 1;
       pool.size = least + number(0, std::uint64_t{1} << 40U);
       pool.on_full = any({pool_full::wait, pool_full::fail});
       if (value.engine == engine_kind::external && chance()) {

@@ -60,6 +60,14 @@ def opaque_layout(packing: str = "tiles", model: bytes = b"") -> troupe.Layout:
     return troupe.Layout(layers, dtype="bf16", block_tokens=4, blocks=8, model=model)
 
 
+def grouped_layout() -> troupe.Layout:
+    """4 layers over the bytes of the 2 of `small_layout`: 0 and 2 keep everything, 1 and 3 a window."""
+    own = small_layout().layers()
+    layers = [own[0], own[0], own[1], own[1]]
+    groups = [troupe.LayerGroup((0, 2)), troupe.LayerGroup((1, 3))]
+    return troupe.Layout(layers, dtype="bf16", block_tokens=4, blocks=8, groups=groups)
+
+
 def pattern(size: int) -> bytearray:
     return bytearray((i * 7 + 1) % 251 for i in range(size))
 

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import troupe
-from conftest import PATIENCE, SENT, TOKENS, Pair, Supervisor, deployment, opaque_layout, small_layout
+from conftest import (
+    PATIENCE,
+    SENT,
+    TOKENS,
+    Pair,
+    Supervisor,
+    deployment,
+    grouped_layout,
+    opaque_layout,
+    small_layout,
+)
 from troupe import _dlpack
 
 
@@ -246,6 +256,81 @@ def test_what_layers_and_the_model_say_comes_back() -> None:
     assert [plane.head_bytes for plane in planes] == [8, 4]
     assert (mixed.dtype, mixed.element_size, mixed.model) == ("bf16", 2, model)
     assert small_layout().model == opaque_layout(model=bytes(32)).model == b""
+
+
+def test_states_are_spread_part_by_part() -> None:
+    def with_state(*parts: troupe.StatePart) -> troupe.Layout:
+        state = troupe.StateTensor("conv", region=1, slots=2, base=0, slot_stride=40, slot_bytes=40, parts=parts)
+        return troupe.Layout(small_layout().layers(), dtype="bf16", block_tokens=4, blocks=8, states=[state])
+
+    made = with_state(troupe.StatePart(32, sliced=True), troupe.StatePart(8))
+    with pytest.raises(troupe.TroupeError, match="state 0 parts is 2 here and 1"):
+        made.check_compatible(with_state())
+    with pytest.raises(troupe.TroupeError, match="the sum of its parts, 8"):
+        with_state(troupe.StatePart(8))
+    with pytest.raises(ValueError, match="size is -1"):
+        with_state(troupe.StatePart(-1))
+
+
+def test_groups_of_layers_come_back_and_are_named_where_they_are_none() -> None:
+    made = grouped_layout()
+    for layout in (made, troupe.Layout.decode(made.encode())):
+        assert layout.groups() == [troupe.LayerGroup((0, 2), 4), troupe.LayerGroup((1, 3), 4)]
+    assert small_layout().groups() == []
+    made.validate(made.region_sizes())
+    layers = made.layers()
+
+    def refused(*groups: troupe.LayerGroup) -> str:
+        with pytest.raises(troupe.TroupeError) as why:
+            troupe.Layout(layers, dtype="bf16", block_tokens=4, blocks=8, groups=groups)
+        assert why.value.code == troupe.ErrorCode.INVALID_CONFIG
+        return why.value.reason
+
+    assert "layer 3 group is none" in refused(troupe.LayerGroup((0, 2)), troupe.LayerGroup((1,)))
+    assert "group 1 layer is 2" in refused(troupe.LayerGroup((0, 2)), troupe.LayerGroup((1, 2, 3)))
+    assert "group 0 layer is 4" in refused(troupe.LayerGroup((0, 4)))
+    assert "group 0 block_tokens is 1025" in refused(troupe.LayerGroup((0, 1, 2, 3), 1025))
+    with pytest.raises(ValueError, match="a layer"):
+        refused(troupe.LayerGroup((-1,)))
+    unlike = troupe.Layout(layers, dtype="bf16", block_tokens=4, blocks=8, groups=[troupe.LayerGroup((0, 1, 2, 3))])
+    with pytest.raises(troupe.TroupeError, match="number of groups of layers is 2 here and 1"):
+        made.check_compatible(unlike)
+
+
+def test_a_part_of_a_model_comes_back_and_is_named_where_it_is_none() -> None:
+    shapes = [troupe.LayerShape(kv_heads=2, head_dim=8)] * 2
+    made = troupe.Layout.packed(shapes, dtype="bf16", block_tokens=4, blocks=8, first_layer=3, total_layers=8)
+    by_hand = troupe.Layout(made.layers(), dtype="bf16", block_tokens=4, blocks=8, first_layer=3, total_layers=8)
+    assert by_hand.encode() == made.encode()
+    for layout in (made, troupe.Layout.decode(made.encode())):
+        assert (layout.first_layer, layout.total_layers) == (3, 8)
+        assert len(layout.layers()) == 2
+    assert (small_layout().first_layer, small_layout().total_layers) == (0, 0)
+    whole = troupe.Layout.packed(shapes * 4, dtype="bf16", block_tokens=4, blocks=8, total_layers=8)
+    assert made.fingerprint() == whole.fingerprint()
+    made.check_compatible(whole)
+    groups = [troupe.LayerGroup((0, 1)), troupe.LayerGroup(())]  # of the second one another part has layers
+    grouped = troupe.Layout(
+        made.layers(), dtype="bf16", block_tokens=4, blocks=8, groups=groups, first_layer=3, total_layers=8
+    )
+    assert grouped.groups() == [troupe.LayerGroup((0, 1), 4), troupe.LayerGroup((), 4)]
+
+    def refused(first_layer: int, total_layers: int) -> str:
+        with pytest.raises(troupe.TroupeError) as why:
+            troupe.Layout.packed(
+                shapes, dtype="bf16", block_tokens=4, blocks=8, first_layer=first_layer, total_layers=total_layers
+            )
+        assert why.value.code == troupe.ErrorCode.INVALID_CONFIG
+        return why.value.reason
+
+    assert "first_layer is 7, expected 0 to 6" in refused(7, 8)
+    assert "total_layers is 1, expected 2 to 2048" in refused(0, 1)
+    assert "first_layer is 1, expected 0 where total_layers is 0" in refused(1, 0)
+    with pytest.raises(ValueError, match="first_layer is -1"):
+        refused(-1, 8)
+    other = troupe.Layout.packed(shapes, dtype="bf16", block_tokens=4, blocks=8, first_layer=3, total_layers=9)
+    with pytest.raises(troupe.TroupeError, match="number of layers is 8 here and 9"):
+        made.check_compatible(other)
 
 
 def test_opaque_layers_and_models_that_are_none_or_others_are_named() -> None:

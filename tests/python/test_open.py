@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -172,6 +173,108 @@ def test_engines_that_joined_are_awaited(open_supervisor: Supervisor) -> None:
     asyncio.run(main())
 
 
+def told_until(engine: troupe.Engine, node: str, state: str) -> list[troupe.MemberEvent]:
+    """Events of members up to the one of that node in that state, which is the last of them."""
+    told: list[troupe.MemberEvent] = []
+    while not told or (told[-1].node, told[-1].state) != (node, state):
+        (event,) = engine.take(1, timeout=PATIENCE)
+        assert isinstance(event, troupe.MemberEvent)
+        told.append(event)
+    return told
+
+
+def test_an_engine_that_watches_is_told_of_the_others_life_by_life(open_supervisor: Supervisor, two: Two) -> None:
+    watching = troupe.Engine(join=troupe.Announcement("engines", "w"), text=open_supervisor.text, watch=True)
+    life = two.a.identity().incarnation
+    there = told_until(watching, "engines.a.0", "up")
+    assert there[-1] == troupe.MemberEvent(
+        troupe.Operation(0),
+        node="engines.a.0",
+        stage="engines",
+        replica=there[-1].replica,
+        rank=0,
+        incarnation=life,
+        state="up",
+        labels=LABELS,
+        reason=there[-1].reason,
+    )
+    assert there[-1] in set(there)
+    two.a.stop()
+    ended = told_until(watching, "engines.a.0", "gone")
+    assert (ended[-1].incarnation, ended[-1].reason, ended[-1].labels) == (life, "left", LABELS)
+    assert {event.node for event in there + ended} <= {"engines.a.0", "engines.b.0"}
+    put = watching.put("engines.w.0", "key", b"value")
+    two.b.stop()
+    watching.wait(put, PATIENCE)  # takes no event of a member
+    told_until(watching, "engines.b.0", "gone")
+    watching.stop()
+    assert watching.take() == []
+
+
+def test_members_are_awaited(open_supervisor: Supervisor) -> None:
+    async def main() -> None:
+        watching = troupe.AsyncEngine(join=troupe.Announcement("engines", "w"), text=open_supervisor.text, watch=True)
+        other = troupe.AsyncEngine(join=troupe.Announcement("engines", "o"), text=open_supervisor.text)
+        async with watching:
+            await watching.wait_registered(PATIENCE)
+            states: list[str] = []
+            async with other:
+                await other.wait_registered(PATIENCE)
+                async for member in watching.members():
+                    assert member.node == "engines.o.0"
+                    states.append(member.state)
+                    if member.state == "up":
+                        break
+            async for member in watching.members():
+                states.append(member.state)
+                if member.state == "gone":
+                    break
+            assert states.index("up") < states.index("gone") == len(states) - 1
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(anext(watching.members()), 0.01)
+            assert not watching._member_waiters, "of those who do not wait any more nothing is kept"
+            waiting = asyncio.ensure_future(anext(watching.members(), None))
+            await asyncio.sleep(0)
+            await watching.stop()
+            assert await asyncio.wait_for(waiting, PATIENCE) is None
+
+    asyncio.run(main())
+
+
+def member(node: str, incarnation: int, state: str) -> troupe.MemberEvent:
+    return troupe.MemberEvent(troupe.Operation(0), node, "engines", 0, 0, incarnation, state)
+
+
+def test_members_that_nobody_asks_for_wait_as_two_events_a_name() -> None:
+    waiting = troupe.aio._Members()
+
+    def told() -> list[tuple[str, int, str]]:
+        events = iter(waiting.pop, None)
+        return [(event.node, event.incarnation, event.state) for event in events]
+
+    for life in range(1, 100):
+        waiting.put(member("a", life, "joining"))
+        waiting.put(member("a", life, "up"))
+        waiting.put(member("a", life, "gone"))
+    assert told() == []
+    waiting.put(member("b", 1, "up"))
+    waiting.put(member("a", 100, "up"))
+    assert told() == [("b", 1, "up"), ("a", 100, "up")]
+    waiting.put(member("a", 100, "gone"))
+    waiting.put(member("a", 101, "joining"))
+    waiting.put(member("b", 1, "suspect"))
+    waiting.put(member("b", 1, "up"))
+    assert told() == [("a", 100, "gone"), ("a", 101, "joining")]
+    waiting.put(member("a", 101, "gone"))
+    waiting.put(member("a", 101, "joining"))
+    assert told() == [], "it is back before anybody heard that it was gone"
+    waiting.put(member("a", 101, "gone"))
+    waiting.put(member("b", 1, "gone"))
+    assert told() == [("a", 101, "gone"), ("b", 1, "gone")]
+    assert not waiting._members
+
+
 def start(join: troupe.Announcement, **more: object) -> troupe.Engine:
     arguments: dict[str, object] = {"text": open_deployment(NOBODY), "layout": small_layout(), "allocate": "ordinary"}
     return troupe.Engine(join=join, **{**arguments, **more})  # type: ignore[arg-type]
@@ -222,3 +325,55 @@ def test_wrong_arguments_of_an_announcement_are_named() -> None:
     with pytest.raises(ValueError, match="or give join"):
         troupe.AsyncEngine(text=open_deployment(NOBODY))
     start(good, name="").stop()
+
+
+def test_an_engine_receives_from_a_pipeline_and_refuses_one_that_lacks_a_part(open_supervisor: Supervisor) -> None:
+    shape = troupe.LayerShape(kv_heads=2, head_dim=8)
+
+    def layout_of(first: int, count: int) -> troupe.Layout:
+        return troupe.Layout.packed(
+            [shape] * count, dtype="bf16", block_tokens=4, blocks=8, first_layer=first, total_layers=3
+        )
+
+    def start_rank(replica: str, rank: int, ranks: int, layout: troupe.Layout, memory: bytearray) -> troupe.Engine:
+        engine = troupe.Engine(
+            join=troupe.Announcement("engines", replica, rank=rank, ranks=ranks),
+            text=open_supervisor.text,
+            layout=layout,
+            regions=[memory],
+        )
+        engine.wait_registered(PATIENCE)
+        return engine
+
+    parts = [layout_of(0, 1), layout_of(1, 2)]
+    whole = layout_of(0, 3)
+    sent = [pattern(layout.region_sizes()[0]) for layout in parts]
+    received = bytearray(whole.region_sizes()[0])
+    with (
+        start_rank("p", 0, 2, parts[0], sent[0]) as first,
+        start_rank("p", 1, 2, parts[1], sent[1]) as second,
+        start_rank("d", 0, 1, whole, received) as decode,
+    ):
+        sends = [engine.send("r", blocks=SENT) for engine in (first, second)]
+        for engine, send in zip((first, second), sends, strict=True):
+            engine.seal(send, TOKENS)
+
+        def receive(*sources: str) -> troupe.Operation:
+            return decode.receive("r", sources=sources, tokens=TOKENS, blocks=RECEIVED, mode="read")
+
+        lacks = receive("engines.p.0")
+        with pytest.raises(troupe.TroupeError, match="layers 1 to 2 of the model's 3 are held by none") as refused:
+            decode.wait(lacks)
+        assert refused.value.code == troupe.ErrorCode.LAYOUT_MISMATCH
+        assert received == bytearray(len(received))
+        decode.wait(receive("engines.p.0", "engines.p.1"))
+        for engine, send in zip((first, second), sends, strict=True):
+            engine.wait(send)
+    expected = bytearray(len(received))
+    for layer, plane, token, head in itertools.product(range(3), range(2), range(TOKENS), range(2)):
+        part = 0 if layer == 0 else 1
+        where = {"plane": plane, "token": token, "head": head}
+        _, at, size = parts[part].locate(SENT, layer=layer - parts[part].first_layer, **where)
+        _, to, _ = whole.locate(RECEIVED, layer=layer, **where)
+        expected[to : to + size] = sent[part][at : at + size]
+    assert received == expected

@@ -20,6 +20,7 @@ from conftest import (
     Pair,
     Supervisor,
     assert_same_cache,
+    grouped_layout,
     in_threads,
     opaque_layout,
     pattern,
@@ -81,6 +82,7 @@ def test_events_of_one_operation_come_in_order_through_the_descriptor(pair: Pair
     assert {event.operation for event in events} == {receive}
     assert isinstance(events[-2], troupe.Done)
     assert (events[-2].bytes_moved, events[-2].aux) == (MOVED, b"aux")
+    assert events[-2].backend in {"shm", "tcp"}
     layers = [event for event in events if isinstance(event, troupe.Layers)]
     assert max(event.layer_end for event in layers) == 2
     assert pair.decode.take() == []
@@ -338,3 +340,39 @@ def test_a_request_is_held_and_given_back(pair: Pair) -> None:
     with pytest.raises(troupe.TroupeError) as unknown:
         pair.decode.wait(pair.decode.hold("nobody's", sources))
     assert unknown.value.code == troupe.ErrorCode.NOT_FOUND
+
+
+def test_of_each_group_of_layers_what_the_decode_side_keeps_arrives_and_nothing_else(supervisor: Supervisor) -> None:
+    layout = grouped_layout()
+    sent = pattern(layout.region_sizes()[0])
+    received = bytearray(len(sent))
+    here = [troupe.GroupBlocks(0, [5, 0, 2]), troupe.GroupBlocks(0, [1, 3, 4])]
+    there = [troupe.GroupBlocks(0, [1, 7, 3]), troupe.GroupBlocks(8, [6])]
+    with (
+        troupe.Engine("prefill-0", text=supervisor.text, layout=layout, regions=[sent]) as prefill,
+        troupe.Engine("decode-0", text=supervisor.text, layout=layout, regions=[received]) as decode,
+    ):
+        prefill.wait_registered(PATIENCE)
+        decode.wait_registered(PATIENCE)
+        send = prefill.send("r", groups=[here[0], troupe.GroupBlocks(0, [1, 3])], grows=True)
+        receive = decode.receive("r", sources=["prefill-0"], tokens=TOKENS, groups=there)
+        prefill.add_blocks(send, [4], group=1)
+        prefill.seal(send, TOKENS)
+        assert decode.wait(receive).bytes_moved == 2 * 2 * 2 * 16 * (TOKENS + 2)
+        with pytest.raises(troupe.TroupeError, match="the layout has 2 groups: name one table for each"):
+            decode.receive("s", sources=["prefill-0"], tokens=TOKENS, blocks=[0, 1, 2])
+        twice = [there[0], troupe.GroupBlocks(0, [7, 5, 6])]
+        with pytest.raises(troupe.TroupeError, match="block 7 is named twice"):
+            decode.receive("s", sources=["prefill-0"], tokens=TOKENS, groups=twice)
+        with pytest.raises(troupe.TroupeError, match="group 2 of layers, of 2"):
+            prefill.add_blocks(send, [4], group=2)
+    expected = bytearray(len(sent))
+    for layer, plane, token, head in itertools.product(range(4), range(2), range(TOKENS), range(2)):
+        held, kept = here[layer % 2], there[layer % 2]
+        if token < kept.first_token:
+            continue
+        where = {"layer": layer, "plane": plane, "head": head}
+        _, at, size = layout.locate(held.blocks, token=token, **where)
+        _, to, _ = layout.locate(kept.blocks, token=token - kept.first_token, **where)
+        expected[to : to + size] = sent[at : at + size]
+    assert received == expected

@@ -16,6 +16,7 @@ from troupe.events import (
     Failed,
     Info,
     Layers,
+    MemberEvent,
     Operation,
     Outcome,
     Placed,
@@ -23,7 +24,18 @@ from troupe.events import (
     Value,
     Wanted,
 )
-from troupe.layout import Arrangement, LayerKind, LayerShape, Layout, OpaqueUnit, Plane, StateTensor
+from troupe.layout import (
+    Arrangement,
+    GroupBlocks,
+    LayerGroup,
+    LayerKind,
+    LayerShape,
+    Layout,
+    OpaqueUnit,
+    Plane,
+    StatePart,
+    StateTensor,
+)
 from troupe.members import Announcement, Member
 from troupe.memory import Memory
 from troupe.placement import NodeInfo, Placement
@@ -43,13 +55,16 @@ __all__ = [
     "ErrorCode",
     "Event",
     "Failed",
+    "GroupBlocks",
     "Identity",
     "Info",
+    "LayerGroup",
     "LayerKind",
     "LayerShape",
     "Layers",
     "Layout",
     "Member",
+    "MemberEvent",
     "Memory",
     "NodeInfo",
     "OpaqueUnit",
@@ -58,6 +73,7 @@ __all__ = [
     "Placed",
     "Placement",
     "Plane",
+    "StatePart",
     "StateTensor",
     "Stop",
     "TroupeError",

@@ -87,6 +87,14 @@ class CArrangement(Structure):
     _fields_ = [("order", c_uint32), ("kv", c_uint32), ("inner", c_uint32), ("regions", c_uint32)]
 
 
+class CStatePart(Structure):
+    _fields_ = [
+        ("bytes", c_uint64),
+        ("sharding", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
 class CStateTensor(Structure):
     _fields_ = [
         ("size", c_uint32),
@@ -97,6 +105,9 @@ class CStateTensor(Structure):
         ("base", c_uint64),
         ("slot_stride", c_uint64),
         ("slot_bytes", c_uint64),
+        ("parts", c_void_p),
+        ("part_count", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -219,6 +230,15 @@ class MemberInfo(Structure):
     ]
 
 
+class CGroupBlocks(Structure):
+    _fields_ = [
+        ("first_token", c_uint32),
+        ("reserved", c_uint32),
+        ("blocks", c_void_p),
+        ("block_count", c_size_t),
+    ]
+
+
 class SendSpec(Structure):
     _fields_ = [
         ("size", c_uint32),
@@ -232,6 +252,9 @@ class SendSpec(Structure):
         ("held_for", POINTER(c_char_p)),
         ("flags", c_uint32),
         ("reserved", c_uint32),
+        ("groups", c_void_p),
+        ("group_count", c_uint32),
+        ("reserved_2", c_uint32),
     ]
 
 
@@ -259,6 +282,9 @@ class ReceiveSpec(Structure):
         ("expect_size", c_size_t),
         ("flags", c_uint32),
         ("reserved_2", c_uint32),
+        ("groups", c_void_p),
+        ("group_count", c_uint32),
+        ("reserved_3", c_uint32),
     ]
 
 
@@ -303,8 +329,36 @@ class _Wanted(Structure):
     ]
 
 
+class _Member(Structure):
+    _fields_ = [
+        ("incarnation", c_uint64),
+        ("state", c_uint32),
+        ("replica", c_uint32),
+        ("rank", c_uint32),
+        ("label_count", c_uint32),
+    ]
+
+
+class _Done(Structure):
+    _fields_ = [
+        ("bytes", c_uint64),
+        ("aux_size", c_uint64),
+        ("waited_us", c_uint32),
+        ("moving_us", c_uint32),
+        ("segments", c_uint32),
+        ("backend", c_char * 4),
+    ]
+
+
 class _EventUnion(Union):
-    _fields_ = [("layers", _Layers), ("pair", _Pair), ("wanted", _Wanted), ("reserved", c_uint64 * 4)]
+    _fields_ = [
+        ("done", _Done),
+        ("layers", _Layers),
+        ("pair", _Pair),
+        ("wanted", _Wanted),
+        ("member", _Member),
+        ("reserved", c_uint64 * 4),
+    ]
 
 
 class CEvent(Structure):
@@ -402,6 +456,11 @@ _FALLIBLE: dict[str, list[Any]] = {
     "layout_layer_count": [c_void_p, c_void_p],
     "layout_layer": [c_void_p, c_uint32, c_void_p, c_void_p, c_size_t, c_void_p],
     "layout_layer_details": [c_void_p, c_uint32, c_void_p],
+    "layout_add_group": [c_void_p, c_void_p, c_size_t, c_uint32],
+    "layout_set_part": [c_void_p, c_uint32, c_uint32],
+    "layout_part": [c_void_p, c_void_p, c_void_p],
+    "layout_group_count": [c_void_p, c_void_p],
+    "layout_group": [c_void_p, c_uint32, c_void_p, c_size_t, c_void_p, c_void_p],
     "layout_region_sizes": [c_void_p, c_void_p, c_size_t, c_void_p],
     "layout_locate": [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p],
     "layout_encode": [c_void_p, c_void_p, c_void_p],
@@ -416,7 +475,7 @@ _FALLIBLE: dict[str, list[Any]] = {
     "engine_allocate_blocks": [c_void_p, c_uint32, c_void_p, c_void_p],
     "engine_free_blocks": [c_void_p, c_uint64, c_void_p, c_size_t],
     "engine_send": [c_void_p, c_void_p, c_void_p],
-    "engine_add_blocks": [c_void_p, c_uint64, c_void_p, c_size_t],
+    "engine_add_group_blocks": [c_void_p, c_uint64, c_uint32, c_void_p, c_size_t],
     "engine_layers_ready": [c_void_p, c_uint64, c_uint32, c_uint32, c_uint32, c_void_p],
     "engine_seal": [c_void_p, c_uint64, c_uint32, c_char_p, c_size_t],
     "engine_receive": [c_void_p, c_void_p, c_void_p],
@@ -444,6 +503,7 @@ _FALLIBLE: dict[str, list[Any]] = {
     "placement_node": [c_void_p, c_uint32, c_uint32, c_void_p],
     "detail_bytes": [c_void_p, c_void_p, c_void_p],
     "detail_blocks": [c_void_p, c_void_p, c_void_p, c_void_p],
+    "detail_labels": [c_void_p, c_void_p, c_void_p],
     "detail_placement": [c_void_p, c_void_p],
     "cluster_connect": [c_void_p, c_void_p],
     "cluster_members": [c_void_p, c_void_p],
@@ -473,6 +533,7 @@ _TEXTS: dict[str, list[Any]] = {
     "detail_reason": [c_void_p],
     "detail_method": [c_void_p],
     "detail_node": [c_void_p],
+    "detail_stage": [c_void_p],
 }
 _FREEING: dict[str, list[Any]] = {
     "free": [c_void_p],

@@ -17,6 +17,7 @@ from troupe.events import (
     Event,
     Failed,
     Info,
+    MemberEvent,
     Operation,
     Outcome,
     Placed,
@@ -49,6 +50,72 @@ class _Track:
         self.waiters.clear()
 
 
+class _Member:
+    """What waits of one node: the end of the life that was told of, and the life that is there."""
+
+    __slots__ = ("end", "there", "told")
+
+    def __init__(self) -> None:
+        self.told: MemberEvent | None = None  # the last word of a life whose end was not told
+        self.end: MemberEvent | None = None
+        self.there: MemberEvent | None = None
+
+    def waits(self) -> bool:
+        if self.end is not None:
+            return True
+        if self.there is None:
+            return False
+        told = self.told
+        return told is None or (told.incarnation, told.state) != (self.there.incarnation, self.there.state)
+
+
+class _Members:
+    """Events of members that nobody has asked for yet, as few as the engine itself keeps."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._turns: dict[str, None] = {}  # names of which something waits, longest first
+
+    def put(self, event: MemberEvent) -> None:
+        member = self._members.setdefault(event.node, _Member())
+        if event.state != "gone":
+            member.there = event
+            if member.end is not None and member.end.incarnation == event.incarnation:
+                member.end = None  # it is back before anybody heard that it was gone
+        else:
+            member.there = None
+            if member.told is not None and member.told.incarnation == event.incarnation:
+                member.end = event
+        self._settle(event.node)
+
+    def pop(self) -> MemberEvent | None:
+        """The next one, which is told by that."""
+        name = next(iter(self._turns), None)
+        if name is None:
+            return None
+        member = self._members[name]
+        if member.end is not None:
+            event, member.end, member.told = member.end, None, None
+        else:
+            assert member.there is not None
+            event = member.told = member.there
+        self._settle(name)
+        return event
+
+    def clear(self) -> None:
+        self._members.clear()
+        self._turns.clear()
+
+    def _settle(self, name: str) -> None:
+        member = self._members[name]
+        if member.waits():
+            self._turns[name] = None
+        else:
+            self._turns.pop(name, None)
+        if member.end is None and member.there is None:
+            del self._members[name]
+
+
 class AsyncEngine:
     """An `Engine` in an event loop.
 
@@ -69,6 +136,8 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tracks: dict[Operation, _Track] = {}
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
+        self._members = _Members()
+        self._member_waiters: dict[asyncio.Future[None], None] = {}  # in their order
         self._stopped = False
 
     async def begin(self) -> AsyncEngine:
@@ -114,10 +183,12 @@ class AsyncEngine:
                 track.error = track.error or TroupeError(ErrorCode.ABORTED, f"{self._name} was stopped")
                 track.ended = True
             track.wake()
+        self._members.clear()
+        self._wake_members()
 
     # -- what begins something
 
-    def send(self, request: str, blocks: Iterable[int], **more: Any) -> Operation:
+    def send(self, request: str, blocks: Iterable[int] = (), **more: Any) -> Operation:
         """As `Engine.send`."""
         return self._track(self.engine.send(request, blocks, **more), two_steps=True)
 
@@ -157,9 +228,9 @@ class AsyncEngine:
         """As `Engine.layers_ready`."""
         self.engine.layers_ready(send, layer_begin, layer_end, token_end, **more)
 
-    def add_blocks(self, send: Operation, blocks: Iterable[int]) -> None:
+    def add_blocks(self, send: Operation, blocks: Iterable[int], *, group: int = 0) -> None:
         """As `Engine.add_blocks`."""
-        self.engine.add_blocks(send, blocks)
+        self.engine.add_blocks(send, blocks, group=group)
 
     def seal(self, send: Operation, tokens: int, aux: bytes = b"") -> None:
         """As `Engine.seal`."""
@@ -210,6 +281,22 @@ class AsyncEngine:
         while True:
             yield await self._calls.get()
 
+    async def members(self) -> AsyncIterator[MemberEvent]:
+        """Members of the cluster as they come, change and go, for engines with `watch=True`: those that are there
+        first. Ends when the engine is stopped. Each event goes to one who asks. What changes while nobody does is told
+        as it ended."""
+        while not self._stopped:
+            event = self._members.pop()
+            if event is not None:
+                yield event
+                continue
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._member_waiters[waiter] = None
+            try:
+                await waiter
+            finally:  # also of one who has waited for long enough
+                self._member_waiters.pop(waiter, None)
+
     # -- the descriptor
 
     def _track(self, operation: Operation, *, two_steps: bool = False) -> Operation:
@@ -229,6 +316,12 @@ class AsyncEngine:
         track.waiters.append(waiter)
         await waiter
 
+    def _wake_members(self) -> None:
+        for waiter in self._member_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._member_waiters.clear()
+
     async def _discard(self, operation: Operation) -> None:
         try:
             outcome = await self.wait(operation)
@@ -245,6 +338,10 @@ class AsyncEngine:
             for event in events:
                 if isinstance(event, Call):
                     self._calls.put_nowait(event)
+                    continue
+                if isinstance(event, MemberEvent):
+                    self._members.put(event)
+                    self._wake_members()
                     continue
                 track = self._tracks.get(event.operation)
                 if track is not None:

@@ -22,6 +22,7 @@ from troupe.events import (
     Failed,
     Info,
     Layers,
+    MemberEvent,
     Operation,
     Outcome,
     Placed,
@@ -29,10 +30,10 @@ from troupe.events import (
     Value,
     Wanted,
 )
-from troupe.layout import Layout
-from troupe.members import Announcement, announced, name_of
+from troupe.layout import GroupBlocks, Layout
+from troupe.members import Announcement, announced, name_of, state_of
 from troupe.memory import Memory, block_array
-from troupe.placement import Placement, owned_placement
+from troupe.placement import Placement, labels_of, owned_placement
 
 __all__ = ["Engine", "Identity", "configure_logging", "library_version", "protocol_version"]
 
@@ -128,6 +129,7 @@ class Engine:
         cores: Iterable[int] = (),
         calls: bool = False,
         polling: bool = False,
+        watch: bool = False,
     ) -> None:
         """Starts node `name`: binds its port, adopts or allocates the cache, registers in the background.
 
@@ -148,6 +150,8 @@ class Engine:
             cores: that the node's threads run on; none: those of the calling thread (`os.sched_getaffinity(0)`).
             calls: calls of frontends come as `Call` events; else they are refused.
             polling: no progress thread: the engine calls `poll` often.
+            watch: `MemberEvent` comes for each other node of the cluster that comes, changes or goes; those that are
+                there already are told first. None comes after `stop`.
 
         Raises:
             TroupeError: INVALID_CONFIG (the deployment: every issue with its line; an announcement), NOT_FOUND (no such
@@ -173,7 +177,7 @@ class Engine:
         core_address, core_count = on.buffer_info()
         options = _abi.EngineOptions(
             size=ctypes.sizeof(_abi.EngineOptions),
-            flags=(1 if polling else 0) | (2 if calls else 0),
+            flags=(1 if polling else 0) | (2 if calls else 0) | (4 if watch else 0),
             deployment_file=None if file is None else os.fsencode(file),
             deployment_text=_abi.optional("text", text),
             node=None if join is not None else _abi.encoded("name", called),
@@ -235,7 +239,8 @@ class Engine:
     def stop(self) -> None:
         """Leaves the cluster: live operations fail with ABORTED at both sides. Waits for that. Again: nothing.
 
-        Events that happened can still be taken. The memory of the cache stays registered to nobody and may be reused.
+        Events that happened can still be taken, but for those of members. The memory of the cache stays registered to
+        nobody and may be reused.
         """
         self._lib.check(self._lib.engine_stop(self._handle))
 
@@ -291,8 +296,9 @@ class Engine:
     def send(
         self,
         request: str,
-        blocks: Iterable[int],
+        blocks: Iterable[int] = (),
         *,
+        groups: Sequence[GroupBlocks] = (),
         deadline: float | None = None,
         consumers: int = 0,
         held_for: Sequence[str] = (),
@@ -306,8 +312,10 @@ class Engine:
             request: the id that both engines know, 1 to 256 bytes, unique while live.
             blocks: of tokens 0, 1, ...: `block_tokens` tokens each. The engine may reuse them after `wait` or
                 `Unpinned`.
+            groups: where the layout has groups: one for each, in their order, and no `blocks`. A decode rank that
+                keeps tokens of a group which are not held here is refused.
             deadline: seconds; None: the deployment's default.
-            consumers: decode ranks that take it before it is done; 0: as the first one's parallel size says.
+            consumers: decode ranks that take it before it is done; 0: all of the replica of the first one.
             held_for: decode nodes that it is for: while they live, their waiting in line ends nothing.
             grows: `blocks` is only the beginning: `add_blocks` names the rest.
             tell_wanted: `Wanted` comes for each decode rank that asks.
@@ -328,6 +336,9 @@ class Engine:
             consumers=_abi.number("consumers", consumers),
             flags=(_GROWS if grows else 0) | (_TELL_WANTED if tell_wanted else 0),
         )
+        tables = _tables(groups)  # named: it lives until the call has returned
+        if tables is not None:
+            spec.groups, spec.group_count = ctypes.addressof(tables[0]), len(tables[0])
         if held_for:
             names = _names("held_for", held_for)
             spec.held_for, spec.held_for_count = names, len(held_for)
@@ -337,18 +348,23 @@ class Engine:
             self._lib.fail(status)
         return Operation(out.value)
 
-    def add_blocks(self, send: Operation, blocks: Iterable[int]) -> None:
-        """The blocks of the tokens behind those that a send with `grows` has named so far.
+    def add_blocks(self, send: Operation, blocks: Iterable[int], *, group: int = 0) -> None:
+        """The blocks of the tokens behind those that a send with `grows` has named so far, of one group of layers
+        where the layout has groups.
 
         Layers are ready, and the request sealed, only as far as its blocks reach. `TroupeError` NOT_FOUND (it has
         ended), ALREADY_EXISTS (it is sealed), INVALID_CONFIG (it does not grow), OUT_OF_RANGE (a block outside the
-        cache; none is added).
+        cache, a group that is not there; none is added).
         """
         ids = block_array(blocks)
         address, count = ids.buffer_info()
         self._lib.check(
-            self._lib.engine_add_blocks(
-                self._handle, _abi.number("send", send, 2**64), address if count else None, count
+            self._lib.engine_add_group_blocks(
+                self._handle,
+                _abi.number("send", send, 2**64),
+                _abi.number("group", group),
+                address if count else None,
+                count,
             )
         )
 
@@ -407,6 +423,7 @@ class Engine:
         placement: Placement | None = None,
         sources: Sequence[str] = (),
         blocks: Iterable[int] = (),
+        groups: Sequence[GroupBlocks] = (),
         prefix_tokens: int = 0,
         mode: str | None = None,
         deadline: float | None = None,
@@ -425,9 +442,12 @@ class Engine:
             request: the id that the prefill engine sends it by; None: that of `placement`.
             tokens: of the prompt; at most what `blocks` hold.
             placement: gives sources, mode, `placed_by` and `placed_at`.
-            sources: without one: node names of every rank of the prefill replica, each once, in rank order.
+            sources: without one: node names of every rank of the prefill replica, each once, in rank order; of every
+                part of a pipeline, also of those that hold none of this node's layers.
             blocks: destination of tokens 0, 1, ...; none: the node's pool allocates, and `Allocated` or
                 `Outcome.blocks` tells which.
+            groups: where the layout has groups: one for each, in their order, and no `blocks`. What lies before the
+                first token of one is not wanted. One of which this part of a model has no layer may be empty.
             prefix_tokens: the first so many are already in `blocks`. An opaque block that they end inside is written
                 again whole.
             mode: "write" (the default) or "read"; must be that of the deployment's edge.
@@ -478,6 +498,9 @@ class Engine:
         known = _lives(lives, sources)  # named: it lives until the call has returned
         if known is not None:
             spec.lives = ctypes.addressof(known)
+        tables = _tables(groups)  # so is this one
+        if tables is not None:
+            spec.groups, spec.group_count = ctypes.addressof(tables[0]), len(tables[0])
         if park is not None:
             spec.park_ms = _abi.milliseconds("park", park, _abi.FOREVER)
         first = bytes(expect)
@@ -652,9 +675,9 @@ class Engine:
         return self._fd
 
     def take(self, max_events: int = _BATCH, *, timeout: float | None = 0.0) -> list[Event]:
-        """Up to `max_events` (of 64 at most) events of all operations, oldest first, waiting up to `timeout` seconds
-        for the first one (0: not at all; None: however long). Empty: none came. Those of an operation that a thread
-        waits for are that thread's."""
+        """Up to `max_events` (of 64 at most) events of all operations, oldest first, and those of members before them,
+        waiting up to `timeout` seconds for the first one (0: not at all; None: however long). Empty: none came. Those
+        of an operation that a thread waits for are that thread's."""
         if max_events < 1:
             raise ValueError(f"max_events is {max_events}; give 1 or more")
         try:
@@ -711,12 +734,19 @@ class Engine:
             return Layers(operation, layers.layer_begin, layers.layer_end, layers.token_begin, layers.token_end)
         if self._values and kind in (3, 4):
             self._values.pop(operation, None)
-        if kind == 3 and not detail:
-            return Done(operation, raw.u.pair.first, b"")
+        if kind == 3:
+            done = raw.u.done
+            return Done(
+                operation,
+                done.bytes,
+                _Detail(self._lib, detail).bytes() if detail else b"",
+                waited=done.waited_us / 1e6,
+                moving=done.moving_us / 1e6,
+                segments=done.segments,
+                backend=done.backend.decode("ascii"),
+            )
         keeper = _Detail(self._lib, detail)
         lib = self._lib
-        if kind == 3:
-            return Done(operation, raw.u.pair.first, keeper.bytes())
         if kind == 4:
             return Failed(operation, TroupeError(raw.code, _abi.text_of(lib.detail_reason(detail))))
         if kind == 1:
@@ -737,6 +767,19 @@ class Engine:
                 asked.expected,
                 asked.token_begin,
                 asked.token_end,
+            )
+        if kind == 11:
+            seen = raw.u.member
+            return MemberEvent(
+                _NO_OPERATION,
+                node=_abi.text_of(lib.detail_node(detail)),
+                stage=_abi.text_of(lib.detail_stage(detail)),
+                replica=seen.replica,
+                rank=seen.rank,
+                incarnation=seen.incarnation,
+                state=state_of(seen.state),
+                labels=keeper.labels(),
+                reason=_abi.text_of(lib.detail_reason(detail)),
             )
         if kind == 9:
             return Call(
@@ -819,6 +862,11 @@ class _Detail:
         ids.frombytes(_abi.bytes_at(blocks.value, 4 * count.value))
         return int(owner.value), ids.tolist()
 
+    def labels(self) -> dict[str, str]:
+        labels, count = ctypes.POINTER(_abi.CLabel)(), ctypes.c_size_t()
+        self._lib.check(self._lib.detail_labels(self._handle, ctypes.byref(labels), ctypes.byref(count)))
+        return labels_of(labels, count.value)
+
     def placement(self) -> Placement:
         out = ctypes.c_void_p()
         self._lib.check(self._lib.detail_placement(self._handle, ctypes.byref(out)))
@@ -841,6 +889,19 @@ def _view_of(address: int | None, size: int, keeper: object) -> memoryview:
 
 def _is_empty(value: object) -> bool:
     return isinstance(value, (bytes, bytearray, memoryview)) and len(value) == 0
+
+
+def _tables(groups: Sequence[GroupBlocks]) -> tuple[Any, list[Any]] | None:
+    """As C reads them, with the arrays of blocks that they point into."""
+    if not groups:
+        return None
+    held = [block_array(group.blocks) for group in groups]
+    tables = (_abi.CGroupBlocks * len(held))()
+    for table, group, ids in zip(tables, groups, held, strict=True):
+        table.first_token = _abi.number("first_token", group.first_token)
+        address, count = ids.buffer_info()
+        table.blocks, table.block_count = (address if count else None), count
+    return tables, held
 
 
 def _lives(lives: Sequence[int], sources: Sequence[str]) -> Any:

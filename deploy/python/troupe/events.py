@@ -20,6 +20,7 @@ __all__ = [
     "Failed",
     "Info",
     "Layers",
+    "MemberEvent",
     "Operation",
     "Outcome",
     "Placed",
@@ -57,11 +58,18 @@ class Done:
     """The one outcome of a send, receive, put or remove that succeeded.
 
     `bytes_moved`: of a receive, and of a send in write mode. `aux`: of a receive, what the prefill engine sealed with.
+    Of a send or receive: `waited`, seconds until the first byte moved; `moving`, from then until the last one had;
+    `segments`, in how many pieces, at the side that plans them (send in write mode, receive in read mode); `backend` of
+    the link with the first rank, "shm".
     """
 
     operation: Operation
     bytes_moved: int
     aux: bytes
+    waited: float = 0.0
+    moving: float = 0.0
+    segments: int = 0
+    backend: str = ""
 
 
 @dataclass(slots=True)
@@ -125,6 +133,40 @@ class Wanted:
     token_end: int
 
 
+@dataclass(frozen=True, slots=True)
+class MemberEvent:
+    """Another node of the cluster has come, is in another state, or is gone (`Engine(..., watch=True)`).
+
+    Told life by life: the first event of an `incarnation` tells that it is there, in whichever state; the last one that
+    it is gone, exactly once, and before the node's next incarnation is told. What changes while nobody takes events is
+    told as it ended: a life that came and went meanwhile not at all. Nothing is told of the supervisor or of the engine
+    itself. The cluster may take a node for dead that only could not be heard, and take the same life in again: that is
+    told as there once more, after its "gone".
+
+    Attributes:
+        operation: 0: it belongs to none.
+        node, stage: names.
+        replica, rank: the replica's number in the stage (of an open one each supervisor's own), and the node's rank
+            within it.
+        incarnation: of that life of the node, as `lives` of a receive names it.
+        state: "joining", "up", "suspect" (heartbeats are missing), "down" (it reports a failure of its own, and its
+            process lives), "leaving" (it stops in good order, or is drained) or "gone" (it left, was lost, or another
+            life has its name).
+        labels: of its `Announcement`; none of a node that a file names.
+        reason: why it is in that state.
+    """
+
+    operation: Operation
+    node: str
+    stage: str
+    replica: int
+    rank: int
+    incarnation: int
+    state: str
+    labels: dict[str, str] = field(default_factory=dict, hash=False)
+    reason: str = ""
+
+
 @dataclass(slots=True)
 class Call:
     """A frontend calls the engine (`Engine(..., calls=True)`). Answer once, from any thread.
@@ -147,7 +189,7 @@ class Call:
 
 
 #: Ignore what you do not know: later releases add to it.
-Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Wanted, Call]  # noqa: UP007
+Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Wanted, MemberEvent, Call]  # noqa: UP007
 
 
 @dataclass(slots=True)

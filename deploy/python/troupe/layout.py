@@ -12,7 +12,18 @@ from typing import Any
 from troupe import _abi
 from troupe.memory import block_array
 
-__all__ = ["Arrangement", "LayerKind", "LayerShape", "Layout", "OpaqueUnit", "Plane", "StateTensor"]
+__all__ = [
+    "Arrangement",
+    "GroupBlocks",
+    "LayerGroup",
+    "LayerKind",
+    "LayerShape",
+    "Layout",
+    "OpaqueUnit",
+    "Plane",
+    "StatePart",
+    "StateTensor",
+]
 
 _MODEL_BYTES = 32
 
@@ -77,10 +88,21 @@ class Plane:
 
 
 @dataclass(frozen=True, slots=True)
+class StatePart:
+    """Consecutive bytes of a state's slot, `size` of them on this rank, that are `sliced` or held by every rank."""
+
+    size: int
+    sliced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StateTensor:
     """A tensor that a request has one slot of, whatever its length (Mamba, sliding window). Moved whole, last.
 
-    `sliced`: rank r of T holds bytes [r * n, (r + 1) * n) of T * n; else every rank holds all of it.
+    `sliced`: rank r of T holds bytes [r * n, (r + 1) * n) of T * n; else every rank holds all of it. `parts`: what the
+    slot is made of, in order, where that is sliced part by part ([x, B, C] of a convolution), `slot_bytes` in all;
+    `sliced` is not looked at then. `name`: matched by position and name between the sides; where a side holds a part of
+    the model's layers by name alone, which is then one state of the whole model.
     """
 
     name: str
@@ -90,6 +112,34 @@ class StateTensor:
     slot_stride: int
     slot_bytes: int
     sliced: bool = False
+    parts: tuple[StatePart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers whose blocks a request names in a table of their own.
+
+    They keep other tokens of a request than the rest of the model (sliding windows), or another number of tokens in a
+    block: `block_tokens`, 0: the layout's. `layers`: their numbers, ascending. Where a layout has groups, each layer
+    that has planes is in exactly one. Planes of different groups may lie over the same bytes, where an engine gives
+    each block of one pool to whichever group wants it: within a request a block is then one group's. Groups are of the
+    model: where the layout is a part of one, a group may have no layers here.
+    """
+
+    layers: tuple[int, ...]
+    block_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """The blocks that a request has of one group of layers.
+
+    `first_token`: of the first block, a multiple of the group's `block_tokens`. The tokens before it are not held, as
+    where a window has moved on, and nothing of them moves for these layers.
+    """
+
+    first_token: int
+    blocks: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +163,9 @@ class Layout:
     """A checked layout. Immutable; may be used from any thread, and by any number of engines.
 
     Both sides of a transfer agree on layers, kind, heads, dims, dtype and packing of each, dtype and its size, block
-    tokens and state tensors, and the model where both say it; strides, regions, blocks and, unless a layer has
-    `OpaqueUnit.BLOCK`, parallel sizes may differ.
+    tokens, groups and state tensors, and the model where both say it; strides, regions, blocks and, unless a layer has
+    `OpaqueUnit.BLOCK`, parallel sizes may differ. Of two parts of a model (`total_layers`) the layers that both hold
+    are compared, and move.
     """
 
     __slots__ = ("__weakref__", "_handle", "_library")
@@ -130,7 +181,10 @@ class Layout:
         tp_rank: int = 0,
         tp_size: int = 1,
         states: Iterable[StateTensor] = (),
+        groups: Iterable[LayerGroup] = (),
         model: bytes = b"",
+        first_layer: int = 0,
+        total_layers: int = 0,
     ) -> None:
         """A layout plane by plane, for memory that exists already.
 
@@ -141,8 +195,13 @@ class Layout:
             block_tokens: tokens of a block, 1 to 1024.
             blocks: of this rank.
             element_size: bytes; 0: the size that is known of `dtype`.
+            groups: none: one block table serves every layer.
             model: a hash, 32 bytes, of what makes equal bytes mean the same (model, revision, quantisation). Compared
                 where both sides say it; empty or all zero: not said.
+            first_layer, total_layers: of a rank of a pipeline: `layers` are [first_layer, first_layer + len(layers))
+                of the model's `total_layers`. Whatever names a layer counts from the first one here; `groups` and
+                `states` are those of these layers. Both 0: all layers of the model are here. One of a pipeline's
+                partners that has all layers says 0 and their number, so that its `fingerprint` is theirs.
 
         Raises:
             TroupeError: INVALID_CONFIG naming the field.
@@ -158,6 +217,7 @@ class Layout:
             known, details = _shape(shape), _details(shape)
             lib.check(lib.layout_add_layer_with(out, ctypes.byref(known), ctypes.byref(details), raw, len(planes)))
         for state in states:
+            parts = (_abi.CStatePart * len(state.parts))(*(_part(part) for part in state.parts))
             tensor = _abi.CStateTensor(
                 size=ctypes.sizeof(_abi.CStateTensor),
                 sharding=2 if state.sliced else 1,
@@ -167,8 +227,19 @@ class Layout:
                 base=_abi.number("base", state.base, 2**64),
                 slot_stride=_abi.number("slot_stride", state.slot_stride, 2**64),
                 slot_bytes=_abi.number("slot_bytes", state.slot_bytes, 2**64),
+                parts=ctypes.addressof(parts),
+                part_count=len(parts),
             )
             lib.check(lib.layout_add_state(out, ctypes.byref(tensor)))
+        for group in groups:
+            numbers = [_abi.number("a layer", layer) for layer in group.layers]
+            known_layers = (ctypes.c_uint32 * len(numbers))(*numbers)
+            lib.check(
+                lib.layout_add_group(
+                    out, known_layers, len(numbers), _abi.number("block_tokens", group.block_tokens)
+                )
+            )
+        self._be_part(first_layer, total_layers)
         lib.check(lib.layout_check(out))
 
     @classmethod
@@ -184,6 +255,8 @@ class Layout:
         tp_size: int = 1,
         arrangement: Arrangement = Arrangement(),
         model: bytes = b"",
+        first_layer: int = 0,
+        total_layers: int = 0,
     ) -> Layout:
         """The layout of a named arrangement, packed without padding. Arguments and errors as of the constructor;
         INVALID_CONFIG for an opaque layer, whose planes only the engine knows."""
@@ -207,7 +280,10 @@ class Layout:
                 ctypes.byref(geometry), raw, pointers, len(shapes), ctypes.byref(how), ctypes.byref(out)
             )
         )
-        return cls._of(lib, out)
+        made = cls._of(lib, out)
+        made._be_part(first_layer, total_layers)
+        lib.check(lib.layout_check(out))
+        return made
 
     @classmethod
     def decode(cls, encoded: bytes) -> Layout:
@@ -228,7 +304,9 @@ class Layout:
 
     def fingerprint(self) -> bytes:
         """16 bytes that stand for what `check_compatible` compares, equal on every machine. Layouts with equal ones
-        are compatible; strides, regions and blocks may differ. So may be those of which one does not say its model."""
+        are compatible; strides, regions and blocks may differ. So may be those of which one does not say its model. Of
+        a layout with `total_layers` it stands for what every part of the model has in common, since no rank knows the
+        layers of the others; give `model`, too."""
         out = (ctypes.c_uint8 * 16)()
         self._library.check(self._library.layout_fingerprint(self._handle, out))
         return bytes(out)
@@ -248,7 +326,8 @@ class Layout:
         self._library.check(self._library.layout_validate(self._handle, sizes, len(region_sizes)))
 
     def check_compatible(self, remote: Layout) -> None:
-        """Raises `TroupeError` LAYOUT_MISMATCH naming the field and both values unless one maps onto the other."""
+        """Raises `TroupeError` LAYOUT_MISMATCH naming the field and both values unless one maps onto the other; of two
+        parts of a model what both hold."""
         self._library.check(self._library.layout_compatible(self._handle, remote._handle))
 
     def locate(
@@ -256,7 +335,8 @@ class Layout:
     ) -> tuple[int, int, int]:
         """(region, offset, length) in bytes of one head of K (plane 0), V (plane 1) or the latent (plane 0) at a token
         of a request whose token t is token t % block_tokens of blocks[t // block_tokens]; of an opaque layer, of the
-        head's part of all of that block."""
+        head's part of all of that block. With groups `blocks` is the table of the layer's; where that begins with a
+        later token, count `token` from there."""
         ids = block_array(blocks)
         place = _abi.CachePlace(
             _abi.number("layer", layer),
@@ -301,6 +381,32 @@ class Layout:
     def tp_size(self) -> int:
         return int(self._geometry().tp_size)
 
+    @property
+    def first_layer(self) -> int:
+        """The model's number of the first layer that is here."""
+        return self._part()[0]
+
+    @property
+    def total_layers(self) -> int:
+        """How many layers the model has; 0: all of them are here."""
+        return self._part()[1]
+
+    def groups(self) -> list[LayerGroup]:
+        """Those of the layers that have block tables of their own, with the tokens in a block of each."""
+        lib = self._library
+        count = ctypes.c_uint32()
+        lib.check(lib.layout_group_count(self._handle, ctypes.byref(count)))
+        out = []
+        for index in range(count.value):
+            held, tokens = ctypes.c_size_t(), ctypes.c_uint32()
+            lib.check(lib.layout_group(self._handle, index, None, 0, ctypes.byref(held), ctypes.byref(tokens)))
+            layers = (ctypes.c_uint32 * held.value)()
+            lib.check(
+                lib.layout_group(self._handle, index, layers, held.value, ctypes.byref(held), ctypes.byref(tokens))
+            )
+            out.append(LayerGroup(tuple(layers), tokens.value))
+        return out
+
     def layers(self) -> list[tuple[LayerShape, list[Plane]]]:
         """Shape and planes of every layer."""
         lib = self._library
@@ -324,6 +430,15 @@ class Layout:
                 )
             )
         return out
+
+    def _part(self) -> tuple[int, int]:
+        first, total = ctypes.c_uint32(), ctypes.c_uint32()
+        self._library.check(self._library.layout_part(self._handle, ctypes.byref(first), ctypes.byref(total)))
+        return first.value, total.value
+
+    def _be_part(self, first_layer: int, total_layers: int) -> None:
+        first, total = _abi.number("first_layer", first_layer), _abi.number("total_layers", total_layers)
+        self._library.check(self._library.layout_set_part(self._handle, first, total))
 
     def _geometry(self) -> Any:
         geometry = _abi.CacheGeometry(size=ctypes.sizeof(_abi.CacheGeometry))
@@ -391,6 +506,10 @@ def _shape_of(shape: _abi.CLayerShape, details: _abi.CLayerDetails) -> LayerShap
         packing=_abi.text_of(details.packing),
         unit=OpaqueUnit(details.unit),
     )
+
+
+def _part(part: StatePart) -> _abi.CStatePart:
+    return _abi.CStatePart(_abi.number("size", part.size, 2**64), 2 if part.sliced else 1)
 
 
 def _plane(plane: Plane) -> _abi.CPlane:

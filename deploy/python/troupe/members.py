@@ -11,7 +11,7 @@ from troupe.placement import NodeInfo, node_of
 
 __all__ = ["Announcement", "Member"]
 
-_STATES = {1: "joining", 2: "up", 3: "suspect", 4: "down", 5: "leaving"}
+_STATES = {1: "joining", 2: "up", 3: "suspect", 4: "down", 5: "leaving", 6: "gone"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Announcement:
     Attributes:
         stage: one that is `open` in the deployment.
         replica: the engine's own id, 1 to 64 of a-z 0-9 _ -; all its ranks say the same.
-        rank, ranks: tensor-parallel, within the replica; those of the engine's layout.
+        rank, ranks: within the replica, as the engine's layout says: of P parts of T tensor-parallel ranks each,
+            tensor-parallel rank t of part p is p * T + t of P * T.
         labels: at most 16, of 1 to 64 bytes, with values of at most 256: what the engine is known by outside of Troupe,
             such as its id or the address of its HTTP server. Compared with nothing; `Cluster.find_label` looks for it.
     """
@@ -50,6 +51,11 @@ class Member:
     state: str
     queue_length: int
     reason: str
+
+
+def state_of(number: int) -> str:
+    """A state of C in a word."""
+    return _STATES.get(number, "unknown")
 
 
 def name_of(name: str | None, join: Announcement | None) -> str:
@@ -104,7 +110,7 @@ def _member(lib: _abi.Library, handle: object, index: int) -> Member:
     lib.check(lib.members_node(handle, index, ctypes.byref(node)))
     return Member(
         node=node_of(node),
-        state=_STATES.get(info.state, "unknown"),
+        state=state_of(info.state),
         queue_length=int(info.queue_length),
         reason=_abi.text_of(info.reason),
     )

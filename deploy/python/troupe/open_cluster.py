@@ -15,6 +15,7 @@ stages:
   - {{name: {stage}, role: both, open: {{max_nodes: 256}}}}
 edges:
   - {{from: {stage}, to: {stage}, mode: read}}
+limits: {{source_lease: 30s}}
 """
 
 

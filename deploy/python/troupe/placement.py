@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
+from typing import Any
 
 from troupe import _abi
 
@@ -98,5 +99,10 @@ def node_of(raw: _abi.CNodeInfo) -> NodeInfo:
         pid=int(raw.pid),
         replica_name=_abi.text_of(raw.replica_name),
         fingerprint=bytes(raw.fingerprint),
-        labels={_abi.text_of(raw.labels[i].key): _abi.text_of(raw.labels[i].value) for i in range(raw.label_count)},
+        labels=labels_of(raw.labels, raw.label_count),
     )
+
+
+def labels_of(raw: Any, count: int) -> dict[str, str]:
+    """Labels of C, copied."""
+    return {_abi.text_of(raw[i].key): _abi.text_of(raw[i].value) for i in range(count)}

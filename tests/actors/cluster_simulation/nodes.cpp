@@ -34,6 +34,9 @@ void world::start_node(std::uint32_t node) {
   fresh->info.port =
       same_port ? former->info.port : static_cast<std::uint16_t>(1024 + chance.upto(60'000));
   fresh->info.incarnation = fresh->incarnation;
+  // Of a large cluster some: each sees each list.
+  if (lives_.size() < 64 || node % 16 == 0) fresh->watch.emplace(slot.name);
+  fresh->takes.seed(static_cast<std::minstd_rand::result_type>(fresh->incarnation));
   lives_[node] = fresh;
   takes_apart([who = std::weak_ptr{fresh}] {
     if (const auto one = who.lock()) one->take_apart();
@@ -64,6 +67,7 @@ void world::end(const life& gone) {
   gone->busy_with.clear();
   gone->holds.clear();
   gone->members.reset();
+  gone->watch.reset();
   note("ends", gone->node, gone->incarnation);
   for (auto& hears : std::exchange(gone->callers, {})) {
     time.after(between(milliseconds{1}, milliseconds{200}), std::move(hears));
@@ -279,6 +283,7 @@ void world::hear_members(const life& at, const std::shared_ptr<const told_member
   at->seen = members->when;
   at->members = members;
   trace(at->info.name + " hears of epoch " + std::to_string(members->list.epoch));
+  watch_members(at);
   lapsed(at, at->leases.see({members, &members->list}, clock_of(*at)));
   std::vector<std::shared_ptr<link>> left;
   for (const auto& [incarnation, wire] : at->links) {
@@ -293,6 +298,39 @@ void world::hear_members(const life& at, const std::shared_ptr<const told_member
     }
   }
   for (const auto& wire : left) wire->left_by_peer(at);
+}
+
+void world::watch_members(const life& at) {
+  if (!at->watch) return;
+  at->watch->see(at->members->list);
+  for (auto takes = at->takes() % 8; takes > 0 && at->watch->size() != 0; --takes) {
+    const auto wrong = at->told.hear(at->watch->pop());
+    if (!wrong.empty()) return violate("an engine is told what it may not be: " + wrong);
+  }
+}
+
+/// Once it has taken every event it knows of those that its list shows, and of no other unless the
+/// supervisor collects.
+void world::check_watch(const life& at) {
+  if (!at->watch || !at->members) return;
+  while (at->watch->size() != 0) {
+    const auto wrong = at->told.hear(at->watch->pop());
+    if (!wrong.empty()) return violate("an engine is told what it may not be: " + wrong);
+  }
+  auto others = at->told.there();
+  for (const auto& m : at->members->list.members) {
+    if (is_lost(m) || m.node.name == at->info.name) continue;
+    const auto known = others.find(m.node.name);
+    const bool knows = known != others.end() && known->second.incarnation == m.node.incarnation &&
+                       known->second.state == static_cast<member_state>(m.state);
+    // Of a record that is older than what the engine was told: no news.
+    if (!knows && node_state_from(m.state) == node_state::joining) continue;
+    require(knows, "an engine that watches does not know of a member");
+    if (!knows) return;
+    others.erase(known);
+  }
+  require(others.empty() || at->members->list.collecting != 0,
+          "an engine that watches takes somebody to be there who is not");
 }
 
 void world::serve_pool(const life& at) {

@@ -218,6 +218,7 @@ void world::check_the_end() {
     if (!at->alive) continue;
     const auto counters = at->pool.counters();
     require(counters.free == counters.total, "blocks are lost: at " + at->info.name);
+    check_watch(at);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "troupe/actors/cache_leases.hpp"
+#include "troupe/actors/member_watch.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/node_drain.hpp"
 #include "troupe/kvcache/block_pool.hpp"
@@ -25,6 +27,7 @@
 #include "simulation.hpp"
 #include "simulation_scenario.hpp"
 #include "timeline.hpp"
+#include "watch_judge.hpp"
 
 namespace troupe::actors::cluster_simulation {
 
@@ -108,6 +111,11 @@ struct node_life : process {
   std::map<std::uint64_t, hold> holds;                 ///< by operation
   std::shared_ptr<const struct told_members> members;  ///< the newest that it has
   std::vector<std::function<void()>> callers;          ///< who hears that its process is gone
+  // -- its engine, where that watches
+  std::optional<member_watch> watch;
+  testing::watch_judge told;
+  std::minstd_rand
+      takes;  ///< how many events it takes: no chance that the rest of the world shares
   // -- towards its peers
   std::map<std::uint64_t, std::shared_ptr<link>> links;  ///< by the peer's incarnation
 
@@ -178,6 +186,8 @@ class world {
   void hear_members(const life& at, const std::shared_ptr<const told_members>& members);
   [[nodiscard]] std::shared_ptr<const told_members> published(membership list,
                                                               std::uint32_t by) const;
+  /// The engine is told of members, and takes some of the events.
+  void watch_members(const life& at);
   void serve_pool(const life& at);
   /// What a node does with holds that are over.
   void lapsed(const life& at, const std::vector<cache_leases::lapse>& lapses);
@@ -248,6 +258,7 @@ class world {
   // -- the end
   void check_standing();
   void check_node(const life& at);
+  void check_watch(const life& at);
   void check_drain(const life& at, moment well);
   void check_the_end();
 

@@ -197,17 +197,31 @@ typedef struct troupe_arrangement {
 
 enum { TROUPE_STATE_REPLICATED = 1, TROUPE_STATE_SLICED = 2 }; /* sharding */
 
+/* Consecutive bytes of a state's slot that are spread over ranks in one way. */
+typedef struct troupe_state_part {
+  uint64_t bytes;    /* that this rank holds of one request */
+  uint32_t sharding; /* TROUPE_STATE_... */
+  uint32_t reserved;
+} troupe_state_part;
+
 /* A tensor that a request has one slot of, whatever its length (Mamba, sliding window). Moved
  * whole, with the last chunk; a request has the same slot number in all of them. */
 typedef struct troupe_state_tensor {
   uint32_t size;
-  uint32_t sharding; /* TROUPE_STATE_... */
-  const char* name;  /* 1 to 64 bytes; matched by position and name between the sides */
+  uint32_t sharding; /* TROUPE_STATE_..., of all of it; with `parts` not looked at */
+  /* 1 to 64 bytes; matched by position and name between the sides. Where a side holds a part of the
+   * model's layers, by name alone: a name is then one state of the whole model. */
+  const char* name;
   uint32_t region;
   uint32_t slots;
   uint64_t base;
   uint64_t slot_stride;
   uint64_t slot_bytes; /* that this rank holds of one request */
+  /* What the slot is made of, in order, where that is sliced part by part ([x, B, C] of a
+   * convolution), or replicated beside sliced parts: `slot_bytes` in all. At most 64. */
+  const troupe_state_part* parts;
+  uint32_t part_count;
+  uint32_t reserved;
 } troupe_state_tensor;
 
 /* One head of K, of V or of the latent at one token of a request. */
@@ -253,21 +267,38 @@ TROUPE_API troupe_status troupe_layout_add_layer_with(troupe_layout* layout,
                                                       size_t plane_count);
 TROUPE_API troupe_status troupe_layout_add_state(troupe_layout* layout,
                                                  const troupe_state_tensor* state);
+/* Layers whose blocks a request names in a table of their own: they keep other tokens of it than the rest do
+ * (sliding windows), or another number of tokens in a block (`block_tokens`; 0: the geometry's). Their numbers
+ * ascend. Once there is a group, each layer that has planes is in exactly one. Planes of different groups
+ * may lie over the same bytes: a block is then one group's at a time. */
+TROUPE_API troupe_status troupe_layout_add_group(troupe_layout* layout, const uint32_t* layers,
+                                                 size_t layer_count, uint32_t block_tokens);
+/* Of a rank of a pipeline: its layers are [first_layer, first_layer + their count) of the model's
+ * `total_layers`. Whatever names a layer of it counts from its own first one; groups and state tensors are
+ * those of its layers, and a group may have none (`layers` NULL, 0). `total_layers` 0, with `first_layer` 0:
+ * all layers of the model are here, as where this is never called. One of a pipeline's partners that has
+ * all layers says so by 0 and their count: see `troupe_layout_fingerprint`. Of P parts of T
+ * tensor-parallel ranks, tensor-parallel rank t of part p is rank p * T + t of its replica. */
+TROUPE_API troupe_status troupe_layout_set_part(troupe_layout* layout, uint32_t first_layer,
+                                                uint32_t total_layers);
 /* Whether it is a layout: every number in its limits, strides that nest, no address that wraps. */
 TROUPE_API troupe_status troupe_layout_check(const troupe_layout* layout);
 /* Check, and: every byte lies in its region (`region_sizes[i]` bytes for region i), and no two
- * planes or states share one. TROUPE_OUT_OF_RANGE or TROUPE_INVALID_CONFIG naming layer and
+ * planes of one group, nor a state and anything, share one. TROUPE_OUT_OF_RANGE or TROUPE_INVALID_CONFIG naming layer and
  * plane. */
 TROUPE_API troupe_status troupe_layout_validate(const troupe_layout* layout,
                                                 const uint64_t* region_sizes, size_t count);
-/* Whether a cache of the one side can be mapped onto the other. TROUPE_LAYOUT_MISMATCH naming field
- * and values. */
+/* Whether a cache of the one side can be mapped onto the other; of two parts of a model what both hold.
+ * TROUPE_LAYOUT_MISMATCH naming field and values. */
 TROUPE_API troupe_status troupe_layout_compatible(const troupe_layout* local,
                                                   const troupe_layout* remote);
 /* What it is made of. `dtype` and `model` (NULL: not said) in `geometry` belong to the layout. */
 TROUPE_API troupe_status troupe_layout_geometry(const troupe_layout* layout,
                                                 troupe_cache_geometry* geometry);
 TROUPE_API troupe_status troupe_layout_layer_count(const troupe_layout* layout, uint32_t* count);
+/* As `troupe_layout_set_part` set them, else 0. */
+TROUPE_API troupe_status troupe_layout_part(const troupe_layout* layout, uint32_t* first_layer,
+                                            uint32_t* total_layers);
 /* A layer and up to `capacity` of its planes; `plane_count` says how many it has. */
 TROUPE_API troupe_status troupe_layout_layer(const troupe_layout* layout, uint32_t layer,
                                              troupe_layer_shape* shape, troupe_plane* planes,
@@ -276,12 +307,19 @@ TROUPE_API troupe_status troupe_layout_layer(const troupe_layout* layout, uint32
  * added to it. */
 TROUPE_API troupe_status troupe_layout_layer_details(const troupe_layout* layout, uint32_t layer,
                                                      troupe_layer_details* details);
+TROUPE_API troupe_status troupe_layout_group_count(const troupe_layout* layout, uint32_t* count);
+/* Up to `capacity` of a group's layers, and what tokens a block of it holds; `layer_count` says how many
+ * layers it has. */
+TROUPE_API troupe_status troupe_layout_group(const troupe_layout* layout, uint32_t group,
+                                             uint32_t* layers, size_t capacity, size_t* layer_count,
+                                             uint32_t* block_tokens);
 /* The smallest size of each region that the layout fits into: up to `capacity` of them; `count`
  * says how many there are. The layout is checked first. */
 TROUPE_API troupe_status troupe_layout_region_sizes(const troupe_layout* layout, uint64_t* sizes,
                                                     size_t capacity, size_t* count);
 /* Where it lies, for a request whose token t is token t % block_tokens of
- * blocks[t / block_tokens]; of an opaque layer the head's part of all of the token's block. */
+ * blocks[t / block_tokens]; of an opaque layer the head's part of all of the token's block. With
+ * groups `blocks` is the table of the layer's; where that begins with a later token, count `token` from there. */
 TROUPE_API troupe_status troupe_layout_locate(const troupe_layout* layout, const uint32_t* blocks,
                                               size_t block_count, const troupe_cache_place* place,
                                               troupe_region_bytes* bytes);
@@ -293,7 +331,9 @@ TROUPE_API troupe_status troupe_layout_decode(const void* bytes, size_t byte_cou
                                               troupe_layout** layout);
 /* 16 bytes that stand for what `troupe_layout_compatible` compares, equal on every machine. Layouts
  * with equal ones are compatible; strides, regions and blocks may differ. So may be those of which
- * one does not say its model. The layout is checked first. */
+ * one does not say its model. Of a layout that says `total_layers` it stands for what every part of the
+ * model has in common, since no rank knows the layers of the others; give the model's hash, too. The
+ * layout is checked first. */
 TROUPE_API troupe_status troupe_layout_fingerprint(const troupe_layout* layout,
                                                    uint8_t* fingerprint);
 TROUPE_API void troupe_layout_free(troupe_layout* layout);
@@ -311,7 +351,8 @@ typedef struct troupe_memory {
 
 enum {
   TROUPE_POLLING = 1u << 0, /* no progress thread: the engine calls `troupe_engine_poll` often */
-  TROUPE_CALLS = 1u << 1    /* calls of frontends come as events; without it they are refused */
+  TROUPE_CALLS = 1u << 1,   /* calls of frontends come as events; without it they are refused */
+  TROUPE_WATCH = 1u << 2    /* TROUPE_EVENT_MEMBER for members of the cluster that come and go */
 };
 
 enum { TROUPE_NO_ALLOCATION = 0, TROUPE_ALLOCATE = 1, TROUPE_ALLOCATE_HUGE = 2 }; /* allocate */
@@ -329,14 +370,14 @@ typedef struct troupe_announcement {
   uint32_t label_count; /* at most 16 */
   const char* stage;    /* one that is open */
   const char* replica; /* the engine's own id, 1 to 64 of a-z 0-9 _ -; all its ranks say the same */
-  uint32_t rank;       /* within the replica */
+  uint32_t rank;       /* within the replica, of all its parts (`troupe_layout_set_part`) */
   uint32_t ranks;      /* of the replica; 0 is taken as 1 */
   const troupe_label* labels; /* found by `troupe_cluster_find_label`; compared with nothing */
 } troupe_announcement;
 
 typedef struct troupe_engine_options {
   uint32_t size;
-  uint32_t flags;              /* TROUPE_POLLING, TROUPE_CALLS */
+  uint32_t flags;              /* TROUPE_POLLING, TROUPE_CALLS, TROUPE_WATCH */
   const char* deployment_file; /* this or `deployment_text`, not both */
   const char* deployment_text; /* YAML, as troupe.yaml(5) says */
   const char* node;            /* name of the node in it, such as "prefill-0"; none with `join` */
@@ -383,7 +424,7 @@ TROUPE_API troupe_status troupe_engine_start(const troupe_engine_options* option
 TROUPE_API troupe_status troupe_engine_wait_registered(troupe_engine* engine, uint64_t timeout_ms);
 /* Leaves the cluster: live operations fail with TROUPE_ABORTED at both sides. Other threads may be
  * in calls: what they begin is refused or ends with TROUPE_ABORTED. Again: nothing. Events that
- * happened can still be taken. */
+ * happened can still be taken, but for those of members. */
 TROUPE_API troupe_status troupe_engine_stop(troupe_engine* engine);
 /* Stops it and forgets it. Details that came from it may be kept and read for longer. */
 TROUPE_API void troupe_engine_free(troupe_engine* engine);
@@ -487,6 +528,16 @@ enum { /* flags of a send */
        TROUPE_TELL_WANTED = 1u << 1 /* TROUPE_EVENT_WANTED for each decode rank that asks */
 };
 
+/* The blocks that a request has of one group of its layout's layers. */
+typedef struct troupe_group_blocks {
+  /* Of the first block, the first token: a multiple of the group's block_tokens. Those before it are not
+   * held, as where a window has moved on, and nothing of them moves for these layers. */
+  uint32_t first_token;
+  uint32_t reserved;
+  const uint32_t* blocks;
+  size_t block_count;
+} troupe_group_blocks;
+
 typedef struct troupe_send_spec {
   uint32_t size;
   uint32_t state_slot;    /* of the request, if the layout has state tensors */
@@ -494,12 +545,16 @@ typedef struct troupe_send_spec {
   const uint32_t* blocks; /* of tokens 0, 1, ...: block_tokens tokens each */
   size_t block_count;
   uint64_t deadline_ms; /* 0: the deployment's default */
-  /* Decode ranks that take it before it is done; 0: as the first one's parallel size says. */
+  /* Decode ranks that take it before it is done; 0: all of the replica of the first one. */
   uint32_t consumers;
   uint32_t held_for_count;
   const char* const* held_for; /* decode nodes that it is for: their waiting in line ends nothing */
   uint32_t flags;              /* TROUPE_GROWS, TROUPE_TELL_WANTED */
   uint32_t reserved;
+  /* Where the layout has groups: one for each, in their order, and `blocks` is NULL. */
+  const troupe_group_blocks* groups;
+  uint32_t group_count;
+  uint32_t reserved_2;
 } troupe_send_spec;
 
 enum {                        /* flags of a receive */
@@ -540,6 +595,10 @@ typedef struct troupe_receive_spec {
   size_t expect_size;
   uint32_t flags; /* TROUPE_PARK, TROUPE_AGAIN */
   uint32_t reserved_2;
+  /* As of a send. What lies before the first token of a group is not wanted. */
+  const troupe_group_blocks* groups;
+  uint32_t group_count;
+  uint32_t reserved_3;
 } troupe_receive_spec;
 
 /* A point in the work of a GPU: an event (cudaEvent_t, hipEvent_t) recorded behind what it stands
@@ -570,6 +629,10 @@ TROUPE_API troupe_status troupe_engine_send(troupe_engine* engine, const troupe_
  * block outside the cache; none is added). */
 TROUPE_API troupe_status troupe_engine_add_blocks(troupe_engine* engine, troupe_operation send,
                                                   const uint32_t* blocks, size_t block_count);
+/* The same of one group of the layout's layers. */
+TROUPE_API troupe_status troupe_engine_add_group_blocks(troupe_engine* engine,
+                                                        troupe_operation send, uint32_t group,
+                                                        const uint32_t* blocks, size_t block_count);
 /* Layers [layer_begin, layer_end) are computed up to token `token_end` and will not be written
  * again; call it as often as chunks come. `computed`: once the GPU has come to that point; nobody
  * waits for it here, and the event may be recorded again when this returns. NULL: they are there
@@ -683,7 +746,7 @@ enum {
   TROUPE_EVENT_NONE = 0,
   /* receive: the pool gave blocks; `troupe_detail_blocks`, to be freed by the engine */
   TROUPE_EVENT_ALLOCATED = 1,
-  TROUPE_EVENT_LAYERS = 2, /* receive: u.layers are complete from every rank and may be read */
+  TROUPE_EVENT_LAYERS = 2, /* receive: u.layers are complete from all that hold them, may be read */
   /* the one outcome: it succeeded. u.done; aux of a receive: `troupe_detail_bytes` */
   TROUPE_EVENT_DONE = 3,
   TROUPE_EVENT_FAILED = 4, /* the one outcome: it failed. `code`, and `troupe_detail_reason` */
@@ -697,7 +760,14 @@ enum {
      by `troupe_engine_reply(engine, u.call.id, ...)` */
   TROUPE_EVENT_CALL = 9,
   /* send with TROUPE_TELL_WANTED: a decode rank asks for it. u.wanted, `troupe_detail_node` */
-  TROUPE_EVENT_WANTED = 10
+  TROUPE_EVENT_WANTED = 10,
+  /* of no operation, with TROUPE_WATCH: another node of the cluster has come, is in another state, or
+     is gone. u.member; `troupe_detail_node`, `troupe_detail_stage`, `troupe_detail_reason`,
+     `troupe_detail_labels`. Told life by life: the first event of an incarnation tells that it is
+     there, in whichever state, the last one that it is TROUPE_GONE, which is told exactly once, and
+     before the next incarnation of the node. What changes while nobody takes events is told as it
+     ended. A life that the cluster took for dead and takes in again is told as there once more. */
+  TROUPE_EVENT_MEMBER = 11
 };
 
 typedef struct troupe_event {
@@ -711,6 +781,9 @@ typedef struct troupe_event {
     struct {
       uint64_t bytes; /* moved: receive, and send in write mode */
       uint64_t aux_size;
+      /* Send and receive, as in `troupe_outcome`; UINT32_MAX: that or more. */
+      uint32_t waited_us, moving_us, segments;
+      char backend[4]; /* NUL behind a name of less than four letters */
     } done;
     struct {
       uint64_t size;
@@ -732,6 +805,13 @@ typedef struct troupe_event {
       uint32_t token_begin; /* the prefix before it is at the decode side already */
       uint32_t token_end;
     } wanted;
+    struct {
+      uint64_t incarnation;
+      uint32_t state;   /* TROUPE_JOINING, ... TROUPE_GONE */
+      uint32_t replica; /* its number in the stage; of an open one each supervisor's own */
+      uint32_t rank;    /* within the replica */
+      uint32_t label_count;
+    } member;
     uint64_t reserved[4];
   } u;
   troupe_detail* detail; /* NULL where there is none */
@@ -763,7 +843,8 @@ TROUPE_API troupe_status troupe_engine_event_fd(const troupe_engine* engine, int
 /* Up to `capacity` events, oldest first, into `events`, an array of `event_size` =
  * sizeof(troupe_event) each; `count` says how many. Waits up to `timeout_ms` for the first one; 0:
  * not at all. No event in that time is TROUPE_OK with count 0. Events of one operation come in
- * order; those of an operation that a thread waits for come to that one. */
+ * order, those of members before them; those of an operation that a thread waits for come to that
+ * one. */
 TROUPE_API troupe_status troupe_engine_take(troupe_engine* engine, troupe_event* events,
                                             size_t event_size, size_t capacity, uint64_t timeout_ms,
                                             size_t* count);
@@ -779,7 +860,8 @@ TROUPE_API troupe_status troupe_engine_wait(troupe_engine* engine, troupe_operat
  * TROUPE_POLLING. */
 TROUPE_API troupe_status troupe_engine_poll(troupe_engine* engine, uint32_t* worked);
 
-/* Why it failed: a sentence, NUL-terminated, the detail's; "" if it did not, or of NULL. */
+/* Why it failed, or why a member is in its state: a sentence, NUL-terminated, the detail's; "" of
+ * anything else, or of NULL. */
 TROUPE_API const char* troupe_detail_reason(const troupe_detail* detail);
 /* aux of a receive, the value of a get, the payload of a call. The detail's. NULL and 0 where there
  * is nothing. */
@@ -793,8 +875,13 @@ TROUPE_API troupe_status troupe_detail_placement(const troupe_detail* detail,
                                                  troupe_placement** placement);
 /* What a call asks for; "" of anything else. The detail's. */
 TROUPE_API const char* troupe_detail_method(const troupe_detail* detail);
-/* The node that wants a send; "" of anything else. The detail's. */
+/* The node that wants a send, or that is a member; "" of anything else. The detail's. */
 TROUPE_API const char* troupe_detail_node(const troupe_detail* detail);
+/* The stage of a member; "" of anything else. The detail's. */
+TROUPE_API const char* troupe_detail_stage(const troupe_detail* detail);
+/* What a member is known by, as it announced it. The detail's. NULL and 0 where there is nothing. */
+TROUPE_API troupe_status troupe_detail_labels(const troupe_detail* detail,
+                                              const troupe_label** labels, size_t* count);
 TROUPE_API void troupe_detail_free(troupe_detail* detail);
 /* Frees the details of `count` events and sets them to NULL. */
 TROUPE_API void troupe_events_free(troupe_event* events, size_t event_size, size_t count);
@@ -844,8 +931,9 @@ enum { /* state */
        TROUPE_JOINING = 1,
        TROUPE_UP = 2,
        TROUPE_SUSPECT = 3,
-       TROUPE_DOWN = 4,
-       TROUPE_LEAVING = 5
+       TROUPE_DOWN = 4, /* in an event: it reports a failure of its own, and its process lives */
+       TROUPE_LEAVING = 5,
+       TROUPE_GONE = 6 /* in an event alone: it left, was lost, or another life has its name */
 };
 
 typedef struct troupe_member_info {

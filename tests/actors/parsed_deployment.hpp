@@ -1,0 +1,19 @@
+#pragma once
+
+/// A deployment that a test writes as its user would.
+
+#include <cstdio>
+#include <string>
+
+#include "troupe/config/parse.hpp"
+
+namespace troupe::testing {
+
+/// What is wrong with the text is printed, and the deployment is then an empty one, which nothing starts with.
+inline config::deployment parsed_deployment(const std::string& text) {
+  auto outcome = config::parse(text, "test.yaml");
+  for (const auto& issue : outcome.issues) std::fprintf(stderr, "%s\n", to_string(issue).c_str());
+  return outcome.value.value_or(config::deployment{});
+}
+
+}  // namespace troupe::testing
