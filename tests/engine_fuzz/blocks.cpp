@@ -18,7 +18,9 @@ cache_blocks::cache_blocks(const scenario& s, std::uint32_t node, engine& e, cac
       found_{std::move(found)},
       dice_{d} {
   if (its_.pooled) return;
-  for (std::uint32_t i = 0; i < its_.blocks; ++i) free_.push_back(block_id{i});
+  free_.resize(s_.tables());
+  for (auto& pool : free_)
+    for (std::uint32_t i = 0; i < its_.blocks; ++i) pool.push_back(block_id{i});
 }
 
 void cache_blocks::shuffle(std::vector<block_id>& blocks) {
@@ -26,64 +28,96 @@ void cache_blocks::shuffle(std::vector<block_id>& blocks) {
     std::swap(blocks[i - 1], blocks[dice_.roll(0, static_cast<std::uint32_t>(i) - 1)]);
 }
 
-result<held_blocks> cache_blocks::try_take(std::uint32_t count) {
-  held_blocks taken;
+result<kvcache::allocation> cache_blocks::try_take(std::uint32_t table, std::size_t count) {
   if (its_.pooled) {
-    auto got = engine_.allocate_blocks(count);
-    if (!got) return fail(got.error());
-    taken.owner = got->owner;
-    taken.all = std::move(got->blocks);
-    shuffle(taken.all);
-    return taken;
+    auto got = engine_.allocate_blocks(static_cast<std::uint32_t>(count));
+    if (got) shuffle(got->blocks);
+    return got;
   }
-  if (count > free_.size()) return fail(errc::pool_exhausted, "the scenario has too few");
-  shuffle(free_);
-  taken.all.assign(free_.end() - count, free_.end());
-  free_.resize(free_.size() - count);
+  auto& pool = free_[pool_of(table)];
+  if (count > pool.size()) return fail(errc::pool_exhausted, "the scenario has too few");
+  shuffle(pool);
+  const auto first = pool.end() - static_cast<std::ptrdiff_t>(count);
+  kvcache::allocation taken;
+  taken.blocks.assign(first, pool.end());
+  pool.erase(first, pool.end());
   return taken;
 }
 
-held_blocks cache_blocks::take(std::uint32_t count, bool shares, const std::string& whose) {
-  const auto shared = shares ? prefix_.all.size() : 0;
-  auto taken = try_take(count - static_cast<std::uint32_t>(shared));
-  if (!taken) {
-    found_(whose + ": no blocks: " + to_string(taken.error()));
-    return {};
+held_blocks cache_blocks::take(const std::vector<token_span>& tokens, bool shares,
+                               const std::string& whose) {
+  held_blocks taken;
+  for (std::uint32_t t = 0; t < tokens.size(); ++t) {
+    const std::size_t first = tokens[t].begin / s_.block_tokens(t);
+    const std::size_t end = std::max<std::size_t>(first, s_.blocks_of(tokens[t].end, t));
+    group_blocks of{tokens[t].begin, {}};
+    if (shares && t < prefix_.tables.size()) {
+      const auto& there = prefix_.tables[t].blocks;
+      for (auto number = first; number < std::min(end, there.size()); ++number)
+        of.blocks.push_back(there[number]);
+    }
+    taken.passed.push_back(of.blocks.size());
+    auto more = try_take(t, end - first - of.blocks.size());
+    if (!more) {
+      found_(whose + ": no blocks: " + to_string(more.error()));
+      return {};
+    }
+    if (its_.pooled) taken.owner = more->owner;
+    of.blocks.insert(of.blocks.end(), more->blocks.begin(), more->blocks.end());
+    taken.tables.push_back(std::move(of));
   }
-  if (shares) {
-    taken->all.insert(taken->all.begin(), prefix_.all.begin(), prefix_.all.end());
-    taken->shared = shared;
-  }
-  return std::move(*taken);
+  return taken;
 }
 
-void cache_blocks::give_back(held_blocks& from, std::size_t count, const std::string& whose) {
-  const auto own = from.own();
-  const auto those = std::span{own}.first(count);
-  from.freed += count;
+block_tables cache_blocks::own(const held_blocks& of) const {
+  auto tables = of.tables;
+  for (std::uint32_t t = 0; t < tables.size(); ++t) {
+    auto& blocks = tables[t].blocks;
+    blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(of.passed[t]));
+    tables[t].first_token += static_cast<std::uint32_t>(of.passed[t]) * s_.block_tokens(t);
+  }
+  return tables;
+}
+
+void cache_blocks::free_some(held_blocks& from, std::uint32_t table, std::size_t count,
+                             const std::string& whose) {
+  const auto those = std::span{from.tables[table].blocks}.subspan(from.passed[table], count);
+  from.passed[table] += count;
   if (!its_.pooled) {
-    free_.insert(free_.end(), those.begin(), those.end());
+    auto& pool = free_[pool_of(table)];
+    pool.insert(pool.end(), those.begin(), those.end());
   } else if (from.owner && count > 0) {
     if (auto freed = engine_.free_blocks(*from.owner, those); !freed)
       found_(whose + ": its blocks are not taken back: " + to_string(freed.error()));
   }
 }
 
+void cache_blocks::give_back(held_blocks& from, const std::string& whose) {
+  for (std::uint32_t t = 0; t < from.tables.size(); ++t)
+    free_some(from, t, from.tables[t].blocks.size() - from.passed[t], whose);
+}
+
 void cache_blocks::give_back_prefix(held_blocks& from, std::size_t count,
                                     const std::string& whose) {
   const auto before = engine_.report().pool;
-  give_back(from, count, whose);
+  free_some(from, 0, count, whose);
   if (engine_.report().pool.blocks_quarantined > before.blocks_quarantined)
     found_(whose + ": the blocks of its prefix are pinned");
 }
 
 std::optional<lent_block> cache_blocks::lend() {
-  auto taken = try_take(1);
-  if (!taken || taken->all.empty()) return std::nullopt;
-  const auto bytes = model_.longest_run(taken->all.front());
-  return lent_block{bytes, [this, held = std::move(*taken)]() mutable {
-                      model_.reuse(held.all, std::nullopt);
-                      give_back(held, 1, "a value");
+  const auto table = s_.table_of(0);  // of the layer that values are put from
+  auto taken = try_take(table, 1);
+  if (!taken || taken->blocks.empty()) return std::nullopt;
+  const auto bytes = model_.longest_run(taken->blocks.front());
+  held_blocks held;
+  held.tables.resize(s_.tables());
+  held.passed.resize(s_.tables());
+  held.tables[table].blocks = std::move(taken->blocks);
+  if (its_.pooled) held.owner = taken->owner;
+  return lent_block{bytes, [this, held = std::move(held)]() mutable {
+                      model_.reuse(held.tables, std::nullopt);
+                      give_back(held, "a value");
                     }};
 }
 
@@ -110,28 +144,30 @@ void cache_blocks::begin_round(const round& now) {
   prefix_uses_ = static_cast<std::uint32_t>(
       std::ranges::count_if(now.acts, [this](const act& one) { return uses_prefix(one); }));
   if (prefix_uses_ == 0) return;
-  prefix_ = take(now.shared_blocks, false, "the prefix");
-  model_.compute(prefix_.all, model_.all_layers(), {0, s_.shared_tokens(now)}, prefix_content());
+  const token_span tokens{0, s_.shared_tokens(now)};
+  prefix_ = take(std::vector<token_span>(s_.tables(), tokens), false, "the prefix");
+  model_.compute(prefix_.tables, model_.all_layers(), tokens, prefix_content(), true);
 }
 
 void cache_blocks::prefix_was_used() {
   if (--prefix_uses_ > 0 || !round_->shared_freed || !its_.pooled) return;
+  if (prefix_.tables.empty()) return;
   if (s_.is_prefill(node_)) {
     // Sends read it.
-    give_back(prefix_, prefix_.all.size(), "the prefix");
+    give_back(prefix_, "the prefix");
   } else {
-    model_.reuse(prefix_.all, std::nullopt);
-    give_back_prefix(prefix_, prefix_.all.size(), "the prefix");
+    model_.reuse(prefix_.tables, std::nullopt);
+    give_back_prefix(prefix_, prefix_.tables.front().blocks.size(), "the prefix");
   }
 }
 
 void cache_blocks::end_round() {
-  if (prefix_.own().empty()) return;
-  const auto wrong = model_.is_there(prefix_.all, model_.all_layers(),
+  if (count_of(own(prefix_)) == 0) return;
+  const auto wrong = model_.is_there(prefix_.tables, model_.all_layers(),
                                      {0, s_.shared_tokens(*round_)}, prefix_content());
   if (!wrong.empty()) found_("the prefix that is shared: " + wrong);
-  model_.reuse(prefix_.all, std::nullopt);
-  give_back(prefix_, prefix_.all.size(), "the prefix");
+  model_.reuse(prefix_.tables, std::nullopt);
+  give_back(prefix_, "the prefix");
 }
 
 std::string cache_blocks::what_is_missing() const {

@@ -16,17 +16,12 @@
 
 namespace troupe::engine_fuzz {
 
-/// Blocks of tokens 0, 1, ... of something.
+/// Blocks of the tokens of something, of each group of layers.
 struct held_blocks {
-  std::vector<block_id> all;
+  block_tables tables;  ///< none yet where the pool is to choose
   std::optional<kvcache::block_owner> owner;
-  std::size_t shared{0};  ///< the first so many are others' as well, and not given back here
-  std::size_t freed{0};   ///< so many of those behind them were given back before
-
-  /// Those that are to be given back.
-  [[nodiscard]] std::vector<block_id> own() const {
-    return {all.begin() + static_cast<std::ptrdiff_t>(shared + freed), all.end()};
-  }
+  /// Of each table: the first so many are not to be given back, since others share them, or it was done.
+  std::vector<std::size_t> passed;
 };
 
 class cache_blocks {
@@ -34,11 +29,14 @@ class cache_blocks {
   cache_blocks(const scenario& s, std::uint32_t node, engine& e, cache_model& model, finder found,
                dice& d);
 
-  /// `count` blocks in any order; where they share the prefix of the round its blocks come first.
-  [[nodiscard]] held_blocks take(std::uint32_t count, bool shares, const std::string& whose);
-  /// The first `count` of those to be given back.
-  void give_back(held_blocks& from, std::size_t count, const std::string& whose);
-  /// The same of blocks that hold a prefix only, which are the engine's: they are free at once.
+  /// Blocks in any order for tokens of each table, from the first one of a block on; where they share the prefix
+  /// of the round its blocks come first.
+  [[nodiscard]] held_blocks take(const std::vector<token_span>& tokens, bool shares,
+                                 const std::string& whose);
+  /// Those of them that are to be given back.
+  [[nodiscard]] block_tables own(const held_blocks& of) const;
+  void give_back(held_blocks& from, const std::string& whose);
+  /// The first `count` of the pool's that hold a prefix only, which are the engine's: they are free at once.
   void give_back_prefix(held_blocks& from, std::size_t count, const std::string& whose);
   /// A block for a value, where there is one left.
   [[nodiscard]] std::optional<lent_block> lend();
@@ -55,7 +53,13 @@ class cache_blocks {
   [[nodiscard]] std::string what_is_missing() const;
 
  private:
-  [[nodiscard]] result<held_blocks> try_take(std::uint32_t count);
+  [[nodiscard]] result<kvcache::allocation> try_take(std::uint32_t table, std::size_t count);
+  void free_some(held_blocks& from, std::uint32_t table, std::size_t count,
+                 const std::string& whose);
+  /// Which of several has the blocks of that table; own memory.
+  [[nodiscard]] std::uint32_t pool_of(std::uint32_t table) const {
+    return its_.pools.empty() ? 0 : its_.pools[table];
+  }
   void shuffle(std::vector<block_id>& blocks);
   [[nodiscard]] bool uses_prefix(const act& one) const;
   [[nodiscard]] content prefix_content() const;
@@ -68,7 +72,7 @@ class cache_blocks {
   finder found_;
   dice& dice_;
   const round* round_{nullptr};
-  std::vector<block_id> free_;  ///< own memory
+  std::vector<std::vector<block_id>> free_;  ///< own memory: of each pool
   held_blocks prefix_;
   std::uint32_t prefix_uses_{0};  ///< to come
 };

@@ -14,6 +14,12 @@ std::uint64_t mix(std::uint64_t z) {
 
 }  // namespace
 
+std::size_t count_of(const block_tables& tables) {
+  std::size_t blocks = 0;
+  for (const auto& table : tables) blocks += table.blocks.size();
+  return blocks;
+}
+
 void pattern(std::uint64_t key, std::span<std::byte> into) {
   for (std::size_t at = 0; at < into.size(); at += sizeof key) {
     const auto word = mix(key + at * 0x9E3779B97F4A7C15ULL);
@@ -23,7 +29,15 @@ void pattern(std::uint64_t key, std::span<std::byte> into) {
 
 cache_model::cache_model(kvcache::cache_layout layout, std::vector<std::span<std::byte>> regions,
                          std::uint64_t seed)
-    : layout_{std::move(layout)}, regions_{std::move(regions)}, noise_{mix(seed + 1)} {
+    : layout_{std::move(layout)},
+      table_of_(layout_.layers.size(), table_of_layer{0, layout_.block_tokens}),
+      regions_{std::move(regions)},
+      noise_{mix(seed + 1)} {
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const auto its = layout_.groups[g].block_tokens;
+    for (const auto l : layout_.groups[g].layers)
+      table_of_[l] = {g, its != 0 ? its : layout_.block_tokens};
+  }
   for (std::size_t i = 0; i < regions_.size(); ++i) {
     expected_.emplace_back(regions_[i].size());
     noise(i, 0, regions_[i].size());
@@ -36,27 +50,68 @@ void cache_model::noise(std::size_t region, std::uint64_t offset, std::uint64_t 
   std::memcpy(expected_[region].data() + offset, there.data(), bytes);
 }
 
+std::uint32_t cache_model::first_head(const kvcache::layer_layout& layer) const {
+  const auto heads = layer.shape.kv_heads;
+  return heads > 0 ? kvcache::head_range(heads, layout_.tp_size, layout_.tp_rank).begin : 0;
+}
+
+cache_model::kept_tokens cache_model::kept_of(const block_tables& blocks, std::uint32_t layer,
+                                              token_span tokens) const {
+  static const group_blocks nothing;
+  const auto& table = table_of_[layer];
+  if (table.number >= blocks.size()) return {nothing, table.block_tokens, 0, {}};
+  const auto& of = blocks[table.number];
+  tokens.begin = std::max(tokens.begin, of.first_token);
+  return {of, table.block_tokens, of.first_token / table.block_tokens, tokens};
+}
+
+/// Each head of each block that the tokens are in.
 template <class Visit>
-void cache_model::each_piece(const std::vector<block_id>& blocks, layer_span layers,
-                             token_span tokens, const content& request, Visit visit) {
+void cache_model::each_packed(const kvcache::layer_layout& layer, std::uint64_t of_layer,
+                              const kept_tokens& kept, const content& request, Visit visit) {
+  const auto block_tokens = kept.block_tokens;
+  const auto first = kept.tokens.begin / block_tokens;
+  const auto last = (kept.tokens.end - 1) / block_tokens;
+  for (std::size_t p = 0; p < layer.planes.size(); ++p) {
+    const auto& plane = layer.planes[p];
+    piece_.resize(plane.head_bytes);
+    for (std::uint32_t head = 0; head < plane.heads; ++head) {
+      const auto place = mix(of_layer | (std::uint64_t{p} << 32U) | (first_head(layer) + head));
+      for (auto number = first; number <= last; ++number) {
+        // A prefix that is shared is of whole blocks.
+        const auto token = number * block_tokens;
+        const auto of = token < request.shared_tokens ? request.shared_seed : request.seed;
+        pattern(mix(of ^ place) ^ mix(~std::uint64_t{number}), piece_);
+        visit(plane.region, plane.offset_of(kept.block_of(token), 0, head));
+      }
+    }
+  }
+}
+
+template <class Visit>
+void cache_model::each_piece(const block_tables& blocks, layer_span layers, token_span tokens,
+                             const content& request, Visit visit) {
   for (auto l = layers.begin; l < layers.end; ++l) {
     const auto& layer = layout_.layers[l];
-    const auto first =
-        layer.shape.kv_heads > 0
-            ? kvcache::head_range(layer.shape.kv_heads, layout_.tp_size, layout_.tp_rank).begin
-            : 0;
+    const auto kept = kept_of(blocks, l, tokens);
+    if (kept.none()) continue;
+    if (is_packed(layer)) {
+      each_packed(layer, std::uint64_t{l} << 40U, kept, request, visit);
+      continue;
+    }
+    const auto first = first_head(layer);
     for (std::size_t p = 0; p < layer.planes.size(); ++p) {
       const auto& plane = layer.planes[p];
       piece_.resize(plane.head_bytes);
       for (std::uint32_t head = 0; head < plane.heads; ++head) {
         const auto place =
             mix((std::uint64_t{l} << 40U) | (std::uint64_t{p} << 32U) | (first + head));
-        for (auto token = tokens.begin; token < tokens.end; ++token) {
+        for (auto token = kept.tokens.begin; token < kept.tokens.end; ++token) {
           const auto of = token < request.shared_tokens ? request.shared_seed : request.seed;
           pattern(mix(of ^ place) ^ mix(token + 1), piece_);
-          const auto at =
-              plane.base + blocks[token / layout_.block_tokens].value * plane.block_stride +
-              (token % layout_.block_tokens) * plane.token_stride + head * plane.head_stride;
+          const auto at = plane.base + kept.block_of(token).value * plane.block_stride +
+                          (token % kept.block_tokens) * plane.token_stride +
+                          head * plane.head_stride;
           visit(plane.region, at);
         }
       }
@@ -69,22 +124,42 @@ void cache_model::each_state(std::uint32_t slot, std::uint64_t request, Visit vi
   std::vector<std::byte> whole;
   for (std::size_t i = 0; i < layout_.states.size(); ++i) {
     const auto& state = layout_.states[i];
-    const bool sliced = state.sharding == kvcache::state_sharding::sliced;
-    whole.resize(state.slot_bytes * (sliced ? layout_.tp_size : 1));
-    pattern(mix(request ^ mix(0x57A7E000 + i)), whole);
-    const auto from = sliced ? layout_.tp_rank * state.slot_bytes : 0;
-    piece_.assign(whole.begin() + static_cast<std::ptrdiff_t>(from),
-                  whole.begin() + static_cast<std::ptrdiff_t>(from + state.slot_bytes));
+    auto parts = state.parts;
+    if (parts.empty()) parts.push_back({state.slot_bytes, state.sharding});
+    piece_.clear();
+    for (std::uint64_t p = 0; p < parts.size(); ++p) {
+      const bool sliced = parts[p].sharding == kvcache::state_sharding::sliced;
+      const auto bytes = parts[p].bytes;
+      whole.resize(bytes * (sliced ? layout_.tp_size : 1));
+      pattern(mix(request ^ mix(0x57A7E000 + i + (p << 32U))), whole);
+      const auto from =
+          whole.begin() + static_cast<std::ptrdiff_t>(sliced ? layout_.tp_rank * bytes : 0);
+      piece_.insert(piece_.end(), from, from + static_cast<std::ptrdiff_t>(bytes));
+    }
     visit(state.region, state.base + slot * state.slot_stride);
   }
 }
 
-void cache_model::compute(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
-                          const content& request) {
+void cache_model::spoil(const kvcache::layer_layout& layer, block_id block) {
+  for (const auto& plane : layer.planes) {
+    for (std::uint32_t head = 0; head < plane.heads; ++head)
+      noise(plane.region, plane.offset_of(block, 0, head), plane.head_bytes);
+  }
+}
+
+void cache_model::compute(const block_tables& blocks, layer_span layers, token_span tokens,
+                          const content& request, bool last) {
   each_piece(blocks, layers, tokens, request, [&](std::uint32_t region, std::uint64_t at) {
     std::memcpy(regions_[region].data() + at, piece_.data(), piece_.size());
     std::memcpy(expected_[region].data() + at, piece_.data(), piece_.size());
   });
+  if (last) return;
+  for (auto l = layers.begin; l < layers.end; ++l) {
+    const auto& layer = layout_.layers[l];
+    const auto kept = kept_of(blocks, l, tokens);
+    const bool ends_within = tokens.end % kept.block_tokens != 0;
+    if (is_packed(layer) && ends_within && !kept.none()) spoil(layer, kept.block_of(tokens.end));
+  }
 }
 
 void cache_model::compute_state(std::uint32_t slot, std::uint64_t request) {
@@ -94,17 +169,13 @@ void cache_model::compute_state(std::uint32_t slot, std::uint64_t request) {
   });
 }
 
-void cache_model::reuse(const std::vector<block_id>& blocks, std::optional<std::uint32_t> slot) {
-  for (const auto& layer : layout_.layers) {
-    for (const auto& plane : layer.planes) {
-      for (const auto block : blocks) {
-        for (std::uint32_t t = 0; t < layout_.block_tokens; ++t) {
-          for (std::uint32_t h = 0; h < plane.heads; ++h) {
-            noise(plane.region,
-                  plane.base + block.value * plane.block_stride + t * plane.token_stride +
-                      h * plane.head_stride,
-                  plane.head_bytes);
-          }
+void cache_model::reuse(const block_tables& blocks, std::optional<std::uint32_t> slot) {
+  for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
+    for (const auto& plane : layout_.layers[l].planes) {
+      for (const auto block : blocks[table_of_[l].number].blocks) {
+        for (std::uint32_t t = 0; t < rows_of_block(l); ++t) {
+          for (std::uint32_t h = 0; h < plane.heads; ++h)
+            noise(plane.region, plane.offset_of(block, t, h), plane.head_bytes);
         }
       }
     }
@@ -114,8 +185,8 @@ void cache_model::reuse(const std::vector<block_id>& blocks, std::optional<std::
     noise(state.region, state.base + *slot * state.slot_stride, state.slot_bytes);
 }
 
-std::string cache_model::is_there(const std::vector<block_id>& blocks, layer_span layers,
-                                  token_span tokens, const content& request) {
+std::string cache_model::is_there(const block_tables& blocks, layer_span layers, token_span tokens,
+                                  const content& request) {
   std::uint64_t wrong = 0;
   std::string first;
   each_piece(blocks, layers, tokens, request, [&](std::uint32_t region, std::uint64_t at) {
@@ -137,7 +208,7 @@ std::string cache_model::state_is_there(std::uint32_t slot, std::uint64_t reques
   return wrong;
 }
 
-void cache_model::arrived(const std::vector<block_id>& blocks, token_span tokens,
+void cache_model::arrived(const block_tables& blocks, token_span tokens,
                           std::optional<std::uint32_t> slot, const content& request) {
   const auto expect = [&](std::uint32_t region, std::uint64_t at) {
     std::memcpy(expected_[region].data() + at, piece_.data(), piece_.size());
@@ -146,7 +217,7 @@ void cache_model::arrived(const std::vector<block_id>& blocks, token_span tokens
   if (slot) each_state(*slot, request.seed, expect);
 }
 
-std::string cache_model::torn(const std::vector<block_id>& blocks, token_span tokens,
+std::string cache_model::torn(const block_tables& blocks, token_span tokens,
                               std::optional<std::uint32_t> slot, const content& request) {
   std::uint64_t wrong = 0;
   std::string first;
@@ -174,10 +245,9 @@ std::span<std::byte> cache_model::longest_run(block_id block) const {
   };
   std::vector<run> pieces;
   for (const auto& plane : layout_.layers.front().planes) {
-    for (std::uint32_t t = 0; t < layout_.block_tokens; ++t) {
+    for (std::uint32_t t = 0; t < rows_of_block(0); ++t) {
       for (std::uint32_t h = 0; h < plane.heads; ++h) {
-        const auto at = plane.base + block.value * plane.block_stride + t * plane.token_stride +
-                        h * plane.head_stride;
+        const auto at = plane.offset_of(block, t, h);
         pieces.push_back({plane.region, at, at + plane.head_bytes});
       }
     }
@@ -215,29 +285,39 @@ std::string cache_model::audit() {
   return wrong;
 }
 
-std::string cache_model::place_of(std::size_t region, std::uint64_t offset) const {
-  for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
-    for (std::size_t p = 0; p < layout_.layers[l].planes.size(); ++p) {
-      const auto& plane = layout_.layers[l].planes[p];
-      if (plane.region != region) continue;
-      for (std::uint32_t b = 0; b < layout_.blocks; ++b) {
-        for (std::uint32_t t = 0; t < layout_.block_tokens; ++t) {
-          for (std::uint32_t h = 0; h < plane.heads; ++h) {
-            const auto at = plane.base + b * plane.block_stride + t * plane.token_stride +
-                            h * plane.head_stride;
-            if (offset < at || offset >= at + plane.head_bytes) continue;
-            return "layer " + std::to_string(l) + " plane " + std::to_string(p) + " block " +
-                   std::to_string(b) + " token " + std::to_string(t) + " local head " +
-                   std::to_string(h);
-          }
+std::string cache_model::place_in(std::size_t layer, std::size_t region,
+                                  std::uint64_t offset) const {
+  for (std::size_t p = 0; p < layout_.layers[layer].planes.size(); ++p) {
+    const auto& plane = layout_.layers[layer].planes[p];
+    if (plane.region != region) continue;
+    for (std::uint32_t b = 0; b < layout_.blocks; ++b) {
+      for (std::uint32_t t = 0; t < rows_of_block(layer); ++t) {
+        for (std::uint32_t h = 0; h < plane.heads; ++h) {
+          const auto at = plane.offset_of(block_id{b}, t, h);
+          if (offset < at || offset >= at + plane.head_bytes) continue;
+          return "layer " + std::to_string(layer) + " plane " + std::to_string(p) + " block " +
+                 std::to_string(b) + " token " + std::to_string(t) + " local head " +
+                 std::to_string(h);
         }
       }
     }
   }
+  return {};
+}
+
+std::string cache_model::place_of(std::size_t region, std::uint64_t offset) const {
+  std::string places;  // several, where groups of layers lie over the same bytes
+  for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
+    const auto place = place_in(l, region, offset);
+    if (!place.empty()) places += (places.empty() ? "" : ", or ") + place;
+  }
+  if (!places.empty()) return places;
   for (const auto& state : layout_.states) {
     if (state.region != region || offset < state.base || state.slot_stride == 0) continue;
     const auto slot = (offset - state.base) / state.slot_stride;
-    if (slot < state.slots) return state.name + " slot " + std::to_string(slot);
+    const auto byte = (offset - state.base) % state.slot_stride;
+    if (slot < state.slots)
+      return state.name + " slot " + std::to_string(slot) + " byte " + std::to_string(byte);
   }
   return "padding, region " + std::to_string(region) + " offset " + std::to_string(offset);
 }

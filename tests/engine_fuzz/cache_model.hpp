@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/actors/engine.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/layout.hpp"
 
@@ -30,6 +31,11 @@ struct content {
   std::uint32_t shared_tokens{0};
 };
 
+/// The blocks that a request has of each group of layers; of all layers, where there are no groups. What lies
+/// before the first token of a table is nobody's, for its layers.
+using block_tables = std::vector<group_blocks>;
+[[nodiscard]] std::size_t count_of(const block_tables& tables);
+
 class cache_model {
  public:
   /// Fills the regions with noise.
@@ -38,23 +44,24 @@ class cache_model {
 
   // -- what the engine does
 
-  void compute(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
-               const content& request);
+  /// `last`: no more tokens will come. Until then a block of a packed layer that they end in is noise.
+  void compute(const block_tables& blocks, layer_span layers, token_span tokens,
+               const content& request, bool last);
   void compute_state(std::uint32_t slot, std::uint64_t request);
   /// Noise into whole blocks and a slot that belong to no transfer any more.
-  void reuse(const std::vector<block_id>& blocks, std::optional<std::uint32_t> slot);
+  void reuse(const block_tables& blocks, std::optional<std::uint32_t> slot);
 
   // -- what the network did. Each says what is wrong; empty: nothing.
 
   /// These layers and tokens are those of the request.
-  [[nodiscard]] std::string is_there(const std::vector<block_id>& blocks, layer_span layers,
+  [[nodiscard]] std::string is_there(const block_tables& blocks, layer_span layers,
                                      token_span tokens, const content& request);
   [[nodiscard]] std::string state_is_there(std::uint32_t slot, std::uint64_t request);
   /// A receive that is done wrote all of this.
-  void arrived(const std::vector<block_id>& blocks, token_span tokens,
-               std::optional<std::uint32_t> slot, const content& request);
+  void arrived(const block_tables& blocks, token_span tokens, std::optional<std::uint32_t> slot,
+               const content& request);
   /// A receive that failed wrote some of this: each byte is what it was, or the request's.
-  [[nodiscard]] std::string torn(const std::vector<block_id>& blocks, token_span tokens,
+  [[nodiscard]] std::string torn(const block_tables& blocks, token_span tokens,
                                  std::optional<std::uint32_t> slot, const content& request);
   /// Every byte of every region, while no transfer is live.
   [[nodiscard]] std::string audit();
@@ -69,15 +76,53 @@ class cache_model {
   [[nodiscard]] std::uint64_t compared() const { return compared_; }
 
  private:
+  /// The table that serves a layer.
+  struct table_of_layer {
+    std::size_t number{0};
+    std::uint32_t block_tokens{0};
+  };
+  /// Of some tokens those that the table has, of one layer.
+  struct kept_tokens {
+    const group_blocks& blocks;
+    std::uint32_t block_tokens;
+    std::uint32_t first;  ///< number of the first block
+    token_span tokens;
+
+    [[nodiscard]] bool none() const { return tokens.begin >= tokens.end; }
+    [[nodiscard]] block_id block_of(std::uint32_t token) const {
+      return blocks.blocks[token / block_tokens - first];
+    }
+  };
+  [[nodiscard]] kept_tokens kept_of(const block_tables& blocks, std::uint32_t layer,
+                                    token_span tokens) const;
   template <class Visit>
-  void each_piece(const std::vector<block_id>& blocks, layer_span layers, token_span tokens,
+  void each_piece(const block_tables& blocks, layer_span layers, token_span tokens,
                   const content& request, Visit visit);
+  template <class Visit>
+  void each_packed(const kvcache::layer_layout& layer, std::uint64_t of_layer,
+                   const kept_tokens& kept, const content& request, Visit visit);
+  /// Noise into a block of a packed layer.
+  void spoil(const kvcache::layer_layout& layer, block_id block);
+  /// How often a plane of that layer has its heads in a block.
+  [[nodiscard]] std::uint32_t rows_of_block(std::size_t layer) const {
+    return is_packed(layout_.layers[layer]) ? 1 : table_of_[layer].block_tokens;
+  }
+  /// Whether the layer moves by whole blocks.
+  [[nodiscard]] static bool is_packed(const kvcache::layer_layout& layer) {
+    return layer.shape.kind == kvcache::layer_kind::opaque;
+  }
+  /// The first local head of a layer, of the model's.
+  [[nodiscard]] std::uint32_t first_head(const kvcache::layer_layout& layer) const;
   template <class Visit>
   void each_state(std::uint32_t slot, std::uint64_t request, Visit visit);
   void noise(std::size_t region, std::uint64_t offset, std::uint64_t bytes);
+  /// What of a layer is there; empty: nothing.
+  [[nodiscard]] std::string place_in(std::size_t layer, std::size_t region,
+                                     std::uint64_t offset) const;
   [[nodiscard]] std::string place_of(std::size_t region, std::uint64_t offset) const;
 
   kvcache::cache_layout layout_;
+  std::vector<table_of_layer> table_of_;
   std::vector<std::span<std::byte>> regions_;
   std::vector<std::vector<std::byte>> expected_;
   std::vector<std::byte> piece_;

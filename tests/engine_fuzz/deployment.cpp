@@ -53,6 +53,13 @@ void write_transport(std::ostream& out, const scenario& s, const std::string& ba
   out << "}\n";
 }
 
+/// The file names none of its nodes.
+void write_open_stage(std::ostream& out, const scenario& s, const char* name, const char* role) {
+  out << "  - name: " << name << "\n    role: " << role
+      << "\n    open: {max_nodes: " << most_nodes_of_open_stage << "}\n";
+  write_transport(out, s, s.backend);
+}
+
 void write_stage(std::ostream& out, const scenario& s, const char* name, const side& its,
                  std::uint32_t node) {
   out << "  - name: " << name << "\n    role: " << name << "\n    replicas: " << its.replicas
@@ -64,6 +71,20 @@ void write_stage(std::ostream& out, const scenario& s, const char* name, const s
         << "B}\n    layout: " << arrangement_text(its.how) << "\n";
   }
   write_transport(out, s, s.backend);
+}
+
+void write_stages(std::ostream& out, const scenario& s) {
+  switch (s.named_by) {
+    case naming::file:
+      write_stage(out, s, "prefill", s.prefill, 0);
+      write_stage(out, s, "decode", s.decode, s.prefill.ranks);
+      return;
+    case naming::open:
+      write_open_stage(out, s, "prefill", "prefill");
+      write_open_stage(out, s, "decode", "decode");
+      return;
+    case naming::open_both: write_open_stage(out, s, "engines", "both"); return;
+  }
 }
 
 void write_aside(std::ostream& out, const scenario& s) {
@@ -83,10 +104,10 @@ std::string deployment_text(const scenario& s, int supervisor_port) {
   out << "limits: {transfer_deadline: " << s.default_deadline_ms
       << "ms, source_lease: 10min, retry_window: " << (s.retries ? "10min" : "0s")
       << "}\nstages:\n";
-  write_stage(out, s, "prefill", s.prefill, 0);
-  write_stage(out, s, "decode", s.decode, s.prefill.ranks);
+  write_stages(out, s);
   if (s.has_aside) write_aside(out, s);
-  out << "edges: [{from: prefill, to: decode, mode: " << (s.reads ? "read" : "write") << "}]\n";
+  out << "edges: [{from: " << s.stage_of(0) << ", to: " << s.stage_of(s.prefill.ranks)
+      << ", mode: " << (s.reads ? "read" : "write") << "}]\n";
   return out.str();
 }
 

@@ -15,6 +15,8 @@ std::string_view to_string(mishap what) noexcept {
     case mishap::decode_dies: return "the process of a decode rank is killed";
     case mishap::prefill_stands: return "the process of a prefill rank is stopped";
     case mishap::decode_stands: return "the process of a decode rank is stopped";
+    case mishap::short_window:
+      return "a decode rank first asks for tokens that prefill holds no more";
   }
   return "?";
 }
@@ -34,8 +36,20 @@ std::string words_of(const scenario& s, const put_plan& put) {
   return out.str();
 }
 
+/// What of each group of layers one side keeps, and the other side has of that.
+std::string words_of(const std::vector<window>& windows) {
+  std::ostringstream out;
+  for (const auto& w : windows) {
+    out << (&w == windows.data() ? "" : ", ") << w.kept;
+    if (w.held != w.kept) out << " (held from " << w.held << ")";
+    if (w.asked != w.kept) out << " (asked from " << w.asked << ")";
+  }
+  return out.str();
+}
+
 std::string words_of(const request_plan& r) {
   std::ostringstream out;
+  if (r.back) out << "back to prefill, ";
   out << r.tokens << " tokens";
   if (r.source_tokens != r.tokens) out << " (" << r.source_tokens << " there)";
   if (r.shares) out << ", shares the prefix" << (r.shared_there ? " at both sides" : "");
@@ -44,6 +58,7 @@ std::string words_of(const request_plan& r) {
   if (!r.names_blocks) out << ", blocks of the pool's choice";
   if (r.frees_early) out << ", freed early";
   if (r.two_replicas) out << ", for two replicas";
+  if (!r.windows.empty()) out << ", groups from tokens " << words_of(r.windows);
   out << "; " << to_string(r.what);
   if (r.what != mishap::none) out << " (rank " << r.rank << ")";
   if (r.decode_again) out << ", asked again";
@@ -60,7 +75,10 @@ std::string words_of(const side& its) {
           : its.pooled ? "pool"
                        : "own memory")
       << " of " << its.blocks << " blocks, ";
-  if (its.unnamed) {
+  if (!its.pools.empty()) {
+    out << "groups over bytes";
+    for (const auto pool : its.pools) out << " " << pool;
+  } else if (its.unnamed) {
     out << "with gaps";
   } else {
     out << (its.how.order == kvcache::block_order::layers_first   ? "layers first"
@@ -116,11 +134,42 @@ std::string describe(const scenario& s, const act& one) {
   return out.str();
 }
 
+namespace {
+
+std::string words_of(const kvcache::layer_group& group) {
+  std::ostringstream out;
+  for (std::size_t i = 0; i < group.layers.size() && i < 6; ++i)
+    out << (i == 0 ? "" : ",") << group.layers[i];
+  out << (group.layers.size() > 6 ? ",..." : "") << " in blocks of " << group.block_tokens;
+  return out.str();
+}
+
+std::string words_of(const std::vector<kvcache::state_part>& parts) {
+  std::ostringstream out;
+  for (const auto& part : parts) {
+    out << (&part == parts.data() ? " (" : " + ") << part.bytes
+        << (part.sharding == kvcache::state_sharding::sliced ? " sliced" : " replicated");
+  }
+  out << ")";
+  return out.str();
+}
+
+std::string_view words_of(naming by) {
+  switch (by) {
+    case naming::file: return "";
+    case naming::open: return ", nodes join open stages";
+    case naming::open_both: return ", nodes join one open stage";
+  }
+  return "?";
+}
+
+}  // namespace
+
 std::string describe(const scenario& s, detail much) {
   std::ostringstream out;
   out << "seed " << s.seed << ": " << (s.where == processes::one ? "one process" : "processes")
       << ", " << s.backend << (s.reads ? ", read mode, " : ", write mode, ") << s.lanes << " lanes"
-      << (s.retries ? ", retry window" : "")
+      << (s.retries ? ", retry window" : "") << words_of(s.named_by)
       << (s.has_aside ? ", a node that no edge touches" : "");
   if (s.values_expire()) out << ", values have " << s.default_deadline_ms << " ms";
   out << "\n  model: " << s.model.layers.size() << " layers of " << s.model.dtype << ", blocks of "
@@ -131,12 +180,21 @@ std::string describe(const scenario& s, detail much) {
       out << " ...";
       break;
     }
-    out << " " << kvcache::to_string(layer.kind) << " " << layer.kv_heads << "x" << layer.head_dim;
+    out << " " << kvcache::to_string(layer.kind) << " " << layer.kv_heads << "x" << layer.head_dim
+        << (s.is_packed(static_cast<std::uint32_t>(shown - 1)) ? " packed" : "");
   }
-  for (const auto& state : s.model.states) {
-    out << "; " << state.name << " " << state.bytes
-        << (state.sharding == kvcache::state_sharding::sliced ? " sliced" : " replicated");
+  for (std::size_t i = 0; i < s.model.states.size(); ++i) {
+    const auto& state = s.model.states[i];
+    const bool sliced = state.sharding == kvcache::state_sharding::sliced;
+    out << "; " << state.name << " " << state.bytes;
+    if (const auto parts = s.parts_of(i); !parts.empty()) {
+      out << words_of(parts);
+    } else {
+      out << (sliced ? " sliced" : " replicated");
+    }
   }
+  for (std::size_t g = 0; g < s.groups.size(); ++g)
+    out << "\n  group " << g << ": layers " << words_of(s.groups[g]);
   out << "\n  prefill: " << words_of(s.prefill) << "\n  decode: " << words_of(s.decode) << "\n";
   for (std::size_t n = 0; n < s.rounds.size(); ++n) {
     const auto& now = s.rounds[n];

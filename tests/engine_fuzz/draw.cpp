@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "drawing.hpp"
 
@@ -93,21 +94,97 @@ void draw_states(scenario& s, dice& d) {
   }
 }
 
+/// Splits states of caches that are the engines' own, each part spread over the ranks in a way of its own.
+void draw_parts(scenario& s) {
+  auto d = dice_beside(s, 1);
+  if (s.has_model()) return;
+  s.parts.resize(s.model.states.size());
+  for (std::size_t i = 0; i < s.parts.size(); ++i) {
+    if (!d.one_in(2)) continue;
+    auto& whole = s.model.states[i].bytes = 0;
+    const auto count = d.roll(1, 5);
+    for (std::uint32_t part = 0; part < count; ++part) {
+      const bool sliced = d.one_in(2);
+      const std::uint64_t bytes =
+          sliced ? std::uint64_t{s.prefill.ranks} * s.decode.ranks * d.roll(1, 9)
+                 : d.roll_log(1, 1000);
+      s.parts[i].push_back(
+          {bytes, sliced ? kvcache::state_sharding::sliced : kvcache::state_sharding::replicated});
+      whole += bytes;
+    }
+  }
+}
+
+/// Whether a file names the nodes.
+void draw_naming(scenario& s) {
+  auto d = dice_beside(s, 2);
+  if (s.has_model() || !d.one_in(4)) return;
+  s.named_by = d.one_in(2) ? naming::open : naming::open_both;
+  // A node that sends and receives has slots for both.
+  if (s.is_mutual() && !s.model.states.empty()) s.model.state_slots = 12;
+}
+
+/// Bytes that a token takes in all caches, where it is in a block of each group of layers.
+std::uint64_t bytes_of_token_in_groups(const scenario& s) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t node = 0; node < s.nodes(); ++node) {
+    std::map<std::uint32_t, std::uint64_t> block_of_region;
+    for (const auto& layer : s.layout_of(node).layers) {
+      for (const auto& plane : layer.planes) block_of_region[plane.region] = plane.block_stride;
+    }
+    for (const auto& [region, block] : block_of_region) bytes += block;
+  }
+  std::uint32_t fewest = s.block_tokens(0);
+  for (std::uint32_t t = 1; t < s.tables(); ++t) fewest = std::min(fewest, s.block_tokens(t));
+  return bytes * s.tables() / fewest + 1;
+}
+
 /// Bytes that a token takes in all caches.
 std::uint64_t bytes_of_token(const scenario& s) {
+  if (!s.groups.empty()) return bytes_of_token_in_groups(s);
   std::uint64_t block = 0;
   for (std::uint32_t node = 0; node < s.nodes(); ++node)
     block += kvcache::bytes_per_block(s.layout_of(node));
   return block / s.model.block_tokens + 1;
 }
 
+/// How many receives of a request a decode rank has blocks for at once.
+std::uint32_t times_received(const request_plan& r) {
+  return r.decode_again || r.asked_late ? 2 : 1;
+}
+
+/// The blocks that the pool of a side needs of which groups need the most.
+std::uint32_t blocks_of_groups(const scenario& s, const side& its) {
+  std::uint32_t most = 0;
+  for (const auto& one : s.rounds) {
+    std::vector<std::uint32_t> sums(s.tables(), 0);
+    for (std::uint32_t t = 0; t < s.tables(); ++t) {
+      auto& sum = sums[its.pools[t]];
+      sum += s.blocks_of(s.shared_tokens(one), t);
+      if (t == s.table_of(0)) sum += static_cast<std::uint32_t>(one.puts.size());
+      for (const auto& r : one.requests) {
+        const auto first = std::min(r.windows[t].held, r.windows[t].asked) / s.block_tokens(t);
+        const auto blocks = s.blocks_of(r.tokens, t);
+        sum += (blocks - std::min(blocks, first)) * times_received(r);
+      }
+    }
+    most = std::max(most, std::ranges::max(sums));
+  }
+  // A wrong call names one of each group.
+  return std::max(most, s.tables());
+}
+
 void draw_blocks(scenario& s, dice& d) {
+  if (!s.groups.empty()) {
+    for (auto* its : {&s.prefill, &s.decode})
+      its->blocks = blocks_of_groups(s, *its) + d.roll(1, 6);
+    return;
+  }
   std::uint32_t most = 0;
   for (const auto& one : s.rounds) {
     // Each put may be from a block.
     auto sum = one.shared_blocks + static_cast<std::uint32_t>(one.puts.size());
-    for (const auto& r : one.requests)
-      sum += s.blocks_of(r.tokens) * (r.decode_again || r.asked_late ? 2 : 1);
+    for (const auto& r : one.requests) sum += s.blocks_of(r.tokens) * times_received(r);
     most = std::max(most, sum);
   }
   s.prefill.blocks = most + d.roll(1, 6);
@@ -129,6 +206,18 @@ void draw_memory(scenario& s, dice& d) {
     s.decode.pooled = of_decode;
     s.prefill.on_gpu = gpus && of_prefill;
     s.decode.on_gpu = gpus && of_decode;
+  }
+}
+
+/// Layers of attention of caches that are the engines' own; not the first, of which values are put. By dice of its
+/// own: what other seeds say stays.
+void draw_packed(scenario& s) {
+  dice d{s.seed * 0x9E3779B97F4A7C15ULL + 7};
+  if (s.has_model() || !d.one_in(3)) return;
+  const auto layers = std::min<std::size_t>(s.model.layers.size(), 64);
+  for (std::size_t l = 1; l < layers; ++l) {
+    const bool attention = s.model.layers[l].kind == layer_kind::attention;
+    if (attention && d.one_in(2)) s.packed |= std::uint64_t{1} << l;
   }
 }
 
@@ -176,6 +265,10 @@ scenario draw(std::uint64_t seed, const std::vector<std::string>& backends,
   draw_arrangement(s.decode, s, d);
   draw_aside(s, d);
   draw_states(s, d);
+  draw_packed(s);
+  draw_parts(s);
+  draw_naming(s);
+  draw_groups(s);
 
   // Most are small, so that there are many; some are as large as may be.
   const auto bits = d.roll(14, d.one_in(6) ? 26 : 21);
@@ -184,8 +277,11 @@ scenario draw(std::uint64_t seed, const std::vector<std::string>& backends,
   const auto tokens = std::clamp<std::uint64_t>(budget / bytes_of_token(s) / 2, 1,
                                                 is_long ? 2 * most_tokens_ever : most_tokens_ever);
   const auto rounds = is_long ? 1 : d.roll(1, 3);
-  for (std::uint32_t i = 1; i <= rounds; ++i)
+  auto windows = dice_beside(s, 4);
+  for (std::uint32_t i = 1; i <= rounds; ++i) {
     s.rounds.push_back(draw_round(s, static_cast<std::uint32_t>(tokens), i == rounds, d));
+    draw_windows(s, s.rounds.back(), windows);
+  }
   draw_blocks(s, d);
   return s;
 }

@@ -18,7 +18,7 @@ void draw_mishap(request_plan& r, const scenario& s, dice& d) {
   }
   const bool of_prefill = r.what == mishap::prefill_aborts || r.what == mishap::prefill_dies ||
                           r.what == mishap::prefill_stands;
-  r.rank = d.roll(0, (of_prefill ? s.prefill.ranks : s.decode.ranks) - 1);
+  r.rank = d.roll(0, (of_prefill != r.back ? s.prefill.ranks : s.decode.ranks) - 1);
 }
 
 /// The tokens of a request, and the first of them that decode has.
@@ -40,11 +40,12 @@ void draw_tokens(request_plan& r, const scenario& s, const round& in, std::uint3
 request_plan draw_request(const scenario& s, const round& in, std::uint32_t most_tokens, dice& d) {
   request_plan r;
   r.seed = d.next();
+  r.back = s.is_mutual() && r.seed / 288 % 2 == 1;
   draw_tokens(r, s, in, most_tokens, d);
   if (d.one_in(3)) r.aux_bytes = d.one_in(10) ? 65'536 : d.roll_log(1, 4096);
   r.names_blocks = !s.decode.pooled || r.prefix > 0 || d.one_in(2);
   r.frees_early = d.one_in(3);
-  r.two_replicas = s.decode.replicas > 1 && d.one_in(2);
+  r.two_replicas = s.decode.replicas > 1 && d.one_in(2) && !r.back;
   draw_mishap(r, s, d);
   if (r.what != mishap::none) r.two_replicas = false;
   if (r.what == mishap::short_seal) {
@@ -93,13 +94,11 @@ story prefill_story(const scenario& s, const request_plan& r, std::uint32_t node
 std::vector<story> stories_of(const scenario& s, const request_plan& r, std::uint32_t index,
                               dice& d) {
   std::vector<story> all;
-  for (std::uint32_t p = 0; p < s.prefill.ranks; ++p)
-    all.push_back(prefill_story(s, r, p, index, d));
-  const auto first_replica = r.two_replicas || s.decode.replicas == 1
-                                 ? 0
-                                 : static_cast<std::uint32_t>(r.seed % s.decode.replicas);
-  for (std::uint32_t rank = 0; rank < s.decode.ranks; ++rank) {
-    const auto node = s.decode_node(first_replica, rank);
+  const auto sources = s.sources_of(r);
+  const auto takers = s.takers_of(r);
+  for (const auto node : sources) all.push_back(prefill_story(s, r, node, index, d));
+  for (std::uint32_t rank = 0; rank < takers.size(); ++rank) {
+    const auto node = takers[rank];
     story its{{act_kind::receive, node, index}};
     if (r.decode_again && (r.what == mishap::short_seal || r.rank == rank)) {
       if (r.what == mishap::decode_aborts) its.push_back({act_kind::abort_receive, node, index});
@@ -131,12 +130,11 @@ std::vector<story> stories_of(const scenario& s, const request_plan& r, std::uin
       return;
     }
   };
-  const auto victim = s.decode_node(first_replica, std::min(r.rank, s.decode.ranks - 1));
-  if (r.what == mishap::prefill_aborts) happens(act_kind::abort_send, r.rank);
-  if (r.what == mishap::prefill_dies) happens(act_kind::die, r.rank);
-  if (r.what == mishap::decode_dies) happens(act_kind::die, victim);
-  if (r.what == mishap::prefill_stands) happens(act_kind::stand, r.rank);
-  if (r.what == mishap::decode_stands) happens(act_kind::stand, victim);
+  if (r.what == mishap::prefill_aborts) happens(act_kind::abort_send, sources[r.rank]);
+  if (r.what == mishap::prefill_dies) happens(act_kind::die, sources[r.rank]);
+  if (r.what == mishap::decode_dies) happens(act_kind::die, takers[r.rank]);
+  if (r.what == mishap::prefill_stands) happens(act_kind::stand, sources[r.rank]);
+  if (r.what == mishap::decode_stands) happens(act_kind::stand, takers[r.rank]);
   return all;
 }
 
@@ -190,8 +188,12 @@ round draw_round(scenario& s, std::uint32_t most_tokens, bool last, dice& d) {
   const auto most_each = std::clamp(most_tokens / count, 1U, most_tokens_ever);
   made.shared_seed = d.next();
   made.shared_freed = d.one_in(2);
-  if (count > 1 && d.one_in(2))
+  if (count > 1 && d.one_in(2)) {
     made.shared_blocks = d.roll(1, std::max(1U, most_each / s.model.block_tokens / 2));
+    // Of whole blocks of each group of layers.
+    const auto whole = s.tokens_of_whole_blocks() / s.model.block_tokens;
+    made.shared_blocks = (made.shared_blocks + whole - 1) / whole * whole;
+  }
   std::vector<story> stories;
   bool killed = false;
   for (std::uint32_t index = 0; index < count; ++index) {

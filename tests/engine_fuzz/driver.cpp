@@ -32,10 +32,11 @@ class driver {
                                                       : make_local_node(s_, node));
     }
     supervisor_ = start_supervisor(s_);
-    const bool up = supervisor_->port() != 0 && std::ranges::all_of(nodes_, [&](auto& node) {
+    const bool supervised = supervisor_->port() != 0;
+    const bool up = supervised && std::ranges::all_of(nodes_, [&](auto& node) {
                       return node->start(supervisor_->port());
                     });
-    if (!up) found("the cluster does not start");
+    if (!up) found(supervised ? "the cluster does not start" : "the supervisor does not start");
     for (std::uint32_t i = 0; up && i < s_.rounds.size() && !hangs_; ++i) play(i);
     for (auto& node : nodes_) {
       // What hangs is not waited for again.
@@ -93,7 +94,7 @@ class driver {
     if (one.what == act_kind::wait_for_outcome)
       return is_away(one.a) || has_ended(one.a, one.request, part::receive);
     if (one.what == act_kind::wait_for_sends) {
-      for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p)
+      for (const auto p : s_.sources_of(round_->requests[one.request]))
         if (!is_away(p) && !has_ended(p, one.request, part::send)) return false;
     }
     // All others end without it first.
@@ -177,7 +178,7 @@ class driver {
       const auto [since, is_new] = given_up_.try_emplace(r, steady_clock::now());
       if (is_new || !since->second || steady_clock::now() - *since->second < 300ms) continue;
       since->second.reset();
-      for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p) {
+      for (const auto p : s_.sources_of(round_->requests[r])) {
         if (!is_away(p) && verdict_on(s_, *round_, r, p, part::send).admits(errc::aborted))
           nodes_[p]->give_up(r);
       }

@@ -5,6 +5,7 @@
 #include "transfers.hpp"
 #include "values.hpp"
 #include "waiting.hpp"
+#include "watch_judge.hpp"
 #include "wrong_calls.hpp"
 
 namespace troupe::engine_fuzz {
@@ -21,18 +22,18 @@ class local_node final : public fuzz_node {
     const auto deployment = deployment_of(s_, supervisor_port);
     if (!deployment) return found(to_string(deployment.error()));
     engine_options options;
+    if (!its_.pooled) options = options_with(s_.layout_of(node_), memory_);
     options.polling = its_.polling;
-    if (!its_.pooled) {
-      options.layout = s_.layout_of(node_);
-      for (const auto bytes : kvcache::region_sizes(*options.layout)) memory_.emplace_back(bytes);
-      for (auto& one : memory_) options.regions.emplace_back(one);
-    }
+    options.watch = joins();
     try_other_rank(*deployment);
-    auto started = engine::start(*deployment, s_.name_of(node_), std::move(options));
+    if (joins()) try_wrong_announcements(*deployment);
+    auto started = engine::start(*deployment, name_to_start(), std::move(options));
     if (!started) return found("does not start: " + to_string(started.error()));
     engine_ = std::move(*started);
     if (auto in = engine_->wait_registered(testing::wait_limit); !in)
       return found("is not taken in: " + to_string(in.error()));
+    if (joins() && engine_->report().node.name != s_.name_of(node_))
+      return found("is called " + engine_->report().node.name);
     std::vector<std::span<std::byte>> regions;
     for (std::size_t i = 0;; ++i) {
       auto region = engine_->region(i);
@@ -55,6 +56,7 @@ class local_node final : public fuzz_node {
   }
 
   void begin_round(std::uint32_t index) override {
+    if (round_ == nullptr && joins()) meet_the_others();
     round_index_ = index;
     round_ = &s_.rounds[index];
     ended_.clear();
@@ -98,6 +100,10 @@ class local_node final : public fuzz_node {
       for (int i = 0; i < 4; ++i) (void)engine_->poll();
     }
     for (auto& e : engine_->take()) {
+      if (const auto* m = std::get_if<event_member>(&e.what)) {
+        take_member(*m);
+        continue;
+      }
       ++progress_;
       if (!values_->take(e)) transfers_->take(e);
     }
@@ -141,20 +147,79 @@ class local_node final : public fuzz_node {
   }
 
  private:
-  /// A layout that says another rank than the deployment makes of the node is refused.
+  using region_memory = std::vector<std::vector<std::byte>>;
+
+  /// Whether it says itself who it is.
+  [[nodiscard]] bool joins() const { return s_.is_open() && !s_.is_aside(node_); }
+  [[nodiscard]] std::string name_to_start() const { return joins() ? "" : s_.name_of(node_); }
+  [[nodiscard]] announcement its_announcement() const {
+    return {s_.stage_of(node_), s_.replica_name_of(node_), s_.rank_of(node_), its_.ranks, {}};
+  }
+
+  /// Waits until the supervisor has told this node of all others. Before that a receive from one of them may fail
+  /// with `not_found`: as far as this node knows, that one never joined.
+  void meet_the_others() {
+    const auto knows_all = [this] {
+      pump();
+      for (std::uint32_t n = 0; n < s_.joined_nodes(); ++n)
+        if (n != node_ && !others_.there().contains(s_.name_of(n))) return false;
+      return true;
+    };
+    if (!testing::comes_true(knows_all)) found("is not told of every other node");
+  }
+
+  void take_member(const event_member& m) {
+    if (const auto wrong = others_.hear(m); !wrong.empty()) found("is told of a member: " + wrong);
+    for (std::uint32_t n = 0; n < s_.nodes(); ++n)
+      if (n != node_ && s_.name_of(n) == m.node) return;
+    found("is told of " + m.node + ", which is no other node");
+  }
+
+  /// Those of a node that brings its cache.
+  engine_options options_with(kvcache::cache_layout layout, region_memory& memory) const {
+    engine_options options;
+    for (const auto bytes : kvcache::region_sizes(layout)) memory.emplace_back(bytes);
+    for (auto& one : memory) options.regions.emplace_back(one);
+    options.layout = std::move(layout);
+    if (joins()) options.join = its_announcement();
+    return options;
+  }
+
+  /// A layout that says another rank than the deployment makes of the node, or than it announces, is refused.
   void try_other_rank(const config::deployment& deployment) {
     if (its_.pooled || its_.ranks == 1) return;
     const auto rank = s_.rank_of(node_);
-    engine_options options;
-    options.layout = s_.layout_of(node_ - rank + (rank + 1) % its_.ranks);
-    std::vector<std::vector<std::byte>> memory;
-    for (const auto bytes : kvcache::region_sizes(*options.layout)) memory.emplace_back(bytes);
-    for (auto& one : memory) options.regions.emplace_back(one);
-    const auto started = engine::start(deployment, s_.name_of(node_), std::move(options));
+    region_memory memory;
+    auto options = options_with(s_.layout_of(node_ - rank + (rank + 1) % its_.ranks), memory);
+    expect_no_start("with the layout of another rank", deployment, name_to_start(),
+                    std::move(options), joins() ? errc::invalid_config : errc::layout_mismatch);
+  }
+
+  /// What no supervisor would take in does not start.
+  void try_wrong_announcements(const config::deployment& deployment) {
+    const auto refused = [&](const char* how, errc code, const std::string& name, auto change) {
+      engine_options options;
+      options.join = its_announcement();
+      change(options);
+      expect_no_start(how, deployment, name, std::move(options), code);
+    };
+    refused("named and announced", errc::invalid_config, s_.name_of(node_), [](auto&) {});
+    refused("neither named nor announced", errc::not_found, "", [](auto& o) { o.join.reset(); });
+    refused("into a stage that is not there", errc::not_found, "",
+            [](auto& o) { o.join->stage = "nowhere"; });
+    refused("as a replica by no name", errc::invalid_config, "",
+            [](auto& o) { o.join->replica = "P.0"; });
+    refused("as one rank of more than may join", errc::invalid_config, "",
+            [](auto& o) { o.join->ranks = most_nodes_of_open_stage + 1; });
+  }
+
+  void expect_no_start(const std::string& how, const config::deployment& deployment,
+                       const std::string& name, engine_options options, errc code) {
+    const auto started = engine::start(deployment, name, std::move(options));
     if (started) {
-      found("starts with the layout of another rank");
-    } else if (started.error().code != errc::layout_mismatch) {
-      found("with the layout of another rank: " + to_string(started.error()));
+      found("starts " + how);
+    } else if (started.error().code != code) {
+      found(how + ": " + to_string(started.error()));
     } else {
       ++counts_.wrong_calls;
     }
@@ -169,13 +234,14 @@ class local_node final : public fuzz_node {
   std::uint32_t node_;
   const side& its_;
   dice dice_;
-  std::vector<std::vector<std::byte>> memory_;
+  region_memory memory_;
   std::unique_ptr<engine> engine_;
   std::unique_ptr<cache_model> model_;
   std::unique_ptr<cache_blocks> blocks_;
   std::unique_ptr<node_transfers> transfers_;
   std::unique_ptr<value_stories> values_;
   std::unique_ptr<wrong_calls> wrong_calls_;
+  testing::watch_judge others_;  ///< of a node that joins
   const round* round_{nullptr};
   std::uint32_t round_index_{0};
   std::uint64_t progress_{0};

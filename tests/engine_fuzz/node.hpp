@@ -66,6 +66,9 @@ class fuzz_node {
   tally counts_;
 };
 
+/// No replica has more ranks.
+inline constexpr std::uint32_t most_nodes_of_open_stage = 64;
+
 /// The deployment that a scenario describes.
 [[nodiscard]] std::string deployment_text(const scenario& s, int supervisor_port);
 [[nodiscard]] result<config::deployment> deployment_of(const scenario& s, int supervisor_port);

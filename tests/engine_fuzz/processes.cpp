@@ -1,7 +1,12 @@
 #include "processes.hpp"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <optional>
 #include <sstream>
+#include <string_view>
+#include <system_error>
 
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/supervisor.hpp"
@@ -17,6 +22,15 @@ using testing::line_channel;
 
 namespace {
 
+/// The port that a line says; empty: it says something else.
+std::optional<int> port_in(std::string_view line) {
+  std::uint16_t port = 0;
+  const auto* end = line.data() + line.size();
+  const auto read = std::from_chars(line.data(), end, port);
+  if (read.ec != std::errc{} || read.ptr != end) return std::nullopt;
+  return port;
+}
+
 /// Follows orders. Each line is one; "status" and "audit" are answered, behind all that is new.
 class follower {
  public:
@@ -26,7 +40,10 @@ class follower {
   int run() {
     const auto first = channel_.order();
     if (!first) return 0;
-    const bool up = node_->start(std::stoi(*first));
+    const auto supervisor_port = port_in(*first);
+    // Where another node does not start, this one is stopped before it was to start.
+    if (!supervisor_port) return refuse(*first);
+    const bool up = node_->start(*supervisor_port);
     tell_news();
     channel_.say(up ? "up " + std::to_string(node_->port()) : "down");
     if (!up) return 1;
@@ -38,6 +55,12 @@ class follower {
   }
 
  private:
+  int refuse(const std::string& line) {
+    const bool stops = line == "stop";
+    channel_.say(stops ? "stopped" : "down, for `" + line + "` is no port of a supervisor");
+    return stops ? 0 : 1;
+  }
+
   bool follow(const std::string& line) {
     std::istringstream words{line};
     std::string verb;
@@ -66,6 +89,7 @@ class follower {
     } else if (verb == "open") {
       channel_.say("open " + node_->open_operations());
     } else if (verb == "stop") {
+      tell_news();
       node_->stop();
       channel_.say("stopped");
       return false;
@@ -105,7 +129,12 @@ class remote_node final : public fuzz_node {
     child_.channel().say(std::to_string(supervisor_port));
     const auto answer = answer_to("up ");
     if (!answer) return false;
-    port_ = std::stoi(*answer);
+    const auto port = port_in(*answer);
+    if (!port) {
+      lose("its process is up at `" + *answer + "`, which is no port");
+      return false;
+    }
+    port_ = *port;
     return true;
   }
   void begin_round(std::uint32_t index) override {
@@ -180,12 +209,17 @@ class remote_node final : public fuzz_node {
         words >> request >> what >> how;
         ended_[{request, static_cast<part>(what)}] = how;
       } else {
-        break;
+        lose("its process says `" + *line + "` where it should say `" + word + "...`");
+        return std::nullopt;
       }
     }
-    findings_.push_back(name_ + ": its process ended, or answers no more");
-    gone_ = true;
+    lose("its process ended, or answers no more");
     return std::nullopt;
+  }
+  /// Nothing more is asked of it.
+  void lose(const std::string& why) {
+    findings_.push_back(name_ + ": " + why);
+    gone_ = true;
   }
 
   std::string name_;
@@ -200,21 +234,26 @@ class remote_node final : public fuzz_node {
 class local_supervisor final : public fuzz_supervisor {
  public:
   explicit local_supervisor(const scenario& s) {
-    const auto deployment = deployment_of(s, 0);
-    if (!deployment) {
-      std::fprintf(stderr, "%s\n", to_string(deployment.error()).c_str());
-      return;
-    }
-    auto options = actors::host_options_of(*deployment);
-    if (!options) return;
-    host_ = std::make_unique<actors::actor_host>(std::move(*options));
-    const auto supervisor =
-        actors::spawn_supervisor(host_->system(), actors::supervisor_options_from(*deployment));
-    port_ = host_->publish(supervisor, "127.0.0.1", 0).value_or(0);
+    if (const auto started = start(s); !started)
+      std::fprintf(stderr, "supervisor: %s\n", to_string(started.error()).c_str());
   }
   int port() const override { return port_; }
 
  private:
+  result<void> start(const scenario& s) {
+    const auto deployment = deployment_of(s, 0);
+    if (!deployment) return fail(deployment.error());
+    auto options = actors::host_options_of(*deployment);
+    if (!options) return fail(options.error());
+    host_ = std::make_unique<actors::actor_host>(std::move(*options));
+    const auto supervisor =
+        actors::spawn_supervisor(host_->system(), actors::supervisor_options_from(*deployment));
+    const auto bound = host_->publish(supervisor, "127.0.0.1", 0);
+    if (!bound) return fail(bound.error());
+    port_ = *bound;
+    return {};
+  }
+
   std::unique_ptr<actors::actor_host> host_;
   int port_{0};
 };
@@ -229,7 +268,7 @@ class remote_supervisor final : public fuzz_supervisor {
           (void)channel.order();
           return 0;
         }} {
-    port_ = std::stoi(child_.channel().hear().value_or("0"));
+    port_ = port_in(child_.channel().hear().value_or("")).value_or(0);
   }
   int port() const override { return port_; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 namespace troupe::engine_fuzz {
 
@@ -20,64 +21,57 @@ std::string request_plan::name(std::uint64_t scenario, std::uint32_t index) cons
          std::to_string(seed % 1000);
 }
 
+std::string scenario::stage_of(std::uint32_t node) const {
+  if (is_aside(node)) return "aside";
+  if (is_mutual()) return "engines";
+  return is_prefill(node) ? "prefill" : "decode";
+}
+
+std::string scenario::replica_name_of(std::uint32_t node) const {
+  return (is_prefill(node) ? "p" : "d") + std::to_string(replica_of(node));
+}
+
 std::string scenario::name_of(std::uint32_t node) const {
   const auto& its = side_of(node);
-  std::string name = is_aside(node) ? "aside" : is_prefill(node) ? "prefill" : "decode";
-  name += "-" + std::to_string(replica_of(node));
+  if (is_open() && !is_aside(node)) {
+    return stage_of(node) + "." + replica_name_of(node) + "." + std::to_string(rank_of(node));
+  }
+  auto name = stage_of(node) + "-" + std::to_string(replica_of(node));
   if (its.ranks > 1) name += "-tp" + std::to_string(rank_of(node));
   return name;
 }
 
 namespace {
 
-/// A region per layer, [block][token][K or V][head], with gaps between everything.
-void spread(kvcache::cache_layout& layout, std::uint64_t seed) {
-  dice d{seed};
-  std::uint32_t region = 0;
-  for (auto& layer : layout.layers) {
-    if (layer.planes.empty()) continue;
-    const std::uint64_t gap = d.roll(0, 5);
-    const std::uint64_t base = d.roll(0, 9);
-    const auto bytes = layer.planes[0].head_bytes;
-    const auto head = bytes + (d.one_in(2) ? gap : 0);
-    const auto row = head * layer.planes[0].heads;
-    const auto token = row * layer.planes.size() + gap;
-    for (std::size_t p = 0; p < layer.planes.size(); ++p) {
-      layer.planes[p] = {region,         layer.planes[p].heads,
-                         base + p * row, token * layout.block_tokens + gap,
-                         token,          head,
-                         bytes};
-    }
-    ++region;
-  }
-  std::uint64_t at = d.roll(0, 9);
-  for (auto& state : layout.states) {
-    state.region = region;
-    state.base = at;
-    state.slot_stride = state.slot_bytes + d.roll(0, 9);
-    at += state.slot_stride * state.slots + d.roll(0, 9);
-  }
-}
-
-kvcache::cache_shape shape_of(const scenario& s, const side& its, std::uint32_t rank) {
-  auto shape = s.model;
-  shape.blocks = std::max(its.blocks, 1U);
-  shape.tp_rank = rank;
-  shape.tp_size = its.ranks;
-  for (auto& state : shape.states) {
-    // `bytes` is of the whole replica until here.
-    if (state.sharding == kvcache::state_sharding::sliced) state.bytes /= its.ranks;
-  }
-  return shape;
+std::vector<std::uint32_t> nodes_from(std::uint32_t first, std::uint32_t count) {
+  std::vector<std::uint32_t> nodes(count);
+  std::iota(nodes.begin(), nodes.end(), first);
+  return nodes;
 }
 
 }  // namespace
 
-kvcache::cache_layout scenario::layout_of(std::uint32_t node) const {
-  const auto& its = side_of(node);
-  auto layout = kvcache::make_layout(shape_of(*this, its, rank_of(node)), its.how).value();
-  if (its.unnamed) spread(layout, seed + node);
-  return layout;
+std::vector<std::uint32_t> scenario::sources_of(const request_plan& r) const {
+  if (r.back) return nodes_from(decode_node(decode_replica_of(r), 0), decode.ranks);
+  return nodes_from(0, prefill.ranks);
+}
+
+std::vector<std::uint32_t> scenario::takers_of(const request_plan& r) const {
+  if (r.back) return nodes_from(0, prefill.ranks);
+  return nodes_from(decode_node(decode_replica_of(r), 0), decode.ranks);
+}
+
+std::uint32_t scenario::table_of(std::uint32_t layer) const {
+  for (std::uint32_t t = 0; t < groups.size(); ++t) {
+    if (std::ranges::find(groups[t].layers, layer) != groups[t].layers.end()) return t;
+  }
+  return 0;
+}
+
+std::uint32_t scenario::tokens_of_whole_blocks() const {
+  auto tokens = model.block_tokens;
+  for (std::uint32_t t = 0; t < tables(); ++t) tokens = std::lcm(tokens, block_tokens(t));
+  return tokens;
 }
 
 }  // namespace troupe::engine_fuzz

@@ -40,6 +40,13 @@ class dice {
 
 enum class processes : std::uint8_t { one, several };
 
+/// Who says which nodes there are.
+enum class naming : std::uint8_t {
+  file,
+  open,  ///< each joins a stage that is open: one to those that prefill, one to those that decode
+  open_both,  ///< all of them join one, which does both
+};
+
 /// How one stage keeps its caches.
 struct side {
   std::uint32_t ranks{1};
@@ -49,7 +56,9 @@ struct side {
   bool polling{false};
   kvcache::arrangement how;
   bool on_gpu{false};       ///< its pool: memory of a double of a GPU
-  std::uint32_t blocks{0};  ///< of each rank
+  std::uint32_t blocks{0};  ///< of each rank; with groups of layers of each pool
+  /// Of each group of layers the first one that lies over the same bytes: blocks of those are of one pool.
+  std::vector<std::uint32_t> pools;
 };
 
 /// What goes wrong with one request on purpose.
@@ -63,8 +72,16 @@ enum class mishap : std::uint8_t {
   decode_dies,
   prefill_stands,  ///< SIGSTOP of the process of one rank, later SIGCONT
   decode_stands,
+  short_window,  ///< one decode rank keeps tokens of a group of layers that the prefill does not
 };
 [[nodiscard]] std::string_view to_string(mishap what) noexcept;
+
+/// From which token on a request has the tokens of one group of layers: the first one of a block.
+struct window {
+  std::uint32_t held{0};   ///< at the side that sends it
+  std::uint32_t kept{0};   ///< at the side that receives it
+  std::uint32_t asked{0};  ///< by the receive that is refused; of any other request as `kept`
+};
 
 /// One request, the same for all ranks that take part.
 struct request_plan {
@@ -85,6 +102,10 @@ struct request_plan {
   std::vector<std::uint32_t> chunks;  ///< token ends, ascending; empty: only the seal tells
   mishap what{mishap::none};
   std::uint32_t rank{0};  ///< whose mishap it is
+  /// A decode replica sends it and the prefill replica receives it: words of `decode` and `prefill` are
+  /// of the sides of the request, not of the replicas.
+  bool back{false};
+  std::vector<window> windows;  ///< of each group of layers
 
   [[nodiscard]] std::string name(std::uint64_t scenario, std::uint32_t index) const;
 };
@@ -151,7 +172,13 @@ struct round {
 struct scenario {
   std::uint64_t seed{0};
   processes where{processes::one};
+  naming named_by{naming::file};
   kvcache::cache_shape model;  ///< `blocks`, `tp_rank` and `tp_size` are open
+  std::uint64_t packed{0};  ///< bit l: of layer l only the engine understands the bytes of a block
+  /// Layers with block tables of their own; none: one table serves all. Each says its `block_tokens`.
+  std::vector<kvcache::layer_group> groups;
+  /// Of each state what it is made of, in bytes of the whole replica; none of one that is one piece.
+  std::vector<std::vector<kvcache::state_part>> parts;
   side prefill, decode;
   bool has_aside{false};  ///< a node more, which no edge touches
   side aside;
@@ -184,7 +211,38 @@ struct scenario {
     return prefill.ranks + replica * decode.ranks + rank;
   }
   [[nodiscard]] std::string name_of(std::uint32_t node) const;
+  [[nodiscard]] bool is_packed(std::uint32_t layer) const {
+    return layer < 64 && (packed >> layer & 1U) != 0;
+  }
+  /// No file names its nodes, but the one aside.
+  [[nodiscard]] bool is_open() const { return named_by != naming::file; }
+  /// Each replica may send to each other.
+  [[nodiscard]] bool is_mutual() const { return named_by == naming::open_both; }
+  [[nodiscard]] std::string stage_of(std::uint32_t node) const;
+  /// As a node that joins announces it.
+  [[nodiscard]] std::string replica_name_of(std::uint32_t node) const;
   [[nodiscard]] kvcache::cache_layout layout_of(std::uint32_t node) const;
+  [[nodiscard]] std::vector<kvcache::state_part> parts_of(std::size_t state) const {
+    return state < parts.size() ? parts[state] : std::vector<kvcache::state_part>{};
+  }
+
+  // -- who takes part in a request
+
+  /// The decode replica that takes part; the first of them where both do.
+  [[nodiscard]] std::uint32_t decode_replica_of(const request_plan& r) const {
+    return r.two_replicas || decode.replicas == 1
+               ? 0
+               : static_cast<std::uint32_t>(r.seed % decode.replicas);
+  }
+  /// The nodes that send it, rank by rank.
+  [[nodiscard]] std::vector<std::uint32_t> sources_of(const request_plan& r) const;
+  /// The nodes that receive it, rank by rank; of the first replica where it is for two.
+  [[nodiscard]] std::vector<std::uint32_t> takers_of(const request_plan& r) const;
+  /// Whether a node that takes part is one that sends.
+  [[nodiscard]] bool sends(const request_plan& r, std::uint32_t node) const {
+    return is_prefill(node) != r.back;
+  }
+
   /// A model that a deployment file can describe.
   [[nodiscard]] bool has_model() const { return prefill.pooled || decode.pooled; }
   [[nodiscard]] bool has_gpus() const { return prefill.on_gpu || decode.on_gpu; }
@@ -193,9 +251,21 @@ struct scenario {
   [[nodiscard]] std::uint32_t shared_tokens(const round& in) const {
     return in.shared_blocks * model.block_tokens;
   }
-  [[nodiscard]] std::uint32_t blocks_of(std::uint32_t tokens) const {
-    return (tokens + model.block_tokens - 1) / model.block_tokens;
+
+  // -- block tables: one for each group of layers, or one
+
+  [[nodiscard]] std::uint32_t tables() const {
+    return groups.empty() ? 1 : static_cast<std::uint32_t>(groups.size());
   }
+  [[nodiscard]] std::uint32_t table_of(std::uint32_t layer) const;
+  [[nodiscard]] std::uint32_t block_tokens(std::uint32_t table) const {
+    return groups.empty() ? model.block_tokens : groups[table].block_tokens;
+  }
+  [[nodiscard]] std::uint32_t blocks_of(std::uint32_t tokens, std::uint32_t table = 0) const {
+    return (tokens + block_tokens(table) - 1) / block_tokens(table);
+  }
+  /// The fewest tokens that are whole blocks of each, and of the model's.
+  [[nodiscard]] std::uint32_t tokens_of_whole_blocks() const;
 };
 
 /// `most_bytes`: of all caches of all nodes.
@@ -207,7 +277,8 @@ enum class detail : std::uint8_t { requests, acts };
 [[nodiscard]] std::string describe(const scenario& s, detail much = detail::acts);
 [[nodiscard]] std::string describe(const scenario& s, const act& one);
 
-/// How many wrong calls there are for `call_wrongly`.
+/// How many wrong calls there are for `call_wrongly`, and how many more that are about groups of layers.
 inline constexpr std::uint32_t wrong_call_count = 25;
+inline constexpr std::uint32_t wrong_group_call_count = 8;
 
 }  // namespace troupe::engine_fuzz

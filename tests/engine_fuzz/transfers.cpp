@@ -30,6 +30,10 @@ std::size_t expected_bytes(const request_plan& r) {
 bool parks_for_ever(const request_plan& r) {
   return r.seed / 72 % 2 == 0;
 }
+/// The last group of layers first, where a send that grows names blocks of several.
+bool names_last_first(const request_plan& r) {
+  return r.seed / 576 % 2 == 0;
+}
 
 std::vector<std::byte> aux_of(const request_plan& r) {
   std::vector<std::byte> aux(r.aux_bytes);
@@ -98,7 +102,27 @@ std::pair<const std::uint64_t, node_transfers::transfer>* node_transfers::find(
 }
 
 void node_transfers::give_back(transfer& t) {
-  blocks_.give_back(t.blocks, t.blocks.own().size(), words(t));
+  blocks_.give_back(t.blocks, words(t));
+}
+
+std::vector<token_span> node_transfers::tokens_of(const transfer& t, std::uint32_t end) const {
+  const auto& r = plan(t.request);
+  if (r.windows.empty()) return {{0, end}};
+  const bool is_refused =
+      t.what == part::receive && r.what == mishap::short_window && r.rank == s_.rank_of(node_);
+  std::vector<token_span> tokens;
+  for (const auto& w : r.windows)
+    tokens.push_back({t.what == part::send ? w.held : is_refused ? w.asked : w.kept, end});
+  return tokens;
+}
+
+template <class Spec>
+void node_transfers::name_tables(Spec& spec, block_tables tables) const {
+  if (!s_.groups.empty()) {
+    spec.groups = std::move(tables);
+  } else if (!tables.empty()) {
+    spec.blocks = std::move(tables.front().blocks);
+  }
 }
 
 // -- sends
@@ -109,20 +133,21 @@ void node_transfers::send(std::uint32_t request) {
   t.request = request;
   // Room for what the decode ranks want, or only for what there is.
   const auto room = r.seed % 2 == 0 ? std::max(r.tokens, r.source_tokens) : r.source_tokens;
-  t.blocks = blocks_.take(s_.blocks_of(room), r.shares, words(t));
-  t.slot = 7 - r.slot;
+  t.blocks = blocks_.take(tokens_of(t, room), r.shares, words(t));
+  t.slot = std::max(8U, s_.model.state_slots) - 1 - r.slot;
   t.tokens = {0, r.source_tokens};
   send_spec spec;
   spec.request = name(request);
-  spec.blocks = t.blocks.all;
   spec.grows = grows(r);
   spec.tell_wanted = tells_wanted(r);
-  if (spec.grows) {
+  auto tables = t.blocks.tables;
+  for (std::size_t i = 0; spec.grows && i < tables.size(); ++i) {
     // The prefix may be given back once the send has it.
-    const auto half = r.seed / 144 % 2 * spec.blocks.size() / 2;
-    spec.blocks.resize(std::max<std::size_t>(half, t.blocks.shared));
-    t.named = spec.blocks.size();
+    const auto half = r.seed / 144 % 2 * tables[i].blocks.size() / 2;
+    tables[i].blocks.resize(std::max<std::size_t>(half, t.blocks.passed[i]));
+    t.named.push_back(tables[i].blocks.size());
   }
+  name_tables(spec, std::move(tables));
   spec.state_slot = t.slot;
   spec.deadline = no_deadline;
   spec.consumers = r.two_replicas ? 2 * s_.decode.ranks : 0;
@@ -151,23 +176,50 @@ void node_transfers::compute(const act& one) {
   const auto begin = one.c == 0 ? 0 : r.chunks[one.c - 1];
   const auto end = r.chunks[one.c];
   compute(t, {one.a, one.b}, {begin, end});
-  name_blocks(entry->first, t, s_.blocks_of(end));
+  name_blocks(entry->first, t, end);
   expect_taken(t, engine_.layers_ready(operation_id{entry->first}, one.a, one.b, end));
 }
 
-/// That many of its blocks, if they are named one after the other.
-void node_transfers::name_blocks(std::uint64_t operation, transfer& t, std::size_t count) {
-  if (!t.named || *t.named >= count) return;
-  const auto more = std::span{t.blocks.all}.subspan(*t.named, count - *t.named);
-  expect_taken(t, engine_.add_blocks(operation_id{operation}, {more.begin(), more.end()}));
-  t.named = count;
+/// Those of its blocks that so many tokens are in, or all, if they are named one after the other.
+void node_transfers::name_blocks(std::uint64_t operation, transfer& t,
+                                 std::optional<std::uint32_t> tokens) {
+  for (std::size_t i = 0; i < t.named.size(); ++i) {
+    const bool is_last = i + 1 == t.named.size();
+    const auto number = names_last_first(plan(t.request)) ? t.named.size() - 1 - i : i;
+    const auto table = static_cast<std::uint32_t>(number);
+    const auto& of = t.blocks.tables[table];
+    auto count = of.blocks.size();
+    if (tokens) {
+      const auto end = s_.blocks_of(*tokens, table);
+      count = std::min<std::size_t>(count,
+                                    end - std::min(end, of.first_token / s_.block_tokens(table)));
+    }
+    if (t.named[table] >= count) continue;
+    if (tokens && is_last && i > 0) expect_not_ready(operation, t, *tokens);
+    const auto more = std::span{of.blocks}.subspan(t.named[table], count - t.named[table]);
+    expect_taken(t, engine_.add_blocks(operation_id{operation}, {more.begin(), more.end()}, table));
+    t.named[table] = count;
+  }
+}
+
+/// What one group of layers has no block for yet is ready in none.
+void node_transfers::expect_not_ready(std::uint64_t operation, const transfer& t,
+                                      std::uint32_t tokens) {
+  const auto said = engine_.layers_ready(operation_id{operation}, 0, 1, tokens);
+  if (!said && said.error().code == errc::out_of_range) {
+    ++counts_.wrong_calls;
+  } else if (said) {
+    wrong(t, "layers are ready that one group has no block for");
+  } else {
+    expect_taken(t, said);
+  }
 }
 
 /// All but the prefix that others share: that is there.
 void node_transfers::compute(const transfer& t, layer_span layers, token_span tokens) {
-  const auto of = content_of(plan(t.request));
-  tokens.begin = std::max(tokens.begin, of.shared_tokens);
-  if (tokens.begin < tokens.end) model_.compute(t.blocks.all, layers, tokens, of);
+  const auto& r = plan(t.request);
+  model_.compute(blocks_.own(t.blocks), layers, tokens, content_of(r),
+                 tokens.end == r.source_tokens);
 }
 
 void node_transfers::seal(std::uint32_t request) {
@@ -177,7 +229,7 @@ void node_transfers::seal(std::uint32_t request) {
   const auto& r = plan(request);
   if (r.chunks.empty()) compute(t, model_.all_layers(), {0, r.source_tokens});
   model_.compute_state(t.slot, r.seed);
-  name_blocks(entry->first, t, t.blocks.all.size());
+  name_blocks(entry->first, t, std::nullopt);
   expect_taken(t, engine_.seal(operation_id{entry->first}, r.source_tokens, aux_of(r)));
   t.sealed = true;
   if (r.frees_early && its_.pooled) give_back(t);
@@ -185,9 +237,14 @@ void node_transfers::seal(std::uint32_t request) {
 
 std::optional<live_send> node_transfers::some_live_send() const {
   for (const auto& [id, t] : live_) {
-    if (t.what == part::send && !t.sealed && verdict_of(t).is_certain())
-      return live_send{operation_id{id}, name(t.request),
-                       static_cast<std::uint32_t>(t.blocks.all.size()), t.named.has_value()};
+    if (t.what != part::send || t.sealed || !verdict_of(t).is_certain()) continue;
+    live_send live{operation_id{id}, name(t.request), ~std::uint32_t{0}, !t.named.empty()};
+    for (std::uint32_t i = 0; i < t.blocks.tables.size(); ++i) {
+      const auto& of = t.blocks.tables[i];
+      const auto held = static_cast<std::uint32_t>(of.blocks.size()) * s_.block_tokens(i);
+      live.room = std::min(live.room, of.first_token + held);
+    }
+    return live;
   }
   return std::nullopt;
 }
@@ -209,15 +266,15 @@ void node_transfers::receive(std::uint32_t request, part what) {
   if (!s_.model.states.empty()) t.slot %= s_.model.state_slots;
   t.tokens = {r.prefix, wanted};
   t.told.assign(s_.model.layers.size(), r.prefix);
-  if (r.names_blocks) t.blocks = blocks_.take(s_.blocks_of(wanted), r.shared_there, words(t));
+  if (r.names_blocks) t.blocks = blocks_.take(tokens_of(t, wanted), r.shared_there, words(t));
   receive_spec spec;
   spec.request = name(request);
-  for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p) spec.sources.push_back(s_.name_of(p));
+  for (const auto source : s_.sources_of(r)) spec.sources.push_back(s_.name_of(source));
   if (r.seed % 3 == 0) std::ranges::reverse(spec.sources);
   spec.mode = s_.reads ? actors::transfer_mode::read : actors::transfer_mode::write;
   spec.tokens = wanted;
   spec.prefix_tokens = r.prefix;
-  spec.blocks = t.blocks.all;
+  name_tables(spec, t.blocks.tables);
   spec.state_slot = t.slot;
   spec.deadline = no_deadline;
   spec.expect = aux_of(r);
@@ -232,9 +289,10 @@ void node_transfers::receive(std::uint32_t request, part what) {
     give_back(t);
     return;
   }
-  const auto in_prefix = r.prefix / s_.model.block_tokens - t.blocks.shared;
-  if (its_.pooled && r.frees_early && r.names_blocks && in_prefix > 0)
-    blocks_.give_back_prefix(t.blocks, in_prefix, words(t));
+  if (its_.pooled && r.frees_early && !t.blocks.tables.empty()) {
+    const auto in_prefix = r.prefix / s_.model.block_tokens - t.blocks.passed.front();
+    if (in_prefix > 0) blocks_.give_back_prefix(t.blocks, in_prefix, words(t));
+  }
   live_.emplace(asked->value, std::move(t));
 }
 
@@ -256,7 +314,8 @@ void node_transfers::take(event& e) {
   auto& t = entry->second;
   if (auto* a = std::get_if<event_allocated>(&e.what)) {
     t.blocks.owner = a->blocks.owner;
-    t.blocks.all = std::move(a->blocks.blocks);
+    t.blocks.tables = {{0, std::move(a->blocks.blocks)}};
+    t.blocks.passed = {0};
   } else if (const auto* l = std::get_if<event_layers>(&e.what)) {
     take_layers(t, l->slice);
   } else if (auto* d = std::get_if<event_done>(&e.what)) {
@@ -278,10 +337,12 @@ void node_transfers::take_wanted(const transfer& t, const event_wanted& who) {
   if (t.what != part::send || !tells_wanted(r)) wrong(t, "is told who wants it, unasked");
   if (t.outcomes > 0) wrong(t, "is told who wants it after the outcome");
   bool is_decode = false;
-  for (std::uint32_t n = s_.prefill.ranks; n < s_.joined_nodes(); ++n)
-    is_decode = is_decode || (s_.name_of(n) == who.node && s_.rank_of(n) == who.rank);
-  const auto expected = s_.decode.ranks * (r.two_replicas ? 2 : 1);
-  const bool fits = is_decode && who.ranks == s_.decode.ranks && who.expected == expected &&
+  for (std::uint32_t n = 0; n < s_.joined_nodes(); ++n)
+    is_decode =
+        is_decode || (!s_.sends(r, n) && s_.name_of(n) == who.node && s_.rank_of(n) == who.rank);
+  const auto ranks = static_cast<std::uint32_t>(s_.takers_of(r).size());
+  const auto expected = ranks * (r.two_replicas ? 2 : 1);
+  const bool fits = is_decode && who.ranks == ranks && who.expected == expected &&
                     who.token_begin <= who.token_end && who.token_end <= r.tokens;
   if (!fits) {
     wrong(t, "is wanted by " + who.node + ", rank " + std::to_string(who.rank) + " of " +
@@ -300,7 +361,7 @@ void node_transfers::take_layers(transfer& t, const actors::cache_slice& slice) 
     }
     t.told[l] = slice.token_end;
   }
-  check(t, model_.is_there(t.blocks.all, {slice.layer_begin, slice.layer_end},
+  check(t, model_.is_there(t.blocks.tables, {slice.layer_begin, slice.layer_end},
                            {slice.token_begin, slice.token_end}, content_of(plan(t.request))));
 }
 
@@ -325,9 +386,9 @@ void node_transfers::take_done(transfer& t, const event_done& d) {
   pattern(r.seed + 5, aux);
   if (d.aux != aux) wrong(t, "the engine's own data is not the prefill's");
   const bool moves_state = model_.has_states() && t.tokens.begin < t.tokens.end;
-  check(t, model_.is_there(t.blocks.all, model_.all_layers(), t.tokens, content_of(r)));
+  check(t, model_.is_there(t.blocks.tables, model_.all_layers(), t.tokens, content_of(r)));
   if (moves_state) check(t, model_.state_is_there(t.slot, r.seed));
-  model_.arrived(t.blocks.all, t.tokens, slot_of(t), content_of(r));
+  model_.arrived(t.blocks.tables, t.tokens, slot_of(t), content_of(r));
   // What is done is read and given back; the fence may still be out.
   if (its_.pooled && r.frees_early) give_back(t);
 }
@@ -348,11 +409,11 @@ void node_transfers::take_unpinned(transfer& t) {
   if (t.outcomes == 0) wrong(t, "is unpinned without an outcome");
   const auto how = ended_.find({t.request, t.what});
   const bool failed = how != ended_.end() && how->second != "done";
-  if (t.what != part::send && failed && !t.blocks.all.empty())
-    check(t, model_.torn(t.blocks.all, t.tokens, slot_of(t), content_of(plan(t.request))));
+  if (t.what != part::send && failed && !t.blocks.tables.empty())
+    check(t, model_.torn(t.blocks.tables, t.tokens, slot_of(t), content_of(plan(t.request))));
   // From here on nobody touches them: what comes late is found by the audit. Blocks that were given back
   // already may be another's.
-  if (const auto mine = t.blocks.own(); !mine.empty()) model_.reuse(mine, slot_of(t));
+  if (const auto mine = blocks_.own(t.blocks); count_of(mine) > 0) model_.reuse(mine, slot_of(t));
   give_back(t);
 }
 

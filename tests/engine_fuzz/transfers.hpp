@@ -57,7 +57,7 @@ class node_transfers {
     std::vector<std::uint32_t> told;  ///< receive: per layer, up to which token
     int outcomes{0};
     bool sealed{false};
-    std::optional<std::size_t> named;  ///< of a send that grows: so many of its blocks
+    std::vector<std::size_t> named;  ///< of a send that grows: so many blocks of each table
   };
 
   [[nodiscard]] std::string words(const transfer& t) const;
@@ -73,8 +73,14 @@ class node_transfers {
   [[nodiscard]] std::pair<const std::uint64_t, transfer>* find(std::uint32_t request, part what);
   [[nodiscard]] std::optional<std::uint32_t> slot_of(const transfer& t) const;
 
+  /// From its first token of each group of layers up to `end`.
+  [[nodiscard]] std::vector<token_span> tokens_of(const transfer& t, std::uint32_t end) const;
+  template <class Spec>
+  void name_tables(Spec& spec, block_tables tables) const;
+
   void compute(const transfer& t, layer_span layers, token_span tokens);
-  void name_blocks(std::uint64_t operation, transfer& t, std::size_t count);
+  void name_blocks(std::uint64_t operation, transfer& t, std::optional<std::uint32_t> tokens);
+  void expect_not_ready(std::uint64_t operation, const transfer& t, std::uint32_t tokens);
   void take_wanted(const transfer& t, const event_wanted& who);
   void expect_taken(const transfer& t, const result<void>& said);
   void give_back(transfer& t);

@@ -16,12 +16,6 @@ std::string_view to_string(part what) noexcept {
 
 namespace {
 
-std::uint32_t first_replica(const scenario& s, const request_plan& r) {
-  return r.two_replicas || s.decode.replicas == 1
-             ? 0
-             : static_cast<std::uint32_t>(r.seed % s.decode.replicas);
-}
-
 /// The node of the round that is killed or stopped.
 std::optional<std::uint32_t> victim_of(const round& now) {
   for (const auto& one : now.acts)
@@ -30,12 +24,12 @@ std::optional<std::uint32_t> victim_of(const round& now) {
 }
 
 bool takes_part(const scenario& s, const request_plan& r, std::uint32_t node) {
-  return s.is_prefill(node) || r.two_replicas || s.replica_of(node) == first_replica(s, r);
+  return s.is_prefill(node) || r.two_replicas || s.replica_of(node) == s.decode_replica_of(r);
 }
 
 void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint32_t node,
                 part what) {
-  const bool victim = !s.is_prefill(node) && s.rank_of(node) == r.rank;
+  const bool victim = !s.sends(r, node) && s.rank_of(node) == r.rank;
   switch (r.what) {
     case mishap::decode_aborts:
       // With a window only that rank's part ends.
@@ -51,6 +45,11 @@ void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint3
     case mishap::decode_deadline:
       if (victim && what == part::receive) v.failures = {errc::deadline};
       if (!s.retries) v.failures = {errc::deadline, errc::aborted};
+      break;
+    case mishap::short_window:
+      // The source goes on for others, and for that rank once it asks for what there is.
+      v.may_succeed = !(victim && what == part::receive);
+      if (!v.may_succeed) v.failures = {errc::out_of_range};
       break;
     case mishap::none:
     case mishap::prefill_dies:
@@ -79,7 +78,7 @@ verdict verdict_on(const scenario& s, const round& now, std::uint32_t request, s
   v.may_succeed = true;
   // Who takes no part in what failed at another decode rank goes on where there is a window.
   const bool apart =
-      s.retries && !s.is_prefill(*victim) && !s.is_prefill(node) && what != part::receive_late;
+      s.retries && !s.sends(r, *victim) && !s.sends(r, node) && what != part::receive_late;
   if (!apart) {
     for (const auto code : {errc::peer_lost, errc::peer_unreachable, errc::aborted})
       v.failures.push_back(code);

@@ -1,5 +1,6 @@
 #include "wrong_calls.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <type_traits>
 #include <vector>
@@ -9,17 +10,66 @@ namespace troupe::engine_fuzz {
 using std::chrono::milliseconds;
 
 template <class Value>
-void wrong_calls::expect_refused(const char* call, const result<Value>& answer, errc code) {
+void wrong_calls::expect_refused(const std::string& call, const result<Value>& answer, errc code) {
   if (answer) {
-    found_(std::string{call} + " is taken");
+    found_(call + " is taken");
     if constexpr (std::is_same_v<Value, operation_id>)
       (void)engine_.abort(*answer, "it should have been refused");
   } else if (answer.error().code != code) {
-    found_(std::string{call} + " is refused with " + to_string(answer.error()));
+    found_(call + " is refused with " + to_string(answer.error()));
   } else {
     ++counts_.wrong_calls;
   }
 }
+
+// -- calls that are right
+
+std::vector<std::string> wrong_calls::some_sources() const {
+  std::vector<std::string> names;
+  if (s_.is_mutual() && s_.is_prefill(node_)) {
+    for (std::uint32_t rank = 0; rank < s_.decode.ranks; ++rank)
+      names.push_back(s_.name_of(s_.decode_node(0, rank)));
+  } else {
+    for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p) names.push_back(s_.name_of(p));
+  }
+  return names;
+}
+
+template <class Spec>
+void wrong_calls::name_blocks(Spec& spec) const {
+  if (s_.groups.empty()) {
+    spec.blocks = {block_id{0}};
+    return;
+  }
+  for (std::uint32_t t = 0; t < s_.tables(); ++t) spec.groups.push_back({0, {block_id{t}}});
+}
+
+receive_spec wrong_calls::a_receive() const {
+  receive_spec spec;
+  spec.request = "wrong";
+  spec.sources = some_sources();
+  spec.mode = s_.reads ? actors::transfer_mode::read : actors::transfer_mode::write;
+  spec.tokens = s_.block_tokens(0);
+  for (std::uint32_t t = 1; t < s_.tables(); ++t)
+    spec.tokens = std::min(spec.tokens, s_.block_tokens(t));
+  name_blocks(spec);
+  return spec;
+}
+
+send_spec wrong_calls::a_send() const {
+  send_spec spec;
+  spec.request = "wrong";
+  name_blocks(spec);
+  return spec;
+}
+
+template <class Spec>
+std::vector<block_id>& wrong_calls::some_blocks(Spec& spec) {
+  if (spec.groups.empty()) return spec.blocks;
+  return spec.groups[dice_.roll(0, s_.tables() - 1)].blocks;
+}
+
+// -- calls that are not
 
 void wrong_calls::make(std::uint32_t which, const std::optional<live_send>& live) {
   constexpr std::uint32_t first_of_any = 15;
@@ -27,8 +77,12 @@ void wrong_calls::make(std::uint32_t which, const std::optional<live_send>& live
     call_over_no_edge();
     return;
   }
+  if (which >= wrong_call_count) {
+    name_groups_wrongly(which - wrong_call_count);
+    return;
+  }
   // No edge leads to a prefill.
-  if (s_.is_prefill(node_) && which < first_of_any)
+  if (!may_receive() && which < first_of_any)
     which = first_of_any + which % (wrong_call_count - first_of_any);
   if (which < first_of_any) {
     receive(which);
@@ -38,41 +92,39 @@ void wrong_calls::make(std::uint32_t which, const std::optional<live_send>& live
 }
 
 void wrong_calls::receive(std::uint32_t which) {
-  const auto per_block = s_.model.block_tokens;
-  receive_spec spec;
-  spec.request = "wrong";
-  for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p) spec.sources.push_back(s_.name_of(p));
-  spec.mode = s_.reads ? actors::transfer_mode::read : actors::transfer_mode::write;
-  spec.tokens = per_block;
-  spec.blocks = {block_id{0}};
+  auto spec = a_receive();
+  const auto per_block = spec.tokens;
+  const auto ranks = static_cast<std::uint32_t>(spec.sources.size());
   const auto refused = [&](const char* call, errc code) {
     expect_refused(call, engine_.receive(spec), code);
   };
   switch (which) {
     case 0: spec.sources.clear(); return refused("a receive from nobody", errc::invalid_config);
     case 1:
-      if (s_.prefill.ranks == 1) return;
-      spec.sources.erase(spec.sources.begin() + dice_.roll(0, s_.prefill.ranks - 1));
+      if (ranks == 1) return;
+      // That a replica which joined has one more rank than are named, its nodes say when they are asked.
+      spec.sources.erase(spec.sources.begin() + dice_.roll(0, ranks - (s_.is_open() ? 2 : 1)));
       return refused("a receive without a rank", errc::invalid_config);
     case 2:
-      spec.sources.push_back(spec.sources[dice_.roll(0, s_.prefill.ranks - 1)]);
+      spec.sources.push_back(spec.sources[dice_.roll(0, ranks - 1)]);
       return refused("a receive from a rank twice", errc::invalid_config);
     case 3:
       // From whom decode gets nothing: the one aside, or itself.
       spec.sources = {s_.name_of(s_.has_aside ? s_.joined_nodes() : node_)};
       return refused("a receive over no edge", errc::invalid_config);
     case 4:
-      spec.sources.front() = "nobody";
+      // Nor has anybody joined a stage that is not there.
+      spec.sources.front() = s_.is_open() && node_ % 2 == 0 ? "nowhere.p0.0" : "nobody";
       return refused("a receive from no node", errc::not_found);
     case 5:
       spec.mode = s_.reads ? actors::transfer_mode::write : actors::transfer_mode::read;
       return refused("a receive in another mode", errc::invalid_config);
     case 6:
-      spec.tokens = 2 * per_block;
-      spec.blocks = {block_id{0}, block_id{0}};
+      spec.tokens = s_.groups.empty() ? 2 * per_block : per_block;
+      some_blocks(spec).assign(2, block_id{0});
       return refused("a receive into a block twice", errc::invalid_config);
     case 7:
-      spec.blocks = {block_id{its_.blocks}};
+      some_blocks(spec) = {block_id{its_.blocks}};
       return refused("a receive into no block", errc::out_of_range);
     case 8:
       spec.prefix_tokens = spec.tokens + 1;
@@ -90,10 +142,12 @@ void wrong_calls::receive(std::uint32_t which) {
       return refused("a receive into no slot", errc::out_of_range);
     case 13:
       spec.blocks.clear();
+      spec.groups.clear();
       spec.prefix_tokens = 1;
       return refused("a receive with a prefix nowhere", errc::invalid_config);
     default:
       spec.blocks.clear();
+      spec.groups.clear();
       if (its_.pooled) spec.tokens = its_.blocks * per_block + 1;
       return refused("a receive that has no room",
                      its_.pooled ? errc::pool_exhausted : errc::invalid_config);
@@ -103,15 +157,13 @@ void wrong_calls::receive(std::uint32_t which) {
 void wrong_calls::other(std::uint32_t which, const std::optional<live_send>& live) {
   switch (which) {
     case 15: {
-      send_spec spec;
-      spec.request = "wrong";
-      spec.blocks = {block_id{its_.blocks}};
+      auto spec = a_send();
+      some_blocks(spec) = {block_id{its_.blocks}};
       expect_refused("a send of no block", engine_.send(std::move(spec)), errc::out_of_range);
       break;
     }
     case 16: {
-      send_spec spec;
-      spec.request = "wrong";
+      auto spec = a_send();
       spec.held_for = {"nobody"};
       expect_refused("a send for no node", engine_.send(std::move(spec)), errc::not_found);
       break;
@@ -154,12 +206,7 @@ void wrong_calls::other(std::uint32_t which, const std::optional<live_send>& liv
 
 /// What a node may do whose stage no edge touches: nothing with others.
 void wrong_calls::call_over_no_edge() {
-  receive_spec spec;
-  spec.request = "wrong";
-  for (std::uint32_t p = 0; p < s_.prefill.ranks; ++p) spec.sources.push_back(s_.name_of(p));
-  spec.mode = s_.reads ? actors::transfer_mode::read : actors::transfer_mode::write;
-  spec.tokens = s_.model.block_tokens;
-  spec.blocks = {block_id{0}};
+  const auto spec = a_receive();
   expect_refused("a receive by a node without an edge", engine_.receive(spec),
                  errc::invalid_config);
   expect_refused("a release by a node without an edge", engine_.release("wrong", spec.sources),
@@ -181,7 +228,7 @@ void wrong_calls::call_values_of(const std::string& peer) {
 
 void wrong_calls::speak_of(const live_send& live) {
   const auto layers = static_cast<std::uint32_t>(s_.model.layers.size());
-  const auto room = live.blocks * s_.model.block_tokens;
+  const auto room = live.room;
   const auto send = live.operation;
   expect_refused("layers that are not there", engine_.layers_ready(send, 0, layers + 1, 1),
                  errc::out_of_range);
@@ -192,16 +239,88 @@ void wrong_calls::speak_of(const live_send& live) {
                  errc::out_of_range);
   expect_refused("too much data of the engine",
                  engine_.seal(send, 1, std::vector<std::byte>(65'537)), errc::out_of_range);
+  const auto last = s_.tables() - 1;
   if (!live.grows) {
-    expect_refused("blocks for a send that has all", engine_.add_blocks(send, {block_id{0}}),
+    expect_refused("blocks for a send that has all", engine_.add_blocks(send, {block_id{0}}, last),
                    errc::invalid_config);
   } else {
-    expect_refused("a block that is none", engine_.add_blocks(send, {block_id{its_.blocks}}),
+    expect_refused("a block that is none", engine_.add_blocks(send, {block_id{its_.blocks}}, last),
                    errc::out_of_range);
   }
-  send_spec again;
+  expect_refused("a block of no group of layers", engine_.add_blocks(send, {block_id{0}}, last + 1),
+                 errc::out_of_range);
+  auto again = a_send();
+  again.blocks.clear();  // a pool would look for them first
   again.request = live.request;
   expect_refused("a send of a live request", engine_.send(std::move(again)), errc::already_exists);
+}
+
+// -- groups of layers
+
+void wrong_calls::name_groups_wrongly(std::uint32_t which) {
+  auto offer = a_send();
+  auto wish = a_receive();
+  auto& groups = offer.groups;
+  const auto some = dice_.roll(0, s_.tables() - 1);
+  std::string what;
+  auto code = errc::invalid_config;
+  switch (which) {
+    case 0:
+      what = " with a table too few";
+      groups.pop_back();
+      break;
+    case 1:
+      what = " with a group twice";
+      groups.push_back(groups[some]);
+      break;
+    case 2:
+      if (s_.block_tokens(some) == 1) return;
+      what = " from the middle of a block on";
+      groups[some].first_token = dice_.roll(1, s_.block_tokens(some) - 1);
+      break;
+    case 3:
+      what = " with blocks for all layers, and for each group";
+      offer.blocks = groups[some].blocks;
+      break;
+    case 4:
+      what = " with blocks for all layers";
+      offer.blocks = groups[some].blocks;
+      groups.clear();
+      break;
+    case 5:
+      what = " with a block that is none";
+      groups[some].blocks.push_back(block_id{its_.blocks});
+      code = errc::out_of_range;
+      break;
+    case 6: return expect_no_receive_into_one_block_twice();
+    default: return expect_no_receive_that_a_group_is_short_of();
+  }
+  wish.groups = groups;
+  wish.blocks = offer.blocks;
+  expect_refused("a send" + what, engine_.send(std::move(offer)), code);
+  if (may_receive()) expect_refused("a receive" + what, engine_.receive(std::move(wish)), code);
+}
+
+/// By two groups that lie over the same bytes.
+void wrong_calls::expect_no_receive_into_one_block_twice() {
+  if (!may_receive()) return;
+  auto spec = a_receive();
+  for (std::uint32_t t = 0; t < s_.tables(); ++t) {
+    const auto first = its_.pools[t];
+    if (first == t) continue;
+    spec.groups[t].blocks = spec.groups[first].blocks;
+    expect_refused("a receive into a block of another group", engine_.receive(spec),
+                   errc::invalid_config);
+    return;
+  }
+}
+
+void wrong_calls::expect_no_receive_that_a_group_is_short_of() {
+  if (!may_receive()) return;
+  auto spec = a_receive();
+  some_blocks(spec).clear();
+  expect_refused("a receive that one group has no blocks for", engine_.receive(spec),
+                 errc::out_of_range);
 }
 
 }  // namespace troupe::engine_fuzz

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "troupe/actors/engine.hpp"
 
@@ -17,7 +18,7 @@ namespace troupe::engine_fuzz {
 struct live_send {
   operation_id operation;
   std::string request;
-  std::uint32_t blocks{0};
+  std::uint32_t room{0};  ///< tokens that all of its blocks hold
   bool grows{false};
 };
 
@@ -33,17 +34,33 @@ class wrong_calls {
         counts_{counts},
         dice_{d} {}
 
-  /// One of `wrong_call_count`; those that do not suit the node are left out.
+  /// One of `wrong_call_count`, or behind them one of `wrong_group_call_count`; those that do not suit the node
+  /// are left out.
   void make(std::uint32_t which, const std::optional<live_send>& live);
 
  private:
+  /// What is right but for what is wrong of it: the ranks of a replica, and a block of each group of layers, which
+  /// are of as many tokens as the smallest of them holds.
+  [[nodiscard]] std::vector<std::string> some_sources() const;
+  [[nodiscard]] receive_spec a_receive() const;
+  [[nodiscard]] send_spec a_send() const;
+  template <class Spec>
+  void name_blocks(Spec& spec) const;
+  /// The table of some group, or that of all layers.
+  template <class Spec>
+  [[nodiscard]] std::vector<block_id>& some_blocks(Spec& spec);
+
   void receive(std::uint32_t which);
   void other(std::uint32_t which, const std::optional<live_send>& live);
   void call_over_no_edge();
   void call_values_of(const std::string& peer);
   void speak_of(const live_send& live);
+  void name_groups_wrongly(std::uint32_t which);
+  void expect_no_receive_into_one_block_twice();
+  void expect_no_receive_that_a_group_is_short_of();
+  [[nodiscard]] bool may_receive() const { return !s_.is_prefill(node_) || s_.is_mutual(); }
   template <class Value>
-  void expect_refused(const char* call, const result<Value>& answer, errc code);
+  void expect_refused(const std::string& call, const result<Value>& answer, errc code);
 
   const scenario& s_;
   std::uint32_t node_;
