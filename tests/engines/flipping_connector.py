@@ -11,11 +11,14 @@ class FlippingConnector(troupe.vllm.TroupeConnector):
 
     def register_kv_caches(self, kv_caches):
         super().register_kv_caches(kv_caches)
-        self._first_layer = next(iter(kv_caches.values()))
+        kinds = [type(group.kv_cache_spec).__name__ for group in self._kv_cache_config.kv_cache_groups]
+        self._group = kinds.index("FullAttentionSpec")  # a window may have left the first block behind
+        self._first_layer = kv_caches[self._kv_cache_config.kv_cache_groups[self._group].layer_names[0]]
         self._first_blocks = {}
 
     def bind_connector_metadata(self, connector_metadata):
-        self._first_blocks.update((receive.request_id, receive.blocks[0]) for receive in connector_metadata.receives)
+        self._first_blocks.update((receive.request_id, receive.blocks[self._group][0])
+                                  for receive in connector_metadata.receives)
         super().bind_connector_metadata(connector_metadata)
 
     def get_transfer_results(self, finished_req_ids):
@@ -28,8 +31,11 @@ class FlippingConnector(troupe.vllm.TroupeConnector):
 
 
 def _flip(block):
-    """The highest bit of the exponent of an element of V that does not have it yet, so that it becomes huge: one that
-    had it would become nearly nothing, which may not show. The second half of each head of a block is V."""
-    values = block[0].view(torch.int16).flatten()
+    """The second bit of the exponent of an element of V that is 2 or more and does not have it yet, which multiplies it by
+    2^64: it shows through a small weight of attention, and its square is a number still, of which a norm does not make
+    zero. The second half of each head of a block is V."""
+    values = block[0].flatten().view(torch.int16)
+    if block.dtype == torch.float32:
+        values = values[1::2]  # sign, exponent and the first bits, as all of bfloat16
     v = values[values.numel() // 2 :]
-    v[torch.nonzero((v & 0x4000) == 0)[0]] ^= 0x4000
+    v[torch.nonzero((v & 0x6000) == 0x4000)[0]] ^= 0x2000

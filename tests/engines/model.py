@@ -1,6 +1,9 @@
-"""Makes the model of the engine tests: a Llama of 3.4 million seeded weights, too small to say anything but sensitive.
+"""Makes a model of the engine tests: some million seeded weights, too small to say anything but sensitive.
 
-    model.py FOLDER
+    model.py FOLDER llama|windows
+
+`llama`: every layer keeps every token. `windows`: every other layer keeps the last 256 (a Gemma 3), so that vLLM has a
+block table for each kind.
 
 A change of any prompt token changes the greedy text within one or two tokens, so a block of the cache that is lost,
 stale or swapped shows in the text.
@@ -8,18 +11,33 @@ stale or swapped shows in the text.
 import sys
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 2048
+WINDOW = 256
+SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY, "max_position_embeddings": 4096,
+         "initializer_range": 0.2}
 
 
-def main(folder):
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
+
+
+def windows():
+    """As a Gemma comes, the last token weighs so much that the text is that token again and again."""
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=64,
+                                               tie_word_embeddings=False,
+                                               layer_types=["sliding_attention", "full_attention"] * 2))
+    with torch.no_grad():
+        model.model.embed_tokens.weight /= 16
+    return model
+
+
+def main(folder, kind):
     torch.manual_seed(7)
-    config = LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=64, vocab_size=VOCABULARY, max_position_embeddings=4096,
-                         initializer_range=0.2)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    {"llama": llama, "windows": windows}[kind]().to(torch.bfloat16).save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

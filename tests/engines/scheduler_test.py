@@ -105,7 +105,7 @@ class ConnectorUnderScheduler(unittest.TestCase):
         request, params = self.prefilled(100)
         self.assertEqual(self.free(), self.free_at_first - 4)
         (send,) = self.step()[0].sends
-        self.assertEqual((send.request_id, send.tokens, len(send.blocks)), (request.request_id, 100, 4))
+        self.assertEqual((send.request_id, send.tokens, len(send.blocks[0])), (request.request_id, 100, 4))
         self.assertEqual(HandOff.from_params(params).transfer, send.transfer)
         self.assertEqual(self.step()[0].sends, [])
         self.assertTrue(self.scheduler.has_finished_requests())  # vLLM goes on stepping
@@ -128,7 +128,7 @@ class ConnectorUnderScheduler(unittest.TestCase):
 
     def test_a_decode_computes_only_the_last_token(self):
         request, receive = self.loading(100)
-        self.assertEqual((receive.refused, receive.prefix_tokens, len(receive.blocks)), ("", 0, 4))
+        self.assertEqual((receive.refused, receive.tokens, receive.prefix_tokens, len(receive.blocks[0])), ("", 100, 0, 4))
         self.assertEqual(receive.source.tokens, 100)
         self.step(finished_recving={request.request_id})
         output = self.scheduler.schedule()
@@ -151,7 +151,9 @@ class ConnectorUnderScheduler(unittest.TestCase):
         self.step(finished_sending={"request-1"})
         request = self.add(100, params)
         self.scheduler.finish_requests(request.request_id, ABORTED)
-        self.assertEqual(len(self.step()[0].releases), 1)
+        step, _ = self.step()
+        self.assertEqual(([source.transfer for source in step.holds], [source.transfer for source in step.releases]),
+                         ([params["troupe"]["request"]],) * 2)
         self.check_empty()
 
     def test_a_decode_that_is_aborted_while_it_loads_frees_when_the_load_has_ended(self):
@@ -213,7 +215,7 @@ class ConnectorUnderScheduler(unittest.TestCase):
 
 
 def setUpModule():  # pylint: disable=invalid-name
-    model.main(FOLDER.name)
+    model.main(FOLDER.name, "llama")
     unittest.addModuleCleanup(FOLDER.cleanup)
 
 

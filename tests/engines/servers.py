@@ -180,14 +180,14 @@ class Served(Process):
                                                                                line.rsplit(" ", 1)[0]))
 
 
-def vllm(name, python, model, port, core, folder, *, transfer=None, environment=None):
-    """One vLLM server on the CPU, on one core. `transfer`: its kv-transfer-config."""
+def vllm(name, python, model, port, cores, folder, *, dtype="bfloat16", transfer=None, environment=None):
+    """One vLLM server on the CPU, with a tensor-parallel rank on each of `cores`. `transfer`: its kv-transfer-config."""
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
-             "--skip-tokenizer-init", "--enforce-eager", "--dtype", "bfloat16", "--max-model-len", 2048,
+             "--skip-tokenizer-init", "--enforce-eager", "--dtype", dtype, "--max-model-len", 2048,
              "--max-num-seqs", 4, "--block-size", 32, "--no-enable-prefix-caching", "--host", "127.0.0.1",
-             "--port", port]
+             "--port", port, "--tensor-parallel-size", len(cores)]
     if transfer:
         words += ["--kv-transfer-config", json.dumps(transfer)]
     return Served(name, port, words, folder, {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores)), "OMP_NUM_THREADS": "1",
         **(environment or {})})

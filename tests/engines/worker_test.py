@@ -3,24 +3,32 @@ each with a cache as vLLM allocates one, and a real supervisor.
 
 Run by ctest, engines.vllm_worker, with the paths of the troupe command and of libtroupe.so.0.
 """
+import functools
 import os
 import pathlib
 import sys
 import tempfile
 import time
+import types
 import unittest
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 # pylint: disable=wrong-import-position
+import prometheus_client
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheLayout, KVCacheTensor
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheLayout, KVCacheTensor,
+                                        MambaSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs)
 from vllm.v1.worker.utils import allocate_kv_cache
 
 import servers
-from troupe.vllm.layouts import cpu_planes, describe_cpu_cache
+import troupe.vllm
+from troupe.open_cluster import deployment_of
+from troupe.vllm.layouts import Group, Share, describe_cache, numbers_of, packed_planes, strided_planes
 from troupe.vllm.metadata import Receive, Send, TroupeMetadata
 from troupe.vllm.params import HandOff, new_transfer, prompt_digest
-from troupe.vllm.place import Place, http_address, place_of, replica_of
+from troupe.vllm.place import Place, Ranks, http_address, place_of, replica_of
+from troupe.vllm.stats import TransferStats
 from troupe.vllm.worker import Worker
 
 LAYERS = ["layers.0", "layers.1", "layers.2"]
@@ -29,17 +37,23 @@ PATIENCE = 60  # seconds
 DIGEST = prompt_digest(range(70))
 
 
-def allocate():
+def allocate(layers=None, heads=HEADS):
     """A cache as vLLM's CPU backend has it, by vLLM's own code, in which no two elements are equal bytes by chance."""
-    page = HEADS * BLOCK * 2 * DIM * 2
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
-    size = page * BLOCKS * len(LAYERS)
-    config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[KVCacheTensor(size, LAYERS, page * BLOCKS, page)],
-                           kv_cache_groups=[KVCacheGroupSpec(LAYERS, spec)])
+    layers = LAYERS if layers is None else layers
+    page = heads * BLOCK * 2 * DIM * 2
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=heads, head_size=DIM, dtype=torch.bfloat16)
+    size = page * BLOCKS * len(layers)
+    config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[KVCacheTensor(size, layers, page * BLOCKS, page)],
+                           kv_cache_groups=[KVCacheGroupSpec(layers, spec)])
     caches = allocate_kv_cache(config, torch.device("cpu"), KVCacheLayout.LBHNC)
     for cache in caches.values():
         cache.view(torch.int16).random_(0, 2**15)
     return caches
+
+
+def receive(name, source, blocks, prefix_tokens, digest, refused=""):
+    """Of all tokens of a source, into blocks of one group."""
+    return Receive(name, source, [blocks], source.tokens if source else 0, prefix_tokens, digest, refused)
 
 
 class Side:
@@ -47,8 +61,8 @@ class Side:
 
     def __init__(self, deployment, node):
         self.caches = allocate()
-        self.worker = Worker(Place(node, file=str(deployment)))
-        self.worker.register(self.caches, layers=LAYERS, block_size=BLOCK, packing="vec")
+        self.worker = Worker(Place((node,), file=str(deployment)))
+        self.worker.register(self.caches, groups=[Group(LAYERS, BLOCK)], packing="vec")
         self.sent, self.loaded, self.failed = [], [], []
 
     def step(self, **orders):
@@ -87,14 +101,14 @@ class Workers(unittest.TestCase):
 
     def send(self, blocks, tokens, *, digest=DIGEST):
         transfer = new_transfer("prefill-0")
-        self.prefill.step(sends=[Send(transfer, transfer, blocks, tokens, digest)])
+        self.prefill.step(sends=[Send(transfer, transfer, [blocks], tokens, digest)])
         return HandOff(transfer, ("prefill-0",), tokens, digest)
 
     def test_a_load_moves_whole_blocks_and_touches_no_other(self):
         source_blocks, own_blocks, tokens = [5, 39, 7], [30, 2, 11], 2 * BLOCK + 6
         before = {name: cache.clone() for name, cache in self.decode.caches.items()}
         source = self.send(source_blocks, tokens)
-        self.decode.step(receives=[Receive("r", source, own_blocks, 0, DIGEST)])
+        self.decode.step(receives=[receive("r", source, own_blocks, 0, DIGEST)])
         self.until(lambda: self.decode.loaded and source.transfer in self.prefill.sent, "the load did not end")
         self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], []))
         self.assertIn(source.transfer, self.prefill.sent)
@@ -106,7 +120,7 @@ class Workers(unittest.TestCase):
     def test_blocks_of_a_prefix_that_is_here_are_not_written(self):
         before = {name: cache.clone() for name, cache in self.decode.caches.items()}
         source = self.send([1, 2, 3], 3 * BLOCK)
-        self.decode.step(receives=[Receive("r", source, [21, 22, 23], 2 * BLOCK, DIGEST)])
+        self.decode.step(receives=[receive("r", source, [21, 22, 23], 2 * BLOCK, DIGEST)])
         self.until(lambda: self.decode.loaded and source.transfer in self.prefill.sent, "the load did not end")
         self.assertEqual(self.decode.failed, [])
         for name in LAYERS:
@@ -116,41 +130,41 @@ class Workers(unittest.TestCase):
 
     def test_the_load_may_come_first(self):
         source = HandOff(new_transfer("prefill-0"), ("prefill-0",), 40, DIGEST)
-        self.decode.step(receives=[Receive("r", source, [8, 9], 0, DIGEST)])
+        self.decode.step(receives=[receive("r", source, [8, 9], 0, DIGEST)])
         self.assertEqual(self.decode.loaded, [])
-        self.prefill.step(sends=[Send(source.transfer, source.transfer, [3, 4], 40, DIGEST)])
+        self.prefill.step(sends=[Send(source.transfer, source.transfer, [[3, 4]], 40, DIGEST)])
         self.until(lambda: self.decode.loaded and source.transfer in self.prefill.sent, "the load did not end")
         self.assertEqual(self.decode.failed, [])
 
     def test_the_cache_of_another_prompt_is_a_failure(self):
         source = self.send([5], 20, digest=prompt_digest([1, 2, 3]))
-        self.decode.step(receives=[Receive("r", source, [6], 0, DIGEST)])
+        self.decode.step(receives=[receive("r", source, [6], 0, DIGEST)])
         self.until(lambda: self.decode.loaded, "the load did not end")
         self.assertEqual(self.decode.failed, ["r"])
         self.assertNotIn(source.transfer, self.prefill.sent)  # it is there for whoever asks rightly
         right = HandOff(source.transfer, source.nodes, 20, prompt_digest([1, 2, 3]))
-        self.decode.step(receives=[Receive("again", right, [6], 0, right.digest)])
+        self.decode.step(receives=[receive("again", right, [6], 0, right.digest)])
         self.until(lambda: source.transfer in self.prefill.sent, "the source did not go on")
         self.assertEqual(self.decode.failed, ["r"])
 
     def test_a_second_load_of_a_source_does_not_end_the_first(self):
         source = self.send([5, 6], 60)
-        self.decode.step(receives=[Receive("first", source, [7, 8], 0, DIGEST),
-                                   Receive("second", source, [9, 10], 0, DIGEST)])
+        self.decode.step(receives=[receive("first", source, [7, 8], 0, DIGEST),
+                                   receive("second", source, [9, 10], 0, DIGEST)])
         self.until(lambda: len(self.decode.loaded) >= 2, "the loads did not end")
         self.assertEqual((sorted(self.decode.loaded), self.decode.failed), (["first", "second"], ["second"]))
 
     def test_a_load_from_here_itself_frees_what_was_sent(self):
         source = self.send([5, 6], 60)
-        self.prefill.step(receives=[Receive("r", source, [7, 8], 0, DIGEST)])
+        self.prefill.step(receives=[receive("r", source, [7, 8], 0, DIGEST)])
         self.until(lambda: source.transfer in self.prefill.sent, "the source was not given up")
         self.assertEqual(self.prefill.failed, ["r"])
 
     def test_what_cannot_be_loaded_fails_at_once(self):
         nowhere = HandOff(new_transfer("nowhere-0"), ("nowhere-0",), 20, DIGEST)
-        self.decode.step(receives=[Receive("no source", None, [6], 0, DIGEST, "garbage"),
-                                   Receive("no node", nowhere, [7], 0, DIGEST),
-                                   Receive("no block", self.send([5], 20), [BLOCKS], 0, DIGEST)])
+        self.decode.step(receives=[receive("no source", None, [6], 0, DIGEST, "garbage"),
+                                   receive("no node", nowhere, [7], 0, DIGEST),
+                                   receive("no block", self.send([5], 20), [BLOCKS], 0, DIGEST)])
         self.assertEqual(sorted(self.decode.loaded), ["no block", "no node", "no source"])
         self.assertEqual(sorted(self.decode.failed), ["no block", "no node", "no source"])
 
@@ -166,17 +180,19 @@ class Workers(unittest.TestCase):
 
     def test_an_abort_ends_a_load_whose_source_never_comes(self):
         source = HandOff(new_transfer("prefill-0"), ("prefill-0",), 20, DIGEST)
-        self.decode.step(receives=[Receive("r", source, [6], 0, DIGEST)])
+        self.decode.step(receives=[receive("r", source, [6], 0, DIGEST)])
+        self.decode.worker.take_stats()
         self.decode.step(aborts=["r", "unknown"])
         self.until(lambda: self.decode.loaded, "the load was not given up")
         self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], ["r"]))
+        self.assertIsNone(self.decode.worker.take_stats())  # whose client has left is no failure
 
     def test_each_end_is_told_once(self):
         own, transfers = [str(number) for number in range(20)], []
         for number, name in enumerate(own):
             source = self.send([number], 10)
             transfers.append(source.transfer)
-            self.decode.step(receives=[Receive(name, source, [number], 0, DIGEST)])
+            self.decode.step(receives=[receive(name, source, [number], 0, DIGEST)])
 
         def told():  # the ends of what other tests left may come as well
             return (sorted(name for name in self.decode.loaded if name in own),
@@ -190,10 +206,200 @@ class Workers(unittest.TestCase):
         self.assertEqual(self.decode.failed, [])
 
 
+class HeldPrompts(unittest.TestCase):
+    """A cache that nobody has asked for is kept for three seconds."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        deployment = folder / "deployment.yaml"
+        deployment.write_text(servers.DEPLOYMENT.format(port=servers.free_ports(1)[0])
+                              + "limits: {source_lease: 3s}\n")
+        cls.enterClassContext(servers.Process(
+            "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
+        cls.prefill, cls.decode = Side(deployment, "prefill-0"), Side(deployment, "decode-0")
+        for side in (cls.prefill, cls.decode):
+            cls.addClassCleanup(side.worker.stop)
+
+    def look_until(self, done):
+        limit = time.monotonic() + PATIENCE
+        while not done():
+            self.prefill.look()
+            self.decode.look()
+            self.assertLess(time.monotonic(), limit)
+
+    def send(self, transfer, block):
+        self.prefill.step(sends=[Send(transfer, transfer, [[block]], BLOCK, DIGEST)])
+        return HandOff(transfer, ("prefill-0",), BLOCK, DIGEST)
+
+    def test_what_waits_in_a_queue_is_kept_longer_than_what_nobody_wants(self):
+        held, early = (new_transfer("prefill-0") for _ in range(2))
+        # One of them is asked for before it is there.
+        self.decode.step(holds=[HandOff(early, ("prefill-0",), BLOCK, DIGEST)])
+        self.decode.step(holds=[self.send(held, 1)])
+        self.send(early, 2)
+        for _ in range(2):  # one after the other, so that their leases end one after the other
+            unwanted = new_transfer("prefill-0")
+            self.send(unwanted, 3)
+            self.look_until(lambda name=unwanted: name in self.prefill.sent)
+        self.assertFalse({held, early} & set(self.prefill.sent))
+        sources = [HandOff(transfer, ("prefill-0",), BLOCK, DIGEST) for transfer in (held, early)]
+        self.decode.step(receives=[receive("r1", sources[0], [11], 0, DIGEST)])
+        self.decode.step(releases=[sources[1]])
+        self.look_until(lambda: self.decode.loaded and {held, early} <= set(self.prefill.sent))
+        self.assertEqual((self.decode.loaded, self.decode.failed), (["r1"], []))
+
+
+class Divided:
+    """An engine whose heads and layers are divided: a worker and a cache for each rank."""
+
+    MODEL_LAYERS = [f"layers.{number}" for number in range(4)]
+
+    def __init__(self, name, ranks, supervisor):
+        self.name, self.ranks = name, ranks
+        self.place = place_of({"supervisor": supervisor}, name, ranks=ranks)
+        self.caches, self.workers = [], []
+        for rank in range(ranks.count):
+            layers, heads = self.layers_of(rank), self.heads_of(rank)
+            self.caches.append(allocate(layers, len(heads)))
+            self.workers.append(Worker(self.place, rank))
+            self.workers[rank].register(
+                self.caches[rank], groups=[Group(layers, BLOCK)], packing="vec",
+                share=Share(tp_rank=rank % ranks.size, tp_size=ranks.size, kv_heads=HEADS,
+                            numbers=numbers_of(layers), total_layers=len(self.MODEL_LAYERS)))
+        self.sent, self.loaded, self.failed = ([] for _ in range(3))
+
+    def layers_of(self, rank):
+        count = len(self.MODEL_LAYERS) // self.ranks.parts
+        first = rank // self.ranks.size * count
+        return self.MODEL_LAYERS[first:first + count]
+
+    def heads_of(self, rank):
+        """Of the model; vLLM gives several ranks the same one where there are fewer heads than ranks."""
+        rank, size = rank % self.ranks.size, self.ranks.size
+        return [rank * HEADS // size] if size > HEADS else list(range(rank * HEADS // size, (rank + 1) * HEADS // size))
+
+    def step(self, **orders):
+        for worker in self.workers:
+            worker.carry_out(TroupeMetadata(**orders))
+
+    def look(self):
+        for worker in self.workers:
+            results = worker.results(idle=True)
+            self.sent += results.sent
+            self.loaded += results.loaded
+            self.failed += results.failed
+
+    def fill(self, prompt, blocks):
+        """With what every rank has of a prompt's cache, [layer][block][head][...]."""
+        for rank, caches in enumerate(self.caches):
+            for layer, cache in caches.items():
+                cache[blocks] = prompt[int(layer.split(".")[1])][:, self.heads_of(rank)]
+
+    def stop(self):
+        for worker in self.workers:
+            worker.stop()
+
+
+class DividedEngines(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        address = f"127.0.0.1:{servers.free_ports(1)[0]}"
+        deployment = folder / "deployment.yaml"
+        deployment.write_text(deployment_of(address))
+        cls.enterClassContext(servers.Process(
+            "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
+        # The model has two heads: four ranks have each of them twice.
+        cls.engines = [Divided(f"t{size}p{parts}", Ranks(size, parts), address)
+                       for size, parts in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))]
+        for engine in cls.engines:
+            cls.addClassCleanup(engine.stop)
+
+    def load(self, prefill, decode):
+        """A prompt of three blocks, of which the decode side has the first one already."""
+        prompt = torch.randint(0, 2**14, (len(prefill.MODEL_LAYERS), 3, HEADS, BLOCK, 2 * DIM), dtype=torch.int16)
+        prompt = prompt.view(torch.bfloat16)
+        source_blocks, own_blocks, tokens = [5, 39, 7], [30, 2, 11], 2 * BLOCK + 6
+        prefill.fill(prompt, source_blocks)
+        before = [{layer: cache.clone() for layer, cache in caches.items()} for caches in decode.caches]
+        transfer = new_transfer(prefill.place.nodes[0])
+        prefill.step(sends=[Send(transfer, transfer, [source_blocks], tokens, DIGEST)])
+        source = HandOff(transfer, prefill.place.nodes, tokens, DIGEST)
+        decode.step(receives=[receive(transfer, source, own_blocks, BLOCK, DIGEST)])
+        limit = time.monotonic() + PATIENCE
+        while len(prefill.sent) < prefill.ranks.count or len(decode.loaded) < decode.ranks.count:
+            prefill.look()
+            decode.look()
+            self.assertLess(time.monotonic(), limit, "a rank did not end")
+        self.assertEqual((decode.failed, set(prefill.sent), set(decode.loaded)), ([], {transfer}, {transfer}))
+        for rank, caches in enumerate(decode.caches):
+            for layer, cache in caches.items():
+                expected = before[rank][layer]
+                expected[own_blocks[1:]] = prompt[int(layer.split(".")[1])][1:, decode.heads_of(rank)]
+                self.assertTrue(torch.equal(cache.view(torch.int16), expected.view(torch.int16)), (rank, layer))
+
+    def test_every_rank_of_one_loads_its_share_from_all_of_another(self):
+        for prefill in self.engines:
+            for decode in self.engines:
+                if prefill is decode:
+                    continue
+                for engine in self.engines:
+                    engine.sent, engine.loaded, engine.failed = ([] for _ in range(3))
+                with self.subTest(f"{prefill.name} to {decode.name}"):
+                    self.load(prefill, decode)
+
+    def test_what_nobody_loads_is_released_once_for_all_ranks(self):
+        prefill, decode = self.engines[4], self.engines[1]
+        prefill.sent = []
+        transfer = new_transfer(prefill.place.nodes[0])
+        prefill.step(sends=[Send(transfer, transfer, [[1, 2]], 40, DIGEST)])
+        decode.step(releases=[HandOff(transfer, prefill.place.nodes, 40, DIGEST)])
+        limit = time.monotonic() + PATIENCE
+        while len(prefill.sent) < prefill.ranks.count:
+            prefill.look()
+            decode.look()
+            self.assertLess(time.monotonic(), limit, f"{len(prefill.sent)} ranks of {prefill.ranks.count} ended")
+
+
+class Stats(unittest.TestCase):
+    def test_loads_of_all_ranks_stand_in_the_log_and_in_metrics(self):
+        stats = TransferStats()
+        self.assertTrue(stats.is_empty())
+        for rank in range(10):
+            of_rank = TransferStats()
+            of_rank.add_load(seconds=0.001 * (rank + 1), waited=0.5, size=2**20, segments=4)
+            stats = stats.aggregate(TransferStats(of_rank.to_dict()))
+        failed = TransferStats()
+        failed.add_failed_load()
+        failed.add_expired_send()
+        self.assertFalse(failed.is_empty())
+        said = stats.aggregate(failed).reduce()
+        self.assertEqual((said["Num successful transfers"], said["P90 xfer time (ms)"], said["Avg wait (ms)"]), (10, 9, 500))
+        self.assertEqual((said["Num failed transfers"], said["Num KV expired reqs"]), (1, 1))
+        self.assertEqual(set(failed.reduce()), set(said))
+        data = failed.to_dict()
+        TransferStats(data).aggregate(stats)  # as one of several loggers does
+        self.assertEqual((data["bytes"], data["failed"]), ([], 1))
+        registry = prometheus_client.CollectorRegistry()
+        kinds = {kind: functools.partial(kind, registry=registry)
+                 for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)}
+        connector = troupe.vllm.TroupeConnector
+        metrics = connector.build_prom_metrics(types.SimpleNamespace(kv_transfer_config=None), kinds, ["engine"],
+                                               {0: ["0"], 1: ["1"]})
+        self.assertIs(KVConnectorFactory.get_connector_class_by_name("TroupeConnector"), connector)  # as MultiConnector asks
+        metrics.observe(stats.to_dict(), 1)
+        for name, value in (("bytes_transferred_sum", 10 * 2**20), ("xfer_time_seconds_count", 10),
+                            ("num_failed_transfers_total", 1), ("num_kv_expired_reqs_total", 1)):
+            self.assertEqual(registry.get_sample_value(f"vllm:troupe_{name}", {"engine": "1"}), value, name)
+            self.assertEqual(registry.get_sample_value(f"vllm:troupe_{name}", {"engine": "0"}), 0, name)
+
+
 class Layouts(unittest.TestCase):
     def test_k_and_v_are_the_halves_of_a_head_of_a_block(self):
-        caches = list(allocate().values())
-        view = describe_cpu_cache(caches, block_size=BLOCK, packing="vec")
+        named = allocate()
+        caches = list(named.values())
+        view = describe_cache(named, [Group(LAYERS, BLOCK)], packing="vec")
         raw = torch.tensor([], dtype=torch.int8).set_(view.regions[0])
         for layer, plane, block, head in ((0, 0, 0, 0), (0, 1, 3, 1), (2, 0, 39, 1), (2, 1, 17, 0)):
             half = caches[layer][block, head].reshape(2, BLOCK, DIM)[plane].contiguous().view(torch.int8)
@@ -202,30 +408,176 @@ class Layouts(unittest.TestCase):
             self.assertTrue(torch.equal(raw[begin:begin + length], half.flatten()), (layer, plane, block, head))
 
     def test_a_block_of_vllm_may_be_several_of_the_kernels(self):
-        view = describe_cpu_cache(list(allocate().values()), block_size=2 * BLOCK, packing="vec")
-        self.assertEqual(view.blocks_of([3, 0], 70), [6, 7, 0])
+        view = describe_cache(allocate(), [Group(LAYERS, 2 * BLOCK)], packing="vec")
+        self.assertEqual(view.blocks_of([[3, 0]], 70), {"blocks": [6, 7, 0]})
+
+    def test_of_a_window_the_blocks_behind_the_last_null_block_are_named(self):
+        caches = allocate()
+        groups = [Group(LAYERS[:1], 2 * BLOCK), Group(LAYERS[1:], BLOCK, window=True)]
+        view = describe_cache(caches, groups, packing="vec")
+        self.assertEqual([group.layers for group in view.layout.groups()], [(0,), (1, 2)])
+
+        def tables(whole, window, tokens):
+            return [(table.first_token, table.blocks) for table in view.blocks_of([whole, window], tokens)["groups"]]
+
+        self.assertEqual(tables([3, 4], [0, 0, 9, 8], 4 * BLOCK), [(0, [6, 7, 8, 9]), (2 * BLOCK, [9, 8])])
+        self.assertEqual(tables([3, 4], [0, 0, 9, 8], 2 * BLOCK + 5), [(0, [6, 7, 8]), (2 * BLOCK, [9])])
+        self.assertEqual(tables([3], [5, 0, 0], BLOCK), [(0, [6]), (0, [5])])  # none was left behind so early
+        self.assertEqual(tables([3], [0, 0], 2 * BLOCK), [(0, [6, 7]), (2 * BLOCK, [])])
+        alone = describe_cache(caches, [Group(LAYERS, BLOCK, window=True)], packing="vec")
+        (table,) = alone.blocks_of([[0, 0, 9, 8]], 4 * BLOCK)["groups"]
+        self.assertEqual((table.first_token, table.blocks), (2 * BLOCK, [9, 8]))
+
+    def test_layers_are_in_the_order_of_the_model_and_a_part_may_lack_a_group(self):
+        caches = allocate()
+        groups = [Group([LAYERS[2], LAYERS[0]], BLOCK), Group([LAYERS[1]], BLOCK, window=True), Group([], BLOCK)]
+        numbers = {layer: number + 3 for number, layer in enumerate(LAYERS)}
+        view = describe_cache(caches, groups, packing="vec", share=Share(numbers=numbers, total_layers=6))
+        self.assertEqual([group.layers for group in view.layout.groups()], [(0, 2), (1,), ()])
+        numbers[LAYERS[1]] = 0
+        with self.assertRaisesRegex(ValueError, "consecutive layers"):
+            describe_cache(caches, groups, packing="vec", share=Share(numbers=numbers, total_layers=6))
+        del numbers[LAYERS[1]]
+        with self.assertRaisesRegex(ValueError, "'layers.1' has none"):
+            describe_cache(caches, groups, packing="vec", share=Share(numbers=numbers, total_layers=6))
+
+    def test_a_rank_that_has_all_layers_fits_one_that_has_some(self):
+        """Also in its fingerprint, by which they are placed together, and though vLLM names layers group by group."""
+        share = Share(numbers=numbers_of(LAYERS), total_layers=len(LAYERS))
+        whole = describe_cache(allocate(), [Group([LAYERS[1]], BLOCK), Group([LAYERS[0], LAYERS[2]], BLOCK, window=True)],
+                               packing="vec", share=share).layout
+        first = describe_cache(allocate(LAYERS[:1]), [Group([], BLOCK), Group([LAYERS[0]], BLOCK, window=True)],
+                               packing="vec", share=share).layout
+        self.assertEqual([group.layers for group in whole.groups()], [(1,), (0, 2)])
+        whole.check_compatible(first)
+        self.assertEqual(whole.fingerprint(), first.fingerprint())
+
+    def test_blocks_of_a_group_without_layers_are_divided_as_the_others(self):
+        view = describe_cache(allocate(), [Group([], 4 * BLOCK), Group(LAYERS, 2 * BLOCK)], packing="vec",
+                              share=Share(numbers=numbers_of(LAYERS), total_layers=6))
+        self.assertEqual((view.block_tokens, view.ratios), ([2 * BLOCK, BLOCK], [2, 2]))
+
+    def test_fewer_heads_than_ranks_are_each_of_several_ranks(self):
+        share = Share(tp_size=4, kv_heads=2)
+        self.assertEqual((share.heads_of_model(1), share.heads_of_model(2)), (2, 8))  # a layer may have more than most
+
+    def test_each_order_of_vllm_says_where_a_token_of_a_head_lies(self):
+        """[layer][block][token][head] and the other orders of a GPU's cache, by vLLM's own code."""
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float16)
+        sizes = (len(LAYERS), BLOCKS, HEADS, BLOCK, 2 * DIM)
+        for order in KVCacheLayout:
+            strides, size = [0] * len(sizes), 2
+            for axis in reversed(order.stride_order):
+                strides[axis] = size
+                size *= sizes[axis]
+            config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_groups=[KVCacheGroupSpec(LAYERS, spec)],
+                                   kv_cache_tensors=[KVCacheTensor(size, LAYERS, *strides[:2])])
+            with self.subTest(order.name):
+                caches = allocate_kv_cache(config, torch.device("cpu"), order)
+                for cache in caches.values():
+                    cache.view(torch.int16).random_(0, 2**15)
+                view = describe_cache(caches, [Group(LAYERS, BLOCK, key_dim=DIM)])
+                raw = torch.tensor([], dtype=torch.int8).set_(view.regions[0])
+                for layer, plane, block, token, head in ((0, 0, 0, 0, 0), (1, 1, 3, 31, 1), (2, 0, 39, 7, 1)):
+                    there = caches[LAYERS[layer]][block, head, token, plane * DIM:(plane + 1) * DIM]
+                    region, begin, length = view.layout.locate([block], layer=layer, plane=plane, token=token, head=head)
+                    self.assertEqual((region, length), (0, 2 * DIM))
+                    self.assertTrue(torch.equal(raw[begin:begin + length], there.contiguous().view(torch.int8)),
+                                    (layer, plane, block, token, head))
+
+    def test_k_and_v_may_be_of_unequal_sizes_and_a_latent_is_one(self):
+        _, planes = strided_planes((4, 2, BLOCK, 96), (6144, 3072, 96, 1), 2, 10, Group([], BLOCK, key_dim=64))
+        self.assertEqual([(plane.base, plane.head_bytes) for plane in planes], [(10, 128), (138, 64)])
+        shape, planes = strided_planes((4, 1, BLOCK, 576), (18432, 18432, 576, 1), 2, 0,
+                                       Group([], BLOCK, key_dim=576, latent=True))
+        self.assertEqual((shape.head_dim, len(planes), planes[0].head_bytes), (576, 1, 1152))
+        with self.assertRaisesRegex(ValueError, "is not one of heads of 0 elements of K"):
+            strided_planes((4, 2, BLOCK, 96), (6144, 3072, 96, 1), 2, 0, Group([], BLOCK))
 
     def test_a_cache_of_another_arrangement_is_refused(self):
         tokens_outside_heads = ((4, 2, 32, 128), (8192, 128, 256, 1))
         with self.assertRaisesRegex(ValueError, "not that of vLLM's CPU backend"):
-            cpu_planes(*tokens_outside_heads, 2, 0)
+            packed_planes(*tokens_outside_heads, 2, 0)
         with self.assertRaisesRegex(ValueError, "--kv-cache-dtype auto"):
-            describe_cpu_cache([torch.zeros(4, 2, 32, 128, dtype=torch.int8)], block_size=BLOCK, packing="vec")
+            describe_cache({"layer": torch.zeros(4, 2, 32, 128, dtype=torch.int8)}, [Group(["layer"], BLOCK)],
+                               packing="vec")
+
+
+class Configurations(unittest.TestCase):
+    """What the connector takes from vLLM's configuration."""
+
+    def share_of(self, layers, packing="vec", cache_dtype="auto", **parallel):
+        model = types.SimpleNamespace(
+            get_total_num_kv_heads=lambda: HEADS, get_total_num_hidden_layers=lambda: len(LAYERS), revision=None,
+            quantization=None, dtype=torch.bfloat16, hf_config=types.SimpleNamespace(to_json_string=lambda use_diff: "{}"))
+        config = types.SimpleNamespace(model_config=model, cache_config=types.SimpleNamespace(cache_dtype=cache_dtype),
+                                       parallel_config=parallel_config(**parallel))
+        return troupe.vllm._share_of(config, [Group(layers, BLOCK)], packing)
+
+    def test_a_rank_knows_its_heads_and_its_layers(self):
+        names = [f"model.{layer}.self_attn.attn" for layer in LAYERS]
+        numbers = dict(zip(names, range(len(LAYERS))))
+        last = self.share_of(names[2:], rank=3, tensor_parallel_size=2, pipeline_parallel_size=2)
+        self.assertEqual((last.tp_rank, last.tp_size, last.numbers, last.total_layers), (1, 2, {names[2]: 2}, 3))
+        whole = self.share_of(names)
+        self.assertEqual((whole.tp_size, whole.numbers, whole.total_layers, whole.kv_heads), (1, numbers, 3, HEADS))
+        for others in ([*names, "model.layers.3.self_attn.attn"], names[:2], [*names, "a.b"], [*names, "a.1.b.2"]):
+            share = self.share_of(others)
+            self.assertEqual((share.numbers, share.total_layers), ({}, 0), others)
+
+    def test_equal_bytes_of_equal_models_have_one_hash(self):
+        hashes = [self.share_of(LAYERS, **more).model for more in (
+            {}, {"cache_dtype": "bfloat16"}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 3},
+            {"packing": "amx"}, {"cache_dtype": "fp8_e4m3"}, {"cache_dtype": "fp8_e5m2"})]
+        self.assertEqual(len(set(hashes[:4])), 1)
+        self.assertEqual(len(set(hashes)), 4)
+
+    def refusal(self, *specs, **parallel):
+        """Of a model with a group of each of these."""
+        groups = [KVCacheGroupSpec([f"layers.{place}"], spec) for place, spec in enumerate(specs)]
+        with self.assertRaises(ValueError) as raised:
+            troupe.vllm._check_supported(
+                types.SimpleNamespace(parallel_config=parallel_config(**parallel)),
+                KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=groups))
+        return str(raised.exception)
+
+    def test_what_is_not_served_is_said_at_the_start(self):
+        dense = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
+        state = MambaSpec(block_size=BLOCK, shapes=((1,),), dtypes=(torch.float32,))
+        unequal = UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs={"layers.0": dense})
+        scaled = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.uint8,
+                                   state_content_bytes=200)
+        compressed = MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=DIM, dtype=torch.bfloat16,
+                                      tokens_per_state=4)
+        for specs, parallel, sentence in (
+                ([dense, state], {}, "this one has MambaSpec"), ([unequal], {}, "has UniformTypeKVCacheSpecs"),
+                ([dense, scaled], {}, r"the cache of layers.1 \(NONE\) is not K and V"),
+                ([compressed], {}, "is not K and V"),
+                ([dense], {"decode_context_parallel_size": 2}, "over 2 context-parallel ranks"),
+                ([dense], {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "each has its own")):
+            with self.subTest(sentence):
+                self.assertRegex(self.refusal(*specs, **parallel), sentence)
+
+
+def parallel_config(**settings):
+    return types.SimpleNamespace(**{
+        "rank": 0, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
+        "decode_context_parallel_size": 1, "distributed_executor_backend": "mp", **settings})
 
 
 class Places(unittest.TestCase):
     def test_nothing_said_is_a_node_that_joins(self):
         place = place_of({}, "0b9d7c3e-1f6a-4c65-a0a9-b54c1d0f2f11_dp0")
-        self.assertEqual(place.node, "engines.0b9d7c3e-1f6a-4c65-a0a9-b54c1d0f2f11_dp0.0")
+        self.assertEqual(place.nodes, ("engines.0b9d7c3e-1f6a-4c65-a0a9-b54c1d0f2f11_dp0.0",))
         self.assertIn("begin: true", place.text)
         self.assertRegex(replica_of("An engine: of mine"), "^[0-9a-f]{32}$")
         self.assertNotEqual(replica_of("a b"), replica_of("a  b"))
 
     def test_frontends_find_an_engine_by_what_its_node_says(self):
         place = place_of({}, "e", role="kv_producer", http=":8000")
-        self.assertEqual(place.join.labels, {"engine_id": "e", "role": "prefill", "http": ":8000"})
-        self.assertEqual(place_of({"http": "h:1"}, "e", http=":8000").join.labels["http"], "h:1")
-        self.assertEqual(place_of({}, "e").join.labels, {"engine_id": "e", "role": "both"})
+        self.assertEqual(place.joins[0].labels, {"engine_id": "e", "role": "prefill", "http": ":8000"})
+        self.assertEqual(place_of({"http": "h:1"}, "e", http=":8000").joins[0].labels["http"], "h:1")
+        self.assertEqual(place_of({}, "e").joins[0].labels, {"engine_id": "e", "role": "both"})
         for bad in ("h", "h:0", "http://h:1", ":x"):
             with self.assertRaisesRegex(ValueError, "'http' of kv_connector_extra_config"):
                 place_of({"http": bad}, "e")
@@ -240,6 +592,15 @@ class Places(unittest.TestCase):
                                ([*serve, "--ssl-keyfile", "k"], None), (["/usr/bin/vllm", "bench"], None),
                                (["mine.py", "--port", "85"], None), ([], None)):
             self.assertEqual(http_address(words), address, words)
+
+    def test_every_rank_of_an_engine_is_a_node(self):
+        place = place_of({}, "e", ranks=Ranks(size=2, parts=2), http=":8000")
+        self.assertEqual(place.nodes, ("engines.e.0", "engines.e.1", "engines.e.2", "engines.e.3"))
+        self.assertEqual([(join.rank, join.ranks, join.labels["http"]) for join in place.joins],
+                         [(rank, 4, ":8000") for rank in range(4)])
+        named = {"deployment": "f", "node": "prefill-0"}
+        self.assertEqual(place_of(named, "e", ranks=Ranks(size=2)).nodes, ("prefill-0-tp0", "prefill-0-tp1"))
+        self.assertEqual(place_of(named, "e", ranks=Ranks(parts=2)).nodes, ("prefill-0-pp0-tp0", "prefill-0-pp1-tp0"))
 
     def test_what_does_not_go_together_is_refused(self):
         self.assertEqual(place_of({"deployment": "f", "node": "prefill-0"}, "e").file, "f")

@@ -9,8 +9,9 @@ name one that runs ({"supervisor": "HOST:PORT"}), or a deployment's file and whi
 Frontends find the engine's HTTP server by a label of its node: as the server's command line has it, or by {"http":
 "HOST:PORT"} where that is not the address to reach it by.
 
-So far: the CPU backend, one rank an engine, one KV cache group. vLLM calls every method; one that raised would end the
-whole server, so each has an answer for the case that something goes wrong in it.
+So far: attention with or without windows and latents (MLA), on the CPU, and on GPUs in any of vLLM's orders.
+Tensor-parallel and pipeline-parallel sizes may differ between prefill and decode. vLLM calls every method; one that
+raised would end the whole server, so each has an answer for the case that something goes wrong in it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -29,11 +31,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from troupe.vllm.layouts import Group, Share, numbers_of
 from troupe.vllm.metadata import TroupeMetadata
-from troupe.vllm.place import http_address, place_of
+from troupe.vllm.place import Ranks, http_address, place_of
 from troupe.vllm.scheduler import Scheduler
+from troupe.vllm.stats import PrometheusMetrics, TransferStats
 from troupe.vllm.worker import Worker
 
 __all__ = ["TroupeConnector", "register"]
@@ -76,19 +81,27 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         engine_id = self._kv_transfer_config.engine_id
+        parallel = vllm_config.parallel_config
+        ranks = Ranks(size=parallel.tensor_parallel_size, parts=parallel.pipeline_parallel_size)
         place = place_of(
             self._kv_transfer_config.kv_connector_extra_config,
             engine_id,
+            ranks=ranks,
             role=self._kv_transfer_config.kv_role,
             http=http_address(sys.argv),  # of the server, also in the processes that it starts
         )
         _check_supported(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(node=place.node, engine_id=engine_id)
+            windows = any(kind == _WINDOW for kind in _kinds_of(kv_cache_config))
+            self._scheduler = Scheduler(nodes=place.nodes, engine_id=engine_id, windows=windows)
         else:
-            self._worker = Worker(place)
+            self._worker = Worker(place, parallel.rank % ranks.count)  # replicas of one server are counted through
 
     # -- the scheduler's side
+
+    @_answers(lambda: None)
+    def on_new_request(self, request: Any) -> None:
+        self._scheduler.arrived(request)
 
     @_answers(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -96,7 +109,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_answers(lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     @_answers(TroupeMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> TroupeMetadata:
@@ -110,11 +123,11 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request, block_ids[0])
+        return self._scheduler.finished(request, block_ids)
 
     @_answers(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request, block_ids)
+        return self._scheduler.finished(request, [block_ids])
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """A load writes every block of its groups: vLLM need not, and must not, zero them meanwhile."""
@@ -124,17 +137,18 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """May raise: the server then does not start, and says why."""
-        layers = self._kv_cache_config.kv_cache_groups[0].layer_names
+        groups = [_group_of(group) for group in self._kv_cache_config.kv_cache_groups]
         context = self._vllm_config.compilation_config.static_forward_context
-        packing = {getattr(context[name], "isa", "") for name in layers}
-        if len(packing) != 1 or "" in packing:
-            raise ValueError(f"Troupe moves the cache of vLLM's CPU backend; the layers here are packed as {packing}")
+        # An attribute of the CPU backend's layers: the instructions that its kernels order a block for.
+        packing = {getattr(context[name], "isa", "") for group in groups for name in group.layers}
+        if len(packing) > 1:
+            raise ValueError(f"Troupe moves caches whose layers are all packed in one way; here they are as {packing}")
+        packed = packing.pop() if packing else ""
         self._worker.register(
-            kv_caches,
-            layers=layers,
-            block_size=self._vllm_config.cache_config.block_size,
-            packing=packing.pop(),
-            model=_hash_of(self._vllm_config.model_config),
+            {name: kv_caches[name] for group in groups for name in group.layers},
+            groups=groups,
+            packing=packed,
+            share=_share_of(self._vllm_config, groups, packed),
         )
 
     def bind_connector_metadata(self, connector_metadata: TroupeMetadata) -> None:
@@ -166,25 +180,115 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
 
     @_answers(lambda: None)
+    def get_kv_connector_stats(self) -> TransferStats | None:
+        return self._worker.take_stats() if self._role == KVConnectorRole.WORKER else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
+        return TransferStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PrometheusMetrics:
+        register()  # MultiConnector finds the class of what it logs by this name, and must not fail there
+        return PrometheusMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @_answers(lambda: None)
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER:
             self._worker.stop()
 
 
-def _hash_of(model: Any) -> bytes:
+_WHOLE, _WINDOW, _LATENT = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec"
+
+
+def _kinds_of(kv_cache_config: Any) -> list[str]:
+    return [type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups]
+
+
+def _group_of(group: Any) -> Group:
+    spec = group.kv_cache_spec
+    kind = type(spec).__name__
+    return Group(
+        tuple(group.layer_names),
+        spec.block_size,
+        window=kind == _WINDOW,
+        key_dim=spec.head_size,
+        latent=kind == _LATENT,
+    )
+
+
+def _hash_of(model: Any, cache_dtype: str, packing: str) -> bytes:
     """Of what makes equal bytes of two caches mean the same. A path is another one on another machine, so that the
     model's own configuration stands for it, which names what a file of weights was made by."""
-    said = (model.hf_config.to_json_string(use_diff=False), model.revision, model.quantization, str(model.dtype))
+    said = (
+        model.hf_config.to_json_string(use_diff=False),
+        model.revision,
+        model.quantization,
+        str(model.dtype),
+        # Numbers as they are have their type in the layout, whether it was asked for by name or not.
+        cache_dtype if is_quantized_kv_cache(cache_dtype) else "auto",
+        # Fingerprints of numbered layers do not have it, and those who pack otherwise must not be placed together.
+        packing,
+    )
     return hashlib.blake2b(repr(said).encode(), digest_size=32).digest()
+
+
+def _share_of(vllm_config: Any, groups: Sequence[Group], packing: str) -> Share:
+    """Of the model, what this rank has. Layers that no pipeline divides have numbers unless some of them are not those
+    that the model counts (drafts), or have no cache."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    layers = [name for group in groups for name in group.layers]
+    numbers, total_layers = numbers_of(layers), model.get_total_num_hidden_layers()
+    as_counted = len(layers) == total_layers and sorted(numbers.values()) == list(range(total_layers))
+    if parallel.pipeline_parallel_size == 1 and not as_counted:
+        numbers, total_layers = {}, 0
+    return Share(
+        tp_rank=parallel.rank % parallel.tensor_parallel_size,
+        tp_size=parallel.tensor_parallel_size,
+        kv_heads=model.get_total_num_kv_heads(),
+        numbers=numbers,
+        total_layers=total_layers,
+        model=_hash_of(model, vllm_config.cache_config.cache_dtype, packing),
+    )
 
 
 def _check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     parallel = vllm_config.parallel_config
-    if parallel.world_size != 1:
-        raise ValueError(f"Troupe's connector serves engines of one rank so far; this one has {parallel.world_size}")
-    groups = len(kv_cache_config.kv_cache_groups)
-    if groups != 1:
+    context = parallel.prefill_context_parallel_size * parallel.decode_context_parallel_size
+    if context != 1:
         raise ValueError(
-            f"Troupe's connector serves models with one KV cache group so far; this one has {groups}. With sliding "
-            "windows --disable-hybrid-kv-cache-manager makes one group of them"
+            "Troupe's connector serves engines whose ranks have every token of their heads; this one has them divided "
+            f"over {context} context-parallel ranks"
         )
+    backend = parallel.distributed_executor_backend
+    divided = parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1
+    if backend == "external_launcher" and divided:
+        raise ValueError(
+            "Troupe's connector needs one scheduler for all ranks of an engine; with the executor 'external_launcher' "
+            "each has its own"
+        )
+    if backend == "ray" and parallel.pipeline_parallel_size > 1 and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+        raise ValueError(
+            "the former executor of Ray hears of the last part of a pipeline alone, so that no transfer would end; "
+            "start vLLM with VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1"
+        )
+    others = sorted({kind for kind in _kinds_of(kv_cache_config) if kind not in {_WHOLE, _WINDOW, _LATENT}})
+    if others:
+        raise ValueError(
+            "Troupe's connector serves models whose layers keep every token or a window of them, with caches of one "
+            f"shape; this one has {', '.join(others)}"
+        )
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if spec.state_content_bytes is not None or spec.num_head_slots is not None or spec.tokens_per_state != 1:
+            raise ValueError(
+                f"the cache of {', '.join(group.layer_names[:1]) or 'a layer'} ({spec.kv_quant_mode.name}) is not K "
+                "and V of each head and token, one behind the other, and Troupe's connector serves no other yet; start "
+                "vLLM with another --kv-cache-dtype or --attention-backend"
+            )

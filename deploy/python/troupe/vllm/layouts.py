@@ -2,37 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from troupe.layout import LayerKind, LayerShape, Layout, OpaqueUnit, Plane
+from troupe.layout import GroupBlocks, LayerGroup, LayerKind, LayerShape, Layout, OpaqueUnit, Plane
 
-__all__ = ["CacheView", "cpu_planes", "describe_cpu_cache"]
+__all__ = [
+    "NULL_BLOCK",
+    "WHOLE",
+    "CacheView",
+    "Group",
+    "Share",
+    "describe_cache",
+    "numbers_of",
+    "packed_planes",
+    "strided_planes",
+]
 
-_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+NULL_BLOCK = 0  #: the first that vLLM's pool gives out, to itself
+
+_DTYPES = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+    "torch.float8_e4m3fn": "fp8_e4m3",
+    "torch.float8_e5m2": "fp8_e5m2",
+    "torch.uint8": "uint8",  # which of the formats of 8 bits it is stands in the hash of the model
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A KV cache group of vLLM: layers that share a block table, of `block_size` tokens a block; none on a rank whose
+    part of a pipeline has no layer of it. `window`: they keep only the last tokens of a request. `key_dim`: elements of
+    a head of K, behind which stand those of V; all of them where the layers keep one latent (`latent`)."""
+
+    layers: Sequence[str]
+    block_size: int
+    window: bool = False
+    key_dim: int = 0
+    latent: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank has of a model, and which model that is.
+
+    `tp_rank` of `tp_size` has its share of the heads; `kv_heads`: of the whole model, which matters where several ranks
+    have the same one. `numbers`: of each layer within the model, which has `total_layers` (0: they are not numbered,
+    and the rank has all of them). A rank that has all of them numbers them, too, if it can: its layers are then in the
+    order of those of a pipeline, and its fingerprint is theirs. `model`: a hash of 32 bytes, which both sides must have
+    in common, or none.
+    """
+
+    tp_rank: int = 0
+    tp_size: int = 1
+    kv_heads: int = 0
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    total_layers: int = 0
+    model: bytes = b""
+
+    def heads_of_model(self, own: int) -> int:
+        """Of a layer of which this rank has `own` heads: one that others have as well, where there are fewer of them
+        than ranks."""
+        return self.kv_heads if own == 1 and 0 < self.kv_heads < self.tp_size else own * self.tp_size
+
+
+WHOLE = Share()
+
+
+def numbers_of(layers: Iterable[str]) -> dict[str, int]:
+    """Of layers their numbers in the model, by vLLM's names of them: "model.layers.3.self_attn.attn" is 3. Those whose
+    names do not have one number are left out."""
+    said = {name: [int(word) for word in name.split(".") if word.isdecimal()] for name in layers}
+    return {name: numbers[0] for name, numbers in said.items() if len(numbers) == 1}
 
 
 @dataclass(frozen=True)
 class CacheView:
     """The layout of a cache, and the memory that it lies in (torch storages, in the layout's order).
 
-    vLLM's block b is the blocks b * `ratio` ... of the layout: its kernels may use smaller ones.
+    vLLM's block b of a group is the blocks b * ratio ... of the layout, `ratios[group]`: its kernels may use smaller
+    ones. Of their tokens, `block_tokens[group]`.
     """
 
     layout: Layout
     regions: list[Any]
-    block_tokens: int
-    ratio: int
+    block_tokens: list[int]
+    ratios: list[int]
+    windows: list[bool]
     layers: int
 
-    def blocks_of(self, blocks: Sequence[int], tokens: int) -> list[int]:
-        """The layout's blocks for the first tokens of vLLM's block table."""
-        wide = [block * self.ratio + part for block in blocks for part in range(self.ratio)]
-        return wide[: -(-tokens // self.block_tokens)]
+    def blocks_of(self, blocks: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
+        """The arguments of a send or a receive of the first tokens of vLLM's block tables, one a group."""
+        tables = [self._table(group, blocks[group], tokens) for group in range(len(self.ratios))]
+        return {"groups": tables} if self.layout.groups() else {"blocks": tables[0].blocks}
+
+    def _table(self, group: int, blocks: Sequence[int], tokens: int) -> GroupBlocks:
+        """vLLM puts its null block in the place of those that a window has left behind."""
+        ratio, block_tokens = self.ratios[group], self.block_tokens[group]
+        count = -(-tokens // block_tokens)
+        needed = -(-count // ratio)
+        left_behind = [i for i, block in enumerate(blocks[:needed]) if self.windows[group] and block == NULL_BLOCK]
+        kept = left_behind[-1] + 1 if left_behind else 0
+        wide = [block * ratio + part for block in blocks[kept:] for part in range(ratio)]
+        first = kept * ratio
+        return GroupBlocks(first * block_tokens, wide[: max(count - first, 0)])
 
 
-def cpu_planes(shape: Sequence[int], strides: Sequence[int], element_size: int, base: int) -> tuple[Plane, Plane]:
+def strided_planes(
+    shape: Sequence[int], strides: Sequence[int], element_size: int, base: int, group: Group
+) -> tuple[LayerShape, tuple[Plane, ...]]:
+    """A layer in which each token has its place: a view [block][head][token][K, then V], strides in elements, `base` in
+    bytes. `kv_heads` of the shape is of this rank alone."""
+    _, heads, _, content = shape
+    block_stride, head_stride, token_stride, content_stride = strides
+    fits = (heads, group.key_dim) == (1, content) if group.latent else 0 < group.key_dim < content
+    if content_stride != 1 or not fits:
+        raise ValueError(
+            f"the cache of shape {tuple(shape)} and strides {tuple(strides)} is not one of heads of {group.key_dim} "
+            "elements of K with those of V behind them"
+        )
+
+    def plane(first: int, count: int) -> Plane:
+        return Plane(
+            region=0,
+            heads=heads,
+            base=base + first * element_size,
+            block_stride=block_stride * element_size,
+            token_stride=token_stride * element_size,
+            head_stride=head_stride * element_size,
+            head_bytes=count * element_size,
+        )
+
+    if group.latent:
+        return LayerShape(LayerKind.MLA, head_dim=content), (plane(0, content),)
+    value_dim = content - group.key_dim
+    shape_of_layer = LayerShape(
+        LayerKind.ATTENTION,
+        kv_heads=heads,
+        head_dim=group.key_dim,
+        value_dim=0 if value_dim == group.key_dim else value_dim,
+    )
+    return shape_of_layer, (plane(0, group.key_dim), plane(group.key_dim, value_dim))
+
+
+def packed_planes(shape: Sequence[int], strides: Sequence[int], element_size: int, base: int) -> tuple[Plane, Plane]:
     """K and V of a layer of the CPU backend: a view [block][head][token][2 * head_dim], strides in elements, `base` in
     bytes. Its kernels keep, of each (block, head), all of K and then all of V, packed in an order of their own: a token
     has no place in it."""
@@ -59,43 +175,95 @@ def cpu_planes(shape: Sequence[int], strides: Sequence[int], element_size: int, 
     return k, v
 
 
-def describe_cpu_cache(caches: Sequence[Any], *, block_size: int, packing: str, model: bytes = b"") -> CacheView:
-    """The cache of the CPU backend, one tensor [block][head][token][2 * head_dim] a layer, all in one storage.
+def describe_cache(
+    caches: Mapping[str, Any], groups: Sequence[Group], *, packing: str = "", share: Share = WHOLE
+) -> CacheView:
+    """A cache of one tensor [block][head][token][K, then V] a layer, in whatever order of strides, all in one storage.
+    Layers of different groups may have the same memory.
 
-    `packing`: the order of the kernels inside a block, which both sides must have in common, and so `model`, a hash of
-    32 bytes or none. `ValueError` says what does not fit.
+    `packing`: the order of the CPU backend's kernels inside a block, which both sides must have in common; none: each
+    token has its place. `ValueError` says what does not fit.
     """
-    first = caches[0]
+    names, first_layer = _in_order([name for group in groups for name in group.layers], share)
+    group_of = {name: group for group in groups for name in group.layers}
+    first = caches[names[0]]
     storage = first.untyped_storage()
     layers = []
-    shape = LayerShape(
-        LayerKind.OPAQUE, kv_heads=first.shape[1], packing=f"vllm cpu {packing}", unit=OpaqueUnit.BLOCK_HEAD
-    )
-    for cache in caches:
-        if cache.shape != first.shape or cache.dtype != first.dtype:
-            raise ValueError("layers of different shape or type are not supported yet")
+    for name in names:
+        cache = caches[name]
+        if cache.shape[0] != first.shape[0] or cache.dtype != first.dtype:
+            raise ValueError("layers of different numbers of blocks or types are not supported yet")
         if cache.untyped_storage().data_ptr() != storage.data_ptr():
             raise ValueError("layers in different allocations are not supported yet")
-        planes = cpu_planes(cache.shape, cache.stride(), cache.element_size(), cache.data_ptr() - storage.data_ptr())
+        base = cache.data_ptr() - storage.data_ptr()
+        if packing:
+            shape = LayerShape(
+                LayerKind.OPAQUE,
+                kv_heads=share.heads_of_model(cache.shape[1]),
+                packing=f"vllm cpu {packing}",
+                unit=OpaqueUnit.BLOCK_HEAD,
+            )
+            planes: Sequence[Plane] = packed_planes(cache.shape, cache.stride(), cache.element_size(), base)
+        else:
+            shape, planes = strided_planes(cache.shape, cache.stride(), cache.element_size(), base, group_of[name])
+            if shape.kind == LayerKind.ATTENTION:
+                shape = replace(shape, kv_heads=share.heads_of_model(shape.kv_heads))
         layers.append((shape, planes))
-    name = _DTYPES.get(str(first.dtype))
-    if name is None:
+    dtype = _DTYPES.get(str(first.dtype))
+    if dtype is None:
         raise ValueError(f"a cache of {first.dtype} is not supported; start vLLM with --kv-cache-dtype auto")
-    block_tokens = first.shape[2]
-    if block_size % block_tokens:
-        raise ValueError(f"a block of {block_size} tokens is no multiple of the kernels' blocks of {block_tokens}")
+    block_tokens = _tokens_of_blocks(caches, groups)
+    tables = [
+        LayerGroup(tuple(sorted(names.index(name) for name in group.layers)), tokens)
+        for group, tokens in zip(groups, block_tokens, strict=True)
+    ]
     layout = Layout(
         layers,
-        dtype=name,
+        dtype=dtype,
         element_size=first.element_size(),
-        block_tokens=block_tokens,
+        block_tokens=block_tokens[0],
         blocks=first.shape[0],
-        model=model,
+        tp_rank=share.tp_rank,
+        tp_size=share.tp_size,
+        groups=tables if len(tables) > 1 or groups[0].window else (),
+        model=share.model,
+        first_layer=first_layer,
+        total_layers=share.total_layers,
     )
     return CacheView(
         layout=layout,
         regions=[storage],
         block_tokens=block_tokens,
-        ratio=block_size // block_tokens,
+        ratios=[group.block_size // tokens for group, tokens in zip(groups, block_tokens, strict=True)],
+        windows=[group.window for group in groups],
         layers=len(layers),
     )
+
+
+def _tokens_of_blocks(caches: Mapping[str, Any], groups: Sequence[Group]) -> list[int]:
+    """Of the kernels' blocks of each group. vLLM has as many blocks in each, and so have the kernels: those of a group
+    that has no layer on this rank are divided as the others' are."""
+    found = []
+    for group in groups:
+        sizes = {int(caches[name].shape[2]) for name in group.layers}
+        if len(sizes) > 1 or any(group.block_size % tokens for tokens in sizes):
+            raise ValueError(f"a block of {group.block_size} tokens is no multiple of the kernels' blocks of {sizes}")
+        found.append(sizes.pop() if sizes else 0)
+    ratio = min(group.block_size // tokens for group, tokens in zip(groups, found, strict=True) if tokens)
+    return [tokens or group.block_size // ratio for group, tokens in zip(groups, found, strict=True)]
+
+
+def _in_order(names: Sequence[str], share: Share) -> tuple[list[str], int]:
+    """Layers as the model has them, and the number of the first."""
+    if not names:
+        raise ValueError("this rank has no layer with a cache; a pipeline whose parts have each one is needed")
+    if share.total_layers == 0:
+        return list(names), 0
+    unnumbered = [name for name in names if name not in share.numbers]
+    if unnumbered:
+        raise ValueError(f"the names of a pipeline's layers have the number of the layer; {unnumbered[0]!r} has none")
+    ordered = sorted(names, key=lambda name: share.numbers[name])
+    numbers = [share.numbers[name] for name in ordered]
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        raise ValueError(f"a part of a pipeline has consecutive layers of the model; this one has {numbers}")
+    return ordered, numbers[0]

@@ -13,25 +13,27 @@ __all__ = ["Receive", "Send", "TroupeMetadata"]
 
 @dataclass
 class Send:
-    """A prompt that was computed here: offer its cache. `request_id` is vLLM's, `tokens` those of the prompt."""
+    """A prompt that was computed here: offer its cache. `request_id` is vLLM's, `tokens` those of the prompt, `blocks`
+    those of each KV cache group."""
 
     request_id: str
     transfer: str
-    blocks: list[int]
+    blocks: list[list[int]]
     tokens: int
     digest: str
 
 
 @dataclass
 class Receive:
-    """A prompt to load, of which the first `prefix_tokens` are in `blocks` already.
+    """The first `tokens` of a prompt to load, of which `prefix_tokens` are in `blocks` (of each group) already.
 
     `refused`: it cannot be loaded, and why; `source` is None then.
     """
 
     request_id: str
     source: HandOff | None
-    blocks: list[int]
+    blocks: list[list[int]]
+    tokens: int
     prefix_tokens: int
     digest: str
     refused: str = ""
@@ -39,11 +41,13 @@ class Receive:
 
 @dataclass
 class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """`releases`: sources that nobody will load. `aborts`: vLLM's ids of requests that end while they load.
-    `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
+    """`holds`: sources of requests that wait in the queue here. `releases`: sources that nobody will load. `aborts`:
+    vLLM's ids of requests that end while they load. `idle`: nothing is computed in this step, so that the worker may
+    wait for transfers."""
 
     sends: list[Send] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
+    holds: list[HandOff] = field(default_factory=list)
     releases: list[HandOff] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     idle: bool = False

@@ -13,7 +13,7 @@ from troupe.layout import Layout
 from troupe.members import Announcement
 from troupe.open_cluster import STAGE, deployment_of
 
-__all__ = ["Place", "http_address", "place_of", "replica_of"]
+__all__ = ["ALONE", "Place", "Ranks", "http_address", "place_of", "replica_of"]
 
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _EXTRA = "kv_connector_extra_config"
@@ -21,18 +21,36 @@ _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
 
 @dataclass(frozen=True)
-class Place:
-    """A node that a deployment's file names, or one that joins an open stage of the deployment in `text`."""
+class Ranks:
+    """How an engine is divided: `parts` of a pipeline, of `size` tensor-parallel ranks each. Rank r of it is
+    tensor-parallel rank r % size of part r // size."""
 
-    node: str
+    size: int = 1
+    parts: int = 1
+
+    @property
+    def count(self) -> int:
+        return self.size * self.parts
+
+
+ALONE = Ranks()
+
+
+@dataclass(frozen=True)
+class Place:
+    """The nodes of an engine, one of each of its ranks: those that a deployment's file names, or those that join an
+    open stage of the deployment in `text` (`joins`)."""
+
+    nodes: tuple[str, ...]
     file: str | None = None
     text: str | None = None
-    join: Announcement | None = None
+    joins: tuple[Announcement, ...] = ()
 
-    def start(self, layout: Layout, regions: Sequence[object]) -> Engine:
-        """The engine. It registers with the supervisor by itself, in whatever order they start."""
-        name = None if self.join is not None else self.node
-        return Engine(name, join=self.join, file=self.file, text=self.text, layout=layout, regions=regions)
+    def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
+        """A rank's. It registers with the supervisor by itself, in whatever order they start."""
+        if self.joins:
+            return Engine(join=self.joins[rank], text=self.text, layout=layout, regions=regions)
+        return Engine(self.nodes[rank], file=self.file, layout=layout, regions=regions)
 
 
 def replica_of(engine_id: str) -> str:
@@ -42,9 +60,11 @@ def replica_of(engine_id: str) -> str:
     return hashlib.blake2b(engine_id.encode(), digest_size=16).hexdigest()
 
 
-def place_of(extra: Mapping[str, Any], engine_id: str, *, role: str = "kv_both", http: str | None = None) -> Place:
+def place_of(
+    extra: Mapping[str, Any], engine_id: str, *, ranks: Ranks = ALONE, role: str = "kv_both", http: str | None = None
+) -> Place:
     """`role`: vLLM's `kv_role`. `http`: where the engine's HTTP server listens, unless `extra` says it. Frontends find
-    both among the labels of a node that joins. `ValueError` for keys that are unknown, or do not go together."""
+    both among the labels of the nodes that join. `ValueError` for keys that are unknown, or do not go together."""
     unknown = sorted(set(extra) - {"deployment", "http", "node", "supervisor"})
     if unknown:
         raise ValueError(
@@ -64,12 +84,24 @@ def place_of(extra: Mapping[str, Any], engine_id: str, *, role: str = "kv_both",
     if "http" in extra:
         http = _checked_address(extra["http"])
     if deployment is not None and node is not None:
-        return Place(node, file=deployment)
+        return Place(_named(node, ranks), file=deployment)
     labels = {"engine_id": _cut(engine_id), "role": _ROLES.get(role, "both")}
     if http is not None:
         labels["http"] = http
-    join = Announcement(stage=STAGE, replica=replica_of(engine_id), labels=labels)
-    return Place(join.name, text=deployment_of(supervisor, called=f"'supervisor' of {_EXTRA}"), join=join)
+    joins = tuple(
+        Announcement(stage=STAGE, replica=replica_of(engine_id), rank=rank, ranks=ranks.count, labels=labels)
+        for rank in range(ranks.count)
+    )
+    text = deployment_of(supervisor, called=f"'supervisor' of {_EXTRA}")
+    return Place(tuple(join.name for join in joins), text=text, joins=joins)
+
+
+def _named(replica: str, ranks: Ranks) -> tuple[str, ...]:
+    """What a deployment calls the nodes of a replica."""
+    if ranks == ALONE:
+        return (replica,)
+    parts = [f"-pp{part}" for part in range(ranks.parts)] if ranks.parts > 1 else [""]
+    return tuple(f"{replica}{part}-tp{rank}" for part in parts for rank in range(ranks.size))
 
 
 def http_address(command_line: Sequence[str]) -> str | None:

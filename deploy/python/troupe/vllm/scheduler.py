@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,11 @@ class Scheduler:
     asks again, and must hear that there is nothing.
     """
 
-    def __init__(self, *, node: str, engine_id: str) -> None:
-        self._node = node
+    def __init__(self, *, nodes: tuple[str, ...], engine_id: str, windows: bool = False) -> None:
+        """`nodes`: of the engine's ranks. `windows`: some layers keep only the last tokens of a request."""
+        self._nodes = nodes
         self._engine_id = engine_id
+        self._windows = windows
         self._sending: set[str] = set()
         self._loading: set[str] = set()
         self._used: set[str] = set()
@@ -43,18 +46,26 @@ class Scheduler:
 
     # -- before a step
 
+    def arrived(self, request: Any) -> None:
+        """It may wait here for longer than a cache is kept for somebody who has not asked."""
+        if not self._is_new_decode(request):
+            return
+        with contextlib.suppress(BadParamsError):  # told when it would load
+            self._next.holds.append(HandOff.from_params(request.kv_transfer_params))
+
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """Tokens to load beyond those that are here, and whether that happens between steps. Changes nothing.
 
         The last token is computed again in any case, so a load of one token alone saves nothing.
         """
-        missing = int(request.num_prompt_tokens) - computed
-        if not self._is_new_decode(request) or request.num_preemptions > 0 or missing <= 1:
+        missing = self._tokens_of(request) - computed
+        least = 0 if self._windows else 1
+        if not self._is_new_decode(request) or request.num_preemptions > 0 or missing <= least:
             return 0, False
         return missing, True
 
-    def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:
-        """The request has these blocks, and `external` tokens of them are to be loaded."""
+    def allocated(self, request: Any, blocks: Sequence[Sequence[int]], external: int) -> None:
+        """The request has these blocks of each group, and `external` tokens of them are to be loaded."""
         if not self._is_new_decode(request):
             return
         self._used.add(request.request_id)
@@ -63,10 +74,10 @@ class Scheduler:
             return
         digest = _digest_of(request)
         source, refused = self._source_of(request, digest)
-        tokens = int(request.num_prompt_tokens)
+        tokens = self._tokens_of(request)
         self._loading.add(request.request_id)
         self._next.receives.append(
-            Receive(request.request_id, source, list(blocks), tokens - external, digest or "", refused)
+            Receive(request.request_id, source, _lists(blocks), tokens, tokens - external, digest or "", refused)
         )
 
     def take_metadata(self, *, idle: bool) -> TroupeMetadata:
@@ -86,7 +97,7 @@ class Scheduler:
             own.difference_update(told)
             setattr(output, name, told - unknown)
 
-    def finished(self, request: Any, blocks: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+    def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended: whether its blocks stay taken until they are sent, and what the client is told."""
         new_decode = self._is_new_decode(request)
         self._used.discard(request.request_id)
@@ -104,13 +115,18 @@ class Scheduler:
         if digest is None:
             logger.warning("%s has no token ids to compare prompts by: it is not handed off", request.request_id)
             return False, None
-        transfer = new_transfer(self._node)
+        transfer = new_transfer(self._nodes[0])
         self._sending.add(request.request_id)
-        self._next.sends.append(Send(request.request_id, transfer, list(blocks), tokens, digest))
-        hand_off = HandOff(transfer=transfer, nodes=(self._node,), tokens=tokens, digest=digest)
+        self._next.sends.append(Send(request.request_id, transfer, _lists(blocks), tokens, digest))
+        hand_off = HandOff(transfer=transfer, nodes=self._nodes, tokens=tokens, digest=digest)
         return True, hand_off.to_params(engine_id=self._engine_id)
 
     # -- parts
+
+    def _tokens_of(self, request: Any) -> int:
+        """So many of a prompt are loaded. With windows not the last one, which is computed again: vLLM allocates what
+        the token behind the loaded ones needs, and a step back by one would want a token that no window holds."""
+        return int(request.num_prompt_tokens) - (1 if self._windows else 0)
 
     def _is_new_decode(self, request: Any) -> bool:
         return wants_prefill_elsewhere(request.kv_transfer_params) and request.request_id not in self._used
@@ -130,6 +146,10 @@ class Scheduler:
             self._next.releases.append(HandOff.from_params(request.kv_transfer_params))
         except BadParamsError as why:
             logger.warning("%s: %s", request.request_id, why)
+
+
+def _lists(blocks: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(group) for group in blocks]
 
 
 def _digest_of(request: Any) -> str | None:

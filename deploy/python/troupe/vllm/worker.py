@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,12 @@ from vllm.logger import init_logger
 from troupe.engine import Engine
 from troupe.errors import ErrorCode, TroupeError
 from troupe.events import Done, Failed, Operation, Unpinned
-from troupe.vllm.layouts import CacheView, describe_cpu_cache
+from troupe.vllm.holds import Holds
+from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
 from troupe.vllm.metadata import Receive, Send, TroupeMetadata
 from troupe.vllm.params import HandOff
 from troupe.vllm.place import Place
+from troupe.vllm.stats import TransferStats
 
 __all__ = ["Results", "Worker"]
 
@@ -25,6 +27,7 @@ logger = init_logger(f"vllm.{__name__}")
 
 IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
 PARK = 30.0  # seconds; the answer that sent a decode here comes a step before the send
+KEPT = 24 * 3600.0  # seconds, that an offer lasts at most: leases end it, of which an engine that has queued it has one
 
 
 @dataclass
@@ -38,7 +41,8 @@ class Results:
 
 @dataclass
 class _Transfer:
-    """One operation of the engine. `name`: of a send, that others know it by. `source`: of a load."""
+    """One operation of the engine. `name`: of a send, that others know it by. `source`: of a load. `unwanted`: its
+    request has ended, so that its own end is no failure."""
 
     request_id: str
     sends: bool
@@ -47,43 +51,50 @@ class _Transfer:
     name: str = ""
     source: HandOff | None = None
     why: str = ""
+    unwanted: bool = False
     bytes_moved: int = 0
 
 
 class Worker:
-    """Carries out what the scheduler's side says, and reports each request once, when its blocks are free again.
+    """Carries out what the scheduler's side says, and reports each request once, when its blocks are free again. Each
+    rank of an engine has one, and is told the same: it sends and loads its own share of a request.
 
     Blocks are free again at `Unpinned`, not at the outcome: until then a peer may still read or write them.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, rank: int = 0) -> None:
         self._place = place
+        self._rank = rank
         self._engine: Engine | None = None
         self._view: CacheView | None = None
         self._transfers: dict[Operation, _Transfer] = {}
+        self._holds = Holds()  # of the first rank
         self._results = Results()
+        self._stats = TransferStats()
 
     def register(
-        self, caches: Mapping[str, Any], *, layers: list[str], block_size: int, packing: str, model: bytes = b""
+        self, caches: Mapping[str, Any], *, groups: Sequence[Group], packing: str = "", share: Share = WHOLE
     ) -> None:
         """Starts the node."""
-        self._view = describe_cpu_cache(
-            [caches[name] for name in layers], block_size=block_size, packing=packing, model=model
-        )
+        self._view = describe_cache(caches, groups, packing=packing, share=share)
         with _on_every_core():
-            self._engine = self._place.start(self._view.layout, self._view.regions)
+            self._engine = self._place.start(self._rank, self._view.layout, self._view.regions)
         logger.info(
             "%s offers its cache of %d blocks of %d tokens",
-            self._place.node,
+            self._place.nodes[self._rank],
             self._view.layout.blocks,
-            self._view.block_tokens,
+            self._view.layout.block_tokens,
         )
 
     def carry_out(self, step: TroupeMetadata) -> None:
         for request_id in step.aborts:
             self._abort(request_id)
+        for source in step.holds:
+            if self._rank == 0 and not self._is_own(source):
+                self._holds.begin(self._started(), source)
         for source in step.releases:
-            self._release(source)
+            if self._rank == 0 or self._is_own(source):
+                self._release(source)
         for send in step.sends:
             self._send(send)
         for receive in step.receives:
@@ -93,21 +104,39 @@ class Worker:
         """What ended since the last call. `idle`: nothing else is to be done, wait a little for the first event."""
         wait = idle and not (self._results.sent or self._results.loaded)
         engine = self._started()
+        self._holds.ask_again(engine)
         while events := engine.take(timeout=IDLE_WAIT if wait else 0.0):
             wait = False
             for event in events:
                 transfer = self._transfers.get(event.operation)
-                if transfer is None:  # a release
+                if transfer is None:  # a hold or a release
+                    self._holds.hear(event)
                     continue
                 if isinstance(event, Failed):
                     transfer.why = str(event.error)
+                    if transfer.sends and event.error.code in (ErrorCode.DEADLINE, ErrorCode.LEASE_EXPIRED):
+                        self._stats.add_expired_send()
                     if event.error.code == ErrorCode.LAYOUT_MISMATCH:
                         transfer.source = None  # another prompt's, which goes on
                 elif isinstance(event, Done):
                     transfer.bytes_moved = event.bytes_moved
+                    if not transfer.sends:
+                        self._stats.add_load(
+                            seconds=event.moving,
+                            waited=event.waited,
+                            size=event.bytes_moved,
+                            segments=event.segments,
+                        )
                 elif isinstance(event, Unpinned):
                     self._end(self._transfers.pop(event.operation))
         taken, self._results = self._results, Results()
+        return taken
+
+    def take_stats(self) -> TransferStats | None:
+        """Of what ended since the last call; none, which costs no message to the scheduler, if nothing did."""
+        if self._stats.is_empty():
+            return None
+        taken, self._stats = self._stats, TransferStats()
         return taken
 
     def stop(self) -> None:
@@ -127,7 +156,7 @@ class Worker:
         engine = self._started()
         transfer = _Transfer(send.request_id, True, send.tokens, time.monotonic(), send.transfer)
         try:
-            operation = engine.send(send.transfer, self._view.blocks_of(send.blocks, send.tokens))
+            operation = engine.send(send.transfer, deadline=KEPT, **self._view.blocks_of(send.blocks, send.tokens))
         except TroupeError as error:
             transfer.why = str(error)
             self._end(transfer)
@@ -147,17 +176,18 @@ class Worker:
             transfer.why = receive.refused
             self._end(transfer)
             return
-        transfer.tokens, transfer.source = source.tokens, source
+        transfer.tokens, transfer.source = receive.tokens, source
+        self._holds.loads(source.transfer)
         try:
             operation = self._started().receive(
                 source.transfer,
                 sources=source.nodes,
                 mode="read",
-                tokens=source.tokens,
+                tokens=receive.tokens,
                 prefix_tokens=receive.prefix_tokens,
-                blocks=self._view.blocks_of(receive.blocks, source.tokens),
                 park=PARK,
                 expect=receive.digest.encode(),
+                **self._view.blocks_of(receive.blocks, receive.tokens),
             )
         except TroupeError as error:
             transfer.why = str(error)
@@ -167,15 +197,20 @@ class Worker:
 
     def _release(self, source: HandOff) -> None:
         """Its own outcome is of no interest."""
-        if self._place.node in source.nodes:  # a router sent both halves of a request here
+        if self._is_own(source):
             for operation, transfer in list(self._transfers.items()):
                 if transfer.sends and transfer.name == source.transfer:
                     self._give_up(operation, "it was to be decoded where it was prefilled")
             return
+        self._holds.end(self._started(), source.transfer)
         try:
             self._started().release(source.transfer, source.nodes)
         except TroupeError as error:
             logger.warning("%s cannot be released, its lease will end: %s", source.transfer, error)
+
+    def _is_own(self, source: HandOff) -> bool:
+        """Whether a router sent both halves of a request here."""
+        return self._place.nodes[self._rank] in source.nodes
 
     def _is_loading(self, source: HandOff) -> bool:
         """Whether another request here loads the same."""
@@ -186,6 +221,7 @@ class Worker:
     def _abort(self, request_id: str) -> None:
         for operation, transfer in self._transfers.items():
             if transfer.request_id == request_id and not transfer.sends:
+                transfer.unwanted = True
                 self._give_up(operation, "the request ended while its cache was loaded")
 
     def _give_up(self, operation: Operation, why: str) -> None:
@@ -199,7 +235,8 @@ class Worker:
         what = "sent" if transfer.sends else "loaded"
         seconds = time.monotonic() - transfer.began
         if transfer.why:
-            logger.warning(
+            say = logger.debug if transfer.unwanted else logger.warning
+            say(
                 "%s: %d tokens were not %s after %.3f s: %s",
                 transfer.request_id,
                 transfer.tokens,
@@ -221,6 +258,8 @@ class Worker:
             return
         self._results.loaded.add(transfer.request_id)
         if transfer.why:
+            if not transfer.unwanted:
+                self._stats.add_failed_load()
             self._results.failed.add(transfer.request_id)
             if transfer.source is not None and not self._is_loading(transfer.source):
                 self._release(transfer.source)  # nobody here asks for it again

@@ -1,0 +1,149 @@
+"""Two vLLM servers between which the KV cache of each prompt moves by Troupe, the prompts they are asked, and what every
+test of them begins and ends with."""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "environments"))
+# pylint: disable=wrong-import-position
+import environment
+from servers import Failed, Served, end_supervisor, free_ports, vllm
+
+VOCABULARY = 2048
+LONGEST = 1500
+BLOCK = 32
+SETTLE_SECONDS = 30
+
+
+def prompts(count):
+    """Lengths around the edges of blocks, the longest one, and others between; the same with every run."""
+    chance = random.Random(19)
+    lengths = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, LONGEST]
+    lengths += [chance.randint(3, LONGEST) for _ in range(count)]
+    return [[chance.randrange(VOCABULARY) for _ in range(length)] for length in lengths[:count]]
+
+
+def documented():
+    """The configuration of a server as docs/vllm.md has it."""
+    text = (HERE.parents[1] / "docs/vllm.md").read_text(encoding="utf-8")
+    return json.loads(re.search(r"--kv-transfer-config '([^']*)'", text)[1])
+
+
+class Pair:
+    """The two servers, and the proxy before them."""
+
+    def __init__(self, python, asked, folder, stack, **transfer):
+        """`transfer`: of the kv-transfer-config, beside what the documentation says."""
+        self._python, self._folder, self._stack = python, folder, stack
+        cores = sorted(os.sched_getaffinity(0))
+        *ports, proxy = free_ports(3)
+        model = folder / "model"
+        subprocess.run([python, HERE / "model.py", model, asked.model], check=True, stdout=subprocess.DEVNULL)
+        self.flip = folder / "flip"
+        state = folder / "state"
+        shutil.rmtree(state, ignore_errors=True)
+        stack.callback(end_supervisor, state)
+        own = {"TROUPE_LIBRARY": str(asked.library), "TROUPE_COMMAND": str(asked.troupe), "XDG_STATE_HOME": str(state),
+               "TROUPE_TEST_FLIP": str(self.flip)}
+
+        self._own = own
+        # All that a user configures: the first of the two begins the supervisor, and they find each other.
+        transfer = {**documented(), "kv_connector": "FlippingConnector", "kv_connector_module_path": "flipping_connector",
+                    **transfer}
+        ranks = {"prefill": asked.ranks, "decode": 1}
+
+        def begin(name):
+            place = list(ranks).index(name)
+            own_cores = [cores[(place + rank) % len(cores)] for rank in range(ranks[name])]
+            return self._start(vllm(name, python, model, ports[place], own_cores, folder, dtype=asked.dtype,
+                                    transfer=transfer, environment=own))
+
+        self.begin = begin
+        self.prefill, self.decode = begin("prefill"), begin("decode")
+        self.proxy = self._start(Served("proxy", proxy, [sys.executable, HERE / "proxy.py", proxy, self.prefill.url,
+                                                         self.decode.url], folder))
+
+    def _start(self, process):
+        return self._stack.enter_context(process)
+
+    def wait_until_up(self):
+        for server in (self.prefill, self.decode):
+            server.wait_until_up()
+
+    def begin_router(self):
+        """It finds the servers by itself."""
+        [port] = free_ports(1)
+        router = self._start(Served("router", port, [self._python, "-m", "troupe.router", "--port", port], self._folder,
+                                    self._own))
+        router.wait_until_up("/metrics")
+        limit = time.monotonic() + SETTLE_SECONDS
+        while router.metric("troupe_router_engine_usable") < 2:
+            if time.monotonic() > limit:
+                raise Failed(f"the router does not find both servers\n{router.tail()}")
+            time.sleep(0.2)
+        return router
+
+    def usage(self):
+        return {server.name: server.metric("vllm:kv_cache_usage_perc") for server in (self.prefill, self.decode)}
+
+
+def check_released(pair, seconds=SETTLE_SECONDS):
+    """No block stays taken at either side."""
+    began = time.monotonic()
+    while any(pair.usage().values()):
+        if time.monotonic() - began > seconds:
+            raise Failed(f"blocks stay taken: {pair.usage()}\n{pair.prefill.tail()}\n{pair.decode.tail()}")
+        time.sleep(0.2)
+    print(f"no block is taken at either side, after {time.monotonic() - began:.1f} s", flush=True)
+
+
+class Clock:
+    """Says how long something took since the test began."""
+
+    def __init__(self):
+        self._began = time.monotonic()
+
+    def took(self, what):
+        print(f"[{time.monotonic() - self._began:5.1f} s] {what}", flush=True)
+
+
+def engines_python():
+    """Of the environment that has vLLM. What this process starts finds what was compiled beside it."""
+    where = environment.environment("engines")
+    os.environ.update(environment.variables(where))
+    return where / "bin/python"
+
+
+def parser(description):
+    of_all = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    of_all.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
+    of_all.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
+    of_all.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
+    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16")
+    return of_all
+
+
+def judge(run, asked):
+    """The exit status of a test: `run(asked, folder, stack)` raises what it finds wrong."""
+    with contextlib.ExitStack() as stack:
+        folder = asked.results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            run(asked, folder, stack)
+        except environment.Unreachable as why:
+            print(f"skipped: {why}")
+            return environment.UNREACHABLE
+        except (Failed, environment.Failed) as why:
+            print(f"failed: {why}")
+            return 1
+    return 0
