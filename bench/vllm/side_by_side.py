@@ -9,7 +9,8 @@ of 8, 512 and 1,500 tokens, one at a time and four at once. No two prompts are a
 
 The pairs take turns, as the threads of one that does nothing would be in the other's way: NIXL's never sleep. Each
 round has new servers. A round ends with the prefill server stopped, and later killed, behind its answer: how long the
-decode server takes to say anything at all.
+decode server takes to say anything at all; what it said is on standard error. One server alone has one core where a
+pair has two, so that it is compared with one request at a time only.
 """
 import argparse
 import concurrent.futures
@@ -62,6 +63,7 @@ class Seen:
     decode: dict = dataclasses.field(default_factory=dict)
     processor: dict = dataclasses.field(default_factory=dict)
     answers: dict = dataclasses.field(default_factory=dict)
+    failed: int = 0  # requests
 
 
 def ask(server, prompt, tokens, transfer=None):
@@ -80,13 +82,13 @@ def ask(server, prompt, tokens, transfer=None):
     return time.monotonic() - began, said.get("kv_transfer_params")
 
 
-def processor_seconds(server):
-    """Of all processes of a server's session that live."""
+def processor_seconds(sessions):
+    """Of all processes of these sessions that live."""
     ticks = 0
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             of = stat.read_text().rpartition(")")[2].split()
-            if int(of[3]) == server.pid:  # session
+            if int(of[3]) in sessions:
                 ticks += int(of[11]) + int(of[12])
     return ticks / TICKS
 
@@ -119,22 +121,51 @@ class Servers:
         for server in self.all:
             server.wait_until_up()
 
+    def processor_seconds(self):
+        """Of the servers, and of the supervisor that one of them began."""
+        sessions = {server.pid for server in self.all}
+        with contextlib.suppress(KeyError, OSError, ValueError):
+            state = pathlib.Path(self.way.own["XDG_STATE_HOME"])
+            sessions.add(os.getsid(json.loads((state / "troupe/vllm/supervisor").read_text())["pid"]))
+        return processor_seconds(sessions)
+
+    def loaded(self):
+        return self.all[-1].metric("vllm:external_prefix_cache_hits_total")
+
+    def prefill(self, prompt):
+        """Seconds, and what a decode server is to be told."""
+        took, where = ask(self.all[0], prompt, 1, WILL_DECODE_ELSEWHERE)
+        if not where:
+            raise Failed(f"{self.all[0].name} did not say where its cache is\n{self.all[0].tail()}")
+        return took, where
+
     def request(self, prompt):
-        """Seconds at the prefill side and at the decode side."""
+        """Seconds at the prefill side and at the decode side; none: it failed."""
         first, last = self.all[0], self.all[-1]
-        if not self.way.transfer:  # it computes the prompt each time
-            return ask(last, prompt, 1)[0], ask(last, prompt, TOKENS_OUT)[0]
-        prefill, where = ask(first, prompt, 1, WILL_DECODE_ELSEWHERE)
-        return prefill, ask(last, prompt, TOKENS_OUT, where)[0]
+        try:
+            if not self.way.transfer:  # it computes the prompt each time
+                return ask(first, prompt, 1)[0], ask(last, prompt, TOKENS_OUT)[0]
+            took, where = self.prefill(prompt)
+            return took, ask(last, prompt, TOKENS_OUT, where)[0]
+        except (urllib.error.HTTPError, TimeoutError) as why:
+            print(f"{self.way.name}: a request of {len(prompt)} tokens failed: {why}", file=sys.stderr)
+            return None
 
     def answer_after(self, number, prompt):
-        """Seconds until the decode server says anything, an error too, when the prefill server got this signal first."""
-        _, where = ask(self.all[0], prompt, 1, WILL_DECODE_ELSEWHERE)
+        """Seconds until the decode server says anything when the prefill server got this signal first, and what."""
+        _, where = self.prefill(prompt)
         os.killpg(self.all[0].pid, number)
-        began = time.monotonic()
-        with contextlib.suppress(urllib.error.HTTPError, OSError):
+        began, said = time.monotonic(), "a text"
+        try:
             ask(self.all[1], prompt, TOKENS_OUT, where)
-        return time.monotonic() - began
+        except urllib.error.HTTPError as error:
+            said = f"error {error.code}"
+        except TimeoutError:
+            said = "nothing"
+        took = time.monotonic() - began
+        if not self.all[1].running:
+            raise Failed(f"{self.all[1].name} ended with its peer\n{self.all[1].tail()}")
+        return took, said
 
 
 def measure(servers, seen, prompts, requests):
@@ -143,11 +174,17 @@ def measure(servers, seen, prompts, requests):
             servers.request(prompt)
         for at_once in AT_ONCE:
             asked = prompts.of(size, requests)
-            before = sum(map(processor_seconds, servers.all))
+            before, loaded = servers.processor_seconds(), servers.loaded()
             with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
-                took = list(threads.map(servers.request, asked))
-            spent = sum(map(processor_seconds, servers.all)) - before
+                took = [one for one in threads.map(servers.request, asked) if one]
+            spent = servers.processor_seconds() - before
+            if not took:
+                raise Failed(f"{servers.way.name}: no request of {size} tokens was answered")
+            if servers.way.transfer and servers.loaded() - loaded < len(took) * (size - 1):
+                raise Failed(f"{servers.way.name}: the decode server computed prompts of {size} tokens, which it should "
+                             f"have loaded\n{servers.all[-1].tail()}")
             key = (size, at_once)
+            seen.failed += len(asked) - len(took)
             seen.prefill.setdefault(key, []).extend(prefill for prefill, _ in took)
             seen.decode.setdefault(key, []).extend(decode for _, decode in took)
             seen.processor.setdefault(key, []).append(spent / requests)
@@ -159,9 +196,9 @@ def disturb(servers, seen, prompts):
     """Last of all: neither pair is as it was."""
     for name, number in (("stopped", signal.SIGSTOP), ("killed", signal.SIGKILL)):
         [prompt] = prompts.of(SIZES[1], 1)
-        took = servers.answer_after(number, prompt)
+        took, said = servers.answer_after(number, prompt)
         seen.answers.setdefault(name, []).append(took)
-        print(f"{servers.way.name}: an answer {took:.1f} s after the prefill server was {name}", file=sys.stderr)
+        print(f"{servers.way.name}: {said} {took:.1f} s after the prefill server was {name}", file=sys.stderr)
         if number == signal.SIGSTOP:
             os.killpg(servers.all[0].pid, signal.SIGCONT)
             servers.request(prompts.of(SIZES[0], 1)[0])
@@ -171,7 +208,7 @@ median = statistics.median
 
 
 def high(values):
-    """The 99th percentile; of fewer than a hundred the greatest."""
+    """The 99th percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
@@ -192,14 +229,16 @@ def rows_of(ours, nixl, alone):
                 yield row(what + side + ", p99", high(mine) * 1e3, high(its) * 1e3, "ms", wanted)
             yield row(what + "decode, p99 to p50 of ours", high(ours.decode[key]) * 1e3, median(ours.decode[key]) * 1e3,
                       "ms", 2.0)
-            yield row(what + "prefill to one server alone", median(ours.prefill[key]) * 1e3,
-                      median(alone.prefill[key]) * 1e3, "ms", 1.1)
-            yield row(what + "decode to one server alone", median(ours.decode[key]) * 1e3, median(alone.decode[key]) * 1e3,
-                      "ms", 1.3)
+            if at_once == 1:
+                yield row(what + "prefill to one server alone", median(ours.prefill[key]) * 1e3,
+                          median(alone.prefill[key]) * 1e3, "ms", 1.1)
+                yield row(what + "decode to one server alone", median(ours.decode[key]) * 1e3,
+                          median(alone.decode[key]) * 1e3, "ms", 1.3)
             yield row(what + "processor", median(ours.processor[key]), median(nixl.processor[key]), "s", 1.0)
     for name in ours.answers:
         yield row(f"answer when the prefill server was {name}", median(ours.answers[name]), median(nixl.answers[name]), "s",
                   1.0)
+    yield row("requests that failed, and one more", ours.failed + 1, nixl.failed + 1, "", 1.0)
 
 
 def run(asked, folder, stack):
@@ -227,6 +266,7 @@ def run(asked, folder, stack):
                 measure(servers, seen[way.name], prompts, asked.requests)
                 if way.transfer:
                     disturb(servers, seen[way.name], prompts)
+            end_supervisor(state)  # one of ours would run on beside the others
     return list(rows_of(seen["troupe"], seen["nixl"], seen["alone"]))
 
 
@@ -235,9 +275,10 @@ def main():
     parser.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
     parser.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
     parser.add_argument("--requests", type=int, default=20, help="of each kind in each round")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the servers' ends
     with contextlib.ExitStack() as stack:
         folder = asked.results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)

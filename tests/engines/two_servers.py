@@ -93,6 +93,17 @@ class Pair:
             time.sleep(0.2)
         return router
 
+    def begin_vllm_router(self):
+        """vLLM's own, which takes both for servers with NIXL's connector."""
+        port, prometheus = free_ports(2)
+        packages = next((environment.environment("vllm-router") / "lib").glob("python*/site-packages"))
+        router = self._start(Served("vllm-router", port, [
+            self._python, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation", "--kv-connector", "nixl",
+            "--prefill", self.prefill.url, "--decode", self.decode.url, "--host", "127.0.0.1", "--port", port,
+            "--prometheus-port", prometheus], self._folder, {"PYTHONPATH": str(packages)}))
+        router.wait_until_up()
+        return router
+
     def usage(self):
         return {server.name: server.metric("vllm:kv_cache_usage_perc") for server in (self.prefill, self.decode)}
 
