@@ -71,6 +71,11 @@ def is_free(file):
     return True
 
 
+def end_of(log, lines):
+    text = log.read_text(errors="replace").splitlines()[-lines:]
+    return f"-- the end of {log}\n" + "\n".join(text)
+
+
 class Process:
     """A program in a session of its own, which ends with this object, and its descendants with it."""
 
@@ -96,8 +101,7 @@ class Process:
         return self._process.poll()
 
     def tail(self, lines=25):
-        text = self.log.read_text(errors="replace").splitlines()[-lines:]
-        return f"-- the end of {self.log}\n" + "\n".join(text)
+        return end_of(self.log, lines)
 
     def kill(self):
         with contextlib.suppress(ProcessLookupError):
@@ -121,24 +125,8 @@ class Process:
         self.stop()
 
 
-class Served(Process):
-    """A process that answers over HTTP."""
-
-    def __init__(self, name, port, words, folder, environment=None):
-        self.url = f"http://127.0.0.1:{port}"
-        super().__init__(name, words, folder, environment)
-
-    def wait_until_up(self, path="/health"):
-        limit = time.monotonic() + START_SECONDS
-        while True:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                with urllib.request.urlopen(self.url + path, timeout=10):
-                    return
-            if not self.running:
-                raise Failed(f"{self.name} ended while it started\n{self.tail()}")
-            if time.monotonic() > limit:
-                raise Failed(f"{self.name} did not answer within {START_SECONDS} s\n{self.tail()}")
-            time.sleep(0.2)
+class Answering:
+    """What answers over HTTP: has a `name`, a `url` and, for who looks for a cause, the `tail` of a log."""
 
     def complete(self, prompt, tokens):
         """The token ids of the greedy continuation of some token ids."""
@@ -178,6 +166,36 @@ class Served(Process):
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if name in (line.split("{")[0].split(" ")[0],
                                                                                line.rsplit(" ", 1)[0]))
+
+
+class Elsewhere(Answering):
+    """A server that another process has started."""
+
+    def __init__(self, name, port, log):
+        self.name, self.url, self._log = name, f"http://127.0.0.1:{port}", log
+
+    def tail(self, lines=25):
+        return end_of(self._log, lines)
+
+
+class Served(Process, Answering):
+    """A process that answers over HTTP."""
+
+    def __init__(self, name, port, words, folder, environment=None):
+        self.url = f"http://127.0.0.1:{port}"
+        super().__init__(name, words, folder, environment)
+
+    def wait_until_up(self, path="/health"):
+        limit = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                with urllib.request.urlopen(self.url + path, timeout=10):
+                    return
+            if not self.running:
+                raise Failed(f"{self.name} ended while it started\n{self.tail()}")
+            if time.monotonic() > limit:
+                raise Failed(f"{self.name} did not answer within {START_SECONDS} s\n{self.tail()}")
+            time.sleep(0.2)
 
 
 def vllm(name, python, model, port, cores, folder, *, dtype="bfloat16", transfer=None, environment=None):
