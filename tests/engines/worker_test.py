@@ -6,6 +6,7 @@ Run by ctest, engines.vllm_worker, with the paths of the troupe command and of l
 import functools
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -572,6 +573,29 @@ class Places(unittest.TestCase):
         self.assertIn("begin: true", place.text)
         self.assertRegex(replica_of("An engine: of mine"), "^[0-9a-f]{32}$")
         self.assertNotEqual(replica_of("a b"), replica_of("a  b"))
+
+    def test_what_moriio_is_tuned_by_is_heard(self):
+        place = place_of({"backend": "RDMA", "qp_per_transfer": "4", "num_workers": 2, "post_batch_size": -1,
+                          "read_mode": "true", "transfer_timeout": "90", "defer_timeout": 45.5}, "e")
+        for words in ('"backend": "rdma"', '"qp_per_transfer": 4', '"num_workers": 2', '"post_batch_size": -1',
+                      "source_lease: 45500ms"):
+            self.assertIn(words, place.text)
+        self.assertEqual(place.load_seconds, 90.0)
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(place.text)
+            file.flush()
+            checked = subprocess.run([TROUPE, "check", file.name], capture_output=True, text=True, check=False)
+        self.assertEqual(checked.returncode, 0, checked.stderr)
+        for extra, sentence in (
+                ({"backend": "mooncake"}, "'backend' of .* is 'mooncake'; give one of auto, rdma, shm, tcp, xgmi"),
+                ({"qp_per_transfer": "many"}, "'qp_per_transfer' of .* is 'many'; give a whole number"),
+                ({"num_workers": True}, "give a whole number"), ({"transfer_timeout": 0}, "give seconds, 1 to 86400"),
+                ({"defer_timeout": "soon"}, "is 'soon'; give seconds"), ({"defer_timeout": "nan"}, "give seconds"),
+                ({"read_mode": "false"}, "does not push layer by layer yet"),
+                ({"deployment": "f", "node": "n", "backend": "tcp"}, "a deployment's file says it itself"),
+                ({"proxy_ip": "10.0.0.1"}, "knows no 'proxy_ip'")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                place_of(extra, "e")
 
     def test_frontends_find_an_engine_by_what_its_node_says(self):
         place = place_of({}, "e", role="kv_producer", http=":8000")

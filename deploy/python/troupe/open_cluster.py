@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 __all__ = ["STAGE", "deployment_of"]
 
 #: The stage that every engine joins.
@@ -12,16 +15,30 @@ _DEPLOYMENT = """\
 cluster: vllm
 supervisor: {{{supervisor}}}
 stages:
-  - {{name: {stage}, role: both, open: {{max_nodes: 256}}}}
+  - {{name: {stage}, role: both, open: {{max_nodes: 256}}{transport}}}
 edges:
   - {{from: {stage}, to: {stage}, mode: read}}
-limits: {{source_lease: 30s}}
+limits: {{source_lease: {lease_ms}ms}}
 """
 
 
-def deployment_of(supervisor: str | None, *, called: str = "supervisor") -> str:
-    """The text of its deployment. `supervisor`: HOST:PORT of one that runs, which `called` names in a `ValueError`."""
-    return _DEPLOYMENT.format(stage=STAGE, supervisor=_section(supervisor, called))
+def deployment_of(
+    supervisor: str | None,
+    *,
+    called: str = "supervisor",
+    transport: Mapping[str, int | str] | None = None,
+    source_lease: float = 30.0,
+) -> str:
+    """The text of its deployment. `supervisor`: HOST:PORT of one that runs, which `called` names in a `ValueError`.
+    `transport`: keys of a stage's section of that name, for the links of whoever starts with this text. `source_lease`:
+    seconds that a cache is kept for nobody who asks for it."""
+    section = f", transport: {json.dumps(dict(transport))}" if transport else ""
+    return _DEPLOYMENT.format(
+        stage=STAGE,
+        supervisor=_section(supervisor, called),
+        transport=section,
+        lease_ms=round(source_lease * 1000),
+    )
 
 
 def _section(address: str | None, called: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ __all__ = ["ALONE", "Place", "Ranks", "http_address", "place_of", "replica_of"]
 
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _EXTRA = "kv_connector_extra_config"
+_TEXTS = frozenset(("deployment", "http", "node", "supervisor"))
+# MoRIIO's words, which are those of a deployment's `transport` as well, and its times.
+_TRANSPORT = frozenset(("backend", "num_workers", "post_batch_size", "qp_per_transfer"))
+_TIMES = frozenset(("defer_timeout", "transfer_timeout"))
+_BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
 
@@ -45,6 +51,7 @@ class Place:
     file: str | None = None
     text: str | None = None
     joins: tuple[Announcement, ...] = ()
+    load_seconds: float | None = None  #: that a load may take; none: the deployment's default
 
     def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
         """A rank's. It registers with the supervisor by itself, in whatever order they start."""
@@ -65,16 +72,24 @@ def place_of(
 ) -> Place:
     """`role`: vLLM's `kv_role`. `http`: where the engine's HTTP server listens, unless `extra` says it. Frontends find
     both among the labels of the nodes that join. `ValueError` for keys that are unknown, or do not go together."""
-    unknown = sorted(set(extra) - {"deployment", "http", "node", "supervisor"})
+    unknown = sorted(set(extra) - _TEXTS - _TRANSPORT - _TIMES - {"read_mode"})
     if unknown:
         raise ValueError(
             f"{_EXTRA} knows no {', '.join(map(repr, unknown))}; it has 'supervisor' (host:port of one that runs), or "
             "'deployment' (a file) and the 'node' of it that this engine is, or nothing, and 'http' (host:port of this "
-            "engine's HTTP server)"
+            f"engine's HTTP server); without a file also {', '.join(sorted(_TRANSPORT | _TIMES))}"
         )
-    for key, value in extra.items():
-        if not isinstance(value, str) or not value:
-            raise ValueError(f"{key!r} of {_EXTRA} is {value!r}; give a text")
+    for key in sorted(_TEXTS & set(extra)):
+        if not isinstance(extra[key], str) or not extra[key]:
+            raise ValueError(f"{key!r} of {_EXTRA} is {extra[key]!r}; give a text")
+    if str(extra.get("read_mode", "true")).lower() not in ("true", "1"):
+        raise ValueError(
+            f"'read_mode' of {_EXTRA} is {extra['read_mode']!r}; Troupe's connector loads what the prefill engine keeps "
+            "(true), and does not push layer by layer yet"
+        )
+    tuning = sorted(set(extra) & (_TRANSPORT | _TIMES))
+    if tuning and "deployment" in extra:
+        raise ValueError(f"{', '.join(map(repr, tuning))} of {_EXTRA}: a deployment's file says it itself, in `transport`")
     deployment, node, supervisor = (extra.get(key) for key in ("deployment", "node", "supervisor"))
     if (deployment is None) != (node is None) or (deployment is not None and supervisor is not None):
         raise ValueError(
@@ -92,8 +107,38 @@ def place_of(
         Announcement(stage=STAGE, replica=replica_of(engine_id), rank=rank, ranks=ranks.count, labels=labels)
         for rank in range(ranks.count)
     )
-    text = deployment_of(supervisor, called=f"'supervisor' of {_EXTRA}")
-    return Place(tuple(join.name for join in joins), text=text, joins=joins)
+    text = deployment_of(
+        supervisor,
+        called=f"'supervisor' of {_EXTRA}",
+        transport={key: _number_or_word(key, extra[key]) for key in sorted(_TRANSPORT & set(extra))},
+        source_lease=_seconds("defer_timeout", extra) or 30.0,
+    )
+    nodes = tuple(join.name for join in joins)
+    return Place(nodes, text=text, joins=joins, load_seconds=_seconds("transfer_timeout", extra))
+
+
+def _number_or_word(key: str, value: object) -> int | str:
+    """As MoRIIO has it: a number may be a text."""
+    text = str(value).strip().lower()
+    if key == "backend":
+        if text not in _BACKENDS:
+            raise ValueError(f"'backend' of {_EXTRA} is {value!r}; give one of {', '.join(_BACKENDS)}")
+        return text
+    if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,9}", text):
+        raise ValueError(f"{key!r} of {_EXTRA} is {value!r}; give a whole number")
+    return int(text)
+
+
+def _seconds(key: str, extra: Mapping[str, Any]) -> float | None:
+    if key not in extra:
+        return None
+    try:
+        seconds = float(extra[key])
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if isinstance(extra[key], bool) or not 1 <= seconds <= 24 * 3600:
+        raise ValueError(f"{key!r} of {_EXTRA} is {extra[key]!r}; give seconds, 1 to 86400")
+    return seconds
 
 
 def _named(replica: str, ranks: Ranks) -> tuple[str, ...]:

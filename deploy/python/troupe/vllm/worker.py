@@ -186,6 +186,7 @@ class Worker:
                 tokens=receive.tokens,
                 prefix_tokens=receive.prefix_tokens,
                 park=PARK,
+                deadline=self._place.load_seconds,
                 expect=receive.digest.encode(),
                 **self._view.blocks_of(receive.blocks, receive.tokens),
             )
