@@ -138,12 +138,18 @@ def decode(options: argparse.Namespace, text: str) -> None:
         wanted = numbers(tokens, device)
         same = torch.zeros(LAYERS, dtype=torch.bool, device=device)
         torch.cuda.synchronize(device)
+        outcome = None
         with torch.cuda.stream(stream):
             for layer in range(LAYERS):
-                engine.await_layers(receive, layer, layer + 1, tokens, stream=stream.cuda_stream, gpu=options.gpu)
+                try:
+                    engine.await_layers(receive, layer, layer + 1, tokens, stream=stream.cuda_stream, gpu=options.gpu)
+                except troupe.TroupeError as ended:
+                    if ended.code != troupe.ErrorCode.NOT_FOUND:
+                        raise
+                    outcome = outcome or engine.wait(receive, PATIENCE)  # all of it is there
                 found = place_of(cache, layer, blocks).transpose(0, 1).reshape(2, tokens, HEADS, DIM)
                 same[layer] = (found == wanted[layer]).all()
-        outcome = engine.wait(receive, PATIENCE)
+        outcome = outcome or engine.wait(receive, PATIENCE)
         stream.synchronize()
         if not bool(same.all()):
             sys.exit(f"decode-0: layers {[i for i, ok in enumerate(same.tolist()) if not ok]} are not what was sent")
@@ -163,24 +169,12 @@ def decode(options: argparse.Namespace, text: str) -> None:
 
 def refuse_what_must_be(cache: Any, text: str) -> None:
     """Each with its error, and nothing lost: the engine that runs goes on."""
-    shapes = [troupe.LayerShape(kv_heads=HEADS, head_dim=DIM)] * LAYERS
-    apart = troupe.Layout.packed(
-        shapes,
-        dtype="bf16",
-        block_tokens=BLOCK,
-        blocks=2,
-        arrangement=troupe.Arrangement(region_per_layer=True),
-    )
-    host = [bytearray(size) for size in apart.region_sizes()]
-    mixed = [cache.view(torch.uint8).reshape(-1)[: len(host[0])], *host[1:]]
-    small = [cache[:, :1, :, :1].contiguous()]
-    for what, layout, regions in (("GPU and host", apart, mixed), ("too small", layout_of(cache.shape[1]), small)):
-        try:
-            troupe.Engine("decode-0", text=text, layout=layout, regions=regions).stop()
-        except troupe.TroupeError as refused:
-            print(json.dumps({"refused": what, "code": refused.code.name, "why": str(refused)}), flush=True)
-        else:
-            sys.exit(f"prefill-0: regions of {what} were taken")
+    try:
+        troupe.Engine("decode-0", text=text, layout=layout_of(cache.shape[1]), regions=[cache[:, :1, :, :1].contiguous()]).stop()
+    except troupe.TroupeError as refused:
+        print(json.dumps({"refused": "too small", "code": refused.code.name, "why": str(refused)}), flush=True)
+    else:
+        sys.exit("prefill-0: a region that is too small was taken")
     try:
         troupe.Memory.of(cache.transpose(0, 1))
     except ValueError:
