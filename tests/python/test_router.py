@@ -459,6 +459,19 @@ def test_engines_that_failed_a_moment_ago_go_last() -> None:
     assert not a.rests()
 
 
+def test_who_has_lost_a_request_rests_before_it_is_asked_again() -> None:
+    a, b = instance("a"), instance("b")
+    a.failed()
+    assert chosen(fleet_of(a), Wanted(failed={a})) is None
+    a.served()
+    assert chosen(fleet_of(a), Wanted(failed={a})) == (None, "a")
+    b.member = "suspect"
+    assert chosen(fleet_of(a, b), Wanted(failed={a})) is None, "b is there or gone in a moment"
+    assert chosen(fleet_of(a, b)) == (None, "a"), "who has lost nothing is not waited for"
+    b.member = "down"
+    assert chosen(fleet_of(a, b), Wanted(failed={a})) == (None, "a")
+
+
 def test_full_engines_are_waited_for_and_not_gone_round() -> None:
     p, d = instance("p", "prefill", outstanding=9), instance("d", "decode")
     assert chosen(fleet_of(p, d)) is None

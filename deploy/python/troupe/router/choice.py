@@ -64,10 +64,14 @@ class Chooser:
         return self._seat(pool, wanted, lambda _: True) is not None
 
     def choose(self, wanted: Wanted) -> Seat | None:
-        """None: nobody has room now."""
+        """None: nobody has room now, or who has lost this request is to rest before it is asked again. It is not asked
+        while another one is doubted only, which in a few seconds is there or gone."""
         serving = self._fleet.serving(wanted.model)
         fresh = [one for one in serving if one not in wanted.failed]
-        for pool in ([one for one in fresh if not one.rests()], fresh, serving):
+        rested = [one for one in serving if one not in wanted.failed or not one.rests()]
+        if self._fleet.doubts(wanted.model, wanted.failed):
+            rested = []
+        for pool in ([one for one in fresh if not one.rests()], fresh, rested):
             if self._seat(pool, wanted, lambda _: True) is not None:
                 seat = self._seat(pool, wanted, self._has_room)
                 if seat is not None:

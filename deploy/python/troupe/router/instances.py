@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -154,6 +154,11 @@ class Fleet:
         so in its own words."""
         listed = [one for one in self._all.values() if model is not None and one.serves(model)]
         return [one for one in (listed or self._all.values()) if one.usable]
+
+    def doubts(self, model: str | None, but: Collection[Instance]) -> bool:
+        """Whether one that serves the model answers, while its node has not been heard of for a moment."""
+        listed = [one for one in self._all.values() if model is not None and one.serves(model)]
+        return any(one.ready and one.member == "suspect" and one not in but for one in listed or self._all.values())
 
     def models(self) -> list[dict[str, Any]]:
         """Of all usable engines, each once."""

@@ -18,6 +18,7 @@ from troupe.router.settings import Limits
 __all__ = ["Line"]
 
 _LONGEST_RETRY_AFTER = 60
+_LOOK_AGAIN = 0.1  # seconds: an engine that has rested tells nobody
 _WEIGHT = 0.1  # of the newest request in the mean
 
 
@@ -118,7 +119,10 @@ class Line:
             self._waiting.append(waiter)
         try:
             self.serve()
-            await asyncio.wait({waiter.seat}, timeout=self._patience)
+            limit = time.monotonic() + self._patience
+            while not waiter.seat.done() and (left := limit - time.monotonic()) > 0:
+                await asyncio.wait({waiter.seat}, timeout=min(left, _LOOK_AGAIN) if again else left)
+                self.serve()
         except asyncio.CancelledError:
             self._drop(waiter)
             raise
