@@ -5,6 +5,7 @@ Run by ctest: engines.vllm_scheduler.
 import os
 import tempfile
 import unittest
+import unittest.mock
 
 import torch
 
@@ -20,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 import model
+import troupe.vllm
 from troupe.vllm.params import HandOff
 
 FOLDER = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
@@ -109,6 +111,24 @@ class ConnectorUnderScheduler(unittest.TestCase):
         self.assertEqual(HandOff.from_params(params).transfer, send.transfer)
         self.assertEqual(self.step()[0].sends, [])
         self.assertTrue(self.scheduler.has_finished_requests())  # vLLM goes on stepping
+        self.step(finished_sending={request.request_id})
+        self.check_empty()
+
+    def test_a_worker_of_this_process_is_told_at_once(self):
+        """An engine without a core of its own makes no step behind its last request."""
+        class OneWorker:  # pylint: disable=too-few-public-methods
+            offered = []
+
+            def offer(self, sends):
+                self.offered += sends
+
+        worker = OneWorker()
+        engine_id = self.scheduler.connector._kv_transfer_config.engine_id
+        with unittest.mock.patch.dict(troupe.vllm._WORKERS, {engine_id: worker}):
+            request, params = self.prefilled(100)
+        (send,) = worker.offered
+        self.assertEqual((send.request_id, send.transfer), (request.request_id, HandOff.from_params(params).transfer))
+        self.assertEqual(self.step()[0].sends, [])
         self.step(finished_sending={request.request_id})
         self.check_empty()
 

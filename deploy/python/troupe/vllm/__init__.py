@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -71,6 +72,10 @@ def _answers(otherwise: Callable[[], Any]) -> Callable[[_Method], _Method]:
     return decorate
 
 
+# Of the engines whose scheduler is in this process, too: their only workers, by vLLM's id of the engine.
+_WORKERS: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
+
+
 class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """One object in the scheduler's process and one in the worker's, each with its own side only."""
 
@@ -96,6 +101,8 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler = Scheduler(nodes=place.nodes, engine_id=engine_id, windows=windows)
         else:
             self._worker = Worker(place, parallel.rank % ranks.count)  # replicas of one server are counted through
+            if ranks.count == 1:
+                _WORKERS[engine_id] = self._worker
 
     # -- the scheduler's side
 
@@ -123,11 +130,20 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request, block_ids)
+        answer = self._scheduler.finished(request, block_ids)
+        self._offer_at_once()
+        return answer
 
     @_answers(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request, [block_ids])
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def _offer_at_once(self) -> None:
+        """What else the worker would be told with the next step. An engine that steps only while it is asked, as `LLM`
+        without a core of its own, makes none behind its last request."""
+        worker = _WORKERS.get(self._kv_transfer_config.engine_id)
+        if worker is not None:
+            worker.offer(self._scheduler.take_sends())
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """A load writes every block of its groups: vLLM need not, and must not, zero them meanwhile."""

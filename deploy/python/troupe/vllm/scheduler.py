@@ -85,6 +85,11 @@ class Scheduler:
         taken.idle = idle
         return taken
 
+    def take_sends(self) -> list[Send]:
+        """Those that no step has taken."""
+        taken, self._next.sends = self._next.sends, []
+        return taken
+
     # -- after a step
 
     def settle(self, output: Any) -> None:

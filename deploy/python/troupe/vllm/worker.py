@@ -95,10 +95,14 @@ class Worker:
         for source in step.releases:
             if self._rank == 0 or self._is_own(source):
                 self._release(source)
-        for send in step.sends:
-            self._send(send)
+        self.offer(step.sends)
         for receive in step.receives:
             self._receive(receive)
+
+    def offer(self, sends: Sequence[Send]) -> None:
+        """The caches of prompts that are computed, each to whoever asks for it."""
+        for send in sends:
+            self._send(send)
 
     def results(self, *, idle: bool) -> Results:
         """What ended since the last call. `idle`: nothing else is to be done, wait a little for the first event."""
