@@ -169,8 +169,9 @@ def decode(options: argparse.Namespace, text: str) -> None:
 
 def refuse_what_must_be(cache: Any, text: str) -> None:
     """Each with its error, and nothing lost: the engine that runs goes on."""
+    small = cache[:, :1, :, :1].contiguous()
     try:
-        troupe.Engine("decode-0", text=text, layout=layout_of(cache.shape[1]), regions=[cache[:, :1, :, :1].contiguous()]).stop()
+        troupe.Engine("decode-0", text=text, layout=layout_of(cache.shape[1]), regions=[small]).stop()
     except troupe.TroupeError as refused:
         print(json.dumps({"refused": "too small", "code": refused.code.name, "why": str(refused)}), flush=True)
     else:

@@ -84,12 +84,13 @@ def place_of(
             raise ValueError(f"{key!r} of {_EXTRA} is {extra[key]!r}; give a text")
     if str(extra.get("read_mode", "true")).lower() not in ("true", "1"):
         raise ValueError(
-            f"'read_mode' of {_EXTRA} is {extra['read_mode']!r}; Troupe's connector loads what the prefill engine keeps "
-            "(true), and does not push layer by layer yet"
+            f"'read_mode' of {_EXTRA} is {extra['read_mode']!r}; Troupe's connector loads what the prefill engine "
+            "keeps (true), and does not push layer by layer yet"
         )
     tuning = sorted(set(extra) & (_TRANSPORT | _TIMES))
     if tuning and "deployment" in extra:
-        raise ValueError(f"{', '.join(map(repr, tuning))} of {_EXTRA}: a deployment's file says it itself, in `transport`")
+        said = ", ".join(map(repr, tuning))
+        raise ValueError(f"{said} of {_EXTRA}: a deployment's file says it itself, in `transport`")
     deployment, node, supervisor = (extra.get(key) for key in ("deployment", "node", "supervisor"))
     if (deployment is None) != (node is None) or (deployment is not None and supervisor is not None):
         raise ValueError(
