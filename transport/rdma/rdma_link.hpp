@@ -17,6 +17,7 @@
 #include "troupe/transport/backend_context.hpp"
 #include "troupe/transport/link_check.hpp"
 #include "troupe/transport/link_ledger.hpp"
+#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/progress_engine.hpp"
 #include "troupe/transport/rdma/flying_batch.hpp"
 #include "troupe/transport/rdma/memory_keys.hpp"
@@ -326,6 +327,11 @@ class rdma_link final : public link,
   std::atomic<bool> up_{false};
   std::atomic<bool> gone_{false};  ///< torn down: nothing to poll
 };
+
+/// `why`: what `ibv_post_send` gave.
+[[nodiscard]] inline unexpected refused_by_nic(int why) {
+  return fail(errc::link_broken, "the NIC refused a request: " + what_errno(why));
+}
 
 /// `unauthorized`: the peer said or did what it may not.
 [[nodiscard]] inline unexpected against_protocol(const std::string& what) {

@@ -3,7 +3,6 @@
 #include <string>
 #include <utility>
 
-#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/rdma/rdma_link.hpp"
 
 // How a transfer becomes quiescent.
@@ -146,7 +145,7 @@ result<void> rdma_link::settle_reads() {
       work.send_flags = IBV_SEND_SIGNALED;
       ibv_send_wr* bad = nullptr;
       if (const int why = ::ibv_post_send(lane.pair->get(), &work, &bad); why != 0) {
-        return fail(errc::link_broken, "the NIC refused a request: " + what_errno(why));
+        return refused_by_nic(why);
       }
       lane.posted.push_back({.number = lane.last_number, .settles = transfer});
       revoked.read_over &= ~bit;

@@ -9,7 +9,6 @@
 #include <arpa/inet.h>
 
 #include "troupe/transport/batch_check.hpp"
-#include "troupe/transport/os_error.hpp"
 #include "troupe/transport/rdma/rdma_link.hpp"
 
 // The initiator's side: batches become requests, and requests outcomes.
@@ -25,10 +24,6 @@ constexpr std::uint64_t stripe_bytes = std::uint64_t{256} << 10;
 constexpr std::uint32_t requests_at_once = 32;
 /// Every so many requests one is signalled, and the last of each call.
 constexpr std::uint32_t signal_every = 16;
-
-unexpected refused_by_nic(int why) {
-  return fail(errc::link_broken, "the NIC refused a request: " + what_errno(why));
-}
 
 }  // namespace
 
