@@ -31,12 +31,13 @@ ABORTED = RequestStatus.FINISHED_ABORTED
 TO_DECODE_ELSEWHERE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def make_scheduler(policy="fail"):
+def make_scheduler(policy="fail", pushes=False):
     transfer = KVTransferConfig(
         kv_connector="TroupeConnector", kv_connector_module_path="troupe.vllm", kv_role="kv_both",
-        kv_load_failure_policy=policy, kv_connector_extra_config={"deployment": "none.yaml", "node": "here-0"})
+        kv_load_failure_policy=policy, kv_connector_extra_config={"deployment": "none.yaml", "node": "here-0", "read_mode": not pushes})
     config = EngineArgs(model=FOLDER.name, skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", max_model_len=2048,
-                        max_num_seqs=4, block_size=BLOCK, enable_prefix_caching=False,
+                        max_num_seqs=4, block_size=BLOCK, enable_prefix_caching=pushes,
+                        max_num_batched_tokens=2 * BLOCK if pushes else None,
                         kv_transfer_config=transfer).create_engine_config()
     page = 2 * BLOCK * 64 * 2 * 2
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
@@ -119,8 +120,8 @@ class ConnectorUnderScheduler(unittest.TestCase):
         class OneWorker:  # pylint: disable=too-few-public-methods
             offered = []
 
-            def offer(self, sends):
-                self.offered += sends
+            def offer(self, ends):
+                self.offered += ends.sends
 
         worker = OneWorker()
         engine_id = self.scheduler.connector._kv_transfer_config.engine_id
@@ -231,6 +232,144 @@ class ConnectorUnderScheduler(unittest.TestCase):
         self.add(50, {}, out=1)
         step, _ = self.step()
         self.assertEqual((step.sends, step.receives, step.releases, step.aborts), ([], [], [], []))
+        self.check_empty()
+
+
+TRANSFER = "elsewhere-0-" + "a" * 32
+EARLY = {**TO_DECODE_ELSEWHERE, "troupe": {"v": 1, "request": TRANSFER}}
+
+
+class PushesUnderScheduler(ConnectorUnderScheduler):
+    """The same of an engine that pushes, which computes 64 tokens in a step and has a prefix cache."""
+
+    def setUp(self):
+        self.scheduler = make_scheduler(pushes=True)
+        self.free_at_first = self.free()
+        self.count = 0
+
+    def prefilled(self, tokens):
+        request = self.add(tokens, TO_DECODE_ELSEWHERE, out=1)
+        said = []
+        while not said:
+            _, said = self.step()
+        return request, said[0].kv_transfer_params
+
+    def begun(self, tokens=150):
+        """A prompt whose first 64 tokens are computed."""
+        request = self.add(tokens, EARLY, out=1)
+        step, said = self.step()
+        self.assertEqual([(push.transfer, len(push.blocks), push.tokens) for push in step.pushes], [(TRANSFER, 2, tokens)])
+        self.assertEqual([(chunk.transfer, chunk.blocks, chunk.end) for chunk in step.chunks], [(TRANSFER, [], 64)])
+        self.assertEqual(said, [])
+        return request
+
+    def check_empty(self):
+        super().check_empty()
+        own = self.scheduler.connector._scheduler._pushes
+        self.assertEqual((own._pushes, own._of, own._lost), ({}, {}, set()))
+
+    def test_a_prompt_is_offered_from_its_first_blocks_on(self):
+        self.begun(150)
+        step, _ = self.step()
+        self.assertEqual([(len(chunk.blocks), chunk.end) for chunk in step.chunks], [(2, 128)])
+        step, (answer,) = self.step()
+        self.assertEqual([(len(chunk.blocks), chunk.end) for chunk in step.chunks], [(1, 150)])
+        self.assertEqual(HandOff.from_params(answer.kv_transfer_params).transfer, TRANSFER)
+        step, _ = self.step()
+        self.assertEqual([(seal.transfer, seal.tokens) for seal in step.seals], [(TRANSFER, 150)])
+        self.assertEqual((step.sends, step.drops, step.chunks), ([], [], []))
+        self.assertEqual(self.free(), self.free_at_first - 5)
+        self.step(finished_sending={TRANSFER})
+        self.check_empty()
+
+    def test_what_is_cached_is_offered_with_the_rest(self):
+        """Of it nothing is said before a step: who computed it may not have come to its end."""
+        self.prefilled(150)
+        self.step(finished_sending={"request-1"})
+        self.add(150, EARLY, out=1)
+        step, (answer,) = self.step()
+        self.assertEqual((len(step.pushes[0].blocks), [chunk.end for chunk in step.chunks]), (5, [150]))
+        self.assertIsNotNone(answer.kv_transfer_params)
+        self.step(finished_sending={TRANSFER})
+        self.check_empty()
+
+    def test_blocks_of_a_prompt_that_is_given_up_stay_until_the_transfer_has_ended(self):
+        request = self.begun()
+        self.scheduler.finish_requests(request.request_id, ABORTED)
+        self.assertEqual(self.step()[0].drops, [TRANSFER])
+        self.assertEqual(self.free(), self.free_at_first - 2)
+        self.assertTrue(self.scheduler.has_finished_requests())
+        self.step(finished_sending={TRANSFER})
+        self.check_empty()
+
+    def test_who_waits_for_a_prompt_that_leaves_the_queue_is_told(self):
+        request = self.add(150, EARLY, out=1)
+        self.scheduler.finish_requests(request.request_id, ABORTED)
+        self.assertEqual(self.free(), self.free_at_first)
+        step, _ = self.step()
+        self.assertEqual((step.drops, step.pushes, step.sends), ([TRANSFER], [], []))
+        self.check_empty()
+
+    def test_a_transfer_that_ends_first_gives_its_references_back(self):
+        self.begun()
+        self.step(finished_sending={TRANSFER})
+        step, (answer,) = self.step()
+        self.assertEqual((step.chunks, answer.kv_transfer_params), ([], None))
+        self.assertEqual(self.step()[0].seals, [])
+        self.check_empty()
+
+    def test_a_transfer_may_end_in_the_step_that_ends_its_prompt(self):
+        self.begun()
+        self.step()
+        _, (answer,) = self.step(finished_sending={TRANSFER})
+        self.assertIsNotNone(answer.kv_transfer_params)
+        self.check_empty()
+
+    def test_no_block_of_a_preempted_prompt_is_given_away_before_the_transfer_has_ended(self):
+        request = self.begun()
+        self.scheduler.running.remove(request)
+        self.scheduler._preempt_request(request, 0.0)
+        self.assertEqual(self.free(), self.free_at_first - 2)
+        step, _ = self.step()  # it begins again, and finds its own blocks in the prefix cache
+        self.assertEqual((step.drops, step.pushes, step.chunks), ([TRANSFER], [], []))
+        self.step(finished_sending={TRANSFER})
+        said = []
+        while not said:
+            step, said = self.step()
+            self.assertEqual((step.pushes, step.chunks), ([], []))
+        self.assertIsNone(said[0].kv_transfer_params)
+        self.assertEqual(self.step()[0].sends, [])
+        self.check_empty()
+
+    def test_a_name_that_comes_twice_is_the_first_ones(self):
+        self.begun(150)
+        self.add(30, EARLY, out=1)
+        said = []
+        while len(said) < 2:
+            step, more = self.step()
+            self.assertEqual((step.pushes, step.drops, step.sends), ([], [], []))
+            said += more
+        self.assertEqual(sum(answer.kv_transfer_params is not None for answer in said), 1)
+        self.step(finished_sending={TRANSFER})
+        self.check_empty()
+
+    def test_a_decode_may_be_asked_before_its_prompt_is_computed(self):
+        request = self.add(100, {"do_remote_prefill": True, "troupe": {"v": 1, "request": TRANSFER, "nodes": ["x-0"]}})
+        step, _ = self.step()
+        (receive,) = step.receives
+        self.assertTrue(receive.source.is_early)
+        self.assertEqual((receive.source.transfer, receive.tokens, receive.refused, len(step.holds)), (TRANSFER, 100, "", 1))
+        self.step(finished_recving={request.request_id})
+        self.scheduler.finish_requests(request.request_id, ABORTED)
+        self.check_empty()
+
+    def test_an_engine_that_does_not_push_keeps_the_name(self):
+        self.scheduler = make_scheduler()
+        self.add(100, EARLY, out=1)
+        step, (answer,) = self.step()
+        self.assertEqual((step.pushes, HandOff.from_params(answer.kv_transfer_params).transfer), ([], TRANSFER))
+        self.assertEqual([send.transfer for send in self.step()[0].sends], [TRANSFER])
+        self.step(finished_sending={"request-1"})
         self.check_empty()
 
 

@@ -60,6 +60,7 @@ class Pair:
         # All that a user configures: the first of the two begins the supervisor, and they find each other.
         transfer = {**documented(), "kv_connector": "FlippingConnector", "kv_connector_module_path": "flipping_connector",
                     **transfer}
+        self.pushes = not transfer.get("kv_connector_extra_config", {}).get("read_mode", True)
         ranks = {"prefill": asked.ranks, "decode": 1}
 
         def begin(name):

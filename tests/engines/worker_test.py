@@ -26,7 +26,7 @@ import servers
 import troupe.vllm
 from troupe.open_cluster import deployment_of
 from troupe.vllm.layouts import Group, Share, describe_cache, numbers_of, packed_planes, strided_planes
-from troupe.vllm.metadata import Receive, Send, TroupeMetadata
+from troupe.vllm.metadata import Chunk, Push, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import HandOff, new_transfer, prompt_digest
 from troupe.vllm.place import Place, Ranks, http_address, place_of, replica_of
 from troupe.vllm.stats import TransferStats
@@ -60,9 +60,9 @@ def receive(name, source, blocks, prefix_tokens, digest, refused=""):
 class Side:
     """A worker, and what it said has ended."""
 
-    def __init__(self, deployment, node):
+    def __init__(self, deployment, node, pushes=False):
         self.caches = allocate()
-        self.worker = Worker(Place((node,), file=str(deployment)))
+        self.worker = Worker(Place((node,), file=str(deployment), pushes=pushes))
         self.worker.register(self.caches, groups=[Group(LAYERS, BLOCK)], packing="vec")
         self.sent, self.loaded, self.failed = [], [], []
 
@@ -566,6 +566,161 @@ def parallel_config(**settings):
         "decode_context_parallel_size": 1, "distributed_executor_backend": "mp", **settings})
 
 
+class Pushing(unittest.TestCase):
+    """Prompts whose caches move while they are computed."""
+
+    TOKENS = 2 * BLOCK + 6
+    SOURCE, OWN = [5, 39, 7], [30, 2, 11]
+
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        deployment = folder / "deployment.yaml"
+        text = servers.DEPLOYMENT.format(port=servers.free_ports(1)[0]).replace("mode: read", "mode: write")
+        deployment.write_text(text)
+        cls.enterClassContext(servers.Process(
+            "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
+        cls.prefill, cls.decode = Side(deployment, "prefill-0", True), Side(deployment, "decode-0", True)
+        for side in (cls.prefill, cls.decode):
+            cls.addClassCleanup(side.worker.stop)
+
+    def setUp(self):
+        self.transfer = new_transfer("prefill-0")
+        self.early = HandOff(self.transfer, ("prefill-0",))
+        for side in (self.prefill, self.decode):
+            side.sent, side.loaded, side.failed = [], [], []
+        for cache in self.decode.caches.values():
+            cache.view(torch.int16).zero_()
+
+    def until(self, done, what):
+        limit = time.monotonic() + PATIENCE
+        while not done():
+            self.prefill.look()
+            self.decode.look()
+            self.assertLess(time.monotonic(), limit, what)
+
+    def ask(self, digest=DIGEST):
+        self.decode.step(receives=[Receive("r", self.early, [self.OWN], self.TOKENS, 0, digest)])
+
+    def begin(self, blocks=2, end=BLOCK):
+        self.prefill.step(pushes=[Push(self.transfer, self.SOURCE[:blocks], self.TOKENS)],
+                          chunks=[Chunk(self.transfer, [], end)])
+
+    def compute(self, *layers):
+        for name in layers or LAYERS:
+            self.prefill.worker.layer_computed(name, self.prefill.caches[name])
+
+    def seal(self, digest=DIGEST):
+        self.prefill.step(seals=[Seal(self.transfer, self.TOKENS, digest)])
+
+    def is_there(self, name, blocks):
+        return torch.equal(self.decode.caches[name][self.OWN[:blocks]].view(torch.int16),
+                           self.prefill.caches[name][self.SOURCE[:blocks]].view(torch.int16))
+
+    def is_empty(self, name):
+        return not self.decode.caches[name].view(torch.int16).any()
+
+    def ended(self, what):
+        self.until(lambda: self.decode.loaded and self.transfer in self.prefill.sent, what)
+
+    def test_a_layer_moves_while_the_next_one_is_computed(self):
+        self.ask()
+        self.begin()
+        self.compute("layers.1")
+        self.until(lambda: self.is_there("layers.1", 1), "the layer that was computed did not come")
+        self.assertTrue(self.is_empty("layers.0") and self.is_empty("layers.2"))
+        self.assertTrue(torch.equal(self.decode.caches["layers.1"][self.OWN[1:]],
+                                    torch.zeros_like(self.decode.caches["layers.1"][self.OWN[1:]])))
+        self.compute("layers.0", "layers.2")
+        self.until(lambda: self.is_there("layers.0", 1) and self.is_there("layers.2", 1), "the others did not come")
+        self.assertEqual((self.decode.loaded, self.prefill.sent), ([], []))
+        self.prefill.step(chunks=[Chunk(self.transfer, self.SOURCE[2:], self.TOKENS)])
+        self.compute()
+        self.seal()
+        self.ended("the load did not end")
+        self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], []))
+        self.assertTrue(all(self.is_there(name, 3) for name in LAYERS))
+
+    def test_the_prompt_may_be_computed_before_it_is_asked_for(self):
+        self.begin(3, self.TOKENS)
+        self.compute()
+        self.seal()
+        self.assertEqual(self.prefill.sent, [])
+        self.ask()
+        self.ended("the load did not end")
+        self.assertEqual(self.decode.failed, [])
+        self.assertTrue(all(self.is_there(name, 3) for name in LAYERS))
+
+    def test_a_layer_that_nobody_named_is_there_with_the_seal(self):
+        """A whole graph of a GPU calls for none."""
+        self.ask()
+        self.begin(3, self.TOKENS)
+        self.compute("layers.2", "nothing of ours")
+        self.seal()
+        self.ended("the load did not end")
+        self.assertEqual(self.decode.failed, [])
+        self.assertTrue(all(self.is_there(name, 3) for name in LAYERS))
+
+    def test_a_prompt_that_is_given_up_fails_its_load(self):
+        self.ask()
+        self.begin()
+        self.compute()
+        self.prefill.step(drops=[self.transfer])
+        self.compute()  # of the step that was under way
+        self.ended("the load did not end")
+        self.assertEqual((self.decode.failed, self.prefill.sent), (["r"], [self.transfer]))
+        self.seal()  # too late
+        self.prefill.step(chunks=[Chunk(self.transfer, [], self.TOKENS)])
+
+    def test_a_prompt_that_is_never_begun_fails_its_load(self):
+        self.ask()
+        self.prefill.step(drops=[self.transfer])
+        self.until(lambda: self.decode.loaded, "the load did not end")
+        self.assertEqual((self.decode.failed, self.prefill.sent), (["r"], []))
+
+    def test_a_load_that_is_given_up_ends_the_transfer(self):
+        self.ask()
+        self.begin()
+        self.compute()
+        self.until(lambda: self.is_there("layers.0", 1), "nothing came")
+        self.decode.step(aborts=["r"])
+        self.ended("the transfer did not end")
+        self.assertEqual((self.decode.failed, self.prefill.sent), (["r"], [self.transfer]))
+        self.compute()
+        self.seal()
+        self.assertEqual(self.prefill.sent, [self.transfer])
+
+    def test_the_cache_of_another_prompt_is_a_failure(self):
+        self.ask()
+        self.begin(3, self.TOKENS)
+        self.compute()
+        self.seal(prompt_digest([1, 2, 3]))
+        self.until(lambda: self.decode.loaded, "the load did not end")
+        self.assertEqual(self.decode.failed, ["r"])
+        self.decode.step(releases=[self.early])
+        self.until(lambda: self.transfer in self.prefill.sent, "the source was not released")
+
+    def test_a_load_that_waits_in_the_queue_is_held_until_its_prompt_has_come(self):
+        self.decode.step(holds=[self.early])
+        time.sleep(2.5)  # it was asked for and asked for again
+        self.begin(3, self.TOKENS)
+        self.compute()
+        self.seal()
+        hold = self.decode.worker._holds._holds[self.transfer]
+        self.until(lambda: hold.operation is not None, "it is not asked for again")
+        self.ask()
+        self.ended("the load did not end")
+        self.assertEqual(self.decode.failed, [])
+
+    def test_blocks_that_are_none_end_it_at_once(self):
+        self.prefill.step(pushes=[Push(self.transfer, [BLOCKS], 20)], chunks=[Chunk(self.transfer, [], 20)])
+        self.assertEqual(self.prefill.sent, [self.transfer])
+        self.compute()
+        self.begin()
+        self.prefill.step(chunks=[Chunk(self.transfer, [BLOCKS], self.TOKENS)])
+        self.until(lambda: self.prefill.sent.count(self.transfer) == 2, "it was not given up")
+
+
 class Places(unittest.TestCase):
     def test_nothing_said_is_a_node_that_joins(self):
         place = place_of({}, "0b9d7c3e-1f6a-4c65-a0a9-b54c1d0f2f11_dp0")
@@ -591,11 +746,26 @@ class Places(unittest.TestCase):
                 ({"qp_per_transfer": "many"}, "'qp_per_transfer' of .* is 'many'; give a whole number"),
                 ({"num_workers": True}, "give a whole number"), ({"transfer_timeout": 0}, "give seconds, 1 to 86400"),
                 ({"defer_timeout": "soon"}, "is 'soon'; give seconds"), ({"defer_timeout": "nan"}, "give seconds"),
-                ({"read_mode": "false"}, "does not push layer by layer yet"),
+                ({"read_mode": "often"}, "is 'often'; give true .* or false"),
                 ({"deployment": "f", "node": "n", "backend": "tcp"}, "a deployment's file says it itself"),
                 ({"proxy_ip": "10.0.0.1"}, "knows no 'proxy_ip'")):
             with self.assertRaisesRegex(ValueError, sentence):
                 place_of(extra, "e")
+
+    def test_who_pushes_says_so(self):
+        for said in (False, "false", 0):
+            place = place_of({"read_mode": said}, "e")
+            self.assertTrue(place.pushes)
+            self.assertIn("mode: write", place.text)
+            self.assertEqual(place.joins[0].labels["mode"], "write")
+        self.assertTrue(place_of({"deployment": "f", "node": "n", "read_mode": False}, "e").pushes)
+        self.assertTrue(troupe.vllm.TroupeConnector.requires_piecewise_for_cudagraph({"read_mode": False}))
+        for extra in ({}, {"read_mode": True}, {"read_mode": "true"}):
+            place = place_of(extra, "e")
+            self.assertFalse(place.pushes)
+            self.assertIn("mode: read", place.text)
+            self.assertNotIn("mode", place.joins[0].labels)
+            self.assertFalse(troupe.vllm.TroupeConnector.requires_piecewise_for_cudagraph(extra))
 
     def test_frontends_find_an_engine_by_what_its_node_says(self):
         place = place_of({}, "e", role="kv_producer", http=":8000")
@@ -637,4 +807,6 @@ class Places(unittest.TestCase):
 
 if __name__ == "__main__":
     TROUPE, os.environ["TROUPE_LIBRARY"] = sys.argv[1:3]
-    unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
+    with tempfile.TemporaryDirectory() as own:  # supervisors leave what they know of their clusters
+        os.environ["XDG_STATE_HOME"] = own
+        unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)

@@ -17,7 +17,7 @@ supervisor: {{{supervisor}}}
 stages:
   - {{name: {stage}, role: both, open: {{max_nodes: 256}}{transport}}}
 edges:
-  - {{from: {stage}, to: {stage}, mode: read}}
+  - {{from: {stage}, to: {stage}, mode: {mode}}}
 limits: {{source_lease: {lease_ms}ms}}
 """
 
@@ -26,15 +26,18 @@ def deployment_of(
     supervisor: str | None,
     *,
     called: str = "supervisor",
+    mode: str = "read",
     transport: Mapping[str, int | str] | None = None,
     source_lease: float = 30.0,
 ) -> str:
     """The text of its deployment. `supervisor`: HOST:PORT of one that runs, which `called` names in a `ValueError`.
-    `transport`: keys of a stage's section of that name, for the links of whoever starts with this text. `source_lease`:
-    seconds that a cache is kept for nobody who asks for it."""
+    `mode`: read or write, which both ends of a transfer have in common. `transport`: keys of a stage's section of that
+    name, for the links of whoever starts with this text. `source_lease`: seconds that a cache is kept for nobody who asks
+    for it."""
     section = f", transport: {json.dumps(dict(transport))}" if transport else ""
     return _DEPLOYMENT.format(
         stage=STAGE,
+        mode=mode,
         supervisor=_section(supervisor, called),
         transport=section,
         lease_ms=round(source_lease * 1000),

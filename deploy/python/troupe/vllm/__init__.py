@@ -9,6 +9,9 @@ name one that runs ({"supervisor": "HOST:PORT"}), or a deployment's file and whi
 Frontends find the engine's HTTP server by a label of its node: as the server's command line has it, or by {"http":
 "HOST:PORT"} where that is not the address to reach it by.
 
+A decode engine reads a cache when the prompt is computed ({"read_mode": true}, the default), or the prefill engine writes
+it there ({"read_mode": false}): layer by layer while it computes, where a router asks both engines at once.
+
 So far: attention with or without windows and latents (MLA), on the CPU, and on GPUs in any of vLLM's orders.
 Tensor-parallel and pipeline-parallel sizes may differ between prefill and decode. vLLM calls every method; one that
 raised would end the whole server, so each has an answer for the case that something goes wrong in it.
@@ -37,7 +40,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from troupe.vllm.layouts import Group, Share, numbers_of
 from troupe.vllm.metadata import TroupeMetadata
-from troupe.vllm.place import Ranks, http_address, place_of
+from troupe.vllm.place import Ranks, http_address, place_of, pushes_of
 from troupe.vllm.scheduler import Scheduler
 from troupe.vllm.stats import PrometheusMetrics, TransferStats
 from troupe.vllm.worker import Worker
@@ -97,14 +100,28 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         _check_supported(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            windows = any(kind == _WINDOW for kind in _kinds_of(kv_cache_config))
-            self._scheduler = Scheduler(nodes=place.nodes, engine_id=engine_id, windows=windows)
+            kinds = _kinds_of(kv_cache_config)
+            self._scheduler = Scheduler(
+                nodes=place.nodes,
+                engine_id=engine_id,
+                windows=_WINDOW in kinds,
+                push_block_size=_push_block_size(kv_cache_config) if place.pushes else 0,
+            )
         else:
             self._worker = Worker(place, parallel.rank % ranks.count)  # replicas of one server are counted through
             if ranks.count == 1:
                 _WORKERS[engine_id] = self._worker
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A whole graph would not call `save_kv_layer`."""
+        return pushes_of(extra_config)
+
     # -- the scheduler's side
+
+    @_answers(lambda: None)
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._scheduler.bind_pool(gpu_block_pool)
 
     @_answers(lambda: None)
     def on_new_request(self, request: Any) -> None:
@@ -120,7 +137,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_answers(TroupeMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> TroupeMetadata:
-        return self._scheduler.take_metadata(idle=scheduler_output.total_num_scheduled_tokens == 0)
+        return self._scheduler.take_metadata(scheduler_output)
 
     @_answers(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
@@ -143,7 +160,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         without a core of its own, makes none behind its last request."""
         worker = _WORKERS.get(self._kv_transfer_config.engine_id)
         if worker is not None:
-            worker.offer(self._scheduler.take_sends())
+            worker.offer(self._scheduler.take_offers())
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """A load writes every block of its groups: vLLM need not, and must not, zero them meanwhile."""
@@ -182,8 +199,9 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_layer_load(self, layer_name: str) -> None:
         pass
 
+    @_answers(lambda: None)
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
+        self._worker.layer_computed(layer_name, kv_layer)
 
     def wait_for_save(self) -> None:
         pass
@@ -225,6 +243,15 @@ _WHOLE, _WINDOW, _LATENT = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttenti
 
 def _kinds_of(kv_cache_config: Any) -> list[str]:
     return [type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups]
+
+
+def _push_block_size(kv_cache_config: Any) -> int:
+    """Tokens of a block of a cache that may move while it is computed: one block table, in which nothing is left behind.
+    0: it moves when it is computed."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1 or _kinds_of(kv_cache_config) == [_WINDOW]:
+        return 0
+    return int(groups[0].kv_cache_spec.block_size)
 
 
 def _group_of(group: Any) -> Group:

@@ -63,7 +63,7 @@ class Holds:
         for transfer, hold in self._holds.items():
             if hold.operation != event.operation:
                 continue
-            if event.error.code == ErrorCode.NOT_FOUND and hold.again == 0.0:
+            if event.error.code == ErrorCode.NOT_FOUND and (hold.source.is_early or hold.again == 0.0):
                 hold.operation, hold.again = None, time.monotonic() + AGAIN
             else:
                 logger.warning("%s is not held, its lease may end: %s", transfer, event.error)
@@ -71,7 +71,7 @@ class Holds:
             return
 
     def ask_again(self, engine: Engine) -> None:
-        """For those whose source was not there yet. Once."""
+        """For those whose source was not there yet: once, or until the prompt has come to be computed."""
         now = time.monotonic()
         for hold in [hold for hold in self._holds.values() if hold.operation is None and hold.again <= now]:
             del self._holds[hold.source.transfer]

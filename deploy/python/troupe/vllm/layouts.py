@@ -93,11 +93,17 @@ class CacheView:
     ratios: list[int]
     windows: list[bool]
     layers: int
+    order: Mapping[str, int]  #: of vLLM's layers, by their names
 
     def blocks_of(self, blocks: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
         """The arguments of a send or a receive of the first tokens of vLLM's block tables, one a group."""
         tables = [self._table(group, blocks[group], tokens) for group in range(len(self.ratios))]
         return {"groups": tables} if self.layout.groups() else {"blocks": tables[0].blocks}
+
+    def wide(self, group: int, blocks: Sequence[int]) -> list[int]:
+        """The layout's blocks that some of vLLM's are."""
+        ratio = self.ratios[group]
+        return [block * ratio + part for block in blocks for part in range(ratio)]
 
     def _table(self, group: int, blocks: Sequence[int], tokens: int) -> GroupBlocks:
         """vLLM puts its null block in the place of those that a window has left behind."""
@@ -106,9 +112,8 @@ class CacheView:
         needed = -(-count // ratio)
         left_behind = [i for i, block in enumerate(blocks[:needed]) if self.windows[group] and block == NULL_BLOCK]
         kept = left_behind[-1] + 1 if left_behind else 0
-        wide = [block * ratio + part for block in blocks[kept:] for part in range(ratio)]
         first = kept * ratio
-        return GroupBlocks(first * block_tokens, wide[: max(count - first, 0)])
+        return GroupBlocks(first * block_tokens, self.wide(group, blocks[kept:])[: max(count - first, 0)])
 
 
 def strided_planes(
@@ -237,6 +242,7 @@ def describe_cache(
         ratios=[group.block_size // tokens for group, tokens in zip(groups, block_tokens, strict=True)],
         windows=[group.window for group in groups],
         layers=len(layers),
+        order={name: place for place, name in enumerate(names)},
     )
 
 

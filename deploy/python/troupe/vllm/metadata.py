@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from troupe.vllm.params import HandOff
 
-__all__ = ["Receive", "Send", "TroupeMetadata"]
+__all__ = ["Chunk", "Push", "Receive", "Seal", "Send", "TroupeMetadata"]
 
 
 @dataclass
@@ -19,6 +19,33 @@ class Send:
     request_id: str
     transfer: str
     blocks: list[list[int]]
+    tokens: int
+    digest: str
+
+
+@dataclass
+class Push:
+    """A prompt of `tokens` that is about to be computed here: its cache is offered as it grows, and begins in `blocks`."""
+
+    transfer: str
+    blocks: list[int]
+    tokens: int
+
+
+@dataclass
+class Chunk:
+    """This step computes such a prompt up to token `end`, for which it got `blocks` more."""
+
+    transfer: str
+    blocks: list[int]
+    end: int
+
+
+@dataclass
+class Seal:
+    """Such a prompt is computed."""
+
+    transfer: str
     tokens: int
     digest: str
 
@@ -42,10 +69,14 @@ class Receive:
 @dataclass
 class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """`holds`: sources of requests that wait in the queue here. `releases`: sources that nobody will load. `aborts`:
-    vLLM's ids of requests that end while they load. `idle`: nothing is computed in this step, so that the worker may
-    wait for transfers."""
+    vLLM's ids of requests that end while they load. `drops`: transfers whose prompt will not be computed, offered or not.
+    `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
 
     sends: list[Send] = field(default_factory=list)
+    pushes: list[Push] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    seals: list[Seal] = field(default_factory=list)
+    drops: list[str] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
     holds: list[HandOff] = field(default_factory=list)
     releases: list[HandOff] = field(default_factory=list)

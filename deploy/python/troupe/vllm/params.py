@@ -16,6 +16,7 @@ from typing import Any
 __all__ = [
     "BadParamsError",
     "HandOff",
+    "named_transfer",
     "new_transfer",
     "prompt_digest",
     "wants_decode_elsewhere",
@@ -43,6 +44,14 @@ def wants_prefill_elsewhere(params: object) -> bool:
     return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
 
 
+def named_transfer(params: object) -> str | None:
+    """What a router that asks both engines at once has named the transfer of a prefill request; None: it is named here."""
+    own = params.get(KEY) if isinstance(params, Mapping) else None
+    if not isinstance(own, Mapping) or own.get("v") != VERSION or not _is_like(_TRANSFER, own.get("request")):
+        return None
+    return str(own["request"])
+
+
 def new_transfer(node: str) -> str:
     """A name for the transfer of one request that nobody can guess and that never comes again."""
     return f"{node}-{secrets.token_hex(16)}"
@@ -60,15 +69,21 @@ def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -
 
 @dataclass(frozen=True)
 class HandOff:
-    """A prompt whose cache waits at a prefill engine.
+    """A prompt whose cache waits at a prefill engine, or that is asked of one at the same time.
 
-    `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `digest`: of the prompt.
+    `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `digest`: of the prompt. A router that
+    asks both engines at once knows neither that nor its `tokens`.
     """
 
     transfer: str
     nodes: tuple[str, ...]
-    tokens: int
-    digest: str
+    tokens: int | None = None
+    digest: str | None = None
+
+    @property
+    def is_early(self) -> bool:
+        """The prompt may still be computed, or wait for it."""
+        return self.digest is None
 
     def to_params(self, *, engine_id: str) -> dict[str, Any]:
         return {
@@ -103,11 +118,13 @@ class HandOff:
         nodes = own.get("nodes")
         if not isinstance(nodes, (list, tuple)) or not nodes or not all(_is_like(_NAME, node) for node in nodes):
             raise BadParamsError("'nodes' of kv_transfer_params is no list of names of nodes")
+        if not _is_like(_TRANSFER, own.get("request")):
+            raise BadParamsError("'request' of kv_transfer_params is no id of a transfer")
+        if "tokens" not in own and "prompt" not in own:
+            return cls(transfer=own["request"], nodes=tuple(nodes))
         tokens = own.get("tokens")
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < 2**32:
             raise BadParamsError("'tokens' of kv_transfer_params is no number of tokens")
-        if not _is_like(_TRANSFER, own.get("request")):
-            raise BadParamsError("'request' of kv_transfer_params is no id of a transfer")
         if not _is_like(_DIGEST, own.get("prompt")):
             raise BadParamsError("'prompt' of kv_transfer_params is no digest of a prompt")
         return cls(transfer=own["request"], nodes=tuple(nodes), tokens=tokens, digest=own["prompt"])

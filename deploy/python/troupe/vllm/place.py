@@ -14,7 +14,7 @@ from troupe.layout import Layout
 from troupe.members import Announcement
 from troupe.open_cluster import STAGE, deployment_of
 
-__all__ = ["ALONE", "Place", "Ranks", "http_address", "place_of", "replica_of"]
+__all__ = ["ALONE", "Place", "Ranks", "http_address", "place_of", "pushes_of", "replica_of"]
 
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _EXTRA = "kv_connector_extra_config"
@@ -52,6 +52,7 @@ class Place:
     text: str | None = None
     joins: tuple[Announcement, ...] = ()
     load_seconds: float | None = None  #: that a load may take; none: the deployment's default
+    pushes: bool = False  #: the caches of prompts move while they are computed, where a router asks both engines at once
 
     def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
         """A rank's. It registers with the supervisor by itself, in whatever order they start."""
@@ -82,11 +83,7 @@ def place_of(
     for key in sorted(_TEXTS & set(extra)):
         if not isinstance(extra[key], str) or not extra[key]:
             raise ValueError(f"{key!r} of {_EXTRA} is {extra[key]!r}; give a text")
-    if str(extra.get("read_mode", "true")).lower() not in ("true", "1"):
-        raise ValueError(
-            f"'read_mode' of {_EXTRA} is {extra['read_mode']!r}; Troupe's connector loads what the prefill engine "
-            "keeps (true), and does not push layer by layer yet"
-        )
+    pushes = pushes_of(extra)
     tuning = sorted(set(extra) & (_TRANSPORT | _TIMES))
     if tuning and "deployment" in extra:
         said = ", ".join(map(repr, tuning))
@@ -100,8 +97,10 @@ def place_of(
     if "http" in extra:
         http = _checked_address(extra["http"])
     if deployment is not None and node is not None:
-        return Place(_named(node, ranks), file=deployment)
+        return Place(_named(node, ranks), file=deployment, pushes=pushes)
     labels = {"engine_id": _cut(engine_id), "role": _ROLES.get(role, "both")}
+    if pushes:
+        labels["mode"] = "write"
     if http is not None:
         labels["http"] = http
     joins = tuple(
@@ -111,11 +110,23 @@ def place_of(
     text = deployment_of(
         supervisor,
         called=f"'supervisor' of {_EXTRA}",
+        mode="write" if pushes else "read",
         transport={key: _number_or_word(key, extra[key]) for key in sorted(_TRANSPORT & set(extra))},
         source_lease=_seconds("defer_timeout", extra) or 30.0,
     )
     nodes = tuple(join.name for join in joins)
-    return Place(nodes, text=text, joins=joins, load_seconds=_seconds("transfer_timeout", extra))
+    return Place(nodes, text=text, joins=joins, load_seconds=_seconds("transfer_timeout", extra), pushes=pushes)
+
+
+def pushes_of(extra: Mapping[str, Any]) -> bool:
+    """Whether `read_mode` is false."""
+    said = str(extra.get("read_mode", True)).lower()
+    if said not in ("true", "1", "false", "0"):
+        raise ValueError(
+            f"'read_mode' of {_EXTRA} is {extra['read_mode']!r}; give true (a decode engine reads what the prefill engine "
+            "keeps) or false (the prefill engine writes it there, layer by layer)"
+        )
+    return said in ("false", "0")
 
 
 def _number_or_word(key: str, value: object) -> int | str:

@@ -9,15 +9,17 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from troupe.vllm.metadata import Receive, Send, TroupeMetadata
+from troupe.vllm.metadata import Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import (
     BadParamsError,
     HandOff,
+    named_transfer,
     new_transfer,
     prompt_digest,
     wants_decode_elsewhere,
     wants_prefill_elsewhere,
 )
+from troupe.vllm.pushes import Pushes
 
 __all__ = ["Scheduler"]
 
@@ -29,20 +31,29 @@ _COMPLETE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPE
 class Scheduler:
     """Which requests send and which load, by vLLM's request ids.
 
-    A prefill: asked for -> computed -> `_sending` until its blocks are unpinned. A decode: new -> `_loading` until the
+    A prefill: asked for -> computed -> `_sending` until its blocks are unpinned; or one of `_pushes` from its first
+    blocks on, where a router that asks both engines at once has named its transfer. A decode: new -> `_loading` until the
     load ended -> ordinary. What a decode request says of its source is used once (`_used`): after a failed load vLLM
     asks again, and must hear that there is nothing.
     """
 
-    def __init__(self, *, nodes: tuple[str, ...], engine_id: str, windows: bool = False) -> None:
-        """`nodes`: of the engine's ranks. `windows`: some layers keep only the last tokens of a request."""
+    def __init__(
+        self, *, nodes: tuple[str, ...], engine_id: str, windows: bool = False, push_block_size: int = 0
+    ) -> None:
+        """`nodes`: of the engine's ranks. `windows`: some layers keep only the last tokens of a request.
+        `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does."""
         self._nodes = nodes
         self._engine_id = engine_id
         self._windows = windows
         self._sending: set[str] = set()
         self._loading: set[str] = set()
         self._used: set[str] = set()
+        self._pushes = Pushes(push_block_size)
         self._next = TroupeMetadata()
+
+    def bind_pool(self, pool: Any) -> None:
+        """vLLM's own, of blocks."""
+        self._pushes.bind(pool)
 
     # -- before a step
 
@@ -67,6 +78,7 @@ class Scheduler:
     def allocated(self, request: Any, blocks: Sequence[Sequence[int]], external: int) -> None:
         """The request has these blocks of each group, and `external` tokens of them are to be loaded."""
         if not self._is_new_decode(request):
+            self._offer_early(request, blocks)
             return
         self._used.add(request.request_id)
         if external == 0:
@@ -80,20 +92,25 @@ class Scheduler:
             Receive(request.request_id, source, _lists(blocks), tokens, tokens - external, digest or "", refused)
         )
 
-    def take_metadata(self, *, idle: bool) -> TroupeMetadata:
+    def take_metadata(self, output: Any) -> TroupeMetadata:
+        """`output`: vLLM's, of the step that takes it."""
+        self._pushes.step(output, self._next)
         taken, self._next = self._next, TroupeMetadata()
-        taken.idle = idle
+        taken.idle = output.total_num_scheduled_tokens == 0
         return taken
 
-    def take_sends(self) -> list[Send]:
-        """Those that no step has taken."""
-        taken, self._next.sends = self._next.sends, []
+    def take_offers(self) -> TroupeMetadata:
+        """Of prompts that are computed, what no step has taken."""
+        own = self._next
+        taken = TroupeMetadata(sends=own.sends, seals=own.seals, drops=own.drops)
+        own.sends, own.seals, own.drops = [], [], []
         return taken
 
     # -- after a step
 
     def settle(self, output: Any) -> None:
         """Drops ids that vLLM would not survive: it asserts that each is known and was told once."""
+        output.finished_sending = self._pushes.settle(output.finished_sending or set())
         for name, own in (("finished_sending", self._sending), ("finished_recving", self._loading)):
             told: set[str] = getattr(output, name) or set()
             unknown = told - own
@@ -112,21 +129,48 @@ class Scheduler:
         if new_decode:  # it never came to its load
             self._release(request)
             return False, None
-        tokens = int(request.num_prompt_tokens)
-        complete = request.status in _COMPLETE and request.num_computed_tokens >= tokens
-        if not wants_decode_elsewhere(request.kv_transfer_params) or not complete:
+        if not wants_decode_elsewhere(request.kv_transfer_params) or self._pushes.lost(request.request_id):
             return False, None
-        digest = _digest_of(request)
-        if digest is None:
-            logger.warning("%s has no token ids to compare prompts by: it is not handed off", request.request_id)
-            return False, None
-        transfer = new_transfer(self._nodes[0])
-        self._sending.add(request.request_id)
-        self._next.sends.append(Send(request.request_id, transfer, _lists(blocks), tokens, digest))
-        hand_off = HandOff(transfer=transfer, nodes=self._nodes, tokens=tokens, digest=digest)
-        return True, hand_off.to_params(engine_id=self._engine_id)
+        return self._hand_off(request, blocks)
 
     # -- parts
+
+    def _offer_early(self, request: Any, blocks: Sequence[Sequence[int]]) -> None:
+        params = request.kv_transfer_params
+        transfer = named_transfer(params)
+        if transfer is None or not wants_decode_elsewhere(params) or wants_prefill_elsewhere(params):
+            return
+        if len(blocks) != 1 or request.prompt_token_ids is None:
+            return
+        push = self._pushes.begin(request, transfer, blocks[0])
+        if push is not None:
+            self._next.pushes.append(push)
+
+    def _hand_off(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        """Of a prefill that has ended. Whoever waits for a transfer that will not come is told so."""
+        name, tokens, digest = request.request_id, int(request.num_prompt_tokens), _digest_of(request)
+        complete = request.status in _COMPLETE and request.num_computed_tokens >= tokens
+        if complete and digest is None:
+            logger.warning("%s has no token ids to compare prompts by: it is not handed off", name)
+        transfer = self._pushes.end(name)
+        if transfer is not None:
+            self._sending.add(name)
+            if not complete or digest is None:
+                self._next.drops.append(transfer)
+                return True, None
+            self._next.seals.append(Seal(transfer, tokens, digest))
+        else:
+            named = named_transfer(request.kv_transfer_params)
+            if named is not None and self._pushes.named(named):
+                return False, None  # another request's
+            if not complete or digest is None:
+                self._next.drops += [named] if named is not None else []
+                return False, None
+            transfer = named or new_transfer(self._nodes[0])
+            self._sending.add(name)
+            self._next.sends.append(Send(name, transfer, _lists(blocks), tokens, digest))
+        hand_off = HandOff(transfer=transfer, nodes=self._nodes, tokens=tokens, digest=digest)
+        return True, hand_off.to_params(engine_id=self._engine_id)
 
     def _tokens_of(self, request: Any) -> int:
         """So many of a prompt are loaded. With windows not the last one, which is computed again: vLLM allocates what
@@ -141,7 +185,7 @@ class Scheduler:
             source = HandOff.from_params(request.kv_transfer_params)
         except BadParamsError as why:
             return None, str(why)
-        if source.tokens != request.num_prompt_tokens or source.digest != digest:
+        if not source.is_early and (source.tokens != request.num_prompt_tokens or source.digest != digest):
             return None, f"the prompt of {source.tokens} tokens that was prefilled is not the one to decode"
         return source, ""
 

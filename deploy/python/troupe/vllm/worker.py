@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from vllm.logger import init_logger
 
 from troupe.engine import Engine
@@ -16,7 +17,7 @@ from troupe.errors import ErrorCode, TroupeError
 from troupe.events import Done, Failed, Operation, Unpinned
 from troupe.vllm.holds import Holds
 from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
-from troupe.vllm.metadata import Receive, Send, TroupeMetadata
+from troupe.vllm.metadata import Chunk, Push, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import HandOff
 from troupe.vllm.place import Place
 from troupe.vllm.stats import TransferStats
@@ -27,6 +28,7 @@ logger = init_logger(f"vllm.{__name__}")
 
 IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
 PARK = 30.0  # seconds; the answer that sent a decode here comes a step before the send
+EARLY = 600.0  # seconds, that a load waits for a prompt which may stand in the other engine's queue; who dies ends it
 KEPT = 24 * 3600.0  # seconds, that an offer lasts at most: leases end it, of which an engine that has queued it has one
 
 
@@ -41,8 +43,9 @@ class Results:
 
 @dataclass
 class _Transfer:
-    """One operation of the engine. `name`: of a send, that others know it by. `source`: of a load. `unwanted`: its
-    request has ended, so that its own end is no failure."""
+    """One operation of the engine. `request_id`: whom its end is told of; nobody, where it is empty. `name`: of a send,
+    that others know it by. `source`: of a load. `unwanted`: its request has ended, so that its own end is no failure.
+    """
 
     request_id: str
     sends: bool
@@ -59,6 +62,7 @@ class Worker:
     """Carries out what the scheduler's side says, and reports each request once, when its blocks are free again. Each
     rank of an engine has one, and is told the same: it sends and loads its own share of a request.
 
+    A prompt that is pushed is reported by the transfer's name, since its request may end before or after it.
     Blocks are free again at `Unpinned`, not at the outcome: until then a peer may still read or write them.
     """
 
@@ -68,6 +72,9 @@ class Worker:
         self._engine: Engine | None = None
         self._view: CacheView | None = None
         self._transfers: dict[Operation, _Transfer] = {}
+        self._pushed: dict[str, Operation] = {}  # by transfer, those whose prompts are computed here
+        self._step: list[tuple[Operation, int]] = []  # of them what is computed now, up to which token
+        self._event: Any = None  # of the GPU's stream that computes
         self._holds = Holds()  # of the first rank
         self._results = Results()
         self._stats = TransferStats()
@@ -95,14 +102,40 @@ class Worker:
         for source in step.releases:
             if self._rank == 0 or self._is_own(source):
                 self._release(source)
-        self.offer(step.sends)
+        self.offer(step)
+        self._step = []
+        for push in step.pushes:
+            self._push(push)
+        for chunk in step.chunks:
+            self._chunk(chunk)
         for receive in step.receives:
             self._receive(receive)
 
-    def offer(self, sends: Sequence[Send]) -> None:
-        """The caches of prompts that are computed, each to whoever asks for it."""
-        for send in sends:
+    def offer(self, ends: TroupeMetadata) -> None:
+        """Of prompts that are computed, the caches, each to whoever asks for it, and of those that will not be, the word.
+        """
+        for send in ends.sends:
             self._send(send)
+        for seal in ends.seals:
+            self._seal(seal)
+        for transfer in ends.drops:
+            self._drop(transfer)
+
+    def layer_computed(self, name: str, cache: Any) -> None:
+        """vLLM's layer is written as far as this step goes: on a GPU when its stream comes to this point."""
+        assert self._view is not None
+        layer = self._view.order.get(name)
+        if layer is None or not self._step:
+            return
+        at: dict[str, int] = {}
+        if cache.is_cuda:
+            at = {"event": self._recorded(cache.device), "gpu": cache.device.index}
+        for operation, end in list(self._step):
+            try:
+                self._started().layers_ready(operation, layer, layer + 1, end, **at)
+            except TroupeError as error:
+                self._step.remove((operation, end))
+                self._give_up_push(operation, error)
 
     def results(self, *, idle: bool) -> Results:
         """What ended since the last call. `idle`: nothing else is to be done, wait a little for the first event."""
@@ -132,6 +165,8 @@ class Worker:
                             segments=event.segments,
                         )
                 elif isinstance(event, Unpinned):
+                    if self._pushed.get(transfer.name) == event.operation:
+                        del self._pushed[transfer.name]
                     self._end(self._transfers.pop(event.operation))
         taken, self._results = self._results, Results()
         return taken
@@ -172,6 +207,67 @@ class Worker:
         except TroupeError as error:
             self._give_up(operation, f"it cannot be offered: {error}")
 
+    def _push(self, push: Push) -> None:
+        assert self._view is not None
+        transfer = _Transfer(push.transfer, True, push.tokens, time.monotonic(), push.transfer)
+        blocks = self._view.wide(0, push.blocks)
+        try:
+            operation = self._started().send(push.transfer, blocks, deadline=KEPT, grows=True)
+        except TroupeError as error:
+            transfer.why = str(error)
+            self._end(transfer)
+            return
+        self._transfers[operation], self._pushed[push.transfer] = transfer, operation
+
+    def _chunk(self, chunk: Chunk) -> None:
+        """Of what came out of vLLM's prefix cache nothing is said here: another request may be computing it in this step,
+        or in the one before, which a GPU is still at. A layer of this step is behind all of that."""
+        assert self._view is not None
+        operation = self._pushed.get(chunk.transfer)
+        if operation is None:
+            return
+        try:
+            if chunk.blocks:
+                self._started().add_blocks(operation, self._view.wide(0, chunk.blocks))
+        except TroupeError as error:
+            self._give_up_push(operation, error)
+            return
+        self._step.append((operation, chunk.end))
+
+    def _seal(self, seal: Seal) -> None:
+        operation = self._pushed.get(seal.transfer)
+        if operation is None:
+            return
+        try:
+            self._started().seal(operation, seal.tokens, seal.digest.encode())
+        except TroupeError as error:
+            self._give_up_push(operation, error)
+
+    def _drop(self, name: str) -> None:
+        """Whoever waits for it hears that it does not come."""
+        operation = self._pushed.get(name)
+        if operation is None:
+            transfer = _Transfer("", True, 0, time.monotonic(), name, unwanted=True)
+            try:
+                operation = self._started().send(name, grows=True)
+            except TroupeError as error:
+                logger.debug("%s: nobody is told that it does not come: %s", name, error)
+                return
+            self._transfers[operation] = transfer
+        self._transfers[operation].unwanted = True
+        self._give_up(operation, "its prompt was not computed to the end")
+
+    def _give_up_push(self, operation: Operation, why: TroupeError) -> None:
+        if why.code != ErrorCode.NOT_FOUND:  # else it has ended by itself, and is told
+            self._give_up(operation, f"it cannot be pushed: {why}")
+
+    def _recorded(self, device: Any) -> int:
+        """An event of what the GPU has been given so far. It is free again when it was told."""
+        if self._event is None:
+            self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device))
+        return int(self._event.cuda_event)
+
     def _receive(self, receive: Receive) -> None:
         assert self._view is not None
         transfer = _Transfer(receive.request_id, False, 0, time.monotonic())
@@ -186,11 +282,11 @@ class Worker:
             operation = self._started().receive(
                 source.transfer,
                 sources=source.nodes,
-                mode="read",
+                mode="write" if self._place.pushes else "read",
                 tokens=receive.tokens,
                 prefix_tokens=receive.prefix_tokens,
-                park=PARK,
-                deadline=self._place.load_seconds,
+                park=None if source.is_early else PARK,
+                deadline=self._place.load_seconds or (EARLY if source.is_early else None),
                 expect=receive.digest.encode(),
                 **self._view.blocks_of(receive.blocks, receive.tokens),
             )
@@ -259,7 +355,8 @@ class Worker:
                 seconds,
             )
         if transfer.sends:
-            self._results.sent.add(transfer.request_id)
+            if transfer.request_id:
+                self._results.sent.add(transfer.request_id)
             return
         self._results.loaded.add(transfer.request_id)
         if transfer.why:

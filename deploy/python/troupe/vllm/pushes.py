@@ -1,0 +1,117 @@
+"""The scheduler's side of prompts whose caches move while they are computed: which blocks they have, and until when.
+
+The blocks have a reference of their own: vLLM may preempt a request and give its blocks away in the same step, while a
+transfer still reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from troupe.vllm.metadata import Chunk, Push, TroupeMetadata
+
+__all__ = ["Pushes"]
+
+
+@dataclass
+class _Push:
+    """`request_id`: None once its request has been preempted, and computes its prompt for nobody else."""
+
+    transfer: str
+    request_id: str | None
+    tokens: int
+    blocks: list[int] = field(default_factory=list)
+    ended: bool = False  # the request
+
+
+class Pushes:
+    """By transfer: offered -> sealed or dropped -> unpinned, which may also come first. The worker tells the last one by
+    the transfer's name in the place of a request's id, since the request may not have ended by then."""
+
+    def __init__(self, block_size: int) -> None:
+        """`block_size`: tokens of a block; 0: caches move when their prompts are computed."""
+        self._block_size = block_size
+        self._pool: Any = None
+        self._pushes: dict[str, _Push] = {}
+        self._of: dict[str, _Push] = {}  # by vLLM's id of a request that runs
+        self._lost: set[str] = set()  # requests that run, whose transfer has ended
+
+    def bind(self, pool: Any) -> None:
+        self._pool = pool
+
+    def begin(self, request: Any, transfer: str, blocks: Sequence[int]) -> Push | None:
+        """None: it is not offered before it is computed."""
+        if not self._block_size or self._pool is None or request.num_preemptions or transfer in self._pushes:
+            return None
+        push = _Push(transfer, request.request_id, int(request.num_prompt_tokens))
+        self._pushes[transfer] = self._of[request.request_id] = push
+        return Push(transfer, self._take(push, blocks), push.tokens)
+
+    def step(self, output: Any, orders: TroupeMetadata) -> None:
+        """What vLLM computes next, and of whom it has taken the blocks away."""
+        for request_id in output.preempted_req_ids or ():
+            push = self._of.pop(request_id, None)
+            if push is not None:
+                push.request_id = None
+                self._lost.add(request_id)
+                orders.drops.append(push.transfer)
+        if self._of:
+            orders.chunks.extend(self._chunks(output))
+
+    def named(self, transfer: str) -> bool:
+        """Whether some request, which may be another one, is offered by this name."""
+        return transfer in self._pushes
+
+    def lost(self, request_id: str) -> bool:
+        """Whether nobody wants the cache of a request any more. It is asked when that ends."""
+        found = request_id in self._lost
+        self._lost.discard(request_id)
+        return found
+
+    def end(self, request_id: str) -> str | None:
+        """Of a request that has ended the transfer, which is to be sealed or dropped."""
+        push = self._of.pop(request_id, None)
+        if push is None:
+            return None
+        push.ended = True
+        return push.transfer
+
+    def settle(self, told: set[str]) -> set[str]:
+        """What a worker said has been sent, with requests in the place of those transfers whose requests have ended."""
+        requests = set()
+        for transfer in told & self._pushes.keys():
+            push = self._pushes.pop(transfer)
+            self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
+            told = told - {transfer}
+            if push.request_id is None:
+                continue
+            if push.ended:
+                requests.add(push.request_id)
+            else:
+                del self._of[push.request_id]
+                self._lost.add(push.request_id)
+        return told | requests
+
+    # -- parts
+
+    def _take(self, push: _Push, blocks: Sequence[int]) -> list[int]:
+        """Those of the prompt that are new, each with a reference."""
+        wanted = -(-push.tokens // self._block_size)
+        new = list(blocks)[: max(wanted - len(push.blocks), 0)]
+        self._pool.touch([self._pool.blocks[block] for block in new])
+        push.blocks += new
+        return new
+
+    def _chunks(self, output: Any) -> Iterator[Chunk]:
+        """A request's first blocks are known from its allocation."""
+        cached = output.scheduled_cached_reqs
+        scheduled = [(new.req_id, None, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        scheduled += zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens)
+        for request_id, blocks, begin in scheduled:
+            push = self._of.get(request_id)
+            if push is None or begin >= push.tokens:
+                continue
+            end = min(begin + output.num_scheduled_tokens[request_id], push.tokens)
+            yield Chunk(push.transfer, self._take(push, blocks[0] if blocks else []), end)
