@@ -14,6 +14,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -28,6 +30,7 @@ FOLDER = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
 BLOCK = 32
 BLOCKS = 64
 ABORTED = RequestStatus.FINISHED_ABORTED
+HASHER = get_request_block_hasher(BLOCK, sha256)
 TO_DECODE_ELSEWHERE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -49,9 +52,13 @@ def make_scheduler(policy="fail", pushes=False):
         return Scheduler(config, cache, StructuredOutputManager(config), BLOCK)
 
 
-class ConnectorUnderScheduler(unittest.TestCase):
+class UnderScheduler(unittest.TestCase):
+    """`pushes`: the engine does, computes 64 tokens in a step, and has a prefix cache."""
+
+    pushes = False
+
     def setUp(self):
-        self.scheduler = make_scheduler()
+        self.scheduler = make_scheduler(pushes=self.pushes)
         self.free_at_first = self.free()
         self.count = 0
 
@@ -63,7 +70,7 @@ class ConnectorUnderScheduler(unittest.TestCase):
         sampling = SamplingParams(temperature=0, max_tokens=out, ignore_eos=True,
                                   extra_args={"kv_transfer_params": dict(params)})
         sampling.update_from_generation_config({}, 1)
-        request = Request(f"request-{self.count}", list(range(tokens)), sampling, None)
+        request = Request(f"request-{self.count}", list(range(tokens)), sampling, None, block_hasher=HASHER)
         self.scheduler.add_request(request)
         return request
 
@@ -101,7 +108,11 @@ class ConnectorUnderScheduler(unittest.TestCase):
         self.assertEqual(self.free(), self.free_at_first)
         own = self.scheduler.connector._scheduler
         self.assertEqual((own._sending, own._loading, own._used), (set(), set(), set()))
+        pushes = own._pushes
+        self.assertEqual((pushes._pushes, pushes._of, pushes._lost), ({}, {}, set()))
 
+
+class ConnectorUnderScheduler(UnderScheduler):
     # -- prefill
 
     def test_a_prefill_keeps_its_blocks_until_they_are_sent(self):
@@ -239,20 +250,8 @@ TRANSFER = "elsewhere-0-" + "a" * 32
 EARLY = {**TO_DECODE_ELSEWHERE, "troupe": {"v": 1, "request": TRANSFER}}
 
 
-class PushesUnderScheduler(ConnectorUnderScheduler):
-    """The same of an engine that pushes, which computes 64 tokens in a step and has a prefix cache."""
-
-    def setUp(self):
-        self.scheduler = make_scheduler(pushes=True)
-        self.free_at_first = self.free()
-        self.count = 0
-
-    def prefilled(self, tokens):
-        request = self.add(tokens, TO_DECODE_ELSEWHERE, out=1)
-        said = []
-        while not said:
-            _, said = self.step()
-        return request, said[0].kv_transfer_params
+class PushesUnderScheduler(UnderScheduler):
+    pushes = True
 
     def begun(self, tokens=150):
         """A prompt whose first 64 tokens are computed."""
@@ -262,11 +261,6 @@ class PushesUnderScheduler(ConnectorUnderScheduler):
         self.assertEqual([(chunk.transfer, chunk.blocks, chunk.end) for chunk in step.chunks], [(TRANSFER, [], 64)])
         self.assertEqual(said, [])
         return request
-
-    def check_empty(self):
-        super().check_empty()
-        own = self.scheduler.connector._scheduler._pushes
-        self.assertEqual((own._pushes, own._of, own._lost), ({}, {}, set()))
 
     def test_a_prompt_is_offered_from_its_first_blocks_on(self):
         self.begun(150)
@@ -284,8 +278,9 @@ class PushesUnderScheduler(ConnectorUnderScheduler):
 
     def test_what_is_cached_is_offered_with_the_rest(self):
         """Of it nothing is said before a step: who computed it may not have come to its end."""
-        self.prefilled(150)
-        self.step(finished_sending={"request-1"})
+        self.add(150, {}, out=1)
+        for _ in range(3):
+            self.step()
         self.add(150, EARLY, out=1)
         step, (answer,) = self.step()
         self.assertEqual((len(step.pushes[0].blocks), [chunk.end for chunk in step.chunks]), (5, [150]))
@@ -332,12 +327,8 @@ class PushesUnderScheduler(ConnectorUnderScheduler):
         self.assertEqual(self.free(), self.free_at_first - 2)
         step, _ = self.step()  # it begins again, and finds its own blocks in the prefix cache
         self.assertEqual((step.drops, step.pushes, step.chunks), ([TRANSFER], [], []))
-        self.step(finished_sending={TRANSFER})
-        said = []
-        while not said:
-            step, said = self.step()
-            self.assertEqual((step.pushes, step.chunks), ([], []))
-        self.assertIsNone(said[0].kv_transfer_params)
+        step, (answer,) = self.step(finished_sending={TRANSFER})
+        self.assertEqual((step.pushes, step.chunks, answer.kv_transfer_params), ([], [], None))
         self.assertEqual(self.step()[0].sends, [])
         self.check_empty()
 
@@ -345,10 +336,11 @@ class PushesUnderScheduler(ConnectorUnderScheduler):
         self.begun(150)
         self.add(30, EARLY, out=1)
         said = []
-        while len(said) < 2:
+        for _ in range(4):
             step, more = self.step()
             self.assertEqual((step.pushes, step.drops, step.sends), ([], [], []))
             said += more
+        self.assertEqual(len(said), 2)
         self.assertEqual(sum(answer.kv_transfer_params is not None for answer in said), 1)
         self.step(finished_sending={TRANSFER})
         self.check_empty()
@@ -374,6 +366,7 @@ class PushesUnderScheduler(ConnectorUnderScheduler):
 
 
 def setUpModule():  # pylint: disable=invalid-name
+    init_none_hash(sha256)
     model.main(FOLDER.name, "llama")
     unittest.addModuleCleanup(FOLDER.cleanup)
 

@@ -32,8 +32,8 @@ def deployment_of(
 ) -> str:
     """The text of its deployment. `supervisor`: HOST:PORT of one that runs, which `called` names in a `ValueError`.
     `mode`: read or write, which both ends of a transfer have in common. `transport`: keys of a stage's section of that
-    name, for the links of whoever starts with this text. `source_lease`: seconds that a cache is kept for nobody who asks
-    for it."""
+    name, for the links of whoever starts with this text. `source_lease`: seconds that a cache is kept for nobody who
+    asks for it."""
     section = f", transport: {json.dumps(dict(transport))}" if transport else ""
     return _DEPLOYMENT.format(
         stage=STAGE,

@@ -9,8 +9,8 @@ name one that runs ({"supervisor": "HOST:PORT"}), or a deployment's file and whi
 Frontends find the engine's HTTP server by a label of its node: as the server's command line has it, or by {"http":
 "HOST:PORT"} where that is not the address to reach it by.
 
-A decode engine reads a cache when the prompt is computed ({"read_mode": true}, the default), or the prefill engine writes
-it there ({"read_mode": false}): layer by layer while it computes, where a router asks both engines at once.
+A decode engine reads a cache when the prompt is computed ({"read_mode": true}, the default), or the prefill engine
+writes it there ({"read_mode": false}): layer by layer while it computes, where a router asks both engines at once.
 
 So far: attention with or without windows and latents (MLA), on the CPU, and on GPUs in any of vLLM's orders.
 Tensor-parallel and pipeline-parallel sizes may differ between prefill and decode. vLLM calls every method; one that
@@ -246,8 +246,8 @@ def _kinds_of(kv_cache_config: Any) -> list[str]:
 
 
 def _push_block_size(kv_cache_config: Any) -> int:
-    """Tokens of a block of a cache that may move while it is computed: one block table, in which nothing is left behind.
-    0: it moves when it is computed."""
+    """Tokens of a block of a cache that may move while it is computed: one block table, in which nothing is left
+    behind. 0: it moves when it is computed."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1 or _kinds_of(kv_cache_config) == [_WINDOW]:
         return 0

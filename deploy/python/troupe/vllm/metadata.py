@@ -25,7 +25,7 @@ class Send:
 
 @dataclass
 class Push:
-    """A prompt of `tokens` that is about to be computed here: its cache is offered as it grows, and begins in `blocks`."""
+    """A prompt of `tokens` that is about to be computed here: its cache is offered as it grows, from `blocks` on."""
 
     transfer: str
     blocks: list[int]
@@ -69,8 +69,8 @@ class Receive:
 @dataclass
 class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """`holds`: sources of requests that wait in the queue here. `releases`: sources that nobody will load. `aborts`:
-    vLLM's ids of requests that end while they load. `drops`: transfers whose prompt will not be computed, offered or not.
-    `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
+    vLLM's ids of requests that end while they load. `drops`: transfers whose prompt will not be computed, offered or
+    not. `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
 
     sends: list[Send] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)

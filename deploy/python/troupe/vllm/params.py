@@ -45,7 +45,7 @@ def wants_prefill_elsewhere(params: object) -> bool:
 
 
 def named_transfer(params: object) -> str | None:
-    """What a router that asks both engines at once has named the transfer of a prefill request; None: it is named here."""
+    """The name of a prefill request's transfer by a router that asks both engines at once; None: it is named here."""
     own = params.get(KEY) if isinstance(params, Mapping) else None
     if not isinstance(own, Mapping) or own.get("v") != VERSION or not _is_like(_TRANSFER, own.get("request")):
         return None
@@ -71,8 +71,8 @@ def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -
 class HandOff:
     """A prompt whose cache waits at a prefill engine, or that is asked of one at the same time.
 
-    `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `digest`: of the prompt. A router that
-    asks both engines at once knows neither that nor its `tokens`.
+    `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `digest`: of the prompt. A router
+    that asks both engines at once knows neither that nor its `tokens`.
     """
 
     transfer: str

@@ -52,7 +52,7 @@ class Place:
     text: str | None = None
     joins: tuple[Announcement, ...] = ()
     load_seconds: float | None = None  #: that a load may take; none: the deployment's default
-    pushes: bool = False  #: the caches of prompts move while they are computed, where a router asks both engines at once
+    pushes: bool = False  #: the prefill engine writes, while it computes where a router asks both engines at once
 
     def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
         """A rank's. It registers with the supervisor by itself, in whatever order they start."""
@@ -123,8 +123,8 @@ def pushes_of(extra: Mapping[str, Any]) -> bool:
     said = str(extra.get("read_mode", True)).lower()
     if said not in ("true", "1", "false", "0"):
         raise ValueError(
-            f"'read_mode' of {_EXTRA} is {extra['read_mode']!r}; give true (a decode engine reads what the prefill engine "
-            "keeps) or false (the prefill engine writes it there, layer by layer)"
+            f"'read_mode' of {_EXTRA} is {extra['read_mode']!r}; give true (a decode engine reads what the prefill "
+            "engine keeps) or false (the prefill engine writes it there, layer by layer)"
         )
     return said in ("false", "0")
 

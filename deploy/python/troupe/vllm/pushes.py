@@ -27,8 +27,8 @@ class _Push:
 
 
 class Pushes:
-    """By transfer: offered -> sealed or dropped -> unpinned, which may also come first. The worker tells the last one by
-    the transfer's name in the place of a request's id, since the request may not have ended by then."""
+    """By transfer: offered -> sealed or dropped -> unpinned, which may also come first. The worker tells the last one
+    by the transfer's name in the place of a request's id, since the request may not have ended by then."""
 
     def __init__(self, block_size: int) -> None:
         """`block_size`: tokens of a block; 0: caches move when their prompts are computed."""
@@ -108,7 +108,7 @@ class Pushes:
         """A request's first blocks are known from its allocation."""
         cached = output.scheduled_cached_reqs
         scheduled = [(new.req_id, None, new.num_computed_tokens) for new in output.scheduled_new_reqs]
-        scheduled += zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens)
+        scheduled += zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
         for request_id, blocks, begin in scheduled:
             push = self._of.get(request_id)
             if push is None or begin >= push.tokens:

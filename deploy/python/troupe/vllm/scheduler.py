@@ -32,9 +32,9 @@ class Scheduler:
     """Which requests send and which load, by vLLM's request ids.
 
     A prefill: asked for -> computed -> `_sending` until its blocks are unpinned; or one of `_pushes` from its first
-    blocks on, where a router that asks both engines at once has named its transfer. A decode: new -> `_loading` until the
-    load ended -> ordinary. What a decode request says of its source is used once (`_used`): after a failed load vLLM
-    asks again, and must hear that there is nothing.
+    blocks on, where a router that asks both engines at once has named its transfer. A decode: new -> `_loading` until
+    the load ended -> ordinary. What a decode request says of its source is used once (`_used`): after a failed load
+    vLLM asks again, and must hear that there is nothing.
     """
 
     def __init__(

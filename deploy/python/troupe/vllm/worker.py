@@ -112,8 +112,7 @@ class Worker:
             self._receive(receive)
 
     def offer(self, ends: TroupeMetadata) -> None:
-        """Of prompts that are computed, the caches, each to whoever asks for it, and of those that will not be, the word.
-        """
+        """Of prompts that are computed the caches, each to whoever asks for it; of those that will not be, the word."""
         for send in ends.sends:
             self._send(send)
         for seal in ends.seals:
@@ -127,12 +126,10 @@ class Worker:
         layer = self._view.order.get(name)
         if layer is None or not self._step:
             return
-        at: dict[str, int] = {}
-        if cache.is_cuda:
-            at = {"event": self._recorded(cache.device), "gpu": cache.device.index}
+        event, gpu = (self._recorded(cache.device), cache.device.index) if cache.is_cuda else (0, 0)
         for operation, end in list(self._step):
             try:
-                self._started().layers_ready(operation, layer, layer + 1, end, **at)
+                self._started().layers_ready(operation, layer, layer + 1, end, event=event, gpu=gpu)
             except TroupeError as error:
                 self._step.remove((operation, end))
                 self._give_up_push(operation, error)
@@ -220,8 +217,8 @@ class Worker:
         self._transfers[operation], self._pushed[push.transfer] = transfer, operation
 
     def _chunk(self, chunk: Chunk) -> None:
-        """Of what came out of vLLM's prefix cache nothing is said here: another request may be computing it in this step,
-        or in the one before, which a GPU is still at. A layer of this step is behind all of that."""
+        """Of what came out of vLLM's prefix cache nothing is said here: another request may be computing it in this
+        step, or in the one before, which a GPU is still at. A layer of this step is behind all of that."""
         assert self._view is not None
         operation = self._pushed.get(chunk.transfer)
         if operation is None:
