@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from troupe.hand_off import KEY, VERSION, new_transfer
 
 __all__ = [
     "BadParamsError",
@@ -22,8 +23,6 @@ __all__ = [
     "wants_prefill_elsewhere",
 ]
 
-KEY = "troupe"
-VERSION = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 _TRANSFER = re.compile(r"[a-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -41,11 +40,6 @@ def wants_decode_elsewhere(params: object) -> bool:
 def wants_prefill_elsewhere(params: object) -> bool:
     """Whether a request is a decode whose prompt was computed by another engine."""
     return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
-
-
-def new_transfer(node: str) -> str:
-    """A name for the transfer of one request that nobody can guess and that never comes again."""
-    return f"{node}-{secrets.token_hex(16)}"
 
 
 def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -> str:
