@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from troupe.errors import ErrorCode, TroupeError
+from troupe.hand_off import new_transfer, source_params
 from troupe.router.carry import as_chat, continued, why_fixed
 from troupe.router.choice import Chooser, Wanted
 from troupe.router.door import connections_of
@@ -238,6 +239,27 @@ def test_the_engine_of_the_text_is_told_where_the_cache_is() -> None:
     assert leg == {"prompt": "a", "kv_transfer_params": {"x": 1}, "return_token_ids": True}
 
 
+def test_engines_that_are_asked_at_once_are_told_of_one_transfer() -> None:
+    transfer = new_transfer("engines.p.0")
+    assert transfer != new_transfer("engines.p.0")
+    assert transfer.startswith("engines.p.0-")
+    asked = prefill_leg({"prompt": "a"}, chat=False, transfer=transfer)["kv_transfer_params"]
+    assert asked.pop("troupe") == {"v": 1, "request": transfer}
+    assert asked == prefill_leg({"prompt": "a"}, chat=False)["kv_transfer_params"]
+    source = source_params(transfer, ("engines.p.0", "engines.p.1"), engine_id="")
+    assert source == {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "",
+        "remote_request_id": transfer,
+        "remote_block_ids": [],
+        "remote_host": "",
+        "remote_port": 0,
+        "tp_size": 2,
+        "troupe": {"v": 1, "request": transfer, "nodes": ["engines.p.0", "engines.p.1"]},
+    }
+
+
 # -- what was said
 
 
@@ -265,6 +287,18 @@ def test_a_text_can_be_continued_behind_its_last_whole_character() -> None:
     [told] = said.take(chunk("ü", [4, 5], prompt_token_ids=[7, 8, 1, 2, 3]))
     assert (said.prompt, said.tokens) == ([7, 8], [1, 2, 3, 4, 5])
     assert told["choices"][0] == {"index": 0, "text": "ü", "finish_reason": None}
+
+
+def test_what_an_engine_has_said_is_heard_before_its_client_is_told() -> None:
+    said = Said(chat=False, wants_tokens=False)
+    said.begin()
+    assert not said.heard
+    assert said.take(chunk("", [2])) == []
+    assert (said.heard, said.started) == (True, False)
+    said.begin()
+    assert not said.heard
+    said.pass_on()
+    assert (said.heard, said.started) == (True, True)
 
 
 def test_a_client_of_token_ids_waits_for_no_more_of_them_than_a_character_can_have() -> None:
@@ -470,6 +504,17 @@ def test_who_has_lost_a_request_rests_before_it_is_asked_again() -> None:
     assert chosen(fleet_of(a, b)) == (None, "a"), "who has lost nothing is not waited for"
     b.member = "down"
     assert chosen(fleet_of(a, b), Wanted(failed={a})) == (None, "a")
+
+
+def test_a_cache_is_pushed_where_both_engines_do_that_and_every_node_of_the_first_is_known() -> None:
+    p, d = instance("p", "prefill", mode="write", ranks=("p.0",)), instance("d", "decode", mode="write")
+    assert p.pushes_to(d)
+    assert not d.pushes_to(p), "its nodes are not known"
+    p.mode = "read"
+    assert not p.pushes_to(d)
+    p.mode, d.mode = "write", "read"
+    assert not p.pushes_to(d)
+    assert not instance("p", "prefill").pushes_to(instance("d", "decode"))
 
 
 def test_full_engines_are_waited_for_and_not_gone_round() -> None:
@@ -717,6 +762,63 @@ def test_an_engine_that_was_started_again_for_something_else_is_asked_for_that()
     roster.adopt({"http://a:1": entry(role="decode")}, 0)
     roster.adopt({"http://a:1": entry(role="prefill")}, 1)
     assert [one.role for one in fleet] == ["prefill"]
+
+
+def ranks_of(*nodes: tuple[str, int, int], state: str = "up", **labels: str) -> list[dict[str, Any]]:
+    """(replica, rank, ranks), all at one address."""
+    return [
+        {
+            "name": f"engines.{replica}.{rank}",
+            "replica_name": replica,
+            "rank": rank,
+            "ranks": ranks,
+            "host": "h",
+            "state": state,
+            "labels": {"http": ":1", "engine_id": f"id of {replica}", **labels},
+        }
+        for replica, rank, ranks in nodes
+    ]
+
+
+def found_at_one_address(nodes: list[dict[str, Any]]) -> Instance:
+    fleet = Fleet()
+    Roster(fleet).adopt(engines_of({"nodes": nodes}), 0)
+    [one] = fleet
+    return one
+
+
+def test_nodes_that_push_are_known_in_the_order_of_their_ranks() -> None:
+    one = found_at_one_address(ranks_of(*(("a", rank, 11) for rank in (10, 2, 0, 1, *range(3, 10))), mode="write"))
+    assert one.ranks == tuple(f"engines.a.{rank}" for rank in range(11))
+    assert (one.mode, one.engine_id, one.pushes_to(one)) == ("write", "id of a", True)
+
+
+def test_an_engine_does_not_push_while_a_node_of_it_is_missing_or_does_not_say_so() -> None:
+    missing = ranks_of(("a", 0, 2), mode="write")
+    silent = [*missing, *ranks_of(("a", 1, 2))]
+    twice = ranks_of(("a", 0, 2), ("a", 0, 2), mode="write")
+    several = ranks_of(("a", 0, 1), ("b", 0, 1), mode="write")
+    for nodes in (missing, silent, twice, several, ranks_of(("a", 0, 1)), ranks_of(("a", 0, 1), mode="read")):
+        one = found_at_one_address(nodes)
+        assert (one.usable, one.pushes_to(one)) == (False, False)
+        one.ready = True
+        assert (one.usable, one.pushes_to(one)) == (True, False)
+    former = [*ranks_of(("a", 0, 1), state="down", mode="write"), *ranks_of(("b", 0, 1), mode="write")]
+    for nodes in (former, former[::-1]):
+        assert found_at_one_address(nodes).ranks == ("engines.b.0",)
+
+
+def test_an_engine_that_was_started_again_or_has_gone_does_not_push_as_it_did() -> None:
+    fleet = Fleet([GivenEngine("http://h:1", "both")])
+    roster = Roster(fleet)
+    [one] = fleet
+    pushes = engines_of({"nodes": ranks_of(("a", 0, 1), mode="write")})
+    for now, found in enumerate(({}, engines_of({"nodes": ranks_of(("b", 0, 1))}), {})):
+        roster.adopt(pushes, 100 * now)
+        assert one.pushes_to(one)
+        roster.adopt(found, 100 * now + 1)
+        roster.adopt(found, 100 * now + 40)
+        assert not one.pushes_to(one)
 
 
 class Supervisor:

@@ -10,12 +10,17 @@ N (its connection), `fail_after` N (an error in the stream), `abort_after` N (it
 only for whoever removes the file `trigger`, if there is one; `status` of every answer, `pause` seconds before each token,
 `mute`: it does not say token ids, `key`: what /v1/models wants as Authorization, `reason` N: so many tokens are reasoning.
 `raw`: its streams are these bytes, `cut` in pieces of N, `repeat` N times; `answer`: so are its answers of 200.
+
+A cache that is pushed is a file in the folder `caches`, by the name of its transfer, for which a decode waits. The prefill
+answers when there is a file `gate`; the cache is there before that (`early`), or with it; with `keeps` 0 there is none, and
+both engines say so.
 GET /journal: the requests that it was asked, and how many of them ended before they were answered.
 """
 import asyncio
 import hashlib
 import json
 import os
+import pathlib
 import secrets
 import signal
 
@@ -109,6 +114,7 @@ class Server:
             raise
 
     async def answer(self, request, body):
+        await self.push(body.get("kv_transfer_params") or {})
         status = self.behaviour.get("status")
         if status:
             return error(status, "as the test wants it")
@@ -124,24 +130,55 @@ class Server:
         most = body.get("max_completion_tokens") or body.get("max_tokens") or (LONGEST - len(prompt) if chat else 16)
         if len(prompt) + most > LONGEST:
             return error(400, f"this model takes {LONGEST} tokens")
-        loaded = await self.load(body.get("kv_transfer_params") or {})
         text = Text(request, body, chat, prompt, most)
-        if not body.get("stream"):
-            await asyncio.sleep(self.behaviour.get("pause", 0) * most)
-            if not loaded:
-                return error(500, "its cache cannot be loaded")
-            return web.json_response(text.whole(self.hand_off(body)))
-        return await self.stream(request, text, loaded)
+        if body.get("stream"):
+            return await self.stream(request, text)
+        if not await self.load(body.get("kv_transfer_params") or {}):
+            return error(500, "its cache cannot be loaded")
+        await asyncio.sleep(self.behaviour.get("pause", 0) * most)
+        return web.json_response(text.whole(self.hand_off(body)))
+
+    async def push(self, params):
+        """Makes a cache that somebody waits for, or ends its transfer."""
+        if not params.get("do_remote_decode") or "troupe" not in params:
+            return
+        made = None
+        while True:
+            gate = self.behaviour.get("gate")
+            opened = gate is None or os.path.exists(gate)
+            if made is None and (opened or self.behaviour.get("early")) and not self.behaviour.get("status"):
+                made = "whole" if self.behaviour.get("keeps", 1) else "none"
+                file = pathlib.Path(self.behaviour["caches"]) / params["troupe"]["request"]
+                written = file.with_name(file.name + ".new")
+                written.write_text(made)
+                written.rename(file)
+            if opened:
+                return
+            await asyncio.sleep(0.005)
+
+    async def pushed(self, transfer):
+        """Waits for a cache; false: there will be none."""
+        file = pathlib.Path(self.behaviour["caches"]) / transfer
+        while not file.exists():
+            await asyncio.sleep(0.005)
+        made = file.read_text()
+        file.unlink()
+        return made == "whole"
 
     async def load(self, params):
         if not params.get("do_remote_prefill"):
             return True
+        if "troupe" in params:
+            return await self.pushed(params["troupe"]["request"])
         async with ClientSession() as client, client.post(params["at"] + "/take", json=params) as taken:
             return taken.status == 200
 
     def hand_off(self, body):
-        if not (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+        params = body.get("kv_transfer_params") or {}
+        if not params.get("do_remote_decode") or not self.behaviour.get("keeps", 1):
             return None
+        if "troupe" in params:
+            return {"do_remote_prefill": True, "do_remote_decode": False}
         transfer = secrets.token_hex(8)
         self.pinned.add(transfer)
         return {"do_remote_prefill": True, "do_remote_decode": False, "transfer": transfer,
@@ -168,7 +205,7 @@ class Server:
                 await asyncio.sleep(0.001)  # each by itself
         return response
 
-    async def stream(self, request, text, loaded):
+    async def stream(self, request, text):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
 
@@ -176,7 +213,7 @@ class Server:
             data = document if isinstance(document, str) else json.dumps(document)
             await response.write(f"data: {data}\n\n".encode())
 
-        if not loaded:
+        if not await self.load(text.body.get("kv_transfer_params") or {}):
             await say({"error": {"message": "its cache cannot be loaded", "type": "InternalServerError", "code": 500}})
             await say("[DONE]")
             return response

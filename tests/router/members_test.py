@@ -21,19 +21,24 @@ from troupe.open_cluster import STAGE, deployment_of
 PROMPT = "say something"
 
 
-def joins(replica, role, blocks):
-    """Has a node of Troupe's with the label of its HTTP server."""
-    def join(port):
+def joins(replica, role, blocks, ranks=1, **more):
+    """Has a node of Troupe's for each rank, with the label of its HTTP server, and `more` labels."""
+    def engine(rank, labels):
         shapes = [troupe.LayerShape(kv_heads=2, head_dim=8)] * 2
-        layout = troupe.Layout.packed(shapes, dtype="bf16", block_tokens=4, blocks=blocks)
-        announced = troupe.Announcement(STAGE, replica, labels={"http": f":{port}", "role": role})
+        layout = troupe.Layout.packed(shapes, dtype="bf16", block_tokens=4, blocks=blocks, tp_rank=rank, tp_size=ranks)
+        announced = troupe.Announcement(STAGE, replica, rank, ranks, labels)
         return troupe.Engine(join=announced, text=deployment_of(None), layout=layout, allocate="ordinary")
+
+    def join(port):
+        return [engine(rank, {"http": f":{port}", "role": role, **more}) for rank in range(ranks)]
     return join
 
 
 class Member(Double):
-    def __init__(self, name, folder, role="both", **behaviour):
-        Forked.__init__(self, name, lambda: asyncio.run(double.main(behaviour, joins(name, role, 8))), folder)
+    def __init__(self, name, folder, role="both", said=None, **behaviour):
+        """`said`: of its nodes, beside its role."""
+        join = joins(name, role, 8, **(said or {}))
+        Forked.__init__(self, name, lambda: asyncio.run(double.main(behaviour, join)), folder)
 
 
 class Members(unittest.TestCase):
@@ -45,9 +50,9 @@ class Members(unittest.TestCase):
         # Nothing is said of where anything is, and the router is the first to come.
         self.front = self.enterContext(Router("router", self.folder, []))
 
-    def join(self, *names, role="both", **behaviour):
+    def join(self, *names, role="both", said=None, **behaviour):
         for name in names:
-            self.engines[name] = self.enterContext(Member(name, self.folder, role, **behaviour))
+            self.engines[name] = self.enterContext(Member(name, self.folder, role, said, **behaviour))
         for name in names:
             self.engines[name].wait()
         self.front.wait_for(len(self.running))
@@ -134,6 +139,16 @@ class Members(unittest.TestCase):
             asked = [request["body"].get("kv_transfer_params", {}) for request in one.journal["asked"]]
             self.assertTrue(asked, name)
             self.assertEqual({params.get("do_remote_decode", False) for params in asked}, {name == "p"})
+
+    def test_engines_that_push_are_asked_at_once_and_their_nodes_named_in_the_order_of_their_ranks(self):
+        caches = str(self.folder)
+        self.join("p", role="prefill", said={"ranks": 2, "mode": "write", "engine_id": "id of p"}, caches=caches)
+        self.join("d", role="decode", said={"mode": "write"}, caches=caches)
+        self.stream()
+        [params] = [asked["body"]["kv_transfer_params"] for asked in self.engines["d"].journal["asked"]]
+        self.assertEqual(params["troupe"]["nodes"], [f"{STAGE}.p.0", f"{STAGE}.p.1"])
+        self.assertEqual((params["remote_engine_id"], params["tp_size"]), ("id of p", 2))
+        self.assertEqual(self.front.metric("troupe_router_pushed_total"), 1)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 | lost | said so far | what is done next |
 | --- | --- | --- |
 | the engine that computes the prompt | nothing, or a part | another one computes it |
+| the same, of a pair that was asked at once | something, by the other engine | nothing: that one has the cache |
 | the engine that writes, before it was asked | nothing | another one takes the cache, which is pinned still |
 | the engine that writes | nothing | the same, once; if the cache is gone, the prompt is computed anew |
 | the engine that writes | a part | the prompt and that part are computed anew, and the rest is written elsewhere |
 | the engine that writes | all but the end of the stream | the router says the end |
 
-Each costs one of `limits.retries`. An answer that is no stream is asked for anew: the client has none of it.
+Each costs one of `limits.retries`. An answer that is no stream is asked for anew: the client has none of it. Where a
+pair was asked at once, the loss of one engine ends the request at the other, and no cache is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from troupe.hand_off import new_transfer, source_params
 from troupe.router.carry import continued
 from troupe.router.choice import Seat, Wanted
 from troupe.router.chunks import check_answer, chunk_of, has_given_up, message_of, params_of
@@ -36,13 +39,17 @@ from troupe.router.reply import Reply
 from troupe.router.said import Said
 from troupe.router.settings import Settings
 from troupe.router.upstream import LostError, RefusedError, Upstream
-from troupe.router.waiting import within
+from troupe.router.waiting import end, within
 
 __all__ = ["Attempts", "Parts"]
 
 logger = logging.getLogger("troupe.router")
 
 _DONE = b"data: [DONE]\n\n"
+# Seconds. A decode that cannot load the cache may say so before the prefill says that it made none.
+_BLAME = 0.5
+
+_Computes = asyncio.Task[Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -167,41 +174,100 @@ class Attempts:
         return wanted
 
     async def _attempt(self, seat: Seat, leg: _Leg) -> None:
-        metrics = self._parts.metrics
         self._where = seat.decode.name
-        if seat.prefill is not None:
-            self._where = f"{seat.prefill.name} -> {seat.decode.name}"
-            metrics.placements.labels("supervisor" if seat.as_placed else "router").inc()
-            self._source = await self._prefill(seat.prefill, leg)
+        self._said.begin()
+        prefill, decode = seat.prefill, seat.decode
+        if prefill is not None:
+            self._where = f"{prefill.name} -> {decode.name}"
+            self._parts.metrics.placements.labels("supervisor" if seat.as_placed else "router").inc()
+        if prefill is not None and prefill.pushes_to(decode):
+            await self._push(seat, prefill, leg)
+        else:
+            if prefill is not None:
+                params = await self._prefill(seat, prefill, leg)
+                self._source = None if params is None else _Source(prefill, params, len(self._said.tokens))
+            await self._decode(decode, leg, None if self._source is None else self._source.params)
+        decode.served()
+
+    async def _prefill(
+        self, seat: Seat, prefill: Instance, leg: _Leg, transfer: str | None = None
+    ) -> Mapping[str, Any] | None:
+        """Where the cache of the prompt is; None: the engine keeps none."""
+        try:
+            body = encoded(prefill_leg(leg.body, chat=leg.chat, transfer=transfer))
+            answer = await self._parts.upstream.ask(prefill, leg.path, body, self._incoming.headers)
+            params = params_of(prefill, answer.body)
+            prefill.served()
+        finally:
             self._parts.line.leave_prefill(seat)
-        metrics.attempts.labels("pair" if self._source is not None else "alone").inc()
-        source = None if self._source is None else self._source.params
-        decode = seat.decode
+        if params is None:
+            logger.warning(
+                "%s: %s keeps no cache of its prompt, which is computed twice", self._incoming.id, prefill.name
+            )
+        return params
+
+    async def _decode(
+        self, decode: Instance, leg: _Leg, source: Mapping[str, Any] | None, *, waits: bool = False
+    ) -> None:
+        """`waits`: the source is still being computed."""
+        self._parts.metrics.attempts.labels("pair" if source is not None else "alone").inc()
         if self._longest is None:
             self._longest = decode.longest(self._incoming.model)
         tokens = self._incoming.stream and not self._said.fixed and decode.says_tokens
         body = encoded(decode_leg(leg.body, source, tokens=tokens))
         if self._incoming.stream:
-            await self._stream(decode, leg, body)
-        else:
-            answer = await self._parts.upstream.ask(decode, leg.path, body, self._incoming.headers)
-            check_answer(decode, answer.body)
-            self._reply.whole(answer.body, answer.content_type or "application/json")
-        decode.served()
+            await self._stream(decode, leg, body, waits=waits)
+            return
+        answer = await self._parts.upstream.ask(decode, leg.path, body, self._incoming.headers)
+        check_answer(decode, answer.body)
+        self._reply.whole(answer.body, answer.content_type or "application/json")
 
-    async def _prefill(self, prefill: Instance, leg: _Leg) -> _Source | None:
-        body = encoded(prefill_leg(leg.body, chat=leg.chat))
-        answer = await self._parts.upstream.ask(prefill, leg.path, body, self._incoming.headers)
-        params = params_of(prefill, answer.body)
-        prefill.served()
-        if params is not None:
-            return _Source(prefill, params, len(self._said.tokens))
-        logger.warning("%s: %s keeps no cache of its prompt, which is computed twice", self._incoming.id, prefill.name)
-        return None
+    async def _push(self, seat: Seat, prefill: Instance, leg: _Leg) -> None:
+        """Asks both engines at once: the cache moves while the prompt is computed."""
+        self._parts.metrics.pushed.inc()
+        transfer = new_transfer(prefill.ranks[0])
+        source = source_params(transfer, prefill.ranks, engine_id=prefill.engine_id)
+        computes = asyncio.create_task(self._prefill(seat, prefill, leg, transfer))
+        writes = asyncio.create_task(self._decode(seat.decode, leg, source, waits=True))
+        try:
+            await self._written(seat.decode, computes, writes)
+            return
+        except RefusedError as why:
+            if self._said.heard or why.status < 500:
+                raise
+            await asyncio.wait({computes}, timeout=_BLAME)
+            if not computes.done() or computes.result() is not None:  # a failed prefill raises its own error
+                raise
+        finally:
+            await end(computes, writes)
+            self._log_late_loss(computes)
+        await self._decode(seat.decode, leg, None)
 
-    async def _stream(self, decode: Instance, leg: _Leg, body: bytes) -> None:
-        self._said.begin()
-        async with self._parts.upstream.stream(decode, leg.path, body, self._incoming.headers) as events:
+    async def _written(self, decode: Instance, computes: _Computes, writes: asyncio.Task[None]) -> None:
+        """Returns when `writes` has ended well. Raises its error, or that of `computes` if the decode has said nothing
+        until then. The silence of the decode counts from the end of `computes`."""
+        both: set[asyncio.Future[Any]] = {computes, writes}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not writes.done() and not self._said.heard:
+            computes.result()
+            silence = self._parts.settings.times.silence
+            await asyncio.wait({writes}, timeout=silence if self._incoming.stream else None)
+            if not writes.done() and not self._said.heard:
+                raise LostError(decode, f"it has said nothing for {silence:g} s", asked=True)
+        await asyncio.wait({writes})
+        writes.result()
+
+    def _log_late_loss(self, computes: _Computes) -> None:
+        """Logs how the prefill failed after the decode had begun, which had the cache by then."""
+        why = None if computes.cancelled() else computes.exception()
+        if why is not None and self._said.heard:
+            trace = None if isinstance(why, (LostError, RefusedError)) else why
+            said = "%s: the prefill failed when the text had begun: %s"
+            logger.warning(said, self._incoming.id, why, exc_info=trace)
+
+    async def _stream(self, decode: Instance, leg: _Leg, body: bytes, *, waits: bool) -> None:
+        headers = self._incoming.headers
+        async with self._parts.upstream.stream(decode, leg.path, body, headers, waits=waits) as events:
             async for event in events:
                 data = data_of(event)
                 if data is None:
@@ -216,7 +282,7 @@ class Attempts:
                 if has_given_up(data):
                     raise LostError(decode, "it gave the request up", asked=True)
                 if self._incoming.fixed and b'"error"' not in data:  # as it is: nothing of it is needed here
-                    self._said.started = True
+                    self._said.pass_on()
                     await self._tell(event + b"\n\n")
                     continue
                 told = self._said.take(chunk_of(decode, data, chat=self._incoming.chat and leg.rest))

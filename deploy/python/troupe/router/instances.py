@@ -26,6 +26,8 @@ class Instance:
         says_tokens: it knows `return_token_ids`.
         given: the settings name it; else Troupe's supervisor does.
         nodes: what Troupe calls its ranks. `fingerprint`: of its cache's layout, "" where nobody has said it.
+        ranks: the same in rank order; empty while the cluster does not have all of them. `engine_id`: vLLM's own.
+        mode: how its caches move: "write", while the prompt is computed, or "read", afterwards.
         member: its state in Troupe's membership; "" where it has none.
         ready: its server answers. `cards`: its list of models. `why`: it is not ready.
         outstanding: requests that the router has there. `chosen`: when it was chosen last, as a counter.
@@ -38,6 +40,9 @@ class Instance:
     given: bool = False
     nodes: frozenset[str] = frozenset()
     fingerprint: str = ""
+    ranks: tuple[str, ...] = ()
+    engine_id: str = ""
+    mode: str = "read"
     member: str = ""
     ready: bool = False
     why: str = "it was not asked yet"
@@ -105,6 +110,10 @@ class Instance:
         """Whether a cache moves from the one to the other."""
         unknown = not self.fingerprint or not other.fingerprint
         return self is not other and (unknown or self.fingerprint == other.fingerprint)
+
+    def pushes_to(self, other: Instance) -> bool:
+        """Whether a cache moves from the one to the other while it is computed, so that both are asked at once."""
+        return self.mode == other.mode == "write" and bool(self.ranks)
 
     # -- loss
 

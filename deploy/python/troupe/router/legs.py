@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from troupe.hand_off import KEY, VERSION
 from troupe.router.errors import ApiError
 
 __all__ = ["decode_leg", "encoded", "prefill_leg"]
@@ -38,19 +39,21 @@ _OF_THE_TEXT = frozenset(
 )
 
 
-def prefill_leg(body: Mapping[str, Any], *, chat: bool) -> dict[str, Any]:
-    """For the engine that computes the prompt. It answers where the cache is."""
+def prefill_leg(body: Mapping[str, Any], *, chat: bool, transfer: str | None = None) -> dict[str, Any]:
+    """For the engine that computes the prompt. It answers where the cache is, or moves it as `transfer` meanwhile."""
     made = {key: value for key, value in body.items() if key not in _OF_THE_TEXT}
     made["max_tokens"] = 1
     if chat:
         made["max_completion_tokens"] = 1
     made["stream"] = False
     made["kv_transfer_params"] = _TO_BE_DECODED_ELSEWHERE
+    if transfer is not None:
+        made["kv_transfer_params"] = {**_TO_BE_DECODED_ELSEWHERE, KEY: {"v": VERSION, "request": transfer}}
     return made
 
 
 def decode_leg(body: Mapping[str, Any], source: Mapping[str, Any] | None, *, tokens: bool) -> dict[str, Any]:
-    """For the engine that writes the text. `source`: what the other one answered; None: it computes the prompt itself.
+    """For the engine that writes the text. `source`: where the cache of the prompt is; None: it computes that itself.
     `tokens`: it is to say token ids."""
     made = dict(body)
     if source is not None:

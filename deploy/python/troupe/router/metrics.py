@@ -42,6 +42,12 @@ class Metrics:
             ("how",),
             registry=registry,
         )
+        self.pushed: Any = Counter(
+            "troupe_router_pushed",
+            "Of the attempts with a pair, those whose engines were asked at once: the cache moves while the prompt is "
+            "computed",
+            registry=registry,
+        )
         self.placements: Any = Counter(
             "troupe_router_placements",
             "Pairs of engines that requests got, by whose word",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from troupe.router.instances import Fleet, Instance
@@ -72,24 +72,50 @@ class Roster:
 def engines_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The engines of a membership by the URL of their servers; those whose nodes have no label of it by "node:NAME".
     An engine that was started again may stand in it twice: the life that is up counts."""
-    lives: dict[tuple[str, str], dict[str, Any]] = {}
+    lives: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for node in document.get("nodes", ()):
-        labels = node.get("labels", {})
-        url = _url_of(str(labels.get("http", "")), str(node.get("host", ""))) or f"node:{node['name']}"
-        state = node.get("state") if node.get("state") in _STATES else "down"
-        life = lives.setdefault(
-            (url, str(node.get("replica_name") or node["name"])),
-            {"state": "up", "nodes": frozenset(), "fingerprint": "", "role": labels.get("role", "both")},
-        )
-        life["state"] = min(life["state"], state, key=_STATES.index)
-        life["nodes"] |= {node["name"]}
-        life["fingerprint"] = str(node.get("fingerprint", ""))
+        address = str(_labels_of(node).get("http", ""))
+        url = _url_of(address, str(node.get("host", ""))) or f"node:{node['name']}"
+        lives.setdefault((url, str(node.get("replica_name") or node["name"])), []).append(node)
     found: dict[str, dict[str, Any]] = {}
-    for (url, _), life in lives.items():
-        known = found.get(url)
-        if known is None or _STATES.index(life["state"]) > _STATES.index(known["state"]):
+    for (url, _), nodes in lives.items():
+        life, known = _life_of(nodes), found.get(url)
+        if known is None:
             found[url] = life
+            continue
+        newer, older = sorted((known, life), key=lambda one: _STATES.index(one["state"]), reverse=True)
+        found[url] = newer if older["state"] == "down" else {**newer, "ranks": ()}  # which of them answers is not known
     return found
+
+
+def _life_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the nodes of one life of an engine say together."""
+    labels = _labels_of(nodes[0])
+    in_order = sorted(nodes, key=_rank_of)
+    complete = [_rank_of(node) for node in in_order] == list(range(int(nodes[0].get("ranks", 1))))
+    return {
+        "state": min((_state_of(node) for node in nodes), key=_STATES.index),
+        "nodes": frozenset(node["name"] for node in nodes),
+        "ranks": tuple(node["name"] for node in in_order) if complete else (),
+        "fingerprint": str(nodes[-1].get("fingerprint", "")),
+        "role": labels.get("role", "both"),
+        "mode": "write" if all(_labels_of(node).get("mode") == "write" for node in nodes) else "read",
+        "engine_id": str(labels.get("engine_id", "")),
+    }
+
+
+def _labels_of(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    labels: Mapping[str, Any] = node.get("labels", {})
+    return labels
+
+
+def _rank_of(node: Mapping[str, Any]) -> int:
+    return int(node.get("rank", 0))
+
+
+def _state_of(node: Mapping[str, Any]) -> str:
+    state = node.get("state")
+    return state if state in _STATES else "down"
 
 
 def _url_of(address: str, host: str) -> str:
@@ -107,6 +133,9 @@ def _update(instance: Instance, entry: Mapping[str, Any]) -> bool:
     instance.member = entry["state"]
     instance.nodes = entry["nodes"]
     instance.fingerprint = entry["fingerprint"]
+    instance.ranks = entry.get("ranks", ())
+    instance.engine_id = entry.get("engine_id", "")
+    instance.mode = entry.get("mode", "read")
     if not instance.given:
         instance.prefills, instance.decodes = entry["role"] != "decode", entry["role"] != "prefill"
     if before == instance.member:

@@ -28,7 +28,8 @@ class Said:
         tokens: ids of what the client was told: where the text is continued.
         fixed: why it cannot be continued elsewhere; "": it can.
         finish: why the text has ended; None: it has not.
-        started: the client has been told something, be it no text. `counted`: it has been told the usage.
+        heard: the present engine has said something. `started`: the client has been told something, be it no text.
+        counted: it has been told the usage.
     """
 
     def __init__(self, *, chat: bool, wants_tokens: bool, fixed: str = "") -> None:
@@ -36,6 +37,7 @@ class Said:
         self.tokens: list[int] = []
         self.fixed = fixed
         self.finish: str | None = None
+        self.heard = False
         self.started = False
         self.counted = False
         self._chat = chat
@@ -49,11 +51,13 @@ class Said:
 
     def begin(self) -> None:
         """A stream begins that continues from `tokens`, or is the first one."""
+        self.heard = False
         self._held, self._held_tokens = [], []
         self._before = len(self.tokens)
 
     def take(self, chunk: dict[str, Any]) -> list[dict[str, Any]]:
         """The chunks that go to the client for this one of an engine."""
+        self.heard = True
         self._keep_prompt(chunk)
         self._mend(chunk)
         choices = chunk.get("choices")
@@ -83,6 +87,10 @@ class Said:
             self._held.append(chunk)
             return []
         return self._let_go([chunk])
+
+    def pass_on(self) -> None:
+        """A chunk goes to the client as it is."""
+        self.heard = self.started = True
 
     def usage(self) -> dict[str, int]:
         """As far as it is known here."""

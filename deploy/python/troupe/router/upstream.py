@@ -96,14 +96,18 @@ class Upstream:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]
+        self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], *, waits: bool = False
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The events of a stream. Leaving the context ends the request at the engine.
 
         The iterator raises `LostError` where the stream breaks, or the engine says nothing for `times.silence`.
+        `waits`: the engine waits for another one first. Its silence counts from its first word on.
         """
+        silence = self._times.silence
         response = await self._unless_lost(
-            instance, self._opened(instance, path, body, headers), unused=lambda late: late.close()
+            instance,
+            self._opened(instance, path, body, headers, None if waits else silence),
+            unused=lambda late: late.close(),
         )
 
         def end(why: str) -> None:
@@ -116,7 +120,7 @@ class Upstream:
                     await _checked(instance, response)
                 except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as why:
                     raise LostError(instance, _said(why), asked=True) from None
-            async with contextlib.aclosing(_events(instance, response)) as events:
+            async with contextlib.aclosing(_events(instance, response, silence if waits else None)) as events:
                 yield events
         finally:
             instance.forget(end)
@@ -131,8 +135,10 @@ class Upstream:
         sent = {"Content-Type": "application/json", **headers}
         return self._session.post(instance.url + path, data=body, headers=sent, timeout=timeout, allow_redirects=False)
 
-    async def _opened(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
-        return await self._post(instance, path, body, headers, silence=self._times.silence)
+    async def _opened(
+        self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], silence: float | None
+    ) -> Any:
+        return await self._post(instance, path, body, headers, silence)
 
     async def _unless_lost(
         self, instance: Instance, work: Coroutine[Any, Any, _Result], unused: Any = lambda _: None
@@ -187,14 +193,25 @@ async def _checked(instance: Instance, response: Any) -> Answer:
     return Answer(body, content_type if content_type.isascii() and content_type.isprintable() else "")
 
 
-async def _events(instance: Instance, response: Any) -> AsyncGenerator[bytes, None]:
+async def _events(instance: Instance, response: Any, silence: float | None) -> AsyncGenerator[bytes, None]:
+    """`silence`: seconds that the engine may say nothing after a first word; None: the connection looks after that."""
     cutter = Cutter()
+    loop = asyncio.get_running_loop()
+    late: asyncio.TimerHandle | None = None
     try:
         async for part in response.content.iter_any():
+            if late is not None:
+                late.cancel()
             for event in cutter.feed(part):
                 yield event
+            if silence is not None:
+                said = asyncio.TimeoutError(f"it has said nothing for {silence:g} s")
+                late = loop.call_later(silence, response.content.set_exception, said)
     except (aiohttp.ClientError, asyncio.TimeoutError, TooLongError, OSError) as why:
         raise LostError(instance, _said(why), asked=True) from None
+    finally:
+        if late is not None:
+            late.cancel()
 
 
 def _said(why: BaseException) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["within"]
+__all__ = ["end", "within"]
 
 _Result = TypeVar("_Result")
 
@@ -25,8 +25,16 @@ async def within(seconds: float, work: Coroutine[Any, Any, _Result], *ends: asyn
             raise asyncio.TimeoutError
         return task.result()
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+        await end(task)
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels those that go on, and returns when all have ended. What they raised is of no interest any more."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+    for task in tasks:
         if not task.cancelled():
             task.exception()  # somebody has seen it

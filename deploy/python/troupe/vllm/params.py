@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from troupe.hand_off import KEY, VERSION, new_transfer, source_params
 
 __all__ = [
     "BadParamsError",
@@ -23,8 +24,6 @@ __all__ = [
     "wants_prefill_elsewhere",
 ]
 
-KEY = "troupe"
-VERSION = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 _TRANSFER = re.compile(r"[a-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -50,11 +49,6 @@ def named_transfer(params: object) -> str | None:
     if not isinstance(own, Mapping) or own.get("v") != VERSION or not _is_like(_TRANSFER, own.get("request")):
         return None
     return str(own["request"])
-
-
-def new_transfer(node: str) -> str:
-    """A name for the transfer of one request that nobody can guess and that never comes again."""
-    return f"{node}-{secrets.token_hex(16)}"
 
 
 def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -> str:
@@ -86,24 +80,9 @@ class HandOff:
         return self.digest is None
 
     def to_params(self, *, engine_id: str) -> dict[str, Any]:
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": engine_id,
-            "remote_request_id": self.transfer,
-            # Routers hand these on unread; the blocks and addresses are known to the engines alone.
-            "remote_block_ids": [],
-            "remote_host": "",
-            "remote_port": 0,
-            "tp_size": len(self.nodes),
-            KEY: {
-                "v": VERSION,
-                "request": self.transfer,
-                "nodes": list(self.nodes),
-                "tokens": self.tokens,
-                "prompt": self.digest,
-            },
-        }
+        params = source_params(self.transfer, self.nodes, engine_id=engine_id)
+        params[KEY].update(tokens=self.tokens, prompt=self.digest)
+        return params
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> HandOff:
