@@ -24,7 +24,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 import model
 import troupe.vllm
-from troupe.vllm.params import HandOff
+from troupe.vllm.metadata import Drop, Seal
+from troupe.vllm.params import HandOff, prompt_digest
 
 FOLDER = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
 BLOCK = 32
@@ -109,7 +110,7 @@ class UnderScheduler(unittest.TestCase):
         own = self.scheduler.connector._scheduler
         self.assertEqual((own._sending, own._loading, own._used), (set(), set(), set()))
         pushes = own._pushes
-        self.assertEqual((pushes._pushes, pushes._of, pushes._lost), ({}, {}, set()))
+        self.assertEqual((pushes._pushes, pushes._of, pushes._ended, pushes._lost), ({}, {}, {}, set()))
 
 
 class ConnectorUnderScheduler(UnderScheduler):
@@ -270,10 +271,10 @@ class PushesUnderScheduler(UnderScheduler):
         self.assertEqual([(len(chunk.blocks), chunk.end) for chunk in step.chunks], [(1, 150)])
         self.assertEqual(HandOff.from_params(answer.kv_transfer_params).transfer, TRANSFER)
         step, _ = self.step()
-        self.assertEqual([(seal.transfer, seal.tokens) for seal in step.seals], [(TRANSFER, 150)])
+        self.assertEqual(step.seals, [Seal("request-1", TRANSFER, 150, prompt_digest(range(150)))])
         self.assertEqual((step.sends, step.drops, step.chunks), ([], [], []))
         self.assertEqual(self.free(), self.free_at_first - 5)
-        self.step(finished_sending={TRANSFER})
+        self.step(finished_sending={"request-1"})
         self.check_empty()
 
     def test_what_is_cached_is_offered_with_the_rest(self):
@@ -291,10 +292,10 @@ class PushesUnderScheduler(UnderScheduler):
     def test_blocks_of_a_prompt_that_is_given_up_stay_until_the_transfer_has_ended(self):
         request = self.begun()
         self.scheduler.finish_requests(request.request_id, ABORTED)
-        self.assertEqual(self.step()[0].drops, [TRANSFER])
+        self.assertEqual(self.step()[0].drops, [Drop(request.request_id, TRANSFER)])
         self.assertEqual(self.free(), self.free_at_first - 2)
         self.assertTrue(self.scheduler.has_finished_requests())
-        self.step(finished_sending={TRANSFER})
+        self.step(finished_sending={request.request_id})
         self.check_empty()
 
     def test_who_waits_for_a_prompt_that_leaves_the_queue_is_told(self):
@@ -302,7 +303,7 @@ class PushesUnderScheduler(UnderScheduler):
         self.scheduler.finish_requests(request.request_id, ABORTED)
         self.assertEqual(self.free(), self.free_at_first)
         step, _ = self.step()
-        self.assertEqual((step.drops, step.pushes, step.sends), ([TRANSFER], [], []))
+        self.assertEqual((step.drops, step.pushes, step.sends), ([Drop("", TRANSFER)], [], []))
         self.check_empty()
 
     def test_a_transfer_that_ends_first_gives_its_references_back(self):
@@ -326,7 +327,7 @@ class PushesUnderScheduler(UnderScheduler):
         self.scheduler._preempt_request(request, 0.0)
         self.assertEqual(self.free(), self.free_at_first - 2)
         step, _ = self.step()  # it begins again, and finds its own blocks in the prefix cache
-        self.assertEqual((step.drops, step.pushes, step.chunks), ([TRANSFER], [], []))
+        self.assertEqual((step.drops, step.pushes, step.chunks), ([Drop("", TRANSFER)], [], []))
         step, (answer,) = self.step(finished_sending={TRANSFER})
         self.assertEqual((step.pushes, step.chunks, answer.kv_transfer_params), ([], [], None))
         self.assertEqual(self.step()[0].sends, [])

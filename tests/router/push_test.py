@@ -190,22 +190,30 @@ class OneAfterTheOther(Pushed):
         self.assertIn("at", second["kv_transfer_params"])
         self.assertEqual((self.pushed, self.carried_on()), (0, 0))
 
-    def test_where_the_prefill_or_the_decode_does_not_say_that_it_pushes(self):
-        for first, second in (({}, {"mode": "write"}), ({"mode": "write"}, {"mode": "read"}), ({}, {})):
+    def test_where_neither_says_that_it_pushes(self):
+        for mode in ({}, {"mode": "read"}):
+            with self.subTest(mode=mode):
+                self.engines(decodes=1)
+                self.cluster(nodes=[node("p", self.prefills[0].url, "prefill", **mode),
+                                    node("d", self.decodes[0].url, "decode")])
+                self.assert_in_turn()
+
+    def test_where_a_rank_of_the_prefill_is_missing(self):
+        self.engines(decodes=1)
+        self.cluster(nodes=[node("p", self.prefills[0].url, "prefill", 0, 2, mode="write"),
+                            node("d", self.decodes[0].url, "decode", mode="write")])
+        self.assert_in_turn()
+
+    def test_where_one_pushes_and_the_other_does_not_no_cache_moves(self):
+        """They would refuse each other."""
+        for first, second in (({}, {"mode": "write"}), ({"mode": "write"}, {"mode": "read"})):
             with self.subTest(prefill=first, decode=second):
                 self.engines(decodes=1)
                 self.cluster(nodes=[node("p", self.prefills[0].url, "prefill", **first),
                                     node("d", self.decodes[0].url, "decode", **second)])
-                self.assert_in_turn()
-
-    def test_where_a_rank_of_the_prefill_is_missing_or_does_not_push(self):
-        for ranks in ([(0, "write")], [(0, "write"), (1, "read")]):
-            with self.subTest(ranks=ranks):
-                self.engines(decodes=1)
-                self.cluster(nodes=[*(node("p", self.prefills[0].url, "prefill", rank, 2, mode=mode)
-                                      for rank, mode in ranks),
-                                    node("d", self.decodes[0].url, "decode", mode="write")])
-                self.assert_in_turn()
+                self.assert_whole(self.begin().result())
+                self.assertEqual(self.asked(self.prefills), [])
+                self.assertNotIn("kv_transfer_params", self.asked(self.decodes)[0])
 
     def test_where_several_engines_are_behind_one_address(self):
         self.engines(decodes=1)

@@ -109,7 +109,8 @@ class Instance:
     def fits(self, other: Instance) -> bool:
         """Whether a cache moves from the one to the other."""
         unknown = not self.fingerprint or not other.fingerprint
-        return self is not other and (unknown or self.fingerprint == other.fingerprint)
+        alike = unknown or (self.fingerprint, self.mode) == (other.fingerprint, other.mode)
+        return self is not other and alike
 
     def pushes_to(self, other: Instance) -> bool:
         """Whether a cache moves from the one to the other while it is computed, so that both are asked at once."""

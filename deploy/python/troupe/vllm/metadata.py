@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from troupe.vllm.params import HandOff
 
-__all__ = ["Chunk", "Push", "Receive", "Seal", "Send", "TroupeMetadata"]
+__all__ = ["Chunk", "Drop", "Push", "Receive", "Seal", "Send", "TroupeMetadata"]
 
 
 @dataclass
@@ -43,11 +43,21 @@ class Chunk:
 
 @dataclass
 class Seal:
-    """Such a prompt is computed."""
+    """Such a prompt is computed. `request_id`: vLLM's, whose end waits for that of the transfer."""
 
+    request_id: str
     transfer: str
     tokens: int
     digest: str
+
+
+@dataclass
+class Drop:
+    """A transfer whose prompt will not be computed, be it offered or not. `request_id`: as of `Seal`; none: its request
+    goes on, or has ended."""
+
+    request_id: str
+    transfer: str
 
 
 @dataclass
@@ -69,14 +79,14 @@ class Receive:
 @dataclass
 class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """`holds`: sources of requests that wait in the queue here. `releases`: sources that nobody will load. `aborts`:
-    vLLM's ids of requests that end while they load. `drops`: transfers whose prompt will not be computed, offered or
-    not. `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
+    vLLM's ids of requests that end while they load. `idle`: nothing is computed in this step, so that the worker may
+    wait for transfers."""
 
     sends: list[Send] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     seals: list[Seal] = field(default_factory=list)
-    drops: list[str] = field(default_factory=list)
+    drops: list[Drop] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
     holds: list[HandOff] = field(default_factory=list)
     releases: list[HandOff] = field(default_factory=list)

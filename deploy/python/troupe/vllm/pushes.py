@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from troupe.vllm.metadata import Chunk, Push, TroupeMetadata
+from troupe.vllm.metadata import Chunk, Drop, Push, TroupeMetadata
 
 __all__ = ["Pushes"]
 
@@ -23,12 +23,11 @@ class _Push:
     request_id: str | None
     tokens: int
     blocks: list[int] = field(default_factory=list)
-    ended: bool = False  # the request
 
 
 class Pushes:
     """By transfer: offered -> sealed or dropped -> unpinned, which may also come first. The worker tells the last one
-    by the transfer's name in the place of a request's id, since the request may not have ended by then."""
+    by the transfer's name as long as it has not heard that the request has ended."""
 
     def __init__(self, block_size: int) -> None:
         """`block_size`: tokens of a block; 0: caches move when their prompts are computed."""
@@ -36,6 +35,7 @@ class Pushes:
         self._pool: Any = None
         self._pushes: dict[str, _Push] = {}
         self._of: dict[str, _Push] = {}  # by vLLM's id of a request that runs
+        self._ended: dict[str, _Push] = {}  # by that of one that has ended
         self._lost: set[str] = set()  # requests that run, whose transfer has ended
 
     def bind(self, pool: Any) -> None:
@@ -56,7 +56,7 @@ class Pushes:
             if push is not None:
                 push.request_id = None
                 self._lost.add(request_id)
-                orders.drops.append(push.transfer)
+                orders.drops.append(Drop("", push.transfer))
         if self._of:
             orders.chunks.extend(self._chunks(output))
 
@@ -75,24 +75,25 @@ class Pushes:
         push = self._of.pop(request_id, None)
         if push is None:
             return None
-        push.ended = True
+        self._ended[request_id] = push
         return push.transfer
 
     def settle(self, told: set[str]) -> set[str]:
         """What a worker said has been sent, with requests in the place of those transfers whose requests have ended."""
-        requests = set()
-        for transfer in told & self._pushes.keys():
-            push = self._pushes.pop(transfer)
-            self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
-            told = told - {transfer}
-            if push.request_id is None:
+        names, requests = set(), set()
+        for name in told:
+            push = self._pushes.get(name) or self._ended.get(name)
+            if push is None:
                 continue
-            if push.ended:
+            names.add(name)
+            del self._pushes[push.transfer]
+            self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
+            if push.request_id is not None and self._ended.pop(push.request_id, None) is not None:
                 requests.add(push.request_id)
-            else:
+            elif push.request_id is not None:
                 del self._of[push.request_id]
                 self._lost.add(push.request_id)
-        return told | requests
+        return (told - names) | requests
 
     # -- parts
 

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from troupe.vllm.metadata import Receive, Seal, Send, TroupeMetadata
+from troupe.vllm.metadata import Drop, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import (
     BadParamsError,
     HandOff,
@@ -156,15 +156,15 @@ class Scheduler:
         if transfer is not None:
             self._sending.add(name)
             if not complete or digest is None:
-                self._next.drops.append(transfer)
+                self._next.drops.append(Drop(name, transfer))
                 return True, None
-            self._next.seals.append(Seal(transfer, tokens, digest))
+            self._next.seals.append(Seal(name, transfer, tokens, digest))
         else:
             named = named_transfer(request.kv_transfer_params)
             if named is not None and self._pushes.named(named):
                 return False, None  # another request's
             if not complete or digest is None:
-                self._next.drops += [named] if named is not None else []
+                self._next.drops += [Drop("", named)] if named is not None else []
                 return False, None
             transfer = named or new_transfer(self._nodes[0])
             self._sending.add(name)

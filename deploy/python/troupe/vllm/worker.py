@@ -17,7 +17,7 @@ from troupe.errors import ErrorCode, TroupeError
 from troupe.events import Done, Failed, Operation, Unpinned
 from troupe.vllm.holds import Holds
 from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
-from troupe.vllm.metadata import Chunk, Push, Receive, Seal, Send, TroupeMetadata
+from troupe.vllm.metadata import Chunk, Drop, Push, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import HandOff
 from troupe.vllm.place import Place
 from troupe.vllm.stats import TransferStats
@@ -62,7 +62,7 @@ class Worker:
     """Carries out what the scheduler's side says, and reports each request once, when its blocks are free again. Each
     rank of an engine has one, and is told the same: it sends and loads its own share of a request.
 
-    A prompt that is pushed is reported by the transfer's name, since its request may end before or after it.
+    A prompt that is pushed is reported by the transfer's name if that ends before its request.
     Blocks are free again at `Unpinned`, not at the outcome: until then a peer may still read or write them.
     """
 
@@ -117,8 +117,8 @@ class Worker:
             self._send(send)
         for seal in ends.seals:
             self._seal(seal)
-        for transfer in ends.drops:
-            self._drop(transfer)
+        for drop in ends.drops:
+            self._drop(drop)
 
     def layer_computed(self, name: str, cache: Any) -> None:
         """vLLM's layer is written as far as this step goes: on a GPU when its stream comes to this point."""
@@ -235,22 +235,25 @@ class Worker:
         operation = self._pushed.get(seal.transfer)
         if operation is None:
             return
+        self._transfers[operation].request_id = seal.request_id
         try:
             self._started().seal(operation, seal.tokens, seal.digest.encode())
         except TroupeError as error:
             self._give_up_push(operation, error)
 
-    def _drop(self, name: str) -> None:
+    def _drop(self, drop: Drop) -> None:
         """Whoever waits for it hears that it does not come."""
-        operation = self._pushed.get(name)
+        operation = self._pushed.get(drop.transfer)
         if operation is None:
-            transfer = _Transfer("", True, 0, time.monotonic(), name, unwanted=True)
+            transfer = _Transfer("", True, 0, time.monotonic(), drop.transfer, unwanted=True)
             try:
-                operation = self._started().send(name, grows=True)
+                operation = self._started().send(drop.transfer, grows=True)
             except TroupeError as error:
-                logger.debug("%s: nobody is told that it does not come: %s", name, error)
+                logger.debug("%s: nobody is told that it does not come: %s", drop.transfer, error)
                 return
             self._transfers[operation] = transfer
+        elif drop.request_id:
+            self._transfers[operation].request_id = drop.request_id
         self._transfers[operation].unwanted = True
         self._give_up(operation, "its prompt was not computed to the end")
 
