@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two vLLM servers on this machine's CPU between which caches move by Troupe, then by NIXL, then one of them alone.
+"""Two vLLM servers on this machine's CPU between which caches move by Troupe, then by NIXL, then not at all.
 
     side_by_side.py --troupe PROGRAM --library LIBRARY [--requests N] [--rounds N] [--results FOLDER]
 
@@ -9,8 +9,9 @@ of 8, 512 and 1,500 tokens, one at a time and four at once. No two prompts are a
 
 The pairs take turns, as the threads of one that does nothing would be in the other's way: NIXL's never sleep. Each
 round has new servers. A round ends with the prefill server stopped, and later killed, behind its answer: how long the
-decode server takes to say anything at all; what it said is on standard error. One server alone has one core where a
-pair has two, so that it is compared with one request at a time only.
+decode server takes to say anything at all; what it said is on standard error. Where no cache moves each server computes
+the prompt itself; they are asked in turn as the others are, since a server that is asked again at once is faster by what
+the processor still has of it. A pair computes two requests at the same time, so that these are compared one at a time.
 """
 import argparse
 import concurrent.futures
@@ -104,12 +105,12 @@ class Prompts:
 
 
 class Servers:
-    """One or two, that run until the stack ends."""
+    """Two that run until the stack ends."""
 
     def __init__(self, way, python, model, folder, stack):
         self.way = way
         cores = sorted(os.sched_getaffinity(0))
-        names = ("prefill", "decode") if way.transfer else ("alone",)
+        names = ("prefill", "decode")
         ports = free_ports(2 * len(names))
         self.all = []
         for place, name in enumerate(names):
@@ -143,7 +144,7 @@ class Servers:
         """Seconds at the prefill side and at the decode side; none: it failed."""
         first, last = self.all[0], self.all[-1]
         try:
-            if not self.way.transfer:  # it computes the prompt each time
+            if not self.way.transfer:
                 return ask(first, prompt, 1)[0], ask(last, prompt, TOKENS_OUT)[0]
             took, where = self.prefill(prompt)
             return took, ask(last, prompt, TOKENS_OUT, where)[0]
@@ -230,10 +231,12 @@ def rows_of(ours, nixl, alone):
             yield row(what + "decode, p99 to p50 of ours", high(ours.decode[key]) * 1e3, median(ours.decode[key]) * 1e3,
                       "ms", 2.0)
             if at_once == 1:
-                yield row(what + "prefill to one server alone", median(ours.prefill[key]) * 1e3,
+                yield row(what + "prefill to a server that keeps nothing", median(ours.prefill[key]) * 1e3,
                           median(alone.prefill[key]) * 1e3, "ms", 1.1)
-                yield row(what + "decode to one server alone", median(ours.decode[key]) * 1e3,
+                yield row(what + "decode to a server that computes the prompt", median(ours.decode[key]) * 1e3,
                           median(alone.decode[key]) * 1e3, "ms", 1.3)
+                yield row(what + "decode to such a server, p99", high(ours.decode[key]) * 1e3, high(alone.decode[key]) * 1e3,
+                          "ms", 1.3)
             yield row(what + "processor", median(ours.processor[key]), median(nixl.processor[key]), "s", 1.0)
     for name in ours.answers:
         yield row(f"answer when the prefill server was {name}", median(ours.answers[name]), median(nixl.answers[name]), "s",
