@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "deploy/python"
 START_SECONDS = 300  # of a server; vLLM imports for half a minute in each of three processes
 ASK_SECONDS = 120
+PATIENCE = 120  # seconds, for what has to come: longer than any deadline of Troupe's
 END_SECONDS = 30  # of a supervisor that is told to end
+SEATS = 4  # requests that a server computes at once
+LONGEST = 2048  # tokens of a prompt and its text
 
 
 # Of one prefill and one decode engine that a file names, which bring their own caches.
@@ -34,6 +38,15 @@ edges:
 
 class Failed(Exception):
     """What a test finds wrong."""
+
+
+def wait_until(happens, said, seconds=PATIENCE):
+    """`said`: what does not happen, for the `Failed`; may be a function."""
+    limit = time.monotonic() + seconds
+    while not happens():
+        if time.monotonic() > limit:
+            raise Failed(f"not within {seconds} s: {said() if callable(said) else said}")
+        time.sleep(0.02)
 
 
 def variables(**more):
@@ -54,13 +67,27 @@ def free_ports(count):
 def end_supervisor(state):
     """The one that a server began: it outlives them, and would end by itself in ten minutes. It has a lock on what it
     says of itself for as long as it lives."""
-    with contextlib.suppress(FileNotFoundError), open(state / "troupe/vllm/supervisor", encoding="utf-8") as notice:
+    with contextlib.suppress(FileNotFoundError), open(notice_of(state), encoding="utf-8") as notice:
         limit = time.monotonic() + END_SECONDS
         while not is_free(notice) and time.monotonic() < limit:
             notice.seek(0)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(json.load(notice)["pid"], signal.SIGTERM)
             time.sleep(0.2)
+
+
+def notice_of(state):
+    """What a supervisor says of itself."""
+    return state / "troupe/vllm/supervisor"
+
+
+def supervisor_pid(state):
+    """Of the supervisor that said last where it listens, living or not; None: none has. Takes no lock: a supervisor
+    that begins at this moment would find it taken."""
+    try:
+        return json.loads(notice_of(state).read_text(encoding="utf-8"))["pid"]
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def is_free(file):
@@ -108,6 +135,15 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(END_SECONDS)
 
+    @contextlib.contextmanager
+    def stopped(self):
+        """The program and its descendants stand still."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
     def stop(self):
         for number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
             with contextlib.suppress(ProcessLookupError):
@@ -127,6 +163,11 @@ class Process:
 
 class Answering:
     """What answers over HTTP: has a `name`, a `url` and, for who looks for a cause, the `tail` of a log."""
+
+    @property
+    def address(self):
+        """host:port, which the router's metrics name it by."""
+        return self.url.removeprefix("http://")
 
     def complete(self, prompt, tokens):
         """The token ids of the greedy continuation of some token ids."""
@@ -160,12 +201,13 @@ class Answering:
         except OSError as error:
             raise Failed(f"{self.name} did not answer {len(prompt)} tokens: {error}\n{self.tail()}") from None
 
-    def metric(self, name):
-        """The sum of a metric over its labels, or with those that stand in the name; 0 where there is none yet."""
+    def metric(self, name, **labels):
+        """The sum of a metric over the labels that are not given; 0 where there is none yet."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=ASK_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if name in (line.split("{")[0].split(" ")[0],
-                                                                               line.rsplit(" ", 1)[0]))
+        given = [re.compile(rf'[{{,]{label}="{re.escape(value)}"') for label, value in labels.items()]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines
+                   if re.split("[{ ]", line, maxsplit=1)[0] == name and all(one.search(line) for one in given))
 
 
 class Elsewhere(Answering):
@@ -198,12 +240,14 @@ class Served(Process, Answering):
             time.sleep(0.2)
 
 
-def vllm(name, python, model, port, cores, folder, *, dtype="bfloat16", transfer=None, environment=None):
-    """One vLLM server on the CPU, with a tensor-parallel rank on each of `cores`. `transfer`: its kv-transfer-config."""
+def vllm(name, python, model, port, cores, folder, *, dtype="bfloat16", transfer=None, environment=None, more=()):
+    """One vLLM server on the CPU, with a tensor-parallel rank on each of `cores`. `transfer`: its kv-transfer-config.
+    `more`: words of its command line, which hold against those before."""
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
-             "--skip-tokenizer-init", "--enforce-eager", "--dtype", dtype, "--max-model-len", 2048,
-             "--max-num-seqs", 4, "--block-size", 32, "--no-enable-prefix-caching", "--host", "127.0.0.1",
+             "--skip-tokenizer-init", "--enforce-eager", "--dtype", dtype, "--max-model-len", LONGEST,
+             "--max-num-seqs", SEATS, "--block-size", 32, "--no-enable-prefix-caching", "--host", "127.0.0.1",
              "--port", port, "--tensor-parallel-size", len(cores)]
+    words += more
     if transfer:
         words += ["--kv-transfer-config", json.dumps(transfer)]
     return Served(name, port, words, folder, {

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "environments"))
 # pylint: disable=wrong-import-position
 import environment
-from servers import Failed, Served, end_supervisor, free_ports, vllm
+from servers import Failed, Served, end_supervisor, free_ports, supervisor_pid, vllm, wait_until
 
 VOCABULARY = 2048
 LONGEST = 1500
@@ -50,7 +50,7 @@ class Pair:
         model = folder / "model"
         subprocess.run([python, HERE / "model.py", model, asked.model], check=True, stdout=subprocess.DEVNULL)
         self.flip = folder / "flip"
-        state = folder / "state"
+        self.state = state = folder / "state"
         shutil.rmtree(state, ignore_errors=True)
         stack.callback(end_supervisor, state)
         own = {"TROUPE_LIBRARY": str(asked.library), "TROUPE_COMMAND": str(asked.troupe), "XDG_STATE_HOME": str(state),
@@ -62,14 +62,16 @@ class Pair:
                     **transfer}
         self.pushes = not transfer.get("kv_connector_extra_config", {}).get("read_mode", True)
         ranks = {"prefill": asked.ranks, "decode": 1}
+        # Routers push from servers that compute no text to servers that compute no prompt for others.
+        roles = {"prefill": "kv_producer", "decode": "kv_consumer"} if self.pushes else {}
 
         def begin(name):
             place = list(ranks).index(name)
             own_cores = [cores[(place + rank) % len(cores)] for rank in range(ranks[name])]
             return self._start(vllm(name, python, model, ports[place], own_cores, folder, dtype=asked.dtype,
-                                    transfer=transfer, environment=own))
+                                    transfer={**transfer, "kv_role": roles.get(name, "kv_both")}, environment=own, more=asked.words))
 
-        self.begin = begin
+        self._begin = begin
         self.prefill, self.decode = begin("prefill"), begin("decode")
         self.proxy = self._start(Served("proxy", proxy, [sys.executable, HERE / "proxy.py", proxy, self.prefill.url,
                                                          self.decode.url], folder))
@@ -81,18 +83,28 @@ class Pair:
         for server in (self.prefill, self.decode):
             server.wait_until_up()
 
-    def begin_router(self):
+    def begin_again(self, name, meanwhile=lambda: None):
+        """In place of a server that was killed, whose log stays. `meanwhile`: what is done until it is up."""
+        log = getattr(self, name).log
+        log.rename(log.with_name(f"{name}.killed.log"))
+        setattr(self, name, self._begin(name))
+        meanwhile()
+        getattr(self, name).wait_until_up()
+
+    def begin_router(self, name="router", port=None):
         """It finds the servers by itself."""
-        [port] = free_ports(1)
-        router = self._start(Served("router", port, [self._python, "-m", "troupe.router", "--port", port], self._folder,
+        if port is None:
+            [port] = free_ports(1)
+        router = self._start(Served(name, port, [self._python, "-m", "troupe.router", "--port", port], self._folder,
                                     self._own))
         router.wait_until_up("/metrics")
-        limit = time.monotonic() + SETTLE_SECONDS
-        while router.metric("troupe_router_engine_usable") < 2:
-            if time.monotonic() > limit:
-                raise Failed(f"the router does not find both servers\n{router.tail()}")
-            time.sleep(0.2)
+        wait_until(lambda: router.metric("troupe_router_engine_usable") == 2,
+                   lambda: f"the router finds both servers\n{router.tail()}", SETTLE_SECONDS)
         return router
+
+    def supervisor_pid(self):
+        """Of the one that listens, or listened last."""
+        return supervisor_pid(self.state)
 
     def begin_vllm_router(self):
         """vLLM's own, which takes both for servers with NIXL's connector."""
@@ -109,14 +121,13 @@ class Pair:
         return {server.name: server.metric("vllm:kv_cache_usage_perc") for server in (self.prefill, self.decode)}
 
 
-def check_released(pair, seconds=SETTLE_SECONDS):
-    """No block stays taken at either side."""
+def check_released(pair, seconds=SETTLE_SECONDS, what=""):
+    """No block stays taken at either side. `what`: is said before how long that took."""
     began = time.monotonic()
-    while any(pair.usage().values()):
-        if time.monotonic() - began > seconds:
-            raise Failed(f"blocks stay taken: {pair.usage()}\n{pair.prefill.tail()}\n{pair.decode.tail()}")
-        time.sleep(0.2)
-    print(f"no block is taken at either side, after {time.monotonic() - began:.1f} s", flush=True)
+    wait_until(lambda: not any(pair.usage().values()),
+               lambda: f"{what}no block is taken, but {pair.usage()}\n{pair.prefill.tail()}\n{pair.decode.tail()}",
+               seconds)
+    print(f"{what}no block is taken at either side, after {time.monotonic() - began:.1f} s", flush=True)
 
 
 class Clock:
@@ -141,7 +152,7 @@ def parser(description):
     of_all.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
     of_all.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
     of_all.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
-    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16")
+    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", words=())
     return of_all
 
 

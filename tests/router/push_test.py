@@ -204,6 +204,15 @@ class OneAfterTheOther(Pushed):
                             node("d", self.decodes[0].url, "decode", mode="write")])
         self.assert_in_turn()
 
+    def test_where_an_engine_does_either(self):
+        """Two of them could wait for each other's blocks."""
+        for first, second in (("both", "decode"), ("prefill", "both")):
+            with self.subTest(prefill=first, decode=second):
+                self.engines(decodes=1)
+                self.cluster(nodes=[node("p", self.prefills[0].url, first, mode="write"),
+                                    node("d", self.decodes[0].url, second, mode="write")])
+                self.assert_in_turn()
+
     def test_where_one_pushes_and_the_other_does_not_no_cache_moves(self):
         """They would refuse each other."""
         for first, second in (({}, {"mode": "write"}), ({"mode": "write"}, {"mode": "read"})):

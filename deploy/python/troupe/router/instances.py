@@ -113,8 +113,13 @@ class Instance:
         return self is not other and alike
 
     def pushes_to(self, other: Instance) -> bool:
-        """Whether a cache moves from the one to the other while it is computed, so that both are asked at once."""
-        return self.mode == other.mode == "write" and bool(self.ranks)
+        """Whether a cache moves from the one to the other while it is computed, so that both are asked at once.
+
+        Blocks of both are taken then. Engines that do either could wait for each other's, each with its own taken by
+        texts whose prompts stand in the other one's queue.
+        """
+        divided = not self.decodes and not other.prefills
+        return divided and self.mode == other.mode == "write" and bool(self.ranks)
 
     # -- loss
 

@@ -28,8 +28,10 @@ logger = init_logger(f"vllm.{__name__}")
 
 IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
 PARK = 30.0  # seconds; the answer that sent a decode here comes a step before the send
-EARLY = 600.0  # seconds, that a load waits for a prompt which may stand in the other engine's queue; who dies ends it
-KEPT = 24 * 3600.0  # seconds, that an offer lasts at most: leases end it, of which an engine that has queued it has one
+# Seconds that an offer lasts, and a load of a prompt that may still stand in the other engine's queue. Leases and the
+# supervisor end them sooner where somebody is gone; engines that do either may have all their blocks taken by prompts
+# whose texts stand in each other's queues.
+KEPT = 600.0
 
 
 @dataclass
@@ -286,7 +288,7 @@ class Worker:
                 tokens=receive.tokens,
                 prefix_tokens=receive.prefix_tokens,
                 park=None if source.is_early else PARK,
-                deadline=self._place.load_seconds or (EARLY if source.is_early else None),
+                deadline=self._place.load_seconds or (KEPT if source.is_early else None),
                 expect=receive.digest.encode(),
                 **self._view.blocks_of(receive.blocks, receive.tokens),
             )
