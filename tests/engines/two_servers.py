@@ -42,8 +42,8 @@ def documented():
 class Pair:
     """The two servers, and the proxy before them."""
 
-    def __init__(self, python, asked, folder, stack, **transfer):
-        """`transfer`: of the kv-transfer-config, beside what the documentation says."""
+    def __init__(self, python, asked, folder, stack, **of_decode):
+        """`of_decode`: of the decode server's kv-transfer-config, beside what the documentation says."""
         self._python, self._folder, self._stack = python, folder, stack
         cores = sorted(os.sched_getaffinity(0))
         *ports, proxy = free_ports(3)
@@ -58,18 +58,20 @@ class Pair:
 
         self._own = own
         # All that a user configures: the first of the two begins the supervisor, and they find each other.
-        transfer = {**documented(), "kv_connector": "FlippingConnector", "kv_connector_module_path": "flipping_connector",
-                    **transfer}
-        self.pushes = not transfer.get("kv_connector_extra_config", {}).get("read_mode", True)
+        transfer = {**documented(), "kv_connector": "FlippingConnector", "kv_connector_module_path": "flipping_connector"}
+        more = {"prefill": {}, "decode": of_decode}
+        self.pushes = asked.push
+        if self.pushes:
+            transfer["kv_connector_extra_config"] = {"read_mode": False}
+            # Routers push from servers that write no text to servers that compute no prompt for others.
+            more = {"prefill": {"kv_role": "kv_producer"}, "decode": {"kv_role": "kv_consumer", **of_decode}}
         ranks = {"prefill": asked.ranks, "decode": 1}
-        # Routers push from servers that compute no text to servers that compute no prompt for others.
-        roles = {"prefill": "kv_producer", "decode": "kv_consumer"} if self.pushes else {}
 
         def begin(name):
             place = list(ranks).index(name)
             own_cores = [cores[(place + rank) % len(cores)] for rank in range(ranks[name])]
             return self._start(vllm(name, python, model, ports[place], own_cores, folder, dtype=asked.dtype,
-                                    transfer={**transfer, "kv_role": roles.get(name, "kv_both")}, environment=own, more=asked.words))
+                                    transfer={**transfer, **more[name]}, environment=own, more=asked.words))
 
         self._begin = begin
         self.prefill, self.decode = begin("prefill"), begin("decode")
@@ -152,7 +154,7 @@ def parser(description):
     of_all.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
     of_all.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
     of_all.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
-    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", words=())
+    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", words=(), push=False)
     return of_all
 
 
