@@ -17,6 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "environments"))
 # pylint: disable=wrong-import-position
 import environment
+import moriio
 from servers import Failed, Served, end_supervisor, free_ports, vllm
 
 VOCABULARY = 2048
@@ -62,12 +63,14 @@ class Pair:
                     **transfer}
         self.pushes = not transfer.get("kv_connector_extra_config", {}).get("read_mode", True)
         ranks = {"prefill": asked.ranks, "decode": 1}
+        self._discovery = free_ports(1)[0] if asked.moriio else None
 
         def begin(name):
             place = list(ranks).index(name)
             own_cores = [cores[(place + rank) % len(cores)] for rank in range(ranks[name])]
+            said = moriio.configured(transfer, name, ports[place], self._discovery) if self._discovery else transfer
             return self._start(vllm(name, python, model, ports[place], own_cores, folder, dtype=asked.dtype,
-                                    transfer=transfer, environment=own))
+                                    transfer=said, environment=own))
 
         self.begin = begin
         self.prefill, self.decode = begin("prefill"), begin("decode")
@@ -94,15 +97,19 @@ class Pair:
             time.sleep(0.2)
         return router
 
-    def begin_vllm_router(self):
-        """vLLM's own, which takes both for servers with NIXL's connector."""
+    def begin_vllm_router(self, connector="nixl"):
+        """vLLM's own, which takes both for servers with that connector. MoRIIO's register with it."""
         port, prometheus = free_ports(2)
         packages = next((environment.environment("vllm-router") / "lib").glob("python*/site-packages"))
-        router = self._start(Served("vllm-router", port, [
-            self._python, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation", "--kv-connector", "nixl",
-            "--prefill", self.prefill.url, "--decode", self.decode.url, "--host", "127.0.0.1", "--port", port,
-            "--prometheus-port", prometheus], self._folder, {"PYTHONPATH": str(packages)}))
+        found = ["--prefill", self.prefill.url, "--decode", self.decode.url] if connector == "nixl" \
+            else ["--vllm-discovery-address", f"127.0.0.1:{self._discovery}"]
+        router = self._start(Served(f"vllm-router-{connector}", port, [
+            self._python, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation", "--kv-connector", connector,
+            *found, "--host", "127.0.0.1", "--port", port, "--prometheus-port", prometheus], self._folder,
+            {"PYTHONPATH": str(packages)}))
         router.wait_until_up()
+        if connector == "moriio":
+            moriio.wait_until_found(router)
         return router
 
     def usage(self):
@@ -141,7 +148,7 @@ def parser(description):
     of_all.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
     of_all.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
     of_all.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
-    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16")
+    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", moriio=False)
     return of_all
 
 
