@@ -7,7 +7,9 @@ import tempfile
 import unittest
 import unittest.mock
 
+import msgspec
 import torch
+import zmq
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 # pylint: disable=wrong-import-position
@@ -26,6 +28,7 @@ import model
 import troupe.vllm
 from troupe.vllm.metadata import Drop, Seal
 from troupe.vllm.params import HandOff, prompt_digest
+from troupe.vllm.place import nodes_of
 
 FOLDER = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
 BLOCK = 32
@@ -35,10 +38,10 @@ HASHER = get_request_block_hasher(BLOCK, sha256)
 TO_DECODE_ELSEWHERE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def make_scheduler(policy="fail", pushes=False):
+def make_scheduler(policy="fail", pushes=False, role="kv_both", **extra):
     transfer = KVTransferConfig(
-        kv_connector="TroupeConnector", kv_connector_module_path="troupe.vllm", kv_role="kv_both",
-        kv_load_failure_policy=policy, kv_connector_extra_config={"deployment": "none.yaml", "node": "here-0", "read_mode": not pushes})
+        kv_connector="TroupeConnector", kv_connector_module_path="troupe.vllm", kv_role=role, kv_load_failure_policy=policy,
+        kv_connector_extra_config={"deployment": "none.yaml", "node": "here-0", "read_mode": not pushes, **extra})
     config = EngineArgs(model=FOLDER.name, skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", max_model_len=2048,
                         max_num_seqs=4, block_size=BLOCK, enable_prefix_caching=pushes,
                         max_num_batched_tokens=2 * BLOCK if pushes else None,
@@ -66,12 +69,12 @@ class UnderScheduler(unittest.TestCase):
     def free(self):
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
-    def add(self, tokens, params, out=4):
+    def add(self, tokens, params, out=4, name=""):
         self.count += 1
         sampling = SamplingParams(temperature=0, max_tokens=out, ignore_eos=True,
                                   extra_args={"kv_transfer_params": dict(params)})
         sampling.update_from_generation_config({}, 1)
-        request = Request(f"request-{self.count}", list(range(tokens)), sampling, None, block_hasher=HASHER)
+        request = Request(name or f"request-{self.count}", list(range(tokens)), sampling, None, block_hasher=HASHER)
         self.scheduler.add_request(request)
         return request
 
@@ -247,6 +250,77 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.check_empty()
 
 
+TX = "tx-5f0c1b0e3a7d4a6f8a1b2c3d4e5f6071"
+PEERS = ("___prefill_addr_host:10.0.0.1,handshake:1,notify:2,engine:e_dp-0,ranks:2"
+         "___decode_addr_host:10.0.0.2,handshake:1,notify:2,engine:f,ranks:1_5f0c1b0e3a7d4a6f8a1b2c3d4e5f6071")
+
+
+class MoriioUnderScheduler(UnderScheduler):
+    """What proxies for MoRIIO's connector ask."""
+
+    def decode(self, params, name=""):
+        """What the worker is told of a decode request."""
+        request = self.add(100, {"do_remote_decode": False, "do_remote_prefill": True, **params}, name=name)
+        step, _ = self.step()
+        (receive,) = step.receives
+        self.step(finished_recving={request.request_id}, failed_recving={request.request_id})
+        self.check_empty()
+        self.assertEqual(step.holds, [] if receive.source is None else [receive.source])
+        return receive
+
+    def test_a_prefill_is_sent_by_the_name_that_the_proxy_gave(self):
+        self.add(100, {**TO_DECODE_ELSEWHERE, "transfer_id": TX, "remote_dp_size": 1, "remote_tp_size": 1}, out=1)
+        _, (answer,) = self.step()
+        self.assertEqual([send.transfer for send in self.step()[0].sends], [TX])
+        said = answer.kv_transfer_params
+        self.assertEqual((said["transfer_id"], said["tp_size"], said["remote_block_ids"]), (TX, 1, []))
+        self.assertEqual(HandOff.from_params(said).transfer, TX)
+        self.step(finished_sending={"request-1"})
+        self.check_empty()
+
+    def test_a_decode_finds_the_nodes_by_the_engine_that_has_answered(self):
+        receive = self.decode({"transfer_id": TX, "remote_engine_id": "An engine", "remote_block_ids": [],
+                               "remote_dp_size": 1, "remote_tp_size": 2}, name=f"cmpl-{PEERS}-0-abcdef01")
+        self.assertEqual(receive.source, HandOff(TX, nodes_of("An engine", 2), computed=True))
+        self.assertFalse(receive.source.is_early)
+        self.assertEqual((receive.tokens, receive.digest != ""), (100, True))
+        self.assertEqual(self.decode({"transfer_id": TX, "remote_engine_id": "e", "tp_size": 1}).source.nodes,
+                         ("engines.e.0",))
+
+    def test_a_decode_that_is_asked_at_once_finds_them_by_its_id(self):
+        receive = self.decode({"transfer_id": TX, "remote_engine_id": None, "remote_block_ids": None, "remote_tp_size": 1},
+                              name=f"cmpl-{PEERS}-0-abcdef01")
+        self.assertEqual(receive.source, HandOff(TX, ("engines.e_dp-0.0", "engines.e_dp-0.1")))
+        self.assertTrue(receive.source.is_early)
+
+    def test_what_names_no_nodes_is_refused(self):
+        answered = {"transfer_id": TX, "remote_engine_id": "e"}
+        for params, sentence in (
+                ({**answered, "transfer_id": "tx-ABC", "tp_size": 1}, "'transfer_id' .* is no id of a transfer"),
+                ({**answered, "transfer_id": "x" * 201, "tp_size": 1}, "is no id of a transfer"),
+                ({**answered, "transfer_id": 7, "tp_size": 1}, "is no id of a transfer"),
+                (answered, "'remote_tp_size' .* name no engine's nodes"),
+                *(({**answered, "remote_engine_id": bad, "tp_size": 1}, "name no engine's nodes")
+                  for bad in (["e"], "", "\ud800")),
+                ({**answered, "remote_tp_size": 10**9}, "is said to have 1000000000 ranks"),
+                ({**answered, "remote_tp_size": -1}, "is said to have -1 ranks"),
+                ({"transfer_id": TX}, "`troupe router`, or with 'read_mode' true")):
+            self.assertRegex(self.decode(params).refused, sentence)
+        for peers in ("___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:1_0",
+                      PEERS.replace("ranks:2", "ranks:0"), PEERS.replace("engine:e_dp-0", "engine:../x")):
+            self.assertIsNone(self.decode({"transfer_id": TX}, name=f"cmpl-{peers}-0-abcdef01").source)
+
+    def test_a_proxy_is_told_of_the_engine_until_the_scheduler_ends(self):
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            port = router.bind_to_random_port("tcp://127.0.0.1")
+            self.scheduler = make_scheduler(role="kv_consumer", proxy_ip="127.0.0.1", proxy_ping_port=port, http_port=8001)
+            self.assertTrue(router.poll(30_000), "nothing came")
+            said = msgspec.msgpack.decode(router.recv_multipart()[1])
+            self.assertEqual((said["type"], said["http_address"], said["dp_size"]), ("D", "127.0.0.1:8001", 1))
+            self.scheduler.shutdown()
+            self.assertFalse(self.scheduler.connector._heartbeat._thread.is_alive())
+
+
 TRANSFER = "elsewhere-0-" + "a" * 32
 EARLY = {**TO_DECODE_ELSEWHERE, "troupe": {"v": 1, "request": TRANSFER}}
 
@@ -344,6 +418,13 @@ class PushesUnderScheduler(UnderScheduler):
         self.assertEqual(len(said), 2)
         self.assertEqual(sum(answer.kv_transfer_params is not None for answer in said), 1)
         self.step(finished_sending={TRANSFER})
+        self.check_empty()
+
+    def test_a_proxy_for_moriio_that_asks_both_at_once_names_the_transfer(self):
+        self.add(30, {**TO_DECODE_ELSEWHERE, "transfer_id": TX, "remote_engine_id": None}, out=1)
+        step, _ = self.step()
+        self.assertEqual([push.transfer for push in step.pushes], [TX])
+        self.step(finished_sending={TX})
         self.check_empty()
 
     def test_a_decode_may_be_asked_before_its_prompt_is_computed(self):

@@ -17,6 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "environments"))
 # pylint: disable=wrong-import-position
 import environment
+import moriio
 from servers import Failed, Served, end_supervisor, free_ports, supervisor_pid, vllm, wait_until
 
 VOCABULARY = 2048
@@ -66,12 +67,16 @@ class Pair:
             # Routers push from servers that write no text to servers that compute no prompt for others.
             more = {"prefill": {"kv_role": "kv_producer"}, "decode": {"kv_role": "kv_consumer", **of_decode}}
         ranks = {"prefill": asked.ranks, "decode": 1}
+        self._discovery = free_ports(1)[0] if asked.moriio else None
 
         def begin(name):
             place = list(ranks).index(name)
             own_cores = [cores[(place + rank) % len(cores)] for rank in range(ranks[name])]
+            said = {**transfer, **more[name]}
+            if self._discovery:
+                said = moriio.configured(said, name, ports[place], self._discovery)
             return self._start(vllm(name, python, model, ports[place], own_cores, folder, dtype=asked.dtype,
-                                    transfer={**transfer, **more[name]}, environment=own, more=asked.words))
+                                    transfer=said, environment=own, more=asked.words))
 
         self._begin = begin
         self.prefill, self.decode = begin("prefill"), begin("decode")
@@ -108,15 +113,19 @@ class Pair:
         """Of the one that listens, or listened last."""
         return supervisor_pid(self.state)
 
-    def begin_vllm_router(self):
-        """vLLM's own, which takes both for servers with NIXL's connector."""
+    def begin_vllm_router(self, connector="nixl"):
+        """vLLM's own, which takes both for servers with that connector. MoRIIO's register with it."""
         port, prometheus = free_ports(2)
         packages = next((environment.environment("vllm-router") / "lib").glob("python*/site-packages"))
-        router = self._start(Served("vllm-router", port, [
-            self._python, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation", "--kv-connector", "nixl",
-            "--prefill", self.prefill.url, "--decode", self.decode.url, "--host", "127.0.0.1", "--port", port,
-            "--prometheus-port", prometheus], self._folder, {"PYTHONPATH": str(packages)}))
+        found = ["--prefill", self.prefill.url, "--decode", self.decode.url] if connector == "nixl" \
+            else ["--vllm-discovery-address", f"127.0.0.1:{self._discovery}"]
+        router = self._start(Served(f"vllm-router-{connector}", port, [
+            self._python, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation", "--kv-connector", connector,
+            *found, "--host", "127.0.0.1", "--port", port, "--prometheus-port", prometheus], self._folder,
+            {"PYTHONPATH": str(packages)}))
         router.wait_until_up()
+        if connector == "moriio":
+            moriio.wait_until_found(router)
         return router
 
     def usage(self):
@@ -154,7 +163,7 @@ def parser(description):
     of_all.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
     of_all.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
     of_all.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
-    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", words=(), push=False)
+    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", words=(), push=False, moriio=False)
     return of_all
 
 

@@ -16,8 +16,10 @@ import unittest.mock
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 # pylint: disable=wrong-import-position
+import msgspec
 import prometheus_client
 import torch
+import zmq
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheLayout, KVCacheTensor,
                                         MambaSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs)
@@ -29,7 +31,8 @@ from troupe.open_cluster import deployment_of
 from troupe.vllm.layouts import Group, Share, describe_cache, numbers_of, packed_planes, strided_planes
 from troupe.vllm.metadata import Chunk, Drop, Push, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import HandOff, new_transfer, prompt_digest
-from troupe.vllm.place import Place, Ranks, http_address, place_of, replica_of
+from troupe.vllm.place import Place, Ranks, http_address, nodes_of, place_of, replica_of
+from troupe.vllm.proxy import Heartbeat, Proxy
 from troupe.vllm.stats import TransferStats
 from troupe.vllm.worker import Worker
 
@@ -729,6 +732,67 @@ class Pushing(unittest.TestCase):
         self.until(lambda: self.told() == 2, "it was not given up")
 
 
+class Registrations(unittest.TestCase):
+    """What a proxy for MoRIIO's connector hears."""
+
+    def setUp(self):
+        self.enterContext(unittest.mock.patch("troupe.vllm.proxy.PERIOD", 0.1))
+        self.context = self.enterContext(zmq.Context())
+        self.port = servers.free_ports(1)[0]
+        self.proxy = Proxy("127.0.0.1", self.port, "P", ":8000", "e", 2, False)
+
+    def listen(self):
+        router = self.enterContext(self.context.socket(zmq.ROUTER))
+        router.linger = 0
+        router.bind(f"tcp://127.0.0.1:{self.port}")
+        return router
+
+    def hear(self, router):
+        self.assertTrue(router.poll(PATIENCE * 1000), "nothing came")
+        _, message = router.recv_multipart()
+        return msgspec.msgpack.decode(message)
+
+    def begin(self, proxy, replicas=1):
+        heartbeat = Heartbeat(proxy, replicas)
+        self.addCleanup(heartbeat.stop)
+        return heartbeat
+
+    def test_an_engine_registers_again_and_again(self):
+        router = self.listen()
+        heartbeat = self.begin(self.proxy, 4)
+        for _ in range(3):
+            self.assertEqual(self.hear(router), {
+                "type": "P", "http_address": "127.0.0.1:8000", "dp_size": 4, "tp_size": 2, "transfer_mode": "READ",
+                "zmq_address": "host:127.0.0.1,handshake:6301,notify:61005,engine:e,ranks:2"})
+        heartbeat.stop()
+        self.assertFalse(heartbeat._thread.is_alive())
+        heartbeat.stop()
+
+    def test_a_proxy_may_come_later_and_come_back(self):
+        heartbeat = self.begin(Proxy("127.0.0.1", self.port, "D", "[::1]:81", "e", 1, True))
+        time.sleep(0.3)
+        for _ in range(2):
+            with self.listen() as router:
+                said = self.hear(router)
+                self.assertEqual((said["type"], said["http_address"], said["transfer_mode"]), ("D", "[::1]:81", "WRITE"))
+                self.hear(router)
+        heartbeat.stop()
+        self.assertFalse(heartbeat._thread.is_alive())
+
+    def test_a_proxy_that_is_none_stops_nothing(self):
+        for host in ("no host", "nowhere.invalid"):
+            heartbeat = self.begin(Proxy(host, self.port, "P", ":8000", "e", 1, False))
+            time.sleep(0.2)
+            heartbeat.stop()
+            self.assertFalse(heartbeat._thread.is_alive())
+
+    def test_the_host_of_vllm_is_the_one_that_is_told(self):
+        with unittest.mock.patch.dict(os.environ, VLLM_HOST_IP="10.1.2.3"):
+            router = self.listen()
+            self.begin(self.proxy)
+            self.assertEqual(self.hear(router)["http_address"], "10.1.2.3:8000")
+
+
 class Places(unittest.TestCase):
     def test_nothing_said_is_a_node_that_joins(self):
         place = place_of({}, "0b9d7c3e-1f6a-4c65-a0a9-b54c1d0f2f11_dp0")
@@ -756,9 +820,42 @@ class Places(unittest.TestCase):
                 ({"defer_timeout": "soon"}, "is 'soon'; give seconds"), ({"defer_timeout": "nan"}, "give seconds"),
                 ({"read_mode": "often"}, "is 'often'; give true .* or false"),
                 ({"deployment": "f", "node": "n", "backend": "tcp"}, "a deployment's file says it itself"),
-                ({"proxy_ip": "10.0.0.1"}, "knows no 'proxy_ip'")):
+                ({"proxy_port": 36367}, "knows no 'proxy_port'; .* of MoRIIO's words .* proxy_ip, proxy_ping_port")):
             with self.assertRaisesRegex(ValueError, sentence):
                 place_of(extra, "e")
+
+    def test_what_moriio_tells_its_proxy_is_heard(self):
+        said = {"proxy_ip": "10.0.0.1", "proxy_ping_port": "36367", "http_port": "8100", "handshake_port": 6302,
+                "notify_port": "61006", "recv_abort_timeout": 120}
+        place = place_of(said, "e", ranks=Ranks(size=2), role="kv_producer", http="h:8000")
+        self.assertEqual(place.proxy, Proxy("10.0.0.1", 36367, "P", "h:8100", "e", 2, False, 6302, 61006))
+        self.assertEqual(place.unused, ("handshake_port", "notify_port", "recv_abort_timeout"))
+        self.assertEqual((place.joins[0].labels["http"], place.nodes), ("h:8100", nodes_of("e", 2)))
+        place = place_of({**said, "host_ip": "::1", "read_mode": False}, "An engine", role="kv_consumer")
+        self.assertEqual((place.proxy.role, place.proxy.http, place.proxy.replica, place.proxy.pushes),
+                         ("D", "[::1]:8100", replica_of("An engine"), True))
+        for extra in ({"proxy_ip": "", "host_ip": "", "http_port": 1}, {"proxy_ping_port": 36367, "notify_port": 1}):
+            self.assertIsNone(place_of(extra, "e").proxy)
+        self.assertEqual(place.unused, ("handshake_port", "notify_port", "recv_abort_timeout"))
+        self.assertEqual(place_of({"proxy_ping_port": 36367}, "e").unused, ("proxy_ping_port",))
+
+    def test_what_moriio_could_not_be_told_is_refused(self):
+        proxy = {"proxy_ip": "10.0.0.1", "proxy_ping_port": 36367}
+        for extra, sentence in (
+                ({"proxy_ip": "10.0.0.1"}, "wants 'proxy_ping_port' beside it"), ({"proxy_ip": 7}, "give a text"),
+                ({"http_port": 0}, "'http_port' of .* is 0; give a port"), ({"notify_port": "x"}, "give a port"),
+                ({"handshake_port": True}, "give a port"), ({**proxy, "proxy_ping_port": 65536}, "give a port"),
+                ({"recv_abort_timeout": "soon"}, "give seconds"),
+                ({**proxy, "read_mode": False, "deployment": "f", "node": "n"}, "read_mode true, or use `troupe router`")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                place_of(extra, "e", role="kv_producer")
+        with self.assertRaisesRegex(ValueError, "data-parallel replica"):
+            place_of({**proxy, "read_mode": False}, "e_dp0", role="kv_producer")
+        self.assertIsNotNone(place_of(proxy, "e_dp0", role="kv_producer").proxy)
+        with self.assertRaisesRegex(ValueError, "give kv_producer or kv_consumer"):
+            place_of(proxy, "e")
+        with self.assertRaisesRegex(ValueError, "wants 'http_port' beside it"):
+            Heartbeat(place_of(proxy, "e", role="kv_producer").proxy, 1)
 
     def test_who_pushes_says_so(self):
         for said in (False, "false", 0):

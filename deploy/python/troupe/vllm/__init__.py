@@ -12,6 +12,8 @@ Frontends find the engine's HTTP server by a label of its node: as the server's 
 A decode engine reads a cache when the prompt is computed ({"read_mode": true}, the default), or the prefill engine
 writes it there ({"read_mode": false}): layer by layer while it computes, where a router asks both engines at once.
 
+By {"proxy_ip": "HOST", "proxy_ping_port": PORT, "http_port": PORT} it registers with a proxy for MoRIIO's connector.
+
 So far: attention with or without windows and latents (MLA), on the CPU, and on GPUs in any of vLLM's orders.
 Tensor-parallel and pipeline-parallel sizes may differ between prefill and decode. vLLM calls every method; one that
 raised would end the whole server, so each has an answer for the case that something goes wrong in it.
@@ -41,6 +43,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from troupe.vllm.layouts import Group, Share, numbers_of
 from troupe.vllm.metadata import TroupeMetadata
 from troupe.vllm.place import Ranks, http_address, place_of, pushes_of
+from troupe.vllm.proxy import Heartbeat
 from troupe.vllm.scheduler import Scheduler
 from troupe.vllm.stats import PrometheusMetrics, TransferStats
 from troupe.vllm.worker import Worker
@@ -84,6 +87,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     _cache_hit_source = CacheHitSource.P2P
     _scheduler: Scheduler  # of the role SCHEDULER
+    _heartbeat: Heartbeat | None = None  # of that role, too
     _worker: Worker  # of the role WORKER
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -107,6 +111,11 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 windows=_WINDOW in kinds,
                 push_block_size=_push_block_size(kv_cache_config) if place.pushes else 0,
             )
+            if place.unused:
+                unused = ", ".join(place.unused)
+                logger.info("%s: of no meaning here, since nodes find each other by their cluster", unused)
+            if place.proxy is not None and parallel.data_parallel_rank == 0:
+                self._heartbeat = Heartbeat(place.proxy, parallel.data_parallel_size)
         else:
             self._worker = Worker(place, parallel.rank % ranks.count)  # replicas of one server are counted through
             if ranks.count == 1:
@@ -236,6 +245,8 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER:
             self._worker.stop()
+        elif self._heartbeat is not None:
+            self._heartbeat.stop()
 
 
 _WHOLE, _WINDOW, _LATENT = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec"

@@ -1,7 +1,8 @@
 """What a prefill engine tells a decode engine about a request, by way of the router: `kv_transfer_params`.
 
 Routers copy what the prefill engine answers into the decode request. The keys are those that NIXL's connector uses,
-so that any router serves, with one key of our own that says the rest. Nothing here needs vLLM.
+so that any router serves, with one key of our own that says the rest. Routers for MoRIIO's connector name the transfer
+themselves, and may copy less.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from troupe.hand_off import KEY, VERSION, new_transfer, source_params
+from troupe.vllm.place import MAX_RANKS, nodes_of
 
 __all__ = [
     "BadParamsError",
@@ -24,9 +26,14 @@ __all__ = [
     "wants_prefill_elsewhere",
 ]
 
+MORIIO_KEY = "transfer_id"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 _TRANSFER = re.compile(r"[a-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_ENGINE = re.compile(r"[^\ud800-\udfff]{1,256}")  # vLLM's id of one
+# The id that a router for MoRIIO's connector gives a request has what each engine has told it (`Proxy.message`).
+_DECODE_PEER = "___decode_addr_"
+_PREFILL_PEER = re.compile(r",engine:([a-z0-9_-]{1,64}),ranks:([0-9]{1,3})\Z")
 
 
 class BadParamsError(ValueError):
@@ -44,8 +51,11 @@ def wants_prefill_elsewhere(params: object) -> bool:
 
 
 def named_transfer(params: object) -> str | None:
-    """The name of a prefill request's transfer by a router that asks both engines at once; None: it is named here."""
-    own = params.get(KEY) if isinstance(params, Mapping) else None
+    """The name of a prefill request's transfer by a router that asks both engines at once, or by one for MoRIIO's
+    connector; None: it is named here."""
+    if not isinstance(params, Mapping):
+        return None
+    own = params.get(KEY, {"v": VERSION, "request": params.get(MORIIO_KEY)})
     if not isinstance(own, Mapping) or own.get("v") != VERSION or not _is_like(_TRANSFER, own.get("request")):
         return None
     return str(own["request"])
@@ -66,28 +76,33 @@ class HandOff:
     """A prompt whose cache waits at a prefill engine, or that is asked of one at the same time.
 
     `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `digest`: of the prompt. A router
-    that asks both engines at once knows neither that nor its `tokens`.
+    that asks both engines at once knows neither that nor its `tokens`; one for MoRIIO's connector may forget them of a
+    prompt that is `computed`.
     """
 
     transfer: str
     nodes: tuple[str, ...]
     tokens: int | None = None
     digest: str | None = None
+    computed: bool = False
 
     @property
     def is_early(self) -> bool:
         """The prompt may still be computed, or wait for it."""
-        return self.digest is None
+        return self.digest is None and not self.computed
 
     def to_params(self, *, engine_id: str) -> dict[str, Any]:
         params = source_params(self.transfer, self.nodes, engine_id=engine_id)
         params[KEY].update(tokens=self.tokens, prompt=self.digest)
-        return params
+        return {**params, MORIIO_KEY: self.transfer}
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Any]) -> HandOff:
-        """Parses what a client sent; `BadParamsError` for anything that no prefill engine has said."""
+    def from_params(cls, params: Mapping[str, Any], request_id: str = "") -> HandOff:
+        """Parses what a client sent; `BadParamsError` for anything that no prefill engine has said. `request_id`: it is
+        vLLM's, in which the client's own stands."""
         own = params.get(KEY)
+        if own is None and params.get(MORIIO_KEY) is not None:
+            return cls._from_moriio(params, request_id)
         if not isinstance(own, Mapping):
             raise BadParamsError(
                 f"kv_transfer_params have no {KEY!r}: the prefill engine is none with Troupe's connector"
@@ -107,6 +122,33 @@ class HandOff:
         if not _is_like(_DIGEST, own.get("prompt")):
             raise BadParamsError("'prompt' of kv_transfer_params is no digest of a prompt")
         return cls(transfer=own["request"], nodes=tuple(nodes), tokens=tokens, digest=own["prompt"])
+
+    @classmethod
+    def _from_moriio(cls, params: Mapping[str, Any], request_id: str) -> HandOff:
+        """Of what the prefill engine has answered only its id is there, or nothing: both engines are asked at once."""
+        transfer, engine = params[MORIIO_KEY], params.get("remote_engine_id")
+        if not _is_like(_TRANSFER, transfer):
+            raise BadParamsError(
+                f"{MORIIO_KEY!r} of kv_transfer_params is no id of a transfer, 1 to 200 characters of a-z 0-9 _ . -"
+            )
+        computed = engine is not None
+        if computed:
+            ranks = params.get("remote_tp_size") or params.get("tp_size")
+            if not _is_like(_ENGINE, engine) or isinstance(ranks, bool) or not isinstance(ranks, int):
+                raise BadParamsError(
+                    "'remote_engine_id' and 'remote_tp_size' of kv_transfer_params name no engine's nodes"
+                )
+        else:
+            found = _PREFILL_PEER.search(request_id.partition(_DECODE_PEER)[0])
+            if found is None:
+                raise BadParamsError(
+                    "neither kv_transfer_params nor X-Request-Id say which engine computes the prompt: ask by a router "
+                    "that this engine registers with ('proxy_ip'), by `troupe router`, or with 'read_mode' true"
+                )
+            engine, ranks = found[1], int(found[2])
+        if not 0 < ranks <= MAX_RANKS:
+            raise BadParamsError(f"the engine that computes the prompt is said to have {ranks} ranks")
+        return cls(transfer=transfer, nodes=nodes_of(str(engine), ranks), computed=computed)
 
 
 def _is_like(pattern: re.Pattern[str], value: object) -> bool:

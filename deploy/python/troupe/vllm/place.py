@@ -13,17 +13,25 @@ from troupe.engine import Engine
 from troupe.layout import Layout
 from troupe.members import Announcement
 from troupe.open_cluster import STAGE, deployment_of
+from troupe.vllm.proxy import Proxy
 
-__all__ = ["ALONE", "Place", "Ranks", "http_address", "place_of", "pushes_of", "replica_of"]
+__all__ = ["ALONE", "MAX_RANKS", "Place", "Ranks", "http_address", "nodes_of", "place_of", "pushes_of", "replica_of"]
+
+MAX_RANKS = 256  # of an engine, as many as the nodes of an open cluster
 
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _EXTRA = "kv_connector_extra_config"
-_TEXTS = frozenset(("deployment", "http", "node", "supervisor"))
+_TEXTS = frozenset(("deployment", "host_ip", "http", "node", "proxy_ip", "supervisor"))
 # MoRIIO's words, which are those of a deployment's `transport` as well, and its times.
 _TRANSPORT = frozenset(("backend", "num_workers", "post_batch_size", "qp_per_transfer"))
 _TIMES = frozenset(("defer_timeout", "transfer_timeout"))
+# Its words for its proxy, and those by which its engines find each other, as nodes of a cluster do without.
+_PORTS = frozenset(("handshake_port", "http_port", "notify_port", "proxy_ping_port"))
+_PROXY = _PORTS | {"host_ip", "proxy_ip"}
+_UNUSED = frozenset(("handshake_port", "notify_port", "recv_abort_timeout"))
 _BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+_REPLICATED = re.compile(r"_dp[0-9]+\Z")  # the end of the id that vLLM gives each data-parallel replica
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,8 @@ class Place:
     joins: tuple[Announcement, ...] = ()
     load_seconds: float | None = None  #: that a load may take; none: the deployment's default
     pushes: bool = False  #: the prefill engine writes, while it computes where a router asks both engines at once
+    proxy: Proxy | None = None  #: that is to be told of the engine
+    unused: tuple[str, ...] = ()  #: keys of MoRIIO's that were said, and have no meaning here
 
     def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
         """A rank's. It registers with the supervisor by itself, in whatever order they start."""
@@ -68,17 +78,25 @@ def replica_of(engine_id: str) -> str:
     return hashlib.blake2b(engine_id.encode(), digest_size=16).hexdigest()
 
 
+def nodes_of(engine_id: str, ranks: int) -> tuple[str, ...]:
+    """Those of an engine that has joined an open cluster."""
+    replica = replica_of(engine_id)
+    return tuple(Announcement(stage=STAGE, replica=replica, rank=rank, ranks=ranks).name for rank in range(ranks))
+
+
 def place_of(
     extra: Mapping[str, Any], engine_id: str, *, ranks: Ranks = ALONE, role: str = "kv_both", http: str | None = None
 ) -> Place:
     """`role`: vLLM's `kv_role`. `http`: where the engine's HTTP server listens, unless `extra` says it. Frontends find
     both among the labels of the nodes that join. `ValueError` for keys that are unknown, or do not go together."""
-    unknown = sorted(set(extra) - _TEXTS - _TRANSPORT - _TIMES - {"read_mode"})
+    extra = {key: value for key, value in extra.items() if key not in ("host_ip", "proxy_ip") or value != ""}
+    unknown = sorted(set(extra) - _TEXTS - _TRANSPORT - _TIMES - _PROXY - _UNUSED - {"read_mode"})
     if unknown:
         raise ValueError(
             f"{_EXTRA} knows no {', '.join(map(repr, unknown))}; it has 'supervisor' (host:port of one that runs), or "
             "'deployment' (a file) and the 'node' of it that this engine is, or nothing, and 'http' (host:port of this "
-            f"engine's HTTP server); without a file also {', '.join(sorted(_TRANSPORT | _TIMES))}"
+            f"engine's HTTP server); of MoRIIO's words {', '.join(sorted(_PROXY | _UNUSED | {'read_mode'}))}, and "
+            f"without a file also {', '.join(sorted(_TRANSPORT | _TIMES))}"
         )
     for key in sorted(_TEXTS & set(extra)):
         if not isinstance(extra[key], str) or not extra[key]:
@@ -94,10 +112,10 @@ def place_of(
             f"{_EXTRA} names a 'deployment' file together with the 'node' of it that this engine is, and no "
             "'supervisor' beside them"
         )
-    if "http" in extra:
-        http = _checked_address(extra["http"])
+    http = _http_of(extra, http)
+    proxy, unused = _proxy_of(extra, engine_id, ranks, role, http), _unused_of(extra)
     if deployment is not None and node is not None:
-        return Place(_named(node, ranks), file=deployment, pushes=pushes)
+        return Place(_named(node, ranks), file=deployment, pushes=pushes, proxy=proxy, unused=unused)
     labels = {"engine_id": _cut(engine_id), "role": _ROLES.get(role, "both")}
     if pushes:
         labels["mode"] = "write"
@@ -114,8 +132,15 @@ def place_of(
         transport={key: _number_or_word(key, extra[key]) for key in sorted(_TRANSPORT & set(extra))},
         source_lease=_seconds("defer_timeout", extra) or 30.0,
     )
-    nodes = tuple(join.name for join in joins)
-    return Place(nodes, text=text, joins=joins, load_seconds=_seconds("transfer_timeout", extra), pushes=pushes)
+    return Place(
+        nodes_of(engine_id, ranks.count),
+        text=text,
+        joins=joins,
+        load_seconds=_seconds("transfer_timeout", extra),
+        pushes=pushes,
+        proxy=proxy,
+        unused=unused,
+    )
 
 
 def pushes_of(extra: Mapping[str, Any]) -> bool:
@@ -129,6 +154,51 @@ def pushes_of(extra: Mapping[str, Any]) -> bool:
     return said in ("false", "0")
 
 
+def _http_of(extra: Mapping[str, Any], listens: str | None) -> str | None:
+    """`listens`: as the command line has it."""
+    if "http" in extra:
+        return _checked_address(extra["http"])
+    host, _, port = (listens or "").rpartition(":")
+    host = extra.get("host_ip", host)
+    port = str(_port("http_port", extra)) if "http_port" in extra else port
+    return _cut(f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}") if port else None
+
+
+def _proxy_of(extra: Mapping[str, Any], engine_id: str, ranks: Ranks, role: str, http: str | None) -> Proxy | None:
+    ports = {key: _port(key, extra) for key in sorted(_PORTS & set(extra))}
+    if "proxy_ip" not in extra:
+        return None
+    if "proxy_ping_port" not in ports:
+        raise ValueError(f"'proxy_ip' of {_EXTRA} wants 'proxy_ping_port' beside it: where the proxy hears of engines")
+    if role not in _ROLES:
+        raise ValueError(
+            f"'proxy_ip' of {_EXTRA}: such a proxy knows engines that compute prompts and engines that write texts; "
+            f"give kv_producer or kv_consumer as kv_role, which is {role!r}"
+        )
+    pushes = pushes_of(extra)
+    if pushes and ("deployment" in extra or _REPLICATED.search(engine_id)):
+        raise ValueError(
+            f"'proxy_ip' of {_EXTRA} with 'read_mode' false: such a proxy asks both engines at once, and does not tell "
+            "the decode engine which node of a deployment's file, or which data-parallel replica, computes the prompt; "
+            "give read_mode true, or use `troupe router`"
+        )
+    return Proxy(
+        extra["proxy_ip"].strip("[]"),
+        ports.pop("proxy_ping_port"),
+        role="P" if _ROLES[role] == "prefill" else "D",
+        http=http,
+        replica=replica_of(engine_id),
+        ranks=ranks.count,
+        pushes=pushes,
+        **{key: port for key, port in ports.items() if key in _UNUSED},
+    )
+
+
+def _unused_of(extra: Mapping[str, Any]) -> tuple[str, ...]:
+    _seconds("recv_abort_timeout", extra)
+    return tuple(sorted(set(extra) & (_UNUSED if "proxy_ip" in extra else _UNUSED | {"proxy_ping_port"})))
+
+
 def _number_or_word(key: str, value: object) -> int | str:
     """As MoRIIO has it: a number may be a text."""
     text = str(value).strip().lower()
@@ -138,6 +208,13 @@ def _number_or_word(key: str, value: object) -> int | str:
         return text
     if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,9}", text):
         raise ValueError(f"{key!r} of {_EXTRA} is {value!r}; give a whole number")
+    return int(text)
+
+
+def _port(key: str, extra: Mapping[str, Any]) -> int:
+    text = str(extra[key])
+    if isinstance(extra[key], bool) or not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise ValueError(f"{key!r} of {_EXTRA} is {extra[key]!r}; give a port, 1 to 65535")
     return int(text)
 
 

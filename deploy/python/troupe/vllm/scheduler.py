@@ -62,7 +62,7 @@ class Scheduler:
         if not self._is_new_decode(request):
             return
         with contextlib.suppress(BadParamsError):  # told when it would load
-            self._next.holds.append(HandOff.from_params(request.kv_transfer_params))
+            self._next.holds.append(_hand_off_of(request))
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """Tokens to load beyond those that are here, and whether that happens between steps. Changes nothing.
@@ -182,19 +182,23 @@ class Scheduler:
 
     def _source_of(self, request: Any, digest: str | None) -> tuple[HandOff | None, str]:
         try:
-            source = HandOff.from_params(request.kv_transfer_params)
+            source = _hand_off_of(request)
         except BadParamsError as why:
             return None, str(why)
-        if not source.is_early and (source.tokens != request.num_prompt_tokens or source.digest != digest):
+        if source.digest is not None and (source.tokens != request.num_prompt_tokens or source.digest != digest):
             return None, f"the prompt of {source.tokens} tokens that was prefilled is not the one to decode"
         return source, ""
 
     def _release(self, request: Any) -> None:
         """Nobody will load what waits for the request: its prefill engine need not wait for the lease."""
         try:
-            self._next.releases.append(HandOff.from_params(request.kv_transfer_params))
+            self._next.releases.append(_hand_off_of(request))
         except BadParamsError as why:
             logger.warning("%s: %s", request.request_id, why)
+
+
+def _hand_off_of(request: Any) -> HandOff:
+    return HandOff.from_params(request.kv_transfer_params, request.request_id)
 
 
 def _lists(blocks: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -1,0 +1,128 @@
+"""Proxies for MoRIIO's connector, as vLLM's toy proxy and `vllm-router --kv-connector moriio`. They ask engines that
+have registered with them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+from vllm import envs
+from vllm.logger import init_logger
+
+__all__ = ["Heartbeat", "Proxy"]
+
+logger = init_logger(f"vllm.{__name__}")
+
+PERIOD = 3.0  # seconds; vllm-router forgets an engine after 5
+# Milliseconds.
+_SEND_WAIT = 500  # for a proxy that is not there
+_RECONNECT = 1000
+_SILENCE = 10_000  # after which a proxy that does not answer is connected to anew
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """One proxy, and what this engine tells it of itself."""
+
+    host: str
+    port: int
+    role: str  #: "P", the engine prefills, or "D", it decodes
+    http: str | None  #: of the engine's server, host:port, or :port of this host; none: it is not known
+    replica: str
+    ranks: int
+    pushes: bool
+    handshake_port: int = 6301  # of MoRIIO's connector, which nobody here listens at
+    notify_port: int = 61005
+
+    def message(self, host: str, replicas: int) -> bytes:
+        """`host`: this one. `replicas`: of the engine, data-parallel, behind one HTTP server.
+
+        Proxies put the `zmq_address` of a prefill engine into the ids of requests, unread. Where both engines are asked
+        at once it is all that a decode engine hears of the other one.
+        """
+        name, _, port = (self.http or "").rpartition(":")
+        peer = f"host:{host},handshake:{self.handshake_port},notify:{self.notify_port}"
+        message: bytes = msgspec.msgpack.encode(
+            {
+                "type": self.role,
+                "http_address": f"{name or _bracketed(host)}:{port}",
+                "zmq_address": f"{peer},engine:{self.replica},ranks:{self.ranks}",
+                "dp_size": replicas,
+                "tp_size": self.ranks,
+                "transfer_mode": "WRITE" if self.pushes else "READ",
+            }
+        )
+        return message
+
+
+class Heartbeat:
+    """Registers this engine with a proxy every few seconds, from a thread of its own, until `stop`. The proxy may start
+    later, or again."""
+
+    def __init__(self, proxy: Proxy, replicas: int) -> None:
+        if proxy.http is None:
+            raise ValueError(
+                "'proxy_ip' of kv_connector_extra_config wants 'http_port' beside it: the command line does not say "
+                "where this engine's HTTP server listens, which the proxy is told"
+            )
+        self._proxy = proxy
+        self._replicas = replicas
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="troupe-proxy", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The proxy forgets this engine by itself. Again: nothing."""
+        self._ended.set()
+        self._thread.join(2 * _SEND_WAIT / 1000)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        address = f"{_bracketed(self._proxy.host)}:{self._proxy.port}"
+        try:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+                dealer.linger = 0
+                dealer.immediate = True  # nothing is queued for a proxy that is not there
+                dealer.sndtimeo = _SEND_WAIT
+                dealer.reconnect_ivl = _RECONNECT
+                dealer.heartbeat_ivl, dealer.heartbeat_timeout = _SILENCE // 2, _SILENCE
+                dealer.ipv6 = ":" in self._proxy.host
+                dealer.connect(f"tcp://{address}")
+                self._tell(dealer, address)
+        except zmq.ZMQError as error:
+            logger.error("the proxy at %s is not told of this engine: %s", address, error)
+
+    def _tell(self, dealer: zmq.Socket[bytes], address: str) -> None:
+        reached: bool | None = None
+        while not self._ended.is_set():
+            try:
+                dealer.send(self._proxy.message(_own_host(self._proxy), self._replicas))
+                reaches, why = True, ""
+            except zmq.Again:
+                reaches, why = False, "no connection"
+            except OSError as error:
+                reaches, why = False, str(error)
+            if reaches and not reached:
+                logger.info("the proxy at %s is told of this engine", address)
+            elif not reaches and reached in (None, True):
+                logger.warning("the proxy at %s is not there, and is told of this engine when it is: %s", address, why)
+            reached = reaches
+            self._ended.wait(PERIOD)
+
+
+def _own_host(proxy: Proxy) -> str:
+    """The address of this host by which the proxy is reached."""
+    if envs.VLLM_HOST_IP:
+        return str(envs.VLLM_HOST_IP)
+    family, kind, protocol, _, address = socket.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as asked:  # sends nothing
+        asked.connect(address)
+        return str(asked.getsockname()[0])
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
