@@ -154,6 +154,12 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.step(finished_sending={request.request_id})
         self.check_empty()
 
+    def test_what_ended_may_be_told_as_a_list(self):
+        """As vLLM's own tests do; its scheduler takes one."""
+        request, _ = self.prefilled(40)
+        self.step(finished_sending=[request.request_id])
+        self.check_empty()
+
     def test_a_prefill_that_is_aborted_frees_at_once(self):
         request = self.add(1000, TO_DECODE_ELSEWHERE, out=1)
         self.scheduler.finish_requests(request.request_id, ABORTED)

@@ -110,9 +110,9 @@ class Scheduler:
 
     def settle(self, output: Any) -> None:
         """Drops ids that vLLM would not survive: it asserts that each is known and was told once."""
-        output.finished_sending = self._pushes.settle(output.finished_sending or set())
+        output.finished_sending = self._pushes.settle(set(output.finished_sending or ()))
         for name, own in (("finished_sending", self._sending), ("finished_recving", self._loading)):
-            told: set[str] = getattr(output, name) or set()
+            told = set(getattr(output, name) or ())
             unknown = told - own
             if unknown:
                 logger.error("%s names requests that are not: %s", name, sorted(unknown))
