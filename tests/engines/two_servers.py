@@ -62,6 +62,7 @@ class Pair:
         transfer = {**documented(), "kv_connector": "FlippingConnector", "kv_connector_module_path": "flipping_connector"}
         more = {"prefill": {}, "decode": of_decode}
         self.pushes = asked.push
+        self.exact = asked.dtype == "float32"  # texts of requests that are computed together, too
         if self.pushes:
             transfer["kv_connector_extra_config"] = {"read_mode": False}
             # Routers push from servers that write no text to servers that compute no prompt for others.

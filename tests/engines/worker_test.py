@@ -3,6 +3,7 @@ each with a cache as vLLM allocates one, and a real supervisor.
 
 Run by ctest, engines.vllm_worker, with the paths of the troupe command and of libtroupe.so.0.
 """
+import concurrent.futures
 import functools
 import os
 import pathlib
@@ -27,6 +28,9 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 import servers
 import troupe.vllm
+from troupe.cluster import Cluster
+from troupe.errors import TroupeError
+from troupe.hand_off import RELEASE
 from troupe.open_cluster import deployment_of
 from troupe.vllm.layouts import Group, Share, describe_cache, numbers_of, packed_planes, strided_planes
 from troupe.vllm.metadata import Chunk, Drop, Push, Receive, Seal, Send, TroupeMetadata
@@ -34,7 +38,7 @@ from troupe.vllm.params import HandOff, new_transfer, prompt_digest
 from troupe.vllm.place import Place, Ranks, http_address, nodes_of, place_of, replica_of
 from troupe.vllm.proxy import Heartbeat, Proxy
 from troupe.vllm.stats import TransferStats
-from troupe.vllm.worker import Worker
+from troupe.vllm.worker import RELEASED, Worker
 
 LAYERS = ["layers.0", "layers.1", "layers.2"]
 BLOCKS, HEADS, BLOCK, DIM = 40, 2, 32, 64
@@ -85,7 +89,7 @@ class Workers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        deployment = folder / "deployment.yaml"
+        cls.deployment = deployment = folder / "deployment.yaml"
         deployment.write_text(servers.DEPLOYMENT.format(port=servers.free_ports(1)[0]))
         cls.enterClassContext(servers.Process(
             "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
@@ -182,6 +186,35 @@ class Workers(unittest.TestCase):
         self.decode.step(releases=[source])
         self.until(lambda: source.transfer in self.prefill.sent, "the source was not released")
         self.assertEqual(self.decode.loaded, [])
+
+    def test_a_transfer_that_a_router_gives_back_is_not_kept_for_its_lease(self):
+        source = self.send([5, 6], 60)
+        self.call(RELEASE, source.transfer)
+        self.until(lambda: source.transfer in self.prefill.sent, "the source was not released")
+
+    def test_it_may_be_given_back_before_it_begins(self):
+        transfer = new_transfer("prefill-0")
+        self.call(RELEASE, transfer)
+        self.prefill.step(sends=[Send(transfer, transfer, [[5, 6]], 60, DIGEST)])
+        self.until(lambda: transfer in self.prefill.sent, "the source was not released")
+        self.assertNotIn(transfer, self.prefill.worker._released)
+
+    def test_names_of_what_never_begins_are_forgotten(self):
+        for number in range(RELEASED + 5):
+            self.prefill.worker._answer(unittest.mock.Mock(method=RELEASE, payload=str(number).encode()))
+        self.assertEqual(list(self.prefill.worker._released)[:2], ["5", "6"])
+        self.assertEqual(len(self.prefill.worker._released), RELEASED)
+
+    def test_other_calls_are_refused(self):
+        with self.assertRaisesRegex(TroupeError, "an engine of vLLM has no 'query'"):
+            self.call("query", "x")
+
+    def call(self, method, payload):
+        """As a frontend, while the prefill side makes its steps."""
+        with Cluster(file=self.deployment) as cluster, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(cluster.call, "prefill-0", method, payload.encode(), timeout=PATIENCE)
+            self.until(answer.done, "the call was not answered")
+            return answer.result()
 
     def test_an_abort_ends_a_load_whose_source_never_comes(self):
         source = HandOff(new_transfer("prefill-0"), ("prefill-0",), 20, DIGEST)

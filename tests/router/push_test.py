@@ -19,8 +19,8 @@ def node(name, url, role, rank=0, ranks=1, **labels):
             "labels": {"http": url.removeprefix("http://"), "role": role, "engine_id": f"id of {name}", **labels}}
 
 
-def membership(nodes):
-    """In place of `troupe.Cluster`: this document, and a supervisor that places nothing."""
+def membership(nodes, calls):
+    """In place of `troupe.Cluster`: this document, a supervisor that places nothing, and a file of who was called."""
     class Membership:
         def __init__(self, **_):
             pass
@@ -34,12 +34,19 @@ def membership(nodes):
         def finished(self, _):
             pass
 
+        def call(self, name, method, payload, **_):
+            with open(calls, "a", encoding="utf-8") as file:
+                file.write(f"{name} {method} {payload.decode()}\n")
+            return b""
+
     return Membership
 
 
 class Pushed(router_test.Routed):
     def setUp(self):
         self.gate = self.folder / f"{self.id().rpartition('.')[2]}.gate"  # prefills answer once it is there
+        self.calls = self.gate.with_suffix(".calls")
+        self.calls.touch()
 
     def assert_nothing_is_left(self, front):
         """Whatever happened, the router has given up nothing, and forgotten nothing."""
@@ -70,7 +77,7 @@ class Pushed(router_test.Routed):
                           for role, engines in (("prefill", self.prefills), ("decode", self.decodes))
                           for place, one in enumerate(engines)]
         self.front = self.router(usable=len(self.prefills) + len(self.decodes), settings=settings,
-                                 seconds={"members.Cluster": membership(nodes), **(seconds or {})})
+                                 seconds={"members.Cluster": membership(nodes, self.calls), **(seconds or {})})
         self.addCleanup(self.assert_nothing_is_left, self.front)
 
     def asked(self, engines, request="r"):
@@ -185,8 +192,7 @@ class OneAfterTheOther(Pushed):
         """As it is with engines that do not push."""
         self.gate.touch()
         self.assert_whole(self.begin().result())
-        [first], [second] = self.asked(self.prefills), self.asked(self.decodes)
-        self.assertNotIn("troupe", first["kv_transfer_params"])
+        [_], [second] = self.asked(self.prefills), self.asked(self.decodes)
         self.assertIn("at", second["kv_transfer_params"])
         self.assertEqual((self.pushed, self.carried_on()), (0, 0))
 
@@ -234,6 +240,48 @@ class OneAfterTheOther(Pushed):
         self.engines(decodes=1)
         self.front = self.router("--prefill", self.prefills[0].url, "--decode", self.decodes[0].url, usable=2)
         self.assert_in_turn()
+
+
+class GivesBack(Pushed):
+    """What is kept for nobody: the engine is told by its nodes, and need not wait for a lease."""
+
+    def nodes(self, **labels):
+        return [*(node("p", self.prefills[0].url, "prefill", rank, 2, **labels) for rank in (1, 0)),
+                node("d", self.decodes[0].url, "decode", **labels)]
+
+    def assert_given_back(self, transfer):
+        told = [f"engines.p.{rank} release {transfer}" for rank in (0, 1)]
+        eventually(lambda: sorted(self.calls.read_text().splitlines()) == told, "the engine is told")
+
+    def test_where_the_client_goes_away_while_the_prompt_is_computed(self):
+        for labels in ({}, {"mode": "write"}):
+            with self.subTest(labels=labels):
+                self.calls.write_text("")
+                self.engines(decodes=1)
+                self.cluster(nodes=self.nodes(**labels))
+                with router_test.Bounds.opened_only(self, completion(stream=True)):
+                    eventually(lambda: self.prefills[0].journal["asked"], "asked")
+                [asked] = self.prefills[0].journal["asked"]
+                self.assert_given_back(asked["body"]["kv_transfer_params"]["troupe"]["request"])
+
+    def test_where_no_decode_is_left_to_take_it(self):
+        self.engines(decodes=1)
+        self.cluster(settings="limits: {retries: 0}\ntimes: {probe: 60s}\n", nodes=self.nodes())
+        self.decodes[0].stop()
+        self.gate.touch()
+        self.begin(completion()).result()
+        [asked] = self.prefills[0].journal["asked"]
+        self.assert_given_back(asked["body"]["kv_transfer_params"]["troupe"]["request"])
+
+    def test_what_was_taken_is_not_given_back(self):
+        for labels in ({}, {"mode": "write"}):
+            with self.subTest(labels=labels):
+                self.engines(decodes=1)
+                self.cluster(nodes=self.nodes(**labels))
+                self.gate.touch()
+                self.assert_whole(self.begin().result())
+                eventually(lambda: self.front.metric("troupe_router_running") == 0, "it is served")
+                self.assertEqual(self.calls.read_text(), "")
 
 
 class CarriesOn(Pushed):

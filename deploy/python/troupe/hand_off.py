@@ -10,10 +10,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["KEY", "VERSION", "new_transfer", "source_params"]
+__all__ = ["KEY", "RELEASE", "VERSION", "new_transfer", "source_params"]
 
 KEY = "troupe"
 VERSION = 1
+#: What a frontend calls a prefill engine's node with: the name of a transfer that nobody takes.
+RELEASE = "release"
 
 
 def new_transfer(node: str) -> str:

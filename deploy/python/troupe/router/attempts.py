@@ -19,7 +19,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +98,7 @@ class Attempts:
         self._said = Said(chat=incoming.chat, wants_tokens=incoming.wants_tokens, fixed=incoming.fixed)
         self._failed: set[Instance] = set()
         self._source: _Source | None = None
+        self._kept: list[tuple[Sequence[str], str]] = []  # transfers that may be kept for it, and where
         self._place_id = f"{incoming.id}#{secrets.token_hex(4)}"  # a client may give an id twice
         self._placed = False
         self._longest: int | None = None  # of the model, as the first engine has it
@@ -120,6 +121,7 @@ class Attempts:
         else:
             self._log("")
         finally:
+            self._give_back()
             if self._placed and self._parts.members is not None:
                 self._parts.members.finished(self._place_id)
 
@@ -141,11 +143,14 @@ class Attempts:
                 self._tried += 1
                 try:
                     await self._attempt(seat, leg)
+                    self._kept.clear()
                     return
                 except (LostError, RefusedError) as why:
                     lost = why
             if await self._is_over(lost):
                 return
+            if self._source is None:
+                self._give_back()
 
     def _next_leg(self) -> _Leg | None:
         """None: all has been said."""
@@ -181,13 +186,26 @@ class Attempts:
             self._where = f"{prefill.name} -> {decode.name}"
             self._parts.metrics.placements.labels("supervisor" if seat.as_placed else "router").inc()
         if prefill is not None and prefill.pushes_to(decode):
-            await self._push(seat, prefill, leg)
+            await self._push(seat, prefill, leg, self._named(prefill))
         else:
             if prefill is not None:
-                params = await self._prefill(seat, prefill, leg)
+                params = await self._prefill(seat, prefill, leg, self._named(prefill) if prefill.ranks else None)
                 self._source = None if params is None else _Source(prefill, params, len(self._said.tokens))
             await self._decode(decode, leg, None if self._source is None else self._source.params)
         decode.served()
+
+    def _named(self, prefill: Instance) -> str:
+        """The transfer of an attempt, by which it can be given back also if the engine's answer never comes."""
+        transfer = new_transfer(prefill.ranks[0])
+        self._kept.append((prefill.ranks, transfer))
+        return transfer
+
+    def _give_back(self) -> None:
+        """Nobody takes what is kept for the request."""
+        kept, self._kept = self._kept, []
+        if self._parts.members is not None:
+            for nodes, transfer in kept:
+                self._parts.members.release(nodes, transfer)
 
     async def _prefill(
         self, seat: Seat, prefill: Instance, leg: _Leg, transfer: str | None = None
@@ -222,10 +240,9 @@ class Attempts:
         check_answer(decode, answer.body)
         self._reply.whole(answer.body, answer.content_type or "application/json")
 
-    async def _push(self, seat: Seat, prefill: Instance, leg: _Leg) -> None:
+    async def _push(self, seat: Seat, prefill: Instance, leg: _Leg, transfer: str) -> None:
         """Asks both engines at once: the cache moves while the prompt is computed."""
         self._parts.metrics.pushed.inc()
-        transfer = new_transfer(prefill.ranks[0])
         source = source_params(transfer, prefill.ranks, engine_id=prefill.engine_id)
         computes = asyncio.create_task(self._prefill(seat, prefill, leg, transfer))
         writes = asyncio.create_task(self._decode(seat.decode, leg, source, waits=True))

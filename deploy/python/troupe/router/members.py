@@ -1,4 +1,5 @@
-"""The engines of a cluster of Troupe's: who is in it, and where its supervisor would have a request.
+"""The engines of a cluster of Troupe's: who is in it, where its supervisor would have a request, and who is told that
+nobody takes what it keeps.
 
 The library's calls block: they are made by threads, of which each kind of call has its own. A supervisor that places no
 request in time is not asked again until it has answered, and the membership is looked at all the same.
@@ -16,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from troupe.cluster import Cluster
 from troupe.errors import ErrorCode, TroupeError
+from troupe.hand_off import RELEASE
 from troupe.open_cluster import deployment_of
 from troupe.placement import NodeInfo, Placement
 from troupe.router.errors import one_line
@@ -28,10 +30,11 @@ __all__ = ["Members"]
 logger = logging.getLogger("troupe.router")
 
 _TIMEOUT = 2.0  # seconds, of a call to the supervisor
-_PATIENCE = 0.5  # of a request for its placement: the router can choose by itself
+_PATIENCE = 0.5  # of a request for its placement: the router can choose by itself; of a word that needs no answer
 _LOOK = 1.0  # between two looks at the membership
 _THREADS = 8  # that ask for placements
 _MOST_PLACING = 256  # requests; behind it the router chooses by itself
+_MOST_RELEASES = 4096  # that wait: behind it their leases end them
 _MOST_ENDED = 65536  # requests that the supervisor has not heard the end of: it remembers no more of them either
 
 # After these it may hear the same later.
@@ -45,10 +48,11 @@ class Members:
         """Needs libtroupe (`OSError`). `TroupeError`, `ValueError`: the deployment is none."""
         self._fleet = fleet
         self._roster = Roster(fleet)
-        self._looking, self._placing, self._telling = (
+        self._looking, self._placing, self._telling, self._releasing = (
             ThreadPoolExecutor(threads, thread_name_prefix=f"troupe-{name}")
-            for name, threads in (("members", 1), ("place", _THREADS), ("finished", 1))
+            for name, threads in (("members", 1), ("place", _THREADS), ("finished", 1), ("release", _THREADS))
         )
+        self._releases = 0
         self._calls: dict[str, Future[Placement]] = {}  # by request, until that has ended
         self._running = 0  # of those calls
         self._late = 0  # of those, for which nobody waits any longer
@@ -128,11 +132,25 @@ class Members:
         loop = asyncio.get_running_loop()
         call.add_done_callback(lambda _: _call_soon(loop, lambda: self._has_ended(request, call)))
 
+    def release(self, nodes: Sequence[str], transfer: str) -> None:
+        """Tells an engine's nodes that nobody takes a transfer, without waiting. The lease is for those not reached."""
+        loop = asyncio.get_running_loop()
+        for node in nodes:
+            if self._releases >= _MOST_RELEASES:
+                return
+            try:
+                told = self._releasing.submit(self._release, node, transfer)
+            except RuntimeError:  # the router stops
+                return
+            self._releases += 1
+            told.add_done_callback(lambda _: _call_soon(loop, self._has_released))
+
     def close(self) -> None:
-        """What has ended is told still, by a thread that the process waits for."""
+        """What has ended is told still, by threads that the process waits for."""
         for threads in (self._looking, self._placing):
             threads.shutdown(wait=False, cancel_futures=True)
-        self._telling.shutdown(wait=False)
+        for threads in (self._telling, self._releasing):
+            threads.shutdown(wait=False)
 
     # -- parts
 
@@ -177,6 +195,16 @@ class Members:
 
     def _has_told(self) -> None:
         self._tells = False
+
+    def _release(self, node: str, transfer: str) -> None:
+        """An engine that has nothing to do answers late, and hears it all the same."""
+        try:
+            self._cluster.call(node, RELEASE, transfer.encode(), timeout=_PATIENCE)
+        except TroupeError as why:
+            logger.debug("%s does not hear that nobody takes %s: %s", node, transfer, why)
+
+    def _has_released(self) -> None:
+        self._releases -= 1
 
     def _lost_sight(self, why: str) -> None:
         if self._reachable or why != self._said:

@@ -67,8 +67,8 @@ class Place:
     def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
         """A rank's. It registers with the supervisor by itself, in whatever order they start."""
         if self.joins:
-            return Engine(join=self.joins[rank], text=self.text, layout=layout, regions=regions)
-        return Engine(self.nodes[rank], file=self.file, layout=layout, regions=regions)
+            return Engine(join=self.joins[rank], text=self.text, layout=layout, regions=regions, calls=True)
+        return Engine(self.nodes[rank], file=self.file, layout=layout, regions=regions, calls=True)
 
 
 def replica_of(engine_id: str) -> str:

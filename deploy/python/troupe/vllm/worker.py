@@ -14,7 +14,8 @@ from vllm.logger import init_logger
 
 from troupe.engine import Engine
 from troupe.errors import ErrorCode, TroupeError
-from troupe.events import Done, Failed, Operation, Unpinned
+from troupe.events import Call, Done, Failed, Operation, Unpinned
+from troupe.hand_off import RELEASE
 from troupe.vllm.holds import Holds
 from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
 from troupe.vllm.metadata import Chunk, Drop, Push, Receive, Seal, Send, TroupeMetadata
@@ -32,6 +33,8 @@ PARK = 30.0  # seconds; the answer that sent a decode here comes a step before t
 # supervisor end them sooner where somebody is gone; engines that do either may have all their blocks taken by prompts
 # whose texts stand in each other's queues.
 KEPT = 600.0
+RELEASED = 1024  # names of transfers that nobody takes, of those that have not begun
+_NOBODY = "nobody takes it"
 
 
 @dataclass
@@ -76,6 +79,7 @@ class Worker:
         self._transfers: dict[Operation, _Transfer] = {}
         self._pushed: dict[str, Operation] = {}  # by transfer, those whose prompts are computed here
         self._step: list[tuple[Operation, int]] = []  # of them what is computed now, up to which token
+        self._released: dict[str, None] = {}  # transfers that may not have begun yet, and that nobody takes
         self._event: Any = None  # of the GPU's stream that computes
         self._holds = Holds()  # of the first rank
         self._results = Results()
@@ -144,6 +148,9 @@ class Worker:
         while events := engine.take(timeout=IDLE_WAIT if wait else 0.0):
             wait = False
             for event in events:
+                if isinstance(event, Call):
+                    self._answer(event)
+                    continue
                 transfer = self._transfers.get(event.operation)
                 if transfer is None:  # a hold or a release
                     self._holds.hear(event)
@@ -200,6 +207,8 @@ class Worker:
             self._end(transfer)
             return
         self._transfers[operation] = transfer
+        if self._is_released(operation):
+            return
         try:
             engine.layers_ready(operation, 0, self._view.layers, send.tokens)
             engine.seal(operation, send.tokens, send.digest.encode())
@@ -217,6 +226,7 @@ class Worker:
             self._end(transfer)
             return
         self._transfers[operation], self._pushed[push.transfer] = transfer, operation
+        self._is_released(operation)
 
     def _chunk(self, chunk: Chunk) -> None:
         """Of what came out of vLLM's prefix cache nothing is said here: another request may be computing it in this
@@ -258,6 +268,34 @@ class Worker:
             self._transfers[operation].request_id = drop.request_id
         self._transfers[operation].unwanted = True
         self._give_up(operation, "its prompt was not computed to the end")
+
+    def _answer(self, call: Call) -> None:
+        """A router has lost its client. Who computes for nobody hears it by the broken connection, but perhaps when it
+        has just computed; and it may be told here before the step that offers."""
+        name = call.payload.decode(errors="replace")
+        with contextlib.suppress(TroupeError):  # the router waits no longer
+            if call.method != RELEASE:
+                call.fail(TroupeError(ErrorCode.NOT_FOUND, f"an engine of vLLM has no {call.method!r}"))
+                return
+            call.reply()
+        for operation, transfer in list(self._transfers.items()):
+            if transfer.sends and transfer.name == name:
+                transfer.unwanted = True
+                self._give_up(operation, _NOBODY)
+                return
+        self._released[name] = None
+        if len(self._released) > RELEASED:
+            del self._released[next(iter(self._released))]
+
+    def _is_released(self, operation: Operation) -> bool:
+        """Gives up an offer that nobody takes."""
+        transfer = self._transfers[operation]
+        if transfer.name not in self._released:
+            return False
+        del self._released[transfer.name]
+        transfer.unwanted = True
+        self._give_up(operation, _NOBODY)
+        return True
 
     def _give_up_push(self, operation: Operation, why: TroupeError) -> None:
         if why.code != ErrorCode.NOT_FOUND:  # else it has ended by itself, and is told
