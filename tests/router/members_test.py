@@ -91,6 +91,13 @@ class Members(unittest.TestCase):
             self.stream()
         self.assertTrue(self.engines["c"].journal["asked"])
 
+    def test_the_first_client_of_a_new_router_finds_the_engines(self):
+        self.join("a", "b")
+        for number in range(3):
+            router = self.enterContext(Router(f"new-{number}", self.folder, [])).wait()
+            status, _, said = router.ask("/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": 3})
+            self.assertEqual(status, 200, said)
+
     def test_a_killed_engine_is_left_and_one_that_takes_its_place_is_used(self):
         self.join("a", "b", "c")
         self.lost_in_mid_stream(die_after=9)

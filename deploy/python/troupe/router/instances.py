@@ -15,6 +15,7 @@ __all__ = ["Fleet", "Instance"]
 # Of an engine that failed a request: the first rest, and the longest of those that double it.
 _SHORTEST_REST = 0.5
 _LONGEST_REST = 30.0
+_NOT_ASKED = "it was not asked yet"
 
 
 @dataclass(eq=False)
@@ -45,7 +46,7 @@ class Instance:
     mode: str = "read"
     member: str = ""
     ready: bool = False
-    why: str = "it was not asked yet"
+    why: str = _NOT_ASKED
     cards: list[dict[str, Any]] = field(default_factory=list)
     outstanding: int = 0
     chosen: int = 0
@@ -78,6 +79,11 @@ class Instance:
         if self.plain:
             return "plain"
         return "both" if self.prefills and self.decodes else "prefill" if self.prefills else "decode"
+
+    @property
+    def has_been_asked(self) -> bool:
+        """Whether its server lives, whatever came of it."""
+        return self.ready or self.why != _NOT_ASKED
 
     @property
     def usable(self) -> bool:

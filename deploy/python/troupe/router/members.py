@@ -59,6 +59,7 @@ class Members:
         self._ended: deque[str] = deque(maxlen=_MOST_ENDED)  # which the supervisor has not heard
         self._tells = False
         self._reachable = False
+        self._has_looked = False
         self._said = ""
         if settings.deployment is not None:
             self._cluster = Cluster(file=settings.deployment, timeout=_TIMEOUT, lazy=True)
@@ -70,6 +71,11 @@ class Members:
     def reachable(self) -> bool:
         """The supervisor answered when it was asked last."""
         return self._reachable
+
+    @property
+    def has_looked(self) -> bool:
+        """The supervisor has been asked, be it in vain."""
+        return self._has_looked
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -85,6 +91,7 @@ class Members:
                 self._lost_sight(one_line(str(why)))
             except Exception:
                 logger.exception("the membership cannot be read")
+            self._has_looked = True
             await asyncio.sleep(_LOOK)
 
     def may_place(self, model: str | None) -> bool:

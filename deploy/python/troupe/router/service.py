@@ -29,6 +29,7 @@ logger = logging.getLogger("troupe.router")
 
 _BACKLOG = 1024
 _IDLE = 75.0  # seconds of a connection without a request, or with one whose head does not end
+_FIRST_LOOK = 3.0  # seconds, for the cluster and each engine to answer once before the first client is heard
 _LAST_WORDS = 5.0  # seconds, for requests that the router ends when it stops
 
 
@@ -48,9 +49,21 @@ async def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped)
     with contextlib.suppress(asyncio.CancelledError):
-        async with _parts(settings) as parts, _listens(settings, parts):
-            await stop.wait()
-            logger.info("stops; what runs may go on for %g s", settings.times.stop)
+        async with _parts(settings) as parts:
+            await _look_around(parts, stop)
+            async with _listens(settings, parts):
+                await stop.wait()
+                logger.info("stops; what runs may go on for %g s", settings.times.stop)
+
+
+async def _look_around(parts: Parts, stop: asyncio.Event) -> None:
+    """A client that is heard before any engine is known would be told that there is none."""
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + _FIRST_LOOK
+    while loop.time() < limit and not stop.is_set():
+        if (parts.members is None or parts.members.has_looked) and all(one.has_been_asked for one in parts.fleet):
+            return
+        await asyncio.sleep(_FIRST_LOOK / 100)
 
 
 @contextlib.asynccontextmanager
