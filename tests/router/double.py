@@ -140,7 +140,7 @@ class Server:
 
     async def push(self, params):
         """Makes a cache that somebody waits for, or ends its transfer."""
-        if not params.get("do_remote_decode") or "troupe" not in params:
+        if not params.get("do_remote_decode") or "troupe" not in params or "caches" not in self.behaviour:
             return
         made = None
         while True:
@@ -168,7 +168,7 @@ class Server:
     async def load(self, params):
         if not params.get("do_remote_prefill"):
             return True
-        if "troupe" in params:
+        if "at" not in params:
             return await self.pushed(params["troupe"]["request"])
         async with ClientSession() as client, client.post(params["at"] + "/take", json=params) as taken:
             return taken.status == 200
@@ -177,9 +177,7 @@ class Server:
         params = body.get("kv_transfer_params") or {}
         if not params.get("do_remote_decode") or not self.behaviour.get("keeps", 1):
             return None
-        if "troupe" in params:
-            return {"do_remote_prefill": True, "do_remote_decode": False}
-        transfer = secrets.token_hex(8)
+        transfer = params["troupe"]["request"] if "troupe" in params else secrets.token_hex(8)
         self.pinned.add(transfer)
         return {"do_remote_prefill": True, "do_remote_decode": False, "transfer": transfer,
                 "at": f"http://127.0.0.1:{self.port}"}
