@@ -366,7 +366,7 @@ class PushesUnderScheduler(UnderScheduler):
         step, (answer,) = self.step()
         self.assertEqual((len(step.pushes[0].blocks), [chunk.end for chunk in step.chunks]), (5, [150]))
         self.assertIsNotNone(answer.kv_transfer_params)
-        self.step(finished_sending={TRANSFER})
+        self.step(finished_sending={"request-2"})
         self.check_empty()
 
     def test_blocks_of_a_prompt_that_is_given_up_stay_until_the_transfer_has_ended(self):
@@ -384,21 +384,6 @@ class PushesUnderScheduler(UnderScheduler):
         self.assertEqual(self.free(), self.free_at_first)
         step, _ = self.step()
         self.assertEqual((step.drops, step.pushes, step.sends), ([Drop("", TRANSFER)], [], []))
-        self.check_empty()
-
-    def test_a_transfer_that_ends_first_gives_its_references_back(self):
-        self.begun()
-        self.step(finished_sending={TRANSFER})
-        step, (answer,) = self.step()
-        self.assertEqual((step.chunks, answer.kv_transfer_params), ([], None))
-        self.assertEqual(self.step()[0].seals, [])
-        self.check_empty()
-
-    def test_a_transfer_may_end_in_the_step_that_ends_its_prompt(self):
-        self.begun()
-        self.step()
-        _, (answer,) = self.step(finished_sending={TRANSFER})
-        self.assertIsNotNone(answer.kv_transfer_params)
         self.check_empty()
 
     def test_no_block_of_a_preempted_prompt_is_given_away_before_the_transfer_has_ended(self):
@@ -423,14 +408,14 @@ class PushesUnderScheduler(UnderScheduler):
             said += more
         self.assertEqual(len(said), 2)
         self.assertEqual(sum(answer.kv_transfer_params is not None for answer in said), 1)
-        self.step(finished_sending={TRANSFER})
+        self.step(finished_sending={"request-1"})
         self.check_empty()
 
     def test_a_proxy_for_moriio_that_asks_both_at_once_names_the_transfer(self):
         self.add(30, {**TO_DECODE_ELSEWHERE, "transfer_id": TX, "remote_engine_id": None}, out=1)
         step, _ = self.step()
         self.assertEqual([push.transfer for push in step.pushes], [TX])
-        self.step(finished_sending={TX})
+        self.step(finished_sending={"request-1"})
         self.check_empty()
 
     def test_a_decode_may_be_asked_before_its_prompt_is_computed(self):

@@ -54,7 +54,7 @@ class Seal:
 @dataclass
 class Drop:
     """A transfer whose prompt will not be computed, be it offered or not. `request_id`: as of `Seal`; none: its request
-    goes on, or has ended."""
+    goes on, and the end of what was offered is told by the transfer's name."""
 
     request_id: str
     transfer: str

@@ -26,8 +26,8 @@ class _Push:
 
 
 class Pushes:
-    """By transfer: offered -> sealed or dropped -> unpinned, which may also come first. The worker tells the last one
-    by the transfer's name as long as it has not heard that the request has ended."""
+    """By transfer: offered -> sealed or dropped -> unpinned. The worker tells the last one by the request, if that has
+    ended, and by the transfer's name, if it goes on without its blocks."""
 
     def __init__(self, block_size: int) -> None:
         """`block_size`: tokens of a block; 0: caches move when their prompts are computed."""
@@ -36,7 +36,7 @@ class Pushes:
         self._pushes: dict[str, _Push] = {}
         self._of: dict[str, _Push] = {}  # by vLLM's id of a request that runs
         self._ended: dict[str, _Push] = {}  # by that of one that has ended
-        self._lost: set[str] = set()  # requests that run, whose transfer has ended
+        self._lost: set[str] = set()  # requests that were preempted
 
     def bind(self, pool: Any) -> None:
         self._pool = pool
@@ -79,21 +79,17 @@ class Pushes:
         return push.transfer
 
     def settle(self, told: set[str]) -> set[str]:
-        """What a worker said has been sent, with requests in the place of those transfers whose requests have ended."""
-        names, requests = set(), set()
+        """Of what the workers said has been sent, the requests that have ended."""
+        preempted = set()
         for name in told:
-            push = self._pushes.get(name) or self._ended.get(name)
-            if push is None:
-                continue
-            names.add(name)
-            del self._pushes[push.transfer]
-            self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
-            if push.request_id is not None and self._ended.pop(push.request_id, None) is not None:
-                requests.add(push.request_id)
-            elif push.request_id is not None:
-                del self._of[push.request_id]
-                self._lost.add(push.request_id)
-        return (told - names) | requests
+            push = self._ended.pop(name, None)
+            if push is None and name in self._pushes and self._pushes[name].request_id is None:
+                push = self._pushes[name]
+                preempted.add(name)
+            if push is not None:
+                del self._pushes[push.transfer]
+                self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
+        return told - preempted
 
     # -- parts
 

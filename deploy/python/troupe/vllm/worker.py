@@ -67,7 +67,7 @@ class Worker:
     """Carries out what the scheduler's side says, and reports each request once, when its blocks are free again. Each
     rank of an engine has one, and is told the same: it sends and loads its own share of a request.
 
-    A prompt that is pushed is reported by the transfer's name if that ends before its request.
+    A prompt that is pushed is reported when its request has ended, too: every rank has to report it by the same name.
     Blocks are free again at `Unpinned`, not at the outcome: until then a peer may still read or write them.
     """
 
@@ -77,7 +77,8 @@ class Worker:
         self._engine: Engine | None = None
         self._view: CacheView | None = None
         self._transfers: dict[Operation, _Transfer] = {}
-        self._pushed: dict[str, Operation] = {}  # by transfer, those whose prompts are computed here
+        # By transfer, those whose prompts are computed here. None: it has ended by itself.
+        self._pushed: dict[str, Operation | None] = {}
         self._step: list[tuple[Operation, int]] = []  # of them what is computed now, up to which token
         self._released: dict[str, None] = {}  # transfers that may not have begun yet, and that nobody takes
         self._event: Any = None  # of the GPU's stream that computes
@@ -172,7 +173,7 @@ class Worker:
                         )
                 elif isinstance(event, Unpinned):
                     if self._pushed.get(transfer.name) == event.operation:
-                        del self._pushed[transfer.name]
+                        self._pushed[transfer.name] = None
                     self._end(self._transfers.pop(event.operation))
         taken, self._results = self._results, Results()
         return taken
@@ -217,12 +218,13 @@ class Worker:
 
     def _push(self, push: Push) -> None:
         assert self._view is not None
-        transfer = _Transfer(push.transfer, True, push.tokens, time.monotonic(), push.transfer)
+        transfer = _Transfer("", True, push.tokens, time.monotonic(), push.transfer)
         blocks = self._view.wide(0, push.blocks)
         try:
             operation = self._started().send(push.transfer, blocks, deadline=KEPT, grows=True)
         except TroupeError as error:
             transfer.why = str(error)
+            self._pushed[push.transfer] = None
             self._end(transfer)
             return
         self._transfers[operation], self._pushed[push.transfer] = transfer, operation
@@ -244,8 +246,9 @@ class Worker:
         self._step.append((operation, chunk.end))
 
     def _seal(self, seal: Seal) -> None:
-        operation = self._pushed.get(seal.transfer)
+        operation = self._pushed.pop(seal.transfer)
         if operation is None:
+            self._results.sent.add(seal.request_id)
             return
         self._transfers[operation].request_id = seal.request_id
         try:
@@ -255,7 +258,12 @@ class Worker:
 
     def _drop(self, drop: Drop) -> None:
         """Whoever waits for it hears that it does not come."""
+        told = drop.request_id or drop.transfer
         operation = self._pushed.get(drop.transfer)
+        if drop.transfer in self._pushed and operation is None:
+            del self._pushed[drop.transfer]
+            self._results.sent.add(told)
+            return
         if operation is None:
             transfer = _Transfer("", True, 0, time.monotonic(), drop.transfer, unwanted=True)
             try:
@@ -264,8 +272,9 @@ class Worker:
                 logger.debug("%s: nobody is told that it does not come: %s", drop.transfer, error)
                 return
             self._transfers[operation] = transfer
-        elif drop.request_id:
-            self._transfers[operation].request_id = drop.request_id
+        else:
+            del self._pushed[drop.transfer]
+            self._transfers[operation].request_id = told
         self._transfers[operation].unwanted = True
         self._give_up(operation, "its prompt was not computed to the end")
 
