@@ -148,11 +148,18 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.step(finished_sending={request.request_id})
         self.check_empty()
 
-    def test_what_is_told_twice_or_of_nobody_is_dropped(self):
+    def test_what_is_told_twice_is_dropped(self):
         request, _ = self.prefilled(40)
-        self.step(finished_sending={request.request_id, "nobody"}, finished_recving={"nobody", request.request_id})
         self.step(finished_sending={request.request_id})
+        with self.assertLogs("vllm.troupe.vllm.scheduler", "ERROR"):
+            self.step(finished_sending={request.request_id})
         self.check_empty()
+
+    def test_what_other_connectors_tell_is_left_alone(self):
+        """Of MultiConnector, which gives all of them the same."""
+        output = KVConnectorOutput(finished_sending={"theirs"}, finished_recving={"theirs too"})
+        self.scheduler.connector.update_connector_output(output)
+        self.assertEqual((output.finished_sending, output.finished_recving), ({"theirs"}, {"theirs too"}))
 
     def test_what_ended_may_be_told_as_a_list(self):
         """As vLLM's own tests do; its scheduler takes one."""
@@ -396,6 +403,38 @@ class PushesUnderScheduler(UnderScheduler):
         step, (answer,) = self.step(finished_sending={TRANSFER})
         self.assertEqual((step.pushes, step.chunks, answer.kv_transfer_params), ([], [], None))
         self.assertEqual(self.step()[0].sends, [])
+        self.check_empty()
+
+    def test_no_other_prompt_is_preempted_for_blocks_that_are_still_read(self):
+        request = self.begun()
+        connector = self.scheduler.connector
+        self.assertFalse(connector.has_pending_block_frees() or connector.has_pending_push_work())
+        self.scheduler.running.remove(request)
+        self.scheduler._preempt_request(request, 0.0)
+        self.assertTrue(connector.has_pending_block_frees())
+        self.step()
+        self.scheduler.finish_requests(request.request_id, ABORTED)
+        self.assertTrue(connector.has_pending_block_frees() and connector.has_pending_push_work())
+        self.step(finished_sending={TRANSFER})
+        self.assertFalse(connector.has_pending_block_frees() or connector.has_pending_push_work())
+        self.check_empty()
+
+    def test_a_prompt_that_is_computed_again_is_pushed_no_further(self):
+        """Another connector had loaded some of it, in vain."""
+        request = self.begun()
+        request.num_computed_tokens = 32
+        step, _ = self.step()
+        self.assertEqual((step.chunks, step.drops), ([], [Drop("", TRANSFER)]))
+        _, (answer,) = self.step(finished_sending={TRANSFER})
+        self.assertIsNone(answer.kv_transfer_params)
+        self.check_empty()
+
+    def test_a_router_that_asks_in_turn_names_the_transfer_only(self):
+        self.add(60, {**EARLY, "troupe": {**EARLY["troupe"], "in_turn": True}}, out=1)
+        step, (answer,) = self.step()
+        self.assertEqual((step.pushes, HandOff.from_params(answer.kv_transfer_params).transfer), ([], TRANSFER))
+        self.assertEqual([send.transfer for send in self.step()[0].sends], [TRANSFER])
+        self.step(finished_sending={"request-1"})
         self.check_empty()
 
     def test_a_name_that_comes_twice_is_the_first_ones(self):

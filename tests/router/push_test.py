@@ -192,7 +192,8 @@ class OneAfterTheOther(Pushed):
         """As it is with engines that do not push."""
         self.gate.touch()
         self.assert_whole(self.begin().result())
-        [_], [second] = self.asked(self.prefills), self.asked(self.decodes)
+        [first], [second] = self.asked(self.prefills), self.asked(self.decodes)
+        self.assertTrue(first["kv_transfer_params"].get("troupe", {"in_turn": True})["in_turn"])
         self.assertIn("at", second["kv_transfer_params"])
         self.assertEqual((self.pushed, self.carried_on()), (0, 0))
 

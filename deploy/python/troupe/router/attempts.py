@@ -171,6 +171,7 @@ class Attempts:
             if self._source.at.usable and self._parts.line.can(wanted):
                 return wanted
             self._source = wanted.source = None
+            self._give_back()
         members = self._parts.members
         asks = self._tried == 0 and not leg.whole and not self._parts.line.full
         if asks and members is not None and members.may_place(self._incoming.model):
@@ -189,7 +190,8 @@ class Attempts:
             await self._push(seat, prefill, leg, self._named(prefill))
         else:
             if prefill is not None:
-                params = await self._prefill(seat, prefill, leg, self._named(prefill) if prefill.ranks else None)
+                transfer = self._named(prefill) if prefill.ranks else None
+                params = await self._prefill(seat, prefill, leg, transfer, in_turn=True)
                 self._source = None if params is None else _Source(prefill, params, len(self._said.tokens))
             await self._decode(decode, leg, None if self._source is None else self._source.params)
         decode.served()
@@ -208,11 +210,11 @@ class Attempts:
                 self._parts.members.release(nodes, transfer)
 
     async def _prefill(
-        self, seat: Seat, prefill: Instance, leg: _Leg, transfer: str | None = None
+        self, seat: Seat, prefill: Instance, leg: _Leg, transfer: str | None, *, in_turn: bool
     ) -> Mapping[str, Any] | None:
         """Where the cache of the prompt is; None: the engine keeps none."""
         try:
-            body = encoded(prefill_leg(leg.body, chat=leg.chat, transfer=transfer))
+            body = encoded(prefill_leg(leg.body, chat=leg.chat, transfer=transfer, in_turn=in_turn))
             answer = await self._parts.upstream.ask(prefill, leg.path, body, self._incoming.headers)
             params = params_of(prefill, answer.body)
             prefill.served()
@@ -244,7 +246,7 @@ class Attempts:
         """Asks both engines at once: the cache moves while the prompt is computed."""
         self._parts.metrics.pushed.inc()
         source = source_params(transfer, prefill.ranks, engine_id=prefill.engine_id)
-        computes = asyncio.create_task(self._prefill(seat, prefill, leg, transfer))
+        computes = asyncio.create_task(self._prefill(seat, prefill, leg, transfer, in_turn=False))
         writes = asyncio.create_task(self._decode(seat.decode, leg, source, waits=True))
         try:
             await self._written(seat.decode, computes, writes)

@@ -39,8 +39,11 @@ _OF_THE_TEXT = frozenset(
 )
 
 
-def prefill_leg(body: Mapping[str, Any], *, chat: bool, transfer: str | None = None) -> dict[str, Any]:
-    """For the engine that computes the prompt. It answers where the cache is, or moves it as `transfer` meanwhile."""
+def prefill_leg(
+    body: Mapping[str, Any], *, chat: bool, transfer: str | None = None, in_turn: bool = False
+) -> dict[str, Any]:
+    """For the engine that computes the prompt. It answers where the cache is, or moves it as `transfer` meanwhile;
+    `in_turn`: it is only to be known by that name."""
     made = {key: value for key, value in body.items() if key not in _OF_THE_TEXT}
     made["max_tokens"] = 1
     if chat:
@@ -48,7 +51,8 @@ def prefill_leg(body: Mapping[str, Any], *, chat: bool, transfer: str | None = N
     made["stream"] = False
     made["kv_transfer_params"] = _TO_BE_DECODED_ELSEWHERE
     if transfer is not None:
-        made["kv_transfer_params"] = {**_TO_BE_DECODED_ELSEWHERE, KEY: {"v": VERSION, "request": transfer}}
+        named = {"v": VERSION, "request": transfer, **({"in_turn": True} if in_turn else {})}
+        made["kv_transfer_params"] = {**_TO_BE_DECODED_ELSEWHERE, KEY: named}
     return made
 
 

@@ -34,7 +34,7 @@ _PATIENCE = 0.5  # of a request for its placement: the router can choose by itse
 _LOOK = 1.0  # between two looks at the membership
 _THREADS = 8  # that ask for placements
 _MOST_PLACING = 256  # requests; behind it the router chooses by itself
-_MOST_RELEASES = 4096  # that wait: behind it their leases end them
+_MOST_RELEASES = 512  # that wait: behind it their leases end them
 _MOST_ENDED = 65536  # requests that the supervisor has not heard the end of: it remembers no more of them either
 
 # After these it may hear the same later.
@@ -153,11 +153,10 @@ class Members:
             told.add_done_callback(lambda _: _call_soon(loop, self._has_released))
 
     def close(self) -> None:
-        """What has ended is told still, by threads that the process waits for."""
-        for threads in (self._looking, self._placing):
+        """What has ended is told still, by a thread that the process waits for."""
+        for threads in (self._looking, self._placing, self._releasing):
             threads.shutdown(wait=False, cancel_futures=True)
-        for threads in (self._telling, self._releasing):
-            threads.shutdown(wait=False)
+        self._telling.shutdown(wait=False)
 
     # -- parts
 

@@ -109,7 +109,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 nodes=place.nodes,
                 engine_id=engine_id,
                 windows=_WINDOW in kinds,
-                push_block_size=_push_block_size(kv_cache_config) if place.pushes else 0,
+                push_block_size=_push_block_size(parallel, kv_cache_config) if place.pushes else 0,
             )
             if place.unused:
                 unused = ", ".join(place.unused)
@@ -164,12 +164,21 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
+    @_answers(lambda: None)  # what `request_finished` has promised stays promised
     def _offer_at_once(self) -> None:
         """What else the worker would be told with the next step. An engine that steps only while it is asked, as `LLM`
         without a core of its own, makes none behind its last request."""
         worker = _WORKERS.get(self._kv_transfer_config.engine_id)
         if worker is not None:
             worker.offer(self._scheduler.take_offers())
+
+    @_answers(lambda: False)
+    def has_pending_block_frees(self) -> bool:
+        return self._scheduler.frees_soon()
+
+    @_answers(lambda: False)
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler.waits_for_pushes()
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """A load writes every block of its groups: vLLM need not, and must not, zero them meanwhile."""
@@ -256,11 +265,11 @@ def _kinds_of(kv_cache_config: Any) -> list[str]:
     return [type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups]
 
 
-def _push_block_size(kv_cache_config: Any) -> int:
+def _push_block_size(parallel: Any, kv_cache_config: Any) -> int:
     """Tokens of a block of a cache that may move while it is computed: one block table, in which nothing is left
-    behind. 0: it moves when it is computed."""
+    behind, of layers that are computed once a step, and not batch by batch. 0: it moves when it is computed."""
     groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or _kinds_of(kv_cache_config) == [_WINDOW]:
+    if parallel.use_ubatching or len(groups) != 1 or _kinds_of(kv_cache_config) == [_WINDOW]:
         return 0
     return int(groups[0].kv_cache_spec.block_size)
 

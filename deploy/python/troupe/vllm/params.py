@@ -19,6 +19,8 @@ from troupe.vllm.place import MAX_RANKS, nodes_of
 __all__ = [
     "BadParamsError",
     "HandOff",
+    "is_asked_in_turn",
+    "is_name",
     "named_transfer",
     "new_transfer",
     "prompt_digest",
@@ -59,6 +61,17 @@ def named_transfer(params: object) -> str | None:
     if not isinstance(own, Mapping) or own.get("v") != VERSION or not _is_like(_TRANSFER, own.get("request")):
         return None
     return str(own["request"])
+
+
+def is_asked_in_turn(params: object) -> bool:
+    """The router has named the transfer of a prefill request, and asks another engine for the text afterwards."""
+    own = params.get(KEY) if isinstance(params, Mapping) else None
+    return isinstance(own, Mapping) and bool(own.get("in_turn"))
+
+
+def is_name(text: str) -> bool:
+    """Whether a transfer may be called so."""
+    return _is_like(_TRANSFER, text)
 
 
 def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -> str:

@@ -6,7 +6,7 @@ transfer still reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ class _Push:
     request_id: str | None
     tokens: int
     blocks: list[int] = field(default_factory=list)
+    end: int = 0  # up to which token it was said
 
 
 class Pushes:
@@ -52,13 +53,18 @@ class Pushes:
     def step(self, output: Any, orders: TroupeMetadata) -> None:
         """What vLLM computes next, and of whom it has taken the blocks away."""
         for request_id in output.preempted_req_ids or ():
-            push = self._of.pop(request_id, None)
-            if push is not None:
-                push.request_id = None
-                self._lost.add(request_id)
-                orders.drops.append(Drop("", push.transfer))
+            self._lose(request_id, orders)
         if self._of:
-            orders.chunks.extend(self._chunks(output))
+            self._go_on(output, orders)
+
+    def frees_soon(self) -> bool:
+        """Blocks are held of prompts that were preempted, in this step or before."""
+        last = [push.blocks[-1] for push in self._of.values() if push.blocks]
+        return self.waits() or any(self._pool.blocks[block].ref_cnt == 1 for block in last)
+
+    def waits(self) -> bool:
+        """Blocks are held for which vLLM may have no request."""
+        return any(push.request_id is None for push in self._pushes.values())
 
     def named(self, transfer: str) -> bool:
         """Whether some request, which may be another one, is offered by this name."""
@@ -101,14 +107,32 @@ class Pushes:
         push.blocks += new
         return new
 
-    def _chunks(self, output: Any) -> Iterator[Chunk]:
-        """A request's first blocks are known from its allocation."""
+    def _lose(self, request_id: str, orders: TroupeMetadata) -> None:
+        push = self._of.pop(request_id, None)
+        if push is not None:
+            push.request_id = None
+            self._lost.add(request_id)
+            orders.drops.append(Drop("", push.transfer))
+
+    def _go_on(self, output: Any, orders: TroupeMetadata) -> None:
+        """A request that was given other blocks, or that computes again what was said, is lost: another connector has
+        loaded some of it, in vain."""
         cached = output.scheduled_cached_reqs
-        scheduled = [(new.req_id, None, new.num_computed_tokens) for new in output.scheduled_new_reqs]
-        scheduled += zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
-        for request_id, blocks, begin in scheduled:
+        scheduled = [(new.req_id, new.block_ids[0], True, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        scheduled += [
+            (request_id, blocks[0] if blocks else [], False, begin)
+            for request_id, blocks, begin in zip(
+                cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+            )
+        ]
+        for request_id, blocks, is_table, begin in scheduled:
             push = self._of.get(request_id)
             if push is None or begin >= push.tokens:
                 continue
-            end = min(begin + output.num_scheduled_tokens[request_id], push.tokens)
-            yield Chunk(push.transfer, self._take(push, blocks[0] if blocks else []), end)
+            known = len(push.blocks)
+            if begin < push.end or (is_table and list(blocks[:known]) != push.blocks):
+                self._lose(request_id, orders)
+                continue
+            push.end = min(begin + output.num_scheduled_tokens[request_id], push.tokens)
+            more = self._take(push, blocks[known:] if is_table else blocks)
+            orders.chunks.append(Chunk(push.transfer, more, push.end))

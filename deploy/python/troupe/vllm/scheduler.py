@@ -13,6 +13,7 @@ from troupe.vllm.metadata import Drop, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import (
     BadParamsError,
     HandOff,
+    is_asked_in_turn,
     named_transfer,
     new_transfer,
     prompt_digest,
@@ -24,6 +25,8 @@ from troupe.vllm.pushes import Pushes
 __all__ = ["Scheduler"]
 
 logger = init_logger(f"vllm.{__name__}")
+
+TOLD = 4096  # ends that are remembered
 
 _COMPLETE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
@@ -48,12 +51,21 @@ class Scheduler:
         self._sending: set[str] = set()
         self._loading: set[str] = set()
         self._used: set[str] = set()
+        self._told: dict[tuple[str, str], None] = {}  # ends of requests of ours, the last ones
         self._pushes = Pushes(push_block_size)
         self._next = TroupeMetadata()
 
     def bind_pool(self, pool: Any) -> None:
         """vLLM's own, of blocks."""
         self._pushes.bind(pool)
+
+    def frees_soon(self) -> bool:
+        """Blocks come free without a preemption: those of a prompt that was preempted, once nobody reads them."""
+        return self._pushes.frees_soon()
+
+    def waits_for_pushes(self) -> bool:
+        """vLLM has to step on, though it may have no request for it: blocks are held of a prompt that was preempted."""
+        return self._pushes.waits()
 
     # -- before a step
 
@@ -109,15 +121,18 @@ class Scheduler:
     # -- after a step
 
     def settle(self, output: Any) -> None:
-        """Drops ids that vLLM would not survive: it asserts that each is known and was told once."""
+        """Drops ends that are told twice, which vLLM would not survive. Others are of connectors beside this one."""
         output.finished_sending = self._pushes.settle(set(output.finished_sending or ()))
         for name, own in (("finished_sending", self._sending), ("finished_recving", self._loading)):
             told = set(getattr(output, name) or ())
-            unknown = told - own
-            if unknown:
-                logger.error("%s names requests that are not: %s", name, sorted(unknown))
+            again = {one for one in told - own if (name, one) in self._told}
+            if again:
+                logger.error("%s names requests again: %s", name, sorted(again))
+            self._told.update(((name, one), None) for one in told & own)
+            while len(self._told) > TOLD:
+                del self._told[next(iter(self._told))]
             own.difference_update(told)
-            setattr(output, name, told - unknown)
+            setattr(output, name, told - again)
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended: whether its blocks stay taken until they are sent, and what the client is told."""
@@ -141,6 +156,8 @@ class Scheduler:
         if transfer is None or not wants_decode_elsewhere(params) or wants_prefill_elsewhere(params):
             return
         if len(blocks) != 1 or request.prompt_token_ids is None:
+            return
+        if is_asked_in_turn(params):
             return
         push = self._pushes.begin(request, transfer, blocks[0])
         if push is not None:

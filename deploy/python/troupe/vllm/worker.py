@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.logger import init_logger
@@ -19,7 +19,7 @@ from troupe.hand_off import RELEASE
 from troupe.vllm.holds import Holds
 from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
 from troupe.vllm.metadata import Chunk, Drop, Push, Receive, Seal, Send, TroupeMetadata
-from troupe.vllm.params import HandOff
+from troupe.vllm.params import HandOff, is_name
 from troupe.vllm.place import Place
 from troupe.vllm.stats import TransferStats
 
@@ -27,12 +27,15 @@ __all__ = ["Results", "Worker"]
 
 logger = init_logger(f"vllm.{__name__}")
 
+_Order = TypeVar("_Order")
+
 IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
 PARK = 30.0  # seconds; the answer that sent a decode here comes a step before the send
 # Seconds that an offer lasts, and a load of a prompt that may still stand in the other engine's queue. Leases and the
 # supervisor end them sooner where somebody is gone; engines that do either may have all their blocks taken by prompts
 # whose texts stand in each other's queues.
 KEPT = 600.0
+EARLY_PARK = 120.0  # seconds, that it waits for the other engine to have begun the prompt
 RELEASED = 1024  # names of transfers that nobody takes, of those that have not begun
 _NOBODY = "nobody takes it"
 
@@ -111,21 +114,15 @@ class Worker:
                 self._release(source)
         self.offer(step)
         self._step = []
-        for push in step.pushes:
-            self._push(push)
-        for chunk in step.chunks:
-            self._chunk(chunk)
-        for receive in step.receives:
-            self._receive(receive)
+        _each(self._push, step.pushes)
+        _each(self._chunk, step.chunks)
+        _each(self._receive, step.receives)
 
     def offer(self, ends: TroupeMetadata) -> None:
         """Of prompts that are computed the caches, each to whoever asks for it; of those that will not be, the word."""
-        for send in ends.sends:
-            self._send(send)
-        for seal in ends.seals:
-            self._seal(seal)
-        for drop in ends.drops:
-            self._drop(drop)
+        _each(self._send, ends.sends)
+        _each(self._seal, ends.seals)
+        _each(self._drop, ends.drops)
 
     def layer_computed(self, name: str, cache: Any) -> None:
         """vLLM's layer is written as far as this step goes: on a GPU when its stream comes to this point."""
@@ -203,7 +200,7 @@ class Worker:
         transfer = _Transfer(send.request_id, True, send.tokens, time.monotonic(), send.transfer)
         try:
             operation = engine.send(send.transfer, deadline=KEPT, **self._view.blocks_of(send.blocks, send.tokens))
-        except TroupeError as error:
+        except Exception as error:  # pylint: disable=broad-exception-caught
             transfer.why = str(error)
             self._end(transfer)
             return
@@ -222,7 +219,7 @@ class Worker:
         blocks = self._view.wide(0, push.blocks)
         try:
             operation = self._started().send(push.transfer, blocks, deadline=KEPT, grows=True)
-        except TroupeError as error:
+        except Exception as error:  # pylint: disable=broad-exception-caught
             transfer.why = str(error)
             self._pushed[push.transfer] = None
             self._end(transfer)
@@ -246,7 +243,7 @@ class Worker:
         self._step.append((operation, chunk.end))
 
     def _seal(self, seal: Seal) -> None:
-        operation = self._pushed.pop(seal.transfer)
+        operation = self._pushed.pop(seal.transfer, None)
         if operation is None:
             self._results.sent.add(seal.request_id)
             return
@@ -287,6 +284,8 @@ class Worker:
                 call.fail(TroupeError(ErrorCode.NOT_FOUND, f"an engine of vLLM has no {call.method!r}"))
                 return
             call.reply()
+        if not is_name(name):
+            return
         for operation, transfer in list(self._transfers.items()):
             if transfer.sends and transfer.name == name:
                 transfer.unwanted = True
@@ -334,12 +333,12 @@ class Worker:
                 mode="write" if self._place.pushes else "read",
                 tokens=receive.tokens,
                 prefix_tokens=receive.prefix_tokens,
-                park=None if source.is_early else PARK,
+                park=(self._place.load_seconds or EARLY_PARK) if source.is_early else PARK,
                 deadline=self._place.load_seconds or (KEPT if source.is_early else None),
                 expect=receive.digest.encode(),
                 **self._view.blocks_of(receive.blocks, receive.tokens),
             )
-        except TroupeError as error:
+        except Exception as error:  # pylint: disable=broad-exception-caught
             transfer.why = str(error)
             self._end(transfer)
         else:
@@ -414,6 +413,15 @@ class Worker:
             self._results.failed.add(transfer.request_id)
             if transfer.source is not None and not self._is_loading(transfer.source):
                 self._release(transfer.source)  # nobody here asks for it again
+
+
+def _each(carry_out: Callable[[_Order], None], orders: Sequence[_Order]) -> None:
+    """Whatever becomes of one, the others are carried out."""
+    for order in orders:
+        try:
+            carry_out(order)
+        except Exception:  # pylint: disable=broad-exception-caught
+            logger.exception("%s cannot be carried out", order)
 
 
 @contextlib.contextmanager
