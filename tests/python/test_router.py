@@ -787,38 +787,47 @@ def found_at_one_address(nodes: list[dict[str, Any]]) -> Instance:
     return one
 
 
+def writer() -> Instance:
+    """An engine that only writes texts, whose caches are pushed to it."""
+    return Instance("http://d:1", prefills=False, decodes=True, mode="write")
+
+
 def test_nodes_that_push_are_known_in_the_order_of_their_ranks() -> None:
-    one = found_at_one_address(ranks_of(*(("a", rank, 11) for rank in (10, 2, 0, 1, *range(3, 10))), mode="write"))
+    nodes = [("a", rank, 11) for rank in (10, 2, 0, 1, *range(3, 10))]
+    one = found_at_one_address(ranks_of(*nodes, mode="write", role="prefill"))
     assert one.ranks == tuple(f"engines.a.{rank}" for rank in range(11))
-    assert (one.mode, one.engine_id, one.pushes_to(one)) == ("write", "id of a", True)
+    assert (one.mode, one.engine_id, one.pushes_to(writer())) == ("write", "id of a", True)
 
 
 def test_an_engine_does_not_push_while_a_node_of_it_is_missing_or_does_not_say_so() -> None:
-    missing = ranks_of(("a", 0, 2), mode="write")
-    silent = [*missing, *ranks_of(("a", 1, 2))]
-    twice = ranks_of(("a", 0, 2), ("a", 0, 2), mode="write")
-    several = ranks_of(("a", 0, 1), ("b", 0, 1), mode="write")
-    for nodes in (missing, silent, twice, several, ranks_of(("a", 0, 1)), ranks_of(("a", 0, 1), mode="read")):
+    prefill = {"role": "prefill"}
+    missing = ranks_of(("a", 0, 2), mode="write", **prefill)
+    silent = [*missing, *ranks_of(("a", 1, 2), **prefill)]
+    twice = ranks_of(("a", 0, 2), ("a", 0, 2), mode="write", **prefill)
+    several = ranks_of(("a", 0, 1), ("b", 0, 1), mode="write", **prefill)
+    either = ranks_of(("a", 0, 1), mode="write")
+    reads = [ranks_of(("a", 0, 1), **prefill), ranks_of(("a", 0, 1), mode="read", **prefill)]
+    for nodes in (missing, silent, twice, several, either, *reads):
         one = found_at_one_address(nodes)
-        assert (one.usable, one.pushes_to(one)) == (False, False)
+        assert (one.usable, one.pushes_to(writer())) == (False, False)
         one.ready = True
-        assert (one.usable, one.pushes_to(one)) == (True, False)
+        assert (one.usable, one.pushes_to(writer())) == (True, False)
     former = [*ranks_of(("a", 0, 1), state="down", mode="write"), *ranks_of(("b", 0, 1), mode="write")]
     for nodes in (former, former[::-1]):
         assert found_at_one_address(nodes).ranks == ("engines.b.0",)
 
 
 def test_an_engine_that_was_started_again_or_has_gone_does_not_push_as_it_did() -> None:
-    fleet = Fleet([GivenEngine("http://h:1", "both")])
+    fleet = Fleet([GivenEngine("http://h:1", "prefill")])
     roster = Roster(fleet)
     [one] = fleet
     pushes = engines_of({"nodes": ranks_of(("a", 0, 1), mode="write")})
     for now, found in enumerate(({}, engines_of({"nodes": ranks_of(("b", 0, 1))}), {})):
         roster.adopt(pushes, 100 * now)
-        assert one.pushes_to(one)
+        assert one.pushes_to(writer())
         roster.adopt(found, 100 * now + 1)
         roster.adopt(found, 100 * now + 40)
-        assert not one.pushes_to(one)
+        assert not one.pushes_to(writer())
 
 
 class Supervisor:
