@@ -161,7 +161,14 @@ class Workers(unittest.TestCase):
         self.decode.step(receives=[receive("first", source, [7, 8], 0, DIGEST),
                                    receive("second", source, [9, 10], 0, DIGEST)])
         self.until(lambda: len(self.decode.loaded) >= 2, "the loads did not end")
-        self.assertEqual((sorted(self.decode.loaded), self.decode.failed), (["first", "second"], ["second"]))
+        self.assertEqual(sorted(self.decode.loaded), ["first", "second"])
+        own = {"first": [7, 8], "second": [9, 10]}
+        # The second one comes before the source has ended, and has it as well, or after that.
+        self.assertIn(self.decode.failed, ([], ["second"]))
+        for name in set(own) - set(self.decode.failed):
+            for layer in LAYERS:
+                self.assertTrue(torch.equal(self.decode.caches[layer][own[name]].view(torch.int16),
+                                            self.prefill.caches[layer][[5, 6]].view(torch.int16)), (name, layer))
 
     def test_a_load_from_here_itself_frees_what_was_sent(self):
         source = self.send([5, 6], 60)
@@ -781,8 +788,15 @@ class Registrations(unittest.TestCase):
     def listen(self):
         router = self.enterContext(self.context.socket(zmq.ROUTER))
         router.linger = 0
-        router.bind(f"tcp://127.0.0.1:{self.port}")
-        return router
+        limit = time.monotonic() + PATIENCE
+        while True:  # one that was closed gives its port back a moment later
+            try:
+                router.bind(f"tcp://127.0.0.1:{self.port}")
+                return router
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE or time.monotonic() > limit:
+                    raise
+            time.sleep(0.02)
 
     def hear(self, router):
         self.assertTrue(router.poll(PATIENCE * 1000), "nothing came")
