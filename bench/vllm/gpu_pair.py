@@ -18,6 +18,8 @@ import statistics
 import tempfile
 import time
 
+from troupe.hand_off import KEY, VERSION, new_transfer, source_params
+
 TOKENS_OUT = 8
 WARM_UP = 3
 VOCABULARY = 4096
@@ -104,10 +106,8 @@ def pulled(engines, prompt):
 
 
 def pushed(engines, prompt, name):
-    engines.begin("decode", prompt, TOKENS_OUT, {
-        "do_remote_prefill": True, "do_remote_decode": False,
-        "troupe": {"v": 1, "request": name, "nodes": ["engines.prefill.0"]}})
-    engines.begin("prefill", prompt, 1, {**SEND, "troupe": {"v": 1, "request": name}})
+    engines.begin("decode", prompt, TOKENS_OUT, source_params(name, ["engines.prefill.0"], engine_id="prefill"))
+    engines.begin("prefill", prompt, 1, {**SEND, KEY: {"v": VERSION, "request": name}})
     return engines.answer("prefill"), engines.answer("decode")
 
 
@@ -117,7 +117,7 @@ def measure(engines, asked, length, chance):
         prompt = [chance.randrange(VOCABULARY) for _ in range(length)]
         alone = engines.ask("decode", prompt, TOKENS_OUT)
         began = time.perf_counter()
-        prefill, decode = pushed(engines, prompt, f"bench-{length}-{number}-{os.getpid()}") if asked.push \
+        prefill, decode = pushed(engines, prompt, new_transfer("engines.prefill.0")) if asked.push \
             else pulled(engines, prompt)
         both = time.perf_counter() - began
         equal += decode[1] == alone[1]

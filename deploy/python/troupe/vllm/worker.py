@@ -37,7 +37,6 @@ PARK = 30.0  # seconds; the answer that sent a decode here comes a step before t
 KEPT = 600.0
 EARLY_PARK = 120.0  # seconds, that it waits for the other engine to have begun the prompt
 RELEASED = 1024  # names of transfers that nobody takes, of those that have not begun
-_NOBODY = "nobody takes it"
 
 
 @dataclass
@@ -243,11 +242,9 @@ class Worker:
         self._step.append((operation, chunk.end))
 
     def _seal(self, seal: Seal) -> None:
-        operation = self._pushed.pop(seal.transfer, None)
+        operation = self._report_by(seal.request_id, seal.transfer)
         if operation is None:
-            self._results.sent.add(seal.request_id)
             return
-        self._transfers[operation].request_id = seal.request_id
         try:
             self._started().seal(operation, seal.tokens, seal.digest.encode())
         except TroupeError as error:
@@ -255,25 +252,29 @@ class Worker:
 
     def _drop(self, drop: Drop) -> None:
         """Whoever waits for it hears that it does not come."""
-        told = drop.request_id or drop.transfer
-        operation = self._pushed.get(drop.transfer)
-        if drop.transfer in self._pushed and operation is None:
-            del self._pushed[drop.transfer]
-            self._results.sent.add(told)
-            return
-        if operation is None:
-            transfer = _Transfer("", True, 0, time.monotonic(), drop.transfer, unwanted=True)
+        if drop.transfer in self._pushed:
+            operation = self._report_by(drop.request_id or drop.transfer, drop.transfer)
+            if operation is None:
+                return
+        else:
+            transfer = _Transfer("", True, 0, time.monotonic(), drop.transfer)
             try:
                 operation = self._started().send(drop.transfer, grows=True)
             except TroupeError as error:
                 logger.debug("%s: nobody is told that it does not come: %s", drop.transfer, error)
                 return
             self._transfers[operation] = transfer
-        else:
-            del self._pushed[drop.transfer]
-            self._transfers[operation].request_id = told
         self._transfers[operation].unwanted = True
         self._give_up(operation, "its prompt was not computed to the end")
+
+    def _report_by(self, name: str, transfer: str) -> Operation | None:
+        """Its end is reported by this name. None: it has ended already, and is reported now."""
+        operation = self._pushed.pop(transfer, None)
+        if operation is None:
+            self._results.sent.add(name)
+        else:
+            self._transfers[operation].request_id = name
+        return operation
 
     def _answer(self, call: Call) -> None:
         """A router has lost its client. Who computes for nobody hears it by the broken connection, but perhaps when it
@@ -286,11 +287,11 @@ class Worker:
             call.reply()
         if not is_name(name):
             return
-        for operation, transfer in list(self._transfers.items()):
-            if transfer.sends and transfer.name == name:
-                transfer.unwanted = True
-                self._give_up(operation, _NOBODY)
-                return
+        offers = self._offers_of(name)
+        for operation in offers:
+            self._give_up_unwanted(operation)
+        if offers:
+            return
         self._released[name] = None
         if len(self._released) > RELEASED:
             del self._released[next(iter(self._released))]
@@ -301,9 +302,16 @@ class Worker:
         if transfer.name not in self._released:
             return False
         del self._released[transfer.name]
-        transfer.unwanted = True
-        self._give_up(operation, _NOBODY)
+        self._give_up_unwanted(operation)
         return True
+
+    def _offers_of(self, name: str) -> list[Operation]:
+        """The sends of a transfer."""
+        return [operation for operation, one in self._transfers.items() if one.sends and one.name == name]
+
+    def _give_up_unwanted(self, operation: Operation) -> None:
+        self._transfers[operation].unwanted = True
+        self._give_up(operation, "nobody takes it")
 
     def _give_up_push(self, operation: Operation, why: TroupeError) -> None:
         if why.code != ErrorCode.NOT_FOUND:  # else it has ended by itself, and is told
@@ -347,9 +355,8 @@ class Worker:
     def _release(self, source: HandOff) -> None:
         """Its own outcome is of no interest."""
         if self._is_own(source):
-            for operation, transfer in list(self._transfers.items()):
-                if transfer.sends and transfer.name == source.transfer:
-                    self._give_up(operation, "it was to be decoded where it was prefilled")
+            for operation in self._offers_of(source.transfer):
+                self._give_up(operation, "it was to be decoded where it was prefilled")
             return
         self._holds.end(self._started(), source.transfer)
         try:
