@@ -85,15 +85,20 @@ class Side:
         self.failed += results.failed
 
 
-class Workers(unittest.TestCase):
+class TwoSides(unittest.TestCase):
+    """A prefill and a decode worker of one deployment."""
+
+    pushes = False
+
     @classmethod
     def setUpClass(cls):
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.deployment = deployment = folder / "deployment.yaml"
-        deployment.write_text(servers.DEPLOYMENT.format(port=servers.free_ports(1)[0]))
+        text = servers.DEPLOYMENT.format(port=servers.free_ports(1)[0])
+        deployment.write_text(text.replace("mode: read", "mode: write") if cls.pushes else text)
         cls.enterClassContext(servers.Process(
             "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
-        cls.prefill, cls.decode = Side(deployment, "prefill-0"), Side(deployment, "decode-0")
+        cls.prefill, cls.decode = Side(deployment, "prefill-0", cls.pushes), Side(deployment, "decode-0", cls.pushes)
         for side in (cls.prefill, cls.decode):
             cls.addClassCleanup(side.worker.stop)
 
@@ -108,6 +113,8 @@ class Workers(unittest.TestCase):
             self.decode.look()
             self.assertLess(time.monotonic(), limit, what)
 
+
+class Workers(TwoSides):
     def send(self, blocks, tokens, *, digest=DIGEST):
         transfer = new_transfer("prefill-0")
         self.prefill.step(sends=[Send(transfer, transfer, [blocks], tokens, digest)])
@@ -610,39 +617,20 @@ def parallel_config(**settings):
         "decode_context_parallel_size": 1, "distributed_executor_backend": "mp", **settings})
 
 
-class Pushing(unittest.TestCase):
+class Pushing(TwoSides):
     """Prompts whose caches move while they are computed."""
 
     TOKENS = 2 * BLOCK + 6
     SOURCE, OWN = [5, 39, 7], [30, 2, 11]
-
-    @classmethod
-    def setUpClass(cls):
-        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        deployment = folder / "deployment.yaml"
-        text = servers.DEPLOYMENT.format(port=servers.free_ports(1)[0]).replace("mode: read", "mode: write")
-        deployment.write_text(text)
-        cls.enterClassContext(servers.Process(
-            "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
-        cls.prefill, cls.decode = Side(deployment, "prefill-0", True), Side(deployment, "decode-0", True)
-        for side in (cls.prefill, cls.decode):
-            cls.addClassCleanup(side.worker.stop)
+    pushes = True
 
     def setUp(self):
+        super().setUp()
         self.transfer = new_transfer("prefill-0")
         self.request = f"request of {self.transfer}"
         self.early = HandOff(self.transfer, ("prefill-0",))
-        for side in (self.prefill, self.decode):
-            side.sent, side.loaded, side.failed = [], [], []
         for cache in self.decode.caches.values():
             cache.view(torch.int16).zero_()
-
-    def until(self, done, what):
-        limit = time.monotonic() + PATIENCE
-        while not done():
-            self.prefill.look()
-            self.decode.look()
-            self.assertLess(time.monotonic(), limit, what)
 
     def ask(self, digest=DIGEST):
         self.decode.step(receives=[Receive("r", self.early, [self.OWN], self.TOKENS, 0, digest)])
@@ -672,6 +660,11 @@ class Pushing(unittest.TestCase):
     def ended(self, what):
         self.until(lambda: self.decode.loaded and self.told(), what)
 
+    def assert_loaded(self):
+        self.ended("the load did not end")
+        self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], []))
+        self.assertTrue(all(self.is_there(name, 3) for name in LAYERS))
+
     def test_a_layer_moves_while_the_next_one_is_computed(self):
         self.ask()
         self.begin()
@@ -687,19 +680,15 @@ class Pushing(unittest.TestCase):
         self.prefill.step(chunks=[Chunk(self.transfer, self.SOURCE[2:], self.TOKENS)])
         self.compute()
         self.seal()
-        self.ended("the load did not end")
-        self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], []))
+        self.assert_loaded()
         self.assertIn(self.request, self.prefill.sent)
-        self.assertTrue(all(self.is_there(name, 3) for name in LAYERS))
 
     def test_the_prompt_may_be_computed_before_it_is_asked_for(self):
         self.begin(3, self.TOKENS)
         self.compute()
         self.seal()
         self.ask()
-        self.ended("the load did not end")
-        self.assertEqual(self.decode.failed, [])
-        self.assertTrue(all(self.is_there(name, 3) for name in LAYERS))
+        self.assert_loaded()
 
     def test_a_layer_that_nobody_named_is_there_with_the_seal(self):
         """A whole graph of a GPU calls for none."""
@@ -707,9 +696,7 @@ class Pushing(unittest.TestCase):
         self.begin(3, self.TOKENS)
         self.compute("layers.2", "nothing of ours")
         self.seal()
-        self.ended("the load did not end")
-        self.assertEqual(self.decode.failed, [])
-        self.assertTrue(all(self.is_there(name, 3) for name in LAYERS))
+        self.assert_loaded()
 
     def test_a_prompt_that_is_given_up_fails_its_load(self):
         self.ask()
