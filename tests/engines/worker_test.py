@@ -29,6 +29,7 @@ from vllm.v1.worker.utils import allocate_kv_cache
 import servers
 import troupe.vllm
 from troupe.cluster import Cluster
+from troupe.engine import Engine
 from troupe.errors import TroupeError
 from troupe.hand_off import RELEASE
 from troupe.open_cluster import deployment_of
@@ -629,6 +630,7 @@ class Pushing(TwoSides):
         self.transfer = new_transfer("prefill-0")
         self.request = f"request of {self.transfer}"
         self.early = HandOff(self.transfer, ("prefill-0",))
+        self.enterContext(unittest.mock.patch("troupe.vllm.worker.TOGETHER", 0))  # each layer by itself
         for cache in self.decode.caches.values():
             cache.view(torch.int16).zero_()
 
@@ -637,7 +639,7 @@ class Pushing(TwoSides):
 
     def begin(self, blocks=2, end=BLOCK):
         self.prefill.step(pushes=[Push(self.transfer, self.SOURCE[:blocks], self.TOKENS)],
-                          chunks=[Chunk(self.transfer, [], end)])
+                          chunks=[Chunk(self.transfer, [], end, end)])
 
     def compute(self, *layers):
         for name in layers or LAYERS:
@@ -677,11 +679,23 @@ class Pushing(TwoSides):
         self.until(lambda: self.is_there("layers.0", 1) and self.is_there("layers.2", 1), "the others did not come")
         self.assertEqual(self.decode.loaded, [])
         self.assertEqual(self.told(), 0)
-        self.prefill.step(chunks=[Chunk(self.transfer, self.SOURCE[2:], self.TOKENS)])
+        self.prefill.step(chunks=[Chunk(self.transfer, self.SOURCE[2:], self.TOKENS, self.TOKENS - BLOCK)])
         self.compute()
         self.seal()
         self.assert_loaded()
         self.assertIn(self.request, self.prefill.sent)
+
+    def test_the_peer_hears_of_small_layers_at_once(self):
+        of_a_layer = BLOCK * HEADS * 2 * DIM * 2
+        for together, wanted in ((0, [(0, 1), (1, 2), (2, 3)]), (of_a_layer * 2, [(0, 2), (2, 3)]), (1 << 20, [(0, 3)])):
+            with self.subTest(together), unittest.mock.patch("troupe.vllm.worker.TOGETHER", together):
+                self.begin()
+                with unittest.mock.patch.object(Engine, "layers_ready", autospec=True, side_effect=Engine.layers_ready) as said:
+                    self.compute()
+                self.assertEqual([call.args[2:] for call in said.call_args_list], [(*pair, BLOCK) for pair in wanted])
+                self.prefill.step(drops=[Drop(self.request, self.transfer)])
+                self.transfer = new_transfer("prefill-0")
+                self.request = f"request of {self.transfer}"
 
     def test_the_prompt_may_be_computed_before_it_is_asked_for(self):
         self.begin(3, self.TOKENS)
@@ -706,7 +720,7 @@ class Pushing(TwoSides):
         self.compute()  # of the step that was under way
         self.ended("the load did not end")
         self.assertEqual((self.decode.failed, self.told()), (["r"], 1))
-        self.prefill.step(chunks=[Chunk(self.transfer, [], self.TOKENS)])
+        self.prefill.step(chunks=[Chunk(self.transfer, [], self.TOKENS, self.TOKENS)])
 
     def test_a_prompt_that_is_never_begun_fails_its_load(self):
         self.ask()
@@ -752,12 +766,12 @@ class Pushing(TwoSides):
         self.assertEqual(self.decode.failed, [])
 
     def test_blocks_that_are_none_end_it(self):
-        self.prefill.step(pushes=[Push(self.transfer, [BLOCKS], 20)], chunks=[Chunk(self.transfer, [], 20)])
+        self.prefill.step(pushes=[Push(self.transfer, [BLOCKS], 20)], chunks=[Chunk(self.transfer, [], 20, 20)])
         self.compute()
         self.prefill.step(drops=[Drop(self.request, self.transfer)])
         self.assertEqual(self.told(), 1)
         self.begin()
-        self.prefill.step(chunks=[Chunk(self.transfer, [BLOCKS], self.TOKENS)])
+        self.prefill.step(chunks=[Chunk(self.transfer, [BLOCKS], self.TOKENS, self.TOKENS)])
         self.seal()
         self.until(lambda: self.told() == 2, "it was not given up")
         self.assertEqual(self.prefill.worker._pushed, {})

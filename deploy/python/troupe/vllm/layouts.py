@@ -100,6 +100,12 @@ class CacheView:
         tables = [self._table(group, blocks[group], tokens) for group in range(len(self.ratios))]
         return {"groups": tables} if self.layout.groups() else {"blocks": tables[0].blocks}
 
+    def layers_in(self, size: int, tokens: int) -> int:
+        """Of how many layers `tokens` take `size` bytes, which is one at least."""
+        layout = self.layout
+        of_a_token = self.regions[0].nbytes() / (self.layers * layout.blocks * layout.block_tokens)
+        return max(int(size / max(tokens * of_a_token, 1)), 1)
+
     def wide(self, group: int, blocks: Sequence[int]) -> list[int]:
         """The layout's blocks that some of vLLM's are."""
         ratio = self.ratios[group]

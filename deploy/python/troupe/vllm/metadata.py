@@ -34,11 +34,12 @@ class Push:
 
 @dataclass
 class Chunk:
-    """This step computes such a prompt up to token `end`, for which it got `blocks` more."""
+    """This step computes `tokens` of such a prompt, up to token `end`, for which it got `blocks` more."""
 
     transfer: str
     blocks: list[int]
     end: int
+    tokens: int
 
 
 @dataclass

@@ -135,4 +135,4 @@ class Pushes:
                 continue
             push.end = min(begin + output.num_scheduled_tokens[request_id], push.tokens)
             more = self._take(push, blocks[known:] if is_table else blocks)
-            orders.chunks.append(Chunk(push.transfer, more, push.end))
+            orders.chunks.append(Chunk(push.transfer, more, push.end, push.end - begin))

@@ -36,6 +36,9 @@ PARK = 30.0  # seconds; the answer that sent a decode here comes a step before t
 # whose texts stand in each other's queues.
 KEPT = 600.0
 EARLY_PARK = 120.0  # seconds, that it waits for the other engine to have begun the prompt
+# Bytes of layers of which the peer hears at once. Each time costs the thread that computes a call and a GPU an event,
+# which many small layers are not worth.
+TOGETHER = 4 << 20
 RELEASED = 1024  # names of transfers that nobody takes, of those that have not begun
 
 
@@ -82,6 +85,8 @@ class Worker:
         # By transfer, those whose prompts are computed here. None: it has ended by itself.
         self._pushed: dict[str, Operation | None] = {}
         self._step: list[tuple[Operation, int]] = []  # of them what is computed now, up to which token
+        self._together = 1  # layers of this step of which the peer hears at once
+        self._computed = 0, 0  # those of which it has not heard yet, from the first to behind the last
         self._released: dict[str, None] = {}  # transfers that may not have begun yet, and that nobody takes
         self._event: Any = None  # of the GPU's stream that computes
         self._holds = Holds()  # of the first rank
@@ -113,8 +118,11 @@ class Worker:
                 self._release(source)
         self.offer(step)
         self._step = []
+        self._computed = 0, 0
         _each(self._push, step.pushes)
         _each(self._chunk, step.chunks)
+        if self._step and self._view is not None:
+            self._together = self._view.layers_in(TOGETHER, sum(chunk.tokens for chunk in step.chunks))
         _each(self._receive, step.receives)
 
     def offer(self, ends: TroupeMetadata) -> None:
@@ -129,13 +137,13 @@ class Worker:
         layer = self._view.order.get(name)
         if layer is None or not self._step:
             return
-        event, gpu = (self._recorded(cache.device), cache.device.index) if cache.is_cuda else (0, 0)
-        for operation, end in list(self._step):
-            try:
-                self._started().layers_ready(operation, layer, layer + 1, end, event=event, gpu=gpu)
-            except TroupeError as error:
-                self._step.remove((operation, end))
-                self._give_up_push(operation, error)
+        first, behind = self._computed
+        if layer != behind:
+            self._say_computed(cache.device)
+            first = layer
+        self._computed = first, layer + 1
+        if layer + 1 - first >= self._together or layer + 1 == self._view.layers:
+            self._say_computed(cache.device)
 
     def results(self, *, idle: bool) -> Results:
         """What ended since the last call. `idle`: nothing else is to be done, wait a little for the first event."""
@@ -240,6 +248,19 @@ class Worker:
             self._give_up_push(operation, error)
             return
         self._step.append((operation, chunk.end))
+
+    def _say_computed(self, device: Any) -> None:
+        first, behind = self._computed
+        self._computed = behind, behind
+        if first == behind:
+            return
+        event, gpu = (self._recorded(device), device.index) if device.type == "cuda" else (0, 0)
+        for operation, end in list(self._step):
+            try:
+                self._started().layers_ready(operation, first, behind, end, event=event, gpu=gpu)
+            except TroupeError as error:
+                self._step.remove((operation, end))
+                self._give_up_push(operation, error)
 
     def _seal(self, seal: Seal) -> None:
         operation = self._report_by(seal.request_id, seal.transfer)
