@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
 """Two vLLM engines on one GPU, a prefill and a decode, between which Troupe moves the cache of one prompt at a time.
 
-    gpu_pair.py [--push] [--lengths 8,512,2048,8192] [--rounds 13] [--step TOKENS] [--model FOLDER]
+    gpu_pair.py [--push] [--lengths 8,512,2048,8192] [--rounds 13] [--step TOKENS] [--prefix-caching] [--lose]
+                [--model FOLDER]
 
-Pull: the prefill engine is asked, then the decode engine with what it answers. Push: both are asked at once, and each
-layer moves when the GPU has computed it. Prints, by length, milliseconds (median / greatest) of one token by the prefill
-engine, and of 8 tokens of text: by the decode engine alone, by it when it loads, and from the question to the end of both.
-The first three rounds of each length are not counted. The model is made if it is missing: seeded, 64 KiB of cache a token.
-Wants vLLM with CUDA, and TROUPE_LIBRARY and TROUPE_COMMAND of a build with -DTROUPE_GPU=cuda.
+Handed over: the prefill engine is asked, then the decode engine with what it answers. Pushed: both are asked at once, and
+each layer moves when the GPU has computed it. Prints, by length, milliseconds (median / greatest): of one token by the
+prefill engine, alone and for the other one; of 8 tokens by the decode engine, alone and when it loads; and of both from the
+question to the end of the text. All of these are asked in turn, in an order of its own each round; the first three rounds
+of each length are not counted. After each transfer the cache of the prompt is compared, byte for byte, on both sides.
+With --prefix-caching half of each prompt is that of the round before. With --lose, instead, the decode engine is stopped
+and killed in the middle of transfers. The model is made if it is missing: seeded, 64 KiB of cache a token. Wants vLLM
+with CUDA, and TROUPE_LIBRARY and TROUPE_COMMAND of a build with -DTROUPE_GPU=cuda.
 """
 import argparse
+import hashlib
 import multiprocessing
 import os
 import pathlib
 import random
+import signal
 import statistics
 import tempfile
 import time
@@ -24,6 +30,7 @@ TOKENS_OUT = 8
 WARM_UP = 3
 VOCABULARY = 4096
 START_SECONDS, ASK_SECONDS = 240, 120
+LOST_TOKENS = 8192
 SEND = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -44,6 +51,41 @@ def make_model(folder):
     model.cpu().save_pretrained(folder)
 
 
+class LastCache:
+    """Where the cache of the last prompt that was sent or loaded lies, by the orders of the connector's worker."""
+
+    def __init__(self, worker_class):
+        self._caches, self._blocks = {}, []
+        register, carry_out = worker_class.register, worker_class.carry_out
+
+        def note_caches(worker, caches, **rest):
+            self._caches = dict(caches)
+            register(worker, caches, **rest)
+
+        def note_blocks(worker, step):
+            for order in (*step.sends, *step.receives):
+                self._blocks = list(order.blocks[0])
+            for push in step.pushes:
+                self._blocks = list(push.blocks)
+            for chunk in step.chunks:
+                self._blocks += chunk.blocks
+            carry_out(worker, step)
+
+        worker_class.register, worker_class.carry_out = note_caches, note_blocks
+
+    def digest(self, tokens):
+        """Of the first `tokens` in every layer. Nothing else has been asked since, so that their blocks are as they were."""
+        # pylint: disable=import-outside-toplevel
+        import torch
+
+        torch.cuda.synchronize()
+        found = hashlib.sha256()
+        for cache in self._caches.values():
+            rows = cache[self._blocks].transpose(1, 2).flatten(0, 1)[:tokens]
+            found.update(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        return found.hexdigest()
+
+
 def engine(name, asked, jobs, answers):
     """A process. Every answer: seconds, token ids, and what the engine says of its cache."""
     # pylint: disable=import-outside-toplevel
@@ -52,13 +94,20 @@ def engine(name, asked, jobs, answers):
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
+    from troupe.vllm.worker import Worker
+
+    last = LastCache(Worker)
     transfer = KVTransferConfig(kv_connector="TroupeConnector", kv_connector_module_path="troupe.vllm", kv_role="kv_both",
                                 engine_id=name, kv_connector_extra_config={"read_mode": not asked.push})
     llm = LLM(model=str(asked.model), skip_tokenizer_init=True, enforce_eager=True, gpu_memory_utilization=0.2,
-              max_model_len=16384, max_num_batched_tokens=asked.step, enable_prefix_caching=False, disable_log_stats=True,
-              kv_transfer_config=transfer)
+              max_model_len=16384, max_num_batched_tokens=asked.step, enable_prefix_caching=asked.prefix_caching,
+              disable_log_stats=True, kv_transfer_config=transfer)
     answers.put("up")
-    for prompt, tokens, params in iter(jobs.get, None):
+    for job in iter(jobs.get, None):
+        if isinstance(job, int):
+            answers.put(last.digest(job))
+            continue
+        prompt, tokens, params = job
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False,
                                   extra_args={"kv_transfer_params": params} if params else None)
         began = time.perf_counter()
@@ -70,28 +119,41 @@ class Engines:
     """The two processes."""
 
     def __init__(self, asked):
-        context = multiprocessing.get_context("spawn")
+        self._asked = asked
+        self._context = multiprocessing.get_context("spawn")
         if not asked.model.is_dir():
-            maker = context.Process(target=make_model, args=(asked.model,))
+            maker = self._context.Process(target=make_model, args=(asked.model,))
             maker.start()
             maker.join()
         self._engines = {}
         for name in ("prefill", "decode"):
-            jobs, answers = context.Queue(), context.Queue()
-            process = context.Process(target=engine, args=(name, asked, jobs, answers), daemon=True)
-            process.start()
-            answers.get(timeout=START_SECONDS)
-            self._engines[name] = jobs, answers, process
+            self.start(name)
 
-    def begin(self, name, prompt, tokens, params=None):
-        self._engines[name][0].put((prompt, tokens, params))
+    def start(self, name):
+        jobs, answers = self._context.Queue(), self._context.Queue()
+        process = self._context.Process(target=engine, args=(name, self._asked, jobs, answers), daemon=True)
+        process.start()
+        self._engines[name] = jobs, answers, process
+        self.answer(name, START_SECONDS)
 
-    def answer(self, name):
-        return self._engines[name][1].get(timeout=ASK_SECONDS)
+    def begin(self, name, *job):
+        self._engines[name][0].put(job)
 
-    def ask(self, name, *job):
-        self.begin(name, *job)
+    def answer(self, name, seconds=ASK_SECONDS):
+        return self._engines[name][1].get(timeout=seconds)
+
+    def ask(self, name, prompt, tokens, params=None):
+        self.begin(name, prompt, tokens, params)
         return self.answer(name)
+
+    def same_cache(self, tokens):
+        """Whether both have the same bytes of the last prompt that moved."""
+        for jobs, _, _ in self._engines.values():
+            jobs.put(tokens)
+        return self.answer("prefill") == self.answer("decode")
+
+    def signal(self, name, number):
+        os.kill(self._engines[name][2].pid, number)
 
     def end(self):
         for jobs, _, process in self._engines.values():
@@ -100,32 +162,100 @@ class Engines:
             process.kill()
 
 
-def pulled(engines, prompt):
+def handed_over(engines, prompt):
     prefill = engines.ask("prefill", prompt, 1, dict(SEND))
     return prefill, engines.ask("decode", prompt, TOKENS_OUT, prefill[2])
 
 
-def pushed(engines, prompt, name):
+def begin_push(engines, prompt):
+    name = new_transfer("engines.prefill.0")
     engines.begin("decode", prompt, TOKENS_OUT, source_params(name, ["engines.prefill.0"], engine_id="prefill"))
     engines.begin("prefill", prompt, 1, {**SEND, KEY: {"v": VERSION, "request": name}})
+
+
+def pushed(engines, prompt):
+    begin_push(engines, prompt)
     return engines.answer("prefill"), engines.answer("decode")
 
 
-def measure(engines, asked, length, chance):
-    times, equal = {"prefill": [], "alone": [], "loads": [], "both": []}, 0
+class Prompts:
+    def __init__(self, asked):
+        self._chance = random.Random(5)
+        self._shared = asked.prefix_caching
+
+    def draw(self, length, former=()):
+        kept = list(former[:length // 2]) if self._shared else []
+        return kept + [self._chance.randrange(VOCABULARY) for _ in range(length - len(kept))]
+
+    def in_turn(self, what):
+        return self._chance.sample(what, len(what))
+
+
+def measure(engines, asked, length, prompts):
+    """A prompt of its own for each way, since a cache that is there already is not moved."""
+    moves = {"handed over": handed_over, **({"pushed": pushed} if asked.push else {})}
+    times, equal, same = {}, 0, 0
+    formers = {way: () for way in ("alone", *moves)}
+
+    def note(what, seconds):
+        times.setdefault(what, []).append(1e3 * seconds)
+
     for number in range(asked.rounds):
-        prompt = [chance.randrange(VOCABULARY) for _ in range(length)]
-        alone = engines.ask("decode", prompt, TOKENS_OUT)
-        began = time.perf_counter()
-        prefill, decode = pushed(engines, prompt, new_transfer("engines.prefill.0")) if asked.push \
-            else pulled(engines, prompt)
-        both = time.perf_counter() - began
-        equal += decode[1] == alone[1]
-        if number >= WARM_UP:
-            for name, seconds in (("prefill", prefill[0]), ("alone", alone[0]), ("loads", decode[0]), ("both", both)):
-                times[name].append(1e3 * seconds)
-    row = ", ".join(f"{name} {statistics.median(of):.1f} / {max(of):.1f}" for name, of in times.items())
-    print(f"{'push' if asked.push else 'pull'} {length} tokens: {row} ms, {equal} of {asked.rounds} texts equal", flush=True)
+        for way in prompts.in_turn(["alone", *moves]):
+            formers[way] = prompt = prompts.draw(length, formers[way])
+            if way == "alone":
+                seconds = {"prefill alone": engines.ask("prefill", prompt, 1)[0],
+                           "decode alone": engines.ask("decode", prompt, TOKENS_OUT)[0]}
+            else:
+                began = time.perf_counter()
+                prefill, decode = moves[way](engines, prompt)
+                seconds = {f"prefill {way}": prefill[0], f"decode {way}": decode[0],
+                           f"both {way}": time.perf_counter() - began}
+                same += engines.same_cache(length - 1)
+                equal += decode[1] == engines.ask("prefill", prompt, TOKENS_OUT)[1]
+            if number >= WARM_UP:
+                for what, of_it in seconds.items():
+                    note(what, of_it)
+    row = ", ".join(f"{name} {statistics.median(of):.1f} / {max(of):.1f}" for name, of in sorted(times.items()))
+    moved = asked.rounds * len(moves)
+    print(f"{length} tokens: {row} ms; the same bytes {same} of {moved}, texts equal {equal} of {moved}", flush=True)
+    return same == moved
+
+
+def lose(engines, asked, prompts):
+    """The decode engine is stopped for two seconds, then killed, at some point of a prompt's way; afterwards the prefill
+    engine computes as before, and what a new decode engine loads is right."""
+    fine = True
+    for number in range(asked.rounds):
+        for what, after in (("stopped", 0.02 + 0.03 * number), ("killed", 0.02 + 0.03 * number)):
+            prompt = prompts.draw(LOST_TOKENS)
+            if asked.push:
+                begin_push(engines, prompt)
+            else:
+                engines.begin("decode", prompt, TOKENS_OUT, engines.ask("prefill", prompt, 1, dict(SEND))[2])
+            time.sleep(after)
+            engines.signal("decode", signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
+            began = time.perf_counter()
+            if asked.push:
+                engines.answer("prefill")
+            own = engines.ask("prefill", prompt, TOKENS_OUT)
+            took = time.perf_counter() - began
+            if what == "stopped":
+                time.sleep(2)
+                engines.signal("decode", signal.SIGCONT)
+                said = engines.answer("decode")[1]
+                outcome = f"it went on with {'the same' if said == own[1] else 'another'} text"
+                fine &= len(said) == TOKENS_OUT
+            else:
+                engines.start("decode")
+                prompt = prompts.draw(LOST_TOKENS)
+                (pushed if asked.push else handed_over)(engines, prompt)
+                same = engines.same_cache(LOST_TOKENS - 1)
+                outcome = f"a new one has {'the same' if same else 'other'} bytes"
+                fine &= same
+            print(f"decode {what} after {1e3 * after:.0f} ms: the prefill engine answered twice within {took:.2f} s; {outcome}",
+                  flush=True)
+    return fine
 
 
 def main():
@@ -134,14 +264,17 @@ def main():
     parser.add_argument("--lengths", default="8,512,2048,8192")
     parser.add_argument("--rounds", type=int, default=13)
     parser.add_argument("--step", type=int, default=16384, help="tokens that an engine computes at once")
+    parser.add_argument("--prefix-caching", action="store_true")
+    parser.add_argument("--lose", action="store_true")
     parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()) / "troupe-model")
     asked = parser.parse_args()
     engines = Engines(asked)
-    chance = random.Random(5)
-    for length in map(int, asked.lengths.split(",")):
-        measure(engines, asked, length, chance)
+    prompts = Prompts(asked)
+    fine = lose(engines, asked, prompts) if asked.lose else all([
+        measure(engines, asked, length, prompts) for length in map(int, asked.lengths.split(","))])
     engines.end()
+    return 0 if fine else 1
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
