@@ -56,22 +56,27 @@ class LastCache:
 
     def __init__(self, worker_class):
         self._caches, self._blocks = {}, []
-        register, carry_out = worker_class.register, worker_class.carry_out
+        register, carry_out, offer = worker_class.register, worker_class.carry_out, worker_class.offer
 
         def note_caches(worker, caches, **rest):
             self._caches = dict(caches)
             register(worker, caches, **rest)
 
         def note_blocks(worker, step):
-            for order in (*step.sends, *step.receives):
-                self._blocks = list(order.blocks[0])
+            for receive in step.receives:
+                self._blocks = list(receive.blocks[0])
             for push in step.pushes:
                 self._blocks = list(push.blocks)
             for chunk in step.chunks:
                 self._blocks += chunk.blocks
             carry_out(worker, step)
 
-        worker_class.register, worker_class.carry_out = note_caches, note_blocks
+        def note_offers(worker, ends):
+            for send in ends.sends:
+                self._blocks = list(send.blocks[0])
+            offer(worker, ends)
+
+        worker_class.register, worker_class.carry_out, worker_class.offer = note_caches, note_blocks, note_offers
 
     def digest(self, tokens):
         """Of the first `tokens` in every layer. Nothing else has been asked since, so that their blocks are as they were."""

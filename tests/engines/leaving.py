@@ -68,10 +68,11 @@ def leave_waiting_for_cache(pair, prompt, params):
 
 
 def leave_loaded(pair, prompt, params):
-    """The last seat is taken while the cache comes."""
+    """The last seat is taken while the cache cannot come: the prefill server stands still before it is asked for it."""
     with taken(pair.decode, SEATS - 1), contextlib.ExitStack() as last:
-        with long_decode(pair, prompt, params):
+        with contextlib.ExitStack() as request:
             with pair.prefill.stopped():
+                request.enter_context(long_decode(pair, prompt, params))
                 wait_for_metric(pair.decode, 1, FETCHES, stage="in_progress")
                 last.enter_context(long_text(pair.decode))
                 wait_for_metric(pair.decode, SEATS, RUNNING)
