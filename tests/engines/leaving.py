@@ -10,11 +10,41 @@ from two_servers import check_released
 # Of what a client that leaves had: 2 s on a quiet machine, and no test fails because another one is busy.
 RELEASED_SECONDS = 10
 LEASE_SECONDS = 30  # of a cache for which nobody asks
-TRIES = 5
+TRIES = 10  # a text may be whole before its client leaves, where a core stands still
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 FETCHES = "vllm:num_requests_kv_fetch_by_stage"
+
+
+def texts_written(server):
+    return server.metric("vllm:request_success_total", finished_reason="length")
+
+
+class Passed(Exception):
+    """A request came to its end before it was seen where its client was to leave it."""
+
+
+class Point:
+    """Where clients leave. `prefill` and `decode`: the servers."""
+
+    def __init__(self, pair):
+        self.prefill, self.decode = pair.prefill, pair.decode
+        self._written = {server: texts_written(server) for server in (self.prefill, self.decode)}
+
+    def is_passed(self, *servers):
+        """Whether a text of these servers came to its end since this began."""
+        return any(texts_written(server) != self._written[server] for server in servers)
+
+    def reach(self, server, value, name, **labels):
+        def is_reached():
+            if server.metric(name, **labels) == value:
+                return True
+            if self.is_passed(server):
+                raise Passed
+            return False
+
+        wait_until(is_reached, lambda: f"{name} {labels} is {value}\n{server.tail()}")
 
 
 def wait_for_metric(server, value, name, **labels):
@@ -26,67 +56,67 @@ def long_text(server):
     return asked_of(server.url, body_of([1], LONGEST - 1))
 
 
-def long_decode(pair, prompt, params):
-    return asked_of(pair.decode.url, decode_body(prompt, params, LONGEST - len(prompt)))
+def long_decode(point, prompt, params):
+    return asked_of(point.decode.url, decode_body(prompt, params, LONGEST - len(prompt)))
 
 
 @contextlib.contextmanager
-def taken(server, seats):
+def taken(point, server, seats):
     """Long texts take so many seats of a server, until their clients leave at the end of the context."""
     with contextlib.ExitStack() as stack:
         for _ in range(seats):
             stack.enter_context(long_text(server))
-        wait_for_metric(server, seats, RUNNING)
+        point.reach(server, seats, RUNNING)
         yield
 
 
-def leave_queued_at_prefill(pair, prompt):
-    with taken(pair.prefill, SEATS):
-        with asked_of(pair.prefill.url, prefill_body(prompt)):
-            wait_for_metric(pair.prefill, 1, WAITING)
-        wait_for_metric(pair.prefill, 0, WAITING)
+def leave_queued_at_prefill(point, prompt):
+    with taken(point, point.prefill, SEATS):
+        with asked_of(point.prefill.url, prefill_body(prompt)):
+            point.reach(point.prefill, 1, WAITING)
+        wait_for_metric(point.prefill, 0, WAITING)
 
 
-def leave_being_prefilled(pair, prompt):
+def leave_being_prefilled(point, prompt):
     """Its server computes the prompt in several steps, and a request that has no text to write ends with the last."""
-    with asked_of(pair.prefill.url, prefill_body(prompt)):
-        wait_for_metric(pair.prefill, 1, RUNNING)
+    with asked_of(point.prefill.url, prefill_body(prompt)):
+        point.reach(point.prefill, 1, RUNNING)
 
 
-def leave_queued_at_decode(pair, prompt, params):
-    with taken(pair.decode, SEATS):
-        with long_decode(pair, prompt, params):
-            wait_for_metric(pair.decode, 1, FETCHES, stage="waiting_to_start")
-        wait_for_metric(pair.decode, 0, FETCHES, stage="waiting_to_start")
+def leave_queued_at_decode(point, prompt, params):
+    with taken(point, point.decode, SEATS):
+        with long_decode(point, prompt, params):
+            point.reach(point.decode, 1, FETCHES, stage="waiting_to_start")
+        wait_for_metric(point.decode, 0, FETCHES, stage="waiting_to_start")
 
 
-def leave_waiting_for_cache(pair, prompt, params):
-    with pair.prefill.stopped():
-        with long_decode(pair, prompt, params):
-            wait_for_metric(pair.decode, 1, FETCHES, stage="in_progress")
-        wait_for_metric(pair.decode, 0, FETCHES, stage="in_progress")
+def leave_waiting_for_cache(point, prompt, params):
+    with point.prefill.stopped():
+        with long_decode(point, prompt, params):
+            point.reach(point.decode, 1, FETCHES, stage="in_progress")
+        wait_for_metric(point.decode, 0, FETCHES, stage="in_progress")
 
 
-def leave_loaded(pair, prompt, params):
+def leave_loaded(point, prompt, params):
     """The last seat is taken while the cache cannot come: the prefill server stands still before it is asked for it."""
-    with taken(pair.decode, SEATS - 1), contextlib.ExitStack() as last:
+    with taken(point, point.decode, SEATS - 1), contextlib.ExitStack() as last:
         with contextlib.ExitStack() as request:
-            with pair.prefill.stopped():
-                request.enter_context(long_decode(pair, prompt, params))
-                wait_for_metric(pair.decode, 1, FETCHES, stage="in_progress")
-                last.enter_context(long_text(pair.decode))
-                wait_for_metric(pair.decode, SEATS, RUNNING)
-            wait_for_metric(pair.decode, 1, FETCHES, stage="completed_waiting")
-        wait_for_metric(pair.decode, 0, FETCHES, stage="completed_waiting")
+            with point.prefill.stopped():
+                request.enter_context(long_decode(point, prompt, params))
+                point.reach(point.decode, 1, FETCHES, stage="in_progress")
+                last.enter_context(long_text(point.decode))
+                point.reach(point.decode, SEATS, RUNNING)
+            point.reach(point.decode, 1, FETCHES, stage="completed_waiting")
+        wait_for_metric(point.decode, 0, FETCHES, stage="completed_waiting")
 
 
-def leave_decoding(pair, prompt, params):
-    with long_decode(pair, prompt, params):
-        wait_for_metric(pair.decode, 1, RUNNING)
+def leave_decoding(point, prompt, params):
+    with long_decode(point, prompt, params):
+        point.reach(point.decode, 1, RUNNING)
 
 
-def leave_stream(pair, prompt, params):
-    read_some(pair.decode.url, decode_body(prompt, params, LONGEST - len(prompt)), 4)
+def leave_stream(point, prompt, params):
+    read_some(point.decode.url, decode_body(prompt, params, LONGEST - len(prompt)), 4)
 
 
 AT_PREFILL = {"queued at the prefill server": leave_queued_at_prefill, "being prefilled": leave_being_prefilled}
@@ -94,17 +124,13 @@ AT_DECODE = {"queued at the decode server": leave_queued_at_decode, "waiting for
              "just after the load": leave_loaded, "decoding": leave_decoding, "in the middle of a stream": leave_stream}
 
 
-def texts_written(pair):
-    return [server.metric("vllm:request_success_total", finished_reason="length")
-            for server in (pair.prefill, pair.decode)]
-
-
 def check_point(pair, name, leave, *arguments):
     """Whether nothing came to its end before its client had left."""
-    before = texts_written(pair)
-    leave(pair, *arguments)
+    point = Point(pair)
+    with contextlib.suppress(Passed):
+        leave(point, *arguments)
     check_released(pair, RELEASED_SECONDS, f"left {name}: ")
-    return texts_written(pair) == before
+    return not point.is_passed(point.prefill, point.decode)
 
 
 def check_points(pair, prompt):
