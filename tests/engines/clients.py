@@ -15,12 +15,12 @@ class Lost(Failed):
 
 
 @contextlib.contextmanager
-def asked_of(url, body):
+def asked_of(url, body, path="/v1/completions"):
     """A connection on which a completion was asked for. Its client leaves at the end of the context."""
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=PATIENCE)
     with contextlib.closing(connection):
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             yield connection
         except TimeoutError:
             raise Failed(f"{url} has not answered for {PATIENCE} s") from None

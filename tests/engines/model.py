@@ -6,12 +6,16 @@
 block table for each kind.
 
 A change of any prompt token changes the greedy text within one or two tokens, so a block of the cache that is lost,
-stale or swapped shows in the text.
+stale or swapped shows in the text. Its tokenizer writes a token per byte; texts have tokens of several letters as well, and
+single bytes of which nobody can make a character, as texts of large models have now and then.
 """
+import itertools
+import string
 import sys
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast)
 
 VOCABULARY = 2048
 WINDOW = 256
@@ -34,9 +38,22 @@ def windows():
     return model
 
 
+def tokenizer():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = ("".join(some) for count in (2, 3) for some in itertools.product(string.ascii_lowercase, repeat=count))
+    words = [*alphabet, *itertools.islice(letters, VOCABULARY - len(alphabet))]
+    bytewise = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=bytewise)
+    made.chat_template = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}assistant: "
+    return made
+
+
 def main(folder, kind):
     torch.manual_seed(7)
     {"llama": llama, "windows": windows}[kind]().to(torch.bfloat16).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
 
 
 if __name__ == "__main__":
