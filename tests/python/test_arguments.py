@@ -27,9 +27,10 @@ from troupe import _dlpack
 class Tensor:
     """As much of a torch tensor as is looked at."""
 
-    def __init__(self, memory: bytearray, *, contiguous: bool = True) -> None:
+    def __init__(self, memory: bytearray, *, contiguous: bool = True, is_cuda: bool = False) -> None:
         self._memory = troupe.Memory.of(memory)
         self._contiguous = contiguous
+        self.is_cuda = is_cuda
         self.shape = (len(memory) // 2,)
 
     def data_ptr(self) -> int:
@@ -49,8 +50,9 @@ class Tensor:
 
 
 class Storage:
-    def __init__(self, memory: bytearray) -> None:
+    def __init__(self, memory: bytearray, *, is_cuda: bool = False) -> None:
         self._memory = troupe.Memory.of(memory)
+        self.is_cuda = is_cuda
 
     def data_ptr(self) -> int:
         return self._memory.address
@@ -72,6 +74,13 @@ class Interface:
             "strides": strides,
             "version": 3,
         }
+
+
+class CudaInterface:
+    """An array of a GPU that is known by its interface alone."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self.__cuda_array_interface__ = Interface(troupe.Memory.of(memory).address, len(memory)).__array_interface__
 
 
 class Exporter:
@@ -150,6 +159,38 @@ def test_memory_is_found_in_whatever_holds_it() -> None:
         found = troupe.Memory.of(stands_for)
         assert (found.address, found.size) == (where.address, 64)
     assert troupe.Memory.of(b"read", writable=False).size == 4
+
+
+def test_memory_knows_whether_it_is_said_to_be_of_a_gpu() -> None:
+    held = bytearray(64)
+    for stands_for in (held, Tensor(held), Storage(held), Exporter(held), Exporter(held, device=3)):
+        assert not troupe.Memory.of(stands_for).on_gpu
+    for of_gpu in (
+        Tensor(held, is_cuda=True),
+        Storage(held, is_cuda=True),
+        CudaInterface(held),
+        Exporter(held, device=2),
+        Exporter(held, device=10),
+    ):
+        found = troupe.Memory.of(of_gpu)
+        assert (found.on_gpu, found.size) == (True, 64)
+
+
+def test_a_cache_on_a_gpu_that_the_library_cannot_reach_is_refused(supervisor: Supervisor) -> None:
+    """As by a library that was built without code for GPUs. Else each load would fail, far from here."""
+    cache = Tensor(bytearray(small_layout().region_sizes()[0]), is_cuda=True)
+    with pytest.raises(troupe.TroupeError, match=r"the cache is in memory of a GPU.*TROUPE_GPU=cuda") as raised:
+        troupe.Engine("prefill-0", text=supervisor.text, layout=small_layout(), regions=[cache])
+    assert raised.value.code == troupe.ErrorCode.NO_DEVICE
+
+
+def test_a_value_on_a_gpu_needs_code_for_gpus(pair: Pair) -> None:
+    [reason] = [one["reason"] for one in pair.decode.report()["backends"] if one["name"] == "xgmi"]
+    if not reason.startswith("not built"):
+        pytest.skip("this library has code for GPUs")
+    with pytest.raises(troupe.TroupeError, match=r"the value is in memory of a GPU.*TROUPE_GPU=cuda") as raised:
+        pair.decode.put("prefill-0", "key", Tensor(bytearray(64), is_cuda=True))
+    assert raised.value.code == troupe.ErrorCode.NO_DEVICE
 
 
 def test_numpy_arrays_are_memory() -> None:

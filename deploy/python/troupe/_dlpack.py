@@ -44,6 +44,7 @@ class Exported:
     """`strides` are counted in elements; empty: packed. `keeper` holds the memory as long as it is referenced."""
 
     address: int
+    on_gpu: bool
     element_bits: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -95,6 +96,7 @@ def exported(what: Any) -> Exported:
         tensor = _DLTensor.from_address(address)
     return Exported(
         address=int(tensor.data or 0) + int(tensor.byte_offset),
+        on_gpu=device in _GPU,
         element_bits=int(tensor.bits) * int(tensor.lanes),
         shape=tuple(tensor.shape[i] for i in range(tensor.ndim)),
         strides=tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else (),

@@ -156,8 +156,9 @@ class Engine:
         Raises:
             TroupeError: INVALID_CONFIG (the deployment: every issue with its line; an announcement), NOT_FOUND (no such
                 node, or no such stage that is open), LAYOUT_MISMATCH, OUT_OF_RANGE (a region too small), POOL_EXHAUSTED
-                (not enough memory), ALREADY_EXISTS (the port is taken), STALE_INCARNATION (forked from a process that
-                has an engine).
+                (not enough memory), NO_DEVICE (a region is memory of a GPU that the library cannot reach: it was built
+                without code for GPUs, say), ALREADY_EXISTS (the port is taken), STALE_INCARNATION (forked from a
+                process that has an engine).
             TypeError, ValueError: of an argument, naming it.
         """
         lib = _abi.library()
@@ -208,6 +209,9 @@ class Engine:
         self._fd = fd.value
         self._take = lib.engine_take
         self._layers_ready = lib.engine_layers_ready
+        if any(region.on_gpu for region in memory) and self.report()["pool"]["memory"]:  # of the host, it says
+            self.stop()
+            raise _unreachable("the cache", self._why_no_gpu())
 
     # -- life
 
@@ -582,11 +586,12 @@ class Engine:
         """Stores a copy of `value` (bytes, or any memory as `Memory.of` takes it) under `key` at node `peer`.
 
         The value must stay as it is until the outcome; the engine references it until then. In memory of a GPU it is
-        copied before this returns, and must be computed by then. `ttl`: seconds; None: until
-        removed. `TroupeError` INVALID_CONFIG: the deployment has no edge that joins the two nodes. Outcome: done,
-        ALREADY_EXISTS, POOL_EXHAUSTED.
+        copied before this returns, and must be computed by then. `ttl`: seconds; None: until removed. `TroupeError` INVALID_CONFIG: the deployment has no edge that joins the two nodes; NO_DEVICE: memory
+        of a GPU that the library cannot reach. Outcome: done, ALREADY_EXISTS, POOL_EXHAUSTED.
         """
         memory = None if _is_empty(value) else Memory.of(value, writable=False)
+        if memory is not None and memory.on_gpu and (why := self._why_no_gpu()).startswith("not built"):
+            raise _unreachable("the value", why)
         out = ctypes.c_uint64()
         self._lib.check(
             self._lib.engine_put(
@@ -615,6 +620,10 @@ class Engine:
     def remove(self, peer: str, key: str) -> Operation:
         """Outcome: done, or NOT_FOUND."""
         return self._keyed(self._lib.engine_remove, peer, key)
+
+    def _why_no_gpu(self) -> str:
+        """Why caches do not move between GPUs here."""
+        return next((str(one["reason"]) for one in self.report()["backends"] if one["name"] == "xgmi"), "")
 
     def _keyed(self, function: Any, peer: str, key: str) -> Operation:
         out = ctypes.c_uint64()
@@ -871,6 +880,14 @@ class _Detail:
         out = ctypes.c_void_p()
         self._lib.check(self._lib.detail_placement(self._handle, ctypes.byref(out)))
         return owned_placement(self._lib, out)
+
+
+def _unreachable(what: str, why: str) -> TroupeError:
+    return TroupeError(
+        ErrorCode.NO_DEVICE,
+        f"{what} is in memory of a GPU, which this libtroupe cannot reach ({why}); build the package for GPUs: "
+        "pip wheel --no-deps -C cmake.define.TROUPE_GPU=cuda deploy/python, with nvcc on the PATH (or hip, with hipcc)",
+    )
 
 
 def _end(lib: _abi.Library, handle: ctypes.c_void_p, memory: object, values: dict[Operation, Memory]) -> None:

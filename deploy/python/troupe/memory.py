@@ -15,21 +15,24 @@ class Memory:
     """A range of memory of this process: `address`, `size` in bytes, and what keeps it alive.
 
     `owner` is referenced as long as this object is; an engine references its regions until it is closed. The address
-    may be of the host or of a GPU. Raises `ValueError` for a null address or an empty range.
+    may be of the host or of a GPU; `on_gpu` where what it is held in says that it is one of a GPU. Raises `ValueError`
+    for a null address or an empty range.
     """
 
-    __slots__ = ("address", "owner", "size")
+    __slots__ = ("address", "on_gpu", "owner", "size")
 
     address: int
     size: int
     owner: object
+    on_gpu: bool
 
-    def __init__(self, address: int, size: int, owner: object = None) -> None:
+    def __init__(self, address: int, size: int, owner: object = None, *, on_gpu: bool = False) -> None:
         if address <= 0 or size <= 0:
             raise ValueError(f"no memory: {size} bytes at address {address}; allocate it before the engine starts")
         self.address = address
         self.size = size
         self.owner = owner
+        self.on_gpu = on_gpu
 
     def __repr__(self) -> str:
         return f"Memory(0x{self.address:x}, {self.size})"
@@ -50,7 +53,7 @@ class Memory:
             return cls._of_tensor(what)
         interface = getattr(what, "__cuda_array_interface__", None)
         if interface is not None:
-            return cls._of_interface(interface, what, writable)
+            return cls._of_interface(interface, what, writable, on_gpu=True)
         try:
             view = memoryview(what)  # type: ignore[arg-type]
         except TypeError:
@@ -67,14 +70,16 @@ class Memory:
 
     @classmethod
     def _of_tensor(cls, tensor: Any) -> Memory:
+        on_gpu = bool(getattr(tensor, "is_cuda", False))  # of AMD's as well
         if callable(getattr(tensor, "nbytes", None)):  # a storage
-            return cls(int(tensor.data_ptr()), int(tensor.nbytes()), tensor)
+            return cls(int(tensor.data_ptr()), int(tensor.nbytes()), tensor, on_gpu=on_gpu)
         if not tensor.is_contiguous():
             raise ValueError(
                 f"the tensor of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())} is not contiguous; "
                 "register its storage: tensor.untyped_storage()"
             )
-        return cls(int(tensor.data_ptr()), int(tensor.numel()) * int(tensor.element_size()), tensor)
+        size = int(tensor.numel()) * int(tensor.element_size())
+        return cls(int(tensor.data_ptr()), size, tensor, on_gpu=on_gpu)
 
     @classmethod
     def _of_view(cls, view: memoryview, what: object, writable: bool) -> Memory:
@@ -92,7 +97,7 @@ class Memory:
         )
 
     @classmethod
-    def _of_interface(cls, interface: Any, what: object, writable: bool) -> Memory:
+    def _of_interface(cls, interface: Any, what: object, writable: bool, *, on_gpu: bool = False) -> Memory:
         try:
             shape, text = interface["shape"], interface["typestr"]
             address, readonly = interface["data"]
@@ -108,8 +113,7 @@ class Memory:
             raise ValueError(f"the {name} of shape {tuple(shape)} and strides {strides} is not contiguous")
         if writable and readonly:
             raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
-        return cls(int(address), size, what)
-
+        return cls(int(address), size, what, on_gpu=on_gpu)
 
     @classmethod
     def _of_dlpack(cls, what: object, writable: bool) -> Memory:
@@ -119,7 +123,7 @@ class Memory:
             raise ValueError(f"the {name} of shape {told.shape} and strides {told.strides} is not contiguous")
         if writable and told.read_only:
             raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
-        return cls(told.address, told.size, told.keeper)
+        return cls(told.address, told.size, told.keeper, on_gpu=told.on_gpu)
 
 
 def _packed_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
