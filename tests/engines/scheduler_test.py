@@ -263,6 +263,74 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.check_empty()
 
 
+class HooksThatRaise(UnderScheduler):
+    """Whatever raises inside a hook: every request ends, and every block is free again."""
+
+    pushes = True
+    INSIDES = (
+        "scheduler.Scheduler.arrived", "scheduler.Scheduler.matched_tokens", "scheduler.Scheduler.allocated",
+        "scheduler.Scheduler.take_metadata", "scheduler.Scheduler.finished",
+        "scheduler.Scheduler.frees_soon", "scheduler.Scheduler.waits_for_pushes", "scheduler.Scheduler._offer_early",
+        "scheduler.Scheduler._hand_off", "scheduler.Scheduler._source_of", "scheduler._digest_of", "scheduler._hand_off_of",
+        "scheduler.new_transfer", "pushes.Pushes.begin", "pushes.Pushes.step", "pushes.Pushes.end", "pushes.Pushes.lost",
+        "pushes.Pushes._take", "pushes.Pushes._go_on", "params.HandOff.to_params")
+
+    def test_every_request_ends(self):
+        decodes = {}
+        for name in ("decode", "decode that is aborted", "decode that leaves the queue"):
+            source = HandOff(f"elsewhere-0-{len(decodes)}", ("elsewhere-0",), 40, prompt_digest(range(40)))
+            decodes[name] = source.to_params(engine_id="e")
+        for inside in self.INSIDES:
+            with self.subTest(inside):
+                self.scheduler = make_scheduler(pushes=True)
+                broken = unittest.mock.Mock(side_effect=RuntimeError("broken on purpose"))
+                with unittest.mock.patch(f"troupe.vllm.{inside}", broken):
+                    ended = self.run_out(decodes)
+                self.assertTrue(broken.called)
+                self.assertEqual(ended, {"decode", "sent", "pushed", "plain"})
+
+    def run_out(self, decodes):
+        """Requests of every kind, some of which are aborted; (those that came to an end by themselves)."""
+        for name, source in decodes.items():
+            self.add(40, source, name=name)
+        self.scheduler.finish_requests("decode that leaves the queue", ABORTED)
+        self.add(33, TO_DECODE_ELSEWHERE, out=1, name="sent")
+        self.add(150, EARLY, out=1, name="pushed")
+        self.open = set()
+        ended, ends = set(), {}
+        for number in range(60):
+            if number == 1:
+                self.scheduler.finish_requests("decode that is aborted", ABORTED)
+            elif number == 2:
+                self.add(33, {}, out=1, name="plain")
+                early = {**EARLY, "troupe": {"v": 1, "request": f"{TRANSFER}-too"}}
+                self.add(150, early, out=1, name="push that is aborted")
+            elif number == 4:
+                self.scheduler.finish_requests("push that is aborted", ABORTED)
+            step, said = self.step(**ends)
+            connector = self.scheduler.connector
+            connector.has_pending_block_frees()
+            connector.has_pending_push_work()
+            ended |= {answer.request_id for answer in said if answer.finish_reason is not None}
+            ends = self.ends_of(step)
+            if number > 4 and not self.scheduler.requests and not any(ends.values()):
+                break
+        self.assertEqual((self.scheduler.requests, self.free()), ({}, self.free_at_first))
+        return ended
+
+    def ends_of(self, step):
+        """What a worker tells of these orders, at once."""
+        self.open |= {push.transfer for push in step.pushes}
+        sent = {send.request_id for send in step.sends}
+        for end in (*step.seals, *step.drops):
+            if end.transfer in self.open:
+                self.open.discard(end.transfer)
+                sent.add(end.request_id or end.transfer)
+        loaded = {receive.request_id for receive in step.receives}
+        failed = {receive.request_id for receive in step.receives if receive.refused}
+        return {"finished_sending": sent, "finished_recving": loaded, "failed_recving": failed}
+
+
 TX = "tx-5f0c1b0e3a7d4a6f8a1b2c3d4e5f6071"
 PEERS = ("___prefill_addr_host:10.0.0.1,handshake:1,notify:2,engine:e_dp-0,ranks:2"
          "___decode_addr_host:10.0.0.2,handshake:1,notify:2,engine:f,ranks:1_5f0c1b0e3a7d4a6f8a1b2c3d4e5f6071")

@@ -240,6 +240,60 @@ class Workers(TwoSides):
         self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], ["r"]))
         self.assertIsNone(self.decode.worker.take_stats())  # whose client has left is no failure
 
+    def test_an_order_that_raises_takes_no_other_along_and_ends_by_name(self):
+        broken = unittest.mock.Mock(side_effect=RuntimeError("broken on purpose"))
+        for order in ("_send", "_receive", "_abort", "_hold", "_release_once", "_seal", "_drop", "_push", "_chunk"):
+            with self.subTest(order):
+                self.setUp()
+                bad = HandOff(new_transfer("prefill-0"), ("prefill-0",), 20, DIGEST)
+                with unittest.mock.patch.object(Worker, order, broken):
+                    self.prefill.step(sends=[Send(bad.transfer, bad.transfer, [[3]], 20, DIGEST)] * (order == "_send"),
+                                      pushes=[Push("pushed", [4], 20)] * (order in ("_push", "_chunk")),
+                                      chunks=[Chunk("pushed", [], 20, 20)] * (order in ("_push", "_chunk")),
+                                      seals=[Seal("sealed", "unheard of", 20, DIGEST)] * (order == "_seal"),
+                                      drops=[Drop("", "unheard of")] * (order == "_drop"))
+                    self.decode.step(receives=[receive("bad", bad, [6], 0, DIGEST)] * (order == "_receive"),
+                                     aborts=["x"], holds=[bad], releases=[bad])
+                self.assertTrue(broken.called)
+                broken.reset_mock()
+                source = self.send([5, 6], 60)
+                self.decode.step(receives=[receive("good", source, [7, 8], 0, DIGEST)])
+                self.until(lambda: "good" in self.decode.loaded and source.transfer in self.prefill.sent,
+                           "the load beside it did not end")
+                self.assertNotIn("good", self.decode.failed)
+                if order == "_receive":
+                    self.assertEqual((self.decode.loaded.count("bad"), self.decode.failed), (1, ["bad"]))
+                self.assertEqual(self.prefill.sent.count(bad.transfer), int(order == "_send"))
+                self.assertEqual(self.prefill.sent.count("sealed"), int(order == "_seal"))
+                if order in ("_push", "_chunk"):
+                    self.prefill.step(drops=[Drop("its request", "pushed")])
+                    self.until(lambda: "its request" in self.prefill.sent, "the push did not end")
+
+    def test_an_event_that_raises_takes_no_other_along(self):
+        broken = RuntimeError("broken on purpose")
+        for side in (self.prefill, self.decode):
+            for inside in (side.worker._stats, "add_load"), (side.worker, "_hear"), (side.worker._holds, "hear"):
+                with self.subTest(inside[1]), unittest.mock.patch.object(*inside, side_effect=broken):
+                    self.setUp()
+                    names = [self.send([number], 20) for number in range(3)]
+                    self.decode.step(holds=names)
+                    self.decode.step(receives=[receive(source.transfer, source, [number + 9], 0, DIGEST)
+                                               for number, source in enumerate(names)])
+                    ends = sorted(source.transfer for source in names)
+                    self.until(lambda ends=ends: set(ends) <= set(self.decode.loaded) & set(self.prefill.sent),
+                               "some did not end")
+                    self.assertEqual((sorted(self.decode.loaded), self.decode.failed), (ends, []))
+
+    def test_a_load_that_failed_counts_as_failed_whatever_raises(self):
+        broken, worker = RuntimeError("broken on purpose"), self.decode.worker
+        for inside in (worker, "_hear"), (worker._stats, "add_failed_load"), (worker, "_release"):
+            with self.subTest(inside[1]), unittest.mock.patch.object(*inside, side_effect=broken):
+                self.setUp()
+                source = self.send([5], 20, digest=prompt_digest([1, 2, 3]))
+                self.decode.step(receives=[receive("r", source, [6], 0, DIGEST)])
+                self.until(lambda: self.decode.loaded, "the load did not end")
+                self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], ["r"]))
+
     def test_each_end_is_told_once(self):
         own, transfers = [str(number) for number in range(20)], []
         for number, name in enumerate(own):

@@ -16,7 +16,8 @@ By {"proxy_ip": "HOST", "proxy_ping_port": PORT, "http_port": PORT} it registers
 
 So far: attention with or without windows and latents (MLA), on the CPU, and on GPUs in any of vLLM's orders.
 Tensor-parallel and pipeline-parallel sizes may differ between prefill and decode. vLLM calls every method; one that
-raised would end the whole server, so each has an answer for the case that something goes wrong in it.
+raised would end the whole server, so each has an answer for the case that something goes wrong in it. With that answer
+its requests end as well: a load fails by name, a cache is not handed off.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def register() -> None:
         KVConnectorFactory.register_connector("TroupeConnector", "troupe.vllm", "TroupeConnector")
 
 
-def _answers(otherwise: Callable[[], Any]) -> Callable[[_Method], _Method]:
-    """A hook that raises is logged and answered with this."""
+def _answers(otherwise: Callable[..., Any]) -> Callable[[_Method], _Method]:
+    """A hook that raises is logged, and answered with what this one makes of the hook's arguments."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -71,11 +72,15 @@ def _answers(otherwise: Callable[[], Any]) -> Callable[[_Method], _Method]:
                 return method(*arguments, **named)
             except Exception:  # pylint: disable=broad-exception-caught
                 logger.exception("%s failed", method.__name__)
-                return otherwise()
+                return otherwise(*arguments, **named)
 
         return guarded  # type: ignore[return-value]
 
     return decorate
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
 
 
 # Of the engines whose scheduler is in this process, too: their only workers, by vLLM's id of the engine.
@@ -128,31 +133,34 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # -- the scheduler's side
 
-    @_answers(lambda: None)
+    @_answers(_always(None))
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._scheduler.bind_pool(gpu_block_pool)
 
-    @_answers(lambda: None)
+    @_answers(_always(None))
     def on_new_request(self, request: Any) -> None:
         self._scheduler.arrived(request)
 
-    @_answers(lambda: (0, False))
+    @_answers(_always((0, False)))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduler.matched_tokens(request, num_computed_tokens)
 
-    @_answers(lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        try:
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            logger.exception("update_state_after_alloc failed")
+            self._scheduler.not_allocated(request, num_external_tokens, error)
 
-    @_answers(TroupeMetadata)
+    @_answers(lambda self, *_, **__: self._scheduler.take_orders())
     def build_connector_meta(self, scheduler_output: Any) -> TroupeMetadata:
         return self._scheduler.take_metadata(scheduler_output)
 
-    @_answers(lambda: None)
+    @_answers(_always(None))
     def update_connector_output(self, connector_output: Any) -> None:
         self._scheduler.settle(connector_output)
 
-    @_answers(lambda: (False, None))
+    @_answers(lambda self, request, *_, **__: self._scheduler.not_finished(request))
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -160,11 +168,10 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._offer_at_once()
         return answer
 
-    @_answers(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
-    @_answers(lambda: None)  # what `request_finished` has promised stays promised
+    @_answers(_always(None))  # what `request_finished` has promised stays promised
     def _offer_at_once(self) -> None:
         """What else the worker would be told with the next step. An engine that steps only while it is asked, as `LLM`
         without a core of its own, makes none behind its last request."""
@@ -172,11 +179,11 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if worker is not None:
             worker.offer(self._scheduler.take_offers())
 
-    @_answers(lambda: False)
+    @_answers(_always(False))
     def has_pending_block_frees(self) -> bool:
         return self._scheduler.frees_soon()
 
-    @_answers(lambda: False)
+    @_answers(_always(False))
     def has_pending_push_work(self) -> bool:
         return self._scheduler.waits_for_pushes()
 
@@ -207,7 +214,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().bind_connector_metadata(connector_metadata)
         self._carry_out(connector_metadata)
 
-    @_answers(lambda: None)
+    @_answers(_always(None))
     def _carry_out(self, step: TroupeMetadata) -> None:
         self._worker.carry_out(step)
 
@@ -217,21 +224,21 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_layer_load(self, layer_name: str) -> None:
         pass
 
-    @_answers(lambda: None)
+    @_answers(_always(None))
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         self._worker.layer_computed(layer_name, kv_layer)
 
     def wait_for_save(self) -> None:
         pass
 
-    @_answers(KVConnectorTransferResults)
+    @_answers(lambda *_, **__: KVConnectorTransferResults())
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = self._worker.results(idle=self._get_connector_metadata().idle)
         return KVConnectorTransferResults(
             finished_sending=results.sent, finished_recving=results.loaded, failed_recving=results.failed
         )
 
-    @_answers(lambda: None)
+    @_answers(_always(None))
     def get_kv_connector_stats(self) -> TransferStats | None:
         return self._worker.take_stats() if self._role == KVConnectorRole.WORKER else None
 
@@ -250,7 +257,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         register()  # MultiConnector finds the class of what it logs by this name, and must not fail there
         return PrometheusMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
-    @_answers(lambda: None)
+    @_answers(_always(None))
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER:
             self._worker.stop()

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.logger import init_logger
+
 from troupe.vllm.metadata import Chunk, Drop, Push, TroupeMetadata
 
 __all__ = ["Pushes"]
+
+logger = init_logger(f"vllm.{__name__}")
 
 
 @dataclass
@@ -47,8 +51,9 @@ class Pushes:
         if not self._block_size or self._pool is None or request.num_preemptions or transfer in self._pushes:
             return None
         push = _Push(transfer, request.request_id, int(request.num_prompt_tokens))
+        order = Push(transfer, self._take(push, blocks), push.tokens)
         self._pushes[transfer] = self._of[request.request_id] = push
-        return Push(transfer, self._take(push, blocks), push.tokens)
+        return order
 
     def step(self, output: Any, orders: TroupeMetadata) -> None:
         """What vLLM computes next, and of whom it has taken the blocks away."""
@@ -76,13 +81,29 @@ class Pushes:
         self._lost.discard(request_id)
         return found
 
-    def end(self, request_id: str) -> str | None:
-        """Of a request that has ended the transfer, which is to be sealed or dropped."""
-        push = self._of.pop(request_id, None)
-        if push is None:
-            return None
-        self._ended[request_id] = push
-        return push.transfer
+    def transfer_of(self, request_id: str) -> str | None:
+        """By which a request is offered."""
+        push = self._of.get(request_id)
+        return None if push is None else push.transfer
+
+    def end(self, request_id: str) -> None:
+        """Of a request that has ended: its transfer is to be sealed or dropped."""
+        self._ended[request_id] = self._of.pop(request_id)
+
+    def give_up(self, request_id: str, orders: TroupeMetadata) -> None:
+        """Of a request that has ended, whose end says nothing of its transfer."""
+        self._lose(request_id, orders)
+        self._lost.discard(request_id)
+
+    def lose_all(self, orders: TroupeMetadata) -> None:
+        """What the step computes is not known. A push that no worker has heard of has ended."""
+        unheard = {push.transfer for push in orders.pushes}
+        orders.pushes, orders.chunks = [], []
+        for request_id, push in list(self._of.items()):
+            self._lose(request_id, orders)
+            if push.transfer in unheard:
+                del self._pushes[push.transfer]
+                self._free(push)
 
     def settle(self, told: set[str]) -> set[str]:
         """Of what the workers said has been sent, the requests that have ended."""
@@ -94,10 +115,16 @@ class Pushes:
                 preempted.add(name)
             if push is not None:
                 del self._pushes[push.transfer]
-                self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
+                self._free(push)
         return told - preempted
 
     # -- parts
+
+    def _free(self, push: _Push) -> None:
+        try:
+            self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
+        except Exception:  # pylint: disable=broad-exception-caught
+            logger.exception("blocks of %s cannot be given back", push.transfer)  # the other ends count all the same
 
     def _take(self, push: _Push, blocks: Sequence[int]) -> list[int]:
         """Those of the prompt that are new, each with a reference."""

@@ -38,6 +38,8 @@ class Scheduler:
     blocks on, where a router that asks both engines at once has named its transfer. A decode: new -> `_loading` until
     the load ended -> ordinary. What a decode request says of its source is used once (`_used`): after a failed load
     vLLM asks again, and must hear that there is nothing.
+
+    Of each event there is a second form, for the case that the first one raised: it knows less, and loses no request.
     """
 
     def __init__(
@@ -104,11 +106,27 @@ class Scheduler:
             Receive(request.request_id, source, _lists(blocks), tokens, tokens - external, digest or "", refused)
         )
 
+    def not_allocated(self, request: Any, external: int, why: Exception) -> None:
+        """vLLM waits for a load all the same, and hears that it has failed."""
+        name = request.request_id
+        if external == 0 or any(receive.request_id == name for receive in self._next.receives):
+            return
+        self._used.add(name)
+        self._loading.add(name)
+        refused = f"its load could not be prepared: {why!r}"
+        self._next.receives.append(Receive(name, None, [], 0, 0, "", refused))
+
     def take_metadata(self, output: Any) -> TroupeMetadata:
         """`output`: vLLM's, of the step that takes it."""
         self._pushes.step(output, self._next)
         taken, self._next = self._next, TroupeMetadata()
         taken.idle = output.total_num_scheduled_tokens == 0
+        return taken
+
+    def take_orders(self) -> TroupeMetadata:
+        """Without what the step computes: no prompt is pushed on, since some of its tokens would be left out."""
+        self._pushes.lose_all(self._next)
+        taken, self._next = self._next, TroupeMetadata()
         return taken
 
     def take_offers(self) -> TroupeMetadata:
@@ -148,6 +166,19 @@ class Scheduler:
             return False, None
         return self._hand_off(request, blocks)
 
+    def not_finished(self, request: Any) -> tuple[bool, None]:
+        """What was promised is kept; a cache that was not offered yet is not handed off."""
+        name = request.request_id
+        self._used.discard(name)
+        if name in self._loading:
+            if name not in self._next.aborts:
+                self._next.aborts.append(name)
+            return False, None
+        if name in self._sending:
+            return True, None
+        self._pushes.give_up(name, self._next)
+        return False, None
+
     # -- parts
 
     def _offer_early(self, request: Any, blocks: Sequence[Sequence[int]]) -> None:
@@ -166,28 +197,36 @@ class Scheduler:
     def _hand_off(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """Of a prefill that has ended. Whoever waits for a transfer that will not come is told so."""
         name, tokens, digest = request.request_id, int(request.num_prompt_tokens), _digest_of(request)
+        pushed, named = self._pushes.transfer_of(name), named_transfer(request.kv_transfer_params)
         complete = request.status in _COMPLETE and request.num_computed_tokens >= tokens
         if complete and digest is None:
             logger.warning("%s has no token ids to compare prompts by: it is not handed off", name)
-        transfer = self._pushes.end(name)
-        if transfer is not None:
-            self._sending.add(name)
-            if not complete or digest is None:
-                self._next.drops.append(Drop(name, transfer))
-                return True, None
+        if not complete or digest is None:
+            return self._hand_nothing_off(name, pushed, named)
+        if pushed is None and named is not None and self._pushes.named(named):
+            return False, None  # another request's
+        transfer = pushed or named or new_transfer(self._nodes[0])
+        hand_off = HandOff(transfer, self._nodes, tokens, digest)
+        tables = _lists(blocks)
+        params = hand_off.to_params(engine_id=self._engine_id)
+        # Only now, since what is queued is promised: whatever raises above leaves nothing behind.
+        if pushed is not None:
+            self._pushes.end(name)
             self._next.seals.append(Seal(name, transfer, tokens, digest))
         else:
-            named = named_transfer(request.kv_transfer_params)
-            if named is not None and self._pushes.named(named):
-                return False, None  # another request's
-            if not complete or digest is None:
-                self._next.drops += [Drop("", named)] if named is not None else []
-                return False, None
-            transfer = named or new_transfer(self._nodes[0])
+            self._next.sends.append(Send(name, transfer, tables, tokens, digest))
+        self._sending.add(name)
+        return True, params
+
+    def _hand_nothing_off(self, name: str, pushed: str | None, named: str | None) -> tuple[bool, None]:
+        if pushed is not None:
+            self._pushes.end(name)
             self._sending.add(name)
-            self._next.sends.append(Send(name, transfer, _lists(blocks), tokens, digest))
-        hand_off = HandOff(transfer=transfer, nodes=self._nodes, tokens=tokens, digest=digest)
-        return True, hand_off.to_params(engine_id=self._engine_id)
+            self._next.drops.append(Drop(name, pushed))
+            return True, None
+        if named is not None and not self._pushes.named(named):
+            self._next.drops.append(Drop("", named))
+        return False, None
 
     def _tokens_of(self, request: Any) -> int:
         """So many of a prompt are loaded. With windows not the last one, which is computed again: vLLM allocates what

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 from troupe.engine import Engine
 from troupe.errors import ErrorCode, TroupeError
-from troupe.events import Call, Done, Failed, Operation, Unpinned
+from troupe.events import Call, Done, Event, Failed, Operation, Unpinned
 from troupe.hand_off import RELEASE
 from troupe.vllm.holds import Holds
 from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
@@ -108,28 +108,23 @@ class Worker:
         )
 
     def carry_out(self, step: TroupeMetadata) -> None:
-        for request_id in step.aborts:
-            self._abort(request_id)
-        for source in step.holds:
-            if self._rank == 0 and not self._is_own(source):
-                self._holds.begin(self._started(), source)
-        for source in step.releases:
-            if self._rank == 0 or self._is_own(source):
-                self._release(source)
+        _each(self._abort, step.aborts)
+        _each(self._hold, step.holds)
+        _each(self._release_once, step.releases)
         self.offer(step)
         self._step = []
         self._computed = 0, 0
-        _each(self._push, step.pushes)
-        _each(self._chunk, step.chunks)
+        _each(self._push, step.pushes, self._not_pushed)
+        _each(self._chunk, step.chunks, self._not_computed)
+        _each(self._receive, step.receives, self._not_received)
         if self._step and self._view is not None:
             self._together = self._view.layers_in(TOGETHER, sum(chunk.tokens for chunk in step.chunks))
-        _each(self._receive, step.receives)
 
     def offer(self, ends: TroupeMetadata) -> None:
         """Of prompts that are computed the caches, each to whoever asks for it; of those that will not be, the word."""
-        _each(self._send, ends.sends)
-        _each(self._seal, ends.seals)
-        _each(self._drop, ends.drops)
+        _each(self._send, ends.sends, self._not_sent)
+        _each(self._seal, ends.seals, self._not_ended)
+        _each(self._drop, ends.drops, self._not_ended)
 
     def layer_computed(self, name: str, cache: Any) -> None:
         """vLLM's layer is written as far as this step goes: on a GPU when its stream comes to this point."""
@@ -149,36 +144,10 @@ class Worker:
         """What ended since the last call. `idle`: nothing else is to be done, wait a little for the first event."""
         wait = idle and not (self._results.sent or self._results.loaded)
         engine = self._started()
-        self._holds.ask_again(engine)
+        _each(self._holds.ask_again, (engine,))
         while events := engine.take(timeout=IDLE_WAIT if wait else 0.0):
             wait = False
-            for event in events:
-                if isinstance(event, Call):
-                    self._answer(event)
-                    continue
-                transfer = self._transfers.get(event.operation)
-                if transfer is None:  # a hold or a release
-                    self._holds.hear(event)
-                    continue
-                if isinstance(event, Failed):
-                    transfer.why = str(event.error)
-                    if transfer.sends and event.error.code in (ErrorCode.DEADLINE, ErrorCode.LEASE_EXPIRED):
-                        self._stats.add_expired_send()
-                    if event.error.code == ErrorCode.LAYOUT_MISMATCH:
-                        transfer.source = None  # another prompt's, which goes on
-                elif isinstance(event, Done):
-                    transfer.bytes_moved = event.bytes_moved
-                    if not transfer.sends:
-                        self._stats.add_load(
-                            seconds=event.moving,
-                            waited=event.waited,
-                            size=event.bytes_moved,
-                            segments=event.segments,
-                        )
-                elif isinstance(event, Unpinned):
-                    if self._pushed.get(transfer.name) == event.operation:
-                        self._pushed[transfer.name] = None
-                    self._end(self._transfers.pop(event.operation))
+            _each(self._hear, events, self._not_heard)
         taken, self._results = self._results, Results()
         return taken
 
@@ -195,6 +164,43 @@ class Worker:
             self._engine.stop()
 
     # -- parts
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Call):
+            self._answer(event)
+            return
+        transfer = self._transfers.get(event.operation)
+        if transfer is None:  # a hold or a release
+            self._holds.hear(event)
+        elif isinstance(event, Failed):
+            transfer.why = str(event.error)
+            if transfer.sends and event.error.code in (ErrorCode.DEADLINE, ErrorCode.LEASE_EXPIRED):
+                self._stats.add_expired_send()
+            if event.error.code == ErrorCode.LAYOUT_MISMATCH:
+                transfer.source = None  # another prompt's, which goes on
+        elif isinstance(event, Done):
+            transfer.bytes_moved = event.bytes_moved
+            if not transfer.sends:
+                self._stats.add_load(
+                    seconds=event.moving, waited=event.waited, size=event.bytes_moved, segments=event.segments
+                )
+        elif isinstance(event, Unpinned):
+            self._unpinned(event.operation)
+
+    def _unpinned(self, operation: Operation) -> None:
+        transfer = self._transfers.pop(operation)
+        if self._pushed.get(transfer.name) == operation:
+            self._pushed[transfer.name] = None
+        self._end(transfer)
+
+    def _hold(self, source: HandOff) -> None:
+        if self._rank == 0 and not self._is_own(source):
+            self._holds.begin(self._started(), source)
+
+    def _release_once(self, source: HandOff) -> None:
+        """For all ranks."""
+        if self._rank == 0 or self._is_own(source):
+            self._release(source)
 
     def _started(self) -> Engine:
         if self._engine is None:
@@ -217,7 +223,7 @@ class Worker:
         try:
             engine.layers_ready(operation, 0, self._view.layers, send.tokens)
             engine.seal(operation, send.tokens, send.digest.encode())
-        except TroupeError as error:
+        except Exception as error:  # pylint: disable=broad-exception-caught
             self._give_up(operation, f"it cannot be offered: {error}")
 
     def _push(self, push: Push) -> None:
@@ -409,6 +415,13 @@ class Worker:
                 logger.warning("%s cannot be aborted: %s", self._transfers[operation].request_id, error)
 
     def _end(self, transfer: _Transfer) -> None:
+        """First what vLLM waits for, whatever becomes of the rest."""
+        if transfer.sends and transfer.request_id:
+            self._results.sent.add(transfer.request_id)
+        if not transfer.sends:
+            self._results.loaded.add(transfer.request_id)
+            if transfer.why:
+                self._results.failed.add(transfer.request_id)
         what = "sent" if transfer.sends else "loaded"
         seconds = time.monotonic() - transfer.began
         if transfer.why:
@@ -430,26 +443,68 @@ class Worker:
                 what,
                 seconds,
             )
-        if transfer.sends:
-            if transfer.request_id:
-                self._results.sent.add(transfer.request_id)
-            return
-        self._results.loaded.add(transfer.request_id)
-        if transfer.why:
+        if transfer.why and not transfer.sends:
             if not transfer.unwanted:
                 self._stats.add_failed_load()
-            self._results.failed.add(transfer.request_id)
             if transfer.source is not None and not self._is_loading(transfer.source):
                 self._release(transfer.source)  # nobody here asks for it again
 
+    # -- an order or an event that raised: its request ends all the same, and no load counts as one that may have failed
 
-def _each(carry_out: Callable[[_Order], None], orders: Sequence[_Order]) -> None:
+    def _not_received(self, receive: Receive, error: Exception) -> None:
+        if receive.request_id not in self._results.loaded:
+            self._end(_Transfer(receive.request_id, False, receive.tokens, time.monotonic(), why=repr(error)))
+
+    def _not_sent(self, send: Send, error: Exception) -> None:
+        offers = self._offers_of(send.transfer)
+        for operation in offers:
+            self._give_up(operation, repr(error))
+        if not offers:
+            self._results.sent.add(send.request_id)
+
+    def _not_pushed(self, push: Push, _: Exception) -> None:
+        self._pushed.setdefault(push.transfer, None)
+
+    def _not_computed(self, chunk: Chunk, error: Exception) -> None:
+        operation = self._pushed.get(chunk.transfer)
+        if operation is not None:
+            self._give_up(operation, repr(error))
+
+    def _not_ended(self, end: Seal | Drop, error: Exception) -> None:
+        if end.transfer in self._pushed:
+            self._report_by(end.request_id or end.transfer, end.transfer)
+        elif isinstance(end, Seal) and all(one.request_id != end.request_id for one in self._transfers.values()):
+            self._results.sent.add(end.request_id)
+        for operation in self._offers_of(end.transfer):
+            self._give_up(operation, repr(error))
+
+    def _not_heard(self, event: Event, error: Exception) -> None:
+        transfer = None if isinstance(event, Call) else self._transfers.get(event.operation)
+        if transfer is None:
+            return
+        if isinstance(event, Failed):
+            transfer.why = repr(error)
+        elif isinstance(event, Unpinned):
+            self._unpinned(event.operation)
+
+
+def _nothing(_: object, __: Exception) -> None:
+    """Nobody waits for it."""
+
+
+def _each(
+    carry_out: Callable[[_Order], None],
+    orders: Sequence[_Order],
+    otherwise: Callable[[_Order, Exception], None] = _nothing,
+) -> None:
     """Whatever becomes of one, the others are carried out."""
     for order in orders:
         try:
             carry_out(order)
-        except Exception:  # pylint: disable=broad-exception-caught
+        except Exception as error:  # pylint: disable=broad-exception-caught
             logger.exception("%s cannot be carried out", order)
+            with contextlib.suppress(Exception):
+                otherwise(order, error)
 
 
 @contextlib.contextmanager
