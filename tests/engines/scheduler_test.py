@@ -26,7 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 import model
 import troupe.vllm
-from troupe.vllm.metadata import Drop, Seal
+from troupe.vllm.metadata import Drop, RankIdentity, Seal
 from troupe.vllm.params import HandOff, prompt_digest
 from troupe.vllm.place import nodes_of
 
@@ -263,6 +263,78 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.check_empty()
 
 
+class NixlUnderScheduler(UnderScheduler):
+    """Of routers that look at NIXL's keys, or hand on nothing else."""
+
+    HEX = "0123456789abcdef" * 2
+
+    def decode(self, **params):
+        request = self.add(100, {"do_remote_prefill": True, "do_remote_decode": False, **params})
+        (receive,) = self.step()[0].receives
+        self.step(finished_recving={request.request_id}, failed_recving={request.request_id})
+        self.check_empty()
+        return receive
+
+    def test_what_nixl_would_answer_is_answered(self):
+        connector = self.scheduler.connector
+        self.assertIsNone(connector.get_handshake_metadata())  # it is the worker's
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): RankIdentity("here-0", 2**64 - 2, "10.0.0.1", 7401)})
+        _, params = self.prefilled(100)
+        (send,) = self.step()[0].sends
+        self.assertEqual(params["remote_block_ids"], send.blocks)
+        self.assertEqual(len(send.blocks[0]), 4)
+        self.assertEqual((params["remote_host"], params["remote_port"]), ("10.0.0.1", 7401))
+        self.assertEqual((params["tp_size"], params["pp_size"], params["remote_request_id"]), (1, 1, send.transfer))
+        self.assertEqual(params["remote_engine_id"], connector._kv_transfer_config.engine_id)
+        self.assertEqual(params["troupe"]["lives"], ["fffffffffffffffe"])
+        self.assertEqual(HandOff.from_params(params).lives, (2**64 - 2,))
+        self.step(finished_sending={"request-1"})
+        self.check_empty()
+
+    def test_workers_of_another_connector_say_nothing_of_ours(self):
+        self.scheduler.connector.set_xfer_handshake_metadata({0: object()})
+        self.scheduler.connector.set_xfer_handshake_metadata({0: RankIdentity("there-0", 1, "h", 1)})
+        _, params = self.prefilled(100)
+        self.assertEqual((params["remote_host"], params["remote_port"], params["troupe"].get("lives")), ("", 0, None))
+        self.step(finished_sending={"request-1"})
+        self.check_empty()
+
+    def test_a_decode_finds_its_source_by_the_keys_of_nixl_alone(self):
+        _, params = self.prefilled(100)
+        self.step(finished_sending={"request-1"})
+        handed_on = {key: said for key, said in params.items() if key not in ("troupe", "transfer_id")}
+        receive = self.decode(**handed_on)
+        self.assertEqual(receive.source, HandOff(params["remote_request_id"], ("here-0",), computed=True))
+        self.assertFalse(receive.source.is_early)
+        self.assertEqual((receive.tokens, receive.digest), (100, prompt_digest(range(100))))
+
+    def test_the_nodes_are_those_of_the_engine_that_has_named_the_transfer(self):
+        for first, engine, sizes, nodes in (
+                ("engines.e.0", "e", {"tp_size": 2, "pp_size": 1}, ("engines.e.0", "engines.e.1")),
+                ("engines.e.0", "e", {"tp_size": 1, "pp_size": 2}, ("engines.e.0", "engines.e.1")),
+                ("prefill-0", "e", {}, ("prefill-0",)),
+                ("prefill-0-tp0", "e", {"tp_size": 2}, ("prefill-0-tp0", "prefill-0-tp1")),
+                ("prefill-0-pp0-tp0", "e", {"tp_size": 1, "pp_size": 2}, ("prefill-0-pp0-tp0", "prefill-0-pp1-tp0"))):
+            with self.subTest(first):
+                said = {"remote_request_id": f"{first}-{self.HEX[self.count:] + self.HEX[:self.count]}",
+                        "remote_engine_id": engine, **sizes}
+                self.assertEqual(self.decode(**said).source.nodes, nodes)
+        self.assertEqual(self.decode(remote_request_id="a-name-of-theirs", remote_engine_id="e").source.nodes,
+                         ("engines.e.0",))
+
+    def test_what_no_engine_of_ours_has_said_is_refused(self):
+        answered = {"remote_request_id": "prefill-1", "remote_engine_id": "e"}
+        for params, sentence in (
+                ({**answered, "remote_request_id": "cmpl-A/b"}, "have no 'troupe', and .* 'remote_request_id'"),
+                ({**answered, "remote_request_id": 7}, "have no 'troupe'"),
+                ({**answered, "remote_engine_id": None}, "have no 'troupe'"),
+                ({**answered, "tp_size": 10**9}, "'tp_size' and 'pp_size' of kv_transfer_params name no engine's nodes"),
+                ({**answered, "tp_size": 0}, "name no engine's nodes"), ({**answered, "pp_size": "2"}, "name no engine's"),
+                ({"troupe": {"v": 1, "request": "r", "nodes": ["x-0"], "lives": ["1"]}}, "'lives' .* an incarnation of each"),
+                ({"troupe": {"v": 1, "request": "r", "nodes": ["x-0"], "lives": []}}, "an incarnation of each")):
+            self.assertRegex(self.decode(**params).refused, sentence)
+
+
 class HooksThatRaise(UnderScheduler):
     """Whatever raises inside a hook: every request ends, and every block is free again."""
 
@@ -354,7 +426,7 @@ class MoriioUnderScheduler(UnderScheduler):
         _, (answer,) = self.step()
         self.assertEqual([send.transfer for send in self.step()[0].sends], [TX])
         said = answer.kv_transfer_params
-        self.assertEqual((said["transfer_id"], said["tp_size"], said["remote_block_ids"]), (TX, 1, []))
+        self.assertEqual((said["transfer_id"], said["tp_size"], len(said["remote_block_ids"][0])), (TX, 1, 4))
         self.assertEqual(HandOff.from_params(said).transfer, TX)
         self.step(finished_sending={"request-1"})
         self.check_empty()
@@ -365,8 +437,10 @@ class MoriioUnderScheduler(UnderScheduler):
         self.assertEqual(receive.source, HandOff(TX, nodes_of("An engine", 2), computed=True))
         self.assertFalse(receive.source.is_early)
         self.assertEqual((receive.tokens, receive.digest != ""), (100, True))
-        self.assertEqual(self.decode({"transfer_id": TX, "remote_engine_id": "e", "tp_size": 1}).source.nodes,
-                         ("engines.e.0",))
+        for divided, nodes in (({"tp_size": 1}, ("engines.e.0",)),
+                               ({"tp_size": 1, "pp_size": 2}, ("engines.e.0", "engines.e.1"))):
+            another = f"{TX}-of-{len(nodes)}"
+            self.assertEqual(self.decode({"transfer_id": another, "remote_engine_id": "e", **divided}).source.nodes, nodes)
 
     def test_a_decode_that_is_asked_at_once_finds_them_by_its_id(self):
         receive = self.decode({"transfer_id": TX, "remote_engine_id": None, "remote_block_ids": None, "remote_tp_size": 1},

@@ -33,7 +33,7 @@ def source_params(transfer: str, nodes: Sequence[str], *, engine_id: str) -> dic
         "do_remote_decode": False,
         "remote_engine_id": engine_id,
         "remote_request_id": transfer,
-        # Routers hand these on unread; the blocks and addresses are known to the engines alone.
+        # Routers hand these on unread. An engine that has computed the prompt fills them in.
         "remote_block_ids": [],
         "remote_host": "",
         "remote_port": 0,

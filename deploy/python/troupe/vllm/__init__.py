@@ -26,7 +26,7 @@ import functools
 import hashlib
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vllm import envs
@@ -42,7 +42,7 @@ from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from troupe.vllm.layouts import Group, Share, numbers_of
-from troupe.vllm.metadata import TroupeMetadata
+from troupe.vllm.metadata import RankIdentity, TroupeMetadata
 from troupe.vllm.place import Ranks, http_address, place_of, pushes_of
 from troupe.vllm.proxy import Heartbeat
 from troupe.vllm.scheduler import Scheduler
@@ -113,6 +113,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler = Scheduler(
                 nodes=place.nodes,
                 engine_id=engine_id,
+                ranks=ranks,
                 windows=_WINDOW in kinds,
                 push_block_size=_push_block_size(parallel, kv_cache_config) if place.pushes else 0,
             )
@@ -179,6 +180,13 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if worker is not None:
             worker.offer(self._scheduler.take_offers())
 
+    @_answers(_always(None))
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
+        self._scheduler.know([metadata[rank] for rank in sorted(metadata)])
+
+    def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
+        self.set_xfer_handshake_metadata_pp_aware({(0, rank): said for rank, said in metadata.items()})
+
     @_answers(_always(False))
     def has_pending_block_frees(self) -> bool:
         return self._scheduler.frees_soon()
@@ -208,6 +216,11 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             packing=packed,
             share=_share_of(self._vllm_config, groups, packed),
         )
+
+    @_answers(_always(None))
+    def get_handshake_metadata(self) -> RankIdentity | None:
+        """So that the scheduler's side can say which life of its nodes has computed a prompt."""
+        return self._worker.identity() if self._role == KVConnectorRole.WORKER else None
 
     def bind_connector_metadata(self, connector_metadata: TroupeMetadata) -> None:
         """Here and not in `start_load_kv`: on the CPU that is called only when the whole step has been computed."""

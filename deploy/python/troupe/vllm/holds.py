@@ -35,7 +35,7 @@ class Holds:
 
     def begin(self, engine: Engine, source: HandOff) -> None:
         try:
-            operation = engine.hold(source.transfer, source.nodes)
+            operation = engine.hold(source.transfer, source.nodes, lives=source.lives)
         except TroupeError as error:
             if error.code != ErrorCode.ALREADY_EXISTS:  # of another request for the same
                 logger.warning("%s is not held, its lease may end: %s", source.transfer, error)

@@ -1,14 +1,24 @@
-"""What the scheduler's side of the connector has the worker's side do, once a step."""
+"""What the scheduler's side of the connector has the worker's side do, once a step; and, once, who a worker is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
 from troupe.vllm.params import HandOff
 
-__all__ = ["Chunk", "Drop", "Push", "Receive", "Seal", "Send", "TroupeMetadata"]
+__all__ = ["Chunk", "Drop", "Push", "RankIdentity", "Receive", "Seal", "Send", "TroupeMetadata"]
+
+
+@dataclass(frozen=True)
+class RankIdentity(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """The node of a rank, in this life of it, and the address that its peers reach it by."""
+
+    node: str
+    incarnation: int
+    host: str
+    port: int
 
 
 @dataclass

@@ -1,20 +1,20 @@
 """What a prefill engine tells a decode engine about a request, by way of the router: `kv_transfer_params`.
 
 Routers copy what the prefill engine answers into the decode request. The keys are those that NIXL's connector uses,
-so that any router serves, with one key of our own that says the rest. Routers for MoRIIO's connector name the transfer
-themselves, and may copy less.
+so that any router serves, with one key of our own that says the rest. A router that copies NIXL's keys alone serves as
+well. Routers for MoRIIO's connector name the transfer themselves, and may copy less.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from troupe.hand_off import KEY, VERSION, new_transfer, source_params
-from troupe.vllm.place import MAX_RANKS, nodes_of
+from troupe.vllm.place import MAX_RANKS, Ranks, nodes_behind, nodes_of
 
 __all__ = [
     "BadParamsError",
@@ -32,6 +32,7 @@ MORIIO_KEY = "transfer_id"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 _TRANSFER = re.compile(r"[a-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_LIFE = re.compile(r"[0-9a-f]{16}")  # a text, since the numbers of JSON lose their last digits in some routers
 _ENGINE = re.compile(r"[^\ud800-\udfff]{1,256}")  # vLLM's id of one
 # The id that a router for MoRIIO's connector gives a request has what each engine has told it (`Proxy.message`).
 _DECODE_PEER = "___decode_addr_"
@@ -88,9 +89,9 @@ def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -
 class HandOff:
     """A prompt whose cache waits at a prefill engine, or that is asked of one at the same time.
 
-    `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `digest`: of the prompt. A router
-    that asks both engines at once knows neither that nor its `tokens`; one for MoRIIO's connector may forget them of a
-    prompt that is `computed`.
+    `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `lives`: the incarnation of each of
+    them, or nothing. `digest`: of the prompt. A router that asks both engines at once knows neither that nor its
+    `tokens`; one that copies less than the prefill engine has answered forgets them of a prompt that is `computed`.
     """
 
     transfer: str
@@ -98,15 +99,32 @@ class HandOff:
     tokens: int | None = None
     digest: str | None = None
     computed: bool = False
+    lives: tuple[int, ...] = ()
 
     @property
     def is_early(self) -> bool:
         """The prompt may still be computed, or wait for it."""
         return self.digest is None and not self.computed
 
-    def to_params(self, *, engine_id: str) -> dict[str, Any]:
+    def to_params(
+        self,
+        *,
+        engine_id: str,
+        ranks: Ranks | None = None,
+        blocks: Sequence[Sequence[int]] = (),
+        address: tuple[str, int] = ("", 0),
+    ) -> dict[str, Any]:
+        """`ranks`: how the engine is divided. `blocks`, of each KV cache group, and `address`, of the first node, are
+        for routers that look whether they are there: engines ask their cluster where a node is, and never dial what a
+        client names."""
         params = source_params(self.transfer, self.nodes, engine_id=engine_id)
-        params[KEY].update(tokens=self.tokens, prompt=self.digest)
+        own = params[KEY]
+        own.update(tokens=self.tokens, prompt=self.digest)
+        if self.lives:
+            own["lives"] = [f"{life:016x}" for life in self.lives]
+        divided = ranks or Ranks(size=len(self.nodes))
+        params.update(tp_size=divided.size, pp_size=divided.parts, remote_block_ids=[list(group) for group in blocks])
+        params["remote_host"], params["remote_port"] = address
         return {**params, MORIIO_KEY: self.transfer}
 
     @classmethod
@@ -116,6 +134,8 @@ class HandOff:
         own = params.get(KEY)
         if own is None and params.get(MORIIO_KEY) is not None:
             return cls._from_moriio(params, request_id)
+        if own is None and params.get("remote_request_id") is not None:
+            return cls._from_nixl(params)
         if not isinstance(own, Mapping):
             raise BadParamsError(
                 f"kv_transfer_params have no {KEY!r}: the prefill engine is none with Troupe's connector"
@@ -127,14 +147,29 @@ class HandOff:
             raise BadParamsError("'nodes' of kv_transfer_params is no list of names of nodes")
         if not _is_like(_TRANSFER, own.get("request")):
             raise BadParamsError("'request' of kv_transfer_params is no id of a transfer")
+        lives = _lives_of(own.get("lives"), len(nodes))
         if "tokens" not in own and "prompt" not in own:
-            return cls(transfer=own["request"], nodes=tuple(nodes))
+            return cls(transfer=own["request"], nodes=tuple(nodes), lives=lives)
         tokens = own.get("tokens")
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < 2**32:
             raise BadParamsError("'tokens' of kv_transfer_params is no number of tokens")
         if not _is_like(_DIGEST, own.get("prompt")):
             raise BadParamsError("'prompt' of kv_transfer_params is no digest of a prompt")
-        return cls(transfer=own["request"], nodes=tuple(nodes), tokens=tokens, digest=own["prompt"])
+        return cls(transfer=own["request"], nodes=tuple(nodes), tokens=tokens, digest=own["prompt"], lives=lives)
+
+    @classmethod
+    def _from_nixl(cls, params: Mapping[str, Any]) -> HandOff:
+        """The router has left out our key: the transfer and the engine are named by NIXL's."""
+        transfer, engine = params["remote_request_id"], params.get("remote_engine_id")
+        if not _is_like(_TRANSFER, transfer) or not _is_like(_ENGINE, engine):
+            raise BadParamsError(
+                f"kv_transfer_params have no {KEY!r}, and their 'remote_request_id' and 'remote_engine_id' are not "
+                "those of an engine with Troupe's connector"
+            )
+        ranks = _ranks_of(params.get("tp_size", 1), params.get("pp_size", 1))
+        if ranks is None:
+            raise BadParamsError("'tp_size' and 'pp_size' of kv_transfer_params name no engine's nodes")
+        return cls(transfer=transfer, nodes=nodes_behind(transfer, str(engine), ranks), computed=True)
 
     @classmethod
     def _from_moriio(cls, params: Mapping[str, Any], request_id: str) -> HandOff:
@@ -146,7 +181,10 @@ class HandOff:
             )
         computed = engine is not None
         if computed:
-            ranks = params.get("remote_tp_size") or params.get("tp_size")
+            ranks = params.get("remote_tp_size")  # as the engine has registered with the proxy: all of them
+            if not ranks:
+                divided = _ranks_of(params.get("tp_size"), params.get("pp_size", 1))
+                ranks = divided.count if divided is not None else None
             if not _is_like(_ENGINE, engine) or isinstance(ranks, bool) or not isinstance(ranks, int):
                 raise BadParamsError(
                     "'remote_engine_id' and 'remote_tp_size' of kv_transfer_params name no engine's nodes"
@@ -162,6 +200,22 @@ class HandOff:
         if not 0 < ranks <= MAX_RANKS:
             raise BadParamsError(f"the engine that computes the prompt is said to have {ranks} ranks")
         return cls(transfer=transfer, nodes=nodes_of(str(engine), ranks), computed=computed)
+
+
+def _ranks_of(size: object, parts: object) -> Ranks | None:
+    """None: there is no such engine."""
+    counts = [one for one in (size, parts) if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+    if len(counts) != 2 or counts[0] * counts[1] > MAX_RANKS:
+        return None
+    return Ranks(*counts)
+
+
+def _lives_of(said: object, nodes: int) -> tuple[int, ...]:
+    if said is None:
+        return ()
+    if not isinstance(said, (list, tuple)) or len(said) != nodes or not all(_is_like(_LIFE, life) for life in said):
+        raise BadParamsError("'lives' of kv_transfer_params has not an incarnation of each of 'nodes'")
+    return tuple(int(life, 16) for life in said)
 
 
 def _is_like(pattern: re.Pattern[str], value: object) -> bool:

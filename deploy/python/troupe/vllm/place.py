@@ -15,7 +15,18 @@ from troupe.members import Announcement
 from troupe.open_cluster import STAGE, deployment_of
 from troupe.vllm.proxy import Proxy
 
-__all__ = ["ALONE", "MAX_RANKS", "Place", "Ranks", "http_address", "nodes_of", "place_of", "pushes_of", "replica_of"]
+__all__ = [
+    "ALONE",
+    "MAX_RANKS",
+    "Place",
+    "Ranks",
+    "http_address",
+    "nodes_behind",
+    "nodes_of",
+    "place_of",
+    "pushes_of",
+    "replica_of",
+]
 
 MAX_RANKS = 256  # of an engine, as many as the nodes of an open cluster
 
@@ -31,6 +42,7 @@ _PROXY = _PORTS | {"host_ip", "proxy_ip"}
 _UNUSED = frozenset(("handshake_port", "notify_port", "recv_abort_timeout"))
 _BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+_MINTED = re.compile(r"(.+)-[0-9a-f]{32}")  # by `new_transfer` for a node
 _REPLICATED = re.compile(r"_dp[0-9]+\Z")  # the end of the id that vLLM gives each data-parallel replica
 
 
@@ -82,6 +94,18 @@ def nodes_of(engine_id: str, ranks: int) -> tuple[str, ...]:
     """Those of an engine that has joined an open cluster."""
     replica = replica_of(engine_id)
     return tuple(Announcement(stage=STAGE, replica=replica, rank=rank, ranks=ranks).name for rank in range(ranks))
+
+
+def nodes_behind(transfer: str, engine_id: str, ranks: Ranks) -> tuple[str, ...]:
+    """Those of the engine that has named a transfer by its first node: of a deployment's file, whose names have nothing
+    of vLLM's id of the engine, or of an open cluster."""
+    minted = _MINTED.fullmatch(transfer)
+    if minted is not None and not minted[1].startswith(f"{STAGE}."):
+        first = _named("", ranks)[0]
+        replica = minted[1].removesuffix(first)
+        if replica + first == minted[1]:
+            return _named(replica, ranks)
+    return nodes_of(engine_id, ranks.count)
 
 
 def place_of(

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from troupe.vllm.metadata import Drop, Receive, Seal, Send, TroupeMetadata
+from troupe.vllm.metadata import Drop, RankIdentity, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import (
     BadParamsError,
     HandOff,
@@ -20,6 +20,7 @@ from troupe.vllm.params import (
     wants_decode_elsewhere,
     wants_prefill_elsewhere,
 )
+from troupe.vllm.place import ALONE, Ranks
 from troupe.vllm.pushes import Pushes
 
 __all__ = ["Scheduler"]
@@ -43,12 +44,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, *, nodes: tuple[str, ...], engine_id: str, windows: bool = False, push_block_size: int = 0
+        self,
+        *,
+        nodes: tuple[str, ...],
+        engine_id: str,
+        ranks: Ranks = ALONE,
+        windows: bool = False,
+        push_block_size: int = 0,
     ) -> None:
         """`nodes`: of the engine's ranks. `windows`: some layers keep only the last tokens of a request.
         `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does."""
         self._nodes = nodes
         self._engine_id = engine_id
+        self._ranks = ranks
+        self._lives: tuple[int, ...] = ()  # of the nodes, once the workers have said them
+        self._address = ("", 0)  # of the first node, likewise
         self._windows = windows
         self._sending: set[str] = set()
         self._loading: set[str] = set()
@@ -56,6 +66,13 @@ class Scheduler:
         self._told: dict[tuple[str, str], None] = {}  # ends of requests of ours, the last ones
         self._pushes = Pushes(push_block_size)
         self._next = TroupeMetadata()
+
+    def know(self, ranks: Sequence[object]) -> None:
+        """Who the workers are, in the order of their ranks. Under MultiConnector they may be another connector's."""
+        own = [rank for rank in ranks if isinstance(rank, RankIdentity)]
+        if tuple(rank.node for rank in own) == self._nodes:
+            self._lives = tuple(rank.incarnation for rank in own)
+            self._address = (own[0].host, own[0].port)
 
     def bind_pool(self, pool: Any) -> None:
         """vLLM's own, of blocks."""
@@ -206,9 +223,11 @@ class Scheduler:
         if pushed is None and named is not None and self._pushes.named(named):
             return False, None  # another request's
         transfer = pushed or named or new_transfer(self._nodes[0])
-        hand_off = HandOff(transfer, self._nodes, tokens, digest)
+        hand_off = HandOff(transfer, self._nodes, tokens, digest, lives=self._lives)
         tables = _lists(blocks)
-        params = hand_off.to_params(engine_id=self._engine_id)
+        params = hand_off.to_params(
+            engine_id=self._engine_id, ranks=self._ranks, blocks=tables, address=self._address
+        )
         # Only now, since what is queued is promised: whatever raises above leaves nothing behind.
         if pushed is not None:
             self._pushes.end(name)

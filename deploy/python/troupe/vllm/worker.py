@@ -18,7 +18,7 @@ from troupe.events import Call, Done, Event, Failed, Operation, Unpinned
 from troupe.hand_off import RELEASE
 from troupe.vllm.holds import Holds
 from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
-from troupe.vllm.metadata import Chunk, Drop, Push, Receive, Seal, Send, TroupeMetadata
+from troupe.vllm.metadata import Chunk, Drop, Push, RankIdentity, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import HandOff, is_name
 from troupe.vllm.place import Place
 from troupe.vllm.stats import TransferStats
@@ -106,6 +106,13 @@ class Worker:
             self._view.layout.blocks,
             self._view.layout.block_tokens,
         )
+
+    def identity(self) -> RankIdentity | None:
+        """None: the cache was never registered."""
+        if self._engine is None:
+            return None
+        own = self._engine.identity()
+        return RankIdentity(self._engine.name, own.incarnation, str(self._engine.report()["host"]), own.port)
 
     def carry_out(self, step: TroupeMetadata) -> None:
         _each(self._abort, step.aborts)
@@ -371,6 +378,7 @@ class Worker:
                 park=(self._place.load_seconds or EARLY_PARK) if source.is_early else PARK,
                 deadline=self._place.load_seconds or (KEPT if source.is_early else None),
                 expect=receive.digest.encode(),
+                lives=source.lives,
                 **self._view.blocks_of(receive.blocks, receive.tokens),
             )
         except Exception as error:  # pylint: disable=broad-exception-caught
@@ -387,7 +395,7 @@ class Worker:
             return
         self._holds.end(self._started(), source.transfer)
         try:
-            self._started().release(source.transfer, source.nodes)
+            self._started().release(source.transfer, source.nodes, lives=source.lives)
         except TroupeError as error:
             logger.warning("%s cannot be released, its lease will end: %s", source.transfer, error)
 
