@@ -111,7 +111,8 @@ class UnderScheduler(unittest.TestCase):
         self.assertEqual(self.scheduler.requests, {})
         self.assertEqual(self.free(), self.free_at_first)
         own = self.scheduler.connector._scheduler
-        self.assertEqual((own._sending, own._loading, own._used), (set(), set(), set()))
+        self.assertEqual((own._sending, own._loading, own._used, own._shared), (set(), set(), set(), {}))
+        self.assertTrue(own._sources.is_empty())
         pushes = own._pushes
         self.assertEqual((pushes._pushes, pushes._of, pushes._ended, pushes._lost), ({}, {}, {}, set()))
 
@@ -335,6 +336,138 @@ class NixlUnderScheduler(UnderScheduler):
             self.assertRegex(self.decode(**params).refused, sentence)
 
 
+class SeveralOfOneSource(UnderScheduler):
+    """Requests of one client whose caches come from one transfer, on engines with a prefix cache."""
+
+    pushes = True
+    TOKENS = 100
+
+    def source(self, tokens=TOKENS, name="elsewhere-0-several"):
+        return HandOff(name, ("elsewhere-0",), tokens, prompt_digest(range(tokens))).to_params(engine_id="e")
+
+    def children(self, count=3):
+        params = self.source()
+        return [self.add(self.TOKENS, params, out=1, name=f"{number}_parent") for number in range(count)]
+
+    def test_one_loads_and_the_others_find_what_it_has_loaded(self):
+        self.children()
+        step, _ = self.step()
+        self.assertEqual([receive.request_id for receive in step.receives], ["0_parent"])
+        for _ in range(3):
+            step, said = self.step()
+            self.assertEqual((step.receives, step.releases, said), ([], [], []))
+        self.step(finished_recving={"0_parent"})
+        output = self.scheduler.schedule()
+        # 96 of 100 tokens are in whole blocks.
+        self.assertEqual(output.num_scheduled_tokens, {"0_parent": 1, "1_parent": 4, "2_parent": 4})
+        self.assertEqual(output.kv_connector_metadata.releases, [])
+        for name in list(output.num_scheduled_tokens):
+            self.scheduler.finish_requests(name, ABORTED)
+        self.check_empty()
+
+    def test_the_others_go_on_where_the_load_fails(self):
+        self.scheduler = make_scheduler("recompute", pushes=True)
+        self.children(2)
+        self.step()
+        self.step(finished_recving={"0_parent"}, failed_recving={"0_parent"})
+        ended = set()
+        for _ in range(6):
+            step, said = self.step()
+            self.assertEqual((step.receives, step.releases), ([], []))
+            ended |= {answer.request_id for answer in said if answer.finish_reason is not None}
+        self.assertEqual(ended, {"0_parent", "1_parent"})
+        self.check_empty()
+
+    def test_one_that_leaves_does_not_take_the_source_from_the_others(self):
+        first, second, third = self.children()
+        self.scheduler.finish_requests(second.request_id, ABORTED)
+        step, _ = self.step()
+        self.assertEqual(([receive.request_id for receive in step.receives], step.releases), (["0_parent"], []))
+        self.scheduler.finish_requests(third.request_id, ABORTED)
+        self.assertEqual(self.step()[0].releases, [])
+        self.scheduler.finish_requests(first.request_id, ABORTED)
+        self.assertEqual(self.step()[0].aborts, ["0_parent"])
+        self.step(finished_recving={"0_parent"}, failed_recving={"0_parent"})
+        self.check_empty()
+
+    def test_the_last_one_that_leaves_the_queue_gives_it_back(self):
+        requests = self.children()
+        for request in requests:
+            self.scheduler.finish_requests(request.request_id, ABORTED)
+        self.assertEqual(len(self.step()[0].releases), 1)
+        self.check_empty()
+
+    def test_what_is_here_already_is_given_back_once(self):
+        self.add(self.TOKENS, {}, out=1)
+        self.step()
+        self.step()
+        params = self.source(97)
+        for number in range(2):
+            self.add(97, params, out=1, name=f"{number}_parent")  # 96 tokens of it are cached
+        step, said = self.step()
+        self.assertEqual((step.receives, len(step.releases), len(said)), ([], 1, 2))
+        self.check_empty()
+
+    def test_of_a_list_of_prompts_the_others_are_computed_here(self):
+        """A router hands on what the first one was answered."""
+        params = self.source()
+        self.add(self.TOKENS, params, out=1, name="first")
+        self.add(33, params, out=1, name="second")
+        step, said = self.step()
+        self.assertEqual([receive.request_id for receive in step.receives], ["first"])
+        self.assertEqual([(answer.request_id, str(answer.finish_reason)) for answer in said], [("second", "length")])
+        self.step(finished_recving={"first"})
+        self.step()
+        self.check_empty()
+
+    def test_a_prefill_engine_hands_off_one_cache_for_several_texts(self):
+        self.scheduler = make_scheduler()
+        for number in range(3):
+            self.add(self.TOKENS, TO_DECODE_ELSEWHERE, out=1, name=f"{number}_parent")
+        self.add(self.TOKENS, TO_DECODE_ELSEWHERE, out=1, name="another")
+        said, sends, _ = self.run_until_said(4)
+        transfers = {name: HandOff.from_params(answer.kv_transfer_params).transfer for name, answer in said.items()}
+        one = {transfers[f"{number}_parent"] for number in range(3)}
+        self.assertEqual((len(one), transfers["another"] in one), (1, False))
+        self.assertEqual({send.transfer for send in sends}, {*one, transfers["another"]})
+        self.assertEqual(self.free(), self.free_at_first - 8)
+        self.step(finished_sending={send.request_id for send in sends})
+        self.check_empty()
+
+    def test_another_hand_off_follows_one_that_has_ended(self):
+        self.scheduler = make_scheduler()
+        transfers = []
+        for number in range(2):
+            self.add(self.TOKENS, TO_DECODE_ELSEWHERE, out=1, name=f"{number}_parent")
+            (answer,) = self.step()[1]
+            (send,) = self.step()[0].sends
+            transfers.append(send.transfer)
+            self.assertEqual(HandOff.from_params(answer.kv_transfer_params).transfer, send.transfer)
+            self.step(finished_sending={send.request_id})
+        self.assertEqual(len(set(transfers)), 2)
+        self.check_empty()
+
+    def test_children_of_a_pushed_prompt_are_answered_as_the_one_that_is_pushed(self):
+        for number in range(2):
+            self.add(60, EARLY, out=1, name=f"{number}_parent")
+        said, _, seals = self.run_until_said(2)
+        self.assertEqual({HandOff.from_params(answer.kv_transfer_params).transfer for answer in said.values()}, {TRANSFER})
+        self.assertEqual([seal.request_id for seal in seals], ["0_parent"])
+        self.step(finished_sending={"0_parent"})
+        self.check_empty()
+
+    def run_until_said(self, count):
+        """(What each request was answered, the sends and the seals that a worker was told of.)"""
+        said, sends, seals = {}, [], []
+        for _ in range(10):
+            step, answers = self.step()
+            said.update((answer.request_id, answer) for answer in answers)
+            sends, seals = sends + step.sends, seals + step.seals
+            if len(said) == count and (sends or seals):
+                return said, sends, seals
+        return self.fail(f"only {sorted(said)} were answered")
+
+
 class HooksThatRaise(UnderScheduler):
     """Whatever raises inside a hook: every request ends, and every block is free again."""
 
@@ -345,7 +478,8 @@ class HooksThatRaise(UnderScheduler):
         "scheduler.Scheduler.frees_soon", "scheduler.Scheduler.waits_for_pushes", "scheduler.Scheduler._offer_early",
         "scheduler.Scheduler._hand_off", "scheduler.Scheduler._source_of", "scheduler._digest_of", "scheduler._hand_off_of",
         "scheduler.new_transfer", "pushes.Pushes.begin", "pushes.Pushes.step", "pushes.Pushes.end", "pushes.Pushes.lost",
-        "pushes.Pushes._take", "pushes.Pushes._go_on", "params.HandOff.to_params")
+        "pushes.Pushes._take", "pushes.Pushes._go_on", "sources.Sources.waits", "sources.Sources.take",
+        "sources.Sources.leaves", "params.HandOff.to_params")
 
     def test_every_request_ends(self):
         decodes = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from troupe.vllm.params import (
 )
 from troupe.vllm.place import ALONE, Ranks
 from troupe.vllm.pushes import Pushes
+from troupe.vllm.sources import Sources
 
 __all__ = ["Scheduler"]
 
@@ -30,6 +32,7 @@ logger = init_logger(f"vllm.{__name__}")
 TOLD = 4096  # ends that are remembered
 
 _COMPLETE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+_CHILD = re.compile(r"[0-9]+_(.+)", re.DOTALL)  # of a request for several texts, as vLLM names it after its parent
 
 
 class Scheduler:
@@ -65,6 +68,9 @@ class Scheduler:
         self._used: set[str] = set()
         self._told: dict[tuple[str, str], None] = {}  # ends of requests of ours, the last ones
         self._pushes = Pushes(push_block_size)
+        self._sources = Sources()
+        # By parent, prompt and transfer: the child whose blocks are kept for all of them, and what each is answered.
+        self._shared: dict[tuple[str, str, str | None], tuple[str, dict[str, Any]]] = {}
         self._next = TroupeMetadata()
 
     def know(self, ranks: Sequence[object]) -> None:
@@ -93,10 +99,13 @@ class Scheduler:
         if not self._is_new_decode(request):
             return
         with contextlib.suppress(BadParamsError):  # told when it would load
-            self._next.holds.append(_hand_off_of(request))
+            source = _hand_off_of(request)
+            self._sources.waits(source.transfer, request.request_id)
+            self._next.holds.append(source)
 
-    def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
-        """Tokens to load beyond those that are here, and whether that happens between steps. Changes nothing.
+    def matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """Tokens to load beyond those that are here, and whether that happens between steps. Changes nothing. None:
+        another request loads them, whose end is waited for.
 
         The last token is computed again in any case, so a load of one token alone saves nothing.
         """
@@ -104,6 +113,11 @@ class Scheduler:
         least = 0 if self._windows else 1
         if not self._is_new_decode(request) or request.num_preemptions > 0 or missing <= least:
             return 0, False
+        with contextlib.suppress(BadParamsError):
+            source = _hand_off_of(request)
+            if self._sources.is_taken(source.transfer):
+                same = source.tokens in (None, request.num_prompt_tokens)  # else it is another one of a list
+                return (None if same and self._sources.is_loading(source.transfer) else 0), False
         return missing, True
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[int]], external: int) -> None:
@@ -113,7 +127,7 @@ class Scheduler:
             return
         self._used.add(request.request_id)
         if external == 0:
-            self._release(request)
+            self._take_nothing(request)
             return
         digest = _digest_of(request)
         source, refused = self._source_of(request, digest)
@@ -122,6 +136,10 @@ class Scheduler:
         self._next.receives.append(
             Receive(request.request_id, source, _lists(blocks), tokens, tokens - external, digest or "", refused)
         )
+        if source is not None:
+            self._sources.take(source.transfer, request.request_id, loads=True)
+        else:
+            self._leave(request)
 
     def not_allocated(self, request: Any, external: int, why: Exception) -> None:
         """vLLM waits for a load all the same, and hears that it has failed."""
@@ -158,6 +176,7 @@ class Scheduler:
     def settle(self, output: Any) -> None:
         """Drops ends that are told twice, which vLLM would not survive. Others are of connectors beside this one."""
         output.finished_sending = self._pushes.settle(set(output.finished_sending or ()))
+        self._sources.ended(set(output.finished_recving or ()))
         for name, own in (("finished_sending", self._sending), ("finished_recving", self._loading)):
             told = set(getattr(output, name) or ())
             again = {one for one in told - own if (name, one) in self._told}
@@ -168,6 +187,7 @@ class Scheduler:
                 del self._told[next(iter(self._told))]
             own.difference_update(told)
             setattr(output, name, told - again)
+        self._shared = {family: one for family, one in self._shared.items() if one[0] in self._sending}
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended: whether its blocks stay taken until they are sent, and what the client is told."""
@@ -177,7 +197,7 @@ class Scheduler:
             self._next.aborts.append(request.request_id)
             return False, None
         if new_decode:  # it never came to its load
-            self._release(request)
+            self._leave(request, releases=True)
             return False, None
         if not wants_decode_elsewhere(request.kv_transfer_params) or self._pushes.lost(request.request_id):
             return False, None
@@ -220,8 +240,14 @@ class Scheduler:
             logger.warning("%s has no token ids to compare prompts by: it is not handed off", name)
         if not complete or digest is None:
             return self._hand_nothing_off(name, pushed, named)
-        if pushed is None and named is not None and self._pushes.named(named):
-            return False, None  # another request's
+        child = _CHILD.fullmatch(name)
+        family = (child[1], digest, named) if child is not None else None
+        if pushed is None:
+            shared = self._shared.get(family) if family is not None else None
+            if shared is not None:
+                return False, dict(shared[1])
+            if named is not None and self._pushes.named(named):
+                return False, None  # another request's
         transfer = pushed or named or new_transfer(self._nodes[0])
         hand_off = HandOff(transfer, self._nodes, tokens, digest, lives=self._lives)
         tables = _lists(blocks)
@@ -235,6 +261,8 @@ class Scheduler:
         else:
             self._next.sends.append(Send(name, transfer, tables, tokens, digest))
         self._sending.add(name)
+        if family is not None:
+            self._shared[family] = (name, dict(params))
         return True, params
 
     def _hand_nothing_off(self, name: str, pushed: str | None, named: str | None) -> tuple[bool, None]:
@@ -264,12 +292,29 @@ class Scheduler:
             return None, f"the prompt of {source.tokens} tokens that was prefilled is not the one to decode"
         return source, ""
 
-    def _release(self, request: Any) -> None:
-        """Nobody will load what waits for the request: its prefill engine need not wait for the lease."""
+    def _take_nothing(self, request: Any) -> None:
+        """All of the prompt is here, or another request has loaded it."""
         try:
-            self._next.releases.append(_hand_off_of(request))
+            source = _hand_off_of(request)
         except BadParamsError as why:
             logger.warning("%s: %s", request.request_id, why)
+            return
+        taken = self._sources.is_taken(source.transfer)
+        self._sources.take(source.transfer, request.request_id, loads=False)
+        if not taken:
+            self._next.releases.append(source)
+
+    def _leave(self, request: Any, *, releases: bool = False) -> None:
+        """The request will not load its source. `releases`: if nobody here will, its prefill engine need not wait for
+        the lease."""
+        try:
+            source = _hand_off_of(request)
+        except BadParamsError as why:
+            if releases:  # else its load is refused with these words
+                logger.warning("%s: %s", request.request_id, why)
+            return
+        if self._sources.leaves(source.transfer, request.request_id) and releases:
+            self._next.releases.append(source)
 
 
 def _hand_off_of(request: Any) -> HandOff:
