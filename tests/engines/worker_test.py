@@ -47,11 +47,11 @@ PATIENCE = 60  # seconds
 DIGEST = prompt_digest(range(70))
 
 
-def allocate(layers=None, heads=HEADS):
+def allocate(layers=None, heads=HEADS, block=BLOCK, dtype=torch.bfloat16):
     """A cache as vLLM's CPU backend has it, by vLLM's own code, in which no two elements are equal bytes by chance."""
     layers = LAYERS if layers is None else layers
-    page = heads * BLOCK * 2 * DIM * 2
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=heads, head_size=DIM, dtype=torch.bfloat16)
+    page = heads * block * 2 * DIM * 2
+    spec = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=DIM, dtype=dtype)
     size = page * BLOCKS * len(layers)
     config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[KVCacheTensor(size, layers, page * BLOCKS, page)],
                            kv_cache_groups=[KVCacheGroupSpec(layers, spec)])
@@ -355,6 +355,105 @@ class HeldPrompts(unittest.TestCase):
         self.decode.step(releases=[sources[1]])
         self.look_until(lambda: self.decode.loaded and {held, early} <= set(self.prefill.sent))
         self.assertEqual((self.decode.loaded, self.decode.failed), (["r1"], []))
+
+
+class Joined(Side):
+    """A worker that joins an open cluster, with a cache of its own kind."""
+
+    def __init__(self, name, supervisor, *, packing="vec", model=b"m" * 32, ranks=1, block=BLOCK, extra=None, **cache):
+        self.caches = allocate(block=block, **cache)
+        self.worker = Worker(place_of({"supervisor": supervisor, **(extra or {})}, name, ranks=Ranks(size=ranks)))
+        self.worker.register(self.caches, groups=[Group(LAYERS, block)], packing=packing,
+                             share=Share(model=model, tp_size=ranks, kv_heads=ranks * HEADS))
+        self.node = self.worker._place.nodes[0]
+        self.sent, self.loaded, self.failed = [], [], []
+
+
+class UnfitEngines(unittest.TestCase):
+    """One that differs in one thing, beside two that fit."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.address = f"127.0.0.1:{servers.free_ports(1)[0]}"
+        deployment = folder / "deployment.yaml"
+        deployment.write_text(deployment_of(cls.address))
+        cls.enterClassContext(servers.Process(
+            "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
+        cls.prefill, cls.decode = Joined("p", cls.address), Joined("d", cls.address)
+        for side in (cls.prefill, cls.decode):
+            cls.addClassCleanup(side.worker.stop)
+
+    def join(self, name, address=None, **kind):
+        side = Joined(name, address or self.address, **kind)
+        self.addCleanup(side.worker.stop)
+        return side
+
+    def until(self, done, sides, what):
+        limit = time.monotonic() + PATIENCE
+        while not done():
+            for side in sides:
+                side.look()
+            self.assertLess(time.monotonic(), limit, what)
+
+    def offer(self, side, blocks=(5,), tokens=20):
+        transfer = new_transfer(side.node)
+        side.step(sends=[Send(transfer, transfer, [list(blocks)], tokens, DIGEST)])
+        return HandOff(transfer, (side.node,), tokens, DIGEST, lives=(side.worker.identity().incarnation,))
+
+    def why(self, source, decode, *others):
+        """Why a load fails, while another one beside it does not."""
+        sides = [self.prefill, self.decode, *others]
+        good = self.offer(self.prefill, [7, 8], 60)
+        decode.loaded, decode.failed = [], []
+        with self.assertLogs("vllm.troupe.vllm.worker", "WARNING") as logs:
+            decode.step(receives=[receive("bad", source, [6], 0, DIGEST)])
+            self.decode.step(receives=[receive("good", good, [9, 10], 0, DIGEST)])
+            self.until(lambda: "bad" in decode.loaded and "good" in self.decode.loaded, sides, "a load did not end")
+        self.assertEqual((decode.failed, "good" in self.decode.failed), (["bad"], False))
+        for layer in LAYERS:
+            self.assertTrue(torch.equal(self.decode.caches[layer][[9, 10]].view(torch.int16),
+                                        self.prefill.caches[layer][[7, 8]].view(torch.int16)))
+        return "\n".join(logs.output)
+
+    def test_an_engine_that_differs_in_one_thing_says_in_which(self):
+        for name, sentence, kind in (
+                ("model", "model", {"model": b"n" * 32}), ("type", "dtype", {"dtype": torch.float16}),
+                ("size", "block", {"block": 2 * BLOCK}), ("packing", "packing", {"packing": "amx"}),
+                ("heads", "heads", {"heads": 2 * HEADS}),
+                ("mode", "write.*read|read.*write|mode", {"extra": {"read_mode": False}})):
+            with self.subTest(name):
+                odd = self.join(name, **kind)
+                self.assertRegex(self.why(self.offer(odd), self.decode, odd), sentence)
+                self.assertRegex(self.why(self.offer(self.prefill), odd, odd), sentence)
+
+    def test_an_engine_of_other_ranks_than_were_named_is_refused(self):
+        odd = self.join("half", ranks=2)
+        self.assertRegex(self.why(self.offer(odd), self.decode, odd), "rank")
+
+    def test_an_engine_without_a_supervisor_says_so(self):
+        alone = self.join("alone", f"127.0.0.1:{servers.free_ports(1)[0]}")
+        self.assertRegex(self.why(self.offer(self.prefill), alone, alone), "supervisor|engines.p.0")
+        self.assertRegex(self.why(self.offer(alone), self.decode, alone), "engines.alone.0")
+
+    def test_a_transfer_of_a_former_life_fails_at_once(self):
+        """The engine that has come back under the name knows nothing of it, and might yet be told of it."""
+        former = self.join("returns")
+        source = self.offer(former)
+        former.worker.stop()
+        back = self.join("returns")
+        with unittest.mock.patch("troupe.vllm.worker.PARK", 10 * PATIENCE):
+            self.assertRegex(self.why(source, self.decode, back), "stale_incarnation")
+        again = self.offer(back)
+        self.decode.loaded, self.decode.failed = [], []
+        self.decode.step(receives=[receive("again", again, [6], 0, DIGEST)])
+        self.until(lambda: "again" in self.decode.loaded, [self.decode, back], "the load did not end")
+        self.assertEqual(self.decode.failed, [])
+
+    def test_a_cache_on_a_gpu_needs_a_library_for_gpus(self):
+        with unittest.mock.patch.object(torch.UntypedStorage, "is_cuda", True), \
+                self.assertRaisesRegex(TroupeError, "memory of a GPU.*not built.*TROUPE_GPU=cuda"):
+            self.join("gpu")
 
 
 class Divided:
