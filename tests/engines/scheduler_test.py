@@ -510,7 +510,7 @@ class HooksThatRaise(UnderScheduler):
             elif number == 2:
                 self.add(33, {}, out=1, name="plain")
                 early = {**EARLY, "troupe": {"v": 1, "request": f"{TRANSFER}-too"}}
-                self.add(150, early, out=1, name="push that is aborted")
+                self.add(1000, early, out=1, name="push that is aborted")  # some of it is cached by now
             elif number == 4:
                 self.scheduler.finish_requests("push that is aborted", ABORTED)
             step, said = self.step(**ends)

@@ -258,7 +258,7 @@ class Workers(TwoSides):
                 broken.reset_mock()
                 source = self.send([5, 6], 60)
                 self.decode.step(receives=[receive("good", source, [7, 8], 0, DIGEST)])
-                self.until(lambda: "good" in self.decode.loaded and source.transfer in self.prefill.sent,
+                self.until(lambda name=source.transfer: "good" in self.decode.loaded and name in self.prefill.sent,
                            "the load beside it did not end")
                 self.assertNotIn("good", self.decode.failed)
                 if order == "_receive":
@@ -364,7 +364,7 @@ class Joined(Side):
         self.caches = allocate(block=block, **cache)
         self.worker = Worker(place_of({"supervisor": supervisor, **(extra or {})}, name, ranks=Ranks(size=ranks)))
         self.worker.register(self.caches, groups=[Group(LAYERS, block)], packing=packing,
-                             share=Share(model=model, tp_size=ranks, kv_heads=ranks * HEADS))
+                             share=Share(model=model, tp_size=ranks, kv_heads=ranks * cache.get("heads", HEADS)))
         self.node = self.worker._place.nodes[0]
         self.sent, self.loaded, self.failed = [], [], []
 
@@ -428,7 +428,7 @@ class UnfitEngines(unittest.TestCase):
                 self.assertRegex(self.why(self.offer(self.prefill), odd, odd), sentence)
 
     def test_an_engine_of_other_ranks_than_were_named_is_refused(self):
-        odd = self.join("half", ranks=2)
+        odd = self.join("half", ranks=2, heads=HEADS // 2)
         self.assertRegex(self.why(self.offer(odd), self.decode, odd), "rank")
 
     def test_an_engine_without_a_supervisor_says_so(self):

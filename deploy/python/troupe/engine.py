@@ -210,8 +210,9 @@ class Engine:
         self._take = lib.engine_take
         self._layers_ready = lib.engine_layers_ready
         if any(region.on_gpu for region in memory) and self.report()["pool"]["memory"]:  # of the host, it says
+            refusal = _unreachable("the cache", self._why_no_gpu())
             self.stop()
-            raise _unreachable("the cache", self._why_no_gpu())
+            raise refusal
 
     # -- life
 
