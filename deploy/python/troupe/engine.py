@@ -551,8 +551,10 @@ class Engine:
     ) -> None:
         """Decode side: what `stream` (a cudaStream_t or hipStream_t of GPU `gpu`; torch: `stream.cuda_stream`; 0: the
         default stream) is given from here on waits, on the GPU, until these layers are there, or the receive has ended.
+        Of a receive that is done nothing waits.
 
-        `TroupeError` NOT_FOUND, OUT_OF_RANGE, NO_DEVICE, INVALID_CONFIG, BACKEND_UNAVAILABLE, OVERLOADED.
+        `TroupeError`: that of a receive that failed; NOT_FOUND (no receive, or one that ended long ago), OUT_OF_RANGE,
+        NO_DEVICE, INVALID_CONFIG, BACKEND_UNAVAILABLE, OVERLOADED.
         """
         raw = _abi.ComputeStream(
             size=ctypes.sizeof(_abi.ComputeStream), gpu=_abi.number("gpu", gpu), stream=stream or None

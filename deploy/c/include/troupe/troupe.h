@@ -678,9 +678,10 @@ TROUPE_API troupe_status troupe_engine_release(troupe_engine* engine, const trou
 TROUPE_API troupe_status troupe_engine_hold(troupe_engine* engine, const troupe_sources* of,
                                             troupe_operation* operation);
 /* Decode side, on a GPU: what `stream` is given from here on waits, on the GPU, until these layers
- * are there. The stream goes on with the receive's outcome at the latest. TROUPE_NOT_FOUND,
- * TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG, TROUPE_BACKEND_UNAVAILABLE,
- * TROUPE_OVERLOADED. */
+ * are there. The stream goes on with the receive's outcome at the latest. Of a receive that is done
+ * nothing waits; one that failed is answered with its own error. TROUPE_NOT_FOUND (no receive, or one
+ * that ended long ago), TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG,
+ * TROUPE_BACKEND_UNAVAILABLE, TROUPE_OVERLOADED. */
 TROUPE_API troupe_status troupe_engine_await_layers(troupe_engine* engine, troupe_operation receive,
                                                     uint32_t layer_begin, uint32_t layer_end,
                                                     uint32_t token_end,
