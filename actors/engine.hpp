@@ -243,7 +243,7 @@ struct engine_options {
   /// `allocate`. There is no pool: the engine names the blocks in `send` and `receive`.
   std::optional<kvcache::cache_layout> layout;
   /// Memory of the engine for the layout's regions, in the layout's order, each at least as large as
-  /// `kvcache::region_sizes` says. The engine keeps it alive until `stop`.
+  /// `kvcache::region_sizes` says; of the host, of GPUs, or some of both (not over `xgmi`). Kept alive until `stop`.
   std::vector<std::span<std::byte>> regions;
   /// Troupe allocates the layout's regions: memory of the host, zeroed, that `shm` peers map without
   /// the right to trace this process. `engine::region` gives them. All of it is reserved at once:
