@@ -476,6 +476,14 @@ typedef struct troupe_placement_request {
   const char* to;
   /* Requests that name the same one go to the same replicas; NULL: as the policy says. */
   const char* affinity;
+  /* Not none: the same request once more, since these nodes of where it was placed were lost to it.
+   * Replicas of theirs are avoided while others are up; it stays with one that lost nobody. Counts
+   * against the deployment's limits.retry_budget: beyond it the answer is TROUPE_PEER_LOST. */
+  const char* const* failed;
+  uint32_t failed_count;
+  /* 1, with `failed`: the prefill replica holds the sealed cache, and is gone back to while it is up
+   * in the same life (`same_source` of the placement). */
+  uint32_t keep_source;
 } troupe_placement_request;
 
 typedef struct troupe_placement_info {
