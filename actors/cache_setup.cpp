@@ -1,7 +1,9 @@
 #include "troupe/actors/cache_setup.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,9 +50,6 @@ result<void> adopt_memory(node_context& context, const engine_options& options) 
     if (!region) return fail(region.error());
     context.regions.push_back(*region);
   }
-  const bool on_host =
-      context.regions.empty() || !context.endpoint->gpu_of(context.regions.front());
-  if (on_host) context.cache_memory = "the engine's";
   context.layout = std::make_shared<const kvcache::cache_layout>(*options.layout);
   return {};
 }
@@ -145,11 +144,35 @@ result<void> check_options(const node_context& context, const config::stage_conf
   return {};
 }
 
-}  // namespace
+/// Finds out whose memory the cache is in. Regions that the layout leaves out do not count.
+void note_memory(node_context& context) {
+  if (!context.layout) return;
+  const auto sizes = kvcache::region_sizes(*context.layout);
+  std::optional<std::size_t> on_gpu;
+  std::optional<std::size_t> on_host;
+  std::optional<std::uint32_t> gpu;
+  for (std::size_t i = 0; i < std::min(sizes.size(), context.regions.size()); ++i) {
+    if (sizes[i] == 0) continue;
+    const auto found = context.endpoint->gpu_of(context.regions[i]);
+    if (found && !on_gpu) {
+      on_gpu = i;
+      gpu = found;
+    } else if (!found && !on_host) {
+      on_host = i;
+    }
+  }
+  if (on_gpu && on_host) {
+    context.cache_in_both = "region " + std::to_string(*on_gpu) +
+                            " in memory of gpu:" + std::to_string(*gpu) + " and region " +
+                            std::to_string(*on_host) + " in that of the host";
+  } else {
+    context.cache_gpu = gpu;
+  }
+  if (on_host && context.cache_memory.empty()) context.cache_memory = "the engine's";
+}
 
-result<void> make_cache(node_context& context, const config::deployment& deployment,
-                        const config::stage_config& stage, const engine_options& options) {
-  if (auto fine = check_options(context, stage, options); !fine) return fine;
+result<void> make_any_cache(node_context& context, const config::deployment& deployment,
+                            const config::stage_config& stage, const engine_options& options) {
   if (options.layout) {
     return options.allocate ? allocate_for_layout(context, options)
                             : adopt_memory(context, options);
@@ -157,6 +180,16 @@ result<void> make_cache(node_context& context, const config::deployment& deploym
   const bool is_store = stage.role == config::role::store;
   if (is_store || !stage.pool || !deployment.model) return {};
   return make_pool(context, deployment, stage);
+}
+
+}  // namespace
+
+result<void> make_cache(node_context& context, const config::deployment& deployment,
+                        const config::stage_config& stage, const engine_options& options) {
+  if (auto fine = check_options(context, stage, options); !fine) return fine;
+  if (auto made = make_any_cache(context, deployment, stage, options); !made) return made;
+  note_memory(context);
+  return {};
 }
 
 }  // namespace troupe::actors

@@ -255,8 +255,9 @@ class node_engine final : public engine {
   result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
                             std::uint32_t layer_end, std::uint32_t token_end,
                             transport::compute_stream stream) override {
-    if (auto fine = check_awaited(*context_, receive, layer_begin, layer_end, token_end); !fine)
-      return fine;
+    const auto to_come = check_awaited(*context_, receive, layer_begin, layer_end, token_end);
+    if (!to_come) return fail(to_come.error());
+    if (!*to_come) return {};
     // Here and now: what the caller gives the stream next must stand behind it.
     auto gate = context_->endpoint->hold(stream);
     if (!gate) return fail(std::move(gate).error());
@@ -449,10 +450,10 @@ class node_engine final : public engine {
 
   /// What a call of another thread began while the actors ended: nobody else is left to tell.
   void abort_what_is_left() {
+    const troupe::error why{errc::aborted, "the node was stopped"};
     for (const auto operation : context_->operations.close()) {
-      if (context_->operations.end(operation)) {
-        context_->events.push_last(
-            {operation, event_failed{{errc::aborted, "the node was stopped"}}});
+      if (context_->operations.end(operation, why)) {
+        context_->events.push_last({operation, event_failed{why}});
       }
     }
     context_->events.close({errc::aborted,

@@ -243,7 +243,7 @@ struct engine_options {
   /// `allocate`. There is no pool: the engine names the blocks in `send` and `receive`.
   std::optional<kvcache::cache_layout> layout;
   /// Memory of the engine for the layout's regions, in the layout's order, each at least as large as
-  /// `kvcache::region_sizes` says. The engine keeps it alive until `stop`.
+  /// `kvcache::region_sizes` says; of the host, of GPUs, or some of both (not over `xgmi`). Kept alive until `stop`.
   std::vector<std::span<std::byte>> regions;
   /// Troupe allocates the layout's regions: memory of the host, zeroed, that `shm` peers map without
   /// the right to trace this process. `engine::region` gives them. All of it is reserved at once:
@@ -388,10 +388,10 @@ class engine {
   /// While it waits, calls that wait for the whole GPU wait too: `cudaFree`, `cudaFreeHost`,
   /// `cudaDeviceSynchronize`, the first launch of a kernel (unless CUDA_MODULE_LOADING=EAGER): a
   /// thread that drives this node by `poll` must make none of them. So does a launch behind some
-  /// thousand others that wait: a driver's queue is finite. `not_found` (it has ended),
-  /// `out_of_range`, `no_device`, `invalid_config` (no such GPU, or no stream of it),
-  /// `backend_unavailable` (its driver has no such wait), `overloaded` (so many streams wait that
-  /// copies might find no queue of the GPU: half of CUDA_DEVICE_MAX_CONNECTIONS, 4 as a rule).
+  /// thousand others that wait: a driver's queue is finite. Of a receive that is done nothing waits. Errors: that
+  /// of a receive that failed; `not_found` (no receive, or one that ended 4096 receives ago), `out_of_range`,
+  /// `no_device`, `invalid_config` (no such GPU, or no stream of it), `backend_unavailable` (no such wait in its
+  /// driver), `overloaded` (copies might find no queue: half of CUDA_DEVICE_MAX_CONNECTIONS wait, 4 as a rule).
   virtual result<void> await_layers(operation_id receive, std::uint32_t layer_begin,
                                     std::uint32_t layer_end, std::uint32_t token_end,
                                     transport::compute_stream stream) = 0;

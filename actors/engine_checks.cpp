@@ -378,18 +378,24 @@ std::span<const block_id> blocks_written(const receive_spec& spec, std::uint32_t
   return all.subspan(std::min<std::size_t>(spec.prefix_tokens / block_tokens, all.size()));
 }
 
-result<void> check_awaited(const node_context& context, operation_id receive,
+result<bool> check_awaited(const node_context& context, operation_id receive,
                            std::uint32_t layer_begin, std::uint32_t layer_end,
                            std::uint32_t token_end) {
-  const auto entry = context.operations.find(receive);
-  if (!entry) return fail(entry.error());
-  if (entry->kind != operation_kind::receive) {
+  const auto live = context.operations.find(receive);
+  // Looked at second: a receive that ends meanwhile is in one of the two.
+  const auto ended = live ? std::nullopt : context.operations.ended(receive);
+  if (!live && !ended) return fail(live.error());
+  if (live && live->kind != operation_kind::receive) {
     return fail(errc::not_found, "operation " + std::to_string(receive.value) + " is no receive");
   }
-  if (auto fine = check_layers(context, layer_begin, layer_end); !fine) return fine;
-  if (token_end <= entry->token_capacity) return {};
-  return fail(errc::out_of_range, "token " + std::to_string(token_end) + " of a receive of " +
-                                      std::to_string(entry->token_capacity) + " tokens");
+  if (auto fine = check_layers(context, layer_begin, layer_end); !fine) return fail(fine.error());
+  const auto tokens = live ? live->token_capacity : ended->token_capacity;
+  if (token_end > tokens) {
+    return fail(errc::out_of_range, "token " + std::to_string(token_end) + " of a receive of " +
+                                        std::to_string(tokens) + " tokens");
+  }
+  if (ended && ended->failure) return fail(*ended->failure);
+  return live.has_value();
 }
 
 }  // namespace troupe::actors

@@ -86,8 +86,9 @@ namespace troupe::actors {
 /// All of its blocks but those that hold only the prefix, which other requests may share.
 [[nodiscard]] std::span<const block_id> blocks_written(const receive_spec& spec,
                                                        std::uint32_t block_tokens);
-/// Layers of a receive that a stream waits for.
-[[nodiscard]] result<void> check_awaited(const node_context& context, operation_id receive,
+/// Layers of a receive that a stream waits for. False: it is done, and they are all there. Of one that failed, its
+/// own error.
+[[nodiscard]] result<bool> check_awaited(const node_context& context, operation_id receive,
                                          std::uint32_t layer_begin, std::uint32_t layer_end,
                                          std::uint32_t token_end);
 

@@ -105,7 +105,9 @@ void tell_session(engine_port_state& st, transfer_id transfer, session_event eve
 
 bool tell_outcome(engine_port_state& st, operation_id operation,
                   std::variant<event_done, event_failed> outcome) {
-  if (!st.context->operations.end(operation)) return false;
+  const auto* failed = std::get_if<event_failed>(&outcome);
+  const auto failure = failed != nullptr ? std::optional{failed->why} : std::nullopt;
+  if (!st.context->operations.end(operation, failure)) return false;
   std::visit([&](auto& what) { st.context->events.push({operation, std::move(what)}); }, outcome);
   return true;
 }

@@ -265,9 +265,6 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   context.self = placed_at(std::move(context.self), context.endpoint->identity());
 
   if (auto made = make_cache(context, deployment, *stage, options); !made) return made;
-  if (!context.regions.empty()) {
-    context.cache_gpu = context.endpoint->gpu_of(context.regions.front());
-  }
   if (context.layout) {
     context.encoded_layout = kvcache::encode(*context.layout);
     // Refuses the layout at start, not at the first transfer.

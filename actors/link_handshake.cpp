@@ -21,9 +21,23 @@ bool is_bus_id(std::string_view text) {
   });
 }
 
-troupe::error on_the_host(const node_info& node) {
+/// Why xgmi does not move this node's own cache.
+troupe::error not_on_gpus(const node_context& here) {
+  if (here.cache_in_both.empty()) {
+    return {errc::backend_unavailable, "the cache of " + here.self.name +
+                                           " is in memory of the host, which xgmi does not move"};
+  }
   return {errc::backend_unavailable,
-          "the cache of " + node.name + " is in memory of the host, which xgmi does not move"};
+          "the cache of " + here.self.name + " has " + here.cache_in_both +
+              ", and xgmi moves only what is all on GPUs: register each region in memory of a GPU, "
+              "or use shm, rdma or tcp"};
+}
+
+/// The same of a peer that names no GPUs for its cache.
+troupe::error not_on_gpus(const node_info& peer) {
+  return {errc::backend_unavailable, "the cache of " + peer.name +
+                                         " is in memory of the host, all or a part of it, which "
+                                         "xgmi does not move"};
 }
 
 /// Of a reason that a peer gives, in bytes.
@@ -128,8 +142,8 @@ std::optional<troupe::error> in_the_way(const link_state& st, transport::backend
     if (apart) return troupe::error{errc::backend_unavailable, std::move(*apart)};
   }
   if (kind != transport::backend_kind::xgmi) return std::nullopt;
-  if (!here.cache_gpu) return on_the_host(here.self);
-  if (st.peer_on_gpu && !*st.peer_on_gpu) return on_the_host(st.peer);
+  if (!here.cache_gpu) return not_on_gpus(here);
+  if (st.peer_on_gpu && !*st.peer_on_gpu) return not_on_gpus(st.peer);
   return std::nullopt;
 }
 

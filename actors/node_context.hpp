@@ -169,7 +169,10 @@ struct node_context {
   std::vector<std::uint32_t> table_pools;  ///< of the layout (`kvcache::pools_of_tables`)
   std::vector<region_id> regions;          ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
-  std::optional<std::uint32_t> cache_gpu;  ///< whose memory the cache is in; empty: the host's
+  /// Whose memory the cache is in, all of it; empty: the host's, or that of both.
+  std::optional<std::uint32_t> cache_gpu;
+  /// Of a cache in memory of both, which region is where; empty: it is in one of them.
+  std::string cache_in_both;
   std::string cache_memory;  ///< what it is made of, for people; empty: not of the host
   bool polled{false};        ///< progress is made while the engine polls, by no thread of ours
   std::unique_ptr<cache_pool> pool;  ///< null: the engine allocates its blocks itself

@@ -82,14 +82,40 @@ result<void> operation_table::seal(operation_id id) {
   return {};
 }
 
-bool operation_table::end(operation_id id) {
-  const std::lock_guard lock{mutex_};
+std::optional<operation_table::entry> operation_table::end_locked(operation_id id) {
   const auto found = live_.find(id);
-  if (found == live_.end()) return false;
-  if (const auto key = key_of(found->second); !key.empty()) by_request_.erase(key);
+  if (found == live_.end()) return std::nullopt;
+  auto was = std::move(found->second);
+  if (const auto key = key_of(was); !key.empty()) by_request_.erase(key);
   live_.erase(found);
   ended_.insert(id);
+  return was;
+}
+
+bool operation_table::end(operation_id id) {
+  const std::lock_guard lock{mutex_};
+  return end_locked(id).has_value();
+}
+
+bool operation_table::end(operation_id id, const std::optional<troupe::error>& failure) {
+  const std::lock_guard lock{mutex_};
+  const auto was = end_locked(id);
+  if (!was) return false;
+  if (was->kind != operation_kind::receive) return true;
+  endings_.emplace(id, ended_receive{was->token_capacity, failure});
+  ending_order_.push_back(id);
+  if (ending_order_.size() > receives_kept) {
+    endings_.erase(ending_order_.front());
+    ending_order_.pop_front();
+  }
   return true;
+}
+
+std::optional<operation_table::ended_receive> operation_table::ended(operation_id receive) const {
+  const std::lock_guard lock{mutex_};
+  const auto found = endings_.find(receive);
+  if (found == endings_.end()) return std::nullopt;
+  return found->second;
 }
 
 void operation_table::last_event_taken(const std::vector<operation_id>& operations) {

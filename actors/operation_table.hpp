@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -17,7 +19,7 @@ enum class operation_kind : std::uint8_t { send, receive, value, place, release,
 /// The operations of the engine that have not had their outcome yet: what its calls are checked
 /// against at once, before they become messages. What is bounded are the open ones: those, and the
 /// ended ones whose last event the engine has not taken, so that events which nobody takes cannot
-/// pile up. Thread-safe.
+/// pile up. Of the latest receives it also says how they ended. Thread-safe.
 class operation_table {
  public:
   explicit operation_table(std::uint32_t bound) : bound_{bound} {}
@@ -31,6 +33,10 @@ class operation_table {
     /// send: what the blocks of each group of layers reach to, the least of which is `token_capacity`; empty
     /// where the layout has no groups.
     std::vector<std::uint32_t> by_group{};
+  };
+  struct ended_receive {
+    std::uint32_t token_capacity{0};  ///< as `entry::token_capacity`
+    std::optional<troupe::error> failure;
   };
 
   /// Token positions have 32 bits.
@@ -47,6 +53,11 @@ class operation_table {
   [[nodiscard]] result<void> seal(operation_id id);
   /// True: it was live and is not any more; the caller may tell the outcome. False: told already.
   bool end(operation_id id);
+  /// The same; how a receive ended is remembered. Empty: it succeeded.
+  bool end(operation_id id, const std::optional<troupe::error>& failure);
+  /// How one of the latest receives ended, whether or not its events were taken. Empty: it is live, is no
+  /// receive, or was forgotten.
+  [[nodiscard]] std::optional<ended_receive> ended(operation_id receive) const;
   /// The engine has taken the last event of these: they are open no more.
   void last_event_taken(const std::vector<operation_id>& operations);
   /// Whether it is live, or has ended and its last event was not taken.
@@ -56,7 +67,10 @@ class operation_table {
   [[nodiscard]] std::vector<operation_id> close();
 
  private:
+  static constexpr std::size_t receives_kept = 4096;
+
   [[nodiscard]] static std::string key_of(const entry& what);
+  [[nodiscard]] std::optional<entry> end_locked(operation_id id);
 
   mutable std::mutex mutex_;
   std::uint64_t next_{1};
@@ -65,6 +79,8 @@ class operation_table {
   std::unordered_map<operation_id, entry> live_;
   std::unordered_set<operation_id> ended_;  ///< but not had their last event taken
   std::unordered_map<std::string, operation_id> by_request_;
+  std::unordered_map<operation_id, ended_receive> endings_;
+  std::deque<operation_id> ending_order_;  ///< of those, oldest first
 };
 
 }  // namespace troupe::actors

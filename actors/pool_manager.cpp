@@ -93,7 +93,9 @@ pool_manager_actor::behavior_type pool_manager(
       [self](report_atom) {
         const auto& node = *self->state.context;
         pool_report report;
-        report.device = node.cache_gpu ? "gpu:" + std::to_string(*node.cache_gpu) : "cpu";
+        report.device = node.cache_gpu               ? "gpu:" + std::to_string(*node.cache_gpu)
+                        : node.cache_in_both.empty() ? "cpu"
+                                                     : "gpu and cpu";
         report.memory = node.cache_memory;
         if (node.layout) {
           report.block_bytes = kvcache::bytes_per_block(*node.layout);

@@ -42,6 +42,9 @@ template <>
 inline constexpr std::uint32_t first_size<troupe_identity> = offsetof(troupe_identity,
                                                                       supervisor_incarnation);
 template <>
+inline constexpr std::uint32_t first_size<troupe_placement_request> =
+    offsetof(troupe_placement_request, failed);
+template <>
 inline constexpr std::uint32_t first_size<troupe_placement_info> = offsetof(troupe_placement_info,
                                                                             fingerprint);
 template <>

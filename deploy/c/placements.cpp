@@ -23,6 +23,12 @@ result<actors::placement_request> placement_request_of(const troupe_placement_re
     if (!word) return fail(word.error());
     *to = std::move(*word);
   }
+  auto failed = texts(known->failed, known->failed_count, "request.failed");
+  if (!failed) return fail(failed.error());
+  if (auto flag = in_range(known->keep_source, 0, 1, "request.keep_source"); !flag)
+    return fail(flag.error());
+  out.failed = std::move(*failed);
+  out.keep_source = static_cast<std::uint8_t>(known->keep_source);
   return out;
 }
 

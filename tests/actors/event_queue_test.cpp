@@ -251,5 +251,41 @@ TEST(operations, that_are_live_when_the_table_closes_are_named_and_no_other_begi
   EXPECT_FALSE(table.end(*second));
 }
 
+TEST(operations, that_were_receives_are_known_by_how_they_ended) {
+  operation_table table{4};
+  const auto done = table.begin({operation_kind::receive, "done", 50, false});
+  const auto failed = table.begin({operation_kind::receive, "failed", 60, false});
+  const auto sent = table.begin({operation_kind::send, "sent", 70, false});
+  ASSERT_TRUE(done && failed && sent);
+  EXPECT_FALSE(table.ended(*done)) << "it is live";
+  ASSERT_TRUE(table.end(*done, std::nullopt));
+  ASSERT_TRUE(table.end(*failed, troupe::error{errc::peer_lost, "gone"}));
+  ASSERT_TRUE(table.end(*sent, std::nullopt));
+  EXPECT_FALSE(table.end(*failed, std::nullopt)) << "it has its outcome";
+  table.last_event_taken({*done, *failed, *sent});
+  ASSERT_TRUE(table.ended(*done));
+  EXPECT_FALSE(table.ended(*done)->failure);
+  EXPECT_EQ(table.ended(*done)->token_capacity, 50u);
+  ASSERT_TRUE(table.ended(*failed) && table.ended(*failed)->failure);
+  EXPECT_EQ(table.ended(*failed)->failure->message, "gone");
+  EXPECT_FALSE(table.ended(*sent));
+}
+
+TEST(operations, that_were_receives_are_forgotten_when_many_have_ended_since) {
+  operation_table table{4};
+  std::vector<operation_id> all;
+  constexpr int one_more_than_are_kept = 4097;
+  for (int i = 0; i < one_more_than_are_kept; ++i) {
+    const auto id = table.begin({operation_kind::receive, "r", 50, false});
+    ASSERT_TRUE(id);
+    ASSERT_TRUE(table.end(*id, std::nullopt));
+    table.last_event_taken({*id});
+    all.push_back(*id);
+  }
+  EXPECT_FALSE(table.ended(all.front()));
+  EXPECT_TRUE(table.ended(all[1]));
+  EXPECT_TRUE(table.ended(all.back()));
+}
+
 }  // namespace
 }  // namespace troupe::actors

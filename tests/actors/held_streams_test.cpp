@@ -238,7 +238,34 @@ TEST_P(held_streams, are_not_held_by_a_call_that_is_refused) {
   ASSERT_EQ(ask(*first, "ready 4"), "ok");
   ASSERT_EQ(ask(*first, "seal"), "ok");
   ASSERT_TRUE(events->outcome(id));
-  EXPECT_EQ(refusal(id, 0, 1, held_tokens), errc::not_found) << "it has ended";
+  stream->work();
+  EXPECT_TRUE(has_done(2));
+}
+
+TEST_P(held_streams, are_not_held_of_a_receive_that_is_done_also_when_its_events_were_taken) {
+  ASSERT_EQ(ask(*first, "send r 50 7"), "ok");
+  const auto id = take();
+  ASSERT_EQ(ask(*first, "ready 4"), "ok");
+  ASSERT_EQ(ask(*first, "seal"), "ok");
+  ASSERT_TRUE(events->unpinned(id));
+  ASSERT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
+  for (std::uint32_t layer = 0; layer < held_layers; ++layer) {
+    ASSERT_NO_FATAL_FAILURE(read_behind(id, layer));
+  }
+  ASSERT_TRUE(has_done(held_layers));
+  for (std::uint32_t layer = 0; layer < held_layers; ++layer) EXPECT_EQ(wrong[layer], 0);
+  EXPECT_EQ(refusal(id, 0, held_layers + 1, held_tokens), errc::out_of_range);
+  EXPECT_EQ(refusal(id, 0, 1, held_tokens + 1), errc::out_of_range);
+}
+
+TEST_P(held_streams, are_not_held_of_a_receive_that_failed_whose_error_is_told) {
+  const auto id = hold_one();
+  ASSERT_TRUE(node->abort(id, "client went away"));
+  ASSERT_TRUE(events->unpinned(id));
+  const auto late = node->await_layers(id, 0, 1, held_tokens, stream->name());
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, events->of(id).why.code);
+  EXPECT_EQ(late.error().message, events->of(id).why.message);
   stream->work();
   EXPECT_TRUE(has_done(2));
 }

@@ -167,8 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                    "GPU 0000:0a:00.0 does not reach the peer's GPU 0000:0b:00.0"},
         named_gpus{"on_the_host",
                    {},
-                   "the cache of prefill-0 is in memory of the host, which xgmi does not "
-                   "move"}),
+                   "the cache of prefill-0 is in memory of the host, all or a part of it, which "
+                   "xgmi does not move"}),
     [](const auto& tested) { return tested.param.name; });
 
 TEST_F(node_with_gpus, that_loses_them_while_it_dials_does_not_connect_either) {
@@ -187,6 +187,16 @@ TEST_F(node_with_gpus, asks_nobody_for_a_backend_that_does_not_move_its_own_cach
   EXPECT_THAT(why.message,
               HasSubstr("xgmi failed: backend_unavailable: the cache of decode-0 is in memory of "
                         "the host, which xgmi does not move; tcp failed: "));
+}
+
+TEST_F(node_with_gpus, asks_nobody_for_a_backend_that_does_not_move_a_part_of_its_cache) {
+  context->cache_gpu.reset();
+  context->cache_in_both = "region 0 in memory of gpu:0 and region 1 in that of the host";
+  const auto why = dial_in_vain({"0000:0a:00.0"});
+  EXPECT_THAT(asked_for(), ElementsAre(backend_kind::tcp));
+  EXPECT_THAT(why.message,
+              HasSubstr("xgmi failed: backend_unavailable: the cache of decode-0 has region 0 in "
+                        "memory of gpu:0 and region 1 in that of the host, and xgmi moves only"));
 }
 
 TEST_F(node_with_gpus, ends_at_once_where_its_only_backend_does_not_move_its_own_cache) {

@@ -1,4 +1,4 @@
-troupe_test(transfer_test SOURCES transfer_test.cpp gpu_pool_test.cpp held_streams_test.cpp rdma_options_test.cpp
+troupe_test(transfer_test SOURCES transfer_test.cpp gpu_pool_test.cpp held_streams_test.cpp split_cache_test.cpp rdma_options_test.cpp
             LINKS troupe::actors troupe::sanitized troupe::gpu_double LABELS integration TIMEOUT 60)
 troupe_test(allocated_cache_test SOURCES allocated_cache_test.cpp LINKS troupe::actors troupe::sanitized
             LABELS integration TIMEOUT 60)

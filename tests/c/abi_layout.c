@@ -204,6 +204,9 @@ int main(void) {
   FIELD(troupe_placement_request, from);
   FIELD(troupe_placement_request, to);
   FIELD(troupe_placement_request, affinity);
+  FIELD(troupe_placement_request, failed);
+  FIELD(troupe_placement_request, failed_count);
+  FIELD(troupe_placement_request, keep_source);
   STRUCT(troupe_placement_info);
   FIELD(troupe_placement_info, size);
   FIELD(troupe_placement_info, mode);

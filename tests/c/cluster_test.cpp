@@ -1,8 +1,10 @@
 /// A frontend by way of the C ABI: status, placement, calls that come as events, carried requests.
 
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include <gmock/gmock.h>
 
@@ -130,6 +132,52 @@ TEST_F(c_cluster, a_placement_names_the_nodes) {
   EXPECT_REFUSED(troupe_placement_node(placement, 2, 0, &node), TROUPE_INVALID_CONFIG,
                  "`side` is 2");
   troupe_placement_free(placement);
+  ASSERT_DONE(troupe_cluster_finished(cluster, "r"));
+}
+
+/// How often a request was placed, and whether its source is the one of the attempt before.
+std::pair<std::uint32_t, std::uint32_t> placed_by(troupe_cluster* cluster,
+                                                  const troupe_placement_request& request) {
+  troupe_placement* placement = nullptr;
+  EXPECT_EQ(troupe_cluster_place(cluster, &request, &placement), TROUPE_OK) << troupe_last_error();
+  if (placement == nullptr) return {};
+  troupe_placement_info info{};
+  info.size = sizeof info;
+  EXPECT_EQ(troupe_placement_read(placement, &info), TROUPE_OK);
+  troupe_placement_free(placement);
+  return {info.attempt, info.same_source};
+}
+
+TEST_F(c_cluster, a_request_is_placed_once_more_without_the_nodes_that_failed) {
+  static const char* const failed[] = {"decode-0"};
+  troupe_placement_request request{};
+  request.size = sizeof request;
+  request.request = "r";
+  request.timeout_ms = 30'000;
+  EXPECT_EQ(placed_by(cluster, request), std::pair(1u, 0u));
+  request.failed = failed;
+  request.failed_count = 1;
+  request.keep_source = 1;
+  EXPECT_EQ(placed_by(cluster, request), std::pair(2u, 1u));
+  static const char* const both[] = {"decode-0", "prefill-0"};
+  request.failed = both;
+  request.failed_count = 2;
+  EXPECT_EQ(placed_by(cluster, request), std::pair(3u, 0u)) << "the source was lost as well";
+  request.failed_count = 1;
+  troupe_placement* placement = nullptr;
+  EXPECT_REFUSED(troupe_cluster_place(cluster, &request, &placement), TROUPE_PEER_LOST,
+                 "limits.retry_budget");
+
+  // A program of before the list was there: what stands behind its struct is not read.
+  request.size = offsetof(troupe_placement_request, failed);
+  EXPECT_EQ(placed_by(cluster, request), std::pair(1u, 0u));
+  request.size = sizeof request;
+  request.keep_source = 2;
+  EXPECT_REFUSED(troupe_cluster_place(cluster, &request, &placement), TROUPE_INVALID_CONFIG,
+                 "`request.keep_source` is 2");
+  request.failed = nullptr;
+  EXPECT_REFUSED(troupe_cluster_place(cluster, &request, &placement), TROUPE_INVALID_CONFIG,
+                 "`request.failed` is NULL");
   ASSERT_DONE(troupe_cluster_finished(cluster, "r"));
 }
 

@@ -125,6 +125,27 @@ TEST_F(c_pair, every_byte_arrives_and_each_layer_is_told) {
   expect_same_cache(prefill, decode);
 }
 
+TEST_F(c_pair, layers_of_a_receive_that_has_ended_are_there_or_its_error_is_told) {
+  troupe_compute_stream stream{};
+  stream.size = sizeof stream;
+  const auto sending = send("r");
+  const auto done = receive("r");
+  ASSERT_DONE(troupe_engine_seal(prefill.get(), sending, tokens, nullptr, 0));
+  ASSERT_DONE(troupe_engine_wait(decode.get(), done, long_enough, nullptr));
+  ASSERT_DONE(troupe_engine_await_layers(decode.get(), done, 0, 2, tokens, &stream));
+  EXPECT_REFUSED(troupe_engine_await_layers(decode.get(), done, 0, 3, tokens, &stream),
+                 TROUPE_OUT_OF_RANGE, "layers [0, 3) of 2");
+
+  const auto failed = receive("never sent");
+  ASSERT_DONE(troupe_engine_abort(decode.get(), failed, "the client is gone"));
+  EXPECT_REFUSED(troupe_engine_wait(decode.get(), failed, long_enough, nullptr), TROUPE_ABORTED,
+                 "the client is gone");
+  EXPECT_REFUSED(troupe_engine_await_layers(decode.get(), failed, 0, 2, tokens, &stream),
+                 TROUPE_ABORTED, "the client is gone");
+  EXPECT_REFUSED(troupe_engine_await_layers(decode.get(), failed + 1'000, 0, 2, tokens, &stream),
+                 TROUPE_NOT_FOUND, "");
+}
+
 TEST_F(c_pair, an_abort_ends_both_sides_with_its_reason) {
   const auto sending = send("r");
   const auto receiving = receive("r");

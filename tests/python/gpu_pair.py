@@ -138,18 +138,12 @@ def decode(options: argparse.Namespace, text: str) -> None:
         wanted = numbers(tokens, device)
         same = torch.zeros(LAYERS, dtype=torch.bool, device=device)
         torch.cuda.synchronize(device)
-        outcome = None
         with torch.cuda.stream(stream):
             for layer in range(LAYERS):
-                try:
-                    engine.await_layers(receive, layer, layer + 1, tokens, stream=stream.cuda_stream, gpu=options.gpu)
-                except troupe.TroupeError as ended:
-                    if ended.code != troupe.ErrorCode.NOT_FOUND:
-                        raise
-                    outcome = outcome or engine.wait(receive, PATIENCE)  # all of it is there
+                engine.await_layers(receive, layer, layer + 1, tokens, stream=stream.cuda_stream, gpu=options.gpu)
                 found = place_of(cache, layer, blocks).transpose(0, 1).reshape(2, tokens, HEADS, DIM)
                 same[layer] = (found == wanted[layer]).all()
-        outcome = outcome or engine.wait(receive, PATIENCE)
+        outcome = engine.wait(receive, PATIENCE)
         stream.synchronize()
         if not bool(same.all()):
             sys.exit(f"decode-0: layers {[i for i, ok in enumerate(same.tolist()) if not ok]} are not what was sent")

@@ -64,6 +64,20 @@ def test_a_placement_is_a_plain_value(cluster: troupe.Cluster) -> None:
     cluster.finished("r")
 
 
+def test_a_request_is_placed_once_more_without_the_nodes_that_failed(cluster: troupe.Cluster) -> None:
+    assert cluster.place("r", timeout=PATIENCE).attempt == 1
+    again = cluster.place("r", timeout=PATIENCE, failed=["decode-0"], keep_source=True)
+    assert (again.attempt, again.same_source) == (2, True)
+    again = cluster.place("r", timeout=PATIENCE, failed=["decode-0", "prefill-0"], keep_source=True)
+    assert (again.attempt, again.same_source) == (3, False)
+    with pytest.raises(troupe.TroupeError, match="retry_budget") as spent:
+        cluster.place("r", failed=["decode-0"])
+    assert spent.value.code == troupe.ErrorCode.PEER_LOST
+    with pytest.raises(TypeError, match="failed is a sequence of str"):
+        cluster.place("r", failed="decode-0")
+    cluster.finished("r")
+
+
 def test_calls_are_answered_or_refused(cluster: troupe.Cluster) -> None:
     assert cluster.call("prefill-0", "echo", b"hello") == b"echo:hello"
     with pytest.raises(troupe.TroupeError, match="not today") as refused:

@@ -7,7 +7,7 @@ import json
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -842,9 +842,9 @@ class Supervisor:
     def members(self) -> dict[str, Any]:
         return {"cluster": "c", "nodes": []}
 
-    def place(self, request: str, affinity: str | None) -> Any:
+    def place(self, request: str, affinity: str | None, failed: Sequence[str]) -> Any:
         self.gate.wait(60)
-        self.heard.append(f"place {request}")
+        self.heard.append(" ".join((f"place {request}", *failed)))
         return SimpleNamespace(prefill=(), decode=())
 
     def finished(self, request: str) -> None:
@@ -893,6 +893,29 @@ def test_a_supervisor_that_is_late_is_not_asked_again_until_it_has_answered(monk
         await until(lambda: members.may_place(None))
         # It counted the request when it had ended already.
         await until(lambda: supervisor.heard == ["place a", "finished a"])
+
+    with_supervisor(work, monkeypatch)
+
+
+def test_a_request_that_is_placed_once_more_names_the_nodes_that_failed_and_ends_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(members: Members, supervisor: Supervisor) -> None:
+        await members.place("a", None)
+        await members.place("a", None, ["prefill-0", "decode-0"])
+        members.finished("a")
+        await until(lambda: supervisor.heard == ["place a", "place a prefill-0 decode-0", "finished a"])
+        # One that did not come to ask again was placed all the same.
+        await members.place("b", None)
+        supervisor.gate.clear()
+        busy = [asyncio.create_task(members.place(str(number), None)) for number in range(8)]
+        await asyncio.sleep(0)
+        assert await members.place("b", None, ["decode-0"]) is None
+        members.finished("b")
+        supervisor.gate.set()
+        await asyncio.gather(*busy)
+        await until(lambda: "finished b" in supervisor.heard)
+        assert "place b decode-0" not in supervisor.heard
 
     with_supervisor(work, monkeypatch)
 

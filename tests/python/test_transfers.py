@@ -130,6 +130,23 @@ def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when:
     assert pair.prefill.wait(send, PATIENCE).bytes_moved == MOVED
 
 
+def test_layers_of_a_receive_that_has_ended_are_there_or_its_error_is_raised(pair: Pair) -> None:
+    send, receive = pair.send(), pair.receive()
+    pair.finish(send)
+    pair.decode.wait(receive, PATIENCE)
+    pair.decode.await_layers(receive, 0, 2, TOKENS)
+    failed = pair.receive("never sent")
+    pair.decode.abort(failed, "not wanted")
+    for call in (
+        lambda: pair.decode.wait(failed, PATIENCE),
+        lambda: pair.decode.await_layers(failed, 0, 2, TOKENS),
+    ):
+        with pytest.raises(troupe.TroupeError) as why:
+            call()
+        assert why.value.code == troupe.ErrorCode.ABORTED
+        assert "not wanted" in why.value.reason
+
+
 def test_a_failure_is_an_event_with_its_error(pair: Pair) -> None:
     receive = pair.receive()
     pair.decode.abort(receive, "not wanted")

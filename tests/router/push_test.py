@@ -20,7 +20,8 @@ def node(name, url, role, rank=0, ranks=1, **labels):
 
 
 def membership(nodes, calls):
-    """In place of `troupe.Cluster`: this document, a supervisor that places nothing, and a file of who was called."""
+    """In place of `troupe.Cluster`: this document, a supervisor that places nothing, and files of who was called and of
+    what nodes had failed the requests that were to be placed."""
     class Membership:
         def __init__(self, **_):
             pass
@@ -28,7 +29,9 @@ def membership(nodes, calls):
         def members(self):
             return {"cluster": "test", "nodes": nodes}
 
-        def place(self, *_, **__):
+        def place(self, *_, failed=(), **__):
+            with open(calls.with_suffix(".failed"), "a", encoding="utf-8") as file:
+                file.write(f"{' '.join(failed)}\n")
             raise TroupeError(ErrorCode.NOT_FOUND, "nobody places here")
 
         def finished(self, _):
@@ -185,6 +188,20 @@ class BothAtOnce(Pushed):
         eventually(lambda: self.front.metric(busy) == 0, "the prefill has room")
         self.assertEqual(self.front.metric("troupe_router_running"), 1)
         self.assert_whole(answer.result())
+
+
+class OnceMore(Pushed):
+    def test_a_request_that_lost_an_engine_is_placed_without_that_ones_nodes(self):
+        trigger = self.folder / "trigger"  # whoever takes it dies
+        trigger.touch()
+        self.engines(prefills=0, decodes=3)
+        for one in self.decodes:
+            one.behave(trigger=str(trigger), pause=0.005, die_after=9, **self.behaviour)
+        nodes = {one: node(name, one.url, "both") for name, one in zip("abc", self.decodes, strict=True)}
+        self.cluster(nodes=list(nodes.values()))
+        self.assert_whole(self.begin().result())
+        [dead] = [one for one in self.decodes if not one.running]
+        self.assertEqual(self.calls.with_suffix(".failed").read_text().splitlines(), ["", nodes[dead]["name"]])
 
 
 class OneAfterTheOther(Pushed):

@@ -182,6 +182,9 @@ class PlacementRequest(Structure):
         ("from_", c_char_p),
         ("to", c_char_p),
         ("affinity", c_char_p),
+        ("failed", POINTER(c_char_p)),
+        ("failed_count", c_uint32),
+        ("keep_source", c_uint32),
     ]
 
 

@@ -6,7 +6,7 @@ import ctypes
 import json
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -152,9 +152,21 @@ class Cluster:
         to_stage: str | None = None,
         affinity: str | None = None,
         timeout: float = 0.0,
+        failed: Sequence[str] = (),
+        keep_source: bool = False,
     ) -> Placement:
-        """Where a request goes, waiting `timeout` seconds while nobody is up. When it has ended: `finished`."""
-        raw = placement_request(request, from_stage, to_stage, affinity, timeout)
+        """Where a request goes, waiting `timeout` seconds while nobody is up. When it has ended: `finished`.
+
+        Args:
+            failed: the same request once more, since these nodes of where it was placed were lost to it. Replicas of
+                theirs are avoided while others are up; it stays with one that lost nobody. Counts against the
+                deployment's `limits.retry_budget`: beyond it PEER_LOST.
+            keep_source: with `failed`: the prefill replica holds the sealed cache, and is gone back to while it is up
+                in the same life (`Placement.same_source`).
+        """
+        raw = placement_request(
+            request, from_stage, to_stage, affinity, timeout, failed=failed, keep_source=keep_source
+        )
         out = ctypes.c_void_p()
         self._lib.check(self._lib.cluster_place(self._handle, ctypes.byref(raw), ctypes.byref(out)))
         return owned_placement(self._lib, out)

@@ -556,8 +556,10 @@ class Engine:
     ) -> None:
         """Decode side: what `stream` (a cudaStream_t or hipStream_t of GPU `gpu`; torch: `stream.cuda_stream`; 0: the
         default stream) is given from here on waits, on the GPU, until these layers are there, or the receive has ended.
+        Of a receive that is done nothing waits.
 
-        `TroupeError` NOT_FOUND, OUT_OF_RANGE, NO_DEVICE, INVALID_CONFIG, BACKEND_UNAVAILABLE, OVERLOADED.
+        `TroupeError`: that of a receive that failed; NOT_FOUND (no receive, or one that ended long ago), OUT_OF_RANGE,
+        NO_DEVICE, INVALID_CONFIG, BACKEND_UNAVAILABLE, OVERLOADED.
         """
         raw = _abi.ComputeStream(
             size=ctypes.sizeof(_abi.ComputeStream), gpu=_abi.number("gpu", gpu), stream=stream or None
@@ -642,11 +644,16 @@ class Engine:
         to_stage: str | None = None,
         affinity: str | None = None,
         timeout: float = 0.0,
+        failed: Sequence[str] = (),
+        keep_source: bool = False,
     ) -> Operation:
         """Asks the supervisor where a request goes, waiting `timeout` seconds while nobody is up. Outcome: `Placed`
         (`Outcome.placement`). Stages: None where the deployment has one edge. `affinity`: requests that name the same
-        one go to the same replicas. When the request has ended: `placed_request_ended`."""
-        raw = placement_request(request, from_stage, to_stage, affinity, timeout)
+        one go to the same replicas. `failed`, `keep_source`: as of `Cluster.place`. When the request has ended:
+        `placed_request_ended`."""
+        raw = placement_request(
+            request, from_stage, to_stage, affinity, timeout, failed=failed, keep_source=keep_source
+        )
         out = ctypes.c_uint64()
         self._lib.check(self._lib.engine_place(self._handle, ctypes.byref(raw), ctypes.byref(out)))
         return Operation(out.value)
@@ -947,13 +954,24 @@ def _host_and_port(address: str | None) -> tuple[str | None, int]:
 
 
 def placement_request(
-    request: str, from_stage: str | None, to_stage: str | None, affinity: str | None, timeout: float
+    request: str,
+    from_stage: str | None,
+    to_stage: str | None,
+    affinity: str | None,
+    timeout: float,
+    *,
+    failed: Sequence[str],
+    keep_source: bool,
 ) -> _abi.PlacementRequest:
-    return _abi.PlacementRequest(
+    raw = _abi.PlacementRequest(
         size=ctypes.sizeof(_abi.PlacementRequest),
         timeout_ms=min(_abi.milliseconds("timeout", timeout, 0), 2**32 - 1),
         request=_abi.encoded("request", request),
         from_=_abi.optional("from_stage", from_stage),
         to=_abi.optional("to_stage", to_stage),
         affinity=_abi.optional("affinity", affinity),
+        keep_source=1 if keep_source else 0,
     )
+    if failed:
+        raw.failed, raw.failed_count = _names("failed", failed), len(failed)
+    return raw

@@ -476,6 +476,14 @@ typedef struct troupe_placement_request {
   const char* to;
   /* Requests that name the same one go to the same replicas; NULL: as the policy says. */
   const char* affinity;
+  /* Not none: the same request once more, since these nodes of where it was placed were lost to it.
+   * Replicas of theirs are avoided while others are up; it stays with one that lost nobody. Counts
+   * against the deployment's limits.retry_budget: beyond it the answer is TROUPE_PEER_LOST. */
+  const char* const* failed;
+  uint32_t failed_count;
+  /* 1, with `failed`: the prefill replica holds the sealed cache, and is gone back to while it is up
+   * in the same life (`same_source` of the placement). */
+  uint32_t keep_source;
 } troupe_placement_request;
 
 typedef struct troupe_placement_info {
@@ -678,9 +686,10 @@ TROUPE_API troupe_status troupe_engine_release(troupe_engine* engine, const trou
 TROUPE_API troupe_status troupe_engine_hold(troupe_engine* engine, const troupe_sources* of,
                                             troupe_operation* operation);
 /* Decode side, on a GPU: what `stream` is given from here on waits, on the GPU, until these layers
- * are there. The stream goes on with the receive's outcome at the latest. TROUPE_NOT_FOUND,
- * TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG, TROUPE_BACKEND_UNAVAILABLE,
- * TROUPE_OVERLOADED. */
+ * are there. The stream goes on with the receive's outcome at the latest. Of a receive that is done
+ * nothing waits; one that failed is answered with its own error. TROUPE_NOT_FOUND (no receive, or one
+ * that ended long ago), TROUPE_OUT_OF_RANGE, TROUPE_NO_DEVICE, TROUPE_INVALID_CONFIG,
+ * TROUPE_BACKEND_UNAVAILABLE, TROUPE_OVERLOADED. */
 TROUPE_API troupe_status troupe_engine_await_layers(troupe_engine* engine, troupe_operation receive,
                                                     uint32_t layer_begin, uint32_t layer_end,
                                                     uint32_t token_end,

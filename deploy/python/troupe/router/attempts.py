@@ -173,10 +173,11 @@ class Attempts:
             self._source = wanted.source = None
             self._give_back()
         members = self._parts.members
-        asks = self._tried == 0 and not leg.whole and not self._parts.line.full
+        failed = sorted(node for one in self._failed for node in one.nodes)
+        asks = (self._tried == 0 or failed) and not leg.whole and not self._parts.line.full
         if asks and members is not None and members.may_place(self._incoming.model):
             self._placed = True
-            wanted.placed = await members.place(self._place_id, self._incoming.affinity)
+            wanted.placed = await members.place(self._place_id, self._incoming.affinity, failed)
         return wanted
 
     async def _attempt(self, seat: Seat, leg: _Leg) -> None:

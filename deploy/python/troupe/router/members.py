@@ -53,7 +53,7 @@ class Members:
             for name, threads in (("members", 1), ("place", _THREADS), ("finished", 1), ("release", _THREADS))
         )
         self._releases = 0
-        self._calls: dict[str, Future[Placement]] = {}  # by request, until that has ended
+        self._calls: dict[str, list[Future[Placement]]] = {}  # by request, until that has ended; the last may go on
         self._running = 0  # of those calls
         self._late = 0  # of those, for which nobody waits any longer
         self._ended: deque[str] = deque(maxlen=_MOST_ENDED)  # which the supervisor has not heard
@@ -103,11 +103,14 @@ class Members:
         others = {one for one in self._fleet if one.nodes and one.usable} - set(serving)
         return not others and all(one.nodes and (one.given or one.role == "both") for one in serving)
 
-    async def place(self, request: str, affinity: str | None) -> tuple[Instance, Instance] | None:
+    async def place(
+        self, request: str, affinity: str | None, failed: Sequence[str] = ()
+    ) -> tuple[Instance, Instance] | None:
         """Where the supervisor would have a request: (prefill, decode). None: it does not say. It counts the request
-        there until it is told that that one has `finished`."""
-        call = self._placing.submit(lambda: self._cluster.place(request, affinity=affinity))
-        self._calls[request] = call
+        there until it is told that that one has `finished`. `failed`: nodes that lost the request before; its affinity
+        leaves them."""
+        call = self._placing.submit(lambda: self._cluster.place(request, affinity=affinity, failed=failed))
+        self._calls.setdefault(request, []).append(call)
         self._running += 1
         answered = asyncio.wrap_future(call)
         answered.add_done_callback(self._place_ended)
@@ -130,14 +133,14 @@ class Members:
 
     def finished(self, request: str) -> None:
         """Does not wait. The supervisor hears it when it has placed the request, and when it is there again."""
-        call = self._calls.pop(request, None)
-        if call is None:
+        calls = self._calls.pop(request, None)
+        if calls is None:
             return
-        if call.done():
-            self._has_ended(request, call)
+        if calls[-1].done():
+            self._has_ended(request, calls)
             return
         loop = asyncio.get_running_loop()
-        call.add_done_callback(lambda _: _call_soon(loop, lambda: self._has_ended(request, call)))
+        calls[-1].add_done_callback(lambda _: _call_soon(loop, lambda: self._has_ended(request, calls)))
 
     def release(self, nodes: Sequence[str], transfer: str) -> None:
         """Tells an engine's nodes that nobody takes a transfer, without waiting. The lease is for those not reached."""
@@ -171,8 +174,8 @@ class Members:
     def _late_ended(self, _: object) -> None:
         self._late -= 1
 
-    def _has_ended(self, request: str, call: Future[Placement]) -> None:
-        if not call.cancelled():
+    def _has_ended(self, request: str, calls: Sequence[Future[Placement]]) -> None:
+        if not all(call.cancelled() for call in calls):
             self._ended.append(request)
             self._tell()
 
