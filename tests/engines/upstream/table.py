@@ -40,6 +40,7 @@ _BOTH_WAYS = ("a decode's cache goes back to the prefill engine of the next turn
 _AS_DECODE = ("what test_remote_decode_lifecycle.py asks, in a file that needs Ray and fakes of NIXL's worker before it "
               "can be imported")
 _NIXL_WORKER = "NIXL's worker with a fake of its library, and how NIXL's engines shake hands"
+_PARTS_THEIRS = "the connector that it is about must not know the parts of a pipeline, which ours does"
 _HMA_THEIRS = "the connector that it is about must lack `SupportsHMA`, which ours has"
 
 # A test, some by * and ?, or one value of a parameter: why it does not run.
@@ -49,6 +50,8 @@ EXCLUDED = {
     "test_config.py::test_kv_offloading_size_only_uses_native_default": _NO_CONNECTOR,
     "test_hma_auto_config.py::test_hma_auto_config[non_hma_connector]": _HMA_THEIRS,
     "test_hma_auto_config.py::test_explicit_hma_with_non_hma_connector_errors_at_factory": _HMA_THEIRS,
+    "test_handshake_pp_aggregation.py::test_engine_unwraps_handshake_metadata_for_legacy_connector": _PARTS_THEIRS,
+    "test_handshake_pp_aggregation.py::test_engine_rejects_pp_producer_for_legacy_connector": _PARTS_THEIRS,
     "test_output_aggregator.py::*": _NO_CONNECTOR,
     "test_transfer_topology_sharded.py::*": "a helper of NIXL's and Mooncake's handshakes",
     "offloading_connector/test_worker_metadata.py::*": "the metadata of the connector that offloads to the CPU",

@@ -180,7 +180,7 @@ class Worker:
         if transfer is None:  # a hold or a release
             self._holds.hear(event)
         elif isinstance(event, Failed):
-            transfer.why = str(event.error)
+            transfer.why = self._reason_of(event.error)
             if transfer.sends and event.error.code in (ErrorCode.DEADLINE, ErrorCode.LEASE_EXPIRED):
                 self._stats.add_expired_send()
             if event.error.code == ErrorCode.LAYOUT_MISMATCH:
@@ -193,6 +193,12 @@ class Worker:
                 )
         elif isinstance(event, Unpinned):
             self._unpinned(event.operation)
+
+    def _reason_of(self, error: TroupeError) -> str:
+        """Who has no supervisor waits for it as long as a load may take, and knows of no other engine."""
+        if error.code == ErrorCode.DEADLINE and not self._started().report()["supervisor_reachable"]:
+            return f"{error}; this engine's supervisor has not been reached: start it, or mend where it is looked for"
+        return str(error)
 
     def _unpinned(self, operation: Operation) -> None:
         transfer = self._transfers.pop(operation)
