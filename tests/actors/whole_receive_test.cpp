@@ -16,6 +16,8 @@ using troupe::testing::wait_limit;
 /// Of two ranks, from each of which nothing is wanted but its seal: the prefix is all of the tokens.
 class receive_of_two : public listened_port {
  protected:
+  /// By rank: nothing orders what is said to one against what is said to the other.
+  const std::vector<std::shared_ptr<heard_words>> heard_by{heard, std::make_shared<heard_words>()};
   operation_id operation;
   std::vector<transfer_id> transfers;
   std::vector<session_actor> sessions;
@@ -24,7 +26,7 @@ class receive_of_two : public listened_port {
     context->layout = small_layout();
     meet("there-0", small_layout(0, 2));
     other_link = {"there-1", incarnation{6}, small_layout(1, 2),
-                  host.system().spawn(listening_link, heard), 1};
+                  host.system().spawn(listening_link, heard_by.at(1)), 1};
     host.own(other_link.actor);
     caf::anon_send(port, port_event{link_ready{other_link}});
     receive_spec spec;
@@ -36,11 +38,11 @@ class receive_of_two : public listened_port {
     spec.deadline = 10 * wait_limit;
     operation = context->operations.begin({}).value();
     caf::anon_send(port, engine_command{start_receive{operation, spec}});
-    for (const std::size_t index : {0, 1}) {
-      const auto request = said<transfer_request>(index);
-      ASSERT_TRUE(request);
-      transfers.push_back(request->transfer);
-      const auto session = heard->sessions.at(index);
+    for (const auto& words : heard_by) {
+      const auto request = words->said.at(0);
+      ASSERT_TRUE(request && std::holds_alternative<transfer_request>(*request));
+      transfers.push_back(std::get<transfer_request>(*request).transfer);
+      const auto session = words->sessions.at(0);
       ASSERT_TRUE(session);
       sessions.push_back(*session);
     }
@@ -50,14 +52,12 @@ class receive_of_two : public listened_port {
         sessions.at(rank),
         session_event{session_message{transfer_sealed{transfers.at(rank), 16, 0, std::move(aux)}}});
   }
-  /// The abort that is said to that rank behind the two requests, where two words are.
-  std::optional<transfer_abort> abort_to(std::size_t rank) {
-    for (const std::size_t index : {2, 3}) {
-      const auto word = heard->said.at(index);
-      const auto* abort = word ? std::get_if<transfer_abort>(&*word) : nullptr;
-      if (abort != nullptr && abort->transfer == transfers.at(rank)) return *abort;
-    }
-    return std::nullopt;
+  /// What is said to that rank behind the request.
+  template <class Message>
+  std::optional<Message> told(std::size_t rank) {
+    const auto word = heard_by.at(rank)->said.at(1);
+    if (!word || !std::holds_alternative<Message>(*word)) return std::nullopt;
+    return std::get<Message>(*word);
   }
   std::optional<event> next_event() {
     auto events = context->events.wait(wait_limit, 1);
@@ -77,8 +77,8 @@ TEST_F(receive_of_two, releases_both_once_both_are_here) {
   const auto* done = std::get_if<event_done>(&outcome->what);
   ASSERT_NE(done, nullptr);
   EXPECT_EQ(done->aux, std::vector{std::byte{7}});
-  EXPECT_TRUE(said<transfer_release>(2));
-  EXPECT_TRUE(said<transfer_release>(3));
+  EXPECT_TRUE(told<transfer_release>(0));
+  EXPECT_TRUE(told<transfer_release>(1));
 }
 
 TEST_F(receive_of_two, gives_back_what_is_here_when_the_other_fails) {
@@ -89,13 +89,11 @@ TEST_F(receive_of_two, gives_back_what_is_here_when_the_other_fails) {
   const auto outcome = next_event();
   ASSERT_TRUE(outcome);
   EXPECT_TRUE(std::holds_alternative<event_failed>(outcome->what));
-  const auto given_back = abort_to(0);  // beside the answer to the abort
+  const auto given_back = told<transfer_abort>(0);
   ASSERT_TRUE(given_back);
   EXPECT_FALSE(given_back->refused);
-  for (const std::size_t index : {2, 3}) {
-    const auto word = heard->said.at(index);
-    EXPECT_TRUE(word && !std::holds_alternative<transfer_release>(*word));
-  }
+  const auto answer = heard_by.at(1)->said.at(1);
+  EXPECT_TRUE(answer && !std::holds_alternative<transfer_release>(*answer));
 }
 
 TEST_F(receive_of_two, fails_no_send_at_the_one_when_the_other_refuses) {
@@ -106,9 +104,9 @@ TEST_F(receive_of_two, fails_no_send_at_the_one_when_the_other_refuses) {
   const auto* failed = std::get_if<event_failed>(&outcome->what);
   ASSERT_NE(failed, nullptr);
   EXPECT_EQ(failed->why.code, errc::out_of_range);
-  const auto told = abort_to(0);
-  ASSERT_TRUE(told);
-  EXPECT_TRUE(told->refused);
+  const auto given_back = told<transfer_abort>(0);
+  ASSERT_TRUE(given_back);
+  EXPECT_TRUE(given_back->refused);
 }
 
 using asked_actor = caf::typed_actor<caf::reacts_to<node_command>>;
