@@ -30,7 +30,7 @@ def wait_until_found(router):
             time.sleep(0.5)
 
 
-class Double:  # pylint: disable=too-few-public-methods
+class Double:
     """Asks as vLLM's `moriio_toy_proxy_server.py` does of servers that read: of what the prefill server answers it hands on
     three values, and the number of ranks is the one that the server has registered with."""
 
@@ -40,16 +40,18 @@ class Double:  # pylint: disable=too-few-public-methods
         self._pair, self._ranks = pair, ranks
 
     def complete(self, prompt, tokens):
-        body = {"model": "tiny", "prompt": prompt, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
-                "detokenize": False}
+        return self.ask({"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                         "return_token_ids": True, "detokenize": False})["choices"][0]["token_ids"]
+
+    def ask(self, body):
+        """The answer to a completion."""
         answer = ask(self._pair.prefill.url, {**body, "max_tokens": 1, "stream": False, "kv_transfer_params": {
             "remote_dp_size": 1, "remote_tp_size": 1, "transfer_id": f"tx-{uuid.uuid4()}", "do_remote_decode": True,
             "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}})["kv_transfer_params"]
         handed_on = {key: answer[key] for key in ("remote_engine_id", "remote_block_ids", "transfer_id")}
-        said = ask(self._pair.decode.url, {**body, "max_tokens": tokens, "kv_transfer_params": {
+        return ask(self._pair.decode.url, {**body, "kv_transfer_params": {
             "do_remote_decode": False, "do_remote_prefill": True, **handed_on, "remote_dp_size": 1,
             "remote_tp_size": self._ranks}})
-        return said["choices"][0]["token_ids"]
 
     def tail(self):
         return self._pair.decode.tail()

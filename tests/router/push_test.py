@@ -324,6 +324,9 @@ class CarriesOn(Pushed):
         eventually(lambda: self.ended_early(decode) == 1, "the decode is told to stop")
         transfers = [body["kv_transfer_params"]["troupe"]["request"] for body in self.asked(self.decodes)]
         self.assertEqual(len(set(transfers)), 2)
+        self.assert_anew_once()
+
+    def assert_anew_once(self):
         self.assertEqual((self.pushed, self.carried_on("anew"), self.carried_on()), (2, 1, 1))
 
     def test_a_prefill_that_refuses_before_the_decode_has_said_anything_is_replaced(self):
@@ -340,15 +343,40 @@ class CarriesOn(Pushed):
                 self.assertEqual(len(prefill.asked("r")), 1)
 
     def test_a_prefill_that_dies_before_the_decode_has_said_anything_is_replaced(self):
-        for more in ({"stream": True}, {}):
-            with self.subTest(**more):
-                self.engines(prefills=2)
-                self.cluster()
-                answer = self.begin(completion(**more))
-                prefill, decode = self.first_asked()
-                self.open_for_others(prefill)
-                prefill.stop()
-                self.assert_anew(answer.result(), decode)
+        self.engines(prefills=2)
+        self.cluster()
+        answer = self.begin()
+        prefill, decode = self.first_asked()
+        self.open_for_others(prefill)
+        prefill.stop()
+        self.assert_anew(answer.result(), decode)
+
+    def test_of_an_answer_that_is_no_stream_it_is_replaced_when_the_decode_has_heard_of_it(self):
+        self.engines(prefills=2)
+        self.cluster(seconds=self.LONG)
+        answer = self.begin(completion())
+        prefill, decode = self.first_asked()
+        self.open_for_others(prefill)
+        prefill.stop()
+        [body] = decode.asked("r")
+        (self.folder / body["kv_transfer_params"]["troupe"]["request"]).write_text("none")
+        status, _, said = answer.result()
+        self.assertEqual((status, said["choices"][0]["text"]), (200, text_after(PROMPT, 40)))
+        self.assert_anew_once()
+        self.assertIn(f"after 0 tokens: {self.name_of(prefill)}", self.front.log.read_text())
+
+    def test_an_answer_that_is_no_stream_is_not_thrown_away_with_that_of_the_prefill(self):
+        self.engines(decodes=1, early=1)
+        self.decodes[0].behave(pause=0.1, **self.behaviour)
+        self.cluster()
+        answer = self.begin(completion())
+        self.both_asked()
+        eventually(lambda: not list(self.folder.glob("engines.*")), "the decode has the cache")
+        self.prefills[0].stop()
+        status, _, said = answer.result()
+        self.assertEqual((status, said["choices"][0]["text"]), (200, text_after(PROMPT, 40)))
+        self.assertEqual((self.pushed, self.carried_on(), len(self.asked(self.decodes))), (1, 0, 1))
+        self.assertIn("the prefill failed when the text had begun", self.front.log.read_text())
 
     def test_what_the_prefill_refuses_for_good_comes_in_its_words_and_the_decode_stops(self):
         self.engines()
@@ -405,7 +433,8 @@ class CarriesOn(Pushed):
                 answer = answer.result()
                 text = answer.text if more else answer[2]["choices"][0]["text"]
                 self.assertEqual(text, text_after(PROMPT, 40))
-                self.assertEqual((len(self.asked(self.prefills)), len(self.decodes[0].asked("r"))), (2, 1))
+                # Asked for the whole request the second time, since its prefill might have kept no cache.
+                self.assertEqual((len(self.asked(self.prefills)), len(self.decodes[0].asked("r"))), (2, 2))
                 self.assertEqual((self.pushed, self.carried_on("anew"), self.carried_on()), (2, 1, 1))
 
     def test_so_does_one_that_dies(self):
@@ -465,6 +494,7 @@ class CarriesOn(Pushed):
                 self.both_asked()
                 self.gate.touch()
                 self.assert_alone(answer.result(), bool(more))
+                self.assertIn("keeps no cache", self.front.log.read_text())
 
     def decode_says_first(self, **more):
         """That there is no cache, before the prefill has said anything."""
@@ -479,6 +509,16 @@ class CarriesOn(Pushed):
         answer = self.decode_says_first(decodes=1)
         self.gate.touch()
         self.assert_alone(answer.result(), True)
+        self.assertIn("keeps no cache", self.front.log.read_text())
+
+    def test_so_it_is_where_the_prefill_computes_the_prompt_again(self):
+        """It has taken its blocks away, and says no more for now."""
+        for more in ({"stream": True}, {}):
+            with self.subTest(**more):
+                self.engines(decodes=1, keeps=0, early=1)
+                self.cluster(settings="limits: {retries: 0}\ntimes: {probe: 60s}\n")
+                self.assert_alone(self.begin(completion(**more)).result(), bool(more))
+                eventually(lambda: self.ended_early(self.prefills[0]) == 1, "the prefill is told to stop")
 
     def test_a_prefill_that_dies_is_blamed_for_what_the_decode_says_first(self):
         answer = self.decode_says_first(prefills=2)
@@ -497,7 +537,7 @@ class CarriesOn(Pushed):
         self.assertNotIn("kv_transfer_params", second)
         self.assertEqual((self.pushed, self.carried_on()), (1, 0))
         self.assertEqual(self.front.metric('troupe_router_attempts_total{how="alone"}'), 1)
-        self.assertIn("keeps no cache", self.front.log.read_text())
+        self.assertIn("computes the prompt itself now", self.front.log.read_text())
 
 
 class Bounds(Pushed):

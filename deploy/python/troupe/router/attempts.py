@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | the engine that computes the prompt | nothing, or a part | another one computes it |
 | the same, of a pair that was asked at once | something, by the other engine | nothing: that one has the cache |
+| the same, of an answer that is no stream | nothing | nothing, unless the other engine says that it has no cache |
 | the engine that writes, before it was asked | nothing | another one takes the cache, which is pinned still |
 | the engine that writes | nothing | the same, once; if the cache is gone, the prompt is computed anew |
 | the engine that writes | a part | the prompt and that part are computed anew, and the rest is written elsewhere |
@@ -46,8 +47,10 @@ __all__ = ["Attempts", "Parts"]
 logger = logging.getLogger("troupe.router")
 
 _DONE = b"data: [DONE]\n\n"
-# Seconds. A decode that cannot load the cache may say so before the prefill says that it made none.
+# Seconds. A decode that cannot load the cache may say so before it is known that the prefill was lost.
 _BLAME = 0.5
+# What an engine of vLLM answers whose load has failed; also where something else fails in it.
+_CANNOT_LOAD = 500
 
 _Computes = asyncio.Task[Mapping[str, Any] | None]
 
@@ -253,14 +256,18 @@ class Attempts:
             await self._written(seat.decode, computes, writes)
             return
         except RefusedError as why:
-            if self._said.heard or why.status < 500:
+            if self._said.heard or why.status != _CANNOT_LOAD:
                 raise
             await asyncio.wait({computes}, timeout=_BLAME)
-            if not computes.done() or computes.result() is not None:  # a failed prefill raises its own error
-                raise
+            if computes.done():
+                computes.result()  # a failed prefill raises its own error
+            logger.warning("%s: %s, and computes the prompt itself now", self._incoming.id, why)
         finally:
             await end(computes, writes)
-            self._log_late_loss(computes)
+            self._log_late_loss(computes, writes)
+        # The prefill may have preempted the prompt or not offered it, so the decode is to blame only if it refuses
+        # again. Nothing is to be waited for: of a prompt that is computed again the prefill keeps no cache.
+        self._give_back()
         await self._decode(seat.decode, leg, None)
 
     async def _written(self, decode: Instance, computes: _Computes, writes: asyncio.Task[None]) -> None:
@@ -268,7 +275,7 @@ class Attempts:
         until then. The silence of the decode counts from the end of `computes`."""
         both: set[asyncio.Future[Any]] = {computes, writes}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not writes.done() and not self._said.heard:
+        if not writes.done() and not self._said.heard and not self._may_be_written_by_now(computes):
             computes.result()
             silence = self._parts.settings.times.silence
             await asyncio.wait({writes}, timeout=silence if self._incoming.stream else None)
@@ -277,10 +284,17 @@ class Attempts:
         await asyncio.wait({writes})
         writes.result()
 
-    def _log_late_loss(self, computes: _Computes) -> None:
+    def _may_be_written_by_now(self, computes: _Computes) -> bool:
+        """Whether the decode may have had the cache before the answer of the prefill was lost. Of an answer that is no
+        stream it says nothing before the end; if it did not get the cache, it hears so from the cluster and refuses."""
+        why = computes.exception()
+        return not self._incoming.stream and isinstance(why, LostError) and why.asked
+
+    def _log_late_loss(self, computes: _Computes, writes: asyncio.Task[None]) -> None:
         """Logs how the prefill failed after the decode had begun, which had the cache by then."""
         why = None if computes.cancelled() else computes.exception()
-        if why is not None and self._said.heard:
+        written = not writes.cancelled() and writes.exception() is None
+        if why is not None and (self._said.heard or written):
             trace = None if isinstance(why, (LostError, RefusedError)) else why
             said = "%s: the prefill failed when the text had begun: %s"
             logger.warning(said, self._incoming.id, why, exc_info=trace)

@@ -4,6 +4,7 @@ have registered with them."""
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ logger = init_logger(f"vllm.{__name__}")
 PERIOD = 3.0  # seconds; vllm-router forgets an engine after 5
 # Milliseconds.
 _SEND_WAIT = 500  # for a proxy that is not there
-_RECONNECT = 1000
 _SILENCE = 10_000  # after which a proxy that does not answer is connected to anew
 
 
@@ -83,35 +83,55 @@ class Heartbeat:
 
     def _run(self) -> None:
         address = f"{_bracketed(self._proxy.host)}:{self._proxy.port}"
-        try:
-            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-                dealer.linger = 0
-                dealer.immediate = True  # nothing is queued for a proxy that is not there
-                dealer.sndtimeo = _SEND_WAIT
-                dealer.reconnect_ivl = _RECONNECT
-                dealer.heartbeat_ivl, dealer.heartbeat_timeout = _SILENCE // 2, _SILENCE
-                dealer.ipv6 = ":" in self._proxy.host
-                dealer.connect(f"tcp://{address}")
-                self._tell(dealer, address)
-        except zmq.ZMQError as error:
-            logger.error("the proxy at %s is not told of this engine: %s", address, error)
-
-    def _tell(self, dealer: zmq.Socket[bytes], address: str) -> None:
         reached: bool | None = None
-        while not self._ended.is_set():
-            try:
-                dealer.send(self._proxy.message(_own_host(self._proxy), self._replicas))
-                reaches, why = True, ""
-            except zmq.Again:
-                reaches, why = False, "no connection"
-            except OSError as error:
-                reaches, why = False, str(error)
-            if reaches and not reached:
-                logger.info("the proxy at %s is told of this engine", address)
-            elif not reaches and reached in (None, True):
-                logger.warning("the proxy at %s is not there, and is told of this engine when it is: %s", address, why)
-            reached = reaches
-            self._ended.wait(PERIOD)
+        with zmq.Context() as context:
+            dealer: zmq.Socket[bytes] | None = None
+            while not self._ended.is_set():
+                why = ""
+                try:
+                    if dealer is None:
+                        _check_listens(self._proxy)
+                        dealer = self._connected(context, address)
+                    dealer.send(self._proxy.message(_own_host(self._proxy), self._replicas))
+                except (OSError, zmq.ZMQError) as error:
+                    why = "no connection" if isinstance(error, zmq.Again) else str(error)
+                    if dealer is not None:
+                        dealer.close()
+                        dealer = None
+                if why == "" and not reached:
+                    logger.info("the proxy at %s is told of this engine", address)
+                elif why and reached in (None, True):
+                    said = "the proxy at %s is not there, and is told of this engine when it is: %s"
+                    logger.warning(said, address, why)
+                reached = why == ""
+                self._ended.wait(PERIOD)
+            if dealer is not None:
+                dealer.close()
+
+    def _connected(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+        """It does not connect again by itself: only somebody who listens is connected to."""
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.immediate = True  # nothing is queued for a proxy that is not there
+        dealer.sndtimeo = _SEND_WAIT
+        dealer.reconnect_ivl = -1
+        dealer.heartbeat_ivl, dealer.heartbeat_timeout = _SILENCE // 2, _SILENCE
+        dealer.ipv6 = ":" in self._proxy.host
+        try:
+            dealer.connect(f"tcp://{address}")
+        except zmq.ZMQError:
+            dealer.close()
+            raise
+        return dealer
+
+
+def _check_listens(proxy: Proxy) -> None:
+    """`OSError`: nobody listens there. A port of this host from which connections are made as well may be given to the
+    very connection that asks for it, which TCP then makes with itself: the proxy could not bind that port any more."""
+    with socket.create_connection((proxy.host, proxy.port), timeout=_SEND_WAIT / 1000) as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves no trace of the port
+        if asked.getsockname() == asked.getpeername():
+            raise ConnectionRefusedError("nobody listens, the connection was one with itself")
 
 
 def _own_host(proxy: Proxy) -> str:
