@@ -3,7 +3,9 @@ import json
 import os
 import pathlib
 import pwd
+import random
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -107,8 +109,19 @@ class Build:
                     print(line if seconds_between_lines == 0 else f"{self.title}: {line}", end="", flush=True)
         return "".join(said), running.returncode
 
-    def _ctest(self, *words):
-        return [*self.prefix, "ctest", "--test-dir", str(self.folder), *words]
+    def _ctest(self, *words, folder=None):
+        return [*self.prefix, "ctest", "--test-dir", str(folder or self.folder), *words]
+
+    def _shuffled(self, seed, names):
+        """A folder where ctest finds the same tests in an order of the seed's: what costs most begins first."""
+        folder = self.folder / "shuffled"
+        shutil.rmtree(folder, ignore_errors=True)  # what took long or failed there would go first
+        folder.mkdir()
+        order = sorted(names, reverse=True)
+        random.Random(seed).shuffle(order)
+        costs = [f"set_tests_properties([==[{name}]==] PROPERTIES COST {cost})" for cost, name in enumerate(order, 1)]
+        (folder / "CTestTestfile.cmake").write_text("\n".join([f'subdirs("{self.folder}")', *costs]))
+        return folder
 
     def tests(self, labels, only="."):
         """The tests that carry one of the labels and match `only`: the labels of each, by name."""
@@ -120,17 +133,17 @@ class Build:
         except (ValueError, KeyError):
             raise Broken(f"ctest could not list the tests of {self.title}", run.stdout + run.stderr) from None
 
-    def run(self, labels, parallel, only=".", *, but=NOTHING, shuffled=False, quiet=False, environment=None):
-        """Runs tests and gives their outcomes; raises Broken if there are none, or ctest could not run."""
+    def run(self, labels, parallel, only=".", *, but=NOTHING, seed=None, quiet=False, environment=None):
+        """Runs tests and gives their outcomes; raises Broken if there are none, or ctest could not run. With a seed, and
+        more than one at a time, they begin in an order of the seed's."""
         with self._lock:
             self._reports += 1
             report = self.folder / f"report-{self._reports}.xml"
         read_at = self._from_here / report.name
         read_at.unlink(missing_ok=True)
         words = self._ctest("-L", f"^({'|'.join(labels)})$", "-R", only, "-E", but, "--parallel", str(parallel),
-                            "--no-tests=error", "--timeout", str(LIMIT), "--output-junit", str(report))
-        if shuffled:
-            words.append("--schedule-random")
+                            "--no-tests=error", "--timeout", str(LIMIT), "--output-junit", str(report),
+                            folder=None if seed is None else self._shuffled(seed, self.tests(labels, only)))
         said, status = self._follow(words, shown=not quiet, environment=environment)
         outcomes = read_report(self.title, read_at)
         if not outcomes:

@@ -164,6 +164,28 @@ class Harness(unittest.TestCase):
         with self.assertRaises(Broken):
             build.run(("other",), 1, quiet=True)
 
+    def test_a_seed_says_in_which_order_tests_begin(self):
+        names = "abcdefgh"
+        build = self.build(**{name: f"echo {name} >>../order" for name in names})
+        with open(self.folder / "CTestTestfile.cmake", "a", encoding="utf-8") as file:
+            file.write(f"set_tests_properties({' '.join(names)} PROPERTIES RUN_SERIAL TRUE)\n")
+
+        def order(seed):
+            (self.folder / "order").unlink(missing_ok=True)
+            build.run(("planted",), 2, quiet=True, seed=seed)
+            return (self.folder / "order").read_text().split()
+
+        first = order(7)
+        self.assertEqual(sorted(first), list(names))
+        self.assertEqual(first, order(7))
+        self.assertNotEqual(first, order(8))
+
+    def test_what_a_run_begins_with_stands_above_its_closing_line(self):
+        tally = Tally()
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            tally.print("TROUPE_COMMIT_SEED=17")
+        self.assertEqual(out.getvalue().splitlines()[-2:], ["TROUPE_COMMIT_SEED=17", "0 passed, 0 failed"])
+
     def test_steady_finds_what_takes_the_time_of_the_machine_for_granted(self):
         build = self.build(well=PASSES, hasty=HASTY)
         os.environ.setdefault("TROUPE_COMMIT_SEED", "1")

@@ -9,6 +9,7 @@ import time
 import traceback
 
 from build import NOTHING, Broken, Build, JOBS, ROOT
+from machines import RESULTS, kept_machine
 from outcomes import plain
 
 # Most of the time of most tests is waiting; those that would take a core from all others are RUN_SERIAL.
@@ -99,7 +100,7 @@ class Batch:
         self.name = f"testing {build.preset}: {', '.join(self.labels)}"
         self._parts = {}  # by a test's plain name
 
-    def run(self, quiet=False):
+    def run(self, quiet=False, environment=None):
         """The outcomes. What the tests are called is known only when the build is made."""
         whole, chosen, left_out = set(), [], []
         for part, step in self.steps:
@@ -116,7 +117,12 @@ class Batch:
         if whole:
             chosen.append(f"^({'|'.join(sorted(whole))})(\\.|$)")
         return self._build.run(self.labels, self.parallel, "|".join(chosen) or NOTHING,
-                               but="|".join(left_out) or NOTHING, quiet=quiet)
+                               but="|".join(left_out) or NOTHING, quiet=quiet, environment=environment)
+
+    def run_on_this_machine(self):
+        """The outcomes; tests on real verbs share one virtual machine."""
+        with kept_machine(self._build, self.labels) as environment:
+            return self.run(environment=environment)
 
     def part(self, outcome):
         return self._parts.get(outcome.name, self.steps[0][0])
@@ -245,13 +251,13 @@ class Run:
     def _test(self, batch):
         say(batch.name)
         build = self._builds[batch.preset]
-        results = build.folder / "tests/verbs/results"
+        results = build.folder / RESULTS
         machines = "verbs" in batch.labels
         if machines:
             shutil.rmtree(results, ignore_errors=True)
 
         first = batch.steps[0][0]
-        for outcome in self._timed(first, batch.name, batch.run, batch.shares) or ():
+        for outcome in self._timed(first, batch.name, batch.run_on_this_machine, batch.shares) or ():
             judge(self._tally, batch.part(outcome), build, outcome)
         if machines:
             self._count_machines(first, results)

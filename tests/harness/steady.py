@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from build import JOBS, Broken, Build
+from machines import kept_machine
 from outcomes import duration, ends
 from parts import PARTS, Tests, say
 
@@ -98,20 +99,23 @@ def repeat(work, rounds):
     record = Record()
     first = int(os.environ["TROUPE_COMMIT_SEED"])
     for number in range(1, rounds + 1):
-        seed = first + number
+        seed = first + number - 1
         say(f"round {number} of {rounds}, TROUPE_COMMIT_SEED={seed}")
         for part, step, build, only in work:
             start = time.monotonic()
-            with busy_machine(build.folder):
+            environment = {"TROUPE_COMMIT_SEED": str(seed), "RC_PARAMS": f"seed={seed}"}
+            with busy_machine(build.folder), kept_machine(build, step.labels) as kept:
                 outcomes = build.run(step.labels, 1 if part == "verbs" else CROWD, only, but=step.but,
-                                     shuffled=True, quiet=True,
-                                     environment={"TROUPE_COMMIT_SEED": str(seed), "RC_PARAMS": f"seed={seed}"})
+                                     seed=seed, quiet=True, environment={**environment, **kept})
             counts = collections.Counter(outcome.result for outcome in outcomes)
             print(f"{part}, {step.preset}, {', '.join(step.labels)}: "
                   + ", ".join(f"{count} {result}" for result, count in counts.items())
                   + f", {duration(time.monotonic() - start)}", flush=True)
             record.add(number, seed, outcomes)
-    return record.print(rounds)
+    good = record.print(rounds)
+    print("one of these rounds again, each test with the same seed and begun in the same order: "
+          f"TROUPE_COMMIT_SEED={first}..{first + rounds - 1} tests/run steady --rounds 1")
+    return good
 
 
 def steady(names, rounds, install):
