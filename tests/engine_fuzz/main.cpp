@@ -13,8 +13,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -121,6 +123,7 @@ struct summary {
   tally counts;
   std::uint64_t seeds{0};
   std::uint64_t bad{0};  ///< that found something
+  std::vector<seed_range> not_reached;  ///< in the time that there was
 };
 
 void play_apart(std::uint64_t seed, const arguments& a, summary& sum) {
@@ -144,12 +147,28 @@ summary play_all(const arguments& a) {
   summary sum;
   for (const auto& range : a.seeds) {
     for (auto seed = range.first;; ++seed) {
-      if (a.budget.count() > 0 && steady_clock::now() - begin >= a.budget) return sum;
+      if (a.budget.count() > 0 && steady_clock::now() - begin >= a.budget) {
+        sum.not_reached.push_back({seed, range.last});
+        break;
+      }
       play_apart(seed, a, sum);
       if (seed == range.last) break;
     }
   }
   return sum;
+}
+
+/// Which seeds a machine was too slow for; nothing where there is no end of them.
+void tell_reached(const summary& sum) {
+  std::ostringstream names;
+  auto all = sum.seeds;
+  for (const auto& range : sum.not_reached) {
+    if (range.last == std::numeric_limits<std::uint64_t>::max()) return;
+    names << (names.tellp() == 0 ? ", not reached: " : ",") << range.first;
+    if (range.last != range.first) names << ".." << range.last;
+    all += range.last - range.first + 1;
+  }
+  std::cout << sum.seeds << " of " << all << " seeds" << names.str() << "\n";
 }
 
 int main_of(int argc, char** argv) {
@@ -164,6 +183,7 @@ int main_of(int argc, char** argv) {
   const auto seconds =
       std::chrono::duration_cast<std::chrono::seconds>(steady_clock::now() - begin).count();
   const auto& c = sum.counts;
+  tell_reached(sum);
   std::cout << sum.seeds << " seeds in " << seconds << " s: " << c.transfers
             << " sends and receives, of which " << c.arrived << " receives were compared whole and "
             << c.failed << " failed as they may; " << c.values << " values; " << c.wrong_calls

@@ -54,11 +54,13 @@ def run_parts(names):
     if "all" in names:
         parts = list(PARTS)
     tally = Tally()
+    seed = f"TROUPE_COMMIT_SEED={os.environ['TROUPE_COMMIT_SEED']}"
+    print(seed, flush=True)
     if install(parts):
         Run(parts, tally).run()
     else:
         tally.broken("packages", "what is needed could not be installed")
-    tally.print()
+    tally.print(seed)
     return 0 if tally.passed else 1
 
 

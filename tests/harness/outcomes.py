@@ -129,8 +129,9 @@ class Tally:
     def passed(self):
         return not sum(c[1] for c in self._counts.values()) and len(self._unsteady) <= self._allowed
 
-    def print(self):
-        """Everything for the end of the log; the last line is the closing line."""
+    def print(self, begun_with=""):
+        """Everything for the end of the log; the last line is the closing line, and what the run began with stands
+        above it."""
         if self._failures:
             print("\n== what failed")
             for title, output in self._failures:
@@ -154,6 +155,8 @@ class Tally:
         if len(self._unsteady) > self._allowed:
             print(f"{len(self._unsteady)} unsteady tests are more than the {self._allowed} that a run may have")
             failed += len(self._unsteady) - self._allowed
+        if begun_with:
+            print(begun_with)
         closing = f"{passed} passed, {failed} failed"
         if skipped:
             closing += f", {skipped} skipped"
