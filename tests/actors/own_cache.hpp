@@ -43,7 +43,7 @@ struct prompt {
   [[nodiscard]] std::vector<block_id> shuffled(std::uint64_t salt) const {
     std::vector<block_id> all(blocks() + spare_blocks);
     for (std::uint32_t i = 0; i < all.size(); ++i) all[i].value = i;
-    std::shuffle(all.begin(), all.end(), std::mt19937_64{seed() + salt});
+    std::shuffle(all.begin(), all.end(), std::mt19937_64{printed_seed() + salt});
     all.resize(blocks());
     return all;
   }

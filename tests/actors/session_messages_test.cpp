@@ -447,7 +447,7 @@ TEST(session_messages, what_a_decoded_frame_allocates_is_bounded_by_the_frame) {
 TEST(session_messages, a_block_of_a_shuffled_pool_takes_three_bytes) {
   std::vector<std::uint32_t> pool(500'000);
   std::iota(pool.begin(), pool.end(), 0U);
-  std::shuffle(pool.begin(), pool.end(), std::mt19937_64{troupe::testing::seed()});
+  std::shuffle(pool.begin(), pool.end(), std::mt19937_64{troupe::testing::printed_seed()});
   transfer_request r;
   r.request = std::string{"r"};
   const auto without = encoded(r).size();
@@ -465,7 +465,7 @@ TEST(session_messages,
   constexpr std::uint32_t layers = 80;
   std::vector<std::uint32_t> pool(10 * block_count);
   std::iota(pool.begin(), pool.end(), 0U);
-  std::shuffle(pool.begin(), pool.end(), std::mt19937_64{troupe::testing::seed()});
+  std::shuffle(pool.begin(), pool.end(), std::mt19937_64{troupe::testing::printed_seed()});
   transfer_request r;
   r.request = std::string(max_request_id, 'r');
   for (std::uint32_t i = 0; i < block_count; ++i) r.blocks.push_back({{pool[i]}, 1});

@@ -459,11 +459,10 @@ class Bounds(Routed):
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(self.front.ask, "/v1/completions", completion())
                 eventually(lambda: self.front.metric("troupe_router_waiting") == 1, "one waits")
-                began = time.monotonic()
+                # The second outlasts its patience, and not the first: it would be served then.
                 for status, headers, answer in (self.front.ask("/v1/completions", completion()), waiting.result()):
                     self.assertEqual((status, answer["error"]["type"]), (429, "rate_limit_error"))
                     self.assertGreater(int(headers["Retry-After"]), 0)
-                self.assertLess(time.monotonic() - began, 30)
         self.decodes[0].behave()
         eventually(lambda: self.front.ask("/v1/completions", completion())[0] == 200, "there is room again")
 
