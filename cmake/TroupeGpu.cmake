@@ -67,9 +67,7 @@ if(TROUPE_GPU_KIND STREQUAL "cuda")
   # Static: it looks for the driver when the program runs, so that the program also starts without one.
   set(TROUPE_GPU_LIBRARIES CUDA::cudart_static)
 elseif(TROUPE_GPU_KIND STREQUAL "hip")
-  find_library(TROUPE_AMDHIP64 amdhip64 HINTS /opt/rocm/lib REQUIRED)
-  mark_as_advanced(TROUPE_AMDHIP64)
-  set(TROUPE_GPU_LIBRARIES "${TROUPE_AMDHIP64}")
+  set(TROUPE_GPU_LIBRARIES ${CMAKE_DL_LIBS})  # libamdhip64 is opened where it is: xgmi/hip_library.cpp
 endif()
 
 # troupe_gpu_sources(<out>): the runtime that was chosen, and its kernels.
@@ -88,6 +86,8 @@ function(troupe_gpu_sources out)
   set(sources xgmi/gpu_runtime_hip.cpp "${object}")
   if(TROUPE_GPU_KIND STREQUAL "cuda")
     list(APPEND sources xgmi/cuda_driver.cpp)
+  else()
+    list(APPEND sources xgmi/hip_library.cpp)
   endif()
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()

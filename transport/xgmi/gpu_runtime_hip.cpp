@@ -9,7 +9,6 @@
 #include <utility>
 #include <variant>
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include "troupe/transport/xgmi/gpu_error.hpp"
@@ -18,6 +17,8 @@
 #include "troupe/transport/xgmi/scatter_kernel.hpp"
 #if defined(TROUPE_GPU_CUDA)
 #include "troupe/transport/xgmi/cuda_driver.hpp"
+#else
+#include "troupe/transport/xgmi/hip_library.hpp"
 #endif
 
 // The runtime on a real driver, in HIP's words.
@@ -107,11 +108,11 @@ std::variant<exported_memory, std::string> dmabuf_of(std::uint32_t device, const
   if (auto* why = std::get_if<std::string>(&made)) return std::move(*why);
   return exported_memory{.dmabuf = std::get<int>(made)};
 #else
-  // Of the runtime below HIP, which is loaded with it; releases before ROCm 5.5 do not have it.
+  // Of the runtime below HIP, which is opened with it; releases before ROCm 5.5 do not have it.
   static_cast<void>(device);
   using export_call = int(const void*, std::size_t, int*, std::uint64_t*);
   static auto* const call =
-      reinterpret_cast<export_call*>(::dlsym(RTLD_DEFAULT, "hsa_amd_portable_export_dmabuf"));
+      reinterpret_cast<export_call*>(hip_function("hsa_amd_portable_export_dmabuf"));
   if (call == nullptr) return "this release of ROCm exports none";
   exported_memory made;
   const int status = call(begin, bytes, &made.dmabuf, &made.offset);
