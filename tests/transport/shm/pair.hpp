@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -35,18 +36,28 @@ class recorder final : public link_sink {
     frames_.emplace_back(reinterpret_cast<const char*>(frame.data()), frame.size());
   }
   void on_quiescent(transfer_id transfer) override {
-    const std::lock_guard lock{mutex_};
-    quiescent_.push_back(transfer);
+    {
+      const std::lock_guard lock{mutex_};
+      quiescent_.push_back(transfer);
+    }
+    if (when_quiescent) when_quiescent(transfer);
   }
   void on_broken(troupe::error why) override {
     const std::lock_guard lock{mutex_};
     broken_.push_back(std::move(why));
   }
 
+  /// Called in the callback. Set before anything is fenced.
+  std::function<void(transfer_id)> when_quiescent;
+
   [[nodiscard]] int ups() const { return get(ups_); }
   [[nodiscard]] std::vector<completion> completions() const { return get(completions_); }
   [[nodiscard]] std::vector<std::string> frames() const { return get(frames_); }
   [[nodiscard]] std::vector<transfer_id> quiescent() const { return get(quiescent_); }
+  [[nodiscard]] bool is_quiescent(transfer_id transfer) const {
+    const auto all = quiescent();
+    return std::ranges::find(all, transfer) != all.end();
+  }
   [[nodiscard]] std::vector<troupe::error> broken() const { return get(broken_); }
 
  private:
