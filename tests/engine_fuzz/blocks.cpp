@@ -1,6 +1,7 @@
 #include "blocks.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -110,15 +111,27 @@ std::optional<lent_block> cache_blocks::lend() {
   auto taken = try_take(table, 1);
   if (!taken || taken->blocks.empty()) return std::nullopt;
   const auto bytes = model_.longest_run(taken->blocks.front());
-  held_blocks held;
-  held.tables.resize(s_.tables());
-  held.passed.resize(s_.tables());
-  held.tables[table].blocks = std::move(taken->blocks);
-  if (its_.pooled) held.owner = taken->owner;
-  return lent_block{bytes, [this, held = std::move(held)]() mutable {
-                      model_.reuse(held.tables, std::nullopt);
-                      give_back(held, "a value");
-                    }};
+  const auto held = std::make_shared<held_blocks>();
+  const auto hold = [this, held, table](kvcache::allocation blocks) {
+    held->tables.assign(s_.tables(), {});
+    held->passed.assign(s_.tables(), 0);
+    held->tables[table].blocks = std::move(blocks.blocks);
+    if (its_.pooled) held->owner = blocks.owner;
+  };
+  hold(std::move(*taken));
+  lent_block lent{bytes,
+                  [this, held] {
+                    model_.reuse(held->tables, std::nullopt);
+                    give_back(*held, "a value");
+                  },
+                  {}};
+  if (!its_.pooled) return lent;
+  lent.swap = [this, held, hold, table] {
+    give_back(*held, "a value");
+    hold(try_take(table, 1).value_or(kvcache::allocation{}));
+    model_.reuse(held->tables, std::nullopt);
+  };
+  return lent;
 }
 
 // -- the prefix

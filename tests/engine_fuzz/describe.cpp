@@ -33,6 +33,7 @@ std::string words_of(const scenario& s, const put_plan& put) {
   if (put.when == given_up::at_once) out << ", given up at once";
   if (put.when == given_up::soon) out << ", given up after " << put.soon_us << " us";
   if (put.again) out << ", put again where it failed";
+  if (put.frees_early()) out << ", freed early where it is of a pool";
   return out.str();
 }
 
@@ -71,9 +72,10 @@ std::string words_of(const side& its) {
   out << its.ranks << (its.ranks == 1 ? " rank" : " ranks");
   if (its.replicas > 1) out << " x " << its.replicas;
   out << ", "
-      << (its.on_gpu   ? "pool of a GPU"
-          : its.pooled ? "pool"
-                       : "own memory")
+      << (its.on_gpu      ? "pool of a GPU"
+          : its.pooled    ? "pool"
+          : its.allocated ? "allocated memory"
+                          : "own memory")
       << " of " << its.blocks << " blocks, ";
   if (!its.pools.empty()) {
     out << "groups over bytes";

@@ -153,6 +153,13 @@ std::uint32_t times_received(const request_plan& r) {
   return r.decode_again || r.asked_late ? 2 : 1;
 }
 
+/// Each may be from a block, and hold another one when that is given back.
+std::uint32_t blocks_of_puts(const round& now) {
+  std::uint32_t blocks = 0;
+  for (const auto& put : now.puts) blocks += put.frees_early() ? 2 : 1;
+  return blocks;
+}
+
 /// The blocks that the pool of a side needs of which groups need the most.
 std::uint32_t blocks_of_groups(const scenario& s, const side& its) {
   std::uint32_t most = 0;
@@ -161,7 +168,7 @@ std::uint32_t blocks_of_groups(const scenario& s, const side& its) {
     for (std::uint32_t t = 0; t < s.tables(); ++t) {
       auto& sum = sums[its.pools[t]];
       sum += s.blocks_of(s.shared_tokens(one), t);
-      if (t == s.table_of(0)) sum += static_cast<std::uint32_t>(one.puts.size());
+      if (t == s.table_of(0)) sum += blocks_of_puts(one);
       for (const auto& r : one.requests) {
         const auto first = std::min(r.windows[t].held, r.windows[t].asked) / s.block_tokens(t);
         const auto blocks = s.blocks_of(r.tokens, t);
@@ -182,8 +189,7 @@ void draw_blocks(scenario& s, dice& d) {
   }
   std::uint32_t most = 0;
   for (const auto& one : s.rounds) {
-    // Each put may be from a block.
-    auto sum = one.shared_blocks + static_cast<std::uint32_t>(one.puts.size());
+    auto sum = one.shared_blocks + blocks_of_puts(one);
     for (const auto& r : one.requests) sum += s.blocks_of(r.tokens) * times_received(r);
     most = std::max(most, sum);
   }
@@ -219,6 +225,12 @@ void draw_packed(scenario& s) {
     const bool attention = s.model.layers[l].kind == layer_kind::attention;
     if (attention && d.one_in(2)) s.packed |= std::uint64_t{1} << l;
   }
+}
+
+/// Whether Troupe allocates the memory of caches that are the engines' own.
+void draw_allocated(scenario& s) {
+  auto d = dice_beside(s, 6);
+  for (auto* its : {&s.prefill, &s.decode, &s.aside}) its->allocated = d.one_in(4) && !its->pooled;
 }
 
 /// A node that no edge touches.
@@ -269,6 +281,7 @@ scenario draw(std::uint64_t seed, const std::vector<std::string>& backends,
   draw_parts(s);
   draw_naming(s);
   draw_groups(s);
+  draw_allocated(s);
 
   // Most are small, so that there are many; some are as large as may be.
   const auto bits = d.roll(14, d.one_in(6) ? 26 : 21);

@@ -213,11 +213,12 @@ round draw_round(scenario& s, std::uint32_t most_tokens, bool last, dice& d) {
   const auto extras = d.roll(0, 4);
   for (std::uint32_t i = 0; i < extras; ++i)
     stories.push_back({{act_kind::call_wrongly, some_node(), 0, d.roll(0, wrong_call_count - 1)}});
-  // Values of who is killed are not looked for.
-  const auto puts = killed ? 0 : d.pick<std::uint32_t>({0, 0, 1, 2, 3, 6});
+  auto beside = dice_beside(s, 5);
+  auto& of_puts = killed ? beside : d;
+  const auto puts = of_puts.pick<std::uint32_t>({0, 0, 1, 2, 3, 6});
   for (std::uint32_t i = 0; i < puts; ++i) {
-    made.puts.push_back(draw_put(s, d));
-    stories.push_back({{act_kind::put, d.roll(0, s.joined_nodes() - 1), 0, i}});
+    made.puts.push_back(draw_put(s, of_puts));
+    stories.push_back({{act_kind::put, of_puts.roll(0, s.joined_nodes() - 1), 0, i}});
   }
   if (s.may_break && !killed && d.one_in(2)) stories.push_back({{act_kind::break_links, 0}});
   made.acts = merge(std::move(stories), d);

@@ -127,6 +127,8 @@ class driver {
         nodes_[one.node]->wake();
         standing_.erase(one.node);
         given_up_.clear();  // it has not heard of it
+        for (std::uint32_t node = 0; node < nodes_.size(); ++node)
+          if (!is_away(node)) nodes_[node]->hear_of_wake();
         return;
       case act_kind::die:
         nodes_[one.node]->die();

@@ -59,15 +59,20 @@ class lent_pages final : public lent_memory {
 
 class block_loan final : public lent_memory {
  public:
-  block_loan(lent_block block, std::size_t most)
+  block_loan(lent_block block, std::size_t most, bool freed_early)
       : lent_memory{block.bytes.first(std::min(block.bytes.size(), most))},
-        block_{std::move(block)} {
+        block_{std::move(block)},
+        freed_early_{freed_early} {
     lend();
+  }
+  void put_began() override {
+    if (freed_early_ && block_.swap) block_.swap();
   }
   void take_back() override { block_.give_back(); }
 
  private:
   lent_block block_;
+  bool freed_early_;
 };
 
 }  // namespace
@@ -108,7 +113,9 @@ memory_lender::~memory_lender() = default;
 
 std::unique_ptr<lent_memory> memory_lender::lend(const put_plan& put, std::uint64_t seed) {
   if (put.memory == value_memory::block) {
-    if (auto block = blocks_()) return std::make_unique<block_loan>(std::move(*block), 2U << 20U);
+    if (auto block = blocks_()) return {
+        return std::make_unique<block_loan>(std::move(*block), 2U << 20U, put.frees_early());
+      }
   }
   if (put.memory == value_memory::slab) {
     if (!slab_) slab_ = std::make_shared<slab>();

@@ -24,6 +24,8 @@ class lent_memory {
   [[nodiscard]] std::size_t size() const { return given_.size(); }
   /// Whether those are the bytes that were lent.
   [[nodiscard]] bool is(std::span<const std::byte> other) const;
+  /// The put has begun.
+  virtual void put_began() {}
   /// The outcome has come. `bytes` are no more to be read.
   virtual void take_back() = 0;
 
@@ -42,6 +44,9 @@ class lent_memory {
 struct lent_block {
   std::span<std::byte> bytes;
   std::function<void()> give_back;  ///< overwrites it, too
+  /// Gives it back as it is, and overwrites one that the pool gives out then; another one, since a put reads
+  /// the first. Then `give_back` is of that. Null: the engine's own memory.
+  std::function<void()> swap;
 };
 using block_lender = std::function<std::optional<lent_block>()>;
 

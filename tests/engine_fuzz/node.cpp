@@ -23,6 +23,10 @@ class local_node final : public fuzz_node {
     if (!deployment) return found(to_string(deployment.error()));
     engine_options options;
     if (!its_.pooled) options = options_with(s_.layout_of(node_), memory_);
+    if (its_.allocated) {
+      options.regions.clear();
+      options.allocate.emplace();
+    }
     options.polling = its_.polling;
     options.watch = joins();
     try_other_rank(*deployment);
@@ -45,8 +49,8 @@ class local_node final : public fuzz_node {
     blocks_ = std::make_unique<cache_blocks>(s_, node_, *engine_, *model_, finds, dice_);
     transfers_ = std::make_unique<node_transfers>(s_, node_, *engine_, *model_, *blocks_, ended_,
                                                   finds, counts_);
-    values_ = std::make_unique<value_stories>(
-        *engine_, finds, counts_, [this] { return blocks_->lend(); }, s_.values_expire());
+    values_ = std::make_unique<value_stories>(s_, node_, *engine_, finds, counts_,
+                                              [this] { return blocks_->lend(); });
     wrong_calls_ = std::make_unique<wrong_calls>(s_, node_, *engine_, finds, counts_, dice_);
     if (engine_->layout().blocks != its_.blocks) {
       return found("has " + std::to_string(engine_->layout().blocks) + " blocks, not " +
@@ -61,6 +65,7 @@ class local_node final : public fuzz_node {
     round_ = &s_.rounds[index];
     ended_.clear();
     transfers_->begin_round(index);
+    values_->begin_round(*round_);
     blocks_->begin_round(*round_);
   }
 
@@ -95,6 +100,8 @@ class local_node final : public fuzz_node {
     if (!ended_.contains({request, part::send})) transfers_->abort(request, part::send);
   }
 
+  void hear_of_wake() override { values_->hear_of_wake(); }
+
   void pump() override {
     if (its_.polling) {
       for (int i = 0; i < 4; ++i) (void)engine_->poll();
@@ -111,7 +118,7 @@ class local_node final : public fuzz_node {
   }
 
   bool idle() override { return transfers_->empty() && values_->empty(); }
-  bool settled() override { return values_->empty() && transfers_->settled(); }
+  bool settled() override { return values_->settled() && transfers_->settled(); }
   std::uint64_t progress() override { return progress_; }
   int port() override { return engine_->report().node.port; }
 

@@ -35,6 +35,8 @@ class fuzz_node {
   virtual void carry_out(std::uint32_t act_index) = 0;
   /// Gives a send up that nobody asks for any more.
   virtual void give_up(std::uint32_t request) = 0;
+  /// The process that stood still goes on.
+  virtual void hear_of_wake() = 0;
   /// Takes what has come.
   virtual void pump() = 0;
   /// Whether no operation is open.

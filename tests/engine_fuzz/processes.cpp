@@ -73,6 +73,8 @@ class follower {
       node_->carry_out(number);
     } else if (verb == "give_up") {
       node_->give_up(number);
+    } else if (verb == "woken") {
+      node_->hear_of_wake();
     } else if (verb == "status") {
       node_->pump();
       tell_news();
@@ -143,6 +145,7 @@ class remote_node final : public fuzz_node {
   }
   void carry_out(std::uint32_t act_index) override { say("act", act_index); }
   void give_up(std::uint32_t request) override { say("give_up", request); }
+  void hear_of_wake() override { say("woken", 0); }
   void pump() override {
     if (gone_ || stands_) return;
     child_.channel().say("status");

@@ -56,6 +56,7 @@ struct side {
   bool polling{false};
   kvcache::arrangement how;
   bool on_gpu{false};       ///< its pool: memory of a double of a GPU
+  bool allocated{false};    ///< own memory, which Troupe allocates
   std::uint32_t blocks{0};  ///< of each rank; with groups of layers of each pool
   /// Of each group of layers the first one that lies over the same bytes: blocks of those are of one pool.
   std::vector<std::uint32_t> pools;
@@ -130,6 +131,11 @@ struct put_plan {
   std::uint32_t soon_us{0};
   std::uint32_t ttl_ms{0};  ///< 0: no end
   bool again{false};        ///< once it has failed: other bytes under its key
+
+  /// From a block of a pool: it is given back as soon as the put has begun.
+  [[nodiscard]] bool frees_early() const {
+    return memory == value_memory::block && seed / 1024 % 2 == 1;
+  }
 };
 
 enum class act_kind : std::uint8_t {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "verdict.hpp"
 #include "waiting.hpp"
 
 namespace troupe::engine_fuzz {
@@ -11,15 +12,28 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-value_stories::value_stories(engine& node, finder found, tally& counts, block_lender blocks,
-                             bool may_be_late)
-    : node_{node},
+value_stories::value_stories(const scenario& s, std::uint32_t node, engine& e, finder found,
+                             tally& counts, block_lender blocks)
+    : s_{s},
+      self_{node},
+      node_{e},
       found_{std::move(found)},
       counts_{counts},
       lender_{std::move(blocks)},
-      may_be_late_{may_be_late} {}
+      may_be_late_{s.values_expire()} {}
 
 value_stories::~value_stories() = default;
+
+void value_stories::begin_round(const round& now) {
+  victim_ = victim_of(now);
+  stands_ = has_standing(now);
+  woken_ = false;
+}
+
+void value_stories::hear_of_wake() {
+  woken_ = true;
+  later_.splice(later_.end(), parked_);
+}
 
 // -- asking
 
@@ -38,9 +52,11 @@ void value_stories::begin_put(story one, step what, std::uint64_t seed) {
   const auto asked =
       node_.put(one.peer, one.key, one.value->bytes(), milliseconds{one.plan.ttl_ms});
   if (!asked) {
-    wrong(one, to_string(asked.error()));
+    one.value->take_back();
+    if (!was_lost(one, step::get_nothing, asked.error())) wrong(one, to_string(asked.error()));
     return;
   }
+  one.value->put_began();
   if (what == step::put) {
     if (one.plan.when == given_up::at_once) (void)node_.abort(*asked, "fuzz");
     if (one.plan.when == given_up::soon)
@@ -61,7 +77,7 @@ void value_stories::ask(story one, step what) {
                      : what == step::remove ? node_.remove(one.peer, one.key)
                                             : node_.get(one.peer, one.key);
   if (!asked) {
-    wrong(one, to_string(asked.error()));
+    if (!was_lost(one, what, asked.error())) wrong(one, to_string(asked.error()));
     return;
   }
   live_.emplace(asked->value, std::move(one));
@@ -94,6 +110,7 @@ std::string value_stories::open() const {
   for (const auto& [id, one] : live_)
     all += " value " + one.key + " at step " + std::to_string(static_cast<int>(one.at));
   for (const auto& one : later_) all += " value " + one.what.key + " waits";
+  for (const auto& one : parked_) all += " value " + one.what.key + " waits for its node";
   return all;
 }
 
@@ -119,6 +136,7 @@ void value_stories::go_on(story one, event& e) {
     end_put(std::move(one), failed);
     return;
   }
+  if (failed != nullptr && was_lost(one, one.at, failed->why)) return;
   if (was_late(one, failed)) return;
   switch (one.at) {
     case step::get: end_get(std::move(one), e); return;
@@ -126,6 +144,43 @@ void value_stories::go_on(story one, event& e) {
     case step::remove: end_remove(std::move(one), failed); return;
     default: end_get_nothing(std::move(one), failed);
   }
+}
+
+bool value_stories::is_disturbed(const story& one) const {
+  return victim_ && (*victim_ == self_ || s_.name_of(*victim_) == one.peer);
+}
+
+bool value_stories::is_loss(const story& one, const troupe::error& why) const {
+  if (!is_disturbed(one)) return false;
+  switch (why.code) {
+    case errc::peer_lost:
+    case errc::peer_unreachable:
+    case errc::link_broken:
+    case errc::aborted: return true;
+    case errc::deadline: return may_be_late_;
+    // Of a node that joins nobody knows once it is gone.
+    case errc::not_found: return s_.is_open() && !stands_;
+    default: return false;
+  }
+}
+
+bool value_stories::was_lost(story& one, step what, const troupe::error& why) {
+  if (!is_loss(one, why)) return false;
+  ++one.tries;
+  if (!stands_) {
+    end(one);
+  } else if (!woken_) {
+    parked_.push_back({steady_clock::now(), std::move(one), what});
+  } else {
+    const auto now = steady_clock::now();
+    if (now - one.missed_since.value_or(now) > testing::wait_limit) {
+      wrong(one, "its node goes on and is not reached: " + to_string(why));
+      return true;
+    }
+    if (!one.missed_since) one.missed_since = now;
+    ask_later(std::move(one), what, 5ms);
+  }
+  return true;
 }
 
 bool value_stories::was_late(story& one, const event_failed* failed) {
@@ -161,7 +216,8 @@ void value_stories::end_put(story one, const event_failed* failed) {
     ask_later(std::move(one), step::put_again, 1ms);
     return;
   }
-  if (!(gave_up && why.code == errc::aborted) && !(may_be_late_ && why.code == errc::deadline))
+  if (!(gave_up && why.code == errc::aborted) && !(may_be_late_ && why.code == errc::deadline) &&
+      !is_loss(one, why))
     wrong(one, to_string(why));
   one.not_known = why.message.find("not known") != std::string::npos;
   if (one.not_known) {

@@ -22,16 +22,21 @@ namespace troupe::engine_fuzz {
 
 class value_stories {
  public:
-  /// `may_be_late`: operations on values have a short deadline.
-  value_stories(engine& node, finder found, tally& counts, block_lender blocks, bool may_be_late);
+  value_stories(const scenario& s, std::uint32_t node, engine& e, finder found, tally& counts,
+                block_lender blocks);
   ~value_stories();
+
+  void begin_round(const round& now);
 
   void put(const std::string& peer, const std::string& key, const put_plan& plan);
   /// Whether it is an event of one of these.
   [[nodiscard]] bool take(event& e);
   /// Gives up and asks what is due.
   void pump();
-  [[nodiscard]] bool empty() const { return live_.empty() && later_.empty(); }
+  void hear_of_wake();
+  [[nodiscard]] bool empty() const { return settled() && parked_.empty(); }
+  /// Whether nothing goes on but what waits for a node that stands still.
+  [[nodiscard]] bool settled() const { return live_.empty() && later_.empty(); }
   [[nodiscard]] std::string open() const;
 
  private:
@@ -48,7 +53,8 @@ class value_stories {
     std::uint32_t tries{0};  ///< of this step
     time_point put_asked, put_ended, asked;
     std::optional<time_point> give_up_at;
-    std::optional<time_point> taken_since;  ///< its key, by the put before
+    std::optional<time_point> taken_since;   ///< its key, by the put before
+    std::optional<time_point> missed_since;  ///< its node, which has gone on
   };
   struct due {
     time_point when;
@@ -66,19 +72,31 @@ class value_stories {
   void end_remove(story one, const event_failed* failed);
   void end_get_nothing(story one, const event_failed* failed);
   void end(const story& one);
+  /// Whether one side of it is killed or stopped in this round.
+  [[nodiscard]] bool is_disturbed(const story& one) const;
+  /// Whether the operation may have failed so since one side of it was killed or stopped.
+  [[nodiscard]] bool is_loss(const story& one, const troupe::error& why) const;
+  /// Asks again when the other side goes on, or ends where it never will; false: it was no loss.
+  [[nodiscard]] bool was_lost(story& one, step what, const troupe::error& why);
   /// Asks again where the answer was late; false: it was no lateness.
   [[nodiscard]] bool was_late(story& one, const event_failed* failed);
   /// Whether its time to live may have passed.
   [[nodiscard]] static bool may_be_over(const story& one);
   void wrong(const story& one, const std::string& what);
 
+  const scenario& s_;
+  std::uint32_t self_;
   engine& node_;
   finder found_;
   tally& counts_;
   memory_lender lender_;
   bool may_be_late_;
+  std::optional<std::uint32_t> victim_;  ///< of the round
+  bool stands_{false};                   ///< and goes on later; else it is killed
+  bool woken_{false};
   std::map<std::uint64_t, story> live_;
   std::list<due> later_;
+  std::list<due> parked_;
 };
 
 }  // namespace troupe::engine_fuzz

@@ -1,7 +1,5 @@
 #include "verdict.hpp"
 
-#include <optional>
-
 namespace troupe::engine_fuzz {
 
 std::string_view to_string(part what) noexcept {
@@ -14,14 +12,17 @@ std::string_view to_string(part what) noexcept {
   return "?";
 }
 
-namespace {
-
-/// The node of the round that is killed or stopped.
 std::optional<std::uint32_t> victim_of(const round& now) {
   for (const auto& one : now.acts)
     if (one.what == act_kind::die || one.what == act_kind::stand) return one.node;
   return std::nullopt;
 }
+
+bool has_standing(const round& now) {
+  return std::ranges::any_of(now.acts, [](const act& one) { return one.what == act_kind::stand; });
+}
+
+namespace {
 
 bool takes_part(const scenario& s, const request_plan& r, std::uint32_t node) {
   return s.is_prefill(node) || r.two_replicas || s.replica_of(node) == s.decode_replica_of(r);

@@ -3,6 +3,7 @@
 /// How an operation may end, from what the scenario says.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,11 @@ struct verdict {
   /// Whether it succeeds whatever else happens.
   [[nodiscard]] bool is_certain() const { return failures.empty() && !may_fail_anyhow; }
 };
+
+/// The node of the round that is killed or stopped.
+[[nodiscard]] std::optional<std::uint32_t> victim_of(const round& now);
+/// Whether it is stopped, and wakes when the others have ended.
+[[nodiscard]] bool has_standing(const round& now);
 
 [[nodiscard]] verdict verdict_on(const scenario& s, const round& now, std::uint32_t request,
                                  std::uint32_t node, part what);
