@@ -27,6 +27,7 @@
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/actors/thread_cores.hpp"
+#include "troupe/actors/value_regions.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
 namespace troupe {
@@ -545,7 +546,8 @@ class node_engine final : public engine {
     if (auto fine = check_key(order.key); !fine) return fail(fine.error());
     if (auto joined = check_value_edge(*context_, order.peer); !joined) return fail(joined.error());
     if (auto copied = copy_from_gpu(order); !copied) return fail(copied.error());
-    auto operation = begin({operation_kind::value, {}, 0, false});
+    if (!order.copy) order.pinned = pool_blocks_of(*context_, order.value);
+    auto operation = begin_pinned({operation_kind::value, {}, 0, false}, order.pinned);
     if (!operation) return operation;
     order.operation = *operation;
     command_here(engine_command{std::move(order)});

@@ -405,13 +405,17 @@ class engine {
   // `not_found` (no such node), `invalid_config` (the deployment has no edge that joins the two).
 
   /// Stores a copy of `value` under `key` at node `peer` (which may be this node). `value` must
-  /// stay unchanged until the outcome. What is larger than a frame (32 KiB) is copied, or read by the
+  /// stay unchanged until the outcome, and is the caller's again with it: nobody reads it any more,
+  /// whatever the peer does. What is larger than a frame (32 KiB) is copied, or over a wire read by the
   /// peer, while the caller goes on; what is in memory of a GPU is copied before this returns, and the
-  /// GPU must have computed it. ttl 0: until removed. Outcome: done, `already_exists`,
-  /// `pool_exhausted`. What failed is not stored and never will be, whoever gave it up, unless the
-  /// reason says that this is not known: the last word of the put had been said, and no answer came
-  /// before the link was lost or the deadline. A peer that stands still may read `value` after the
-  /// deadline, but not store it.
+  /// GPU must have computed it. Blocks of the node's pool are read where they lie; they may be freed at
+  /// once, and stay in quarantine until the peer cannot read them. ttl 0: until removed. Outcome: done,
+  /// `already_exists`, `pool_exhausted` (at the peer, or here for the copy). What failed is not stored
+  /// and never will be, whoever gave it up, unless the reason says that this is not known: the last word
+  /// of the put had been said, and no answer came before the link was lost or the deadline. That
+  /// deadline is `limits.transfer_deadline`; a value that is read over `rdma` has its outcome when the
+  /// peer is shut out, at most twice `rdma.fence_patience` later. `not_found` also where `value` lies in
+  /// a block of the node's pool that is not allocated.
   [[nodiscard]] virtual result<operation_id> put(std::string peer, std::string key,
                                                  std::span<const std::byte> value,
                                                  std::chrono::milliseconds ttl = {}) = 0;

@@ -52,6 +52,7 @@ void happened(self_pointer self, session_unpinned& last) {
   if (found == st.sessions.end()) return;
   const auto operation = found->second.operation;
   session_ends(st, last.transfer);
+  unpin_value(st, operation);
   if (const auto src = st.sources.find(operation); src != st.sources.end()) {
     src->second.unpinned(last.transfer);
     release_source(self, operation);
@@ -319,7 +320,14 @@ void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
     if (session.link != link) continue;
     tell(session.actor, session_event{link_is_lost{
                             {errc::peer_lost, "the link to " + session.report.peer + " is gone"}}});
-    if (!crashed) tell(session.actor, session_event{transfer_is_quiescent{}});
+    if (!crashed) {
+      tell(session.actor, session_event{transfer_is_quiescent{}});
+    } else if (st.value_clients.erase(session.operation) != 0) {
+      // Its client would wait for the fence.
+      st.value_pins.erase(session.operation);
+      fail_value(st, session.operation,
+                 {errc::peer_lost, "the actor of the link to " + session.report.peer + " crashed"});
+    }
   }
 }
 
@@ -344,8 +352,9 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
   ++st.crashed_sessions;
   count_sessions(st);
   const auto operation = crashed->second.operation;
-  // A value's own actor is the only one that knows of its outcome.
+  // A value's own actor is the only one that knows of its outcome, and of who may read what is put.
   if (st.value_clients.erase(operation) != 0) {
+    st.value_pins.erase(operation);
     fail_value(st, operation, why);
   } else if (const auto src = st.sources.find(operation); src != st.sources.end()) {
     if (src->second.concluded) return;

@@ -143,6 +143,8 @@ struct engine_port_state {
   std::map<operation_id, waiting_value> values;           ///< that wait for a link
   std::unordered_map<operation_id, transfer_id> value_clients;
   std::unordered_set<operation_id> copying;  ///< large puts to this node itself
+  /// Blocks of the pool that values are put from, until nobody can read them.
+  std::unordered_map<operation_id, std::vector<block_id>> value_pins;
   std::shared_ptr<const membership> members{std::make_shared<membership>()};  ///< newest seen
   std::mt19937_64 random{std::random_device{}()};
   bool ticking{false};

@@ -29,18 +29,41 @@ std::optional<waiting_value> no_longer_waits(engine_port_state& st, operation_id
 }
 
 void fail_value(engine_port_state& st, operation_id operation, troupe::error why) {
+  unpin_value(st, operation);
   value_concluded outcome{operation, event_failed{std::move(why)}};
   value_outcome(st, outcome);
 }
+
+void unpin_value(engine_port_state& st, operation_id operation) {
+  const auto pinned = st.value_pins.find(operation);
+  if (pinned == st.value_pins.end()) return;
+  unpin_blocks(st, "put " + std::to_string(operation.value), pinned->second);
+  st.value_pins.erase(pinned);
+}
+
+namespace {
+
+/// On a thread of the scheduler's, as `copy_here`.
+session_actor spawn_copier(self_pointer self, value_client_options options) {
+  self->state.context->counters.local_copies.fetch_add(1);
+  auto client = self->system().spawn(value_client, std::move(options));
+  self->monitor(client);
+  return client;
+}
+
+}  // namespace
 
 void start_client(self_pointer self, waiting_value value, const link_handle& link) {
   auto& st = self->state;
   const auto operation = value.order.operation;
   const auto transfer = new_transfer(st);
   auto report = report_of(value.order.key, link, "value", "asked");
-  auto client = self->spawn<caf::monitored>(
-      value_client, value_client_options{st.context, caf::actor_cast<engine_port_actor>(self), link,
-                                         transfer, std::move(value.order)});
+  const bool copies = must_copy(value.order, link);
+  value_client_options options{
+      st.context, caf::actor_cast<engine_port_actor>(self), link, transfer, std::move(value.order),
+      copies};
+  auto client = copies ? spawn_copier(self, std::move(options))
+                       : self->spawn<caf::monitored>(value_client, std::move(options));
   st.value_clients.emplace(operation, transfer);
   session_begins(st, operation, transfer, std::move(client), link, std::move(report),
                  value.deadline);
@@ -69,6 +92,7 @@ void copy_here(self_pointer self, start_value& order) {
 
 void carry_out(self_pointer self, start_value& order) {
   auto& st = self->state;
+  if (!order.pinned.empty()) st.value_pins.emplace(order.operation, order.pinned);
   if (st.stopping) {
     fail_value(st, order.operation, {errc::aborted, "the node stops"});
     return;
@@ -79,6 +103,7 @@ void carry_out(self_pointer self, start_value& order) {
       return;
     }
     value_concluded outcome{order.operation, value_here(*st.context, order)};
+    unpin_value(st, order.operation);
     value_outcome(st, outcome);
     return;
   }
@@ -96,7 +121,7 @@ void carry_out(self_pointer self, start_value& order) {
 void happened(self_pointer self, value_concluded& outcome) {
   auto& st = self->state;
   st.value_clients.erase(outcome.operation);
-  st.copying.erase(outcome.operation);
+  if (st.copying.erase(outcome.operation) != 0) unpin_value(st, outcome.operation);
   value_outcome(st, outcome);
 }
 

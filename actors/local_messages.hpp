@@ -363,6 +363,7 @@ struct start_value {
   std::uint64_t ttl_ms{0};           ///< of a put
   /// What `value` shows where the engine's own is in memory of a GPU.
   std::shared_ptr<const std::vector<std::byte>> copy{};
+  std::vector<block_id> pinned{};  ///< of the node's pool: those that `value` lies in
 };
 /// What a decode engine says to the sources of a request without a receive.
 enum class source_verb : std::uint8_t { release, hold };

@@ -157,6 +157,7 @@ struct node_counters {
 struct registered_value {
   std::span<const std::byte> bytes;
   std::uint32_t puts{0};
+  bool closed{false};  ///< one of them has ended: the caller may have other memory there by now
 };
 
 /// What every actor of one node may use. Made before the first actor, destroyed after the last one.
@@ -184,7 +185,8 @@ struct node_context {
   supervisor_search search;  ///< of a supervisor that is to be begun
   std::mutex value_regions_mutex;
   std::map<region_id, registered_value> value_regions;  ///< memory of puts that are under way
-  std::function<void(call)> on_call;                    ///< empty: calls of frontends are refused
+  std::shared_ptr<value_store> value_copies;  ///< of such values; made when the first one is copied
+  std::function<void(call)> on_call;          ///< empty: calls of frontends are refused
   std::chrono::steady_clock::time_point started{std::chrono::steady_clock::now()};
 
   explicit node_context(node_settings s)

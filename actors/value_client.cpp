@@ -68,6 +68,30 @@ void tell_outcome(self_pointer self) {
   self->send(st.port, port_event{std::move(said)});
 }
 
+/// With the outcome the value is the caller's again: where the peer may read it, the fence comes first.
+void tell_failure(self_pointer self) {
+  if (!self->state.lent) tell_outcome(self);
+}
+
+/// On a copy of the value in memory that every peer reaches.
+result<grant_wish> grant_on_copy(value_client_state& st) {
+  const auto value = st.order.value;
+  if (auto room = room_for_copy(*st.context, value.size())) {
+    std::ranges::copy(value, room->bytes().begin());
+    st.copy.emplace(std::move(*room));
+    return grant_wish{
+        st.context->value_copies->region(), {st.copy->where()}, transport::access::read};
+  }
+  auto& endpoint = *st.context->endpoint;
+  const auto region = endpoint.allocate(value.size(), "copy for put " + st.order.key);
+  if (!region) return fail(region.error());
+  st.copy_apart = *region;
+  const auto room = endpoint.bytes(*region);
+  if (!room) return fail(room.error());
+  std::ranges::copy(value, room->begin());
+  return grant_wish{*region, {{0, value.size(), 0, 1}}, transport::access::read};
+}
+
 /// Where the value lies in registered memory; registers it for the time of the put if nobody has.
 result<grant_wish> grant_on_value(value_client_state& st) {
   const auto value = st.order.value;
@@ -81,27 +105,19 @@ result<grant_wish> grant_on_value(value_client_state& st) {
       continue;
     }
     const auto offset = static_cast<std::uint64_t>(value.data() - bytes->data());
+    st.lent = st.order.pinned.empty();
     return grant_wish{region, {{offset, value.size(), 0, 1}}, transport::access::read};
   }
   auto registered = register_value(*st.context, value, st.order.key);
-  if (!registered) return fail(registered.error());
+  if (!registered) {
+    // What overlaps another put cannot be registered beside it.
+    if (registered.error().code == errc::already_exists) return grant_on_copy(st);
+    return fail(registered.error());
+  }
   st.registered = registered->region;
+  st.lent = !st.order.copy;
   return grant_wish{
       registered->region, {{registered->offset, value.size(), 0, 1}}, transport::access::read};
-}
-
-/// The same where the peer does not reach the value itself: over `shm`, memory that the endpoint has not
-/// allocated, of a process that the peer may not trace.
-result<grant_wish> grant_on_copy(value_client_state& st) {
-  const auto value = st.order.value;
-  auto& endpoint = *st.context->endpoint;
-  const auto region = endpoint.allocate(value.size(), "copy for put " + st.order.key);
-  if (!region) return fail(region.error());
-  st.copied = *region;
-  const auto room = endpoint.bytes(*region);
-  if (!room) return fail(room.error());
-  std::ranges::copy(value, room->begin());
-  return grant_wish{*region, {{0, value.size(), 0, 1}}, transport::access::read};
 }
 
 void ask(self_pointer self) {
@@ -116,7 +132,7 @@ void ask(self_pointer self) {
         return;
       }
       if (!st.wish) {
-        auto wish = grant_on_value(st);
+        auto wish = st.copies ? grant_on_copy(st) : grant_on_value(st);
         if (!wish) {
           end_with(self, wish.error());
           return;
@@ -227,7 +243,7 @@ void happened(self_pointer self, transfer_is_quiescent&) {
   auto& st = self->state;
   if (st.now != phase::fencing) return;
   if (st.registered) (void)unregister_value(*st.context, *st.registered);
-  if (st.copied) (void)st.context->endpoint->deregister(*st.copied);
+  if (st.copy_apart) (void)st.context->endpoint->deregister(*st.copy_apart);
   ask_link(self, detach_session{st.transfer});
   tell_outcome(self);
   self->send(st.port, port_event{session_unpinned{st.transfer}});
@@ -238,6 +254,7 @@ void happened(self_pointer self, link_is_lost& lost) {
   auto& st = self->state;
   const bool doubtful = st.now == phase::storing;
   end_with(self, doubtful ? in_doubt(st, std::move(lost.why)) : std::move(lost.why));
+  tell_failure(self);
 }
 void happened(self_pointer self, link_is_back& back) {
   auto& st = self->state;
@@ -254,10 +271,12 @@ void happened(self_pointer self, link_is_back& back) {
   st.now = phase::asked;
   ask(self);
 }
-/// True: the put goes on with a copy.
+/// Where the peer does not reach the value itself: over `shm`, memory that the endpoint has not allocated,
+/// of a process that the peer may not trace. True: the put goes on with a copy.
 bool asks_with_copy(self_pointer self, const troupe::error& why) {
   auto& st = self->state;
-  if (st.now != phase::asked || !st.wish || st.copied || why.code != errc::backend_unavailable) {
+  if (st.now != phase::asked || !st.wish || st.copy || st.copy_apart ||
+      why.code != errc::backend_unavailable) {
     return false;
   }
   auto wish = grant_on_copy(st);
@@ -279,8 +298,7 @@ void happened(self_pointer self, engine_aborts& abort) {
     st.now = phase::asked;
   }
   give_up(self, std::move(abort.why));
-  // What a caller has put is its own again with the outcome, so that waits for the fence.
-  if (st.order.verb != value_verb::put) tell_outcome(self);
+  tell_failure(self);
 }
 void happened(self_pointer self, deadline_came&) {
   auto& st = self->state;
@@ -291,21 +309,41 @@ void happened(self_pointer self, deadline_came&) {
   } else {
     give_up(self, std::move(why));
   }
-  // The fence may take as long as the peer stands still. That holds our memory, not the outcome: what
-  // the peer reads of a put from now on it is never told to store.
-  tell_outcome(self);
+  tell_failure(self);
 }
 void happened(self_pointer, source_blocks&) {}
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
 void happened(self_pointer, receive_is_whole&) {}
 
+/// Says that a copy is over.
+class end_of_copy {
+ public:
+  explicit end_of_copy(node_counters* of) : of_{of} {}
+  end_of_copy(const end_of_copy&) = delete;
+  end_of_copy& operator=(const end_of_copy&) = delete;
+  ~end_of_copy() {
+    if (of_ != nullptr) of_->local_copies.fetch_sub(1);
+  }
+
+ private:
+  node_counters* of_;
+};
+
 }  // namespace
+
+bool must_copy(const start_value& order, const link_handle& link) {
+  const bool callers = order.pinned.empty() && !order.copy;
+  const bool reaches_in = link.backend == "shm" || link.backend == "xgmi";
+  return order.verb == value_verb::put && order.value.size() > max_inline && callers && reaches_in;
+}
 
 session_actor::behavior_type value_client(session_actor::stateful_pointer<value_client_state> self,
                                           value_client_options options) {
   auto& st = self->state;
   st.context = std::move(options.context);
+  st.copies = options.copies;
+  const end_of_copy counted{options.copies ? &st.context->counters : nullptr};
   st.port = std::move(options.port);
   st.link = std::move(options.link);
   st.transfer = options.transfer;

@@ -24,15 +24,20 @@ namespace troupe::actors {
 ///   storing  store_held                  storing  send store_commit again: the last one was late
 ///   storing  abort                       storing  none: it may be stored by now
 ///   storing  link lost, deadline         fencing  fence, then the failure, which says that it is not
-///                                                 known; at once at the deadline
-///   asked,   abort, deadline             fencing  send store_release, fence, then the failure; at
-///   reading                                       once at the deadline, and of what is no put
+///                                                 known
+///   asked,   abort, deadline             fencing  send store_release, fence, then the failure
+///   reading
 ///   asked,   link lost                   fencing  fence, then the failure
 ///   reading
 ///   asked,   link back                   asked    ask again; what was being read is read again, to
 ///   reading                                       another place
 ///   storing  link back                   storing  send store_commit again
 ///   fencing  quiescent                   -        outcome, quit
+///
+/// An outcome of a failure does not wait for the fence, which may take as long as the peer stands still,
+/// unless the peer may read what is the caller's again with it (`lent`). So what is the caller's is lent
+/// over wires only, whose ends shut a peer out whatever it does; a peer that reaches into our memory gets
+/// a copy to read.
 struct value_client_state {
   enum class phase : std::uint8_t { asked, storing, reading, fencing };
 
@@ -43,9 +48,12 @@ struct value_client_state {
   start_value order;
   phase now{phase::asked};
   bool said_again{false};               ///< `store_commit`: the peer may have heard the one before
+  bool copies{false};                   ///< a put: its value, before it is granted
+  bool lent{false};                     ///< a put: the grant is on memory of the caller's
   std::optional<region_id> registered;  ///< a put's value, for as long as the grant lives
-  std::optional<region_id> copied;      ///< the same, of a copy
-  std::optional<grant_wish> wish;       ///< on that
+  std::optional<value_store::reservation> copy;     ///< of a put's value, for as long
+  std::optional<region_id> copy_apart;              ///< the same where there was no room
+  std::optional<grant_wish> wish;                   ///< on one of those
   std::optional<value_store::reservation> scratch;  ///< a get's bytes
   /// Where reads of links that broke may still land.
   std::vector<value_store::reservation> former_scratch;
@@ -59,7 +67,12 @@ struct value_client_options {
   link_handle link;
   transfer_id transfer;
   start_value order;
+  /// It copies the value as soon as it runs, and is one of `node_counters::local_copies` until then.
+  bool copies{false};
 };
+
+/// Whether the value of a put is the caller's, and the peer would reach into our memory for it.
+[[nodiscard]] bool must_copy(const start_value& order, const link_handle& link);
 
 [[nodiscard]] session_actor::behavior_type value_client(
     session_actor::stateful_pointer<value_client_state> self, value_client_options options);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "troupe/actors/node_context.hpp"
 
@@ -14,10 +15,19 @@ struct value_place {
   std::uint64_t offset{0};
 };
 
-/// Registers the memory of a value for the time of its put, or finds it in what another put of the
-/// same memory has registered. Each success is paired with one `unregister_value`. Thread-safe.
-/// Errors of `endpoint::register_memory`, and `overloaded` where the memory overlaps that of
-/// another put without lying in it.
+/// The blocks of the node's pool that the value lies in, whole or in part.
+[[nodiscard]] std::vector<block_id> pool_blocks_of(const node_context& context,
+                                                   std::span<const std::byte> value);
+
+/// Room for a copy of a value that is to be put, in memory that every peer reaches. Thread-safe.
+/// `pool_exhausted`: so much of it is in use that the copy needs a region of its own.
+[[nodiscard]] result<value_store::reservation> room_for_copy(node_context& context,
+                                                             std::uint64_t size);
+
+/// Registers the memory of a value for the time of its put, or finds it in what other puts of the
+/// same memory have registered, none of which has ended. Each success is paired with one
+/// `unregister_value`. Thread-safe. Errors of `endpoint::register_memory`: `already_exists` where the
+/// memory overlaps that of another put, or a region, without lying in it.
 [[nodiscard]] result<value_place> register_value(node_context& context,
                                                  std::span<const std::byte> value,
                                                  const std::string& key);

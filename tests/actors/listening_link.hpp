@@ -3,6 +3,7 @@
 /// An engine port whose only peer is a link to nobody, which keeps what is said over it. A double: a
 /// real peer cannot be made to say what is not to be said.
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,9 +15,12 @@
 
 namespace troupe::actors::testing {
 
-/// What its sessions say, what they post (batch, epoch), and those. Fences at once.
+/// What its sessions say, with what they grant for it, what they post (batch, epoch), and those. Fences at
+/// once, where it `fences`.
 struct heard_words {
+  std::atomic<bool> fences{true};
   inbox<session_message> said;
+  inbox<grant_wish> wishes;
   inbox<std::pair<transport::batch_id, std::uint64_t>> batches;
   inbox<session_actor> sessions;
 };
@@ -30,10 +34,12 @@ inline link_actor::behavior_type listening_link(link_actor::pointer,
           by_transfer->insert_or_assign(who->transfer, who->session);
           heard->sessions.put(who->session);
         } else if (const auto* words = std::get_if<say>(&command.what)) {
+          for (const auto& wish : words->grants) heard->wishes.put(wish);
           heard->said.put(words->message);
         } else if (const auto* posted = std::get_if<post_batch>(&command.what)) {
           heard->batches.put({posted->work.id, posted->epoch});
-        } else if (const auto* fence = std::get_if<fence_now>(&command.what)) {
+        } else if (const auto* fence = std::get_if<fence_now>(&command.what);
+                   fence != nullptr && heard->fences) {
           caf::anon_send(by_transfer->at(fence->transfer), session_event{transfer_is_quiescent{}});
         }
       },
@@ -64,11 +70,15 @@ class listened_port : public ::testing::Test {
   engine_port_actor port;
   link_handle link;
 
-  void meet(std::string peer, layout_ptr its_layout) {
+  void meet(std::string peer, layout_ptr its_layout, std::string backend = {}) {
     port = host.system().spawn(engine_port, context);
     host.own(port);
-    link = {std::move(peer), incarnation{5}, std::move(its_layout),
-            host.system().spawn(listening_link, heard), 1};
+    link = {std::move(peer),
+            incarnation{5},
+            std::move(its_layout),
+            host.system().spawn(listening_link, heard),
+            1,
+            std::move(backend)};
     host.own(link.actor);
     caf::anon_send(port, engine_command{wire_port{}});
     caf::anon_send(port, port_event{link_ready{link}});

@@ -5,6 +5,8 @@
 
 #include <gmock/gmock.h>
 
+#include "troupe/actors/value_regions.hpp"
+
 #include "listening_link.hpp"
 #include "waiting.hpp"
 
@@ -21,7 +23,9 @@ class put_phases : public listened_port {
  protected:
   std::vector<std::byte> bytes = std::vector<std::byte>(100, std::byte{7});
 
-  void meet() { listened_port::meet("there-0", nullptr); }
+  void meet(std::string backend = {}) {
+    listened_port::meet("there-0", nullptr, std::move(backend));
+  }
 };
 
 // -- the side that puts
@@ -31,10 +35,7 @@ class putting : public put_phases {
   operation_id operation;
   session_actor session;
 
-  /// A put whose bytes the peer says it has; its last word has been said.
-  void put_up_to_the_last_word(std::chrono::milliseconds deadline) {
-    context->settings.default_deadline = deadline;
-    meet();
+  void put() {
     operation = context->operations.begin({}).value();
     start_value order;
     order.operation = operation;
@@ -43,6 +44,12 @@ class putting : public put_phases {
     order.key = "k";
     order.value = bytes;
     caf::anon_send(port, engine_command{std::move(order)});
+  }
+  /// A put whose bytes the peer says it has; its last word has been said.
+  void put_up_to_the_last_word(std::chrono::milliseconds deadline) {
+    context->settings.default_deadline = deadline;
+    meet();
+    this->put();
     const auto put = said<store_put>(0);
     ASSERT_TRUE(put);
     session = heard->sessions.at(0).value();
@@ -113,6 +120,79 @@ TEST_F(putting, says_its_last_word_again_over_the_next_link) {
   const auto e = outcome();
   ASSERT_TRUE(e);
   EXPECT_TRUE(std::holds_alternative<event_done>(e->what));
+}
+
+// -- whose memory the peer reads
+
+/// A value that is larger than a frame, and a peer that never confirms a fence.
+class putting_large : public putting {
+ protected:
+  void SetUp() override {
+    transport::endpoint_options options;
+    options.self = incarnation{7};
+    context->endpoint = transport::endpoint::create(options).value();
+    context->settings.default_deadline = 100ms;
+    bytes.assign(100'000, std::byte{7});
+    heard->fences = false;
+  }
+  void TearDown() override {
+    heard->fences = true;
+    for (std::size_t i = 0; i < heard->sessions.size(); ++i)
+      caf::anon_send(heard->sessions.at(i).value(), session_event{transfer_is_quiescent{}});
+  }
+  /// The bytes that the peer may read for put number `index`.
+  std::span<const std::byte> granted(std::size_t index) {
+    const auto wish = heard->wishes.at(index);
+    if (!wish) return {};
+    const auto region = context->endpoint->bytes(wish->region);
+    if (!region) return {};
+    const auto where = wish->permitted.hull();
+    return region->subspan(where.offset, where.length);
+  }
+};
+
+TEST_F(putting_large, over_a_wire_is_read_where_it_lies_and_has_its_outcome_behind_the_fence) {
+  meet("tcp");
+  put();
+  EXPECT_EQ(granted(0).data(), bytes.data());
+  ASSERT_TRUE(said<store_release>(1)) << "its deadline passed, and the store was not told";
+  EXPECT_TRUE(context->events.wait(100ms, 1).empty()) << "the peer may still read it";
+  caf::anon_send(heard->sessions.at(0).value(), session_event{transfer_is_quiescent{}});
+  EXPECT_EQ(failure().code, errc::deadline);
+  EXPECT_TRUE(granted(0).empty()) << "it is still registered";
+}
+
+TEST_F(putting_large, to_a_peer_that_reaches_in_is_read_from_a_copy_and_has_its_outcome_in_time) {
+  meet("shm");
+  const auto given = bytes;
+  put();
+  EXPECT_NE(granted(0).data(), bytes.data());
+  EXPECT_EQ(failure().code, errc::deadline);
+  bytes.assign(bytes.size(), std::byte{8});
+  EXPECT_TRUE(std::ranges::equal(granted(0), given));
+  put();
+  EXPECT_TRUE(std::ranges::equal(granted(1), bytes));
+  EXPECT_TRUE(std::ranges::equal(granted(0), given)) << "the peer may still read it";
+}
+
+TEST_F(putting_large, shares_a_registration_only_while_no_put_of_it_has_ended) {
+  const std::span<const std::byte> all{bytes};
+  const auto part = all.subspan(10, 1000);
+  const auto first = register_value(*context, all, "a");
+  const auto second = register_value(*context, part, "b");
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->region, second->region);
+  EXPECT_EQ(second->offset, 10u);
+  EXPECT_TRUE(unregister_value(*context, first->region));
+  const auto third = register_value(*context, part, "c");
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().code, errc::already_exists);
+  EXPECT_TRUE(unregister_value(*context, second->region));
+  const auto fourth = register_value(*context, part, "d");
+  ASSERT_TRUE(fourth);
+  EXPECT_NE(fourth->region, first->region);
+  EXPECT_EQ(fourth->offset, 0u);
+  EXPECT_TRUE(unregister_value(*context, fourth->region));
 }
 
 // -- the side that stores

@@ -113,9 +113,8 @@ memory_lender::~memory_lender() = default;
 
 std::unique_ptr<lent_memory> memory_lender::lend(const put_plan& put, std::uint64_t seed) {
   if (put.memory == value_memory::block) {
-    if (auto block = blocks_()) return {
-        return std::make_unique<block_loan>(std::move(*block), 2U << 20U, put.frees_early());
-      }
+    if (auto block = blocks_())
+      return std::make_unique<block_loan>(std::move(*block), 2U << 20U, put.frees_early());
   }
   if (put.memory == value_memory::slab) {
     if (!slab_) slab_ = std::make_shared<slab>();

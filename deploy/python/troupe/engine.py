@@ -588,10 +588,11 @@ class Engine:
     def put(self, peer: str, key: str, value: object, *, ttl: float | None = None) -> Operation:
         """Stores a copy of `value` (bytes, or any memory as `Memory.of` takes it) under `key` at node `peer`.
 
-        The value must stay as it is until the outcome; the engine references it until then. In memory of a GPU it is
-        copied before this returns, and must be computed by then. `ttl`: seconds; None: until removed. `TroupeError`
-        INVALID_CONFIG: the deployment has no edge that joins the two nodes; NO_DEVICE: memory of a GPU that the library
-        cannot reach. Outcome: done, ALREADY_EXISTS, POOL_EXHAUSTED.
+        The value must stay as it is until the outcome, and nobody reads it from then on; the engine references it
+        until then. In memory of a GPU it is copied before this returns, and must be computed by then. Blocks of the
+        node's pool may be freed at once. `ttl`: seconds; None: until removed. `TroupeError` INVALID_CONFIG: the
+        deployment has no edge that joins the two nodes; NO_DEVICE: memory of a GPU that the library cannot reach.
+        Outcome: done, ALREADY_EXISTS, POOL_EXHAUSTED.
         """
         memory = None if _is_empty(value) else Memory.of(value, writable=False)
         if memory is not None and memory.on_gpu and (why := self._why_no_gpu()).startswith("not built"):

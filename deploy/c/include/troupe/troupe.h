@@ -702,8 +702,10 @@ TROUPE_API troupe_status troupe_engine_abort(troupe_engine* engine, troupe_opera
 /* -- keyed values */
 
 /* Stores a copy of a value at node `peer` (which may be this one). `value` must stay as it is until
- * the outcome; in memory of a GPU it is copied before this returns, and must be computed by then. ttl 0: until removed. Outcome: done, TROUPE_ALREADY_EXISTS, TROUPE_POOL_EXHAUSTED.
- * Keys have 1 to 512 bytes. */
+ * the outcome, and nobody reads it from then on; in memory of a GPU it is copied before this returns,
+ * and must be computed by then. Blocks of the node's pool may be freed at once. ttl 0: until removed.
+ * Outcome: done, TROUPE_ALREADY_EXISTS, TROUPE_POOL_EXHAUSTED. TROUPE_NOT_FOUND: no such node, or a
+ * block that `value` lies in is not allocated. Keys have 1 to 512 bytes. */
 TROUPE_API troupe_status troupe_engine_put(troupe_engine* engine, const char* peer, const char* key,
                                            const void* value, size_t value_size, uint64_t ttl_ms,
                                            troupe_operation* operation);
