@@ -113,6 +113,7 @@ class UnderScheduler(unittest.TestCase):
         own = self.scheduler.connector._scheduler
         self.assertEqual((own._sending, own._loading, own._used, own._shared), (set(), set(), set(), {}))
         self.assertTrue(own._sources.is_empty())
+        self.assertEqual((own._kept._of, +own._kept._count), ({}, {}))
         pushes = own._pushes
         self.assertEqual((pushes._pushes, pushes._of, pushes._ended, pushes._lost), ({}, {}, {}, set()))
 
@@ -172,6 +173,40 @@ class ConnectorUnderScheduler(UnderScheduler):
         request = self.add(1000, TO_DECODE_ELSEWHERE, out=1)
         self.scheduler.finish_requests(request.request_id, ABORTED)
         self.assertEqual(self.step()[0].sends, [])
+        self.check_empty()
+
+    def test_an_engine_that_writes_texts_too_keeps_half_of_its_blocks_for_others(self):
+        """Whatever is kept, there is room for what waits here to be loaded from engines that do the same."""
+        names = []
+        for _ in range(2):
+            request, params = self.prefilled(14 * BLOCK)
+            self.assertIsNotNone(params)
+            names.append(request.request_id)
+        request, params = self.prefilled(14 * BLOCK)
+        self.assertIsNone(params)
+        self.assertEqual(self.step()[0].sends, [])
+        self.assertEqual(self.free(), self.free_at_first - 2 * 14)
+        self.step(finished_sending={names[0]})
+        request, params = self.prefilled(14 * BLOCK)
+        self.assertIsNotNone(params)
+        self.step(finished_sending={names[1], request.request_id})
+        self.check_empty()
+
+    def test_who_waits_for_a_prompt_that_is_not_kept_is_told(self):
+        self.add(33 * BLOCK, {**TO_DECODE_ELSEWHERE, "transfer_id": TX}, out=1)
+        _, (answer,) = self.step()
+        self.assertIsNone(answer.kv_transfer_params)
+        self.assertEqual(self.step()[0].drops, [Drop("", TX)])
+        self.check_empty()
+
+    def test_an_engine_that_only_computes_prompts_may_keep_all_its_blocks(self):
+        self.scheduler = make_scheduler(role="kv_producer")
+        names = []
+        for _ in range(4):
+            request, params = self.prefilled(14 * BLOCK)
+            self.assertIsNotNone(params)
+            names.append(request.request_id)
+        self.step(finished_sending=set(names))
         self.check_empty()
 
     # -- decode

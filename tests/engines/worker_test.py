@@ -30,7 +30,7 @@ import servers
 import troupe.vllm
 from troupe.cluster import Cluster
 from troupe.engine import Engine
-from troupe.errors import TroupeError
+from troupe.errors import ErrorCode, TroupeError
 from troupe.hand_off import RELEASE
 from troupe.open_cluster import deployment_of
 from troupe.vllm.layouts import Group, Share, describe_cache, numbers_of, packed_planes, strided_planes
@@ -194,6 +194,15 @@ class Workers(TwoSides):
 
     def test_a_send_of_blocks_that_are_none_ends_at_once(self):
         self.assertIn(self.send([BLOCKS], 20).transfer, self.prefill.sent)
+
+    def test_who_waits_for_what_cannot_be_sent_hears_why_at_once(self):
+        source = HandOff(new_transfer("prefill-0"), ("prefill-0",), 20, DIGEST)
+        self.decode.step(receives=[receive("r", source, [6], 0, DIGEST)])
+        with self.assertLogs("vllm.troupe.vllm.worker", "WARNING") as said:
+            self.prefill.step(sends=[Send(source.transfer, source.transfer, [[BLOCKS]], 20, DIGEST)])
+            self.until(lambda: self.decode.loaded, "the load did not end")
+        self.assertEqual(self.decode.failed, ["r"])
+        self.assertRegex(said.output[-1], "r: 20 tokens were not loaded .* it cannot be offered: .*out_of_range")
 
     def test_a_release_ends_the_source(self):
         source = self.send([5, 6], 60)
@@ -882,6 +891,32 @@ class Pushing(TwoSides):
         self.until(lambda: self.decode.loaded, "the load did not end")
         self.assertEqual(self.decode.failed, ["r"])
         self.assertEqual(self.told(), 0)
+
+    @staticmethod
+    def overloaded(times):
+        """Engines refuse the next sends."""
+        send, left = Engine.send, iter(range(times))
+
+        def refuse(engine, *arguments, **named):
+            if next(left, None) is not None:
+                raise TroupeError(ErrorCode.OVERLOADED, "16384 operations are open at this node")
+            return send(engine, *arguments, **named)
+
+        return unittest.mock.patch.object(Engine, "send", refuse)
+
+    def test_a_prompt_that_is_refused_by_its_own_engine_fails_its_load_as_soon_as_there_is_room_to_say_so(self):
+        self.ask()
+        with self.overloaded(3), self.assertLogs("vllm.troupe.vllm.worker", "WARNING") as said:
+            self.begin()
+            self.assertEqual(len(self.prefill.worker._refused), 1)
+            self.until(lambda: self.decode.loaded, "the load did not end")
+        self.assertEqual((self.decode.failed, self.prefill.worker._refused), (["r"], {}))
+        self.assertRegex(said.output[-1], "r: 70 tokens were not loaded .* it cannot be offered: .*overloaded")
+        self.compute()
+        self.seal()
+        self.assertEqual(self.told(), 1)
+        self.ask()  # of a router that asks for it afterwards
+        self.until(lambda: len(self.decode.failed) == 2, "the second load did not end")
 
     def test_a_load_that_is_given_up_ends_the_transfer(self):
         self.ask()

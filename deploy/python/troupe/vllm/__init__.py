@@ -97,14 +97,14 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        engine_id = self._kv_transfer_config.engine_id
+        engine_id, kv_role = self._kv_transfer_config.engine_id, self._kv_transfer_config.kv_role
         parallel = vllm_config.parallel_config
         ranks = Ranks(size=parallel.tensor_parallel_size, parts=parallel.pipeline_parallel_size)
         place = place_of(
             self._kv_transfer_config.kv_connector_extra_config,
             engine_id,
             ranks=ranks,
-            role=self._kv_transfer_config.kv_role,
+            role=kv_role,
             http=http_address(sys.argv),  # of the server, also in the processes that it starts
         )
         _check_supported(vllm_config, kv_cache_config)
@@ -116,6 +116,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 ranks=ranks,
                 windows=_WINDOW in kinds,
                 push_block_size=_push_block_size(parallel, kv_cache_config) if place.pushes else 0,
+                longest=None if kv_role == "kv_producer" else _longest(vllm_config, kv_cache_config),
             )
             if place.unused:
                 unused = ", ".join(place.unused)
@@ -292,6 +293,12 @@ def _push_block_size(parallel: Any, kv_cache_config: Any) -> int:
     if parallel.use_ubatching or len(groups) != 1 or _kinds_of(kv_cache_config) == [_WINDOW]:
         return 0
     return int(groups[0].kv_cache_spec.block_size)
+
+
+def _longest(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Blocks of the longest request that the engine takes."""
+    tokens = int(vllm_config.model_config.max_model_len)
+    return sum(-(-tokens // int(group.kv_cache_spec.block_size)) for group in kv_cache_config.kv_cache_groups)
 
 
 def _group_of(group: Any) -> Group:

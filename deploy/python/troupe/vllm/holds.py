@@ -58,12 +58,12 @@ class Holds:
 
     def hear(self, event: Event) -> None:
         """What came of an operation, which may be another's."""
-        if not isinstance(event, Failed):
-            return
         for transfer, hold in self._holds.items():
             if hold.operation != event.operation:
                 continue
-            if event.error.code == ErrorCode.NOT_FOUND and (hold.source.is_early or hold.again == 0.0):
+            if not isinstance(event, Failed):  # another request has loaded it
+                del self._holds[transfer]
+            elif event.error.code == ErrorCode.NOT_FOUND and (hold.source.is_early or hold.again == 0.0):
                 hold.operation, hold.again = None, time.monotonic() + AGAIN
             else:
                 logger.warning("%s is not held, its lease may end: %s", transfer, event.error)

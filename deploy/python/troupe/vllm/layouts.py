@@ -100,6 +100,10 @@ class CacheView:
         tables = [self._table(group, blocks[group], tokens) for group in range(len(self.ratios))]
         return {"groups": tables} if self.layout.groups() else {"blocks": tables[0].blocks}
 
+    def no_blocks(self) -> dict[str, Any]:
+        """The same of a request without tokens."""
+        return self.blocks_of([[] for _ in self.ratios], 0)
+
     def layers_in(self, size: int, tokens: int) -> int:
         """Of how many layers `tokens` take `size` bytes, which is one at least."""
         layout = self.layout

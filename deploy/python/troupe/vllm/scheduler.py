@@ -10,6 +10,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+from troupe.vllm.kept import Kept
 from troupe.vllm.metadata import Drop, RankIdentity, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import (
     BadParamsError,
@@ -54,9 +55,11 @@ class Scheduler:
         ranks: Ranks = ALONE,
         windows: bool = False,
         push_block_size: int = 0,
+        longest: int | None = None,
     ) -> None:
         """`nodes`: of the engine's ranks. `windows`: some layers keep only the last tokens of a request.
-        `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does."""
+        `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does. `longest`:
+        blocks of the longest request of an engine that writes texts, too."""
         self._nodes = nodes
         self._engine_id = engine_id
         self._ranks = ranks
@@ -69,6 +72,7 @@ class Scheduler:
         self._told: dict[tuple[str, str], None] = {}  # ends of requests of ours, the last ones
         self._pushes = Pushes(push_block_size)
         self._sources = Sources()
+        self._kept = Kept(longest)
         # By parent, prompt and transfer: the child whose blocks are kept for all of them, and what each is answered.
         self._shared: dict[tuple[str, str, str | None], tuple[str, dict[str, Any]]] = {}
         self._next = TroupeMetadata()
@@ -83,6 +87,7 @@ class Scheduler:
     def bind_pool(self, pool: Any) -> None:
         """vLLM's own, of blocks."""
         self._pushes.bind(pool)
+        self._kept.bind(pool)
 
     def frees_soon(self) -> bool:
         """Blocks come free without a preemption: those of a prompt that was preempted, once nobody reads them."""
@@ -188,6 +193,8 @@ class Scheduler:
             own.difference_update(told)
             setattr(output, name, told - again)
         self._shared = {family: one for family, one in self._shared.items() if one[0] in self._sending}
+        for request_id in output.finished_sending:
+            self._kept.remove(request_id)
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended: whether its blocks stay taken until they are sent, and what the client is told."""
@@ -214,6 +221,7 @@ class Scheduler:
         if name in self._sending:
             return True, None
         self._pushes.give_up(name, self._next)
+        self._kept.remove(name)
         return False, None
 
     # -- parts
@@ -248,6 +256,9 @@ class Scheduler:
                 return False, dict(shared[1])
             if named is not None and self._pushes.named(named):
                 return False, None  # another request's
+            if not self._kept.add(name, blocks):
+                logger.info("%s is not handed off: this engine keeps as many blocks as it can spare", name)
+                return self._hand_nothing_off(name, None, named)
         transfer = pushed or named or new_transfer(self._nodes[0])
         hand_off = HandOff(transfer, self._nodes, tokens, digest, lives=self._lives)
         tables = _lists(blocks)

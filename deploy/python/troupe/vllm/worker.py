@@ -32,14 +32,14 @@ _Order = TypeVar("_Order")
 IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
 PARK = 30.0  # seconds; the answer that sent a decode here comes a step before the send
 # Seconds that an offer lasts, and a load of a prompt that may still stand in the other engine's queue. Leases and the
-# supervisor end them sooner where somebody is gone; engines that do either may have all their blocks taken by prompts
-# whose texts stand in each other's queues.
+# supervisor end them sooner where somebody is gone.
 KEPT = 600.0
 EARLY_PARK = 120.0  # seconds, that it waits for the other engine to have begun the prompt
 # Bytes of layers of which the peer hears at once. On a GPU each time costs the thread that computes 0.3 ms (call,
 # event, what the engine launches meanwhile), as long as 15 MB take at 50 GB/s.
 TOGETHER = 32 << 20
 RELEASED = 1024  # names of transfers that nobody takes, of those that have not begun
+REFUSED = 1024  # names of transfers that do not come, of those whose takers have not been told
 
 
 @dataclass
@@ -88,6 +88,7 @@ class Worker:
         self._together = 1  # layers of this step of which the peer hears at once
         self._computed = 0, 0  # those of which it has not heard yet, from the first to behind the last
         self._released: dict[str, None] = {}  # transfers that may not have begun yet, and that nobody takes
+        self._refused: dict[str, str] = {}  # transfers that do not come, and why, until their takers are told
         self._event: Any = None  # of the GPU's stream that computes
         self._holds = Holds()  # of the first rank
         self._results = Results()
@@ -155,6 +156,7 @@ class Worker:
         while events := engine.take(timeout=IDLE_WAIT if wait else 0.0):
             wait = False
             _each(self._hear, events, self._not_heard)
+        _each(self._tell_refused, list(self._refused))
         taken, self._results = self._results, Results()
         return taken
 
@@ -229,6 +231,7 @@ class Worker:
         except Exception as error:  # pylint: disable=broad-exception-caught
             transfer.why = str(error)
             self._end(transfer)
+            self._refuse(send.transfer, f"it cannot be offered: {error}")
             return
         self._transfers[operation] = transfer
         if self._is_released(operation):
@@ -249,6 +252,7 @@ class Worker:
             transfer.why = str(error)
             self._pushed[push.transfer] = None
             self._end(transfer)
+            self._refuse(push.transfer, f"it cannot be offered: {error}")
             return
         self._transfers[operation], self._pushed[push.transfer] = transfer, operation
         self._is_released(operation)
@@ -292,20 +296,36 @@ class Worker:
 
     def _drop(self, drop: Drop) -> None:
         """Whoever waits for it hears that it does not come."""
-        if drop.transfer in self._pushed:
-            operation = self._report_by(drop.request_id or drop.transfer, drop.transfer)
-            if operation is None:
+        why = "its prompt was not computed to the end"
+        if drop.transfer not in self._pushed:
+            self._refuse(drop.transfer, why)
+            return
+        operation = self._report_by(drop.request_id or drop.transfer, drop.transfer)
+        if operation is not None:
+            self._transfers[operation].unwanted = True
+            self._give_up(operation, why)
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Whoever waits for a transfer, or asks for it later, hears why it does not come."""
+        self._refused[name] = why
+        if len(self._refused) > REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._tell_refused(name)
+
+    def _tell_refused(self, name: str) -> None:
+        """By a send of nothing that is given up. A node that is overloaded has room for it when others have ended."""
+        assert self._view is not None
+        try:
+            operation = self._started().send(name, grows=True, **self._view.no_blocks())
+        except TroupeError as error:
+            if error.code == ErrorCode.OVERLOADED:
                 return
-        else:
-            transfer = _Transfer("", True, 0, time.monotonic(), drop.transfer)
-            try:
-                operation = self._started().send(drop.transfer, grows=True)
-            except TroupeError as error:
-                logger.debug("%s: nobody is told that it does not come: %s", drop.transfer, error)
-                return
-            self._transfers[operation] = transfer
-        self._transfers[operation].unwanted = True
-        self._give_up(operation, "its prompt was not computed to the end")
+            del self._refused[name]
+            if error.code != ErrorCode.ALREADY_EXISTS:  # of another request, which goes on
+                logger.warning("%s: nobody is told that it does not come: %s", name, error)
+            return
+        self._transfers[operation] = _Transfer("", True, 0, time.monotonic(), name, unwanted=True)
+        self._give_up(operation, self._refused.pop(name))
 
     def _report_by(self, name: str, transfer: str) -> Operation | None:
         """Its end is reported by this name. None: it has ended already, and is reported now."""
