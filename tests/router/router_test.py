@@ -566,9 +566,21 @@ class Bounds(Routed):
         self.pair(decodes=1, settings="limits: {connections: 4}\n")
         at = urllib.parse.urlsplit(self.front.url)
         with contextlib.ExitStack() as idle:
-            for _ in range(4):
+            def connect():
                 idle.enter_context(socket.create_connection((at.hostname, at.port)))
-            status, headers, answer = self.front.ask("/v1/models")
+
+            for _ in range(4):
+                connect()
+            answers = []
+
+            def refused():
+                answers.append(self.front.ask("/v1/models"))
+                if answers[-1][0] != 503:  # one of them was refused for a client whose end had not been seen
+                    connect()
+                return answers[-1][0] == 503
+
+            eventually(refused, "there is no room")
+            status, headers, answer = answers[-1]
             self.assertEqual((status, headers["Retry-After"]), (503, "1"))
             self.assertIn("4 clients are connected", answer["error"]["message"])
         eventually(lambda: self.front.ask("/v1/models")[0] == 200, "there is room again")
