@@ -133,6 +133,7 @@ result<void> check_blocks(const block_list& blocks, std::uint64_t first, std::ui
 std::vector<moved_run> runs_to_move(token_range tokens, std::uint64_t block_tokens,
                                     const block_list& local, const block_list& remote) {
   std::vector<moved_run> runs;
+  runs.reserve(blocks_in(tokens, block_tokens));
   for (std::uint64_t at = tokens.begin; at < tokens.end;) {
     const std::uint64_t index = at / block_tokens;
     const std::uint64_t first = at % block_tokens;
@@ -219,6 +220,12 @@ place place_of(const plane& p, std::uint64_t first_head) noexcept {
   return {p.base + first_head * p.head_stride, p.block_stride, p.token_stride, p.head_stride};
 }
 
+/// For so many more, behind which others may come.
+void make_room(std::vector<segment>& segments, std::size_t more) {
+  const auto wanted = segments.size() + more;
+  if (wanted > segments.capacity()) segments.reserve(std::max(wanted, 2 * segments.capacity()));
+}
+
 /// Gathers segments by pair of regions.
 class plan_writer {
  public:
@@ -238,7 +245,7 @@ class plan_writer {
   }
   [[nodiscard]] transfer_plan finish() && {
     for (auto& piece : plan_.pieces) {
-      if (piece.segments.size() > 1) piece.segments = merge_segments(piece.segments);
+      if (piece.segments.size() > 1) piece.segments = merge_segments(std::move(piece.segments));
       plan_.segments_after += piece.segments.size();
     }
     return std::move(plan_);
@@ -408,6 +415,7 @@ void transfer_geometry::prepared::append(plan_writer& out, const moved_plane& p,
                                          step layer_step, std::uint64_t plane_count,
                                          step plane_step) const {
   auto& segments = out.segments(p.regions, region_pairs[p.regions]);
+  make_room(segments, runs.size());
   std::optional<strided_copy> copy;
   const moved_run* shape = nullptr;  // the run that `copy` was made for
   std::uint64_t copies = 0;

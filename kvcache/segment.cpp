@@ -200,24 +200,24 @@ bool covered(const extent& range, std::span<const extent> permitted) noexcept {
   return true;
 }
 
-std::vector<segment> merge_segments(std::span<const segment> segments) {
-  std::vector<segment> joined;
-  joined.reserve(segments.size());
-  for (const auto& each : segments) {
-    const segment s = normalised(each);
+std::vector<segment> merge_segments(std::vector<segment> segments) {
+  std::size_t joined = 0;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const segment s = normalised(segments[i]);
     if (s.length == 0 || s.count == 0) continue;
-    if (!joined.empty() && joins(joined.back(), s)) {
-      joined.back().length += s.length;
+    if (joined > 0 && joins(segments[joined - 1], s)) {
+      segments[joined - 1].length += s.length;
     } else {
-      joined.push_back(s);
+      segments[joined++] = s;
     }
   }
   std::size_t kept = 0;
-  for (std::size_t i = 1; i < joined.size(); ++i) {
-    if (!continues(joined[kept], joined[i])) joined[++kept] = joined[i];
+  for (std::size_t i = 0; i < joined; ++i) {
+    const segment s = segments[i];
+    if (kept == 0 || !continues(segments[kept - 1], s)) segments[kept++] = s;
   }
-  if (!joined.empty()) joined.resize(kept + 1);
-  return joined;
+  segments.resize(kept);
+  return segments;
 }
 
 }  // namespace troupe

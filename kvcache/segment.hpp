@@ -51,7 +51,8 @@ struct extent {
 [[nodiscard]] bool covered(const extent& range, std::span<const extent> permitted) noexcept;
 
 /// Merges neighbours that are contiguous on both sides, and equally spaced equals into one strided
-/// segment. Order is kept; bytes covered are the same; never more segments than before.
-[[nodiscard]] std::vector<segment> merge_segments(std::span<const segment> segments);
+/// segment. Order is kept; bytes covered are the same; never more segments than before. Writes over what it
+/// is given: a million of them are 48 MB, and fresh memory costs more than the work.
+[[nodiscard]] std::vector<segment> merge_segments(std::vector<segment> segments);
 
 }  // namespace troupe

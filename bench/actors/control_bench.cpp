@@ -163,7 +163,8 @@ costs_per_segment move(std::uint32_t segments) {
     auto begin = std::chrono::steady_clock::now();
     for (std::uint32_t r = 0; r < repeat; ++r) {
       auto plan = need(from.geometry.plan({0, 1}, tokens, from.blocks, to));
-      work.pieces.assign(1, {region_id{1}, grant, std::move(plan.pieces.front().segments)});
+      work.pieces.clear();
+      work.pieces.push_back({region_id{1}, grant, std::move(plan.pieces.front().segments)});
     }
     const auto count = static_cast<double>(work.pieces.front().segments.size()) * repeat;
     plans.push_back(1000 * us_since(begin) / count);
