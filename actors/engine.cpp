@@ -16,6 +16,7 @@
 #include "troupe/actors/engine_edge.hpp"
 #include "troupe/actors/engine_port.hpp"
 #include "troupe/actors/engine_setup.hpp"
+#include "troupe/actors/file_size_signal.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/logging.hpp"
@@ -622,6 +623,7 @@ result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
 result<std::unique_ptr<engine>> start_or_error(const config::deployment& deployment,
                                                std::string_view name, std::uint64_t incarnation,
                                                engine_options options) {
+  const file_size_signal handled;
   return or_error("the node cannot start",
                   [&] { return start_as(deployment, name, incarnation, std::move(options)); });
 }

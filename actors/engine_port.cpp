@@ -324,8 +324,7 @@ void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
       tell(session.actor, session_event{transfer_is_quiescent{}});
     } else if (st.value_clients.erase(session.operation) != 0) {
       // Its client would wait for the fence.
-      st.value_pins.erase(session.operation);
-      fail_value(st, session.operation,
+      lose_value(st, session.operation,
                  {errc::peer_lost, "the actor of the link to " + session.report.peer + " crashed"});
     }
   }
@@ -354,8 +353,7 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
   const auto operation = crashed->second.operation;
   // A value's own actor is the only one that knows of its outcome, and of who may read what is put.
   if (st.value_clients.erase(operation) != 0) {
-    st.value_pins.erase(operation);
-    fail_value(st, operation, why);
+    lose_value(st, operation, why);
   } else if (const auto src = st.sources.find(operation); src != st.sources.end()) {
     if (src->second.concluded) return;
     st.leases.leave(operation, crashed->first, now());

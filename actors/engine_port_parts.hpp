@@ -154,6 +154,8 @@ void happened(self_pointer self, value_concluded& outcome);
 void start_client(self_pointer self, waiting_value value, const link_handle& link);
 /// The end of one that has no client, or whose client is not to be waited for.
 void fail_value(engine_port_state& st, operation_id operation, troupe::error why);
+/// The end of one whose actor, or whose link's, crashed: nobody knows any more what became of it.
+void lose_value(engine_port_state& st, operation_id operation, troupe::error why);
 /// Nobody can read any more what the operation puts.
 void unpin_value(engine_port_state& st, operation_id operation);
 /// Takes a value's operation out of the line for its link; nothing if it is not in one.

@@ -5,6 +5,7 @@
 #include "troupe/actors/engine_port_parts.hpp"
 #include "troupe/actors/inline_unit.hpp"
 #include "troupe/actors/value_client.hpp"
+#include "troupe/actors/value_regions.hpp"
 #include "troupe/actors/value_server.hpp"
 
 namespace troupe::actors::port {
@@ -32,6 +33,13 @@ void fail_value(engine_port_state& st, operation_id operation, troupe::error why
   unpin_value(st, operation);
   value_concluded outcome{operation, event_failed{std::move(why)}};
   value_outcome(st, outcome);
+}
+
+void lose_value(engine_port_state& st, operation_id operation, troupe::error why) {
+  st.value_pins.erase(operation);  // a peer may read them for ever
+  close_values(*st.context);
+  why.message += "; if it was a put, it is not known whether the value is stored";
+  fail_value(st, operation, std::move(why));
 }
 
 void unpin_value(engine_port_state& st, operation_id operation) {

@@ -143,8 +143,9 @@ bool repeat_words(link_state& st, transfer_id transfer) {
 
 void resume_sessions(link_state& st) {
   for (const auto& word : st.words) (void)st.link->send_frame(word.frame);
+  const std::string backend{transport::to_string(st.choice.kind)};
   for (const auto& [transfer, session] : st.sessions) {
-    tell(session, session_event{link_is_back{st.generation}});
+    tell(session, session_event{link_is_back{st.generation, backend}});
   }
 }
 

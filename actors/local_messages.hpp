@@ -53,6 +53,7 @@ struct link_is_lost {
 /// have come; what is asked of the link from now on names this epoch.
 struct link_is_back {
   std::uint64_t epoch{0};
+  std::string backend{};  ///< that it has now
 };
 /// engine_port -> session: the engine gave the transfer up.
 struct engine_aborts {

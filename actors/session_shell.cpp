@@ -19,9 +19,9 @@ double in_milliseconds(time_point from, time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan,
+result<void> add_pieces(session_basis& basis, kvcache::transfer_plan plan,
                         std::vector<transport::piece>& pieces) {
-  for (const auto& part : plan.pieces) {
+  for (auto& part : plan.pieces) {
     const auto grant = basis.grants.find(part.remote_region);
     if (grant == basis.grants.end()) {
       return fail(errc::unauthorized,
@@ -32,7 +32,8 @@ result<void> add_pieces(session_basis& basis, const kvcache::transfer_plan& plan
                                             std::to_string(part.local_region) +
                                             ", which is not registered here");
     }
-    pieces.push_back({basis.context->regions[part.local_region], grant->second, part.segments});
+    pieces.push_back(
+        {basis.context->regions[part.local_region], grant->second, std::move(part.segments)});
   }
   basis.segments_before += plan.segments_before;
   basis.segments_after += plan.segments_after;
@@ -114,7 +115,7 @@ planned_batch plan_batch(session_basis& basis, const post_slice& post, transport
                                        as_block_tables(basis.local, basis.kept),
                                        as_block_tables(basis.remote, basis.kept));
       if (!plan) return fail(plan.error());
-      if (auto added = add_pieces(basis, *plan, out.work.pieces); !added) return added;
+      if (auto added = add_pieces(basis, std::move(*plan), out.work.pieces); !added) return added;
     }
     if (!post.state || !basis.geometry->has_state()) return {};
     if (!basis.remote_state_slot) {
@@ -123,7 +124,7 @@ planned_batch plan_batch(session_basis& basis, const post_slice& post, transport
     }
     auto state = basis.geometry->plan_state(basis.local_state_slot, *basis.remote_state_slot);
     if (!state) return fail(state.error());
-    return add_pieces(basis, *state, out.work.pieces);
+    return add_pieces(basis, std::move(*state), out.work.pieces);
   }();
   if (!planned) out.failure = planned.error();
   if (basis.first_byte == time_point{}) basis.first_byte = std::chrono::steady_clock::now();
@@ -148,6 +149,18 @@ result<std::vector<grant_wish>> wish_grants(const session_basis& basis, transpor
     wishes.push_back({basis.context->regions[index], std::move(permits), rights});
   }
   return wishes;
+}
+
+void count_delivered(session_basis& basis) {
+  if (basis.tokens.begin >= basis.tokens.end) return;
+  const auto& geometry = *basis.geometry;
+  auto all = geometry.bytes_of({0, geometry.layers()}, basis.tokens, basis.kept);
+  if (basis.remote_state_slot && geometry.has_state()) {
+    const auto state = geometry.plan_state(basis.local_state_slot, *basis.remote_state_slot);
+    if (state) all += state->bytes;
+  }
+  basis.bytes = std::max(basis.bytes, all);
+  if (basis.last_byte < basis.first_byte) basis.last_byte = std::chrono::steady_clock::now();
 }
 
 void log_outcome(const session_basis& basis, std::string_view side,

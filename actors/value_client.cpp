@@ -256,10 +256,24 @@ void happened(self_pointer self, link_is_lost& lost) {
   end_with(self, doubtful ? in_doubt(st, std::move(lost.why)) : std::move(lost.why));
   tell_failure(self);
 }
+/// What was granted of the value died with the link, or was never said.
+void grant_copy_instead(self_pointer self) {
+  auto& st = self->state;
+  auto wish = grant_on_copy(st);
+  if (!wish) {
+    give_up(self, wish.error());
+    return;
+  }
+  st.wish = std::move(*wish);
+  st.lent = false;
+  ask(self);
+}
+
 void happened(self_pointer self, link_is_back& back) {
   auto& st = self->state;
   if (back.epoch <= st.link.epoch) return;
   st.link.epoch = back.epoch;
+  st.link.backend = std::move(back.backend);
   if (st.now == phase::fencing) return;
   if (st.now == phase::storing) {
     st.said_again = true;
@@ -269,7 +283,11 @@ void happened(self_pointer self, link_is_back& back) {
   if (st.scratch) st.former_scratch.push_back(std::move(*st.scratch));
   st.scratch.reset();
   st.now = phase::asked;
-  ask(self);
+  if (st.lent && must_copy(st.order, st.link)) {
+    grant_copy_instead(self);
+  } else {
+    ask(self);
+  }
 }
 /// Where the peer does not reach the value itself: over `shm`, memory that the endpoint has not allocated,
 /// of a process that the peer may not trace. True: the put goes on with a copy.
@@ -279,13 +297,7 @@ bool asks_with_copy(self_pointer self, const troupe::error& why) {
       why.code != errc::backend_unavailable) {
     return false;
   }
-  auto wish = grant_on_copy(st);
-  if (!wish) {
-    give_up(self, wish.error());
-    return true;
-  }
-  st.wish = std::move(*wish);
-  ask(self);
+  grant_copy_instead(self);
   return true;
 }
 

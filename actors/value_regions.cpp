@@ -63,6 +63,11 @@ result<value_place> register_value(node_context& context, std::span<const std::b
   return value_place{*registered, 0};
 }
 
+void close_values(node_context& context) {
+  const std::lock_guard lock{context.value_regions_mutex};
+  for (auto& [region, of] : context.value_regions) of.closed = true;
+}
+
 result<void> unregister_value(node_context& context, region_id region) {
   const std::lock_guard lock{context.value_regions_mutex};
   const auto found = context.value_regions.find(region);

@@ -32,5 +32,7 @@ struct value_place {
                                                  std::span<const std::byte> value,
                                                  const std::string& key);
 result<void> unregister_value(node_context& context, region_id region);
+/// A put has ended, nobody knows of which memory: no other shares what is registered now. Thread-safe.
+void close_values(node_context& context);
 
 }  // namespace troupe::actors

@@ -297,7 +297,8 @@ class hello_flood {
             last.push_back(hello(port, from));
             if (last.size() > 300) last.pop_front();
             if (++said % 1000 == 0) {
-              const std::chrono::duration<double> took = clock::now() - std::exchange(stretch, clock::now());
+              const std::chrono::duration<double> took =
+                  clock::now() - std::exchange(stretch, clock::now());
               fastest = std::max<double>(fastest, 1000 / took.count());
             }
             next += std::chrono::nanoseconds{1s} / each_second;
@@ -353,9 +354,10 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
     ++newcomers;
   }
   const std::chrono::duration<double> took = clock::now() - began;
-  std::cout << newcomers << " newcomers beside " << flood.said << " hellos in " << took.count() << " s, "
-            << static_cast<int>(flood.fastest) << " a second where they were fastest; the flood said "
-            << meanwhile << " hellos at most between a newcomer's call and its entry" << std::endl;
+  std::cout << newcomers << " newcomers beside " << flood.said << " hellos in " << took.count()
+            << " s, " << static_cast<int>(flood.fastest)
+            << " a second where they were fastest; the flood said " << meanwhile
+            << " hellos at most between a newcomer's call and its entry" << std::endl;
   EXPECT_GE(flood.fastest, rate) << "this was no such flood";
   EXPECT_LT(meanwhile, rate) << "a second of such a flood";
   EXPECT_EQ(at.it->count().admitted, static_cast<unsigned>(newcomers));

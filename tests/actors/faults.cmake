@@ -8,7 +8,7 @@ troupe_test(leases_test SOURCES leases_test.cpp reclaimed_test.cpp
 troupe_test(value_test SOURCES value_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60
             COST 10)
 troupe_test(hetero_test SOURCES hetero_test.cpp long_prompt_test.cpp full_link_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
-troupe_test(receive_checks_test SOURCES receive_checks_test.cpp request_bounds_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 60)
+troupe_test(receive_checks_test SOURCES receive_checks_test.cpp request_bounds_test.cpp sent_bytes_test.cpp LINKS troupe::actors troupe::sanitized troupe::scratch LABELS integration TIMEOUT 60)
 troupe_test(rebuild_test SOURCES rebuild_test.cpp unmendable_test.cpp killed_linking_test.cpp broken_wire.cpp
             LINKS troupe::actors troupe::sanitized troupe::scratch LABELS faults TIMEOUT 120)
 if(TROUPE_HAVE_VERBS)

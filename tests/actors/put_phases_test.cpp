@@ -114,7 +114,7 @@ TEST_F(putting, whose_last_word_the_link_could_not_take_fails_and_is_not_stored)
 
 TEST_F(putting, says_its_last_word_again_over_the_next_link) {
   put_up_to_the_last_word(10 * troupe::testing::wait_limit);
-  caf::anon_send(session, session_event{link_is_back{2}});
+  caf::anon_send(session, session_event{link_is_back{2, "tcp"}});
   ASSERT_TRUE(said<store_commit>(2));
   answer(0);
   const auto e = outcome();

@@ -50,7 +50,7 @@ TEST_F(told_deadline, is_what_is_left_when_a_request_is_said_again_over_the_next
   std::this_thread::sleep_for(300ms);
   const auto session = heard->sessions.at(0);
   ASSERT_TRUE(session);
-  caf::anon_send(*session, session_event{link_is_back{2}});
+  caf::anon_send(*session, session_event{link_is_back{2, "tcp"}});
   const auto again = heard->said.at(1);
   ASSERT_TRUE(again && std::holds_alternative<transfer_request>(*again));
   EXPECT_LE(std::get<transfer_request>(*again).deadline_ms, 59'700u);
