@@ -215,6 +215,10 @@ bool listens(std::uint16_t port) {
   return answered;
 }
 
+bool falls_silent(std::uint16_t port) {
+  return comes_true([=] { return !listens(port); });
+}
+
 // -- what `up` says
 
 std::vector<started_node> nodes_in(const std::string& output) {

@@ -90,6 +90,8 @@ class deployment_on_disk {
 };
 
 [[nodiscard]] bool listens(std::uint16_t port);
+/// Waits until nobody listens there: what was just closed may be another test's for a while.
+[[nodiscard]] bool falls_silent(std::uint16_t port);
 /// Waits until there is no process of that number, not even one that nobody has waited for.
 [[nodiscard]] bool vanishes(pid_t pid);
 

@@ -1,7 +1,9 @@
 // Every start with too little of something ends with a sentence, or is told to stop and does so: no
 // signal ends it, and nothing hangs.
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -44,24 +46,49 @@ const std::vector<limit> limits{
 
 struct start {
   const char* name;
-  std::vector<std::string> arguments;  ///< behind the verb and the file
-  const char* says;                    ///< once it is there
+  const char* program;
+  std::vector<std::string> arguments;  ///< `FILE` stands for the deployment file
+  const char* serving;                 ///< what it says then; null: it ends by itself
+  bool keeps{false};  ///< what a supervisor writes by default: a secret and its state
 };
 
 const std::vector<start> starts{
-    {"supervisor", {"node", "--name", "supervisor"}, "listens at 127.0.0.1:"},
-    {"store", {"node", "--name", "cache-0"}, "not registered"},
-    {"up", {"up"}, "2 nodes are up"},
+    {"supervisor",
+     TROUPE_COMMAND,
+     {"node", "FILE", "--name", "supervisor"},
+     "listens at 127.0.0.1:"},
+    {"keeping_supervisor",
+     TROUPE_COMMAND,
+     {"node", "FILE", "--name", "supervisor"},
+     "listens at 127.0.0.1:",
+     true},
+    {"store", TROUPE_COMMAND, {"node", "FILE", "--name", "cache-0"}, "not registered"},
+    {"prefill", TROUPE_COMMAND, {"node", "FILE", "--name", "prefill-0"}, "not registered"},
+    {"up",
+     TROUPE_COMMAND,
+     {"up", "FILE", "--only", "supervisor", "--only", "cache"},
+     "2 nodes are up"},
+    {"demo",
+     TROUPE_COMMAND,
+     {"demo", "--requests", "1", "--max-tokens", "2", "--prompt", "short"},
+     nullptr},
+    {"embedded", EMBEDDED_START, {"FILE", "cache-0"}, nullptr},
 };
 
 class tight_start : public ::testing::TestWithParam<std::tuple<start, limit>> {
  protected:
-  /// The deployment is for who has nothing of his own to write.
-  static std::string text() {
+  static std::string text(bool keeps) {
     return "cluster: tight\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(free_port()) +
-           ", state_file: none}\nsecurity: {mode: none}\n"
+           (keeps ? "}\n" : ", state_file: none}\nsecurity: {mode: none}\n") +
            "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
-           "stages:\n  - {name: cache, role: store, pool: {size: 1MiB}}\n";
+           "stages:\n  - {name: cache, role: store, pool: {size: 1MiB}}\n"
+           "  - {name: prefill, role: prefill, pool: {size: 1MiB}}\n";
+  }
+
+  static void give_to_stranger(const std::string& path) {
+    if (::geteuid() == 0) {
+      ASSERT_EQ(::chown(path.c_str(), stranger, stranger), 0) << path;
+    }
   }
 
   static void restrict_to(const limit& with, rlim_t most) {
@@ -77,14 +104,18 @@ TEST_P(tight_start, ends_with_a_sentence_or_when_it_is_told_to) {
   bool began = false;
   for (const auto most : with.tried) {
     SCOPED_TRACE(std::to_string(most));
-    const deployment_on_disk file{text()};
-    if (::geteuid() == 0) {
-      ASSERT_EQ(::chown(file.path().c_str(), stranger, stranger), 0);
-    }
+    const deployment_on_disk file{text(of.keeps)};
+    const scratch_folder state;
+    give_to_stranger(file.path());
+    give_to_stranger(state.path());
     auto arguments = of.arguments;
-    arguments.insert(arguments.begin() + 1, file.path());
-    command troupe{arguments, [&with = with, most] { restrict_to(with, most); }};
-    began = expect_orderly_end(troupe, of.says);
+    std::ranges::replace(arguments, "FILE", file.path());
+    command process{of.program, arguments, [&with = with, &state, most] {
+                      ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
+                      restrict_to(with, most);
+                    }};
+    const bool last = most == with.tried.back();
+    began = expect_orderly_end(process, of.serving, last ? wait_limit : longest_start);
   }
   EXPECT_TRUE(began) << "the last was to be enough";
 }

@@ -5,13 +5,16 @@
 
 #include <chrono>
 #include <csignal>
+#include <set>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include "command.hpp"
 #include "process_tree.hpp"
+#include "waiting.hpp"
 
 namespace troupe::testing {
 
@@ -20,14 +23,24 @@ namespace troupe::testing {
 inline constexpr std::chrono::seconds longest_start{20};
 
 /// Waits until it has ended, telling it to once it says `serving`; null: it ends by itself. Returns
-/// whether it came so far: it served, or ended with 0.
-inline bool expect_orderly_end(command& process, const char* serving) {
+/// whether it came so far: it served, or ended with 0. `for_its_start`: how long it is waited for.
+inline bool expect_orderly_end(command& process, const char* serving,
+                               std::chrono::seconds for_its_start = longest_start) {
   using ::testing::AnyOf;
   using ::testing::HasSubstr;
   using ::testing::Not;
-  bool began = serving != nullptr && process.says_within(longest_start, serving);
-  const auto children = children_of(process.pid());
-  if (serving != nullptr) process.signal(SIGTERM);
+  std::set<pid_t> children;
+  const auto look = [&] {
+    for (const auto child : children_of(process.pid())) children.insert(child);
+    return false;
+  };
+  bool began = serving != nullptr && process.says_within(for_its_start, serving);
+  (void)look();
+  if (serving != nullptr) {
+    process.signal(SIGTERM);
+  } else {
+    (void)process.reads_until(look);
+  }
   const int code = process.wait();
   began = began || (serving == nullptr && code == 0);
   const auto said = process.out() + process.err();
@@ -40,7 +53,11 @@ inline bool expect_orderly_end(command& process, const char* serving) {
   }
   EXPECT_THAT(said, Not(AnyOf(HasSubstr("signal 6"), HasSubstr("signal 11"),
                               HasSubstr("terminate called"))));
-  for (const auto child : children) EXPECT_TRUE(vanishes(child)) << child << ": " << said;
+  for (const auto child : children) {
+    (void)comes_true(
+        [child] { return ::waitpid(child, nullptr, WNOHANG) != 0; });  // it may be ours now
+    EXPECT_TRUE(vanishes(child)) << child << ": " << said;
+  }
   return began;
 }
 

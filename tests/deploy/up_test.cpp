@@ -15,7 +15,7 @@ using namespace troupe::testing;
 void expect_nothing_left(const std::string& output) {
   for (const auto& node : nodes_in(output)) {
     EXPECT_TRUE(vanishes(node.pid)) << node.name;
-    EXPECT_FALSE(listens(node.port)) << node.name;
+    EXPECT_TRUE(falls_silent(node.port)) << node.name;
   }
 }
 
