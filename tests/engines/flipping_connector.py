@@ -3,6 +3,8 @@ import os
 
 import torch
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
 import troupe.vllm
 
 
@@ -28,6 +30,12 @@ class FlippingConnector(troupe.vllm.TroupeConnector):
             if os.path.exists(os.environ["TROUPE_TEST_FLIP"]):
                 _flip(self._first_layer[block])
         return results
+
+    @classmethod
+    def build_prom_metrics(cls, *arguments):
+        if cls.__name__ not in KVConnectorFactory._registry:  # MultiConnector looks there for who has statistics
+            KVConnectorFactory.register_connector(cls.__name__, __name__, cls.__name__)
+        return super().build_prom_metrics(*arguments)
 
 
 def _flip(block):

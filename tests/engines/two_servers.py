@@ -40,6 +40,14 @@ def documented():
     return json.loads(re.search(r"--kv-transfer-config '([^']*)'", text)[1])
 
 
+def beside(transfer, folder):
+    """The configuration of a server whose caches another connector of vLLM keeps in files, too."""
+    files = {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
+             "kv_connector_extra_config": {"shared_storage_path": str(folder)}}
+    return {"kv_connector": "MultiConnector", "kv_role": transfer["kv_role"],
+            "kv_connector_extra_config": {"connectors": [transfer, files]}}
+
+
 class Pair:
     """The two servers, and the proxy before them."""
 
@@ -60,22 +68,27 @@ class Pair:
         self._own = own
         # All that a user configures: the first of the two begins the supervisor, and they find each other.
         transfer = {**documented(), "kv_connector": "FlippingConnector", "kv_connector_module_path": "flipping_connector"}
-        more = {"prefill": {}, "decode": of_decode}
-        self.pushes = asked.push
+        roles = {"prefill": {}, "decode": {}}
+        self.pushes, self.beside = asked.push, asked.beside
         self.exact = asked.dtype == "float32"  # texts of requests that are computed together, too
         if self.pushes:
             transfer["kv_connector_extra_config"] = {"read_mode": False}
-            # Routers push from servers that write no text to servers that compute no prompt for others.
-            more = {"prefill": {"kv_role": "kv_producer"}, "decode": {"kv_role": "kv_consumer", **of_decode}}
+        # Routers push from servers that write no text to servers that compute no prompt for others.
+        if self.pushes or asked.divided:
+            roles = {"prefill": {"kv_role": "kv_producer"}, "decode": {"kv_role": "kv_consumer"}}
+        roles["decode"].update(of_decode)
+        shutil.rmtree(folder / "stored", ignore_errors=True)
         ranks = {"prefill": asked.ranks, "decode": 1}
         self._discovery = free_ports(1)[0] if asked.moriio else None
 
         def begin(name):
             place = list(ranks).index(name)
             own_cores = [cores[(place + rank) % len(cores)] for rank in range(ranks[name])]
-            said = {**transfer, **more[name]}
+            said = {**transfer, **roles[name]}
             if self._discovery:
                 said = moriio.configured(said, name, ports[place], self._discovery)
+            if asked.beside:
+                said = beside(said, folder / "stored")
             return self._start(vllm(name, python, model, ports[place], own_cores, folder, dtype=asked.dtype,
                                     transfer=said, environment=own, more=asked.words))
 
@@ -164,7 +177,8 @@ def parser(description):
     of_all.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
     of_all.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
     of_all.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
-    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", words=(), push=False, moriio=False)
+    of_all.add_argument("--push", action="store_true", help="caches are written by who computes them")
+    of_all.set_defaults(model="llama", ranks=1, dtype="bfloat16", words=(), moriio=False, beside=False, divided=False)
     return of_all
 
 

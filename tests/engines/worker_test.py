@@ -31,6 +31,7 @@ import troupe.vllm
 from troupe.cluster import Cluster
 from troupe.engine import Engine
 from troupe.errors import ErrorCode, TroupeError
+from troupe.events import Failed
 from troupe.hand_off import RELEASE
 from troupe.open_cluster import deployment_of
 from troupe.vllm.layouts import Group, Share, describe_cache, numbers_of, packed_planes, strided_planes
@@ -38,6 +39,7 @@ from troupe.vllm.metadata import Chunk, Drop, Push, Receive, Seal, Send, TroupeM
 from troupe.vllm.params import HandOff, new_transfer, prompt_digest
 from troupe.vllm.place import Place, Ranks, http_address, nodes_of, place_of, replica_of
 from troupe.vllm.proxy import Heartbeat, Proxy
+from troupe.vllm.releases import Releases
 from troupe.vllm.stats import TransferStats
 from troupe.vllm.worker import RELEASED, Worker
 
@@ -323,14 +325,14 @@ class Workers(TwoSides):
 
 
 class HeldPrompts(unittest.TestCase):
-    """A cache that nobody has asked for is kept for three seconds."""
+    """A cache that nobody has asked for is kept for eight seconds: longer than a busy machine stands still."""
 
     @classmethod
     def setUpClass(cls):
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         deployment = folder / "deployment.yaml"
         deployment.write_text(servers.DEPLOYMENT.format(port=servers.free_ports(1)[0])
-                              + "limits: {source_lease: 3s}\n")
+                              + "limits: {source_lease: 8s}\n")
         cls.enterClassContext(servers.Process(
             "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
         cls.prefill, cls.decode = Side(deployment, "prefill-0"), Side(deployment, "decode-0")
@@ -354,16 +356,58 @@ class HeldPrompts(unittest.TestCase):
         self.decode.step(holds=[HandOff(early, ("prefill-0",), BLOCK, DIGEST)])
         self.decode.step(holds=[self.send(held, 1)])
         self.send(early, 2)
-        for _ in range(2):  # one after the other, so that their leases end one after the other
-            unwanted = new_transfer("prefill-0")
-            self.send(unwanted, 3)
-            self.look_until(lambda name=unwanted: name in self.prefill.sent)
+        unwanted = new_transfer("prefill-0")
+        self.send(unwanted, 3)  # last, so that its lease ends after theirs
+        self.look_until(lambda: unwanted in self.prefill.sent)
         self.assertFalse({held, early} & set(self.prefill.sent))
         sources = [HandOff(transfer, ("prefill-0",), BLOCK, DIGEST) for transfer in (held, early)]
         self.decode.step(receives=[receive("r1", sources[0], [11], 0, DIGEST)])
         self.decode.step(releases=[sources[1]])
         self.look_until(lambda: self.decode.loaded and {held, early} <= set(self.prefill.sent))
         self.assertEqual((self.decode.loaded, self.decode.failed), (["r1"], []))
+
+
+class TellingAgain(unittest.TestCase):
+    """Who computed a prompt that nobody wants stands still, and is told later. Of a double of the engine."""
+
+    def setUp(self):
+        self.said = []
+        self.engine = types.SimpleNamespace(release=self.release)
+        self.releases = Releases()
+        self.enterContext(unittest.mock.patch("troupe.vllm.releases.AGAIN", 0.0))
+
+    def release(self, transfer, nodes, lives):
+        self.said.append((transfer, nodes, lives))
+        return len(self.said)
+
+    def begin(self):
+        self.releases.begin(self.engine, HandOff("t", ("p",), 1, DIGEST, lives=(7,)))
+
+    def fail(self, code):
+        self.releases.hear(Failed(len(self.said), TroupeError(code, "why")))
+        self.releases.ask_again(self.engine)
+
+    def test_until_it_has_heard(self):
+        self.begin()
+        for code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST, ErrorCode.DEADLINE):
+            self.fail(code)
+        self.assertEqual(self.said, 4 * [("t", ("p",), (7,))])
+        self.releases.hear(types.SimpleNamespace(operation=4))
+        self.releases.ask_again(self.engine)
+        self.assertEqual(len(self.said), 4)
+
+    def test_a_refusal_is_an_answer(self):
+        self.begin()
+        self.fail(ErrorCode.ALREADY_EXISTS)
+        self.assertEqual(len(self.said), 1)
+
+    def test_not_for_ever(self):
+        with unittest.mock.patch("troupe.vllm.releases.SAID_FOR", 0.0), \
+                self.assertLogs("vllm.troupe.vllm.releases", "WARNING") as said:
+            self.begin()
+            self.fail(ErrorCode.PEER_LOST)
+        self.assertEqual(len(self.said), 1)
+        self.assertIn("t was not released, its lease will end", said.output[0])
 
 
 class Joined(Side):

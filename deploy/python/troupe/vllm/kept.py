@@ -26,7 +26,8 @@ class Kept:
         self._count: Counter[int] = Counter()
 
     def bind(self, pool: Any) -> None:
-        """Half of the pool, or what the longest request leaves, if that is more: whatever is kept, it has room."""
+        """Half of the pool, or what the longest request leaves, if that is more: whatever is kept, a request that needs
+        no more than half has room."""
         if self._longest is not None:
             usable = int(pool.num_gpu_blocks) - 1  # without the null block
             self._most = max(usable // 2, usable - self._longest)

@@ -21,6 +21,7 @@ from troupe.vllm.layouts import WHOLE, CacheView, Group, Share, describe_cache
 from troupe.vllm.metadata import Chunk, Drop, Push, RankIdentity, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import HandOff, is_name
 from troupe.vllm.place import Place
+from troupe.vllm.releases import Releases
 from troupe.vllm.stats import TransferStats
 
 __all__ = ["Results", "Worker"]
@@ -91,6 +92,7 @@ class Worker:
         self._refused: dict[str, str] = {}  # transfers that do not come, and why, until their takers are told
         self._event: Any = None  # of the GPU's stream that computes
         self._holds = Holds()  # of the first rank
+        self._releases = Releases()
         self._results = Results()
         self._stats = TransferStats()
 
@@ -153,10 +155,12 @@ class Worker:
         wait = idle and not (self._results.sent or self._results.loaded)
         engine = self._started()
         _each(self._holds.ask_again, (engine,))
+        _each(self._releases.ask_again, (engine,))
         while events := engine.take(timeout=IDLE_WAIT if wait else 0.0):
             wait = False
             _each(self._hear, events, self._not_heard)
-        _each(self._tell_refused, list(self._refused))
+        if self._refused:
+            _each(self._tell_refused, [list(self._refused)])
         taken, self._results = self._results, Results()
         return taken
 
@@ -181,6 +185,7 @@ class Worker:
         transfer = self._transfers.get(event.operation)
         if transfer is None:  # a hold or a release
             self._holds.hear(event)
+            self._releases.hear(event)
         elif isinstance(event, Failed):
             transfer.why = self._reason_of(event.error)
             if transfer.sends and event.error.code in (ErrorCode.DEADLINE, ErrorCode.LEASE_EXPIRED):
@@ -310,22 +315,24 @@ class Worker:
         self._refused[name] = why
         if len(self._refused) > REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._tell_refused(name)
+        self._tell_refused([name])
 
-    def _tell_refused(self, name: str) -> None:
-        """By a send of nothing that is given up. A node that is overloaded has room for it when others have ended."""
+    def _tell_refused(self, names: Sequence[str]) -> None:
+        """By sends of nothing that are given up. A node that is overloaded has room for them when others have ended."""
         assert self._view is not None
-        try:
-            operation = self._started().send(name, grows=True, **self._view.no_blocks())
-        except TroupeError as error:
-            if error.code == ErrorCode.OVERLOADED:
-                return
-            del self._refused[name]
-            if error.code != ErrorCode.ALREADY_EXISTS:  # of another request, which goes on
-                logger.warning("%s: nobody is told that it does not come: %s", name, error)
-            return
-        self._transfers[operation] = _Transfer("", True, 0, time.monotonic(), name, unwanted=True)
-        self._give_up(operation, self._refused.pop(name))
+        for name in names:
+            why = self._refused.pop(name)
+            try:
+                operation = self._started().send(name, grows=True, **self._view.no_blocks())
+            except TroupeError as error:
+                if error.code == ErrorCode.OVERLOADED:
+                    self._refused[name] = why
+                    return
+                if error.code != ErrorCode.ALREADY_EXISTS:  # of another request, which goes on
+                    logger.warning("%s: nobody is told that it does not come: %s", name, error)
+                continue
+            self._transfers[operation] = _Transfer("", True, 0, time.monotonic(), name, unwanted=True)
+            self._give_up(operation, why)
 
     def _report_by(self, name: str, transfer: str) -> Operation | None:
         """Its end is reported by this name. None: it has ended already, and is reported now."""
@@ -414,16 +421,12 @@ class Worker:
             self._transfers[operation] = transfer
 
     def _release(self, source: HandOff) -> None:
-        """Its own outcome is of no interest."""
         if self._is_own(source):
             for operation in self._offers_of(source.transfer):
                 self._give_up(operation, "it was to be decoded where it was prefilled")
             return
         self._holds.end(self._started(), source.transfer)
-        try:
-            self._started().release(source.transfer, source.nodes, lives=source.lives)
-        except TroupeError as error:
-            logger.warning("%s cannot be released, its lease will end: %s", source.transfer, error)
+        self._releases.begin(self._started(), source)
 
     def _is_own(self, source: HandOff) -> bool:
         """Whether a router sent both halves of a request here."""
