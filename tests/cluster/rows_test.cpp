@@ -73,8 +73,7 @@ TEST_P(row, decode_node_dies_and_its_sender_is_told_at_once) {
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(100ms));
     cluster->kill("decode-0");
-    EXPECT_THAT(outcome("prefill-0", t),
-                AllOf(StartsWith("peer_lost: "), Not(is_told_by_silence)));
+    EXPECT_THAT(outcome("prefill-0", t), AllOf(StartsWith("peer_lost: "), Not(is_told_by_silence)));
     EXPECT_FALSE(taken.get());
     cluster->start("decode-0");
     settle();

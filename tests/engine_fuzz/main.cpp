@@ -122,7 +122,7 @@ run_report run_apart(std::uint64_t seed, const arguments& a) {
 struct summary {
   tally counts;
   std::uint64_t seeds{0};
-  std::uint64_t bad{0};  ///< that found something
+  std::uint64_t bad{0};                 ///< that found something
   std::vector<seed_range> not_reached;  ///< in the time that there was
 };
 

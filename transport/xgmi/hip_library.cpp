@@ -30,6 +30,8 @@ namespace {
 
 /// The release whose headers this is compiled with: others need not have the same structs.
 constexpr const char* file = "libamdhip64.so." TROUPE_TEXT(HIP_VERSION_MAJOR);
+/// Where AMD's packages put it, which the loader need not know.
+constexpr const char* own_place = "/opt/rocm/lib/libamdhip64.so." TROUPE_TEXT(HIP_VERSION_MAJOR);
 
 struct opened_library {
   void* handle{::dlopen(file, RTLD_NOW | RTLD_LOCAL)};
@@ -39,6 +41,7 @@ struct opened_library {
     if (handle != nullptr) return;
     const char* why = ::dlerror();
     trouble = why != nullptr ? why : std::string{file} + " cannot be opened";
+    handle = ::dlopen(own_place, RTLD_NOW | RTLD_LOCAL);
   }
 };
 
