@@ -70,25 +70,29 @@ void source::taken_by(transfer_id sender, const consumer& who) {
   auto& of = replica_of(who);
   if (of.name.empty()) of.name = who.replica;
   of.missing.erase(who.node);
-  of.ranks.insert_or_assign(who.rank, taker{who.node, who.replica, sender});
+  auto& place = of.ranks[who.rank];
+  place.node = who.node;
+  place.replica = who.replica;
+  place.asks(sender);
 }
 
 bool source::released(transfer_id sender, std::uint64_t bytes) {
   bytes_ += bytes;
-  if (auto* who = find(sender)) who->how = taker::now::released;
+  if (auto* how = find(sender)) *how = taker::now::released;
   return is_delivered();
 }
 
 void source::not_taken_by(transfer_id sender) {
   for (auto& of : replicas_) {
-    std::erase_if(of.ranks, [&](const auto& one) { return one.second.sender == sender; });
+    for (auto& [rank, who] : of.ranks) who.senders.erase(sender);
+    std::erase_if(of.ranks, [](const auto& one) { return one.second.senders.empty(); });
   }
   std::erase_if(replicas_, [](const replica& of) { return of.ranks.empty(); });
   if (replicas_.empty()) wanted_ = spec_.consumers;
 }
 
 void source::lost_one(transfer_id sender) {
-  if (auto* who = find(sender)) who->how = taker::now::lost;
+  if (auto* how = find(sender)) *how = taker::now::lost;
 }
 
 void source::lost_unasked(const std::string& node, const std::string& replica_name) {
@@ -99,7 +103,7 @@ void source::lost_unasked(const std::string& node, const std::string& replica_na
 
 bool source::replica::is_whole() const noexcept {
   return missing.empty() && std::ranges::none_of(ranks, [](const auto& one) {
-           return one.second.how == taker::now::lost;
+           return one.second.how() == taker::now::lost;
          });
 }
 
@@ -110,12 +114,15 @@ bool source::replica::may_be(const std::string& other) const {
 void source::replica::take_in(replica&& other) {
   for (auto& [rank, who] : other.ranks) {
     const auto known = ranks.find(rank);
-    if (known == ranks.end() || known->second.how == taker::now::lost)
+    if (known != ranks.end() && known->second.node == who.node) {
+      known->second.senders.merge(who.senders);
+    } else if (known == ranks.end() || known->second.how() == taker::now::lost) {
       ranks.insert_or_assign(rank, std::move(who));
+    }
   }
   missing.merge(other.missing);
   for (const auto& [rank, who] : ranks)
-    if (who.how != taker::now::lost) missing.erase(who.node);
+    if (who.how() != taker::now::lost) missing.erase(who.node);
 }
 
 bool source::replica::admits(const consumer& who) const {
@@ -136,10 +143,21 @@ source::replica& source::replica_of(const consumer& who) {
   return newest != replicas_.rend() ? *newest : replicas_.emplace_back();
 }
 
-source::taker* source::find(transfer_id sender) {
+source::taker::now source::taker::how() const noexcept {
+  auto best = now::lost;
+  for (const auto& [sender, each] : senders) best = std::max(best, each);
+  return best;
+}
+
+void source::taker::asks(transfer_id sender) {
+  if (how() != now::moves) senders.clear();
+  senders.emplace(sender, now::moves);
+}
+
+source::taker::now* source::find(transfer_id sender) {
   for (auto& of : replicas_) {
     for (auto& [rank, who] : of.ranks) {
-      if (who.sender == sender) return &who;
+      if (const auto one = who.senders.find(sender); one != who.senders.end()) return &one->second;
     }
   }
   return nullptr;
@@ -151,8 +169,8 @@ std::size_t source::count(bool moving) const noexcept {
   for (const auto& of : replicas_) {
     const auto these =
         static_cast<std::size_t>(std::ranges::count_if(of.ranks, [&](const auto& one) {
-          return one.second.how == taker::now::released ||
-                 (moving && one.second.how == taker::now::moves);
+          const auto how = one.second.how();
+          return how == taker::now::released || (moving && how == taker::now::moves);
         }));
     most = std::max(most, these);
     if (of.is_whole()) all += these;

@@ -106,13 +106,17 @@ class source {
   std::set<std::string> told_wanted;        ///< decode nodes that the engine knows want it
 
  private:
-  /// Who took it as that rank of a replica, last.
+  /// Who took it as that rank of a replica, last. Several senders serve one that asked again before its
+  /// former asking had ended here: over two links they may even come in the other order.
   struct taker {
-    enum class now : std::uint8_t { moves, released, lost };
+    enum class now : std::uint8_t { lost, released, moves };
     std::string node;
     std::string replica;  ///< empty: not known yet
-    transfer_id sender;
-    now how{now::moves};
+    std::map<transfer_id, now> senders;
+    /// The best of them.
+    [[nodiscard]] now how() const noexcept;
+    /// Served once more, by that one.
+    void asks(transfer_id sender);
   };
   struct replica {
     std::string name;  ///< empty: not known yet
@@ -127,7 +131,7 @@ class source {
   };
 
   [[nodiscard]] replica& replica_of(const consumer& who);
-  [[nodiscard]] taker* find(transfer_id sender);
+  [[nodiscard]] taker::now* find(transfer_id sender);
   /// Ranks that have released it; with those that move it, if `moving`.
   [[nodiscard]] std::size_t count(bool moving) const noexcept;
 

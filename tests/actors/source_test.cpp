@@ -137,6 +137,43 @@ TEST(source, is_done_with_ranks_that_came_before_the_membership_named_their_repl
 }
 
 // Seed 13 of the engine fuzzer: one rank of each replica came before the membership was there.
+// Seeds 22000312 and 28000128 of the engine fuzzer: the send did not end.
+TEST(source, counts_the_release_of_a_rank_whose_first_asking_had_not_ended_when_it_asked_again) {
+  constexpr transfer_id fifth{5};
+  auto s = for_consumers(0);
+  s.taken_by(first, {"decode-0-0", "", 0, 3});
+  s.taken_by(second, {"decode-0-1", "", 1, 3});
+  s.lost_one(first);
+  s.taken_by(third, {"decode-0-2", "", 2, 3});  // for all that is known, of another replica
+  s.taken_by(fourth, {"decode-0-1", "", 1, 3});
+  s.learn_replicas([](const std::string&) { return "decode-0"; });
+  s.lost_one(second);
+  s.taken_by(fifth, {"decode-0-0", "decode-0", 0, 3});
+  EXPECT_FALSE(s.has_open_place());
+  EXPECT_FALSE(s.released(third, 1));
+  EXPECT_FALSE(s.released(fourth, 1));
+  EXPECT_TRUE(s.released(fifth, 1));
+}
+
+TEST(source, counts_it_though_the_first_asking_comes_last) {
+  auto s = for_consumers(0);
+  s.taken_by(second, {"decode-0", "decode", 0, 1});
+  s.taken_by(first, {"decode-0", "decode", 0, 1});
+  s.lost_one(first);
+  EXPECT_FALSE(s.has_open_place());
+  EXPECT_TRUE(s.released(second, 1));
+}
+
+TEST(source, serves_the_next_life_of_a_rank_that_had_released_it) {
+  auto s = for_consumers(0);
+  s.taken_by(first, {"decode-0-0", "", 0, 2});
+  EXPECT_FALSE(s.released(first, 1));
+  s.taken_by(second, {"decode-0-0", "", 0, 2});
+  s.taken_by(third, {"decode-0-1", "", 1, 2});
+  EXPECT_FALSE(s.released(third, 1)) << "the next life has nothing yet";
+  EXPECT_TRUE(s.released(second, 1));
+}
+
 TEST(source, parts_ranks_of_two_replicas_that_were_taken_for_one) {
   auto s = for_consumers(4);
   const auto named = [](const std::string& node) { return "decode/" + node.substr(7, 1); };
