@@ -1,5 +1,5 @@
-"""The wheel as its users get it: built from an installed Troupe, made to bring along what it links, installed in a bare
-environment of every Python from 3.10 that this machine has, and there neither compiler nor checkout.
+"""The wheel as its users get it, installed in a bare environment of every Python from 3.10 that this machine has, and there
+neither compiler nor checkout.
 
     wheel_test.py BUILD          a build folder of Troupe
 """
@@ -13,35 +13,12 @@ import time
 import unittest
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TOOLS = pathlib.Path(sys.executable).parent
+from make_wheel import PLATFORM, ROOT, SECONDS, make_wheel, run
+
 BUILD = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
-PLATFORM = "manylinux_2_35_x86_64"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-SECONDS = 300
 # What every Linux of that age has (PEP 600), and the loader.
 OF_THE_SYSTEM = re.compile(r"^(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux-x86-64)\.so\.\d+$")
-
-
-def run(*words, **options):
-    ended = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS, check=False, **options)
-    if ended.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, words))} ended with {ended.returncode}:\n{ended.stdout[-4000:]}")
-    return ended.stdout
-
-
-def make_wheel(folder):
-    installed = folder / "installed"
-    run("cmake", "--install", BUILD, "--prefix", installed)
-    path = f"{TOOLS}:{os.environ['PATH']}"
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "built", ROOT / "deploy/python",
-        env={**os.environ, "CMAKE_PREFIX_PATH": str(installed), "PATH": path})
-    [built] = (folder / "built").glob("*.whl")
-    run(TOOLS / "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", folder / "wheels", built,
-        env={**os.environ, "PATH": path})
-    [wheel] = (folder / "wheels").glob("*.whl")
-    return wheel
 
 
 def needed(program):
@@ -66,7 +43,7 @@ class Wheel(unittest.TestCase):
         place = tempfile.TemporaryDirectory()
         cls.addClassCleanup(place.cleanup)
         cls.folder = pathlib.Path(place.name)
-        cls.wheel = make_wheel(cls.folder)
+        cls.wheel = make_wheel(BUILD, cls.folder)
 
     def test_it_is_for_every_python_of_its_platform_and_says_what_it_is(self):
         self.assertRegex(self.wheel.name, rf"^troupe_kv-\d+\.\d+\.\d+-py3-none-{PLATFORM}\.whl$")
