@@ -14,8 +14,10 @@ from outcomes import plain
 
 # Most of the time of most tests is waiting; those that would take a core from all others are RUN_SERIAL.
 TEST_JOBS = 3 * JOBS
-# The suites that run more than one thread: what the thread sanitizer is for.
-WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "planted_race", "supervisor_test",
+# The suites for the thread sanitizer: each way in which threads of ours meet is in one of them.
+WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "planted_race",
+                "event_queue_test", "engine_test", "side_threads_test", "door_test", "door_tls_test", "network_test",
+                "node_test", "closed_connection_test", "crossing_dials_test", "supervisor_test", "supervisor_begin_test",
                 "transfer_test", "value_test", "hetero_test", "xgmi_test", "staging_test", "tcp_gpu_test",
                 "shm_gpu_test")
 SKIPPED = 77  # what a check ends with that cannot be made here
@@ -55,7 +57,7 @@ PARTS = {
         Tests("asan", ("unit", "integration"),
               ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults")),
         Tests("asan", ("faults",), (), but="/shm"),
-        # The other suites have one thread, which was looked at above.
+        # The other suites have one thread, or nodes whose threads meet as they do in these.
         Tests("tsan", ("unit", "integration"), (*WITH_THREADS, "troupe_tests_faults"), only=threaded()),
         Tests("tsan", ("faults",), (), but="/tcp"),
     ),
