@@ -220,7 +220,8 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.aux = src.aux();
   options.deadline = deadline + patience_for_its_word;
   learn_replicas(st, src);
-  src.taken_by(transfer, {link.peer, replica_of(st, link.peer), request.rank, request.ranks});
+  src.taken_by(transfer, {link.peer, replica_of(st, link.peer), request.rank, request.ranks,
+                          link.peer_incarnation.value, request.again});
   st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
   watch_leases(st);
   lengthen_if_filled(st, operation, src);

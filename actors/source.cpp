@@ -71,9 +71,11 @@ void source::taken_by(transfer_id sender, const consumer& who) {
   if (of.name.empty()) of.name = who.replica;
   of.missing.erase(who.node);
   auto& place = of.ranks[who.rank];
+  if (place.life != who.life || who.again || place.how() == taker::now::lost) place.senders.clear();
   place.node = who.node;
   place.replica = who.replica;
-  place.asks(sender);
+  place.life = who.life;
+  place.senders.emplace(sender, taker::now::moves);
 }
 
 bool source::released(transfer_id sender, std::uint64_t bytes) {
@@ -114,7 +116,7 @@ bool source::replica::may_be(const std::string& other) const {
 void source::replica::take_in(replica&& other) {
   for (auto& [rank, who] : other.ranks) {
     const auto known = ranks.find(rank);
-    if (known != ranks.end() && known->second.node == who.node) {
+    if (known != ranks.end() && known->second.node == who.node && known->second.life == who.life) {
       known->second.senders.merge(who.senders);
     } else if (known == ranks.end() || known->second.how() == taker::now::lost) {
       ranks.insert_or_assign(rank, std::move(who));
@@ -147,11 +149,6 @@ source::taker::now source::taker::how() const noexcept {
   auto best = now::lost;
   for (const auto& [sender, each] : senders) best = std::max(best, each);
   return best;
-}
-
-void source::taker::asks(transfer_id sender) {
-  if (how() != now::moves) senders.clear();
-  senders.emplace(sender, now::moves);
 }
 
 source::taker::now* source::find(transfer_id sender) {

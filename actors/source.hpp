@@ -51,6 +51,8 @@ class source {
   struct consumer {
     std::string node, replica;
     std::uint32_t rank{0}, ranks{1};
+    std::uint64_t life{0};  ///< incarnation of the node
+    bool again{false};      ///< it knows that it had it before
   };
   /// The membership may name replicas by now that it did not when their ranks came. `name_of` gives the
   /// replica that a node is of; empty: not known.
@@ -107,16 +109,16 @@ class source {
 
  private:
   /// Who took it as that rank of a replica, last. Several senders serve one that asked again before its
-  /// former asking had ended here: over two links they may even come in the other order.
+  /// former asking had ended here: over two links the first asking may come when the second one is
+  /// released.
   struct taker {
-    enum class now : std::uint8_t { lost, released, moves };
+    enum class now : std::uint8_t { lost, moves, released };
     std::string node;
     std::string replica;  ///< empty: not known yet
+    std::uint64_t life{0};
     std::map<transfer_id, now> senders;
     /// The best of them.
     [[nodiscard]] now how() const noexcept;
-    /// Served once more, by that one.
-    void asks(transfer_id sender);
   };
   struct replica {
     std::string name;  ///< empty: not known yet

@@ -164,11 +164,21 @@ TEST(source, counts_it_though_the_first_asking_comes_last) {
   EXPECT_TRUE(s.released(second, 1));
 }
 
+TEST(source, counts_it_though_the_first_asking_comes_when_the_second_is_released) {
+  auto s = for_consumers(0);
+  s.taken_by(second, {"decode-0-0", "", 0, 2, 7});
+  EXPECT_FALSE(s.released(second, 1));
+  s.taken_by(first, {"decode-0-0", "", 0, 2, 7});
+  s.lost_one(first);
+  s.taken_by(third, {"decode-0-1", "", 1, 2, 8});
+  EXPECT_TRUE(s.released(third, 1));
+}
+
 TEST(source, serves_the_next_life_of_a_rank_that_had_released_it) {
   auto s = for_consumers(0);
-  s.taken_by(first, {"decode-0-0", "", 0, 2});
+  s.taken_by(first, {"decode-0-0", "", 0, 2, 7});
   EXPECT_FALSE(s.released(first, 1));
-  s.taken_by(second, {"decode-0-0", "", 0, 2});
+  s.taken_by(second, {"decode-0-0", "", 0, 2, 9});
   s.taken_by(third, {"decode-0-1", "", 1, 2});
   EXPECT_FALSE(s.released(third, 1)) << "the next life has nothing yet";
   EXPECT_TRUE(s.released(second, 1));
