@@ -67,9 +67,8 @@ void start_client(self_pointer self, waiting_value value, const link_handle& lin
   const auto transfer = new_transfer(st);
   auto report = report_of(value.order.key, link, "value", "asked");
   const bool copies = must_copy(value.order, link);
-  value_client_options options{
-      st.context, caf::actor_cast<engine_port_actor>(self), link, transfer, std::move(value.order),
-      copies};
+  value_client_options options{st.context, caf::actor_cast<engine_port_actor>(self), link, transfer,
+                               std::move(value.order)};
   auto client = copies ? spawn_copier(self, std::move(options))
                        : self->spawn<caf::monitored>(value_client, std::move(options));
   st.value_clients.emplace(operation, transfer);

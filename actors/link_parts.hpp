@@ -89,6 +89,8 @@ void break_link(self_pointer self, const troupe::error& why);
 void retire_transport(link_state& st);
 /// The acceptor waits for the dialling side, and not for ever.
 void wait_for_dialler(self_pointer self);
+/// What sessions hear of a link that is up again.
+[[nodiscard]] link_is_back is_back(const link_state& st);
 /// It is up again: last words first, then the sessions.
 void resume_sessions(link_state& st);
 /// Keeps the frame of a last word.

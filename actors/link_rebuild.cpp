@@ -141,11 +141,14 @@ bool repeat_words(link_state& st, transfer_id transfer) {
   return any;
 }
 
+link_is_back is_back(const link_state& st) {
+  return {st.generation, std::string{transport::to_string(st.choice.kind)}};
+}
+
 void resume_sessions(link_state& st) {
   for (const auto& word : st.words) (void)st.link->send_frame(word.frame);
-  const std::string backend{transport::to_string(st.choice.kind)};
   for (const auto& [transfer, session] : st.sessions) {
-    tell(session, session_event{link_is_back{st.generation, backend}});
+    tell(session, session_event{is_back(st)});
   }
 }
 

@@ -111,8 +111,7 @@ void carry_out(self_pointer self, attach_session order) {
   switch (st.now) {
     case link_state::phase::up:
       if (is_over(st, order.epoch)) {
-        tell(order.session, session_event{link_is_back{
-                                st.generation, std::string{transport::to_string(st.choice.kind)}}});
+        tell(order.session, session_event{is_back(st)});
       }
       break;
     case link_state::phase::dialling:

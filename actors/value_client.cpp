@@ -132,7 +132,7 @@ void ask(self_pointer self) {
         return;
       }
       if (!st.wish) {
-        auto wish = st.copies ? grant_on_copy(st) : grant_on_value(st);
+        auto wish = must_copy(st.order, st.link) ? grant_on_copy(st) : grant_on_value(st);
         if (!wish) {
           end_with(self, wish.error());
           return;
@@ -354,12 +354,11 @@ session_actor::behavior_type value_client(session_actor::stateful_pointer<value_
                                           value_client_options options) {
   auto& st = self->state;
   st.context = std::move(options.context);
-  st.copies = options.copies;
-  const end_of_copy counted{options.copies ? &st.context->counters : nullptr};
   st.port = std::move(options.port);
   st.link = std::move(options.link);
   st.transfer = options.transfer;
   st.order = std::move(options.order);
+  const end_of_copy counted{must_copy(st.order, st.link) ? &st.context->counters : nullptr};
   ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
   ask(self);
   return {[self](session_event& event) {

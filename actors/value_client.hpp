@@ -48,7 +48,6 @@ struct value_client_state {
   start_value order;
   phase now{phase::asked};
   bool said_again{false};               ///< `store_commit`: the peer may have heard the one before
-  bool copies{false};                   ///< a put: its value, before it is granted
   bool lent{false};                     ///< a put: the grant is on memory of the caller's
   std::optional<region_id> registered;  ///< a put's value, for as long as the grant lives
   std::optional<value_store::reservation> copy;     ///< of a put's value, for as long
@@ -67,11 +66,10 @@ struct value_client_options {
   link_handle link;
   transfer_id transfer;
   start_value order;
-  /// It copies the value as soon as it runs, and is one of `node_counters::local_copies` until then.
-  bool copies{false};
 };
 
-/// Whether the value of a put is the caller's, and the peer would reach into our memory for it.
+/// Whether the value of a put is the caller's, and the peer would reach into our memory for it. Its client then copies
+/// it as soon as it runs, and is one of `node_counters::local_copies` until then.
 [[nodiscard]] bool must_copy(const start_value& order, const link_handle& link);
 
 [[nodiscard]] session_actor::behavior_type value_client(

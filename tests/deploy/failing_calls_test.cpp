@@ -29,6 +29,7 @@
 #include "command.hpp"
 #include "orderly_end.hpp"
 #include "seed.hpp"
+#include "starts.hpp"
 
 namespace {
 
@@ -59,26 +60,13 @@ class shared_counts {
   call_counts* counts_{nullptr};
 };
 
-struct start {
-  const char* name;
-  const char* program;
-  std::vector<std::string> arguments;  ///< `FILE` stands for the deployment file
-  const char* serving;                 ///< what it says then; null: it ends by itself
-};
-
 const std::vector<start> starts{
-    {"supervisor",
-     TROUPE_COMMAND,
-     {"node", "FILE", "--name", "supervisor"},
-     "listens at 127.0.0.1:"},
-    {"store", TROUPE_COMMAND, {"node", "FILE", "--name", "cache-0"}, "not registered"},
+    start_of_supervisor,
+    start_of_store,
     {"up", TROUPE_COMMAND, {"up", "FILE"}, "2 nodes are up"},
-    {"demo",
-     TROUPE_COMMAND,
-     {"demo", "--requests", "1", "--max-tokens", "2", "--prompt", "short"},
-     nullptr},
+    start_of_demo,
     {"check", TROUPE_COMMAND, {"check", "FILE"}, nullptr},
-    {"embedded", EMBEDDED_START, {"FILE", "cache-0"}, nullptr},
+    start_embedded,
 };
 
 const char* name_of(call_kind kind) {
@@ -108,10 +96,8 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
     counts->failing[index] = failing;
     const deployment_on_disk file{text()};
     const scratch_folder state;
-    auto arguments = of.arguments;
-    std::ranges::replace(arguments, "FILE", file.path());
     {
-      command process{of.program, arguments, [&] {
+      command process{of.program, of.arguments_for(file.path()), [&] {
                         ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
                         ::setenv(call_counts_variable, counts.path().c_str(), 1);
                         ::setenv("LD_PRELOAD", FAILING_CALLS, 1);

@@ -1,7 +1,6 @@
 // Every start with too little of something ends with a sentence, or is told to stop and does so: no
 // signal ends it, and nothing hangs.
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -14,6 +13,7 @@
 
 #include "command.hpp"
 #include "orderly_end.hpp"
+#include "starts.hpp"
 
 namespace {
 
@@ -44,38 +44,28 @@ const std::vector<limit> limits{
      {0, 1, 100, 4096, 65'536, mib - 1, mib, 2 * mib, 64 * mib, 1024 * mib}},
 };
 
-struct start {
+struct tight_case {
   const char* name;
-  const char* program;
-  std::vector<std::string> arguments;  ///< `FILE` stands for the deployment file
-  const char* serving;                 ///< what it says then; null: it ends by itself
+  start of;
   bool keeps{false};  ///< what a supervisor writes by default: a secret and its state
 };
 
-const std::vector<start> starts{
-    {"supervisor",
-     TROUPE_COMMAND,
-     {"node", "FILE", "--name", "supervisor"},
-     "listens at 127.0.0.1:"},
-    {"keeping_supervisor",
-     TROUPE_COMMAND,
-     {"node", "FILE", "--name", "supervisor"},
-     "listens at 127.0.0.1:",
-     true},
-    {"store", TROUPE_COMMAND, {"node", "FILE", "--name", "cache-0"}, "not registered"},
-    {"prefill", TROUPE_COMMAND, {"node", "FILE", "--name", "prefill-0"}, "not registered"},
+const std::vector<tight_case> starts{
+    {"supervisor", start_of_supervisor},
+    {"keeping_supervisor", start_of_supervisor, true},
+    {"store", start_of_store},
+    {"prefill",
+     {"prefill", TROUPE_COMMAND, {"node", "FILE", "--name", "prefill-0"}, "not registered"}},
     {"up",
-     TROUPE_COMMAND,
-     {"up", "FILE", "--only", "supervisor", "--only", "cache"},
-     "2 nodes are up"},
-    {"demo",
-     TROUPE_COMMAND,
-     {"demo", "--requests", "1", "--max-tokens", "2", "--prompt", "short"},
-     nullptr},
-    {"embedded", EMBEDDED_START, {"FILE", "cache-0"}, nullptr},
+     {"up",
+      TROUPE_COMMAND,
+      {"up", "FILE", "--only", "supervisor", "--only", "cache"},
+      "2 nodes are up"}},
+    {"demo", start_of_demo},
+    {"embedded", start_embedded},
 };
 
-class tight_start : public ::testing::TestWithParam<std::tuple<start, limit>> {
+class tight_start : public ::testing::TestWithParam<std::tuple<tight_case, limit>> {
  protected:
   static std::string text(bool keeps) {
     return "cluster: tight\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(free_port()) +
@@ -100,17 +90,16 @@ class tight_start : public ::testing::TestWithParam<std::tuple<start, limit>> {
 };
 
 TEST_P(tight_start, ends_with_a_sentence_or_when_it_is_told_to) {
-  const auto& [of, with] = GetParam();
+  const auto& [tight, with] = GetParam();
+  const auto& of = tight.of;
   bool began = false;
   for (const auto most : with.tried) {
     SCOPED_TRACE(std::to_string(most));
-    const deployment_on_disk file{text(of.keeps)};
+    const deployment_on_disk file{text(tight.keeps)};
     const scratch_folder state;
     give_to_stranger(file.path());
     give_to_stranger(state.path());
-    auto arguments = of.arguments;
-    std::ranges::replace(arguments, "FILE", file.path());
-    command process{of.program, arguments, [&with = with, &state, most] {
+    command process{of.program, of.arguments_for(file.path()), [&with = with, &state, most] {
                       ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
                       restrict_to(with, most);
                     }};
