@@ -3,9 +3,14 @@ import os
 
 import torch
 
+import vllm.distributed.utils
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 import troupe.vllm
+
+# Readers of vLLM's queues offer their core by sched_yield(), over and over. Linux 6.18 then loses count of who has run,
+# and others on that core wait for seconds; mended in 2026 ("sched/fair: Fix zero_vruntime tracking fix").
+vllm.distributed.utils.USE_SCHED_YIELD = False
 
 
 class FlippingConnector(troupe.vllm.TroupeConnector):

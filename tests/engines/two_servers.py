@@ -24,6 +24,7 @@ VOCABULARY = 2048
 LONGEST = 1500
 BLOCK = 32
 SETTLE_SECONDS = 30
+NOT_MOVED = re.compile("tokens were not (loaded|sent)")
 
 
 def prompts(count):
@@ -194,5 +195,14 @@ def judge(run, asked):
             return environment.UNREACHABLE
         except (Failed, environment.Failed) as why:
             print(f"failed: {why}")
+            for line in not_moved(folder):
+                print(line)
             return 1
     return 0
+
+
+def not_moved(folder):
+    """What the servers' logs say of caches that did not move: an answer of theirs does not say why."""
+    for log in sorted(folder.glob("*.log")):
+        with open(log, encoding="utf-8", errors="replace") as lines:
+            yield from (f"{log.name}: {line.rstrip()}" for line in lines if NOT_MOVED.search(line))
