@@ -63,6 +63,22 @@ TEST_P(backend_contract, a_segment_outside_the_granted_extents_is_refused) {
   EXPECT_EQ(try_one({0, 65'536, 100, 100, 1000, 10}), errc{});
 }
 
+TEST_P(backend_contract, a_grant_permits_more_parts_than_a_message_may_list) {
+  pair p{GetParam()};
+  std::vector<extent> parts;
+  for (std::uint64_t part = 0; part <= remote_grant::max_extents; ++part) {
+    parts.push_back({part * 16, 8, 0, 1});
+  }
+  const auto last = parts.back().offset;
+  const auto grant = p.grant(p.b, access::write, t1, std::move(parts));
+  const auto try_one = [&](std::uint64_t offset) {
+    const std::vector<segment> one{{0, offset, 8, 0, 0, 1}};
+    return code_of(p.a.wire->post(p.make_batch(p.a, direction::write, grant, one)));
+  };
+  EXPECT_EQ(try_one(last), errc{});
+  EXPECT_EQ(try_one(last - 8), errc::out_of_range);
+}
+
 TEST_P(backend_contract, a_grant_is_refused_for_what_it_does_not_permit) {
   pair p{GetParam()};
   const auto read_only = p.grant(p.b, access::read, t1);
