@@ -8,8 +8,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 import troupe.vllm
 
-# Readers of vLLM's queues offer their core by sched_yield(), over and over. Linux 6.18 then loses count of who has run,
-# and others on that core wait for seconds; mended in 2026 ("sched/fair: Fix zero_vruntime tracking fix").
+# Readers of vLLM's queues offer their core by sched_yield(), over and over. Linux 6.18 counts each offer as a slice that
+# was used, and who wakes on that core between them may wait for seconds.
 vllm.distributed.utils.USE_SCHED_YIELD = False
 
 
