@@ -11,7 +11,7 @@ file(MAKE_DIRECTORY "${WORK}")
 must("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}/prefix")
 
 foreach(file bin/troupe lib/systemd/system/troupe-supervisor.service lib/systemd/system/troupe-node@.service
-        share/man/man1/troupe.1 share/man/man5/troupe.yaml.5 share/doc/troupe/README.md share/doc/troupe/LICENSE
+        share/man/man1/troupe.1 share/man/man5/troupe.yaml.5 share/doc/troupe/README.md share/doc/troupe/docs/failures.md share/doc/troupe/LICENSE
         share/doc/troupe/examples/quickstart.yaml share/doc/troupe/examples/engine/main.cpp
         share/doc/troupe/examples/engine/pair.cpp share/doc/troupe/examples/engine/pair.c
         lib/libtroupe.so.0 lib/libtroupe.so lib/pkgconfig/troupe.pc)

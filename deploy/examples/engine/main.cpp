@@ -61,7 +61,7 @@ bool layer_is_right(troupe::engine& node, const std::vector<troupe::block_id>& b
   return right;
 }
 
-// [readme: integration]
+// [docs: integration]
 /// Computes the cache of a request layer by layer and hands it to whichever decode engine asks.
 troupe::result<std::uint64_t> prefill(troupe::engine& node, const std::string& request,
                                       std::uint32_t tokens) {
@@ -148,7 +148,7 @@ int run(const std::string& file, const std::string& name, std::uint16_t supervis
   std::cout << name << ": " << *moved << " bytes " << (prefills ? "sent" : "arrived") << "\n";
   return 0;
 }
-// [readme: end]
+// [docs: end]
 
 }  // namespace
 
