@@ -415,7 +415,8 @@ class Joined(Side):
 
     def __init__(self, name, supervisor, *, packing="vec", model=b"m" * 32, ranks=1, block=BLOCK, extra=None, **cache):
         self.caches = allocate(block=block, **cache)
-        self.worker = Worker(place_of({"supervisor": supervisor, **(extra or {})}, name, ranks=Ranks(size=ranks)))
+        where = {"supervisor": supervisor} if supervisor else {}
+        self.worker = Worker(place_of({**where, **(extra or {})}, name, ranks=Ranks(size=ranks)))
         self.worker.register(self.caches, groups=[Group(LAYERS, block)], packing=packing,
                              share=Share(model=model, tp_size=ranks, kv_heads=ranks * cache.get("heads", HEADS)))
         self.node = self.worker._place.nodes[0]
@@ -508,6 +509,42 @@ class UnfitEngines(unittest.TestCase):
         with unittest.mock.patch.object(torch.UntypedStorage, "is_cuda", True), \
                 self.assertRaisesRegex(TroupeError, "memory of a GPU.*not built.*TROUPE_GPU=cuda"):
             self.join("gpu")
+
+
+class EnginesOfAFile(unittest.TestCase):
+    """As on several machines: everybody has the deployment's file, which names none of the engines."""
+
+    def test_join_its_open_stage_and_load_from_each_other(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        told = subprocess.run([TROUPE, "certs", "init", folder / "certs", "--cluster", "vllm"], capture_output=True, text=True,
+                              check=True).stdout
+        security = told[told.index("security:"):]
+        file = folder / "vllm.yaml"
+        file.write_text(f"""\
+cluster: vllm
+supervisor: {{host: 127.0.0.1, port: {servers.free_ports(1)[0]}}}
+{security}
+stages:
+  - {{name: engines, role: both, open: {{max_nodes: 256}}, transport: {{peer_silence: 10s}}}}
+edges:
+  - {{from: engines, to: engines, mode: read}}
+""")
+        self.enterContext(servers.Process("supervisor", [TROUPE, "node", file, "--name", "supervisor"], folder))
+        prefill, decode = (Joined(name, None, extra={"deployment": str(file)}) for name in ("p", "d"))
+        for side in (prefill, decode):
+            self.addCleanup(side.worker.stop)
+        transfer = new_transfer(prefill.node)
+        prefill.step(sends=[Send(transfer, transfer, [[7, 8]], 60, DIGEST)])
+        source = HandOff(transfer, (prefill.node,), 60, DIGEST, lives=(prefill.worker.identity().incarnation,))
+        decode.step(receives=[receive("there", source, [9, 10], 0, DIGEST)])
+        limit = time.monotonic() + PATIENCE
+        while "there" not in decode.loaded and time.monotonic() < limit:
+            prefill.look()
+            decode.look()
+        self.assertEqual((decode.loaded, decode.failed), (["there"], []))
+        for layer in LAYERS:
+            self.assertTrue(torch.equal(decode.caches[layer][[9, 10]].view(torch.int16),
+                                        prefill.caches[layer][[7, 8]].view(torch.int16)))
 
 
 class Divided:
@@ -1191,7 +1228,10 @@ class Places(unittest.TestCase):
     def test_what_does_not_go_together_is_refused(self):
         self.assertEqual(place_of({"deployment": "f", "node": "prefill-0"}, "e").file, "f")
         self.assertIn("port: 7400", place_of({"supervisor": "[::1]:7400"}, "e").text)
-        for extra in ({"deployment": "f"}, {"node": "n"}, {"deployment": "f", "node": "n", "supervisor": "h:1"},
+        joins = place_of({"deployment": "f"}, "e", http=":8000")
+        self.assertEqual((joins.file, joins.text, joins.nodes), ("f", None, ("engines.e.0",)))
+        self.assertEqual(joins.joins[0].labels["http"], ":8000")
+        for extra in ({"deployment": "f", "supervisor": "h:1"}, {"node": "n"}, {"deployment": "f", "node": "n", "supervisor": "h:1"},
                       {"supervisor": "h"}, {"supervisor": "h:0"}, {"supervisor": 7}, {"suprevisor": "h:1"}):
             with self.assertRaises(ValueError, msg=str(extra)):
                 place_of(extra, "e")

@@ -56,8 +56,8 @@ extern "C" {
 
 typedef int32_t troupe_status;
 
-/* The names that Troupe's logs and messages use; README.md says what to do about each. Never
- * renumbered. */
+/* The names that Troupe's logs and messages use; docs/troubleshooting.md says what to do about
+ * each. Never renumbered. */
 enum {
   TROUPE_OK = 0,
   TROUPE_INVALID_CONFIG = 1,   /* a configuration or an argument that cannot be accepted as it is */
@@ -971,7 +971,7 @@ TROUPE_API troupe_status troupe_cluster_report(troupe_cluster* cluster, const ch
                                                char** json);
 /* What happened in the cluster after event number `after` (0: all that is kept), at most `max` of
  * them, oldest first, as one object of JSON: supervisor_incarnation, newest, and events with
- * sequence, unix_ms, what, node, incarnation, epoch, text, as in `troupe events --json`. */
+ * sequence, unix_ms, event, node, incarnation, epoch, reason, as in `troupe events --json`. */
 TROUPE_API troupe_status troupe_cluster_events(troupe_cluster* cluster, uint64_t after,
                                                uint32_t max, char** json);
 /* Where a request goes. Free with `troupe_placement_free`; when the request ended,

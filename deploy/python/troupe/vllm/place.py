@@ -68,7 +68,7 @@ ALONE = Ranks()
 @dataclass(frozen=True)
 class Place:
     """The nodes of an engine, one of each of its ranks: those that a deployment's file names, or those that join an
-    open stage of the deployment in `text` (`joins`)."""
+    open stage (`joins`) of that file, or of the deployment in `text`."""
 
     nodes: tuple[str, ...]
     file: str | None = None
@@ -82,7 +82,9 @@ class Place:
     def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
         """A rank's. It registers with the supervisor by itself, in whatever order they start."""
         if self.joins:
-            return Engine(join=self.joins[rank], text=self.text, layout=layout, regions=regions, calls=True)
+            return Engine(
+                join=self.joins[rank], file=self.file, text=self.text, layout=layout, regions=regions, calls=True
+            )
         return Engine(self.nodes[rank], file=self.file, layout=layout, regions=regions, calls=True)
 
 
@@ -121,9 +123,10 @@ def place_of(
     if unknown:
         raise ValueError(
             f"{_EXTRA} knows no {', '.join(map(repr, unknown))}; it has 'supervisor' (host:port of one that runs), or "
-            "'deployment' (a file) and the 'node' of it that this engine is, or nothing, and 'http' (host:port of this "
-            f"engine's HTTP server); of MoRIIO's words {', '.join(sorted(_PROXY | _UNUSED | {'read_mode'}))}, and "
-            f"without a file also {', '.join(sorted(_TRANSPORT | _TIMES))}"
+            "'deployment' (a file whose stage `engines` the engine joins) and 'node' (where the file names the engine), "
+            "or nothing, and 'http' (host:port of this engine's HTTP server); of MoRIIO's words "
+            f"{', '.join(sorted(_PROXY | _UNUSED | {'read_mode'}))}, and without a file also "
+            f"{', '.join(sorted(_TRANSPORT | _TIMES))}"
         )
     for key in sorted(_TEXTS & set(extra)):
         if not isinstance(extra[key], str) or not extra[key]:
@@ -132,13 +135,12 @@ def place_of(
     tuning = sorted(set(extra) & (_TRANSPORT | _TIMES))
     if tuning and "deployment" in extra:
         said = ", ".join(map(repr, tuning))
-        raise ValueError(f"{said} of {_EXTRA}: a deployment's file says it itself, in `transport`")
+        raise ValueError(f"{said} of {_EXTRA}: a deployment's file says it itself, in `transport` and `limits`")
     deployment, node, supervisor = (extra.get(key) for key in ("deployment", "node", "supervisor"))
-    if (deployment is None) != (node is None) or (deployment is not None and supervisor is not None):
-        raise ValueError(
-            f"{_EXTRA} names a 'deployment' file together with the 'node' of it that this engine is, and no "
-            "'supervisor' beside them"
-        )
+    if deployment is None and node is not None:
+        raise ValueError(f"'node' of {_EXTRA} is {node!r}; give the 'deployment' file that has it")
+    if deployment is not None and supervisor is not None:
+        raise ValueError(f"{_EXTRA} names a 'deployment' file, which says where the supervisor is, and no 'supervisor'")
     http = _http_of(extra, http)
     proxy, unused = _proxy_of(extra, engine_id, ranks, role, http), _unused_of(extra)
     if deployment is not None and node is not None:
@@ -152,6 +154,10 @@ def place_of(
         Announcement(stage=STAGE, replica=replica_of(engine_id), rank=rank, ranks=ranks.count, labels=labels)
         for rank in range(ranks.count)
     )
+    if deployment is not None:
+        return Place(
+            nodes_of(engine_id, ranks.count), file=deployment, joins=joins, pushes=pushes, proxy=proxy, unused=unused
+        )
     text = deployment_of(
         supervisor,
         called=f"'supervisor' of {_EXTRA}",
@@ -206,7 +212,7 @@ def _proxy_of(extra: Mapping[str, Any], engine_id: str, ranks: Ranks, role: str,
             f"give kv_producer or kv_consumer as kv_role, which is {role!r}"
         )
     pushes = pushes_of(extra)
-    if pushes and ("deployment" in extra or _REPLICATED.search(engine_id)):
+    if pushes and ("node" in extra or _REPLICATED.search(engine_id)):
         raise ValueError(
             f"'proxy_ip' of {_EXTRA} with 'read_mode' false: such a proxy asks both engines at once, and does not tell "
             "the decode engine which node of a deployment's file, or which data-parallel replica, computes the prompt; "
