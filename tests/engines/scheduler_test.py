@@ -19,7 +19,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -38,7 +38,7 @@ HASHER = get_request_block_hasher(BLOCK, sha256)
 TO_DECODE_ELSEWHERE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def make_scheduler(policy="fail", pushes=False, role="kv_both", **extra):
+def make_scheduler(policy="fail", pushes=False, role="kv_both", window=0, **extra):
     transfer = KVTransferConfig(
         kv_connector="TroupeConnector", kv_connector_module_path="troupe.vllm", kv_role=role, kv_load_failure_policy=policy,
         kv_connector_extra_config={"deployment": "none.yaml", "node": "here-0", "read_mode": not pushes, **extra})
@@ -48,9 +48,14 @@ def make_scheduler(policy="fail", pushes=False, role="kv_both", **extra):
                         kv_transfer_config=transfer).create_engine_config()
     page = 2 * BLOCK * 64 * 2 * 2
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+    groups = [KVCacheGroupSpec(["layer"], spec)]
+    if window:
+        groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(
+            block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=window)))
+    layers = [name for group in groups for name in group.layer_names]
     cache = KVCacheConfig(
-        num_blocks=BLOCKS, kv_cache_tensors=[KVCacheTensor(page * BLOCKS, ["layer"], page * BLOCKS, page)],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+        num_blocks=BLOCKS, kv_cache_tensors=[KVCacheTensor(page * BLOCKS, layers, page * BLOCKS, page)],
+        kv_cache_groups=groups)
     config.cache_config.num_gpu_blocks = BLOCKS
     with set_current_vllm_config(config):
         return Scheduler(config, cache, StructuredOutputManager(config), BLOCK)
@@ -118,7 +123,57 @@ class UnderScheduler(unittest.TestCase):
         self.assertEqual((pushes._pushes, pushes._of, pushes._ended, pushes._lost), ({}, {}, {}, set()))
 
 
+class WindowsUnderScheduler(UnderScheduler):
+    """Some layers keep the last 64 tokens."""
+
+    WINDOW = 2 * BLOCK
+
+    def setUp(self):
+        super().setUp()
+        self.scheduler = make_scheduler(window=self.WINDOW)
+        self.free_at_first = self.free()
+
+    def test_a_prompt_is_handed_off_if_the_windows_of_its_last_token_are_kept(self):
+        """That token is computed again where the others are loaded. vLLM has left its window's first token behind if a
+        block ends with that."""
+        offered = {}
+        for tokens in (self.WINDOW - 1, self.WINDOW, *range(3 * BLOCK - 2, 3 * BLOCK + 2), 4 * BLOCK - 1):
+            request, params = self.prefilled(tokens)
+            sends = self.step()[0].sends
+            offered[tokens] = params is not None
+            self.assertEqual(len(sends), offered[tokens])
+            for send in sends:
+                seen = max(tokens - self.WINDOW, 0) // BLOCK
+                self.assertNotIn(0, send.blocks[1][seen:])
+                self.step(finished_sending={request.request_id})
+        self.assertEqual([tokens for tokens, here in offered.items() if not here], [3 * BLOCK - 1, 4 * BLOCK - 1])
+        self.check_empty()
+
+
 class ConnectorUnderScheduler(UnderScheduler):
+    def test_what_another_connector_loads_after_ours_is_told(self):
+        request, _ = self.loading()
+        own = self.scheduler.connector._scheduler
+        self.step(finished_recving={request.request_id})
+        again = KVConnectorOutput(finished_recving={request.request_id})
+        own.settle(again)
+        self.assertEqual(again.finished_recving, set())  # told twice
+        own.matched_tokens(request, 0)
+        other = KVConnectorOutput(finished_recving={request.request_id})
+        own.settle(other)
+        self.assertEqual(other.finished_recving, {request.request_id})
+
+    def test_a_load_that_is_refused_holds_nothing(self):
+        _, params = self.prefilled(100)
+        self.step(finished_sending={"request-1"})
+        self.add(99, params)
+        step = self.step()[0]
+        (receive,) = step.receives
+        self.assertIsNone(receive.source)
+        transfer = HandOff.from_params(params).transfer
+        self.assertEqual(([source.transfer for source in step.holds], step.unholds, step.releases),
+                         ([transfer], [transfer], []))
+
     # -- prefill
 
     def test_a_prefill_keeps_its_blocks_until_they_are_sent(self):

@@ -366,6 +366,12 @@ class HeldPrompts(unittest.TestCase):
         self.look_until(lambda: self.decode.loaded and {held, early} <= set(self.prefill.sent))
         self.assertEqual((self.decode.loaded, self.decode.failed), (["r1"], []))
 
+    def test_what_is_not_waited_for_any_more_is_kept_for_its_lease_alone(self):
+        given_up = new_transfer("prefill-0")
+        self.decode.step(holds=[self.send(given_up, 4)])
+        self.decode.step(unholds=[given_up])
+        self.look_until(lambda: given_up in self.prefill.sent)
+
 
 class TellingAgain(unittest.TestCase):
     """Who computed a prompt that nobody wants stands still, and is told later. Of a double of the engine."""

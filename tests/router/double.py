@@ -70,6 +70,7 @@ class Server:
         self.port = 0
         self.journal, self.ended_early = [], 0
         self.pinned = set()
+        self.gathered = 0
 
     def application(self):
         app = web.Application(client_max_size=2**26)
@@ -93,6 +94,7 @@ class Server:
 
     async def behave(self, request):
         self.behaviour = await request.json()
+        self.gathered = 0
         return web.Response()
 
     async def take(self, request):
@@ -113,11 +115,23 @@ class Server:
             self.ended_early += 1
             raise
 
+    async def fails_with_others(self):
+        """The first `fail_together` requests are answered at once, when the last of them is there."""
+        count = self.behaviour.get("fail_together", 0)
+        self.gathered += 1
+        if self.gathered > count:
+            return False
+        while self.gathered < count:
+            await asyncio.sleep(0.01)
+        return True
+
     async def answer(self, request, body):
         await self.push(body.get("kv_transfer_params") or {})
         status = self.behaviour.get("status")
         if status:
             return error(status, "as the test wants it")
+        if await self.fails_with_others():
+            return error(500, "as the test wants it")
         if "raw" in self.behaviour and body.get("stream"):
             return await self.stream_raw(request)
         if "answer" in self.behaviour and not body.get("stream"):

@@ -421,6 +421,14 @@ class HostileEngines(Routed):
             wanted = 200 if "choices" in answer else 502  # while it rests, the other one serves alone
             eventually(lambda wanted=wanted: self.front.ask("/v1/completions", completion())[0] == wanted, answer)
 
+    def test_an_engine_that_fails_many_at_once_rests_for_one(self):
+        """As one does whose prompts were to come from an engine that was killed."""
+        self.pair(decodes=1)
+        self.decodes[0].behave(fail_together=8)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: self.front.ask("/v1/completions", completion())[0], range(8)))
+        self.assertEqual(answers, [200] * 8)
+
     def test_an_engine_that_is_full_sends_clients_away_until_later(self):
         self.pair(decodes=1, settings="limits: {retries: 0}\n")
         self.decodes[0].behave(status=429)

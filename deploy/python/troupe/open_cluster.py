@@ -10,10 +10,11 @@ __all__ = ["STAGE", "deployment_of"]
 #: The stage that every engine joins.
 STAGE = "engines"
 
-# The first of those that need a supervisor begins it, the others find it.
+# The first of those that need a supervisor begins it, the others find it. An engine that computes on every core of a
+# machine that others share was seen to stand still for seconds; of one that is killed everybody hears at once.
 _DEPLOYMENT = """\
 cluster: vllm
-supervisor: {{{supervisor}}}
+supervisor: {{{supervisor}, heartbeat_timeout: 10s}}
 stages:
   - {{name: {stage}, role: both, open: {{max_nodes: 256}}{transport}}}
 edges:
@@ -27,7 +28,7 @@ def deployment_of(
     *,
     called: str = "supervisor",
     mode: str = "read",
-    transport: Mapping[str, int | str] | None = None,
+    transport: Mapping[str, object] | None = None,
     source_lease: float = 30.0,
 ) -> str:
     """The text of its deployment. `supervisor`: HOST:PORT of one that runs, which `called` names in a `ValueError`.

@@ -95,6 +95,8 @@ class Instance:
         return time.monotonic() < self._rests_until
 
     def failed(self) -> None:
+        if self.rests():  # asked before it was known
+            return
         self._rests_until = time.monotonic() + min(_LONGEST_REST, _SHORTEST_REST * 2.0**self._failures)
         self._failures = min(self._failures + 1, 16)
 

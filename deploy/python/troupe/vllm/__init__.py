@@ -45,7 +45,7 @@ from troupe.vllm.layouts import Group, Share, numbers_of
 from troupe.vllm.metadata import RankIdentity, TroupeMetadata
 from troupe.vllm.place import Ranks, http_address, place_of, pushes_of
 from troupe.vllm.proxy import Heartbeat
-from troupe.vllm.scheduler import Scheduler
+from troupe.vllm.scheduler import Scheduler, Window
 from troupe.vllm.stats import PrometheusMetrics, TransferStats
 from troupe.vllm.worker import Worker
 
@@ -109,12 +109,11 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         _check_supported(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            kinds = _kinds_of(kv_cache_config)
             self._scheduler = Scheduler(
                 nodes=place.nodes,
                 engine_id=engine_id,
                 ranks=ranks,
-                windows=_WINDOW in kinds,
+                windows=[_window_of(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups],
                 push_block_size=_push_block_size(parallel, kv_cache_config) if place.pushes else 0,
                 longest=None if kv_role == "kv_producer" else _longest(vllm_config, kv_cache_config),
             )
@@ -284,6 +283,10 @@ _WHOLE, _WINDOW, _LATENT = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttenti
 
 def _kinds_of(kv_cache_config: Any) -> list[str]:
     return [type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups]
+
+
+def _window_of(spec: Any) -> Window | None:
+    return Window(spec.sliding_window, spec.block_size) if type(spec).__name__ == _WINDOW else None
 
 
 def _push_block_size(parallel: Any, kv_cache_config: Any) -> int:

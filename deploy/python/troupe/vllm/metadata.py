@@ -89,9 +89,9 @@ class Receive:
 
 @dataclass
 class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """`holds`: sources of requests that wait in the queue here. `releases`: sources that nobody will load. `aborts`:
-    vLLM's ids of requests that end while they load. `idle`: nothing is computed in this step, so that the worker may
-    wait for transfers."""
+    """`holds`: sources of requests that wait in the queue here. `unholds`: transfers that no request here waits for any
+    more, though others may. `releases`: sources that nobody will load. `aborts`: vLLM's ids of requests that end while
+    they load. `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
 
     sends: list[Send] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
@@ -100,6 +100,7 @@ class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
     drops: list[Drop] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
     holds: list[HandOff] = field(default_factory=list)
+    unholds: list[str] = field(default_factory=list)
     releases: list[HandOff] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     idle: bool = False

@@ -41,9 +41,9 @@ _PORTS = frozenset(("handshake_port", "http_port", "notify_port", "proxy_ping_po
 _PROXY = _PORTS | {"host_ip", "proxy_ip"}
 _UNUSED = frozenset(("handshake_port", "notify_port", "recv_abort_timeout"))
 _BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
-# After which an engine that answers on no way is lost to a load. One that computes on every core of a machine that
-# others share was seen to stand still for three seconds; of one that is killed its peers hear at once.
-_SILENCE = "10s"
+# An engine that answers on no way is lost to a load when its supervisor takes it for dead, as a rule. What it may still
+# touch an RDMA device shuts it out of sooner.
+_PATIENCE = {"peer_silence": "10s", "rdma": {"fence_patience": "1s"}}
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 _MINTED = re.compile(r"(.+)-[0-9a-f]{32}")  # by `new_transfer` for a node
 _REPLICATED = re.compile(r"_dp[0-9]+\Z")  # the end of the id that vLLM gives each data-parallel replica
@@ -163,7 +163,7 @@ def place_of(
         called=f"'supervisor' of {_EXTRA}",
         mode="write" if pushes else "read",
         transport={
-            "peer_silence": _SILENCE,
+            **_PATIENCE,
             **{key: _number_or_word(key, extra[key]) for key in sorted(_TRANSPORT & set(extra))},
         },
         source_lease=_seconds("defer_timeout", extra) or 30.0,

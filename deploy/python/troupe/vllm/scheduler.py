@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from troupe.vllm.kept import Kept
+from troupe.vllm.layouts import NULL_BLOCK
 from troupe.vllm.metadata import Drop, RankIdentity, Receive, Seal, Send, TroupeMetadata
 from troupe.vllm.params import (
     BadParamsError,
@@ -26,7 +28,7 @@ from troupe.vllm.place import ALONE, Ranks
 from troupe.vllm.pushes import Pushes
 from troupe.vllm.sources import Sources
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "Window"]
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -34,6 +36,14 @@ TOLD = 4096  # ends that are remembered
 
 _COMPLETE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 _CHILD = re.compile(r"[0-9]+_(.+)", re.DOTALL)  # of a request for several texts, as vLLM names it after its parent
+
+
+@dataclass(frozen=True)
+class Window:
+    """Of a group of layers: the tokens that each token sees, itself included, and those of a block."""
+
+    tokens: int
+    block_size: int
 
 
 class Scheduler:
@@ -53,11 +63,12 @@ class Scheduler:
         nodes: tuple[str, ...],
         engine_id: str,
         ranks: Ranks = ALONE,
-        windows: bool = False,
+        windows: Sequence[Window | None] = (),
         push_block_size: int = 0,
         longest: int | None = None,
     ) -> None:
-        """`nodes`: of the engine's ranks. `windows`: some layers keep only the last tokens of a request.
+        """`nodes`: of the engine's ranks. `windows`: of each group of layers that keeps only the last
+        tokens of a request.
         `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does. `longest`:
         blocks of the longest request of an engine that writes texts, too."""
         self._nodes = nodes
@@ -65,7 +76,7 @@ class Scheduler:
         self._ranks = ranks
         self._lives: tuple[int, ...] = ()  # of the nodes, once the workers have said them
         self._address = ("", 0)  # of the first node, likewise
-        self._windows = windows
+        self._windows = windows if any(windows) else ()
         self._sending: set[str] = set()
         self._loading: set[str] = set()
         self._used: set[str] = set()
@@ -109,11 +120,12 @@ class Scheduler:
             self._next.holds.append(source)
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
-        """Tokens to load beyond those that are here, and whether that happens between steps. Changes nothing. None:
-        another request loads them, whose end is waited for.
+        """Tokens to load beyond those that are here, and whether that happens between steps. None: another request
+        loads them, whose end is waited for. Asked of who has nothing: what another connector loads for it is its own.
 
         The last token is computed again in any case, so a load of one token alone saves nothing.
         """
+        self._told.pop(("finished_recving", request.request_id), None)
         missing = self._tokens_of(request) - computed
         least = 0 if self._windows else 1
         if not self._is_new_decode(request) or request.num_preemptions > 0 or missing <= least:
@@ -246,7 +258,7 @@ class Scheduler:
         complete = request.status in _COMPLETE and request.num_computed_tokens >= tokens
         if complete and digest is None:
             logger.warning("%s has no token ids to compare prompts by: it is not handed off", name)
-        if not complete or digest is None:
+        if not complete or digest is None or not self._are_held(blocks, tokens):
             return self._hand_nothing_off(name, pushed, named)
         child = _CHILD.fullmatch(name)
         family = (child[1], digest, named) if child is not None else None
@@ -286,6 +298,16 @@ class Scheduler:
             self._next.drops.append(Drop("", named))
         return False, None
 
+    def _are_held(self, blocks: Sequence[Sequence[int]], tokens: int) -> bool:
+        """Whether the windows of the last token of a prompt, which is computed again where the others are loaded, are
+        here: vLLM has left behind what only the window of that token needs, where a block ends with it."""
+        for window, table in zip(self._windows, blocks, strict=False):
+            if window is not None and tokens >= window.tokens:
+                first = (tokens - window.tokens) // window.block_size
+                if first < len(table) and table[first] == NULL_BLOCK:
+                    return False
+        return True
+
     def _tokens_of(self, request: Any) -> int:
         """So many of a prompt are loaded. With windows not the last one, which is computed again: vLLM allocates what
         the token behind the loaded ones needs, and a step back by one would want a token that no window holds."""
@@ -324,8 +346,12 @@ class Scheduler:
             if releases:  # else its load is refused with these words
                 logger.warning("%s: %s", request.request_id, why)
             return
-        if self._sources.leaves(source.transfer, request.request_id) and releases:
+        if not self._sources.leaves(source.transfer, request.request_id):
+            return
+        if releases:
             self._next.releases.append(source)
+        else:  # another prompt's, whose own request may yet come
+            self._next.unholds.append(source.transfer)
 
 
 def _hand_off_of(request: Any) -> HandOff:

@@ -120,6 +120,7 @@ class Worker:
     def carry_out(self, step: TroupeMetadata) -> None:
         _each(self._abort, step.aborts)
         _each(self._hold, step.holds)
+        _each(self._unhold, step.unholds)
         _each(self._release_once, step.releases)
         self.offer(step)
         self._step = []
@@ -216,6 +217,9 @@ class Worker:
     def _hold(self, source: HandOff) -> None:
         if self._rank == 0 and not self._is_own(source):
             self._holds.begin(self._started(), source)
+
+    def _unhold(self, transfer: str) -> None:
+        self._holds.end(self._started(), transfer)
 
     def _release_once(self, source: HandOff) -> None:
         """For all ranks."""
