@@ -304,6 +304,14 @@ transfer_reports describe(const engine_port_state& st) {
   return all;
 }
 
+/// What waits for transfers to end, or bounds how many there are, waits for this one no more.
+void count_as_crashed(engine_port_state& st, live_session& session) {
+  session.report.state = "crashed";
+  if (!std::exchange(session.crashed, true)) ++st.crashed_sessions;
+  if (std::exchange(session.served, false)) --st.served_count;
+  count_sessions(st);
+}
+
 /// A link's actor ended. Sessions that it never heard of get no answer from it: it granted nothing
 /// for them, so that nothing of them can move. After a crash of the link nobody knows; the pins
 /// stay.
@@ -316,8 +324,9 @@ void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
   });
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == link; });
   end_holds_over(st, link);
-  for (const auto& [transfer, session] : st.sessions) {
+  for (auto& [transfer, session] : st.sessions) {
     if (session.link != link) continue;
+    if (crashed) count_as_crashed(st, session);
     tell(session.actor, session_event{link_is_lost{
                             {errc::peer_lost, "the link to " + session.report.peer + " is gone"}}});
     if (!crashed) {
@@ -347,9 +356,7 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
   if (link != st.links.end() && link->second.actor.id() == crashed->second.link) {
     refuse_request(link->second, crashed->first, why);
   }
-  crashed->second.report.state = "crashed";
-  ++st.crashed_sessions;
-  count_sessions(st);
+  count_as_crashed(st, crashed->second);
   const auto operation = crashed->second.operation;
   // A value's own actor is the only one that knows of its outcome, and of who may read what is put.
   if (st.value_clients.erase(operation) != 0) {

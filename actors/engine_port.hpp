@@ -87,7 +87,8 @@ struct live_session {
   caf::actor_id link{0};  ///< of the link's actor
   transfer_report report;
   time_point deadline;
-  bool served{false};  ///< a peer has asked for it
+  bool served{false};  ///< a peer has asked for it, and its share of what is served counts
+  bool crashed{false};  ///< it, or its link: nobody is left to end it
   time_point started{std::chrono::steady_clock::now()};
 };
 
@@ -119,7 +120,7 @@ struct engine_port_state {
   ended_requests given_back;  ///< before they were sent
   std::map<operation_id, receiving> receives;
   std::unordered_map<transfer_id, live_session> sessions;  ///< both sides, and values
-  std::size_t crashed_sessions{0};                         ///< of them
+  std::size_t crashed_sessions{0};                         ///< of them; nobody waits for their end
   std::unordered_map<std::string, link_handle> links;      ///< by peer name, up
   /// Links whose end is told to their sessions; whether their peer has left.
   std::unordered_map<caf::actor_id, bool> watched_links;
@@ -129,7 +130,7 @@ struct engine_port_state {
   std::uint64_t asks{0};                                                ///< for links, so far
   std::uint32_t parked_count{0};
   std::map<std::string, std::uint32_t> parked_of;  ///< by peer name
-  std::size_t parked_runs{0};                      ///< of blocks that they name
+  std::size_t parked_bytes{0};                     ///< of their lists
   std::uint32_t served_count{0};                   ///< of the sessions
   std::set<deadline_entry> deadlines;
   cache_leases leases;                   ///< of sources and receives that are not concluded

@@ -93,6 +93,7 @@ void session_ends(engine_port_state& st, transfer_id transfer) {
   if (found == st.sessions.end()) return;
   forget_deadline(st, found->second.deadline, timer::session, transfer.value);
   if (found->second.served) --st.served_count;
+  if (found->second.crashed) --st.crashed_sessions;
   st.sessions.erase(found);
   count_sessions(st);
 }

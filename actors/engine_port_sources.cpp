@@ -103,8 +103,7 @@ void conclude_source(self_pointer self, operation_id operation,
 
 namespace {
 
-/// 128 MiB of them.
-constexpr std::size_t max_parked_runs = std::size_t{1} << 24;
+constexpr std::size_t max_parked_bytes = std::size_t{256} << 20;
 
 /// The decode rank says what became of its receive at its deadline: released, or given up. Its word must not
 /// cross ours, or it is done there and failed here.
@@ -242,7 +241,7 @@ void no_longer_parked(engine_port_state& st, const parked_request& one) {
   --st.parked_count;
   const auto of_peer = st.parked_of.find(one.link.peer);
   if (--of_peer->second == 0) st.parked_of.erase(of_peer);
-  st.parked_runs -= count_runs(one.request);
+  st.parked_bytes -= bytes_of(one.request);
 }
 
 /// By the request's live source, or as that source ended. False: nobody has offered it.
@@ -403,9 +402,11 @@ std::optional<troupe::error> void_placement(const engine_port_state& st, const l
 }
 
 /// Whether a request may wait here for a prefill that may never come: it names as many blocks as its
-/// tokens need, no more of those than this node could fill, and all that wait name so many.
-result<void> room_to_park(const engine_port_state& st, const std::string& peer,
+/// tokens need, no more of those than this node could fill, with no more beside them than a transfer can
+/// use; and all that wait take so much memory.
+result<void> room_to_park(const engine_port_state& st, const link_handle& link,
                           const transfer_request& request) {
+  const auto& peer = link.peer;
   const auto of_peer = st.parked_of.find(peer);
   if (of_peer != st.parked_of.end() && of_peer->second >= st.context->settings.max_parked) {
     return fail(errc::overloaded, count_of(of_peer->second, "receive") + " of " + peer +
@@ -429,11 +430,27 @@ result<void> room_to_park(const engine_port_state& st, const std::string& peer,
                     std::to_string(request.token_end) + ", which are in " + std::to_string(needed) +
                     "; the cache here has " + std::to_string(layout.blocks) + " blocks");
   }
-  if (st.parked_runs + count_runs(request) > max_parked_runs) {
-    return fail(errc::overloaded, std::to_string(st.parked_runs) +
-                                      " runs of blocks are named by requests that wait here for "
-                                      "their prefill, at most " +
-                                      std::to_string(max_parked_runs) + " may be");
+  const auto regions = link.peer_layout ? kvcache::region_sizes(*link.peer_layout).size() : 0;
+  if (request.grants.size() > regions) {
+    return fail(errc::out_of_range, "the request has " + count_of(request.grants.size(), "grant") +
+                                        ", the cache of " + peer + " has " +
+                                        count_of(regions, "region"));
+  }
+  if (request.state_slots.size() > 1) {
+    return fail(errc::out_of_range, "the request names " +
+                                        std::to_string(request.state_slots.size()) +
+                                        " slots of state tensors, of which it has one");
+  }
+  if (request.progress && request.progress->here.size() > layout.layers.size()) {
+    return fail(errc::out_of_range, "the request tells of " +
+                                        std::to_string(request.progress->here.size()) +
+                                        " layers, the cache here has " +
+                                        std::to_string(layout.layers.size()));
+  }
+  if (st.parked_bytes + bytes_of(request) > max_parked_bytes) {
+    return fail(errc::overloaded, "requests that wait here for their prefill take " +
+                                      std::to_string(st.parked_bytes) + " bytes, at most " +
+                                      std::to_string(max_parked_bytes) + " may be");
   }
   return {};
 }
@@ -476,7 +493,7 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
     refuse_request(link, request.transfer, served.error());
     return;
   }
-  if (auto room = room_to_park(st, link.peer, request); !room) {
+  if (auto room = room_to_park(st, link, request); !room) {
     refuse_request(link, request.transfer, room.error());
     return;
   }
@@ -488,7 +505,7 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   if (request.park_ms) until = std::min(until, now() + std::chrono::milliseconds{*request.park_ms});
   ++st.parked_count;
   ++st.parked_of[link.peer];
-  st.parked_runs += count_runs(request);
+  st.parked_bytes += bytes_of(request);
   st.deadlines.emplace(until, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];
   waiting.push_back({link, std::move(request), deadline, until});

@@ -53,10 +53,21 @@ namespace {
 
 /// On a thread of the scheduler's, as `copy_here`.
 session_actor spawn_copier(self_pointer self, value_client_options options) {
-  self->state.context->counters.local_copies.fetch_add(1);
+  auto& counters = self->state.context->counters;
+  counters.local_copies.fetch_add(1);
+  end_of_copy unless_it_begins{&counters};
   auto client = self->system().spawn(value_client, std::move(options));
+  unless_it_begins.passed_on();
   self->monitor(client);
   return client;
+}
+
+decltype(value_concluded::outcome) copied_here(node_context& context, const start_value& put) {
+  try {
+    return value_here(context, put);
+  } catch (const std::exception& why) {
+    return event_failed{{errc::pool_exhausted, std::string{"the value could not be copied: "} + why.what()}};
+  }
 }
 
 }  // namespace
@@ -83,16 +94,18 @@ namespace {
 void copy_here(self_pointer self, start_value& order) {
   auto& st = self->state;
   st.copying.insert(order.operation);
-  st.context->counters.local_copies.fetch_add(1);
+  auto& counters = st.context->counters;
+  counters.local_copies.fetch_add(1);
+  end_of_copy unless_it_begins{&counters};
   const auto body = [](caf::event_based_actor* copier, const context_ptr& context,
                        const engine_port_actor& port, const start_value& put) {
-    value_concluded outcome{put.operation, value_here(*context, put)};
     // Told before it is counted as over: `stop` waits for the count, then for the outcome.
-    copier->send(port, port_event{std::move(outcome)});
-    context->counters.local_copies.fetch_sub(1);
+    const end_of_copy counted{&context->counters};
+    copier->send(port, port_event{value_concluded{put.operation, copied_here(*context, put)}});
   };
   self->system().spawn(body, st.context, caf::actor_cast<engine_port_actor>(self),
                        std::move(order));
+  unless_it_begins.passed_on();
 }
 
 }  // namespace

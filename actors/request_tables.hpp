@@ -62,7 +62,7 @@ struct request_table {
 [[nodiscard]] std::uint64_t count_needed(const kvcache::cache_layout& layout,
                                          kvcache::token_range tokens,
                                          std::span<const group_table> groups) noexcept;
-/// How many runs it names them by: what they cost.
-[[nodiscard]] std::size_t count_runs(const transfer_request& request) noexcept;
+/// What its lists cost while it is kept.
+[[nodiscard]] std::size_t bytes_of(const transfer_request& request) noexcept;
 
 }  // namespace troupe::actors

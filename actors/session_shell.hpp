@@ -224,9 +224,10 @@ class session_shell {
   static session_actions happened(state& st, link_is_lost& lost) {
     return st.machine->link_lost(std::move(lost.why));
   }
-  static session_actions happened(state& st, const link_is_back& back) {
+  static session_actions happened(state& st, link_is_back& back) {
     if (back.epoch <= st.basis.link.epoch) return {};
     st.basis.link.epoch = back.epoch;
+    st.basis.link.backend = std::move(back.backend);
     return st.machine->link_back();
   }
   static session_actions happened(state& st, source_blocks& more) {

@@ -181,6 +181,10 @@ void read_value(self_pointer self, store_reply& reply) {
 
 void got_value(self_pointer self, store_reply& reply) {
   if (reply.source && !reply.source->permitted.extents().empty()) {
+    if (reply.source->permitted.extents().front().length < reply.size) {
+      give_up(self, {errc::out_of_range, "the grant of the value covers less than its size"});
+      return;
+    }
     read_value(self, reply);
     return;
   }
@@ -327,20 +331,6 @@ void happened(self_pointer, source_blocks&) {}
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
 void happened(self_pointer, receive_is_whole&) {}
-
-/// Says that a copy is over.
-class end_of_copy {
- public:
-  explicit end_of_copy(node_counters* of) : of_{of} {}
-  end_of_copy(const end_of_copy&) = delete;
-  end_of_copy& operator=(const end_of_copy&) = delete;
-  ~end_of_copy() {
-    if (of_ != nullptr) of_->local_copies.fetch_sub(1);
-  }
-
- private:
-  node_counters* of_;
-};
 
 }  // namespace
 

@@ -56,6 +56,15 @@ bool may_count_as_lost(const value_server_state& st) {
   return std::chrono::steady_clock::now() - st.said_held > st.context->settings.peer_silence / 2;
 }
 
+/// Its value may be removed before this ends: what a former read still writes must not meet the next one.
+result<void> commit(value_server_state& st) {
+  if (!st.read_again) return st.room->commit();
+  auto pin = st.room->commit_pinned(st.key);
+  if (!pin) return fail(pin.error());
+  st.pins.push_back(std::move(*pin));
+  return {};
+}
+
 void store(self_pointer self) {
   auto& st = self->state;
   // Once: an engine that polls seldom is always late.
@@ -65,7 +74,7 @@ void store(self_pointer self) {
     return;
   }
   if (st.now == phase::held) {
-    if (auto committed = st.room->commit(); !committed) {
+    if (auto committed = commit(st); !committed) {
       refuse(self, committed.error());
       return;
     }
@@ -75,8 +84,24 @@ void store(self_pointer self) {
   if (st.now == phase::stored) ask_link(self, say{done(st.transfer.value), {}});
 }
 
+result<void> acceptable(const store_put& put) {
+  if (put.source) {
+    if (put.source->permitted.extents().empty() ||
+        put.source->permitted.extents().front().length < put.size) {
+      return fail(errc::out_of_range, "the grant of the put covers less than its size");
+    }
+    return {};
+  }
+  if (put.value.size() != put.size) {
+    return fail(errc::out_of_range, "the put says " + std::to_string(put.size) +
+                                        " bytes and brings " + std::to_string(put.value.size()));
+  }
+  return {};
+}
+
 void serve_put(self_pointer self, store_put& put) {
   auto& st = self->state;
+  st.read_again = st.room.has_value();
   if (!st.room) {
     auto room =
         st.context->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
@@ -85,6 +110,7 @@ void serve_put(self_pointer self, store_put& put) {
       return;
     }
     st.room.emplace(std::move(*room));
+    st.key = put.key;
   }
   if (!put.source) {
     std::ranges::copy(put.value, st.room->bytes().begin());
@@ -131,7 +157,7 @@ void happened(self_pointer self, session_message& message) {
     if (st.now == phase::held) say_held(self);
     // One read over each link: what two of them brought could not be told apart.
     if (st.now == phase::reading && st.room && st.read_over < st.link.epoch && put->source &&
-        !put->source->permitted.extents().empty() && put->size == st.room->where().length) {
+        acceptable(*put) && put->size == st.room->where().length) {
       serve_put(self, *put);
     }
   }
@@ -181,21 +207,6 @@ void happened(self_pointer self, engine_aborts& refused) {
 }
 void happened(self_pointer self, deadline_came&) {
   finish(self);
-}
-
-result<void> acceptable(const store_put& put) {
-  if (put.source) {
-    if (put.source->permitted.extents().empty() ||
-        put.source->permitted.extents().front().length < put.size) {
-      return fail(errc::out_of_range, "the grant of the put covers less than its size");
-    }
-    return {};
-  }
-  if (put.value.size() != put.size) {
-    return fail(errc::out_of_range, "the put says " + std::to_string(put.size) +
-                                        " bytes and brings " + std::to_string(put.value.size()));
-  }
-  return {};
 }
 
 /// Keys that begin with this byte are the store's own (`value_store::scratch`).

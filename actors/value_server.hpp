@@ -46,11 +46,13 @@ struct value_server_state {
   transfer_id transfer;
   phase now{phase::fencing};
   std::optional<value_store::reservation> room;  ///< of a put
+  std::string key;                               ///< of a put
   std::uint64_t read_over{0};                    ///< the epoch of the link of the read under way
+  bool read_again{false};  ///< over a link that was made again: the first read may still write
   std::chrono::steady_clock::time_point said_held;
   bool asked_again{false};  ///< `store_held` was said again since `store_commit` was late
   /// Of a get. More than one when it was asked for again over a link that was made again: what was
-  /// granted over the former one stays where it is.
+  /// granted over the former one stays where it is. Of a put that was read again: its value's.
   std::vector<std::shared_ptr<const void>> pins;
   std::optional<store_reply> reply;  ///< to send once quiescent
   static inline const char* name = "value_server";

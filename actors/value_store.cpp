@@ -62,6 +62,19 @@ result<void> value_store::reservation::commit() {
   return committed;
 }
 
+result<std::shared_ptr<const void>> value_store::reservation::commit_pinned(std::string_view key) {
+  const auto store = store_;
+  const std::lock_guard lock{store->mutex_};
+  const auto now = clock::now();
+  if (auto committed = store->store_.commit(slot_.put, now, duration_of(ttl_)); !committed) {
+    return fail(committed.error());
+  }
+  store_.reset();
+  const auto view = store->store_.get(key, now);
+  if (!view) return fail(view.error());
+  return store->pin_of(*view);
+}
+
 result<value_store::reservation> value_store::reserve(std::string_view key, std::uint64_t size,
                                                       std::chrono::milliseconds ttl) {
   const std::lock_guard lock{mutex_};
@@ -98,9 +111,12 @@ result<value_store::pinned> value_store::get(std::string_view key) {
   value.where = {view->offset, view->size, 0, 1};
   value.bytes = memory_.subspan(view->offset, view->size);
   if (const auto info = store_.query(key, now)) value.ttl = left_of(*info, now);
-  value.pin = std::shared_ptr<const void>{
-      nullptr, [self = shared_from_this(), id = view->view](const void*) { self->release(id); }};
+  value.pin = pin_of(*view);
   return value;
+}
+
+std::shared_ptr<const void> value_store::pin_of(const kvcache::pinned_view& view) {
+  return {nullptr, [self = shared_from_this(), id = view.view](const void*) { self->release(id); }};
 }
 
 result<value_store::information> value_store::query(std::string_view key) {

@@ -42,6 +42,8 @@ class value_store : public std::enable_shared_from_this<value_store> {
     [[nodiscard]] std::span<std::byte> bytes() const;
     /// Makes the value visible under its key. `already_exists` if another put was faster.
     [[nodiscard]] result<void> commit();
+    /// The same, and the value stays where it is while what it answers lives, whoever removes it.
+    [[nodiscard]] result<std::shared_ptr<const void>> commit_pinned(std::string_view key);
 
    private:
     std::shared_ptr<value_store> store_;  ///< null: moved from, or committed
@@ -80,6 +82,7 @@ class value_store : public std::enable_shared_from_this<value_store> {
  private:
   value_store(region_id region, std::span<std::byte> memory);
   void abort(kvcache::put_id put);
+  [[nodiscard]] std::shared_ptr<const void> pin_of(const kvcache::pinned_view& view);
   void release(kvcache::view_id view);
 
   region_id region_;

@@ -246,6 +246,33 @@ TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
       << "a drain would wait for what never ends";
 }
 
+TEST(session, is_waited_for_no_more_when_its_link_has_crashed) {
+  actor_host host;
+  const auto context = context_of("decode-0");
+  context->settings.default_deadline = 10 * wait_limit;
+  const auto port = host.system().spawn(engine_port, context);
+  const auto asked = host.system().spawn(deaf);
+  const auto sessions = std::make_shared<inbox<session_actor>>();
+  const auto said = std::make_shared<inbox<session_message>>();
+  const auto link = host.system().spawn(overheard, sessions, said);
+  host.own(port);
+  host.own(asked);
+  caf::anon_send(port, engine_command{wire_port{asked, {}}});
+  caf::anon_send(port, port_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1}}});
+  const auto operation = context->operations.begin({});
+  ASSERT_TRUE(operation);
+  caf::anon_send(port,
+                 engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
+  const auto session = sessions->at(0);
+  ASSERT_TRUE(session);
+  host.own(*session);
+  EXPECT_EQ(context->counters.active_transfers.load(), 1u);
+  caf::anon_send_exit(link, planted);
+  EXPECT_EQ(context->events.wait(wait_limit, 1).size(), 1u) << "it has no outcome";
+  EXPECT_EQ(context->counters.active_transfers.load(), 0u)
+      << "a drain would wait for what never ends";
+}
+
 using counted_actor = caf::typed_actor<caf::reacts_to<tick_atom>>;
 /// A link as far as the node's counters know of it.
 counted_actor::behavior_type counted(counted_actor::stateful_pointer<link_state> self,

@@ -352,5 +352,58 @@ TEST_F(storing, reads_once_over_each_link) {
   EXPECT_TRUE(room_comes());
 }
 
+TEST_F(storing, keeps_the_memory_of_a_value_that_was_read_again_until_the_former_read_is_over) {
+  meet();
+  store_put put;
+  put.op = op.value;
+  put.key = "k";
+  put.size = 1u << 20;  // all that there is
+  put.source.emplace();
+  put.source->permitted = {{0, put.size, 0, 1}};
+  comes(put);
+  ASSERT_TRUE(heard->batches.at(0));
+  link.epoch = 2;
+  comes(put);
+  ASSERT_TRUE(heard->batches.at(1));
+  const auto session = heard->sessions.at(0);
+  ASSERT_TRUE(session);
+  transport::completion read;
+  read.id = transport::batch_id{1};
+  read.bytes = put.size;
+  caf::anon_send(*session, session_event{read});
+  ASSERT_TRUE(said<store_held>(0));
+  heard->fences = false;
+  comes(store_commit{op.value});
+  ASSERT_TRUE(said<store_reply>(1));
+  ASSERT_TRUE(context->values->remove("k"));
+  comes(store_release{op.value});
+  EXPECT_FALSE(context->values->reserve("other", 10, {})) << "it would lie where the read writes";
+  caf::anon_send(*session, session_event{transfer_is_quiescent{}});
+  EXPECT_TRUE(room_comes());
+}
+
+TEST_F(storing, refuses_to_read_again_what_a_grant_does_not_cover) {
+  meet();
+  store_put put;
+  put.op = op.value;
+  put.key = "k";
+  put.size = 100'000;
+  put.source.emplace();
+  put.source->permitted = {{0, put.size, 0, 1}};
+  comes(put);
+  ASSERT_TRUE(heard->batches.at(0));
+  link.epoch = 2;
+  put.source->permitted = {{0, 1, 0, 1}};
+  comes(put);
+  put.source->permitted = {{0, put.size, 0, 1}};
+  link.epoch = 3;
+  comes(put);
+  const auto again = heard->batches.at(1);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->second, 3u);
+  comes(store_release{op.value});
+  EXPECT_TRUE(room_comes());
+}
+
 }  // namespace
 }  // namespace troupe::actors::testing

@@ -94,6 +94,19 @@ TEST_F(request_bounds, block_tables_of_groups_that_the_cache_has_not_are_refused
                  "3 groups of layers are named");
 }
 
+TEST_F(request_bounds, what_no_transfer_can_use_is_not_kept_until_its_source_comes) {
+  const auto refused = [&](const auto& change, const char* words) {
+    auto asked = request(16);
+    asked.mode = transfer_mode::read;
+    change(asked);
+    expect_refused(std::move(asked), errc::out_of_range, words);
+  };
+  refused([](auto& r) { r.grants.resize(25'000); }, "25000 grants");
+  refused([](auto& r) { r.state_slots.resize(2); }, "2 slots of state tensors");
+  refused([](auto& r) { r.progress = transfer_progress{std::vector<std::uint32_t>(100), false}; },
+          "100 layers");
+}
+
 /// Two layers, of a group each.
 class group_bounds : public request_bounds {
  protected:
