@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -92,6 +93,8 @@ class node_engine final : public engine {
   }
 
   void stop() override {
+    // Who comes second may reuse the memory as well, and so waits for the first.
+    const std::lock_guard one_after_the_other{stopping_};
     if (stopped_.exchange(true)) return;
     // Each step whatever became of the one before: memory may be short.
     step([this] { context_->events.end_watch(); });
@@ -577,6 +580,7 @@ class node_engine final : public engine {
   local_node_actor node_;
   const bool polling_;
   bool launched_{false};
+  std::mutex stopping_;
   std::atomic<bool> stopped_{false};
   std::atomic<std::uint64_t> last_point_{0};
 };

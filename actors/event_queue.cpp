@@ -155,7 +155,7 @@ std::vector<event> event_queue::take(std::size_t max) {
 std::vector<event> event_queue::wait(std::chrono::milliseconds timeout, std::size_t max) {
   std::unique_lock lock{mutex_};
   ++waiting_;
-  available_.wait_for(lock, timeout, [this] { return !empty(); });
+  available_.wait_for(lock, timeout, [this] { return !empty() || closed_.has_value(); });
   --waiting_;
   return take_unclaimed_locked(max);
 }
@@ -204,9 +204,12 @@ result<std::unique_ptr<event_queue::claim>> event_queue::claim_events(operation_
 }
 
 void event_queue::close(troupe::error why) {
-  const std::lock_guard lock{mutex_};
-  if (!closed_) closed_ = std::move(why);
-  for (const auto& [operation, waiting] : claims_) waiting->end_locked();
+  {
+    const std::lock_guard lock{mutex_};
+    if (!closed_) closed_ = std::move(why);
+    for (const auto& [operation, waiting] : claims_) waiting->end_locked();
+  }
+  available_.notify_all();
 }
 
 void event_queue::end_claim(claim& of) {

@@ -41,6 +41,7 @@ def test_a_transfer_is_awaited_at_both_sides(supervisor: Supervisor) -> None:
             await finish(prefill, send)
             got, gave = await asyncio.wait_for(waiting, PATIENCE)
             assert (got.bytes_moved, got.aux, gave.bytes_moved) == (MOVED, b"aux", MOVED)
+            assert got.backend == gave.backend != ""
             assert_same_cache(memoryview(received), memoryview(sent))
             with pytest.raises(troupe.TroupeError) as told:
                 await decode.wait(receive)
@@ -98,6 +99,21 @@ def test_keyed_values_and_many_operations_at_once(supervisor: Supervisor) -> Non
 
             await asyncio.wait_for(asyncio.gather(*(one(i) for i in range(100))), PATIENCE)
             decode.forget(decode.put("prefill-0", "left", b"1"))
+
+    asyncio.run(main())
+
+
+def test_a_stop_that_is_cancelled_goes_on_for_whoever_stops_again(supervisor: Supervisor) -> None:
+    async def main() -> None:
+        engine = await troupe.AsyncEngine("prefill-0", text=supervisor.text, calls=True).begin()
+        calls = asyncio.ensure_future(anext(engine.calls(), None))
+        first = asyncio.ensure_future(engine.stop())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait_for(engine.stop(), PATIENCE)
+        with pytest.raises(troupe.TroupeError):
+            engine.send("r")
+        assert await asyncio.wait_for(calls, PATIENCE) is None
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 
 import troupe
 from conftest import PATIENCE, Pair, Supervisor, run_python
@@ -115,6 +116,31 @@ def test_an_interpreter_that_ends_with_transfers_under_way_ends_in_good_order(su
     ended = run_python(_ENDS, supervisor.text)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "begun\n"
+
+
+_STOPS_AT_THE_END = """
+import atexit, sys
+atexit.register(lambda: (engine.stop(), print("stopped", flush=True)))
+import troupe
+engine = troupe.Engine("prefill-0", text=sys.argv[1])
+"""
+
+
+def test_an_engine_may_be_stopped_after_the_interpreter_has_ended_it(supervisor: Supervisor) -> None:
+    """What was registered with atexit before the first engine runs after the engines' own end."""
+    ended = run_python(_STOPS_AT_THE_END, supervisor.text)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "stopped\n"
+
+
+def test_a_take_without_a_limit_ends_with_the_engine(supervisor: Supervisor) -> None:
+    engine = troupe.Engine("prefill-0", text=supervisor.text)
+    taken: list[list[troupe.Event]] = []
+    taker = threading.Thread(target=lambda: taken.append(engine.take(timeout=None)))
+    taker.start()
+    engine.stop()
+    taker.join(PATIENCE)
+    assert taken == [[]]
 
 
 def test_importing_starts_nothing_and_loads_no_library() -> None:

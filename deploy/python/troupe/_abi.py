@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -644,6 +645,13 @@ def milliseconds(what: str, seconds: float | None, missing: int) -> int:
     if seconds > 1e12:
         return missing
     return int(-(-seconds * 1000 // 1))
+
+
+def free(release: Callable[[c_void_p], object], handle: c_void_p) -> None:
+    """Calls that come later, at the end of the interpreter, are refused by name."""
+    raw = c_void_p(handle.value)
+    handle.value = None
+    release(raw)
 
 
 def number(what: str, value: object, limit: int = 2**32) -> int:

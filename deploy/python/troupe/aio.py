@@ -135,10 +135,11 @@ class AsyncEngine:
         self._started: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tracks: dict[Operation, _Track] = {}
-        self._calls: asyncio.Queue[Call] = asyncio.Queue()
+        self._calls: asyncio.Queue[Call | None] = asyncio.Queue()  # the last one: none
         self._members = _Members()
         self._member_waiters: dict[asyncio.Future[None], None] = {}  # in their order
         self._stopped = False
+        self._stopping: asyncio.Task[None] | None = None
 
     async def begin(self) -> AsyncEngine:
         """Starts the node; allocating a large cache takes a while, in a thread. Errors as of `Engine`."""
@@ -171,13 +172,18 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Leaves the cluster. What is awaited ends with its outcome or with ABORTED. Again: nothing."""
-        if self._started is None or self._stopped:
+        if self._started is None:
             return
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(self._started))
+        await asyncio.shield(self._stopping)  # whoever is cancelled, it goes on
+
+    async def _stop(self, started: Engine) -> None:
         self._stopped = True
-        await asyncio.to_thread(self._started.stop)
+        await asyncio.to_thread(started.stop)
         self._drain()
         assert self._loop is not None
-        self._loop.remove_reader(self._started.fileno())
+        self._loop.remove_reader(started.fileno())
         for track in self._tracks.values():
             if not track.ended:
                 track.error = track.error or TroupeError(ErrorCode.ABORTED, f"{self._name} was stopped")
@@ -185,6 +191,7 @@ class AsyncEngine:
             track.wake()
         self._members.clear()
         self._wake_members()
+        self._calls.put_nowait(None)
 
     # -- what begins something
 
@@ -277,9 +284,13 @@ class AsyncEngine:
             self._loop.create_task(self._discard(operation))
 
     async def calls(self) -> AsyncIterator[Call]:
-        """Calls of frontends, for engines with `calls=True`."""
+        """Calls of frontends, for engines with `calls=True`. Ends when the engine is stopped."""
         while True:
-            yield await self._calls.get()
+            call = await self._calls.get()
+            if call is None:
+                self._calls.put_nowait(None)  # for whoever else asks
+                return
+            yield call
 
     async def members(self) -> AsyncIterator[MemberEvent]:
         """Members of the cluster as they come, change and go, for engines with `watch=True`: those that are there
@@ -356,6 +367,8 @@ def _record(track: _Track, event: Event) -> None:
         outcome.owner, outcome.blocks = event.owner, event.blocks
     elif isinstance(event, Done):
         outcome.bytes_moved, outcome.aux = event.bytes_moved, event.aux
+        outcome.waited, outcome.moving = event.waited, event.moving
+        outcome.segments, outcome.backend = event.segments, event.backend
     elif isinstance(event, Failed):
         track.error = event.error
     elif isinstance(event, Value):

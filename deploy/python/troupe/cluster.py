@@ -59,7 +59,7 @@ class Stop:
         self._lib = _abi.library()
         self._handle = ctypes.c_void_p()
         self._lib.check(self._lib.stop_new(ctypes.byref(self._handle)))
-        weakref.finalize(self, self._lib.stop_free, self._handle)
+        weakref.finalize(self, _abi.free, self._lib.stop_free, self._handle)
 
     def request(self) -> None:
         self._lib.check(self._lib.stop_request(self._handle))
@@ -104,7 +104,7 @@ class Cluster:
         self._lib = lib
         self._handle = ctypes.c_void_p()
         lib.check(lib.cluster_connect(ctypes.byref(options), ctypes.byref(self._handle)))
-        self._finalizer = weakref.finalize(self, lib.cluster_free, self._handle)
+        self._finalizer = weakref.finalize(self, _abi.free, lib.cluster_free, self._handle)
 
     def __enter__(self) -> Cluster:
         return self

@@ -6,6 +6,7 @@ import array
 import ctypes
 import json
 import os
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from troupe.placement import Placement, labels_of, owned_placement
 __all__ = ["Engine", "Identity", "configure_logging", "library_version", "protocol_version"]
 
 _BATCH = 64
+_SIGNALS = 200  # milliseconds that a wait may keep signals waiting
 _EVENT_SIZE = ctypes.sizeof(_abi.CEvent)
 _ALLOCATE = {None: 0, "ordinary": 1, "huge": 2}
 _MODES = {None: 0, "write": 1, "read": 2}
@@ -110,8 +112,10 @@ class Engine:
         "_lib",
         "_memory",
         "_name",
+        "_stopped",
         "_take",
         "_values",
+        "_values_lock",
     )
 
     def __init__(
@@ -201,6 +205,8 @@ class Engine:
         self._name = called
         self._memory = memory
         self._values: dict[Operation, Memory] = {}  # of puts that have no outcome yet
+        self._values_lock = threading.Lock()  # an outcome may be taken before its put has returned
+        self._stopped = False
         self._buffers: list[Any] = []
         # The memory is an argument of it: it outlives the engine, also where the interpreter ends.
         self._finalizer = weakref.finalize(self, _end, lib, handle, memory, self._values)
@@ -247,7 +253,9 @@ class Engine:
         Events that happened can still be taken, but for those of members. The memory of the cache stays registered to
         nobody and may be reused.
         """
-        self._lib.check(self._lib.engine_stop(self._handle))
+        self._stopped = True
+        if self._handle.value is not None:  # the interpreter has ended it
+            self._lib.check(self._lib.engine_stop(self._handle))
 
     def identity(self) -> Identity:
         raw = _abi.CIdentity(size=ctypes.sizeof(_abi.CIdentity))
@@ -598,20 +606,21 @@ class Engine:
         if memory is not None and memory.on_gpu and (why := self._why_no_gpu()).startswith("not built"):
             raise _unreachable("the value", why)
         out = ctypes.c_uint64()
-        self._lib.check(
-            self._lib.engine_put(
-                self._handle,
-                _abi.encoded("peer", peer),
-                _abi.encoded("key", key),
-                None if memory is None else memory.address,
-                0 if memory is None else memory.size,
-                _abi.milliseconds("ttl", ttl, 0),
-                ctypes.byref(out),
+        with self._values_lock:
+            self._lib.check(
+                self._lib.engine_put(
+                    self._handle,
+                    _abi.encoded("peer", peer),
+                    _abi.encoded("key", key),
+                    None if memory is None else memory.address,
+                    0 if memory is None else memory.size,
+                    _abi.milliseconds("ttl", ttl, 0),
+                    ctypes.byref(out),
+                )
             )
-        )
-        operation = Operation(out.value)
-        if memory is not None:
-            self._values[operation] = memory
+            operation = Operation(out.value)
+            if memory is not None:
+                self._values[operation] = memory
         return operation
 
     def get(self, peer: str, key: str) -> Operation:
@@ -699,15 +708,20 @@ class Engine:
         of an operation that a thread waits for are that thread's."""
         if max_events < 1:
             raise ValueError(f"max_events is {max_events}; give 1 or more")
+        left = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
         try:
             buffer, count, address, count_address = self._buffers.pop()
         except IndexError:
             buffer, count = (_abi.CEvent * _BATCH)(), ctypes.c_size_t()
             address, count_address = ctypes.addressof(buffer), ctypes.addressof(count)
-        wait = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
-        status = self._take(self._handle, address, _EVENT_SIZE, min(max_events, _BATCH), wait, count_address)
-        if status:
-            self._lib.fail(status)
+        while True:
+            wait = min(left, _SIGNALS)
+            status = self._take(self._handle, address, _EVENT_SIZE, min(max_events, _BATCH), wait, count_address)
+            if status:
+                self._lib.fail(status)
+            left -= wait
+            if count.value or left == 0 or self._stopped:
+                break
         events = [self._event(buffer[i]) for i in range(count.value)] if count.value else []
         self._buffers.append((buffer, count, address, count_address))
         return events
@@ -724,14 +738,16 @@ class Engine:
                 (another thread waits for it), ABORTED or INTERNAL where the node was stopped and the end will not come.
         """
         raw = _abi.COutcome(size=_OUTCOME_SIZE)
-        status = self._lib.engine_wait(
-            self._handle,
-            _abi.number("operation", operation, 2**64),
-            _abi.milliseconds("timeout", timeout, _abi.FOREVER),
-            ctypes.addressof(raw),
-        )
-        if status != _abi.TIMED_OUT:
-            self._values.pop(operation, None)
+        awaited = _abi.number("operation", operation, 2**64)
+        left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        while True:
+            wait = min(left, _SIGNALS)
+            status = self._lib.engine_wait(self._handle, awaited, wait, ctypes.addressof(raw))
+            left -= wait
+            if status != _abi.TIMED_OUT or left == 0:
+                break
+        if status not in _GOES_ON:
+            self._forget_value(operation)
         if status:
             self._lib.fail(status)
         return self._outcome(raw)
@@ -744,6 +760,11 @@ class Engine:
 
     # -- from C
 
+    def _forget_value(self, operation: Operation) -> None:
+        if self._values or self._values_lock.locked():
+            with self._values_lock:
+                self._values.pop(operation, None)
+
     def _event(self, raw: Any) -> Event:
         kind, operation, detail = raw.kind, Operation(raw.operation), raw.detail
         if kind == 5:
@@ -751,8 +772,8 @@ class Engine:
         if kind == 2:
             layers = raw.u.layers
             return Layers(operation, layers.layer_begin, layers.layer_end, layers.token_begin, layers.token_end)
-        if self._values and kind in (3, 4):
-            self._values.pop(operation, None)
+        if kind in (3, 4):
+            self._forget_value(operation)
         if kind == 3:
             done = raw.u.done
             return Done(
@@ -846,6 +867,8 @@ _PARK, _AGAIN = 1, 2
 _SEND_SIZE = ctypes.sizeof(_abi.SendSpec)
 _RECEIVE_SIZE = ctypes.sizeof(_abi.ReceiveSpec)
 _OUTCOME_SIZE = ctypes.sizeof(_abi.COutcome)
+# The operation may have its memory yet.
+_GOES_ON = frozenset((_abi.TIMED_OUT, int(ErrorCode.ALREADY_EXISTS), int(ErrorCode.INTERNAL)))
 
 
 class _Detail:
@@ -901,7 +924,7 @@ def _unreachable(what: str, why: str) -> TroupeError:
 
 
 def _end(lib: _abi.Library, handle: ctypes.c_void_p, memory: object, values: dict[Operation, Memory]) -> None:
-    lib.engine_free(handle)
+    _abi.free(lib.engine_free, handle)
     values.clear()
 
 
@@ -966,7 +989,7 @@ def placement_request(
 ) -> _abi.PlacementRequest:
     raw = _abi.PlacementRequest(
         size=ctypes.sizeof(_abi.PlacementRequest),
-        timeout_ms=min(_abi.milliseconds("timeout", timeout, 0), 2**32 - 1),
+        timeout_ms=min(_abi.milliseconds("timeout", timeout, 2**32), 2**32 - 1),
         request=_abi.encoded("request", request),
         from_=_abi.optional("from_stage", from_stage),
         to=_abi.optional("to_stage", to_stage),

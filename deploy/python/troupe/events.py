@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NewType, Union
 
-from troupe.errors import TroupeError
+from troupe.errors import ErrorCode, TroupeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,8 +184,9 @@ class Call:
         self._reply(0, "", payload)
 
     def fail(self, error: TroupeError) -> None:
-        """Answers with an error."""
-        self._reply(int(error.code), error.reason, b"")
+        """Answers with an error. That a wait here was over is told as DEADLINE."""
+        code = ErrorCode.DEADLINE if error.code == ErrorCode.TIMED_OUT else error.code
+        self._reply(int(code), error.reason, b"")
 
 
 #: Ignore what you do not know: later releases add to it.
