@@ -287,6 +287,10 @@ void cache_leases::bury(incarnation id, standing how, time_point now, std::vecto
     operation_of_.erase(lease);
     auto& of = operations_.at(operation);
     const auto one = std::ranges::find(of.claims, lease, &claim::lease);
+    if (one == of.claims.end()) {  // for anyone: of this node's own life
+      of.for_anyone = {};
+      continue;
+    }
     one->lease = {};
     forget_life(id);
     if (one->session != transfer_id{}) continue;

@@ -156,6 +156,10 @@ class node_engine final : public engine {
     if (auto fine = check_tables(*context_, spec.blocks, spec.groups, spec.state_slot); !fine)
       return fail(fine.error());
     if (auto known = check_nodes(*context_, spec.held_for); !known) return fail(known.error());
+    if (std::ranges::find(spec.held_for, context_->self.name) != spec.held_for.end()) {
+      return fail(errc::invalid_config, "`held_for` names " + context_->self.name +
+                                            ", which is the node that sends; name who receives");
+    }
     const auto room = std::uint64_t{spec.blocks.size()} * layout().block_tokens;
     operation_table::entry what{operation_kind::send, spec.request, operation_table::room_of(room),
                                 false, spec.grows};

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <span>
 #include <utility>
 
@@ -110,9 +109,10 @@ constexpr std::size_t max_parked_bytes = std::size_t{256} << 20;
 constexpr std::chrono::seconds patience_for_its_word{1};
 
 /// Up to which token a source that grows may come: its blocks are of one pool, and with groups only a window of
-/// what it has computed is in them.
+/// what it has computed is in them. What a peer wants of them is listed, block by block.
 std::uint64_t growing_room(const kvcache::cache_layout& layout) noexcept {
-  if (!layout.groups.empty()) return std::numeric_limits<std::uint32_t>::max();
+  constexpr std::uint64_t longest_prompt = std::uint64_t{1} << 24;
+  if (!layout.groups.empty()) return longest_prompt;
   return std::uint64_t{layout.blocks} * layout.block_tokens;
 }
 

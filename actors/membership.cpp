@@ -192,6 +192,7 @@ std::chrono::steady_clock::duration membership_table::stood_still(steady_time no
   const auto gap = now - *last_tick_;
   for (entry& e : entries_) e.heard = std::max(e.heard, std::min(now, e.heard + gap));
   if (collects_from_) collects_from_ = std::min(now, *collects_from_ + gap);
+  if (restored_) restored_ = std::min(now, *restored_ + gap);
   last_tick_ = now;
   return gap;
 }

@@ -98,8 +98,12 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
   }
   const member* found = find_member(st.members, peer);
   if (found == nullptr) {
-    // Who no file names may never come; one of the file is waited for.
-    if (early || st.members.supervisor_incarnation == 0 || !is_open_name(peer)) return false;
+    // Who no file names may never come; one of the file is waited for, and so is everybody while a
+    // supervisor still hears who is there.
+    if (early || st.members.supervisor_incarnation == 0 || st.members.collecting != 0 ||
+        !is_open_name(peer)) {
+      return false;
+    }
     answer_gone(
         st, wanted.order,
         {errc::not_found, peer + " is no member of the cluster: it has left, or never joined"});

@@ -106,6 +106,7 @@ void slot_claims::stood_still(std::chrono::steady_clock::duration gap, steady_ti
   for (slot& one : slots_) {
     if (one.held(now - gap)) one.until += gap;
   }
+  if (now - gap < opens_) opens_ += gap;
 }
 
 void slot_claims::registered(std::string_view name, std::uint64_t incarnation) {

@@ -18,6 +18,9 @@ namespace troupe::transport {
 
 namespace {
 
+/// Times that a signal may interrupt the reservation of pages, which begins again where it was.
+constexpr int most_interruptions = 1000;
+
 std::string free_memory(std::optional<std::uint32_t> node) {
   const auto bytes = available_bytes(node);
   const auto where = node ? " on NUMA node " + std::to_string(*node) : std::string{};
@@ -138,8 +141,12 @@ result<std::shared_ptr<memory_file>> memory_file::make(const std::string& name, 
   }
   // Reserves the pages now: an OS that is out of memory then says so here and not by a signal
   // later.
-  if (::fallocate(made->fd_, 0, 0, static_cast<off_t>(mapped_size)) != 0)
-    return refused("fallocate");
+  int reserved = -1;
+  for (int tries = 0; tries < most_interruptions && reserved != 0; ++tries) {
+    reserved = ::fallocate(made->fd_, 0, 0, static_cast<off_t>(mapped_size));
+    if (reserved != 0 && errno != EINTR) break;
+  }
+  if (reserved != 0) return refused("fallocate");
   if (::fcntl(made->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return refused("fcntl(F_ADD_SEALS)");
   }

@@ -119,6 +119,16 @@ TEST_F(leases, time_in_which_this_process_stands_still_ends_nothing) {
 
 // -- who dies
 
+TEST_F(leases, this_node_itself_that_is_shown_as_down_ends_them_and_nothing_else) {
+  see({shown("me", incarnation{1}, node_state::up)});
+  table.hold(first, "me", now);
+  table.sealed(second, now);
+  answered();
+  see({shown("me", incarnation{1}, node_state::down, "stood still")});
+  EXPECT_EQ(table.waiting(first), 0U);
+  pass(3 * length);
+}
+
 TEST_F(leases, one_that_is_down_loses_all_it_has_at_once) {
   see({shown("a", alice, node_state::up), shown("b", bob, node_state::up)});
   table.hold(first, "a", now);

@@ -130,7 +130,7 @@ class wake : public ::testing::TestWithParam<way> {
   std::unique_ptr<engine> node;
 
   void SetUp() override {
-    auto options = options_of(GetParam());
+    auto options = unhurried(options_of(GetParam()));
     options.deadline = "1h";
     options.decode_has_store = true;
     c = std::make_unique<cluster>(options);
@@ -163,7 +163,17 @@ class wake : public ::testing::TestWithParam<way> {
   }
 };
 
-TEST_P(wake, comes_to_a_thread_that_waits_for_a_peer_in_either_way_and_in_time) {
+/// They move no layers, whatever the mode is.
+class wake_of_questions : public wake {
+ public:
+  static std::vector<way> ways() {
+    std::vector<way> all;
+    for (const auto& backend : every_backend()) all.push_back({backend, "write"});
+    return all;
+  }
+};
+
+TEST_P(wake_of_questions, comes_to_a_thread_that_waits_for_a_peer_in_either_way_and_in_time) {
   const int rounds = 2000 / slowness;
   for (const auto how : {waiting::by_wait, waiting::by_descriptor}) {
     const load busy;
@@ -217,7 +227,7 @@ TEST_P(wake, comes_for_what_a_peer_begins_by_itself) {
   prefill->channel().say("end");
 }
 
-TEST_P(wake, comes_to_every_one_of_several_threads_that_wait_at_once) {
+TEST_P(wake_of_questions, comes_to_every_one_of_several_threads_that_wait_at_once) {
   const int rounds = 500 / slowness;
   constexpr int at_once = 4;
   std::atomic<int> heard{0};
@@ -247,7 +257,9 @@ TEST_P(wake, comes_to_every_one_of_several_threads_that_wait_at_once) {
   for (auto& one : threads) one.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(every_backend, wake, ::testing::ValuesIn(every_way()), name_of);
+INSTANTIATE_TEST_SUITE_P(every_way, wake, ::testing::ValuesIn(every_way()), name_of);
+INSTANTIATE_TEST_SUITE_P(every_backend, wake_of_questions,
+                         ::testing::ValuesIn(wake_of_questions::ways()), name_of);
 
 // -- stop comes while other threads are in calls
 

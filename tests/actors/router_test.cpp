@@ -289,6 +289,20 @@ TEST_F(router_of_a_cluster, an_endless_request_id_is_refused) {
   EXPECT_EQ(outcome.error().code, errc::invalid_config);
 }
 
+TEST_F(router_of_a_cluster, an_endless_list_of_nodes_that_failed_is_refused) {
+  all_up();
+  placement_request r;
+  r.request = "r";
+  for (const auto& failed : {std::vector<std::string>(100'000, "decode-0"),
+                             std::vector<std::string>{std::string(1 << 20, 'x')}}) {
+    r.failed = failed;
+    const auto outcome = routes.place(r, now);
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code, errc::invalid_config);
+    EXPECT_THAT(outcome.error().message, HasSubstr("that failed it"));
+  }
+}
+
 TEST_F(router_of_a_cluster, remembers_a_bounded_number_of_placed_requests) {
   auto o = demo_routes();
   o.max_tracked = 10;

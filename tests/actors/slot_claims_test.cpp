@@ -194,6 +194,16 @@ TEST_F(claims_of_a_stage, wait_until_nodes_that_the_supervisor_cannot_know_had_t
   EXPECT_EQ(granted(1), "decode-0-0");
 }
 
+TEST_F(claims_of_a_stage, wait_for_as_long_though_the_supervisor_stood_still_meanwhile) {
+  expect(1);
+  claims->opens_at(now + hold);
+  now += 4 * hold;
+  claims->stood_still(4 * hold, now);
+  EXPECT_THAT(granted(1), HasSubstr("overloaded"));
+  now += hold;
+  EXPECT_EQ(granted(1), "decode-0-0");
+}
+
 TEST_F(claims_of_a_stage, keep_other_lives_from_registering_under_the_name_and_say_who_claimed_it) {
   expect(2);
   ASSERT_EQ(granted(1, "127.0.0.1"), "decode-0-0");

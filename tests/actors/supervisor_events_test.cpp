@@ -13,6 +13,7 @@
 #include "troupe/actors/logging.hpp"
 
 #include "cluster_peer.hpp"
+#include "scratch_folder.hpp"
 #include "waiting.hpp"
 
 namespace troupe::actors::testing {
@@ -167,8 +168,8 @@ TEST_F(supervisor_events, of_a_restarted_one_begin_with_one_and_another_incarnat
 }
 
 TEST_F(supervisor_events, are_logged_once_each_in_the_form_that_the_readme_names) {
-  const auto path = ::testing::TempDir() + "troupe-events-test.log";
-  std::remove(path.c_str());
+  const scratch_folder folder;
+  const auto path = (folder.path() / "events.log").string();
   ASSERT_TRUE(init_logging({.node = "supervisor", .file = path}));
   start();
   ASSERT_EQ(join(request_of("decode-0", 5)).failed, 0);
@@ -188,7 +189,6 @@ TEST_F(supervisor_events, are_logged_once_each_in_the_form_that_the_readme_names
   EXPECT_THAT(text, HasSubstr("event=up node=decode-0 incarnation=0000000000000005 epoch=2 "
                               "reason=\"first heartbeat\"\n"));
   EXPECT_THAT(text, HasSubstr("event=stopped node=supervisor "));
-  std::remove(path.c_str());
 }
 
 }  // namespace

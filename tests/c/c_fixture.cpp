@@ -9,7 +9,7 @@ namespace {
 
 std::string head_of_deployment(std::uint16_t supervisor_port) {
   return "cluster: c-abi\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(supervisor_port) +
-         ", state_file: none}\nsecurity: {mode: none}\nstages:\n";
+         ", heartbeat_interval: 100ms, state_file: none}\nsecurity: {mode: none}\nstages:\n";
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ RECEIVED = [1, 7, 3]
 def deployment(port: int) -> str:
     return f"""
 cluster: python
-supervisor: {{host: 127.0.0.1, port: {port}, state_file: none}}
+supervisor: {{host: 127.0.0.1, port: {port}, heartbeat_interval: 100ms, state_file: none}}
 security: {{mode: none}}
 stages:
   - {{name: prefill, role: prefill, engine: external}}
@@ -38,7 +38,7 @@ edges:
 def open_deployment(port: int) -> str:
     return f"""
 cluster: python
-supervisor: {{host: 127.0.0.1, port: {port}, state_file: none}}
+supervisor: {{host: 127.0.0.1, port: {port}, heartbeat_interval: 100ms, state_file: none}}
 security: {{mode: none}}
 stages:
   - {{name: engines, role: both, open: {{max_nodes: 8}}}}
