@@ -521,10 +521,11 @@ TEST_P(impatient_value, of_a_node_that_never_came_ends_at_its_deadline) {
 
 TEST_P(impatient_value, of_a_peer_that_stands_still_ends_at_its_deadline) {
   const auto large = bytes_of(8u << 20, 1);
-  ASSERT_EQ(put("store-0", "there", large).done, 1);
+  std::string there = "there";
+  ASSERT_TRUE(comes_true([&] { return put("store-0", there += "'", large).done == 1; }));
   const auto reading = node->put("store-0", "read by a frozen peer", large);
   store->stop();
-  const auto asked = node->get("store-0", "there");
+  const auto asked = node->get("store-0", there);
   for (const auto& operation : {reading, asked}) {
     const auto& t = ended(operation);
     EXPECT_EQ(t.done + t.failed, 1);
