@@ -87,7 +87,7 @@ struct live_session {
   caf::actor_id link{0};  ///< of the link's actor
   transfer_report report;
   time_point deadline;
-  bool served{false};  ///< a peer has asked for it, and its share of what is served counts
+  bool served{false};   ///< a peer has asked for it, and its share of what is served counts
   bool crashed{false};  ///< it, or its link: nobody is left to end it
   time_point started{std::chrono::steady_clock::now()};
 };

@@ -442,10 +442,9 @@ result<void> room_to_park(const engine_port_state& st, const link_handle& link,
                                         " slots of state tensors, of which it has one");
   }
   if (request.progress && request.progress->here.size() > layout.layers.size()) {
-    return fail(errc::out_of_range, "the request tells of " +
-                                        std::to_string(request.progress->here.size()) +
-                                        " layers, the cache here has " +
-                                        std::to_string(layout.layers.size()));
+    return fail(errc::out_of_range,
+                "the request tells of " + std::to_string(request.progress->here.size()) +
+                    " layers, the cache here has " + std::to_string(layout.layers.size()));
   }
   if (st.parked_bytes + bytes_of(request) > max_parked_bytes) {
     return fail(errc::overloaded, "requests that wait here for their prefill take " +

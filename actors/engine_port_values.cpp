@@ -66,7 +66,8 @@ decltype(value_concluded::outcome) copied_here(node_context& context, const star
   try {
     return value_here(context, put);
   } catch (const std::exception& why) {
-    return event_failed{{errc::pool_exhausted, std::string{"the value could not be copied: "} + why.what()}};
+    return event_failed{
+        {errc::pool_exhausted, std::string{"the value could not be copied: "} + why.what()}};
   }
 }
 

@@ -130,12 +130,11 @@ std::uint64_t count_needed(const kvcache::cache_layout& layout, kvcache::token_r
 std::size_t bytes_of(const transfer_request& request) noexcept {
   auto runs = request.blocks.size();
   for (const auto& group : request.groups) runs += group.blocks.size();
-  auto bytes = runs * sizeof(kvcache::block_run) +
-               request.groups.size() * sizeof(group_table) +
+  auto total = runs * sizeof(kvcache::block_run) + request.groups.size() * sizeof(group_table) +
                request.grants.size() * sizeof(transport::remote_grant) +
                request.state_slots.size() * sizeof(std::uint32_t) + request.expect.size();
-  if (request.progress) bytes += request.progress->here.size() * sizeof(std::uint32_t);
-  return bytes;
+  if (request.progress) total += request.progress->here.size() * sizeof(std::uint32_t);
+  return total;
 }
 
 }  // namespace troupe::actors

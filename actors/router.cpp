@@ -10,7 +10,7 @@ namespace troupe::actors {
 namespace {
 
 constexpr std::size_t max_listed = 8;
-constexpr std::size_t max_failed = 1024;     ///< as many as a deployment has nodes
+constexpr std::size_t max_failed = 1024;    ///< as many as a deployment has nodes
 constexpr std::size_t max_node_name = 256;  ///< bytes
 constexpr kvcache::layout_fingerprint not_said{};
 
@@ -88,11 +88,11 @@ result<std::variant<placement, ticket_id>> router::place(const placement_request
   }
   const auto long_name = [](const std::string& name) { return name.size() > max_node_name; };
   if (request.failed.size() > max_failed || std::ranges::any_of(request.failed, long_name)) {
-    return fail(errc::invalid_config,
-                "request " + quoted(request.request) + " names " +
-                    count_of(request.failed.size(), "node") + " that failed it; at most " +
-                    std::to_string(max_failed) + " of at most " + std::to_string(max_node_name) +
-                    " bytes");
+    return fail(errc::invalid_config, "request " + quoted(request.request) + " names " +
+                                          count_of(request.failed.size(), "node") +
+                                          " that failed it; at most " + std::to_string(max_failed) +
+                                          " of at most " + std::to_string(max_node_name) +
+                                          " bytes");
   }
   const auto edge = find_edge(request);
   if (!edge) return fail(edge.error());

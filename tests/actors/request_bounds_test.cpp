@@ -103,8 +103,11 @@ TEST_F(request_bounds, what_no_transfer_can_use_is_not_kept_until_its_source_com
   };
   refused([](auto& r) { r.grants.resize(25'000); }, "25000 grants");
   refused([](auto& r) { r.state_slots.resize(2); }, "2 slots of state tensors");
-  refused([](auto& r) { r.progress = transfer_progress{std::vector<std::uint32_t>(100), false}; },
-          "100 layers");
+  refused(
+      [](auto& r) {
+        r.progress = transfer_progress{std::vector<std::uint32_t>(100), false};
+      },
+      "100 layers");
 }
 
 /// Two layers, of a group each.

@@ -168,8 +168,8 @@ TEST_F(supervisor_events, of_a_restarted_one_begin_with_one_and_another_incarnat
 }
 
 TEST_F(supervisor_events, are_logged_once_each_in_the_form_that_the_readme_names) {
-  const scratch_folder folder;
-  const auto path = (folder.path() / "events.log").string();
+  const troupe::testing::scratch_folder folder;
+  const auto path = folder.path() + "/events.log";
   ASSERT_TRUE(init_logging({.node = "supervisor", .file = path}));
   start();
   ASSERT_EQ(join(request_of("decode-0", 5)).failed, 0);

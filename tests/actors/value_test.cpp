@@ -615,8 +615,7 @@ TEST_P(impatient_value, that_expired_leaves_its_memory_to_the_next_one) {
     }
   }
   if (maps && stopped_inside == 0) {
-    GTEST_SKIP()
-        << "the store was stopped inside a copy in no round: this machine is too uneven";
+    GTEST_SKIP() << "the store was stopped inside a copy in no round: this machine is too uneven";
   }
 }
 

@@ -21,7 +21,7 @@ import yaml
 import double
 from members_test import joins
 from parts import Double, Forked, Router
-from servers import end_supervisor
+from servers import Process, end_supervisor, free_ports
 from troupe.router.options import parser
 from troupe.router.settings import Limits, Settings, Times, settings_from
 
@@ -36,6 +36,12 @@ def commands(program):
     """The words of each, behind the program's name."""
     found = [shlex.split(line[2:]) for block in blocks_of("console") for line in block.splitlines() if line.startswith("$ ")]
     return [words[1:] for words in found if words[0] == program]
+
+
+def router_with(option):
+    """The words of the document's router that has that option; "": of the one that has none."""
+    [words] = [words for verb, *words in commands("troupe") if verb == "router" and (option in words if option else not words)]
+    return words
 
 
 class Documents(unittest.TestCase):
@@ -54,16 +60,33 @@ class Documents(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("curl"), "there is no curl")
     def test_the_router_finds_the_servers_of_this_machine_and_answers_what_is_asked(self):
-        [[verb, *words], _] = commands("troupe")
-        self.assertEqual((verb, words), ("router", []))
+        words = router_with("")
         for name in ("a", "b"):
             work = joins(name, "both", 8)
             self.enterContext(Forked(name, lambda work=work: asyncio.run(double.main({}, work)), self.folder))
         self.curl(self.enterContext(Router("router", self.folder, words)).wait_for(2).url)
 
     @unittest.skipUnless(shutil.which("curl"), "there is no curl")
+    def test_the_router_finds_servers_that_join_by_the_file_of_several_machines(self):
+        """Its hosts are this one."""
+        [text] = [block for block in blocks_of("yaml") if block.startswith("cluster:")]
+        certificates = self.folder / "certs"
+        subprocess.run([os.environ["TROUPE_COMMAND"], "certs", "init", certificates, "--cluster", "vllm"], check=True,
+                       stdout=subprocess.DEVNULL)
+        file = self.folder / "vllm.yaml"
+        file.write_text(text.replace("/etc/troupe/vllm", str(certificates)).replace("node-a.example.org", "127.0.0.1")
+                        .replace("7400", str(free_ports(1)[0])))
+        self.enterContext(Process("supervisor", [os.environ["TROUPE_COMMAND"], "node", file, "--name", "supervisor"],
+                                  self.folder))
+        for name in ("a", "b"):
+            work = joins(name, "both", 8, file=str(file))
+            self.enterContext(Forked(name, lambda work=work: asyncio.run(double.main({}, work)), self.folder))
+        words = [str(file) if word == "vllm.yaml" else word for word in router_with("--deployment")]
+        self.curl(self.enterContext(Router("router", self.folder, words)).wait_for(2).url)
+
+    @unittest.skipUnless(shutil.which("curl"), "there is no curl")
     def test_the_router_is_told_the_servers(self):
-        [_, [_, *words]] = commands("troupe")
+        words = router_with("--prefill")
         doubles = {f"http://127.0.0.1:{port}": self.enterContext(Double(str(port), self.folder)).wait().url
                    for port in (8000, 8001)}
         at = words.index("--port")
@@ -72,13 +95,14 @@ class Documents(unittest.TestCase):
 
     def test_servers_are_configured_alike_and_by_three_keys(self):
         found = [json.loads(words[words.index("--kv-transfer-config") + 1]) for words in commands("vllm")]
-        self.assertEqual(len(found), 2)
+        self.assertEqual([one.pop("kv_connector_extra_config", None) for one in found],
+                         [None, None, {"deployment": "vllm.yaml"}])
         for one in found:
             self.assertEqual(one, {"kv_connector": "TroupeConnector", "kv_connector_module_path": "troupe.vllm",
                                    "kv_role": "kv_both"})
 
     def test_the_settings_are_the_defaults_and_all_that_there_are(self):
-        [text] = blocks_of("yaml")
+        [text] = [block for block in blocks_of("yaml") if not block.startswith("cluster:")]
         said = yaml.safe_load(text)
         self.assertEqual(dataclasses.replace(settings_from(said), engines=()), Settings())
         for key, kind in (("limits", Limits), ("times", Times)):

@@ -21,13 +21,16 @@ from troupe.open_cluster import STAGE, deployment_of
 PROMPT = "say something"
 
 
-def joins(replica, role, blocks, ranks=1, **more):
-    """Has a node of Troupe's for each rank, with the label of its HTTP server, and `more` labels."""
+def joins(replica, role, blocks, ranks=1, file=None, **more):
+    """Has a node of Troupe's for each rank, with the label of its HTTP server, and `more` labels. `file`: of its
+    deployment; none: it joins the open cluster of this machine."""
+    where = {"file": file} if file else {"text": deployment_of(None)}
+
     def engine(rank, labels):
         shapes = [troupe.LayerShape(kv_heads=2, head_dim=8)] * 2
         layout = troupe.Layout.packed(shapes, dtype="bf16", block_tokens=4, blocks=blocks, tp_rank=rank, tp_size=ranks)
         announced = troupe.Announcement(STAGE, replica, rank, ranks, labels)
-        return troupe.Engine(join=announced, text=deployment_of(None), layout=layout, allocate="ordinary")
+        return troupe.Engine(join=announced, **where, layout=layout, allocate="ordinary")
 
     def join(port):
         return [engine(rank, {"http": f":{port}", "role": role, **more}) for rank in range(ranks)]

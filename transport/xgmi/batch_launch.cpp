@@ -168,7 +168,8 @@ bool batch_launch::take_table(part_of<Item>& part) {
   auto table = on_.lend_table(items_expected_ * sizeof(Item));
   if (!table) {
     if (!failure_) failure_ = std::move(table).error();
-    part.used = part.launched = part.until = 0;  // nothing else is launched, nor written to the table
+    part.used = part.launched = part.until =
+        0;  // nothing else is launched, nor written to the table
     return false;
   }
   made_.tables.push_back(*table);
