@@ -8,7 +8,7 @@ __all__ = ["ErrorCode", "TroupeError", "WaitTimeout"]
 
 
 class ErrorCode(enum.IntEnum):
-    """Why something failed. The names are those of Troupe's logs; docs/troubleshooting.md says what to do about each."""
+    """Why something failed. The names are those of the logs; docs/troubleshooting.md says what to do about each."""
 
     INVALID_CONFIG = 1
     NO_DEVICE = 2

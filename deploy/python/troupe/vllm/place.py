@@ -123,7 +123,7 @@ def place_of(
     if unknown:
         raise ValueError(
             f"{_EXTRA} knows no {', '.join(map(repr, unknown))}; it has 'supervisor' (host:port of one that runs), or "
-            "'deployment' (a file whose stage `engines` the engine joins) and 'node' (where the file names the engine), "
+            "'deployment' (a file whose stage `engines` the engine joins) and 'node' (where the file names it), "
             "or nothing, and 'http' (host:port of this engine's HTTP server); of MoRIIO's words "
             f"{', '.join(sorted(_PROXY | _UNUSED | {'read_mode'}))}, and without a file also "
             f"{', '.join(sorted(_TRANSPORT | _TIMES))}"
