@@ -221,7 +221,7 @@ TEST(crossing_processes, of_two_processes_leave_them_connected) {
   // Long enough for both to say something meanwhile however busy the machine is: whoever is cut off by
   // the tie of the two connections says nothing at all.
   const auto timeout = 8000ms;
-  for (int round = 0; round < 3; ++round) {
+  const auto cross = [timeout](int round) {
     actor_host left{{.network_heartbeat = 100ms, .connection_timeout = timeout}};
     actor_host right{{.network_heartbeat = 100ms, .connection_timeout = timeout}};
     const auto to_left = publish(left);
@@ -243,7 +243,12 @@ TEST(crossing_processes, of_two_processes_leave_them_connected) {
     EXPECT_TRUE(heard) << "round " << round << ": " << to_string(heard.error());
     const auto heard_back = members_of(right, *of_left);
     EXPECT_TRUE(heard_back) << "round " << round << ": " << to_string(heard_back.error());
+  };
+  std::vector<std::future<void>> rounds;
+  for (int round = 0; round < 3; ++round) {
+    rounds.push_back(std::async(std::launch::async, cross, round));
   }
+  for (auto& one : rounds) one.get();
 }
 
 }  // namespace
