@@ -51,13 +51,20 @@ void unpin_value(engine_port_state& st, operation_id operation) {
 
 namespace {
 
-/// On a thread of the scheduler's, as `copy_here`.
-session_actor spawn_copier(self_pointer self, value_client_options options) {
+/// On a thread of the scheduler's, not on the caller's, which the port may run on: the engine computes
+/// while its value is copied. Whoever is spawned says that the copy is over.
+template <class... Arguments>
+auto spawn_copier(self_pointer self, Arguments&&... arguments) {
   auto& counters = self->state.context->counters;
   counters.local_copies.fetch_add(1);
   end_of_copy unless_it_begins{&counters};
-  auto client = self->system().spawn(value_client, std::move(options));
+  auto copier = self->system().spawn(std::forward<Arguments>(arguments)...);
   unless_it_begins.passed_on();
+  return copier;
+}
+
+session_actor spawn_copying_client(self_pointer self, value_client_options options) {
+  auto client = spawn_copier(self, value_client, std::move(options));
   self->monitor(client);
   return client;
 }
@@ -81,7 +88,7 @@ void start_client(self_pointer self, waiting_value value, const link_handle& lin
   const bool copies = must_copy(value.order, link);
   value_client_options options{st.context, caf::actor_cast<engine_port_actor>(self), link, transfer,
                                std::move(value.order)};
-  auto client = copies ? spawn_copier(self, std::move(options))
+  auto client = copies ? spawn_copying_client(self, std::move(options))
                        : self->spawn<caf::monitored>(value_client, std::move(options));
   st.value_clients.emplace(operation, transfer);
   session_begins(st, operation, transfer, std::move(client), link, std::move(report),
@@ -90,23 +97,16 @@ void start_client(self_pointer self, waiting_value value, const link_handle& lin
 
 namespace {
 
-/// On a thread of the scheduler's, not on the caller's, which the port may run on: the engine
-/// computes while its value is copied.
 void copy_here(self_pointer self, start_value& order) {
   auto& st = self->state;
   st.copying.insert(order.operation);
-  auto& counters = st.context->counters;
-  counters.local_copies.fetch_add(1);
-  end_of_copy unless_it_begins{&counters};
   const auto body = [](caf::event_based_actor* copier, const context_ptr& context,
                        const engine_port_actor& port, const start_value& put) {
     // Told before it is counted as over: `stop` waits for the count, then for the outcome.
     const end_of_copy counted{&context->counters};
     copier->send(port, port_event{value_concluded{put.operation, copied_here(*context, put)}});
   };
-  self->system().spawn(body, st.context, caf::actor_cast<engine_port_actor>(self),
-                       std::move(order));
-  unless_it_begins.passed_on();
+  spawn_copier(self, body, st.context, caf::actor_cast<engine_port_actor>(self), std::move(order));
 }
 
 }  // namespace

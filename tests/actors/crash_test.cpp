@@ -211,27 +211,40 @@ asked_actor::behavior_type deaf(asked_actor::pointer) {
   return {[](node_command&) {}};
 }
 
-TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
+/// A question for a value of store-0, which does not answer.
+class session : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    context->settings.default_deadline = 10 * wait_limit;  // not what ends anything here
+    host.own(port);
+    host.own(asked);
+    caf::anon_send(port, engine_command{wire_port{asked, {}}});
+    caf::anon_send(port, port_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1}}});
+    const auto operation = context->operations.begin({});
+    ASSERT_TRUE(operation);
+    caf::anon_send(
+        port, engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
+    actor = sessions->at(0);
+    ASSERT_TRUE(actor);
+  }
+  void expect_none_is_waited_for() const {
+    EXPECT_EQ(context->counters.active_transfers.load(), 0u)
+        << "a drain would wait for what never ends";
+  }
+
   actor_host host;
-  const auto context = context_of("decode-0");
-  context->settings.default_deadline = 10 * wait_limit;  // not what ends anything here
-  const auto port = host.system().spawn(engine_port, context);
-  const auto asked = host.system().spawn(deaf);
-  const auto sessions = std::make_shared<inbox<session_actor>>();
-  const auto said = std::make_shared<inbox<session_message>>();
-  const auto link = host.system().spawn(overheard, sessions, said);
-  host.own(port);
-  host.own(asked);
+  const context_ptr context = context_of("decode-0");
+  const std::shared_ptr<inbox<session_actor>> sessions = std::make_shared<inbox<session_actor>>();
+  const std::shared_ptr<inbox<session_message>> said = std::make_shared<inbox<session_message>>();
+  const engine_port_actor port = host.system().spawn(engine_port, context);
+  const asked_actor asked = host.system().spawn(deaf);
+  const link_actor link = host.system().spawn(overheard, sessions, said);
+  std::optional<session_actor> actor;
+};
+
+TEST_F(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   host.own(link);
-  caf::anon_send(port, engine_command{wire_port{asked, {}}});
-  caf::anon_send(port, port_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1}}});
-  const auto operation = context->operations.begin({});
-  ASSERT_TRUE(operation);
-  caf::anon_send(port,
-                 engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
-  const auto session = sessions->at(0);
-  ASSERT_TRUE(session);
-  caf::anon_send_exit(*session, planted);
+  caf::anon_send_exit(*actor, planted);
   const auto events = context->events.wait(wait_limit, 1);
   ASSERT_EQ(events.size(), 1u) << "it has no outcome";
   const auto* failed = std::get_if<event_failed>(&events.front().what);
@@ -242,35 +255,15 @@ TEST(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   const auto* abort = std::get_if<transfer_abort>(&*last);
   ASSERT_NE(abort, nullptr);
   EXPECT_EQ(abort->code, errc::internal);
-  EXPECT_EQ(context->counters.active_transfers.load(), 0u)
-      << "a drain would wait for what never ends";
+  expect_none_is_waited_for();
 }
 
-TEST(session, is_waited_for_no_more_when_its_link_has_crashed) {
-  actor_host host;
-  const auto context = context_of("decode-0");
-  context->settings.default_deadline = 10 * wait_limit;
-  const auto port = host.system().spawn(engine_port, context);
-  const auto asked = host.system().spawn(deaf);
-  const auto sessions = std::make_shared<inbox<session_actor>>();
-  const auto said = std::make_shared<inbox<session_message>>();
-  const auto link = host.system().spawn(overheard, sessions, said);
-  host.own(port);
-  host.own(asked);
-  caf::anon_send(port, engine_command{wire_port{asked, {}}});
-  caf::anon_send(port, port_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1}}});
-  const auto operation = context->operations.begin({});
-  ASSERT_TRUE(operation);
-  caf::anon_send(port,
-                 engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
-  const auto session = sessions->at(0);
-  ASSERT_TRUE(session);
-  host.own(*session);
+TEST_F(session, is_waited_for_no_more_when_its_link_has_crashed) {
+  host.own(*actor);
   EXPECT_EQ(context->counters.active_transfers.load(), 1u);
   caf::anon_send_exit(link, planted);
   EXPECT_EQ(context->events.wait(wait_limit, 1).size(), 1u) << "it has no outcome";
-  EXPECT_EQ(context->counters.active_transfers.load(), 0u)
-      << "a drain would wait for what never ends";
+  expect_none_is_waited_for();
 }
 
 using counted_actor = caf::typed_actor<caf::reacts_to<tick_atom>>;

@@ -214,6 +214,16 @@ class storing : public put_phases {
     put.value = bytes;
     comes(put);
   }
+  /// Of a value that is read through its grant.
+  [[nodiscard]] store_put put_by_grant(std::uint64_t size) const {
+    store_put put;
+    put.op = op.value;
+    put.key = "k";
+    put.size = size;
+    put.source.emplace();
+    put.source->permitted = {{0, size, 0, 1}};
+    return put;
+  }
   /// Whether the room that was reserved under the key is free again.
   bool room_comes() {
     return comes_true([&] { return context->values->reserve("k", 10, {}).has_value(); });
@@ -335,12 +345,7 @@ TEST_F(storing, serves_no_more_at_once_than_it_may_have_operations) {
 
 TEST_F(storing, reads_once_over_each_link) {
   meet();
-  store_put put;
-  put.op = op.value;
-  put.key = "k";
-  put.size = 100'000;
-  put.source.emplace();
-  put.source->permitted = {{0, put.size, 0, 1}};
+  auto put = put_by_grant(100'000);
   comes(put);
   ASSERT_TRUE(heard->batches.at(0));
   comes(put);
@@ -354,12 +359,7 @@ TEST_F(storing, reads_once_over_each_link) {
 
 TEST_F(storing, keeps_the_memory_of_a_value_that_was_read_again_until_the_former_read_is_over) {
   meet();
-  store_put put;
-  put.op = op.value;
-  put.key = "k";
-  put.size = 1u << 20;  // all that there is
-  put.source.emplace();
-  put.source->permitted = {{0, put.size, 0, 1}};
+  auto put = put_by_grant(1u << 20);  // all that there is
   comes(put);
   ASSERT_TRUE(heard->batches.at(0));
   link.epoch = 2;
@@ -382,12 +382,7 @@ TEST_F(storing, keeps_the_memory_of_a_value_that_was_read_again_until_the_former
 
 TEST_F(storing, refuses_to_read_again_what_a_grant_does_not_cover) {
   meet();
-  store_put put;
-  put.op = op.value;
-  put.key = "k";
-  put.size = 100'000;
-  put.source.emplace();
-  put.source->permitted = {{0, put.size, 0, 1}};
+  auto put = put_by_grant(100'000);
   comes(put);
   ASSERT_TRUE(heard->batches.at(0));
   link.epoch = 2;

@@ -254,7 +254,7 @@ class Engine:
         nobody and may be reused.
         """
         self._stopped = True
-        if self._handle.value is not None:  # the interpreter has ended it
+        if self._handle.value is not None:  # else the interpreter has ended it
             self._lib.check(self._lib.engine_stop(self._handle))
 
     def identity(self) -> Identity:
@@ -761,9 +761,8 @@ class Engine:
     # -- from C
 
     def _forget_value(self, operation: Operation) -> None:
-        if self._values or self._values_lock.locked():
-            with self._values_lock:
-                self._values.pop(operation, None)
+        with self._values_lock:
+            self._values.pop(operation, None)
 
     def _event(self, raw: Any) -> Event:
         kind, operation, detail = raw.kind, Operation(raw.operation), raw.detail
