@@ -272,15 +272,17 @@ bool progress_engine::poll_once() {
   // Not beside a driver: it may sleep by a doorbell that this round would take from it.
   if (driven_.load(std::memory_order_acquire)) return false;
   caller_polls();
-  return run_round({});
+  return run_round({}, turn::of_caller);
 }
 
-bool progress_engine::run_round(const sleep_plan& sleep) {
+bool progress_engine::run_round(const sleep_plan& sleep, turn whose) {
   if (running_.exchange(true, std::memory_order_acquire)) return false;
   bool worked = false;
   {
     // Also where it throws: others wait for its end.
     const at_end over{[this] { running_.store(false, std::memory_order_release); }};
+    // A driver that has come since runs no round at this moment, but may have armed its doorbell.
+    if (whose == turn::of_caller && driven_.load(std::memory_order_acquire)) return false;
     worked = round(sleep);
   }
   if (worked && with_.after_progress) with_.after_progress();

@@ -184,7 +184,9 @@ class progress_engine {
   void wait_for_handover();
   void leave();
   bool round(const sleep_plan& sleep);
-  bool run_round(const sleep_plan& sleep);
+  /// Whose round it is: a caller's gives way to one who drives.
+  enum class turn : std::uint8_t { own, of_caller };
+  bool run_round(const sleep_plan& sleep, turn whose = turn::own);
   void sleep_until(const sleep_plan& sleep, steady_time now);
   bool take_events(int timeout_ms);
   bool run_timers(steady_time now);

@@ -103,7 +103,7 @@ struct remote_grant {
   std::vector<std::byte> key;  ///< what the backend needs (a slot, an rkey); at most `max_key_size`
 
   static constexpr std::size_t max_key_size = 64;
-  static constexpr std::size_t max_extents = 65'536;  ///< that `permitted` lists
+  static constexpr std::size_t max_extents = 65'536;  ///< that a message lists of `permitted`
   friend bool operator==(const remote_grant&, const remote_grant&) = default;
 };
 

@@ -131,7 +131,7 @@ peer_actor::behavior_type peer(self_pointer self, peer_settings settings) {
   });
   return {
       [self](members_atom, const membership& members) { hear(self, members); },
-      [self](rejoin_atom) { self->state.set_registered(false); },
+      [self](register_again_atom) { self->state.set_registered(false); },
       [](drain_atom, const drain_order&) {},
       [](const link_request&) { return link_reply{}; },
       [](report_atom) { return node_report{}; },

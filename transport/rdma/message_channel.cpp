@@ -24,6 +24,12 @@ constexpr std::uint64_t signal_frames_every = message_channel::buffers / 4;
 /// The last credit is for a message that gives credits back.
 constexpr std::uint32_t reserved_credits = 1;
 
+/// Whether the link does not count its bytes.
+bool is_word(const message_header& header) {
+  return header.kind != static_cast<std::uint8_t>(message_kind::frame) &&
+         header.kind != static_cast<std::uint8_t>(message_kind::notice);
+}
+
 unexpected refused(const char* what, int why) {
   return fail(errc::link_broken,
               std::string{"the NIC refused to "} + what + ": " + what_errno(why));
@@ -61,6 +67,7 @@ result<void> message_channel::start(const queue_pair::far_end& peer, std::uint32
   if (auto ok = pair_->reset(options); !ok) return ok;
   waiting_.clear();
   waiting_bytes_ = 0;
+  waiting_words_ = 0;
   sent_ = completed_ = 0;
   owed_ = 0;
   probing_ = false;
@@ -117,6 +124,7 @@ void message_channel::put(message_kind kind, std::span<const std::byte> payload,
   made.header.parts = parts;
   made.payload.assign(payload.begin(), payload.end());
   waiting_bytes_ += payload.size();
+  if (is_word(made.header)) ++waiting_words_;
   waiting_.push_back(std::move(made));
 }
 
@@ -195,7 +203,12 @@ result<void> message_channel::flush(const message_counts& counts) {
     front.done += bytes;
     if (front.done < front.payload.size()) continue;
     waiting_bytes_ -= front.payload.size();
+    if (is_word(front.header)) --waiting_words_;
     waiting_.pop_front();
+  }
+  if (waiting_words_ > max_waiting) {
+    return fail(errc::link_broken, "the peer takes no messages: " + std::to_string(waiting_words_) +
+                                       " wait for it to make room");
   }
   if (owed_ >= buffers / 2 && room() && credits_ > 0) {
     message_header header;

@@ -35,6 +35,8 @@ class message_channel {
   static constexpr std::uint32_t buffers = 64;  ///< each way
   static constexpr std::uint32_t buffer_bytes = 4096;
   static constexpr std::uint32_t max_payload = buffer_bytes - sizeof(message_header);
+  /// Messages that may wait for the peer's credits. (Of frames its link counts the bytes.)
+  static constexpr std::size_t max_waiting = 65'536;
 
   [[nodiscard]] static result<std::unique_ptr<message_channel>> create(
       const std::shared_ptr<device>& on, completion_queue& completions);
@@ -56,9 +58,9 @@ class message_channel {
   /// Queues the refusal of the peer's small batch number `landed`. No message that goes before it
   /// counts that one. False: so many wait that they cannot all have been sent.
   [[nodiscard]] bool put_refusal(std::span<const std::byte> why, std::uint32_t landed);
-  /// Sends what credits and buffers permit; `counts` go with each. `link_broken`: the device refused,
-  /// and so does this from then on until `start`. What comes behind a message that did not go would be
-  /// taken for that one.
+  /// Sends what credits and buffers permit; `counts` go with each. `link_broken`: more than
+  /// `max_waiting` wait, or the device refused, and so does this from then on until `start`. What comes
+  /// behind a message that did not go would be taken for that one.
   [[nodiscard]] result<void> flush(const message_counts& counts);
   /// A request of no bytes that completes only if the peer's NIC answers. False: no room, later.
   [[nodiscard]] result<bool> probe();
@@ -115,6 +117,7 @@ class message_channel {
   std::unique_ptr<queue_pair> pair_;
   std::deque<outgoing> waiting_;
   std::uint64_t waiting_bytes_{0};
+  std::size_t waiting_words_{0};          ///< those that are neither frames nor notices
   std::uint64_t sent_{0}, completed_{0};  ///< requests
   std::uint32_t credits_{0};              ///< of ours at the peer
   std::uint32_t owed_{0};                 ///< of the peer's, not given back yet

@@ -391,10 +391,12 @@ result<void> rdma_link::look_after_peer(steady_time now) {
     if (lane.posted.empty() || lane.posted.front().number != lane.stalled_number) {
       lane.stalled_number = lane.posted.empty() ? 0 : lane.posted.front().number;
       lane.stalled_since = now;
-    } else if (now - lane.stalled_since > options.stall_limit) {
-      return fail(errc::link_broken,
-                  fabric_.rails[lane.rail]->name() + " has completed nothing for " +
-                      std::to_string(options.stall_limit.count()) + " ms; is its port down?");
+    } else if (const auto longest = std::max<std::chrono::nanoseconds>(options.stall_limit, limit);
+               now - lane.stalled_since > longest) {
+      return fail(errc::link_broken, fabric_.rails[lane.rail]->name() +
+                                         " has completed nothing for " +
+                                         std::to_string(longest / std::chrono::milliseconds{1}) +
+                                         " ms; is its port down?");
     }
   }
   return {};

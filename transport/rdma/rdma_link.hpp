@@ -19,7 +19,7 @@
 #include "troupe/transport/link_ledger.hpp"
 #include "troupe/transport/os_error.hpp"
 #include "troupe/transport/progress_engine.hpp"
-#include "troupe/transport/rdma/flying_batch.hpp"
+#include "troupe/transport/rdma/batch_in_flight.hpp"
 #include "troupe/transport/rdma/memory_keys.hpp"
 #include "troupe/transport/rdma/message_channel.hpp"
 #include "troupe/transport/rdma/queue_pair.hpp"
@@ -151,8 +151,8 @@ class rdma_link final : public link,
   void windows_answered(open_grant& grant);
   void tell_keys(open_grant& grant);
   [[nodiscard]] result<void> on_keys(std::span<const std::byte> payload);
-  [[nodiscard]] bool find_keys(flying_batch& batch) const;
-  void start_or_wait(flying_batch& batch);
+  [[nodiscard]] bool find_keys(batch_in_flight& batch) const;
+  void start_or_wait(batch_in_flight& batch);
   void start_those_with_keys();
   void give_up_without_keys(steady_time now);
 
@@ -176,18 +176,18 @@ class rdma_link final : public link,
   void end_turn();
 
   // -- batches (rdma_link_post.cpp)
-  [[nodiscard]] result<std::unique_ptr<flying_batch>> prepare(
+  [[nodiscard]] result<std::unique_ptr<batch_in_flight>> prepare(
       batch work, std::optional<troupe::error>& refused);
   [[nodiscard]] result<placed_piece> place(const batch& work, std::size_t index,
                                            std::optional<troupe::error>& refused);
   [[nodiscard]] result<void> admit(const batch& work, std::optional<troupe::error>& refused);
   [[nodiscard]] result<void> pump();
-  [[nodiscard]] result<bool> post_requests(flying_batch& batch);
-  [[nodiscard]] result<bool> post_notices(flying_batch& batch);
-  [[nodiscard]] result<std::uint32_t> post_chain(std::size_t lane, flying_batch& batch);
+  [[nodiscard]] result<bool> post_requests(batch_in_flight& batch);
+  [[nodiscard]] result<bool> post_notices(batch_in_flight& batch);
+  [[nodiscard]] result<std::uint32_t> post_chain(std::size_t lane, batch_in_flight& batch);
   [[nodiscard]] std::optional<std::size_t> lane_with_room() const noexcept;
   [[nodiscard]] bool may_notify() const noexcept;
-  void finish(flying_batch& batch);
+  void finish(batch_in_flight& batch);
 
   // -- small batches (rdma_link_small.cpp)
   [[nodiscard]] result<bool> post_small(const batch& work, std::uint32_t bytes);
@@ -262,8 +262,8 @@ class rdma_link final : public link,
   std::optional<timer_id> deadline_, probe_, fence_check_, teardown_;
 
   // Batches of ours.
-  std::vector<std::unique_ptr<flying_batch>> active_;
-  std::deque<flying_batch*> queued_;  ///< those whose requests are not all posted
+  std::vector<std::unique_ptr<batch_in_flight>> active_;
+  std::deque<batch_in_flight*> queued_;  ///< those whose requests are not all posted
   /// Those that went in one message, in this order; how many the peer has answered, modulo 2^32; and
   /// those that shall go so once it has answered more.
   std::deque<small_flight> small_sent_;
@@ -275,7 +275,7 @@ class rdma_link final : public link,
   std::deque<waiting_small> small_waiting_;
   std::vector<placed_piece> small_places_;  ///< of the one that is being posted, for its memory
   struct unkeyed {
-    flying_batch* batch{nullptr};
+    batch_in_flight* batch{nullptr};
     steady_time since;
   };
   std::vector<unkeyed> unkeyed_;  ///< those that wait for the keys to a grant

@@ -53,11 +53,13 @@ fence_state rdma_link::fence(transfer_id transfer) {
   return pending ? fence_state::pending : fence_state::quiescent;
 }
 
-/// Under the lock: batches of which not everything is with the NIC stop here.
+/// Under the lock: batches of which not everything is with the NIC stop here, and so do those whose
+/// bytes have gone while the peer has no room for their notice: it may never make any.
 void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
-  std::vector<flying_batch*> stopped;
+  std::vector<batch_in_flight*> stopped;
   for (const auto& batch : active_) {
-    if (batch->work.transfer != transfer || batch->cut) continue;
+    const bool untold = batch->notices_left != 0 && !batch->notified;
+    if (batch->work.transfer != transfer || (batch->cut && !untold)) continue;
     stopped.push_back(batch.get());
   }
   for (auto* batch : stopped) {
@@ -69,10 +71,12 @@ void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
   cancel_small(transfer, why);
 }
 
-/// Under the lock: whether the NIC has requests of it, or the peer small batches that it has not answered.
+/// Under the lock: whether the NIC has or gets requests of it, or the peer has small batches that it
+/// has not answered.
 bool rdma_link::under_way(transfer_id transfer) const {
   return small_under_way(transfer) || std::ranges::any_of(active_, [&](const auto& batch) {
-           return batch->work.transfer == transfer && batch->outstanding != 0;
+           return batch->work.transfer == transfer &&
+                  (batch->outstanding != 0 || batch->notices_left != 0);
          });
 }
 

@@ -292,7 +292,7 @@ result<void> rdma_link::on_keys(std::span<const std::byte> payload) {
 }
 
 /// Under the lock. True: the peer has told all that the batch needs.
-bool rdma_link::find_keys(flying_batch& batch) const {
+bool rdma_link::find_keys(batch_in_flight& batch) const {
   for (auto& place : batch.places) {
     if (place.remote) continue;
     const auto at = peer_grants_.find(place.grant);
@@ -303,7 +303,7 @@ bool rdma_link::find_keys(flying_batch& batch) const {
 }
 
 /// Under the lock: a batch that was taken in and has its keys is queued, or fails at once.
-void rdma_link::start_or_wait(flying_batch& batch) {
+void rdma_link::start_or_wait(batch_in_flight& batch) {
   if (!find_keys(batch)) {
     unkeyed_.push_back({&batch, std::chrono::steady_clock::now()});
   } else if (batch.keeps_to_grants()) {

@@ -49,9 +49,9 @@ result<placed_piece> rdma_link::place(const batch& work, std::size_t index,
   return made;
 }
 
-result<std::unique_ptr<flying_batch>> rdma_link::prepare(batch work,
-                                                         std::optional<troupe::error>& refused) {
-  auto made = std::make_unique<flying_batch>();
+result<std::unique_ptr<batch_in_flight>> rdma_link::prepare(batch work,
+                                                            std::optional<troupe::error>& refused) {
+  auto made = std::make_unique<batch_in_flight>();
   made->places.reserve(work.pieces.size());
   std::uint32_t segments = 0;
   for (std::size_t i = 0; i < work.pieces.size(); ++i) {
@@ -168,7 +168,7 @@ result<void> rdma_link::pump() {
 }
 
 /// Under the lock. True: all of the batch is with the NIC.
-result<bool> rdma_link::post_requests(flying_batch& batch) {
+result<bool> rdma_link::post_requests(batch_in_flight& batch) {
   while (!batch.cut) {
     const auto lane = lane_with_room();
     if (!lane) return false;
@@ -195,7 +195,7 @@ bool rdma_link::may_notify() const noexcept {
 
 /// Under the lock: one call to the NIC with the batch's next requests, over a lane that has room. What
 /// it carried of the batch is in the lane's books.
-result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, flying_batch& batch) {
+result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, batch_in_flight& batch) {
   auto& lane = lanes_[lane_number];
   const auto& rail = *fabric_.rails[lane.rail];
   const bool write = batch.work.dir == direction::write;
@@ -281,7 +281,7 @@ result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, flying_batc
 }
 
 /// Under the lock. True: the target will hear of the batch, if it is to.
-result<bool> rdma_link::post_notices(flying_batch& batch) {
+result<bool> rdma_link::post_notices(batch_in_flight& batch) {
   if (!batch.has_notice() || batch.told) return true;
   if (batch.lanes == 0) {
     messages_->put(message_kind::frame, batch.work.frame);
@@ -320,7 +320,7 @@ result<bool> rdma_link::post_notices(flying_batch& batch) {
 }
 
 /// Under the lock: the batch has its outcome.
-void rdma_link::finish(flying_batch& batch) {
+void rdma_link::finish(batch_in_flight& batch) {
   const auto slot = batch.slot;
   const auto ended = std::move(active_[slot]);
   if (slot + 1 != active_.size()) {

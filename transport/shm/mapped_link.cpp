@@ -79,7 +79,10 @@ void mapped_link::send_gone_regions() {
   while (!gone_regions_.empty()) {
     const region_gone_message said{gone_regions_.back().value};
     if (!send_message(socket_.get(), said)) {
-      attention_.store(true, std::memory_order_release);
+      if (!std::exchange(gone_timer_set_, true)) {
+        engine_.call_at(std::chrono::steady_clock::now() + std::chrono::milliseconds{20},
+                        shared_from_this(), gone_timer);
+      }
       return;
     }
     gone_regions_.pop_back();
@@ -179,7 +182,6 @@ bool mapped_link::attend() {
     collect_quiescent();
     if (state_ == link_phase::up) {
       flush_frames();
-      send_gone_regions();
       if (ending_ && !reading_.exchange(true, std::memory_order_acquire)) {
         if (!consumer_->ready()) end = ending_;
         reading_.store(false, std::memory_order_release);
@@ -187,7 +189,7 @@ bool mapped_link::attend() {
     }
     worked =
         more_pages || end || fences != pending_fences_.size() || frames != waiting_frames_.size();
-    if (!pending_fences_.empty() || !waiting_frames_.empty() || !gone_regions_.empty() ||
+    if (!pending_fences_.empty() || !waiting_frames_.empty() ||
         (ending_ && state_ == link_phase::up) || memory_to_prepare()) {
       attention_.store(true, std::memory_order_relaxed);
     }
@@ -205,8 +207,9 @@ bool mapped_link::before_sleep() {
   reading_.store(false, std::memory_order_release);
   if (may_sleep && attention_.load(std::memory_order_acquire)) {
     const std::lock_guard lock{mutex_};
-    // Pending fences and frames without room are woken by the peer's doorbell; these two are not.
-    may_sleep = !ending_ && gone_regions_.empty() && !memory_to_prepare();
+    // Pending fences and frames without room are woken by the peer's doorbell, regions that are gone by
+    // a timer; these two are not.
+    may_sleep = !ending_ && !memory_to_prepare();
   }
   return may_sleep && !heard_something();
 }
@@ -259,6 +262,12 @@ void mapped_link::on_timer(std::uint64_t key, steady_time /*now*/) {
     }
     case dial_timer: dial(); return;
     case leaf_timer: on_leaf_timer(); return;
+    case gone_timer: {
+      const std::lock_guard lock{mutex_};
+      gone_timer_set_ = false;
+      if (state_ == link_phase::up) send_gone_regions();
+      return;
+    }
     case settle_timer: {
       const std::lock_guard lock{mutex_};
       settle_timer_set_ = false;

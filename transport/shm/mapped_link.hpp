@@ -130,7 +130,13 @@ class mapped_link : public link,
     bool peer_is_dead{false};
   };
   enum watch_key : std::uint64_t { socket_key = 1, doorbell_key, death_key };
-  enum timer_key : std::uint64_t { deadline_timer = 1, dial_timer, settle_timer, leaf_timer };
+  enum timer_key : std::uint64_t {
+    deadline_timer = 1,
+    dial_timer,
+    settle_timer,
+    leaf_timer,
+    gone_timer
+  };
 
   // -- establishment (mapped_link_establish.cpp)
   void dial();
@@ -204,6 +210,7 @@ class mapped_link : public link,
   bool broken_event_due_{false};  ///< `on_broken` waits for copies that run
   bool settled_{false};
   bool settle_timer_set_{false};
+  bool gone_timer_set_{false};
   std::optional<shm_offer> peer_offer_;
   std::optional<dial_in> parked_;  ///< a dialer that came before our `connect`
   bool we_reach_peer_memory_{false};

@@ -70,7 +70,10 @@ void mapped_link::flush_frames() {
       wake = true;
     }
     if (!done) {
-      if (!ending_) ending_ = ending{done.error(), false};
+      if (!ending_) {
+        ending_ = ending{done.error(), false};
+        engine_.wake();  // it may sleep, and nobody else ends the link
+      }
       break;
     }
     front_done_ = *done;

@@ -1,5 +1,7 @@
 #include "troupe/transport/shm/peer_process.hpp"
 
+#include <cerrno>
+
 #include <poll.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -14,7 +16,12 @@ peer_process peer_process::open(std::uint32_t pid) noexcept {
 bool peer_process::alive() const noexcept {
   if (!pidfd_) return false;
   pollfd ended{pidfd_.get(), POLLIN, 0};
-  return ::poll(&ended, 1, 0) == 0;
+  int ready = 0;
+  do {
+    ready = ::poll(&ended, 1, 0);
+  } while (ready < 0 &&
+           errno == EINTR);  // by a signal of the engine's, even where nothing is waited for
+  return ready == 0;
 }
 
 bool peer_process::shows(const memory_probe& probe) const noexcept {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "troupe/transport/shm/sealed_memory.hpp"
 
@@ -23,6 +24,17 @@ bool mapped_region::populate_part() noexcept {
   return populated_ < size_;
 }
 
+namespace {
+
+/// Whether the memory is there already. Of what is not, whoever touches it first takes it, and pays.
+bool is_reserved(int fd, std::uint64_t size) noexcept {
+  constexpr std::uint64_t block = 512;
+  struct stat about {};
+  return ::fstat(fd, &about) == 0 && static_cast<std::uint64_t>(about.st_blocks) * block >= size;
+}
+
+}  // namespace
+
 result<void> peer_regions::add(const region_shared_message& shared, owned_fd fd) {
   const auto said = "region " + std::to_string(shared.region) + " of the shm peer: ";
   auto at = map_sealed(fd.get(), shared.size);
@@ -36,7 +48,7 @@ result<void> peer_regions::add(const region_shared_message& shared, owned_fd fd)
   if (!regions_.emplace(region_id{shared.region}, mapped).second) {
     return fail(errc::unauthorized, said + "it was shared before");
   }
-  fresh_.push_back(std::move(mapped));
+  if (is_reserved(fd.get(), shared.size)) fresh_.push_back(std::move(mapped));
   return {};
 }
 

@@ -1,8 +1,10 @@
 #include "troupe/transport/shm/shm_listener.hpp"
 
 #include <array>
+#include <cerrno>
 #include <utility>
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -46,7 +48,8 @@ shm_listener::shm_listener(const backend_context& context, owned_fd socket, std:
       uid_{context.identity.uid},
       max_pending_{std::max<std::size_t>(context.options.max_pending_connections, 1)},
       socket_{std::move(socket)},
-      address_{std::move(address)} {}
+      address_{std::move(address)},
+      spare_{::open("/dev/null", O_RDONLY | O_CLOEXEC)} {}
 
 void shm_listener::stop() {
   const auto self = shared_from_this();
@@ -95,7 +98,17 @@ void shm_listener::take_connections() {
   constexpr int most_at_once = 64;
   for (int i = 0; i < most_at_once; ++i) {
     owned_fd caller{::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
-    if (!caller) return;
+    if (!caller) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EMFILE && errno != ENFILE) return;
+      // Out of descriptors: the connection would wait for ever and wake us again and again. Take it
+      // and drop it.
+      notice("out of file descriptors: a connection was dropped");
+      spare_.reset();
+      owned_fd{::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)}.reset();
+      spare_ = owned_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+      continue;
+    }
     const auto from = credentials_of(caller.get());
     if (!from || from->uid != uid_) {
       notice("user " + std::to_string(from ? from->uid : 0) + " (process " +

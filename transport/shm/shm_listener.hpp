@@ -73,6 +73,7 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
   const std::size_t max_pending_;
   const owned_fd socket_;
   const std::string address_;
+  owned_fd spare_;  ///< given up to take a connection that there is no descriptor for
   watch_id watch_;
 
   mutable std::mutex mutex_;

@@ -158,6 +158,12 @@ result<std::variant<received, socket_state>> receive_message(int socket, fds_all
       }
     }
   }
+  if (allowed == fds_allowed::yes && (packet.msg_flags & MSG_CTRUNC) != 0) {
+    return fail(
+        errc::overloaded,
+        "shm control socket: this process had no room for the descriptors that came; raise its "
+        "limit of open files");
+  }
   message_header header;
   const auto size = static_cast<std::size_t>(got);
   if (size < sizeof header || (packet.msg_flags & MSG_TRUNC) != 0) {

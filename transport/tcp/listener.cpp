@@ -85,7 +85,7 @@ bool listener::accept_all() {
 }
 
 void listener::admit(int fd) {
-  if (strangers_.size() >= context_.options.max_pending_connections) {
+  if (!strangers_.empty() && strangers_.size() >= context_.options.max_pending_connections) {
     make_room();
   }
   const auto key = ++last_key_;

@@ -29,6 +29,11 @@ bool lane_sender::build() {
     const std::lock_guard lock{mutex_};
     burst_control_.swap(control_);
     while (!requests_.empty() && open_reads_ < max_open_reads && room_for_frame()) {
+      // Its `cancel` goes before it: the peer would send for nobody what it asks for.
+      if (requests_.front()->withdrawn()) {
+        requests_.pop_front();
+        continue;
+      }
       ++open_reads_;
       if (add_request_frame(*requests_.front())) requests_.pop_front();
     }

@@ -97,7 +97,7 @@ std::vector<std::vector<flat_segment>> stripe(std::vector<flat_segment> all, std
 
 }  // namespace
 
-completion flying_batch::outcome() const {
+completion batch_in_flight::outcome() const {
   completion done{
       .id = id, .transfer = transfer, .failure = failure, .bytes = 0, .bad_segments = {}};
   for (const auto& part : parts()) {
@@ -117,8 +117,8 @@ completion flying_batch::outcome() const {
   return done;
 }
 
-result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wire,
-                                                 const plan_context& with) {
+result<std::shared_ptr<batch_in_flight>> plan_batch(batch&& work, std::uint64_t wire,
+                                                    const plan_context& with) {
   if (auto ok = check_batch(work); !ok) return fail(std::move(ok).error());
   std::vector<region_use> memory;
   memory.reserve(work.pieces.size());
@@ -144,7 +144,7 @@ result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wir
     for_each_segment(work, memory, [&](const flat_segment& s) { all.push_back(s); });
     shares = stripe(std::move(all), bytes, lanes);
   }
-  auto flying = std::make_shared<flying_batch>(std::max<std::size_t>(shares.size(), 1));
+  auto flying = std::make_shared<batch_in_flight>(std::max<std::size_t>(shares.size(), 1));
   const auto parts = flying->parts();
   if (shares.empty()) {
     parts[0].job.runs.reserve(segments);

@@ -30,8 +30,8 @@ struct batch_part {
 /// A batch in flight at its initiator: one piece of memory with everything in it, kept by whoever
 /// still sends or receives a part. Whoever holds the link's batch lock may touch it; `guard`
 /// anyone; a part's `job`, once it is pushed, its lane's sender.
-struct flying_batch {
-  explicit flying_batch(std::size_t parts_in_it)
+struct batch_in_flight {
+  explicit batch_in_flight(std::size_t parts_in_it)
       : parts_left{parts_in_it},
         parts_{std::make_unique<batch_part[]>(parts_in_it)},
         parts_count_{parts_in_it} {}
@@ -79,7 +79,7 @@ struct plan_context {
 /// Checks every segment against its region and its grant (the errors of `link::post`), keeps the
 /// regions registered and divides the bytes evenly over the lanes. Lanes are numbered from 0; the
 /// caller may turn a batch of one part to another lane.
-[[nodiscard]] result<std::shared_ptr<flying_batch>> plan_batch(batch&& work, std::uint64_t wire,
-                                                               const plan_context& with);
+[[nodiscard]] result<std::shared_ptr<batch_in_flight>> plan_batch(batch&& work, std::uint64_t wire,
+                                                                  const plan_context& with);
 
 }  // namespace troupe::transport::tcp

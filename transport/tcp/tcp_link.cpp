@@ -140,7 +140,7 @@ void tcp_link::queue_session(std::span<const std::byte> frame) {
 // -- both
 
 fence_state tcp_link::fence(transfer_id transfer) {
-  std::vector<std::shared_ptr<flying_batch>> cancelled;
+  std::vector<std::shared_ptr<batch_in_flight>> cancelled;
   {
     const std::lock_guard lock{batch_mutex_};
     ledger_.fence(transfer);
@@ -168,7 +168,7 @@ fence_state tcp_link::fence(transfer_id transfer) {
 }
 
 // The peer need not stream what nobody takes any more.
-void tcp_link::tell_cancelled(const flying_batch& batch) {
+void tcp_link::tell_cancelled(const batch_in_flight& batch) {
   if (!is_up()) return;
   std::array<std::byte, header_size> head{};
   encode(frame_header{.type = frame_type::cancel, .batch = batch.wire}, head.data());
@@ -202,7 +202,7 @@ bool tcp_link::look_at_copies() {
 
 // Some of our memory could not be read. The link goes on: the peer finds the batch given up.
 void tcp_link::fail_batch(std::uint64_t wire, troupe::error why) {
-  std::shared_ptr<flying_batch> batch;
+  std::shared_ptr<batch_in_flight> batch;
   {
     const std::lock_guard lock{batch_mutex_};
     const auto at = batches_.find(wire);

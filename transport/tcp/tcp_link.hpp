@@ -230,7 +230,8 @@ class tcp_link final : public link,
   void break_link(troupe::error why);
   bool end(state final_state, const troupe::error& why);
   void fail_all(const troupe::error& why);
-  void close_books(flying_batch& batch);  ///< under the batch lock: its memory is not touched again
+  void close_books(
+      batch_in_flight& batch);  ///< under the batch lock: its memory is not touched again
 
   // lanes
   static constexpr std::uint64_t guard_key = ~std::uint64_t{1};  ///< of a timer
@@ -254,10 +255,10 @@ class tcp_link final : public link,
   void note_failure(std::uint64_t wire, std::size_t lane,
                     const std::optional<troupe::error>& failure,
                     std::span<const std::uint32_t> bad);
-  static void add_failure(flying_batch& batch, batch_part& part,
+  static void add_failure(batch_in_flight& batch, batch_part& part,
                           const std::optional<troupe::error>& failure,
                           std::span<const std::uint32_t> bad);
-  void tell_cancelled(const flying_batch& batch);
+  void tell_cancelled(const batch_in_flight& batch);
   /// The peer has ended its part of the batch on the lane. What is answered are copies of its data
   /// that are under way: nothing was done, and it is to be said again when they have ended.
   [[nodiscard]] result<std::shared_ptr<staging::copy_group>> part_done(
@@ -266,7 +267,7 @@ class tcp_link final : public link,
   /// Those of a read's data on the lane into memory of GPUs; none: null.
   [[nodiscard]] std::shared_ptr<staging::copy_group> copies_of(std::uint64_t wire,
                                                                std::size_t lane) const;
-  void start(const std::shared_ptr<flying_batch>& batch);
+  void start(const std::shared_ptr<batch_in_flight>& batch);
   void push_session(std::span<const std::byte> frame);
   [[nodiscard]] result<void> may_send(std::span<const std::byte> frame);
   void queue_session(std::span<const std::byte> frame);
@@ -305,7 +306,7 @@ class tcp_link final : public link,
 
   mutable std::mutex batch_mutex_;
   std::atomic<std::uint64_t> last_wire_{0};
-  std::unordered_map<std::uint64_t, std::shared_ptr<flying_batch>> batches_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<batch_in_flight>> batches_;
   link_ledger ledger_;
 
   std::mutex gather_mutex_;

@@ -30,7 +30,7 @@ result<void> tcp_link::post(batch work) {
   return {};
 }
 
-void tcp_link::start(const std::shared_ptr<flying_batch>& batch) {
+void tcp_link::start(const std::shared_ptr<batch_in_flight>& batch) {
   if (batch->dir == direction::read && batch->bytes == 0) {
     static_cast<void>(part_done(batch->wire, batch->parts()[0].lane, std::nullopt, {}));
     return;
@@ -65,7 +65,7 @@ void tcp_link::note_failure(std::uint64_t wire, std::size_t lane,
   if (auto* part = at->second->part_on(lane)) add_failure(*at->second, *part, failure, bad);
 }
 
-void tcp_link::add_failure(flying_batch& batch, batch_part& part,
+void tcp_link::add_failure(batch_in_flight& batch, batch_part& part,
                            const std::optional<troupe::error>& failure,
                            std::span<const std::uint32_t> bad) {
   if (!failure) return;
@@ -82,7 +82,7 @@ void tcp_link::add_failure(flying_batch& batch, batch_part& part,
 result<std::shared_ptr<staging::copy_group>> tcp_link::part_done(
     std::uint64_t wire, std::size_t lane, const std::optional<troupe::error>& failure,
     std::span<const std::uint32_t> bad) {
-  std::shared_ptr<flying_batch> batch;
+  std::shared_ptr<batch_in_flight> batch;
   {
     const std::lock_guard lock{batch_mutex_};
     const auto at = batches_.find(wire);
@@ -115,7 +115,7 @@ std::shared_ptr<staging::copy_group> tcp_link::copies_of(std::uint64_t wire,
   return part == nullptr ? nullptr : part->copies;
 }
 
-void tcp_link::close_books(flying_batch& batch) {
+void tcp_link::close_books(batch_in_flight& batch) {
   // A peer that says "done" too early finds the memory withdrawn. Nobody who holds a pin waits for
   // this lock.
   batch.guard.revoke();

@@ -116,8 +116,8 @@ bool copy_lane::hear_of_front() {
     static_cast<void>(spoil(front.mark, happened.error()));
     return false;
   }
+  refused_since_.reset();  // the driver answers
   if (!*happened) return false;
-  refused_since_.reset();
   reached_.store(front.mark, std::memory_order_release);
   free_.push_back(front.event);
   waiting_.pop_front();

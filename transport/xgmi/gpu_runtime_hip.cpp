@@ -195,15 +195,17 @@ class hip_runtime final : public gpu_runtime {
       return;
     }
     for (int i = 0; i < count; ++i) {
-      hipDeviceProp_t properties;
-      if (hipGetDeviceProperties(&properties, i) != hipSuccess) continue;
+      // One whose properties cannot be read keeps its place: the driver counts by that.
+      hipDeviceProp_t properties{};
+      const bool known = hipGetDeviceProperties(&properties, i) == hipSuccess;
+      if (!known) static_cast<void>(hipGetLastError());
       devices_.push_back({.bus_id = bus_id_of(i),
-                          .name = properties.name,
+                          .name = known ? properties.name : "unknown",
                           .processors = static_cast<std::uint32_t>(properties.multiProcessorCount),
                           .bulk_copies = false,
                           .queues = queues_of_process()});
 #if defined(TROUPE_GPU_CUDA)
-      devices_.back().bulk_copies = properties.major >= 9;
+      devices_.back().bulk_copies = known && properties.major >= 9;
 #endif
     }
     prepared_ = std::make_unique<std::once_flag[]>(devices_.size());

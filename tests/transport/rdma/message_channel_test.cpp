@@ -52,4 +52,26 @@ TEST(rdma_message_channel, sends_nothing_behind_a_message_that_was_refused) {
   EXPECT_TRUE(from->send(message_kind::small, message, {}));
 }
 
+// A peer causes words of ours (`revoke`, `keys`) as often as it likes, and need not take one of them.
+TEST(rdma_message_channel,
+     a_peer_that_takes_nothing_is_given_up_before_what_waits_fills_the_memory) {
+  const auto a = open_device("rxe0a");
+  const auto b = open_device("rxe0b");
+  const auto completions_a = completion_queue::create(a, 256).value();
+  const auto completions_b = completion_queue::create(b, 256).value();
+  const auto from = message_channel::create(a, *completions_a).value();
+  const auto to = message_channel::create(b, *completions_b).value();
+  ASSERT_TRUE(from->start({offer_of(*b), to->pair().offer(), 1}, 0, {}));
+  for (std::size_t i = 0; i < message_channel::max_waiting; ++i) {
+    from->put(message_kind::revoke, message);
+  }
+  from->put(message_kind::frame, message);
+  EXPECT_TRUE(from->flush({}));
+  from->put(message_kind::revoke, message);
+  const auto sent = from->flush({});
+  ASSERT_FALSE(sent);
+  EXPECT_EQ(sent.error().code, errc::link_broken);
+  EXPECT_EQ(sent.error().message, "the peer takes no messages: 65537 wait for it to make room");
+}
+
 }  // namespace troupe::transport::rdma

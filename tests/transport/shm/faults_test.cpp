@@ -2,7 +2,9 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <string>
 
+#include <sys/resource.h>
 #include <sys/un.h>
 
 #include "troupe/transport/shm/wire.hpp"
@@ -330,6 +332,37 @@ bool gets_in_among_the_silent() {
 TEST(shm_faults, silent_connections_are_bounded_and_do_not_keep_the_real_peer_out) {
   // They are given up after two seconds. A machine that stands still for so long has another try.
   EXPECT_TRUE(testing::comes_true(gets_in_among_the_silent));
+}
+
+/// It would wait for ever, and wake the thread again and again.
+TEST(shm_faults, a_connection_for_which_there_is_no_descriptor_is_dropped_with_a_sentence) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the undefined-behaviour sanitizer looks at objects by way of a descriptor";
+#endif
+  std::atomic<bool> noticed{false};
+  node dialer{101};
+  node acceptor{202, 1, [&](const std::string& sentence) {
+                  if (sentence.find("out of file descriptors") != std::string::npos) noticed = true;
+                }};
+  dialer.open(acceptor.self, link_role::initiator);
+  acceptor.open(dialer.self, link_role::acceptor);
+  ASSERT_TRUE(acceptor.to_peer->connect(dialer.to_peer->offer()));
+  const auto offer = acceptor.to_peer->offer();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none_left = before;
+  none_left.rlim_cur = open_descriptors() + 1;  // the dialing end, and no accepted one
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none_left), 0);
+  std::vector<shm::owned_fd> silent;
+  const auto decoded = shm::shm_offer::decode(offer.payload).value();
+  EXPECT_TRUE(eventually([&] {
+    if (auto socket = shm::connect_to(decoded.address.data())) silent.push_back(std::move(*socket));
+    return noticed.load();
+  }));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  silent.clear();
+  ASSERT_TRUE(dialer.to_peer->connect(offer));
+  EXPECT_TRUE(eventually([&] { return dialer.said->ups() == 1 && acceptor.said->ups() == 1; }));
 }
 
 TEST(shm_faults, a_peer_that_sends_nonsense_over_the_socket_of_a_link_ends_only_that_link) {

@@ -91,11 +91,13 @@ inline std::span<const std::byte> bytes_of(std::string_view text) {
 
 /// One node of a test.
 struct node {
-  explicit node(std::uint64_t incarnation_number, std::uint32_t workers = 1)
+  explicit node(std::uint64_t incarnation_number, std::uint32_t workers = 1,
+                std::function<void(const std::string&)> notice = {})
       : self{incarnation_number} {
     endpoint_options options;
     options.self = self;
     options.num_workers = workers;
+    options.notice = std::move(notice);
     auto made = endpoint::create(std::move(options));
     EXPECT_TRUE(made) << made.error().message;
     place = std::move(*made);

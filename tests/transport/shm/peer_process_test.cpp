@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <memory>
+#include <thread>
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +17,7 @@
 #include "troupe/transport/shm/copy_job.hpp"
 
 #include "memory_reach.hpp"
+#include "waiting.hpp"
 
 namespace troupe::transport::shm {
 
@@ -40,6 +45,31 @@ TEST(peer_process, a_process_is_alive_until_it_ends) {
   EXPECT_TRUE(peer.alive());
   other.end();
   EXPECT_FALSE(peer.alive());
+}
+
+/// A handled signal ends every call that could wait, even one that is to wait for no time at all.
+TEST(peer_process, a_signal_of_this_process_makes_no_other_one_look_dead) {
+  child other;
+  const auto peer = peer_process::open(static_cast<std::uint32_t>(other.pid));
+  static std::atomic<std::uint64_t> signals{0};
+  struct sigaction counts {
+  }, before{};
+  counts.sa_handler = [](int) { ++signals; };
+  ASSERT_EQ(::sigaction(SIGUSR2, &counts, &before), 0);
+  std::atomic<bool> over{false};
+  std::thread sender{[&over, to = ::pthread_self()] {
+    while (!over) ::pthread_kill(to, SIGUSR2);
+  }};
+  std::uint64_t dead = 0;
+  for (const auto end = testing::end_of_wait();
+       signals < 20'000 && dead == 0 && std::chrono::steady_clock::now() < end;) {
+    for (int i = 0; i < 100; ++i) dead += peer.alive() ? 0 : 1;
+  }
+  over = true;
+  sender.join();
+  ASSERT_EQ(::sigaction(SIGUSR2, &before, nullptr), 0);
+  EXPECT_EQ(dead, 0U);
+  EXPECT_GT(signals, 0U);
 }
 
 TEST(peer_process, only_the_one_that_told_the_number_shows_it) {

@@ -16,8 +16,8 @@ struct planner {
   region_id local = regions.allocate(region_size, "local").value();
   std::byte* base = regions.bytes(local)->data();
 
-  result<std::shared_ptr<flying_batch>> plan(std::vector<segment> segments, std::size_t lanes,
-                                             std::uint64_t min_stripe = 4096) {
+  result<std::shared_ptr<batch_in_flight>> plan(std::vector<segment> segments, std::size_t lanes,
+                                                std::uint64_t min_stripe = 4096) {
     remote_grant grant;
     grant.id = 5;
     grant.owner = incarnation{2};
@@ -37,7 +37,8 @@ struct planner {
 };
 
 // remote byte -> local byte, as the jobs would move them.
-std::map<std::uint64_t, std::uint64_t> moves_of(const flying_batch& plan, const std::byte* base) {
+std::map<std::uint64_t, std::uint64_t> moves_of(const batch_in_flight& plan,
+                                                const std::byte* base) {
   std::map<std::uint64_t, std::uint64_t> moves;
   for (const auto& part : plan.parts()) {
     const auto& job = part.job;

@@ -1,4 +1,4 @@
-#include "troupe/transport/rdma/flying_batch.hpp"
+#include "troupe/transport/rdma/batch_in_flight.hpp"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace troupe::transport::rdma {
 
-void flying_batch::enter_piece() {
+void batch_in_flight::enter_piece() {
   const auto& place = places[piece];
   const auto& segments = work.pieces[piece].segments;
   entered_ = true;
@@ -21,7 +21,7 @@ void flying_batch::enter_piece() {
                        there.in_one() ? 0 : there.piece_bytes};
 }
 
-bool flying_batch::at_end() noexcept {
+bool batch_in_flight::at_end() noexcept {
   for (; piece < places.size(); ++piece, entered_ = false) {
     if (!entered_) enter_piece();
     if (!cursor.at_end()) return false;
@@ -29,15 +29,15 @@ bool flying_batch::at_end() noexcept {
   return true;
 }
 
-bool flying_batch::next(const work_cursor::limits& within, remote_run& run,
-                        const placed_piece*& place) {
+bool batch_in_flight::next(const work_cursor::limits& within, remote_run& run,
+                           const placed_piece*& place) {
   if (at_end()) return false;
   place = &places[piece];
   run = cursor.next(within);
   return true;
 }
 
-void flying_batch::give_up(troupe::error why) {
+void batch_in_flight::give_up(troupe::error why) {
   if (!failure) failure = std::move(why);
   if (!cut) {
     for (; piece < places.size(); ++piece, entered_ = false) {
@@ -52,7 +52,7 @@ void flying_batch::give_up(troupe::error why) {
   notices_left = 0;
 }
 
-bool flying_batch::keeps_to_grants() {
+bool batch_in_flight::keeps_to_grants() {
   for (std::size_t i = 0; i < places.size(); ++i) {
     const auto& said = *places[i].remote;
     const auto wanted = work.dir == direction::write ? access::write : access::read;
@@ -80,7 +80,7 @@ bool flying_batch::keeps_to_grants() {
   return !failure;
 }
 
-completion flying_batch::outcome() const {
+completion batch_in_flight::outcome() const {
   completion made{.id = work.id,
                   .transfer = work.transfer,
                   .failure = failure,

@@ -29,7 +29,7 @@ struct placed_piece {
 };
 
 /// A batch that was posted and has no outcome yet; what is no small one (small_batch.hpp).
-struct flying_batch {
+struct batch_in_flight {
   batch work;
   std::vector<placed_piece> places;
   std::size_t slot{0};   ///< its place among the link's batches
@@ -70,8 +70,8 @@ struct flying_batch {
 /// A request that the NIC has.
 struct posted_request {
   std::uint64_t number{0};
-  flying_batch* of{nullptr};    ///< null: it is about a window, or about reads
-  open_grant* window{nullptr};  ///< whose it is
+  batch_in_flight* of{nullptr};  ///< null: it is about a window, or about reads
+  open_grant* window{nullptr};   ///< whose it is
   std::uint32_t bytes{0};
   std::uint32_t first_segment{0}, last_segment{0};  ///< of the batch
   std::optional<transfer_id> settles{};             ///< no byte; behind the reads of this one
