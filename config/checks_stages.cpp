@@ -160,7 +160,9 @@ void check_pool_size(findings& into, const model_config& model, const stage_conf
       block == 0 ||
       (model.state &&
        __builtin_mul_overflow(model.state->bytes, std::uint64_t{model.state->slots}, &states)) ||
-      __builtin_add_overflow(block, states, &least);
+      __builtin_add_overflow(block, states, &least) ||
+      // Between blocks and states there is room for their alignment.
+      (model.state && __builtin_add_overflow(least, std::uint64_t{64}, &least));
   if (!overflows && stage.pool->size >= least) return;
   std::string holds = "one block of all layers";
   if (stage.pipeline_parallel > 1) holds += " of the largest part";

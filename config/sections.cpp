@@ -12,19 +12,19 @@ using std::chrono::hours;
 using std::chrono::milliseconds;
 using std::chrono::minutes;
 
-constexpr std::string_view failover_later =
-    "failover settings arrive with a later release; leave the key out";
+constexpr std::string_view failover_of_limits =
+    "failover is set by limits: {retry_window, retry_budget}; leave the key out";
 
 constexpr std::string_view restart_of_stage =
     "whether nodes are started again is said by each stage: `restart: on-failure`";
 
 constexpr std::array<later_word, 6> later_root_keys{
     {{"restart*", restart_of_stage},
-     {"failover*", failover_later},
+     {"failover*", failover_of_limits},
      {"supervision", restart_of_stage},
      {"metrics*", "metrics arrive with a later release; leave the key out"},
      {"tracing", "tracing arrives with a later release; leave the key out"},
-     {"tls", "tls arrives with a later release; leave the key out"}}};
+     {"tls", "encryption is set by security: {mode: tls}; leave the key out"}}};
 
 std::string read_state_file(section& supervisor, std::string otherwise) {
   constexpr std::size_t longest = 4000;
@@ -46,7 +46,7 @@ supervisor_config read_supervisor(section& root) {
   static constexpr std::array<later_word, 4> later{
       {{"standby*", "a second supervisor arrives with a later release; leave the key out"},
        {"replicas", "a second supervisor arrives with a later release; leave the key out"},
-       {"failover*", failover_later},
+       {"failover*", failover_of_limits},
        {"restart*",
         "it is started again where a stage has `restart: on-failure`; leave the key out"}}};
   in.later(later);

@@ -16,7 +16,7 @@ constexpr std::array<later_word, 9> later_stage_keys{
      {"restarts", restart_here},
      {"max_restarts", "at most 5 restarts within 60 s, of each node; leave the key out"},
      {"supervision", restart_here},
-     {"failover*", "failover settings arrive with a later release; leave the key out"},
+     {"failover*", "failover is set by limits: {retry_window, retry_budget}; leave the key out"},
      {"affinity",
       "each request names its own affinity (`placement_request::affinity`); leave the key out"},
      {"autoscale*", "scaling arrives with a later release; leave the key out"},
@@ -226,7 +226,8 @@ stage_config read_named_nodes(section& in, stage_config value, const std::string
   value.engine = read_engine(in, value.role);
   value.restart = read_restart(in);
   value.layout = read_stage_layout(in, value.role, model);
-  value.pool = read_pool(in, value.node_count());
+  // A stage of more nodes than there may be was refused above.
+  value.pool = read_pool(in, std::min<std::size_t>(value.node_count(), max_nodes));
   return value;
 }
 

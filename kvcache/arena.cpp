@@ -1,10 +1,10 @@
 #include "troupe/kvcache/arena.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace troupe::kvcache {
 namespace {
@@ -24,7 +24,7 @@ std::optional<std::uint64_t> place(std::uint64_t gap, std::uint64_t gap_size, st
 }  // namespace
 
 arena::arena(std::uint64_t size) : size_{size} {
-  if (size > 0) gaps_.emplace(0, size);
+  if (size > 0) add_gap(0, size);
 }
 
 result<arena_range> arena::allocate(std::uint64_t size, std::uint64_t alignment) {
@@ -35,15 +35,17 @@ result<arena_range> arena::allocate(std::uint64_t size, std::uint64_t alignment)
     return fail(errc::invalid_config,
                 "arena: alignment " + std::to_string(alignment) + " is not a power of two");
   }
-  if (size <= free_bytes()) {
-    for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
-      if (const auto offset = place(gap->first, gap->second, size, alignment)) {
-        take(gap, *offset, size);
-        const std::uint64_t serial = next_serial_++;
-        held_.emplace(*offset, held{size, serial});
-        used_bytes_ += size;
-        return arena_range{*offset, size, serial};
-      }
+  for (auto gap = by_size_.lower_bound({size, 0}); gap != by_size_.end(); ++gap) {
+    const auto [length, begin] = *gap;
+    if (const auto offset = place(begin, length, size, alignment)) {
+      drop_gap(begin, length);
+      if (*offset > begin) add_gap(begin, *offset - begin);
+      const std::uint64_t end = *offset + size;
+      if (end < begin + length) add_gap(end, begin + length - end);
+      const std::uint64_t serial = next_serial_++;
+      held_.emplace(*offset, held{size, serial});
+      used_bytes_ += size;
+      return arena_range{*offset, size, serial};
     }
   }
   const auto now = counters();
@@ -53,17 +55,14 @@ result<arena_range> arena::allocate(std::uint64_t size, std::uint64_t alignment)
                   std::to_string(now.largest_free));
 }
 
-void arena::take(std::map<std::uint64_t, std::uint64_t>::iterator gap, std::uint64_t offset,
-                 std::uint64_t size) {
-  const auto [begin, length] = *gap;
-  const std::uint64_t before = offset - begin;
-  const std::uint64_t after = length - before - size;
-  if (before > 0) {
-    gap->second = before;
-  } else {
-    gaps_.erase(gap);
-  }
-  if (after > 0) gaps_.emplace(offset + size, after);
+void arena::add_gap(std::uint64_t offset, std::uint64_t size) {
+  gaps_.emplace(offset, size);
+  by_size_.emplace(size, offset);
+}
+
+void arena::drop_gap(std::uint64_t offset, std::uint64_t size) {
+  gaps_.erase(offset);
+  by_size_.erase({size, offset});
 }
 
 result<void> arena::free(const arena_range& range) {
@@ -90,28 +89,29 @@ result<void> arena::free(const arena_range& range) {
 }
 
 void arena::give_back(std::uint64_t offset, std::uint64_t size) {
-  auto after = gaps_.lower_bound(offset);
+  const auto after = gaps_.lower_bound(offset);
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> left;
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> right;
+  if (after != gaps_.end() && after->first == offset + size) right = *after;
   if (after != gaps_.begin()) {
     const auto before = std::prev(after);
-    if (before->first + before->second == offset) {
-      offset = before->first;
-      size += before->second;
-      gaps_.erase(before);
-    }
+    if (before->first + before->second == offset) left = *before;
   }
-  if (after != gaps_.end() && after->first == offset + size) {
-    size += after->second;
-    after = gaps_.erase(after);
+  if (left) {
+    drop_gap(left->first, left->second);
+    offset = left->first;
+    size += left->second;
   }
-  gaps_.emplace_hint(after, offset, size);
+  if (right) {
+    drop_gap(right->first, right->second);
+    size += right->second;
+  }
+  add_gap(offset, size);
 }
 
 arena_counters arena::counters() const noexcept {
-  arena_counters counters{size_, used_bytes_, free_bytes(), 0, held_.size(), gaps_.size()};
-  for (const auto& [offset, size] : gaps_) {
-    counters.largest_free = std::max(counters.largest_free, size);
-  }
-  return counters;
+  return {size_,        used_bytes_, free_bytes(), by_size_.empty() ? 0 : by_size_.rbegin()->first,
+          held_.size(), gaps_.size()};
 }
 
 }  // namespace troupe::kvcache

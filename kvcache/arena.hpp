@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "troupe/kvcache/result.hpp"
 
@@ -27,9 +29,10 @@ struct arena_counters {
   std::uint64_t gaps{0};
 };
 
-/// Gives out ranges of `size` bytes, the lowest gap that fits first; neighbouring gaps become one
-/// as ranges come back. Bookkeeping only: it touches no memory. Not thread-safe. The search is
-/// linear in the number of gaps, everything else logarithmic.
+/// Gives out ranges of `size` bytes from the smallest gap that fits, the lowest of equals;
+/// neighbouring gaps become one as ranges come back. Bookkeeping only: it touches no memory. Not
+/// thread-safe. Everything is logarithmic in the number of gaps, but for a search that meets gaps in
+/// which only the alignment does not fit: it looks at each of them.
 class arena {
  public:
   explicit arena(std::uint64_t size);
@@ -41,7 +44,6 @@ class arena {
   /// or that was never given out as it is; the sentence says which. Nothing changes then.
   [[nodiscard]] result<void> free(const arena_range& range);
 
-  /// O(gaps), for status.
   [[nodiscard]] arena_counters counters() const noexcept;
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return size_ - used_bytes_; }
 
@@ -51,12 +53,13 @@ class arena {
     std::uint64_t serial{0};
   };
 
-  void take(std::map<std::uint64_t, std::uint64_t>::iterator gap, std::uint64_t offset,
-            std::uint64_t size);
+  void add_gap(std::uint64_t offset, std::uint64_t size);
+  void drop_gap(std::uint64_t offset, std::uint64_t size);
   void give_back(std::uint64_t offset, std::uint64_t size);
 
-  std::map<std::uint64_t, std::uint64_t> gaps_;  // offset -> bytes; no two touch
-  std::map<std::uint64_t, held> held_;           // offset -> range
+  std::map<std::uint64_t, std::uint64_t> gaps_;                // offset -> bytes; no two touch
+  std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;  // the same gaps: bytes, offset
+  std::map<std::uint64_t, held> held_;                         // offset -> range
   std::uint64_t size_;
   std::uint64_t used_bytes_{0};
   std::uint64_t next_serial_{1};

@@ -213,8 +213,9 @@ std::vector<std::uint32_t> pools_of_tables(const cache_layout& layout) {
     if (!of_two_groups(a, b) || pools[*a.table] == pools[*b.table]) return true;
     // What cannot be told apart is taken for one.
     if (search.found(a, b) || search.gave_up()) {
-      std::ranges::replace(pools, std::max(pools[*a.table], pools[*b.table]),
-                           std::min(pools[*a.table], pools[*b.table]));
+      // Copies: `replace` takes references, and these would be to what it replaces.
+      const auto [low, high] = std::minmax({pools[*a.table], pools[*b.table]});
+      std::ranges::replace(pools, high, low);
     }
     return true;
   });

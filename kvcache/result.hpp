@@ -1,8 +1,6 @@
 #pragma once
 
 #include <exception>
-#include <functional>
-#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -74,20 +72,6 @@ class [[nodiscard]] result {
   template <class U>
   [[nodiscard]] stored value_or(U&& other) const& {
     return has_value() ? **this : static_cast<stored>(std::forward<U>(other));
-  }
-
-  /// Calls `f` with the value and returns its result; passes an error through.
-  template <class F>
-  auto and_then(F&& f) && {
-    if constexpr (std::is_void_v<T>) {
-      using next = std::invoke_result_t<F>;
-      return has_value() ? std::invoke(std::forward<F>(f))
-                         : next{unexpected{std::move(*this).error()}};
-    } else {
-      using next = std::invoke_result_t<F, T&&>;
-      return has_value() ? std::invoke(std::forward<F>(f), std::move(**this))
-                         : next{unexpected{std::move(*this).error()}};
-    }
   }
 
  private:

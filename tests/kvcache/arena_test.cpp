@@ -14,14 +14,20 @@ namespace {
 using testing::dice;
 using ::testing::HasSubstr;
 
-TEST(arena, the_lowest_gap_that_fits_is_taken) {
-  arena a{100};
+TEST(arena, the_smallest_gap_that_fits_is_taken_and_of_equals_the_lowest) {
+  arena a{150};
   const auto first = a.allocate(30, 1).value();
-  const auto second = a.allocate(30, 1).value();
-  EXPECT_EQ(second.offset, 30U);
-  ASSERT_TRUE(a.free(first));
-  EXPECT_EQ(a.allocate(35, 1).value().offset, 60U);
-  EXPECT_EQ(a.allocate(10, 1).value().offset, 0U);
+  EXPECT_EQ(a.allocate(10, 1).value().offset, 30U);
+  const auto second = a.allocate(20, 1).value();
+  EXPECT_EQ(a.allocate(10, 1).value().offset, 60U);
+  const auto third = a.allocate(20, 1).value();
+  EXPECT_EQ(a.allocate(10, 1).value().offset, 90U);
+  for (const auto& one : {first, second, third}) ASSERT_TRUE(a.free(one));
+  EXPECT_EQ(a.allocate(15, 1).value().offset, 40U);
+  EXPECT_EQ(a.allocate(15, 1).value().offset, 70U);
+  EXPECT_EQ(a.allocate(35, 1).value().offset, 100U);
+  EXPECT_EQ(a.allocate(15, 1).value().offset, 135U);
+  EXPECT_EQ(a.allocate(15, 1).value().offset, 0U);
 }
 
 TEST(arena, ranges_are_aligned_and_the_padding_stays_usable) {
@@ -99,13 +105,13 @@ TEST(arena, agrees_with_a_naive_byte_map_over_half_a_million_operations) {
       const auto bytes = d.roll<std::uint64_t>(1, d.one_in(10) ? 120 : 24);
       const auto alignment = std::uint64_t{1} << d.roll(0, 5);
       std::uint64_t expected = size;
-      for (std::uint64_t at = 0; at + bytes <= size; at += alignment) {
-        if (std::all_of(owner.begin() + static_cast<std::ptrdiff_t>(at),
-                        owner.begin() + static_cast<std::ptrdiff_t>(at + bytes),
-                        [](auto o) { return o == 0; })) {
-          expected = at;
-          break;
-        }
+      std::uint64_t smallest = size + 1;
+      for (std::uint64_t at = 0, end = 0; at < size; at = end + 1) {
+        for (end = at; end < size && owner[end] == 0;) ++end;
+        const auto begin = (at + alignment - 1) / alignment * alignment;
+        if (end - at >= smallest || begin + bytes > end) continue;
+        smallest = end - at;
+        expected = begin;
       }
       const auto got = a.allocate(bytes, alignment);
       ASSERT_EQ(got.has_value(), expected < size) << step;

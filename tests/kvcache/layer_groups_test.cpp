@@ -240,6 +240,28 @@ TEST(layer_groups, no_block_is_two_groups_where_they_lie_over_the_same_bytes) {
   EXPECT_TRUE(geometry.plan({0, 2}, {0, 4}, apart, same)) << "group 2 has no part in these layers";
 }
 
+/// The third shares no byte with the first, but both do with the second.
+TEST(layer_groups, that_are_joined_by_another_one_are_of_one_pool) {
+  auto layout = hybrid(8, 0, 1);
+  const auto slot = layout.layers[3].planes[0].base;
+  const auto put_at = [&](std::uint32_t layer, std::uint64_t number) {
+    auto& planes = layout.layers[layer].planes;
+    const auto apart = planes[1].base - planes[0].base;
+    planes[0].base = number * slot;
+    planes[1].base = planes[0].base + apart;
+  };
+  // Layers 0 and 3 are of the first group, 1 and 4 of the second, 2 and 5 of the third.
+  put_at(1, 0);
+  put_at(2, 0);
+  put_at(0, 1);
+  put_at(4, 1);
+  put_at(3, 2);
+  put_at(5, 3);
+  const auto ok = validate(layout, region_sizes(layout));
+  ASSERT_TRUE(ok) << ok.error().message;
+  EXPECT_EQ(pools_of_tables(layout), (std::vector<std::uint32_t>{0, 0, 0}));
+}
+
 TEST(layer_groups, over_bytes_of_their_own_number_their_blocks_each_by_itself) {
   auto layout = hybrid(8, 0, 1);
   for (std::uint32_t i = 0; i < layout.layers.size(); ++i) {
