@@ -15,9 +15,6 @@
 
 namespace troupe::actors {
 
-/// Bytes of `placement_request::affinity`.
-inline constexpr std::size_t max_affinity = 256;
-
 /// A replica in one life: a rank that starts again begins the next one, with an empty cache.
 struct affinity_binding {
   std::size_t replica{0};  ///< index in its stage

@@ -4,8 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "troupe/actors/deployment_place.hpp"
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/member_list.hpp"
 
 namespace troupe::actors {
 

@@ -54,9 +54,9 @@
 #include <unordered_set>
 #include <vector>
 
+#include "troupe/actors/clock.hpp"
 #include "troupe/actors/cluster_messages.hpp"
-#include "troupe/actors/engine.hpp"
-#include "troupe/actors/session_actions.hpp"
+#include "troupe/actors/engine_types.hpp"
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/lease.hpp"
 

@@ -21,13 +21,6 @@ namespace {
 
 const char* const region_name = "cache region";
 
-/// Where the cache of a node stands; empty: in host memory.
-std::optional<std::uint32_t> gpu_of(const config::stage_config& stage, const node_info& node) {
-  const auto slot = std::size_t{node.replica} * node.ranks + node.rank;
-  if (!stage.pool || slot >= stage.pool->gpus.size()) return std::nullopt;
-  return stage.pool->gpus[slot];
-}
-
 std::string regions_text(std::size_t regions) {
   return std::to_string(regions) + (regions == 1 ? " region" : " regions");
 }
@@ -183,6 +176,12 @@ result<void> make_any_cache(node_context& context, const config::deployment& dep
 }
 
 }  // namespace
+
+std::optional<std::uint32_t> gpu_of(const config::stage_config& stage, const node_info& node) {
+  const auto slot = std::size_t{node.replica} * node.ranks + node.rank;
+  if (!stage.pool || slot >= stage.pool->gpus.size()) return std::nullopt;
+  return stage.pool->gpus[slot];
+}
 
 result<void> make_cache(node_context& context, const config::deployment& deployment,
                         const config::stage_config& stage, const engine_options& options) {

@@ -75,8 +75,8 @@ void carried_calls::make_call(live_call& call, call_request request) {
   call.id = ++last_id_;
   request.timeout_ms = whole_ms(call.attempt.left);
   threads_.run([board = board_, &client = client_, id = call.id, node = call.node,
-                request = std::move(request)] {
-    auto outcome = client.call_outcome_of(node, request);
+                request = std::move(request), given_up = call.given_up.get_token()] {
+    auto outcome = client.call_outcome_of(node, request, given_up);
     const std::lock_guard lock{board->mutex};
     board->answers.emplace(id, std::move(outcome));
     board->changed.notify_all();
@@ -99,7 +99,8 @@ void carried_calls::repeat_lost(const membership& members, const placement& wher
   }
 }
 
-void carried_calls::give_up(const live_call& call) {
+void carried_calls::give_up(live_call& call) {
+  call.given_up.request_stop();
   if (!may_run(call) || !abort_) return;
   auto request = abort_(call.attempt, call.node);
   if (request.timeout_ms == 0) request.timeout_ms = 2000;
@@ -116,13 +117,15 @@ void carried_calls::give_up(const live_call& call) {
 }
 
 void carried_calls::give_up_all() {
-  for (const auto& call : live_) give_up(call);
+  // Where there is no thread to tell the engines by, nobody waits for them at least.
+  for (auto& call : live_) call.given_up.request_stop();
+  for (auto& call : live_) give_up(call);
   live_.clear();
 }
 
 void carried_calls::drop_losers(const std::vector<std::string>& lost, bool keep_prefill) {
   bool waits = false;
-  std::erase_if(live_, [&](const live_call& call) {
+  std::erase_if(live_, [&](live_call& call) {
     if (keep_prefill && call.side == carried_side::prefill) return false;
     const bool lives = std::ranges::find(lost, call.node.name) == lost.end();
     waits = waits || (keep_prefill && may_run(call) && (lives || call.ended));

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,9 @@ struct live_call {
   carried_attempt attempt;
   std::optional<call_outcome> ended;
   std::chrono::steady_clock::time_point ended_at{};
-  bool repeated{false};  ///< since it was lost
-  bool runs{false};      ///< as its engine says; its answer is lost, and it has not failed
+  bool repeated{false};         ///< since it was lost
+  bool runs{false};             ///< as its engine says; its answer is lost, and it has not failed
+  std::stop_source given_up{};  ///< nobody looks for its answer any more
 
   [[nodiscard]] bool failed() const { return ended && !ended->answer && !runs; }
   [[nodiscard]] bool done() const { return ended && ended->answer; }
@@ -77,8 +79,8 @@ class carried_calls {
 
   /// On a thread of its own, under a new id of the call.
   void make_call(live_call& call, call_request request);
-  /// Tells the engine, unless it has answered or was never asked.
-  void give_up(const live_call& call);
+  /// Its answer is not waited for; the engine is told, unless it has answered or was never asked.
+  void give_up(live_call& call);
   [[nodiscard]] std::chrono::steady_clock::time_point within(std::chrono::milliseconds time) const;
 
   cluster_client& client_;

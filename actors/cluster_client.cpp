@@ -8,7 +8,7 @@
 
 #include <caf/send.hpp>
 
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/room_to_start.hpp"
@@ -58,18 +58,18 @@ class cluster_client::connections {
   [[nodiscard]] std::string supervisor_address() const { return place_.text(); }
 
   template <class Reply, class... Args>
-  [[nodiscard]] result<Reply> ask_supervisor(milliseconds timeout, Args... args) {
-    auto whom = supervisor(std::min(timeout, timeout_));
+  [[nodiscard]] result<Reply> ask_supervisor(const answer_wait& bounds, Args... args) {
+    auto whom = supervisor(std::min(bounds.timeout, timeout_));
     if (!whom) return fail(whom.error());
-    return ask_supervisor_at<Reply>(*whom, timeout, std::move(args)...);
+    return ask_supervisor_at<Reply>(*whom, bounds, std::move(args)...);
   }
 
   /// Asks a handle that `supervisor` gave.
   template <class Reply, class... Args>
-  [[nodiscard]] result<Reply> ask_supervisor_at(const supervisor_actor& whom, milliseconds timeout,
-                                                Args... args) {
+  [[nodiscard]] result<Reply> ask_supervisor_at(const supervisor_actor& whom,
+                                                const answer_wait& bounds, Args... args) {
     auto reply = or_error("the supervisor cannot be asked", [&] {
-      return ask<Reply>(host_.system(), whom, "the supervisor", timeout, std::move(args)...);
+      return ask<Reply>(host_.system(), whom, "the supervisor", bounds, std::move(args)...);
     });
     if (!reply && connection_is_useless(reply.error())) forget_supervisor();
     return reply;
@@ -80,9 +80,9 @@ class cluster_client::connections {
   /// Asks a node that `reach` gave.
   template <class Reply, class... Args>
   [[nodiscard]] result<Reply> ask_node(const node_info& node, const node_actor& whom,
-                                       milliseconds timeout, Args... args) {
+                                       const answer_wait& bounds, Args... args) {
     auto reply = or_error("a node cannot be asked", [&] {
-      return ask<Reply>(host_.system(), whom, name_of(node), timeout, std::move(args)...);
+      return ask<Reply>(host_.system(), whom, name_of(node), bounds, std::move(args)...);
     });
     if (!reply && connection_is_useless(reply.error())) forget(node);
     return reply;
@@ -136,8 +136,9 @@ result<placement> cluster_client::place(const placement_request& request) {
 }
 
 result<placement> cluster_client::ask_placement(const placement_request& request,
-                                                milliseconds patience) {
-  return with_known_mode(connections_->ask_supervisor<placement>(patience, place_atom_v, request));
+                                                milliseconds patience, std::stop_token given_up) {
+  return with_known_mode(connections_->ask_supervisor<placement>(
+      answer_wait{patience, std::move(given_up)}, place_atom_v, request));
 }
 
 result<event_page> cluster_client::events(const event_query& query) {
@@ -185,7 +186,8 @@ result<std::vector<std::uint8_t>> cluster_client::call(const node_info& node,
   return call_outcome_of(node, request).answer;
 }
 
-call_outcome cluster_client::call_outcome_of(const node_info& node, const call_request& request) {
+call_outcome cluster_client::call_outcome_of(const node_info& node, const call_request& request,
+                                             std::stop_token given_up) {
   if (request.payload.size() > max_call_bytes) {
     return {fail(errc::out_of_range,
                  "a call carries at most " + std::to_string(max_call_bytes) + " bytes, this has " +
@@ -193,6 +195,10 @@ call_outcome cluster_client::call_outcome_of(const node_info& node, const call_r
   }
   const auto whom = connections_->reach(node);
   if (!whom) return {fail(whom.error()), call_reach::unreachable};
+  if (given_up.stop_requested()) {
+    return {fail(errc::aborted, "the call was given up before it was made"),
+            call_reach::unreachable};
+  }
   // The node judges its own deadline; ours comes after it, for a node that cannot answer at all.
   call_request sent = request;
   auto timeout = options_.timeout;
@@ -202,7 +208,8 @@ call_outcome cluster_client::call_outcome_of(const node_info& node, const call_r
   } else {
     timeout += milliseconds{sent.timeout_ms};
   }
-  auto reply = connections_->ask_node<call_reply>(node, *whom, timeout, std::move(sent));
+  auto reply = connections_->ask_node<call_reply>(
+      node, *whom, answer_wait{timeout, std::move(given_up)}, std::move(sent));
   if (!reply) return {fail(reply.error()), call_reach::lost};
   if (reply->failed != 0) return {fail(refusal(*reply))};
   return {std::move(reply->payload)};

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -75,13 +76,14 @@ class cluster_client {
   /// Waits up to `request.timeout_ms` for replicas of both stages to be up. The error of a refused
   /// placement is the supervisor's own.
   [[nodiscard]] result<placement> place(const placement_request& request);
-  /// The same, waiting no longer than `patience` in all. The answer may say `failed`; an error means
-  /// that the supervisor was not heard.
+  /// The same, waiting no longer than `patience` in all, nor once it is `given_up` (`aborted`). The
+  /// answer may say `failed`; an error means that the supervisor was not heard.
   [[nodiscard]] result<placement> ask_placement(const placement_request& request,
-                                                std::chrono::milliseconds patience);
+                                                std::chrono::milliseconds patience,
+                                                std::stop_token given_up = {});
   /// What happened in the cluster after `query.after`, oldest first.
   [[nodiscard]] result<event_page> events(const event_query& query);
-  /// Tells the supervisor that a placed request ended. Not answered.
+  /// Tells the supervisor that a request ended, placed or still waiting for a place. Not answered.
   [[nodiscard]] result<void> finished(const std::string& request);
   /// Places nothing more on a node's replica and lets it leave when nothing is left there, or at the
   /// deadline. Returns at once: the names of the nodes that drain now, which are `leaving` until
@@ -97,8 +99,10 @@ class cluster_client {
                                                        const call_request& request);
   [[nodiscard]] result<std::vector<std::uint8_t>> call(const node_info& node,
                                                        const call_request& request);
-  /// The same, telling the node's own errors from those of the way to it.
-  [[nodiscard]] call_outcome call_outcome_of(const node_info& node, const call_request& request);
+  /// The same, telling the node's own errors from those of the way to it. Once it is `given_up`, the
+  /// answer is not waited for (`aborted`); the node is not told.
+  [[nodiscard]] call_outcome call_outcome_of(const node_info& node, const call_request& request,
+                                             std::stop_token given_up = {});
 
  private:
   /// The actor system and what is connected to; its definition is the only part that knows CAF.

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <set>
 
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors {
 

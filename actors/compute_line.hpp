@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "troupe/actors/local_messages.hpp"
+#include "troupe/actors/source_changes.hpp"
 
 namespace troupe::actors {
 

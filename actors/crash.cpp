@@ -4,9 +4,6 @@
 
 #include <caf/abstract_actor.hpp>
 #include <caf/exit_reason.hpp>
-#include <spdlog/spdlog.h>
-
-#include "troupe/actors/logging.hpp"
 
 namespace troupe::actors {
 
@@ -17,27 +14,6 @@ bool crashed(const caf::error& reason) {
 void on_crash(const caf::strong_actor_ptr& actor, std::function<void()> then) {
   actor->get()->attach_functor([then = std::move(then)](const caf::error& reason) {
     if (crashed(reason)) then();
-  });
-}
-
-void end_node(node_context& context, const std::string& what_happened) {
-  const troupe::error why{
-      errc::internal,
-      what_happened + " (see the log); this node serves nobody any more, start it again"};
-  logger("node")->error("{}: {}", context.self.name, why.message);
-  context.registration.end(why);
-  for (const auto operation : context.operations.close()) {
-    if (context.operations.end(operation, why)) {
-      context.events.push_last({operation, event_failed{why}});
-    }
-  }
-  context.events.close(why);
-}
-
-void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
-                     std::string what) {
-  on_crash(actor, [context, what = std::move(what)] {  // all that it touches is thread-safe
-    end_node(*context, what + " crashed");
   });
 }
 

@@ -3,13 +3,9 @@
 /// Actors that end by a defect of ours: an exception in a handler, or whoever ends them unasked.
 
 #include <functional>
-#include <string>
 
-#include <caf/actor_cast.hpp>
 #include <caf/error.hpp>
 #include <caf/fwd.hpp>
-
-#include "troupe/actors/node_context.hpp"
 
 namespace troupe::actors {
 
@@ -18,21 +14,5 @@ namespace troupe::actors {
 
 /// Calls `then` when `actor` crashes, on the thread that it ends on.
 void on_crash(const caf::strong_actor_ptr& actor, std::function<void()> then);
-
-/// The node is over: every operation that is live fails with `internal`, none begins any more, and
-/// whoever waits for the registration is told so for good, so that the process can end and be started
-/// again. `what_happened` is the beginning of a sentence. Any thread.
-void end_node(node_context& context, const std::string& what_happened);
-
-/// The port, the pool manager and the node's actor hold what the operations of the engine are; none
-/// of them can be made anew without losing those: where `actor` crashes the node is over (`end_node`).
-/// `what` names the actor in sentences. Any thread.
-void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
-                     std::string what);
-
-template <class Handle>
-void watch_essential(const context_ptr& context, const Handle& actor, std::string what) {
-  watch_essential(context, caf::actor_cast<caf::strong_actor_ptr>(actor), std::move(what));
-}
 
 }  // namespace troupe::actors

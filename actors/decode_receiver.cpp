@@ -95,7 +95,7 @@ struct decode_side {
   static session_actions grew(state&, source_progress&) { return {}; }
   static session_actions complete(state&, source_sealed&) { return {}; }
   static session_actions whole(state& st) { return st.machine->received_whole(); }
-  static session_actions given_up(state& st, engine_aborts& abort) {
+  static session_actions given_up(state& st, abort_session& abort) {
     return abort.refused ? st.machine->refused_elsewhere(std::move(abort.why))
                          : st.machine->local_abort(std::move(abort.why));
   }

@@ -17,8 +17,4 @@ bool same_replica(const node_place& one, const node_place& other) {
          one.replica_name == other.replica_name;
 }
 
-bool is_open_name(std::string_view name) {
-  return config::open_place_of(name).has_value();
-}
-
 }  // namespace troupe::actors

@@ -15,7 +15,5 @@ namespace troupe::actors {
 [[nodiscard]] std::optional<node_place> deployment_place(const node_settings& settings,
                                                          const std::string& name);
 [[nodiscard]] bool same_replica(const node_place& one, const node_place& other);
-/// Whether the name is of an open stage, or would be: no file gives such a one.
-[[nodiscard]] bool is_open_name(std::string_view name);
 
 }  // namespace troupe::actors

@@ -74,11 +74,21 @@ std::optional<drain_order> drain_list::registered(std::string_view name,
   if (draining_rank* r = find(name, incarnation, &e); r != nullptr) {
     r->lost = false;
     r->quiet_beats = 0;
-    if (e->cancelled) return drain_order{incarnation, 2};
-    return drain_order{incarnation, static_cast<std::uint8_t>(e->leaves ? 1 : 0)};
+    const auto step = e->cancelled ? drain_step::resume
+                      : e->leaves  ? drain_step::leave
+                                   : drain_step::finish;
+    return drain_order{incarnation, step};
   }
   forgotten(name);
   return std::nullopt;
+}
+
+std::string drain_list::why_it_leaves(std::string_view name) const {
+  const auto of = std::ranges::find_if(entries_, [&](const entry& e) {
+    return e.leaves &&
+           std::ranges::any_of(e.ranks, [&](const draining_rank& r) { return r.who.name == name; });
+  });
+  return of == entries_.end() ? std::string{} : of->why_leaves;
 }
 
 void drain_list::forgotten(std::string_view name) {
@@ -125,6 +135,7 @@ drain_list::verdict drain_list::judged(entry& e, std::size_t unfinished, bool la
     v.reason = "is drained within " + time_text(e.patience) + ": " + live;
   }
   e.leaves = v.leave;
+  if (v.leave) e.why_leaves = v.reason;
   return v;
 }
 

@@ -63,6 +63,8 @@ class drain_list {
   /// is to be told, if it drains or did: whether to leave, or to serve on.
   [[nodiscard]] std::optional<drain_order> registered(std::string_view name,
                                                       std::uint64_t incarnation);
+  /// Why the ranks that drain with that one leave; empty where they do not.
+  [[nodiscard]] std::string why_it_leaves(std::string_view name) const;
   /// What has changed: who leaves now, and what is said of those that go on.
   [[nodiscard]] std::vector<verdict> judge(const unfinished_fn& unfinished, steady_time now);
 
@@ -81,6 +83,7 @@ class drain_list {
     steady_time deadline{};
     std::uint64_t epoch{0};
     bool leaves{false};
+    std::string why_leaves;
     bool cancelled{false};
     bool news{false};  ///< something was heard since it was judged
   };

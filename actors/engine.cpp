@@ -12,16 +12,16 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include "troupe/actors/crash.hpp"
 #include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_edge.hpp"
 #include "troupe/actors/engine_port.hpp"
 #include "troupe/actors/engine_setup.hpp"
 #include "troupe/actors/file_size_signal.hpp"
 #include "troupe/actors/host_options.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node.hpp"
+#include "troupe/actors/node_end.hpp"
 #include "troupe/actors/operation_outcome.hpp"
 #include "troupe/actors/pool_manager.hpp"
 #include "troupe/actors/room_to_start.hpp"
@@ -62,7 +62,7 @@ class node_engine final : public engine {
       unit.run();
     });
     if (!furnished) return furnished;
-    const guest_call visit;
+    const caf_thread_scope visit;
     auto& system = host_.system();
     port_ = system.spawn(engine_port, context_);
     host_.own(port_);
@@ -75,7 +75,7 @@ class node_engine final : public engine {
     watch_essential(context_, port_, "the engine's port");
     watch_essential(context_, pool_, "the pool manager");
     watch_essential(context_, node_, "the actor of the node");
-    caf::anon_send(port_, engine_command{wire_port{node_, pool_}});
+    caf::anon_send(port_, engine_command{connect_operations{node_, pool_}});
     if (context_->pool) {
       context_->pool->on_blocks_for_waiters(
           [pool = pool_] { tell(pool, pool_command{pool_changed{}}); });
@@ -210,7 +210,7 @@ class node_engine final : public engine {
     const auto point = ++last_point_;
     auto waited = context_->endpoint->after_compute(
         computed, send.value, [port = port_, send, point](std::optional<troupe::error> failure) {
-          tell(port, port_event{compute_came{send, point, std::move(failure)}});
+          tell(port, port_event{gpu_point_reached{send, point, std::move(failure)}});
         });
     if (!waited) return waited;
     command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}, point}});
@@ -339,7 +339,7 @@ class node_engine final : public engine {
     node_report report;
     report.node = context_->self;
     if (stopped_) return report;
-    const guest_call visit;
+    const caf_thread_scope visit;
     caf::scoped_actor self{host_.system()};
     self->request(node_, std::chrono::seconds{2}, report_atom::value)
         .receive([&](node_report& full) { report = std::move(full); }, [](const caf::error&) {});
@@ -366,7 +366,7 @@ class node_engine final : public engine {
         } while (max != 0 && goes_on());
         if (!stopped_) return {};
       } else {
-        const inline_unit::scope as_active{units_.of_this_thread()};
+        const inline_executor::scope as_active{units_.of_this_thread()};
         context_->endpoint->drive(until, context_->events.fd(),
                                   [this] { return !context_->events.empty(); });
       }
@@ -407,7 +407,7 @@ class node_engine final : public engine {
     if (polling_) {
       while (!mine.is_over() && !stopped_ && std::chrono::steady_clock::now() < until) poll_once();
     } else if (mine.fd() >= 0 && !mine.is_over()) {
-      const inline_unit::scope as_active{units_.of_this_thread()};
+      const inline_executor::scope as_active{units_.of_this_thread()};
       context_->endpoint->drive(until, mine.fd(), [&mine] { return mine.is_over(); });
     }
     // Another thread makes the progress, or the node was stopped.
@@ -472,7 +472,7 @@ class node_engine final : public engine {
 
   bool poll_once() {
     auto& unit = units_.of_this_thread();
-    const inline_unit::scope as_active{unit};
+    const inline_executor::scope as_active{unit};
     const bool worked = context_->endpoint->poll();
     unit.run();
     return worked;
@@ -492,7 +492,7 @@ class node_engine final : public engine {
   /// the other side, which a thread of ours would have to be woken for.
   void command_here(engine_command order) {
     auto& unit = units_.of_this_thread();
-    const inline_unit::scope as_active{unit};
+    const inline_executor::scope as_active{unit};
     tell(port_, std::move(order));
     unit.run();
   }
@@ -576,7 +576,7 @@ class node_engine final : public engine {
   // Destroyed in reverse: the context (with the endpoint and its threads), the units those threads
   // run actors with, the actor system.
   mutable actor_host host_;
-  inline_units units_;
+  inline_executors units_;
   context_ptr context_;
   node_drain_ptr drain_{std::make_shared<node_drain>()};
   engine_port_actor port_;

@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "troupe/actors/affinity_table.hpp"
 #include "troupe/actors/deployment_place.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/request_tables.hpp"
 #include "troupe/kvcache/block_list.hpp"

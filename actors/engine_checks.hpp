@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/engine_types.hpp"
 #include "troupe/actors/node_context.hpp"
 #include "troupe/actors/operation_table.hpp"
 #include "troupe/actors/session_messages.hpp"

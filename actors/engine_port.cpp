@@ -8,7 +8,7 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/engine_port_parts.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/system.hpp"
 
@@ -142,7 +142,7 @@ void happened(self_pointer self, link_gone& gone) {
   }
 }
 
-void happened(self_pointer self, link_message& came) {
+void happened(self_pointer self, unrouted_message& came) {
   auto& message = came.message;
   const auto& sessions = self->state.sessions;
   if (auto* request = std::get_if<transfer_request>(&message)) {
@@ -161,8 +161,7 @@ void happened(self_pointer self, link_message& came) {
         known != self->state.holds.end() && known->second.link.actor.id() == came.link.actor.id()) {
       end_hold(self->state, transfer);
     }
-    drop_parked(self->state,
-                [&](const parked_request& one) { return one.request.transfer == transfer; });
+    drop_parked_of(self->state, transfer, [](const parked_request&) { return true; });
     tell(came.link.actor, link_command{say{transfer_quiescent{transfer}, {}}});
   } else if (std::holds_alternative<store_put>(message) ||
              std::holds_alternative<store_get>(message) ||
@@ -197,10 +196,10 @@ void end_operation(self_pointer self, operation_id operation, troupe::error why,
 
 void carry_out(self_pointer self, abort_operation& order) {
   const troupe::error why{errc::aborted, order.reason};
-  end_operation(self, order.operation, why, session_event{engine_aborts{why}});
+  end_operation(self, order.operation, why, session_event{abort_session{why}});
 }
 
-void carry_out(self_pointer self, wire_port& order) {
+void carry_out(self_pointer self, connect_operations& order) {
   self->state.node = std::move(order.node);
   self->state.pool = std::move(order.pool);
 }
@@ -209,7 +208,7 @@ void carry_out(self_pointer self, stop_port&) {
   auto& st = self->state;
   st.stopping = true;
   const troupe::error why{errc::aborted, "the node stops"};
-  const session_event to_sessions{engine_aborts{why}};
+  const session_event to_sessions{abort_session{why}};
   std::vector<operation_id> live;
   for (const auto& [operation, src] : st.sources) live.push_back(operation);
   for (const auto& [operation, r] : st.receives) live.push_back(operation);
@@ -231,8 +230,7 @@ void carry_out(self_pointer self, stop_port&) {
 }
 
 void parked_too_long(engine_port_state& st, transfer_id transfer) {
-  drop_parked(st, [&](const parked_request& one) {
-    if (one.request.transfer != transfer) return false;
+  drop_parked_of(st, transfer, [&](const parked_request& one) {
     const troupe::error late{errc::deadline, "no prefill engine offered request `" +
                                                  one.request.request + "` here in time"};
     refuse_request(one.link, transfer,
@@ -256,10 +254,12 @@ void deadline_passed(self_pointer self, timer what, std::uint64_t id) {
       const troupe::error why = src != st.sources.end() && src->second.lost()
                                     ? *src->second.lost()
                                     : troupe::error{errc::deadline, sentence};
-      end_operation(self, operation, why, session_event{engine_aborts{why}});
+      end_operation(self, operation, why, session_event{abort_session{why}});
       return;
     }
-    case timer::session: tell_session(st, transfer_id{id}, session_event{deadline_came{}}); return;
+    case timer::session:
+      tell_session(st, transfer_id{id}, session_event{deadline_reached{}});
+      return;
     case timer::parked: parked_too_long(st, transfer_id{id}); return;
     case timer::leases: lease_beat(self); return;
   }
@@ -330,7 +330,7 @@ void link_ended(engine_port_state& st, caf::actor_id link, bool crashed) {
     tell(session.actor, session_event{link_is_lost{
                             {errc::peer_lost, "the link to " + session.report.peer + " is gone"}}});
     if (!crashed) {
-      tell(session.actor, session_event{transfer_is_quiescent{}});
+      tell(session.actor, session_event{transfer_fenced{}});
     } else if (st.value_clients.erase(session.operation) != 0) {
       // Its client would wait for the fence.
       lose_value(st, session.operation,
@@ -366,7 +366,7 @@ void session_crashed(self_pointer self, const caf::down_msg& down) {
     st.leases.leave(operation, crashed->first, now());
     rank_failed(self, operation, crashed->first, why);
   } else {
-    end_operation(self, operation, why, session_event{engine_aborts{why}});
+    end_operation(self, operation, why, session_event{abort_session{why}});
   }
 }
 

@@ -128,6 +128,7 @@ struct engine_port_state {
   std::unordered_map<std::string, std::uint64_t> former_lives;  ///< by peer name, ended last
   std::unordered_map<std::string, std::vector<parked_request>> parked;  ///< by request
   std::uint64_t asks{0};                                                ///< for links, so far
+  std::unordered_multimap<transfer_id, std::string> parked_as;  ///< their requests by transfer
   std::uint32_t parked_count{0};
   std::map<std::string, std::uint32_t> parked_of;  ///< by peer name
   std::size_t parked_bytes{0};                     ///< of their lists

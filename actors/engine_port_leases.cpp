@@ -4,8 +4,9 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/engine_port_parts.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors::port {
@@ -41,7 +42,7 @@ void reclaim(self_pointer self, operation_id operation, source& src, const lapse
                               time_text(st.context->settings.source_lease) + ")"};
   logger("port")->warn("reclaims {} of request {}, which nobody has asked for in {}",
                        count_of(src.block_count(), "block"), src.spec().request, time_text(waited));
-  conclude_source(self, operation, why, session_event{engine_aborts{why}});
+  conclude_source(self, operation, why, session_event{abort_session{why}});
 }
 
 void source_lapses(self_pointer self, operation_id operation, source& src, const lapse& over) {
@@ -92,9 +93,15 @@ void lease_beat(self_pointer self) {
   watch_leases(st);
 }
 
-void carry_out(self_pointer self, members_seen& news) {
+void carry_out(self_pointer self, membership_changed& news) {
   auto& st = self->state;
   st.members = std::move(news.members);
+  // A life that is no member asks for no link any more.
+  if (st.members->collecting == 0) {
+    std::erase_if(st.former_lives, [&](const auto& former) {
+      return find_member(*st.members, former.first) == nullptr;
+    });
+  }
   lapsed(self, st.leases.see(st.members, now()));
   place_ranks(self);
 }

@@ -76,15 +76,22 @@ void carry_out(self_pointer self, start_send& order);
 void carry_out(self_pointer self, send_grew& order);
 void carry_out(self_pointer self, send_progress& order);
 void carry_out(self_pointer self, send_sealed& order);
-void happened(self_pointer self, compute_came& news);
+void happened(self_pointer self, gpu_point_reached& news);
 /// A decode rank asks; its request meets its source, or is parked until that comes.
 void request_came(self_pointer self, const link_handle& link, transfer_request request);
 /// What a request is told that waits no longer for its source.
 [[nodiscard]] troupe::error not_offered(const std::string& request);
 /// Takes requests out of the parking lot that `gone` says are over.
 void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone);
+/// The same among those for one request, and among those of one transfer.
+void drop_parked_for(engine_port_state& st, const std::string& request,
+                     const std::function<bool(const parked_request&)>& gone);
+void drop_parked_of(engine_port_state& st, transfer_id transfer,
+                    const std::function<bool(const parked_request&)>& gone);
 /// Which replica of which stage a node is a rank of; empty while the membership does not have it.
 [[nodiscard]] std::string replica_of(const engine_port_state& st, const std::string& node);
+/// Where nobody is missing any more, the ranks have the time that the engine gave.
+void lengthen_if_filled(engine_port_state& st, operation_id operation, source& src);
 /// The membership is another one: ranks whose replica was not known may be placed now, and with them a source
 /// be done.
 void place_ranks(self_pointer self);
@@ -139,7 +146,7 @@ void end_holds_over(engine_port_state& st, caf::actor_id link);
 
 // -- leases (engine_port_leases.cpp)
 
-void carry_out(self_pointer self, members_seen& news);
+void carry_out(self_pointer self, membership_changed& news);
 void carry_out(self_pointer self, heartbeat_answered& news);
 /// Ends what is held for, or from, nodes that do not live.
 void lapsed(self_pointer self, const std::vector<cache_leases::lapse>& lapses);

@@ -7,7 +7,7 @@
 #include "troupe/actors/decode_receiver.hpp"
 #include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
@@ -60,7 +60,7 @@ void conclude_receive(self_pointer self, operation_id operation,
 }
 
 void fail_receive(self_pointer self, operation_id operation, troupe::error why) {
-  const session_event to_receivers{engine_aborts{why}};
+  const session_event to_receivers{abort_session{why}};
   conclude_receive(self, operation, std::move(why), to_receivers);
 }
 
@@ -398,7 +398,7 @@ void receiver_concluded(self_pointer self, operation_id operation, session_concl
   auto& r = self->state.receives.at(operation);
   if (r.now == receiving::phase::concluded) return;
   if (outcome.failure) {
-    const session_event to_others{engine_aborts{*outcome.failure, outcome.refused}};
+    const session_event to_others{abort_session{*outcome.failure, outcome.refused}};
     conclude_receive(self, operation, std::move(outcome.failure), to_others);
     return;
   }

@@ -7,7 +7,7 @@
 
 #include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
 
 namespace troupe::actors::port {

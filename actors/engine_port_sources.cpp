@@ -1,15 +1,18 @@
 #include <algorithm>
 #include <iterator>
 #include <span>
+#include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 #include "troupe/actors/prefill_sender.hpp"
@@ -44,15 +47,14 @@ void learn_replicas(const engine_port_state& st, source& src) {
   src.learn_replicas([&st](const std::string& node) { return replica_of(st, node); });
 }
 
-/// Nobody is missing any more: they have the time that the engine gave.
+}  // namespace
+
 void lengthen_if_filled(engine_port_state& st, operation_id operation, source& src) {
   if (!src.lost() || src.has_open_place(st.leases.waiting(operation))) return;
   forget_deadline(st, src.deadline(), timer::operation, operation.value);
   src.lengthen();
   st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
 }
-
-}  // namespace
 
 void place_ranks(self_pointer self) {
   auto& st = self->state;
@@ -64,7 +66,7 @@ void place_ranks(self_pointer self) {
     if (src.is_delivered()) delivered.push_back(operation);
   }
   for (const auto operation : delivered)
-    conclude_source(self, operation, std::nullopt, {deadline_came{}});
+    conclude_source(self, operation, std::nullopt, {deadline_reached{}});
 }
 
 void conclude_source(self_pointer self, operation_id operation,
@@ -188,7 +190,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
                                 std::to_string(room)};
     refuse_request(link, transfer, why);
     if (settings.retry_window.count() == 0) {
-      conclude_source(self, operation, why, session_event{engine_aborts{why}});
+      conclude_source(self, operation, why, session_event{abort_session{why}});
     }
     return;
   }
@@ -239,6 +241,9 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
 void no_longer_parked(engine_port_state& st, const parked_request& one) {
   forget_deadline(st, one.until, timer::parked, one.request.transfer.value);
   --st.parked_count;
+  const auto [first, last] = st.parked_as.equal_range(one.request.transfer);
+  st.parked_as.erase(std::find_if(
+      first, last, [&](const auto& entry) { return entry.second == one.request.request; }));
   const auto of_peer = st.parked_of.find(one.link.peer);
   if (--of_peer->second == 0) st.parked_of.erase(of_peer);
   st.parked_bytes -= bytes_of(one.request);
@@ -292,7 +297,7 @@ void carry_out(self_pointer self, start_send& order) {
   st.deadlines.emplace(deadline, timer::operation, order.operation.value);
   if (st.stopping) unwanted = {errc::aborted, "the node stops"};
   if (unwanted) {
-    conclude_source(self, order.operation, unwanted, session_event{engine_aborts{*unwanted}});
+    conclude_source(self, order.operation, unwanted, session_event{abort_session{*unwanted}});
     unpark(self, request);
     return;
   }
@@ -376,12 +381,12 @@ void carry_out(self_pointer self, send_sealed& order) {
   go_on(st, order.operation, found->second);
 }
 
-void happened(self_pointer self, compute_came& news) {
+void happened(self_pointer self, gpu_point_reached& news) {
   auto& st = self->state;
   const auto found = st.sources.find(news.send);
   if (found == st.sources.end() || found->second.concluded) return;
   if (news.failure) {
-    conclude_source(self, news.send, news.failure, session_event{engine_aborts{*news.failure}});
+    conclude_source(self, news.send, news.failure, session_event{abort_session{*news.failure}});
     return;
   }
   st.compute[news.send].reached(news.point);
@@ -414,7 +419,10 @@ result<void> room_to_park(const engine_port_state& st, const link_handle& link,
                                       std::to_string(st.context->settings.max_parked) +
                                       " may (limits.max_parked)");
   }
-  if (!st.context->layout) return {};  // refused when it meets its source, which has none either
+  if (!st.context->layout) {
+    return fail(errc::layout_mismatch,
+                st.context->self.name + " has no cache of blocks, and offers no request");
+  }
   const auto& layout = *st.context->layout;
   const auto named = count_named(request.blocks, request.groups);
   // In read mode it names none.
@@ -479,8 +487,8 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   }
   // Said again: the one that waits has grants of a link that broke.
   if (request.progress) {
-    drop_parked(st, [&](const parked_request& one) {
-      return one.request.transfer == request.transfer && one.link.actor.id() == link.actor.id();
+    drop_parked_of(st, request.transfer, [&](const parked_request& one) {
+      return one.link.actor.id() == link.actor.id();
     });
   }
   const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
@@ -504,6 +512,7 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   if (request.park_ms) until = std::min(until, now() + std::chrono::milliseconds{*request.park_ms});
   ++st.parked_count;
   ++st.parked_of[link.peer];
+  st.parked_as.emplace(request.transfer, request.request);
   st.parked_bytes += bytes_of(request);
   st.deadlines.emplace(until, timer::parked, request.transfer.value);
   auto& waiting = st.parked[request.request];
@@ -516,18 +525,45 @@ troupe::error not_offered(const std::string& request) {
                                "with a longer `park`, or later"};
 }
 
-void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone) {
-  for (auto of = st.parked.begin(); of != st.parked.end();) {
-    auto& waiting = of->second;
-    for (auto one = waiting.begin(); one != waiting.end();) {
-      if (!gone(*one)) {
-        ++one;
-        continue;
-      }
-      no_longer_parked(st, *one);
-      one = waiting.erase(one);
+namespace {
+
+using parked_requests = std::unordered_map<std::string, std::vector<parked_request>>;
+
+parked_requests::iterator drop_parked_at(engine_port_state& st, parked_requests::iterator of,
+                                         const std::function<bool(const parked_request&)>& gone) {
+  auto& waiting = of->second;
+  for (auto one = waiting.begin(); one != waiting.end();) {
+    if (!gone(*one)) {
+      ++one;
+      continue;
     }
-    of = waiting.empty() ? st.parked.erase(of) : std::next(of);
+    no_longer_parked(st, *one);
+    one = waiting.erase(one);
+  }
+  return waiting.empty() ? st.parked.erase(of) : std::next(of);
+}
+
+}  // namespace
+
+void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone) {
+  for (auto of = st.parked.begin(); of != st.parked.end();) of = drop_parked_at(st, of, gone);
+}
+
+void drop_parked_for(engine_port_state& st, const std::string& request,
+                     const std::function<bool(const parked_request&)>& gone) {
+  if (const auto of = st.parked.find(request); of != st.parked.end()) drop_parked_at(st, of, gone);
+}
+
+void drop_parked_of(engine_port_state& st, transfer_id transfer,
+                    const std::function<bool(const parked_request&)>& gone) {
+  // Peers choose the numbers: several requests may have one.
+  std::vector<std::string> requests;
+  const auto [first, last] = st.parked_as.equal_range(transfer);
+  for (auto one = first; one != last; ++one) requests.push_back(one->second);
+  for (const auto& request : requests) {
+    drop_parked_for(st, request, [&](const parked_request& one) {
+      return one.request.transfer == transfer && gone(one);
+    });
   }
 }
 
@@ -537,7 +573,7 @@ void place_lost(self_pointer self, operation_id operation, source& src, troupe::
   if (!src.has_open_place(st.leases.waiting(operation))) return;
   const auto window = st.context->settings.retry_window;
   if (window.count() == 0) {
-    const session_event to_others{engine_aborts{why}};
+    const session_event to_others{abort_session{why}};
     conclude_source(self, operation, std::move(why), to_others);
     return;
   }
@@ -561,7 +597,7 @@ void sender_concluded(self_pointer self, operation_id operation, session_conclud
     src.moved.add(outcome.moved);
     learn_replicas(st, src);
     if (src.released(outcome.transfer, outcome.bytes))
-      conclude_source(self, operation, std::nullopt, {deadline_came{}});
+      conclude_source(self, operation, std::nullopt, {deadline_reached{}});
     return;
   }
   rank_failed(self, operation, outcome.transfer, std::move(*outcome.failure));
@@ -577,7 +613,7 @@ void rank_failed(self_pointer self, operation_id operation, transfer_id transfer
     place_lost(self, operation, src, std::move(why));
     return;
   }
-  const session_event to_others{engine_aborts{why}};
+  const session_event to_others{abort_session{why}};
   conclude_source(self, operation, std::move(why), to_others);
 }
 

@@ -3,7 +3,7 @@
 #include <caf/event_based_actor.hpp>
 
 #include "troupe/actors/engine_port_parts.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/value_client.hpp"
 #include "troupe/actors/value_regions.hpp"
 #include "troupe/actors/value_server.hpp"

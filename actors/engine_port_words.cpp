@@ -5,7 +5,7 @@
 
 #include "troupe/actors/engine_checks.hpp"
 #include "troupe/actors/engine_port_parts.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/source_word.hpp"
 
 namespace troupe::actors::port {
@@ -45,7 +45,7 @@ void has_ended(self_pointer self, operation_id operation, words_to_sources::to_s
   if (words.verb == source_verb::hold) {
     // What one of them cannot give, nobody can have.
     const troupe::error others{errc::aborted, "the source at " + at.peer + " has ended"};
-    conclude_words(self, operation, std::move(failure), session_event{engine_aborts{others}});
+    conclude_words(self, operation, std::move(failure), session_event{abort_session{others}});
     return;
   }
   if (failure && !words.failure) words.failure = std::move(failure);
@@ -210,11 +210,10 @@ void forget_came(self_pointer self, const link_handle& link, const transfer_forg
   const troupe::error why{errc::aborted,
                           link.peer + " gave request `" + word.request + "` back: nobody wants it"};
   if (is_sent) {
-    conclude_source(self, of->second, why, session_event{engine_aborts{why}});
+    conclude_source(self, of->second, why, session_event{abort_session{why}});
   } else if (st.ended.find(word.request) == nullptr) {
     st.given_back.remember(word.request, {ended_requests::how::failed, why});
-    drop_parked(st, [&](const parked_request& one) {
-      if (one.request.request != word.request) return false;
+    drop_parked_for(st, word.request, [&](const parked_request& one) {
       refuse_request(one.link, one.request.transfer, why);
       return true;
     });
@@ -270,6 +269,7 @@ void hold_came(self_pointer self, const link_handle& link, const transfer_hold& 
   st.holds.emplace(word.transfer, source_hold{of->second, link, now()});
   src.holders.insert(word.transfer);
   st.leases.keep(of->second, word.transfer, link.peer, link.peer_incarnation, now());
+  lengthen_if_filled(st, of->second, src);
   watch_leases(st);
 }
 

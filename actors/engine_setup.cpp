@@ -9,10 +9,10 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/cache_setup.hpp"
-#include "troupe/actors/crash.hpp"
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/node_end.hpp"
 #include "troupe/actors/node_place.hpp"
 #include "troupe/actors/node_roles.hpp"
 #include "troupe/actors/phrases.hpp"
@@ -20,6 +20,7 @@
 #include "troupe/kvcache/layer_parts.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/layout_fingerprint.hpp"
+#include "troupe/transport/xgmi/gpu_site.hpp"
 
 namespace troupe::actors {
 
@@ -73,6 +74,7 @@ transport::rdma_options rdma_options_of(const config::transport_config& from) {
   to.memory_windows = from.rdma.memory_windows == config::feature_use::automatic;
   to.relaxed_ordering = from.rdma.relaxed_ordering == config::feature_use::automatic;
   to.max_registration = from.rdma.max_registration;
+  to.stall_limit = std::max(to.stall_limit, 2 * from.peer_silence);
   // Who would not be taken for lost yet is not shut out either: that costs its link.
   to.fence_patience =
       from.rdma.fence_patience.count() == 0 ? from.peer_silence : from.rdma.fence_patience;
@@ -255,6 +257,10 @@ result<void> furnish(node_context& context, const config::deployment& deployment
   wanted.num_workers = options.polling ? 0 : stage->transport.num_workers;
   context.polled = wanted.num_workers == 0;
   wanted.rdma = rdma_options_of(stage->transport);
+  if (const auto gpu = gpu_of(*stage, context.self)) {
+    const auto ids = transport::xgmi::gpu_site::of_process()->bus_ids();
+    if (*gpu < ids.size()) wanted.rdma.gpu = ids[*gpu];
+  }
   wanted.xgmi = xgmi_options_of(stage->transport);
   wanted.after_progress = std::move(after_progress);
   wanted.on_thread_lost = [&context](const troupe::error& why) { end_node(context, why.message); };

@@ -13,7 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/engine_types.hpp"
 #include "troupe/actors/member_watch.hpp"
 #include "troupe/actors/operation_table.hpp"
 #include "troupe/actors/waiting_events.hpp"

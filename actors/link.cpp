@@ -63,7 +63,7 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
   st.role = options.role;
   st.asked = options.asked;
   st.pulse = link_pulse{st.context->settings.peer_silence};
-  st.reader = std::make_unique<inline_unit>(self->system());
+  st.reader = std::make_unique<inline_executor>(self->system());
   self->set_down_handler([self](const caf::down_msg& down) {
     const auto& state = self->state;
     // An acceptor of an attempt that failed is watched as well, and does not matter any more.

@@ -12,7 +12,7 @@
 
 #include <caf/typed_event_based_actor.hpp>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/link_pulse.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
@@ -20,7 +20,7 @@
 namespace troupe::actors {
 
 /// What the sink of a transport link tells the watch over the peer. Thread-safe.
-struct link_ear {
+struct signs_of_life {
   /// That only a living process can have caused: frames, and what else the backend lets count.
   std::atomic<std::uint64_t> signs{0};
   std::atomic<bool> peer_polls{false};  ///< it answers while its engine polls, and not otherwise
@@ -63,7 +63,7 @@ struct link_ear {
 /// transport may never see it. A link that breaks again within `settled` goes on counting.
 ///
 ///   - The former transport link is closed and every session fenced on it. It may be the last to
-///     become quiescent: `transfer_is_quiescent` waits for all links that a transfer has used.
+///     become quiescent: `transfer_fenced` waits for all links that a transfer has used.
 ///   - Each time it comes up, the link begins another *epoch*. Sessions hear `link_is_back`. What
 ///     they ask for in the name of an epoch that is over is dropped: the decode side asks again with
 ///     new grants and says what it has, the prefill side waits for that and posts the rest.
@@ -103,6 +103,7 @@ struct link_state {
   node_actor peer_node;
   std::unordered_map<transfer_id, session_actor> sessions;
   std::unordered_map<std::uint64_t, transport::batch_id> batches;  ///< ours -> the session's
+  std::deque<post_batch> for_posting;  ///< for which the transport has no room
   std::uint64_t next_batch{1};
   std::string why_ended;
   std::optional<troupe::error> lost;  ///< what its sessions are told once it has ended
@@ -149,10 +150,11 @@ struct link_state {
   // -- whether the peer lives
 
   link_pulse pulse;
-  std::shared_ptr<link_ear> ear{std::make_shared<link_ear>()};  ///< of the present transport link
-  bool watching{false};                                         ///< the next look is on its way
+  std::shared_ptr<signs_of_life> ear{
+      std::make_shared<signs_of_life>()};  ///< of the present transport link
+  bool watching{false};                    ///< the next look is on its way
   std::uint64_t signs_seen{0}, bytes_seen{0};
-  std::unique_ptr<inline_unit>
+  std::unique_ptr<inline_executor>
       reader;                     ///< what a look into the link makes runnable goes through it
   std::uint64_t asked_before{0};  ///< the first batch behind the last question
 

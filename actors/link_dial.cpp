@@ -9,7 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/backend_reports.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/message_fields.hpp"

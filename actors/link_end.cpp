@@ -5,7 +5,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
 
@@ -58,6 +58,7 @@ void end_link(self_pointer self, troupe::error why) {
   logger("link")->info("link to {} ({:016x}){} ended: {}", st.peer.name, st.peer.incarnation, over,
                        st.why_ended);
   st.for_room.clear();
+  st.for_posting.clear();
   if (st.link) st.link->close();
   // Its transport may not be able to tell it any more.
   if (st.other_end && !st.leaving)
@@ -108,10 +109,10 @@ void carry_out(self_pointer self, peer_left order) {
     return;
   }
   st.peer_leaves = order.why;
-  self->delayed_send(self, last_words, link_command{last_look{std::move(order.why)}});
+  self->delayed_send(self, last_words, link_command{read_last_frames{std::move(order.why)}});
 }
 
-void carry_out(self_pointer self, last_look order) {
+void carry_out(self_pointer self, read_last_frames order) {
   auto& st = self->state;
   if (st.now != link_state::phase::up) return;
   if (order.found_nothing == empty_looks || order.looks == most_looks) {

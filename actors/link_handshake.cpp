@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "troupe/actors/link_parts.hpp"
-#include "troupe/actors/membership.hpp"
 #include "troupe/actors/node_place.hpp"
+#include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors::link_parts {
 

@@ -77,6 +77,8 @@ void to_session(link_state& st, transfer_id transfer, session_event event);
 void say_with_grants(self_pointer self, say order);
 /// Room has come, perhaps.
 void serve_room(self_pointer self);
+/// Batches that the transport has room for by now.
+void post_waiting(self_pointer self);
 /// Nothing is wanted for the transfer any more.
 void leave_room(link_state& st, transfer_id transfer);
 void carry_out(self_pointer self, const look_for_room& order);
@@ -113,7 +115,7 @@ void other_end_ended(self_pointer self, std::string why);
 void introduce(const link_state& st);
 /// Begins to look if there is reason to and nobody does: after whatever may have given one.
 void watch(self_pointer self);
-void carry_out(self_pointer self, const feel_pulse& order);
+void carry_out(self_pointer self, const check_peer_alive& order);
 /// Takes what has come over the link and nobody has taken yet, at most `frames` of it.
 void read_out(link_state& st, std::size_t frames);
 /// The peer's process has said something on another way than the link.
@@ -124,7 +126,7 @@ void heard_besides(link_state& st);
 void carry_out(self_pointer self, close_link order);
 void carry_out(self_pointer self, leave_link order);
 void carry_out(self_pointer self, peer_left order);
-void carry_out(self_pointer self, last_look order);
+void carry_out(self_pointer self, read_last_frames order);
 /// Sessions and the port are told why, once; the actor stays until its last session has detached.
 void end_link(self_pointer self, troupe::error why);
 void finish_if_idle(self_pointer self);

@@ -5,7 +5,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
 
@@ -53,6 +53,7 @@ void retire_transport(link_state& st) {
   st.link.reset();
   st.batches.clear();
   st.for_room.clear();  // their sessions say it again
+  st.for_posting.clear();
   former.link->close();
   for (const auto& [transfer, session] : st.sessions) {
     if (former.link->fence(transfer) == transport::fence_state::pending) {
@@ -63,7 +64,7 @@ void retire_transport(link_state& st) {
     if (asked == st.fencing.end() || asked->second.erase(generation) == 0) continue;
     if (!asked->second.empty()) continue;
     st.fencing.erase(asked);
-    tell(session, session_event{transfer_is_quiescent{}});
+    tell(session, session_event{transfer_fenced{}});
   }
   if (!former.pending.empty()) st.former.push_back(std::move(former));
 }

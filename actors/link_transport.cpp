@@ -4,7 +4,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/keep_alive.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
@@ -24,7 +24,7 @@ class transport_sink final : public transport::link_sink {
     bool polls{false};  ///< this process answers while its engine polls
   };
   transport_sink(link_actor target, std::uint64_t generation, settings with,
-                 std::shared_ptr<link_ear> ear)
+                 std::shared_ptr<signs_of_life> ear)
       : target_{std::move(target)}, generation_{generation}, with_{with}, ear_{std::move(ear)} {}
 
   /// Where to answer. Before the link connects.
@@ -72,7 +72,7 @@ class transport_sink final : public transport::link_sink {
   link_actor target_;
   std::uint64_t generation_;
   settings with_;
-  std::shared_ptr<link_ear> ear_;
+  std::shared_ptr<signs_of_life> ear_;
   std::weak_ptr<transport::link> link_;
 };
 
@@ -105,7 +105,7 @@ result<void> open_transport(self_pointer self) {
   options.post_batch_size = st.context->settings.post_batch_size;
   options.connect_timeout = st.context->settings.connect_timeout;
   ++st.generation;
-  st.ear = std::make_shared<link_ear>();
+  st.ear = std::make_shared<signs_of_life>();
   transport_sink::settings with;
   // The others' completions say what our own processor or our own NIC has done.
   with.acknowledged = st.choice.kind == transport::backend_kind::tcp;
@@ -157,7 +157,7 @@ void happened(self_pointer self, session_message message) {
   if (const auto found = st.sessions.find(route); found != st.sessions.end()) {
     tell(found->second, session_event{std::move(message)});
   } else {
-    tell(st.port, port_event{link_message{handle(self), std::move(message)}});
+    tell(st.port, port_event{unrouted_message{handle(self), std::move(message)}});
   }
 }
 
@@ -175,6 +175,7 @@ void happened(self_pointer self, transport::completion done) {
   }
   const auto transfer = done.transfer;
   to_session(st, transfer, session_event{std::move(done)});
+  post_waiting(self);
 }
 
 void happened(self_pointer self, const fence_holds& fence) {
@@ -188,7 +189,7 @@ void happened(self_pointer self, const fence_holds& fence) {
   asked->second.erase(fence.generation);
   if (!asked->second.empty()) return;
   st.fencing.erase(asked);
-  to_session(st, fence.transfer, session_event{transfer_is_quiescent{}});
+  to_session(st, fence.transfer, session_event{transfer_fenced{}});
   serve_room(self);
 }
 

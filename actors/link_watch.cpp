@@ -6,7 +6,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/keep_alive.hpp"
 #include "troupe/actors/link_parts.hpp"
 #include "troupe/actors/logging.hpp"
@@ -131,11 +131,12 @@ void introduce(const link_state& st) {
 /// made runnable later would wait there for the next progress. So it gets one only meanwhile.
 void read_out(link_state& st, std::size_t frames) {
   {
-    const inline_unit::scope meanwhile{*st.reader};
+    const inline_executor::scope meanwhile{*st.reader};
     for (std::size_t rounds = 0; rounds < frames && st.link->poll(); ++rounds) {
     }
   }
-  const inline_unit::scope hands_over{*st.reader};  // what was made runnable before it was adopted
+  const inline_executor::scope hands_over{
+      *st.reader};  // what was made runnable before it was adopted
 }
 
 void heard_besides(link_state& st) {
@@ -149,10 +150,10 @@ void watch(self_pointer self) {
   if (st.watching || !worth_watching(st)) return;
   st.watching = true;
   st.pulse.begin(now());
-  self->delayed_send(self, st.pulse.period(), link_command{feel_pulse{}});
+  self->delayed_send(self, st.pulse.period(), link_command{check_peer_alive{}});
 }
 
-void carry_out(self_pointer self, const feel_pulse&) {
+void carry_out(self_pointer self, const check_peer_alive&) {
   auto& st = self->state;
   st.watching = false;
   if (!worth_watching(st)) return;
@@ -165,7 +166,7 @@ void carry_out(self_pointer self, const feel_pulse&) {
   judge_peer(self);
   if (st.watching || !worth_watching(st)) return;
   st.watching = true;
-  self->delayed_send(self, st.pulse.period(), link_command{feel_pulse{}});
+  self->delayed_send(self, st.pulse.period(), link_command{check_peer_alive{}});
 }
 
 }  // namespace troupe::actors::link_parts

@@ -14,10 +14,11 @@
 #include <caf/replies_to.hpp>
 #include <caf/typed_actor.hpp>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/clock.hpp"
+#include "troupe/actors/engine_types.hpp"
 #include "troupe/actors/movement.hpp"
-#include "troupe/actors/session_actions.hpp"
 #include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/source_changes.hpp"
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/types.hpp"
 #include "troupe/kvcache/layout.hpp"
@@ -29,22 +30,8 @@ namespace troupe::actors {
 
 // -- to the actor of one transfer
 
-/// engine_port -> sender: the source grew.
-struct source_progress {
-  std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
-};
-/// engine_port -> sender: the source has more blocks.
-struct source_blocks {
-  std::vector<block_id> blocks;
-  std::uint32_t group{0};
-};
-/// engine_port -> sender: the source is complete.
-struct source_sealed {
-  std::uint32_t tokens{0};
-  std::vector<std::byte> aux;
-};
 /// link -> session: the fence that it asked for holds.
-struct transfer_is_quiescent {};
+struct transfer_fenced {};
 /// link -> session: the link is gone, or refused what the session needs to begin.
 struct link_is_lost {
   troupe::error why;
@@ -56,19 +43,19 @@ struct link_is_back {
   std::string backend{};  ///< that it has now
 };
 /// engine_port -> session: the engine gave the transfer up.
-struct engine_aborts {
+struct abort_session {
   troupe::error why;
   bool refused{false};  ///< decode: since another source of the receive refused it
 };
 /// engine_port -> session: look at the clock, the deadline has come.
-struct deadline_came {};
+struct deadline_reached {};
 /// engine_port -> decode session: what every source gives is here; yours may be released.
 struct receive_is_whole {};
 
 struct session_event {
-  std::variant<session_message, transport::completion, transfer_is_quiescent, link_is_lost,
-               link_is_back, source_progress, source_blocks, source_sealed, engine_aborts,
-               deadline_came, receive_is_whole>
+  std::variant<session_message, transport::completion, transfer_fenced, link_is_lost, link_is_back,
+               source_progress, source_blocks, source_sealed, abort_session, deadline_reached,
+               receive_is_whole>
       what;
 };
 
@@ -126,7 +113,7 @@ struct peer_left {
   troupe::error why;
 };
 /// link -> itself, some time after the peer has left: is everything read that it said?
-struct last_look {
+struct read_last_frames {
   troupe::error why;
   std::uint32_t looks{0};          ///< so far
   std::uint32_t found_nothing{0};  ///< of them, the last ones in a row
@@ -141,11 +128,12 @@ struct look_for_dialler {
 /// link -> itself, after a pause while words wait for room for their grants.
 struct look_for_room {};
 /// link -> itself, again and again while something is in flight: does the peer live?
-struct feel_pulse {};
+struct check_peer_alive {};
 
 struct link_command {
   std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, leave_link,
-               peer_left, last_look, dial_again, look_for_dialler, look_for_room, feel_pulse>
+               peer_left, read_last_frames, dial_again, look_for_dialler, look_for_room,
+               check_peer_alive>
       what;
 };
 
@@ -212,7 +200,7 @@ struct link_gone {
   troupe::error why;
 };
 /// link -> engine_port: a message that belongs to no attached session.
-struct link_message {
+struct unrouted_message {
   link_handle link;
   session_message message;
 };
@@ -247,15 +235,16 @@ struct blocks_granted {
   result<kvcache::allocation> blocks;
 };
 /// transport -> engine_port: the GPU has come to a point that a `send_progress` names, or never will.
-struct compute_came {
+struct gpu_point_reached {
   operation_id send;
   std::uint64_t point{0};
   std::optional<troupe::error> failure;
 };
 
 struct port_event {
-  std::variant<link_ready, link_leaves, link_gone, link_message, session_layers, session_concluded,
-               session_unpinned, value_concluded, blocks_granted, compute_came>
+  std::variant<link_ready, link_leaves, link_gone, unrouted_message, session_layers,
+               session_concluded, session_unpinned, value_concluded, blocks_granted,
+               gpu_point_reached>
       what;
 };
 
@@ -376,12 +365,12 @@ struct start_word {
   std::vector<std::uint64_t> lives;  ///< of the sources, or none
 };
 /// The first message of all: who the port may ask.
-struct wire_port {
+struct connect_operations {
   caf::typed_actor<caf::reacts_to<node_command>> node;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
 };
 /// node -> port: the newest membership.
-struct members_seen {
+struct membership_changed {
   std::shared_ptr<const membership> members;
 };
 /// node -> port: the supervisor's answer to a heartbeat.
@@ -395,7 +384,7 @@ struct stop_port {};
 
 struct engine_command {
   std::variant<start_send, send_grew, send_progress, send_sealed, start_receive, open_when_complete,
-               abort_operation, start_value, start_word, wire_port, members_seen,
+               abort_operation, start_value, start_word, connect_operations, membership_changed,
                heartbeat_answered, stop_port>
       what;
 };

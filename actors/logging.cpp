@@ -1,6 +1,7 @@
 #include "troupe/actors/logging.hpp"
 
 #include <ctime>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>

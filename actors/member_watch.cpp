@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/phrases.hpp"
 
 namespace troupe {

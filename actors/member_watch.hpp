@@ -36,7 +36,7 @@
 #include <utility>
 
 #include "troupe/actors/cluster_messages.hpp"
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/engine_types.hpp"
 
 namespace troupe::actors {
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "troupe/actors/list_pace.hpp"
+#include "troupe/actors/broadcast_budget.hpp"
+#include "troupe/actors/member_list.hpp"
+#include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors {
 
@@ -29,20 +31,6 @@ unexpected differs(const expected_slot& slot, std::string_view what, const std::
 }
 
 }  // namespace
-
-std::string printable(std::string_view text, std::size_t limit) {
-  std::string out;
-  for (char c : text.substr(0, limit)) out += (c >= ' ' && c <= '~' && c != '\'') ? c : '?';
-  if (text.size() > limit) out += "...";
-  return out;
-}
-
-std::string quoted(std::string_view text) {
-  std::string out{'\''};
-  out += printable(text, 64);
-  out += '\'';
-  return out;
-}
 
 membership_table::membership_table(membership_options options) : options_{std::move(options)} {
   entries_.reserve(options_.slots.size());
@@ -363,10 +351,11 @@ std::chrono::milliseconds time_for(std::chrono::microseconds an_entry, std::size
 
 }  // namespace
 
-/// The list before this one shall have gone out, at the pace of `list_pace`, with time
+/// The list before this one shall have gone out, at the pace of `broadcast_budget`, with time
 /// to spare: the network layer takes whatever it is given, and would hold more and more of them.
 std::chrono::milliseconds membership_table::change_interval() const noexcept {
-  return std::max(options_.broadcast_interval, time_for(list_pace::an_entry * 3 / 2, last_told_));
+  return std::max(options_.broadcast_interval,
+                  time_for(broadcast_budget::an_entry * 3 / 2, last_told_));
 }
 
 /// 20,000 of them a second are what loads may cost.

@@ -58,6 +58,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -304,21 +305,5 @@ class membership_table {
   std::optional<steady_time> restored_;  ///< when, if anything was
   std::vector<node_transition> transitions_;
 };
-
-/// Whether a member is down by its own report. Its process lives: transfers with it go on.
-[[nodiscard]] bool reports_failure(const member& m) noexcept;
-
-/// Whether the cluster takes that life for dead: it is down, and not by its own report.
-[[nodiscard]] bool is_lost(const member& m) noexcept;
-/// The node of that name, or null. The pointer is into `all`.
-[[nodiscard]] const member* find_member(const membership& all, std::string_view name) noexcept;
-
-/// Of a reason that a node gives for its failure, in characters.
-inline constexpr std::size_t max_failure = 200;
-
-/// A string of a stranger as it may stand in a sentence: printable, cut to `limit` characters.
-[[nodiscard]] std::string printable(std::string_view text, std::size_t limit);
-/// The same in quotes, cut to 64 characters.
-[[nodiscard]] std::string quoted(std::string_view text);
 
 }  // namespace troupe::actors

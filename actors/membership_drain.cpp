@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors {
 

@@ -5,15 +5,11 @@
 #include <tuple>
 #include <utility>
 
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/membership.hpp"
+#include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors {
-
-namespace {
-
-constexpr std::string_view report_prefix = "reports: ";
-
-}  // namespace
 
 // -- a node's own report
 
@@ -35,21 +31,6 @@ void membership_table::fail_itself(entry& e, const std::string& why) {
 bool membership_table::reports_failure(std::string_view name) const {
   const entry* e = find(name);
   return e != nullptr && e->reported;
-}
-
-bool reports_failure(const member& m) noexcept {
-  // No other reason begins so: all of them are the supervisor's own words.
-  return node_state_from(m.state) == node_state::down && m.reason.starts_with(report_prefix);
-}
-
-bool is_lost(const member& m) noexcept {
-  return node_state_from(m.state) == node_state::down && !reports_failure(m);
-}
-
-const member* find_member(const membership& all, std::string_view name) noexcept {
-  const auto found = std::ranges::find(
-      all.members, name, [](const member& m) -> std::string_view { return m.node.name; });
-  return found == all.members.end() ? nullptr : &*found;
 }
 
 // -- load

@@ -22,7 +22,7 @@ using node_actor = caf::typed_actor<
     // supervisor -> node: the membership changed (coalesced, the full list)
     caf::reacts_to<members_atom, membership>,
     // supervisor -> node: your heartbeat is unknown here, register again
-    caf::reacts_to<rejoin_atom>,
+    caf::reacts_to<register_again_atom>,
     // supervisor -> node: an operator drains you, or you are drained: leave
     caf::reacts_to<drain_atom, drain_order>,
     // node -> node: make a link with me; the reply carries this side's offer or the refusal

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "troupe/actors/engine.hpp"
-#include "troupe/actors/session_actions.hpp"
+#include "troupe/actors/clock.hpp"
+#include "troupe/actors/engine_types.hpp"
 
 namespace troupe::actors {
 

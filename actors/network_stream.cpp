@@ -71,7 +71,7 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
 
   void remove_from_loop() override {
     scribe_impl::remove_from_loop();
-    stream_.backend().post([watched = last_look{this}] {});
+    stream_.backend().post([watched = read_last_frames{this}] {});
   }
 
  protected:
@@ -89,12 +89,12 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
 
  private:
   /// Goes with its task after the turn that runs, or unrun with the loop itself.
-  class last_look {
+  class read_last_frames {
    public:
-    explicit last_look(stream* looked_at) : stream_{looked_at} {}
-    last_look(last_look&&) = default;
-    last_look& operator=(last_look&&) = delete;
-    ~last_look() {
+    explicit read_last_frames(stream* looked_at) : stream_{looked_at} {}
+    read_last_frames(read_last_frames&&) = default;
+    read_last_frames& operator=(read_last_frames&&) = delete;
+    ~read_last_frames() {
       if (stream_ && stream_->detached()) stream_->let_go();
     }
 

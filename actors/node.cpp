@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "troupe/actors/crash.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/node_parts.hpp"
 #include "troupe/actors/system.hpp"
 
@@ -29,6 +29,12 @@ void beat(self_pointer self) {
 
 void carry_out(self_pointer self, stop_node&) {
   auto& st = self->state;
+  // Else they would be placed for nobody, and count there.
+  if (st.supervisor) {
+    for (const auto& [operation, asked] : st.placements) {
+      self->send(st.supervisor, placed_atom::value, asked.request);
+    }
+  }
   fail_placements(st, {errc::aborted, "the node stops"});
   // One that crashed does not leave in good order.
   if (st.supervisor && !st.replaced) {
@@ -86,7 +92,7 @@ local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_sta
   watch_essentials(self);
   return {
       [self](members_atom, membership& fresh) { adopt(self, fresh); },
-      [self](rejoin_atom) {
+      [self](register_again_atom) {
         self->state.registered = false;
         reach_supervisor(self);
       },

@@ -6,8 +6,9 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/crash.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/node_end.hpp"
 #include "troupe/actors/node_parts.hpp"
 
 namespace troupe::actors::node_parts {

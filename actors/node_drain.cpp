@@ -6,11 +6,12 @@ bool node_drain::ordered(const drain_order& order, std::uint64_t incarnation) {
   if (order.incarnation != incarnation) return false;
   reminded_ = true;
   judges_itself_ = false;
-  if (order.leave == 2) {
+  if (order.step == drain_step::resume) {
     auto expected = drain_standing::draining;
     return standing_.compare_exchange_strong(expected, drain_standing::serving);
   }
-  const auto wanted = order.leave == 0 ? drain_standing::draining : drain_standing::drained;
+  const auto wanted =
+      order.step == drain_step::finish ? drain_standing::draining : drain_standing::drained;
   if (wanted <= standing_.load()) return false;
   standing_.store(wanted);
   return true;

@@ -21,7 +21,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/cluster_messages.hpp"
+#include "troupe/actors/engine_types.hpp"
 
 namespace troupe::actors {
 

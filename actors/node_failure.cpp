@@ -3,8 +3,9 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/node_parts.hpp"
+#include "troupe/actors/phrases.hpp"
 
 namespace troupe::actors::node_parts {
 

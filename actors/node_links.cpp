@@ -6,10 +6,10 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/deployment_place.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/link.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/node_parts.hpp"
 #include "troupe/actors/placement_epochs.hpp"
 
@@ -228,7 +228,7 @@ void adopt(self_pointer self, membership& fresh) {
                      fresh.epoch < st.members.epoch;
   if (older || fresh.cluster != st.context->settings.cluster) return;
   st.members = std::move(fresh);
-  tell(st.port, engine_command{members_seen{std::make_shared<const membership>(st.members)}});
+  tell(st.port, engine_command{membership_changed{std::make_shared<const membership>(st.members)}});
   st.context->events.see(st.members);
   for (const auto& m : st.members.members) {
     if (is_lost(m)) {

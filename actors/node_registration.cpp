@@ -6,7 +6,7 @@
 #include <caf/sec.hpp>
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/network.hpp"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/node_parts.hpp"
 
@@ -99,7 +99,7 @@ caf::typed_response_promise<call_reply> take_call(self_pointer self, call_reques
     auto answer = std::make_shared<call_answer>(self->address(), id);
     try {
       st.context->on_call(call{
-          std::move(request.method), std::move(request.payload),
+          std::move(request.method), std::move(request.payload), deadline,
           [answer](result<std::vector<std::uint8_t>> reply) { answer->give(std::move(reply)); }});
     } catch (const std::exception& thrown) {
       answer->give(

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "troupe/actors/cache_pool.hpp"
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/engine_types.hpp"
 
 namespace troupe::actors {
 

@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/engine_types.hpp"
 
 namespace troupe::actors {
 

@@ -57,6 +57,18 @@ namespace troupe::actors {
   return digits.data();
 }
 
+/// A string of a stranger as it may stand in a sentence: printable, cut to `limit` characters.
+[[nodiscard]] inline std::string printable(std::string_view text, std::size_t limit) {
+  std::string out;
+  for (char c : text.substr(0, limit)) out += (c >= ' ' && c <= '~' && c != '\'') ? c : '?';
+  if (text.size() > limit) out += "...";
+  return out;
+}
+/// The same of at most 64 characters, in quotation marks.
+[[nodiscard]] inline std::string quoted(std::string_view text) {
+  return '\'' + printable(text, 64) + '\'';
+}
+
 /// Two digits a byte.
 [[nodiscard]] inline std::string hex_text(std::span<const std::uint8_t> of) {
   constexpr std::string_view digits = "0123456789abcdef";

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/system.hpp"
 
 namespace troupe::actors {

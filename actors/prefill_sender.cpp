@@ -31,7 +31,7 @@ struct prefill_side {
     auto& basis = self->state.basis;
     auto wishes = wish_grants(basis, transport::access::read);
     if (!wishes) {
-      shell::later(self, session_event{engine_aborts{wishes.error()}});
+      shell::later(self, session_event{abort_session{wishes.error()}});
       return;
     }
     transfer_offer offer;
@@ -75,7 +75,7 @@ struct prefill_side {
     return st.machine->sealed(seal.tokens, std::move(seal.aux));
   }
   static session_actions whole(state&) { return {}; }
-  static session_actions given_up(state& st, engine_aborts& abort) {
+  static session_actions given_up(state& st, abort_session& abort) {
     return st.machine->local_abort(std::move(abort.why));
   }
 };

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "troupe/actors/deployment_place.hpp"
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/member_list.hpp"
 
 namespace troupe::actors {
 

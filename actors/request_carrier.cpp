@@ -15,7 +15,6 @@
 
 #include "troupe/actors/carried_calls.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/membership.hpp"
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/request_blame.hpp"
@@ -32,7 +31,7 @@ using std::chrono::milliseconds;
 /// What is added for a source, as "#0123abcd.2", fits an id of 256 bytes.
 constexpr std::size_t max_carried_id = 240;
 /// How often the membership is looked at while calls are under way.
-constexpr milliseconds look{25};
+constexpr milliseconds look_every{25};
 /// So long decode's answer waits for prefill's, which comes before it as a rule.
 constexpr milliseconds follows_within{1000};
 /// So long the cluster may not have heard of a node that stops in good order, whose calls have ended:
@@ -78,10 +77,15 @@ class carried_run {
       const std::lock_guard lock{board_->mutex};
       board_->over = true;
     }
-    (void)guarded([this]() -> result<carried_outcome> {
+    over_.request_stop();
+    const auto told = guarded([this]() -> result<carried_outcome> {
       threads_.run([&client = client_, &watch = watch_, id = id_] {
         if (!client.finished(id)) watch.tell_later(id);
       });
+      return carried_outcome{};
+    });
+    if (!told) watch_.tell_later(id_);
+    (void)guarded([this]() -> result<carried_outcome> {
       calls_.give_up_all();
       return carried_outcome{};
     });
@@ -178,20 +182,21 @@ class carried_run {
     const auto time = left();
     // The supervisor knows what is missing: its refusal is to be here before the time is over.
     ask.timeout_ms = whole_ms(time - std::min(answers_within, time / 4));
-    threads_.run([board = board_, &client = client_, &watch = watch_, ask, time] {
-      auto where = client.ask_placement(ask, time);
-      std::unique_lock lock{board->mutex};
-      const bool late = board->over;
-      if (!late) {
-        board->placed = std::move(where);
-        board->changed.notify_all();
-        return;
-      }
-      lock.unlock();
-      if (!client.finished(ask.request)) watch.tell_later(ask.request);
-    });
+    threads_.run(
+        [board = board_, &client = client_, &watch = watch_, ask, time, over = over_.get_token()] {
+          auto where = client.ask_placement(ask, time, over);
+          std::unique_lock lock{board->mutex};
+          const bool late = board->over;
+          if (!late) {
+            board->placed = std::move(where);
+            board->changed.notify_all();
+            return;
+          }
+          lock.unlock();
+          if (!client.finished(ask.request)) watch.tell_later(ask.request);
+        });
     std::unique_lock lock{board_->mutex};
-    while (!board_->placed && !is_over()) board_->changed.wait_for(lock, look);
+    while (!board_->placed && !is_over()) board_->changed.wait_for(lock, look_every);
     return std::exchange(board_->placed, std::nullopt);
   }
 
@@ -221,7 +226,7 @@ class carried_run {
   /// Until all of decode is done (no verdict), or the attempt is over.
   std::optional<attempt_verdict> follow() {
     for (;;) {
-      calls_.take_answers(std::clamp(left(), milliseconds{0}, look));
+      calls_.take_answers(std::clamp(left(), milliseconds{0}, look_every));
       if (calls_.all(carried_side::decode, &live_call::done)) return std::nullopt;
       if (auto why = is_over()) return attempt_verdict{std::move(*why), {}};
       const auto members = watch_.asked_after(placed_at_);
@@ -274,7 +279,7 @@ class carried_run {
   carried_outcome success() {
     const auto until = std::min(deadline_, clock::now() + follows_within);
     while (!calls_.all(carried_side::prefill, &live_call::has_ended) && clock::now() < until) {
-      calls_.take_answers(look);
+      calls_.take_answers(look_every);
     }
     carried_outcome out;
     out.attempts = now_.where.attempt;
@@ -292,6 +297,7 @@ class carried_run {
   side_threads& threads_;
   clock::time_point deadline_;
   std::shared_ptr<placement_board> board_{std::make_shared<placement_board>()};
+  std::stop_source over_;  ///< a place is not waited for any more
   carried_calls calls_;
   carried_attempt now_;
   clock::time_point placed_at_{};

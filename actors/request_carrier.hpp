@@ -82,7 +82,7 @@ class request_carrier {
  public:
   /// The client must outlive it.
   explicit request_carrier(cluster_client& client);
-  /// Waits for calls that were given up and not answered: until their deadlines at the longest.
+  /// Waits until the engines were told what was given up, as far as they answer that in time.
   ~request_carrier();
   request_carrier(const request_carrier&) = delete;
   request_carrier& operator=(const request_carrier&) = delete;

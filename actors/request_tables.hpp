@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/engine_types.hpp"
 #include "troupe/actors/session_messages.hpp"
 #include "troupe/kvcache/block_list.hpp"
 #include "troupe/kvcache/layout.hpp"

@@ -7,6 +7,9 @@ namespace troupe::actors {
 
 namespace {
 
+/// Between two looks at the membership.
+constexpr std::chrono::milliseconds look_interval{100};
+
 /// A supervisor that is away for longer forgets them by itself, as it bounds what it remembers.
 constexpr std::size_t max_untold_ends = 65'536;
 
@@ -54,7 +57,6 @@ void request_watch::tell_later(std::string request) {
 }
 
 void request_watch::run() {
-  constexpr std::chrono::milliseconds interval{100};
   std::unique_lock lock{mutex_};
   for (;;) {
     changed_.wait(lock, [this] { return stopping_ || requests_ > 0 || !untold_.empty(); });
@@ -68,13 +70,15 @@ void request_watch::run() {
       asked_ = asked;
       tell_now(lock);
     }
-    changed_.wait_for(lock, interval, [this] { return stopping_; });
+    changed_.wait_for(lock, look_interval, [this] { return stopping_; });
   }
 }
 
-/// To a supervisor that answers. What it does not confirm stays.
+/// To a supervisor that answers. What it does not confirm stays, and so does what there is no time for: the
+/// requests that are carried meanwhile need news of the members.
 void request_watch::tell_now(std::unique_lock<std::mutex>& lock) {
-  while (!untold_.empty() && !stopping_) {
+  const auto until = std::chrono::steady_clock::now() + look_interval;
+  while (!untold_.empty() && !stopping_ && std::chrono::steady_clock::now() < until) {
     const auto request = untold_.front();
     lock.unlock();
     const bool told = client_.finished(request).has_value();

@@ -123,6 +123,12 @@ result<std::variant<placement, ticket_id>> router::place(const placement_request
 }
 
 void router::finished(std::string_view request) {
+  forget(request);
+  if (request.empty()) return;
+  for (waiting_request& w : line_) w.over = w.over || w.request.request == request;
+}
+
+void router::forget(std::string_view request) {
   const auto it = placed_.find(std::string{request});
   if (it == placed_.end()) return;
   give_back(it->second);
@@ -138,7 +144,9 @@ std::vector<served_ticket> router::serve(steady_time now) {
   std::vector<served_ticket> served;
   std::deque<waiting_request> still;
   for (waiting_request& w : line_) {
-    if (has_candidate(w.edge)) {
+    if (w.over) {
+      served.push_back({w.ticket, fail(errc::aborted, "the request ended while it waited")});
+    } else if (has_candidate(w.edge)) {
       served.push_back({w.ticket, assign(w.request, w.edge, w.which, now)});
     } else if (now >= w.deadline) {
       const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - w.arrived);
@@ -300,7 +308,7 @@ router::choice router::choose(std::size_t stage, side at, const placement_reques
 }
 
 void router::track(const std::string& request, tracked_request placed) {
-  finished(request);  // the same id again is a request that goes elsewhere
+  forget(request);  // the same id again is a request that goes elsewhere
   placed.order = ++last_order_;
   placed_.insert_or_assign(request, std::move(placed));
   placed_order_.emplace_back(last_order_, request);

@@ -100,7 +100,7 @@ class router {
   /// is full), `peer_lost` (its `retry_budget` is used up).
   [[nodiscard]] result<std::variant<placement, ticket_id>> place(const placement_request& request,
                                                                  steady_time now);
-  /// A placed request ended. Unknown ids are ignored.
+  /// A request ended, placed or still in line. Unknown ids are ignored.
   void finished(std::string_view request);
   /// Those of the line that can be placed now or whose deadline passed (`deadline`), in arrival
   /// order.
@@ -142,6 +142,7 @@ class router {
     attempt which;
     steady_time arrived{};
     steady_time deadline{};
+    bool over{false};  ///< whoever asked wants no place any more
   };
   struct choice {
     std::size_t replica{0};
@@ -186,6 +187,7 @@ class router {
   /// Whether a replica of the attempt before lost nobody, and nothing that it held is void.
   [[nodiscard]] bool is_unhurt(std::size_t stage, std::size_t replica, std::uint64_t life,
                                std::uint64_t epoch, const std::vector<std::string>& failed) const;
+  void forget(std::string_view request);
   void give_back(tracked_request& request);
   void track(const std::string& request, tracked_request placed);
   [[nodiscard]] std::size_t stage_index(std::string_view name) const;

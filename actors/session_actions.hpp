@@ -20,13 +20,11 @@
 #include <variant>
 #include <vector>
 
+#include "troupe/actors/clock.hpp"
 #include "troupe/actors/session_messages.hpp"
 #include "troupe/transport/backend.hpp"
 
 namespace troupe::actors {
-
-/// Monotonic.
-using time_point = std::chrono::steady_clock::time_point;
 
 /// Post one batch: push these layers (prefill, write mode; with a `layers_landed` frame behind the
 /// bytes) or pull them (decode, read mode). Ends as `batch_completed(id, ...)`. The slice is empty

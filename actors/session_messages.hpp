@@ -28,6 +28,7 @@
 #include <variant>
 #include <vector>
 
+#include "troupe/actors/cache_slice.hpp"
 #include "troupe/config/transfer_mode.hpp"
 #include "troupe/kvcache/block_list.hpp"
 #include "troupe/kvcache/ids.hpp"
@@ -39,15 +40,6 @@ namespace troupe::actors {
 inline constexpr std::uint16_t session_version = 6;
 
 using troupe::transfer_mode;
-
-/// Layers [layer_begin, layer_end) at token positions [token_begin, token_end) of a request. In messages layers
-/// are counted among those that both sides hold (`kvcache::transfer_geometry`), in an engine's events among
-/// its own.
-struct cache_slice {
-  std::uint32_t layer_begin{0}, layer_end{0};
-  std::uint32_t token_begin{0}, token_end{0};
-  friend bool operator==(const cache_slice&, const cache_slice&) = default;
-};
 
 /// The block table of one group of layers. Where a layout has groups, a message has one for each, in their
 /// order, and names no blocks beside them.

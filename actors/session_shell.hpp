@@ -17,6 +17,7 @@
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/node_context.hpp"
 #include "troupe/actors/request_tables.hpp"
+#include "troupe/actors/session_actions.hpp"
 #include "troupe/kvcache/plan.hpp"
 
 namespace troupe::actors {
@@ -118,7 +119,7 @@ void log_outcome(const session_basis& basis, std::string_view side,
 ///     session_actions grew(state&, source_progress&)    // prefill
 ///     session_actions complete(state&, source_sealed&)  // prefill
 ///     session_actions whole(state&)                     // decode
-///     session_actions given_up(state&, engine_aborts&)
+///     session_actions given_up(state&, abort_session&)
 template <class Side>
 class session_shell {
  public:
@@ -171,7 +172,7 @@ class session_shell {
     if (words) {
       ask_link(self, std::move(*words));
     } else {
-      later(self, session_event{engine_aborts{words.error()}});
+      later(self, session_event{abort_session{words.error()}});
     }
   }
 
@@ -218,9 +219,7 @@ class session_shell {
     st.basis.last_byte = std::chrono::steady_clock::now();
     return st.machine->batch_completed(done.id, done.failure);
   }
-  static session_actions happened(state& st, transfer_is_quiescent&) {
-    return st.machine->quiescent();
-  }
+  static session_actions happened(state& st, transfer_fenced&) { return st.machine->quiescent(); }
   static session_actions happened(state& st, link_is_lost& lost) {
     return st.machine->link_lost(std::move(lost.why));
   }
@@ -239,10 +238,10 @@ class session_shell {
   static session_actions happened(state& st, source_sealed& seal) {
     return Side::complete(st, seal);
   }
-  static session_actions happened(state& st, engine_aborts& abort) {
+  static session_actions happened(state& st, abort_session& abort) {
     return Side::given_up(st, abort);
   }
-  static session_actions happened(state& st, deadline_came&) {
+  static session_actions happened(state& st, deadline_reached&) {
     return st.machine->expire(std::chrono::steady_clock::now());
   }
   static session_actions happened(state& st, receive_is_whole&) { return Side::whole(st); }

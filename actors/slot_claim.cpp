@@ -16,7 +16,6 @@
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/local_address.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/membership.hpp"
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/messages.hpp"
 #include "troupe/actors/phrases.hpp"

@@ -4,7 +4,7 @@
 ///
 ///     auto slot = claimed_slot::claim(deployment, "decode", {});
 ///     if (!slot) return slot.error();
-///     auto node = start_claimed(deployment, **slot);
+///     auto node = start_claimed(deployment, **slot);  // of engine.hpp
 ///     // ... once `wait_registered` says so:
 ///     slot->reset();
 
@@ -14,7 +14,6 @@
 #include <stop_token>
 #include <string>
 
-#include "troupe/actors/engine.hpp"
 #include "troupe/config/deployment.hpp"
 #include "troupe/kvcache/result.hpp"
 
@@ -47,10 +46,5 @@ class claimed_slot {
   /// That the node has to register with.
   [[nodiscard]] virtual std::uint64_t incarnation() const noexcept = 0;
 };
-
-/// `engine::start` of the node that was claimed, in the life that it was claimed for.
-[[nodiscard]] result<std::unique_ptr<engine>> start_claimed(const config::deployment& deployment,
-                                                            const claimed_slot& slot,
-                                                            engine_options options = {});
 
 }  // namespace troupe::actors

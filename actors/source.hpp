@@ -12,9 +12,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/clock.hpp"
+#include "troupe/actors/engine_types.hpp"
 #include "troupe/actors/movement.hpp"
-#include "troupe/actors/session_actions.hpp"
 
 namespace troupe::actors {
 

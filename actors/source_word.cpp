@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "troupe/actors/ask_link.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 
 namespace troupe::actors {
 
@@ -53,7 +53,7 @@ void happened(self_pointer self, const link_is_back& back) {
   st.link.epoch = back.epoch;
   ask(self);
 }
-void happened(self_pointer self, engine_aborts& abort) {
+void happened(self_pointer self, abort_session& abort) {
   let_go(self, abort.why);
   end(self, std::move(abort.why));
 }
@@ -62,8 +62,8 @@ void happened(self_pointer self, receive_is_whole&) {
   end(self, std::nullopt);
 }
 void happened(self_pointer, transport::completion&) {}
-void happened(self_pointer, transfer_is_quiescent&) {}
-void happened(self_pointer, deadline_came&) {}  // the operation's own, if it has one, ends it
+void happened(self_pointer, transfer_fenced&) {}
+void happened(self_pointer, deadline_reached&) {}  // the operation's own, if it has one, ends it
 void happened(self_pointer, source_blocks&) {}
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}

@@ -183,7 +183,7 @@ supervisor_actor::behavior_type supervisor(supervisor_parts::self_pointer self,
 }  // namespace
 
 supervisor_actor spawn_supervisor(caf::actor_system& system, supervisor_options options) {
-  const guest_call visit;
+  const caf_thread_scope visit;
   return system.spawn(supervisor, std::move(options));
 }
 

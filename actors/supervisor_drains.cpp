@@ -38,7 +38,7 @@ drain_reply supervisor_state::drain(const drain_request& request) {
   std::string names;
   for (const auto& one : ranks) {
     names += (names.empty() ? "" : ", ") + one.name;
-    order(one.name, {one.incarnation, 0});
+    order(one.name, {one.incarnation, drain_step::finish});
   }
   log->info("an operator drains {}: no new request goes there, it leaves in {} ms at the latest",
             names, std::min(deadline, max_drain_deadline).count());
@@ -56,7 +56,7 @@ drain_reply supervisor_state::cancel_drain(const std::string& node) {
   std::string names;
   for (const node_life& one : *serving) {
     names += (names.empty() ? "" : ", ") + one.name;
-    order(one.name, {one.incarnation, 2});
+    order(one.name, {one.incarnation, drain_step::resume});
   }
   log->info("an operator cancels the drain of {}: requests go there again", names);
   return {0, names, table->incarnation_of(node).value_or(0)};
@@ -76,7 +76,7 @@ void supervisor_state::judge_drains() {
       const auto level =
           verdict.reason == drained_reason ? spdlog::level::info : spdlog::level::warn;
       note("drained", node, incarnation, table->epoch(), verdict.reason, level);
-      order(node, {incarnation, 1});
+      order(node, {incarnation, drain_step::leave});
     }
   }
 }

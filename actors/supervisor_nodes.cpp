@@ -6,6 +6,7 @@
 #include <caf/exit_reason.hpp>
 #include <spdlog/fmt/fmt.h>
 
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/supervisor_parts.hpp"
 
 namespace troupe::actors::supervisor_parts {
@@ -65,6 +66,10 @@ registration supervisor_state::take_in(const registration_request& request,
                   request.node.port, request.node.pid, outcome->replica, request.node.stage)};
   uninformed.insert(node);
   if (const auto drained = drains.registered(node, request.node.incarnation)) {
+    // A rank that was away when the others were told to leave does so, too.
+    if (drained->step == drain_step::leave) {
+      table->drained(node, request.node.incarnation, drains.why_it_leaves(node));
+    }
     order(node, *drained);
   }
   return std::move(*outcome);
@@ -128,7 +133,7 @@ void supervisor_state::report(const node_transition& change) {
   drains.lost(change.name, change.incarnation);
   if (!reachable || table->reports_failure(change.name)) return;
   // It is silent, yet its connection stands: should it wake up, this is the first thing it reads.
-  self->send(it->second.handle, rejoin_atom_v);
+  self->send(it->second.handle, register_again_atom_v);
   forget_peer(change.name);
 }
 

@@ -20,9 +20,9 @@
 #include <caf/typed_response_promise.hpp>
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/broadcast_budget.hpp"
 #include "troupe/actors/drains.hpp"
 #include "troupe/actors/event_log.hpp"
-#include "troupe/actors/list_pace.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/slot_claims.hpp"
 #include "troupe/actors/supervisor.hpp"
@@ -60,7 +60,7 @@ struct supervisor_state {
     std::size_t entries{0};
     caf::message message;
   } told;  ///< the last list
-  list_pace pace;
+  broadcast_budget pace;
   std::shared_ptr<membership_store> store;
   std::shared_ptr<std::atomic<std::size_t>> nodes_there;     ///< null: nobody wants to know
   std::shared_ptr<std::atomic<std::uint64_t>> claims_asked;  ///< likewise

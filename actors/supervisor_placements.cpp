@@ -2,6 +2,7 @@
 #include <utility>
 #include <variant>
 
+#include "troupe/actors/phrases.hpp"
 #include "troupe/actors/supervisor_parts.hpp"
 
 namespace troupe::actors::supervisor_parts {

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/phrases.hpp"
 #include "troupe/transport/os_error.hpp"
 #include "troupe/transport/tcp/socket.hpp"
 

@@ -17,6 +17,7 @@
 #include <caf/send.hpp>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/messages.hpp"
 #include "troupe/actors/network.hpp"
 #include "troupe/actors/phrases.hpp"
 #include "troupe/actors/scheduler.hpp"
@@ -65,7 +66,7 @@ actor_host::actor_host(actor_host_options options)
       config_{std::make_unique<host_config>(options_)},
       system_{std::make_unique<caf::actor_system>(*config_)},
       network_{std::make_unique<network>(*system_, door_options_of(options_.security))} {
-  const guest_call made_it;
+  const caf_thread_scope made_it;
   own_threads_ = system_->detached_actors();
 }
 
@@ -80,7 +81,13 @@ actor_host::~actor_host() {
     return system_->registry().running() == 0 && system_->detached_actors() <= own_threads_;
   };
   const auto deadline = steady_clock::now() + options_.shutdown_timeout;
+  bool forgot_timers = false;
   while (!over() && steady_clock::now() < deadline) {
+    // What an actor told itself to hear later knows it, and would keep its thread until then.
+    if (!forgot_timers && system_->registry().running() == 0) {
+      system_->clock().cancel_all();
+      forgot_timers = true;
+    }
     std::this_thread::sleep_for(milliseconds{2});
   }
   if (!over()) {
@@ -148,7 +155,7 @@ result<caf::strong_actor_ptr> actor_host::connect_actor(const std::set<std::stri
   if (port == 0) return fail(errc::invalid_config, "port 0 of " + host + " cannot be connected to");
   const auto dialler = network_of(*system_);
   if (!dialler) return fail(errc::aborted, "this process has shut its network down");
-  const guest_call visit;
+  const caf_thread_scope visit;
   caf::scoped_actor self{*system_};
   result<caf::strong_actor_ptr> outcome = fail(errc::internal, "the network layer gave no answer");
   self->request(dialler, caf::infinite, caf::connect_atom::value, host, port, messages,

@@ -5,13 +5,16 @@
 /// none can hang.
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <caf/actor_cast.hpp>
@@ -24,9 +27,8 @@
 #include <caf/send.hpp>
 
 #include "troupe/actors/actor_host_options.hpp"
+#include "troupe/actors/caf_thread_scope.hpp"
 #include "troupe/actors/door.hpp"
-#include "troupe/actors/guest_call.hpp"
-#include "troupe/actors/messages.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::actors {
@@ -44,7 +46,7 @@ class actor_host {
   actor_host(const actor_host&) = delete;
   actor_host& operator=(const actor_host&) = delete;
 
-  /// Who spawns actors in it, or has a `caf::scoped_actor` of it, holds a `guest_call` meanwhile.
+  /// Who spawns actors in it, or has a `caf::scoped_actor` of it, holds a `caf_thread_scope` meanwhile.
   [[nodiscard]] caf::actor_system& system() noexcept { return *system_; }
   /// What came to the door of this process so far.
   [[nodiscard]] door::counters door_counters() const;
@@ -115,46 +117,101 @@ class actor_host {
 /// line). Call it first in the behaviour function; a handler set after it replaces its own.
 void set_log_handlers(caf::scheduled_actor& self, std::string component);
 
-/// Asks an actor from a thread that may block, and waits at most `timeout` for the reply. `who`
-/// names the other side in sentences. Errors: `peer_lost` (it ended or its connection broke,
-/// noticed at once), `deadline` (it is silent), `internal` (it answered with an error of CAF's).
+/// Where an answer is left for the thread that waits for it. The first counts. Thread-safe.
+template <class Reply>
+class answer_board {
+ public:
+  void put(result<Reply> answer) {
+    const std::lock_guard lock{mutex_};
+    if (answer_) return;
+    answer_.emplace(std::move(answer));
+    there_.notify_one();
+  }
+  /// Once; empty when none came in time.
+  [[nodiscard]] std::optional<result<Reply>> take(std::chrono::milliseconds within) {
+    std::unique_lock lock{mutex_};
+    there_.wait_for(lock, within, [this] { return answer_.has_value(); });
+    return std::move(answer_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable there_;
+  std::optional<result<Reply>> answer_;
+};
+
+/// How long an answer is waited for.
+struct answer_wait {
+  // NOLINTNEXTLINE(google-explicit-constructor): most waits are a time alone
+  template <class Count, class Period>
+  answer_wait(std::chrono::duration<Count, Period> most, std::stop_token until = {})
+      : timeout{most}, given_up{std::move(until)} {}
+
+  std::chrono::milliseconds timeout;
+  std::stop_token given_up;  ///< requested: nobody wants the answer any more
+};
+
+/// Asks an actor from a thread that may block, and waits for the reply. `who` names the other side in
+/// sentences. Errors: `peer_lost` (it ended or its connection broke, noticed at once), `deadline` (it
+/// is silent), `aborted` (the wait was given up), `internal` (it answered with an error of CAF's).
 /// Leaves no timer behind, so that it may be called at any rate. Not for use inside an actor.
 template <class Reply, class Handle, class... Args>
 [[nodiscard]] result<Reply> ask(caf::actor_system& system, const Handle& whom,
-                                const std::string& who, std::chrono::milliseconds timeout,
-                                Args... args) {
-  const auto promise = std::make_shared<std::promise<result<Reply>>>();
-  auto outcome = promise->get_future();
+                                const std::string& who, const answer_wait& bounds, Args... args) {
+  const auto not_wanted = [&] {
+    return fail(errc::aborted, who + " was not asked: nobody waits for its answer any more");
+  };
+  if (bounds.given_up.stop_requested()) return not_wanted();
+  const auto board = std::make_shared<answer_board<Reply>>();
   // The peer is an argument, not a capture: CAF reads the arguments of an actor that has none
   // through a null pointer, which is undefined.
-  const auto body = [=](caf::event_based_actor* self, const Handle& peer) {
-    self->set_down_handler([=](caf::down_msg& down) {
-      promise->set_value(
-          fail(errc::peer_lost, who + " was lost: " + self->system().render(down.reason) +
-                                    "; is its process still running?"));
+  const auto body = [=, until = bounds.given_up](caf::event_based_actor* self, const Handle& peer) {
+    // It may have been given up by now, and whoever did so has gone on.
+    if (until.stop_requested()) {
       self->quit();
+      return;
+    }
+    // A peer remembers each who watches it, for as long as it lives.
+    const auto end = [=] {
+      self->demonitor(peer.address());
+      self->quit();
+    };
+    self->set_exit_handler([=](caf::exit_msg&) { end(); });
+    self->set_down_handler([=](caf::down_msg& down) {
+      board->put(fail(errc::peer_lost, who + " was lost: " + self->system().render(down.reason) +
+                                           "; is its process still running?"));
+      end();
     });
     self->monitor(peer);
     self->request(peer, caf::infinite, args...)
         .then(
             [=](Reply& reply) {
-              promise->set_value(std::move(reply));
-              self->quit();
+              board->put(std::move(reply));
+              end();
             },
             [=](caf::error& e) {
               // One that ended hands back what it has not read before it tells whoever watches it.
               const bool ended = e == caf::sec::request_receiver_down;
-              promise->set_value(ended ? fail(errc::peer_lost, who + " was lost: it ended")
-                                       : fail(errc::internal, who + " answered with an error: " +
-                                                                  self->system().render(e)));
-              self->quit();
+              board->put(ended
+                             ? fail(errc::peer_lost, who + " was lost: it ended")
+                             : fail(errc::internal,
+                                    who + " answered with an error: " + self->system().render(e)));
+              end();
             });
   };
-  const guest_call visit;
+  const caf_thread_scope visit;
   const auto asker = system.spawn(body, whom);
-  if (outcome.wait_for(timeout) == std::future_status::ready) return outcome.get();
-  caf::anon_send_exit(asker, caf::exit_reason::kill);
-  return fail(errc::deadline, who + " did not answer within " + std::to_string(timeout.count()) +
+  const std::stop_callback when_given_up{
+      bounds.given_up, [&] {
+        board->put(fail(errc::aborted, "the answer of " + who + " is not waited for any more"));
+      }};
+  auto answer = board->take(bounds.timeout);
+  if (!answer || bounds.given_up.stop_requested()) {
+    caf::anon_send_exit(asker, caf::exit_reason::user_shutdown);
+  }
+  if (answer) return std::move(*answer);
+  return fail(errc::deadline, who + " did not answer within " +
+                                  std::to_string(bounds.timeout.count()) +
                                   " ms; it is overloaded or frozen");
 }
 

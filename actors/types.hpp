@@ -51,7 +51,7 @@ CAF_ADD_TYPE_ID(troupe, (troupe::actors::event_query))
 CAF_ADD_TYPE_ID(troupe, (troupe::actors::event_page))
 
 CAF_ADD_ATOM(troupe, troupe::actors, register_atom, "register")
-CAF_ADD_ATOM(troupe, troupe::actors, rejoin_atom, "rejoin")
+CAF_ADD_ATOM(troupe, troupe::actors, register_again_atom, "rejoin")
 CAF_ADD_ATOM(troupe, troupe::actors, leave_atom, "leave")
 CAF_ADD_ATOM(troupe, troupe::actors, place_atom, "place")
 CAF_ADD_ATOM(troupe, troupe::actors, placed_atom, "placed")

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "troupe/actors/ask_link.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 #include "troupe/actors/message_fields.hpp"
 #include "troupe/actors/value_regions.hpp"
 
@@ -243,7 +243,7 @@ void happened(self_pointer self, transport::completion& done) {
   end_with(self, outcome_type{event_value{{bytes, std::move(kept)}}});
 }
 
-void happened(self_pointer self, transfer_is_quiescent&) {
+void happened(self_pointer self, transfer_fenced&) {
   auto& st = self->state;
   if (st.now != phase::fencing) return;
   if (st.registered) (void)unregister_value(*st.context, *st.registered);
@@ -305,7 +305,7 @@ bool asks_with_copy(self_pointer self, const troupe::error& why) {
   return true;
 }
 
-void happened(self_pointer self, engine_aborts& abort) {
+void happened(self_pointer self, abort_session& abort) {
   auto& st = self->state;
   if (asks_with_copy(self, abort.why)) return;
   // The link could not take the last word of the put, so the peer has not heard it, unless it was one
@@ -316,7 +316,7 @@ void happened(self_pointer self, engine_aborts& abort) {
   give_up(self, std::move(abort.why));
   tell_failure(self);
 }
-void happened(self_pointer self, deadline_came&) {
+void happened(self_pointer self, deadline_reached&) {
   auto& st = self->state;
   troupe::error why{errc::deadline,
                     st.link.peer + " did not answer for key `" + st.order.key + "` in time"};

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "troupe/actors/ask_link.hpp"
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 
 namespace troupe::actors {
 
@@ -132,6 +132,7 @@ void serve_put(self_pointer self, store_put& put) {
 
 void serve_get(self_pointer self, const store_get& get) {
   auto& st = self->state;
+  st.read_over = st.link.epoch;
   auto value = st.context->values->get(get.key);
   if (!value) {
     st.reply = refused_value(get.op, value.error());
@@ -161,8 +162,9 @@ void happened(self_pointer self, session_message& message) {
       serve_put(self, *put);
     }
   }
+  // Asked once over each link: each answer pins the value once more.
   if (const auto* get = std::get_if<store_get>(&message);
-      get != nullptr && st.now == phase::lending)
+      get != nullptr && st.now == phase::lending && st.read_over < st.link.epoch)
     serve_get(self, *get);
 }
 
@@ -183,7 +185,7 @@ void happened(self_pointer self, transport::completion& outcome) {
   say_held(self);
 }
 
-void happened(self_pointer self, transfer_is_quiescent&) {
+void happened(self_pointer self, transfer_fenced&) {
   auto& st = self->state;
   if (st.now != phase::fencing) return;
   if (st.reply) ask_link(self, say{std::move(*st.reply), {}});
@@ -201,11 +203,11 @@ void happened(self_pointer, source_blocks&) {}
 void happened(self_pointer, source_progress&) {}
 void happened(self_pointer, source_sealed&) {}
 void happened(self_pointer, receive_is_whole&) {}
-void happened(self_pointer self, engine_aborts& refused) {
+void happened(self_pointer self, abort_session& refused) {
   // The link could not carry what was said, or not give the grant that belongs to it.
   if (self->state.now != phase::stored) refuse(self, refused.why);
 }
-void happened(self_pointer self, deadline_came&) {
+void happened(self_pointer self, deadline_reached&) {
   finish(self);
 }
 

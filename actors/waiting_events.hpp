@@ -4,7 +4,7 @@
 #include <list>
 #include <unordered_map>
 
-#include "troupe/actors/engine.hpp"
+#include "troupe/actors/engine_types.hpp"
 
 namespace troupe::actors {
 

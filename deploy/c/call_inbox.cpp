@@ -24,32 +24,63 @@ call_inbox::~call_inbox() {
   ::close(descriptor_);
 }
 
+void call_inbox::tell_overdue(open_calls overdue) {
+  for (auto& [id, one] : overdue) {
+    one.answer(fail(errc::deadline, "the engine did not answer the call in time"));
+  }
+}
+
+call_inbox::open_calls call_inbox::take_overdue() {
+  open_calls overdue;
+  const auto now = std::chrono::steady_clock::now();
+  for (auto at = open_.begin(); at != open_.end();) {
+    const auto one = at++;
+    if (one->second.deadline <= now) overdue.insert(open_.extract(one));
+  }
+  if (!overdue.empty()) {
+    std::erase_if(waiting_, [&](const waiting_call& one) { return overdue.contains(one.id); });
+  }
+  return overdue;
+}
+
 void call_inbox::put(call incoming) {
+  open_calls overdue;
+  bool takes = false;
+  bool closed = false;
   {
     const std::lock_guard lock{mutex_};
-    if (!closed_ && open_.size() < max_open) {
+    if (open_.size() >= max_open) overdue = take_overdue();
+    closed = closed_;
+    takes = !closed_ && open_.size() < max_open;
+    if (takes) {
       const auto id = ++last_id_;
       waiting_.push_back({id, std::move(incoming.method), std::move(incoming.payload)});
-      open_.emplace(id, std::move(incoming.reply));
+      open_.emplace(id, open_call{std::move(incoming.reply), incoming.deadline});
       if (waiting_.size() == 1) (void)::eventfd_write(descriptor_, 1);
-      return;
     }
-    if (closed_) return;  // dropped unanswered: `aborted`
   }
+  tell_overdue(std::move(overdue));
+  if (takes || closed) return;  // one that is closed drops it unanswered: `aborted`
   incoming.reply(fail(errc::overloaded, "the engine has 4096 calls that it has not answered"));
 }
 
 std::vector<waiting_call> call_inbox::take(std::size_t max) {
-  const std::lock_guard lock{mutex_};
+  open_calls overdue;
   std::vector<waiting_call> out;
-  while (!waiting_.empty() && out.size() < max) {
-    out.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
+  {
+    const std::lock_guard lock{mutex_};
+    if (waiting_.empty() || max == 0) return {};
+    overdue = take_overdue();
+    while (!waiting_.empty() && out.size() < max) {
+      out.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+    if (waiting_.empty()) {
+      eventfd_t written = 0;
+      (void)::eventfd_read(descriptor_, &written);
+    }
   }
-  if (!out.empty() && waiting_.empty()) {
-    eventfd_t written = 0;
-    (void)::eventfd_read(descriptor_, &written);
-  }
+  tell_overdue(std::move(overdue));
   return out;
 }
 
@@ -63,7 +94,7 @@ result<void> call_inbox::reply(std::uint64_t id, result<std::vector<std::uint8_t
       why.append(std::to_string(id)).append(" to answer, or it was answered");
       return fail(errc::not_found, std::move(why));
     }
-    to = std::move(found->second);
+    to = std::move(found->second.answer);
     open_.erase(found);
   }
   to(std::move(answer));
@@ -71,7 +102,7 @@ result<void> call_inbox::reply(std::uint64_t id, result<std::vector<std::uint8_t
 }
 
 void call_inbox::close() {
-  std::map<std::uint64_t, answer_call> dropped;  // destroyed, and so answered, without the lock
+  open_calls dropped;  // destroyed, and so answered, without the lock
   const std::lock_guard lock{mutex_};
   closed_ = true;
   dropped.swap(open_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -23,8 +24,8 @@ struct waiting_call {
 };
 
 /// Calls of frontends, which come on threads of Troupe and are taken as events by threads of the
-/// engine. Bounded: at `max_open` unanswered calls a further one is refused with `overloaded`.
-/// Thread-safe.
+/// engine. Bounded: at `max_open` unanswered calls a further one is refused with `overloaded`. One whose
+/// deadline has passed is not counted, nor handed out. Thread-safe.
 class call_inbox {
  public:
   static constexpr std::size_t max_open = 4096;
@@ -45,15 +46,23 @@ class call_inbox {
 
  private:
   using answer_call = std::function<void(result<std::vector<std::uint8_t>>)>;
+  struct open_call {
+    answer_call answer;
+    std::chrono::steady_clock::time_point deadline;
+  };
+  using open_calls = std::map<std::uint64_t, open_call>;
 
   explicit call_inbox(int descriptor) : descriptor_{descriptor} {}
+  /// Under the lock: those that nobody waits for any more. They are told so without it.
+  [[nodiscard]] open_calls take_overdue();
+  static void tell_overdue(open_calls overdue);
 
   const int descriptor_;
   std::mutex mutex_;
   bool closed_{false};
   std::uint64_t last_id_{0};
   std::deque<waiting_call> waiting_;
-  std::map<std::uint64_t, answer_call> open_;
+  open_calls open_;
 };
 
 }  // namespace troupe::c

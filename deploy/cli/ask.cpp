@@ -40,7 +40,7 @@ struct ask_arguments {
 };
 
 void complain_of_ask(const std::string& sentence) {
-  std::cerr << "troupe ask: " << sentence << "\n";
+  std::cerr << "troupe ask: " << printable(sentence) << "\n";
 }
 
 /// An id that no other `ask` has at the same time.

@@ -42,7 +42,7 @@ struct drain_arguments {
 };
 
 void complain_of_drain(const std::string& sentence) {
-  std::cerr << "troupe drain: " + sentence + "\n";
+  std::cerr << "troupe drain: " + printable(sentence) + "\n";
 }
 
 /// One drain, watched from its order to the end of its nodes.

@@ -12,6 +12,7 @@
 
 #include "troupe/actors/event_log.hpp"
 #include "troupe/config/open_name.hpp"
+#include "troupe/config/printable.hpp"
 #include "troupe/deploy/cli/cluster_look.hpp"
 #include "troupe/deploy/cli/event_cursor.hpp"
 #include "troupe/deploy/cli/event_text.hpp"
@@ -104,7 +105,7 @@ class event_reader {
 };
 
 exit_code complain(const error& why) {
-  std::cerr << "troupe events: " << to_string(why) << "\n";
+  std::cerr << "troupe events: " << config::printable(to_string(why)) << "\n";
   return exit_code::failed;
 }
 

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "troupe/config/printable.hpp"
 #include "troupe/config/units.hpp"
 #include "troupe/deploy/cli/cluster_look.hpp"
 #include "troupe/deploy/cli/status_watch.hpp"
@@ -35,7 +36,7 @@ result<cluster_status> ask_cluster(const cluster_address& at, milliseconds timeo
 exit_code show_once(const cluster_address& at, const status_arguments& given) {
   const auto status = ask_cluster(at, milliseconds{given.timeout_ms});
   if (!status) {
-    std::cerr << "troupe status: " << to_string(status.error()) << "\n";
+    std::cerr << "troupe status: " << config::printable(to_string(status.error())) << "\n";
     return exit_code::failed;
   }
   if (given.json) {

@@ -12,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "troupe/config/printable.hpp"
 #include "troupe/config/units.hpp"
 #include "troupe/deploy/cli/cluster_look.hpp"
 #include "troupe/deploy/cli/run_and_listen.hpp"
@@ -194,7 +195,7 @@ exit_code watch_status(const cluster_address& at, const watch_options& how) {
       if (!std::cout) return exit_code::ok;
     } else if (is_final(status.error())) {
       view.reset();
-      std::cerr << "troupe status: " << to_string(status.error()) << "\n";
+      std::cerr << "troupe status: " << config::printable(to_string(status.error())) << "\n";
       return exit_code::failed;
     } else {
       view->away(status.error());

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/membership.hpp"
 
 namespace troupe::actors {

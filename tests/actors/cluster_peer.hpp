@@ -79,7 +79,7 @@ inline node_actor::behavior_type listening_node(node_actor::pointer self, std::s
   set_log_handlers(*self, "node");
   return {
       [ear](members_atom, const membership& m) { ear->hear(m); },
-      [ear](rejoin_atom) { ear->rejoin(); },
+      [ear](register_again_atom) { ear->rejoin(); },
       [ear](drain_atom, const drain_order& what) { ear->order(what); },
       [](const link_request&) { return link_reply{}; },
       [info](report_atom) {

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 
 #include "troupe/actors/link.hpp"
+#include "troupe/actors/node_end.hpp"
 
 #include "dialling_node.hpp"
 
@@ -218,7 +219,7 @@ class session : public ::testing::Test {
     context->settings.default_deadline = 10 * wait_limit;  // not what ends anything here
     host.own(port);
     host.own(asked);
-    caf::anon_send(port, engine_command{wire_port{asked, {}}});
+    caf::anon_send(port, engine_command{connect_operations{asked, {}}});
     caf::anon_send(port, port_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1}}});
     const auto operation = context->operations.begin({});
     ASSERT_TRUE(operation);

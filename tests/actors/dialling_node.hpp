@@ -68,7 +68,7 @@ inline void crashes_the_link(const link_request&, const caf::strong_actor_ptr& l
 inline node_actor::behavior_type mute(node_actor::pointer self, const asked_for_link& asked) {
   return {
       [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
+      [](register_again_atom) {},
       [](drain_atom, const drain_order&) {},
       [self, asked](const link_request& request) {
         asked(request, self->current_sender());
@@ -83,7 +83,7 @@ inline node_actor::behavior_type mute(node_actor::pointer self, const asked_for_
 inline node_actor::behavior_type accepting_node(node_actor::pointer self, link_actor end) {
   return {
       [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
+      [](register_again_atom) {},
       [](drain_atom, const drain_order&) {},
       [self, end](const link_request& request) { return self->delegate(end, request); },
       [](report_atom) { return node_report{}; },

@@ -86,6 +86,9 @@ struct drain_of_nodes : drained_cluster {
     supervisor = *found;
   }
   std::shared_ptr<told> join(const std::string& name, std::uint64_t incarnation) {
+    return join(name, incarnation, *here);
+  }
+  std::shared_ptr<told> join(const std::string& name, std::uint64_t incarnation, actor_host& host) {
     auto request = request_of(name, incarnation);
     request.node.stage = name.starts_with("prefill") ? "prefill" : "decode";
     request.node.role = static_cast<std::uint8_t>(name.starts_with("prefill") ? node_role::prefill
@@ -93,12 +96,17 @@ struct drain_of_nodes : drained_cluster {
     request.node.ranks = name.starts_with("decode-0") ? 2 : 1;
     request.node.rank = name == "decode-0-1" ? 1 : 0;
     auto ear = std::make_shared<told>();
-    auto handle = here->system().spawn(listening_node, ear, request.node);
-    here->own(handle);
-    caf::scoped_actor self{here->system()};
-    self->request(supervisor, wait_limit, register_atom_v, request, handle)
+    auto handle = host.system().spawn(listening_node, ear, request.node);
+    host.own(handle);
+    const auto boss = host.connect<supervisor_actor>("127.0.0.1", port, wait_limit);
+    if (!boss) {
+      ADD_FAILURE() << boss.error().message;
+      return ear;
+    }
+    caf::scoped_actor self{host.system()};
+    self->request(*boss, wait_limit, register_atom_v, request, handle)
         .receive([&](registration& r) { EXPECT_EQ(r.failed, 0) << r.sentence; },
-                 [&](caf::error& e) { ADD_FAILURE() << here->system().render(e); });
+                 [&](caf::error& e) { ADD_FAILURE() << host.system().render(e); });
     return ear;
   }
   void beat(const std::string& name, std::uint64_t incarnation, std::uint32_t queue = 0) {
@@ -133,7 +141,7 @@ TEST_F(drain_of_nodes, takes_the_whole_replica_out_and_lets_it_leave_when_nothin
   EXPECT_TRUE(becomes("decode-0-1", node_state::leaving));
   for (const auto& ear : {rank_0, rank_1}) {
     ASSERT_EQ(ear->orders(1).size(), 1u);
-    EXPECT_EQ(ear->orders(1)[0].leave, 0);
+    EXPECT_EQ(ear->orders(1)[0].step, drain_step::finish);
   }
   EXPECT_EQ(client->place({"r2", "", "", 0, {}}).error().code, errc::peer_unreachable);
 
@@ -153,7 +161,7 @@ TEST_F(drain_of_nodes, takes_the_whole_replica_out_and_lets_it_leave_when_nothin
   })) << reason("decode-0");
   ASSERT_EQ(rank_0->orders(2).size(), 2u);
   ASSERT_EQ(rank_1->orders(2).size(), 2u);
-  EXPECT_EQ(rank_0->orders(2)[1].leave, 1);
+  EXPECT_EQ(rank_0->orders(2)[1].step, drain_step::leave);
   EXPECT_EQ(rank_0->orders(2)[1].incarnation, 2u);
   EXPECT_EQ(rank_1->orders(2)[1].incarnation, 3u);
 }
@@ -163,7 +171,7 @@ TEST_F(drain_of_nodes, ends_at_its_deadline_with_what_is_still_live) {
   beat("decode-1", 5, 4);
   ASSERT_TRUE(client->drain({"decode-1", 100}));
   ASSERT_EQ(ear->orders(2).size(), 2u);
-  EXPECT_EQ(ear->orders(2)[1].leave, 1);
+  EXPECT_EQ(ear->orders(2)[1].step, drain_step::leave);
   EXPECT_THAT(reason("decode-1"), HasSubstr("deadline of 100 ms passed: 4 in its queue"));
   caf::anon_send(supervisor, leave_atom_v, std::string{"decode-1"}, std::uint64_t{5});
   here.reset();
@@ -208,7 +216,7 @@ TEST_F(drain_of_nodes, that_is_cancelled_lets_the_whole_replica_serve_on) {
   EXPECT_EQ(serving->sentence, "decode-0, decode-0-1");
   for (const auto& ear : {rank_0, rank_1}) {
     ASSERT_EQ(ear->orders(2).size(), 2u);
-    EXPECT_EQ(ear->orders(2)[1].leave, 2);
+    EXPECT_EQ(ear->orders(2)[1].step, drain_step::resume);
   }
   EXPECT_TRUE(client->place({"r3", "", "", 0, {}})) << "at once";
   ASSERT_TRUE(client->finished("r1"));
@@ -223,7 +231,7 @@ TEST_F(drain_of_nodes, that_is_cancelled_lets_the_whole_replica_serve_on) {
   // A rank that had not heard of it is told when it is back.
   const auto again = join("decode-0-1", 3);
   ASSERT_EQ(again->orders(1).size(), 1u);
-  EXPECT_EQ(again->orders(1)[0].leave, 2);
+  EXPECT_EQ(again->orders(1)[0].step, drain_step::resume);
 }
 
 TEST_F(drain_of_nodes, that_is_over_cannot_be_cancelled) {
@@ -235,6 +243,28 @@ TEST_F(drain_of_nodes, that_is_over_cannot_be_cancelled) {
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code, errc::peer_lost);
   EXPECT_THAT(late.error().message, HasSubstr("was told to leave already"));
+}
+
+TEST_F(drain_of_nodes, that_ended_while_a_rank_was_away_is_over_for_that_rank_too) {
+  join("prefill-0", 1);
+  join("decode-0", 2);
+  auto away = std::make_unique<actor_host>();
+  join("decode-0-1", 3, *away);
+  ASSERT_TRUE(client->drain({"decode-0", long_after}));
+  away.reset();
+  EXPECT_TRUE(becomes("decode-0-1", node_state::down));
+  EXPECT_TRUE(comes_true([&] {
+    beat("decode-0", 2);
+    return reason("decode-0") == "drained";
+  })) << reason("decode-0");
+  const auto again = join("decode-0-1", 3);
+  ASSERT_EQ(again->orders(1).size(), 1u);
+  EXPECT_EQ(again->orders(1)[0].step, drain_step::leave);
+  for (const auto* rank : {"decode-0", "decode-0-1"}) {
+    const auto late = client->drain({rank, 0, 1});
+    ASSERT_FALSE(late) << rank << " was told to leave";
+    EXPECT_THAT(late.error().message, HasSubstr("was told to leave already (drained)"));
+  }
 }
 
 /// A store, which is an engine as any other to the supervisor.

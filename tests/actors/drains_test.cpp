@@ -130,11 +130,11 @@ TEST_F(drain_of_a_replica, a_life_that_registers_again_is_told_again_and_another
   const auto again = drains.registered("decode-0-0", 1);
   ASSERT_TRUE(again);
   EXPECT_EQ(again->incarnation, 1u);
-  EXPECT_EQ(again->leave, 0);
+  EXPECT_EQ(again->step, drain_step::finish);
   EXPECT_FALSE(drains.registered("prefill-0-0", 9));
   now += milliseconds{30'000};
   EXPECT_NE(leaves(), "");
-  EXPECT_EQ(drains.registered("decode-0-0", 1)->leave, 1);
+  EXPECT_EQ(drains.registered("decode-0-0", 1)->step, drain_step::leave);
   EXPECT_FALSE(drains.registered("decode-0-0", 5)) << "a new life serves";
   EXPECT_FALSE(drains.registered("decode-0-0", 1));
   EXPECT_TRUE(drains.registered("decode-0-1", 2)) << "the other rank is to leave all the same";
@@ -154,7 +154,7 @@ TEST_F(drain_of_a_replica, is_not_decided_while_no_rank_is_there_and_goes_on_wit
   EXPECT_TRUE(judge().empty());
   const auto told = drains.registered("decode-0-0", 1);
   ASSERT_TRUE(told);
-  EXPECT_EQ(told->leave, 0) << "two quiet heartbeats must say so first";
+  EXPECT_EQ(told->step, drain_step::finish) << "two quiet heartbeats must say so first";
 }
 
 TEST_F(drain_of_a_replica, that_is_cancelled_is_judged_no_more_and_a_rank_that_was_away_is_told) {
@@ -166,7 +166,7 @@ TEST_F(drain_of_a_replica, that_is_cancelled_is_judged_no_more_and_a_rank_that_w
   EXPECT_TRUE(judge().empty());
   const auto told = drains.registered("decode-0-1", 2);
   ASSERT_TRUE(told);
-  EXPECT_EQ(told->leave, 2);
+  EXPECT_EQ(told->step, drain_step::resume);
   EXPECT_EQ(told->incarnation, 2u);
   EXPECT_FALSE(drains.registered("decode-0-1", 7)) << "another life knows of no drain";
 }
@@ -183,7 +183,7 @@ TEST_F(drain_of_a_replica, that_was_told_to_leave_is_not_cancelled) {
   now += milliseconds{60'000};
   EXPECT_NE(leaves(), "");
   drains.cancel("decode", 0);
-  EXPECT_EQ(drains.registered("decode-0-0", 1)->leave, 1);
+  EXPECT_EQ(drains.registered("decode-0-0", 1)->step, drain_step::leave);
 }
 
 // -- what is placed on a replica
@@ -229,14 +229,14 @@ TEST(requests_of_a_replica, are_those_of_its_present_life_that_have_not_ended) {
 
 TEST(node_that_drains, heeds_orders_of_its_own_life_only) {
   node_drain drain;
-  EXPECT_FALSE(drain.ordered({6, 1}, 7));
+  EXPECT_FALSE(drain.ordered({6, drain_step::leave}, 7));
   EXPECT_EQ(drain.standing(), drain_standing::serving);
-  EXPECT_TRUE(drain.ordered({7, 0}, 7));
+  EXPECT_TRUE(drain.ordered({7, drain_step::finish}, 7));
   EXPECT_EQ(drain.standing(), drain_standing::draining);
-  EXPECT_FALSE(drain.ordered({6, 1}, 7));
+  EXPECT_FALSE(drain.ordered({6, drain_step::leave}, 7));
   EXPECT_EQ(drain.standing(), drain_standing::draining);
-  EXPECT_TRUE(drain.ordered({7, 1}, 7));
-  EXPECT_FALSE(drain.ordered({7, 0}, 7)) << "an order that comes late";
+  EXPECT_TRUE(drain.ordered({7, drain_step::leave}, 7));
+  EXPECT_FALSE(drain.ordered({7, drain_step::finish}, 7)) << "an order that comes late";
   EXPECT_EQ(drain.standing(), drain_standing::drained);
 }
 
@@ -246,10 +246,10 @@ TEST(node_that_drains, decides_by_itself_only_after_its_supervisor_forgot) {
   busy.active_transfers = 1;
   drain.asks();
   EXPECT_FALSE(drain.registered()) << "a node that serves tells nobody that it leaves";
-  (void)drain.ordered({7, 0}, 7);
+  (void)drain.ordered({7, drain_step::finish}, 7);
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(drain.beats({}));
   drain.asks();
-  (void)drain.ordered({7, 0}, 7);
+  (void)drain.ordered({7, drain_step::finish}, 7);
   EXPECT_FALSE(drain.registered()) << "it remembers";
   EXPECT_FALSE(drain.beats({}) || drain.beats({}));
 
@@ -263,17 +263,17 @@ TEST(node_that_drains, decides_by_itself_only_after_its_supervisor_forgot) {
 
 TEST(node_that_drains, serves_on_when_that_is_ordered_and_not_once_it_is_drained) {
   node_drain drain;
-  EXPECT_FALSE(drain.ordered({7, 2}, 7)) << "it serves";
-  (void)drain.ordered({7, 0}, 7);
-  EXPECT_FALSE(drain.ordered({6, 2}, 7)) << "another life";
-  EXPECT_TRUE(drain.ordered({7, 2}, 7));
+  EXPECT_FALSE(drain.ordered({7, drain_step::resume}, 7)) << "it serves";
+  (void)drain.ordered({7, drain_step::finish}, 7);
+  EXPECT_FALSE(drain.ordered({6, drain_step::resume}, 7)) << "another life";
+  EXPECT_TRUE(drain.ordered({7, drain_step::resume}, 7));
   EXPECT_EQ(drain.standing(), drain_standing::serving);
   drain.asks();
   EXPECT_FALSE(drain.registered()) << "there is no drain that a supervisor could have forgotten";
   EXPECT_FALSE(drain.beats({}) || drain.beats({}) || drain.beats({}));
-  EXPECT_TRUE(drain.ordered({7, 0}, 7)) << "and can be drained again";
-  EXPECT_TRUE(drain.ordered({7, 1}, 7));
-  EXPECT_FALSE(drain.ordered({7, 2}, 7));
+  EXPECT_TRUE(drain.ordered({7, drain_step::finish}, 7)) << "and can be drained again";
+  EXPECT_TRUE(drain.ordered({7, drain_step::leave}, 7));
+  EXPECT_FALSE(drain.ordered({7, drain_step::resume}, 7));
   EXPECT_EQ(drain.standing(), drain_standing::drained);
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <random>
@@ -512,6 +513,28 @@ TEST(a_call, that_the_engine_keeps_does_not_keep_the_node) {
   node = nullptr;
   EXPECT_TRUE(comes_true([&] { return handler.expired(); })) << "its actors were left behind";
   kept.reply(std::vector<std::uint8_t>{1});
+}
+
+std::ptrdiff_t threads_of_this_process() {
+  return std::distance(std::filesystem::directory_iterator{"/proc/self/task"}, {});
+}
+
+/// Its actor looks at the clock again after a minute only: its end must not wait for that, nor be given up
+/// and leave the threads of its actors behind.
+TEST(an_engine, that_beats_seldom_ends_as_any_other) {
+  cluster_options slow;
+  slow.heartbeat_interval = "1min";
+  slow.heartbeat_timeout = "30min";
+  const cluster c{slow};
+  const auto live = [&] {
+    const auto node = c.start("decode-0");
+    ASSERT_TRUE(node);
+    ASSERT_TRUE(node->wait_registered(wait_limit));
+  };
+  live();  // what the first one needs may stay, as a sanitizer's own thread does
+  const auto before = threads_of_this_process();
+  live();
+  EXPECT_TRUE(comes_true([&] { return threads_of_this_process() <= before; }));
 }
 
 // -- progress

@@ -40,7 +40,7 @@ inline link_actor::behavior_type listening_link(link_actor::pointer,
           heard->batches.put({posted->work.id, posted->epoch});
         } else if (const auto* fence = std::get_if<fence_now>(&command.what);
                    fence != nullptr && heard->fences) {
-          caf::anon_send(by_transfer->at(fence->transfer), session_event{transfer_is_quiescent{}});
+          caf::anon_send(by_transfer->at(fence->transfer), session_event{transfer_fenced{}});
         }
       },
       [](link_event&) {},
@@ -80,12 +80,12 @@ class listened_port : public ::testing::Test {
             1,
             std::move(backend)};
     host.own(link.actor);
-    caf::anon_send(port, engine_command{wire_port{}});
+    caf::anon_send(port, engine_command{connect_operations{}});
     caf::anon_send(port, port_event{link_ready{link}});
   }
   /// From the peer.
   void comes(session_message message) {
-    caf::anon_send(port, port_event{link_message{link, std::move(message)}});
+    caf::anon_send(port, port_event{unrouted_message{link, std::move(message)}});
   }
   /// What was said over the link, number `index`; nothing if that is another message, or none.
   template <class Message>

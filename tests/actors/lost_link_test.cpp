@@ -143,7 +143,7 @@ class port_of_a_node : public ::testing::Test {
   void SetUp() override {
     host.own(port);
     host.own(asked);
-    caf::anon_send(port, engine_command{wire_port{asked, {}}});
+    caf::anon_send(port, engine_command{connect_operations{asked, {}}});
   }
   link_actor up(std::uint64_t life) {
     auto link = host.system().spawn(deaf_link, attached);

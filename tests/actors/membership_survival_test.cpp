@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "troupe/actors/list_pace.hpp"
+#include "troupe/actors/broadcast_budget.hpp"
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/membership.hpp"
 
 #include "clocked_membership.hpp"
@@ -212,8 +213,8 @@ TEST(changes, of_a_thousand_nodes_that_register_at_once_are_told_in_so_many_entr
   EXPECT_TRUE(table.take_broadcast(now));
 }
 
-TEST(list_pace, lets_a_list_of_a_thousand_go_to_25_nodes_at_once_and_to_500_in_a_second) {
-  list_pace pace;
+TEST(broadcast_budget, lets_a_list_of_a_thousand_go_to_25_nodes_at_once_and_to_500_in_a_second) {
+  broadcast_budget pace;
   steady_time now{std::chrono::hours{1}};
   const auto told = [&] {
     int count = 0;
@@ -233,7 +234,7 @@ TEST(list_pace, lets_a_list_of_a_thousand_go_to_25_nodes_at_once_and_to_500_in_a
   EXPECT_EQ(told(), 0);
 }
 
-TEST(list_pace, begins_no_list_with_those_whom_the_last_one_has_reached) {
+TEST(broadcast_budget, begins_no_list_with_those_whom_the_last_one_has_reached) {
   const std::set<std::string> everybody{"a", "b", "c", "d", "e"};
   std::string told_last;
   std::string told;

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "troupe/actors/cluster_client.hpp"
+
 #include "process_memory.hpp"
 #include "ways.hpp"
 
@@ -96,6 +98,27 @@ INSTANTIATE_TEST_SUITE_P(over, memory,
                          ::testing::Values(way{"shm", "write"}, way{"shm", "read"},
                                            way{"tcp", "write"}, way{"tcp", "read"}),
                          name_of);
+
+/// Whoever is asked remembers nobody who has his answer.
+TEST(memory_of_a_frontend, is_after_many_questions_what_it_was_after_the_first_few_thousand) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer keeps freed memory";
+#endif
+  const cluster c{unhurried()};
+  const auto client =
+      actors::cluster_client::connect({"127.0.0.1", static_cast<std::uint16_t>(c.port())});
+  ASSERT_TRUE(client) << to_string(client.error());
+  const auto ask = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      const auto members = (*client)->members();
+      ASSERT_TRUE(members) << to_string(members.error());
+    }
+  };
+  ask(3000);
+  const auto at_first = resident_bytes();
+  ask(20'000);
+  EXPECT_LT(resident_bytes(), at_first + (std::size_t{6} << 20));
+}
 
 }  // namespace
 }  // namespace troupe::testing

@@ -107,7 +107,7 @@ TEST_F(putting, whose_store_crashes_behind_its_last_word_says_what_is_not_known)
 
 TEST_F(putting, whose_last_word_the_link_could_not_take_fails_and_is_not_stored) {
   put_up_to_the_last_word(10 * troupe::testing::wait_limit);
-  caf::anon_send(session, session_event{engine_aborts{{errc::overloaded, "too much is queued"}}});
+  caf::anon_send(session, session_event{abort_session{{errc::overloaded, "too much is queued"}}});
   EXPECT_EQ(failure().code, errc::overloaded);
   EXPECT_TRUE(said<store_release>(2)) << "the store would wait for the last word";
 }
@@ -138,7 +138,7 @@ class putting_large : public putting {
   void TearDown() override {
     heard->fences = true;
     for (std::size_t i = 0; i < heard->sessions.size(); ++i)
-      caf::anon_send(heard->sessions.at(i).value(), session_event{transfer_is_quiescent{}});
+      caf::anon_send(heard->sessions.at(i).value(), session_event{transfer_fenced{}});
   }
   /// The bytes that the peer may read for put number `index`.
   std::span<const std::byte> granted(std::size_t index) {
@@ -157,7 +157,7 @@ TEST_F(putting_large, over_a_wire_is_read_where_it_lies_and_has_its_outcome_behi
   EXPECT_EQ(granted(0).data(), bytes.data());
   ASSERT_TRUE(said<store_release>(1)) << "its deadline passed, and the store was not told";
   EXPECT_TRUE(context->events.wait(100ms, 1).empty()) << "the peer may still read it";
-  caf::anon_send(heard->sessions.at(0).value(), session_event{transfer_is_quiescent{}});
+  caf::anon_send(heard->sessions.at(0).value(), session_event{transfer_fenced{}});
   EXPECT_EQ(failure().code, errc::deadline);
   EXPECT_TRUE(granted(0).empty()) << "it is still registered";
 }

@@ -80,7 +80,7 @@ class world {
       case kind::fence_effective: sides_[e.where].fence_effective = true; return;
       case kind::quiescent: return give_quiescent(e.where);
       case kind::whole: return carry_out(decode, receiver().received_whole());
-      case kind::engine_abort: return engine_aborts(e.where);
+      case kind::engine_abort: return abort_session(e.where);
       case kind::link_breaks:
         course_.broken = true;
         schedule(soon(), kind::link_told, decode, 0);
@@ -149,7 +149,7 @@ class world {
     if (dice_.one_in(4)) carry_out(prefill, sender_->sealed(scenario_.seal_tokens, scenario_.aux));
   }
 
-  void engine_aborts(side s) {
+  void abort_session(side s) {
     sides_[s].engine_aborted = true;
     const error why{errc::aborted, "the engine gave up"};
     if (s == decode) return carry_out(s, receiver().local_abort(why));

@@ -2,6 +2,7 @@
 
 #include "troupe/actors/slot_claims.hpp"
 
+#include <functional>
 #include <set>
 
 #include <gmock/gmock.h>

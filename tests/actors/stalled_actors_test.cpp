@@ -26,7 +26,7 @@ node_actor::behavior_type accepting(node_actor::pointer self, context_ptr contex
                                     engine_port_actor port) {
   return {
       [](members_atom, const membership&) {},
-      [](rejoin_atom) {},
+      [](register_again_atom) {},
       [](drain_atom, const drain_order&) {},
       [=](const link_request& request) {
         auto end = self->spawn(link_behavior, link_options{context, port, request.from,

@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "troupe/actors/member_list.hpp"
 #include "troupe/actors/member_watch.hpp"
 #include "troupe/actors/membership.hpp"
 #include "troupe/actors/router.hpp"

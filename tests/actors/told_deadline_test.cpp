@@ -54,7 +54,7 @@ TEST_F(told_deadline, is_what_is_left_when_a_request_is_said_again_over_the_next
   const auto again = heard->said.at(1);
   ASSERT_TRUE(again && std::holds_alternative<transfer_request>(*again));
   EXPECT_LE(std::get<transfer_request>(*again).deadline_ms, 59'700u);
-  caf::anon_send(*session, session_event{engine_aborts{{errc::aborted, "enough"}}});
+  caf::anon_send(*session, session_event{abort_session{{errc::aborted, "enough"}}});
 }
 
 // Seed 27 of the engine fuzzer: released at the last moment, done there and failed here.
@@ -94,7 +94,7 @@ TEST_F(told_deadline, runs_on_while_a_request_waits_for_its_source) {
   EXPECT_GE(took, deadline);
   const auto other = heard->sessions.at(1);
   ASSERT_TRUE(other);
-  caf::anon_send(*other, session_event{engine_aborts{{errc::aborted, "enough"}}});
+  caf::anon_send(*other, session_event{abort_session{{errc::aborted, "enough"}}});
 }
 
 }  // namespace

@@ -9,3 +9,4 @@ troupe_test(layer_groups_transfer_test SOURCES layer_groups_transfer_test.cpp br
 troupe_test(layer_ranges_transfer_test SOURCES layer_ranges_transfer_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration
             TIMEOUT 60)
 troupe_test(memory_test SOURCES memory_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 60)
+troupe_test(crowded_link_test SOURCES crowded_link_test.cpp LINKS troupe::actors troupe::sanitized LABELS integration TIMEOUT 180)

@@ -130,7 +130,7 @@ class receive_as_links_come : public listened_port {
     meet("there-0", std::move(first));
     const auto node = host.system().spawn(deaf);
     host.own(node);
-    caf::anon_send(port, engine_command{wire_port{node, {}}});
+    caf::anon_send(port, engine_command{connect_operations{node, {}}});
     receive_spec spec;
     spec.request = "r";
     spec.sources = {"there-0", "there-1"};

@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/messages.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/deploy/reference_engine/calls.hpp"
 

@@ -17,6 +17,7 @@ std::string_view to_string(mishap what) noexcept {
     case mishap::decode_stands: return "the process of a decode rank is stopped";
     case mishap::short_window:
       return "a decode rank first asks for tokens that prefill holds no more";
+    case mishap::released: return "decode gives it back unread";
   }
   return "?";
 }
@@ -64,6 +65,7 @@ std::string words_of(const request_plan& r) {
   if (r.what != mishap::none) out << " (rank " << r.rank << ")";
   if (r.decode_again) out << ", asked again";
   if (r.asked_late) out << ", asked once more at the end";
+  if (r.is_held()) out << ", held before it is received";
   return out.str();
 }
 
@@ -114,7 +116,9 @@ std::string describe(const scenario& s, const act& one) {
                                           "pause",
                                           "kill",
                                           "stop",
-                                          "wake"};
+                                          "wake",
+                                          "hold",
+                                          "release"};
   std::ostringstream out;
   out << (one.what == act_kind::pause || one.what == act_kind::break_links ? std::string{"all"}
                                                                            : s.name_of(one.node))

@@ -60,6 +60,10 @@ request_plan draw_request(const scenario& s, const round& in, std::uint32_t most
   r.decode_again = s.retries && (r.what == mishap::decode_aborts ||
                                  r.what == mishap::decode_deadline || r.what == mishap::short_seal);
   r.asked_late = r.what == mishap::none && d.one_in(4);
+  if (r.what == mishap::none && !r.two_replicas && r.seed / 1152 % 12 == 0) {
+    r.what = mishap::released;
+    r.asked_late = false;
+  }
   if (!d.one_in(6)) {
     const auto chunks = d.roll(1, 4);
     for (std::uint32_t i = 1; i < chunks; ++i) r.chunks.push_back(d.roll(1, r.source_tokens));
@@ -97,6 +101,10 @@ std::vector<story> stories_of(const scenario& s, const request_plan& r, std::uin
   const auto sources = s.sources_of(r);
   const auto takers = s.takers_of(r);
   for (const auto node : sources) all.push_back(prefill_story(s, r, node, index, d));
+  if (r.what == mishap::released) {
+    all.push_back({{act_kind::release, takers.front(), index}});
+    return all;
+  }
   for (std::uint32_t rank = 0; rank < takers.size(); ++rank) {
     const auto node = takers[rank];
     story its{{act_kind::receive, node, index}};
@@ -157,6 +165,21 @@ story merge(std::vector<story> stories, dice& d) {
     if (d.one_in(6)) all.push_back({act_kind::pause, 0, 0, d.roll_log(1, 4000)});
   }
   return all;
+}
+
+/// Somewhere before each receive, at its node, of the requests that are held.
+void insert_holds(const scenario& s, round& now, dice& d) {
+  for (std::uint32_t i = 0; i < now.requests.size(); ++i) {
+    const auto& r = now.requests[i];
+    if (!r.is_held()) continue;
+    for (const auto node : s.takers_of(r)) {
+      const auto receive = std::ranges::find_if(now.acts, [&](const act& one) {
+        return one.what == act_kind::receive && one.node == node && one.request == i;
+      });
+      const auto most = static_cast<std::uint32_t>(receive - now.acts.begin());
+      now.acts.insert(now.acts.begin() + d.roll(0, most), {act_kind::hold, node, i});
+    }
+  }
 }
 
 bool kills(mishap what) {
@@ -222,6 +245,8 @@ round draw_round(scenario& s, std::uint32_t most_tokens, bool last, dice& d) {
   }
   if (s.may_break && !killed && d.one_in(2)) stories.push_back({{act_kind::break_links, 0}});
   made.acts = merge(std::move(stories), d);
+  auto of_holds = dice{made.shared_seed};
+  insert_holds(s, made, of_holds);
   for (const auto& r : made.requests) {
     if (r.what != mishap::prefill_stands && r.what != mishap::decode_stands) continue;
     for (const auto& one : made.acts) {

@@ -176,7 +176,7 @@ class driver {
         if (one.what == act_kind::receive_again) return has_no_second(one.node, r);
         return one.what != act_kind::receive || has_ended(one.node, r, part::receive);
       });
-      if (!over) continue;
+      if (!over || is_given_back(r)) continue;
       const auto [since, is_new] = given_up_.try_emplace(r, steady_clock::now());
       if (is_new || !since->second || steady_clock::now() - *since->second < 300ms) continue;
       since->second.reset();
@@ -185,6 +185,16 @@ class driver {
           nodes_[p]->give_up(r);
       }
     }
+  }
+
+  /// Its sends have to end by a release, which is there and has not failed.
+  [[nodiscard]] bool is_given_back(std::uint32_t request) const {
+    const auto& r = round_->requests[request];
+    if (r.what != mishap::released) return false;
+    const auto node = s_.takers_of(r).front();
+    const auto& ended = nodes_[node]->ended();
+    const auto how = ended.find({request, part::release});
+    return !is_away(node) && (how == ended.end() || how->second == "done");
   }
 
   void pump() {

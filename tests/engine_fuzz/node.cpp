@@ -80,6 +80,8 @@ class local_node final : public fuzz_node {
       case act_kind::receive_late: transfers_->receive(one.request, part::receive_late); break;
       case act_kind::abort_send: transfers_->abort(one.request, part::send); break;
       case act_kind::abort_receive: transfers_->abort(one.request, part::receive); break;
+      case act_kind::hold: transfers_->tell_sources(one.request, part::hold); break;
+      case act_kind::release: transfers_->tell_sources(one.request, part::release); break;
       case act_kind::call_wrongly: wrong_calls_->make(one.a, transfers_->some_live_send()); break;
       case act_kind::put:
         values_->put(s_.name_of(round_->puts[one.a].peer),

@@ -74,6 +74,7 @@ enum class mishap : std::uint8_t {
   prefill_stands,  ///< SIGSTOP of the process of one rank, later SIGCONT
   decode_stands,
   short_window,  ///< one decode rank keeps tokens of a group of layers that the prefill does not
+  released,      ///< nobody receives it: the first decode rank gives its sources back
 };
 [[nodiscard]] std::string_view to_string(mishap what) noexcept;
 
@@ -108,6 +109,8 @@ struct request_plan {
   bool back{false};
   std::vector<window> windows;  ///< of each group of layers
 
+  /// Decode ranks hold its sources before they ask them.
+  [[nodiscard]] bool is_held() const { return what != mishap::released && seed / 1152 % 12 >= 8; }
   [[nodiscard]] std::string name(std::uint64_t scenario, std::uint32_t index) const;
 };
 
@@ -156,6 +159,8 @@ enum class act_kind : std::uint8_t {
   die,
   stand,
   wake,
+  hold,
+  release,
 };
 
 struct act {

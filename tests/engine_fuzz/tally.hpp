@@ -10,7 +10,7 @@ namespace troupe::engine_fuzz {
 using finder = std::function<void(const std::string&)>;
 
 struct tally {
-  std::uint64_t transfers{0};    ///< sends and receives that had an outcome
+  std::uint64_t transfers{0};    ///< sends, receives, holds and releases that had an outcome
   std::uint64_t arrived{0};      ///< receives that were done, every byte compared
   std::uint64_t failed{0};       ///< as they may
   std::uint64_t wrong_calls{0};  ///< refused by name

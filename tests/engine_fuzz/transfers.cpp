@@ -269,8 +269,7 @@ void node_transfers::receive(std::uint32_t request, part what) {
   if (r.names_blocks) t.blocks = blocks_.take(tokens_of(t, wanted), r.shared_there, words(t));
   receive_spec spec;
   spec.request = name(request);
-  for (const auto source : s_.sources_of(r)) spec.sources.push_back(s_.name_of(source));
-  if (r.seed % 3 == 0) std::ranges::reverse(spec.sources);
+  spec.sources = sources_of(r);
   spec.mode = s_.reads ? actors::transfer_mode::read : actors::transfer_mode::write;
   spec.tokens = wanted;
   spec.prefix_tokens = r.prefix;
@@ -296,6 +295,27 @@ void node_transfers::receive(std::uint32_t request, part what) {
   live_.emplace(asked->value, std::move(t));
 }
 
+std::vector<std::string> node_transfers::sources_of(const request_plan& r) const {
+  std::vector<std::string> names;
+  for (const auto source : s_.sources_of(r)) names.push_back(s_.name_of(source));
+  if (r.seed % 3 == 0) std::ranges::reverse(names);
+  return names;
+}
+
+void node_transfers::tell_sources(std::uint32_t request, part what) {
+  transfer t;
+  t.what = what;
+  t.request = request;
+  auto sources = sources_of(plan(request));
+  const auto said = what == part::hold ? engine_.hold(name(request), std::move(sources))
+                                       : engine_.release(name(request), std::move(sources));
+  if (!said) {
+    wrong(t, "is refused: " + to_string(said.error()));
+    return;
+  }
+  live_.emplace(said->value, std::move(t));
+}
+
 void node_transfers::abort(std::uint32_t request, part what) {
   auto* entry = find(request, what);
   if (entry == nullptr || entry->second.outcomes > 0) return;
@@ -312,6 +332,11 @@ void node_transfers::take(event& e) {
     return;
   }
   auto& t = entry->second;
+  if (t.what == part::hold || t.what == part::release) {
+    take_end(t, e);
+    live_.erase(entry);
+    return;
+  }
   if (auto* a = std::get_if<event_allocated>(&e.what)) {
     t.blocks.owner = a->blocks.owner;
     t.blocks.tables = {{0, std::move(a->blocks.blocks)}};
@@ -327,6 +352,17 @@ void node_transfers::take(event& e) {
   } else if (std::get_if<event_unpinned>(&e.what) != nullptr) {
     take_unpinned(t);
     live_.erase(entry);
+  } else {
+    wrong(t, "an event of another kind of operation");
+  }
+}
+
+/// Of a hold or a release: the only event that there is.
+void node_transfers::take_end(transfer& t, const event& e) {
+  if (std::get_if<event_done>(&e.what) != nullptr) {
+    count(t, "done");
+  } else if (const auto* f = std::get_if<event_failed>(&e.what)) {
+    take_failed(t, f->why);
   } else {
     wrong(t, "an event of another kind of operation");
   }
@@ -369,6 +405,8 @@ void node_transfers::count(transfer& t, const std::string& how) {
   if (++t.outcomes > 1) wrong(t, "another outcome: " + how);
   ended_[{t.request, t.what}] = how;
   ++counts_.transfers;
+  // A receive that failed may not have asked every source.
+  if (t.what == part::receive && how != "done") abort(t.request, part::hold);
 }
 
 void node_transfers::take_done(transfer& t, const event_done& d) {

@@ -37,6 +37,8 @@ class node_transfers {
   void receive(std::uint32_t request, part what);
   void receive_again(std::uint32_t request);
   void abort(std::uint32_t request, part what);
+  /// `part::hold` or `part::release`: sources that this node would receive from.
+  void tell_sources(std::uint32_t request, part what);
 
   /// Takes an event; of an operation that is over it is a finding.
   void take(event& e);
@@ -69,6 +71,7 @@ class node_transfers {
   [[nodiscard]] const request_plan& plan(std::uint32_t request) const;
   [[nodiscard]] content content_of(const request_plan& r) const;
   [[nodiscard]] std::string name(std::uint32_t request) const;
+  [[nodiscard]] std::vector<std::string> sources_of(const request_plan& r) const;
   [[nodiscard]] verdict verdict_of(const transfer& t) const;
   [[nodiscard]] std::pair<const std::uint64_t, transfer>* find(std::uint32_t request, part what);
   [[nodiscard]] std::optional<std::uint32_t> slot_of(const transfer& t) const;
@@ -81,6 +84,7 @@ class node_transfers {
   void compute(const transfer& t, layer_span layers, token_span tokens);
   void name_blocks(std::uint64_t operation, transfer& t, std::optional<std::uint32_t> tokens);
   void expect_not_ready(std::uint64_t operation, const transfer& t, std::uint32_t tokens);
+  void take_end(transfer& t, const event& e);
   void take_wanted(const transfer& t, const event_wanted& who);
   void expect_taken(const transfer& t, const result<void>& said);
   void give_back(transfer& t);

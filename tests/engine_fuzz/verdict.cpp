@@ -8,6 +8,8 @@ std::string_view to_string(part what) noexcept {
     case part::receive: return "receive";
     case part::receive_again: return "second receive";
     case part::receive_late: return "late receive";
+    case part::hold: return "hold";
+    case part::release: return "release";
   }
   return "?";
 }
@@ -52,6 +54,10 @@ void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint3
       v.may_succeed = !(victim && what == part::receive);
       if (!v.may_succeed) v.failures = {errc::out_of_range};
       break;
+    case mishap::released:
+      v.may_succeed = what == part::release;
+      if (!v.may_succeed) v.failures = {errc::aborted};
+      break;
     case mishap::none:
     case mishap::prefill_dies:
     case mishap::decode_dies:
@@ -69,6 +75,9 @@ verdict verdict_on(const scenario& s, const round& now, std::uint32_t request, s
   if (what == part::receive_late) {
     v.may_succeed = false;
     v.failures = {errc::not_found};
+  } else if (what == part::hold) {
+    // There may be nothing yet, or nothing more; it ends as the source does, or with its receive.
+    v.failures = {errc::not_found, errc::aborted, errc::deadline, errc::out_of_range};
   } else {
     add_mishap(v, s, r, node, what);
   }

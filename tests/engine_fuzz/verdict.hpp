@@ -13,7 +13,7 @@
 
 namespace troupe::engine_fuzz {
 
-enum class part : std::uint8_t { send, receive, receive_again, receive_late };
+enum class part : std::uint8_t { send, receive, receive_again, receive_late, hold, release };
 [[nodiscard]] std::string_view to_string(part what) noexcept;
 
 struct verdict {

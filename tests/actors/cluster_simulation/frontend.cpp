@@ -142,7 +142,7 @@ void frontend::attempt_failed(const std::shared_ptr<progress>& attempt, side s, 
   if (lost.empty()) placed_request_ended(attempt->placed_as);
   for (const auto each : {decode, prefill}) {
     world_.time.after(world_.one_way(), [this, attempt, each] {
-      world_.in(attempt->what->at(each), [attempt, each] { attempt->what->engine_aborts(each); });
+      world_.in(attempt->what->at(each), [attempt, each] { attempt->what->abort_session(each); });
     });
   }
   try_again(attempt->request);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "troupe/actors/member_list.hpp"
+
 #include "link.hpp"
 #include "transfer.hpp"
 #include "world.hpp"

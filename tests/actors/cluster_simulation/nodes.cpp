@@ -2,6 +2,8 @@
 #include <string>
 #include <utility>
 
+#include "troupe/actors/member_list.hpp"
+
 #include "link.hpp"
 #include "supervisor_life.hpp"
 #include "transfer.hpp"

@@ -58,7 +58,7 @@ registration supervisor_life::take_in(const std::shared_ptr<connection>& over,
   peers_[name] = over;
   uninformed_.insert(name);
   if (const auto drained = drains_.registered(name, request.node.incarnation)) {
-    order({name, drained->incarnation}, drained->leave);
+    order({name, drained->incarnation}, drained->step);
   }
   return *outcome;
 }
@@ -127,7 +127,7 @@ void supervisor_life::drain(const std::string& name, milliseconds deadline) {
       it != peers_.end() && it->second->node->incarnation == *drained) {
     world_.drain_begins(it->second->node, number, clock() + deadline);
   }
-  order({name, *drained}, 0);
+  order({name, *drained}, drain_step::finish);
   judge_drains();
   settle();
 }
@@ -144,18 +144,18 @@ void supervisor_life::judge_drains() {
       }
       table_.drained(who.name, who.incarnation, verdict.reason);
       if (verdict.reason != drained_reason) late_.insert(who.incarnation);
-      order(who, 1);
+      order(who, drain_step::leave);
     }
   }
 }
 
 /// To the life that is meant only.
-void supervisor_life::order(const drain_list::rank& who, std::uint8_t leave) {
+void supervisor_life::order(const drain_list::rank& who, drain_step step) {
   const auto it = peers_.find(who.name);
   if (it == peers_.end() || it->second->node->incarnation != who.incarnation) return;
   const auto over = it->second;
-  const bool late = leave == 1 && late_.contains(who.incarnation);
-  world_.send(over, false, [&w = world_, over, what = drain_order{who.incarnation, leave}, late] {
+  const bool late = step == drain_step::leave && late_.contains(who.incarnation);
+  world_.send(over, false, [&w = world_, over, what = drain_order{who.incarnation, step}, late] {
     w.ordered(over->node, what, late);
   });
 }

@@ -51,7 +51,7 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
  private:
   [[nodiscard]] moment clock() const { return world_.clock_of(*this); }
   void judge_drains();
-  void order(const drain_list::rank& who, std::uint8_t leave);
+  void order(const drain_list::rank& who, drain_step step);
   void broadcast();
   void deliver(std::vector<served_ticket> served);
   void check(const placement& given);

@@ -46,7 +46,7 @@ void transfer::begin(side s) {
   want_blocks(s);
 }
 
-void transfer::engine_aborts(side s) {
+void transfer::abort_session(side s) {
   auto& e = ends_[s];
   if (gone(s) || !e.begun || e.outcomes > 0) return;
   const error why{errc::aborted, "the frontend gave it up"};

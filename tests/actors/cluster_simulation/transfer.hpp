@@ -31,7 +31,7 @@ class transfer : public std::enable_shared_from_this<transfer> {
   // -- the engines
   /// The frontend's call comes to a node: to the life that was placed, or to another.
   void begin(side s);
-  void engine_aborts(side s);
+  void abort_session(side s);
 
   [[nodiscard]] stage_of_things placed_when() const noexcept { return placed_; }
 

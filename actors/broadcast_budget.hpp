@@ -13,7 +13,7 @@ namespace troupe::actors {
 /// How fast lists of members may be written to the network: 500,000 of their entries a second, which
 /// is about half of a processor, and no more than 25,000 at once, since meanwhile no heartbeat is
 /// read. Clusters of up to 150 nodes never come near it. Clockless; not thread-safe.
-class list_pace {
+class broadcast_budget {
  public:
   using time_point = std::chrono::steady_clock::time_point;
 

@@ -1,4 +1,4 @@
-#include "troupe/actors/inline_unit.hpp"
+#include "troupe/actors/inline_executor.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -7,17 +7,17 @@
 #include <caf/resumable.hpp>
 #include <caf/scheduler/abstract_coordinator.hpp>
 
-#include "troupe/actors/guest_call.hpp"
+#include "troupe/actors/caf_thread_scope.hpp"
 
 namespace troupe::actors {
 
-thread_local inline_unit* inline_unit::active_ = nullptr;
+thread_local inline_executor* inline_executor::active_ = nullptr;
 
-void inline_unit::run() {
+void inline_executor::run() {
   // Reentrancy: an actor that runs here may end up in a poll that wants to run actors; the outer
   // loop will get to them.
   if (active_ == this && jobs_.empty()) return;
-  const guest_call visit;
+  const caf_thread_scope visit;
   scope as_active{*this};
   for (std::size_t done = 0; !jobs_.empty(); ++done) {
     auto* job = jobs_.front();
@@ -35,7 +35,7 @@ void inline_unit::run() {
   }
 }
 
-void inline_unit::hand_over() {
+void inline_executor::hand_over() {
   while (!jobs_.empty()) {
     auto* job = jobs_.front();
     jobs_.pop_front();
@@ -43,24 +43,24 @@ void inline_unit::hand_over() {
   }
 }
 
-inline_units::inline_units(caf::actor_system& system)
+inline_executors::inline_executors(caf::actor_system& system)
     : system_{system}, number_{[] {
         static std::atomic<std::uint64_t> last{0};
         return ++last;
       }()} {}
 
-inline_unit& inline_units::of_this_thread() {
+inline_executor& inline_executors::of_this_thread() {
   // A thread that polls asks a million times a second: it remembers the answer.
   struct answer {
     std::uint64_t of{0};
-    inline_unit* unit{nullptr};
+    inline_executor* unit{nullptr};
   };
   thread_local answer last;
   if (last.of == number_) return *last.unit;
   const auto id = std::this_thread::get_id();
   const std::lock_guard lock{mutex_};
   auto& unit = units_[id];
-  if (!unit) unit = std::make_unique<inline_unit>(system_);
+  if (!unit) unit = std::make_unique<inline_executor>(system_);
   last = {number_, unit.get()};
   return *unit;
 }

@@ -1,10 +1,10 @@
-#include "troupe/actors/guest_call.hpp"
+#include "troupe/actors/caf_thread_scope.hpp"
 
 #include <caf/logger.hpp>
 
 namespace troupe::actors {
 
-guest_call::~guest_call() {
+caf_thread_scope::~caf_thread_scope() {
   caf::logger::set_current_actor_system(nullptr);
 }
 

@@ -21,9 +21,9 @@ namespace troupe::actors {
 /// hop. A progress thread that took a frame from the wire runs the link's actor, the transfer's
 /// actor and the next post in one go; an engine that polls does the same on its own core. CAF still
 /// guarantees that an actor runs on one thread at a time.
-class inline_unit final : public caf::execution_unit {
+class inline_executor final : public caf::execution_unit {
  public:
-  explicit inline_unit(caf::actor_system& system) : caf::execution_unit{&system} {}
+  explicit inline_executor(caf::actor_system& system) : caf::execution_unit{&system} {}
 
   void exec_later(caf::resumable* job) override { jobs_.push_back(job); }
 
@@ -33,7 +33,7 @@ class inline_unit final : public caf::execution_unit {
 
   /// The unit that the calling thread runs actors with at the moment; null: none, use the
   /// scheduler.
-  [[nodiscard]] static inline_unit* active() noexcept { return active_; }
+  [[nodiscard]] static inline_executor* active() noexcept { return active_; }
 
   /// Makes it the calling thread's active one for as long as the thread lives.
   void adopt_this_thread() noexcept { active_ = this; }
@@ -42,7 +42,7 @@ class inline_unit final : public caf::execution_unit {
   /// end goes to the scheduler: the thread may never come back.
   class scope {
    public:
-    explicit scope(inline_unit& unit) noexcept : before_{std::exchange(active_, &unit)} {}
+    explicit scope(inline_executor& unit) noexcept : before_{std::exchange(active_, &unit)} {}
     ~scope() {
       if (before_ != active_) active_->hand_over();
       active_ = before_;
@@ -51,7 +51,7 @@ class inline_unit final : public caf::execution_unit {
     scope& operator=(const scope&) = delete;
 
    private:
-    inline_unit* before_;
+    inline_executor* before_;
   };
 
  private:
@@ -59,22 +59,22 @@ class inline_unit final : public caf::execution_unit {
 
   static constexpr std::size_t max_jobs = 256;
   static constexpr std::size_t throughput = 32;  ///< messages per turn of one actor
-  static thread_local inline_unit* active_;
+  static thread_local inline_executor* active_;
   std::deque<caf::resumable*> jobs_;
 };
 
 /// One unit per thread that feeds actors; they live until the actor system is gone, since an actor
 /// may remember the unit it last ran on.
-class inline_units {
+class inline_executors {
  public:
-  explicit inline_units(caf::actor_system& system);
-  [[nodiscard]] inline_unit& of_this_thread();
+  explicit inline_executors(caf::actor_system& system);
+  [[nodiscard]] inline_executor& of_this_thread();
 
  private:
   caf::actor_system& system_;
   const std::uint64_t number_;  ///< never used again in this process, unlike an address
   std::mutex mutex_;
-  std::unordered_map<std::thread::id, std::unique_ptr<inline_unit>> units_;
+  std::unordered_map<std::thread::id, std::unique_ptr<inline_executor>> units_;
 };
 
 /// Sends without a sender; runs on this thread if it has an active unit, else on the scheduler.
@@ -82,7 +82,7 @@ template <class Handle, class... Ts>
 void tell(const Handle& receiver, Ts&&... xs) {
   if (receiver) {
     caf::actor_cast<caf::abstract_actor*>(receiver)->eq_impl(
-        caf::make_message_id(), nullptr, inline_unit::active(), std::forward<Ts>(xs)...);
+        caf::make_message_id(), nullptr, inline_executor::active(), std::forward<Ts>(xs)...);
   }
 }
 

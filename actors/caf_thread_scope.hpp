@@ -6,12 +6,12 @@ namespace troupe::actors {
 /// `caf::scoped_actor` of it, makes it or runs its actors. CAF lets each thread keep the logger of
 /// the system that it used last, and a system's end waits until nobody has its logger: a thread that
 /// had asked one question, and lives on, would keep it from ending for ever.
-class guest_call {
+class caf_thread_scope {
  public:
-  guest_call() = default;
-  ~guest_call();
-  guest_call(const guest_call&) = delete;
-  guest_call& operator=(const guest_call&) = delete;
+  caf_thread_scope() = default;
+  ~caf_thread_scope();
+  caf_thread_scope(const caf_thread_scope&) = delete;
+  caf_thread_scope& operator=(const caf_thread_scope&) = delete;
 };
 
 }  // namespace troupe::actors

@@ -1,0 +1,28 @@
+#pragma once
+
+/// What the engine says of a send while it computes, on its way to the actors that serve it.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "troupe/kvcache/ids.hpp"
+
+namespace troupe::actors {
+
+/// engine_port -> sender: the source grew.
+struct source_progress {
+  std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
+};
+/// engine_port -> sender: the source has more blocks.
+struct source_blocks {
+  std::vector<block_id> blocks;
+  std::uint32_t group{0};
+};
+/// engine_port -> sender: the source is complete.
+struct source_sealed {
+  std::uint32_t tokens{0};
+  std::vector<std::byte> aux;
+};
+
+}  // namespace troupe::actors

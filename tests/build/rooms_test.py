@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Each kind of wrong include between rooms of actors/ is found, in a copy that has it."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+WRONG = {
+    "phrases.hpp": ('#include "troupe/actors/node_info.hpp"',
+                    "phrases.hpp (base) includes node_info.hpp (messages), which is not below it"),
+    "router.cpp": ('#include "troupe/actors/send_session.hpp"',
+                   "router.cpp (membership) includes send_session.hpp (transfer), which is not below it"),
+    "source.hpp": ('#include "troupe/actors/local_messages.hpp"',
+                   "source.hpp (operations) reaches CAF: source.hpp -> local_messages.hpp"),
+    "homeless.hpp": ("#pragma once", "homeless.hpp is of no room: name it in rooms.py"),
+}
+
+
+def lines_of(actors):
+    done = subprocess.run([sys.executable, "-B", HERE / "rooms.py", "--actors", actors], stdout=subprocess.PIPE, text=True,
+                          check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "actors"
+        shutil.copytree(HERE.parents[1] / "actors", copy)
+        code, lines = lines_of(copy)
+        if code != 0 or lines:
+            sys.exit(f"the copy as it is: {code}, {lines}")
+        for name, (line, _) in WRONG.items():
+            with open(copy / name, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        (copy / "clock.hpp").unlink()
+        code, lines = lines_of(copy)
+        for expected in [said for _, said in WRONG.values()] + ["clock is named, and is not there"]:
+            if not any(line == expected or line.startswith(expected + " ->") for line in lines):
+                sys.exit(f"not found: {expected}\nsaid was:\n" + "\n".join(lines))
+        if code == 0:
+            sys.exit("wrong includes were found, and it says that all is well")
+
+
+main()
