@@ -7,7 +7,8 @@ kept outside the checkout.
 Exit status 77: the package index cannot be reached.
 
 It is ${XDG_CACHE_HOME:-~/.cache}/troupe/NAME-HASH, where HASH is of the lock file. One of another lock file that has not
-been used for a week is removed.
+been used for a week is removed. A line `# behind: OTHER` of a lock file makes the packages of OTHER.lock those that are
+found where its own lack one.
 """
 import fcntl
 import hashlib
@@ -101,6 +102,18 @@ def install(lock_file, folder):
         raise
 
 
+def packages_of(folder):
+    return folder / "lib" / PYTHON / "site-packages"
+
+
+def put_behind(lock_file, folder):
+    """What it names may be another environment since it was used last."""
+    for line in lock_file.read_text().splitlines():
+        if line.startswith("# behind: "):
+            other = environment(line.removeprefix("# behind: "))
+            (packages_of(folder) / "behind.pth").write_text(f"{packages_of(other)}\n")
+
+
 def remove_old(home, name, but):
     for folder in home.glob(f"{name}-*"):
         try:
@@ -127,6 +140,7 @@ def environment(name):
                 raise
         (folder / "used").touch()
         remove_old(home, name, folder)
+    put_behind(lock_file, folder)
     return folder
 
 

@@ -1,0 +1,173 @@
+"""The replicas of vLLM-Omni's stages, as they report themselves. Nothing here has a socket, a thread or a clock."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MAX_MESSAGE", "BadEventError", "Replicas", "Status"]
+
+#: Bytes of one event.
+MAX_MESSAGE = 64 << 10
+
+MOST = 4096  # replicas that are known at once
+FORGOTTEN = 600.0  # seconds until one that is down or lost is forgotten
+_LONGEST = 1024  # characters of an address
+
+
+class BadEventError(ValueError):
+    """Bytes that are no event of a stage."""
+
+
+class Status(enum.Enum):
+    """Of a replica, by the words of vLLM-Omni, and `LOST`, which they call an error as well."""
+
+    UP = "up"
+    DOWN = "down"  #: it has left
+    ERROR = "error"  #: it has said so itself, and says when that is over
+    LOST = "lost"  #: it has said nothing for too long, and is up again with its next word
+
+
+@dataclass
+class _Replica:
+    input_addr: str
+    output_addr: str
+    stage_id: int
+    status: Status
+    queue_length: int
+    heard: float  # by the clock that never goes back
+    last_heartbeat: float  # by that of the wall, as hubs are told
+    registered_at: float  # likewise
+
+
+@dataclass(frozen=True)
+class _Event:
+    input_addr: str
+    output_addr: str
+    stage_id: int
+    is_heartbeat: bool
+    status: Status
+    queue_length: int | None
+
+
+class Replicas:
+    """A registry by the address that a replica takes requests at.
+
+    | state      | event                        | next                                 |
+    | ---------- | ---------------------------- | ------------------------------------ |
+    | none       | update or heartbeat          | what it says: up, down or error      |
+    | any        | update                       | what it says                         |
+    | up         | heartbeat                    | up, with its queue                   |
+    | up         | nothing for the time-out     | lost                                 |
+    | lost       | heartbeat                    | up                                   |
+    | error      | heartbeat, or nothing        | error                                |
+    | down       | heartbeat                    | down                                 |
+    | down, lost, error | nothing for ten minutes | none                              |
+
+    A heartbeat carries all that an update does, so that one of a replica which is not known, as after a restart of who
+    keeps this registry, registers it.
+
+    Times: `now` in seconds of a monotonic clock, `wall` in those since 1970.
+    """
+
+    def __init__(self, heartbeat_timeout: float, most: int = MOST) -> None:
+        self._timeout = heartbeat_timeout
+        self._most = most
+        self._replicas: dict[str, _Replica] = {}
+
+    def hear(self, raw: bytes, *, now: float, wall: float) -> bool:
+        """Whether hubs are to be told. `BadEventError` says what is wrong; nothing has changed then."""
+        event = _event_of(raw)
+        replica = self._replicas.get(event.input_addr)
+        if replica is None:
+            return self._add(event, now, wall)
+        before = _shown(replica)
+        replica.heard, replica.last_heartbeat = now, wall
+        if event.queue_length is not None:
+            replica.queue_length = event.queue_length
+        if not event.is_heartbeat:
+            if replica.status in (Status.DOWN, Status.LOST) and event.status == Status.UP:
+                replica.registered_at = wall
+            replica.output_addr, replica.stage_id = event.output_addr, event.stage_id
+            replica.status = event.status
+        elif replica.status == Status.LOST:
+            replica.status = Status.UP
+        return before != _shown(replica)
+
+    def tick(self, now: float) -> bool:
+        """Time has passed; whether hubs are to be told."""
+        lost = [
+            one for one in self._replicas.values() if one.status == Status.UP and now - one.heard > self._timeout
+        ]
+        for replica in lost:
+            replica.status = Status.LOST
+        for address, replica in list(self._replicas.items()):
+            if replica.status != Status.UP and now - replica.heard > FORGOTTEN:
+                del self._replicas[address]
+        return bool(lost)
+
+    def active(self) -> list[dict[str, Any]]:
+        """Those that are up, as hubs read them, in the order in which they came."""
+        return [
+            {
+                "input_addr": one.input_addr,
+                "output_addr": one.output_addr,
+                "stage_id": one.stage_id,
+                "status": Status.UP.value,
+                "queue_length": one.queue_length,
+                "last_heartbeat": one.last_heartbeat,
+                "registered_at": one.registered_at,
+            }
+            for one in self._replicas.values()
+            if one.status == Status.UP
+        ]
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def _add(self, event: _Event, now: float, wall: float) -> bool:
+        if len(self._replicas) >= self._most:
+            gone = next((key for key, one in self._replicas.items() if one.status in (Status.DOWN, Status.LOST)), None)
+            if gone is None:
+                raise BadEventError(f"{event.input_addr} is one more than {self._most} replicas, and all of them live")
+            del self._replicas[gone]
+        self._replicas[event.input_addr] = _Replica(
+            event.input_addr, event.output_addr, event.stage_id, event.status, event.queue_length or 0, now, wall, wall
+        )
+        return event.status == Status.UP
+
+
+def _shown(replica: _Replica) -> tuple[object, ...]:
+    """What hubs are told of it, but for its times."""
+    if replica.status != Status.UP:
+        return ()
+    return replica.output_addr, replica.stage_id, replica.queue_length
+
+
+def _event_of(raw: bytes) -> _Event:
+    if len(raw) > MAX_MESSAGE:
+        raise BadEventError(f"an event of {len(raw)} bytes; {MAX_MESSAGE} are the most")
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError) as why:
+        raise BadEventError(f"an event that is no JSON: {why}") from None
+    if not isinstance(said, dict):
+        raise BadEventError(f"an event that is no object but {type(said).__name__}")
+    addresses = [said.get(key) for key in ("input_addr", "output_addr")]
+    if not all(isinstance(one, str) and 0 < len(one) <= _LONGEST for one in addresses):
+        raise BadEventError("an event whose input_addr and output_addr are no addresses")
+    stage, queue = said.get("stage_id"), said.get("queue_length")
+    if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < 2**31:
+        raise BadEventError(f"an event of stage {str(stage)[:40]!r}")
+    if queue is not None and (isinstance(queue, bool) or not isinstance(queue, int) or not 0 <= queue < 2**31):
+        raise BadEventError(f"an event with a queue of {str(queue)[:40]!r}")
+    if said.get("event_type") not in ("update", "heartbeat"):
+        raise BadEventError(f"an event of type {str(said.get('event_type'))[:40]!r}; it is update or heartbeat")
+    status = said.get("status")
+    if status not in ("up", "down", "error"):
+        raise BadEventError(f"an event of status {str(status)[:40]!r}; it is up, down or error")
+    return _Event(
+        str(addresses[0]), str(addresses[1]), stage, said["event_type"] == "heartbeat", Status(status), queue
+    )

@@ -1,0 +1,30 @@
+"""Where vLLM and vLLM-Omni find Troupe: functions that load nothing before they are called.
+
+vLLM-Omni loads vLLM's plugins as well as its own, and comes with another release of vLLM than the connector for vLLM is
+for. Whoever lacks something says so in one line of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["vllm", "vllm_omni"]
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+
+def vllm() -> None:
+    """The entry point of `vllm.general_plugins`."""
+    try:
+        from troupe.vllm import register
+    except ImportError as why:
+        logger.warning("TroupeConnector is not available: this vLLM is none that it knows, which is 0.32: %s", why)
+        return
+    register()
+
+
+def vllm_omni() -> None:
+    """The entry point of `vllm_omni.general_plugins`."""
+    from troupe.omni import register
+
+    register()

@@ -1,0 +1,287 @@
+"""A stage of vLLM-Omni as a process of its own: a connector, and functions of this file that a test has it run.
+
+The processes are forked from one that has imported everything and started nothing, as imports take ten seconds.
+"""
+import hashlib
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
+
+import numpy
+import torch
+
+from troupe.engine import configure_logging
+from troupe.omni.connector import TroupeOmniConnector
+from troupe.omni.payload import RawPayload
+
+PATIENCE = 60  # seconds, for what has to come: longer than any deadline of the connector's here
+
+
+class Failed(Exception):
+    """What a stage says went wrong."""
+
+
+class Nursery:
+    """A process that forks stages. It is made before this one starts a node, and ends with it."""
+
+    def __init__(self):
+        self._orders, theirs = Pipe()
+        self._handles, their_handles = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._orders.close()
+            self._handles.close()
+            self._tend(theirs, their_handles)
+        theirs.close()
+        their_handles.close()
+
+    def fork(self, config, pipe):
+        """Its process number."""
+        self._orders.send(config)
+        send_handle(self._handles, pipe.fileno(), self._pid)
+        return self._orders.recv()
+
+    @staticmethod
+    def _tend(orders, handles):
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+        try:
+            while True:
+                config = orders.recv()
+                handle = recv_handle(handles)
+                pid = os.fork()
+                if pid == 0:
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    serve(Connection(handle), config)
+                    os._exit(0)
+                os.close(handle)
+                orders.send(pid)
+        except EOFError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+
+class Stage:
+    """One process. What it is told to run it runs in turn; `begin` does not wait for it, `end` does."""
+
+    nursery = None  # set before the first one
+
+    def __init__(self, stage_id, **extra):
+        self._pipe, other = Pipe()
+        self.pid = self.nursery.fork({"stage_id": stage_id, **extra}, other)
+        self._ended = os.pidfd_open(self.pid)
+        other.close()
+        self.name = self.end()
+
+    def begin(self, function, *arguments):
+        self._pipe.send((function, arguments))
+
+    def end(self, seconds=PATIENCE):
+        if not self._pipe.poll(seconds):
+            raise Failed(f"process {self.pid} says nothing for {seconds} s")
+        well, said = self._pipe.recv()
+        if not well:
+            raise Failed(said)
+        return said
+
+    def run(self, function, *arguments):
+        self.begin(function, *arguments)
+        return self.end()
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        """Again: nothing."""
+        if self._ended is not None:
+            signal.pidfd_send_signal(self._ended, signal.SIGKILL)
+            self._wait()
+
+    def leave(self):
+        """In good order."""
+        self._pipe.send(None)
+        self._wait()
+
+    def _wait(self):
+        if not select.select([self._ended], [], [], PATIENCE)[0]:
+            raise Failed(f"process {self.pid} does not end")
+        os.close(self._ended)
+        self._ended = None
+        self._pipe.close()
+
+
+def serve(pipe, config):
+    configure_logging(level="error")
+    try:
+        connector = TroupeOmniConnector(config)
+        pipe.send((True, connector.health()["node"]))
+    except Exception:  # pylint: disable=broad-exception-caught
+        pipe.send((False, traceback.format_exc()))
+        return
+    while (order := received(pipe)) is not None:
+        function, arguments = order
+        try:
+            pipe.send((True, function(connector, *arguments)))
+        except Exception:  # pylint: disable=broad-exception-caught
+            pipe.send((False, traceback.format_exc()))
+    connector.close()
+
+
+def received(pipe):
+    """None: it is to end."""
+    try:
+        return pipe.recv()
+    except EOFError:  # the test has ended
+        return None
+
+
+# -- payloads
+
+KINDS = ("small object", "object", "few bytes", "bytes", "small tensor", "tensor", "text", "array")
+
+
+def payload(kind, seed):
+    """The same each time, in every process."""
+    numbers = torch.Generator().manual_seed(seed)
+
+    def random(count):
+        return torch.randint(0, 256, (count,), generator=numbers, dtype=torch.uint8)
+
+    return {
+        "small object": lambda: {"finished": bool(seed % 2), "ids": list(range(seed % 50)), "t": random(7).float()},
+        "object": lambda: {"hidden": random(60_000).view(torch.bfloat16).reshape(100, 300), "n": [seed, None, "x"]},
+        "few bytes": lambda: random(seed % 1000).numpy().tobytes(),
+        "bytes": lambda: random(40_000 + seed % 1000).numpy().tobytes(),
+        "small tensor": lambda: random(24).view(torch.float16).reshape(3, 4),
+        "tensor": lambda: random(80_000).view(torch.int32).reshape(100, 200),
+        "text": lambda: f"text {seed} \N{GREEK SMALL LETTER ALPHA}",
+        "array": lambda: random(600).numpy().reshape(20, 30),
+    }[kind]()
+
+
+def digest(data):
+    """Equal for what was put and what is got of it."""
+    found = hashlib.sha256()
+    _add(found, data)
+    return found.hexdigest()
+
+
+def _add(found, data):
+    if isinstance(data, RawPayload):
+        data = data.tensor
+    if isinstance(data, (bytes, bytearray)):
+        data = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    if isinstance(data, torch.Tensor):
+        found.update(f"{data.dtype}{tuple(data.shape)}".encode())
+        found.update(data.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    elif isinstance(data, numpy.ndarray):
+        found.update(f"{data.dtype}{data.shape}".encode() + data.tobytes())
+    elif isinstance(data, dict):
+        for key in sorted(data):
+            found.update(key.encode())
+            _add(found, data[key])
+    elif isinstance(data, (list, tuple)):
+        for one in data:
+            _add(found, one)
+    else:
+        found.update(repr(data).encode())
+
+
+# -- what stages do
+
+def put(connector, to_stage, key, data):
+    return connector.put(str(connector.stage_id), str(to_stage), key, data)
+
+
+def get(connector, from_stage, key, seconds=0.0):
+    """The digest of a payload, or None, and the seconds that it took."""
+    began = time.monotonic()
+    if seconds:
+        got = connector.get_with_deadline(str(from_stage), str(connector.stage_id), key, deadline=began + seconds)
+    else:
+        got = connector.get(str(from_stage), str(connector.stage_id), key)
+    return (None if got is None else digest(got[0])), time.monotonic() - began
+
+
+def produce(connector, to_stage, prefix, numbers):
+    """Payloads of every kind, one after the other."""
+    for number in numbers:
+        kept, _, _ = put(connector, to_stage, f"{prefix}_{connector.stage_id}_{number}",
+                         payload(KINDS[number % len(KINDS)], number))
+        if not kept:
+            raise Failed(f"{prefix} {number} was not kept")
+
+
+def as_they_come(connector, prefix, numbers, seconds):
+    """The payloads of the stage before, each with its number, until all have come or the time is over."""
+    before, limit = connector.stage_id - 1, time.monotonic() + seconds
+    waiting = dict.fromkeys(numbers)
+    while waiting and time.monotonic() < limit:
+        for number in list(waiting):
+            got = connector.get(str(before), str(before + 1), f"{prefix}_{before}_{number}")
+            if got is not None:
+                yield number, got[0]
+                del waiting[number]
+
+
+def pass_on(connector, prefix, numbers, seconds):
+    """Gets payloads of the stage before, as they come, and puts each for the next one. Returns those that came."""
+    came = []
+    for number, data in as_they_come(connector, prefix, numbers, seconds):
+        data = data.tensor if isinstance(data, RawPayload) else data
+        put(connector, connector.stage_id + 1, f"{prefix}_{connector.stage_id}_{number}", data)
+        came.append(number)
+    return came
+
+
+def consume(connector, prefix, numbers, seconds):
+    """Which of the payloads of the stage before never came, and which of those that came were not what was put."""
+    waiting, wrong = set(numbers), []
+    for number, data in as_they_come(connector, prefix, numbers, seconds):
+        if digest(data) != digest(payload(KINDS[number % len(KINDS)], number)):
+            wrong.append(number)
+        waiting.remove(number)
+    return sorted(waiting), wrong
+
+
+def race(connector, from_stage, keys, seconds):
+    """The keys that this one got."""
+    got, limit = [], time.monotonic() + seconds
+    waiting = dict.fromkeys(keys)
+    while waiting and time.monotonic() < limit:
+        for key in list(waiting):
+            if connector.get(str(from_stage), str(connector.stage_id), key) is not None:
+                got.append(key)
+                del waiting[key]
+    return got
+
+
+def health(connector):
+    return connector.health()
+
+
+def named_memory(connector):  # pylint: disable=unused-argument
+    """Files of /dev/shm that the process has open or mapped: they would stay when it is killed."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/" in line}
+    opened = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            opened.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # that of the list itself
+            continue
+    return sorted(mapped | {name for name in opened if name.startswith("/dev/shm/")})
+
+
+def memory_used(connector):
+    connector.reap_consumed()
+    return connector.health()["memory_used"]
+
+
+def cleanup(connector, request):
+    return connector.cleanup(request)
