@@ -264,6 +264,13 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.step(finished_sending=set(names))
         self.check_empty()
 
+    def test_an_engine_that_only_computes_prompts_loads_none(self):
+        self.scheduler = make_scheduler(role="kv_producer")
+        request, receive = self.loading(100)
+        self.assertIn("kv_role kv_producer and loads no caches", receive.refused)
+        self.step(finished_recving={request.request_id}, failed_recving={request.request_id})
+        self.check_empty()
+
     # -- decode
 
     def test_a_decode_computes_only_the_last_token(self):
@@ -405,7 +412,7 @@ class NixlUnderScheduler(UnderScheduler):
                 ("engines.e.0", "e", {"tp_size": 1, "pp_size": 2}, ("engines.e.0", "engines.e.1")),
                 ("prefill-0", "e", {}, ("prefill-0",)),
                 ("prefill-0-tp0", "e", {"tp_size": 2}, ("prefill-0-tp0", "prefill-0-tp1")),
-                ("prefill-0-pp0-tp0", "e", {"tp_size": 1, "pp_size": 2}, ("prefill-0-pp0-tp0", "prefill-0-pp1-tp0"))):
+                ("prefill-0-pp0", "e", {"tp_size": 1, "pp_size": 2}, ("prefill-0-pp0", "prefill-0-pp1"))):
             with self.subTest(first):
                 said = {"remote_request_id": f"{first}-{self.HEX[self.count:] + self.HEX[:self.count]}",
                         "remote_engine_id": engine, **sizes}

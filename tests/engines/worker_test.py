@@ -1229,7 +1229,7 @@ class Places(unittest.TestCase):
                          [(rank, 4, ":8000") for rank in range(4)])
         named = {"deployment": "f", "node": "prefill-0"}
         self.assertEqual(place_of(named, "e", ranks=Ranks(size=2)).nodes, ("prefill-0-tp0", "prefill-0-tp1"))
-        self.assertEqual(place_of(named, "e", ranks=Ranks(parts=2)).nodes, ("prefill-0-pp0-tp0", "prefill-0-pp1-tp0"))
+        self.assertEqual(place_of(named, "e", ranks=Ranks(parts=2)).nodes, ("prefill-0-pp0", "prefill-0-pp1"))
 
     def test_what_does_not_go_together_is_refused(self):
         self.assertEqual(place_of({"deployment": "f", "node": "prefill-0"}, "e").file, "f")

@@ -107,6 +107,8 @@ class Batch:
         whole, chosen, left_out = set(), [], []
         for part, step in self.steps:
             names = [plain(name) for name in self._build.tests(step.labels, step.only)]
+            if not names and step.only == ".":
+                raise Broken(f"no test of {self._build.title} is of {part}: none carries {'|'.join(step.labels)}")
             self._parts.update((name, part) for name in names)
             programs = {re.escape(name.partition(".")[0]) for name in names}
             if step.only != ".":

@@ -72,12 +72,62 @@ def test_a_cancelled_wait_leaves_the_operation_as_it_is(supervisor: Supervisor) 
         async with prefill, decode:
             await asyncio.gather(prefill.wait_registered(PATIENCE), decode.wait_registered(PATIENCE))
             send = prefill.send("r", SENT)
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(prefill.wait(send), 0.05)
+            for _ in range(20):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(prefill.wait(send), 0.005)
+            assert not prefill._tracks[send].waiters, "they add up for as long as nothing comes"
             prefill.abort(send, "enough")
             with pytest.raises(troupe.TroupeError) as aborted:
                 await asyncio.wait_for(prefill.wait(send), PATIENCE)
             assert aborted.value.code == troupe.ErrorCode.ABORTED
+
+    asyncio.run(main())
+
+
+def test_blocks_of_the_pool_come_back_whoever_was_told_of_them(supervisor: Supervisor) -> None:
+    model = "model: {layers: 2, kv_heads: 2, head_dim: 8, dtype: bf16, block_tokens: 4}"
+    text = supervisor.text.replace("stages:", f"{model}\nstages:").replace(
+        "role: decode, engine: external", "role: decode, engine: external, pool: {size: 4KiB}"
+    )
+
+    async def main() -> None:
+        async with troupe.AsyncEngine("decode-0", text=text) as decode:
+            await decode.wait_registered(PATIENCE)
+
+            def free() -> int:
+                return int(decode.engine.report()["pool"]["blocks_free"])
+
+            async def are_back(all_of_them: int) -> bool:
+                for _ in range(int(PATIENCE / 0.01)):
+                    if free() == all_of_them:
+                        return True
+                    await asyncio.sleep(0.01)
+                return False
+
+            before = free()
+
+            def begin(request: str) -> troupe.Operation:
+                return decode.receive(request, sources=["prefill-0"], tokens=TOKENS)
+
+            # Nobody was told: the events were left before there was one.
+            left = begin("left")
+            first = asyncio.ensure_future(anext(decode.events(left)))
+            first.cancel()
+            decode.abort(left, "enough")
+            both = await asyncio.gather(decode.wait(left), decode.wait(left), return_exceptions=True)
+            for told in both:  # each its own error, not that of blocks which the other one gave back
+                assert isinstance(told, troupe.TroupeError)
+                assert told.code == troupe.ErrorCode.ABORTED, told
+            assert await are_back(before)
+
+            # Somebody was, and forgets it.
+            told_of = begin("told")
+            async for event in decode.events(told_of):
+                assert isinstance(event, troupe.Allocated)
+                break
+            decode.forget(told_of)
+            decode.abort(told_of, "enough")
+            assert await are_back(before)
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import troupe
@@ -278,6 +279,37 @@ def test_keyed_values_are_put_asked_for_read_and_removed(pair: Pair) -> None:
     assert bytes(got.data) == bytes(value), "what was read outlives the key"
     pair.decode.wait(pair.decode.put("prefill-0", "empty", b""), PATIENCE)
     assert pair.decode.wait(pair.decode.query("prefill-0", "empty"), PATIENCE).size == 0
+
+
+def test_a_value_that_is_not_stored_is_kept_by_nobody(pair: Pair) -> None:
+    pair.decode.wait(pair.decode.put("prefill-0", "known", b"first"), PATIENCE)
+    for _ in range(3):
+        with pytest.raises(troupe.TroupeError) as told:
+            pair.decode.wait(pair.decode.put("prefill-0", "known", b"second"), PATIENCE)
+        assert told.value.code == troupe.ErrorCode.ALREADY_EXISTS
+    assert not pair.decode._values
+
+
+def test_no_time_is_no_default(pair: Pair) -> None:
+    receive = pair.decode.receive("never sent", sources=["prefill-0"], tokens=TOKENS, blocks=RECEIVED, deadline=0)
+    with pytest.raises(troupe.TroupeError) as late:
+        pair.decode.wait(receive, PATIENCE)
+    assert late.value.code == troupe.ErrorCode.DEADLINE
+    pair.decode.wait(pair.decode.put("prefill-0", "gone", b"at once", ttl=0), PATIENCE)
+
+    def is_there() -> bool:
+        query = pair.decode.query("prefill-0", "gone")
+        try:
+            pair.decode.wait(query, PATIENCE)
+        except troupe.TroupeError as error:
+            return error.code != troupe.ErrorCode.NOT_FOUND
+        return True
+
+    for _ in range(int(PATIENCE / 0.01)):
+        if not is_there():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it is stored for good")
 
 
 def test_many_threads_each_have_their_own_outcomes(pair: Pair) -> None:

@@ -50,6 +50,9 @@ class Wheel(unittest.TestCase):
         names = zipfile.ZipFile(self.wheel).namelist()
         [about] = [name for name in names if name.endswith(".dist-info/METADATA")]
         self.assertIn(b"Provides-Extra: router\n", zipfile.ZipFile(self.wheel).read(about))
+        plugins = zipfile.ZipFile(self.wheel).read(about.replace("METADATA", "entry_points.txt")).decode()
+        for group, function in (("vllm", "vllm"), ("vllm_omni", "vllm_omni")):
+            self.assertIn(f"[{group}.general_plugins]\ntroupe = troupe.plugins:{function}\n", plugins + "\n")
         for ending in ("troupe/py.typed", "troupe/_lib/libtroupe.so.0", "troupe/_lib/troupe", ".dist-info/licenses/LICENSE"):
             self.assertEqual(len([name for name in names if name.endswith(ending)]), 1, f"{ending} in {names}")
 

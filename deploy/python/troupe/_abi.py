@@ -644,7 +644,8 @@ def milliseconds(what: str, seconds: float | None, missing: int) -> int:
         raise ValueError(f"{what} is {seconds} s; give 0 or more")
     if seconds > 1e12:
         return missing
-    return int(-(-seconds * 1000 // 1))
+    ms = int(-(-seconds * 1000 // 1))
+    return max(ms, 1) if missing == 0 else ms
 
 
 def free(release: Callable[[c_void_p], object], handle: c_void_p) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
@@ -28,6 +29,8 @@ from troupe.members import name_of
 
 __all__ = ["AsyncEngine"]
 
+_CALLS = 4096  # that wait for whoever takes them: those that nobody waits for any more are among them
+
 
 class _Track:
     """What has come of one operation."""
@@ -41,7 +44,7 @@ class _Track:
         self.error: TroupeError | None = None
         self.ended = False
         self.streamed = False  # its events go to `AsyncEngine.events`
-        self.waiters: list[asyncio.Future[None]] = []
+        self.waiters: dict[asyncio.Future[None], None] = {}  # in their order
 
     def wake(self) -> None:
         for waiter in self.waiters:
@@ -261,17 +264,21 @@ class AsyncEngine:
         self._tracks.pop(operation, None)
         if track.error is None:
             return track.outcome
-        if track.outcome.owner and not track.streamed:
-            self.engine.free_blocks(track.outcome.owner, track.outcome.blocks)
+        owner = track.outcome.owner
+        if owner and not track.streamed:
+            track.outcome.owner = 0  # others may wait for it too
+            with contextlib.suppress(TroupeError):  # the engine was stopped, and they are its no more
+                self.engine.free_blocks(owner, track.outcome.blocks)
         raise track.error
 
     async def events(self, operation: Operation) -> AsyncIterator[Event]:
         """Each event of the operation as it comes, to its last. A failure comes as `Failed`, it is not raised."""
         track = self._of(operation)
-        track.streamed = True
         while True:
             while track.events:
-                yield track.events.popleft()
+                event = track.events.popleft()
+                track.streamed = track.streamed or isinstance(event, Allocated)
+                yield event
             if track.ended:
                 self._tracks.pop(operation, None)
                 return
@@ -324,8 +331,11 @@ class AsyncEngine:
 
     async def _next(self, track: _Track) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        track.waiters.append(waiter)
-        await waiter
+        track.waiters[waiter] = None
+        try:
+            await waiter
+        finally:  # also of one who has waited for long enough
+            track.waiters.pop(waiter, None)
 
     def _wake_members(self) -> None:
         for waiter in self._member_waiters:
@@ -334,12 +344,23 @@ class AsyncEngine:
         self._member_waiters.clear()
 
     async def _discard(self, operation: Operation) -> None:
-        try:
-            outcome = await self.wait(operation)
-            if outcome.owner:
-                self.engine.free_blocks(outcome.owner, outcome.blocks)
-        except TroupeError:
-            pass
+        track = self._tracks.get(operation)
+        if track is None:
+            return
+        with contextlib.suppress(TroupeError):
+            await self.wait(operation)
+        # `wait` leaves those of a receive that failed to whoever was told of them.
+        owner, track.outcome.owner = track.outcome.owner, 0
+        if owner:
+            with contextlib.suppress(TroupeError):
+                self.engine.free_blocks(owner, track.outcome.blocks)
+
+    def _keep_call(self, call: Call) -> None:
+        if self._calls.qsize() < _CALLS:
+            self._calls.put_nowait(call)
+            return
+        with contextlib.suppress(TroupeError):  # its caller may be gone
+            call.fail(TroupeError(ErrorCode.OVERLOADED, f"{_CALLS} calls wait for the engine to look at them"))
 
     def _drain(self) -> None:
         while True:
@@ -348,7 +369,7 @@ class AsyncEngine:
                 return
             for event in events:
                 if isinstance(event, Call):
-                    self._calls.put_nowait(event)
+                    self._keep_call(event)
                     continue
                 if isinstance(event, MemberEvent):
                     self._members.put(event)

@@ -116,6 +116,7 @@ class Engine:
         "_take",
         "_values",
         "_values_lock",
+        "_waiting",
     )
 
     def __init__(
@@ -206,6 +207,7 @@ class Engine:
         self._memory = memory
         self._values: dict[Operation, Memory] = {}  # of puts that have no outcome yet
         self._values_lock = threading.Lock()  # an outcome may be taken before its put has returned
+        self._waiting: set[int] = set()  # operations that a thread waits for; under the same lock
         self._stopped = False
         self._buffers: list[Any] = []
         # The memory is an argument of it: it outlives the engine, also where the interpreter ends.
@@ -738,16 +740,28 @@ class Engine:
                 (another thread waits for it), ABORTED or INTERNAL where the node was stopped and the end will not come.
         """
         raw = _abi.COutcome(size=_OUTCOME_SIZE)
+        status = _abi.TIMED_OUT
         awaited = _abi.number("operation", operation, 2**64)
         left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
-        while True:
-            wait = min(left, _SIGNALS)
-            status = self._lib.engine_wait(self._handle, awaited, wait, ctypes.addressof(raw))
-            left -= wait
-            if status != _abi.TIMED_OUT or left == 0:
-                break
-        if status not in _GOES_ON:
-            self._forget_value(operation)
+        # The main thread hears signals between two waits. Any other keeps its claim on the operation's events.
+        longest = _SIGNALS if threading.current_thread() is threading.main_thread() else left
+        with self._values_lock:
+            # An outcome may have the same code.
+            if awaited in self._waiting:
+                raise TroupeError(ErrorCode.ALREADY_EXISTS, f"another thread waits for operation {awaited}")
+            self._waiting.add(awaited)
+        try:
+            while True:
+                wait = min(left, longest)
+                status = self._lib.engine_wait(self._handle, awaited, wait, ctypes.addressof(raw))
+                left -= wait
+                if status != _abi.TIMED_OUT or left == 0:
+                    break
+        finally:
+            with self._values_lock:
+                self._waiting.discard(awaited)
+                if status not in _GOES_ON:
+                    self._values.pop(operation, None)
         if status:
             self._lib.fail(status)
         return self._outcome(raw)
@@ -867,7 +881,7 @@ _SEND_SIZE = ctypes.sizeof(_abi.SendSpec)
 _RECEIVE_SIZE = ctypes.sizeof(_abi.ReceiveSpec)
 _OUTCOME_SIZE = ctypes.sizeof(_abi.COutcome)
 # The operation may have its memory yet.
-_GOES_ON = frozenset((_abi.TIMED_OUT, int(ErrorCode.ALREADY_EXISTS), int(ErrorCode.INTERNAL)))
+_GOES_ON = frozenset((_abi.TIMED_OUT, int(ErrorCode.INTERNAL)))
 
 
 class _Detail:

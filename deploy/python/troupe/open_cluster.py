@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-__all__ = ["STAGE", "deployment_of"]
+__all__ = ["STAGE", "deployment_of", "supervisor_section"]
 
 #: The stage that every engine joins.
 STAGE = "engines"
@@ -39,13 +39,15 @@ def deployment_of(
     return _DEPLOYMENT.format(
         stage=STAGE,
         mode=mode,
-        supervisor=_section(supervisor, called),
+        supervisor=supervisor_section(supervisor, called),
         transport=section,
         lease_ms=round(source_lease * 1000),
     )
 
 
-def _section(address: str | None, called: str) -> str:
+def supervisor_section(address: str | None, called: str) -> str:
+    """Of a deployment's `supervisor`, where it is: `address` as HOST:PORT, which `called` names in a `ValueError`.
+    None: whoever needs one begins it on its machine."""
     if address is None:
         return "port: 0, begin: true"
     host, _, port = address.rpartition(":")

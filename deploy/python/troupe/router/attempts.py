@@ -340,7 +340,8 @@ class Attempts:
         if not passes and not no_fault:
             self._failed.add(lost.instance)
             lost.instance.failed()
-        if self._said.finish is not None:
+        # Of several choices one may have ended and not the others.
+        if self._said.finish is not None and not self._incoming.fixed:
             await self._end(None)
             return True
         if passes or self._tried > self._parts.settings.limits.retries:

@@ -116,6 +116,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 windows=[_window_of(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups],
                 push_block_size=_push_block_size(parallel, kv_cache_config) if place.pushes else 0,
                 longest=None if kv_role == "kv_producer" else _longest(vllm_config, kv_cache_config),
+                loads=kv_role != "kv_producer",
             )
             if place.unused:
                 unused = ", ".join(place.unused)

@@ -268,10 +268,9 @@ def _seconds(key: str, extra: Mapping[str, Any]) -> float | None:
 
 def _named(replica: str, ranks: Ranks) -> tuple[str, ...]:
     """What a deployment calls the nodes of a replica."""
-    if ranks == ALONE:
-        return (replica,)
     parts = [f"-pp{part}" for part in range(ranks.parts)] if ranks.parts > 1 else [""]
-    return tuple(f"{replica}{part}-tp{rank}" for part in parts for rank in range(ranks.size))
+    sliced = [f"-tp{rank}" for rank in range(ranks.size)] if ranks.size > 1 else [""]
+    return tuple(f"{replica}{part}{rank}" for part in parts for rank in sliced)
 
 
 def http_address(command_line: Sequence[str]) -> str | None:

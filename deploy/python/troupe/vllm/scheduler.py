@@ -66,11 +66,15 @@ class Scheduler:
         windows: Sequence[Window | None] = (),
         push_block_size: int = 0,
         longest: int | None = None,
+        loads: bool = True,
     ) -> None:
         """`nodes`: of the engine's ranks. `windows`: of each group of layers that keeps only the last
         tokens of a request.
         `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does. `longest`:
-        blocks of the longest request of an engine that writes texts, too."""
+        blocks of the longest request of an engine that writes texts, too. `loads`: it takes caches of others. vLLM
+        hands the blocks of a request that ended to the next one while a step may still write there, unless the engine
+        is a consumer: what is loaded into them would be overwritten."""
+        self._loads = loads
         self._nodes = nodes
         self._engine_id = engine_id
         self._ranks = ranks
@@ -321,6 +325,8 @@ class Scheduler:
             source = _hand_off_of(request)
         except BadParamsError as why:
             return None, str(why)
+        if not self._loads:
+            return None, "this engine has kv_role kv_producer and loads no caches: ask one with kv_both or kv_consumer"
         if source.digest is not None and (source.tokens != request.num_prompt_tokens or source.digest != digest):
             return None, f"the prompt of {source.tokens} tokens that was prefilled is not the one to decode"
         return source, ""
@@ -336,6 +342,8 @@ class Scheduler:
         self._sources.take(source.transfer, request.request_id, loads=False)
         if not taken:
             self._next.releases.append(source)
+        elif not self._sources.is_awaited(source.transfer):
+            self._next.unholds.append(source.transfer)  # it may have been held again for this request
 
     def _leave(self, request: Any, *, releases: bool = False) -> None:
         """The request will not load its source. `releases`: if nobody here will, its prefill engine need not wait for
@@ -347,6 +355,8 @@ class Scheduler:
                 logger.warning("%s: %s", request.request_id, why)
             return
         if not self._sources.leaves(source.transfer, request.request_id):
+            if not self._sources.is_awaited(source.transfer):
+                self._next.unholds.append(source.transfer)
             return
         if releases:
             self._next.releases.append(source)

@@ -34,6 +34,10 @@ class Sources:
         """Some request has loaded it, loads it, or was given nothing to load of it."""
         return transfer in self._taken
 
+    def is_awaited(self, transfer: str) -> bool:
+        """Some request has yet to be given blocks for it."""
+        return transfer in self._waiting
+
     def take(self, transfer: str, request_id: str, *, loads: bool) -> None:
         """The request has blocks, and loads or has no need to."""
         self._leave(transfer, request_id)
