@@ -2,6 +2,7 @@
 import contextlib
 import fcntl
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -21,6 +22,8 @@ PATIENCE = 120  # seconds, for what has to come: longer than any deadline of Tro
 END_SECONDS = 30  # of a supervisor that is told to end
 SEATS = 4  # requests that a server computes at once
 LONGEST = 2048  # tokens of a prompt and its text
+VLLM = "vllm.entrypoints.openai.api_server"
+_of_this_process = itertools.count(os.getpid() * 97)  # ports
 
 
 # Of one prefill and one decode engine that a file names, which bring their own caches.
@@ -56,12 +59,15 @@ def variables(**more):
 
 
 def free_ports(count):
-    """Ports that nobody listened on a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports that nobody listens at. Not from the range that the kernel gives to others, who may take one before it is
+    used; other tests that run meanwhile begin elsewhere (scratch/free_port.hpp does the same)."""
+    found = []
+    while len(found) < count:
+        port = 20_000 + next(_of_this_process) % 12_000
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 def end_supervisor(state):
@@ -104,16 +110,20 @@ def end_of(log, lines):
     return f"-- the end of {log}\n" + "\n".join(said[-lines:])
 
 
-class Process:
-    """A program in a session of its own, which ends with this object, and its descendants with it."""
+def popen(words, log, environment):
+    """A program in a session of its own."""
+    with open(log, "wb") as said:
+        return subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=said,
+                                stderr=subprocess.STDOUT, start_new_session=True, env=environment)
 
-    def __init__(self, name, words, folder, environment=None):
+
+class Process:
+    """A program in a session of its own, which ends with this object, and its descendants with it. `begin`: how."""
+
+    def __init__(self, name, words, folder, environment=None, begin=popen):
         self.name = name
         self.log = pathlib.Path(folder) / f"{name}.log"
-        with open(self.log, "wb") as log:
-            self._process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=log,
-                                             stderr=subprocess.STDOUT, start_new_session=True,
-                                             env=variables(**(environment or {})))
+        self._process = begin(words, self.log, variables(**(environment or {})))
 
     @property
     def pid(self):
@@ -224,9 +234,9 @@ class Elsewhere(Answering):
 class Served(Process, Answering):
     """A process that answers over HTTP."""
 
-    def __init__(self, name, port, words, folder, environment=None):
+    def __init__(self, name, port, words, folder, environment=None, begin=popen):
         self.url = f"http://127.0.0.1:{port}"
-        super().__init__(name, words, folder, environment)
+        super().__init__(name, words, folder, environment, begin)
 
     def wait_until_up(self, path="/health"):
         limit = time.monotonic() + START_SECONDS
@@ -241,16 +251,19 @@ class Served(Process, Answering):
             time.sleep(0.2)
 
 
-def vllm(name, python, model, port, cores, folder, *, dtype="bfloat16", transfer=None, environment=None, more=()):
+def vllm(name, python, model, port, cores, folder, *, dtype="bfloat16", transfer=None, environment=None, more=(),
+         forks=None):
     """One vLLM server on the CPU, with a tensor-parallel rank on each of `cores`. `transfer`: its kv-transfer-config.
-    `more`: words of its command line, which hold against those before."""
-    words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
-             "--skip-tokenizer-init", "--enforce-eager", "--dtype", dtype, "--max-model-len", LONGEST,
-             "--max-num-seqs", SEATS, "--block-size", 32, "--no-enable-prefix-caching", "--host", "127.0.0.1",
-             "--port", port, "--tensor-parallel-size", len(cores)]
+    `more`: words of its command line, which hold against those before. `forks`: the ForkServer of `VLLM` that begins it;
+    without, it imports vLLM in each of its processes, as a user's does."""
+    words = ["--model", model, "--served-model-name", "tiny", "--skip-tokenizer-init", "--enforce-eager", "--dtype", dtype,
+             "--max-model-len", LONGEST, "--max-num-seqs", SEATS, "--block-size", 32, "--no-enable-prefix-caching",
+             "--host", "127.0.0.1", "--port", port, "--tensor-parallel-size", len(cores)]
     words += more
     if transfer:
         words += ["--kv-transfer-config", json.dumps(transfer)]
-    return Served(name, port, words, folder, {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores)), "OMP_NUM_THREADS": "1",
-        **(environment or {})})
+    own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores)), "OMP_NUM_THREADS": "1",
+           **(environment or {})}
+    if forks:
+        return Served(name, port, words, folder, own, forks.popen)
+    return Served(name, port, [python, "-m", VLLM, *words], folder, own)

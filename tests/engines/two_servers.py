@@ -18,7 +18,8 @@ sys.path.append(str(HERE.parent / "environments"))
 # pylint: disable=wrong-import-position
 import environment
 import moriio
-from servers import Failed, Served, end_supervisor, free_ports, supervisor_pid, vllm, wait_until
+from fork_server import ForkServer
+from servers import VLLM, Failed, Served, end_supervisor, free_ports, supervisor_pid, variables, vllm, wait_until
 
 VOCABULARY = 2048
 LONGEST = 1500
@@ -81,6 +82,7 @@ class Pair:
         shutil.rmtree(folder / "stored", ignore_errors=True)
         ranks = {"prefill": asked.ranks, "decode": 1}
         self._discovery = free_ports(1)[0] if asked.moriio else None
+        forks = self._start(ForkServer(python, VLLM, folder, variables(OMP_NUM_THREADS="1")))
 
         def begin(name):
             place = list(ranks).index(name)
@@ -91,7 +93,7 @@ class Pair:
             if asked.beside:
                 said = beside(said, folder / "stored")
             return self._start(vllm(name, python, model, ports[place], own_cores, folder, dtype=asked.dtype,
-                                    transfer=said, environment=own, more=asked.words))
+                                    transfer=said, environment=own, more=asked.words, forks=forks))
 
         self._begin = begin
         self.prefill, self.decode = begin("prefill"), begin("decode")
