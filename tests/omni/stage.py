@@ -249,15 +249,18 @@ def consume(connector, prefix, numbers, seconds):
     return sorted(waiting), wrong
 
 
-def race(connector, from_stage, keys, seconds):
-    """The keys that this one got."""
-    got, limit = [], time.monotonic() + seconds
-    waiting = dict.fromkeys(keys)
-    while waiting and time.monotonic() < limit:
-        for key in list(waiting):
-            if connector.get(str(from_stage), str(connector.stage_id), key) is not None:
-                got.append(key)
-                del waiting[key]
+def race(connector, from_stage, keys, taken):
+    """The keys that this one got. `taken`: a file of all that anybody got, which ends the race; a minute does, too."""
+    got, limit = [], time.monotonic() + 60
+    waiting = set(keys)
+    with open(taken, "a+", encoding="utf-8", buffering=1) as of_all:
+        while waiting and time.monotonic() < limit:
+            for key in sorted(waiting):
+                if connector.get(str(from_stage), str(connector.stage_id), key) is not None:
+                    got.append(key)
+                    of_all.write(f"{key}\n")
+            of_all.seek(0)
+            waiting -= {*of_all.read().split()}
     return got
 
 
