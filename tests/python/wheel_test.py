@@ -53,6 +53,7 @@ class Wheel(unittest.TestCase):
         plugins = zipfile.ZipFile(self.wheel).read(about.replace("METADATA", "entry_points.txt")).decode()
         for group, function in (("vllm", "vllm"), ("vllm_omni", "vllm_omni")):
             self.assertIn(f"[{group}.general_plugins]\ntroupe = troupe.plugins:{function}\n", plugins + "\n")
+        self.assertIn("[sglang.srt.plugins]\ntroupe = troupe.plugins:sglang\n", plugins + "\n")
         for ending in ("troupe/py.typed", "troupe/_lib/libtroupe.so.0", "troupe/_lib/troupe", ".dist-info/licenses/LICENSE"):
             self.assertEqual(len([name for name in names if name.endswith(ending)]), 1, f"{ending} in {names}")
 

@@ -1,4 +1,4 @@
-"""Where vLLM and vLLM-Omni find Troupe: functions that load nothing before they are called.
+"""Where vLLM, vLLM-Omni and SGLang find Troupe: functions that load nothing before they are called.
 
 vLLM-Omni loads vLLM's plugins as well as its own, and comes with another release of vLLM than the connector for vLLM is
 for. Whoever lacks something says so in one line of the log.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["vllm", "vllm_omni"]
+__all__ = ["sglang", "vllm", "vllm_omni"]
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -26,5 +26,12 @@ def vllm() -> None:
 def vllm_omni() -> None:
     """The entry point of `vllm_omni.general_plugins`."""
     from troupe.omni import register
+
+    register()
+
+
+def sglang() -> None:
+    """The entry point of `sglang.srt.plugins`."""
+    from troupe.sglang import register
 
     register()

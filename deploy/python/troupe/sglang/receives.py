@@ -1,0 +1,139 @@
+"""What a room's receiver has begun: the receives of its caches, as one transfer with one outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from troupe.errors import TroupeError
+from troupe.events import Done, Event, Failed, Operation, Unpinned
+from troupe.sglang.node import Nodes
+from troupe.sglang.pages import blocks_of, placeholders
+from troupe.sglang.sends import request_of
+
+__all__ = ["ReceiveListener", "Receives", "Sources"]
+
+
+class Sources:
+    """The nodes of a prefill server, of every rank in order, for each of the caches."""
+
+    __slots__ = ("lives", "names")
+
+    def __init__(self, names: Sequence[Sequence[str]], lives: Sequence[Sequence[int]]) -> None:
+        self.names = names
+        self.lives = lives
+
+
+class ReceiveListener(Protocol):
+    """Called under the lock of the nodes."""
+
+    def received(self, row: bytes) -> None:
+        """Everything is there, and nobody writes to the pages any more."""
+
+    def receive_failed(self, error: TroupeError, why: str) -> None:
+        """The one outcome of a transfer that fails, unless this side has aborted it. Peers may still write to the
+        pages: ask `Receives.is_quiet`."""
+
+
+class Receives:
+    """From the moment when the destination is known to the outcome, and from there on until nobody can write to it."""
+
+    def __init__(self, nodes: Nodes, room: int, sources: Sources, listener: ReceiveListener) -> None:
+        self._nodes = nodes
+        self._request = request_of(room)
+        self._sources = sources
+        self._listener = listener
+        self._live: dict[int, Operation] = {}  # by the number of the cache, until nothing pins its pages
+        self._running: set[int] = set()
+        self._begun = False  # all of them
+        self._over = False
+        self._row = b""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no peer can write to the pages, whatever it does."""
+        return not self._live
+
+    def begin(self, pages: Any, prefix: int, states: Sequence[Any] | None, deadline: float) -> None:
+        """Asks the prefill server.
+
+        Args:
+            pages: destination of the tokens from `prefix` on.
+            states: indices of each of SGLang's state components.
+            deadline: seconds.
+
+        Raises:
+            ValueError, TroupeError: the transfer failed. `is_quiet` tells when the pages may be used again.
+        """
+        with self._nodes.lock:
+            try:
+                for number, cache in enumerate(self._nodes.caches):
+                    if number == 0:
+                        blocks = blocks_of(pages, cache.item_blocks)
+                        tokens = prefix + len(blocks)
+                        # A prefix lies where it is, and needs blocks that no other request of this node may mean.
+                        blocks = placeholders(prefix, blocks, cache.layout.blocks) + blocks
+                    else:
+                        indices = None if states is None or cache.component >= len(states) else states[cache.component]
+                        blocks = blocks_of([] if indices is None else indices, cache.item_blocks)
+                        tokens = len(blocks)
+                    if cache.is_slot and len(blocks) != 1:
+                        raise ValueError(
+                            f"the state {cache.name!r} of a request is one slot, and {len(blocks)} were named"
+                        )
+                    self._live[number] = self._nodes.receive(
+                        number,
+                        self._handler(number),
+                        self._request,
+                        tokens=tokens,
+                        sources=self._sources.names[number],
+                        lives=self._sources.lives[number],
+                        blocks=blocks,
+                        prefix_tokens=prefix if number == 0 else 0,
+                        mode="write",
+                        deadline=deadline,
+                        again=True,
+                        state_slot=blocks[0] if cache.is_slot else 0,
+                    )
+                    self._running.add(number)
+            except BaseException:
+                self._end("the transfer was not begun")
+                raise
+            self._begun = True
+
+    def abort(self, reason: str) -> None:
+        """Nobody is told of an outcome any more. Again: nothing."""
+        with self._nodes.lock:
+            self._end(reason)
+
+    # -- parts, under the lock
+
+    def _handler(self, number: int) -> Any:
+        return lambda event: self._on(number, event)
+
+    def _on(self, number: int, event: Event) -> None:
+        if isinstance(event, Done):
+            self._running.discard(number)
+            if number == 0:
+                self._row = event.aux
+        elif isinstance(event, Failed):
+            self._running.discard(number)
+            if self._over and number == 0:
+                # A source that had not been asked yet does not know that this one has given up.
+                self._nodes.release(self._request, self._sources.names[0], self._sources.lives[0])
+            elif not self._over:
+                why = f"{self._nodes.caches[number].name}: {event.error}"
+                self._end(why)
+                self._listener.receive_failed(event.error, why)
+        elif isinstance(event, Unpinned):
+            self._live.pop(number, None)
+        if self._begun and not self._over and not self._live:
+            self._over = True
+            self._listener.received(self._row)
+
+    def _end(self, reason: str) -> None:
+        if self._over:
+            return
+        self._over = True
+        for number in self._running:
+            self._nodes.abort(number, self._live[number], reason)

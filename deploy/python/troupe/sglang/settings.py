@@ -1,0 +1,113 @@
+"""What an operator tells the backend: TROUPE_SGLANG of the environment, a mapping in JSON. SGLang has no flag for
+it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from troupe.open_cluster import supervisor_section
+
+__all__ = ["STAGE", "VARIABLE", "Settings", "read_settings", "settings_of"]
+
+VARIABLE = "TROUPE_SGLANG"
+
+#: The stage of the deployment that every scheduler process joins.
+STAGE = "sglang"
+
+_TEXTS = ("cluster", "deployment", "supervisor")
+_NUMBERS = ("num_workers", "post_batch_size", "qp_per_transfer")
+_BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
+_KEYS = frozenset((*_TEXTS, *_NUMBERS, "backend"))
+# A deployment's file says these itself.
+_OF_THE_FILE = frozenset(("backend", "cluster", "supervisor", *_NUMBERS))
+
+# The process that starts first begins the supervisor, and the others find it. A scheduler that loads a model answers
+# nobody for seconds. A peer that is killed is noticed at once.
+_DEPLOYMENT = """\
+cluster: {cluster}
+supervisor: {{{supervisor}, heartbeat_timeout: 10s}}
+stages:
+  - {{name: {stage}, role: both, open: {{max_nodes: 1023}}, transport: {transport}}}
+edges:
+  - {{from: {stage}, to: {stage}, mode: write}}
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one process.
+
+    Attributes:
+        file: path of the deployment; or `text`: its YAML.
+        cluster: what both sides compare before they transfer: the cluster's name, and where its supervisor is. Empty:
+            the deployment is a file.
+    """
+
+    file: str | None
+    text: str | None
+    cluster: str
+
+
+def read_settings() -> Settings:
+    """From the environment. `ValueError` names the key that is wrong and what to write instead."""
+    said = os.environ.get(VARIABLE, "").strip()
+    if not said:
+        return settings_of({})
+    try:
+        found = json.loads(said)
+    except ValueError as why:
+        raise ValueError(f'{VARIABLE} is no JSON: {why}; write {{"supervisor": "HOST:PORT"}}, say') from None
+    return settings_of(found)
+
+
+def settings_of(said: Mapping[str, Any]) -> Settings:
+    """`ValueError` names the key that is wrong and what to write instead."""
+    if not isinstance(said, Mapping):
+        raise ValueError(f'{VARIABLE} is {said!r}; give a mapping, such as {{"supervisor": "HOST:PORT"}}')
+    for key in sorted(set(said) - _KEYS):
+        meant = difflib.get_close_matches(key, _KEYS, n=1)
+        hint = f"did you mean {meant[0]!r}? It" if meant else "it"
+        raise ValueError(f"{VARIABLE} knows no {key!r}; {hint} has {', '.join(sorted(_KEYS))}")
+    for key in _TEXTS:
+        if key in said and (not isinstance(said[key], str) or not said[key]):
+            raise ValueError(f"{key!r} of {VARIABLE} is {said[key]!r}; give a text")
+    if "deployment" in said:
+        doubled = sorted(_OF_THE_FILE & set(said))
+        if doubled:
+            raise ValueError(
+                f"{', '.join(map(repr, doubled))} of {VARIABLE} beside 'deployment': the file says it itself, in "
+                f"`cluster`, `supervisor`, and `transport` of its stage `{STAGE}`"
+            )
+        return Settings(str(said["deployment"]), None, "")
+    cluster, supervisor = str(said.get("cluster", STAGE)), said.get("supervisor")
+    text = _DEPLOYMENT.format(
+        cluster=json.dumps(cluster),
+        supervisor=supervisor_section(supervisor, f"'supervisor' of {VARIABLE}"),
+        stage=STAGE,
+        transport=json.dumps({"peer_silence": "10s", **_transport(said)}),
+    )
+    where = supervisor or f"begun on {socket.gethostname()} by user {os.getuid()}"
+    return Settings(None, text, f"{cluster}, supervisor {where}")
+
+
+def _transport(said: Mapping[str, Any]) -> dict[str, object]:
+    """Keys of a stage's section of that name. The deployment's own check knows their bounds."""
+    transport: dict[str, object] = {}
+    if "backend" in said:
+        if said["backend"] not in _BACKENDS:
+            raise ValueError(
+                f"'backend' of {VARIABLE} is {said['backend']!r}; give one of {', '.join(_BACKENDS)}"
+            )
+        transport["backend"] = said["backend"]
+    for key in _NUMBERS:
+        if key in said:
+            if isinstance(said[key], bool) or not isinstance(said[key], int):
+                raise ValueError(f"{key!r} of {VARIABLE} is {said[key]!r}; give a whole number")
+            transport[key] = said[key]
+    return transport
