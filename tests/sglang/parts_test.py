@@ -22,6 +22,7 @@ from troupe.sglang.layouts import Geometry, caches_of
 from troupe.sglang.pages import blocks_of, placeholders
 from troupe.sglang.rows import MAX_ROW, Rows
 from troupe.sglang.settings import VARIABLE, read_settings, settings_of
+from troupe.sglang.told import RankNodes, ServerNodes
 
 
 class Settings(unittest.TestCase):
@@ -271,6 +272,36 @@ class StateCaches(unittest.TestCase):
             caches_of(arguments(**state("swa_ring", [9 << 30], [100], [10])), Geometry(16, kv_heads=4, pp_size=2))
         with self.assertRaisesRegex(ValueError, "'swa_ring' has no memory"):
             caches_of(arguments(**state("swa_ring", [9 << 30], [0], [10])), Geometry(16, kv_heads=4))
+
+
+class Told(unittest.TestCase):
+    RANK = RankNodes(9, "c", ("kv", "mamba"), ("a", "b"), (1, 2**64 - 1))
+
+    def test_what_ranks_say_is_put_together_in_their_order(self):
+        other = RankNodes(9, "c", ("kv", "mamba"), ("d", "e"), (3, 4))
+        server = ServerNodes.of_ranks([self.RANK, other])
+        self.assertEqual((server.nodes, server.lives), ((("a", "d"), ("b", "e")), ((1, 3), (2**64 - 1, 4))))
+        self.assertEqual([server.life_of(node) for node in "abdex"], [1, 2**64 - 1, 3, 4, None])
+        for ranks in ([], [self.RANK, None], [self.RANK, RankNodes(9, "c", ("kv",), ("d",), (3,))]):
+            self.assertIsNone(ServerNodes.of_ranks(ranks))
+
+    def test_it_comes_through_json(self):
+        server = ServerNodes.of_ranks([self.RANK] * 3)
+        self.assertEqual(RankNodes.of_json(json.loads(json.dumps(self.RANK.to_json()))), self.RANK)
+        self.assertEqual(ServerNodes.of_json(json.loads(json.dumps(server.to_json()))), server)
+
+    def test_anything_else_is_refused(self):
+        rank = json.loads(json.dumps(self.RANK.to_json()))
+        server = json.loads(json.dumps(ServerNodes.of_ranks([self.RANK]).to_json()))
+        for kind, good in ((RankNodes, rank), (ServerNodes, server)):
+            kind.of_json(good)
+            for key in good:
+                for bad in (None, True, -1, 2**64, 1.5, {}, [], [1], ["x"], [["x"]], [[], []]):
+                    with self.subTest(kind=kind.__name__, key=key, bad=bad), self.assertRaises(ValueError):
+                        kind.of_json({**good, key: bad})
+            for bad in (None, [], "x", {}):
+                with self.assertRaises(ValueError):
+                    kind.of_json(bad)
 
 
 class Imports(unittest.TestCase):

@@ -6,11 +6,13 @@ The processes are forked from one that has imported everything and started nothi
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import select
 import signal
 import socket
+import tempfile
 import time
 import traceback
 from multiprocessing.connection import Connection, Pipe
@@ -86,7 +88,10 @@ def import_sglang():
     import troupe.sglang.receiver
     import troupe.sglang.sender  # noqa: F401
     torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
     backend()
+    with tempfile.TemporaryDirectory() as folder:
+        context_of("prefill", MODEL, folder)  # what SGLang imports late is imported once
 
 
 class Process:
@@ -131,7 +136,9 @@ class Process:
 
 def serve(pipe):
     from troupe.engine import configure_logging
-    configure_logging(level=os.environ.get("TROUPE_TEST_LOG", "off"))
+    log = os.environ.get("TROUPE_TEST_LOG", "off")  # of Troupe; SGLang's lines come with it
+    configure_logging(level=log)
+    logging.disable(logging.CRITICAL if log == "off" else logging.NOTSET)
     schedulers = {}  # by their names
     while True:
         try:
@@ -156,10 +163,9 @@ def config_of(model, folder):
             "num_attention_heads": 16, "num_key_value_heads": model["heads"], "num_hidden_layers": model["layers"],
             "vocab_size": 1000, "max_position_embeddings": 65536, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5,
             "rope_theta": 1e4, "hidden_act": "silu"}
-    path = pathlib.Path(folder) / hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(said))
-    return str(path)
+    path = tempfile.mkdtemp(dir=folder)
+    pathlib.Path(path, "config.json").write_text(json.dumps(said))
+    return path
 
 
 def reference(*what, size):
@@ -167,6 +173,16 @@ def reference(*what, size):
     import numpy as np
     seed = int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest())
     return np.random.Generator(np.random.PCG64(seed)).integers(0, 256, size=size, dtype=np.uint8)
+
+
+def context_of(mode, model, folder, *, tp=(0, 1), pp=(0, 1), **more):
+    """What SGLang publishes in the process of a rank."""
+    from sglang.srt.runtime_context import SpawnRanks, create_context
+    from sglang.srt.server_args import ServerArgs
+    arguments = ServerArgs(model_path=config_of(model, folder), skip_tokenizer_init=True, device="cpu", host="127.0.0.1",
+                           disaggregation_mode=mode, tp_size=tp[1], pp_size=pp[1], load_format="dummy", **more)
+    ranks = SpawnRanks(world_rank=pp[0] * tp[1] + tp[0], gpu_id=0, dp_rank=None)
+    return create_context(arguments, role="scheduler", ranks=ranks)
 
 
 class Group:
@@ -190,16 +206,10 @@ class Scheduler:
     def __init__(self, mode, *, model, folder, http, bootstrap, tp=(0, 1), pp=(0, 1), group=None, slots=8):
         import numpy as np
         from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType, MetadataBuffers, get_kv_class
-        from sglang.srt.runtime_context import SpawnRanks, create_context
-        from sglang.srt.server_args import ServerArgs
         import torch
         self.mode, self.model = mode, {**MODEL, **model}
         self.tp, self.pp = tp, pp
-        arguments = ServerArgs(model_path=config_of(self.model, folder), skip_tokenizer_init=True, device="cpu",
-                               disaggregation_mode=mode, tp_size=tp[1], pp_size=pp[1], load_format="dummy", port=http,
-                               host="127.0.0.1", disaggregation_bootstrap_port=bootstrap)
-        ranks = SpawnRanks(world_rank=pp[0] * tp[1] + tp[0], gpu_id=0, dp_rank=None)
-        self.context = create_context(arguments, role="scheduler", ranks=ranks)
+        self.context = context_of(mode, self.model, folder, tp=tp, pp=pp, port=http, disaggregation_bootstrap_port=bootstrap)
         self.context.parallel.override_permanently(pp_group=Group(group) if group else None)
         layers = self.layers = self._layers()
         self.heads = self._heads()
@@ -212,7 +222,7 @@ class Scheduler:
         self.states = [self._state(kind) for kind in self.model["states"]]
         self.metadata = MetadataBuffers(slots, self.model["hidden"], torch.float32, 1, custom_mem_pool=None)
         self.free = list(range(1, self.model["pages"]))  # SGLang gives page 0 to nobody
-        np.random.Generator(np.random.PCG64(ranks.world_rank + http)).shuffle(self.free)
+        np.random.Generator(np.random.PCG64(pp[0] * tp[1] + tp[0] + http)).shuffle(self.free)
         self.rooms = {}
         self.requests = []
         with self.in_context():
@@ -221,7 +231,8 @@ class Scheduler:
             self.sender_class, self.receiver_class = (get_kv_class(self.backend, kind)
                                                       for kind in (kinds.SENDER, kinds.RECEIVER))
             manager_class = get_kv_class(self.backend, kinds.MANAGER)
-            self.manager = manager_class(self._args(), DisaggregationMode(mode), arguments, self.model["kind"] == "mla")
+            self.manager = manager_class(self._args(), DisaggregationMode(mode), self.context.server_args,
+                                         self.model["kind"] == "mla" and not self.model.get("hybrid"))
 
     @contextlib.contextmanager
     def in_context(self):
@@ -322,7 +333,7 @@ class Scheduler:
                           ("state_slice_outer_counts", "outer"), ("state_layer_ids", "ids")):
             setattr(args, name, [state.get(key, []) for state in self.states])
         args.swa_kv_cache_layout = "nhd" if "swa" in self.model["states"] else None
-        args.is_hybrid_mla_backend, args.mla_compression_ratios = False, None
+        args.is_hybrid_mla_backend, args.mla_compression_ratios = self.model.get("hybrid", False), None
         return args
 
     # -- pages
@@ -439,8 +450,15 @@ def poll(schedulers, name, *rooms):
     statuses = []
     for room in rooms:
         request = it.rooms[room]
-        with it.in_context():
-            status = int(request.end.poll())
+        if it.mode == "prefill" and it.pp[1] > 1 and not request.initialised:
+            # The first part of a pipeline asks for all; the others are not polled.
+            if it.pp[0] > 0:
+                statuses.append(SUCCESS)
+                continue
+            status = int(request.end.poll_pp_consensus())
+        else:
+            with it.in_context():
+                status = int(request.end.poll())
         statuses.append(status)
         if it.mode == "prefill":
             assert request.initialised or status <= WAITING, f"a sender in the bootstrap queue has status {status}"
@@ -678,6 +696,22 @@ def forget_events(schedulers, name):
 def forget_troupe(schedulers, name):
     """As if its ranks had another transfer backend."""
     schedulers["bootstrap"]._said.clear()
+
+
+def say_of_troupe(schedulers, name, said):
+    """What the bootstrap server says of all ranks."""
+    schedulers["bootstrap"]._nodes_of = lambda dp: said
+
+
+def interpreter_ends(schedulers, name):
+    import atexit
+    atexit._run_exitfuncs()
+    nodes = schedulers[name].manager.nodes
+    return nodes.stopped and not nodes._thread.is_alive()
+
+
+def verifies(schedulers, name, address):
+    return schedulers[name].manager.should_verify_kv_checksum(address)
 
 
 def send_pages(schedulers, name, room, pages):

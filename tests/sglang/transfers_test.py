@@ -7,9 +7,11 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -42,10 +44,13 @@ class Server:
         self.at = dict(zip(self.names, itertools.cycle(processes)))
         if mode == "prefill":
             processes[0].run(sglang.serve_bootstrap, self.bootstrap)
-        group = str(pathlib.Path(test.folder) / f"group-{self.http}") if pp > 1 else None
+        def group(rank):
+            return str(pathlib.Path(test.folder) / f"group-{self.http}-{rank}") if pp > 1 else None
+
         for number, name in enumerate(self.names):
-            self.at[name].begin(sglang.start, name, mode, model=model, folder=test.folder, http=self.http, group=group,
-                                bootstrap=self.bootstrap, tp=(number % tp, tp), pp=(number // tp, pp))
+            self.at[name].begin(sglang.start, name, mode, model=model, folder=test.folder, http=self.http,
+                                bootstrap=self.bootstrap, tp=(number % tp, tp), pp=(number // tp, pp),
+                                group=group(number % tp))
             if together:
                 self.nodes = self.at[name].end()
         if not together:
@@ -218,6 +223,14 @@ class States(Transfers):
                     self.transfer(prefill, decode, next(self.rooms), 100, chunks=(48,),
                                   states=[{"mamba": [slot]} for slot in slots])
                 self.assert_nothing_is_left(prefill, decode)
+                prefill.kill()
+                decode.kill()
+
+    def test_recurrent_layers_beside_latents(self):
+        for theirs, own in ((1, 2), (2, 1)):
+            with self.subTest(prefill=theirs, decode=own):
+                prefill, decode = self.pair({"tp": theirs}, {"tp": own}, kind="mla", hybrid=True, states=("mamba",))
+                self.transfer(prefill, decode, next(self.rooms), 100, states=({"mamba": [3]}, {"mamba": [7]}))
                 prefill.kill()
                 decode.kill()
 
@@ -508,10 +521,32 @@ class Deaths(Transfers):
         decode = Server(self, "decode")
         self.transfer(prefill, decode, next(self.rooms), 60)
 
+    def test_of_a_prefill_server_that_stands_still(self):
+        file = pathlib.Path(self.folder) / "sglang.yaml"
+        file.write_text(f"""cluster: still
+supervisor: {{host: 127.0.0.1, port: {free_port()}, begin: true, heartbeat_interval: 500ms, heartbeat_timeout: 2s}}
+stages: [{{name: sglang, role: both, open: {{max_nodes: 16}}, transport: {{peer_silence: 1s}}}}]
+edges: [{{from: sglang, to: sglang, mode: write}}]
+""")
+        processes = [Process(), Process()]
+        for process in processes:
+            self.addCleanup(process.kill)
+            process.run(sglang.environment, TROUPE_SGLANG=json.dumps({"deployment": str(file)}))
+        prefill, decode = (Server(self, mode, processes=[process])
+                           for mode, process in zip(("prefill", "decode"), processes))
+        self.meet(prefill, decode, self.room, 60)
+        prefill.run(sglang.send, self.room, 32)
+        processes[0].signal(signal.SIGSTOP)
+        self.fails(decode, self.room, "peer_lost")
+        processes[0].signal(signal.SIGCONT)
+        self.fails(prefill, self.room, "peer_lost|aborted|stale_incarnation")
+        until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
+        self.transfer(prefill, decode, next(self.rooms), 60)
+
     def test_of_the_supervisor(self):
         prefill, decode = self.pair()
         self.transfer(prefill, decode, next(self.rooms), 60)
-        [notice] = pathlib.Path(os.environ["XDG_STATE_HOME"]).glob("troupe/*/supervisor")
+        notice = pathlib.Path(os.environ["XDG_STATE_HOME"], "troupe/sglang/supervisor")
         os.kill(json.loads(notice.read_text())["pid"], signal.SIGKILL)
         self.transfer(prefill, decode, next(self.rooms), 60)
 
@@ -585,6 +620,18 @@ class Misfits(Transfers):
         prefill, decode = self.pair()
         prefill.run(sglang.forget_troupe)
         self.refused(prefill, decode, "its transfer backend is another one")
+
+    def test_a_bootstrap_server_that_says_nonsense(self):
+        prefill, decode = self.pair()
+        good = {"protocol": 1, "cluster": "", "caches": ["kv"], "nodes": [["n"]], "lives": [[1]]}
+        for said in (7, [], {}, {**good, "protocol": "x"}, {**good, "nodes": []}, {**good, "nodes": [[]]},
+                     {**good, "nodes": [[1]]}, {**good, "lives": [["a"]]}, {**good, "caches": "kv"}, {**good, "lives": [7]}):
+            prefill.run(sglang.say_of_troupe, said)
+            self.room = next(self.rooms)
+            self.refused(prefill, decode, "nothing of Troupe's")
+        prefill.run(sglang.say_of_troupe, good)
+        self.room = next(self.rooms)
+        self.refused(prefill, decode, "speak protocol 1 and these")
 
     def test_pages_that_do_not_fit(self):
         prefill, decode = self.pair()
@@ -675,6 +722,39 @@ class Managers(Transfers):
         self.assertTrue(0 < seconds < PATIENCE)
         self.assertAlmostEqual(collected["latency_ms"], seconds * 1000)
         self.assertAlmostEqual(collected["total_mb"], size / 2**20)
+
+    def test_the_nodes_end_before_the_interpreter(self):
+        process = Process()
+        self.addCleanup(process.kill)
+        decode = Server(self, "decode", processes=[process])
+        self.assertTrue(decode.first(sglang.interpreter_ends))
+
+    def test_a_checksum_is_compared_where_there_is_one_rank(self):
+        for tp, said in ((1, True), (2, False)):
+            prefill, decode = self.pair({"tp": tp})
+            until(lambda decode=decode, prefill=prefill: decode.first(sglang.ensure, prefill.address), "it is not ready")
+            self.assertEqual(decode.first(sglang.verifies, prefill.address), said)
+
+    def test_the_deployment_of_the_page_joins_servers_under_tls(self):
+        folder = pathlib.Path(self.folder)
+        subprocess.run([os.environ["TROUPE_COMMAND"], "certs", "init", folder / "keys", "--cluster", "sglang"], check=True,
+                       stdout=subprocess.DEVNULL)
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/sglang.md").read_text()
+        [text] = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if block.startswith("cluster:")]
+        text = text.replace("/etc/troupe/sglang", str(folder / "keys")).replace("node-a.example.org", "127.0.0.1")
+        file = folder / "sglang.yaml"
+        file.write_text(text.replace("7400", str(free_port())))
+        supervisor = subprocess.Popen([os.environ["TROUPE_COMMAND"], "node", file, "--name", "supervisor"],
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(supervisor.wait)
+        self.addCleanup(supervisor.terminate)
+        processes = [Process(), Process()]
+        for process in processes:
+            self.addCleanup(process.kill)
+            process.run(sglang.environment, TROUPE_SGLANG=json.dumps({"deployment": str(file)}))
+        prefill, decode = (Server(self, mode, processes=[process])
+                           for mode, process in zip(("prefill", "decode"), processes))
+        self.transfer(prefill, decode, self.room, 60)
 
     def test_a_deployment_of_a_file(self):
         port = free_port()

@@ -27,6 +27,7 @@ from troupe.sglang.receives import Receives
 from troupe.sglang.rows import Rows
 from troupe.sglang.sends import Sends, request_of
 from troupe.sglang.settings import read_settings
+from troupe.sglang.told import RankNodes, ServerNodes
 
 __all__ = ["TroupeKVManager"]
 
@@ -59,11 +60,11 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         self.receives: dict[int, list[Receives]] = {}  # whose pages peers may write to, the newest last
         self.receivers: dict[int, Any] = {}
         self._delivered: OrderedDict[int, None] = OrderedDict()
-        self._unwanted: dict[int, tuple[Any, float]] = {}  # rooms that are given back again, until when
+        self._unwanted: dict[int, tuple[ServerNodes, float]] = {}  # rooms that are given back again, until when
         self._check_options()
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._close_own_port()
-        if self.enable_all_cp_ranks_for_transfer:
+        if self.enable_all_cp_ranks_for_transfer and self.attn_cp_size > 1:
             raise ValueError(
                 "Troupe does not move caches that are divided among context-parallel ranks; leave "
                 "SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER and the sharding of the cache out"
@@ -108,6 +109,11 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         self._resolve_rank_mapping(info)
         self.prefill_info_table[bootstrap_addr] = info
         return True
+
+    def should_verify_kv_checksum(self, bootstrap_addr: str) -> bool:
+        """The row of metadata is that of the first rank of a prefill server, and its checksum of that rank's cache."""
+        info = self.prefill_info_table.get(bootstrap_addr)
+        return info is not None and info.attn_tp_size * info.pp_size * self.attn_tp_size * self.pp_size == 1
 
     def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
         """Whether no peer can write to the pages of the room any more."""
@@ -160,14 +166,14 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         while len(self._delivered) > DELIVERED:
             self._delivered.popitem(last=False)
 
-    def give_back(self, room: int, sources: Any) -> None:
+    def give_back(self, room: int, sources: ServerNodes) -> None:
         """Nobody wants the room any more, and nothing of it was asked for here. A prefill server that has delivered the
         room before forgets that at once: it is told again until it sends the room."""
         with self.troupe_lock:
             nodes = self.nodes
             if nodes is None:
                 return
-            nodes.release(request_of(room), sources.names[0], sources.lives[0])
+            nodes.release(request_of(room), sources.nodes[0], sources.lives[0])
             if room in self._delivered:
                 until = time.monotonic() + envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT.get()
                 self._unwanted[room] = sources, until
@@ -186,7 +192,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
             if time.monotonic() > until or self.nodes is None:
                 del self._unwanted[room]
             else:
-                self.nodes.release(request_of(room), sources.names[0], sources.lives[0])
+                self.nodes.release(request_of(room), sources.nodes[0], sources.lives[0])
 
     def _on_member(self, event: MemberEvent) -> None:
         """A prefill server that is gone is asked for anew, and rooms that wait for it fail now."""
@@ -196,13 +202,13 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         why = f"the node {event.node} of the prefill server is gone: {event.reason or 'it left the cluster'}"
         with self.connection_lock:
             for key, infos in list(self.connection_pool.items()):
-                lives = _lives_of(infos)
-                if event.node in lives and (gone or lives[event.node] != event.incarnation):
+                life = _life_of(event.node, infos)
+                if life is not None and (gone or life != event.incarnation):
                     del self.connection_pool[key]
                     self.prefill_info_table.pop(key.rsplit("_", 3)[0], None)
         for room, receiver in list(self.receivers.items()):
-            lives = _lives_of(getattr(receiver, "bootstrap_infos", None) or ())
-            if lives.get(event.node) == event.incarnation and gone and not receiver.has_asked:
+            life = _life_of(event.node, getattr(receiver, "bootstrap_infos", None))
+            if gone and life == event.incarnation and not receiver.has_asked:
                 self.fail_room(room, why)
 
     # -- parts of the life
@@ -285,16 +291,17 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         """What decode servers are told of this rank."""
         if self.nodes is None:
             return None
-        return {
-            "protocol": protocol_version(),
-            "cluster": self._settings.cluster,
-            "caches": [cache.name for cache in self._caches],
-            "nodes": self.nodes.names,
-            "lives": self.nodes.lives,
-        }
+        told = RankNodes(
+            protocol_version(),
+            self._settings.cluster,
+            tuple(cache.name for cache in self._caches),
+            tuple(self.nodes.names),
+            tuple(self.nodes.lives),
+        )
+        return told.to_json()
 
     def _geometry_of(self, args: Any) -> Geometry:
-        pp, is_mla = self.pp_size, bool(self.is_mla_backend)
+        pp, is_mla = self.pp_size, bool(self.is_mla_backend or self.is_hybrid_mla_backend)
         states = [str(getattr(kind, "value", kind)) for kind in args.state_types]
         heads = getattr(args, "total_kv_head_num", 0)
         more: dict[str, int] = {}
@@ -345,19 +352,22 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
 
     def unfit_row(self, row: dict[str, Any]) -> str | None:
         """Why nothing can be received from the nodes that a row of a bootstrap server names."""
-        said = row.get("troupe")
-        if not isinstance(said, dict):
+        if row.get("troupe") is None:
             return "its transfer backend is another one; start both with --disaggregation-transfer-backend troupe"
-        if said["protocol"] != protocol_version():
-            return f"its nodes speak protocol {said['protocol']} and these {protocol_version()}; install one release"
-        if said["cluster"] and self._settings.cluster and said["cluster"] != self._settings.cluster:
+        try:
+            told = ServerNodes.of_json(row["troupe"])
+        except ValueError as why:
+            return f"its bootstrap server says nothing of Troupe's: {why}"
+        if told.protocol != protocol_version():
+            return f"its nodes speak protocol {told.protocol} and these {protocol_version()}; install one release"
+        if told.cluster and self._settings.cluster and told.cluster != self._settings.cluster:
             return (
-                f"its nodes are in another cluster ({said['cluster']}) than these ({self._settings.cluster}); name one "
+                f"its nodes are in another cluster ({told.cluster}) than these ({self._settings.cluster}); name one "
                 "supervisor for both"
             )
-        caches = [cache.name for cache in self._caches]
-        if said["caches"] != caches:
-            theirs, ours = ", ".join(said["caches"]), ", ".join(caches)
+        caches = tuple(cache.name for cache in self._caches)
+        if told.caches != caches:
+            theirs, ours = ", ".join(told.caches), ", ".join(caches)
             return f"it has the caches {theirs}, and this one {ours}; serve one model with both"
         return None
 
@@ -379,14 +389,9 @@ def _part_of(args: Any, model: ModelConfig, pp_rank: int, pp_size: int) -> dict[
     }
 
 
-def _lives_of(infos: Any) -> dict[str, int]:
-    """The nodes that rows of a bootstrap server name, and which life of each."""
-    lives: dict[str, int] = {}
-    for info in infos:
-        said = info.get("troupe")
-        if isinstance(said, dict):
-            for names, incarnations in zip(said["nodes"], said["lives"], strict=True):
-                lives.update(zip(names, incarnations, strict=True))
-    return lives
-
-
+def _life_of(node: str, rows: Any) -> int | None:
+    """Which life of a node the rows of a bootstrap server mean. None: it is not among them."""
+    for row in rows or ():
+        if "troupe" in row and (life := ServerNodes.of_json(row["troupe"]).life_of(node)) is not None:
+            return life
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -79,6 +80,7 @@ class Nodes:
             raise
         self._thread = threading.Thread(target=self._serve, name="troupe-sglang", daemon=True)
         self._thread.start()
+        atexit.register(self.stop)  # the thread must not be in an engine when the interpreter ends that
 
     @property
     def names(self) -> list[str]:
@@ -109,6 +111,7 @@ class Nodes:
         if self._ending.is_set():
             return
         self._ending.set()
+        atexit.unregister(self.stop)
         os.write(self._wake_write, b"x")
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -12,7 +12,8 @@ from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
 from troupe.errors import ErrorCode, TroupeError
 from troupe.sglang.manager import TroupeKVManager
-from troupe.sglang.receives import Receives, Sources
+from troupe.sglang.receives import Receives
+from troupe.sglang.told import ServerNodes
 
 __all__ = ["TroupeKVReceiver"]
 
@@ -36,6 +37,14 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             super().__init__(mgr, bootstrap_addr, bootstrap_room)
             mgr.receivers[self.bootstrap_room] = self
             mgr.is_wanted_again(self.bootstrap_room)
+
+    def init(self, prefill_dp_rank: int) -> None:
+        try:
+            super().init(prefill_dp_rank)
+        except KeyError:  # it went while SGLang looked
+            why = f"the prefill server at {self.bootstrap_addr} is gone"
+            self.kv_mgr.fail_room(self.bootstrap_room, why)
+            self.conclude_state = KVPoll.Failed
 
     def send_metadata(  # noqa: PLR0917
         self,
@@ -65,7 +74,7 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 mgr.receives.setdefault(room, []).append(self._receives)
                 self._receives.begin(np.asarray(kv_indices), prefix, state_indices, mgr.deadline)
                 self.has_asked = True
-            except (TroupeError, ValueError) as why:
+            except (TroupeError, TypeError, ValueError) as why:
                 mgr.fail_room(room, str(why))
 
     def failure_exception(self) -> None:
@@ -109,9 +118,8 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         if self._receives is not None:
             self._receives.abort(reason)
 
-    def _sources(self) -> Sources:
-        said = self.bootstrap_infos[0]["troupe"]
-        return Sources(said["nodes"], said["lives"])
+    def _sources(self) -> ServerNodes:
+        return ServerNodes.of_json(self.bootstrap_infos[0]["troupe"])
 
     def _find_and_give_back(self) -> None:
         """The prefill server is not known yet, and may have the request: it is looked for on another thread."""
@@ -127,7 +135,7 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 return
             row = self._get_bootstrap_info_from_server(self.bootstrap_room % info.dp_size, 0, 0, 0)
             if row is not None and self.kv_mgr.unfit_row(row) is None:
-                self.kv_mgr.give_back(self.bootstrap_room, Sources(row["troupe"]["nodes"], row["troupe"]["lives"]))
+                self.kv_mgr.give_back(self.bootstrap_room, ServerNodes.of_json(row["troupe"]))
         except Exception:  # pylint: disable=broad-exception-caught
             logger.exception("the prefill server is not told that room %s is aborted", self.bootstrap_room)
 

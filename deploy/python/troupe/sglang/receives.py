@@ -10,18 +10,9 @@ from troupe.events import Done, Event, Failed, Operation, Unpinned
 from troupe.sglang.node import Nodes
 from troupe.sglang.pages import blocks_of, placeholders
 from troupe.sglang.sends import request_of
+from troupe.sglang.told import ServerNodes
 
-__all__ = ["ReceiveListener", "Receives", "Sources"]
-
-
-class Sources:
-    """The nodes of a prefill server, of every rank in order, for each of the caches."""
-
-    __slots__ = ("lives", "names")
-
-    def __init__(self, names: Sequence[Sequence[str]], lives: Sequence[Sequence[int]]) -> None:
-        self.names = names
-        self.lives = lives
+__all__ = ["ReceiveListener", "Receives"]
 
 
 class ReceiveListener(Protocol):
@@ -38,7 +29,7 @@ class ReceiveListener(Protocol):
 class Receives:
     """From the moment when the destination is known to the outcome, and from there on until nobody can write to it."""
 
-    def __init__(self, nodes: Nodes, room: int, sources: Sources, listener: ReceiveListener) -> None:
+    def __init__(self, nodes: Nodes, room: int, sources: ServerNodes, listener: ReceiveListener) -> None:
         self._nodes = nodes
         self._request = request_of(room)
         self._sources = sources
@@ -86,7 +77,7 @@ class Receives:
                         self._handler(number),
                         self._request,
                         tokens=tokens,
-                        sources=self._sources.names[number],
+                        sources=self._sources.nodes[number],
                         lives=self._sources.lives[number],
                         blocks=blocks,
                         prefix_tokens=prefix if number == 0 else 0,
@@ -120,7 +111,7 @@ class Receives:
             self._running.discard(number)
             if self._over and number == 0:
                 # A source that had not been asked yet does not know that this one has given up.
-                self._nodes.release(self._request, self._sources.names[0], self._sources.lives[0])
+                self._nodes.release(self._request, self._sources.nodes[0], self._sources.lives[0])
             elif not self._over:
                 why = f"{self._nodes.caches[number].name}: {event.error}"
                 self._end(why)

@@ -32,14 +32,14 @@ class TroupeKVSender(CommonKVSender):  # type: ignore[misc]
         self._sends: Sends | None = None
         self._size = 0
         self._seconds: float | None = None
+        super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
         with mgr.troupe_lock:
-            former = mgr.sends.get(bootstrap_room)
-            super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
             if mgr.is_dummy_cp_rank or mgr.request_status.get(bootstrap_room) == KVPoll.Failed:
                 return
             if mgr.nodes is None:
                 mgr.fail_room(bootstrap_room, "the server has released its memory, and sends nothing")
                 return
+            former = mgr.sends.get(bootstrap_room)
             self._sends = Sends(mgr.nodes, bootstrap_room, int(mgr.kv_args.page_size), self, former)
             mgr.sends[bootstrap_room] = self._sends
 
@@ -72,7 +72,7 @@ class TroupeKVSender(CommonKVSender):  # type: ignore[misc]
             self._sends.send(
                 pages, row=row, states=state_indices, is_last=is_last, event=event, gpu=self.kv_mgr.kv_args.gpu_id or 0
             )
-        except (TroupeError, ValueError, IndexError) as why:
+        except (TroupeError, IndexError, TypeError, ValueError) as why:
             self._give_up(str(why))
             self.kv_mgr.fail_room(self.bootstrap_room, str(why))
 
