@@ -175,12 +175,14 @@ def reference(*what, size):
     return np.random.Generator(np.random.PCG64(seed)).integers(0, 256, size=size, dtype=np.uint8)
 
 
-def context_of(mode, model, folder, *, tp=(0, 1), pp=(0, 1), **more):
-    """What SGLang publishes in the process of a rank."""
+def context_of(mode, model, folder, *, tp=(0, 1), pp=(0, 1), dp=(0, 1), **more):
+    """What SGLang publishes in the process of a rank. `dp`: with data-parallel attention, where a replica is one rank."""
     from sglang.srt.runtime_context import SpawnRanks, create_context
     from sglang.srt.server_args import ServerArgs
+    if dp[1] > 1:
+        tp, more = dp, {**more, "enable_dp_attention": True}
     arguments = ServerArgs(model_path=config_of(model, folder), skip_tokenizer_init=True, device="cpu", host="127.0.0.1",
-                           disaggregation_mode=mode, tp_size=tp[1], pp_size=pp[1], load_format="dummy", **more)
+                           disaggregation_mode=mode, tp_size=tp[1], pp_size=pp[1], dp_size=dp[1], load_format="dummy", **more)
     ranks = SpawnRanks(world_rank=pp[0] * tp[1] + tp[0], gpu_id=0, dp_rank=None)
     return create_context(arguments, role="scheduler", ranks=ranks)
 
@@ -203,13 +205,14 @@ class Group:
 class Scheduler:
     """One rank of a server: its memory, its manager, and its requests by room."""
 
-    def __init__(self, mode, *, model, folder, http, bootstrap, tp=(0, 1), pp=(0, 1), group=None, slots=8):
+    def __init__(self, mode, *, model, folder, http, bootstrap, tp=(0, 1), pp=(0, 1), dp=(0, 1), group=None, slots=8):
         import numpy as np
         from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType, MetadataBuffers, get_kv_class
         import torch
         self.mode, self.model = mode, {**MODEL, **model}
-        self.tp, self.pp = tp, pp
-        self.context = context_of(mode, self.model, folder, tp=tp, pp=pp, port=http, disaggregation_bootstrap_port=bootstrap)
+        self.tp, self.pp, self.dp = tp, pp, dp
+        self.context = context_of(mode, self.model, folder, tp=tp, pp=pp, dp=dp, port=http,
+                                  disaggregation_bootstrap_port=bootstrap)
         self.context.parallel.override_permanently(pp_group=Group(group) if group else None)
         layers = self.layers = self._layers()
         self.heads = self._heads()
@@ -305,7 +308,7 @@ class Scheduler:
     def _args(self):
         from sglang.srt.disaggregation.base.conn import KVArgs, StateType
         args = KVArgs()
-        args.engine_rank, args.pp_rank, args.system_dp_rank, args.gpu_id = self.tp[0], self.pp[0], 0, 0
+        args.engine_rank, args.pp_rank, args.system_dp_rank, args.gpu_id = self.tp[0] + self.dp[0], self.pp[0], None, 0
         args.ib_device, args.rust_http_port = None, None
         args.kv_cache_dtype_str, args.page_size = self.model["dtype"], self.model["page_size"]
         args.kv_layer_ids = []
@@ -587,6 +590,17 @@ def check(schedulers, name, room):
     return found
 
 
+def check_first(schedulers, name, room, tokens):
+    """What is wrong of so many tokens of a room that is under way."""
+    it = schedulers[name]
+    return it.wrong(room, it.rooms[room].pages, 0, tokens)
+
+
+def asked_by(schedulers, name, room):
+    """How many decode ranks have asked a sender."""
+    return len(schedulers[name].rooms[room].end._sends._wanted)
+
+
 def abort(schedulers, name, room):
     it = schedulers[name]
     with it.in_context():
@@ -610,6 +624,12 @@ def clear(schedulers, name, room):
     with it.in_context():
         it.rooms[room].end.clear()
     it.free += it.rooms.pop(room).pages
+
+
+def clear_only(schedulers, name, room):
+    it = schedulers[name]
+    with it.in_context():
+        it.rooms[room].end.clear()
 
 
 def drop(schedulers, name, room):
@@ -708,6 +728,64 @@ def interpreter_ends(schedulers, name):
     atexit._run_exitfuncs()
     nodes = schedulers[name].manager.nodes
     return nodes.stopped and not nodes._thread.is_alive()
+
+
+def resolve_dp(schedulers, name, room, address):
+    """SGLang's own way to the data-parallel rank of a room."""
+    from sglang.srt.disaggregation.decode import DecodePreallocQueue
+    it = schedulers[name]
+
+    class Queue:
+        kv_manager = it.manager
+
+    class Request:
+        bootstrap_host, bootstrap_port = address.split(":")
+        bootstrap_room, disagg_prefill_dp_rank = room, None
+
+    return DecodePreallocQueue._resolve_prefill_dp_rank(Queue, Request)
+
+
+def be_dummy(schedulers, name):
+    """A context-parallel rank that sends nothing."""
+    schedulers[name].manager.is_dummy_cp_rank = True
+
+
+class Event:
+    """Of CUDA, as far as a process without a GPU has one."""
+    cuda_event = 1
+
+    def __init__(self):
+        self.waited = 0
+
+    def synchronize(self):
+        self.waited += 1
+
+
+def send_behind_event(schedulers, name, room, upto):
+    """How often the event was waited for, in all."""
+    it = schedulers[name]
+    end = it.rooms[room].end
+    event = end._early_send_wait_event = Event()
+    send(schedulers, name, room, upto)
+    once = event.waited, end._early_send_wait_event
+    send(schedulers, name, room, upto + it.model["page_size"])
+    return *once, event.waited
+
+
+def lose_room(schedulers, name, room):
+    schedulers[name].manager.request_status.pop(room)
+    return room in schedulers[name].manager.request_status
+
+
+def ask_for_host_memory(schedulers, name, room):
+    import numpy as np
+    from sglang.srt.disaggregation.base.conn import KVTransferDestination
+    try:
+        schedulers[name].rooms[room].end.send_metadata(np.zeros(1, dtype=np.int32), 0,
+                                                       destination=KVTransferDestination.HOST)
+    except NotImplementedError as why:
+        return str(why)
+    return ""
 
 
 def verifies(schedulers, name, address):

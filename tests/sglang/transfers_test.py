@@ -142,6 +142,16 @@ class Bytes(Transfers):
         [found] = decode.run(sglang.check, self.room)
         self.assertEqual(found, [(layer, plane, 1) for plane in ("keys", "values") for layer in range(4)])
 
+    def test_a_chunk_moves_when_it_is_computed(self):
+        prefill, decode = self.pair()
+        self.meet(prefill, decode, self.room, 100)
+        for upto in (32, 80):
+            prefill.run(sglang.send, self.room, upto)
+            until(lambda upto=upto: decode.first(sglang.check_first, self.room, upto) == [], "it waits for the last chunk")
+        self.assertEqual(decode.poll(self.room), WAITING)
+        prefill.run(sglang.send, self.room, 100, last=True)
+        self.end(prefill, decode, self.room)
+
     def test_caches_of_all_kinds(self):
         for model in ({"kind": "mla", "head_bytes": 1152}, {"dtype": "fp8_e4m3", "head_bytes": 16, "value_bytes": 16},
                       {"value_bytes": 48}, {"page_size": 1, "pages": 200}, {"page_size": 64, "pages": 12},
@@ -287,6 +297,18 @@ class Order(Transfers):
         prefill, decode = self.pair()
         self.transfer(prefill, decode, self.room, 40, sender_first=False)
 
+    def test_a_sender_waits_for_every_rank_of_the_decode_server(self):
+        prefill, decode = self.pair({}, {"tp": 2})
+        prefill.run(sglang.begin, self.room, prefill.address)
+        decode.run(sglang.begin, self.room, prefill.address)
+        for name in decode.names:
+            self.assertEqual(prefill.poll(self.room), BOOTSTRAPPING)
+            until(lambda name=name: decode.at[name].run(sglang.ensure, name, prefill.address), "the prefill is not ready")
+            decode.at[name].run(sglang.init, name, self.room)
+            decode.at[name].run(sglang.ask, name, self.room, 60)
+            until(lambda name=name: prefill.first(sglang.asked_by, self.room) == decode.names.index(name) + 1, "nobody asks")
+        until(lambda: prefill.poll(self.room) == WAITING, "the sender hears of no receiver")
+
     def test_a_prompt_may_be_computed_before_anybody_asks(self):
         prefill, decode = self.pair()
         prefill.run(sglang.begin, self.room, prefill.address)
@@ -328,6 +350,89 @@ class Order(Transfers):
         self.assertEqual(prefill.poll(self.room), FAILED)
         self.assertIn("began again", prefill.first(sglang.failure, self.room)[1])
         until(lambda: decode.poll(self.room) == FAILED, "the receiver hears nothing")
+
+
+class Lifecycle(Transfers):
+    """Of a sender and a receiver, as SGLang's own tests of its classes have it."""
+
+    def test_a_last_chunk_without_pages_brings_metadata_and_states(self):
+        prefill, decode = self.pair({"tp": 2}, {"tp": 1}, states=("mamba",))
+        self.transfer(prefill, decode, self.room, 96, prefix=96, states=({"mamba": [3]}, {"mamba": [7]}))
+        self.meet(prefill, decode, room := next(self.rooms), 96, states={"mamba": [6]})
+        prefill.run(sglang.send, room, 90)  # five pages
+        prefill.run(sglang.send_pages, room, [1])
+        self.assertEqual(prefill.run(sglang.poll, room), [FAILED] * 2)  # the state is not there
+        self.assertIn("one slot, and 0 were named", prefill.first(sglang.failure, room)[1])
+
+    def test_a_context_parallel_rank_that_sends_nothing_ends_with_the_last_chunk(self):
+        prefill, _ = self.pair()
+        prefill.run(sglang.be_dummy)
+        prefill.run(sglang.begin, self.room, prefill.address)
+        self.assertEqual(prefill.poll(self.room), WAITING)
+        prefill.run(sglang.finalize, self.room, 60)
+        prefill.run(sglang.send, self.room, 32)
+        self.assertEqual(prefill.poll(self.room), WAITING)
+        prefill.run(sglang.send, self.room, 60, last=True)
+        self.assertEqual(prefill.poll(self.room), SUCCESS)
+        self.assertEqual(prefill.first(sglang.state_of)["sends"], 0)
+
+    def test_an_event_is_of_one_chunk_and_is_waited_for_where_the_library_has_no_gpu(self):
+        prefill, decode = self.pair()
+        self.meet(prefill, decode, self.room, 60)
+        self.assertEqual(prefill.first(sglang.send_behind_event, self.room, 16), (1, None, 1))
+        prefill.run(sglang.send, self.room, 60, last=True)
+        self.end(prefill, decode, self.room)
+
+    def test_a_room_that_is_unknown_is_failed_and_stays_unknown(self):
+        prefill, _ = self.pair()
+        prefill.run(sglang.begin, self.room, prefill.address)
+        self.assertFalse(prefill.first(sglang.lose_room, self.room))
+        self.assertEqual(prefill.poll(self.room), FAILED)
+        self.assertEqual(prefill.first(sglang.failure, self.room)[2], True)  # another rank's
+        self.assert_nothing_is_left(prefill)
+
+    def test_an_outcome_stays_and_a_reason_is_told_once(self):
+        prefill, decode = self.pair()
+        self.meet(prefill, decode, self.room, 60)
+        prefill.run(sglang.send, self.room, 60, last=True)
+        self.end(prefill, decode, self.room)
+        for server in (prefill, decode):
+            server.run(sglang.clear_only, self.room)
+            self.assertEqual(server.poll(self.room), SUCCESS)
+        self.meet(prefill, decode, room := next(self.rooms), 60)
+        prefill.run(sglang.abort, room)
+        self.assertEqual([prefill.first(sglang.failure, room)[1:] for _ in range(2)],
+                         [("Aborted by AbortReq.", False), ("Failed due to an unknown reason from another rank", True)])
+
+    def test_memory_of_the_host_is_no_destination(self):
+        prefill, decode = self.pair()
+        decode.run(sglang.begin, self.room, prefill.address)
+        until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
+        decode.run(sglang.init, self.room)
+        self.assertIn("receives into the KV cache of the device alone", decode.first(sglang.ask_for_host_memory, self.room))
+
+    def test_data_parallel_replicas_are_told_apart(self):
+        processes = [Process(), Process()]
+        ports = {"http": free_port(), "bootstrap": free_port()}
+        address = f"127.0.0.1:{ports['bootstrap']}"
+        decode = Server(self, "decode")
+        processes[0].run(sglang.serve_bootstrap, ports["bootstrap"])
+        for number, process in enumerate(processes):
+            self.addCleanup(process.kill)
+            process.run(sglang.start, "prefill", "prefill", model={}, folder=self.folder, dp=(number, 2), **ports)
+        until(lambda: decode.first(sglang.ensure, address), "the prefill is not ready")
+        for room in (next(self.rooms), next(self.rooms)):
+            rank = decode.first(sglang.resolve_dp, room, address)
+            self.assertEqual(rank, room % 2)
+            processes[rank].run(sglang.begin, "prefill", room, address)
+            decode.run(sglang.begin, room, address)
+            decode.run(sglang.init, room, rank)
+            decode.run(sglang.ask, room, 60)
+            until(lambda rank=rank, room=room: processes[rank].run(sglang.poll, "prefill", room) == WAITING, "nobody asks")
+            processes[rank].run(sglang.finalize, "prefill", room, 60)
+            processes[rank].run(sglang.send, "prefill", room, 60, last=True)
+            until(lambda room=room: decode.poll(room) == SUCCESS, "the receiver does not end")
+            self.assertEqual(decode.first(sglang.check, room), [])
 
 
 class Aborts(Transfers):
