@@ -182,7 +182,8 @@ def context_of(mode, model, folder, *, tp=(0, 1), pp=(0, 1), dp=(0, 1), **more):
     if dp[1] > 1:
         tp, more = dp, {**more, "enable_dp_attention": True}
     arguments = ServerArgs(model_path=config_of(model, folder), skip_tokenizer_init=True, device="cpu", host="127.0.0.1",
-                           disaggregation_mode=mode, tp_size=tp[1], pp_size=pp[1], dp_size=dp[1], load_format="dummy", **more)
+                           disaggregation_mode=mode, disaggregation_transfer_backend="troupe", load_format="dummy",
+                           tp_size=tp[1], pp_size=pp[1], dp_size=dp[1], **more)
     ranks = SpawnRanks(world_rank=pp[0] * tp[1] + tp[0], gpu_id=0, dp_rank=None)
     return create_context(arguments, role="scheduler", ranks=ranks)
 
@@ -411,8 +412,13 @@ def start(schedulers, name, mode, **arguments):
 
 
 def serve_bootstrap(schedulers, port):
-    from sglang.srt.disaggregation.utils import KVClassType, get_kv_class
-    schedulers["bootstrap"] = get_kv_class(backend(), KVClassType.BOOTSTRAP_SERVER)("127.0.0.1", port)
+    """As SGLang starts it in the process of its HTTP server."""
+    from sglang.srt.managers.disagg_service import start_disagg_service
+    from sglang.srt.runtime_context import use_context
+    with tempfile.TemporaryDirectory() as folder:
+        context = context_of("prefill", MODEL, folder, disaggregation_bootstrap_port=port)
+        with use_context(context):
+            schedulers["bootstrap"] = start_disagg_service()
 
     def answers():
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):

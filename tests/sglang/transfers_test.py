@@ -342,6 +342,15 @@ class Order(Transfers):
                 server.run(sglang.drop, self.room)
         self.transfer(prefill, decode, self.room, 60)
 
+    def test_a_room_may_begin_again_before_its_end_is_over(self):
+        prefill, decode = self.pair()
+        for _ in range(4):
+            prefill.run(sglang.begin, self.room, prefill.address)
+            prefill.run(sglang.abort, self.room)
+            prefill.run(sglang.failure, self.room)
+        self.transfer(prefill, decode, self.room, 60)
+        self.assert_nothing_is_left(prefill, decode)
+
     def test_a_request_that_begins_again_behind_its_first_chunk_fails_by_name(self):
         prefill, decode = self.pair()
         self.meet(prefill, decode, self.room, 60)
@@ -770,8 +779,8 @@ class Misfits(Transfers):
     def test_an_option_that_does_not_go_together(self):
         process = Process()
         self.addCleanup(process.kill)
-        process.run(sglang.environment, SGLANG_DISAGG_STAGING_BUFFER="1")
-        with self.assertRaisesRegex(Failure, "'troupe' does not work with SGLANG_DISAGG_STAGING_BUFFER"):
+        process.run(sglang.environment, SGLANG_RUST_SERVER="1")
+        with self.assertRaisesRegex(Failure, "'troupe' does not work with SGLANG_RUST_SERVER"):
             Server(self, "prefill", processes=[process])
 
 

@@ -7,12 +7,14 @@ that cache.
 
 from __future__ import annotations
 
+import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from troupe.layout import LayerKind, LayerShape, Layout, OpaqueUnit, Plane
 from troupe.memory import Memory
+from troupe.sglang.pages import blocks_of
 from troupe.sglang.states import slots_of
 
 __all__ = ["Cache", "Geometry", "caches_of"]
@@ -84,6 +86,15 @@ class Cache:
     item_blocks: int
     is_slot: bool = False
     is_exact: bool = False
+
+    def blocks(self, states: Sequence[Any] | None) -> array.array[int]:
+        """Those of a request, from SGLang's lists of indices, one of each component. `ValueError`: it has not one
+        slot."""
+        indices = states[self.component] if states is not None and self.component < len(states) else None
+        blocks = blocks_of([] if indices is None else indices, self.item_blocks)
+        if self.is_slot and len(blocks) != 1:
+            raise ValueError(f"the state {self.name!r} of a request is one slot, and {len(blocks)} were named")
+        return blocks
 
 
 class _Regions:

@@ -7,21 +7,21 @@ import logging
 import socket
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from typing import Any
 
 import requests
-from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import CommonKVManager, PrefillServerInfo
 from sglang.srt.disaggregation.utils import DisaggregationMode
-from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.environ import envs
-from sglang.srt.runtime_context import get_device, get_disagg, get_parallel, get_serving, process_model_config
+from sglang.srt.runtime_context import get_disagg, get_parallel, get_serving
 
 from troupe.engine import protocol_version
 from troupe.events import MemberEvent
-from troupe.sglang.layouts import Geometry, caches_of
+from troupe.sglang.geometry import geometry_of
+from troupe.sglang.layouts import caches_of
 from troupe.sglang.node import PAGE_SIZE, Identity, Nodes
 from troupe.sglang.receives import Receives
 from troupe.sglang.rows import Rows
@@ -58,9 +58,9 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         self._is_ready = False
         self.sends: dict[int, Sends] = {}
         self.receives: dict[int, list[Receives]] = {}  # whose pages peers may write to, the newest last
-        self.receivers: dict[int, Any] = {}
+        self.receivers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._delivered: OrderedDict[int, None] = OrderedDict()
-        self._unwanted: dict[int, tuple[ServerNodes, float]] = {}  # rooms that are given back again, until when
+        self._unwanted: dict[int, tuple[ServerNodes, float]] = {}  # rooms to give back again, until when
         self._check_options()
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._close_own_port()
@@ -71,7 +71,12 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
             )
         self.rows = Rows(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens)
         self._settings = read_settings()
-        self._geometry = self._geometry_of(args)
+        self._geometry = geometry_of(
+            args,
+            tp=(self.attn_tp_rank, self.attn_tp_size),
+            pp=(self.pp_rank, self.pp_size),
+            is_mla=bool(self.is_mla_backend or self.is_hybrid_mla_backend),
+        )
         self._caches = caches_of(args, self._geometry)
         self._start()
 
@@ -168,7 +173,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
 
     def give_back(self, room: int, sources: ServerNodes) -> None:
         """Nobody wants the room any more, and nothing of it was asked for here. A prefill server that has delivered the
-        room before forgets that at once: it is told again until it sends the room."""
+        room before does not remember this word. It hears it again until it sends the room."""
         with self.troupe_lock:
             nodes = self.nodes
             if nodes is None:
@@ -215,7 +220,6 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
 
     def _check_options(self) -> None:
         refused = (
-            (envs.SGLANG_DISAGG_STAGING_BUFFER.get(), "SGLANG_DISAGG_STAGING_BUFFER: slices of heads move without it"),
             (envs.SGLANG_RUST_SERVER.get(), "SGLANG_RUST_SERVER, whose registry does not name nodes of Troupe"),
             (
                 get_disagg().disaggregation_decode_allocation_policy == "prefill_complete",
@@ -300,32 +304,6 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         )
         return told.to_json()
 
-    def _geometry_of(self, args: Any) -> Geometry:
-        pp, is_mla = self.pp_size, bool(self.is_mla_backend or self.is_hybrid_mla_backend)
-        states = [str(getattr(kind, "value", kind)) for kind in args.state_types]
-        heads = getattr(args, "total_kv_head_num", 0)
-        more: dict[str, int] = {}
-        model = None
-        if pp > 1 or {"mamba", "swa"} & set(states) or not (is_mla or heads):
-            model = process_model_config()
-        if model is not None and not is_mla:
-            heads = heads or model.get_total_num_kv_heads()
-        if model is not None and "swa" in states:
-            more["swa_heads"] = model.get_swa_num_kv_heads(1)
-        if model is not None:
-            more.update(_part_of(args, model, self.pp_rank, pp))
-        return Geometry(
-            page_size=int(args.page_size),
-            tp_rank=self.attn_tp_rank,
-            tp_size=self.attn_tp_size,
-            pp_rank=self.pp_rank,
-            pp_size=pp,
-            is_mla=is_mla,
-            kv_heads=int(heads) or 1,
-            on_gpu=get_device().device == "cuda",
-            **more,
-        )
-
     # -- the prefill server that a decode server is told of
 
     def _unfit(self, info: PrefillServerInfo) -> str | None:
@@ -370,23 +348,6 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
             theirs, ours = ", ".join(told.caches), ", ".join(caches)
             return f"it has the caches {theirs}, and this one {ours}; serve one model with both"
         return None
-
-
-def _part_of(args: Any, model: ModelConfig, pp_rank: int, pp_size: int) -> dict[str, int]:
-    """Which layers a part of a pipeline has."""
-    total = int(model.num_hidden_layers)
-    begin, end = get_pp_indices(total, pp_rank, pp_size)
-    with_kv = getattr(model.hf_text_config, "full_attention_layer_ids", None) if args.kv_layer_ids else None
-    first = getattr(args, "prefill_start_layer", None)
-    if first is None:
-        first = begin if with_kv is None else sum(1 for layer in with_kv if layer < begin)
-    return {
-        "first_layer": int(first),
-        "kv_layers": total if with_kv is None else len(with_kv),
-        "hidden_layers": total,
-        "first_hidden_layer": begin,
-        "end_hidden_layer": end,
-    }
 
 
 def _life_of(node: str, rows: Any) -> int | None:

@@ -192,7 +192,7 @@ class Nodes:
                         self._on_tick()
             except Exception:  # pylint: disable=broad-exception-caught
                 if not self._ending.is_set():
-                    logger.exception("the nodes go on, after")
+                    logger.exception("an event of a node was not handled; the nodes go on")
 
     def _take(self, cache: int) -> None:
         for event in self._engines[cache].take():
@@ -200,7 +200,7 @@ class Nodes:
                 try:
                     self._handle(cache, event)
                 except Exception:  # pylint: disable=broad-exception-caught
-                    logger.exception("%s goes on, after %r", self._engines[cache].name, event)
+                    logger.exception("%s did not handle %r, and goes on", self._engines[cache].name, event)
 
     def _handle(self, cache: int, event: Event) -> None:
         if isinstance(event, MemberEvent):

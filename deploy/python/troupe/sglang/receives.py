@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -61,32 +62,12 @@ class Receives:
                 for number, cache in enumerate(self._nodes.caches):
                     if number == 0:
                         blocks = blocks_of(pages, cache.item_blocks)
-                        tokens = prefix + len(blocks)
-                        # A prefix lies where it is, and needs blocks that no other request of this node may mean.
+                        # A prefix stays where it is, but a receive names a block of its own for each of its tokens.
                         blocks = placeholders(prefix, blocks, cache.layout.blocks) + blocks
+                        self._receive(number, blocks, deadline, prefix_tokens=prefix)
                     else:
-                        indices = None if states is None or cache.component >= len(states) else states[cache.component]
-                        blocks = blocks_of([] if indices is None else indices, cache.item_blocks)
-                        tokens = len(blocks)
-                    if cache.is_slot and len(blocks) != 1:
-                        raise ValueError(
-                            f"the state {cache.name!r} of a request is one slot, and {len(blocks)} were named"
-                        )
-                    self._live[number] = self._nodes.receive(
-                        number,
-                        self._handler(number),
-                        self._request,
-                        tokens=tokens,
-                        sources=self._sources.nodes[number],
-                        lives=self._sources.lives[number],
-                        blocks=blocks,
-                        prefix_tokens=prefix if number == 0 else 0,
-                        mode="write",
-                        deadline=deadline,
-                        again=True,
-                        state_slot=blocks[0] if cache.is_slot else 0,
-                    )
-                    self._running.add(number)
+                        blocks = cache.blocks(states)
+                        self._receive(number, blocks, deadline, state_slot=blocks[0] if cache.is_slot else 0)
             except BaseException:
                 self._end("the transfer was not begun")
                 raise
@@ -98,6 +79,22 @@ class Receives:
             self._end(reason)
 
     # -- parts, under the lock
+
+    def _receive(self, number: int, blocks: array.array[int], deadline: float, **more: Any) -> None:
+        self._live[number] = self._nodes.receive(
+            number,
+            self._handler(number),
+            self._request,
+            tokens=len(blocks),
+            sources=self._sources.nodes[number],
+            lives=self._sources.lives[number],
+            blocks=blocks,
+            mode="write",
+            deadline=deadline,
+            again=True,
+            **more,
+        )
+        self._running.add(number)
 
     def _handler(self, number: int) -> Any:
         return lambda event: self._on(number, event)

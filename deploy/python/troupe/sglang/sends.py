@@ -52,7 +52,8 @@ class Sends:
         self._running: set[int] = set()  # of those, which have no outcome yet
         self._wanted: dict[str, Wanted] = {}
         self._asked = False
-        self._next: Sends | None = None
+        self._waits = former is not None and former.is_ending
+        self._next: Sends | None = None  # of the same room, which waits for this one
         self._over = False
         self._prefix = 0
         self._pages = 0
@@ -62,7 +63,7 @@ class Sends:
         self._size = 0
         self._lists: dict[int, int] = {}  # indices that were sent of a cache whose lists have to be equal
         with nodes.lock:
-            if former is not None and former._running:
+            if former is not None and self._waits:
                 former._next = self
             else:
                 self._open()
@@ -74,8 +75,8 @@ class Sends:
 
     @property
     def is_ending(self) -> bool:
-        """Whether Troupe knows the request by this object still."""
-        return bool(self._running)
+        """Whether Troupe knows the request by this one still, or not yet. The next one of the room waits for that."""
+        return bool(self._running) or self._waits
 
     @property
     def sent_any(self) -> bool:
@@ -133,12 +134,19 @@ class Sends:
     # -- parts, under the lock
 
     def _open(self) -> None:
-        if self._over or self._nodes.stopped:
-            return
-        try:
-            self._begin(0, self._on_kv, grows=True, tell_wanted=True)
-        except TroupeError as error:
-            self._fail(str(error))
+        self._waits = False
+        if not self._over and not self._nodes.stopped:
+            try:
+                self._begin(0, self._on_kv, grows=True, tell_wanted=True)
+            except TroupeError as error:
+                self._fail(str(error))
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Lets the next one of the room begin."""
+        if not self.is_ending and self._next is not None:
+            following, self._next = self._next, None
+            following._open()
 
     def _begin(self, number: int, handler: Any, blocks: Any = (), **more: Any) -> None:
         self._live[number] = self._nodes.send(number, handler, self._request, blocks, deadline=DAY, **more)
@@ -191,11 +199,8 @@ class Sends:
         return lack
 
     def _send_state(self, number: int, cache: Cache, states: Sequence[Any] | None) -> None:
-        indices = None if states is None or cache.component >= len(states) else states[cache.component]
-        blocks = blocks_of([] if indices is None else indices, cache.item_blocks)
+        blocks = cache.blocks(states)
         if cache.is_slot:
-            if len(blocks) != 1:
-                raise ValueError(f"the state {cache.name!r} of a request is one slot, and {len(blocks)} were named")
             self._begin(number, self._on_state(number), blocks, state_slot=blocks[0])
             self._nodes.engine(number).seal(self._live[number], 1)
             return
@@ -248,9 +253,7 @@ class Sends:
             self._live.pop(number, None)
         else:
             return
-        if not self._running and self._next is not None:
-            following, self._next = self._next, None
-            following._open()
+        self._hand_on()
         self._check()
 
     def _check(self) -> None:
