@@ -613,6 +613,47 @@ def abort(schedulers, name, room):
         it.rooms[room].end.abort()
 
 
+def begin_and_abort(schedulers, name, room, address, count):
+    """So fast that Troupe is not done with the first one before the last one begins, which is not aborted."""
+    nodes, aborts = schedulers[name].manager.nodes, []
+    nodes.abort = lambda *arguments: aborts.append(arguments)
+    for _ in range(count):
+        begin(schedulers, name, room, address)
+        abort(schedulers, name, room)
+        failure(schedulers, name, room)
+    begin(schedulers, name, room, address)
+    del nodes.abort
+    for arguments in aborts:
+        nodes.abort(*arguments)
+
+
+def withhold_unpinned(schedulers, name):
+    """As of peers that take long to say that they write no more."""
+    from troupe.events import Unpinned
+    nodes = schedulers[name].manager.nodes
+    nodes.withheld, handle = [], type(nodes)._handle
+
+    def handle_others(cache, event):
+        if isinstance(event, Unpinned):
+            nodes.withheld.append((cache, event))
+        else:
+            handle(nodes, cache, event)
+
+    nodes._handle = handle_others
+
+
+def withheld(schedulers, name):
+    return len(schedulers[name].manager.nodes.withheld)
+
+
+def hand_over_unpinned(schedulers, name):
+    nodes = schedulers[name].manager.nodes
+    del nodes._handle
+    with nodes.lock:
+        for cache, event in nodes.withheld:
+            nodes._handle(cache, event)
+
+
 def failure(schedulers, name, room):
     """What SGLang's scheduler hears of a room that failed: the reason, and whether it is another rank's."""
     it = schedulers[name]

@@ -97,6 +97,7 @@ class Transfers(unittest.TestCase):
         if sender_first is False:
             prefill.run(sglang.begin, room, prefill.address)
         until(lambda: prefill.poll(room) == WAITING, "the sender hears of no receiver")
+        self.assertEqual(decode.run(sglang.poll, room), [WAITING] * len(decode.names))
         return prefill.run(sglang.finalize, room, tokens)
 
     def end(self, prefill, decode, room, states=None):
@@ -344,11 +345,8 @@ class Order(Transfers):
 
     def test_a_room_may_begin_again_before_its_end_is_over(self):
         prefill, decode = self.pair()
-        for _ in range(4):
-            prefill.run(sglang.begin, self.room, prefill.address)
-            prefill.run(sglang.abort, self.room)
-            prefill.run(sglang.failure, self.room)
-        self.transfer(prefill, decode, self.room, 60)
+        prefill.run(sglang.begin_and_abort, self.room, prefill.address, 4)  # and once more
+        self.transfer(prefill, decode, self.room, 60, sender_first=None)
         self.assert_nothing_is_left(prefill, decode)
 
     def test_a_request_that_begins_again_behind_its_first_chunk_fails_by_name(self):
@@ -566,6 +564,37 @@ class Aborts(Transfers):
         self.prefill.run(sglang.drop, self.room)
         self.goes_on()
 
+    def test_what_sglang_drops_at_one_rank_is_given_up(self):
+        self.meet(self.prefill, self.decode, self.room, 60)
+        first, second = self.prefill.names
+        self.prefill.at[first].run(sglang.failure, first, self.room)  # it has heard of another rank
+        self.ends(self.decode, "another rank of the prefill server failed")
+        self.prefill.at[second].run(sglang.failure, second, self.room)
+        self.prefill.run(sglang.drop, self.room)
+        self.goes_on()
+
+    def test_pages_are_kept_while_a_peer_may_write(self):
+        for aborted in (True, False):
+            self.room = next(self.rooms)
+            self.decode.run(sglang.withhold_unpinned)
+            self.meet(self.prefill, self.decode, self.room, 120)
+            self.prefill.run(sglang.send, self.room, 64)
+            if aborted:
+                self.decode.run(sglang.abort, self.room)
+            else:
+                self.prefill.run(sglang.send, self.room, 120, last=True)
+            until(lambda: self.decode.first(sglang.withheld), "it has no end")
+            if aborted:
+                self.assertEqual(self.decode.run(sglang.hold, self.room), [False])
+                self.decode.run(sglang.failure, self.room)  # SGLang takes the reason before it asks for the pages
+                self.assertEqual(self.decode.run(sglang.hold, self.room), [False])
+                self.decode.run(sglang.hand_over_unpinned)
+                self.assertEqual(self.decode.run(sglang.hold, self.room), [True])
+            else:
+                self.assertEqual(self.decode.poll(self.room), WAITING)
+                self.decode.run(sglang.hand_over_unpinned)
+                self.assertEqual(self.decode.poll(self.room), SUCCESS)
+
     def test_pages_are_not_written_after_they_are_given_back(self):
         rooms = [next(self.rooms) for _ in range(6)]
         for room in rooms:
@@ -781,7 +810,7 @@ class Misfits(Transfers):
         self.addCleanup(process.kill)
         process.run(sglang.environment, SGLANG_RUST_SERVER="1")
         with self.assertRaisesRegex(Failure, "'troupe' does not work with SGLANG_RUST_SERVER"):
-            Server(self, "prefill", processes=[process])
+            Server(self, "decode", processes=[process])
 
 
 class Managers(Transfers):
