@@ -49,7 +49,7 @@ SMALL = {"memory": 16 * MIB}  # what tests of one process start with
 def until(happens, said, seconds=PATIENCE):
     limit = time.monotonic() + seconds
     while not (found := happens()):
-        assert time.monotonic() < limit, said
+        assert time.monotonic() < limit, said() if callable(said) else said
         time.sleep(0.02)
     return found
 
@@ -562,7 +562,8 @@ class Processes(unittest.TestCase):
         for stage, used in zip((first, *middle, last), before, strict=True):
             # Words where something is stay for a minute.
             until(lambda stage=stage, used=used: stage.run(stages.memory_used) <= used + 64 * 3 * count,
-                  "memory was not given back")
+                  lambda stage=stage, used=used: f"memory was not given back: {stage.name} "
+                  f"has {stage.run(stages.memory_used)} bytes of what were {used}")
         for stage in (first, *middle, last):
             self.assertEqual(stage.run(stages.named_memory), [])
             stage.leave()
