@@ -245,27 +245,24 @@ class Node:
 
     def _ended(self, operation: Operation, *, may_lack: bool = False) -> Outcome | None:
         """Of an operation on this node's own values, which takes as long as a copy."""
+        late = f"{self.name} did not copy a value within {LOCAL:.0f} s"
+        return self._awaited(operation, LOCAL, late, may_lack=may_lack)
+
+    def _asked(self, peer: str, operation: Operation, timeout: float, what: str) -> Outcome | None:
+        late = f"{peer} did not bring {what} within {timeout:.1f} s"
+        return self._awaited(operation, max(timeout, 0.0), late, may_lack=True)
+
+    def _awaited(self, operation: Operation, seconds: float, late: str, *, may_lack: bool) -> Outcome | None:
+        """None where there is no such value and that may be. `TroupeError` DEADLINE, with the sentence `late`."""
         try:
-            outcome = self.result(operation, LOCAL)
+            outcome = self.result(operation, seconds)
         except TroupeError as error:
             if may_lack and error.code == ErrorCode.NOT_FOUND:
                 return None
             raise
         if outcome is None:
             self.discard(operation)
-            raise TroupeError(ErrorCode.DEADLINE, f"{self.name} did not copy a value within {LOCAL:.0f} s")
-        return outcome
-
-    def _asked(self, peer: str, operation: Operation, timeout: float, what: str) -> Outcome | None:
-        try:
-            outcome = self.result(operation, max(timeout, 0.0))
-        except TroupeError as error:
-            if error.code == ErrorCode.NOT_FOUND:
-                return None
-            raise
-        if outcome is None:
-            self.discard(operation)
-            raise TroupeError(ErrorCode.DEADLINE, f"{peer} did not bring {what} within {timeout:.1f} s")
+            raise TroupeError(ErrorCode.DEADLINE, late)
         return outcome
 
     def _computed(self, tensor: Any) -> Any:
