@@ -34,7 +34,7 @@ import stage as stages
 import troupe.omni
 import troupe.plugins
 from stage import PATIENCE, Nursery, Stage, digest, payload
-from troupe.engine import configure_logging
+from troupe.engine import Engine, configure_logging
 from troupe.errors import ErrorCode, TroupeError
 from troupe.omni import connector as connector_module
 from troupe.omni.connector import TroupeOmniConnector
@@ -300,6 +300,30 @@ class OneProcess(unittest.TestCase):
         with unittest.mock.patch.object(self.one, "_claimed", replaced_before):
             self.assertIsNone(self.one.get("0", "1", "k"))
         self.assertEqual(self.get("k")[0], "new")
+
+    def test_a_claim_that_no_node_confirmed_is_removed_later(self):
+        """Or the payload has its memory until its time is over, and another reader gets it as well."""
+        remove, refused = Engine.remove, []
+
+        def refused_once(engine, peer, key):  # a link that breaks just now can't be had otherwise
+            if engine is self.one._node._engine and peer == self.zero._node.name and key not in refused:
+                refused.append(key)
+                raise TroupeError(ErrorCode.PEER_LOST, "the link broke")
+            return remove(engine, peer, key)
+
+        with unittest.mock.patch.object(Engine, "remove", refused_once):
+            for data in ("small", bytes(100_000)):
+                self.put("k", data)
+                self.assertEqual(digest(self.get("k")[0]), digest(data))
+                until(lambda: self.zero.health()["values"] == 0, "it is kept")
+        self.assertEqual(len(refused), 2)
+        with (unittest.mock.patch.object(connector_module, "CLAIMED", 0.0),  # seconds: no node says it in time
+              self.assertLogs("vllm.troupe.omni.node", "WARNING")):
+            for number in range(50):
+                self.put(f"k{number}", "x")
+                self.assertEqual(self.get(f"k{number}")[0], "x")
+        until(lambda: self.zero.health()["values"] == 0, "some are kept")
+        until(lambda: not self.one._node._owed, "they are asked for without an end")
 
     def test_stages_and_directions_do_not_mix(self):
         self.put("k", "0 to 1")

@@ -9,6 +9,7 @@ import secrets
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,15 @@ class _Trouble:
     why: str
 
 
+@dataclass
+class _Owed:
+    """A removal that the node has not confirmed. `operation`: the newest try; None: it is to be asked again."""
+
+    peer: str
+    key: str
+    operation: Operation | None = None
+
+
 class Node:
     """One engine of Troupe, which the connectors of a process share. Any thread may call anything.
 
@@ -75,6 +85,7 @@ class Node:
         self._unwanted: set[Operation] = set()
         self._notices: dict[Operation, str] = {}  # nodes that are being told where something is
         self._notices_at: dict[str, int] = {}  # how many of them at each
+        self._owed: deque[_Owed] = deque()
         self._trouble: dict[str, _Trouble] = {}
         self._slow: set[str] = set()  # nodes that have kept somebody waiting, and have not answered since
         self._gpus: bool | None = None  # whether the library reads their memory; None: not asked yet
@@ -132,8 +143,16 @@ class Node:
         return self._ended(self._engine.query(self.name, key), may_lack=True) is not None
 
     def remove(self, peer: str, key: str, timeout: float) -> bool:
-        """Whether it was there until now. Of all who ask for the same, one hears that."""
-        return self._asked(peer, self._engine.remove(peer, key), timeout, f"the end of {key}") is not None
+        """Whether it was there until now. Of all who ask for the same, one hears that.
+
+        `TroupeError`: the node has not said so within `timeout` seconds, or cannot. It is asked again until it says so
+        or is gone.
+        """
+        try:
+            return self._asked(peer, self._engine.remove(peer, key), timeout, f"the end of {key}") is not None
+        except TroupeError:
+            self._owed.append(_Owed(peer, key))
+            raise
 
     def remove_own(self, key: str) -> bool:
         return self._ended(self._engine.remove(self.name, key), may_lack=True) is not None
@@ -292,6 +311,7 @@ class Node:
                 if time.monotonic() - ticked >= TICK:
                     ticked = time.monotonic()
                     self.shelf.sweep()
+                    self._remove_owed()
                     self._forget_trouble()
             except Exception:  # pylint: disable=broad-exception-caught
                 if not self._ending.is_set():
@@ -331,6 +351,25 @@ class Node:
             self._slow.discard(event.node)
         else:
             self._members[event.node] = event
+
+    def _remove_owed(self) -> None:
+        for _ in range(len(self._owed)):
+            owed = self._owed.popleft()
+            if not self._is_removed(owed):
+                self._owed.append(owed)
+
+    def _is_removed(self, owed: _Owed) -> bool:
+        """Or gone with its node. Asks for it again where nobody has."""
+        try:
+            if owed.operation is not None:
+                return self.result(owed.operation, 0.0) is not None
+            if owed.peer != self.name and owed.peer not in self._members:
+                return True
+            owed.operation = self._engine.remove(owed.peer, owed.key)
+        except TroupeError as error:
+            owed.operation = None
+            return error.code == ErrorCode.NOT_FOUND
+        return False
 
     def _forget_trouble(self) -> None:
         before = time.monotonic() - TROUBLE
