@@ -5,8 +5,8 @@
 namespace troupe::testing {
 namespace {
 
-/// In which the next life of a decode process must be up and ask.
-const std::chrono::milliseconds window = have_verbs() ? 3s : sanitized ? 4s : 2s;
+/// In which the next life of a decode process must be up and ask, in an emulated machine as well.
+const std::chrono::milliseconds window = have_verbs() ? 10s : sanitized ? 4s : 2s;
 
 /// A deployment that keeps a source for another decode node, for a while.
 class retry : public fault {
