@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = ["STAGE", "deployment_of", "supervisor_section"]
+__all__ = ["NUMBERS", "STAGE", "check_texts", "deployment_of", "supervisor_section", "transport_section"]
+
+#: Keys of a stage's section `transport` that an operator gives as numbers.
+NUMBERS = ("num_workers", "post_batch_size", "qp_per_transfer")
 
 #: The stage that every engine joins.
 STAGE = "engines"
@@ -55,3 +59,26 @@ def supervisor_section(address: str | None, called: str) -> str:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{called} is {address!r}; give host:port")
     return f'host: "{host}", port: {int(port)}'
+
+
+def transport_section(said: Mapping[str, Any], backends: Iterable[str], called: str) -> dict[str, object]:
+    """Of a deployment's `transport`: what `said`, which `called` names in a `ValueError`, has of it. The deployment's
+    own check knows the bounds of numbers."""
+    section: dict[str, object] = {}
+    if "backend" in said:
+        if said["backend"] not in backends:
+            raise ValueError(f"'backend' of {called} is {said['backend']!r}; give one of {', '.join(backends)}")
+        section["backend"] = said["backend"]
+    for key in NUMBERS:
+        if key in said:
+            if isinstance(said[key], bool) or not isinstance(said[key], int):
+                raise ValueError(f"{key!r} of {called} is {said[key]!r}; give a whole number")
+            section[key] = said[key]
+    return section
+
+
+def check_texts(said: Mapping[str, Any], keys: Iterable[str], called: str) -> None:
+    """`ValueError`: one of `keys` of `said`, which `called` names, is there and is no text."""
+    for key in keys:
+        if key in said and (not isinstance(said[key], str) or not said[key]):
+            raise ValueError(f"{key!r} of {called} is {said[key]!r}; give a text")

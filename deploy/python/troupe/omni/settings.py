@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from troupe.open_cluster import supervisor_section
+from troupe.open_cluster import NUMBERS, check_texts, supervisor_section, transport_section
 
 __all__ = ["STAGE", "Settings", "settings_of"]
 
@@ -18,11 +18,10 @@ __all__ = ["STAGE", "Settings", "settings_of"]
 STAGE = "omni"
 
 _TEXTS = ("cluster", "deployment", "supervisor")
-_NUMBERS = ("num_workers", "post_batch_size", "qp_per_transfer")
 _BACKENDS = ("auto", "rdma", "shm", "tcp")
-_OWN = frozenset((*_TEXTS, *_NUMBERS, "backend", "memory", "timeout", "ttl"))
+_OWN = frozenset((*_TEXTS, *NUMBERS, "backend", "memory", "timeout", "ttl"))
 # A deployment's file says these itself.
-_OF_THE_FILE = frozenset(("cluster", "supervisor", "memory", "backend", *_NUMBERS))
+_OF_THE_FILE = frozenset(("cluster", "supervisor", "memory", "backend", *NUMBERS))
 # vLLM-Omni writes these into `extra` by itself.
 _OF_OMNI = frozenset(("stage_id", "role", "from_stage", "to_stage"))
 
@@ -83,9 +82,7 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
     if not isinstance(extra, Mapping):
         raise ValueError(f"`extra` of TroupeOmniConnector is {extra!r}; give a mapping")
     unread = _unread(extra)
-    for key in _TEXTS:
-        if key in extra and (not isinstance(extra[key], str) or not extra[key]):
-            raise ValueError(f"{key!r} of TroupeOmniConnector is {extra[key]!r}; give a text")
+    check_texts(extra, _TEXTS, "TroupeOmniConnector")
     stage = extra.get("stage_id")
     name = None if stage is None or stage in (-1, "-1", "") else str(stage)
     ttl = _seconds("ttl", extra, _DEFAULT_TTL)
@@ -103,7 +100,7 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
         supervisor=supervisor_section(extra.get("supervisor"), "'supervisor' of TroupeOmniConnector"),
         stage=STAGE,
         memory=_memory(extra.get("memory", _DEFAULT_MEMORY)),
-        transport=json.dumps({"peer_silence": "5s", **_transport(extra)}),
+        transport=json.dumps({"peer_silence": "5s", **transport_section(extra, _BACKENDS, "TroupeOmniConnector")}),
         deadline=math.ceil(timeout * 1000),
     )
     return Settings(name, None, text, ttl, timeout, unread)
@@ -146,20 +143,3 @@ def _seconds(key: str, extra: Mapping[str, Any], otherwise: float) -> float:
     if not 0.1 <= seconds <= 24 * 3600:
         raise ValueError(f"{key!r} of TroupeOmniConnector is {said!r}; give seconds, 0.1 to 86400")
     return seconds
-
-
-def _transport(extra: Mapping[str, Any]) -> dict[str, object]:
-    """Keys of a stage's section of that name. The deployment's own check knows their bounds."""
-    transport: dict[str, object] = {}
-    if "backend" in extra:
-        if extra["backend"] not in _BACKENDS:
-            raise ValueError(
-                f"'backend' of TroupeOmniConnector is {extra['backend']!r}; give one of {', '.join(_BACKENDS)}"
-            )
-        transport["backend"] = extra["backend"]
-    for key in _NUMBERS:
-        if key in extra:
-            if isinstance(extra[key], bool) or not isinstance(extra[key], int):
-                raise ValueError(f"{key!r} of TroupeOmniConnector is {extra[key]!r}; give a whole number")
-            transport[key] = extra[key]
-    return transport

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from troupe.open_cluster import supervisor_section
+from troupe.open_cluster import NUMBERS, check_texts, supervisor_section, transport_section
 
 __all__ = ["STAGE", "VARIABLE", "Settings", "read_settings", "settings_of"]
 
@@ -21,11 +21,10 @@ VARIABLE = "TROUPE_SGLANG"
 STAGE = "sglang"
 
 _TEXTS = ("cluster", "deployment", "supervisor")
-_NUMBERS = ("num_workers", "post_batch_size", "qp_per_transfer")
 _BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
-_KEYS = frozenset((*_TEXTS, *_NUMBERS, "backend"))
+_KEYS = frozenset((*_TEXTS, *NUMBERS, "backend"))
 # A deployment's file says these itself.
-_OF_THE_FILE = frozenset(("backend", "cluster", "supervisor", *_NUMBERS))
+_OF_THE_FILE = frozenset(("backend", "cluster", "supervisor", *NUMBERS))
 
 # The process that starts first begins the supervisor, and the others find it. A scheduler that loads a model answers
 # nobody for seconds. A peer that is killed is noticed at once.
@@ -74,9 +73,7 @@ def settings_of(said: Mapping[str, Any]) -> Settings:
         meant = difflib.get_close_matches(key, _KEYS, n=1)
         hint = f"did you mean {meant[0]!r}? It" if meant else "it"
         raise ValueError(f"{VARIABLE} knows no {key!r}; {hint} has {', '.join(sorted(_KEYS))}")
-    for key in _TEXTS:
-        if key in said and (not isinstance(said[key], str) or not said[key]):
-            raise ValueError(f"{key!r} of {VARIABLE} is {said[key]!r}; give a text")
+    check_texts(said, _TEXTS, VARIABLE)
     if "deployment" in said:
         doubled = sorted(_OF_THE_FILE & set(said))
         if doubled:
@@ -90,24 +87,7 @@ def settings_of(said: Mapping[str, Any]) -> Settings:
         cluster=json.dumps(cluster),
         supervisor=supervisor_section(supervisor, f"'supervisor' of {VARIABLE}"),
         stage=STAGE,
-        transport=json.dumps({"peer_silence": "10s", **_transport(said)}),
+        transport=json.dumps({"peer_silence": "10s", **transport_section(said, _BACKENDS, VARIABLE)}),
     )
     where = supervisor or f"begun on {socket.gethostname()} by user {os.getuid()}"
     return Settings(None, text, f"{cluster}, supervisor {where}")
-
-
-def _transport(said: Mapping[str, Any]) -> dict[str, object]:
-    """Keys of a stage's section of that name. The deployment's own check knows their bounds."""
-    transport: dict[str, object] = {}
-    if "backend" in said:
-        if said["backend"] not in _BACKENDS:
-            raise ValueError(
-                f"'backend' of {VARIABLE} is {said['backend']!r}; give one of {', '.join(_BACKENDS)}"
-            )
-        transport["backend"] = said["backend"]
-    for key in _NUMBERS:
-        if key in said:
-            if isinstance(said[key], bool) or not isinstance(said[key], int):
-                raise ValueError(f"{key!r} of {VARIABLE} is {said[key]!r}; give a whole number")
-            transport[key] = said[key]
-    return transport
