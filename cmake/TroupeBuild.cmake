@@ -58,6 +58,10 @@ function(troupe_compile_settings target)
     get_target_property(type ${target} TYPE)
     if(type STREQUAL "EXECUTABLE")
       target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests/sanitizers/options.cpp")
+      if(TROUPE_SANITIZE MATCHES "address")
+        # Else each start writes a million addresses of what the checks know of the program.
+        target_link_options(${target} PRIVATE -no-pie)
+      endif()
     endif()
     if(TROUPE_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       # The sanitizer does not model fences, which g++ warns of at each; what it reports is still right.
