@@ -5,7 +5,10 @@ import os
 import pathlib
 import sys
 import tempfile
+import threading
+import time
 import unittest
+import unittest.mock
 
 import steady
 from build import Broken, Build, foreign, user
@@ -66,6 +69,27 @@ class Harness(unittest.TestCase):
             tally.print()
         self.assertFalse(tally.passed)
         self.assertIn("ZeroDivisionError", out.getvalue())
+
+    def test_engines_go_on_beside_other_tests_and_machines_wait_for_them(self):
+        steps = [(part, Tests(preset, (part,), ())) for part, preset in (
+            ("unit", "release"), ("sanitizers", "asan"), ("verbs", "release"), ("engines", "release"), ("fuzz", "fuzz"))]
+        planned = batches(steps, {preset: Build(preset, self.folder) for preset in ("release", "asan", "fuzz")})
+        self.assertEqual([batch.parts for batch in planned],
+                         [{"unit"}, {"engines"}, {"sanitizers"}, {"verbs"}, {"fuzz"}])
+        run, asan_began, order = Run(("unit", "sanitizers", "verbs", "engines", "fuzz"), Tally()), threading.Event(), []
+
+        def tested(batch):
+            if "sanitizers" in batch.parts:
+                asan_began.set()
+            if "engines" in batch.parts:
+                asan_began.wait()
+                time.sleep(0.2)  # those who do not wait for it come first
+            order.append(min(batch.parts))
+
+        with unittest.mock.patch.multiple(run, _batches=planned, _test=tested, _usable={"release", "asan", "fuzz"},
+                                          _build_and_check=lambda: None):
+            run.run()
+        self.assertEqual(order, ["unit", "sanitizers", "engines", "verbs", "fuzz"])
 
     def checked(self, words):
         """What a run says of a check, and whether it passed."""

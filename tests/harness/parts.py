@@ -20,6 +20,7 @@ WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "p
                 "node_test", "closed_connection_test", "crossing_dials_test", "supervisor_test", "supervisor_begin_test",
                 "transfer_test", "value_test", "hetero_test", "xgmi_test", "staging_test", "tcp_gpu_test",
                 "shm_gpu_test")
+ALONE, BESIDE = "verbs", "engines"  # parts, as `batches` says
 SKIPPED = 77  # what a check ends with that cannot be made here
 AGAIN = 3  # times that what failed is run by itself
 
@@ -98,6 +99,7 @@ class Batch:
         self.preset = build.preset
         self.steps = steps  # (part, Tests)
         self.labels = tuple(dict.fromkeys(label for _, step in steps for label in step.labels))
+        self.parts = {part for part, _ in steps}
         self.parallel = min(step.parallel for _, step in steps)
         self.name = f"testing {build.preset}: {', '.join(self.labels)}"
         self._parts = {}  # by a test's plain name
@@ -146,12 +148,17 @@ def make(build, targets):
 
 
 def batches(steps, builds):
-    """What runs one after the other. The machines of verbs take every core, and so are by themselves."""
+    """In the order in which they begin. The machines of verbs take every core, and so are by themselves; servers of
+    engines mostly take one: they begin when their build's other tests are through, and go on beside those of others."""
     groups = {}
     for part, step in steps:
         if isinstance(step, Tests):
-            groups.setdefault((step.preset, part == "verbs"), []).append((part, step))
-    return [Batch(builds[preset], group) for (preset, _), group in groups.items()]
+            groups.setdefault((step.preset, part if part in (ALONE, BESIDE) else ""), []).append((part, step))
+    places = {group: (place, 0) for place, group in enumerate(groups)}
+    for preset, lane in groups:
+        if lane == BESIDE and (preset, "") in groups:
+            places[preset, lane] = (places[preset, ""][0], 1)
+    return [Batch(builds[preset], groups[preset, lane]) for preset, lane in sorted(groups, key=places.__getitem__)]
 
 
 def in_machines(folder):
@@ -193,20 +200,37 @@ class Run:
         self._usable = set()
 
     def run(self):
-        builder = threading.Thread(target=self._build_all)
-        builder.start()
+        builder, beside = self._begin("the thread that builds", self._build_all), []
         for batch in self._batches:
             self._made[batch.preset].wait()
-            if batch.preset in self._usable:
-                self._test(batch)
-        builder.join()
+            if batch.preset not in self._usable:
+                continue
+            if BESIDE in batch.parts:
+                beside.append(self._begin(f"the thread of {batch.name}", functools.partial(self._test, batch)))
+                continue
+            if ALONE in batch.parts:
+                for thread in beside:
+                    thread.join()
+            self._test(batch)
+        for thread in (builder, *beside):
+            thread.join()
+
+    def _begin(self, what, work):
+        """A thread; whatever it ends by is told, and fails the run."""
+        def worked():
+            try:
+                work()
+            except BaseException:  # pylint: disable=broad-exception-caught
+                self._tally.broken("harness", what, traceback.format_exc())
+
+        thread = threading.Thread(target=worked)
+        thread.start()
+        return thread
 
     def _build_all(self):
-        """Whatever this thread ends by, no test waits for what it would have built, and the run fails."""
+        """Whatever this ends by, no test waits for what it would have built."""
         try:
             self._build_and_check()
-        except BaseException:  # pylint: disable=broad-exception-caught
-            self._tally.broken("harness", "the thread that builds", traceback.format_exc())
         finally:
             for made in self._made.values():
                 made.set()
