@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from troupe.errors import TroupeError
-from troupe.events import Done, Event, Failed, Operation, Unpinned
+from troupe.events import Done, Event, Failed, Unpinned
 from troupe.sglang.node import Nodes
+from troupe.sglang.operations import RoomOperations
 from troupe.sglang.pages import blocks_of, placeholders
 from troupe.sglang.sends import request_of
 from troupe.sglang.told import ServerNodes
@@ -27,18 +28,15 @@ class ReceiveListener(Protocol):
         pages: ask `Receives.is_quiet`."""
 
 
-class Receives:
+class Receives(RoomOperations):
     """From the moment when the destination is known to the outcome, and from there on until nobody can write to it."""
 
     def __init__(self, nodes: Nodes, room: int, sources: ServerNodes, listener: ReceiveListener) -> None:
-        self._nodes = nodes
+        super().__init__(nodes)
         self._request = request_of(room)
         self._sources = sources
         self._listener = listener
-        self._live: dict[int, Operation] = {}  # by the number of the cache, until nothing pins its pages
-        self._running: set[int] = set()
-        self._begun = False  # all of them
-        self._over = False
+        self._all_begun = False
         self._row = b""
 
     @property
@@ -71,17 +69,12 @@ class Receives:
             except BaseException:
                 self._end("the transfer was not begun")
                 raise
-            self._begun = True
-
-    def abort(self, reason: str) -> None:
-        """Nobody is told of an outcome any more. Again: nothing."""
-        with self._nodes.lock:
-            self._end(reason)
+            self._all_begun = True
 
     # -- parts, under the lock
 
     def _receive(self, number: int, blocks: array.array[int], deadline: float, **more: Any) -> None:
-        self._live[number] = self._nodes.receive(
+        operation = self._nodes.receive(
             number,
             self._handler(number),
             self._request,
@@ -94,7 +87,7 @@ class Receives:
             again=True,
             **more,
         )
-        self._running.add(number)
+        self._begun(number, operation)
 
     def _handler(self, number: int) -> Any:
         return lambda event: self._on(number, event)
@@ -115,13 +108,6 @@ class Receives:
                 self._listener.receive_failed(event.error, why)
         elif isinstance(event, Unpinned):
             self._live.pop(number, None)
-        if self._begun and not self._over and not self._live:
+        if self._all_begun and not self._over and not self._live:
             self._over = True
             self._listener.received(self._row)
-
-    def _end(self, reason: str) -> None:
-        if self._over:
-            return
-        self._over = True
-        for number in self._running:
-            self._nodes.abort(number, self._live[number], reason)

@@ -12,6 +12,7 @@ from troupe.errors import ErrorCode, TroupeError
 from troupe.events import Done, Event, Failed, Operation, Unpinned, Wanted
 from troupe.sglang.layouts import Cache
 from troupe.sglang.node import Nodes
+from troupe.sglang.operations import RoomOperations
 from troupe.sglang.pages import blocks_of
 
 __all__ = ["SendListener", "Sends", "request_of"]
@@ -38,23 +39,20 @@ class SendListener(Protocol):
         """The one outcome of a transfer that fails, unless this side has aborted it."""
 
 
-class Sends:
+class Sends(RoomOperations):
     """From the sender's birth to its outcome. Calls of the scheduler come from one thread; events from another, under
     the lock of the nodes."""
 
     def __init__(self, nodes: Nodes, room: int, page_size: int, listener: SendListener, former: Sends | None) -> None:
         """`former`: of the same room. Where that has not ended yet, this one begins when it has."""
-        self._nodes = nodes
+        super().__init__(nodes)
         self._request = request_of(room)
         self._page_size = page_size
         self._listener = listener
-        self._live: dict[int, Operation] = {}  # by the number of the cache, until nothing pins its pages
-        self._running: set[int] = set()  # of those, which have no outcome yet
         self._wanted: dict[str, Wanted] = {}
         self._asked = False
         self._waits = former is not None and former.is_ending
         self._next: Sends | None = None  # of the same room, which waits for this one
-        self._over = False
         self._prefix = 0
         self._pages = 0
         self._named_prefix = False
@@ -126,11 +124,6 @@ class Sends:
                 self._send_state(number, other, states)
             self._check()
 
-    def abort(self, reason: str) -> None:
-        """Nobody is told of an outcome any more. Again: nothing."""
-        with self._nodes.lock:
-            self._end(reason)
-
     # -- parts, under the lock
 
     def _open(self) -> None:
@@ -149,8 +142,7 @@ class Sends:
             following._open()
 
     def _begin(self, number: int, handler: Any, blocks: Any = (), **more: Any) -> None:
-        self._live[number] = self._nodes.send(number, handler, self._request, blocks, deadline=DAY, **more)
-        self._running.add(number)
+        self._begun(number, self._nodes.send(number, handler, self._request, blocks, deadline=DAY, **more))
 
     def _say(self, what: Any, *arguments: Any) -> None:
         """To the send of keys and values, if it lives: one that has nothing to move may be done before all is said."""
@@ -266,13 +258,6 @@ class Sends:
         if not self._over:
             self._end(why)
             self._listener.send_failed(why)
-
-    def _end(self, reason: str) -> None:
-        if self._over:
-            return
-        self._over = True
-        for number in self._running:
-            self._nodes.abort(number, self._live[number], reason)
 
 
 def _zeros(count: int) -> array.array[int]:
