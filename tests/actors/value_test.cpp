@@ -1,26 +1,21 @@
 // Keyed values between real processes: what is put comes back, byte for byte, whatever its size,
 // and a view keeps it.
 
-#include <random>
+#include <cstring>
 #include <string>
 
 #include <sys/mman.h>
 
 #include "hidden_memory.hpp"
+#include "noise.hpp"
 #include "ways.hpp"
 
 namespace troupe::testing {
 namespace {
 
-std::vector<std::byte> bytes_of(std::size_t size, std::uint64_t seed) {
-  std::mt19937_64 random{seed};
-  std::vector<std::byte> value(size);
-  for (auto& byte : value) byte = static_cast<std::byte>(random());
-  return value;
-}
-
-bool equal(const value_view& view, const std::vector<std::byte>& value) {
-  return std::ranges::equal(view.bytes, value);
+bool equal(const value_view& view, std::span<const std::byte> value) {
+  return view.bytes.size() == value.size() &&
+         (value.empty() || std::memcmp(view.bytes.data(), value.data(), value.size()) == 0);
 }
 
 class value : public ::testing::TestWithParam<std::string> {
@@ -82,7 +77,7 @@ TEST_P(value, of_every_size_comes_back_from_a_peer_and_from_oneself) {
           (std::size_t{32} << 10) + 1, std::size_t{1'600'000}}) {
       SCOPED_TRACE(peer + " " + std::to_string(size));
       const auto key = "k" + std::to_string(size);
-      const auto bytes = bytes_of(size, ++seed);
+      const auto bytes = noise_of(size, ++seed);
       ASSERT_EQ(put(peer, key, bytes).done, 1);
       auto& asked = ended(node->query(peer, key));
       EXPECT_EQ(asked.done, 1) << to_string(asked.why);
@@ -104,31 +99,31 @@ TEST_P(value, under_a_key_that_exists_is_refused_and_changes_nothing) {
     for (const std::size_t size : {std::size_t{100}, std::size_t{100'000}}) {
       SCOPED_TRACE(peer + " " + std::to_string(size));
       const auto key = "k" + std::to_string(size);
-      const auto first = bytes_of(size, 1);
+      const auto first = noise_of(size, 1);
       ASSERT_EQ(put(peer, key, first).done, 1);
-      EXPECT_EQ(put(peer, key, bytes_of(size, 2)).why.code, errc::already_exists);
+      EXPECT_EQ(put(peer, key, noise_of(size, 2)).why.code, errc::already_exists);
       EXPECT_TRUE(equal(get(peer, key).value, first));
     }
   }
 }
 
 TEST_P(value, larger_than_the_store_is_refused) {
-  const auto large = bytes_of((16u << 20) + 1, 1);
+  const auto large = noise_of((16u << 20) + 1, 1);
   const auto& t = put("store-0", "large", large);
   EXPECT_EQ(t.failed, 1);
   EXPECT_EQ(t.why.code, errc::pool_exhausted) << to_string(t.why);
   // And nothing of it is left behind: one that just fits is taken.
-  const auto fits = bytes_of(15u << 20, 2);
+  const auto fits = noise_of(15u << 20, 2);
   EXPECT_EQ(put("store-0", "fits", fits).done, 1);
   EXPECT_TRUE(equal(get("store-0", "fits").value, fits));
 }
 
 TEST_P(value, with_a_time_to_live_goes_when_it_is_over) {
-  const auto bytes = bytes_of(200'000, 1);
+  const auto bytes = noise_of(200'000, 1);
   const std::chrono::milliseconds life = 300ms * slowness;
   const auto began = std::chrono::steady_clock::now();
   ASSERT_EQ(put("store-0", "short", bytes, life).done, 1);
-  ASSERT_EQ(put("store-0", "small", bytes_of(10, 2), life).done, 1);
+  ASSERT_EQ(put("store-0", "small", noise_of(10, 2), life).done, 1);
   ASSERT_EQ(put("store-0", "kept", bytes).done, 1);
   const bool there = ended(node->query("store-0", "short")).done == 1;
   EXPECT_TRUE(there || std::chrono::steady_clock::now() - began >= life) << "before its time";
@@ -137,7 +132,7 @@ TEST_P(value, with_a_time_to_live_goes_when_it_is_over) {
   EXPECT_EQ(get("store-0", "small").why.code, errc::not_found);
   EXPECT_EQ(get("store-0", "kept").done, 1);
   // Its memory as well: the store has 16 MiB.
-  const auto large = bytes_of(12u << 20, 3);
+  const auto large = noise_of(12u << 20, 3);
   for (int i = 0; i < 4; ++i) expect_room("passing" + std::to_string(i), large, 50ms);
 }
 
@@ -145,8 +140,8 @@ TEST_P(value, in_a_view_stays_as_it_was_while_its_key_is_removed_and_replaced) {
   for (const std::string peer : {"store-0", "prefill-0"}) {
     for (const std::size_t size : {std::size_t{100}, std::size_t{100'000}}) {
       SCOPED_TRACE(peer + " " + std::to_string(size));
-      const auto first = bytes_of(size, 1);
-      const auto second = bytes_of(size, 2);
+      const auto first = noise_of(size, 1);
+      const auto second = noise_of(size, 2);
       const auto key = "v" + std::to_string(size);
       ASSERT_EQ(put(peer, key, first).done, 1);
       auto view = get(peer, key).value;
@@ -168,7 +163,7 @@ TEST_P(value, of_many_keys_at_once_are_not_mixed_up) {
   std::vector<operation_id> puts, gets;
   for (int i = 0; i < count; ++i) {
     values.push_back(
-        bytes_of(i % 3 == 0 ? 40'000u + static_cast<unsigned>(i) : 100u + static_cast<unsigned>(i),
+        noise_of(i % 3 == 0 ? 40'000u + static_cast<unsigned>(i) : 100u + static_cast<unsigned>(i),
                  static_cast<std::uint64_t>(i)));
   }
   for (int i = 0; i < count; ++i) {
@@ -194,8 +189,8 @@ TEST_P(value, of_many_keys_at_once_are_not_mixed_up) {
 }
 
 TEST_P(value, being_put_by_two_at_once_is_taken_from_one_of_them) {
-  const auto one = bytes_of(500'000, 1);
-  const auto two = bytes_of(500'000, 2);
+  const auto one = noise_of(500'000, 1);
+  const auto two = noise_of(500'000, 2);
   auto first = node->put("store-0", "same", one);
   auto second = node->put("store-0", "same", two);
   const auto& a = ended(first);
@@ -206,8 +201,8 @@ TEST_P(value, being_put_by_two_at_once_is_taken_from_one_of_them) {
 }
 
 TEST_P(value, of_a_peer_killed_in_the_middle_fails_once_since_its_process_is_gone) {
-  const auto large = bytes_of(12u << 20, 1);
-  const auto small = bytes_of(100'000, 2);
+  const auto large = noise_of(12u << 20, 1);
+  const auto small = noise_of(100'000, 2);
   ASSERT_EQ(put("store-0", "there", small).done, 1);
   std::vector<operation_id> live;
   for (int i = 0; i < 8; ++i) {
@@ -242,7 +237,7 @@ TEST_P(value, of_a_peer_killed_in_the_middle_fails_once_since_its_process_is_gon
 }
 
 TEST_P(value, whose_reader_gives_up_is_not_held_for_it) {
-  const auto large = bytes_of(12u << 20, 1);
+  const auto large = noise_of(12u << 20, 1);
   ASSERT_EQ(put("store-0", "large", large).done, 1);
   for (int i = 0; i < 100; ++i) {
     auto asked = node->get("store-0", "large");
@@ -258,7 +253,7 @@ TEST_P(value, whose_reader_gives_up_is_not_held_for_it) {
 }
 
 TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
-  const auto large = bytes_of(12u << 20, 1);               // the store has 16 MiB: one at a time
+  const auto large = noise_of(12u << 20, 1);               // the store has 16 MiB: one at a time
   const int rounds = have_verbs() || sanitized ? 20 : 60;  // each moment once, or three times
   for (int i = 0; i < rounds; ++i) {
     SCOPED_TRACE(i);
@@ -279,7 +274,7 @@ TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
     found.value = {};
     ASSERT_EQ(ended(node->remove("store-0", key)).done, 1);
     // So that what is left of it cannot be taken for the next one.
-    const auto other = bytes_of(15u << 20, 2);
+    const auto other = noise_of(15u << 20, 2);
     const auto wiped = "w" + std::to_string(i);
     if (put("store-0", wiped, other).done == 1) {
       ASSERT_EQ(ended(node->remove("store-0", wiped)).done, 1);
@@ -291,21 +286,21 @@ TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
 // what the store keeps, and what was told as failed is not kept at all.
 TEST_P(value, whose_writer_gives_up_and_writes_something_else_is_stored_as_it_was_or_not_at_all) {
   for (const std::size_t size : {std::size_t{3000}, std::size_t{1} << 20}) {
-    const auto given = bytes_of(size, 1);
-    const auto later = bytes_of(size, 2);
+    const auto given = noise_of(size, 1);
+    const auto later = noise_of(size, 2);
     auto memory = given;
     const int rounds = have_verbs() || sanitized ? 60 : 300;
     int stored = 0;
     for (int i = 0; i < rounds; ++i) {
       SCOPED_TRACE(std::to_string(size) + " bytes, round " + std::to_string(i));
       const auto key = std::to_string(size) + "." + std::to_string(i);
-      std::ranges::copy(given, memory.begin());
+      std::memcpy(memory.data(), given.data(), size);
       const auto asked = node->put("store-0", key, memory);
       ASSERT_TRUE(asked);
       std::this_thread::sleep_for(std::chrono::microseconds{i % 60 * 15});
       (void)node->abort(*asked, "changed my mind");
       const auto told = ended(asked);
-      std::ranges::copy(later, memory.begin());
+      std::memcpy(memory.data(), later.data(), size);
       // A word that the store hears is behind all that it has heard before.
       ASSERT_EQ(ended(node->query("store-0", "another")).failed, 1);
       auto& found = get("store-0", key);
@@ -356,8 +351,8 @@ class value_in_blocks : public value {
 };
 
 TEST_P(value_in_blocks, is_stored_as_it_was_though_the_blocks_are_freed_and_used_again) {
-  const auto given = bytes_of(8u << 20, 1);
-  const auto later = bytes_of(8u << 20, 2);
+  const auto given = noise_of(8u << 20, 1);
+  const auto later = noise_of(8u << 20, 2);
   for (const std::uint32_t size : {1u, count}) {
     SCOPED_TRACE(size);
     const auto key = std::to_string(size);
@@ -370,15 +365,14 @@ TEST_P(value_in_blocks, is_stored_as_it_was_though_the_blocks_are_freed_and_used
     (void)allocate(static_cast<std::uint32_t>(node->report().pool.blocks_free), later);
     store->signal(SIGCONT);
     ASSERT_EQ(ended(asked).done, 1) << to_string(ended(asked).why);
-    EXPECT_TRUE(
-        std::ranges::equal(get("store-0", key).value.bytes, std::span{given}.first(memory.size())));
+    EXPECT_TRUE(equal(get("store-0", key).value, std::span{given}.first(memory.size())));
     free();
     expect_all_free();
   }
 }
 
 TEST_P(value_in_blocks, keeps_them_pinned_to_its_end_however_it_ends) {
-  const auto given = bytes_of(8u << 20, 1);
+  const auto given = noise_of(8u << 20, 1);
   const auto put = [&](const std::string& peer, const std::string& key, std::uint32_t size) {
     auto asked = node->put(peer, key, allocate(size, given));
     EXPECT_TRUE(asked) << to_string(asked.error());
@@ -406,7 +400,7 @@ TEST_P(value_in_blocks, keeps_them_pinned_to_its_end_however_it_ends) {
 }
 
 TEST_P(value_in_blocks, that_nobody_has_allocated_is_refused) {
-  const auto memory = allocate(2, bytes_of(1u << 20, 1));
+  const auto memory = allocate(2, noise_of(1u << 20, 1));
   free();
   const auto asked = node->put("store-0", "k", memory);
   ASSERT_FALSE(asked);
@@ -414,7 +408,7 @@ TEST_P(value_in_blocks, that_nobody_has_allocated_is_refused) {
 }
 
 TEST_P(value, of_one_buffer_can_be_put_twice_at_once) {
-  const auto large = bytes_of(4u << 20, 3);
+  const auto large = noise_of(4u << 20, 3);
   const auto first = node->put("store-0", "first", large);
   const auto second = node->put("store-0", "second", large);
   const auto part = node->put("store-0", "part", std::span{large}.subspan(1u << 20, 1u << 20));
@@ -426,7 +420,7 @@ TEST_P(value, of_one_buffer_can_be_put_twice_at_once) {
 }
 
 TEST_P(value, may_be_kept_for_as_long_as_the_type_can_say) {
-  const auto bytes = bytes_of(100, 4);
+  const auto bytes = noise_of(100, 4);
   for (const std::string peer : {"prefill-0", "store-0"}) {
     EXPECT_EQ(put(peer, "long", bytes, std::chrono::milliseconds::max()).done, 1) << peer;
     EXPECT_TRUE(equal(get(peer, "long").value, bytes)) << peer;
@@ -459,7 +453,7 @@ TEST(value_of_a_hidden_process, is_stored_over_shm_from_memory_that_the_store_ma
   ASSERT_EQ(store.channel().hear().value_or("silence"), "up");
   listener events{*node};
   for (const std::size_t size : {std::size_t{32} << 10, std::size_t{1'600'000}}) {
-    const auto bytes = bytes_of(size, size);
+    const auto bytes = noise_of(size, size);
     const auto key = std::to_string(size);
     const auto put = node->put("store-0", key, bytes);
     ASSERT_TRUE(put && events.outcome(*put));
@@ -508,7 +502,7 @@ class impatient_value : public value {
     });
     ASSERT_EQ(ended(asked).done, 1) << to_string(ended(asked).why);
     auto& found = get_in_time(key);
-    EXPECT_TRUE(std::ranges::equal(found.value.bytes, bytes)) << to_string(found.why);
+    EXPECT_TRUE(equal(found.value, bytes)) << to_string(found.why);
     found.value = {};
     EXPECT_TRUE(is_removed(key));
   }
@@ -521,7 +515,7 @@ TEST_P(impatient_value, of_a_node_that_never_came_ends_at_its_deadline) {
 }
 
 TEST_P(impatient_value, of_a_peer_that_stands_still_ends_at_its_deadline) {
-  const auto large = bytes_of(8u << 20, 1);
+  const auto large = noise_of(8u << 20, 1);
   std::string there = "there";
   ASSERT_TRUE(comes_true([&] { return put("store-0", there += "'", large).done == 1; }));
   const auto reading = node->put("store-0", "read by a frozen peer", large);
@@ -560,8 +554,8 @@ class page_memory {
 // With the outcome the memory is the caller's, whatever the store does when it wakes.
 TEST_P(impatient_value, that_expired_leaves_its_memory_to_the_next_one) {
   constexpr std::size_t size = 6u << 20;
-  const auto given = bytes_of(size, 1);
-  const auto later = bytes_of(size, 2);
+  const auto given = noise_of(size, 1);
+  const auto later = noise_of(size, 2);
   const page_memory memory{size};
   int stopped_inside = 0;
   const bool maps = GetParam() == "shm";
@@ -635,7 +629,7 @@ TEST_P(value, and_placements_that_wait_end_when_the_node_stops) {
 }
 
 TEST_P(value, calls_with_senseless_arguments_are_refused_at_once) {
-  const auto bytes = bytes_of(10, 1);
+  const auto bytes = noise_of(10, 1);
   EXPECT_EQ(node->put("nobody", "k", bytes).error().code, errc::not_found);
   EXPECT_FALSE(node->get("store-0", ""));
   EXPECT_FALSE(node->get("store-0", std::string(513, 'k')));

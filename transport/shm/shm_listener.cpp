@@ -101,13 +101,8 @@ void shm_listener::take_connections() {
     if (!caller) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EMFILE && errno != ENFILE) return;
-      // Out of descriptors: the connection would wait for ever and wake us again and again. Take it
-      // and drop it.
-      notice("out of file descriptors: a connection was dropped");
-      spare_.reset();
-      owned_fd{::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)}.reset();
-      spare_ = owned_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
-      continue;
+      caller = take_without_descriptors();
+      if (!caller) return;
     }
     const auto from = credentials_of(caller.get());
     if (!from || from->uid != uid_) {
@@ -132,6 +127,20 @@ void shm_listener::take_connections() {
       engine_.call_at(until, shared_from_this(), 0);
     }
   }
+}
+
+owned_fd shm_listener::take_without_descriptors() {
+  // A connection that is left where it is would wait for ever and wake us again and again.
+  const auto open_spare = [] { return owned_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}; };
+  spare_.reset();
+  owned_fd caller{::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+  spare_ = open_spare();
+  if (caller && !spare_) {
+    notice("out of file descriptors: a connection was dropped");
+    caller.reset();
+    spare_ = open_spare();
+  }
+  return caller;
 }
 
 bool shm_listener::hear(int socket, const peer_credentials& from, owned_fd& owner) {

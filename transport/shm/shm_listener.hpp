@@ -61,6 +61,8 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
 
   shm_listener(const backend_context& context, owned_fd socket, std::string address);
   void take_connections();
+  /// The connection that met no free descriptor, if there is one for it now; else none.
+  owned_fd take_without_descriptors();
   /// True: it said something (right or wrong) or went away, and is not a stranger any more.
   bool hear(int socket, const peer_credentials& from, owned_fd& owner);
   void drop(std::map<std::uint64_t, stranger>::iterator which);

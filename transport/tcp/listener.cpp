@@ -73,15 +73,30 @@ bool listener::accept_all() {
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno != EMFILE && errno != ENFILE) break;
-    // Out of descriptors: the connection would wait for ever and wake us again and again. Take it
-    // and drop it.
-    notice("out of file descriptors: a connection was dropped");
-    if (!strangers_.empty()) drop(strangers_.begin());
-    spare_.reset();
-    unique_fd{::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)}.reset();
-    spare_ = unique_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+    const int late = take_without_descriptors();
+    if (late < 0) break;
+    worked = true;
+    admit(late);
   }
   return worked;
+}
+
+int listener::take_without_descriptors() {
+  // A connection that is left where it is would wait for ever and wake us again and again.
+  const auto open_spare = [] { return unique_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}; };
+  spare_.reset();
+  unique_fd caller{::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
+  spare_ = open_spare();
+  if (caller && !spare_) {
+    notice("out of file descriptors: a connection was dropped");
+    if (strangers_.empty()) {
+      caller.reset();
+    } else {
+      drop(strangers_.begin());
+    }
+    spare_ = open_spare();
+  }
+  return caller.release();
 }
 
 void listener::admit(int fd) {

@@ -71,6 +71,8 @@ class listener final : public pollable, public std::enable_shared_from_this<list
 
   listener(backend_context& context, unique_fd fd);
   bool accept_all();
+  /// The connection that met no free descriptor, if there is one for it now; else -1.
+  int take_without_descriptors();
   void admit(int fd);
   void listen_to(strangers::iterator who);
   void hear_greeting(strangers::iterator who);

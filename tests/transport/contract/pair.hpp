@@ -22,6 +22,7 @@
 
 #include "backends.hpp"
 #include "gpu_memory.hpp"
+#include "noise.hpp"
 
 namespace troupe::transport::contract {
 
@@ -266,13 +267,7 @@ class pair {
 };
 
 inline void fill(std::span<std::byte> memory, std::uint32_t seed) {
-  std::uint64_t state = seed * 0x9e3779b97f4a7c15ULL + 1;
-  std::size_t i = 0;
-  for (; i + 8 <= memory.size(); i += 8) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    std::memcpy(memory.data() + i, &state, 8);
-  }
-  for (; i < memory.size(); ++i) memory[i] = static_cast<std::byte>(seed + i);
+  troupe::testing::fill_with_noise(memory, seed);
 }
 
 inline void expect_moved(std::span<const std::byte> from, std::span<const std::byte> to,

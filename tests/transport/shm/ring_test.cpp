@@ -8,15 +8,12 @@
 
 #include <gtest/gtest.h>
 
+#include "noise.hpp"
+
 namespace troupe::transport::shm {
 namespace {
 
-std::vector<std::byte> frame_of(std::size_t size, std::uint64_t seed) {
-  std::vector<std::byte> made(size);
-  std::mt19937_64 random{seed};
-  for (auto& byte : made) byte = static_cast<std::byte>(random());
-  return made;
-}
+using troupe::testing::noise_of;
 
 /// A ring as a fresh memfd gives it: zeros.
 struct fixture {
@@ -30,7 +27,7 @@ TEST(ring, frames_of_every_size_come_out_as_they_went_in_over_many_laps) {
   std::mt19937_64 random{7};
   std::vector<std::byte> out;
   for (std::uint64_t i = 0; i < 20'000; ++i) {
-    const auto frame = frame_of(random() % (i % 50 == 0 ? 100'000 : 300), i);
+    const auto frame = noise_of(random() % (i % 50 == 0 ? 100'000 : 300), i);
     const auto pushed = f.producer.push(frame);
     ASSERT_TRUE(pushed && *pushed);
     const auto popped = f.consumer.pop(out);
@@ -42,7 +39,7 @@ TEST(ring, frames_of_every_size_come_out_as_they_went_in_over_many_laps) {
 
 TEST(ring, a_full_ring_refuses_and_takes_again_what_was_made_room_for) {
   fixture f;
-  const auto frame = frame_of(1000, 1);
+  const auto frame = noise_of(1000, 1);
   std::size_t held = 0;
   while (true) {
     const auto pushed = f.producer.push(frame);
@@ -61,7 +58,7 @@ TEST(ring, a_full_ring_refuses_and_takes_again_what_was_made_room_for) {
 
 TEST(ring, a_frame_longer_than_the_ring_goes_through_in_parts) {
   fixture f;
-  const auto frame = frame_of(max_ring_frame, 3);
+  const auto frame = noise_of(max_ring_frame, 3);
   std::vector<std::byte> out;
   std::size_t done = 0;
   bool whole = false;
@@ -80,7 +77,7 @@ TEST(ring, a_frame_longer_than_the_ring_goes_through_in_parts) {
 TEST(ring, a_consumer_that_prepares_to_sleep_never_misses_a_record) {
   fixture f;
   EXPECT_TRUE(f.consumer.prepare_sleep());
-  ASSERT_TRUE(*f.producer.push(frame_of(10, 1)));
+  ASSERT_TRUE(*f.producer.push(noise_of(10, 1)));
   EXPECT_TRUE(f.producer.must_wake_consumer());
   EXPECT_FALSE(f.producer.must_wake_consumer());  // asked for once
   EXPECT_FALSE(f.consumer.prepare_sleep());
@@ -91,7 +88,7 @@ TEST(ring, two_threads_exchange_frames_in_order_while_the_ring_overflows) {
   constexpr std::uint64_t count = 30'000;
   std::thread producer{[&] {
     for (std::uint64_t i = 0; i < count;) {
-      const auto frame = frame_of(8 + i % 500, i);
+      const auto frame = noise_of(8 + i % 500, i);
       const auto pushed = f.producer.push(frame);
       ASSERT_TRUE(pushed);
       if (*pushed) {
@@ -109,7 +106,7 @@ TEST(ring, two_threads_exchange_frames_in_order_while_the_ring_overflows) {
       std::this_thread::yield();
       continue;
     }
-    ASSERT_EQ(out, frame_of(8 + i % 500, i));
+    ASSERT_EQ(out, noise_of(8 + i % 500, i));
     ++i;
   }
   producer.join();
@@ -121,7 +118,7 @@ TEST(ring, garbage_in_the_shared_page_is_an_error_or_a_frame_within_bounds_and_n
   for (int round = 0; round < 300; ++round) {
     fixture f;
     std::vector<std::byte> out;
-    for (int i = 0; i < 20; ++i) static_cast<void>(f.producer.push(frame_of(random() % 2000, 5)));
+    for (int i = 0; i < 20; ++i) static_cast<void>(f.producer.push(noise_of(random() % 2000, 5)));
     for (int i = 0; i < 200; ++i) {
       auto& cell = f.memory->cells[random() % ring_cells];
       const auto lap = random() % 3 == 0 ? random() : std::uint64_t{1} << 32;
