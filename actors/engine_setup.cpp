@@ -279,11 +279,13 @@ result<void> furnish(node_context& context, const config::deployment& deployment
     }
     context.table_pools = kvcache::pools_of_tables(*context.layout);
   }
-  const bool is_store = stage->role == config::role::store;
-  auto values = value_store::create(
-      *context.endpoint, is_store && stage->pool ? stage->pool->size : default_value_bytes);
-  if (!values) return fail(values.error());
-  context.values = std::move(*values);
+  if (stage->role == config::role::store && stage->pool) {
+    auto values = value_store::create(*context.endpoint, stage->pool->size);
+    if (!values) return fail(values.error());
+    context.values = std::move(*values);
+  } else {
+    context.values = value_store::on_demand(*context.endpoint, default_value_bytes);
+  }
   return {};
 }
 

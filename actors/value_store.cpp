@@ -28,17 +28,36 @@ std::chrono::milliseconds left_of(const kvcache::value_info& info,
 
 result<std::shared_ptr<value_store>> value_store::create(transport::endpoint& endpoint,
                                                          std::uint64_t size) {
-  auto region = endpoint.allocate(size, "keyed values");
-  if (!region) return fail(region.error());
-  auto memory = endpoint.bytes(*region);
-  if (!memory) return fail(memory.error());
-  return std::shared_ptr<value_store>{new value_store{*region, *memory}};
+  auto made = on_demand(endpoint, size);
+  if (auto allocated = made->allocate(); !allocated) return fail(allocated.error());
+  return made;
 }
 
-value_store::value_store(region_id region, std::span<std::byte> memory)
-    : region_{region},
-      memory_{memory},
-      store_{kvcache::store_options{memory.size(), kvcache::on_full::fail}} {}
+std::shared_ptr<value_store> value_store::on_demand(transport::endpoint& endpoint,
+                                                    std::uint64_t size) {
+  return std::shared_ptr<value_store>{new value_store{endpoint, size}};
+}
+
+value_store::value_store(transport::endpoint& endpoint, std::uint64_t size)
+    : endpoint_{endpoint},
+      size_{size},
+      store_{kvcache::store_options{size, kvcache::on_full::fail}} {}
+
+result<void> value_store::allocate() {
+  if (!memory_.empty()) return {};
+  const auto region = endpoint_.allocate(size_, "keyed values");
+  if (!region) return fail(region.error());
+  const auto memory = endpoint_.bytes(*region);
+  if (!memory) return fail(memory.error());
+  region_ = *region;
+  memory_ = *memory;
+  return {};
+}
+
+region_id value_store::region() const {
+  const std::lock_guard lock{mutex_};
+  return region_;
+}
 
 value_store::reservation::reservation(std::shared_ptr<value_store> store, kvcache::put_slot slot,
                                       std::chrono::milliseconds ttl)
@@ -80,6 +99,10 @@ result<value_store::reservation> value_store::reserve(std::string_view key, std:
   const std::lock_guard lock{mutex_};
   auto slot = store_.begin_put(key, size, clock::now());
   if (!slot) return fail(slot.error());
+  if (auto allocated = allocate(); !allocated) {
+    (void)store_.abort(slot->put);
+    return fail(allocated.error());
+  }
   return reservation{shared_from_this(), *slot, ttl};
 }
 
@@ -145,7 +168,7 @@ bool value_store::anything_expires() const {
 void value_store::describe(pool_report& report) const {
   const std::lock_guard lock{mutex_};
   const auto counters = store_.counters();
-  report.store_bytes = memory_.size();
+  report.store_bytes = size_;
   report.store_used = counters.memory.used;
   report.store_keys = counters.values;
 }

@@ -26,6 +26,11 @@ class value_store : public std::enable_shared_from_this<value_store> {
   /// `size` bytes of the endpoint's memory. Errors of `endpoint::allocate`.
   [[nodiscard]] static result<std::shared_ptr<value_store>> create(transport::endpoint& endpoint,
                                                                    std::uint64_t size);
+  /// The same, allocated when the first value comes: most nodes that are no stores never see one.
+  /// Calls that need room fail as `endpoint::allocate` does, and try again the next time. Once the
+  /// endpoint is gone nothing may be put.
+  [[nodiscard]] static std::shared_ptr<value_store> on_demand(transport::endpoint& endpoint,
+                                                              std::uint64_t size);
 
   /// Room for a value that is being written. Dropped without `commit`, the room is free again.
   class reservation {
@@ -77,17 +82,21 @@ class value_store : public std::enable_shared_from_this<value_store> {
   void expire(clock::time_point now);
   [[nodiscard]] bool anything_expires() const;
   void describe(pool_report& report) const;
-  [[nodiscard]] region_id region() const noexcept { return region_; }
+  /// No region of the endpoint's as long as nothing has been allocated.
+  [[nodiscard]] region_id region() const;
 
  private:
-  value_store(region_id region, std::span<std::byte> memory);
+  value_store(transport::endpoint& endpoint, std::uint64_t size);
+  [[nodiscard]] result<void> allocate();
   void abort(kvcache::put_id put);
   [[nodiscard]] std::shared_ptr<const void> pin_of(const kvcache::pinned_view& view);
   void release(kvcache::view_id view);
 
-  region_id region_;
-  std::span<std::byte> memory_;
+  transport::endpoint& endpoint_;
+  const std::uint64_t size_;
   mutable std::mutex mutex_;
+  region_id region_;
+  std::span<std::byte> memory_;  ///< whoever has a reservation reads it without the mutex
   kvcache::keyed_store store_;
   std::uint64_t next_scratch_{1};
 };

@@ -52,6 +52,9 @@ function(troupe_test name)
   troupe_without_false_warnings(${name})
   if(arg_LINKS MATCHES "troupe::(actors|deploy)")  # and so CAF, whose headers cost most of the time
     troupe_unity(${name})
+    # The generated source names its parts by their whole paths, which would stand in what a failure prints: no other
+    # checkout could take what ccache keeps.
+    target_compile_options(${name} PRIVATE "-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=")
     target_compile_options(${name} PRIVATE -Wno-subobject-linkage)  # fixtures are in anonymous namespaces
   endif()
   if(CMAKE_BUILD_TYPE STREQUAL "Release")

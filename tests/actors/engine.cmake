@@ -12,6 +12,7 @@ troupe_test(departure_test SOURCES departure_test.cpp LINKS troupe::actors troup
 troupe_test(orderly_stop_test SOURCES orderly_stop_test.cpp
             LINKS troupe::actors troupe::sanitized troupe::scratch LABELS faults TIMEOUT 120)
 troupe_test(put_phases_test SOURCES put_phases_test.cpp LINKS troupe::actors troupe::sanitized LABELS unit TIMEOUT 60)
+troupe_test(value_store_test SOURCES value_store_test.cpp LINKS troupe::actors LABELS unit TIMEOUT 60)
 troupe_test(whole_receive_test SOURCES whole_receive_test.cpp LINKS troupe::actors troupe::sanitized LABELS unit TIMEOUT 60)
 troupe_test(told_deadline_test SOURCES told_deadline_test.cpp LINKS troupe::actors troupe::sanitized LABELS unit TIMEOUT 60)
 troupe_test(node_test SOURCES node_test.cpp lost_link_test.cpp link_choice_test.cpp late_dialler_test.cpp
