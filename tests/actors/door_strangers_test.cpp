@@ -41,7 +41,8 @@ TEST(door_strangers, who_says_nothing_is_gone_after_patience_and_not_before) {
   EXPECT_TRUE(hangs_up(fd.get()));
   EXPECT_GE(clock::now() - began, 390ms);
   EXPECT_TRUE(comes_true([&] { return at.it->count().strangers == 0; }));
-  EXPECT_EQ(at.it->count().refused, 1u);
+  // Counted when it has been closed.
+  EXPECT_TRUE(comes_true([&] { return at.it->count().refused == 1; }));
   EXPECT_TRUE(at.noticed("said nothing in time"));
 }
 
@@ -337,6 +338,7 @@ class hello_flood {
 
 TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_out) {
   constexpr int rate = troupe::testing::sanitized ? 1000 : 10'000;
+  constexpr int all = troupe::testing::sanitized ? 100 : 300;
   listening_door at{patient_for(for_ever)};
   const auto from = friend_of();
   const auto began = clock::now();
@@ -345,7 +347,7 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
   // Until a thousand hellos in a row have come as fast as that, beside newcomers.
   int newcomers = 0, late = 0, meanwhile = 0;
   const auto until = end_of_wait();
-  while (newcomers < 300 || (flood.fastest < rate && clock::now() < until)) {
+  while (newcomers < all || (flood.fastest < rate && clock::now() < until)) {
     const int before = flood.said;
     const auto here = connect_from(*from, at.port);
     ASSERT_TRUE(here) << newcomers << " after " << flood.said << ": " << to_string(here.error());

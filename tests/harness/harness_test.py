@@ -70,12 +70,14 @@ class Harness(unittest.TestCase):
         self.assertFalse(tally.passed)
         self.assertIn("ZeroDivisionError", out.getvalue())
 
-    def test_engines_go_on_beside_other_tests_and_machines_wait_for_them(self):
+    def test_engines_go_on_beside_other_tests_and_those_that_want_both_cores_wait_for_them(self):
         steps = [(part, Tests(preset, (part,), ())) for part, preset in (
-            ("unit", "release"), ("sanitizers", "asan"), ("verbs", "release"), ("engines", "release"), ("fuzz", "fuzz"))]
-        planned = batches(steps, {preset: Build(preset, self.folder) for preset in ("release", "asan", "fuzz")})
+            ("unit", "release"), ("sanitizers", "asan"), ("sanitizers", "tsan"), ("verbs", "release"),
+            ("engines", "release"), ("fuzz", "fuzz"))]
+        presets = ("release", "asan", "tsan", "fuzz")
+        planned = batches(steps, {preset: Build(preset, self.folder) for preset in presets})
         self.assertEqual([batch.parts for batch in planned],
-                         [{"unit"}, {"engines"}, {"sanitizers"}, {"verbs"}, {"fuzz"}])
+                         [{"unit"}, {"engines"}, {"sanitizers"}, {"sanitizers"}, {"verbs"}, {"fuzz"}])
         run, asan_began, order = Run(("unit", "sanitizers", "verbs", "engines", "fuzz"), Tally()), threading.Event(), []
 
         def tested(batch):
@@ -84,12 +86,13 @@ class Harness(unittest.TestCase):
             if "engines" in batch.parts:
                 asan_began.wait()
                 time.sleep(0.2)  # those who do not wait for it come first
-            order.append(min(batch.parts))
+            order.append((batch.preset, min(batch.parts)))
 
-        with unittest.mock.patch.multiple(run, _batches=planned, _test=tested, _usable={"release", "asan", "fuzz"},
+        with unittest.mock.patch.multiple(run, _batches=planned, _test=tested, _usable=set(presets),
                                           _build_and_check=lambda: None):
             run.run()
-        self.assertEqual(order, ["unit", "sanitizers", "engines", "verbs", "fuzz"])
+        self.assertEqual(order, [("release", "unit"), ("asan", "sanitizers"), ("release", "engines"),
+                                 ("tsan", "sanitizers"), ("release", "verbs"), ("fuzz", "fuzz")])
 
     def checked(self, words):
         """What a run says of a check, and whether it passed."""

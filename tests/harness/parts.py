@@ -21,6 +21,7 @@ WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "p
                 "transfer_test", "value_test", "hetero_test", "xgmi_test", "staging_test", "tcp_gpu_test",
                 "shm_gpu_test")
 ALONE, BESIDE = "verbs", "engines"  # parts, as `batches` says
+CROWDED = "tsan"  # a build whose tests want both cores to themselves
 SKIPPED = 77  # what a check ends with that cannot be made here
 AGAIN = 3  # times that what failed is run by itself
 
@@ -149,7 +150,8 @@ def make(build, targets):
 
 def batches(steps, builds):
     """In the order in which they begin. The machines of verbs take every core, and so are by themselves; servers of
-    engines mostly take one: they begin when their build's other tests are through, and go on beside those of others."""
+    engines mostly take one: they begin when their build's other tests are through, and go on beside those of others,
+    but not beside the thread sanitizer's, which then take minutes for what takes seconds."""
     groups = {}
     for part, step in steps:
         if isinstance(step, Tests):
@@ -208,7 +210,7 @@ class Run:
             if BESIDE in batch.parts:
                 beside.append(self._begin(f"the thread of {batch.name}", functools.partial(self._test, batch)))
                 continue
-            if ALONE in batch.parts:
+            if ALONE in batch.parts or batch.preset == CROWDED:
                 for thread in beside:
                     thread.join()
             self._test(batch)
