@@ -28,6 +28,10 @@ std::string unguessable_name() {
   return name;
 }
 
+owned_fd spare_descriptor() {
+  return owned_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+}
+
 }  // namespace
 
 result<std::shared_ptr<shm_listener>> shm_listener::start(const backend_context& context) {
@@ -49,7 +53,7 @@ shm_listener::shm_listener(const backend_context& context, owned_fd socket, std:
       max_pending_{std::max<std::size_t>(context.options.max_pending_connections, 1)},
       socket_{std::move(socket)},
       address_{std::move(address)},
-      spare_{::open("/dev/null", O_RDONLY | O_CLOEXEC)} {}
+      spare_{spare_descriptor()} {}
 
 void shm_listener::stop() {
   const auto self = shared_from_this();
@@ -131,14 +135,13 @@ void shm_listener::take_connections() {
 
 owned_fd shm_listener::take_without_descriptors() {
   // A connection that is left where it is would wait for ever and wake us again and again.
-  const auto open_spare = [] { return owned_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}; };
   spare_.reset();
   owned_fd caller{::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
-  spare_ = open_spare();
+  spare_ = spare_descriptor();
   if (caller && !spare_) {
     notice("out of file descriptors: a connection was dropped");
     caller.reset();
-    spare_ = open_spare();
+    spare_ = spare_descriptor();
   }
   return caller;
 }

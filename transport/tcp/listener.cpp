@@ -21,6 +21,10 @@ constexpr std::chrono::milliseconds sweep_every{250};
 constexpr std::chrono::seconds notice_every{1};
 constexpr int accepts_per_turn = 256;
 
+unique_fd spare_descriptor() {
+  return unique_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+}
+
 }  // namespace
 
 result<std::shared_ptr<listener>> listener::create(backend_context& context) {
@@ -38,7 +42,7 @@ listener::listener(backend_context& context, unique_fd fd)
       engine_{context.progress.next()},
       fd_{std::move(fd)},
       port_{bound_port(fd_.get())},
-      spare_{::open("/dev/null", O_RDONLY | O_CLOEXEC)} {}
+      spare_{spare_descriptor()} {}
 
 void listener::expect(std::uint64_t link, std::weak_ptr<lane_acceptor> who) {
   const std::lock_guard lock{mutex_};
@@ -83,10 +87,9 @@ bool listener::accept_all() {
 
 int listener::take_without_descriptors() {
   // A connection that is left where it is would wait for ever and wake us again and again.
-  const auto open_spare = [] { return unique_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}; };
   spare_.reset();
   unique_fd caller{::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
-  spare_ = open_spare();
+  spare_ = spare_descriptor();
   if (caller && !spare_) {
     notice("out of file descriptors: a connection was dropped");
     if (strangers_.empty()) {
@@ -94,7 +97,7 @@ int listener::take_without_descriptors() {
     } else {
       drop(strangers_.begin());
     }
-    spare_ = open_spare();
+    spare_ = spare_descriptor();
   }
   return caller.release();
 }
