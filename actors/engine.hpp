@@ -147,8 +147,8 @@ class engine {
   /// Decode side: nobody wants the request any more. Gives its sources back without a receive; costs no
   /// block, may come before they are sent, and may be said twice. Outcome: done, once each source has
   /// ended (its engine is told `aborted`) or had before; where the request was never sent, its next send
-  /// ends so. `already_exists`, as an outcome: the source goes on, since another node takes it, waits for
-  /// it, or is whom it is held for.
+  /// ends so, and receives until then. `already_exists`, as an outcome: the source goes on, since another
+  /// node takes it, waits for it, or is whom it is held for.
   /// `lives` as in `receive_spec`; a source in another life fails it with `stale_incarnation`.
   /// `invalid_config`, `not_found` (a source that is no node).
   [[nodiscard]] virtual result<operation_id> release(std::string request,

@@ -249,7 +249,7 @@ void no_longer_parked(engine_port_state& st, const parked_request& one) {
   st.parked_bytes -= bytes_of(one.request);
 }
 
-/// By the request's live source, or as that source ended. False: nobody has offered it.
+/// By the request's live source, as that source ended, or as one given back. False: nobody has offered it.
 bool answer(self_pointer self, const link_handle& link, transfer_request& request,
             time_point deadline) {
   auto& st = self->state;
@@ -262,6 +262,11 @@ bool answer(self_pointer self, const link_handle& link, transfer_request& reques
       request.again && ended != nullptr && ended->came == ended_requests::how::delivered;
   if (ended != nullptr && !is_sent_again) {
     refuse_request(link, request.transfer, ended->told);
+    return true;
+  }
+  // The word that gave it back may have overtaken the request: another actor sends it.
+  if (const auto* given_back = st.given_back.find(request.request)) {
+    refuse_request(link, request.transfer, given_back->told);
     return true;
   }
   return false;

@@ -444,6 +444,13 @@ TEST_P(request_terms, what_waits_for_a_request_that_is_given_back_is_told) {
   EXPECT_EQ(failure_of(*at_decode, receive).code, errc::aborted);
 }
 
+TEST_P(request_terms, what_is_wanted_when_it_was_given_back_is_told_at_once_and_so_is_its_send) {
+  expect_done(*at_decode, release("r"));
+  EXPECT_EQ(failure_of(wish("r", 16)).code, errc::aborted);
+  const auto send = prefill->send({"r", blocks(1)}).value();
+  EXPECT_EQ(failure_of(*at_prefill, send).code, errc::aborted);
+}
+
 TEST_P(request_terms, what_is_held_for_another_node_is_not_given_back) {
   send_spec spec{"r", blocks(1)};
   spec.held_for = {"store-0"};

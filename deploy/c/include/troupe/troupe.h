@@ -672,9 +672,9 @@ typedef struct troupe_sources {
 
 /* Decode side: nobody wants the request any more. Gives its sources back; costs no block, may come
  * before they are sent, and may be said twice. Outcome: done, once each source has ended (its engine
- * is told TROUPE_ABORTED) or had before; where the request was never sent, its next send ends so.
- * TROUPE_ALREADY_EXISTS as an outcome: the source goes on, since another node takes it, waits for it,
- * or is whom it is held for. TROUPE_STALE_INCARNATION as an outcome: a source lives another life. TROUPE_INVALID_CONFIG,
+ * is told TROUPE_ABORTED) or had before; where the request was never sent, its next send ends so,
+ * and receives until then. TROUPE_ALREADY_EXISTS as an outcome: the source goes on, since another node takes it,
+ * waits for it, or is whom it is held for. TROUPE_STALE_INCARNATION as an outcome: a source lives another life. TROUPE_INVALID_CONFIG,
  * TROUPE_NOT_FOUND (a source that is no node). */
 TROUPE_API troupe_status troupe_engine_release(troupe_engine* engine, const troupe_sources* of,
                                                troupe_operation* operation);
