@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "environments"))
@@ -42,6 +43,17 @@ def documented():
     return json.loads(re.search(r"--kv-transfer-config '([^']*)'", text)[1])
 
 
+def model_in(place, python, kind):
+    """A model's folder: tests whose results are beside each other make it once, and anew if model.py is another one."""
+    program = HERE / "model.py"
+    model = place / f"model-{kind}-{zlib.crc32(program.read_bytes()):08x}"
+    if not model.exists():
+        with tempfile.TemporaryDirectory(dir=place) as making:
+            subprocess.run([python, program, f"{making}/model", kind], check=True, stdout=subprocess.DEVNULL)
+            os.rename(f"{making}/model", model)
+    return model
+
+
 def beside(transfer, folder):
     """The configuration of a server whose caches another connector of vLLM keeps in files, too."""
     files = {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
@@ -58,8 +70,7 @@ class Pair:
         self._python, self._folder, self._stack = python, folder, stack
         cores = sorted(os.sched_getaffinity(0))
         *ports, proxy = free_ports(3)
-        model = folder / "model"
-        subprocess.run([python, HERE / "model.py", model, asked.model], check=True, stdout=subprocess.DEVNULL)
+        model = model_in(folder.parent if asked.results else folder, python, asked.model)
         self.flip = folder / "flip"
         self.state = state = folder / "state"
         shutil.rmtree(state, ignore_errors=True)

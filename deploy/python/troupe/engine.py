@@ -533,8 +533,8 @@ class Engine:
         Costs no block, may come before they are sent, and may be said twice. `sources`, `lives` as of `receive`.
         Outcome: done, once each source has ended (its engine is told ABORTED) or had before; where the request was
         never sent, its next send ends so, and receives until then. ALREADY_EXISTS: the source goes on, since another
-        node takes it, waits for it, or is whom it is held for. STALE_INCARNATION: a source lives another life. `TroupeError` NOT_FOUND,
-        INVALID_CONFIG.
+        node takes it, waits for it, or is whom it is held for. STALE_INCARNATION: a source lives another life.
+        `TroupeError` NOT_FOUND, INVALID_CONFIG.
         """
         return self._words(self._lib.engine_release, request, sources, lives)
 
