@@ -191,6 +191,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
 
     def _on_tick(self) -> None:
         for room, send in list(self.sends.items()):
+            send.look_at_wanted()
             if send.is_over and not send.is_ending and room not in self.request_status:
                 del self.sends[room]
         for room, (sources, until) in list(self._unwanted.items()):
@@ -200,8 +201,10 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
                 self.nodes.release(request_of(room), sources.nodes[0], sources.lives[0])
 
     def _on_member(self, event: MemberEvent) -> None:
-        """A prefill server that is gone is asked for anew, and rooms that wait for it fail now."""
+        """Who asked may be known now. A prefill server that is gone is asked for anew; rooms that wait for it fail."""
         if self.disaggregation_mode != DisaggregationMode.DECODE:
+            for send in self.sends.values():
+                send.look_at_wanted()
             return
         gone = event.state == "gone"
         why = f"the node {event.node} of the prefill server is gone: {event.reason or 'it left the cluster'}"

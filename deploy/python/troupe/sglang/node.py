@@ -100,6 +100,10 @@ class Nodes:
     def stopped(self) -> bool:
         return self._ending.is_set()
 
+    def is_member(self, node: str) -> bool:
+        """Whether it is known what its server says."""
+        return node in self._labels
+
     def page_size_of(self, node: str) -> int | None:
         """As its server says; None: not known."""
         said = self._labels.get(node, {}).get(PAGE_SIZE, "")

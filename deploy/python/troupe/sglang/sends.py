@@ -18,7 +18,8 @@ from troupe.sglang.pages import blocks_of
 __all__ = ["SendListener", "Sends", "request_of"]
 
 DAY = 24 * 3600.0  # SGLang's own time-outs, or the death of a peer, end a send before
-MOST_PAGE = 1024  # tokens of a page of a decode server that has not said how many
+MOST_PAGE = 1024  # tokens of a page of a decode server that does not say how many
+INTRODUCED = 5.0  # seconds until a node that asks is a member; longer where the supervisor is gone
 
 
 def request_of(room: int) -> str:
@@ -50,6 +51,7 @@ class Sends(RoomOperations):
         self._page_size = page_size
         self._listener = listener
         self._wanted: dict[str, Wanted] = {}
+        self._wanted_at = 0.0  # by the last of them
         self._asked = False
         self._waits = former is not None and former.is_ending
         self._next: Sends | None = None  # of the same room, which waits for this one
@@ -205,16 +207,25 @@ class Sends(RoomOperations):
     def _on_kv(self, event: Event) -> None:
         if isinstance(event, Wanted):
             self._wanted[event.node] = event
-            if not self._asked and len(self._wanted) >= event.expected:
-                self._asked = True
-                # A rank that needs nothing from here does not tell its prefix. All tokens are sent then, to nobody.
-                begins = [one.token_begin for one in self._wanted.values() if one.token_begin < one.token_end]
-                prefix = min(begins, default=0)
-                self._prefix = prefix - prefix % self._page_size
-                if not self._over:
-                    self._listener.wanted(self._prefix)
+            self._wanted_at = time.monotonic()
+            self.look_at_wanted()
             return
         self._on_end(0, event)
+
+    def look_at_wanted(self) -> None:
+        """Under the lock; also when a node has become a member and said how many tokens its pages have, which a request
+        may be faster than."""
+        if self._asked or not self._wanted or len(self._wanted) < max(one.expected for one in self._wanted.values()):
+            return
+        if time.monotonic() < self._wanted_at + INTRODUCED and not all(map(self._nodes.is_member, self._wanted)):
+            return
+        self._asked = True
+        # A rank that needs nothing from here does not tell its prefix. All tokens are sent then, to nobody.
+        begins = [one.token_begin for one in self._wanted.values() if one.token_begin < one.token_end]
+        prefix = min(begins, default=0)
+        self._prefix = prefix - prefix % self._page_size
+        if not self._over:
+            self._listener.wanted(self._prefix)
 
     def _on_state(self, number: int) -> Any:
         def handle(event: Event) -> None:
