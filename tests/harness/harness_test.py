@@ -13,7 +13,7 @@ import unittest.mock
 import steady
 from build import Broken, Build, foreign, user
 from outcomes import Tally
-from parts import FEW_JOBS, TEST_JOBS, Check, Run, Tests, batches, judge
+from parts import Check, Run, Tests, batches, judge
 from planted import plant
 
 PASSES = "echo all is well"
@@ -70,7 +70,7 @@ class Harness(unittest.TestCase):
         self.assertFalse(tally.passed)
         self.assertIn("ZeroDivisionError", out.getvalue())
 
-    def test_engines_go_on_beside_other_tests_but_those_in_machines_and_beside_the_slowest_fewer_run_at_once(self):
+    def test_engines_go_on_beside_other_tests_and_those_that_want_both_cores_wait_for_them(self):
         steps = [(part, Tests(preset, (part,), ())) for part, preset in (
             ("unit", "release"), ("sanitizers", "asan"), ("sanitizers", "tsan"), ("verbs", "release"),
             ("engines", "release"), ("fuzz", "fuzz"))]
@@ -78,22 +78,21 @@ class Harness(unittest.TestCase):
         planned = batches(steps, {preset: Build(preset, self.folder) for preset in presets})
         self.assertEqual([batch.parts for batch in planned],
                          [{"unit"}, {"engines"}, {"sanitizers"}, {"sanitizers"}, {"verbs"}, {"fuzz"}])
-        run, tsan_began, order = Run(("unit", "sanitizers", "verbs", "engines", "fuzz"), Tally()), threading.Event(), []
+        run, asan_began, order = Run(("unit", "sanitizers", "verbs", "engines", "fuzz"), Tally()), threading.Event(), []
 
         def tested(batch):
-            if batch.preset == "tsan":
-                tsan_began.set()
+            if "sanitizers" in batch.parts:
+                asan_began.set()
             if "engines" in batch.parts:
-                tsan_began.wait()
+                asan_began.wait()
                 time.sleep(0.2)  # those who do not wait for it come first
-            order.append((batch.preset, min(batch.parts), batch.parallel))
+            order.append((batch.preset, min(batch.parts)))
 
         with unittest.mock.patch.multiple(run, _batches=planned, _test=tested, _usable=set(presets),
                                           _build_and_check=lambda: None):
             run.run()
-        self.assertEqual(order, [("release", "unit", TEST_JOBS), ("asan", "sanitizers", TEST_JOBS),
-                                 ("tsan", "sanitizers", FEW_JOBS), ("release", "engines", TEST_JOBS),
-                                 ("release", "verbs", TEST_JOBS), ("fuzz", "fuzz", TEST_JOBS)])
+        self.assertEqual(order, [("release", "unit"), ("asan", "sanitizers"), ("release", "engines"),
+                                 ("tsan", "sanitizers"), ("release", "verbs"), ("fuzz", "fuzz")])
 
     def checked(self, words):
         """What a run says of a check, and whether it passed."""

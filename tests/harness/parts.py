@@ -14,8 +14,6 @@ from outcomes import plain
 
 # Most of the time of most tests is waiting; those that would take a core from all others are RUN_SERIAL.
 TEST_JOBS = 3 * JOBS
-# Beside servers of engines, of tests that take minutes for what takes seconds where cores are crowded.
-FEW_JOBS = 2 * JOBS
 # The suites for the thread sanitizer: each way in which threads of ours meet is in one of them.
 WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "planted_race",
                 "event_queue_test", "engine_test", "side_threads_test", "door_test", "door_tls_test", "network_test",
@@ -23,7 +21,7 @@ WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "p
                 "transfer_test", "value_test", "hetero_test", "xgmi_test", "staging_test", "tcp_gpu_test",
                 "shm_gpu_test")
 ALONE, BESIDE = "verbs", "engines"  # parts, as `batches` says
-CROWDED = "tsan"  # a build whose tests have most of their cores' time to wait for
+CROWDED = "tsan"  # a build whose tests want both cores to themselves
 SKIPPED = 77  # what a check ends with that cannot be made here
 AGAIN = 3  # times that what failed is run by itself
 
@@ -66,7 +64,8 @@ PARTS = {
         Tests("tsan", ("faults",), (), but="/tcp"),
     ),
     "verbs": (Tests("release", ("verbs",), ("troupe_tests_verbs",), parallel=1),),
-    "engines": (Tests("release", ("engines",), ("troupe_tests_engines",)),),
+    # One whose servers compute, and one whose servers mostly stand still: tests/engines says which.
+    "engines": (Tests("release", ("engines",), ("troupe_tests_engines",), parallel=2),),
     "fuzz": (Tests("fuzz", ("fuzz",), ("troupe_tests_fuzz",), parallel=JOBS),),
     "lint": (Check("clang-format", ("tests/lint/format",)), Check("shellcheck", ("tests/lint/shell",)),
              Check("ruff and mypy", ("tests/lint/python",)), Check("clang-tidy", ("tests/lint/tidy",))),
@@ -152,7 +151,8 @@ def make(build, targets):
 
 def batches(steps, builds):
     """In the order in which they begin. The machines of verbs take every core, and so are by themselves; servers of
-    engines mostly take one: they begin when their build's other tests are through, and go on beside those of others."""
+    engines mostly take one: they begin when their build's other tests are through, and go on beside those of others,
+    but not beside the thread sanitizer's, which then take minutes for what takes seconds."""
     groups = {}
     for part, step in steps:
         if isinstance(step, Tests):
@@ -211,11 +211,9 @@ class Run:
             if BESIDE in batch.parts:
                 beside.append(self._begin(f"the thread of {batch.name}", functools.partial(self._test, batch)))
                 continue
-            if ALONE in batch.parts:
+            if ALONE in batch.parts or batch.preset == CROWDED:
                 for thread in beside:
                     thread.join()
-            if batch.preset == CROWDED and any(thread.is_alive() for thread in beside):
-                batch.parallel = min(batch.parallel, FEW_JOBS)
             self._test(batch)
         for thread in (builder, *beside):
             thread.join()
