@@ -160,7 +160,8 @@ struct cluster_options {
   std::uint32_t max_parked{0};      ///< likewise
   std::string heartbeat_interval{"200ms"};
   std::string heartbeat_timeout{"2s"};
-  std::string peer_silence;      ///< empty: the default; longer over rdma
+  /// Longer than a crowded machine keeps a process from answering; empty: the default of 1 s.
+  std::string peer_silence{"20s"};
   std::string connect_timeout;   ///< empty: the default; longer over rdma
   std::string transport_more;    ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
   bool decode_has_store{false};  ///< an edge from decode to store, as there is one from prefill

@@ -469,8 +469,13 @@ TEST(value_of_a_hidden_process, is_stored_over_shm_from_memory_that_the_store_ma
 /// With a short deadline.
 class impatient_value : public value {
  protected:
-  // Emulated devices move some MiB a second: of what they do not do in time each try is lost.
-  impatient_value() { options.deadline = GetParam() == "rdma" ? "6s" : "1500ms"; }
+  // Emulated devices move some MiB a second: of what they do not do in time each try is lost. There a
+  // put ends once a store that stands still is shut out.
+  impatient_value() {
+    const bool emulated = GetParam() == "rdma";
+    options.deadline = emulated ? "6s" : "1500ms";
+    if (emulated) options.transport_more = ", rdma: {timeout: 19, fence_patience: 6s}";
+  }
 
   // What a busy machine does not do in time is done again.
   told& get_in_time(const std::string& key) {
