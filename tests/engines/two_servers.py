@@ -43,8 +43,13 @@ def documented():
     return json.loads(re.search(r"--kv-transfer-config '([^']*)'", text)[1])
 
 
+def shared_folder(asked, folder):
+    """Of what the tests of a build have in common: their results are beside each other."""
+    return folder.parent if asked.results else folder
+
+
 def model_in(place, python, kind):
-    """A model's folder: tests whose results are beside each other make it once, and anew if model.py is another one."""
+    """A model's folder in `place`, which is made once, and anew if model.py is another one."""
     program = HERE / "model.py"
     model = place / f"model-{kind}-{zlib.crc32(program.read_bytes()):08x}"
     if not model.exists():
@@ -71,7 +76,7 @@ class Pair:
         self._python, self._folder, self._stack = python, folder, stack
         cores = sorted(os.sched_getaffinity(0))
         *ports, proxy = free_ports(3)
-        shared = folder.parent if asked.results else folder  # with the other tests of the build
+        shared = shared_folder(asked, folder)
         model = model_in(shared, python, asked.model)
         self.flip = folder / "flip"
         self.state = state = folder / "state"
