@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(over_gpus, lost_gpu, ::testing::ValuesIn(gpu_pushes()),
 
 std::string backend_between(const cluster_options& options, std::string* device = nullptr) {
   if (have_verbs()) return "no doubles here";
-  const cluster c{unhurried(options)};
+  const cluster c{options};
   const auto decode = c.spawn("decode-0", bystander);
   cluster::quiet("prefill-0");
   const auto prefill = c.start("prefill-0");

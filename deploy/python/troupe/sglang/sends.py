@@ -19,7 +19,7 @@ __all__ = ["SendListener", "Sends", "request_of"]
 
 DAY = 24 * 3600.0  # SGLang's own time-outs, or the death of a peer, end a send before
 MOST_PAGE = 1024  # tokens of a page of a decode server that does not say how many
-INTRODUCED = 5.0  # seconds until a node that asks is a member; longer where the supervisor is gone
+INTRODUCED = 5.0  # seconds until a request goes on though its node is not known: a supervisor that is gone tells nobody
 
 
 def request_of(room: int) -> str:
