@@ -29,6 +29,7 @@
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/actors/thread_cores.hpp"
+#include "troupe/actors/value_client.hpp"
 #include "troupe/actors/value_regions.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
@@ -451,8 +452,9 @@ class node_engine final : public engine {
           "{}: some actors did not end in time, since a peer may still touch what they hold",
           context_->self.name);
     }
-    // The engine may reuse the memory of a put from here on. A copy always ends.
-    while (context_->counters.local_copies.load() != 0) {
+    // The engine may reuse the memory of a put from here on, also where an actor is late. A copy always ends.
+    lent_read::shut_out(context_->counters);
+    while (lent_read::any(context_->counters)) {
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
   }
@@ -500,7 +502,7 @@ class node_engine final : public engine {
   /// Whether everything that was live has ended at both sides.
   [[nodiscard]] bool may_leave() const {
     const auto& counters = context_->counters;
-    return counters.port_stops.load() && counters.local_copies.load() == 0 &&
+    return counters.port_stops.load() && !lent_read::any(counters) &&
            counters.active_transfers.load() == 0;
   }
 

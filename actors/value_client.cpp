@@ -124,6 +124,11 @@ void ask(self_pointer self) {
   auto& st = self->state;
   switch (st.order.verb) {
     case value_verb::put: {
+      const lent_read reading{st.context->counters};
+      if (!reading) {
+        end_with(self, lent_read::refused());
+        return;
+      }
       store_put put{st.transfer.value, st.order.key, st.order.value.size(),
                     st.order.ttl_ms,   {},           {}};
       if (st.order.value.size() <= max_inline) {
@@ -263,6 +268,11 @@ void happened(self_pointer self, link_is_lost& lost) {
 /// What was granted of the value died with the link, or was never said.
 void grant_copy_instead(self_pointer self) {
   auto& st = self->state;
+  const lent_read reading{st.context->counters};
+  if (!reading) {
+    give_up(self, lent_read::refused());
+    return;
+  }
   auto wish = grant_on_copy(st);
   if (!wish) {
     give_up(self, wish.error());
@@ -363,6 +373,8 @@ decltype(value_concluded::outcome) value_here(node_context& context, const start
   auto& values = *context.values;
   switch (order.verb) {
     case value_verb::put: {
+      const lent_read reading{context.counters};
+      if (!reading) return event_failed{lent_read::refused()};
       auto done = values.put(order.key, order.value, std::chrono::milliseconds{order.ttl_ms});
       if (!done) return event_failed{done.error()};
       return event_done{{}, order.value.size()};

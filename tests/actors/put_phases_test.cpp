@@ -4,7 +4,9 @@
 #include <set>
 
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
+#include "troupe/actors/value_client.hpp"
 #include "troupe/actors/value_regions.hpp"
 
 #include "listening_link.hpp"
@@ -35,14 +37,15 @@ class putting : public put_phases {
   operation_id operation;
   session_actor session;
 
-  void put() {
+  void put() { put(link.peer, bytes); }
+  void put(const std::string& peer, std::span<const std::byte> value) {
     operation = context->operations.begin({}).value();
     start_value order;
     order.operation = operation;
-    order.peer = link.peer;
+    order.peer = peer;
     order.verb = value_verb::put;
     order.key = "k";
-    order.value = bytes;
+    order.value = value;
     caf::anon_send(port, engine_command{std::move(order)});
   }
   /// A put whose bytes the peer says it has; its last word has been said.
@@ -194,6 +197,60 @@ TEST_F(putting_large, shares_a_registration_only_while_no_put_of_it_has_ended) {
   EXPECT_EQ(fourth->offset, 0u);
   EXPECT_TRUE(unregister_value(*context, fourth->region));
 }
+
+// -- when the node has stopped
+
+/// Memory that the caller has given back by then: whoever reads it crashes. Small values travel in a frame, large
+/// ones are copied or granted.
+class putting_late : public putting_large, public ::testing::WithParamInterface<std::size_t> {
+ protected:
+  void* const page = ::mmap(nullptr, 100'000, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+  void SetUp() override {
+    putting_large::SetUp();
+    ASSERT_NE(page, MAP_FAILED);
+    context->settings.default_deadline = 10 * troupe::testing::wait_limit;
+    context->values = value_store::create(*context->endpoint, 1u << 20).value();
+  }
+  ~putting_late() override { ::munmap(page, 100'000); }
+  void expect_untouched(const std::string& peer) {
+    lent_read::shut_out(context->counters);
+    put(peer, {static_cast<const std::byte*>(page), GetParam()});
+    EXPECT_EQ(failure().code, errc::aborted);
+    EXPECT_FALSE(lent_read::any(context->counters));
+  }
+};
+
+TEST_P(putting_late, over_a_wire_reads_nothing) {
+  heard->fences = true;
+  meet("tcp");
+  expect_untouched(link.peer);
+}
+
+TEST_P(putting_late, to_a_peer_that_reaches_in_reads_nothing) {
+  heard->fences = true;
+  meet("shm");
+  expect_untouched(link.peer);
+}
+
+TEST_P(putting_late, to_the_node_itself_reads_nothing) {
+  meet("tcp");
+  expect_untouched(context->self.name);
+}
+
+TEST_P(putting_late, whose_link_comes_back_reads_nothing_again) {
+  heard->fences = true;
+  meet("tcp");
+  ASSERT_EQ(::mprotect(page, GetParam(), PROT_READ), 0);
+  put(link.peer, {static_cast<const std::byte*>(page), GetParam()});
+  ASSERT_TRUE(said<store_put>(0));
+  lent_read::shut_out(context->counters);
+  ASSERT_EQ(::mprotect(page, GetParam(), PROT_NONE), 0);
+  caf::anon_send(heard->sessions.at(0).value(), session_event{link_is_back{2, "shm"}});
+  EXPECT_EQ(failure().code, errc::aborted);
+}
+
+INSTANTIATE_TEST_SUITE_P(, putting_late, ::testing::Values(100, 100'000));
 
 // -- the side that stores
 
