@@ -96,7 +96,7 @@ inline context_ptr context_of(const std::string& name) {
   settings.cluster = "demo";
   settings.self = request_of(name, 7).node;
   settings.backend = transport::backend_kind::tcp;
-  settings.default_deadline = 200ms;
+  settings.default_deadline = 10 * troupe::testing::wait_limit;
   return std::make_shared<node_context>(std::move(settings));
 }
 

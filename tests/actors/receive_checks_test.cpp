@@ -355,7 +355,6 @@ TEST_F(asking_peer, that_names_a_block_twice_is_refused) {
 }
 
 TEST_F(asking_peer, whose_receive_another_source_refused_fails_no_send_here) {
-  context->settings.default_deadline = 10 * troupe::testing::wait_limit;
   offer();
   asks(1);
   ASSERT_TRUE(heard->sessions.at(0));
