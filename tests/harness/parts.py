@@ -20,6 +20,8 @@ WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "p
                 "node_test", "closed_connection_test", "crossing_dials_test", "supervisor_test", "supervisor_begin_test",
                 "transfer_test", "value_test", "hetero_test", "xgmi_test", "staging_test", "tcp_gpu_test",
                 "shm_gpu_test")
+# Instrumented code computes more than it waits, and servers of engines go on beside it.
+BESIDE_SERVERS = 2 * JOBS
 ALONE, BESIDE = "verbs", "engines"  # parts, as `batches` says
 CROWDED = "tsan"  # a build whose tests want both cores to themselves
 SKIPPED = 77  # what a check ends with that cannot be made here
@@ -57,7 +59,7 @@ PARTS = {
     # sanitizer over shared memory; over both it is told in the release build.
     "sanitizers": (
         Tests("asan", ("unit", "integration"),
-              ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults")),
+              ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults"), parallel=BESIDE_SERVERS),
         Tests("asan", ("faults",), (), but="/shm"),
         # The other suites have one thread, or nodes whose threads meet as they do in these.
         Tests("tsan", ("unit", "integration"), (*WITH_THREADS, "troupe_tests_faults"), only=threaded()),
