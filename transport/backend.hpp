@@ -44,6 +44,46 @@ struct batch {
   std::vector<std::byte> frame;
 };
 
+/// Pieces that were checked once and are posted again and again, by `link::post_prepared`. Immutable.
+/// Keeps no region registered: what is posted when its region was deregistered is refused.
+class prepared_batch {
+ public:
+  prepared_batch(direction dir, std::vector<piece> pieces);
+
+  [[nodiscard]] direction dir() const noexcept { return dir_; }
+  [[nodiscard]] const std::vector<piece>& pieces() const noexcept { return pieces_; }
+  /// Of all pieces.
+  [[nodiscard]] std::uint32_t segments() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
+  struct place {
+    std::size_t piece{0};
+    const segment* what{nullptr};
+  };
+  /// Of a segment counted over all pieces in order, which there is.
+  [[nodiscard]] place at(std::uint32_t index) const noexcept;
+
+ private:
+  direction dir_;
+  std::vector<piece> pieces_;
+  std::vector<std::uint32_t> ends_;  ///< how many segments there are up to the end of each piece
+};
+
+/// One posting of a prepared batch.
+struct posting {
+  batch_id id;
+  transfer_id transfer;
+  /// Its segments that move, counted over all pieces; empty: all of them.
+  std::span<const std::uint32_t> which;
+  std::span<const std::byte> frame;  ///< as `batch::frame`
+
+  /// How many move.
+  [[nodiscard]] std::uint32_t count(const prepared_batch& of) const noexcept {
+    return which.empty() ? of.segments() : static_cast<std::uint32_t>(which.size());
+  }
+  [[nodiscard]] std::uint32_t index(std::uint32_t i) const noexcept {
+    return which.empty() ? i : which[i];
+  }
+};
+
 /// The one outcome of a posted batch, at its initiator.
 struct completion {
   batch_id id;
@@ -127,10 +167,18 @@ class link {
 
   // -- target side: our memory, the peer's operations
 
-  /// Permits the peer to touch these bytes of `region` until `fence(transfer)`. `unknown_region`,
-  /// `out_of_range` (some outside the region, none listed, too many listed), `overloaded`.
+  /// Permits the peer to touch these bytes of `region` until `fence(scope.transfer)`.
+  /// `unknown_region`, `out_of_range` (some outside the region, none listed, too many listed),
+  /// `overloaded`.
   [[nodiscard]] virtual result<remote_grant> grant(region_id region, byte_set permitted,
-                                                   access rights, transfer_id transfer) = 0;
+                                                   access rights, grant_scope scope) = 0;
+  /// Takes a standing grant back: as `fence`, of the grant alone. What the peer does with it from
+  /// then on ends as `grant_revoked`, and so does what it has under way. `on_quiescent` names the
+  /// grant's own transfer.
+  fence_state revoke(const remote_grant& given) { return fence(given.transfer); }
+  /// The transfers that a fence would end and that use the region: those of grants given over it,
+  /// and those of batches of this end in flight from or into it.
+  [[nodiscard]] virtual std::vector<transfer_id> users_of(region_id region) const = 0;
 
   // -- initiator side
 
@@ -139,6 +187,15 @@ class link {
   /// and the grant), `unauthorized`, `stale_incarnation`, `grant_revoked` (this transfer was fenced
   /// here), `link_broken` (not up), `overloaded` (`link_options::max_batches` in flight).
   [[nodiscard]] virtual result<void> post(batch work) = 0;
+  /// Checks pieces that are to be posted often, as `post` does. Their grants must stand:
+  /// `unauthorized`.
+  [[nodiscard]] virtual result<std::shared_ptr<const prepared_batch>> prepare(
+      direction dir, std::vector<piece> pieces);
+  /// As `post` of a batch of these segments, in this order; `completion::bad_segments` counts them so.
+  /// Of what this link has prepared. May be posted again while it is in flight. A backend that says
+  /// so allocates no memory for up to 64 segments of 256 KiB together, once it has done the like
+  /// before: `tcp`, `shm` (memory of the host).
+  [[nodiscard]] virtual result<void> post_prepared(const prepared_batch& what, const posting& how);
   /// Sends one session frame, at most `max_frame` bytes, in order with other frames of
   /// `send_frame`. `overloaded` when the peer does not take frames as fast as we make them (bounded
   /// queue).

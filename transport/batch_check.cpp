@@ -55,7 +55,7 @@ result<void> check_grant(const batch& work, const remote_grant& grant, incarnati
                                              std::to_string(grant.owner.value) +
                                              ", this link's peer is " + std::to_string(peer.value));
   }
-  if (grant.transfer != work.transfer) {
+  if (!grant.serves(work.transfer)) {
     return fail(errc::unauthorized, "its grant was given for transfer " +
                                         std::to_string(grant.transfer.value) + ", not " +
                                         std::to_string(work.transfer.value));
@@ -118,6 +118,37 @@ result<void> check_piece(const batch& work, std::size_t index, incarnation peer,
   }
   if (auto ok = check_segments(piece.segments, *piece.remote, local.size()); !ok) {
     return in_piece(index, std::move(ok).error());
+  }
+  return {};
+}
+
+result<void> check_to_prepare(direction dir, const std::vector<piece>& pieces) {
+  if (dir != direction::write && dir != direction::read) {
+    return fail(errc::invalid_config, "a batch writes or reads");
+  }
+  std::uint64_t segments = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto& one = pieces[i];
+    if (!one.remote) return in_piece(i, {errc::invalid_config, "it has no grant"});
+    if (!one.remote->standing) {
+      return in_piece(i, {errc::unauthorized,
+                          "its grant is for one transfer; what is prepared is "
+                          "for many"});
+    }
+    segments += one.segments.size();
+  }
+  if (segments <= UINT32_MAX) return {};
+  return fail(errc::out_of_range, "the batch has too many segments");
+}
+
+result<void> check_posting(const prepared_batch& what, const posting& how) {
+  if (auto ok = check_frame(how.frame.size()); !ok) return ok;
+  const auto segments = what.segments();
+  for (const auto index : how.which) {
+    if (index < segments) continue;
+    return fail(errc::out_of_range, "segment " + std::to_string(index) +
+                                        " of a prepared batch that has " +
+                                        std::to_string(segments));
   }
   return {};
 }

@@ -23,6 +23,13 @@ namespace troupe::transport {
 [[nodiscard]] result<void> check_piece(const batch& work, std::size_t index, incarnation peer,
                                        const region& local);
 
+/// What `link::prepare` asks whatever moves the bytes: the direction, grants that stand, not more
+/// segments than can be counted. Segments and grants are the backend's to check. The same errors.
+[[nodiscard]] result<void> check_to_prepare(direction dir, const std::vector<piece>& pieces);
+
+/// Whether a posting names segments that there are, and has a frame that fits. `out_of_range`.
+[[nodiscard]] result<void> check_posting(const prepared_batch& what, const posting& how);
+
 /// "piece 3: " before the sentence.
 [[nodiscard]] unexpected in_piece(std::size_t index, const troupe::error& why);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
+#include <thread>
 
 #include <unistd.h>
 
@@ -27,6 +29,9 @@ namespace {
 // DESIGN.md section 5: the order in which `auto` chooses.
 constexpr std::array preference{backend_kind::xgmi, backend_kind::shm, backend_kind::rdma,
                                 backend_kind::tcp};
+
+/// How often `withdraw` looks whether the region is at rest.
+constexpr std::chrono::microseconds between_looks{200};
 
 /// Why there is no such backend.
 std::string_view not_built(backend_kind kind) {
@@ -85,6 +90,7 @@ class local_endpoint final : public endpoint {
                         found ? std::optional{found->device} : std::nullopt);
   }
   [[nodiscard]] result<void> deregister(region_id id) override { return regions_.remove(id); }
+  [[nodiscard]] result<void> withdraw(region_id region, std::chrono::milliseconds wait) override;
   [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const override {
     return regions_.bytes(id);
   }
@@ -139,6 +145,7 @@ class local_endpoint final : public endpoint {
   [[nodiscard]] result<region_id> add_of_gpu(const xgmi::gpu_allocation& of,
                                              std::span<std::byte> bytes, std::string name,
                                              std::shared_ptr<void> owner);
+  [[nodiscard]] std::vector<std::shared_ptr<link>> links();
   /// Whether `kind` can join us with `peer` now, and why (not).
   [[nodiscard]] usability judge(backend_kind kind, const host_identity& peer,
                                 std::span<const backend_kind> excluded) const;
@@ -153,6 +160,8 @@ class local_endpoint final : public endpoint {
   std::unique_ptr<backend_context> context_;
   std::vector<std::unique_ptr<backend>> backends_;
   std::uint16_t tcp_port_{0};
+  std::mutex links_mutex_;
+  std::vector<std::weak_ptr<link>> links_;  ///< all that were opened and are still held
 };
 
 result<std::optional<std::vector<std::byte>>> local_endpoint::copy_of_gpu(
@@ -187,6 +196,40 @@ result<region_id> local_endpoint::allocate_on_gpu(std::uint32_t gpu, std::uint64
   const auto found = gpus_->runtime->find(*memory);
   if (!found) return regions_.add_of_gpu({*memory, size}, std::move(name), gpu, std::move(owner));
   return add_of_gpu(*found, {*memory, size}, std::move(name), std::move(owner));
+}
+
+std::vector<std::shared_ptr<link>> local_endpoint::links() {
+  std::vector<std::shared_ptr<link>> held;
+  const std::lock_guard lock{links_mutex_};
+  for (const auto& known : links_) {
+    if (auto one = known.lock()) held.push_back(std::move(one));
+  }
+  return held;
+}
+
+result<void> local_endpoint::withdraw(region_id region, std::chrono::milliseconds wait) {
+  if (auto ok = regions_.withdraw(region); !ok) return ok;
+  const auto until = std::chrono::steady_clock::now() + wait;
+  while (true) {
+    // Each round: a batch or a grant that had the region before it was withdrawn may come to its link
+    // only now.
+    for (const auto& one : links()) {
+      for (const auto transfer : one->users_of(region)) one->fence(transfer);
+    }
+    auto removed = regions_.remove(region);
+    if (removed || removed.error().code != errc::overloaded) return removed;
+    if (std::chrono::steady_clock::now() >= until) {
+      return fail(errc::deadline, removed.error().message + " after " +
+                                      std::to_string(wait.count()) +
+                                      " ms; it stays withdrawn, so call again");
+    }
+    // The last use ends under some link's lock, where nobody can be told.
+    if (options_.num_workers == 0) {
+      poll();
+    } else {
+      std::this_thread::sleep_for(between_looks);
+    }
+  }
 }
 
 /// NICs take memory of a GPU as a dma-buf. Where its driver exports none they are given its address,
@@ -282,7 +325,14 @@ result<backend_choice> local_endpoint::choose(const host_identity& peer,
 result<std::shared_ptr<link>> local_endpoint::open(backend_kind kind, const link_options& options,
                                                    std::shared_ptr<link_sink> sink) {
   for (const auto& candidate : backends_) {
-    if (candidate->kind() == kind) return candidate->open(options, std::move(sink));
+    if (candidate->kind() != kind) continue;
+    auto made = candidate->open(options, std::move(sink));
+    if (made) {
+      const std::lock_guard lock{links_mutex_};
+      std::erase_if(links_, [](const auto& known) { return known.expired(); });
+      links_.push_back(*made);
+    }
+    return made;
   }
   return fail(errc::backend_unavailable,
               "backend " + std::string{to_string(kind)} + ": " + std::string{not_built(kind)});

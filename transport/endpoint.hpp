@@ -125,6 +125,13 @@ class endpoint {
   /// peer: what `allocate_on_gpu` made is freed when each peer that had it open over `xgmi` has closed
   /// it or its link has ended, and who frees memory of a GPU of its own first ends those links.
   [[nodiscard]] virtual result<void> deregister(region_id region) = 0;
+  /// Deregisters a region that peers and batches may be using. From the call on nothing begins to use
+  /// the region; every transfer of every link that does is fenced (`link::users_of`), so its batches
+  /// end as `aborted` here and as `grant_revoked` at peers. Returns when nobody can touch the memory
+  /// any more. Sinks are told of fences that were pending. Waits `wait` at most, then `deadline`: the
+  /// region stays withdrawn, call again. `unknown_region`. Not from a sink; where there are no
+  /// progress threads the call makes progress itself.
+  [[nodiscard]] virtual result<void> withdraw(region_id region, std::chrono::milliseconds wait) = 0;
   [[nodiscard]] virtual result<std::span<std::byte>> bytes(region_id region) const = 0;
 
   // -- links

@@ -21,7 +21,7 @@ bool revocable::revoke() noexcept {
 
 result<void> given_grant::check(const extent& range, access wanted,
                                 transfer_id for_transfer) const {
-  if (for_transfer != transfer) {
+  if (!serves(for_transfer)) {
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
   if (!permits(rights, wanted)) {
@@ -39,7 +39,7 @@ result<void> given_grant::check(const extent& range, access wanted,
 }
 
 result<remote_grant> draw_grant(const region& memory, const byte_set& permitted, access rights,
-                                transfer_id transfer, incarnation self) {
+                                const grant_scope& scope, incarnation self) {
   if (permitted.is_listed() && permitted.extents().empty()) {
     return fail(errc::out_of_range, "a grant names at least one extent");
   }
@@ -50,7 +50,8 @@ result<remote_grant> draw_grant(const region& memory, const byte_set& permitted,
   return remote_grant{.id = random_id(),
                       .region = memory.id(),
                       .owner = self,
-                      .transfer = transfer,
+                      .transfer = scope.transfer,
+                      .standing = scope.standing,
                       .rights = rights,
                       .region_size = memory.size(),
                       .permitted = permitted,
@@ -58,12 +59,13 @@ result<remote_grant> draw_grant(const region& memory, const byte_set& permitted,
 }
 
 result<remote_grant> grant_table::give(region_use memory, const byte_set& permitted, access rights,
-                                       transfer_id transfer) {
-  auto said = draw_grant(*memory, permitted, rights, transfer, self_);
+                                       const grant_scope& scope) {
+  auto said = draw_grant(*memory, permitted, rights, scope, self_);
   if (!said) return said;
   auto given = std::make_shared<given_grant>();
   given->id = said->id;
-  given->transfer = transfer;
+  given->transfer = scope.transfer;
+  given->standing = scope.standing;
   given->rights = rights;
   given->permitted = said->permitted;
   given->base = memory->data();
@@ -78,7 +80,7 @@ result<remote_grant> grant_table::give(region_use memory, const byte_set& permit
                 std::to_string(grants_.size()) +
                     " grants are open on this link, the maximum; fence transfers");
   }
-  by_transfer_.emplace(transfer, given->id);
+  by_transfer_.emplace(scope.transfer, given->id);
   grants_.emplace(given->id, std::move(given));
   return said;
 }
@@ -121,6 +123,13 @@ std::size_t grant_table::end(const std::vector<std::shared_ptr<given_grant>>& en
     given->memory.release();
   }
   return count;
+}
+
+void grant_table::add_users_of(region_id region, std::set<transfer_id>& to) const {
+  const std::shared_lock lock{mutex_};
+  for (const auto& [id, given] : grants_) {
+    if (given->region == region) to.insert(given->transfer);
+  }
 }
 
 std::size_t grant_table::size() const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
@@ -35,6 +36,8 @@ class revocable {
   [[nodiscard]] bool revoked() const noexcept { return revoked_.load(std::memory_order_acquire); }
   /// Withdraws the permission and waits until no pin is held. True for the call that withdrew it.
   bool revoke() noexcept;
+  /// Permits again. For its owner, when nobody else has it.
+  void renew() noexcept { revoked_.store(false, std::memory_order_release); }
 
  private:
   std::atomic<bool> revoked_{false};
@@ -60,6 +63,7 @@ class scoped_pin {
 struct given_grant {
   std::uint64_t id{0};
   transfer_id transfer;
+  bool standing{false};  ///< batches of any transfer may use it
   access rights{access::read};
   byte_set permitted;
   region_use memory;  ///< keeps the region registered; released when revoked
@@ -70,6 +74,8 @@ struct given_grant {
   std::optional<std::uint32_t> gpu;  ///< whose memory it is; empty: the host's
   revocable guard;
 
+  /// Whether a batch of `of` may use it.
+  [[nodiscard]] bool serves(transfer_id of) const noexcept { return standing || transfer == of; }
   /// What the target must ask before an operation of the peer touches memory: `unauthorized`
   /// (rights, or another transfer's), `out_of_range`.
   [[nodiscard]] result<void> check(const extent& range, access wanted,
@@ -79,7 +85,7 @@ struct given_grant {
 /// A grant over parts of `memory`, with an id of its own, that nobody has yet; its `key` is empty.
 /// `out_of_range`: a part that is outside the region, no part (one of no bytes will do), or too many.
 [[nodiscard]] result<remote_grant> draw_grant(const region& memory, const byte_set& permitted,
-                                              access rights, transfer_id transfer,
+                                              access rights, const grant_scope& scope,
                                               incarnation self);
 
 /// The grants that one link's end has given to its peer. Thread-safe. Bounded by `max_grants`.
@@ -91,7 +97,7 @@ class grant_table {
   /// The errors of `draw_grant`, and `overloaded`. The answer's `key` is empty: the backend fills
   /// it.
   [[nodiscard]] result<remote_grant> give(region_use memory, const byte_set& permitted,
-                                          access rights, transfer_id transfer);
+                                          access rights, const grant_scope& scope);
   /// Null when it was never given or was revoked. One that is just being revoked may still be
   /// found; it cannot be pinned.
   [[nodiscard]] std::shared_ptr<given_grant> find(std::uint64_t id) const;
@@ -101,6 +107,8 @@ class grant_table {
   /// Revokes all; for a link that ends.
   std::size_t revoke_all();
   [[nodiscard]] std::size_t size() const;
+  /// The transfers that grants over the region were given for.
+  void add_users_of(region_id region, std::set<transfer_id>& to) const;
 
  private:
   std::size_t end(const std::vector<std::shared_ptr<given_grant>>& ended);

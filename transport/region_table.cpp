@@ -170,6 +170,16 @@ result<region_id> region_table::insert(region::description what) {
   return id;
 }
 
+result<void> region_table::withdraw(region_id id) {
+  const std::unique_lock lock{mutex_};
+  const auto at = regions_.find(id);
+  if (at == regions_.end()) {
+    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
+  }
+  at->second->withdrawn_ = true;
+  return {};
+}
+
 result<void> region_table::remove(region_id id) {
   owned_region removed;  // dies after the lock: unmapping may take long
   std::unique_lock lock{mutex_};
@@ -207,6 +217,10 @@ result<region_use> region_table::use(region_id id) const {
   const auto at = regions_.find(id);
   if (at == regions_.end()) {
     return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
+  }
+  if (at->second->withdrawn_) {
+    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " '" +
+                                          at->second->name() + "' was withdrawn");
   }
   at->second->uses_.fetch_add(1, std::memory_order_relaxed);
   return region_use{*at->second};

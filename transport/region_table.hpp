@@ -81,6 +81,7 @@ class region {
   /// Grants and batches that use it, and one more while it is in the table. One number for both, so
   /// that a batch pays for it once.
   std::atomic<std::uint32_t> uses_{1};
+  bool withdrawn_{false};  ///< under the table's lock
 };
 
 /// Keeps a region registered while a grant or a batch needs it. Movable; an empty one uses nothing.
@@ -145,6 +146,8 @@ class region_table {
                                       const exported_memory& as,
                                       std::optional<std::uint32_t> gpu = {},
                                       std::shared_ptr<void> owner = {});
+  /// From now on nobody begins to use the region. Idempotent. `unknown_region`.
+  [[nodiscard]] result<void> withdraw(region_id id);
   /// `unknown_region`, `overloaded` while it is used.
   [[nodiscard]] result<void> remove(region_id id);
   /// Whoever wants to know of each removal, until `forget_listener` with the number that this
@@ -152,7 +155,7 @@ class region_table {
   /// lock. To be set while nothing is removed.
   std::uint64_t on_removed(std::function<void(region_id)> handler);
   void forget_listener(std::uint64_t number);
-  /// `unknown_region`.
+  /// `unknown_region`, also once the region was withdrawn.
   [[nodiscard]] result<region_use> use(region_id id) const;
   /// For backends whose bytes go through the processor. `unknown_region`; `backend_unavailable`: it is
   /// memory of a device, which `by` cannot reach.

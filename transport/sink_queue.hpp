@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "troupe/transport/backend.hpp"
+#include "troupe/transport/kept_queue.hpp"
 
 namespace troupe::transport {
 
@@ -82,7 +82,7 @@ class sink_queue {
   const std::shared_ptr<link_sink> sink_;
   std::atomic<std::uint32_t> state_{0};
   std::mutex mutex_;  ///< of the events that wait
-  std::deque<sink_event> events_;
+  kept_queue<sink_event> events_;
   std::atomic<std::size_t> waiting_frames_{0};
   std::atomic<std::size_t> waiting_bytes_{0};
   std::atomic<bool> muted_{false};

@@ -88,18 +88,39 @@ struct host_identity {
 [[nodiscard]] std::optional<std::string> why_apart(const host_identity& self,
                                                    const host_identity& peer);
 
+/// For whom a grant is, and what ends it at its owner.
+struct grant_scope {
+  transfer_id transfer;  ///< whose fence ends the grant
+  /// Batches of any transfer may use the grant, and `transfer` is the grant's own: no batch has it.
+  bool standing{false};
+
+  /// For the batches of one transfer.
+  // NOLINTNEXTLINE(google-explicit-constructor): most grants are for a transfer
+  constexpr grant_scope(transfer_id of) noexcept : transfer{of} {}
+  /// For all batches of the link, until `link::revoke`. Draws the grant's own transfer.
+  [[nodiscard]] static grant_scope for_all_transfers();
+
+ private:
+  constexpr grant_scope(transfer_id own, bool stands) noexcept : transfer{own}, standing{stands} {}
+};
+
 /// A peer's permission to read or write parts of one of our regions, in the form that travels to it
 /// in a message; what is permitted may be left out there, where the peer can tell it from the rest.
-/// Made by `link::grant` at the owner, valid on that link only, until the owner fences the transfer.
+/// Made by `link::grant` at the owner, valid on that link only, until the owner fences the transfer,
+/// or revokes the grant if it is a standing one.
 /// Offsets in segments that use it are bytes from the start of the region.
 struct remote_grant {
   std::uint64_t id{0};   ///< unguessable, never reused
   region_id region;      ///< of the owner
   incarnation owner;     ///< the life of the node that the grant belongs to
   transfer_id transfer;  ///< what it was given for
+  bool standing{false};  ///< `grant_scope::standing`
   access rights{access::read};
   std::uint64_t region_size{0};  ///< bytes
-  byte_set permitted;            ///< the parts of it that may be touched
+
+  /// Whether a batch of `of` may use it.
+  [[nodiscard]] bool serves(transfer_id of) const noexcept { return standing || transfer == of; }
+  byte_set permitted;          ///< the parts of it that may be touched
   std::vector<std::byte> key;  ///< what the backend needs (a slot, an rkey); at most `max_key_size`
 
   static constexpr std::size_t max_key_size = 64;

@@ -95,7 +95,8 @@ class rdma_link final : public link,
   [[nodiscard]] link_offer offer() const override;
   [[nodiscard]] result<void> connect(const link_offer& peer) override;
   [[nodiscard]] result<remote_grant> grant(region_id region, byte_set permitted, access rights,
-                                           transfer_id transfer) override;
+                                           grant_scope scope) override;
+  [[nodiscard]] std::vector<transfer_id> users_of(region_id region) const override;
   [[nodiscard]] result<void> post(batch work) override;
   [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
   fence_state fence(transfer_id transfer) override;
@@ -218,6 +219,7 @@ class rdma_link final : public link,
   };
   void cancel(transfer_id transfer, const troupe::error& why);
   [[nodiscard]] bool under_way(transfer_id transfer) const;
+  void finish_drained(batch_in_flight& batch);
   void after_drained(transfer_id transfer);
   void close_grants(fence_in_progress& fence);
   void peer_revoked(transfer_id transfer);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,13 @@ std::array<std::byte, sizeof(std::uint64_t)> payload_of(transfer_id transfer) {
   std::array<std::byte, sizeof(std::uint64_t)> payload{};
   std::memcpy(payload.data(), &transfer.value, sizeof transfer.value);
   return payload;
+}
+
+/// Whether the batch is of the transfer, or uses a standing grant whose own the transfer is.
+bool concerns(const batch& work, transfer_id transfer) {
+  return work.transfer == transfer || std::ranges::any_of(work.pieces, [&](const piece& one) {
+           return one.remote->transfer == transfer;
+         });
 }
 
 }  // namespace
@@ -59,7 +67,7 @@ void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
   std::vector<batch_in_flight*> stopped;
   for (const auto& batch : active_) {
     const bool untold = batch->notices_left != 0 && !batch->notified;
-    if (batch->work.transfer != transfer || (batch->cut && !untold)) continue;
+    if (!concerns(batch->work, transfer) || (batch->cut && !untold)) continue;
     stopped.push_back(batch.get());
   }
   for (auto* batch : stopped) {
@@ -75,9 +83,21 @@ void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
 /// has not answered.
 bool rdma_link::under_way(transfer_id transfer) const {
   return small_under_way(transfer) || std::ranges::any_of(active_, [&](const auto& batch) {
-           return batch->work.transfer == transfer &&
+           return concerns(batch->work, transfer) &&
                   (batch->outstanding != 0 || batch->notices_left != 0);
          });
+}
+
+/// Under the lock: the batch has its outcome, and who waits for its transfers is told.
+void rdma_link::finish_drained(batch_in_flight& batch) {
+  if (fences_.empty() && to_confirm_.empty()) {
+    finish(batch);
+    return;
+  }
+  std::set<transfer_id> transfers{batch.work.transfer};
+  for (const auto& one : batch.work.pieces) transfers.insert(one.remote->transfer);
+  finish(batch);
+  for (const auto transfer : transfers) after_drained(transfer);
 }
 
 /// Under the lock: a batch of the transfer has ended.

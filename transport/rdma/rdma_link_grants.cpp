@@ -2,6 +2,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -31,6 +32,7 @@ int rights_of(access rights) {
 void keep(given_grant& kept, const remote_grant& told, region_use memory) {
   kept.id = told.id;
   kept.transfer = told.transfer;
+  kept.standing = told.standing;
   kept.rights = told.rights;
   kept.permitted = told.permitted;
   kept.base = memory->data();
@@ -44,11 +46,11 @@ void keep(given_grant& kept, const remote_grant& told, region_use memory) {
 // -- ours
 
 result<remote_grant> rdma_link::grant(region_id region, byte_set permitted, access rights,
-                                      transfer_id transfer) {
+                                      grant_scope scope) {
   auto opened = std::make_unique<open_grant>();
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
-  auto given = draw_grant(**memory, permitted, rights, transfer, self_);
+  auto given = draw_grant(**memory, permitted, rights, scope, self_);
   if (!given) return given;
   // Without the lock: the first grant of a region registers it, which may take long.
   auto registered = fabric_.keys->of(**memory, reach_);
@@ -59,7 +61,7 @@ result<remote_grant> rdma_link::grant(region_id region, byte_set permitted, acce
                    .encode();
   const auto hull = given->permitted.hull();
   opened->said = {.grant = given->id,
-                  .transfer = transfer,
+                  .transfer = scope.transfer,
                   .address = (*registered)->address(),
                   .begin = hull.offset,
                   .end = hull.offset + hull.length,
@@ -78,7 +80,7 @@ result<remote_grant> rdma_link::grant(region_id region, byte_set permitted, acce
       if (auto ok = may_grant(pieces); !ok) return fail(std::move(ok).error());
     }
     ++grants_;
-    auto& grant = *granted_[transfer].emplace_back(std::move(opened));
+    auto& grant = *granted_[scope.transfer].emplace_back(std::move(opened));
     open_.emplace(grant.given.id, &grant);
     grant.said.lanes = static_cast<std::uint16_t>(lanes_.size());
     if (reach_ == reach::windows && pieces != 0) {
@@ -94,6 +96,20 @@ result<remote_grant> rdma_link::grant(region_id region, byte_set permitted, acce
     return fail(std::move(*broken));
   }
   return given;
+}
+
+std::vector<transfer_id> rdma_link::users_of(region_id region) const {
+  std::set<transfer_id> users;
+  const std::lock_guard lock{mutex_};
+  for (const auto& [transfer, grants] : granted_) {
+    const auto over = [region](const auto& grant) { return grant->given.region == region; };
+    if (std::ranges::any_of(grants, over)) users.insert(transfer);
+  }
+  for (const auto& batch : active_) {
+    const auto uses = [region](const piece& one) { return one.local == region; };
+    if (std::ranges::any_of(batch->work.pieces, uses)) users.insert(batch->work.transfer);
+  }
+  return {users.begin(), users.end()};
 }
 
 /// Under the lock.

@@ -80,7 +80,8 @@ result<void> rdma_link::admit(const batch& work, std::optional<troupe::error>& r
                 "the peer does not take frames: " + std::to_string(waiting) + " bytes wait");
   }
   if (auto ok = ledger_.admit(work.transfer); !ok) return ok;
-  if (!refused && revoked_.contains(work.transfer)) {
+  const auto revoked = [&](const piece& one) { return revoked_.contains(one.remote->transfer); };
+  if (!refused && (revoked_.contains(work.transfer) || std::ranges::any_of(work.pieces, revoked))) {
     refused =
         troupe::error{errc::grant_revoked, "the peer has revoked its grants for this transfer"};
   }
@@ -157,11 +158,7 @@ result<void> rdma_link::pump() {
     if (!all) return fail(std::move(all).error());
     if (!*all) break;
     queued_.pop_front();
-    if (batch.ended()) {
-      const auto transfer = batch.work.transfer;
-      finish(batch);
-      after_drained(transfer);
-    }
+    if (batch.ended()) finish_drained(batch);
   }
   if (auto ok = settle_reads(); !ok) return ok;
   return flush();
@@ -334,7 +331,10 @@ void rdma_link::finish(batch_in_flight& batch) {
     ledger_.frame_sent();
   }
   (ended->work.dir == direction::write ? bytes_written_ : bytes_read_) += ended->done;
-  if (ended->work.dir == direction::read) note_reads(ended->work.transfer, ended->lanes);
+  if (ended->work.dir == direction::read) {
+    note_reads(ended->work.transfer, ended->lanes);
+    for (const auto& one : ended->work.pieces) note_reads(one.remote->transfer, ended->lanes);
+  }
   ledger_.ended(!ended->failure);
   ended->places.clear();
   sink_.put(ended->outcome());

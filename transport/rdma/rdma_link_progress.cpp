@@ -223,10 +223,7 @@ void rdma_link::take_data(std::size_t lane, std::uint64_t number) {
     bytes_on_the_way_ -= request.bytes;
     batch.done += request.bytes;
     --batch.outstanding;
-    if (!batch.ended()) continue;
-    const auto transfer = batch.work.transfer;
-    finish(batch);
-    after_drained(transfer);
+    if (batch.ended()) finish_drained(batch);
   }
 }
 

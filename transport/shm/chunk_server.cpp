@@ -107,7 +107,7 @@ result<void> chunk_server::start(chunk_area& area, std::size_t index, const chun
   const auto grant = grants_.find(what.grant);
   if (!grant || grant->guard.revoked()) return fail(revoked());
   const bool writes = what.dir == static_cast<std::uint32_t>(direction::write);
-  if (grant->transfer.value != what.transfer) {
+  if (!grant->serves(transfer_id{what.transfer})) {
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
   if (!permits(grant->rights, writes ? access::write : access::read)) {

@@ -70,6 +70,13 @@ void slot_owner::peer_is_dead() {
   sweep();
 }
 
+void slot_owner::add_users_of(region_id region, std::set<transfer_id>& to) const {
+  for (const auto& [transfer, slots] : by_transfer_) {
+    const auto over = [&](std::uint32_t slot) { return records_[slot].memory->id() == region; };
+    if (std::ranges::any_of(slots, over)) to.insert(transfer);
+  }
+}
+
 bool slot_owner::draining(transfer_id transfer) const {
   return std::ranges::any_of(
       draining_, [&](std::uint32_t slot) { return records_[slot].transfer == transfer; });

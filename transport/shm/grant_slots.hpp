@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -40,6 +41,8 @@ class slot_owner {
   /// Nobody can be inside any more: frees all that drains, now and from now on.
   void peer_is_dead();
 
+  /// The transfers that slots over the region were given for.
+  void add_users_of(region_id region, std::set<transfer_id>& to) const;
   [[nodiscard]] bool draining(transfer_id transfer) const;
   [[nodiscard]] bool any_draining() const noexcept { return !draining_.empty(); }
   [[nodiscard]] std::size_t given() const noexcept { return given_; }

@@ -91,6 +91,18 @@ void mapped_link::send_gone_regions() {
 
 // -- fences
 
+std::vector<transfer_id> mapped_link::users_of(region_id region) const {
+  std::set<transfer_id> users;
+  const std::lock_guard lock{mutex_};
+  if (slots_) slots_->add_users_of(region, users);
+  add_users_of(region, users);
+  for (const auto& job : active_) {
+    const auto uses = [region](const piece& one) { return one.local == region; };
+    if (std::ranges::any_of(job->work.pieces, uses)) users.insert(job->work.transfer);
+  }
+  return {users.begin(), users.end()};
+}
+
 fence_state mapped_link::fence(transfer_id transfer) {
   bool quiescent = true;
   {

@@ -65,6 +65,7 @@ class mapped_link : public link,
   [[nodiscard]] link_offer offer() const final;
   [[nodiscard]] result<void> connect(const link_offer& peer) final;
   [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) final;
+  [[nodiscard]] std::vector<transfer_id> users_of(region_id region) const final;
   fence_state fence(transfer_id transfer) final;
   bool poll() final;
   void close() final;
@@ -113,6 +114,11 @@ class mapped_link : public link,
   /// What the leaf has given to the peer besides slots ends: of one transfer, or all; under the lock.
   virtual void revoke(transfer_id transfer) { static_cast<void>(transfer); }
   virtual void revoke_all() {}
+  /// The transfers that the leaf has given grants of its own over the region for; under the lock.
+  virtual void add_users_of(region_id region, std::set<transfer_id>& to) const {
+    static_cast<void>(region);
+    static_cast<void>(to);
+  }
   /// Whether the leaf itself still touches memory that was given so, of one transfer or at all; under
   /// the lock.
   [[nodiscard]] virtual bool touches(transfer_id transfer) {
@@ -163,10 +169,10 @@ class mapped_link : public link,
   /// Without the lock: why a batch was refused that was looked at while the link was up. What it looked
   /// for may have gone with the link, meanwhile or because of it.
   [[nodiscard]] unexpected refused(troupe::error why) const;
-  [[nodiscard]] result<void> admit(const batch& work);
+  [[nodiscard]] result<void> admit(transfer_id transfer, std::size_t frame_bytes);
   void take_in(const std::shared_ptr<mapped_job>& job);
   void finish(const std::shared_ptr<mapped_job>& job);
-  void conclude(const batch& work, const completion& done);
+  void conclude(direction dir, std::span<const std::byte> frame, const completion& done);
 
   // -- frames (mapped_link_frames.cpp)
   [[nodiscard]] result<void> check_frame_room(std::size_t bytes) const;

@@ -27,12 +27,12 @@ unexpected mapped_link::refused(troupe::error why) const {
 }
 
 /// Under the lock: takes the batch in, or says why not.
-result<void> mapped_link::admit(const batch& work) {
+result<void> mapped_link::admit(transfer_id transfer, std::size_t frame_bytes) {
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
-  if (!work.frame.empty()) {
-    if (auto ok = check_frame_room(work.frame.size()); !ok) return ok;
+  if (frame_bytes != 0) {
+    if (auto ok = check_frame_room(frame_bytes); !ok) return ok;
   }
-  return ledger_.admit(work.transfer);
+  return ledger_.admit(transfer);
 }
 
 /// Under the lock: a batch that was admitted is on its way, until `finish`.
@@ -67,7 +67,7 @@ void mapped_link::finish(const std::shared_ptr<mapped_job>& job) {
     done.bad_segments = job->unfinished();
     done.failure = std::move(job->failure);
   }
-  conclude(job->work, done);
+  conclude(job->work.dir, job->work.frame, done);
   sink_.put(std::move(done));
   if (!pending_fences_.empty()) collect_quiescent();
   if (broken_event_due_ && running_ == 0) {
@@ -77,9 +77,10 @@ void mapped_link::finish(const std::shared_ptr<mapped_job>& job) {
 }
 
 /// Under the lock: what has ended is told to the peer and to the books.
-void mapped_link::conclude(const batch& work, const completion& done) {
+void mapped_link::conclude(direction dir, std::span<const std::byte> frame,
+                           const completion& done) {
   // First: the peer waits for it.
-  if (!done.failure && !work.frame.empty()) put_frame(work.frame);
+  if (!done.failure && !frame.empty()) put_frame(frame);
   ledger_.ended(!done.failure);
   if (outgoing_ == nullptr) return;
   const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t what) {
@@ -87,7 +88,7 @@ void mapped_link::conclude(const batch& work, const completion& done) {
     to.store(to.load(std::memory_order_relaxed) + what, std::memory_order_relaxed);
   };
   auto& counters = outgoing_->counters;
-  add(work.dir == direction::write ? counters.bytes_written : counters.bytes_read, done.bytes);
+  add(dir == direction::write ? counters.bytes_written : counters.bytes_read, done.bytes);
   if (done.failure && done.failure->code == errc::grant_revoked) add(counters.refused, 1);
 }
 

@@ -16,13 +16,13 @@ shm_link::shm_link(const backend_context& context, std::shared_ptr<shm_listener>
 // -- target side
 
 result<remote_grant> shm_link::grant(region_id region, byte_set permitted, access rights,
-                                     transfer_id transfer) {
+                                     grant_scope scope) {
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
   if ((*memory)->kind() != memory_kind::host) {
-    return grant_of_device(std::move(*memory), permitted, rights, transfer);
+    return grant_of_device(std::move(*memory), permitted, rights, scope);
   }
-  auto given = draw_grant(**memory, permitted, rights, transfer, self_);
+  auto given = draw_grant(**memory, permitted, rights, scope, self_);
   if (!given) return given;
   grant_key key;
   key.how = (*memory)->fd() >= 0 ? grant_key::memory::mapped : grant_key::memory::process;
@@ -31,7 +31,7 @@ result<remote_grant> shm_link::grant(region_id region, byte_set permitted, acces
   const std::lock_guard lock{mutex_};
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
   if (auto ok = share_region(**memory); !ok) return fail(std::move(ok).error());
-  auto slot = slots_->give(given->id, transfer, std::move(*memory));
+  auto slot = slots_->give(given->id, scope.transfer, std::move(*memory));
   if (!slot) return fail(std::move(slot).error());
   key.slot = *slot;
   given->key = key.encode();
@@ -41,7 +41,7 @@ result<remote_grant> shm_link::grant(region_id region, byte_set permitted, acces
 // A leaf keeps what it is given.
 // NOLINTNEXTLINE(performance-unnecessary-value-param)
 result<remote_grant> shm_link::grant_of_device(region_use memory, byte_set /*permitted*/,
-                                               access /*rights*/, transfer_id /*transfer*/) {
+                                               access /*rights*/, const grant_scope& /*scope*/) {
   return fail(regions_.use_on_host(memory->id(), kind_).error());
 }
 

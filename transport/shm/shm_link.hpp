@@ -22,8 +22,11 @@ class shm_link : public mapped_link {
            backend_kind kind = backend_kind::shm);
 
   [[nodiscard]] result<remote_grant> grant(region_id region, byte_set permitted, access rights,
-                                           transfer_id transfer) override;
+                                           grant_scope scope) override;
   [[nodiscard]] result<void> post(batch work) override;
+  [[nodiscard]] result<std::shared_ptr<const prepared_batch>> prepare(
+      direction dir, std::vector<piece> pieces) override;
+  [[nodiscard]] result<void> post_prepared(const prepared_batch& what, const posting& how) override;
 
  protected:
   void on_control() override;
@@ -40,7 +43,8 @@ class shm_link : public mapped_link {
   // -- what a leaf may add: memory of devices
 
   [[nodiscard]] virtual result<remote_grant> grant_of_device(region_use memory, byte_set permitted,
-                                                             access rights, transfer_id transfer);
+                                                             access rights,
+                                                             const grant_scope& scope);
   /// A batch that the processor alone cannot copy, which `why` says. It was checked but for its
   /// pieces.
   [[nodiscard]] virtual result<void> post_of_device(batch& work, troupe::error why);
@@ -53,10 +57,13 @@ class shm_link : public mapped_link {
   [[nodiscard]] result<void> share_region(const region& memory);
 
   // -- copying (shm_link_post.cpp)
-  [[nodiscard]] result<std::shared_ptr<copy_job>> prepare(batch& work);
+  [[nodiscard]] result<std::shared_ptr<copy_job>> make_copy(batch& work);
   [[nodiscard]] result<job_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] const mapped_region* mapped_now(region_id region);
   bool post_small(batch& work);
+  [[nodiscard]] result<bool> fill(copy_job& job, const prepared_batch& what, const posting& how);
+  [[nodiscard]] std::shared_ptr<copy_job> take_spare();
+  [[nodiscard]] result<void> run_inline(const std::shared_ptr<copy_job>& job);
   void run(copy_job& job, std::uint64_t most_bytes);
 
   std::optional<job_runner> runner_;
@@ -64,6 +71,7 @@ class shm_link : public mapped_link {
   region_id last_region_;  ///< what the last small batch used, to be found again at once
   std::shared_ptr<const mapped_region> last_mapped_;
   std::deque<std::shared_ptr<copy_job>> queued_;  ///< those active that wait for `advance`
+  std::vector<std::shared_ptr<copy_job>> spare_;  ///< of prepared batches; under the lock
   std::atomic<bool> slicing_{false};
 };
 

@@ -90,7 +90,7 @@ result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
   return {};
 }
 
-result<std::shared_ptr<copy_job>> shm_link::prepare(batch& work) {
+result<std::shared_ptr<copy_job>> shm_link::make_copy(batch& work) {
   return make_job<copy_job>(
       work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
@@ -124,7 +124,10 @@ bool shm_link::post_small(batch& work) {
     const std::lock_guard lock{mutex_};
     if (state_ != link_phase::up) return false;
     const auto* there = mapped_now(piece.remote->region);
-    if (there == nullptr || there->size() < piece.remote->region_size || !admit(work)) return false;
+    if (there == nullptr || there->size() < piece.remote->region_size ||
+        !admit(work.transfer, work.frame.size())) {
+      return false;
+    }
     if (slot_visit visit{outgoing_->slots[key->slot], piece.remote->id}) {
       copy_plainly(work.dir, piece.segments, (*local)->data(), there->base());
       done.bytes = total_bytes(piece.segments);
@@ -135,7 +138,7 @@ bool shm_link::post_small(batch& work) {
       done.bad_segments.resize(piece.segments.size());
       std::iota(done.bad_segments.begin(), done.bad_segments.end(), 0U);
     }
-    conclude(work, done);
+    conclude(work.dir, work.frame, done);
     local->release();
     our_turn = sink_.try_begin();
     if (!our_turn) sink_.put(done);
@@ -156,25 +159,29 @@ result<void> shm_link::post(batch work) {
   if (post_small(work)) return {};
   if (auto ok = check_batch(work); !ok) return ok;
   if (auto ok = need_up(); !ok) return ok;
-  auto prepared = prepare(work);
-  if (!prepared) return post_of_device(work, std::move(prepared).error());
-  const auto& job = *prepared;
-  const bool at_once = job->total <= inline_bytes;
+  auto made = make_copy(work);
+  if (!made) return post_of_device(work, std::move(made).error());
+  const auto& job = *made;
+  if (job->total <= inline_bytes) return run_inline(job);
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job->work); !ok) return ok;
+    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
     take_in(job);
-    if (at_once) {
-      job->running = true;
-      running_ += 1;
-    } else {
-      queued_.push_back(job);
-      in_work_.fetch_add(1, std::memory_order_release);
-    }
+    queued_.push_back(job);
+    in_work_.fetch_add(1, std::memory_order_release);
   }
-  if (!at_once) {
-    engine_.wake();
-    return {};
+  engine_.wake();
+  return {};
+}
+
+/// On the thread that posts it.
+result<void> shm_link::run_inline(const std::shared_ptr<copy_job>& job) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
+    take_in(job);
+    job->running = true;
+    running_ += 1;
   }
   run(*job, UINT64_MAX);
   bool last_of_broken = false;

@@ -24,7 +24,7 @@ staged_link::staged_link(const backend_context& context, std::shared_ptr<shm_lis
 // -- target side
 
 result<remote_grant> staged_link::grant_of_device(region_use memory, byte_set permitted,
-                                                  access rights, transfer_id transfer) {
+                                                  access rights, const grant_scope& scope) {
   // For its words about devices that are no GPU.
   if (auto ok = regions_.use_by_way_of_host(memory->id(), kind_); !ok) return fail(ok.error());
   if (auto ok = copies_.pool().prepare_streams(*memory->gpu()); !ok) {
@@ -34,7 +34,7 @@ result<remote_grant> staged_link::grant_of_device(region_use memory, byte_set pe
   key.how = grant_key::memory::asked;
   const std::lock_guard lock{mutex_};
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
-  auto given = grants_.give(std::move(memory), permitted, rights, transfer);
+  auto given = grants_.give(std::move(memory), permitted, rights, scope);
   if (given) given->key = key.encode();
   return given;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "troupe/transport/grant_table.hpp"
@@ -32,7 +33,8 @@ class staged_link final : public shm_link {
 
  protected:
   [[nodiscard]] result<remote_grant> grant_of_device(region_use memory, byte_set permitted,
-                                                     access rights, transfer_id transfer) override;
+                                                     access rights,
+                                                     const grant_scope& scope) override;
   [[nodiscard]] result<void> post_of_device(batch& work, troupe::error why) override;
   [[nodiscard]] result<void> on_shared(received in) override;
   bool advance() override;
@@ -44,6 +46,9 @@ class staged_link final : public shm_link {
   [[nodiscard]] std::shared_ptr<chunk_area> unpinned_late(std::shared_ptr<chunk_area> area);
   void revoke(transfer_id transfer) override { grants_.revoke(transfer); }
   void revoke_all() override { grants_.revoke_all(); }
+  void add_users_of(region_id region, std::set<transfer_id>& to) const override {
+    grants_.add_users_of(region, to);
+  }
   [[nodiscard]] bool touches(transfer_id transfer) override { return copies_.touches(transfer); }
   [[nodiscard]] bool touches_any() override { return copies_.any(); }
 
@@ -52,7 +57,7 @@ class staged_link final : public shm_link {
 
   // -- posting (staged_link_post.cpp)
   [[nodiscard]] bool is_of_devices(const batch& work) const;
-  [[nodiscard]] result<std::shared_ptr<staged_job>> prepare(batch& work);
+  [[nodiscard]] result<std::shared_ptr<staged_job>> make_staged(batch& work);
   [[nodiscard]] result<staged_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] result<void> need_chunks(const staged_job& job);
 

@@ -40,7 +40,7 @@ result<staged_piece> staged_link::prepare_piece(const batch& work, std::size_t i
   return made;
 }
 
-result<std::shared_ptr<staged_job>> staged_link::prepare(batch& work) {
+result<std::shared_ptr<staged_job>> staged_link::make_staged(batch& work) {
   return make_job<staged_job>(
       work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
@@ -78,13 +78,13 @@ result<void> staged_link::need_chunks(const staged_job& job) {
 
 result<void> staged_link::post_of_device(batch& work, troupe::error why) {
   if (!is_of_devices(work)) return refused(std::move(why));
-  auto prepared = prepare(work);
+  auto prepared = make_staged(work);
   if (!prepared) return refused(std::move(prepared).error());
   const auto& job = *prepared;
   if (auto ok = need_chunks(*job); !ok) return refused(std::move(ok).error());
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job->work); !ok) return ok;
+    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
     take_in(job);
     fresh_.push_back(job);
     used_.store(true, std::memory_order_release);

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,6 +11,7 @@
 
 #include <sys/uio.h>
 
+#include "troupe/transport/kept_queue.hpp"
 #include "troupe/transport/tcp/outgoing.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
@@ -124,9 +124,9 @@ class lane_sender {
 
   std::mutex mutex_;  // of the queues
   std::vector<std::byte> control_;
-  std::deque<std::shared_ptr<outgoing>> writes_;
-  std::deque<std::shared_ptr<outgoing>> requests_;
-  std::deque<std::shared_ptr<outgoing>> replies_;
+  kept_queue<std::shared_ptr<outgoing>> writes_;
+  kept_queue<std::shared_ptr<outgoing>> requests_;
+  kept_queue<std::shared_ptr<outgoing>> replies_;
   std::uint32_t open_reads_{0};
   std::atomic<bool> pushed_{false};  ///< something is in a queue; changes under the lock
 

@@ -117,6 +117,77 @@ completion batch_in_flight::outcome() const {
   return done;
 }
 
+void batch_in_flight::renew() noexcept {
+  bytes = 0;
+  segments = 0;
+  parts_left = 1;
+  frame.clear();
+  failure.reset();
+  bad.clear();
+  memory.clear();
+  guard.renew();
+  auto& part = parts_[0];
+  part.cursor.reset();
+  part.left = 0;
+  part.lane = 0;
+  part.done = part.all_bad = part.staged = false;
+  part.copies.reset();
+  auto& job = part.job;
+  job.runs.clear();
+  job.remote.clear();
+  job.session.clear();
+  job.stage.reset();
+  job.bytes = 0;
+  job.given_up.store(false, std::memory_order_relaxed);
+  job.cursor.reset();
+}
+
+result<bool> fill_prepared(batch_in_flight& batch, const prepared_batch& what, const posting& how,
+                           std::uint64_t wire, const plan_context& with) {
+  const auto count = how.count(what);
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto& one = *what.at(how.index(i)).what;
+    bytes += one.length * one.count;
+  }
+  if (with.lanes > 1 && bytes >= 2 * with.min_stripe) return false;
+  for (const auto& one : what.pieces()) {
+    auto used = with.regions.use_by_way_of_host(one.local, backend_kind::tcp);
+    if (!used) return fail(std::move(used).error());
+    const bool on_gpu = (*used)->gpu().has_value();
+    batch.memory.push_back(std::move(*used));
+    if (!on_gpu) continue;
+    batch.memory.clear();
+    return false;
+  }
+  auto& part = batch.parts()[0];
+  auto& job = part.job;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto at = what.at(how.index(i));
+    const auto& one = *at.what;
+    if (one.length == 0 || one.count == 0) continue;
+    add(job, {{batch.memory[at.piece]->data() + one.local_offset, one.length, one.local_stride,
+               one.count, staging::memory_run::on_host},
+              {what.pieces()[at.piece].remote->id, one.remote_offset, one.remote_stride, i}});
+  }
+  job.type = what.dir() == direction::write ? frame_type::write : frame_type::read_request;
+  job.batch = wire;
+  job.transfer = how.transfer.value;
+  job.parts = 1;
+  job.guard = &batch.guard;
+  job.memory = batch.memory;
+  part.left = job.bytes;
+  batch.wire = wire;
+  batch.id = how.id;
+  batch.transfer = how.transfer;
+  batch.dir = what.dir();
+  batch.bytes = bytes;
+  batch.segments = count;
+  (batch.dir == direction::write ? job.session : batch.frame)
+      .assign(how.frame.begin(), how.frame.end());
+  return true;
+}
+
 result<std::shared_ptr<batch_in_flight>> plan_batch(batch&& work, std::uint64_t wire,
                                                     const plan_context& with) {
   if (auto ok = check_batch(work); !ok) return fail(std::move(ok).error());

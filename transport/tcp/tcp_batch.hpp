@@ -48,6 +48,7 @@ struct batch_in_flight {
   std::set<std::uint32_t> bad;  ///< segments that the peer named
   std::vector<region_use> memory;
   revocable guard;
+  bool reusable{false};  ///< of a prepared batch: it goes to the link's spare ones at its end
 
   [[nodiscard]] std::span<batch_part> parts() noexcept { return {parts_.get(), parts_count_}; }
   [[nodiscard]] std::span<const batch_part> parts() const noexcept {
@@ -62,19 +63,31 @@ struct batch_in_flight {
   /// Of a failed one the bad segments are those that the peer named, and all of the parts that it did
   /// not acknowledge or of which it named none.
   [[nodiscard]] completion outcome() const;
+  /// Makes one of one part, which nobody else has any more, as good as new. Its memory is kept.
+  void renew() noexcept;
 
  private:
   std::unique_ptr<batch_part[]> parts_;  // NOLINT(modernize-avoid-c-arrays): fixed, never moved
   std::size_t parts_count_;
 };
 
+/// The bytes from which on a batch is divided over lanes.
+inline constexpr std::uint64_t min_striped = std::uint64_t{512} << 10;
+
 /// What `plan_batch` needs to know of the link.
 struct plan_context {
   const region_table& regions;
   incarnation peer;
   std::size_t lanes{1};
-  std::uint64_t min_stripe{std::uint64_t{256} << 10};  ///< bytes below which a batch is not divided
+  std::uint64_t min_stripe{min_striped /
+                           2};  ///< bytes of a lane, below which a batch is not divided
 };
+
+/// Fills a batch of one part with the segments that are posted. False, and then it is as it was: it
+/// goes another way, over several lanes or through memory of GPUs. `unknown_region`.
+[[nodiscard]] result<bool> fill_prepared(batch_in_flight& batch, const prepared_batch& what,
+                                         const posting& how, std::uint64_t wire,
+                                         const plan_context& with);
 
 /// Checks every segment against its region and its grant (the errors of `link::post`), keeps the
 /// regions registered and divides the bytes evenly over the lanes. Lanes are numbered from 0; the

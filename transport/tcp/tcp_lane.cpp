@@ -172,7 +172,7 @@ result<void> tcp_lane::find_grant(const frame_header& header, access wanted) {
     grant_.reset();
     return fail(errc::grant_revoked, "the grant was revoked, or was never given on this link");
   }
-  if (grant_->transfer.value != header.transfer) {
+  if (!grant_->serves(transfer_id{header.transfer})) {
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
   if (!permits(grant_->rights, wanted)) {

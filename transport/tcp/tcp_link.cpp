@@ -1,5 +1,7 @@
 #include "troupe/transport/tcp/tcp_link.hpp"
 
+#include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -55,11 +57,22 @@ link_offer tcp_link::offer() const {
 // -- target
 
 result<remote_grant> tcp_link::grant(region_id region, byte_set permitted, access rights,
-                                     transfer_id transfer) {
+                                     grant_scope scope) {
   auto memory = regions_.use_by_way_of_host(region, backend_kind::tcp);
   if (!memory) return fail(std::move(memory).error());
-  if (auto ok = prepare(**memory); !ok) return fail(std::move(ok).error());
-  return grants_.give(std::move(*memory), permitted, rights, transfer);
+  if (auto ok = prepare_copies(**memory); !ok) return fail(std::move(ok).error());
+  return grants_.give(std::move(*memory), permitted, rights, scope);
+}
+
+std::vector<transfer_id> tcp_link::users_of(region_id region) const {
+  std::set<transfer_id> users;
+  grants_.add_users_of(region, users);
+  const std::lock_guard lock{batch_mutex_};
+  for (const auto& [wire, batch] : batches_) {
+    const auto uses = [region](const region_use& one) { return one->id() == region; };
+    if (std::ranges::any_of(batch->memory, uses)) users.insert(batch->transfer);
+  }
+  return {users.begin(), users.end()};
 }
 
 result<void> tcp_link::gather(const frame_header& header, bool ok,
@@ -181,7 +194,7 @@ void tcp_link::tell_cancelled(const batch_in_flight& batch) {
 // -- memory of GPUs
 
 // What takes long the first time: not where bytes move.
-result<void> tcp_link::prepare(const region& memory) {
+result<void> tcp_link::prepare_copies(const region& memory) {
   const auto gpu = memory.gpu();
   return gpu ? copies_.prepare(*gpu) : result<void>{};
 }

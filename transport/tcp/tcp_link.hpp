@@ -155,8 +155,12 @@ class tcp_link final : public link,
   [[nodiscard]] link_offer offer() const override;
   [[nodiscard]] result<void> connect(const link_offer& peer) override;
   [[nodiscard]] result<remote_grant> grant(region_id region, byte_set permitted, access rights,
-                                           transfer_id transfer) override;
+                                           grant_scope scope) override;
+  [[nodiscard]] std::vector<transfer_id> users_of(region_id region) const override;
   [[nodiscard]] result<void> post(batch work) override;
+  [[nodiscard]] result<std::shared_ptr<const prepared_batch>> prepare(
+      direction dir, std::vector<piece> pieces) override;
+  [[nodiscard]] result<void> post_prepared(const prepared_batch& what, const posting& how) override;
   [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
   [[nodiscard]] result<void> send_soon(std::span<const std::byte> frame) override;
   fence_state fence(transfer_id transfer) override;
@@ -242,7 +246,7 @@ class tcp_link final : public link,
   void fail_batch(std::uint64_t wire, troupe::error why);
   void release_chunks();
   void watch_over();
-  [[nodiscard]] result<void> prepare(const region& memory);
+  [[nodiscard]] result<void> prepare_copies(const region& memory);
   [[nodiscard]] bool is_up() const noexcept {
     return state_.load(std::memory_order_acquire) == state::up;
   }
@@ -267,6 +271,12 @@ class tcp_link final : public link,
   /// Those of a read's data on the lane into memory of GPUs; none: null.
   [[nodiscard]] std::shared_ptr<staging::copy_group> copies_of(std::uint64_t wire,
                                                                std::size_t lane) const;
+  using batch_map = std::unordered_map<std::uint64_t, std::shared_ptr<batch_in_flight>>;
+  [[nodiscard]] std::shared_ptr<batch_in_flight> take_spare();
+  void keep_spare(std::shared_ptr<batch_in_flight> batch);
+  /// Under the batch lock, both.
+  void take_in(std::shared_ptr<batch_in_flight> batch);
+  [[nodiscard]] std::shared_ptr<batch_in_flight> take_out(batch_map::iterator at);
   void start(const std::shared_ptr<batch_in_flight>& batch);
   void push_session(std::span<const std::byte> frame);
   [[nodiscard]] result<void> may_send(std::span<const std::byte> frame);
@@ -306,7 +316,9 @@ class tcp_link final : public link,
 
   mutable std::mutex batch_mutex_;
   std::atomic<std::uint64_t> last_wire_{0};
-  std::unordered_map<std::uint64_t, std::shared_ptr<batch_in_flight>> batches_;
+  batch_map batches_;
+  std::vector<batch_map::node_type> spare_nodes_;  ///< of batches that have ended
+  std::vector<std::shared_ptr<batch_in_flight>> spare_batches_;
   link_ledger ledger_;
 
   std::mutex gather_mutex_;

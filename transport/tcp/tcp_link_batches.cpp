@@ -7,6 +7,13 @@
 // The initiator's batches: taken in, handed to lanes, ended part by part.
 namespace troupe::transport::tcp {
 
+namespace {
+
+/// Batches, and their places in the table, that are kept to be used again.
+constexpr std::size_t most_spare = 64;
+
+}  // namespace
+
 result<void> tcp_link::post(batch work) {
   if (!is_up()) return fail(errc::link_broken, "the link is not up");
   auto planned = plan_batch(std::move(work), last_wire_.fetch_add(1, std::memory_order_relaxed) + 1,
@@ -15,7 +22,7 @@ result<void> tcp_link::post(batch work) {
   const auto& batch = *planned;
   if (batch->parts().size() == 1) batch->parts()[0].lane = emptiest_lane();
   for (std::size_t i = 0; i < batch->memory.size(); ++i) {
-    if (auto ok = prepare(*batch->memory[i]); !ok) return in_piece(i, ok.error());
+    if (auto ok = prepare_copies(*batch->memory[i]); !ok) return in_piece(i, ok.error());
   }
   {
     const std::lock_guard lock{batch_mutex_};
@@ -23,11 +30,89 @@ result<void> tcp_link::post(batch work) {
     // all.
     if (!is_up()) return fail(errc::link_broken, "the link is not up");
     if (auto ok = ledger_.admit(batch->transfer); !ok) return ok;
-    batches_.emplace(batch->wire, batch);
+    take_in(batch);
   }
   touch();
   start(batch);
   return {};
+}
+
+result<std::shared_ptr<const prepared_batch>> tcp_link::prepare(direction dir,
+                                                                std::vector<piece> pieces) {
+  if (auto ok = check_to_prepare(dir, pieces); !ok) return fail(std::move(ok).error());
+  const batch work{.id = {}, .transfer = {}, .dir = dir, .pieces = std::move(pieces), .frame = {}};
+  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
+    auto used = regions_.use_by_way_of_host(work.pieces[i].local, backend_kind::tcp);
+    if (!used) return in_piece(i, std::move(used).error());
+    if (auto ok = check_piece(work, i, options_.peer, **used); !ok) return fail(ok.error());
+    if (auto ok = prepare_copies(**used); !ok) return in_piece(i, ok.error());
+  }
+  return std::make_shared<const prepared_batch>(dir, work.pieces);
+}
+
+result<void> tcp_link::post_prepared(const prepared_batch& what, const posting& how) {
+  if (!is_up()) return fail(errc::link_broken, "the link is not up");
+  if (auto ok = check_posting(what, how); !ok) return ok;
+  auto made = take_spare();
+  const auto wire = last_wire_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const auto filled = fill_prepared(
+      *made, what, how, wire, {.regions = regions_, .peer = options_.peer, .lanes = lanes_.size()});
+  if (!filled) return fail(filled.error());
+  if (!*filled) return link::post_prepared(what, how);
+  made->parts()[0].lane = emptiest_lane();
+  {
+    const std::lock_guard lock{batch_mutex_};
+    if (!is_up()) return fail(errc::link_broken, "the link is not up");
+    if (auto ok = ledger_.admit(how.transfer); !ok) return ok;
+    take_in(made);
+  }
+  touch();
+  start(made);
+  return {};
+}
+
+std::shared_ptr<batch_in_flight> tcp_link::take_spare() {
+  {
+    const std::lock_guard lock{batch_mutex_};
+    for (auto at = spare_batches_.rbegin(); at != spare_batches_.rend(); ++at) {
+      if (at->use_count() != 1) continue;  // its lane has not let go of it yet
+      // Whoever let go of it last comes before what is done with it now.
+      static_cast<void>(std::shared_ptr<batch_in_flight>{*at});
+      std::swap(*at, spare_batches_.back());
+      auto found = std::move(spare_batches_.back());
+      spare_batches_.pop_back();
+      found->renew();
+      return found;
+    }
+  }
+  auto made = std::make_shared<batch_in_flight>(1);
+  made->reusable = true;
+  return made;
+}
+
+void tcp_link::keep_spare(std::shared_ptr<batch_in_flight> batch) {
+  const std::lock_guard lock{batch_mutex_};
+  if (spare_batches_.size() < most_spare) spare_batches_.push_back(std::move(batch));
+}
+
+void tcp_link::take_in(std::shared_ptr<batch_in_flight> batch) {
+  const auto wire = batch->wire;
+  if (spare_nodes_.empty()) {
+    batches_.emplace(wire, std::move(batch));
+    return;
+  }
+  auto node = std::move(spare_nodes_.back());
+  spare_nodes_.pop_back();
+  node.key() = wire;
+  node.mapped() = std::move(batch);
+  batches_.insert(std::move(node));
+}
+
+std::shared_ptr<batch_in_flight> tcp_link::take_out(batch_map::iterator at) {
+  auto node = batches_.extract(at);
+  auto batch = std::move(node.mapped());
+  if (spare_nodes_.size() < most_spare) spare_nodes_.push_back(std::move(node));
+  return batch;
 }
 
 void tcp_link::start(const std::shared_ptr<batch_in_flight>& batch) {
@@ -96,14 +181,16 @@ result<std::shared_ptr<staging::copy_group>> tcp_link::part_done(
     if (part->copies) add_failure(*at->second, *part, part->copies->failure(), {});
     part->done = true;
     if (--at->second->parts_left > 0) return nullptr;
-    batch = std::move(at->second);
-    batches_.erase(at);
+    batch = take_out(at);
     close_books(*batch);
   }
   if (batch->dir == direction::read && !batch->failure && !batch->frame.empty()) {
     push_session(batch->frame);
   }
-  sink_.deliver(batch->outcome());
+  auto done = batch->outcome();
+  // Before its owner hears of its end, and posts again.
+  if (batch->reusable) keep_spare(std::move(batch));
+  sink_.deliver(std::move(done));
   return nullptr;
 }
 

@@ -105,13 +105,13 @@ void xgmi_link::on_control() {
 // -- target side
 
 result<remote_grant> xgmi_link::grant(region_id region, byte_set permitted, access rights,
-                                      transfer_id transfer) {
+                                      grant_scope scope) {
   auto memory = regions_.use(region);
   if (!memory) return fail(std::move(memory).error());
   if ((*memory)->kind() == memory_kind::host) {
-    return shm_link::grant(region, permitted, rights, transfer);
+    return shm_link::grant(region, permitted, rights, scope);
   }
-  auto given = draw_grant(**memory, permitted, rights, transfer, self_);
+  auto given = draw_grant(**memory, permitted, rights, scope, self_);
   if (!given) return given;
   auto place = gpus_->place_of(**memory);
   if (!place) return fail(std::move(place).error());
@@ -119,7 +119,7 @@ result<remote_grant> xgmi_link::grant(region_id region, byte_set permitted, acce
   const std::lock_guard lock{mutex_};
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
   if (auto ok = share_region(**memory, *place); !ok) return fail(std::move(ok).error());
-  auto slot = slots_->give(given->id, transfer, std::move(*memory));
+  auto slot = slots_->give(given->id, scope.transfer, std::move(*memory));
   if (!slot) return fail(std::move(slot).error());
   given->key = encode_grant_key(*slot);
   return given;

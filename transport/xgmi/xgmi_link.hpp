@@ -96,7 +96,7 @@ class xgmi_link final : public shm::shm_link {
   ~xgmi_link() override;
 
   [[nodiscard]] result<remote_grant> grant(region_id region, byte_set permitted, access rights,
-                                           transfer_id transfer) override;
+                                           grant_scope scope) override;
   [[nodiscard]] result<void> post(batch work) override;
 
  protected:
@@ -123,7 +123,7 @@ class xgmi_link final : public shm::shm_link {
   void wait_for_copies();
 
   // -- copying (xgmi_link_post.cpp)
-  [[nodiscard]] result<std::shared_ptr<xgmi_job>> prepare(batch work);
+  [[nodiscard]] result<std::shared_ptr<xgmi_job>> make_gpu_job(batch work);
   [[nodiscard]] result<xgmi_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] result<void> find_remote(const remote_grant& grant, xgmi_piece& made);
   [[nodiscard]] result<void> enter_slots(xgmi_job& job) const;

@@ -116,7 +116,7 @@ result<void> xgmi_link::find_remote(const remote_grant& grant, xgmi_piece& made)
   return {};
 }
 
-result<std::shared_ptr<xgmi_job>> xgmi_link::prepare(batch work) {
+result<std::shared_ptr<xgmi_job>> xgmi_link::make_gpu_job(batch work) {
   return shm::make_job<xgmi_job>(
       work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
@@ -134,12 +134,12 @@ result<void> xgmi_link::post(batch work) {
   }
   if (auto ok = check_batch(work); !ok) return ok;
   if (auto ok = need_up(); !ok) return ok;
-  auto prepared = prepare(std::move(work));
+  auto prepared = make_gpu_job(std::move(work));
   if (!prepared) return refused(std::move(prepared).error());
   const auto& job = *prepared;
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job->work); !ok) return ok;
+    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
     take_in(job);
     if (!queued_.empty() || crowded(*job)) {
       queued_.push_back(job);

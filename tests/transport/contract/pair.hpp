@@ -75,6 +75,10 @@ class recorder final : public link_sink {
   [[nodiscard]] bool is_quiescent(transfer_id t) const {
     return locked([&] { return quiescent.contains(t.value); });
   }
+  [[nodiscard]] bool has(std::uint64_t id) const {
+    const std::lock_guard lock{mutex_};
+    return seen_.contains(id);
+  }
   [[nodiscard]] completion outcome_of(std::uint64_t id) const {
     const std::lock_guard lock{mutex_};
     for (const auto& done : completions) {
@@ -171,9 +175,9 @@ class pair {
   }
 
   /// A grant of `owner`'s region to the other end.
-  std::shared_ptr<const remote_grant> grant(end& owner, access rights, transfer_id transfer,
+  std::shared_ptr<const remote_grant> grant(end& owner, access rights, grant_scope scope,
                                             byte_set permitted = {{0, region_size, 0, 1}}) {
-    auto given = owner.wire->grant(owner.region, std::move(permitted), rights, transfer);
+    auto given = owner.wire->grant(owner.region, std::move(permitted), rights, scope);
     // The other tests of this process are to run, too.
     if (!given) throw std::runtime_error("no grant: " + to_string(given.error()));
     return std::make_shared<const remote_grant>(std::move(*given));

@@ -145,6 +145,25 @@ TEST(region_table_test, a_region_goes_when_its_last_use_ends_and_its_id_never_co
   EXPECT_NE(table.allocate(10, "kv").value(), id);
 }
 
+TEST(region_table_test, a_withdrawn_region_goes_on_for_those_that_use_it_and_takes_no_others) {
+  region_table table{4};
+  const auto id = table.allocate(10, "kv").value();
+  auto used = table.use(id).value();
+  EXPECT_TRUE(table.withdraw(id));
+  EXPECT_TRUE(table.withdraw(id));
+  const auto late = table.use(id);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, errc::unknown_region);
+  EXPECT_THAT(late.error().message, ::testing::HasSubstr("'kv' was withdrawn"));
+  const auto again = used.again();
+  EXPECT_EQ(table.remove(id).error().code, errc::overloaded);
+  used.release();
+  EXPECT_EQ(table.remove(id).error().code, errc::overloaded);
+  EXPECT_EQ(again->size(), 10U);
+  used = {};
+  EXPECT_EQ(table.withdraw(region_id{77}).error().code, errc::unknown_region);
+}
+
 TEST(region_table_test, memory_that_is_used_outlives_its_table) {
   region_use last;
   {

@@ -1,0 +1,128 @@
+#include <cstdlib>
+#include <new>
+
+#include "pair.hpp"
+
+// What posting a prepared batch costs the allocator: nothing, once the like was posted before.
+
+namespace {
+
+thread_local bool counting = false;
+thread_local std::size_t allocations = 0;
+
+void* counted(std::size_t size) {
+  if (counting) ++allocations;
+  void* const made = std::malloc(size == 0 ? 1 : size);
+  if (made == nullptr) throw std::bad_alloc{};
+  return made;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+  return counted(size);
+}
+void* operator new[](std::size_t size) {
+  return counted(size);
+}
+void operator delete(void* what) noexcept {
+  std::free(what);
+}
+void operator delete[](void* what) noexcept {
+  std::free(what);
+}
+void operator delete(void* what, std::size_t) noexcept {
+  std::free(what);
+}
+void operator delete[](void* what, std::size_t) noexcept {
+  std::free(what);
+}
+
+namespace troupe::transport::contract {
+
+namespace {
+
+/// Counts what its thread allocates.
+class allocation_count {
+ public:
+  allocation_count() {
+    allocations = 0;
+    counting = true;
+  }
+  ~allocation_count() { counting = false; }
+  allocation_count(const allocation_count&) = delete;
+  allocation_count& operator=(const allocation_count&) = delete;
+  [[nodiscard]] static std::size_t so_far() { return allocations; }
+};
+
+/// Takes what it is told without keeping it: what a sink keeps is its own.
+class counting_sink final : public link_sink {
+ public:
+  void on_up() override { up = true; }
+  void on_completion(completion done) override {
+    if (done.failure) failed = true;
+    ++completed;
+  }
+  void on_frame(std::span<const std::byte>) override {}
+  void on_quiescent(transfer_id) override {}
+  void on_broken(troupe::error) override { failed = true; }
+  std::atomic<bool> up{false}, failed{false};
+  std::atomic<std::uint64_t> completed{0};
+};
+
+}  // namespace
+
+class allocations_test : public ::testing::TestWithParam<backend_kind> {};
+INSTANTIATE_TEST_SUITE_P(every, allocations_test,
+                         ::testing::Values(backend_kind::tcp, backend_kind::shm),
+                         [](const auto& of) { return std::string{to_string(of.param)}; });
+
+TEST_P(allocations_test, posting_64_prepared_segments_again_allocates_nothing) {
+  const variant with{GetParam(), 1, 1};
+  pair p{with};
+  auto sink = std::make_shared<counting_sink>();
+  // A second link, whose initiator keeps nothing.
+  link_options options{.role = link_role::initiator, .peer = p.b.self};
+  options.connect_timeout = longer_than_any_wait;
+  const auto wire = p.a.place->open(with.kind, options, sink).value();
+  options.role = link_role::acceptor;
+  options.peer = p.a.self;
+  const auto far = std::make_shared<counting_sink>();
+  const auto other = p.b.place->open(with.kind, options, far).value();
+  ASSERT_TRUE(other->connect(wire->offer()));
+  ASSERT_TRUE(wire->connect(other->offer()));
+  ASSERT_TRUE(p.until([&] { return sink->up && far->up; }));
+  const auto given = std::make_shared<const remote_grant>(
+      other
+          ->grant(p.b.region, {{0, pair::region_size, 0, 1}}, access::read_write,
+                  grant_scope::for_all_transfers())
+          .value());
+  std::vector<segment> segments;
+  for (std::uint64_t i = 0; i < 64; ++i) segments.push_back({i * 8192, i * 8192, 4096, 0, 0, 1});
+  const std::vector<std::byte> frame(100, std::byte{1});
+  for (const auto dir : {direction::write, direction::read}) {
+    const auto what = wire->prepare(dir, {{p.a.region, given, segments}}).value();
+    std::size_t counted = 0;
+    for (std::uint64_t i = 1; i <= 400; ++i) {
+      const auto before = sink->completed.load();
+      const posting how{.id = batch_id{i}, .transfer = transfer_id{i}, .which = {}, .frame = frame};
+      const bool posted = [&] {
+        const allocation_count count;
+        const bool took = wire->post_prepared(*what, how).has_value();
+        if (i > 200) counted += allocation_count::so_far();
+        return took;
+      }();
+      ASSERT_TRUE(posted);
+      ASSERT_TRUE(p.until([&] { return sink->completed == before + 1; }));
+    }
+    EXPECT_EQ(counted, 0U) << (dir == direction::write ? "writes" : "reads");
+    const allocation_count count;
+    const std::vector<std::byte> something(100);
+    EXPECT_EQ(allocation_count::so_far(), 1U);  // what is allocated is counted
+  }
+  EXPECT_FALSE(sink->failed);
+  wire->close();
+  other->close();
+}
+
+}  // namespace troupe::transport::contract

@@ -1,0 +1,109 @@
+#include <algorithm>
+#include <utility>
+
+#include "troupe/transport/batch_check.hpp"
+#include "troupe/transport/shm/shm_link.hpp"
+
+// Batches that were prepared: checked when they were, and copied by whoever posts them, in memory that is
+// kept from one to the next.
+
+namespace troupe::transport::shm {
+
+namespace {
+
+/// What is copied by who posts it; more goes the way of other batches.
+constexpr std::uint64_t most_bytes = std::uint64_t{256} << 10;
+constexpr std::size_t most_spare = 16;
+
+}  // namespace
+
+result<std::shared_ptr<const prepared_batch>> shm_link::prepare(direction dir,
+                                                                std::vector<piece> pieces) {
+  if (auto ok = check_to_prepare(dir, pieces); !ok) return fail(std::move(ok).error());
+  const batch work{.id = {}, .transfer = {}, .dir = dir, .pieces = std::move(pieces), .frame = {}};
+  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
+    const auto used = regions_.use(work.pieces[i].local);
+    if (!used) return in_piece(i, used.error());
+    if (auto ok = check_piece(work, i, options_.peer, **used); !ok) return fail(ok.error());
+  }
+  return std::make_shared<const prepared_batch>(dir, work.pieces);
+}
+
+result<void> shm_link::post_prepared(const prepared_batch& what, const posting& how) {
+  if (auto ok = check_posting(what, how); !ok) return ok;
+  if (auto ok = need_up(); !ok) return ok;
+  const auto job = take_spare();
+  const auto filled = fill(*job, what, how);
+  auto posted = filled && *filled ? run_inline(job) : result<void>{};
+  job->pieces.clear();  // it has ended: nothing stays mapped or registered for it
+  if (!filled) return refused(filled.error());
+  return *filled ? posted : link::post_prepared(what, how);
+}
+
+/// False: too much, or not memory of the host on both sides. The job is as good as empty then, and after an error.
+result<bool> shm_link::fill(copy_job& job, const prepared_batch& what, const posting& how) {
+  std::uint64_t bytes = 0;
+  const auto count = how.count(what);
+  for (std::uint32_t i = 0; i < count && bytes <= most_bytes; ++i) {
+    const auto& one = *what.at(how.index(i)).what;
+    bytes += one.length * one.count;
+  }
+  if (bytes > most_bytes) return false;
+  // A piece of the job for each run of segments of one piece.
+  auto last = SIZE_MAX;
+  auto& pieces = job.work.pieces;
+  std::size_t used = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto at = what.at(how.index(i));
+    if (at.piece != last) {
+      const auto& from = what.pieces()[at.piece];
+      job_piece made;
+      auto local = regions_.use(from.local);
+      if (!local) return in_piece(at.piece, local.error());
+      const auto key = grant_key::decode(from.remote->key);
+      if ((*local)->kind() != memory_kind::host || !key || key->how == grant_key::memory::asked) {
+        return false;
+      }
+      made.local = std::move(*local);
+      if (auto ok = find_remote(*from.remote, made); !ok) return in_piece(at.piece, ok.error());
+      job.pieces.push_back(std::move(made));
+      if (used == pieces.size()) pieces.emplace_back();
+      pieces[used].local = from.local;
+      pieces[used].remote = from.remote;
+      ++used;
+      last = at.piece;
+    }
+    pieces[used - 1].segments.push_back(*at.what);
+  }
+  pieces.resize(used);
+  job.work.id = how.id;
+  job.work.transfer = how.transfer;
+  job.work.dir = what.dir();
+  job.work.frame.assign(how.frame.begin(), how.frame.end());
+  job.total = bytes;
+  return true;
+}
+
+/// One that nobody else has, and that holds nothing but memory to be used again.
+std::shared_ptr<copy_job> shm_link::take_spare() {
+  const std::lock_guard lock{mutex_};
+  for (auto& one : spare_) {
+    if (one.use_count() != 1) continue;
+    // Whoever let go of it last comes before what is done with it now.
+    static_cast<void>(std::shared_ptr<copy_job>{one});
+    const auto found = one;
+    for (auto& piece : found->work.pieces) piece.segments.clear();
+    found->pieces.clear();
+    found->at = {};
+    found->total = found->moved = 0;
+    found->failure.reset();
+    found->running = false;
+    found->cancelled.store(false, std::memory_order_relaxed);
+    return found;
+  }
+  auto made = std::make_shared<copy_job>();
+  if (spare_.size() < most_spare) spare_.push_back(made);
+  return made;
+}
+
+}  // namespace troupe::transport::shm
