@@ -18,6 +18,10 @@ file(WRITE "${WORK}/config/late.cpp" "#include <vector>\n#include \"troupe/confi
 file(WRITE "${WORK}/config/early.hpp" "#pragma once\n")
 file(WRITE "${WORK}/config/early.cpp" "#include \"troupe/config/early.hpp\"\n#include <vector>\n")
 file(WRITE "${WORK}/actors/gate.cpp" "#if CAF_VERSION >= 1800\n#endif\n")
+file(WRITE "${WORK}/actors/io/good.hpp" "#pragma once\n#include \"troupe/actors/door.hpp\"\n")
+file(WRITE "${WORK}/actors/io/good.cpp" "#include \"troupe/io/good.hpp\"\n#include \"troupe/transport/a.hpp\"\n")
+file(WRITE "${WORK}/actors/io/actor.cpp" "#include <caf/actor.hpp>\n#include \"troupe/actors/node.hpp\"\n")
+file(WRITE "${WORK}/actors/down.cpp" "#include \"troupe/io/good.hpp\"\n")
 
 execute_process(COMMAND "${CMAKE_COMMAND}" "-DROOT=${WORK}" -P "${CMAKE_CURRENT_LIST_DIR}/check_includes.cmake"
                 RESULT_VARIABLE status ERROR_VARIABLE said OUTPUT_VARIABLE said)
@@ -31,7 +35,10 @@ set(expected
   "actors/gate.cpp: CAF_VERSION belongs into actors/types.hpp"
   "config/twice.hpp: has no #pragma once"
   "config/late.cpp: does not include troupe/config/late.hpp before anything else"
-  "9 wrong includes")
+  "actors/io/actor.cpp: only actors may include CAF"
+  "actors/io/actor.cpp: io may include of actors the door only (troupe/actors/node.hpp)"
+  "actors/down.cpp: actors may not include io"
+  "12 wrong includes")
 foreach(line IN LISTS expected)
   string(FIND "${said}" "${line}" at)
   if(at EQUAL -1)

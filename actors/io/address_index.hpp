@@ -1,0 +1,46 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+namespace troupe::io {
+
+/// Which numbered range holds an address. Ranges may overlap and be equal. To find one takes logarithmic
+/// time, and longer only where many ranges begin before the address and end before its end.
+class address_index {
+ public:
+  void add(std::uint64_t begin, std::uint64_t length, std::uint64_t number) {
+    by_begin_.emplace(begin, range{length, number});
+    longest_ = std::max(longest_, length);
+  }
+  void remove(std::uint64_t begin, std::uint64_t number) {
+    const auto [first, last] = by_begin_.equal_range(begin);
+    const auto at =
+        std::find_if(first, last, [&](const auto& one) { return one.second.number == number; });
+    if (at != last) by_begin_.erase(at);
+  }
+  /// The one that begins last of those that hold all these bytes and that `accept` likes.
+  template <class Accept>
+  [[nodiscard]] std::optional<std::uint64_t> find(std::uint64_t begin, std::uint64_t length,
+                                                  Accept accept) const {
+    for (auto at = by_begin_.upper_bound(begin); at != by_begin_.begin();) {
+      --at;
+      const auto before = begin - at->first;
+      if (before > longest_ || length > longest_ - before) return std::nullopt;
+      const auto& [size, number] = at->second;
+      if (before <= size && length <= size - before && accept(number)) return number;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  struct range {
+    std::uint64_t length, number;
+  };
+  std::multimap<std::uint64_t, range> by_begin_;
+  std::uint64_t longest_{0};  ///< of all that were ever added
+};
+
+}  // namespace troupe::io

@@ -1,0 +1,189 @@
+#include "troupe/io/agent.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <sys/eventfd.h>
+
+#include "troupe/actors/door_thread.hpp"
+#include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_error.hpp"
+#include "troupe/transport/os_error.hpp"
+#include "troupe/transport/random.hpp"
+
+namespace troupe::io {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How long the end of an agent waits for peers that copy.
+constexpr milliseconds longest_end{5000};
+constexpr milliseconds longest_wait{std::chrono::hours{24 * 365}};
+
+unexpected wrong(const std::string& what) {
+  return fail(errc::invalid_config, "agent: " + what);
+}
+
+result<void> check(const agent_options& options) {
+  if (options.name.empty() || options.name.size() > descriptor::max_name) {
+    return wrong("its name has " + std::to_string(options.name.size()) + " bytes, expected 1 to " +
+                 std::to_string(descriptor::max_name));
+  }
+  if (options.host.empty() || options.host.size() > descriptor::max_host) {
+    return wrong("host has " + std::to_string(options.host.size()) + " bytes, expected 1 to " +
+                 std::to_string(descriptor::max_host) + "; peers dial what it says");
+  }
+  if (options.lanes < 1 || options.lanes > 64) {
+    return wrong("lanes is " + std::to_string(options.lanes) + ", expected 1 to 64");
+  }
+  if (options.peer_silence < milliseconds{100} || options.connect_timeout < milliseconds{1}) {
+    return wrong("peer_silence is at least 100 ms and connect_timeout 1 ms");
+  }
+  if (options.max_peers < 1 || options.max_transfers < 1) {
+    return wrong("max_peers and max_transfers are at least 1");
+  }
+  if (options.max_notices < least_notices || options.max_notice_bytes < least_notice_bytes) {
+    return wrong("max_notices is at least " + std::to_string(least_notices) +
+                 " and max_notice_bytes " + std::to_string(least_notice_bytes) +
+                 ": so much peers may send before they have asked");
+  }
+  return {};
+}
+
+incarnation draw_life() {
+  return incarnation{transport::random_id()};
+}
+
+}  // namespace
+
+std::string_view to_string(state now) noexcept {
+  switch (now) {
+    case state::prepared: return "prepared";
+    case state::active: return "active";
+    case state::done: return "done";
+    case state::failed: return "failed";
+    case state::cancelled: return "cancelled";
+  }
+  return "unknown";
+}
+
+milliseconds bounded(milliseconds wait) noexcept {
+  return std::clamp(wait, milliseconds{0}, longest_wait);
+}
+
+result<std::unique_ptr<agent>> agent::create(agent_options options) {
+  if (auto ok = check(options); !ok) return fail(std::move(ok).error());
+  return or_error("an agent begins", [&]() -> result<std::unique_ptr<agent>> {
+    auto made = std::make_unique<agent_core>(std::move(options));
+    if (auto ok = made->begin(); !ok) return fail(std::move(ok).error());
+    return std::unique_ptr<agent>{std::move(made)};
+  });
+}
+
+agent_core::agent_core(agent_options options) : options_{std::move(options)}, life_{draw_life()} {
+  transport::random_bytes(token_);
+}
+
+result<void> agent_core::begin() {
+  events_fd_ = actors::unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!events_fd_) {
+    return fail(errc::overloaded, "no descriptor for events: " + transport::what_errno(errno) +
+                                      "; allow the process more of them (ulimit -n)");
+  }
+  for (auto* const loop : {&loop_, &work_}) {
+    auto made = actors::door_loop::create();
+    if (!made) return fail(std::move(made).error());
+    *loop = std::move(*made);
+  }
+  actors::door_options guarded;
+  guarded.security = options_.security;
+  auto door = actors::door::create(std::move(guarded));
+  if (!door) return fail(std::move(door).error());
+  door_ = std::move(*door);
+  auto port = door_->listen(options_.host, options_.port, [this](actors::door_socket fd) {
+    auto owned = std::make_shared<actors::unique_fd>(fd);
+    loop_->post([this, owned] { let_in(std::move(*owned)); });
+  });
+  if (!port) return fail(std::move(port).error());
+  port_ = *port;
+  transport::endpoint_options with;
+  with.self = life_;
+  with.host = options_.host;
+  with.num_workers = options_.threads;
+  with.peer_silence = std::max(options_.peer_silence, milliseconds{2000});
+  auto place = transport::endpoint::create(std::move(with));
+  if (!place) return fail(std::move(place).error());
+  place_ = std::move(*place);
+  auto thread = actors::start_quiet_thread("troupe-agent", [this] { loop_->run(); });
+  if (!thread) return fail(std::move(thread).error());
+  loop_thread_ = std::move(*thread);
+  thread = actors::start_quiet_thread("troupe-grants", [this] { work_->run(); });
+  if (!thread) return fail(std::move(thread).error());
+  work_thread_ = std::move(*thread);
+  return {};
+}
+
+agent_core::~agent_core() {
+  {
+    const lock_type lock{mutex_};
+    ending_ = true;
+  }
+  door_.reset();
+  for (const auto& loop : {loop_.get(), work_.get()}) {
+    if (loop != nullptr) loop->stop();
+  }
+  for (auto* const thread : {&loop_thread_, &work_thread_}) {
+    if (thread->joinable()) thread->join();
+  }
+  if (!place_) return;
+  const auto until = std::chrono::steady_clock::now() + longest_end;
+  for (const auto region : memories_.regions()) {
+    const auto left =
+        std::chrono::duration_cast<milliseconds>(until - std::chrono::steady_clock::now());
+    static_cast<void>(place_->withdraw(region, std::max(left, milliseconds{0})));
+  }
+  std::vector<link_ptr> wires;
+  {
+    const lock_type lock{mutex_};
+    for (const auto& [number, one] : links_) wires.push_back(one.wire);
+  }
+  for (const auto& wire : wires) wire->close();
+  place_->stop();
+  wires.clear();
+  links_.clear();
+  place_.reset();
+  newcomers_.clear();
+  // A connection holds its peer, and a peer its connection.
+  for (const auto& [number, one] : peers_) {
+    one->channel.reset();
+    one->guest.reset();
+  }
+}
+
+std::uint32_t agent_core::max_batches() const noexcept {
+  return static_cast<std::uint32_t>(std::min<std::size_t>(options_.max_transfers, UINT32_MAX));
+}
+
+agent_core::link_ptr agent_core::wire_of(std::uint64_t link) const {
+  const auto at = links_.find(link);
+  return at == links_.end() ? nullptr : at->second.wire;
+}
+
+bool agent_core::wait_until(lock_type& lock, std::chrono::steady_clock::time_point until,
+                            const std::function<bool()>& done) {
+  while (!done()) {
+    if (std::chrono::steady_clock::now() >= until) return false;
+    if (options_.threads > 0) {
+      changed_.wait_until(lock, until);
+      continue;
+    }
+    lock.unlock();
+    if (!place_->poll()) std::this_thread::yield();
+    lock.lock();
+  }
+  return true;
+}
+
+}  // namespace troupe::io

@@ -1,0 +1,384 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "troupe/actors/door.hpp"
+#include "troupe/actors/door_loop.hpp"
+#include "troupe/io/agent.hpp"
+#include "troupe/io/control_channel.hpp"
+#include "troupe/io/memory_table.hpp"
+#include "troupe/io/plans.hpp"
+#include "troupe/io/wire.hpp"
+#include "troupe/transport/endpoint.hpp"
+
+namespace troupe::io {
+
+/// What a peer may send before it has heard how much room there is.
+inline constexpr std::size_t least_notices = 64, least_notice_bytes = std::size_t{1} << 20;
+
+/// Not negative, and not so long that a time wraps.
+[[nodiscard]] std::chrono::milliseconds bounded(std::chrono::milliseconds wait) noexcept;
+
+/// One posting of a transfer, from `post` to its end. Its number is the transfer and the batch on links.
+///
+/// | stage    | on                                      | becomes                            |
+/// | -------- | --------------------------------------- | ---------------------------------- |
+/// | idle     | post                                    | waiting, or posted at once         |
+/// | waiting  | link and grants are there               | posted                             |
+/// | waiting  | cancel, deadline, no link to be had     | idle: it has ended                 |
+/// | posted   | completion                              | idle: it has ended                 |
+/// | posted   | cancel, deadline, memory deregistered   | stopping: its link fences it       |
+/// | stopping | completion, and the fence is answered   | idle: it has ended, as was ordered |
+struct agent_transfer {
+  enum class stage : std::uint8_t { idle, waiting, posted, stopping };
+
+  transfer_handle id;
+  transport::direction dir{transport::direction::write};
+  peer_id who;
+  std::shared_ptr<const planned_batch> moves;
+
+  status outcome;  ///< also while it is active
+  stage at{stage::idle};
+  std::uint64_t run{0};   ///< the number of the posting
+  std::uint64_t link{0};  ///< that it was posted on
+  /// From the second posting on one link on: what was checked there.
+  std::shared_ptr<const transport::prepared_batch> prepared{};
+  std::uint64_t prepared_on{0}, first_on{0};  ///< links
+  std::optional<std::chrono::steady_clock::time_point> until{};
+  std::vector<std::byte> note;
+  bool has_note{false};
+  std::optional<troupe::error> stop_as;  ///< in stage `stopping`
+  bool stop_is_cancel{false};
+  bool completed{false}, quiescent{false};  ///< in stage `stopping`
+  bool event_waits{false};
+};
+
+/// What one end may still have unread at the other.
+struct notice_account {
+  notice_count room{};      ///< at the peer
+  notice_count handed{};    ///< to links, ever, less those that surely did not arrive
+  notice_count taken{};     ///< of them, as the peer has said
+  notice_count reserved{};  ///< of those that wait for a link
+  std::uint32_t in_flight{0};
+  std::uint64_t changes{0};                 ///< how often something was handed over
+  bool uncertain{false};                    ///< some may have arrived or not
+  std::optional<std::uint64_t> asked_at{};  ///< `changes` when the peer was asked for its count
+
+  [[nodiscard]] bool has_room_for(std::size_t bytes) const noexcept;
+  void reserve(std::size_t bytes) noexcept;
+  void unreserve(std::size_t bytes) noexcept;
+  /// Of what was reserved.
+  void hand_over(std::size_t bytes) noexcept;
+  /// What was handed over did not arrive.
+  void take_back(std::size_t bytes) noexcept;
+  void on_count(const notice_count& received, const notice_count& said_taken) noexcept;
+};
+
+/// Another agent's life, as far as we know it.
+///
+/// | phase     | on                                        | becomes                     |
+/// | --------- | ----------------------------------------- | --------------------------- |
+/// | idle      | something wants a link                    | dialling                    |
+/// | dialling  | connected                                 | greeting                    |
+/// | greeting  | welcome                                   | greeted                     |
+/// | greeted   | something wants a link                    | linking                     |
+/// | linking   | the link is up                            | up                          |
+/// | linking   | refused, broken: the next backend         | linking; greeted: none left |
+/// | up        | the link breaks                           | greeted                     |
+/// | any       | the connection ends, or cannot be made    | idle                        |
+/// | greeting  | it is another life                        | gone, for good              |
+struct remote_agent {
+  enum class phase : std::uint8_t { idle, dialling, greeting, greeted, linking, up, gone };
+
+  peer_id id;
+  descriptor known;  ///< without memories
+  std::map<std::uint64_t, described_memory> memories;
+  address_index by_address;
+  bool is_self{false};
+  bool added{false};  ///< by the program; else it has greeted us
+  bool removed{false};
+
+  // Our connection to it.
+  phase now{phase::idle};
+  std::shared_ptr<control_channel> channel;
+  control_nonce challenged{}, nonce{};
+  transport::host_identity where;
+  std::uint32_t attempt{0};
+  std::vector<transport::backend_kind> excluded;
+  std::uint32_t failures{0};  ///< one after the other
+  control_channel::clock::time_point next_try{};
+  bool try_set{false};      ///< a timer will
+  std::uint64_t failed{0};  ///< how often there was no link to be had
+  std::optional<troupe::error> last_error;
+  bool loss_told{true};   ///< no event says that it is lost
+  std::uint64_t link{0};  ///< number of the link that is up, or being made; 0: none
+  transport::backend_kind kind{transport::backend_kind::tcp};  ///< of that link
+  std::string reason;
+  std::uint32_t links{0};  ///< that came up
+
+  struct memory_grants {
+    bool asked{false};
+    std::vector<std::shared_ptr<const transport::remote_grant>> parts;
+    std::optional<troupe::error> refused;
+  };
+  std::unordered_map<std::uint64_t, memory_grants> grants;  ///< of that link
+  std::deque<std::shared_ptr<agent_transfer>> waiting;
+  notice_account account;
+  std::deque<std::vector<std::byte>> notes;  ///< of `notify`, until there is a link
+  bool sending_notes{false};
+  bool connecting{false};  ///< somebody waits in `agent::connect`
+
+  [[nodiscard]] bool wants_link() const noexcept {
+    return connecting || !waiting.empty() || !notes.empty();
+  }
+
+  // Its connection to us.
+  std::shared_ptr<control_channel> guest;
+  std::uint64_t guest_link{0};
+  std::map<std::uint64_t, std::vector<transport::remote_grant>> given;  ///< by memory, on that link
+  notice_count received, taken;
+  std::uint64_t told_taken{0};  ///< notices
+};
+
+/// The agent itself.
+///
+/// Threads: the callers', the progress threads of the endpoint, the door's, and two of our own. `loop_`
+/// has the connections, the timers and all that makes links; `work_` does what may take long (grants,
+/// which register memory with devices).
+///
+/// Locks: `mutex_` guards everything but what is said to be a thread's own. It is never held while the
+/// endpoint, a link, the door or a channel is called, since those call back.
+class agent_core final : public agent {
+ public:
+  explicit agent_core(agent_options options);
+  ~agent_core() override;
+  [[nodiscard]] result<void> begin();
+
+  // -- memory (agent_memory.cpp)
+  [[nodiscard]] result<memory_id> register_memory(std::span<std::byte> bytes, std::string name,
+                                                  transport::access rights) override;
+  [[nodiscard]] result<memory_id> allocate(std::uint64_t size, std::string name,
+                                           transport::access rights) override;
+  [[nodiscard]] result<std::span<std::byte>> bytes(memory_id of) const override;
+  [[nodiscard]] result<void> deregister(memory_id of, std::chrono::milliseconds wait) override;
+  [[nodiscard]] result<std::vector<std::byte>> describe(
+      std::span<const memory_id> only) const override;
+
+  // -- peers (agent_peers.cpp)
+  [[nodiscard]] result<peer_id> add_peer(std::span<const std::byte> bytes) override;
+  [[nodiscard]] result<void> remove_peer(peer_id who) override;
+  [[nodiscard]] result<transport::backend_kind> connect(peer_id who,
+                                                        std::chrono::milliseconds wait) override;
+  [[nodiscard]] result<std::vector<remote_memory>> remote_memories(peer_id who) const override;
+  [[nodiscard]] agent_report report() const override;
+
+  // -- plans (agent_plans.cpp)
+  [[nodiscard]] result<plan_id> prepare(std::span<const piece> local) override;
+  [[nodiscard]] result<plan_id> prepare(std::span<const entry> local) override;
+  [[nodiscard]] result<plan_id> prepare(peer_id who, std::span<const entry> remote) override;
+  [[nodiscard]] result<plan_id> session(memory_id local, peer_id who,
+                                        std::uint64_t remote) override;
+  [[nodiscard]] result<void> release(plan_id which) override;
+  [[nodiscard]] result<transfer_handle> make(transport::direction dir, plan_id local,
+                                             std::span<const std::uint32_t> local_index,
+                                             plan_id remote,
+                                             std::span<const std::uint32_t> remote_index,
+                                             merge_entries merge) override;
+  [[nodiscard]] result<transfer_handle> move(transport::direction dir, plan_id over,
+                                             std::span<const segment> segments,
+                                             std::span<const std::byte> note_bytes,
+                                             std::chrono::milliseconds deadline) override;
+
+  // -- transfers (agent_transfers.cpp)
+  [[nodiscard]] result<void> post(transfer_handle which, std::span<const std::byte> note_bytes,
+                                  std::chrono::milliseconds deadline) override;
+  [[nodiscard]] result<status> status_of(transfer_handle which) const override;
+  std::size_t wait(std::span<const transfer_handle> which, wait_for how_many,
+                   std::chrono::milliseconds limit) override;
+  [[nodiscard]] result<void> cancel(transfer_handle which) override;
+  [[nodiscard]] result<void> release(transfer_handle which) override;
+
+  // -- notices (agent_notices.cpp)
+  [[nodiscard]] result<void> notify(peer_id who, std::span<const std::byte> bytes) override;
+  [[nodiscard]] std::vector<notice> take_notices(std::size_t max) override;
+  [[nodiscard]] std::vector<event> take(std::size_t max) override;
+  [[nodiscard]] int event_fd() const override { return events_fd_.get(); }
+  bool poll() override { return place_->poll(); }
+
+  // -- from links, on whatever thread makes progress
+  void on_up(std::uint64_t link);
+  void on_completion(std::uint64_t link, transport::completion done);
+  void on_frame(std::uint64_t link, std::span<const std::byte> bytes);
+  void on_quiescent(std::uint64_t link, transfer_id of);
+  void on_broken(std::uint64_t link, troupe::error why);
+
+ private:
+  using lock_type = std::unique_lock<std::mutex>;
+  using peer_ptr = std::shared_ptr<remote_agent>;
+  using transfer_ptr = std::shared_ptr<agent_transfer>;
+  using link_ptr = std::shared_ptr<transport::link>;
+
+  struct prepared_list {
+    placed_list places;
+    peer_id who;  ///< of remote places; 0: they are ours
+    /// Of a session: the memories that offsets count from.
+    std::optional<std::pair<described_memory, described_memory>> session;
+  };
+  struct link_entry {
+    peer_ptr of;
+    bool guest{false};
+    bool up{false};
+    link_ptr wire;
+    std::optional<troupe::error> closed_for;  ///< why we closed it
+  };
+
+  // -- under the lock, unless said otherwise
+  [[nodiscard]] result<peer_ptr> find_peer(peer_id who) const;
+  [[nodiscard]] result<transfer_ptr> find_transfer(transfer_handle which) const;
+  [[nodiscard]] result<std::shared_ptr<const prepared_list>> find_plan(plan_id which) const;
+  [[nodiscard]] link_ptr wire_of(std::uint64_t link) const;
+  void put_event(event what);
+  void wake_waiters() { changed_.notify_all(); }
+  /// Waits until `done`, making progress where no thread of the endpoint does. False: it never was.
+  bool wait_until(lock_type& lock, std::chrono::steady_clock::time_point until,
+                  const std::function<bool()>& done);
+
+  // -- memory
+  [[nodiscard]] result<memory_id> add_memory(std::span<std::byte> bytes, std::string name,
+                                             transport::access rights);
+  [[nodiscard]] descriptor own_descriptor() const;
+  struct revocation {
+    std::uint64_t link{0};
+    link_ptr wire;
+    transport::remote_grant grant;
+  };
+  void revoke_all(lock_type& lock, std::vector<revocation> those, memory_id of);
+
+  // -- peers and their links; on the loop's thread unless said otherwise (agent_dial.cpp)
+  [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock
+  void forget_one_that_left();                              ///< the same
+  void want_link(const peer_ptr& who);                      ///< any thread, without the lock
+  void part_from(const peer_ptr& who);
+  void make_way(const peer_ptr& who);
+  void try_later(const peer_ptr& who);
+  void dial(const peer_ptr& who);
+  void on_dialled(const peer_ptr& who, actors::unique_fd fd);
+  void on_answer(const peer_ptr& who, control_message said);
+  void greet(const peer_ptr& who, const challenge& said);
+  void on_welcome(const peer_ptr& who, const welcome& said);
+  void make_link(const peer_ptr& who);
+  void on_link_answer(const peer_ptr& who, const link_answer& said);
+  void link_failed(const peer_ptr& who, const troupe::error& why);
+  void no_way(const peer_ptr& who, const troupe::error& why);
+  void lose(const peer_ptr& who, const troupe::error& why, bool for_good);
+  static void drop_notes(remote_agent& who);
+  [[nodiscard]] std::shared_ptr<transport::link_sink> ear_of(std::uint64_t link);
+  /// Of one link: as many as there may be transfers.
+  [[nodiscard]] std::uint32_t max_batches() const noexcept;
+  void link_came_up(std::uint64_t link);
+  void link_went(std::uint64_t link, const troupe::error& why);
+  void close_link(std::uint64_t link, const troupe::error& why);
+  [[nodiscard]] result<std::pair<transport::backend_kind, std::string>> choose_backend(
+      const transport::host_identity& where,
+      const std::vector<transport::backend_kind>& excluded) const;
+
+  // -- those who dial us; on the loop's thread (agent_guests.cpp)
+  struct newcomer {
+    std::shared_ptr<control_channel> channel;
+    control_nonce nonce{};
+    peer_ptr who;
+  };
+  void let_in(actors::unique_fd fd);
+  void on_guest_message(const std::shared_ptr<newcomer>& from, control_message said);
+  void on_hello(const std::shared_ptr<newcomer>& from, const hello& said);
+  void send_away(const std::shared_ptr<newcomer>& from, const troupe::error& why);
+  void on_link_wanted(const peer_ptr& who, const link_wanted& said);
+  void guest_left(const std::shared_ptr<newcomer>& from, const troupe::error& why);
+  void grant_to(std::uint64_t link, std::uint64_t memory);  ///< on the work thread
+  void take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
+                 const std::vector<transport::remote_grant>& given);
+
+  // -- transfers
+  [[nodiscard]] result<transfer_handle> add_transfer(transport::direction dir, peer_id who,
+                                                     planned_batch moves);  ///< takes the lock
+  void start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which);
+  void go_on(lock_type& lock, const peer_ptr& who);
+  /// Posts one that has all it needs. Gives the lock up.
+  void hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which);
+  [[nodiscard]] static std::optional<std::vector<transport::piece>> pieces_of(
+      remote_agent& who, const agent_transfer& which);
+  enum class readiness : std::uint8_t { ready, waits, refused };
+  [[nodiscard]] readiness look_for_grants(remote_agent& who, const agent_transfer& which,
+                                          std::vector<std::uint64_t>& ask, troupe::error& why);
+  void ask_for_grants(lock_type& lock, const peer_ptr& who,
+                      const std::vector<std::uint64_t>& memories);
+  void stop(lock_type& lock, const transfer_ptr& which, troupe::error why, bool is_cancel);
+  void finish_stopped(const transfer_ptr& which);
+  void finish(const transfer_ptr& which, std::optional<troupe::error> why, std::uint64_t bytes,
+              std::vector<std::uint32_t> bad_entries);
+  void refuse(remote_agent& who, const transfer_ptr& which, troupe::error why);
+  void copy_within(lock_type& lock, const transfer_ptr& which);
+  [[nodiscard]] result<void> copy_groups(const planned_batch& moves,
+                                         transport::direction dir) const;
+  void set_deadline(const transfer_ptr& which, std::chrono::milliseconds after);
+  void look_at_deadlines();
+  void fail_waiting(const peer_ptr& who, const troupe::error& why);
+
+  // -- notices
+  void tell_of_notices();
+  void on_note(const peer_ptr& from, std::span<const std::byte> bytes);
+  void send_notes(const peer_ptr& who);  ///< without the lock
+  void send_notes_later(const peer_ptr& who);
+  void send_counts(const peer_ptr& who, bool asked);  ///< without the lock
+  void ask_for_count(lock_type& lock, const peer_ptr& who);
+  void on_grants(std::uint64_t link, const peer_ptr& who, grants said);
+
+  const agent_options options_;
+  const incarnation life_;
+  agent_token token_{};
+  std::uint16_t port_{0};
+
+  std::unique_ptr<transport::endpoint> place_;
+  std::unique_ptr<actors::door_loop> loop_, work_;
+  std::unique_ptr<actors::door> door_;
+  std::thread loop_thread_, work_thread_;
+  std::vector<std::shared_ptr<newcomer>> newcomers_;  ///< the loop thread's own
+
+  std::mutex registering_;  ///< one registration at a time; before `mutex_`
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ending_{false};
+  memory_table memories_;
+  std::map<std::uint64_t, peer_ptr> peers_;
+  std::unordered_map<std::uint64_t, peer_ptr> by_life_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<const prepared_list>> plans_;
+  std::unordered_map<std::uint64_t, transfer_ptr> transfers_;
+  std::unordered_map<std::uint64_t, transfer_ptr> runs_;  ///< active, by the number of the posting
+  std::unordered_map<std::uint64_t, link_entry> links_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, memory_id> revoking_;  ///< link, transfer
+  std::uint64_t last_id_{0};
+  std::uint64_t last_run_{0};
+  std::uint64_t last_link_{0};
+  std::set<std::pair<std::chrono::steady_clock::time_point, std::uint64_t>> deadlines_;
+  actors::door_loop::id deadline_timer_{0};  ///< the loop thread's own
+  std::deque<notice> inbox_;
+  std::deque<event> events_;
+  bool notices_told_{false};  ///< an event says that the inbox has some
+  actors::unique_fd events_fd_;
+};
+
+}  // namespace troupe::io

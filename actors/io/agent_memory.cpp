@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "troupe/io/agent_core.hpp"
+
+// Memory: registered, described, taken back.
+
+namespace troupe::io {
+
+namespace {
+
+unexpected no_memory(memory_id of) {
+  return fail(errc::not_found, "there is no memory " + std::to_string(of.value) +
+                                   "; it was never registered, or was deregistered");
+}
+
+}  // namespace
+
+result<memory_id> agent_core::register_memory(std::span<std::byte> bytes, std::string name,
+                                              transport::access rights) {
+  if (bytes.data() == nullptr || bytes.empty()) {
+    return fail(errc::invalid_config,
+                "memory '" + name + "': the memory to register is null or empty");
+  }
+  return add_memory(bytes, std::move(name), rights);
+}
+
+result<memory_id> agent_core::add_memory(std::span<std::byte> bytes, std::string name,
+                                         transport::access rights) {
+  if (!access_from(static_cast<std::uint8_t>(rights))) {
+    return fail(errc::invalid_config, "memory '" + name + "': peers read it, write it, or both");
+  }
+  const std::lock_guard one_at_a_time{registering_};
+  std::vector<region_id> made;
+  result<memory_id> added = fail(errc::internal, "");
+  while (true) {
+    lock_type lock{mutex_};
+    const auto gaps = memories_.gaps_in(bytes);
+    if (gaps.empty()) {
+      added = memories_.add(bytes, name, rights);
+      break;
+    }
+    lock.unlock();  // to register may take long
+    std::optional<troupe::error> why;
+    for (const auto& gap : gaps) {
+      auto* const at =
+          bytes.data() + (gap.address - reinterpret_cast<std::uintptr_t>(bytes.data()));
+      auto region = place_->register_memory({at, gap.length}, name);
+      if (!region) {
+        why = std::move(region).error();
+        break;
+      }
+      lock.lock();
+      memories_.add_region(*region, gap);
+      lock.unlock();
+      made.push_back(*region);
+    }
+    if (!why) continue;
+    added = fail(std::move(*why));
+    break;
+  }
+  if (added) return added;
+  for (const auto region : made) {
+    const lock_type lock{mutex_};
+    memories_.remove_region(region);
+  }
+  for (const auto region : made) static_cast<void>(place_->deregister(region));
+  return added;
+}
+
+result<memory_id> agent_core::allocate(std::uint64_t size, std::string name,
+                                       transport::access rights) {
+  auto region = place_->allocate(size, name);
+  if (!region) return fail(std::move(region).error());
+  const auto span = place_->bytes(*region);
+  if (!span) return fail(span.error());
+  {
+    const lock_type lock{mutex_};
+    memories_.add_region(*region, {reinterpret_cast<std::uintptr_t>(span->data()), span->size()});
+  }
+  auto added = add_memory(*span, std::move(name), rights);
+  if (added) return added;
+  {
+    const lock_type lock{mutex_};
+    memories_.remove_region(*region);
+  }
+  static_cast<void>(place_->deregister(*region));
+  return added;
+}
+
+result<std::span<std::byte>> agent_core::bytes(memory_id of) const {
+  const lock_type lock{mutex_};
+  const auto* found = memories_.find(of);
+  if (found == nullptr) return no_memory(of);
+  return std::span{found->base, found->what.length()};
+}
+
+// -- taken back
+
+result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait) {
+  const auto until = std::chrono::steady_clock::now() + bounded(wait);
+  lock_type lock{mutex_};
+  auto* found = memories_.find(of);
+  if (found == nullptr) return no_memory(of);
+  found->withdrawn = true;
+  std::vector<revocation> those;
+  for (const auto& [number, one] : links_) {
+    if (one.of->guest_link != number) continue;
+    const auto given = one.of->given.extract(of.value);
+    if (!given) continue;
+    for (auto& grant : given.mapped()) those.push_back({number, one.wire, std::move(grant)});
+  }
+  std::vector<transfer_ptr> users;
+  for (const auto& [run, one] : runs_) {
+    if (std::ranges::binary_search(one->moves->local_memories, of.value)) users.push_back(one);
+  }
+  for (const auto& one : users) {
+    stop(lock, one, {errc::aborted, "a memory that it moves was deregistered"}, false);
+  }
+  revoke_all(lock, std::move(those), of);
+  const bool at_rest = wait_until(lock, until, [&] {
+    const auto* now = memories_.find(of);
+    if (now == nullptr) return true;
+    const auto uses = [&](const auto& one) {
+      return std::ranges::binary_search(one.second->moves->local_memories, of.value);
+    };
+    const auto revokes = [&](const auto& one) { return one.second == of; };
+    return now->busy == 0 && std::ranges::none_of(runs_, uses) &&
+           std::ranges::none_of(revoking_, revokes);
+  });
+  if (!at_rest) {
+    return fail(errc::deadline, "memory " + std::to_string(of.value) +
+                                    " is withdrawn, but a peer or a transfer may still touch it; "
+                                    "call again before you free it");
+  }
+  if (memories_.find(of) == nullptr) return {};  // somebody else deregistered it meanwhile
+  const auto leaving = memories_.let_leave(of);
+  lock.unlock();
+  for (const auto region : leaving) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        until - std::chrono::steady_clock::now());
+    auto gone = place_->withdraw(region, std::max(left, std::chrono::milliseconds{0}));
+    if (!gone && gone.error().code != errc::unknown_region) return gone;
+  }
+  lock.lock();
+  memories_.remove(of);
+  wake_waiters();
+  return {};
+}
+
+/// Gives the lock up meanwhile.
+void agent_core::revoke_all(lock_type& lock, std::vector<revocation> those, memory_id of) {
+  for (const auto& one : those) {
+    revoking_.emplace(std::pair{one.link, one.grant.transfer.value}, of);
+  }
+  lock.unlock();
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> quiescent;
+  for (const auto& one : those) {
+    if (!one.wire || one.wire->revoke(one.grant) == transport::fence_state::quiescent) {
+      quiescent.emplace_back(one.link, one.grant.transfer.value);
+    }
+  }
+  lock.lock();
+  for (const auto& one : quiescent) revoking_.erase(one);
+}
+
+// -- described
+
+descriptor agent_core::own_descriptor() const {
+  descriptor self;
+  self.life = life_;
+  self.token = token_;
+  self.port = port_;
+  self.host = options_.host;
+  self.name = options_.name;
+  return self;
+}
+
+result<std::vector<std::byte>> agent_core::describe(std::span<const memory_id> only) const {
+  auto self = own_descriptor();
+  {
+    const lock_type lock{mutex_};
+    const auto all = memories_.all();
+    for (const auto of : only.empty() ? std::span<const memory_id>{all} : only) {
+      const auto* found = memories_.find(of);
+      if (found == nullptr) return no_memory(of);
+      if (!found->withdrawn) self.memories.push_back(found->what);
+    }
+  }
+  auto described = self.encode();
+  if (described.size() > max_descriptor_size) {
+    return fail(errc::overloaded, "the descriptor of " + std::to_string(self.memories.size()) +
+                                      " memories has " + std::to_string(described.size()) +
+                                      " bytes, the most is " + std::to_string(max_descriptor_size) +
+                                      "; describe some of them at a time");
+  }
+  return described;
+}
+
+}  // namespace troupe::io

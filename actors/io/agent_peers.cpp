@@ -1,0 +1,194 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "troupe/io/agent_core.hpp"
+
+// Which agents there are, as far as their descriptors and greetings say.
+
+namespace troupe::io {
+
+namespace {
+
+void learn(remote_agent& who, std::vector<described_memory> memories) {
+  for (auto& one : memories) {
+    const auto known = who.memories.find(one.number);
+    if (known != who.memories.end()) {
+      if (known->second == one) continue;
+      who.by_address.remove(known->second.address(), one.number);
+    }
+    who.by_address.add(one.address(), one.length(), one.number);
+    who.memories.insert_or_assign(one.number, std::move(one));
+  }
+}
+
+}  // namespace
+
+result<agent_core::peer_ptr> agent_core::find_peer(peer_id who) const {
+  const auto at = peers_.find(who.value);
+  if (at != peers_.end()) return at->second;
+  return fail(errc::not_found, "there is no peer " + std::to_string(who.value) +
+                                   "; it was never added, or was removed");
+}
+
+result<agent_core::peer_ptr> agent_core::take_in(descriptor said) {
+  const bool is_self = said.life == life_;
+  const auto known = by_life_.find(said.life.value);
+  const auto& token = is_self                   ? token_
+                      : known != by_life_.end() ? known->second->known.token
+                                                : said.token;
+  if (said.token != token) {
+    return fail(errc::unauthorized, "the descriptor of agent '" + said.name +
+                                        "' is forged: that life of an agent has another token");
+  }
+  if (known != by_life_.end()) {
+    learn(*known->second, std::move(said.memories));
+    return known->second;
+  }
+  if (peers_.size() >= options_.max_peers) forget_one_that_left();
+  if (peers_.size() >= options_.max_peers) {
+    return fail(errc::overloaded,
+                std::to_string(peers_.size()) + " peers are known, the most; remove some first");
+  }
+  auto made = std::make_shared<remote_agent>();
+  made->id = peer_id{++last_id_};
+  made->is_self = is_self;
+  learn(*made, std::exchange(said.memories, {}));
+  made->known = std::move(said);
+  // Until it has said how much room there is.
+  made->account.room = {least_notices, least_notice_bytes};
+  peers_.emplace(last_id_, made);
+  by_life_.emplace(made->known.life.value, made);
+  return made;
+}
+
+/// Of those that greeted us and that our program knows by their notices only.
+void agent_core::forget_one_that_left() {
+  const auto at = std::ranges::find_if(peers_, [](const auto& known) {
+    const auto& one = *known.second;
+    return !one.added && !one.guest && !one.wants_link() && one.received == one.taken &&
+           (one.now == remote_agent::phase::idle || one.now == remote_agent::phase::gone);
+  });
+  if (at == peers_.end()) return;
+  at->second->removed = true;
+  by_life_.erase(at->second->known.life.value);
+  peers_.erase(at);
+}
+
+result<peer_id> agent_core::add_peer(std::span<const std::byte> bytes) {
+  auto said = descriptor::decode(bytes);
+  if (!said) return fail(std::move(said).error());
+  const lock_type lock{mutex_};
+  const auto known = take_in(std::move(*said));
+  if (!known) return fail(known.error());
+  (*known)->added = true;
+  return (*known)->id;
+}
+
+result<void> agent_core::remove_peer(peer_id who) {
+  const lock_type lock{mutex_};
+  const auto found = find_peer(who);
+  if (!found) return fail(found.error());
+  const auto peer = *found;
+  peer->removed = true;
+  peers_.erase(who.value);
+  by_life_.erase(peer->known.life.value);
+  fail_waiting(peer, {errc::aborted, "agent '" + peer->known.name + "' was removed"});
+  peer->notes.clear();
+  std::erase_if(inbox_, [who](const notice& one) { return one.life == who; });
+  wake_waiters();
+  loop_->post([this, peer] { part_from(peer); });
+  return {};
+}
+
+/// On the loop's thread.
+void agent_core::part_from(const peer_ptr& who) {
+  const troupe::error why{errc::aborted, "agent '" + who->known.name + "' was removed"};
+  std::shared_ptr<control_channel> channel;
+  std::shared_ptr<control_channel> guest;
+  std::uint64_t link = 0;
+  std::uint64_t guest_link = 0;
+  {
+    const lock_type lock{mutex_};
+    who->now = remote_agent::phase::gone;
+    who->last_error = why;
+    channel = std::exchange(who->channel, nullptr);
+    guest = std::exchange(who->guest, nullptr);
+    link = std::exchange(who->link, 0);
+    guest_link = who->guest_link;
+  }
+  if (channel) channel->close();
+  if (guest) guest->close();
+  std::erase_if(newcomers_, [&](const auto& one) { return one->who == who; });
+  for (const auto one : {link, guest_link}) {
+    if (one != 0) close_link(one, why);
+  }
+}
+
+result<transport::backend_kind> agent_core::connect(peer_id who, std::chrono::milliseconds wait) {
+  lock_type lock{mutex_};
+  const auto found = find_peer(who);
+  if (!found) return fail(found.error());
+  const auto peer = *found;
+  using phase = remote_agent::phase;
+  if (peer->is_self) {
+    return fail(errc::invalid_config, "an agent reaches its own memory without a link");
+  }
+  const auto until = std::chrono::steady_clock::now() + bounded(wait);
+  const auto failed = peer->failed;
+  if (peer->now != phase::up && peer->now != phase::gone) {
+    peer->connecting = true;
+    lock.unlock();
+    want_link(peer);
+    lock.lock();
+  }
+  wait_until(lock, until, [&] {
+    return peer->now == phase::up || peer->now == phase::gone || peer->failed != failed ||
+           peer->removed;
+  });
+  if (peer->now == phase::up) return peer->kind;
+  if (peer->removed) return fail(errc::aborted, "the peer was removed meanwhile");
+  if ((peer->now == phase::gone || peer->failed != failed) && peer->last_error) {
+    return fail(*peer->last_error);
+  }
+  return fail(errc::deadline, "there is no link to agent '" + peer->known.name + "' within " +
+                                  std::to_string(wait.count()) + " ms; it is still being made");
+}
+
+result<std::vector<agent::remote_memory>> agent_core::remote_memories(peer_id who) const {
+  const lock_type lock{mutex_};
+  const auto found = find_peer(who);
+  if (!found) return fail(found.error());
+  std::vector<remote_memory> all;
+  for (const auto& [number, one] : (*found)->memories) {
+    all.push_back(
+        {.number = number, .address = one.address(), .length = one.length(), .rights = one.rights});
+  }
+  return all;
+}
+
+agent_report agent_core::report() const {
+  const lock_type lock{mutex_};
+  agent_report said{.name = options_.name,
+                    .life = life_,
+                    .host = options_.host,
+                    .port = port_,
+                    .data_port = place_->data_port(),
+                    .memories = memories_.size(),
+                    .plans = plans_.size(),
+                    .transfers = transfers_.size(),
+                    .active = runs_.size(),
+                    .peers = {}};
+  for (const auto& [number, one] : peers_) {
+    peer_report of{.who = one->id, .name = one->known.name, .life = one->known.life};
+    if (one->now == remote_agent::phase::up) of.backend = one->kind;
+    of.reason = one->reason;
+    of.lost = one->last_error;
+    of.links = one->links;
+    of.notices_unread = one->received.notices - one->taken.notices;
+    said.peers.push_back(std::move(of));
+  }
+  return said;
+}
+
+}  // namespace troupe::io

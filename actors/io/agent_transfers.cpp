@@ -1,0 +1,507 @@
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "troupe/io/agent_core.hpp"
+
+// Transfers: posted, handed to links, ended.
+
+namespace troupe::io {
+
+namespace {
+
+/// Whether what failed so may have been delivered all the same.
+bool leaves_doubt(errc code) noexcept {
+  return code == errc::aborted || code == errc::link_broken || code == errc::peer_lost ||
+         code == errc::deadline;
+}
+
+unexpected no_transfer(transfer_handle which) {
+  return fail(errc::not_found, "there is no transfer " + std::to_string(which.value) +
+                                   "; it was never made, or was released");
+}
+
+}  // namespace
+
+result<agent_core::transfer_ptr> agent_core::find_transfer(transfer_handle which) const {
+  const auto at = transfers_.find(which.value);
+  if (at != transfers_.end()) return at->second;
+  return no_transfer(which);
+}
+
+result<void> agent_core::post(transfer_handle which, std::span<const std::byte> note_bytes,
+                              std::chrono::milliseconds deadline) {
+  lock_type lock{mutex_};
+  const auto found = find_transfer(which);
+  if (!found) return fail(found.error());
+  const auto& one = *found;
+  if (one->at != agent_transfer::stage::idle) {
+    return fail(errc::overloaded, "transfer " + std::to_string(which.value) +
+                                      " is active; post it again when it has ended");
+  }
+  const auto peer = find_peer(one->who);
+  if (!peer) return fail(peer.error());
+  auto& who = **peer;
+  if (who.now == remote_agent::phase::gone) return fail(*who.last_error);
+  for (const auto number : one->moves->local_memories) {
+    const auto* own = memories_.find(memory_id{number});
+    if (own != nullptr && !own->withdrawn) continue;
+    return fail(errc::aborted, "memory " + std::to_string(number) + ", which transfer " +
+                                   std::to_string(which.value) + " moves, was deregistered");
+  }
+  if (note_bytes.size() > max_notice_size) {
+    return fail(errc::out_of_range, "a notice has at most " + std::to_string(max_notice_size) +
+                                        " bytes, found " + std::to_string(note_bytes.size()));
+  }
+  if (!note_bytes.empty() && !who.is_self && !who.account.has_room_for(note_bytes.size())) {
+    ask_for_count(lock, *peer);
+    return fail(errc::overloaded, "agent '" + who.known.name +
+                                      "' has not taken the notices that were sent to it; post "
+                                      "again when it has");
+  }
+  one->outcome = {.now = state::active};
+  one->run = ++last_run_;
+  one->link = 0;
+  one->stop_as.reset();
+  one->completed = one->quiescent = false;
+  one->has_note = !note_bytes.empty();
+  one->note.assign(note_bytes.begin(), note_bytes.end());
+  if (one->has_note && !who.is_self) who.account.reserve(one->note.size());
+  runs_.emplace(one->run, one);
+  if (deadline.count() > 0) set_deadline(one, deadline);
+  if (who.is_self) {
+    copy_within(lock, one);
+  } else {
+    start(lock, *peer, one);
+  }
+  return {};
+}
+
+/// Gives the lock up, at its end for good.
+void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which) {
+  which->at = agent_transfer::stage::waiting;
+  if (who->now == remote_agent::phase::up) {
+    std::vector<std::uint64_t> ask;
+    troupe::error why;
+    switch (look_for_grants(*who, *which, ask, why)) {
+      case readiness::ready: hand_to_link(lock, who, which); return;
+      case readiness::refused: refuse(*who, which, std::move(why)); return;
+      case readiness::waits: break;
+    }
+    who->waiting.push_back(which);
+    ask_for_grants(lock, who, ask);
+    return;
+  }
+  who->waiting.push_back(which);
+  lock.unlock();
+  want_link(who);
+}
+
+/// Those that wait for a link, or for grants, and have them now. Gives the lock up meanwhile.
+void agent_core::go_on(lock_type& lock, const peer_ptr& who) {
+  std::vector<std::uint64_t> ask;
+  auto some = std::exchange(who->waiting, {});
+  for (; !some.empty(); some.pop_front()) {
+    const auto one = some.front();
+    if (one->at != agent_transfer::stage::waiting) continue;
+    if (who->now != remote_agent::phase::up) {
+      who->waiting.push_back(one);
+      continue;
+    }
+    troupe::error why;
+    switch (look_for_grants(*who, *one, ask, why)) {
+      case readiness::ready: hand_to_link(lock, who, one); break;
+      case readiness::refused: refuse(*who, one, std::move(why)); break;
+      case readiness::waits: who->waiting.push_back(one); break;
+    }
+  }
+  ask_for_grants(lock, who, ask);
+  // The link may have gone while this thread had its transfers in hand.
+  if (who->waiting.empty() || who->now == remote_agent::phase::up) return;
+  lock.unlock();
+  want_link(who);
+  lock.lock();
+}
+
+agent_core::readiness agent_core::look_for_grants(remote_agent& who, const agent_transfer& which,
+                                                  std::vector<std::uint64_t>& ask,
+                                                  troupe::error& why) {
+  bool all = true;
+  for (const auto number : which.moves->remote_memories) {
+    auto& known = who.grants[number];
+    if (known.refused) {
+      why = *known.refused;
+      return readiness::refused;
+    }
+    if (!known.parts.empty()) continue;
+    all = false;
+    if (!std::exchange(known.asked, true)) ask.push_back(number);
+  }
+  return all ? readiness::ready : readiness::waits;
+}
+
+void agent_core::ask_for_grants(lock_type& lock, const peer_ptr& who,
+                                const std::vector<std::uint64_t>& memories) {
+  if (memories.empty()) return;
+  const auto link = who->link;
+  const auto wire = wire_of(link);
+  lock.unlock();
+  for (const auto number : memories) {
+    if (!wire) break;
+    // A link that does not take it breaks, or is full of what somebody waits for.
+    if (auto sent = wire->send_frame(encode_frame(grant_wanted{number})); !sent) {
+      loop_->post([this, link, why = sent.error()] { link_went(link, why); });
+      break;
+    }
+  }
+  lock.lock();
+}
+
+/// What a link moves for it; empty where the peer's grants are not as it has described its memory.
+std::optional<std::vector<transport::piece>> agent_core::pieces_of(remote_agent& who,
+                                                                   const agent_transfer& which) {
+  std::vector<transport::piece> pieces;
+  pieces.reserve(which.moves->groups.size());
+  for (const auto& group : which.moves->groups) {
+    const auto& parts = who.grants[group.remote_memory].parts;
+    const auto at = std::ranges::find_if(
+        parts, [&](const auto& grant) { return grant->region == group.remote; });
+    if (at == parts.end()) return std::nullopt;
+    pieces.push_back({group.local, *at, group.segments});
+  }
+  return pieces;
+}
+
+void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which) {
+  const auto run = which->run;
+  const auto link = who->link;
+  const auto wire = wire_of(link);
+  auto prepared = which->prepared_on == link ? which->prepared : nullptr;
+  const bool again = std::exchange(which->first_on, link) == link;
+  std::optional<std::vector<transport::piece>> pieces;
+  if (!prepared) {
+    pieces = pieces_of(*who, *which);
+    if (!pieces) {
+      refuse(*who, which,
+             {errc::grant_revoked, "agent '" + who->known.name +
+                                       "' grants its memory otherwise than it has described it"});
+      return;
+    }
+  }
+  std::vector<std::byte> frame;
+  if (which->has_note) {
+    frame = encode_frame(note{which->note});
+    who->account.hand_over(which->note.size());
+    ++who->account.in_flight;
+  }
+  which->at = agent_transfer::stage::posted;
+  which->link = link;
+  const auto dir = which->dir;
+  lock.unlock();
+  result<void> posted;
+  if (!wire) {
+    posted = fail(errc::link_broken, "the link is gone");
+  } else if (!prepared && !again) {
+    posted = wire->post({.id = transport::batch_id{run},
+                         .transfer = transfer_id{run},
+                         .dir = dir,
+                         .pieces = std::move(*pieces),
+                         .frame = std::move(frame)});
+  } else {
+    if (!prepared) {
+      auto made = wire->prepare(dir, std::move(*pieces));
+      if (made) {
+        prepared = std::move(*made);
+      } else {
+        posted = fail(std::move(made).error());
+      }
+    }
+    if (prepared) {
+      posted = wire->post_prepared(*prepared, {.id = transport::batch_id{run},
+                                               .transfer = transfer_id{run},
+                                               .which = {},
+                                               .frame = frame});
+    }
+  }
+  lock.lock();
+  if (again && prepared) {
+    which->prepared = std::move(prepared);
+    which->prepared_on = link;
+  }
+  if (posted) return;
+  if (which->run != run || which->at == agent_transfer::stage::idle) return;
+  if (which->has_note) {
+    --who->account.in_flight;
+    who->account.take_back(which->note.size());
+  }
+  if (which->at == agent_transfer::stage::stopping) {
+    which->completed = true;
+    finish_stopped(which);
+  } else {
+    finish(which, std::move(posted).error(), 0, which->moves->all_entries());
+  }
+}
+
+void agent_core::on_completion(std::uint64_t link, transport::completion done) {
+  const lock_type lock{mutex_};
+  const auto at = runs_.find(done.id.value);
+  if (at == runs_.end()) return;
+  const auto one = at->second;
+  if (const auto peer = find_peer(one->who); peer && one->has_note) {
+    auto& account = (*peer)->account;
+    --account.in_flight;
+    if (done.failure && leaves_doubt(done.failure->code)) account.uncertain = true;
+    if (done.failure && !leaves_doubt(done.failure->code)) account.take_back(one->note.size());
+  }
+  if (!done.failure) {
+    finish(one, std::nullopt, done.bytes, {});
+    return;
+  }
+  if (one->at == agent_transfer::stage::stopping) {
+    one->completed = true;
+    one->outcome.bytes = done.bytes;
+    one->outcome.bad_entries = one->moves->entries_of(done.bad_segments);
+    finish_stopped(one);
+    return;
+  }
+  const auto entry_of_link = links_.find(link);
+  if (entry_of_link != links_.end() && entry_of_link->second.closed_for &&
+      done.failure->code == errc::aborted) {
+    done.failure = entry_of_link->second.closed_for;
+  }
+  finish(one, std::move(done.failure), done.bytes, one->moves->entries_of(done.bad_segments));
+}
+
+void agent_core::on_quiescent(std::uint64_t link, transfer_id of) {
+  const lock_type lock{mutex_};
+  if (revoking_.erase({link, of.value}) != 0) {
+    wake_waiters();
+    return;
+  }
+  const auto at = runs_.find(of.value);
+  if (at == runs_.end() || at->second->link != link) return;
+  const auto one = at->second;
+  one->quiescent = true;
+  finish_stopped(one);
+}
+
+// -- ends
+
+/// Gives the lock up meanwhile.
+void agent_core::stop(lock_type& lock, const transfer_ptr& which, troupe::error why,
+                      bool is_cancel) {
+  switch (which->at) {
+    case agent_transfer::stage::idle:
+    case agent_transfer::stage::stopping: return;
+    case agent_transfer::stage::waiting: {
+      const auto peer = find_peer(which->who);
+      if (peer) {
+        std::erase((*peer)->waiting, which);
+        if (which->has_note) (*peer)->account.unreserve(which->note.size());
+      }
+      which->stop_is_cancel = is_cancel;
+      which->stop_as = std::move(why);
+      which->at = agent_transfer::stage::stopping;
+      which->completed = which->quiescent = true;
+      finish_stopped(which);
+      return;
+    }
+    case agent_transfer::stage::posted: break;
+  }
+  which->at = agent_transfer::stage::stopping;
+  which->stop_is_cancel = is_cancel;
+  which->stop_as = std::move(why);
+  if (which->link == 0) {  // a copy of ours, which ends by itself
+    which->quiescent = true;
+    return;
+  }
+  const auto run = which->run;
+  const auto wire = wire_of(which->link);
+  lock.unlock();
+  const bool at_rest = !wire || wire->fence(transfer_id{run}) == transport::fence_state::quiescent;
+  lock.lock();
+  if (which->run != run || which->at != agent_transfer::stage::stopping || !at_rest) return;
+  which->quiescent = true;
+  if (!wire) which->completed = true;
+  finish_stopped(which);
+}
+
+void agent_core::finish_stopped(const transfer_ptr& which) {
+  if (which->at != agent_transfer::stage::stopping || !which->completed || !which->quiescent) {
+    return;
+  }
+  auto bad = std::move(which->outcome.bad_entries);
+  if (bad.empty()) bad = which->moves->all_entries();
+  finish(which, std::exchange(which->stop_as, std::nullopt), which->outcome.bytes, std::move(bad));
+  if (which->stop_is_cancel) {
+    which->outcome.now = state::cancelled;
+    which->outcome.why.reset();
+  }
+}
+
+void agent_core::finish(const transfer_ptr& which, std::optional<troupe::error> why,
+                        std::uint64_t bytes, std::vector<std::uint32_t> bad_entries) {
+  runs_.erase(which->run);
+  if (which->until) deadlines_.erase({*std::exchange(which->until, std::nullopt), which->run});
+  which->at = agent_transfer::stage::idle;
+  which->note.clear();
+  which->outcome.now = why ? state::failed : state::done;
+  which->outcome.why = std::move(why);
+  which->outcome.bytes = bytes;
+  which->outcome.bad_entries = std::move(bad_entries);
+  if (!std::exchange(which->event_waits, true)) {
+    put_event({.what = event_kind::transfer_ended, .which = which->id});
+  }
+  wake_waiters();
+}
+
+/// What waits for a link that there will not be.
+void agent_core::fail_waiting(const peer_ptr& who, const troupe::error& why) {
+  for (const auto& one : std::exchange(who->waiting, {})) {
+    if (one->at != agent_transfer::stage::waiting) continue;
+    refuse(*who, one, why);
+  }
+}
+
+/// One that was not handed to a link.
+void agent_core::refuse(remote_agent& who, const transfer_ptr& which, troupe::error why) {
+  if (which->has_note) who.account.unreserve(which->note.size());
+  finish(which, std::move(why), 0, which->moves->all_entries());
+}
+
+void agent_core::set_deadline(const transfer_ptr& which, std::chrono::milliseconds after) {
+  which->until = std::chrono::steady_clock::now() + bounded(after);
+  const bool first = deadlines_.empty() || *which->until < deadlines_.begin()->first;
+  deadlines_.emplace(*which->until, which->run);
+  if (first) loop_->post([this] { look_at_deadlines(); });
+}
+
+/// On the loop's thread.
+void agent_core::look_at_deadlines() {
+  lock_type lock{mutex_};
+  const auto now = std::chrono::steady_clock::now();
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto due = deadlines_.extract(deadlines_.begin());
+    const auto at = runs_.find(due.value().second);
+    if (at == runs_.end()) continue;
+    const auto one = at->second;
+    one->until.reset();
+    stop(lock, one,
+         {errc::deadline, "transfer " + std::to_string(one->id.value) +
+                              " did not end within the time that its caller gave"},
+         false);
+  }
+  loop_->cancel(deadline_timer_);
+  if (deadlines_.empty()) return;
+  deadline_timer_ = loop_->call_at(deadlines_.begin()->first, [this] {
+    deadline_timer_ = 0;
+    look_at_deadlines();
+  });
+}
+
+// -- between memories of this agent
+
+/// Gives the lock up meanwhile.
+void agent_core::copy_within(lock_type& lock, const transfer_ptr& which) {
+  const auto moves = which->moves;
+  std::vector<own_memory*> used;
+  for (const auto* numbers : {&moves->local_memories, &moves->remote_memories}) {
+    for (const auto number : *numbers) {
+      auto* own = memories_.find(memory_id{number});
+      if (own == nullptr || own->withdrawn) {
+        finish(which,
+               troupe::error{errc::grant_revoked,
+                             "memory " + std::to_string(number) + " was deregistered"},
+               0, moves->all_entries());
+        return;
+      }
+      used.push_back(own);
+    }
+  }
+  for (auto* own : used) ++own->busy;
+  which->at = agent_transfer::stage::posted;
+  lock.unlock();
+  auto copied = copy_groups(*moves, which->dir);
+  lock.lock();
+  for (auto* own : used) --own->busy;
+  if (copied && which->has_note) {
+    inbox_.push_back({options_.name, which->who, which->note});
+    tell_of_notices();
+  }
+  finish(which, copied ? std::nullopt : std::optional{copied.error()}, copied ? moves->bytes : 0,
+         copied ? std::vector<std::uint32_t>{} : moves->all_entries());
+}
+
+/// Without the lock.
+result<void> agent_core::copy_groups(const planned_batch& moves, transport::direction dir) const {
+  for (const auto& group : moves.groups) {
+    for (const auto region : {group.local, group.remote}) {
+      if (!place_->gpu_of(region)) continue;
+      return fail(errc::backend_unavailable,
+                  "region " + std::to_string(region.value) +
+                      " is memory of a GPU, which an agent does not move to itself; use the "
+                      "GPU's own copies");
+    }
+    const auto here = place_->bytes(group.local);
+    if (!here) return fail(here.error());
+    const auto there = place_->bytes(group.remote);
+    if (!there) return fail(there.error());
+    for (const auto& one : group.segments) {
+      for (std::uint32_t i = 0; i < one.count; ++i) {
+        auto* const local = here->data() + one.local_offset + i * one.local_stride;
+        auto* const remote = there->data() + one.remote_offset + i * one.remote_stride;
+        const bool writes = dir == transport::direction::write;
+        std::memmove(writes ? remote : local, writes ? local : remote, one.length);
+      }
+    }
+  }
+  return {};
+}
+
+// -- looked at
+
+result<status> agent_core::status_of(transfer_handle which) const {
+  const lock_type lock{mutex_};
+  const auto found = find_transfer(which);
+  if (!found) return fail(found.error());
+  return (*found)->outcome;
+}
+
+std::size_t agent_core::wait(std::span<const transfer_handle> which, wait_for how_many,
+                             std::chrono::milliseconds limit) {
+  lock_type lock{mutex_};
+  const auto ended = [&] {
+    return static_cast<std::size_t>(std::ranges::count_if(which, [&](transfer_handle one) {
+      const auto found = transfers_.find(one.value);
+      return found == transfers_.end() || found->second->at == agent_transfer::stage::idle;
+    }));
+  };
+  const auto wanted =
+      how_many == wait_for::all ? which.size() : std::min<std::size_t>(1, which.size());
+  wait_until(lock, std::chrono::steady_clock::now() + bounded(limit),
+             [&] { return ended() >= wanted; });
+  return ended();
+}
+
+result<void> agent_core::cancel(transfer_handle which) {
+  lock_type lock{mutex_};
+  const auto found = find_transfer(which);
+  if (!found) return fail(found.error());
+  stop(lock, *found, {errc::aborted, "cancelled"}, true);
+  return {};
+}
+
+result<void> agent_core::release(transfer_handle which) {
+  const lock_type lock{mutex_};
+  const auto found = find_transfer(which);
+  if (!found) return fail(found.error());
+  if ((*found)->at != agent_transfer::stage::idle) {
+    return fail(errc::overloaded, "transfer " + std::to_string(which.value) +
+                                      " is active; cancel it and wait for its end first");
+  }
+  transfers_.erase(which.value);
+  return {};
+}
+
+}  // namespace troupe::io

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "troupe/actors/door_loop.hpp"
+#include "troupe/io/wire.hpp"
+
+namespace troupe::io {
+
+/// Messages over one connection that the door has let through. Lives on the loop's thread. Watches that
+/// the peer says something: it pings, and ends the connection when nothing has come for too long.
+class control_channel : public std::enable_shared_from_this<control_channel> {
+ public:
+  using clock = actors::door_loop::clock;
+  struct listener {
+    std::function<void(control_message)> on_message;
+    /// At most once; not after `close`. `peer_lost`, `unauthorized` (what came is no message).
+    std::function<void(troupe::error why)> on_end;
+  };
+
+  control_channel(actors::door_loop& loop, actors::unique_fd fd, std::chrono::milliseconds silence);
+  control_channel(const control_channel&) = delete;
+  control_channel& operator=(const control_channel&) = delete;
+  ~control_channel() = default;
+
+  /// Once, before anything is sent.
+  void begin(listener tell);
+  /// What cannot be sent ends the connection.
+  void send(const control_message& said);
+  /// Ends it; what was sent and fits the socket still goes out. Nobody is told.
+  void close();
+  [[nodiscard]] bool open() const noexcept { return static_cast<bool>(fd_); }
+
+ private:
+  void on_ready(std::uint32_t events);
+  /// False: the connection has ended.
+  [[nodiscard]] bool read_some();
+  [[nodiscard]] bool take_messages();
+  void flush();
+  void look();
+  void end(troupe::error why);
+
+  static constexpr std::size_t max_waiting = std::size_t{1} << 20;
+
+  actors::door_loop& loop_;
+  actors::unique_fd fd_;
+  const std::chrono::milliseconds silence_;
+  listener tell_;
+  actors::door_loop::id watch_{0};
+  actors::door_loop::id timer_{0};
+  clock::time_point heard_;
+  std::vector<std::byte> in_, out_;
+};
+
+}  // namespace troupe::io

@@ -1,0 +1,212 @@
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "troupe/io/descriptor.hpp"
+
+#include "agents.hpp"
+
+// How transfers, peers and agents end.
+namespace troupe::io {
+
+using transport::direction;
+
+namespace {
+
+/// A listener that takes connections and never says a word, and a descriptor that leads to it.
+struct silent_listener {
+  explicit silent_listener(const agent_node& looks_like) {
+    fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+    EXPECT_EQ(::listen(fd, 16), 0);
+    socklen_t size = sizeof at;
+    EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size), 0);
+    auto leads_here = descriptor::decode(looks_like.self->describe().value()).value();
+    leads_here.port = ntohs(at.sin_port);
+    described = leads_here.encode();
+  }
+  ~silent_listener() { ::close(fd); }
+  silent_listener(const silent_listener&) = delete;
+  silent_listener& operator=(const silent_listener&) = delete;
+
+  int fd{-1};
+  std::vector<std::byte> described;
+};
+
+}  // namespace
+
+TEST_P(agents_test, a_cancelled_transfer_is_at_rest_and_the_others_go_on) {
+  agent_pair p{GetParam()};
+  ASSERT_TRUE(p.connected());
+  for (const auto dir : {direction::write, direction::read}) {
+    for (int round = 0; round < 10; ++round) {
+      std::memset(p.a.memory.data(), 0x55, p.a.memory.size());
+      std::memset(p.b.memory.data(), 0x33, p.b.memory.size());
+      const auto out = p.make_blocks(dir, 32, 65'536);
+      ASSERT_TRUE(p.a.self->post(out, {}, 0ms));
+      for (int i = 0; i < round * 3; ++i) {
+        p.a.self->poll();
+        p.b.self->poll();
+      }
+      ASSERT_TRUE(p.a.self->cancel(out));
+      const auto end = p.ended(p.a, out);
+      ASSERT_TRUE(end.now == state::cancelled || end.now == state::done);
+      if (end.now == state::cancelled) {
+        EXPECT_FALSE(end.why);
+        EXPECT_FALSE(end.bad_entries.empty());
+      }
+      std::memset(p.a.memory.data(), 0x44, p.a.memory.size());
+      const auto other = p.make_blocks(direction::write, 1, 64);
+      ASSERT_TRUE(p.a.self->post(other, {}, 0ms));
+      ASSERT_EQ(p.ended(p.a, other).now, state::done);
+      for (std::size_t i = 0; i < 32; ++i) {
+        ASSERT_EQ(p.a.memory[i * 65'536 + 100], std::byte{0x44}) << "a read landed later";
+      }
+      EXPECT_TRUE(p.a.self->cancel(out));  // it has ended
+      EXPECT_TRUE(p.a.self->release(out));
+      EXPECT_TRUE(p.a.self->release(other));
+    }
+  }
+  EXPECT_EQ(code_of(p.a.self->cancel(transfer_handle{4711})), errc::not_found);
+}
+
+TEST_P(agents_test, a_transfer_to_nobody_ends_in_time_and_says_why) {
+  const auto how = GetParam();
+  agent_node a{"a", how};
+  std::vector<std::byte> described;
+  {
+    const agent_node b{"b", how};
+    described = b.self->describe().value();
+  }
+  const auto gone = a.self->add_peer(described).value();
+  const auto number = a.self->remote_memories(gone)->back().number;
+  const auto over = a.self->session(a.kv, gone, number).value();
+  const auto sent = a.self->move(direction::write, over, std::vector<segment>{{0, 0, 64}}, {}, 0ms);
+  ASSERT_TRUE(sent) << to_string(sent.error());
+  EXPECT_EQ(a.self->wait(std::vector{*sent}, wait_for::all, long_time), 1U);
+  const auto end = a.self->status_of(*sent).value();
+  EXPECT_EQ(end.now, state::failed);
+  EXPECT_EQ(end.why->code, errc::peer_unreachable) << to_string(*end.why);
+  EXPECT_THAT(end.why->message, ::testing::HasSubstr("'b'"));
+  const auto events = a.self->take(10);
+  EXPECT_TRUE(std::ranges::any_of(
+      events, [&](const event& one) { return one.what == event_kind::transfer_ended; }));
+}
+
+TEST_P(agents_test, a_transfer_that_waits_is_cancelled_and_ends_by_its_deadline) {
+  const auto how = GetParam();
+  agent_node a{"a", how};
+  const agent_node silent{"silent", how};
+  const silent_listener nobody{silent};
+  const auto peer = a.self->add_peer(nobody.described).value();
+  const auto over =
+      a.self->session(a.kv, peer, a.self->remote_memories(peer)->back().number).value();
+  const std::vector<segment> some{{0, 0, 64}};
+  const auto one = a.self->move(direction::write, over, some, {}, 0ms).value();
+  const auto other = a.self->move(direction::write, over, some, {}, 20ms).value();
+  EXPECT_EQ(code_of(a.self->release(one)), errc::overloaded);
+  EXPECT_TRUE(a.self->cancel(one));
+  EXPECT_EQ(a.self->status_of(one)->now, state::cancelled);
+  EXPECT_EQ(a.self->wait(std::vector{one, other}, wait_for::all, long_time), 2U);
+  const auto end = a.self->status_of(other).value();
+  EXPECT_EQ(end.now, state::failed);
+  EXPECT_EQ(end.why->code, errc::deadline);
+}
+
+TEST_P(agents_test, a_removed_peer_is_forgotten_with_its_transfers) {
+  agent_pair p{GetParam()};
+  ASSERT_TRUE(p.connected());
+  const auto out = p.make_blocks(direction::write, 32, 65'536);
+  ASSERT_TRUE(p.a.self->post(out, {}, 0ms));
+  ASSERT_TRUE(p.a.self->remove_peer(p.b_of_a));
+  const auto end = p.ended(p.a, out);
+  if (end.now == state::failed) {
+    EXPECT_EQ(end.why->code, errc::aborted) << to_string(*end.why);
+  }
+  EXPECT_EQ(code_of(p.a.self->post(out, {}, 0ms)), errc::not_found);
+  EXPECT_EQ(code_of(p.a.self->remove_peer(p.b_of_a)), errc::not_found);
+  EXPECT_EQ(code_of(p.a.self->connect(p.b_of_a, 0ms)), errc::not_found);
+  // And can be added again.
+  p.b_of_a = p.a.self->add_peer(p.b.self->describe().value()).value();
+  const auto again = p.make_blocks(direction::write, 1, 64);
+  ASSERT_TRUE(p.a.self->post(again, {}, 0ms));
+  EXPECT_EQ(p.ended(p.a, again).now, state::done);
+}
+
+TEST_P(agents_test, an_agent_that_ends_takes_its_memory_back_and_its_peers_hear_of_it) {
+  const auto how = GetParam();
+  agent_node a{"a", how};
+  std::vector<std::byte> memory(std::size_t{1} << 20);
+  peer_id peer;
+  transfer_handle out;
+  {
+    agent_options options;
+    options.name = "b";
+    options.backends = {how.kind};
+    options.threads = how.threads;
+    auto b = agent::create(std::move(options)).value();
+    const auto lent = b->register_memory(memory, "lent", transport::access::read_write).value();
+    peer = a.self->add_peer(b->describe().value()).value();
+    const auto over = a.self->session(a.kv, peer, lent.value).value();
+    out = a.self->move(direction::write, over, std::vector<segment>{{0, 0, memory.size()}}, {}, 0ms)
+              .value();
+    ASSERT_TRUE(testing::comes_true([&] {
+      a.self->poll();
+      b->poll();
+      return a.self->status_of(out)->now != state::active;
+    }));
+    ASSERT_EQ(a.self->status_of(out)->now, state::done);
+    // A reader is at work as it ends.
+    ASSERT_TRUE(a.self->post(out, {}, 0ms));
+  }
+  std::memset(memory.data(), 0x77, memory.size());
+  ASSERT_TRUE(testing::comes_true([&] {
+    a.self->poll();
+    return a.self->status_of(out)->now != state::active;
+  }));
+  ASSERT_TRUE(testing::comes_true([&] {
+    a.self->poll();
+    const auto events = a.self->take(100);
+    return std::ranges::any_of(events, [&](const event& one) {
+      return one.what == event_kind::peer_lost && one.who == peer && one.why;
+    });
+  }));
+  for (const auto byte : memory) ASSERT_EQ(byte, std::byte{0x77});
+  ASSERT_TRUE(a.self->post(out, {}, 0ms));
+  EXPECT_EQ(a.self->wait(std::vector{out}, wait_for::any, long_time), 1U);
+  EXPECT_EQ(a.self->status_of(out)->now, state::failed);
+}
+
+TEST_P(agents_test, bounds_answer_overloaded_and_lose_nothing) {
+  agent_pair p{GetParam(), [](agent_options& o) {
+                 o.max_transfers = 3;
+                 o.max_peers = 1;
+               }};
+  std::vector<transfer_handle> kept;
+  const std::vector<segment> some{{0, 0, 64}};
+  const auto over = p.a.self->session(p.a.kv, p.b_of_a, p.b.kv.value).value();
+  for (int i = 0; i < 3; ++i) {
+    kept.push_back(p.a.self->move(direction::write, over, some, {}, 0ms).value());
+  }
+  EXPECT_EQ(code_of(p.a.self->move(direction::write, over, some, {}, 0ms)), errc::overloaded);
+  for (const auto one : kept) EXPECT_EQ(p.ended(p.a, one).now, state::done);
+  EXPECT_TRUE(p.a.self->release(kept.back()));
+  EXPECT_TRUE(p.a.self->move(direction::write, over, some, {}, 0ms));
+  const agent_node c{"c", GetParam()};
+  EXPECT_EQ(code_of(p.a.self->add_peer(c.self->describe().value())), errc::overloaded);
+}
+
+TEST_P(agents_test, who_waits_hears_how_many_have_ended) {
+  agent_pair p{GetParam()};
+  const auto out = p.make_blocks(direction::write, 4, 4096);
+  EXPECT_EQ(p.a.self->wait(std::vector{out}, wait_for::all, 0ms), 1U);  // it was never posted
+  ASSERT_TRUE(p.a.self->post(out, {}, 0ms));
+  ASSERT_EQ(p.ended(p.a, out).now, state::done);
+  EXPECT_EQ(p.a.self->wait(std::vector{out, transfer_handle{99'999}}, wait_for::all, 0ms), 2U);
+  EXPECT_EQ(p.a.self->wait({}, wait_for::any, 0ms), 0U);
+}
+
+}  // namespace troupe::io

@@ -1,0 +1,143 @@
+#include "agents.hpp"
+
+// Memory: rights, overlaps, and what happens when it is taken back in the middle of transfers.
+namespace troupe::io {
+
+using transport::access;
+using transport::direction;
+
+TEST_P(agents_test, rights_are_kept) {
+  agent_pair p{GetParam()};
+  const auto part = p.b.memory.first(4096);
+  const auto read_only = p.b.self->register_memory(part, "for readers", access::read).value();
+  const auto described = p.b.self->describe(std::vector{read_only}).value();
+  ASSERT_TRUE(p.a.self->add_peer(described));
+  const auto over = p.a.self->session(p.a.kv, p.b_of_a, read_only.value).value();
+  const std::vector<segment> some{{0, 0, 64}};
+  EXPECT_EQ(code_of(p.a.self->move(direction::write, over, some, {}, 0ms)), errc::unauthorized);
+  const auto in = p.a.self->move(direction::read, over, some, {}, 0ms);
+  ASSERT_TRUE(in);
+  EXPECT_EQ(p.ended(p.a, *in).now, state::done);
+  EXPECT_EQ(
+      code_of(p.a.self->move(direction::read, over, std::vector<segment>{{0, 4095, 2}}, {}, 0ms)),
+      errc::out_of_range);
+}
+
+TEST_P(agents_test, only_what_was_described_can_be_named) {
+  const auto how = GetParam();
+  agent_node a{"a", how};
+  agent_node b{"b", how};
+  const auto other = b.self->allocate(4096, "not described", access::read_write).value();
+  const auto peer = a.self->add_peer(b.self->describe(std::vector{b.kv}).value()).value();
+  ASSERT_EQ(a.self->remote_memories(peer)->size(), 1U);
+  EXPECT_EQ(a.self->remote_memories(peer)->front().number, b.kv.value);
+  EXPECT_EQ(a.self->remote_memories(peer)->front().address, b.address());
+  EXPECT_EQ(code_of(a.self->session(a.kv, peer, other.value)), errc::not_found);
+  EXPECT_EQ(code_of(b.self->describe(std::vector{memory_id{4711}})), errc::not_found);
+}
+
+TEST_P(agents_test,
+       a_memory_is_deregistered_while_the_peer_writes_into_it_and_nothing_lands_later) {
+  agent_pair p{GetParam()};
+  std::memset(p.a.memory.data(), 0xee, p.a.memory.size());
+  for (int round = 0; round < 4; ++round) {
+    const auto part = p.b.memory.first(std::size_t{1} << 20);
+    const auto lent = p.b.self->register_memory(part, "lent", access::write).value();
+    ASSERT_TRUE(p.a.self->add_peer(p.b.self->describe(std::vector{lent}).value()));
+    const auto over = p.a.self->session(p.a.kv, p.b_of_a, lent.value).value();
+    std::vector<transfer_handle> sent;
+    for (int i = 0; i < 6; ++i) {
+      sent.push_back(
+          p.a.self->move(direction::write, over, std::vector<segment>{{0, 0, part.size()}}, {}, 0ms)
+              .value());
+    }
+    for (int i = 0; i < round * 20; ++i) {  // cut at different places
+      p.a.self->poll();
+      p.b.self->poll();
+    }
+    ASSERT_TRUE(p.until([&] { return p.b.self->deregister(lent, 0ms).has_value(); }));
+    std::memset(part.data(), 0x11, part.size());
+    for (const auto one : sent) {
+      const auto end = p.ended(p.a, one);
+      if (end.now == state::failed) {
+        EXPECT_EQ(end.why->code, errc::grant_revoked) << to_string(*end.why);
+        EXPECT_EQ(end.bad_entries, std::vector<std::uint32_t>{0});
+      }
+    }
+    const auto late = p.a.self->move(direction::write, over, std::vector<segment>{{0, 0, 64}},
+                                     bytes_of("no"), 0ms);
+    ASSERT_TRUE(late);
+    const auto end = p.ended(p.a, *late);
+    EXPECT_EQ(end.now, state::failed);
+    EXPECT_EQ(end.why->code, errc::grant_revoked);
+    for (const auto byte : part) ASSERT_EQ(byte, std::byte{0x11}) << "round " << round;
+    EXPECT_TRUE(p.b.self->take_notices(10).empty());
+  }
+  // What overlapped it goes on. (By address the one that was deregistered might be found.)
+  const auto kv = p.a.self->session(p.a.kv, p.b_of_a, p.b.kv.value).value();
+  const auto out =
+      p.a.self->move(direction::write, kv, std::vector<segment>{{0, 0, 4096}}, {}, 0ms);
+  ASSERT_TRUE(out);
+  EXPECT_EQ(p.ended(p.a, *out).now, state::done);
+}
+
+TEST_P(agents_test, a_memory_is_deregistered_while_this_agent_moves_it) {
+  agent_pair p{GetParam()};
+  for (const auto dir : {direction::write, direction::read}) {
+    std::vector<std::byte> own(std::size_t{2} << 20, std::byte{0x33});
+    const auto lent = p.a.self->register_memory(own, "own", access::read).value();
+    const auto over = p.a.self->session(lent, p.b_of_a, p.b.kv.value).value();
+    std::vector<transfer_handle> sent;
+    for (int i = 0; i < 4; ++i) {
+      sent.push_back(
+          p.a.self->move(dir, over, std::vector<segment>{{0, 0, own.size()}}, {}, 0ms).value());
+    }
+    ASSERT_TRUE(p.until([&] { return p.a.self->deregister(lent, 0ms).has_value(); }));
+    std::memset(own.data(), 0x44, own.size());
+    for (const auto one : sent) {
+      const auto end = p.ended(p.a, one);
+      if (end.now == state::failed) {
+        EXPECT_EQ(end.why->code, errc::aborted) << to_string(*end.why);
+      }
+      EXPECT_EQ(code_of(p.a.self->post(one, {}, 0ms)), errc::aborted);
+    }
+    EXPECT_EQ(code_of(p.a.self->session(lent, p.b_of_a, p.b.kv.value)), errc::not_found);
+    for (const auto byte : own) ASSERT_EQ(byte, std::byte{0x44}) << "a read landed later";
+  }
+}
+
+TEST_P(agents_test, memories_that_overlap_are_taken_back_one_by_one) {
+  agent_pair p{GetParam()};
+  const auto part = p.b.memory.first(65'536);
+  const auto one = p.b.self->register_memory(part, "one", access::read_write).value();
+  const auto equal = p.b.self->register_memory(part, "equal", access::read_write).value();
+  ASSERT_TRUE(p.a.self->add_peer(p.b.self->describe().value()));
+  const auto by_one = p.a.self->session(p.a.kv, p.b_of_a, one.value).value();
+  const auto by_equal = p.a.self->session(p.a.kv, p.b_of_a, equal.value).value();
+  const auto try_it = [&](plan_id over) {
+    const auto sent =
+        p.a.self->move(direction::write, over, std::vector<segment>{{0, 0, 4096}}, {}, 0ms);
+    if (!sent) return sent.error().code;
+    const auto end = p.ended(p.a, *sent);
+    return end.why ? end.why->code : errc{};
+  };
+  EXPECT_EQ(try_it(by_one), errc{});
+  EXPECT_EQ(try_it(by_equal), errc{});
+  ASSERT_TRUE(p.until([&] { return p.b.self->deregister(one, 0ms).has_value(); }));
+  EXPECT_EQ(try_it(by_one), errc::grant_revoked);
+  EXPECT_EQ(try_it(by_equal), errc{});
+  EXPECT_EQ(code_of(p.b.self->deregister(one, 0ms)), errc::not_found);
+  EXPECT_EQ(code_of(p.b.self->bytes(one)), errc::not_found);
+}
+
+TEST_P(agents_test, nothing_is_registered_from_nothing) {
+  agent_node a{"a", GetParam()};
+  EXPECT_EQ(code_of(a.self->register_memory({}, "none", access::read)), errc::invalid_config);
+  EXPECT_EQ(code_of(a.self->register_memory(a.memory, "rights", access{9})), errc::invalid_config);
+  EXPECT_EQ(code_of(a.self->allocate(0, "none", access::read)), errc::invalid_config);
+  EXPECT_EQ(code_of(a.self->prepare(std::vector<piece>{{a.kv, agent_node::size, 1}})),
+            errc::out_of_range);
+  EXPECT_EQ(code_of(a.self->prepare(std::vector<piece>{{memory_id{99}, 0, 1}})), errc::not_found);
+}
+
+}  // namespace troupe::io

@@ -1,0 +1,118 @@
+#include "agents.hpp"
+
+// Notices: in order, counted, never dropped.
+namespace troupe::io {
+
+using transport::direction;
+
+TEST_P(agents_test, notices_without_bytes_come_in_order) {
+  agent_pair p{GetParam()};
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_TRUE(p.a.self->notify(p.b_of_a, bytes_of(std::to_string(i))));
+  }
+  const auto came = p.notices(p.b, 40);
+  ASSERT_EQ(came.size(), 40U);
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(came[static_cast<std::size_t>(i)], std::to_string(i));
+}
+
+TEST_P(agents_test, who_was_greeted_answers_without_a_descriptor_of_its_own) {
+  const auto how = GetParam();
+  agent_node a{"a", how};
+  agent_node b{"b", how};
+  const auto b_of_a = a.self->add_peer(b.self->describe().value()).value();
+  ASSERT_TRUE(a.self->notify(b_of_a, bytes_of("hello")));
+  const auto until = [&](const std::function<bool()>& done) {
+    return testing::comes_true([&] {
+      a.self->poll();
+      b.self->poll();
+      return done();
+    });
+  };
+  std::vector<notice> came;
+  ASSERT_TRUE(until([&] {
+    came = b.self->take_notices(1);
+    return !came.empty();
+  }));
+  ASSERT_TRUE(b.self->notify(came.front().life, bytes_of("hello back")));
+  ASSERT_TRUE(until([&] {
+    came = a.self->take_notices(1);
+    return !came.empty();
+  }));
+  EXPECT_EQ(text_of(came.front().bytes), "hello back");
+  EXPECT_EQ(came.front().from, "b");
+}
+
+TEST_P(agents_test, who_is_not_read_is_not_flooded_and_goes_on_when_it_is) {
+  constexpr std::size_t room = 64;
+  agent_pair p{GetParam(), [](agent_options& o) { o.max_notices = room; }};
+  ASSERT_TRUE(p.connected());
+  std::size_t sent = 0;
+  const auto out = p.make_blocks(direction::write, 1, 64);
+  while (true) {
+    // Both ways of saying something count.
+    const auto said = sent % 2 == 0 ? p.a.self->notify(p.b_of_a, bytes_of(std::to_string(sent)))
+                                    : p.a.self->post(out, bytes_of(std::to_string(sent)), 0ms);
+    if (!said) {
+      EXPECT_EQ(said.error().code, errc::overloaded);
+      break;
+    }
+    ++sent;
+    ASSERT_LE(sent, room);
+    if (sent % 2 == 0) {
+      ASSERT_EQ(p.ended(p.a, out).now, state::done);
+    }
+  }
+  EXPECT_EQ(sent, room);
+  EXPECT_EQ(p.notices(p.b, room).size(), room);
+  // The count of what was taken comes by itself.
+  ASSERT_TRUE(p.until([&] { return p.a.self->notify(p.b_of_a, bytes_of("again")).has_value(); }));
+  EXPECT_EQ(p.notices(p.b, 1), std::vector<std::string>{"again"});
+}
+
+TEST_P(agents_test, a_notice_is_never_seen_before_its_bytes) {
+  agent_pair p{GetParam()};
+  std::memset(p.b.memory.data(), 0, p.b.memory.size());
+  const auto out = p.make_blocks(direction::write, 16, 65'536);
+  for (unsigned round = 1; round < 40; ++round) {
+    std::memset(p.a.memory.data(), static_cast<int>(round), 16 * 65'536);
+    ASSERT_TRUE(p.a.self->post(out, bytes_of("r"), 0ms));
+    ASSERT_EQ(p.notices(p.b, 1).size(), 1U);
+    for (std::size_t i = 0; i < 16; ++i) {
+      ASSERT_EQ(p.b.memory[i * 65'536], static_cast<std::byte>(round));
+      ASSERT_EQ(p.b.memory[i * 65'536 + 65'535], static_cast<std::byte>(round));
+    }
+    ASSERT_EQ(p.ended(p.a, out).now, state::done);
+  }
+}
+
+TEST_P(agents_test, notices_that_were_cancelled_do_not_count_for_ever) {
+  constexpr std::size_t room = 64;
+  agent_pair p{GetParam(), [](agent_options& o) { o.max_notices = room; }};
+  ASSERT_TRUE(p.connected());
+  const auto out = p.make_blocks(direction::write, 16, 65'536);
+  for (std::size_t i = 0; i < 3 * room; ++i) {
+    ASSERT_TRUE(p.until([&] {
+      static_cast<void>(p.b.self->take_notices(room));
+      return p.a.self->post(out, bytes_of("n"), 0ms).has_value();
+    })) << "after "
+        << i;
+    ASSERT_TRUE(p.a.self->cancel(out));
+    const auto end = p.ended(p.a, out);
+    ASSERT_TRUE(end.now == state::cancelled || end.now == state::done);
+  }
+}
+
+TEST_P(agents_test, what_is_too_long_for_a_notice_is_refused) {
+  agent_pair p{GetParam()};
+  const std::vector<std::byte> most(agent::max_notice_size, std::byte{7});
+  const std::vector<std::byte> more(agent::max_notice_size + 1);
+  EXPECT_EQ(code_of(p.a.self->notify(p.b_of_a, more)), errc::out_of_range);
+  const auto out = p.make_blocks(direction::write, 1, 64);
+  EXPECT_EQ(code_of(p.a.self->post(out, more, 0ms)), errc::out_of_range);
+  ASSERT_TRUE(p.a.self->post(out, most, 0ms));
+  EXPECT_EQ(p.ended(p.a, out).now, state::done);
+  EXPECT_EQ(p.notices(p.b, 1).front().size(), most.size());
+  EXPECT_EQ(code_of(p.a.self->notify(peer_id{4711}, {})), errc::not_found);
+}
+
+}  // namespace troupe::io
