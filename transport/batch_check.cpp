@@ -141,6 +141,20 @@ result<void> check_to_prepare(direction dir, const std::vector<piece>& pieces) {
   return fail(errc::out_of_range, "the batch has too many segments");
 }
 
+result<std::shared_ptr<const prepared_batch>> prepare_checked(direction dir,
+                                                              std::vector<piece> pieces,
+                                                              incarnation peer,
+                                                              const region_table& regions) {
+  if (auto ok = check_to_prepare(dir, pieces); !ok) return fail(std::move(ok).error());
+  batch work{.id = {}, .transfer = {}, .dir = dir, .pieces = std::move(pieces), .frame = {}};
+  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
+    const auto used = regions.use(work.pieces[i].local);
+    if (!used) return in_piece(i, used.error());
+    if (auto ok = check_piece(work, i, peer, **used); !ok) return fail(ok.error());
+  }
+  return std::make_shared<const prepared_batch>(dir, std::move(work.pieces));
+}
+
 result<void> check_posting(const prepared_batch& what, const posting& how) {
   if (auto ok = check_frame(how.frame.size()); !ok) return ok;
   const auto segments = what.segments();

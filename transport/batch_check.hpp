@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <vector>
 
 #include "troupe/transport/backend.hpp"
 #include "troupe/transport/region_table.hpp"
@@ -26,6 +28,11 @@ namespace troupe::transport {
 /// What `link::prepare` asks whatever moves the bytes: the direction, grants that stand, not more
 /// segments than can be counted. Segments and grants are the backend's to check. The same errors.
 [[nodiscard]] result<void> check_to_prepare(direction dir, const std::vector<piece>& pieces);
+
+/// `link::prepare` for memory that the backend finds as `regions.use` does: `check_to_prepare`, then
+/// `check_piece` of each piece. Their errors, and `unknown_region`.
+[[nodiscard]] result<std::shared_ptr<const prepared_batch>> prepare_checked(
+    direction dir, std::vector<piece> pieces, incarnation peer, const region_table& regions);
 
 /// Whether a posting names segments that there are, and has a frame that fits. `out_of_range`.
 [[nodiscard]] result<void> check_posting(const prepared_batch& what, const posting& how);

@@ -128,9 +128,10 @@ class endpoint {
   /// Deregisters a region that peers and batches may be using. From the call on nothing begins to use
   /// the region; every transfer of every link that does is fenced (`link::users_of`), so its batches
   /// end as `aborted` here and as `grant_revoked` at peers. Returns when nobody can touch the memory
-  /// any more. Sinks are told of fences that were pending. Waits `wait` at most, then `deadline`: the
-  /// region stays withdrawn, call again. `unknown_region`. Not from a sink; where there are no
-  /// progress threads the call makes progress itself.
+  /// any more; memory of a GPU that a peer has open over `xgmi` stays mapped there, unused, as
+  /// `deregister` says. Sinks are told of fences that were pending. Waits `wait` at most, then
+  /// `deadline`: the region stays withdrawn, call again. `unknown_region`. Not from a sink; where there
+  /// are no progress threads the call makes progress itself.
   [[nodiscard]] virtual result<void> withdraw(region_id region, std::chrono::milliseconds wait) = 0;
   [[nodiscard]] virtual result<std::span<std::byte>> bytes(region_id region) const = 0;
 

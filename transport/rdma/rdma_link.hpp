@@ -98,6 +98,8 @@ class rdma_link final : public link,
                                            grant_scope scope) override;
   [[nodiscard]] std::vector<transfer_id> users_of(region_id region) const override;
   [[nodiscard]] result<void> post(batch work) override;
+  [[nodiscard]] result<std::shared_ptr<const prepared_batch>> prepare(
+      direction dir, std::vector<piece> pieces) override;
   [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
   fence_state fence(transfer_id transfer) override;
   bool poll() override;

@@ -71,6 +71,11 @@ result<std::unique_ptr<batch_in_flight>> rdma_link::prepare(batch work,
   return made;
 }
 
+result<std::shared_ptr<const prepared_batch>> rdma_link::prepare(direction dir,
+                                                                 std::vector<piece> pieces) {
+  return prepare_checked(dir, std::move(pieces), options_.peer, regions_);
+}
+
 /// Under the lock. `refused` is set where the peer has revoked the batch's grants.
 result<void> rdma_link::admit(const batch& work, std::optional<troupe::error>& refused) {
   if (state_ != link_phase::up) return not_up(backend_kind::rdma, state_, why_ended_);

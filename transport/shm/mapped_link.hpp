@@ -155,6 +155,9 @@ class mapped_link : public link,
   [[nodiscard]] result<void> become_up();
   /// Before our memory is probed.
   void show_memory_to(const peer_credentials& peer);
+  /// The same for memory that the engine registered after that, under the lock. False: to name the peer
+  /// would change nothing.
+  [[nodiscard]] bool show_memory_late();
   /// Whether each end reaches what the other has of its engine.
   [[nodiscard]] result<void> check_reach() const;
   void use_control(control_mapping control);

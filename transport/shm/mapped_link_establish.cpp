@@ -225,6 +225,14 @@ void mapped_link::show_memory_to(const peer_credentials& peer) {
   if (we_own_memory_) let_trace(peer.pid);
 }
 
+/// The handshake, which alone can probe, is over: a peer that does not reach the memory all the same has
+/// its transfers fail with `backend_unavailable`.
+bool mapped_link::show_memory_late() {
+  if (we_own_memory_ || !let_trace(peer_process_.pid())) return false;
+  peer_reaches_our_memory_ = true;
+  return true;
+}
+
 /// Under both locks. Better no link than one over which every transfer fails: there are other backends.
 result<void> mapped_link::check_reach() const {
   const bool hidden_here = we_own_memory_ && !peer_reaches_our_memory_;

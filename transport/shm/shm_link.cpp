@@ -49,7 +49,7 @@ result<remote_grant> shm_link::grant_of_device(region_use memory, byte_set /*per
 /// grant can be anywhere, so whoever holds the grant finds it there.
 result<void> shm_link::share_region(const region& memory) {
   if (memory.fd() < 0) {
-    if (peer_reaches_our_memory_) return {};
+    if (peer_reaches_our_memory_ || show_memory_late()) return {};
     return fail(
         errc::backend_unavailable,
         "region " + std::to_string(memory.id().value) + " '" + memory.name() +

@@ -19,14 +19,7 @@ constexpr std::size_t most_spare = 16;
 
 result<std::shared_ptr<const prepared_batch>> shm_link::prepare(direction dir,
                                                                 std::vector<piece> pieces) {
-  if (auto ok = check_to_prepare(dir, pieces); !ok) return fail(std::move(ok).error());
-  const batch work{.id = {}, .transfer = {}, .dir = dir, .pieces = std::move(pieces), .frame = {}};
-  for (std::size_t i = 0; i < work.pieces.size(); ++i) {
-    const auto used = regions_.use(work.pieces[i].local);
-    if (!used) return in_piece(i, used.error());
-    if (auto ok = check_piece(work, i, options_.peer, **used); !ok) return fail(ok.error());
-  }
-  return std::make_shared<const prepared_batch>(dir, work.pieces);
+  return prepare_checked(dir, std::move(pieces), options_.peer, regions_);
 }
 
 result<void> shm_link::post_prepared(const prepared_batch& what, const posting& how) {

@@ -45,13 +45,14 @@ unsigned long named_tracers::with(std::uint32_t pid) {
   return any_ ? PR_SET_PTRACER_ANY : static_cast<unsigned long>(pid);
 }
 
-void let_trace(std::uint32_t pid) {
+bool let_trace(std::uint32_t pid) {
   // The kernel's entry is one for the whole process, and so is what was put there.
   static std::mutex mutex;
   static named_tracers named;
-  if (pid == static_cast<std::uint32_t>(::getpid())) return;
+  if (pid == static_cast<std::uint32_t>(::getpid())) return false;
   const std::lock_guard lock{mutex};
-  if (ptrace_scope() == only_who_is_named) ::prctl(PR_SET_PTRACER, named.with(pid), 0, 0, 0);
+  if (ptrace_scope() != only_who_is_named) return false;
+  return ::prctl(PR_SET_PTRACER, named.with(pid), 0, 0, 0) == 0;
 }
 
 }  // namespace troupe::transport::shm

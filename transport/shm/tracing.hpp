@@ -29,7 +29,7 @@ class named_tracers {
 
 /// Lets a process reach the memory of this one where `ptrace_scope` is 1, under which only those do that
 /// this process has named. From the second peer on that is "any", which means any process of the same user.
-/// Replaces what the engine has set by PR_SET_PTRACER. Thread-safe.
-void let_trace(std::uint32_t pid);
+/// Replaces what the engine has set by PR_SET_PTRACER. Thread-safe. False: nothing was to be named.
+bool let_trace(std::uint32_t pid);
 
 }  // namespace troupe::transport::shm

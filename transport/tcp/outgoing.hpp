@@ -44,6 +44,11 @@ struct outgoing {
   std::atomic<bool> given_up{false};      ///< read_data: the initiator does not want it any more
   staging::run_cursor cursor;
 
+  /// Whose fence waits for copies out of memory of GPUs: whoever answers a read gave a grant, and takes
+  /// that back. Only a grant for one transfer is of the transfer that reads.
+  [[nodiscard]] transfer_id copies_for() const noexcept {
+    return grant ? grant->transfer : transfer_id{transfer};
+  }
   [[nodiscard]] bool withdrawn() const noexcept {
     return given_up.load(std::memory_order_relaxed) || (guard != nullptr && guard->revoked());
   }

@@ -33,7 +33,7 @@ bool outgoing_stage::fill(outgoing& job) {
                                        .from = cursor_,
                                        .bytes = share_of(job, cursor_),
                                        .memory = job.memory,
-                                       .transfer = transfer_id{job.transfer},
+                                       .transfer = job.copies_for(),
                                        .batch = job.type == frame_type::write ? job.batch : 0,
                                        .group = {}};
     if (!chunk) {

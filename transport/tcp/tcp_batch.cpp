@@ -142,6 +142,12 @@ void batch_in_flight::renew() noexcept {
   job.cursor.reset();
 }
 
+std::size_t batch_in_flight::kept_bytes() const noexcept {
+  const auto& job = parts_[0].job;
+  return job.runs.capacity() * sizeof job.runs[0] + job.remote.capacity() * sizeof job.remote[0] +
+         job.session.capacity() + frame.capacity();
+}
+
 result<bool> fill_prepared(batch_in_flight& batch, const prepared_batch& what, const posting& how,
                            std::uint64_t wire, const plan_context& with) {
   const auto count = how.count(what);

@@ -65,6 +65,8 @@ struct batch_in_flight {
   [[nodiscard]] completion outcome() const;
   /// Makes one of one part, which nobody else has any more, as good as new. Its memory is kept.
   void renew() noexcept;
+  /// Of the first part and the frame: what `renew` keeps.
+  [[nodiscard]] std::size_t kept_bytes() const noexcept;
 
  private:
   std::unique_ptr<batch_part[]> parts_;  // NOLINT(modernize-avoid-c-arrays): fixed, never moved

@@ -11,6 +11,8 @@ namespace {
 
 /// Batches, and their places in the table, that are kept to be used again.
 constexpr std::size_t most_spare = 64;
+/// Of one batch that is kept: many times what 64 segments need.
+constexpr std::size_t most_spare_bytes = std::size_t{64} << 10;
 
 }  // namespace
 
@@ -91,6 +93,7 @@ std::shared_ptr<batch_in_flight> tcp_link::take_spare() {
 }
 
 void tcp_link::keep_spare(std::shared_ptr<batch_in_flight> batch) {
+  if (batch->kept_bytes() > most_spare_bytes) return;
   const std::lock_guard lock{batch_mutex_};
   if (spare_batches_.size() < most_spare) spare_batches_.push_back(std::move(batch));
 }

@@ -98,6 +98,17 @@ TEST_P(backend_contract, what_cannot_be_prepared_or_posted_is_refused) {
   EXPECT_EQ(
       p.a.wire->prepare(direction::write, {{p.a.region, nullptr, blocks(1, 64)}}).error().code,
       errc::invalid_config);
+  EXPECT_EQ(p.a.wire->prepare(direction::read, {{p.a.region, grant, blocks(1, 64)}}).error().code,
+            errc::unauthorized);
+  for (const segment& beyond : {segment{0, std::uint64_t{1} << 40, 64, 0, 0, 1},
+                                segment{std::uint64_t{1} << 40, 0, 64, 0, 0, 1}}) {
+    EXPECT_EQ(p.a.wire->prepare(direction::write, {{p.a.region, grant, {beyond}}}).error().code,
+              errc::out_of_range);
+  }
+  EXPECT_EQ(p.a.wire->prepare(direction::write, {{region_id{4711}, grant, blocks(1, 64)}})
+                .error()
+                .code,
+            errc::unknown_region);
   const auto out = prepare(p.a, direction::write, grant, blocks(4, 64));
   const std::vector<std::uint32_t> bad{0, 4};
   const auto refused =

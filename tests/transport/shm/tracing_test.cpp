@@ -127,5 +127,24 @@ TEST(ptrace_scope, of_1_is_enough_for_a_peer_that_was_named) {
   EXPECT_TRUE(peer.line().receive_value<bool>());
 }
 
+TEST(ptrace_scope, of_1_is_enough_for_memory_that_came_after_the_link) {
+  if (shm::ptrace_scope() != 1) GTEST_SKIP() << "kernel.yama.ptrace_scope is not 1 here";
+  if (::geteuid() == 0) GTEST_SKIP() << "root reaches every process's memory";
+  other_process peer{[](channel& line) {
+    node self{theirs.value};
+    line.send_value(meet(self, ours, link_role::acceptor, line));
+    (void)line.receive_value<bool>();
+  }};
+  node self{ours.value};
+  ASSERT_EQ(meet(self, theirs, link_role::initiator, peer.line()), verdict::up);
+  ASSERT_EQ(peer.line().receive_value<verdict>(), verdict::up);
+  std::vector<std::byte> memory(4096);
+  const auto region = self.place->register_memory(memory, "the engine's, later");
+  ASSERT_TRUE(region);
+  const auto given =
+      self.to_peer->grant(*region, {{0, memory.size(), 0, 1}}, access::read_write, transfer_id{1});
+  EXPECT_TRUE(given) << (given ? "" : to_string(given.error()));
+}
+
 }  // namespace
 }  // namespace troupe::transport::shm_test

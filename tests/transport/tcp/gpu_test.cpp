@@ -132,6 +132,28 @@ TEST(tcp_gpu, a_fence_of_a_link_that_has_ended_waits_for_its_copies_too) {
   }
 }
 
+// A batch that reads by a standing grant is of another transfer than the grant, whose fence takes it back.
+TEST(tcp_gpu, a_standing_grant_is_taken_back_once_the_gpu_has_read_for_the_peer) {
+  two_nodes n;
+  two_nodes::gpu_memory(n.a, 2 * mib);
+  two_nodes::gpu_memory(n.b, 2 * mib);
+  const auto given = std::make_shared<const remote_grant>(
+      n.b.wire
+          ->grant(n.b.region, {{0, 2 * mib, 0, 1}}, access::read, grant_scope::for_all_transfers())
+          .value());
+  n.gpus_b->hold(true);
+  auto reads = n.work(direction::read, {{n.a.region, given, {{0, 0, 2 * mib, 0, 0, 1}}}});
+  reads.transfer = t1;
+  ASSERT_TRUE(n.a.wire->post(std::move(reads)));
+  ASSERT_TRUE(n.until([&] { return n.gpus_b->launches() + n.gpus_b->engine_copies() > 0; }));
+  EXPECT_EQ(n.b.wire->revoke(*given), fence_state::pending);
+  EXPECT_FALSE(n.b.place->deregister(n.b.region));
+  n.gpus_b->hold(false);
+  ASSERT_TRUE(n.until([&] { return n.b.sink->is_quiescent(given->transfer); }));
+  EXPECT_TRUE(n.b.place->deregister(n.b.region));
+  EXPECT_EQ(n.b.wire->revoke(*given), fence_state::quiescent);
+}
+
 TEST(tcp_gpu, the_chunks_of_a_link_that_ended_are_used_by_the_next) {
   two_nodes n;
   two_nodes::gpu_memory(n.a, 8 * mib);
