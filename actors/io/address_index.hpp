@@ -8,11 +8,11 @@
 namespace troupe::io {
 
 /// Which numbered range holds an address. Ranges may overlap and be equal. To find one takes logarithmic
-/// time, and longer only where many ranges begin before the address and end before its end.
+/// time, and longer only where ranges begin before the address by less than the longest range is long.
 class address_index {
  public:
   void add(std::uint64_t begin, std::uint64_t length, std::uint64_t number) {
-    by_begin_.emplace(begin, range{length, number});
+    by_begin_.emplace(begin, range{length, number, ++last_});
     longest_ = std::max(longest_, length);
   }
   void remove(std::uint64_t begin, std::uint64_t number) {
@@ -21,26 +21,30 @@ class address_index {
         std::find_if(first, last, [&](const auto& one) { return one.second.number == number; });
     if (at != last) by_begin_.erase(at);
   }
-  /// The one that begins last of those that hold all these bytes and that `accept` likes.
+  /// The one that was added last of those that hold all these bytes and that `accept` likes.
   template <class Accept>
   [[nodiscard]] std::optional<std::uint64_t> find(std::uint64_t begin, std::uint64_t length,
                                                   Accept accept) const {
+    const range* newest = nullptr;
     for (auto at = by_begin_.upper_bound(begin); at != by_begin_.begin();) {
       --at;
       const auto before = begin - at->first;
-      if (before > longest_ || length > longest_ - before) return std::nullopt;
-      const auto& [size, number] = at->second;
-      if (before <= size && length <= size - before && accept(number)) return number;
+      if (before > longest_ || length > longest_ - before) break;
+      const auto& one = at->second;
+      if (before > one.length || length > one.length - before || !accept(one.number)) continue;
+      if (newest == nullptr || newest->age < one.age) newest = &one;
     }
-    return std::nullopt;
+    if (newest == nullptr) return std::nullopt;
+    return newest->number;
   }
 
  private:
   struct range {
-    std::uint64_t length, number;
+    std::uint64_t length, number, age;
   };
   std::multimap<std::uint64_t, range> by_begin_;
   std::uint64_t longest_{0};  ///< of all that were ever added
+  std::uint64_t last_{0};
 };
 
 }  // namespace troupe::io

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "troupe/transport/random.hpp"
+
 namespace troupe::io {
 
 namespace {
@@ -35,11 +37,18 @@ void memory_table::add_region(region_id id, const gap& of) {
   regions_.emplace(of.address, owned_region{.id = id, .length = of.length, .uses = 0});
 }
 
+std::uint64_t memory_table::draw_number() const {
+  auto number = transport::random_id();
+  while (memories_.contains(number)) number = transport::random_id();
+  return number;
+}
+
 result<memory_id> memory_table::add(std::span<std::byte> bytes, std::string name,
                                     transport::access rights) {
-  own_memory made{.what = {.number = ++last_, .rights = rights, .parts = {}},
+  own_memory made{.what = {.number = draw_number(), .rights = rights, .parts = {}},
                   .name = std::move(name),
-                  .base = bytes.data()};
+                  .base = bytes.data(),
+                  .age = ++last_age_};
   auto at = address_of(bytes.data());
   const auto end = at + bytes.size();
   std::vector<owned_region*> used;
@@ -65,31 +74,37 @@ result<memory_id> memory_table::add(std::span<std::byte> bytes, std::string name
                                       "; register whole allocations before parts of them");
   }
   for (auto* one : used) ++one->uses;
-  by_address_.add(made.what.address(), made.what.length(), made.what.number);
-  memories_.emplace(last_, std::move(made));
-  return memory_id{last_};
+  const auto number = made.what.number;
+  by_address_.add(made.what.address(), made.what.length(), number);
+  memories_.emplace(number, std::move(made));
+  return memory_id{number};
 }
 
 std::vector<region_id> memory_table::let_leave(memory_id id) {
-  std::vector<region_id> alone;
-  const auto* one = find(id);
-  if (one == nullptr) return alone;
+  auto* one = find(id);
+  if (one == nullptr) return {};
+  if (std::exchange(one->left, true)) return one->leaving;
+  // Two memories that leave at once must not each take the other for one that stays.
   for (const auto& part : one->what.parts) {
     auto& region = regions_.at(part.address - part.offset);
-    if (region.uses != 1) continue;
+    if (--region.uses != 0) continue;
     region.leaving = true;
-    alone.push_back(region.id);
+    one->leaving.push_back(region.id);
   }
-  return alone;
+  return one->leaving;
 }
 
 void memory_table::remove(memory_id id) {
+  const auto gone = let_leave(id);
   const auto at = memories_.find(id.value);
   if (at == memories_.end()) return;
   const auto& what = at->second.what;
   for (const auto& part : what.parts) {
     const auto region = regions_.find(part.address - part.offset);
-    if (--region->second.uses == 0) regions_.erase(region);
+    // A region that left with another memory is that one's to forget.
+    if (region != regions_.end() && std::ranges::find(gone, region->second.id) != gone.end()) {
+      regions_.erase(region);
+    }
   }
   by_address_.remove(what.address(), what.number);
   memories_.erase(at);
@@ -124,8 +139,10 @@ const own_memory* memory_table::find_at(std::uint64_t address, std::uint64_t len
 }
 
 std::vector<memory_id> memory_table::all() const {
+  std::map<std::uint64_t, memory_id> by_age;
+  for (const auto& [number, one] : memories_) by_age.emplace(one.age, memory_id{number});
   std::vector<memory_id> ids;
-  for (const auto& [number, one] : memories_) ids.push_back(memory_id{number});
+  for (const auto& [age, id] : by_age) ids.push_back(id);
   return ids;
 }
 

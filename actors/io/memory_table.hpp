@@ -22,13 +22,17 @@ struct own_memory {
   described_memory what;
   std::string name;
   std::byte* base{nullptr};
+  std::uint64_t age{0};   ///< counts up from the oldest memory
   bool withdrawn{false};  ///< nobody begins to use it any more
   std::uint32_t busy{0};  ///< calls that are using it, or granting it, just now
+  bool left{false};       ///< it uses its regions no more
+  std::vector<region_id> leaving{};  ///< regions that nothing uses since it left them
 };
 
 /// The memories of an agent over the regions of its endpoint. Regions do not overlap, memories may:
 /// a memory gets regions for the bytes that have none yet, and each region counts those that it
-/// serves. Not thread-safe.
+/// serves. Numbers of memories are drawn, so that whoever knows some of them cannot guess another.
+/// Not thread-safe.
 class memory_table {
  public:
   struct gap {
@@ -41,9 +45,10 @@ class memory_table {
   /// All of `bytes` is in regions. `overloaded`: in too many, or in one that is leaving.
   [[nodiscard]] result<memory_id> add(std::span<std::byte> bytes, std::string name,
                                       transport::access rights);
-  /// Regions that no other memory uses: no memory gets them from now on.
+  /// The memory uses its regions no more. Returns those that nothing else uses, the same ones each time:
+  /// no memory gets them from now on.
   [[nodiscard]] std::vector<region_id> let_leave(memory_id id);
-  /// Forgets the memory, and its regions that were left.
+  /// Forgets the memory, and the regions that left with it.
   void remove(memory_id id);
   /// Forgets a region that nothing uses.
   void remove_region(region_id id);
@@ -54,7 +59,7 @@ class memory_table {
   /// One that is not withdrawn and holds all these bytes.
   [[nodiscard]] const own_memory* find_at(std::uint64_t address, std::uint64_t length) const;
   [[nodiscard]] std::size_t size() const noexcept { return memories_.size(); }
-  /// In the order of their numbers.
+  /// The oldest first.
   [[nodiscard]] std::vector<memory_id> all() const;
 
  private:
@@ -64,10 +69,12 @@ class memory_table {
     std::uint32_t uses{0};
     bool leaving{false};
   };
+  [[nodiscard]] std::uint64_t draw_number() const;
+
   std::map<std::uint64_t, owned_region> regions_;  ///< by address
   std::map<std::uint64_t, own_memory> memories_;
   address_index by_address_;
-  std::uint64_t last_{0};
+  std::uint64_t last_age_{0};
 };
 
 }  // namespace troupe::io

@@ -96,7 +96,8 @@ class batch_builder {
                 std::span<const region_run> remote) {
     rest_of_runs here{local};
     rest_of_runs there{remote};
-    while (!here.over() && !there.over()) {
+    // Two entries of many repetitions that are cut differently make more segments than either has runs.
+    while (!here.over() && !there.over() && segments_ <= max_runs) {
       const auto& from = here.now();
       const auto& to = there.now();
       if (here.untouched() && there.untouched() && from.length == to.length &&
@@ -212,6 +213,16 @@ result<void> add_entry(placed_list& to, const described_memory& where, const ent
   }
   to.ends.push_back(static_cast<std::uint32_t>(to.runs.size()));
   return {};
+}
+
+result<void> check_within(const planned_batch::group& what, const described_memory& where) {
+  const auto part = std::ranges::find(where.parts, what.remote, &memory_part::region);
+  const auto before = [&](const segment& one) { return one.remote_offset < part->offset; };
+  if (part == where.parts.end() || std::ranges::any_of(what.segments, before)) {
+    return fail(errc::out_of_range, "memory " + std::to_string(where.number) +
+                                        " does not lie where its descriptor says");
+  }
+  return check_remote(what.segments, part->offset + part->length);
 }
 
 result<planned_batch> pair_up(const placed_list& local, std::span<const std::uint32_t> local_index,

@@ -61,6 +61,10 @@ struct planned_batch {
   [[nodiscard]] std::vector<std::uint32_t> all_entries() const;
 };
 
+/// Whether the remote side of the group lies in this memory, as its owner knows it. `out_of_range`.
+[[nodiscard]] result<void> check_within(const planned_batch::group& what,
+                                        const described_memory& where);
+
 /// Entry `local_index[i]` with entry `remote_index[i]`; no index at all: each with the one of its number.
 /// `out_of_range`: an index that is none, or a pair of different sizes, with its number.
 [[nodiscard]] result<planned_batch> pair_up(const placed_list& local,

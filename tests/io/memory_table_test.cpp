@@ -69,6 +69,41 @@ TEST(memory_table_test, a_region_leaves_with_the_last_memory_that_it_serves) {
   EXPECT_EQ(t.made, (ranges{{50, 200}}));
 }
 
+TEST(memory_table_test, a_region_leaves_with_the_last_of_two_memories_that_leave_at_once) {
+  table_of_numbers t;
+  const auto one = t.add(100, 100).value();
+  const auto equal = t.add(100, 100).value();
+  EXPECT_TRUE(t.table.let_leave(one).empty());
+  const auto region = t.table.let_leave(equal);
+  ASSERT_EQ(region.size(), 1U);
+  EXPECT_EQ(t.table.let_leave(equal), region) << "whoever withdraws it asks again";
+  EXPECT_TRUE(t.table.let_leave(one).empty());
+  t.table.remove(one);
+  EXPECT_EQ(t.table.regions(), region) << "it is still being withdrawn";
+  t.table.remove(equal);
+  EXPECT_TRUE(t.table.regions().empty());
+}
+
+TEST(memory_table_test, numbers_are_drawn_and_memories_are_listed_by_their_age) {
+  table_of_numbers t;
+  std::vector<memory_id> made;
+  for (std::size_t i = 0; i < 20; ++i) made.push_back(t.add(i * 10, 10).value());
+  EXPECT_EQ(t.table.all(), made);
+  for (std::size_t i = 1; i < made.size(); ++i) {
+    EXPECT_NE(made[i].value, made[i - 1].value + 1) << "the next one can be guessed";
+  }
+}
+
+TEST(memory_table_test, the_newest_of_the_memories_that_hold_an_address_is_found) {
+  table_of_numbers t;
+  const auto inner = t.add(100, 50).value();
+  EXPECT_EQ(t.table.find_at(t.address_of(110), 1)->what.number, inner.value);
+  const auto outer = t.add(0, 500).value();
+  EXPECT_EQ(t.table.find_at(t.address_of(110), 1)->what.number, outer.value);
+  t.table.find(outer)->withdrawn = true;
+  EXPECT_EQ(t.table.find_at(t.address_of(110), 1)->what.number, inner.value);
+}
+
 TEST(memory_table_test, an_address_is_found_in_a_memory_that_holds_all_the_bytes) {
   table_of_numbers t;
   const auto outer = t.add(0, 500).value();

@@ -42,6 +42,38 @@ errc code_of(const described_memory& where, const entry& what) {
 
 }  // namespace
 
+TEST(plans_test, a_pair_of_more_segments_than_a_transfer_has_is_refused_at_once) {
+  constexpr std::uint64_t length = std::uint64_t{1} << 40;
+  const described_memory wide{.number = 3,
+                              .rights = transport::access::read_write,
+                              .parts = {{region_id{4}, 0, 1 << 20, length}}};
+  // Each repetition of one is cut by the other: 2^30 segments, for which there is no memory.
+  const auto twos = placed(wide, {{1 << 20, 2, 4, 3U << 28}});
+  const auto threes = placed(wide, {{1 << 20, 3, 6, 2U << 28}});
+  const auto made = pair_up(twos, {}, threes, {}, merge_entries::no);
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code, errc::overloaded);
+}
+
+TEST(plans_test, what_a_group_touches_is_compared_with_what_the_owner_has) {
+  const auto owned = in_three();
+  planned_batch::group group{.local = region_id{8},
+                             .remote_memory = 1,
+                             .remote = region_id{1},
+                             .segments = {{0, 500, 100}, {0, 500, 10, 0, 10, 10}}};
+  EXPECT_TRUE(check_within(group, owned));
+  for (const auto& bad : std::vector<segment>{
+           {0, 499, 2}, {0, 500, 101}, {0, 600, 1}, {0, 500, 10, 0, 10, 11}, {0, UINT64_MAX, 2}}) {
+    group.segments = {bad};
+    const auto within = check_within(group, owned);
+    ASSERT_FALSE(within) << bad.remote_offset << " " << bad.length;
+    EXPECT_EQ(within.error().code, errc::out_of_range);
+  }
+  group.segments = {{0, 500, 1}};
+  group.remote = region_id{9};
+  EXPECT_FALSE(check_within(group, owned)) << "a region of another memory";
+}
+
 TEST(plans_test, an_entry_outside_its_memory_is_refused_also_where_it_wraps) {
   const auto where = in_one();
   EXPECT_EQ(code_of(where, {50'000, 1000}), errc{});
