@@ -1,9 +1,12 @@
 #include "troupe/io/agent.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/eventfd.h>
 
 #include "troupe/actors/door_thread.hpp"
@@ -26,6 +29,15 @@ unexpected wrong(const std::string& what) {
   return fail(errc::invalid_config, "agent: " + what);
 }
 
+/// Whether a listener takes the address for all of this host, which is none that a peer can dial.
+bool is_wildcard(const std::string& host) {
+  in_addr four{};
+  in6_addr six{};
+  if (::inet_pton(AF_INET, host.c_str(), &four) == 1) return four.s_addr == 0;
+  return ::inet_pton(AF_INET6, host.c_str(), &six) == 1 &&
+         std::memcmp(&six, &in6addr_any, sizeof six) == 0;
+}
+
 result<void> check(const agent_options& options) {
   if (options.name.empty() || options.name.size() > descriptor::max_name) {
     return wrong("its name has " + std::to_string(options.name.size()) + " bytes, expected 1 to " +
@@ -34,6 +46,11 @@ result<void> check(const agent_options& options) {
   if (options.host.empty() || options.host.size() > descriptor::max_host) {
     return wrong("host has " + std::to_string(options.host.size()) + " bytes, expected 1 to " +
                  std::to_string(descriptor::max_host) + "; peers dial what it says");
+  }
+  // Without tls the door refuses it, and says why.
+  if (options.security.how == actors::door_security::mode::tls && is_wildcard(options.host)) {
+    return wrong("host is '" + options.host +
+                 "', which no peer can dial; give an address or a name of this host");
   }
   if (options.lanes < 1 || options.lanes > 64) {
     return wrong("lanes is " + std::to_string(options.lanes) + ", expected 1 to 64");

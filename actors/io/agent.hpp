@@ -29,7 +29,8 @@
 ///     mine->wait({&moved, 1}, io::wait_for::all, 1s);
 namespace troupe::io {
 
-/// One registration of memory at this agent.
+/// One registration of memory at this agent. Drawn: nobody guesses the number of a memory that was not
+/// described to it.
 using memory_id = strong_id<struct agent_memory_tag, std::uint64_t>;
 /// One life of another agent, or of this agent itself.
 using peer_id = strong_id<struct agent_peer_tag, std::uint64_t>;
@@ -39,8 +40,8 @@ using transfer_handle = strong_id<struct agent_transfer_tag, std::uint64_t>;
 
 struct agent_options {
   std::string name;  ///< 1 to 256 bytes; peers see the name in notices
-  /// The address that peers dial, and that `tcp` listens at. An address beyond loopback needs
-  /// `security.how` tls.
+  /// The address that peers dial, and that `tcp` listens at; not that of all interfaces, which nobody
+  /// can dial. An address beyond loopback needs `security.how` tls.
   std::string host{"127.0.0.1"};
   std::uint16_t port{0};  ///< that peers dial; 0: the OS chooses
   actors::door_security security{};
@@ -85,7 +86,8 @@ enum class state : std::uint8_t {
 struct status {
   state now{state::prepared};
   /// Why the transfer failed: `peer_unreachable`, `peer_lost`, `link_broken`, `stale_incarnation`,
-  /// `grant_revoked`, `unauthorized`, `out_of_range`, `deadline`, `aborted`, `backend_unavailable`.
+  /// `grant_revoked`, `unauthorized`, `out_of_range`, `deadline`, `aborted`, `backend_unavailable`,
+  /// `overloaded` (the link takes no more just now; post again).
   std::optional<troupe::error> why{};
   std::uint64_t bytes{0};                    ///< moved for certain
   std::vector<std::uint32_t> bad_entries{};  ///< that may not have arrived; none unless it failed
@@ -101,12 +103,15 @@ enum class event_kind : std::uint8_t {
   transfer_ended,
   peer_lost,
   notices_wait,  ///< `take_notices` has some; the next event follows once it had none
+  /// A link ended, and the peer has not said that the notices of `notify` which went over it have come:
+  /// some may be lost. The peer lives; after `peer_lost` the same is true.
+  notices_lost,
 };
 
 struct event {
   event_kind what{event_kind::transfer_ended};
   transfer_handle which{};             ///< `transfer_ended`
-  peer_id who{};                       ///< `peer_lost`
+  peer_id who{};                       ///< `peer_lost`, `notices_lost`
   std::optional<troupe::error> why{};  ///< `peer_lost`
 };
 
@@ -122,6 +127,7 @@ struct peer_report {
   std::optional<troupe::error> lost{};               ///< the reason of the last loss
   std::uint32_t links{0};                            ///< made to the peer so far
   std::uint64_t notices_unread{0};                   ///< sent by the peer, not taken here
+  std::size_t grants{0};                             ///< to its memory, had or asked for
 };
 
 struct agent_report {
@@ -130,6 +136,7 @@ struct agent_report {
   std::string host;
   std::uint16_t port{0}, data_port{0};
   std::size_t memories{0}, plans{0}, transfers{0}, active{0};
+  std::size_t events{0};  ///< that `take` has not returned yet
   std::vector<peer_report> peers;
 };
 
@@ -159,13 +166,17 @@ class agent {
   [[nodiscard]] virtual result<std::span<std::byte>> bytes(memory_id of) const = 0;
   /// Withdraws the memory: no transfer begins to use it; this agent's transfers that use it fail with
   /// `aborted`, peers' transfers with `grant_revoked`. Success: nobody touches the memory any more.
-  /// `deadline`: a peer or a transfer still may; the memory stays withdrawn, call again.
+  /// `deadline`: a peer or a transfer still may; the memory stays withdrawn, call again. Memory of a GPU
+  /// that a peer has open over `xgmi` stays mapped there until the peer has closed it, or its link has
+  /// ended: success says that nobody uses it, not that the driver lets go of it. Who frees it rather
+  /// than keeps it in a pool removes those peers first.
   [[nodiscard]] virtual result<void> deregister(memory_id of, std::chrono::milliseconds wait) = 0;
 
   // -- descriptors
 
   /// Describes this agent and these memories (all of them by default) for a peer, in at most 1 MiB. A
-  /// descriptor is good for this life of the agent, and secret: its holder may use what it names.
+  /// descriptor is good for this life of the agent, and secret: its holder may use what it names, and
+  /// greet others as this agent.
   [[nodiscard]] virtual result<std::vector<std::byte>> describe(
       std::span<const memory_id> only = {}) const = 0;
   /// Learns of the agent that made the descriptor. Another descriptor of the same life adds its
@@ -182,10 +193,11 @@ class agent {
 
   /// A list of places in memory of this agent. `out_of_range`, `not_found`.
   [[nodiscard]] virtual result<plan_id> prepare(std::span<const piece> local) = 0;
-  /// The same by address. `unknown_region`: no memory holds an entry whole.
+  /// The same by address. Of several memories that hold an entry the newest serves it.
+  /// `unknown_region`: no memory holds an entry whole.
   [[nodiscard]] virtual result<plan_id> prepare(std::span<const entry> local) = 0;
-  /// A list of places in memory of the peer. `unknown_region`: no memory in its descriptors holds an
-  /// entry whole.
+  /// A list of places in memory of the peer. Of several memories that hold an entry the one that was
+  /// described last serves it. `unknown_region`: no memory in its descriptors holds an entry whole.
   [[nodiscard]] virtual result<plan_id> prepare(peer_id who, std::span<const entry> remote) = 0;
   /// A memory of this agent and one of the peer, for `move`. `remote` is a number of
   /// `remote_memories`.
@@ -196,6 +208,8 @@ class agent {
     std::uint64_t address{0}, length{0};
     transport::access rights{transport::access::read};
   };
+  /// In the order in which they were described, without those that the peer is known to have
+  /// deregistered.
   [[nodiscard]] virtual result<std::vector<remote_memory>> remote_memories(peer_id who) const = 0;
   /// Transfers that were made of the plan go on.
   [[nodiscard]] virtual result<void> release(plan_id which) = 0;
@@ -212,7 +226,9 @@ class agent {
                                                      std::span<const std::uint32_t> remote_index,
                                                      merge_entries merge) = 0;
   /// Starts the transfer; once more after its end. The peer gets the notice (at most 64 KiB; empty:
-  /// none) when every byte is where it belongs, and none of a transfer that fails. `deadline` 0: none.
+  /// none) when every byte is where it belongs. Of a transfer that fails it gets none, unless the
+  /// failure is `aborted`, `deadline`, `link_broken` or `peer_lost`: then the bytes and the notice may
+  /// have arrived, and only the answer is lost. `deadline` 0: none.
   /// `overloaded`: the transfer is active, or the peer has too many unread notices. `aborted`: a local
   /// memory was deregistered. Other failures are the transfer's: `status_of`.
   [[nodiscard]] virtual result<void> post(transfer_handle which, std::span<const std::byte> notice,
@@ -236,7 +252,9 @@ class agent {
 
   /// Sends a notice without a transfer, in order with other calls of `notify` for that peer. A notice
   /// waits for the link, which the call makes if there is none; event `peer_lost` means that the
-  /// waiting ones were dropped. `overloaded` (the peer has too many unread), `out_of_range` (more than
+  /// waiting ones were dropped, also where no backend reaches the peer. Success does not mean that the
+  /// notice has arrived: those that are on their way when the link breaks are lost (`notices_lost`).
+  /// `overloaded` (the peer has too many unread), `out_of_range` (more than
   /// 64 KiB), `stale_incarnation`, `unauthorized` (as a greeting of that peer was answered before).
   [[nodiscard]] virtual result<void> notify(peer_id who, std::span<const std::byte> bytes) = 0;
   [[nodiscard]] virtual std::vector<notice> take_notices(std::size_t max) = 0;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,17 +22,18 @@
 #include "troupe/io/agent.hpp"
 #include "troupe/io/control_channel.hpp"
 #include "troupe/io/memory_table.hpp"
+#include "troupe/io/notice_account.hpp"
 #include "troupe/io/plans.hpp"
 #include "troupe/io/wire.hpp"
 #include "troupe/transport/endpoint.hpp"
 
 namespace troupe::io {
 
-/// What a peer may send before it has heard how much room there is.
-inline constexpr std::size_t least_notices = 64, least_notice_bytes = std::size_t{1} << 20;
-
 /// Not negative, and not so long that a time wraps.
 [[nodiscard]] std::chrono::milliseconds bounded(std::chrono::milliseconds wait) noexcept;
+
+/// An event that `agent::take` has not returned yet.
+using event_ref = std::list<event>::iterator;
 
 /// One posting of a transfer, from `post` to its end. Its number is the transfer and the batch on links.
 ///
@@ -64,49 +66,40 @@ struct agent_transfer {
   std::optional<troupe::error> stop_as;  ///< in stage `stopping`
   bool stop_is_cancel{false};
   bool completed{false}, quiescent{false};  ///< in stage `stopping`
-  bool event_waits{false};
-};
-
-/// What one end may still have unread at the other.
-struct notice_account {
-  notice_count room{};      ///< at the peer
-  notice_count handed{};    ///< to links, ever, less those that surely did not arrive
-  notice_count taken{};     ///< of them, as the peer has said
-  notice_count reserved{};  ///< of those that wait for a link
-  std::uint32_t in_flight{0};
-  std::uint64_t changes{0};                 ///< how often something was handed over
-  bool uncertain{false};                    ///< some may have arrived or not
-  std::optional<std::uint64_t> asked_at{};  ///< `changes` when the peer was asked for its count
-
-  [[nodiscard]] bool has_room_for(std::size_t bytes) const noexcept;
-  void reserve(std::size_t bytes) noexcept;
-  void unreserve(std::size_t bytes) noexcept;
-  /// Of what was reserved.
-  void hand_over(std::size_t bytes) noexcept;
-  /// What was handed over did not arrive.
-  void take_back(std::size_t bytes) noexcept;
-  void on_count(const notice_count& received, const notice_count& said_taken) noexcept;
+  std::optional<event_ref> end_event;       ///< that the transfer has ended
 };
 
 /// Another agent's life, as far as we know it.
 ///
-/// | phase     | on                                        | becomes                     |
-/// | --------- | ----------------------------------------- | --------------------------- |
-/// | idle      | something wants a link                    | dialling                    |
-/// | dialling  | connected                                 | greeting                    |
-/// | greeting  | welcome                                   | greeted                     |
-/// | greeted   | something wants a link                    | linking                     |
-/// | linking   | the link is up                            | up                          |
-/// | linking   | refused, broken: the next backend         | linking; greeted: none left |
-/// | up        | the link breaks                           | greeted                     |
-/// | any       | the connection ends, or cannot be made    | idle                        |
-/// | greeting  | it is another life                        | gone, for good              |
+/// | phase       | on                                        | becomes                     |
+/// | ----------- | ----------------------------------------- | --------------------------- |
+/// | idle        | something wants a link                    | dialling                    |
+/// | dialling    | connected                                 | greeting                    |
+/// | greeting    | welcome                                   | introducing                 |
+/// | introducing | accepted                                  | greeted                     |
+/// | greeted     | something wants a link                    | linking                     |
+/// | linking     | the link is up                            | up                          |
+/// | linking     | refused, broken, late: the next backend   | linking; greeted: none left |
+/// | up          | the link breaks                           | greeted                     |
+/// | up          | it cannot reach a memory, another may     | linking                     |
+/// | any         | the connection ends, or cannot be made    | idle                        |
+/// | greeting    | it is another life                        | gone, for good              |
 struct remote_agent {
-  enum class phase : std::uint8_t { idle, dialling, greeting, greeted, linking, up, gone };
+  enum class phase : std::uint8_t {
+    idle,
+    dialling,
+    greeting,
+    introducing,
+    greeted,
+    linking,
+    up,
+    gone
+  };
 
   peer_id id;
   descriptor known;  ///< without memories
   std::map<std::uint64_t, described_memory> memories;
+  std::vector<std::uint64_t> in_order;  ///< their numbers, as they were described
   address_index by_address;
   bool is_self{false};
   bool added{false};  ///< by the program; else it has greeted us
@@ -124,8 +117,9 @@ struct remote_agent {
   bool try_set{false};      ///< a timer will
   std::uint64_t failed{0};  ///< how often there was no link to be had
   std::optional<troupe::error> last_error;
-  bool loss_told{true};   ///< no event says that it is lost
-  std::uint64_t link{0};  ///< number of the link that is up, or being made; 0: none
+  std::optional<event_ref> loss_event;  ///< that the peer is lost
+  std::uint64_t link{0};                ///< number of the link that is up, or being made; 0: none
+  bool answered{false};                 ///< the peer has, for that link
   transport::backend_kind kind{transport::backend_kind::tcp};  ///< of that link
   std::string reason;
   std::uint32_t links{0};  ///< that came up
@@ -133,32 +127,45 @@ struct remote_agent {
   struct memory_grants {
     bool asked{false};
     std::vector<std::shared_ptr<const transport::remote_grant>> parts;
-    std::optional<troupe::error> refused;
   };
   std::unordered_map<std::uint64_t, memory_grants> grants;  ///< of that link
+  std::size_t asking{0};                                    ///< for so many grants, unanswered
   std::deque<std::shared_ptr<agent_transfer>> waiting;
   notice_account account;
   std::deque<std::vector<std::byte>> notes;  ///< of `notify`, until there is a link
+  std::uint64_t unsure_notes{0};  ///< went over that link, and the peer has not said that all came
+  std::optional<event_ref> notes_event;  ///< that such were lost
   bool sending_notes{false};
-  bool connecting{false};  ///< somebody waits in `agent::connect`
+  bool notes_later{false};  ///< a timer will send them
+  bool connecting{false};   ///< somebody waits in `agent::connect`
+  bool wants_count{false};  ///< a notice was refused, and only the next link tells how many are unread
 
   [[nodiscard]] bool wants_link() const noexcept {
-    return connecting || !waiting.empty() || !notes.empty();
+    return connecting || wants_count || !waiting.empty() || !notes.empty();
+  }
+  /// Ends all that belongs to a link of ours, which is up no more.
+  void leave_link() noexcept {
+    link = 0;
+    grants.clear();
+    asking = 0;
+    account.doubt();
+    account.forget_question();
   }
 
   // Its connection to us.
   std::shared_ptr<control_channel> guest;
   std::uint64_t guest_link{0};
   std::map<std::uint64_t, std::vector<transport::remote_grant>> given;  ///< by memory, on that link
+  std::set<std::uint64_t> granting;  ///< memories that the peer has asked for on that link
   notice_count received, taken;
-  std::uint64_t told_taken{0};  ///< notices
+  notice_count told_taken;
 };
 
 /// The agent itself.
 ///
 /// Threads: the callers', the progress threads of the endpoint, the door's, and two of our own. `loop_`
-/// has the connections, the timers and all that makes links; `work_` does what may take long (grants,
-/// which register memory with devices).
+/// has the connections, the timers and all that makes links; `work_` does what may take long (grants and
+/// first posts, which register memory with devices).
 ///
 /// Locks: `mutex_` guards everything but what is said to be a thread's own. It is never held while the
 /// endpoint, a link, the door or a channel is called, since those call back.
@@ -242,6 +249,7 @@ class agent_core final : public agent {
     peer_ptr of;
     bool guest{false};
     bool up{false};
+    bool ending{false};  ///< its peer has given it up
     link_ptr wire;
     std::optional<troupe::error> closed_for;  ///< why we closed it
   };
@@ -251,7 +259,10 @@ class agent_core final : public agent {
   [[nodiscard]] result<transfer_ptr> find_transfer(transfer_handle which) const;
   [[nodiscard]] result<std::shared_ptr<const prepared_list>> find_plan(plan_id which) const;
   [[nodiscard]] link_ptr wire_of(std::uint64_t link) const;
-  void put_event(event what);
+  event_ref put_event(event what);
+  /// Takes an event back that nobody wants any more.
+  void drop_event(std::optional<event_ref>& what);
+  void calm_event_fd();
   void wake_waiters() { changed_.notify_all(); }
   /// Waits until `done`, making progress where no thread of the endpoint does. False: it never was.
   bool wait_until(lock_type& lock, std::chrono::steady_clock::time_point until,
@@ -271,7 +282,9 @@ class agent_core final : public agent {
   // -- peers and their links; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock
   void forget_one_that_left();                              ///< the same
-  void want_link(const peer_ptr& who);                      ///< any thread, without the lock
+  void forget(const peer_ptr& who);                         ///< the same
+  [[nodiscard]] static troupe::error removed_error(const remote_agent& who);
+  void want_link(const peer_ptr& who);  ///< any thread, without the lock
   void part_from(const peer_ptr& who);
   void make_way(const peer_ptr& who);
   void try_later(const peer_ptr& who);
@@ -280,16 +293,23 @@ class agent_core final : public agent {
   void on_answer(const peer_ptr& who, control_message said);
   void greet(const peer_ptr& who, const challenge& said);
   void on_welcome(const peer_ptr& who, const welcome& said);
+  void on_accepted(const peer_ptr& who, const accepted& said);
   void make_link(const peer_ptr& who);
+  void watch_answer(const peer_ptr& who, std::uint64_t link);
+  void watch_link(const peer_ptr& who, std::uint64_t link);
   void on_link_answer(const peer_ptr& who, const link_answer& said);
   void link_failed(const peer_ptr& who, const troupe::error& why);
   void no_way(const peer_ptr& who, const troupe::error& why);
   void lose(const peer_ptr& who, const troupe::error& why, bool for_good);
-  static void drop_notes(remote_agent& who);
+  /// Under the lock. False: none waited.
+  [[nodiscard]] static bool drop_notes(remote_agent& who);
+  void tell_of_loss(remote_agent& who);        ///< under the lock
+  void tell_of_lost_notes(remote_agent& who);  ///< under the lock
   [[nodiscard]] std::shared_ptr<transport::link_sink> ear_of(std::uint64_t link);
   /// Of one link: as many as there may be transfers.
   [[nodiscard]] std::uint32_t max_batches() const noexcept;
   void link_came_up(std::uint64_t link);
+  void use_link(const peer_ptr& who, std::uint64_t link);
   void link_went(std::uint64_t link, const troupe::error& why);
   void close_link(std::uint64_t link, const troupe::error& why);
   [[nodiscard]] result<std::pair<transport::backend_kind, std::string>> choose_backend(
@@ -300,17 +320,45 @@ class agent_core final : public agent {
   struct newcomer {
     std::shared_ptr<control_channel> channel;
     control_nonce nonce{};
-    peer_ptr who;
+    incarnation life;  ///< once it has proved that it has our descriptor
+    peer_ptr who;      ///< once it has introduced itself
   };
   void let_in(actors::unique_fd fd);
   void on_guest_message(const std::shared_ptr<newcomer>& from, control_message said);
   void on_hello(const std::shared_ptr<newcomer>& from, const hello& said);
+  void on_introduction(const std::shared_ptr<newcomer>& from, const introduction& said);
+  [[nodiscard]] static result<descriptor> check_introduction(const newcomer& from,
+                                                             const introduction& said);
   void send_away(const std::shared_ptr<newcomer>& from, const troupe::error& why);
   void on_link_wanted(const peer_ptr& who, const link_wanted& said);
-  void guest_left(const std::shared_ptr<newcomer>& from, const troupe::error& why);
+  void on_guest_end(const std::shared_ptr<newcomer>& from, const troupe::error& why);
+  [[nodiscard]] std::uint64_t guest_left(const std::shared_ptr<newcomer>& from,
+                                         const troupe::error& why);
+  void let_link_end(std::uint64_t link, const troupe::error& why);
+
+  // -- grants (agent_grants.cpp); on whatever thread makes progress unless said otherwise
+  void on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::uint64_t memory);
   void grant_to(std::uint64_t link, std::uint64_t memory);  ///< on the work thread
+  void answer_question(std::uint64_t link, const link_ptr& wire, const link_frame& answer);
+  [[nodiscard]] bool keep_grants(std::uint64_t link, std::uint64_t memory,
+                                 const std::vector<transport::remote_grant>& given);
   void take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
                  const std::vector<transport::remote_grant>& given);
+  /// Memories whose grants are to be asked for on a link.
+  struct grant_questions {
+    std::uint64_t link{0};
+    std::vector<std::uint64_t> memories{};
+  };
+  [[nodiscard]] static bool has_grants(remote_agent& who, const agent_transfer& which,
+                                       grant_questions& ask);  ///< under the lock
+  void ask_for_grants(lock_type& lock, const peer_ptr& who, const grant_questions& ask);
+  void on_grants(std::uint64_t link, const peer_ptr& who, grants said);
+  void on_grants_refused(std::uint64_t link, const peer_ptr& who, grants_refused said);
+  void find_other_way(std::uint64_t link, const peer_ptr& who,
+                      const grants_refused& said);  ///< on the loop's thread
+  void refuse_waiting(const peer_ptr& who, const grants_refused& said);  ///< under the lock
+  void go_on_elsewhere(std::uint64_t link, const peer_ptr& who);
+  static void forget_memory(remote_agent& who, std::uint64_t number);  ///< under the lock
 
   // -- transfers
   [[nodiscard]] result<transfer_handle> add_transfer(transport::direction dir, peer_id who,
@@ -321,31 +369,32 @@ class agent_core final : public agent {
   void hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which);
   [[nodiscard]] static std::optional<std::vector<transport::piece>> pieces_of(
       remote_agent& who, const agent_transfer& which);
-  enum class readiness : std::uint8_t { ready, waits, refused };
-  [[nodiscard]] readiness look_for_grants(remote_agent& who, const agent_transfer& which,
-                                          std::vector<std::uint64_t>& ask, troupe::error& why);
-  void ask_for_grants(lock_type& lock, const peer_ptr& who,
-                      const std::vector<std::uint64_t>& memories);
   void stop(lock_type& lock, const transfer_ptr& which, troupe::error why, bool is_cancel);
   void finish_stopped(const transfer_ptr& which);
   void finish(const transfer_ptr& which, std::optional<troupe::error> why, std::uint64_t bytes,
               std::vector<std::uint32_t> bad_entries);
   void refuse(remote_agent& who, const transfer_ptr& which, troupe::error why);
-  void copy_within(lock_type& lock, const transfer_ptr& which);
-  [[nodiscard]] result<void> copy_groups(const planned_batch& moves,
-                                         transport::direction dir) const;
   void set_deadline(const transfer_ptr& which, std::chrono::milliseconds after);
   void look_at_deadlines();
   void fail_waiting(const peer_ptr& who, const troupe::error& why);
 
+  // -- between memories of this agent (agent_copies.cpp)
+  void copy_within(lock_type& lock, const transfer_ptr& which);
+  [[nodiscard]] result<std::vector<own_memory*>> own_memories_of(const agent_transfer& which);
+  [[nodiscard]] result<void> copy_groups(const planned_batch& moves,
+                                         transport::direction dir) const;
+
   // -- notices
   void tell_of_notices();
-  void on_note(const peer_ptr& from, std::span<const std::byte> bytes);
+  [[nodiscard]] result<void> look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes);
+  void put_own_note(remote_agent& self, std::span<const std::byte> bytes);  ///< under the lock
+  void on_note(std::uint64_t link, const peer_ptr& from, std::span<const std::byte> bytes);
   void send_notes(const peer_ptr& who);  ///< without the lock
   void send_notes_later(const peer_ptr& who);
-  void send_counts(const peer_ptr& who, bool asked);  ///< without the lock
+  [[nodiscard]] bool counts_are_due(const remote_agent& who) const;
+  void send_counts(const peer_ptr& who, std::uint64_t answers);  ///< without the lock
   void ask_for_count(lock_type& lock, const peer_ptr& who);
-  void on_grants(std::uint64_t link, const peer_ptr& who, grants said);
+  void on_taken(std::uint64_t link, const peer_ptr& who, const taken& said);
 
   const agent_options options_;
   const incarnation life_;
@@ -376,7 +425,7 @@ class agent_core final : public agent {
   std::set<std::pair<std::chrono::steady_clock::time_point, std::uint64_t>> deadlines_;
   actors::door_loop::id deadline_timer_{0};  ///< the loop thread's own
   std::deque<notice> inbox_;
-  std::deque<event> events_;
+  std::list<event> events_;
   bool notices_told_{false};  ///< an event says that the inbox has some
   actors::unique_fd events_fd_;
 };

@@ -120,7 +120,8 @@ void agent_core::on_dialled(const peer_ptr& who, actors::unique_fd fd) {
         if (!same || who->channel != same) return;
         {
           const lock_type lock{mutex_};
-          if (who->now != remote_agent::phase::greeting) return;
+          using phase = remote_agent::phase;
+          if (who->now != phase::greeting && who->now != phase::introducing) return;
         }
         lose(who,
              {errc::peer_unreachable, "whoever answers for agent '" + who->known.name +
@@ -134,6 +135,8 @@ void agent_core::on_answer(const peer_ptr& who, control_message said) {
     greet(who, *question);
   } else if (const auto* answer = std::get_if<welcome>(&said)) {
     on_welcome(who, *answer);
+  } else if (const auto* known = std::get_if<accepted>(&said)) {
+    on_accepted(who, *known);
   } else if (const auto* no = std::get_if<refusal>(&said)) {
     // A token or a life that is wrong now will not be right later.
     const auto code = no->why.code;
@@ -150,42 +153,48 @@ void agent_core::greet(const peer_ptr& who, const challenge& said) {
   who->challenged = said.nonce;
   hello mine;
   mine.to = who->known.life;
+  mine.from = life_;
   mine.nonce = who->nonce;
   mine.proof =
       prove(proof_role::dialer, who->known.token, said.nonce, who->nonce, life_, who->known.life);
   mine.where = place_->identity();
-  mine.self = own_descriptor().encode();
   who->channel->send(mine);
 }
 
 void agent_core::on_welcome(const peer_ptr& who, const welcome& said) {
   const auto right = prove(proof_role::acceptor, who->known.token, who->challenged, who->nonce,
                            life_, who->known.life);
+  const bool proved = same_proof(right, said.proof);
   {
     const lock_type lock{mutex_};
     if (who->now != remote_agent::phase::greeting) return;
-    if (same_proof(right, said.proof)) {
-      who->now = remote_agent::phase::greeted;
+    if (proved) {
+      who->now = remote_agent::phase::introducing;
       who->where = said.where;
-      who->attempt = 0;
-      who->excluded.clear();
-      who->next_try = {};
-      auto& account = who->account;
-      account.room = said.room;
-      account.handed = said.received;
-      account.taken = said.taken;
-      account.uncertain = false;
-      account.asked_at.reset();
     }
   }
-  if (who->now == remote_agent::phase::greeted) {
-    make_way(who);
+  if (!proved) {
+    lose(who,
+         {errc::unauthorized, "whoever answers for agent '" + who->known.name +
+                                  "' did not prove that it made the descriptor"},
+         false);
     return;
   }
-  lose(who,
-       {errc::unauthorized, "whoever answers for agent '" + who->known.name +
-                                "' did not prove that it made the descriptor"},
-       false);
+  // Our token is in it, so whoever has not proved itself does not get it.
+  who->channel->send(introduction{own_descriptor().encode()});
+}
+
+void agent_core::on_accepted(const peer_ptr& who, const accepted& said) {
+  {
+    const lock_type lock{mutex_};
+    if (who->now != remote_agent::phase::introducing) return;
+    who->now = remote_agent::phase::greeted;
+    who->attempt = 0;
+    who->excluded.clear();
+    who->next_try = {};
+    who->account.begin(said);
+  }
+  make_way(who);
 }
 
 // -- links
@@ -238,11 +247,39 @@ void agent_core::make_link(const peer_ptr& who) {
     links_.emplace(number,
                    link_entry{.of = who, .guest = false, .wire = *opened, .closed_for = {}});
     who->link = number;
+    who->answered = false;
     who->grants.clear();
+    who->asking = 0;
     ++who->attempt;
   }
   who->channel->send(
       link_wanted{.attempt = who->attempt, .lanes = options_.lanes, .offer = (*opened)->offer()});
+  watch_answer(who, number);
+}
+
+/// The transport bounds a link from the answer on; for the answer nobody does but us.
+void agent_core::watch_answer(const peer_ptr& who, std::uint64_t link) {
+  static_cast<void>(loop_->call_at(clock::now() + options_.connect_timeout, [this, who, link] {
+    {
+      const lock_type lock{mutex_};
+      if (who->link != link || who->answered) return;
+    }
+    link_went(link, {errc::peer_unreachable, "agent '" + who->known.name +
+                                                 "' did not answer in time to what a link is "
+                                                 "made with"});
+  }));
+}
+
+/// In case the transport does not: twice its own bound, so that its sentence comes first.
+void agent_core::watch_link(const peer_ptr& who, std::uint64_t link) {
+  static_cast<void>(loop_->call_at(clock::now() + 2 * options_.connect_timeout, [this, who, link] {
+    {
+      const lock_type lock{mutex_};
+      if (who->link != link || who->now != remote_agent::phase::linking) return;
+    }
+    link_went(link, {errc::peer_unreachable,
+                     "the link to agent '" + who->known.name + "' did not come up in time"});
+  }));
 }
 
 void agent_core::on_link_answer(const peer_ptr& who, const link_answer& said) {
@@ -251,12 +288,16 @@ void agent_core::on_link_answer(const peer_ptr& who, const link_answer& said) {
   {
     const lock_type lock{mutex_};
     if (who->now != remote_agent::phase::linking || said.attempt != who->attempt) return;
+    if (std::exchange(who->answered, true)) return;
     number = who->link;
     wire = wire_of(number);
   }
   if (!wire) return;
   auto joined = said.refused ? result<void>{fail(*said.refused)} : wire->connect(said.offer);
-  if (joined) return;
+  if (joined) {
+    watch_link(who, number);
+    return;
+  }
   close_link(number, joined.error());
   link_failed(who, joined.error());
 }
@@ -268,9 +309,8 @@ void agent_core::link_failed(const peer_ptr& who, const troupe::error& why) {
     if (who->now != remote_agent::phase::linking && who->now != remote_agent::phase::up) return;
     const bool was_up = who->now == remote_agent::phase::up;
     who->now = remote_agent::phase::greeted;
-    who->link = 0;
-    who->grants.clear();
-    who->account.uncertain = true;
+    who->leave_link();
+    tell_of_lost_notes(*who);
     who->last_error = why;
     who->failures = was_up ? 1 : who->failures + 1;
     const bool hopeless = why.code == errc::backend_unavailable || why.code == errc::no_device;
@@ -296,8 +336,9 @@ void agent_core::no_way(const peer_ptr& who, const troupe::error& why) {
   who->excluded.clear();
   who->next_try = clock::now() + longest_pause;
   ++who->failed;
-  who->connecting = false;
+  who->connecting = who->wants_count = false;
   fail_waiting(who, *who->last_error);
+  if (drop_notes(*who)) tell_of_loss(*who);
   wake_waiters();
 }
 
@@ -307,17 +348,32 @@ void agent_core::on_up(std::uint64_t link) {
 
 void agent_core::link_came_up(std::uint64_t link) {
   peer_ptr who;
+  bool guest = false;
   {
-    lock_type lock{mutex_};
+    const lock_type lock{mutex_};
     const auto at = links_.find(link);
     if (at == links_.end()) return;
     at->second.up = true;
-    if (at->second.guest) return;
+    guest = at->second.guest;
     who = at->second.of;
+    if (link != (guest ? who->guest_link : who->link)) return;
+  }
+  if (guest) {
+    // What was taken while there was no link is told now: the peer may wait for nothing else.
+    send_counts(who, 0);
+  } else {
+    use_link(who, link);
+  }
+}
+
+/// All that waited for a link.
+void agent_core::use_link(const peer_ptr& who, std::uint64_t link) {
+  {
+    lock_type lock{mutex_};
     if (who->link != link || who->now != remote_agent::phase::linking) return;
     who->now = remote_agent::phase::up;
     who->failures = 0;
-    who->connecting = false;
+    who->connecting = who->wants_count = false;
     ++who->links;
     wake_waiters();
     ask_for_count(lock, who);
@@ -361,6 +417,7 @@ void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
     auto& who = *at->second.of;
     if (who.guest_link == link) {
       who.guest_link = 0;
+      who.granting.clear();
       // Who deregisters a memory of them waits until the peer has left it.
       for (const auto& [memory, given] : std::exchange(who.given, {})) {
         std::vector<revocation> those;
@@ -396,29 +453,35 @@ void agent_core::lose(const peer_ptr& who, const troupe::error& why, bool for_go
         who->now == phase::greeted || who->now == phase::linking || who->now == phase::up;
     who->now = for_good ? phase::gone : phase::idle;
     channel = std::exchange(who->channel, nullptr);
-    link = std::exchange(who->link, 0);
-    who->grants.clear();
-    who->account.uncertain = true;
+    link = who->link;
+    who->leave_link();
+    who->unsure_notes = 0;
     said.message = "agent '" + who->known.name + "': " + why.message;
     who->last_error = said;
     who->failures = was_there ? 0 : who->failures + 1;
     who->next_try = clock::now() + pause_after(who->failures);
     ++who->failed;
-    who->connecting = false;
+    who->connecting = who->wants_count = false;
     fail_waiting(who, said);
-    drop_notes(*who);
-    if (std::exchange(who->loss_told, false)) {
-      put_event({.what = event_kind::peer_lost, .who = who->id});
-    }
+    static_cast<void>(drop_notes(*who));
+    tell_of_loss(*who);
     wake_waiters();
   }
   if (channel) channel->close();
   if (link != 0) close_link(link, said);
 }
 
-/// Under the lock: notices of `notify` that waited for a link.
-void agent_core::drop_notes(remote_agent& who) {
-  for (const auto& bytes : std::exchange(who.notes, {})) who.account.unreserve(bytes.size());
+/// Notices of `notify` that waited for a link.
+bool agent_core::drop_notes(remote_agent& who) {
+  const auto dropped = std::exchange(who.notes, {});
+  for (const auto& bytes : dropped) who.account.unreserve(bytes.size());
+  return !dropped.empty();
+}
+
+/// Once, until the program has heard it.
+void agent_core::tell_of_loss(remote_agent& who) {
+  if (who.removed || who.loss_event) return;
+  who.loss_event = put_event({.what = event_kind::peer_lost, .who = who.id});
 }
 
 }  // namespace troupe::io

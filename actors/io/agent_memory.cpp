@@ -163,6 +163,7 @@ void agent_core::revoke_all(lock_type& lock, std::vector<revocation> those, memo
   }
   lock.lock();
   for (const auto& one : quiescent) revoking_.erase(one);
+  wake_waiters();  // who deregisters may have waited for these
 }
 
 // -- described

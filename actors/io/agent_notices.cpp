@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -15,55 +16,33 @@ namespace {
 /// A peer whose notices go beyond what it was told by so many breaks the protocol; those that were
 /// cancelled on the way may go beyond by a few.
 constexpr std::uint64_t tolerance = 2;
+/// The part of the room that a peer hears to be free again, at the latest.
+constexpr std::uint64_t parts_told = 4;
 
-std::uint64_t less(std::uint64_t from, std::uint64_t what) noexcept {
-  return from - std::min(from, what);
+/// Of those that a peer has sent, or this agent to itself.
+notice_count unread_of(const remote_agent& who) noexcept {
+  return {who.received.notices - who.taken.notices, who.received.bytes - who.taken.bytes};
 }
 
 }  // namespace
 
-// -- the account
-
-bool notice_account::has_room_for(std::size_t bytes) const noexcept {
-  const auto unread = less(handed.notices + reserved.notices, taken.notices);
-  const auto unread_bytes = less(handed.bytes + reserved.bytes, taken.bytes);
-  return unread < room.notices && unread_bytes + bytes <= room.bytes;
-}
-
-void notice_account::reserve(std::size_t bytes) noexcept {
-  ++reserved.notices;
-  reserved.bytes += bytes;
-}
-
-void notice_account::unreserve(std::size_t bytes) noexcept {
-  reserved.notices = less(reserved.notices, 1);
-  reserved.bytes = less(reserved.bytes, bytes);
-}
-
-void notice_account::hand_over(std::size_t bytes) noexcept {
-  unreserve(bytes);
-  ++handed.notices;
-  handed.bytes += bytes;
-  ++changes;
-}
-
-void notice_account::take_back(std::size_t bytes) noexcept {
-  handed.notices = less(handed.notices, 1);
-  handed.bytes = less(handed.bytes, bytes);
-  ++changes;
-}
-
-void notice_account::on_count(const notice_count& received,
-                              const notice_count& said_taken) noexcept {
-  taken = said_taken;
-  const auto asked = std::exchange(asked_at, std::nullopt);
-  // What was handed over since, or is on its way, is not in the peer's count.
-  if (!asked || *asked != changes || in_flight != 0) return;
-  handed = received;
-  uncertain = false;
-}
-
 // -- sent
+
+/// Whether one more notice may go to the peer. If not, sees to it that we hear when it may, and has given
+/// the lock up meanwhile.
+result<void> agent_core::look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes) {
+  if (who->is_self) {
+    const auto unread = unread_of(*who);
+    const bool fits = unread.bytes + bytes <= options_.max_notice_bytes;
+    if (unread.notices < options_.max_notices && fits) return {};
+    return fail(errc::overloaded, "this agent has not taken its own notices");
+  }
+  if (who->account.has_room_for(bytes)) return {};
+  ask_for_count(lock, who);
+  return fail(errc::overloaded, "agent '" + who->known.name +
+                                    "' has not taken the notices that were sent to it; send "
+                                    "again when it has");
+}
 
 result<void> agent_core::notify(peer_id who, std::span<const std::byte> bytes) {
   lock_type lock{mutex_};
@@ -75,19 +54,10 @@ result<void> agent_core::notify(peer_id who, std::span<const std::byte> bytes) {
     return fail(errc::out_of_range, "a notice has at most " + std::to_string(max_notice_size) +
                                         " bytes, found " + std::to_string(bytes.size()));
   }
+  if (auto ok = look_for_room(lock, peer, bytes.size()); !ok) return ok;
   if (peer->is_self) {
-    if (inbox_.size() >= options_.max_notices) {
-      return fail(errc::overloaded, "this agent has not taken its own notices");
-    }
-    inbox_.push_back({options_.name, who, {bytes.begin(), bytes.end()}});
-    tell_of_notices();
+    put_own_note(*peer, bytes);
     return {};
-  }
-  if (!peer->account.has_room_for(bytes.size())) {
-    ask_for_count(lock, peer);
-    return fail(errc::overloaded, "agent '" + peer->known.name +
-                                      "' has not taken the notices that were sent to it; notify "
-                                      "it again when it has");
   }
   peer->account.reserve(bytes.size());
   peer->notes.emplace_back(bytes.begin(), bytes.end());
@@ -112,53 +82,91 @@ void agent_core::send_notes(const peer_ptr& who) {
     auto bytes = std::move(who->notes.front());
     who->notes.pop_front();
     who->account.hand_over(bytes.size());
+    ++who->unsure_notes;
     lock.unlock();
     const auto sent = wire->send_frame(encode_frame(note{bytes}));
     lock.lock();
     if (sent) continue;
+    if (who->unsure_notes > 0) --who->unsure_notes;
     who->account.take_back(bytes.size());
     who->account.reserve(bytes.size());
     who->notes.push_front(std::move(bytes));
     if (sent.error().code == errc::overloaded) {
-      loop_->post([this, who] { send_notes_later(who); });
-    } else if (who->link == link) {
-      loop_->post([this, link, why = sent.error()] { link_went(link, why); });
+      // One timer, however many calls of `notify` find the link full.
+      if (!std::exchange(who->notes_later, true)) {
+        loop_->post([this, who] { send_notes_later(who); });
+      }
+      break;
     }
+    // Whoever brought the next link up has left these to us.
+    if (who->link != link) continue;
+    loop_->post([this, link, why = sent.error()] { link_went(link, why); });
     break;
   }
   who->sending_notes = false;
 }
 
+/// Of a link that has ended, whose peer lives.
+void agent_core::tell_of_lost_notes(remote_agent& who) {
+  if (std::exchange(who.unsure_notes, 0) == 0 || who.removed || who.notes_event) return;
+  who.notes_event = put_event({.what = event_kind::notices_lost, .who = who.id});
+}
+
+/// The peer has counted.
+void agent_core::on_taken(std::uint64_t link, const peer_ptr& who, const taken& said) {
+  const lock_type lock{mutex_};
+  if (who->link != link) return;
+  if (said.received.notices >= who->account.handed().notices) who->unsure_notes = 0;
+  who->account.on_count(said);
+}
+
 /// On the loop's thread: the link takes no more frames just now.
 void agent_core::send_notes_later(const peer_ptr& who) {
   constexpr std::chrono::milliseconds pause{2};
-  static_cast<void>(
-      loop_->call_at(control_channel::clock::now() + pause, [this, who] { send_notes(who); }));
+  static_cast<void>(loop_->call_at(control_channel::clock::now() + pause, [this, who] {
+    {
+      const lock_type lock{mutex_};
+      who->notes_later = false;
+    }
+    send_notes(who);
+  }));
 }
 
-/// So that notices of which nobody knows whether they arrived do not count for ever. Gives the lock up.
+/// So that notices of which nobody knows whether they arrived do not count for ever, nor those that the
+/// peer took while there was no link to tell it over. Gives the lock up.
 void agent_core::ask_for_count(lock_type& lock, const peer_ptr& who) {
-  auto& account = who->account;
-  if (!account.uncertain || account.asked_at || account.in_flight != 0) return;
+  if (who->now != remote_agent::phase::up) {
+    who->wants_count = true;
+    lock.unlock();
+    want_link(who);
+    lock.lock();
+    return;
+  }
   const auto wire = wire_of(who->link);
-  if (!wire || who->now != remote_agent::phase::up) return;
-  account.asked_at = account.changes;
+  const auto number = wire ? who->account.ask() : std::nullopt;
+  if (!number) return;
   lock.unlock();
-  const auto sent = wire->send_frame(encode_frame(count_wanted{}));
+  const auto sent = wire->send_frame(encode_frame(count_wanted{*number}));
   lock.lock();
-  if (!sent) account.asked_at.reset();
+  if (!sent) who->account.forget_question();
 }
 
 // -- received
 
-void agent_core::on_note(const peer_ptr& from, std::span<const std::byte> bytes) {
-  lock_type lock{mutex_};
-  const auto unread = from->received.notices - from->taken.notices;
-  const auto unread_bytes = from->received.bytes - from->taken.bytes;
-  if (bytes.size() > max_notice_size || unread >= tolerance * options_.max_notices ||
-      unread_bytes > tolerance * options_.max_notice_bytes) {
-    const auto link = from->guest_link;
-    lock.unlock();
+void agent_core::put_own_note(remote_agent& self, std::span<const std::byte> bytes) {
+  ++self.received.notices;
+  self.received.bytes += bytes.size();
+  inbox_.push_back({options_.name, self.id, {bytes.begin(), bytes.end()}});
+  tell_of_notices();
+}
+
+void agent_core::on_note(std::uint64_t link, const peer_ptr& from,
+                         std::span<const std::byte> bytes) {
+  const lock_type lock{mutex_};
+  if (from->removed || from->guest_link != link) return;
+  const auto unread = unread_of(*from);
+  if (bytes.size() > max_notice_size || unread.notices >= tolerance * options_.max_notices ||
+      unread.bytes > tolerance * options_.max_notice_bytes) {
     loop_->post([this, link] {
       link_went(link, {errc::overloaded, "the peer sends more notices than it was told to"});
     });
@@ -182,32 +190,35 @@ std::vector<notice> agent_core::take_notices(std::size_t max) {
     while (!inbox_.empty() && some.size() < max) {
       auto& next = inbox_.front();
       if (const auto at = peers_.find(next.life.value); at != peers_.end()) {
-        auto& from = at->second;
-        if (!from->is_self) {
-          ++from->taken.notices;
-          from->taken.bytes += next.bytes.size();
-          if (std::ranges::find(tell, from) == tell.end()) tell.push_back(from);
-        }
+        const auto& from = at->second;
+        ++from->taken.notices;
+        from->taken.bytes += next.bytes.size();
+        if (std::ranges::find(tell, from) == tell.end()) tell.push_back(from);
       }
       some.push_back(std::move(next));
       inbox_.pop_front();
     }
     if (inbox_.empty()) notices_told_ = false;
+    std::erase_if(tell, [this](const auto& who) { return !counts_are_due(*who); });
   }
-  for (const auto& who : tell) send_counts(who, false);
+  for (const auto& who : tell) send_counts(who, 0);
   return some;
 }
 
-/// When the peer asks, or when enough was taken that it should know. Without the lock.
-void agent_core::send_counts(const peer_ptr& who, bool asked) {
+/// Whether so much was taken that the peer should know.
+bool agent_core::counts_are_due(const remote_agent& who) const {
+  return who.taken == who.received ||
+         who.taken.notices - who.told_taken.notices >= options_.max_notices / parts_told ||
+         who.taken.bytes - who.told_taken.bytes >= options_.max_notice_bytes / parts_told;
+}
+
+/// `answers` is the number of the peer's question; 0: it has asked none. Without the lock.
+void agent_core::send_counts(const peer_ptr& who, std::uint64_t answers) {
   lock_type lock{mutex_};
-  const auto untold = who->taken.notices - who->told_taken;
-  const bool all = who->taken == who->received;
-  if (!asked && !all && untold < options_.max_notices / 4) return;
   const auto wire = wire_of(who->guest_link);
   if (!wire) return;
-  const taken said{who->received, who->taken};
-  who->told_taken = who->taken.notices;
+  const taken said{.received = who->received, .taken = who->taken, .answers = answers};
+  who->told_taken = who->taken;
   lock.unlock();
   // A link that does not take it is on its end, and the next greeting has the count.
   static_cast<void>(wire->send_soon(encode_frame(said)));
@@ -215,9 +226,23 @@ void agent_core::send_counts(const peer_ptr& who, bool asked) {
 
 // -- events
 
-void agent_core::put_event(event what) {
+event_ref agent_core::put_event(event what) {
   events_.push_back(std::move(what));
   if (events_.size() == 1) static_cast<void>(::eventfd_write(events_fd_.get(), 1));
+  return std::prev(events_.end());
+}
+
+void agent_core::drop_event(std::optional<event_ref>& what) {
+  if (!what) return;
+  events_.erase(*std::exchange(what, std::nullopt));
+  calm_event_fd();
+}
+
+/// The descriptor is readable while there are events.
+void agent_core::calm_event_fd() {
+  if (!events_.empty()) return;
+  std::uint64_t count = 0;
+  static_cast<void>(::eventfd_read(events_fd_.get(), &count));
 }
 
 std::vector<event> agent_core::take(std::size_t max) {
@@ -228,21 +253,21 @@ std::vector<event> agent_core::take(std::size_t max) {
     events_.pop_front();
     if (next.what == event_kind::transfer_ended) {
       const auto at = transfers_.find(next.which.value);
-      if (at == transfers_.end()) continue;  // released meanwhile
-      at->second->event_waits = false;
+      if (at != transfers_.end()) at->second->end_event.reset();
     }
     if (next.what == event_kind::peer_lost) {
       if (const auto at = peers_.find(next.who.value); at != peers_.end()) {
         next.why = at->second->last_error;
-        at->second->loss_told = true;
+        at->second->loss_event.reset();
       }
+    }
+    if (next.what == event_kind::notices_lost) {
+      const auto at = peers_.find(next.who.value);
+      if (at != peers_.end()) at->second->notes_event.reset();
     }
     some.push_back(std::move(next));
   }
-  if (events_.empty()) {
-    std::uint64_t count = 0;
-    static_cast<void>(::eventfd_read(events_fd_.get(), &count));
-  }
+  calm_event_fd();
   return some;
 }
 

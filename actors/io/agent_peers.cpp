@@ -16,10 +16,18 @@ void learn(remote_agent& who, std::vector<described_memory> memories) {
     if (known != who.memories.end()) {
       if (known->second == one) continue;
       who.by_address.remove(known->second.address(), one.number);
+    } else {
+      who.in_order.push_back(one.number);
     }
     who.by_address.add(one.address(), one.length(), one.number);
     who.memories.insert_or_assign(one.number, std::move(one));
   }
+}
+
+/// Whether two descriptors are of one agent at one place, whatever memory they name.
+bool same_agent(const descriptor& a, const descriptor& b) {
+  return a.life == b.life && a.token == b.token && a.host == b.host && a.port == b.port &&
+         a.name == b.name;
 }
 
 }  // namespace
@@ -55,8 +63,6 @@ result<agent_core::peer_ptr> agent_core::take_in(descriptor said) {
   made->is_self = is_self;
   learn(*made, std::exchange(said.memories, {}));
   made->known = std::move(said);
-  // Until it has said how much room there is.
-  made->account.room = {least_notices, least_notice_bytes};
   peers_.emplace(last_id_, made);
   by_life_.emplace(made->known.life.value, made);
   return made;
@@ -66,19 +72,40 @@ result<agent_core::peer_ptr> agent_core::take_in(descriptor said) {
 void agent_core::forget_one_that_left() {
   const auto at = std::ranges::find_if(peers_, [](const auto& known) {
     const auto& one = *known.second;
-    return !one.added && !one.guest && !one.wants_link() && one.received == one.taken &&
+    return !one.added && !one.guest && one.guest_link == 0 && !one.wants_link() &&
+           one.received == one.taken &&
            (one.now == remote_agent::phase::idle || one.now == remote_agent::phase::gone);
   });
-  if (at == peers_.end()) return;
-  at->second->removed = true;
-  by_life_.erase(at->second->known.life.value);
-  peers_.erase(at);
+  if (at != peers_.end()) forget(peer_ptr{at->second});
+}
+
+void agent_core::forget(const peer_ptr& who) {
+  who->removed = true;
+  peers_.erase(who->id.value);
+  by_life_.erase(who->known.life.value);
+  drop_event(who->loss_event);
+  drop_event(who->notes_event);
+  fail_waiting(who, removed_error(*who));
+  static_cast<void>(drop_notes(*who));
+  std::erase_if(inbox_, [&](const notice& one) { return one.life == who->id; });
+  wake_waiters();
+  loop_->post([this, who] { part_from(who); });
+}
+
+troupe::error agent_core::removed_error(const remote_agent& who) {
+  return {errc::aborted, "agent '" + who.known.name + "' was removed"};
 }
 
 result<peer_id> agent_core::add_peer(std::span<const std::byte> bytes) {
   auto said = descriptor::decode(bytes);
   if (!said) return fail(std::move(said).error());
   const lock_type lock{mutex_};
+  // The program's word counts for more than a greeting, in which anybody with a descriptor of ours may
+  // have taken the peer's life for its own.
+  if (const auto at = by_life_.find(said->life.value); at != by_life_.end()) {
+    const auto greeted = at->second;
+    if (!greeted->added && !greeted->is_self && !same_agent(greeted->known, *said)) forget(greeted);
+  }
   const auto known = take_in(std::move(*said));
   if (!known) return fail(known.error());
   (*known)->added = true;
@@ -89,21 +116,13 @@ result<void> agent_core::remove_peer(peer_id who) {
   const lock_type lock{mutex_};
   const auto found = find_peer(who);
   if (!found) return fail(found.error());
-  const auto peer = *found;
-  peer->removed = true;
-  peers_.erase(who.value);
-  by_life_.erase(peer->known.life.value);
-  fail_waiting(peer, {errc::aborted, "agent '" + peer->known.name + "' was removed"});
-  peer->notes.clear();
-  std::erase_if(inbox_, [who](const notice& one) { return one.life == who; });
-  wake_waiters();
-  loop_->post([this, peer] { part_from(peer); });
+  forget(peer_ptr{*found});
   return {};
 }
 
 /// On the loop's thread.
 void agent_core::part_from(const peer_ptr& who) {
-  const troupe::error why{errc::aborted, "agent '" + who->known.name + "' was removed"};
+  const auto why = removed_error(*who);
   std::shared_ptr<control_channel> channel;
   std::shared_ptr<control_channel> guest;
   std::uint64_t link = 0;
@@ -160,7 +179,8 @@ result<std::vector<agent::remote_memory>> agent_core::remote_memories(peer_id wh
   const auto found = find_peer(who);
   if (!found) return fail(found.error());
   std::vector<remote_memory> all;
-  for (const auto& [number, one] : (*found)->memories) {
+  for (const auto number : (*found)->in_order) {
+    const auto& one = (*found)->memories.at(number);
     all.push_back(
         {.number = number, .address = one.address(), .length = one.length(), .rights = one.rights});
   }
@@ -178,6 +198,7 @@ agent_report agent_core::report() const {
                     .plans = plans_.size(),
                     .transfers = transfers_.size(),
                     .active = runs_.size(),
+                    .events = events_.size(),
                     .peers = {}};
   for (const auto& [number, one] : peers_) {
     peer_report of{.who = one->id, .name = one->known.name, .life = one->known.life};
@@ -186,6 +207,7 @@ agent_report agent_core::report() const {
     of.lost = one->last_error;
     of.links = one->links;
     of.notices_unread = one->received.notices - one->taken.notices;
+    of.grants = one->grants.size();
     said.peers.push_back(std::move(of));
   }
   return said;

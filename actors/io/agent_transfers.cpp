@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -54,11 +53,8 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
     return fail(errc::out_of_range, "a notice has at most " + std::to_string(max_notice_size) +
                                         " bytes, found " + std::to_string(note_bytes.size()));
   }
-  if (!note_bytes.empty() && !who.is_self && !who.account.has_room_for(note_bytes.size())) {
-    ask_for_count(lock, *peer);
-    return fail(errc::overloaded, "agent '" + who.known.name +
-                                      "' has not taken the notices that were sent to it; post "
-                                      "again when it has");
+  if (!note_bytes.empty()) {
+    if (auto ok = look_for_room(lock, *peer, note_bytes.size()); !ok) return ok;
   }
   one->outcome = {.now = state::active};
   one->run = ++last_run_;
@@ -82,12 +78,10 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
 void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which) {
   which->at = agent_transfer::stage::waiting;
   if (who->now == remote_agent::phase::up) {
-    std::vector<std::uint64_t> ask;
-    troupe::error why;
-    switch (look_for_grants(*who, *which, ask, why)) {
-      case readiness::ready: hand_to_link(lock, who, which); return;
-      case readiness::refused: refuse(*who, which, std::move(why)); return;
-      case readiness::waits: break;
+    grant_questions ask;
+    if (has_grants(*who, *which, ask)) {
+      hand_to_link(lock, who, which);
+      return;
     }
     who->waiting.push_back(which);
     ask_for_grants(lock, who, ask);
@@ -100,61 +94,25 @@ void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr&
 
 /// Those that wait for a link, or for grants, and have them now. Gives the lock up meanwhile.
 void agent_core::go_on(lock_type& lock, const peer_ptr& who) {
-  std::vector<std::uint64_t> ask;
+  grant_questions ask;
   auto some = std::exchange(who->waiting, {});
   for (; !some.empty(); some.pop_front()) {
     const auto one = some.front();
     if (one->at != agent_transfer::stage::waiting) continue;
-    if (who->now != remote_agent::phase::up) {
+    if (who->now == remote_agent::phase::up && has_grants(*who, *one, ask)) {
+      hand_to_link(lock, who, one);
+    } else {
       who->waiting.push_back(one);
-      continue;
-    }
-    troupe::error why;
-    switch (look_for_grants(*who, *one, ask, why)) {
-      case readiness::ready: hand_to_link(lock, who, one); break;
-      case readiness::refused: refuse(*who, one, std::move(why)); break;
-      case readiness::waits: who->waiting.push_back(one); break;
     }
   }
   ask_for_grants(lock, who, ask);
-  // The link may have gone while this thread had its transfers in hand.
+  // The peer or its link may have gone while this thread had the transfers in hand, and whoever ended
+  // what waits did not see them.
+  if (who->removed) fail_waiting(who, removed_error(*who));
+  if (who->now == remote_agent::phase::gone) fail_waiting(who, *who->last_error);
   if (who->waiting.empty() || who->now == remote_agent::phase::up) return;
   lock.unlock();
   want_link(who);
-  lock.lock();
-}
-
-agent_core::readiness agent_core::look_for_grants(remote_agent& who, const agent_transfer& which,
-                                                  std::vector<std::uint64_t>& ask,
-                                                  troupe::error& why) {
-  bool all = true;
-  for (const auto number : which.moves->remote_memories) {
-    auto& known = who.grants[number];
-    if (known.refused) {
-      why = *known.refused;
-      return readiness::refused;
-    }
-    if (!known.parts.empty()) continue;
-    all = false;
-    if (!std::exchange(known.asked, true)) ask.push_back(number);
-  }
-  return all ? readiness::ready : readiness::waits;
-}
-
-void agent_core::ask_for_grants(lock_type& lock, const peer_ptr& who,
-                                const std::vector<std::uint64_t>& memories) {
-  if (memories.empty()) return;
-  const auto link = who->link;
-  const auto wire = wire_of(link);
-  lock.unlock();
-  for (const auto number : memories) {
-    if (!wire) break;
-    // A link that does not take it breaks, or is full of what somebody waits for.
-    if (auto sent = wire->send_frame(encode_frame(grant_wanted{number})); !sent) {
-      loop_->post([this, link, why = sent.error()] { link_went(link, why); });
-      break;
-    }
-  }
   lock.lock();
 }
 
@@ -177,6 +135,7 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
   const auto run = which->run;
   const auto link = who->link;
   const auto wire = wire_of(link);
+  const auto noted = which->has_note ? std::optional{which->note.size()} : std::nullopt;
   auto prepared = which->prepared_on == link ? which->prepared : nullptr;
   const bool again = std::exchange(which->first_on, link) == link;
   std::optional<std::vector<transport::piece>> pieces;
@@ -190,10 +149,10 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
     }
   }
   std::vector<std::byte> frame;
-  if (which->has_note) {
+  if (noted) {
     frame = encode_frame(note{which->note});
-    who->account.hand_over(which->note.size());
-    ++who->account.in_flight;
+    who->account.hand_over(*noted);
+    who->account.batch_begins();
   }
   which->at = agent_transfer::stage::posted;
   which->link = link;
@@ -230,11 +189,12 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
     which->prepared_on = link;
   }
   if (posted) return;
-  if (which->run != run || which->at == agent_transfer::stage::idle) return;
-  if (which->has_note) {
-    --who->account.in_flight;
-    who->account.take_back(which->note.size());
+  if (noted) {
+    who->account.batch_ends();
+    who->account.take_back(*noted);
   }
+  // Whoever stopped it on a link that was gone has ended it.
+  if (which->run != run || which->at == agent_transfer::stage::idle) return;
   if (which->at == agent_transfer::stage::stopping) {
     which->completed = true;
     finish_stopped(which);
@@ -250,8 +210,8 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
   const auto one = at->second;
   if (const auto peer = find_peer(one->who); peer && one->has_note) {
     auto& account = (*peer)->account;
-    --account.in_flight;
-    if (done.failure && leaves_doubt(done.failure->code)) account.uncertain = true;
+    account.batch_ends();
+    if (done.failure && leaves_doubt(done.failure->code)) account.doubt();
     if (done.failure && !leaves_doubt(done.failure->code)) account.take_back(one->note.size());
   }
   if (!done.failure) {
@@ -264,6 +224,11 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
     one->outcome.bad_entries = one->moves->entries_of(done.bad_segments);
     finish_stopped(one);
     return;
+  }
+  const auto peer = find_peer(one->who);
+  if (peer && done.failure->code == errc::grant_revoked &&
+      one->moves->remote_memories.size() == 1) {
+    forget_memory(**peer, one->moves->remote_memories.front());
   }
   const auto entry_of_link = links_.find(link);
   if (entry_of_link != links_.end() && entry_of_link->second.closed_for &&
@@ -350,8 +315,8 @@ void agent_core::finish(const transfer_ptr& which, std::optional<troupe::error> 
   which->outcome.why = std::move(why);
   which->outcome.bytes = bytes;
   which->outcome.bad_entries = std::move(bad_entries);
-  if (!std::exchange(which->event_waits, true)) {
-    put_event({.what = event_kind::transfer_ended, .which = which->id});
+  if (!which->end_event) {
+    which->end_event = put_event({.what = event_kind::transfer_ended, .which = which->id});
   }
   wake_waiters();
 }
@@ -400,65 +365,6 @@ void agent_core::look_at_deadlines() {
   });
 }
 
-// -- between memories of this agent
-
-/// Gives the lock up meanwhile.
-void agent_core::copy_within(lock_type& lock, const transfer_ptr& which) {
-  const auto moves = which->moves;
-  std::vector<own_memory*> used;
-  for (const auto* numbers : {&moves->local_memories, &moves->remote_memories}) {
-    for (const auto number : *numbers) {
-      auto* own = memories_.find(memory_id{number});
-      if (own == nullptr || own->withdrawn) {
-        finish(which,
-               troupe::error{errc::grant_revoked,
-                             "memory " + std::to_string(number) + " was deregistered"},
-               0, moves->all_entries());
-        return;
-      }
-      used.push_back(own);
-    }
-  }
-  for (auto* own : used) ++own->busy;
-  which->at = agent_transfer::stage::posted;
-  lock.unlock();
-  auto copied = copy_groups(*moves, which->dir);
-  lock.lock();
-  for (auto* own : used) --own->busy;
-  if (copied && which->has_note) {
-    inbox_.push_back({options_.name, which->who, which->note});
-    tell_of_notices();
-  }
-  finish(which, copied ? std::nullopt : std::optional{copied.error()}, copied ? moves->bytes : 0,
-         copied ? std::vector<std::uint32_t>{} : moves->all_entries());
-}
-
-/// Without the lock.
-result<void> agent_core::copy_groups(const planned_batch& moves, transport::direction dir) const {
-  for (const auto& group : moves.groups) {
-    for (const auto region : {group.local, group.remote}) {
-      if (!place_->gpu_of(region)) continue;
-      return fail(errc::backend_unavailable,
-                  "region " + std::to_string(region.value) +
-                      " is memory of a GPU, which an agent does not move to itself; use the "
-                      "GPU's own copies");
-    }
-    const auto here = place_->bytes(group.local);
-    if (!here) return fail(here.error());
-    const auto there = place_->bytes(group.remote);
-    if (!there) return fail(there.error());
-    for (const auto& one : group.segments) {
-      for (std::uint32_t i = 0; i < one.count; ++i) {
-        auto* const local = here->data() + one.local_offset + i * one.local_stride;
-        auto* const remote = there->data() + one.remote_offset + i * one.remote_stride;
-        const bool writes = dir == transport::direction::write;
-        std::memmove(writes ? remote : local, writes ? local : remote, one.length);
-      }
-    }
-  }
-  return {};
-}
-
 // -- looked at
 
 result<status> agent_core::status_of(transfer_handle which) const {
@@ -500,6 +406,7 @@ result<void> agent_core::release(transfer_handle which) {
     return fail(errc::overloaded, "transfer " + std::to_string(which.value) +
                                       " is active; cancel it and wait for its end first");
   }
+  drop_event((*found)->end_event);
   transfers_.erase(which.value);
   return {};
 }

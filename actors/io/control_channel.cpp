@@ -20,6 +20,11 @@ constexpr std::size_t length_size = 4;
 /// Looks in one time of silence.
 constexpr int looks = 4;
 
+/// A peer that closes with something unread in its socket resets the connection.
+bool says_closed(int error) noexcept {
+  return error == ECONNRESET || error == EPIPE;
+}
+
 }  // namespace
 
 control_channel::control_channel(actors::door_loop& loop, actors::unique_fd fd,
@@ -72,6 +77,7 @@ bool control_channel::read_some() {
     return true;
   }
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
+  closed_by_peer_ = got == 0 || says_closed(errno);
   end({errc::peer_lost,
        got == 0 ? "the peer is gone: it closed the connection"
                 : "the connection to the peer failed: " + transport::what_errno(errno)});
@@ -113,6 +119,7 @@ void control_channel::flush() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
+      closed_by_peer_ = says_closed(errno);
       end({errc::peer_lost, "the connection to the peer failed: " + transport::what_errno(errno)});
       return;
     }

@@ -34,6 +34,8 @@ class control_channel : public std::enable_shared_from_this<control_channel> {
   /// Ends it; what was sent and fits the socket still goes out. Nobody is told.
   void close();
   [[nodiscard]] bool open() const noexcept { return static_cast<bool>(fd_); }
+  /// Whether the peer has closed it, in good order or with its process: it is not merely silent.
+  [[nodiscard]] bool closed_by_peer() const noexcept { return closed_by_peer_; }
 
  private:
   void on_ready(std::uint32_t events);
@@ -53,6 +55,7 @@ class control_channel : public std::enable_shared_from_this<control_channel> {
   actors::door_loop::id watch_{0};
   actors::door_loop::id timer_{0};
   clock::time_point heard_;
+  bool closed_by_peer_{false};
   std::vector<std::byte> in_, out_;
 };
 

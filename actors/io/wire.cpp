@@ -23,6 +23,8 @@ enum class control_kind : std::uint8_t {
   link_over,
   ping,
   pong,
+  introduction,
+  accepted,
 };
 
 constexpr std::size_t max_sentence = 2048;
@@ -163,11 +165,10 @@ result<control_message> take_challenge(byte_reader& from) {
 control_message take_hello(byte_reader& from) {
   hello said;
   said.to = incarnation{from.take<std::uint64_t>()};
+  said.from = incarnation{from.take<std::uint64_t>()};
   said.nonce = take_array<32>(from);
   said.proof = take_array<32>(from);
   said.where = take_identity(from);
-  const auto self = from.take_bytes(max_own_descriptor);
-  said.self.assign(self.begin(), self.end());
   return said;
 }
 
@@ -175,6 +176,16 @@ control_message take_welcome(byte_reader& from) {
   welcome said;
   said.proof = take_array<32>(from);
   said.where = take_identity(from);
+  return said;
+}
+
+control_message take_introduction(byte_reader& from) {
+  const auto self = from.take_bytes(max_own_descriptor);
+  return introduction{{self.begin(), self.end()}};
+}
+
+control_message take_accepted(byte_reader& from) {
+  accepted said;
   said.room = take_count(from);
   said.received = take_count(from);
   said.taken = take_count(from);
@@ -252,15 +263,22 @@ std::vector<std::byte> encode(const control_message& said) {
                  [&](const hello& it) {
                    kind(control_kind::hello);
                    to.put(it.to.value);
+                   to.put(it.from.value);
                    to.put_raw(it.nonce);
                    to.put_raw(it.proof);
                    put(to, it.where);
-                   to.put_bytes(it.self);
                  },
                  [&](const welcome& it) {
                    kind(control_kind::welcome);
                    to.put_raw(it.proof);
                    put(to, it.where);
+                 },
+                 [&](const introduction& it) {
+                   kind(control_kind::introduction);
+                   to.put_bytes(it.self);
+                 },
+                 [&](const accepted& it) {
+                   kind(control_kind::accepted);
                    put(to, it.room);
                    put(to, it.received);
                    put(to, it.taken);
@@ -306,6 +324,8 @@ result<control_message> decode_control(std::span<const std::byte> bytes) {
     case control_kind::challenge: said = take_challenge(from); break;
     case control_kind::hello: said = take_hello(from); break;
     case control_kind::welcome: said = take_welcome(from); break;
+    case control_kind::introduction: said = take_introduction(from); break;
+    case control_kind::accepted: said = take_accepted(from); break;
     case control_kind::refusal: said = control_message{refusal{take_error(from)}}; break;
     case control_kind::link_wanted: said = take_wanted(from); break;
     case control_kind::link_answer: said = take_answer(from); break;
@@ -348,8 +368,12 @@ std::vector<std::byte> encode_frame(const link_frame& said) {
                    kind(frame_kind::taken);
                    put(to, it.received);
                    put(to, it.taken);
+                   to.put(it.answers);
                  },
-                 [&](const count_wanted&) { kind(frame_kind::count_wanted); },
+                 [&](const count_wanted& it) {
+                   kind(frame_kind::count_wanted);
+                   to.put(it.number);
+                 },
              },
              said);
   return to.take();
@@ -389,12 +413,15 @@ result<link_frame> decode_frame(std::span<const std::byte> bytes) {
       taken said;
       said.received = take_count(from);
       said.taken = take_count(from);
+      said.answers = from.take<std::uint64_t>();
       if (!from.at_end()) return nonsense();
       return link_frame{said};
     }
-    case frame_kind::count_wanted:
+    case frame_kind::count_wanted: {
+      const count_wanted said{from.take<std::uint64_t>()};
       if (!from.at_end()) return nonsense();
-      return link_frame{count_wanted{}};
+      return link_frame{said};
+    }
   }
   return nonsense();
 }

@@ -24,24 +24,29 @@
 ///                                 <-  challenge
 ///     hello                       ->
 ///                                 <-  welcome, or refusal and the end
+///     introduction                ->
+///                                 <-  accepted, or refusal and the end
 ///     link_wanted                 ->                    as often as a link is to be made
 ///                                 <-  link_answer
 ///     link_over                   ->                    it made none of it, or it broke
-///     ping                        <-> pong              at any time after the welcome
+///     ping                        <-> pong              at any time
 ///
 /// The hello is proved with the token of the acceptor's descriptor, and so is the welcome:
 ///
 ///     proof(role) = HMAC-SHA256(token, label(role) | challenge nonce | hello nonce | lives of both)
 ///
-/// so that the token does not travel, nothing can be replayed, and what was made for one life is good for
-/// no other. The hello also has the dialer's own descriptor, without memory: who is dialled can dial back.
+/// so that the acceptor's token does not travel, nothing can be replayed, and what was made for one life is
+/// good for no other. The introduction is the dialer's own descriptor, without memory, so that the acceptor
+/// can dial back. It holds the dialer's token, so only an acceptor that has proved itself gets it. Whoever
+/// can read the connection reads that token: beyond loopback the door encrypts.
 ///
 /// Over a link, as frames: what `frame_kind` says. The dialer asks for a grant to each memory that it
-/// needs, once per link.
+/// needs, once per link, and leaves at most `max_grants_asked` questions unanswered.
 namespace troupe::io {
 
 inline constexpr std::size_t max_control = std::size_t{64} << 10;
 inline constexpr std::uint16_t control_version = 1;
+inline constexpr std::size_t max_grants_asked = 256;
 
 using control_nonce = std::array<std::byte, 32>;
 using control_proof = std::array<std::byte, 32>;
@@ -60,11 +65,10 @@ struct challenge {
   control_nonce nonce{};
 };
 struct hello {
-  incarnation to;
+  incarnation to, from;
   control_nonce nonce{};
   control_proof proof{};
   transport::host_identity where;
-  std::vector<std::byte> self;  ///< the dialer's descriptor, without memory
 };
 /// How many notices, and bytes of them, one end has had from the other, ever.
 struct notice_count {
@@ -74,6 +78,11 @@ struct notice_count {
 struct welcome {
   control_proof proof{};
   transport::host_identity where;
+};
+struct introduction {
+  std::vector<std::byte> self;  ///< the dialer's descriptor, without memory
+};
+struct accepted {
   notice_count room;             ///< at most so many may be unread
   notice_count received, taken;  ///< of this dialer's life so far
 };
@@ -96,8 +105,8 @@ struct link_over {
 struct ping {};
 struct pong {};
 
-using control_message = std::variant<challenge, hello, welcome, refusal, link_wanted, link_answer,
-                                     link_over, ping, pong>;
+using control_message = std::variant<challenge, hello, welcome, refusal, introduction, accepted,
+                                     link_wanted, link_answer, link_over, ping, pong>;
 
 /// With its length before it.
 [[nodiscard]] std::vector<std::byte> encode(const control_message& said);
@@ -111,7 +120,7 @@ enum class frame_kind : std::uint8_t {
   grant_wanted = 2,    ///< dialer: for this memory
   grants = 3,          ///< acceptor: one for each part of the memory
   grants_refused = 4,  ///< acceptor
-  taken = 5,           ///< acceptor: its program has taken notices
+  taken = 5,           ///< acceptor: how many notices came, and how many its program has taken
   count_wanted = 6,    ///< dialer: `taken`, please; some notices may not have arrived
 };
 struct grant_wanted {
@@ -127,8 +136,11 @@ struct grants_refused {
 };
 struct taken {
   notice_count received, taken;
+  std::uint64_t answers{0};  ///< the number of a `count_wanted`; 0: nobody asked
 };
-struct count_wanted {};
+struct count_wanted {
+  std::uint64_t number{0};  ///< not 0; `taken` repeats it
+};
 /// Views the frame that it was decoded from.
 struct note {
   std::span<const std::byte> bytes;

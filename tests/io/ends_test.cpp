@@ -136,6 +136,84 @@ TEST_P(agents_test, a_removed_peer_is_forgotten_with_its_transfers) {
   EXPECT_EQ(p.ended(p.a, again).now, state::done);
 }
 
+TEST_P(agents_test, transfers_that_wait_for_grants_end_when_their_peer_is_removed) {
+  if (GetParam().threads == 0) GTEST_SKIP() << "nobody polls while the test waits";
+  constexpr std::size_t memories = 8;
+  agent_pair p{GetParam()};
+  for (std::size_t i = 0; i < memories; ++i) {
+    const auto part = p.b.memory.subspan(i * 65'536, 65'536);
+    ASSERT_TRUE(p.b.self->register_memory(part, "part", transport::access::write));
+  }
+  const auto described = p.b.self->describe().value();
+  for (int round = 0; round < 40; ++round) {
+    const auto who = p.a.self->add_peer(described).value();
+    ASSERT_TRUE(p.a.self->connect(who, long_time));
+    std::vector<transfer_handle> sent;
+    const auto all = p.a.self->remote_memories(who).value();
+    for (std::size_t i = all.size() - memories; i < all.size(); ++i) {
+      const auto over = p.a.self->session(p.a.kv, who, all[i].number).value();
+      sent.push_back(
+          p.a.self->move(direction::write, over, std::vector<segment>{{0, 0, 64}}, {}, 0ms)
+              .value());
+      ASSERT_TRUE(p.a.self->release(over));
+    }
+    std::this_thread::sleep_for(round * 10us);  // as their grants arrive
+    ASSERT_TRUE(p.a.self->remove_peer(who));
+    ASSERT_EQ(p.a.self->wait(sent, wait_for::all, testing::wait_limit), sent.size());
+    for (const auto one : sent) {
+      const auto end = p.a.self->status_of(one).value();
+      EXPECT_TRUE(end.now == state::done || end.now == state::failed);
+      ASSERT_TRUE(p.a.self->release(one));
+    }
+  }
+}
+
+TEST(agent_ends_test, a_notice_to_a_peer_that_no_backend_reaches_is_told_of) {
+  agent_node a{"a", {transport::backend_kind::shm, 1}};
+  const agent_node b{"b", {transport::backend_kind::tcp, 1}};
+  const auto peer = a.self->add_peer(b.self->describe().value()).value();
+  ASSERT_TRUE(a.self->notify(peer, bytes_of("hello")));
+  std::vector<event> came;
+  ASSERT_TRUE(testing::comes_true([&] {
+    came = a.self->take(10);
+    return !came.empty();
+  }));
+  EXPECT_EQ(came.front().what, event_kind::peer_lost);
+  EXPECT_EQ(came.front().who, peer);
+  ASSERT_TRUE(came.front().why);
+  EXPECT_EQ(came.front().why->code, errc::backend_unavailable) << to_string(*came.front().why);
+}
+
+// Over shm a transfer is done as soon as its bytes are there, and its notice is in the peer's ring.
+TEST(agent_ends_test, the_last_notice_of_an_agent_that_ends_is_delivered) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "polled agents are not among `all_ways` here";
+#endif
+  auto a = std::make_unique<agent_node>("a", way{transport::backend_kind::shm, 1});
+  const agent_node b{"b", {transport::backend_kind::shm, 0}};
+  const auto peer = a->self->add_peer(b.self->describe().value()).value();
+  const auto over = a->self->session(a->kv, peer, b.kv.value).value();
+  const std::vector<segment> some{{0, 0, 64}};
+  const auto first = a->self->move(direction::write, over, some, {}, 0ms).value();
+  ASSERT_TRUE(testing::comes_true([&] {
+    b.self->poll();
+    return a->self->status_of(first)->now == state::done;
+  }));
+  const auto last = a->self->move(direction::write, over, some, bytes_of("the last"), 0ms).value();
+  ASSERT_EQ(a->self->wait(std::vector{last}, wait_for::all, long_time), 1U);
+  ASSERT_EQ(a->self->status_of(last)->now, state::done);
+  a.reset();
+  ASSERT_TRUE(
+      testing::comes_true([&] { return b.self->report().peers.front().lost.has_value(); }));
+  std::vector<notice> came;
+  ASSERT_TRUE(testing::comes_true([&] {
+    b.self->poll();
+    came = b.self->take_notices(10);
+    return !came.empty();
+  }));
+  EXPECT_EQ(text_of(came.front().bytes), "the last");
+}
+
 TEST_P(agents_test, an_agent_that_ends_takes_its_memory_back_and_its_peers_hear_of_it) {
   const auto how = GetParam();
   agent_node a{"a", how};

@@ -120,6 +120,26 @@ TEST_P(agent_faults, a_stopped_peer_is_lost_after_its_silence_and_comes_back) {
       [&] { return end_of(a, move_all(a, over, direction::write)).now == state::done; }));
 }
 
+TEST_P(agent_faults, a_transfer_to_a_stopped_peer_ends_by_its_deadline) {
+  agent_node a{"a", GetParam()};  // whose silence is long
+  peer_child other{"b", kind(), 0, "serve"};
+  const auto over = join(a, other).over;
+  ASSERT_EQ(end_of(a, move_all(a, over, direction::write)).now, state::done);
+  other.stop();
+  for (const auto dir : {direction::read, direction::write}) {
+    const auto held =
+        a.self->move(dir, over, std::vector<segment>{{0, 0, agent_node::size}}, {}, 200ms).value();
+    const auto end = end_of(a, held);
+    if (GetParam().kind != transport::backend_kind::tcp) continue;  // it needs nobody at the peer
+    ASSERT_EQ(end.now, state::failed);
+    EXPECT_EQ(end.why->code, errc::deadline) << to_string(*end.why);
+    EXPECT_FALSE(end.bad_entries.empty());
+  }
+  other.go_on();
+  EXPECT_TRUE(testing::comes_true(
+      [&] { return end_of(a, move_all(a, over, direction::write)).now == state::done; }));
+}
+
 TEST_P(agent_faults, a_peer_that_starts_again_at_the_same_port_is_another_life) {
   agent_node a{"a", GetParam()};
   auto first = std::make_unique<peer_child>("b", kind(), 0, "serve");

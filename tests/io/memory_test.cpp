@@ -1,3 +1,5 @@
+#include "troupe/io/descriptor.hpp"
+
 #include "agents.hpp"
 
 // Memory: rights, overlaps, and what happens when it is taken back in the middle of transfers.
@@ -128,6 +130,76 @@ TEST_P(agents_test, memories_that_overlap_are_taken_back_one_by_one) {
   EXPECT_EQ(try_it(by_equal), errc{});
   EXPECT_EQ(code_of(p.b.self->deregister(one, 0ms)), errc::not_found);
   EXPECT_EQ(code_of(p.b.self->bytes(one)), errc::not_found);
+}
+
+TEST_P(agents_test, memories_that_overlap_are_taken_back_at_once) {
+  if (GetParam().threads == 0) GTEST_SKIP() << "who deregisters makes the progress itself";
+  const agent_node b{"b", GetParam()};
+  std::vector<std::byte> memory(65'536);
+  for (int round = 0; round < 50; ++round) {
+    const auto one = b.self->register_memory(memory, "one", access::read).value();
+    const auto equal = b.self->register_memory(memory, "equal", access::read).value();
+    std::thread other{[&] { EXPECT_TRUE(b.self->deregister(one, long_time)); }};
+    EXPECT_TRUE(b.self->deregister(equal, long_time));
+    other.join();
+  }
+  // Its region went with the last of them: what is registered next begins anew, alone.
+  const auto next = b.self->register_memory(std::span{memory}.last(4096), "next", access::read);
+  ASSERT_TRUE(next) << to_string(next.error());
+  const auto said = descriptor::decode(b.self->describe(std::vector{*next}).value()).value();
+  EXPECT_EQ(said.memories.front().parts.front().offset, 0U);
+}
+
+TEST_P(agents_test, whoever_deregisters_hears_of_peers_that_leave_meanwhile) {
+  if (GetParam().threads == 0) GTEST_SKIP() << "who deregisters makes the progress itself";
+  agent_node b{"b", GetParam()};
+  const auto part = b.memory.first(std::size_t{1} << 20);
+  for (int round = 0; round < 20; ++round) {
+    const auto lent = b.self->register_memory(part, "lent", access::write).value();
+    agent_node a{"a", GetParam()};
+    const auto peer = a.self->add_peer(b.self->describe(std::vector{lent}).value()).value();
+    const auto over = a.self->session(a.kv, peer, lent.value).value();
+    for (int i = 0; i < 4; ++i) {
+      const std::vector<segment> all{{0, 0, part.size()}};
+      ASSERT_TRUE(a.self->move(direction::write, over, all, {}, 0ms));
+    }
+    const auto before = std::chrono::steady_clock::now();
+    std::thread leaves{[&] { EXPECT_TRUE(a.self->remove_peer(peer)); }};
+    EXPECT_TRUE(b.self->deregister(lent, 2 * testing::wait_limit));
+    leaves.join();
+    ASSERT_LT(std::chrono::steady_clock::now() - before, testing::wait_limit);
+  }
+}
+
+TEST_P(agents_test, by_address_the_memory_that_was_described_last_is_used) {
+  agent_pair p{GetParam()};
+  const auto learn = [&] {
+    EXPECT_TRUE(p.a.self->add_peer(p.b.self->describe().value()));
+  };
+  const auto writes_there = [&] {
+    const auto from = p.a.self->prepare(std::vector<piece>{{p.a.kv, 0, 64}}).value();
+    const auto to = p.a.self->prepare(p.b_of_a, std::vector<entry>{{p.b.address(4096), 64}});
+    const auto out =
+        p.a.self->make(direction::write, from, {}, to.value(), {}, merge_entries::no).value();
+    EXPECT_TRUE(p.a.self->post(out, {}, 0ms));
+    return p.ended(p.a, out);
+  };
+  const auto old =
+      p.b.self->register_memory(p.b.memory.subspan(4096, 4096), "old", access::write).value();
+  learn();
+  EXPECT_EQ(writes_there().now, state::done);
+  ASSERT_TRUE(p.until([&] { return p.b.self->deregister(old, 0ms).has_value(); }));
+  // One that begins before the dead one, and is newer.
+  const auto now =
+      p.b.self->register_memory(p.b.memory.first(16'384), "now", access::write).value();
+  learn();
+  EXPECT_EQ(writes_there().now, state::done);
+  // Until the first refusal nobody knows that it is dead; then those that were there before serve.
+  ASSERT_TRUE(p.until([&] { return p.b.self->deregister(now, 0ms).has_value(); }));
+  const auto refused = writes_there();
+  ASSERT_EQ(refused.now, state::failed);
+  EXPECT_EQ(refused.why->code, errc::grant_revoked) << to_string(*refused.why);
+  EXPECT_TRUE(p.until([&] { return writes_there().now == state::done; }));
 }
 
 TEST_P(agents_test, nothing_is_registered_from_nothing) {

@@ -1,3 +1,5 @@
+#include <poll.h>
+
 #include "agents.hpp"
 
 // Bytes move, over every backend.
@@ -191,6 +193,22 @@ TEST_P(agents_test, events_tell_of_ends_and_wake_whoever_watches_the_descriptor)
   }));
   EXPECT_EQ(came.front().what, event_kind::transfer_ended);
   EXPECT_EQ(came.front().which, out);
+  EXPECT_TRUE(p.a.self->take(10).empty());
+}
+
+TEST_P(agents_test, transfers_that_are_released_leave_no_event_behind) {
+  agent_pair p{GetParam()};
+  ASSERT_TRUE(p.connected());
+  const auto over = p.a.self->session(p.a.kv, p.b_of_a, p.b.kv.value).value();
+  for (int i = 0; i < 1000; ++i) {
+    const auto sent =
+        p.a.self->move(direction::write, over, std::vector<segment>{{0, 0, 64}}, {}, 0ms).value();
+    ASSERT_EQ(p.ended(p.a, sent).now, state::done);
+    ASSERT_TRUE(p.a.self->release(sent));
+  }
+  EXPECT_EQ(p.a.self->report().events, 0U);
+  pollfd readable{p.a.self->event_fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&readable, 1, 0), 0);
   EXPECT_TRUE(p.a.self->take(10).empty());
 }
 

@@ -1,3 +1,5 @@
+#include <atomic>
+
 #include "agents.hpp"
 
 // Notices: in order, counted, never dropped.
@@ -99,6 +101,61 @@ TEST_P(agents_test, notices_that_were_cancelled_do_not_count_for_ever) {
     ASSERT_TRUE(p.a.self->cancel(out));
     const auto end = p.ended(p.a, out);
     ASSERT_TRUE(end.now == state::cancelled || end.now == state::done);
+  }
+}
+
+TEST_P(agents_test, an_agent_s_own_notices_have_a_room_of_their_own) {
+  constexpr std::size_t room = 64;
+  agent_pair p{GetParam(), [](agent_options& o) { o.max_notices = room; }};
+  const auto self = p.b.self->add_peer(p.b.self->describe().value()).value();
+  for (std::size_t i = 0; i < room; ++i) {
+    ASSERT_TRUE(p.a.self->notify(p.b_of_a, bytes_of("of a")));
+  }
+  ASSERT_TRUE(p.until([&] {
+    const auto peers = p.b.self->report().peers;
+    return std::ranges::any_of(peers,
+                               [](const peer_report& one) { return one.notices_unread == room; });
+  }));
+  // What others have sent takes none of it.
+  for (std::size_t i = 0; i < room; ++i) ASSERT_TRUE(p.b.self->notify(self, bytes_of("own")));
+  EXPECT_EQ(code_of(p.b.self->notify(self, bytes_of("own"))), errc::overloaded);
+  const auto over = p.b.self->session(p.b.kv, self, p.b.kv.value).value();
+  const std::vector<segment> some{{0, 4096, 64}};
+  EXPECT_EQ(code_of(p.b.self->move(direction::write, over, some, bytes_of("own"), 0ms)),
+            errc::overloaded);
+  EXPECT_EQ(p.notices(p.b, 2 * room).size(), 2 * room);
+  EXPECT_TRUE(p.b.self->move(direction::write, over, some, bytes_of("own"), 0ms));
+  EXPECT_EQ(p.notices(p.b, 1).size(), 1U);
+}
+
+TEST_P(agents_test, room_is_told_of_by_bytes_as_well) {
+  constexpr std::size_t bytes = std::size_t{1} << 20;  // the least
+  agent_pair p{GetParam(), [](agent_options& o) { o.max_notice_bytes = bytes; }};
+  ASSERT_TRUE(p.connected());
+  const std::vector<std::byte> big(bytes / 16);
+  for (int i = 0; i < 16; ++i) ASSERT_TRUE(p.a.self->notify(p.b_of_a, big));
+  EXPECT_EQ(code_of(p.a.self->notify(p.b_of_a, big)), errc::overloaded);
+  ASSERT_TRUE(p.until([&] { return p.b.self->report().peers.front().notices_unread == 16; }));
+  // Half of it, which is few notices of the 65,536 that there may be.
+  EXPECT_EQ(p.b.self->take_notices(8).size(), 8U);
+  EXPECT_TRUE(p.until([&] { return p.a.self->notify(p.b_of_a, big).has_value(); }));
+}
+
+TEST_P(agents_test, nothing_comes_from_a_peer_that_was_removed) {
+  if (GetParam().threads == 0) GTEST_SKIP() << "nobody polls while the test waits";
+  agent_pair p{GetParam()};
+  for (int round = 0; round < 10; ++round) {
+    std::atomic<bool> over{false};
+    std::thread talks{[&] {
+      while (!over) static_cast<void>(p.a.self->notify(p.b_of_a, bytes_of("n")));
+    }};
+    EXPECT_TRUE(p.until([&] { return !p.b.self->take_notices(1).empty(); }));
+    EXPECT_TRUE(p.b.self->remove_peer(p.a_of_b));
+    std::this_thread::sleep_for(1ms);
+    for (const auto& one : p.b.self->take_notices(1'000'000)) EXPECT_NE(one.life, p.a_of_b);
+    over = true;
+    talks.join();
+    p.a_of_b = p.b.self->add_peer(p.a.self->describe().value()).value();
   }
 }
 

@@ -88,6 +88,50 @@ TEST(strangers_test, a_memory_that_was_never_registered_is_not_granted) {
   EXPECT_EQ(why.code, errc::grant_revoked) << why.message;
 }
 
+TEST(strangers_test, whoever_knows_one_memory_cannot_name_another) {
+  agent_node a{"a", by_tcp};
+  const agent_node b{"b", by_tcp};
+  // `b` has another one, which was registered before this one.
+  auto forged = descriptor::decode(b.self->describe(std::vector{b.kv}).value()).value();
+  for (const auto number : {b.kv.value - 1, b.kv.value + 1, std::uint64_t{1}}) {
+    forged.memories = {{.number = number,
+                        .rights = transport::access::read_write,
+                        .parts = {{region_id{1}, 0, b.address() - agent_node::guard, 4096}}}};
+    const auto why = end_of_transfer(a, forged);
+    EXPECT_EQ(why.code, errc::grant_revoked) << why.message;
+  }
+}
+
+TEST(strangers_test, a_descriptor_of_ours_that_comes_back_changed_moves_nothing_it_should_not) {
+  agent_node a{"a", by_tcp};
+  const auto read_only =
+      a.self->register_memory(a.memory.first(4096), "for readers", transport::access::read).value();
+  auto forged = described(a);
+  for (auto& one : forged.memories) {
+    one.rights = transport::access::read_write;
+    one.parts.back().length += 2 * agent_node::guard;
+  }
+  const auto self = a.self->add_peer(forged.encode()).value();
+  const auto end = [&](memory_id to, std::uint64_t offset) {
+    const auto over = a.self->session(a.kv, self, to.value).value();
+    const auto sent =
+        a.self->move(direction::write, over, std::vector<segment>{{0, offset, 64}}, {}, 0ms).value();
+    return a.self->status_of(sent)->why.value_or(troupe::error{}).code;
+  };
+  // Into the guard, and beyond the region: `agent_node` looks at the guard.
+  EXPECT_EQ(end(a.kv, agent_node::size), errc::out_of_range);
+  EXPECT_EQ(end(a.kv, agent_node::size + agent_node::guard), errc::out_of_range);
+  EXPECT_EQ(end(read_only, 0), errc::unauthorized);
+  // By address the forged one may be found as well.
+  const std::vector<entry> beyond{{a.address(agent_node::size), 64}};
+  const auto there = a.self->prepare(self, beyond).value();
+  const auto here = a.self->prepare(std::vector<piece>{{a.kv, 0, 64}}).value();
+  const auto out =
+      a.self->make(direction::write, here, {}, there, {}, merge_entries::no).value();
+  ASSERT_TRUE(a.self->post(out, {}, 0ms));
+  EXPECT_EQ(a.self->status_of(out)->now, state::failed);
+}
+
 TEST(strangers_test, rights_and_ends_that_a_descriptor_makes_up_are_refused_by_the_owner) {
   agent_node a{"a", by_tcp};
   agent_node b{"b", by_tcp};
@@ -158,6 +202,17 @@ TEST(strangers_test, without_tls_an_agent_listens_at_loopback_only) {
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code, errc::invalid_config);
   EXPECT_THAT(made.error().message, ::testing::HasSubstr("tls"));
+}
+
+TEST(strangers_test, an_address_that_nobody_can_dial_is_refused) {
+  for (const auto* const host : {"0.0.0.0", "::"}) {
+    agent_options options{.name = "a", .host = host};
+    options.security.how = actors::door_security::mode::tls;
+    const auto made = agent::create(std::move(options));
+    ASSERT_FALSE(made);
+    EXPECT_EQ(made.error().code, errc::invalid_config);
+    EXPECT_THAT(made.error().message, ::testing::HasSubstr("no peer can dial"));
+  }
 }
 
 TEST(strangers_test, options_that_make_no_sense_are_named) {

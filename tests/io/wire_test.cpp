@@ -41,20 +41,19 @@ transport::remote_grant a_grant() {
 std::vector<control_message> all_messages() {
   hello greeting;
   greeting.to = incarnation{77};
+  greeting.from = incarnation{78};
   greeting.nonce.fill(std::byte{1});
   greeting.proof.fill(std::byte{2});
   greeting.where = somewhere();
-  greeting.self = std::vector<std::byte>(60, std::byte{4});
   welcome answer;
   answer.proof.fill(std::byte{3});
   answer.where = somewhere();
-  answer.room = {10, 20};
-  answer.received = {5, 6};
-  answer.taken = {3, 4};
   return {challenge{},
           greeting,
           answer,
           refusal{{errc::unauthorized, "no"}},
+          introduction{std::vector<std::byte>(60, std::byte{4})},
+          accepted{.room = {10, 20}, .received = {5, 6}, .taken = {3, 4}},
           link_wanted{.attempt = 3, .lanes = 4, .offer = an_offer()},
           link_answer{.attempt = 3, .refused = {}, .offer = an_offer()},
           link_answer{.attempt = 3, .refused = troupe::error{errc::no_device, "none"}, .offer = {}},
@@ -68,8 +67,8 @@ std::vector<link_frame> all_frames(std::span<const std::byte> bytes) {
           grant_wanted{5},
           grants{5, {a_grant(), a_grant()}},
           grants_refused{5, {errc::grant_revoked, "gone"}},
-          taken{{1, 2}, {3, 4}},
-          count_wanted{}};
+          taken{{1, 2}, {3, 4}, 5},
+          count_wanted{6}};
 }
 
 constexpr std::size_t length_size = 4;

@@ -1,0 +1,247 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "troupe/io/agent_core.hpp"
+
+// Grants to memory, which belong to one link: asked for, given, refused.
+
+namespace troupe::io {
+
+namespace {
+
+/// What was asked of the peer and is not answered yet. Null: nothing of that memory.
+remote_agent::memory_grants* open_question(remote_agent& who, std::uint64_t memory) {
+  const auto at = who.grants.find(memory);
+  const bool open = at != who.grants.end() && at->second.asked && at->second.parts.empty();
+  return open ? &at->second : nullptr;
+}
+
+}  // namespace
+
+// -- the end that asks
+
+/// Whether the grants to all that the transfer uses are here. Those that nobody has asked for are noted.
+bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, grant_questions& ask) {
+  if (std::exchange(ask.link, who.link) != who.link) ask.memories.clear();
+  bool all = true;
+  for (const auto number : which.moves->remote_memories) {
+    auto& known = who.grants[number];
+    if (!known.parts.empty()) continue;
+    all = false;
+    // One for which there is no room is asked for when an answer has come.
+    if (known.asked || who.asking >= max_grants_asked) continue;
+    known.asked = true;
+    ++who.asking;
+    ask.memories.push_back(number);
+  }
+  return all;
+}
+
+/// Gives the lock up meanwhile.
+void agent_core::ask_for_grants(lock_type& lock, const peer_ptr& who, const grant_questions& ask) {
+  // On a link that is over nobody asks; on the next one all of it is asked for anew.
+  if (ask.memories.empty() || ask.link != who->link) return;
+  const auto wire = wire_of(ask.link);
+  if (!wire) return;
+  lock.unlock();
+  for (const auto number : ask.memories) {
+    // A link that does not take it breaks, or is full of what somebody waits for.
+    if (auto sent = wire->send_frame(encode_frame(grant_wanted{number})); !sent) {
+      loop_->post([this, link = ask.link, why = sent.error()] { link_went(link, why); });
+      break;
+    }
+  }
+  lock.lock();
+}
+
+void agent_core::on_grants(std::uint64_t link, const peer_ptr& who, grants said) {
+  {
+    const lock_type lock{mutex_};
+    if (who->link != link) return;
+    auto* const known = open_question(*who, said.memory);
+    if (known == nullptr) return;
+    for (auto& one : said.parts) {
+      known->parts.push_back(std::make_shared<const transport::remote_grant>(std::move(one)));
+    }
+    --who->asking;
+  }
+  go_on_elsewhere(link, who);
+}
+
+void agent_core::on_grants_refused(std::uint64_t link, const peer_ptr& who, grants_refused said) {
+  {
+    const lock_type lock{mutex_};
+    if (who->link != link || open_question(*who, said.memory) == nullptr) return;
+    if (said.why.code == errc::backend_unavailable) {
+      loop_->post([this, link, who, said = std::move(said)] { find_other_way(link, who, said); });
+      return;
+    }
+    if (said.why.code == errc::grant_revoked) forget_memory(*who, said.memory);
+    refuse_waiting(who, said);
+  }
+  go_on_elsewhere(link, who);
+}
+
+/// The backend of the link cannot reach a memory. Another one may, but to change it ends the link, and
+/// with the link all that is on its way.
+void agent_core::find_other_way(std::uint64_t link, const peer_ptr& who,
+                                const grants_refused& said) {
+  std::vector<transport::backend_kind> excluded;
+  {
+    const lock_type lock{mutex_};
+    if (who->link != link || who->now != remote_agent::phase::up) return;
+    excluded = who->excluded;
+    excluded.push_back(who->kind);
+  }
+  const bool other = choose_backend(who->where, excluded).has_value();
+  bool changes = false;
+  {
+    const lock_type lock{mutex_};
+    if (who->link != link || who->now != remote_agent::phase::up) return;
+    const auto uses = [link](const auto& one) { return one.second->link == link; };
+    changes = other && std::ranges::none_of(runs_, uses);
+    if (changes) {
+      who->now = remote_agent::phase::linking;  // so that nothing is posted on this one any more
+    } else {
+      refuse_waiting(who, said);
+    }
+  }
+  if (changes) {
+    link_went(link, said.why);
+  } else {
+    go_on_elsewhere(link, who);
+  }
+}
+
+/// Ends what waits for the grant. The next transfer asks again: what is refused now may be granted then.
+void agent_core::refuse_waiting(const peer_ptr& who, const grants_refused& said) {
+  if (open_question(*who, said.memory) == nullptr) return;
+  who->grants.erase(said.memory);
+  --who->asking;
+  for (const auto& one : std::exchange(who->waiting, {})) {
+    if (one->at == agent_transfer::stage::waiting &&
+        std::ranges::binary_search(one->moves->remote_memories, said.memory)) {
+      refuse(*who, one, said.why);
+    } else {
+      who->waiting.push_back(one);
+    }
+  }
+}
+
+/// A first post registers memory with devices, which a thread that makes progress has no time for.
+void agent_core::go_on_elsewhere(std::uint64_t link, const peer_ptr& who) {
+  work_->post([this, link, who] {
+    lock_type lock{mutex_};
+    if (who->link == link) go_on(lock, who);
+  });
+}
+
+/// The owner has deregistered it, and numbers are never used again.
+void agent_core::forget_memory(remote_agent& who, std::uint64_t number) {
+  const auto at = who.memories.find(number);
+  if (at == who.memories.end()) return;
+  who.by_address.remove(at->second.address(), number);
+  std::erase(who.in_order, number);
+  who.memories.erase(at);
+}
+
+// -- the end that grants
+
+void agent_core::on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::uint64_t memory) {
+  const lock_type lock{mutex_};
+  if (who->guest_link != link) return;
+  if (who->given.contains(memory) || who->granting.contains(memory)) return;  // it is answered once
+  if (who->granting.size() >= max_grants_asked) {
+    loop_->post([this, link] {
+      link_went(link, {errc::overloaded, "the peer asks for more grants at once than it may"});
+    });
+    return;
+  }
+  who->granting.insert(memory);
+  work_->post([this, link, memory] { grant_to(link, memory); });
+}
+
+/// On the work thread.
+void agent_core::grant_to(std::uint64_t link, std::uint64_t memory) {
+  link_ptr wire;
+  described_memory what;
+  {
+    const lock_type lock{mutex_};
+    const auto at = links_.find(link);
+    if (at == links_.end()) return;
+    wire = at->second.wire;
+    auto* own = memories_.find(memory_id{memory});
+    if (own != nullptr && !own->withdrawn) {
+      what = own->what;
+      ++own->busy;
+    }
+  }
+  grants made{.memory = memory, .parts = {}};
+  std::optional<troupe::error> why;
+  for (const auto& part : what.parts) {
+    auto one = wire->grant(part.region, {{part.offset, part.length, 0, 1}}, what.rights,
+                           transport::grant_scope::for_all_transfers());
+    if (!one) {
+      why = std::move(one).error();
+      break;
+    }
+    made.parts.push_back(std::move(*one));
+  }
+  const bool some = !what.parts.empty();
+  if (some && !why && keep_grants(link, memory, made.parts)) {
+    answer_question(link, wire, made);
+    return;
+  }
+  if (some) take_back(link, wire, memory_id{memory}, made.parts);
+  if (!why) {
+    why = troupe::error{errc::grant_revoked, "memory " + std::to_string(memory) + " of agent '" +
+                                                 options_.name +
+                                                 "' was deregistered, or never registered"};
+  }
+  {
+    const lock_type lock{mutex_};
+    const auto at = links_.find(link);
+    if (at != links_.end() && at->second.of->guest_link == link) {
+      at->second.of->granting.erase(memory);
+    }
+  }
+  answer_question(link, wire, grants_refused{memory, std::move(*why)});
+}
+
+/// A peer without an answer would wait for ever, so a link that does not take it is given up.
+void agent_core::answer_question(std::uint64_t link, const link_ptr& wire,
+                                 const link_frame& answer) {
+  const auto sent = wire->send_frame(encode_frame(answer));
+  if (sent) return;
+  loop_->post([this, link, why = sent.error()] { link_went(link, why); });
+}
+
+/// False: the memory or the link went meanwhile. Whoever deregisters the memory waits for the grants of
+/// ours that it does not know of.
+bool agent_core::keep_grants(std::uint64_t link, std::uint64_t memory,
+                             const std::vector<transport::remote_grant>& given) {
+  const lock_type lock{mutex_};
+  auto* own = memories_.find(memory_id{memory});
+  const auto at = links_.find(link);
+  if (own == nullptr || own->withdrawn || at == links_.end()) return false;
+  auto& who = *at->second.of;
+  if (who.guest_link != link || !who.given.emplace(memory, given).second) return false;
+  who.granting.erase(memory);
+  --own->busy;
+  wake_waiters();
+  return true;
+}
+
+/// Grants that nobody has heard of. Ends the use of the memory, too.
+void agent_core::take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
+                           const std::vector<transport::remote_grant>& given) {
+  lock_type lock{mutex_};
+  std::vector<revocation> those;
+  for (const auto& one : given) those.push_back({link, wire, one});
+  revoke_all(lock, std::move(those), of);
+  if (auto* own = memories_.find(of)) --own->busy;
+  wake_waiters();
+}
+
+}  // namespace troupe::io

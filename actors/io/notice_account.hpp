@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "troupe/io/wire.hpp"
+
+namespace troupe::io {
+
+/// What a peer may send before it has heard how much room there is.
+inline constexpr std::size_t least_notices = 64, least_notice_bytes = std::size_t{1} << 20;
+
+/// How much of the room at one peer this agent's notices take. Not thread-safe.
+///
+/// The peer says how many notices it has received and taken: when it accepts a connection, when its
+/// program has taken enough of them, and when it is asked. After a link broke, or a transfer was
+/// cancelled, only the peer knows how many have come; they are counted as unread until it has been asked.
+class notice_account {
+ public:
+  notice_account() = default;
+
+  [[nodiscard]] bool has_room_for(std::size_t bytes) const noexcept;
+  /// A notice waits for a link.
+  void reserve(std::size_t bytes) noexcept;
+  /// A notice that waited will not be sent.
+  void unreserve(std::size_t bytes) noexcept;
+  /// A notice that waited goes to a link.
+  void hand_over(std::size_t bytes) noexcept;
+  /// A notice that went to a link has surely not arrived.
+  void take_back(std::size_t bytes) noexcept;
+  /// Around a batch that carries a notice: while one is on its way, no count of the peer's is complete.
+  void batch_begins() noexcept { ++in_flight_; }
+  void batch_ends() noexcept;
+  /// Nobody here knows whether a notice arrived.
+  void doubt() noexcept { uncertain_ = true; }
+
+  /// The number to ask the peer for its count with. Empty: there is nothing to ask, or a question is open.
+  [[nodiscard]] std::optional<std::uint64_t> ask() noexcept;
+  /// The question was not sent, or the link that it went over is gone.
+  void forget_question() noexcept { asked_.reset(); }
+  /// The peer's count. Only the answer to the open question is newer than what was handed over before it:
+  /// another one may have been under way already.
+  void on_count(const taken& said) noexcept;
+  /// The peer has accepted a connection. Nothing of ours is on its way to it.
+  void begin(const accepted& said) noexcept;
+
+  [[nodiscard]] const notice_count& handed() const noexcept { return handed_; }
+
+ private:
+  notice_count room_{least_notices, least_notice_bytes};  ///< at the peer
+  notice_count handed_{};    ///< to links, ever, less those that surely did not arrive
+  notice_count taken_{};     ///< of them, as the peer has said
+  notice_count reserved_{};  ///< of those that wait for a link
+  std::uint32_t in_flight_{0};
+  bool uncertain_{false};
+  std::uint64_t changes_{0};  ///< how often something was handed over or taken back
+  std::uint64_t questions_{0};
+  std::optional<std::uint64_t> asked_{};  ///< the number of the open question
+  std::uint64_t asked_at_{0};             ///< `changes_` when it was asked
+};
+
+}  // namespace troupe::io

@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <string_view>
+
+#include "agents.hpp"
+#include "raw_peer.hpp"
+
+// Peers that have a descriptor, and do not keep to the protocol.
+namespace troupe::io {
+
+using transport::direction;
+
+namespace {
+
+const way by_tcp{transport::backend_kind::tcp, 1};
+
+descriptor described(const agent_node& of) {
+  return descriptor::decode(of.self->describe().value()).value();
+}
+
+errc refused_as(const std::optional<control_message>& answer) {
+  const auto* const no = answer ? std::get_if<refusal>(&*answer) : nullptr;
+  return no == nullptr ? errc{} : no->why.code;
+}
+
+bool holds(std::span<const std::byte> bytes, const agent_token& token) {
+  return !std::ranges::search(bytes, token).empty();
+}
+
+/// A transfer of 64 bytes to the last memory that the peer has described.
+transfer_handle move_some(agent_node& a, peer_id to) {
+  const auto number = a.self->remote_memories(to)->back().number;
+  const auto over = a.self->session(a.kv, to, number).value();
+  return a.self->move(direction::write, over, std::vector<segment>{{0, 0, 64}}, {}, 0ms).value();
+}
+
+status end_of(agent_node& a, transfer_handle which) {
+  EXPECT_EQ(a.self->wait(std::vector{which}, wait_for::all, long_time), 1U);
+  return a.self->status_of(which).value();
+}
+
+/// The memory that the next answer over the link grants; 0: it grants none. Counts come at any time.
+std::uint64_t granted_next(raw_link& link) {
+  while (true) {
+    const auto bytes = link.next();
+    const auto said = decode_frame(bytes);
+    if (said && std::holds_alternative<taken>(*said)) continue;
+    const auto* const given = said ? std::get_if<grants>(&*said) : nullptr;
+    return given == nullptr ? 0 : given->memory;
+  }
+}
+
+described_memory made_up(std::uint64_t number, std::uint64_t address = 0x10000) {
+  return {.number = number,
+          .rights = transport::access::read_write,
+          .parts = {{region_id{1}, 0, address, 4096}}};
+}
+
+}  // namespace
+
+// -- greetings
+
+TEST(hostile_test, nobody_greets_an_agent_as_that_agent) {
+  const agent_node b{"b", by_tcp};
+  raw_dialer raw{described(b)};
+  raw.self.life = raw.to.life;
+  EXPECT_EQ(refused_as(raw.greet()), errc::invalid_config);
+  EXPECT_TRUE(b.self->report().peers.empty());
+}
+
+TEST(hostile_test, whoever_has_greeted_introduces_itself_as_the_same) {
+  agent_node b{"b", by_tcp};
+  // What it says of the agent itself would be believed by transfers between the agent's own memories.
+  const auto own = b.self->add_peer(b.self->describe().value()).value();
+  const auto before = b.self->remote_memories(own)->size();
+  raw_dialer raw{described(b)};
+  auto forged = raw.to;
+  forged.memories = {made_up(4711, b.address())};
+  ASSERT_TRUE(raw.greet());
+  EXPECT_EQ(refused_as(raw.introduce(forged)), errc::unauthorized);
+  EXPECT_EQ(b.self->remote_memories(own)->size(), before);
+  EXPECT_EQ(b.self->report().peers.size(), 1U);
+}
+
+TEST(hostile_test, nobody_describes_memory_in_a_greeting) {
+  const agent_node b{"b", by_tcp};
+  raw_dialer raw{described(b)};
+  auto more = raw.self;
+  for (std::uint64_t i = 1; i < 20; ++i) more.memories.push_back(made_up(i));
+  ASSERT_TRUE(raw.greet());
+  EXPECT_EQ(refused_as(raw.introduce(more)), errc::unauthorized);
+  EXPECT_TRUE(b.self->report().peers.empty());
+}
+
+TEST(hostile_test, whoever_comes_and_goes_is_told_of_once) {
+  const agent_node b{"b", by_tcp};
+  raw_dialer raw{described(b)};
+  for (int round = 0; round < 30; ++round) ASSERT_TRUE(raw.enter());
+  raw.channel.reset();
+  ASSERT_TRUE(testing::comes_true([&] { return b.self->report().events > 0; }));
+  ASSERT_TRUE(raw.enter());
+  raw.channel.reset();
+  ASSERT_TRUE(raw.enter());
+  EXPECT_EQ(b.self->report().events, 1U);
+  EXPECT_EQ(b.self->take(10).size(), 1U);
+}
+
+TEST(hostile_test, lives_that_are_made_up_are_forgotten_with_their_events) {
+  constexpr std::size_t most = 4;
+  const agent_node b{"b", by_tcp, [](agent_options& o) { o.max_peers = most; }};
+  raw_dialer raw{described(b)};
+  for (int round = 0; round < 40; ++round) {
+    raw.self.life = incarnation{transport::random_id()};
+    // The one before may not have been missed yet.
+    ASSERT_TRUE(testing::comes_true([&] { return raw.enter(); }));
+    raw.channel.reset();
+  }
+  const auto said = b.self->report();
+  EXPECT_LE(said.peers.size(), most);
+  EXPECT_LE(said.events, most);
+}
+
+TEST(hostile_test, more_than_256_peers_use_one_agent) {
+  constexpr std::size_t many = 260;
+  const agent_node b{"b", by_tcp};
+  raw_dialer raw{described(b)};
+  std::vector<std::unique_ptr<raw_channel>> stay;
+  for (std::size_t i = 0; i < many; ++i) {
+    raw.self.life = incarnation{transport::random_id()};
+    ASSERT_TRUE(raw.enter()) << "guest " << i;
+    stay.push_back(std::move(raw.channel));
+  }
+  EXPECT_EQ(b.self->report().peers.size(), many);
+}
+
+TEST(hostile_test, what_the_program_adds_counts_for_more_than_a_greeting) {
+  agent_node a{"a", by_tcp};
+  agent_node b{"b", by_tcp};
+  {
+    raw_dialer raw{described(b)};
+    raw.self.life = described(a).life;
+    ASSERT_TRUE(raw.enter());
+  }
+  const auto a_of_b = b.self->add_peer(a.self->describe().value());
+  ASSERT_TRUE(a_of_b) << to_string(a_of_b.error());
+  EXPECT_EQ(end_of(b, move_some(b, *a_of_b)).now, state::done);
+}
+
+// -- whoever answers for an agent
+
+TEST(hostile_test, whoever_does_not_prove_itself_gets_no_token) {
+  agent_node a{"a", by_tcp};
+  const auto token = described(a).token;
+  raw_acceptor raw;
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  ASSERT_TRUE(a.self->notify(peer, bytes_of("hello")));
+  const auto greeting = raw.accept();
+  ASSERT_TRUE(greeting);
+  EXPECT_FALSE(holds(encode(*greeting), token));
+  auto forged = raw.welcome_for(*greeting);
+  forged.proof[0] ^= std::byte{1};
+  raw.channel->send(forged);
+  EXPECT_FALSE(raw.channel->next()) << "it went on with a stranger";
+}
+
+TEST(hostile_test, a_link_that_is_never_answered_for_fails_what_waits) {
+  agent_node a{"a", by_tcp, [](agent_options& o) { o.connect_timeout = 1000ms; }};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto sent = move_some(a, peer);
+  ASSERT_TRUE(raw.let_in());
+  const auto end = end_of(a, sent);
+  EXPECT_EQ(end.now, state::failed);
+  EXPECT_THAT(end.why->message, ::testing::HasSubstr("did not answer in time"));
+}
+
+TEST(hostile_test, grants_that_nobody_asked_for_are_not_kept) {
+  agent_node a{"a", by_tcp};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto sent = move_some(a, peer);
+  ASSERT_TRUE(raw.let_in());
+  const auto link = raw.link();
+  ASSERT_TRUE(link);
+  const auto asked = link->next();
+  ASSERT_EQ(asked, encode_frame(grant_wanted{1}));
+  for (std::uint64_t number = 2; number < 1000; ++number) {
+    link->send(grants_refused{number, {errc::internal, std::string(2000, 'x')}});
+  }
+  link->send(grants_refused{1, {errc::internal, "no"}});
+  EXPECT_EQ(end_of(a, sent).why->code, errc::internal);
+  EXPECT_EQ(a.self->report().peers.front().grants, 0U);
+  // What was refused may be granted later: it is asked for again.
+  const auto again = move_some(a, peer);
+  EXPECT_EQ(link->next(), encode_frame(grant_wanted{1}));
+  link->send(grants_refused{1, {errc::internal, "no"}});
+  EXPECT_EQ(end_of(a, again).now, state::failed);
+}
+
+TEST(hostile_test, a_backend_that_cannot_reach_a_memory_makes_room_for_the_next) {
+  agent_node a{"a", by_tcp, [](agent_options& o) {
+                 o.backends = {transport::backend_kind::shm, transport::backend_kind::tcp};
+               }};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto sent = move_some(a, peer);
+  ASSERT_TRUE(raw.let_in());
+  const auto first = raw.link();
+  ASSERT_TRUE(first);
+  ASSERT_EQ(raw.kind, transport::backend_kind::shm);
+  ASSERT_EQ(first->next(), encode_frame(grant_wanted{1}));
+  first->send(grants_refused{1, {errc::backend_unavailable, "not over this one"}});
+  ASSERT_TRUE(raw.channel->next_of<link_over>());
+  const auto second = raw.link();
+  ASSERT_TRUE(second);
+  EXPECT_EQ(raw.kind, transport::backend_kind::tcp);
+  ASSERT_EQ(second->next(), encode_frame(grant_wanted{1}));
+  // There is no other one: this refusal is the transfer's end.
+  second->send(grants_refused{1, {errc::backend_unavailable, "nor over this one"}});
+  EXPECT_EQ(end_of(a, sent).why->code, errc::backend_unavailable);
+}
+
+// -- whoever is granted memory
+
+TEST(hostile_test, a_grant_is_given_once_per_link_however_often_it_is_asked_for) {
+  const agent_node b{"b", by_tcp};
+  raw_dialer raw{described(b)};
+  ASSERT_TRUE(raw.enter());
+  const auto link = raw.link();
+  for (int i = 0; i < 100; ++i) link->send(grant_wanted{b.kv.value});
+  // One thread answers, in the order of the questions: this answer is behind all others.
+  const auto last = raw.to.memories.front().number;
+  ASSERT_NE(last, b.kv.value);
+  link->send(grant_wanted{last});
+  EXPECT_EQ(granted_next(*link), b.kv.value);
+  EXPECT_EQ(granted_next(*link), last);
+  EXPECT_FALSE(link->broken);
+}
+
+TEST(hostile_test, a_count_says_which_question_it_answers) {
+  const agent_node b{"b", by_tcp};
+  raw_dialer raw{described(b)};
+  ASSERT_TRUE(raw.enter());
+  const auto link = raw.link();
+  const auto next_count = [&] {
+    const auto bytes = link->next();
+    const auto said = decode_frame(bytes);
+    return said && std::holds_alternative<taken>(*said) ? std::get<taken>(*said) : taken{};
+  };
+  link->send(count_wanted{7});
+  auto count = next_count();
+  if (count.answers == 0) count = next_count();  // the one that comes with the link
+  EXPECT_EQ(count.answers, 7U);
+}
+
+TEST(hostile_test, a_flood_of_questions_is_answered_or_ends_the_link) {
+  agent_pair p{by_tcp};
+  raw_dialer raw{described(p.b)};
+  ASSERT_TRUE(raw.enter());
+  const auto link = raw.link();
+  for (std::uint64_t number = 1; number < 20'000 && !link->broken; ++number) {
+    static_cast<void>(link->wire->send_frame(encode_frame(grant_wanted{number})));
+  }
+  const auto out = p.make_blocks(direction::write, 4, 4096);
+  ASSERT_TRUE(p.a.self->post(out, {}, 0ms));
+  EXPECT_EQ(p.ended(p.a, out).now, state::done);
+}
+
+}  // namespace troupe::io
