@@ -32,6 +32,10 @@ namespace troupe::io {
 /// Not negative, and not so long that a time wraps.
 [[nodiscard]] std::chrono::milliseconds bounded(std::chrono::milliseconds wait) noexcept;
 
+/// Between two attempts to reach a peer that fail, doubled from one to the next.
+inline constexpr std::chrono::milliseconds longest_pause{1000};
+[[nodiscard]] std::chrono::milliseconds pause_after(std::uint32_t failures) noexcept;
+
 /// An event that `agent::take` has not returned yet.
 using event_ref = std::list<event>::iterator;
 
@@ -279,7 +283,7 @@ class agent_core final : public agent {
   };
   void revoke_all(lock_type& lock, std::vector<revocation> those, memory_id of);
 
-  // -- peers and their links; on the loop's thread unless said otherwise (agent_dial.cpp)
+  // -- peers and our connections to them; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock
   void forget_one_that_left();                              ///< the same
   void forget(const peer_ptr& who);                         ///< the same
@@ -294,17 +298,19 @@ class agent_core final : public agent {
   void greet(const peer_ptr& who, const challenge& said);
   void on_welcome(const peer_ptr& who, const welcome& said);
   void on_accepted(const peer_ptr& who, const accepted& said);
+  void lose(const peer_ptr& who, const troupe::error& why, bool for_good);
+  /// Under the lock. False: none waited.
+  [[nodiscard]] static bool drop_notes(remote_agent& who);
+  void tell_of_loss(remote_agent& who);        ///< under the lock
+  void tell_of_lost_notes(remote_agent& who);  ///< under the lock
+
+  // -- links (agent_links.cpp); the same
   void make_link(const peer_ptr& who);
   void watch_answer(const peer_ptr& who, std::uint64_t link);
   void watch_link(const peer_ptr& who, std::uint64_t link);
   void on_link_answer(const peer_ptr& who, const link_answer& said);
   void link_failed(const peer_ptr& who, const troupe::error& why);
   void no_way(const peer_ptr& who, const troupe::error& why);
-  void lose(const peer_ptr& who, const troupe::error& why, bool for_good);
-  /// Under the lock. False: none waited.
-  [[nodiscard]] static bool drop_notes(remote_agent& who);
-  void tell_of_loss(remote_agent& who);        ///< under the lock
-  void tell_of_lost_notes(remote_agent& who);  ///< under the lock
   [[nodiscard]] std::shared_ptr<transport::link_sink> ear_of(std::uint64_t link);
   /// Of one link: as many as there may be transfers.
   [[nodiscard]] std::uint32_t max_batches() const noexcept;

@@ -133,16 +133,19 @@ TEST(hostile_test, more_than_256_peers_use_one_agent) {
 }
 
 TEST(hostile_test, what_the_program_adds_counts_for_more_than_a_greeting) {
-  agent_node a{"a", by_tcp};
-  agent_node b{"b", by_tcp};
-  {
+  // One that knows the life alone, and one that has the whole descriptor and says that it lives elsewhere.
+  for (const bool knows_all : {false, true}) {
+    const agent_node a{"a", by_tcp};
+    agent_node b{"b", by_tcp};
     raw_dialer raw{described(b)};
     raw.self.life = described(a).life;
+    if (knows_all) raw.self.token = described(a).token;
     ASSERT_TRUE(raw.enter());
+    const auto a_of_b = b.self->add_peer(a.self->describe().value());
+    ASSERT_TRUE(a_of_b) << to_string(a_of_b.error());
+    EXPECT_EQ(end_of(b, move_some(b, *a_of_b)).now, state::done);
+    EXPECT_EQ(b.self->report().peers.size(), 1U);
   }
-  const auto a_of_b = b.self->add_peer(a.self->describe().value());
-  ASSERT_TRUE(a_of_b) << to_string(a_of_b.error());
-  EXPECT_EQ(end_of(b, move_some(b, *a_of_b)).now, state::done);
 }
 
 // -- whoever answers for an agent

@@ -1,0 +1,284 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "troupe/io/agent_core.hpp"
+
+// The links over which memory of peers is used: made over a connection of ours, broken, closed. All on the
+// loop's thread but what says otherwise.
+
+namespace troupe::io {
+
+namespace {
+
+using clock = control_channel::clock;
+
+/// Links in a row that may fail over one backend before the next one is tried.
+constexpr std::uint32_t tries_of_backend = 2;
+
+/// Reports of one link.
+class link_ear final : public transport::link_sink {
+ public:
+  link_ear(agent_core& core, std::uint64_t link) noexcept : core_{core}, link_{link} {}
+  void on_up() override { core_.on_up(link_); }
+  void on_completion(transport::completion done) override {
+    core_.on_completion(link_, std::move(done));
+  }
+  void on_frame(std::span<const std::byte> frame) override { core_.on_frame(link_, frame); }
+  void on_quiescent(transfer_id of) override { core_.on_quiescent(link_, of); }
+  void on_broken(troupe::error why) override { core_.on_broken(link_, std::move(why)); }
+
+ private:
+  agent_core& core_;
+  const std::uint64_t link_;
+};
+
+}  // namespace
+
+std::shared_ptr<transport::link_sink> agent_core::ear_of(std::uint64_t link) {
+  return std::make_shared<link_ear>(*this, link);
+}
+
+// -- made
+
+result<std::pair<transport::backend_kind, std::string>> agent_core::choose_backend(
+    const transport::host_identity& where,
+    const std::vector<transport::backend_kind>& excluded) const {
+  if (options_.backends.empty()) {
+    auto best = place_->choose(where, std::nullopt, excluded);
+    if (!best) return fail(std::move(best).error());
+    return std::pair{best->kind, std::move(best->reason)};
+  }
+  std::string passed_over;
+  for (const auto kind : options_.backends) {
+    auto fits = place_->choose(where, kind, excluded);
+    if (fits) return std::pair{fits->kind, std::move(fits->reason)};
+    if (!passed_over.empty()) passed_over += "; ";
+    passed_over += fits.error().message;
+  }
+  return fail(errc::backend_unavailable, passed_over);
+}
+
+void agent_core::make_link(const peer_ptr& who) {
+  const auto chosen = choose_backend(who->where, who->excluded);
+  if (!chosen) {
+    no_way(who, chosen.error());
+    return;
+  }
+  const auto& [kind, reason] = *chosen;
+  std::uint64_t number = 0;
+  {
+    const lock_type lock{mutex_};
+    number = ++last_link_;
+    who->kind = kind;
+    who->reason = reason;
+  }
+  auto opened = place_->open(kind,
+                             {.role = transport::link_role::initiator,
+                              .peer = who->known.life,
+                              .lanes = options_.lanes,
+                              .max_batches = max_batches(),
+                              .connect_timeout = options_.connect_timeout},
+                             ear_of(number));
+  if (!opened) {
+    link_failed(who, opened.error());
+    return;
+  }
+  {
+    const lock_type lock{mutex_};
+    links_.emplace(number,
+                   link_entry{.of = who, .guest = false, .wire = *opened, .closed_for = {}});
+    who->link = number;
+    who->answered = false;
+    who->grants.clear();
+    who->asking = 0;
+    ++who->attempt;
+  }
+  who->channel->send(
+      link_wanted{.attempt = who->attempt, .lanes = options_.lanes, .offer = (*opened)->offer()});
+  watch_answer(who, number);
+}
+
+/// The transport bounds a link from the answer on; for the answer nobody does but us.
+void agent_core::watch_answer(const peer_ptr& who, std::uint64_t link) {
+  static_cast<void>(loop_->call_at(clock::now() + options_.connect_timeout, [this, who, link] {
+    {
+      const lock_type lock{mutex_};
+      if (who->link != link || who->answered) return;
+    }
+    link_went(link, {errc::peer_unreachable, "agent '" + who->known.name +
+                                                 "' did not answer in time to what a link is "
+                                                 "made with"});
+  }));
+}
+
+/// In case the transport does not: twice its own bound, so that its sentence comes first.
+void agent_core::watch_link(const peer_ptr& who, std::uint64_t link) {
+  static_cast<void>(loop_->call_at(clock::now() + 2 * options_.connect_timeout, [this, who, link] {
+    {
+      const lock_type lock{mutex_};
+      if (who->link != link || who->now != remote_agent::phase::linking) return;
+    }
+    link_went(link, {errc::peer_unreachable,
+                     "the link to agent '" + who->known.name + "' did not come up in time"});
+  }));
+}
+
+void agent_core::on_link_answer(const peer_ptr& who, const link_answer& said) {
+  link_ptr wire;
+  std::uint64_t number = 0;
+  {
+    const lock_type lock{mutex_};
+    if (who->now != remote_agent::phase::linking || said.attempt != who->attempt) return;
+    if (std::exchange(who->answered, true)) return;
+    number = who->link;
+    wire = wire_of(number);
+  }
+  if (!wire) return;
+  auto joined = said.refused ? result<void>{fail(*said.refused)} : wire->connect(said.offer);
+  if (joined) {
+    watch_link(who, number);
+    return;
+  }
+  close_link(number, joined.error());
+  link_failed(who, joined.error());
+}
+
+/// None was made of it, or it broke.
+void agent_core::link_failed(const peer_ptr& who, const troupe::error& why) {
+  {
+    const lock_type lock{mutex_};
+    if (who->now != remote_agent::phase::linking && who->now != remote_agent::phase::up) return;
+    const bool was_up = who->now == remote_agent::phase::up;
+    who->now = remote_agent::phase::greeted;
+    who->leave_link();
+    tell_of_lost_notes(*who);
+    who->last_error = why;
+    who->failures = was_up ? 1 : who->failures + 1;
+    const bool hopeless = why.code == errc::backend_unavailable || why.code == errc::no_device;
+    if (hopeless || who->failures >= tries_of_backend) {
+      if (!was_up) who->excluded.push_back(who->kind);
+      who->failures = 0;
+    }
+    who->next_try =
+        clock::now() + (hopeless ? std::chrono::milliseconds{0} : pause_after(who->failures));
+    if (!who->wants_link()) return;
+  }
+  make_way(who);
+}
+
+/// No backend is left. The connection stays, and the next that wants a link begins again.
+void agent_core::no_way(const peer_ptr& who, const troupe::error& why) {
+  const lock_type lock{mutex_};
+  if (who->now != remote_agent::phase::linking) return;
+  auto words = why.message;
+  if (who->last_error && !who->excluded.empty()) words += "; last: " + who->last_error->message;
+  who->last_error = troupe::error{why.code, words};
+  who->now = remote_agent::phase::greeted;
+  who->excluded.clear();
+  who->next_try = clock::now() + longest_pause;
+  ++who->failed;
+  who->connecting = who->wants_count = false;
+  fail_waiting(who, *who->last_error);
+  if (drop_notes(*who)) tell_of_loss(*who);
+  wake_waiters();
+}
+
+void agent_core::on_up(std::uint64_t link) {
+  loop_->post([this, link] { link_came_up(link); });
+}
+
+void agent_core::link_came_up(std::uint64_t link) {
+  peer_ptr who;
+  bool guest = false;
+  {
+    const lock_type lock{mutex_};
+    const auto at = links_.find(link);
+    if (at == links_.end()) return;
+    at->second.up = true;
+    guest = at->second.guest;
+    who = at->second.of;
+    if (link != (guest ? who->guest_link : who->link)) return;
+  }
+  if (guest) {
+    // What was taken while there was no link is told now: the peer may wait for nothing else.
+    send_counts(who, 0);
+  } else {
+    use_link(who, link);
+  }
+}
+
+/// All that waited for a link.
+void agent_core::use_link(const peer_ptr& who, std::uint64_t link) {
+  {
+    lock_type lock{mutex_};
+    if (who->link != link || who->now != remote_agent::phase::linking) return;
+    who->now = remote_agent::phase::up;
+    who->failures = 0;
+    who->connecting = who->wants_count = false;
+    ++who->links;
+    wake_waiters();
+    ask_for_count(lock, who);
+    go_on(lock, who);
+  }
+  send_notes(who);
+}
+
+void agent_core::on_broken(std::uint64_t link, troupe::error why) {
+  loop_->post([this, link, why = std::move(why)] { link_went(link, why); });
+}
+
+void agent_core::link_went(std::uint64_t link, const troupe::error& why) {
+  peer_ptr who;
+  bool only_close = false;
+  std::shared_ptr<control_channel> channel;
+  std::uint32_t attempt = 0;
+  {
+    const lock_type lock{mutex_};
+    const auto at = links_.find(link);
+    if (at == links_.end()) return;
+    who = at->second.of;
+    only_close = at->second.guest || who->link != link;  // another one was made since
+    channel = who->channel;
+    attempt = who->attempt;
+  }
+  close_link(link, why);
+  if (only_close) return;
+  if (channel) channel->send(link_over{attempt});
+  link_failed(who, why);
+}
+
+void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
+  link_ptr wire;
+  {
+    lock_type lock{mutex_};
+    const auto at = links_.find(link);
+    if (at == links_.end()) return;
+    if (!at->second.closed_for) at->second.closed_for = why;
+    wire = at->second.wire;
+    auto& who = *at->second.of;
+    if (who.guest_link == link) {
+      who.guest_link = 0;
+      who.granting.clear();
+      // Who deregisters a memory of them waits until the peer has left it.
+      for (const auto& [memory, given] : std::exchange(who.given, {})) {
+        std::vector<revocation> those;
+        for (const auto& grant : given) those.push_back({link, wire, grant});
+        revoke_all(lock, std::move(those), memory_id{memory});
+      }
+    }
+  }
+  wire->close();  // its batches end before this returns, or when their bytes are at rest
+  const lock_type lock{mutex_};
+  const auto uses = [link](const auto& one) { return one.second->link == link; };
+  const auto revokes = [link](const auto& one) { return one.first.first == link; };
+  if (std::ranges::none_of(runs_, uses) && std::ranges::none_of(revoking_, revokes)) {
+    links_.erase(link);
+    return;
+  }
+  // Some copy runs yet. It is asked for again, since its end may come on a thread that is in the link.
+  static_cast<void>(
+      loop_->call_at(clock::now() + longest_pause, [this, link, why] { close_link(link, why); }));
+}
+
+}  // namespace troupe::io
