@@ -23,8 +23,8 @@ result<std::vector<own_memory*>> agent_core::own_memories_of(const agent_transfe
       used.push_back(own);
     }
   }
-  const auto wanted = which.dir == transport::direction::write ? transport::access::write
-                                                               : transport::access::read;
+  const auto wanted =
+      which.dir == transport::direction::write ? transport::access::write : transport::access::read;
   for (const auto& group : moves.groups) {
     const auto& what = memories_.find(memory_id{group.remote_memory})->what;
     if (!transport::permits(what.rights, wanted)) {

@@ -142,7 +142,8 @@ struct remote_agent {
   bool sending_notes{false};
   bool notes_later{false};  ///< a timer will send them
   bool connecting{false};   ///< somebody waits in `agent::connect`
-  bool wants_count{false};  ///< a notice was refused, and only the next link tells how many are unread
+  bool wants_count{
+      false};  ///< a notice was refused, and only the next link tells how many are unread
 
   [[nodiscard]] bool wants_link() const noexcept {
     return connecting || wants_count || !waiting.empty() || !notes.empty();
@@ -361,7 +362,7 @@ class agent_core final : public agent {
   void on_grants(std::uint64_t link, const peer_ptr& who, grants said);
   void on_grants_refused(std::uint64_t link, const peer_ptr& who, grants_refused said);
   void find_other_way(std::uint64_t link, const peer_ptr& who,
-                      const grants_refused& said);  ///< on the loop's thread
+                      const grants_refused& said);                       ///< on the loop's thread
   void refuse_waiting(const peer_ptr& who, const grants_refused& said);  ///< under the lock
   void go_on_elsewhere(std::uint64_t link, const peer_ptr& who);
   static void forget_memory(remote_agent& who, std::uint64_t number);  ///< under the lock

@@ -101,8 +101,7 @@ void agent_core::on_hello(const std::shared_ptr<newcomer>& from, const hello& sa
 
 /// Whoever has our descriptor says what it likes: nothing of it may be about this agent, or add to what
 /// the program knows of a peer's memory.
-result<descriptor> agent_core::check_introduction(const newcomer& from,
-                                                  const introduction& said) {
+result<descriptor> agent_core::check_introduction(const newcomer& from, const introduction& said) {
   auto self = descriptor::decode(said.self);
   if (!self) return self;
   if (self->life != from.life) {
@@ -143,9 +142,8 @@ void agent_core::on_introduction(const std::shared_ptr<newcomer>& from, const in
   if (former_link != 0) {
     close_link(former_link, {errc::link_broken, "the peer has greeted anew"});
   }
-  accepted mine{.room = {options_.max_notices, options_.max_notice_bytes},
-                .received = {},
-                .taken = {}};
+  accepted mine{
+      .room = {options_.max_notices, options_.max_notice_bytes}, .received = {}, .taken = {}};
   {
     const lock_type lock{mutex_};
     auto& who = *from->who;

@@ -22,10 +22,10 @@ struct own_memory {
   described_memory what;
   std::string name;
   std::byte* base{nullptr};
-  std::uint64_t age{0};   ///< counts up from the oldest memory
-  bool withdrawn{false};  ///< nobody begins to use it any more
-  std::uint32_t busy{0};  ///< calls that are using it, or granting it, just now
-  bool left{false};       ///< it uses its regions no more
+  std::uint64_t age{0};              ///< counts up from the oldest memory
+  bool withdrawn{false};             ///< nobody begins to use it any more
+  std::uint32_t busy{0};             ///< calls that are using it, or granting it, just now
+  bool left{false};                  ///< it uses its regions no more
   std::vector<region_id> leaving{};  ///< regions that nothing uses since it left them
 };
 

@@ -203,8 +203,7 @@ TEST(agent_ends_test, the_last_notice_of_an_agent_that_ends_is_delivered) {
   ASSERT_EQ(a->self->wait(std::vector{last}, wait_for::all, long_time), 1U);
   ASSERT_EQ(a->self->status_of(last)->now, state::done);
   a.reset();
-  ASSERT_TRUE(
-      testing::comes_true([&] { return b.self->report().peers.front().lost.has_value(); }));
+  ASSERT_TRUE(testing::comes_true([&] { return b.self->report().peers.front().lost.has_value(); }));
   std::vector<notice> came;
   ASSERT_TRUE(testing::comes_true([&] {
     b.self->poll();

@@ -173,9 +173,7 @@ TEST_P(agents_test, whoever_deregisters_hears_of_peers_that_leave_meanwhile) {
 
 TEST_P(agents_test, by_address_the_memory_that_was_described_last_is_used) {
   agent_pair p{GetParam()};
-  const auto learn = [&] {
-    EXPECT_TRUE(p.a.self->add_peer(p.b.self->describe().value()));
-  };
+  const auto learn = [&] { EXPECT_TRUE(p.a.self->add_peer(p.b.self->describe().value())); };
   const auto writes_there = [&] {
     const auto from = p.a.self->prepare(std::vector<piece>{{p.a.kv, 0, 64}}).value();
     const auto to = p.a.self->prepare(p.b_of_a, std::vector<entry>{{p.b.address(4096), 64}});

@@ -17,9 +17,8 @@ void hand_over(notice_account& to, int count) {
 }
 
 taken count_of(std::uint64_t received, std::uint64_t read, std::uint64_t answers) {
-  return {.received = {received, received * size},
-          .taken = {read, read * size},
-          .answers = answers};
+  return {
+      .received = {received, received * size}, .taken = {read, read * size}, .answers = answers};
 }
 
 notice_account with_room(std::uint64_t notices) {

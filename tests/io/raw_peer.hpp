@@ -98,9 +98,7 @@ class raw_link final : public transport::link_sink {
   void on_quiescent(transfer_id) override {}
   void on_broken(troupe::error) override { broken = true; }
 
-  void send(const link_frame& said) const {
-    EXPECT_TRUE(wire->send_frame(encode_frame(said)));
-  }
+  void send(const link_frame& said) const { EXPECT_TRUE(wire->send_frame(encode_frame(said))); }
   /// The bytes of the next frame; empty: none came.
   std::vector<std::byte> next() {
     std::vector<std::byte> found;
@@ -169,9 +167,8 @@ struct raw_dialer : raw_node {
   std::optional<control_message> greet() {
     channel.reset();
     std::promise<int> connected;
-    door->connect(to.host, to.port, testing::end_of_wait(), [&](result<actors::door_socket> how) {
-      connected.set_value(how ? *how : -1);
-    });
+    door->connect(to.host, to.port, testing::end_of_wait(),
+                  [&](result<actors::door_socket> how) { connected.set_value(how ? *how : -1); });
     channel = std::make_unique<raw_channel>(connected.get_future().get());
     const auto asked = channel->next_of<challenge>();
     if (!asked) return std::nullopt;
@@ -214,10 +211,12 @@ struct raw_dialer : raw_node {
 /// Is dialled by an agent that has `described()`.
 struct raw_acceptor : raw_node {
   raw_acceptor() {
-    self.port = door->listen(self.host, 0, [this](actors::door_socket fd) {
-                      const std::lock_guard lock{mutex};
-                      sockets.push_back(fd);
-                    }).value();
+    self.port = door->listen(self.host, 0,
+                             [this](actors::door_socket fd) {
+                               const std::lock_guard lock{mutex};
+                               sockets.push_back(fd);
+                             })
+                    .value();
   }
   ~raw_acceptor() {
     door->close(self.port);

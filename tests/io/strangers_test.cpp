@@ -115,7 +115,8 @@ TEST(strangers_test, a_descriptor_of_ours_that_comes_back_changed_moves_nothing_
   const auto end = [&](memory_id to, std::uint64_t offset) {
     const auto over = a.self->session(a.kv, self, to.value).value();
     const auto sent =
-        a.self->move(direction::write, over, std::vector<segment>{{0, offset, 64}}, {}, 0ms).value();
+        a.self->move(direction::write, over, std::vector<segment>{{0, offset, 64}}, {}, 0ms)
+            .value();
     return a.self->status_of(sent)->why.value_or(troupe::error{}).code;
   };
   // Into the guard, and beyond the region: `agent_node` looks at the guard.
@@ -126,8 +127,7 @@ TEST(strangers_test, a_descriptor_of_ours_that_comes_back_changed_moves_nothing_
   const std::vector<entry> beyond{{a.address(agent_node::size), 64}};
   const auto there = a.self->prepare(self, beyond).value();
   const auto here = a.self->prepare(std::vector<piece>{{a.kv, 0, 64}}).value();
-  const auto out =
-      a.self->make(direction::write, here, {}, there, {}, merge_entries::no).value();
+  const auto out = a.self->make(direction::write, here, {}, there, {}, merge_entries::no).value();
   ASSERT_TRUE(a.self->post(out, {}, 0ms));
   EXPECT_EQ(a.self->status_of(out)->now, state::failed);
 }

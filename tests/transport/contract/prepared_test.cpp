@@ -105,10 +105,9 @@ TEST_P(backend_contract, what_cannot_be_prepared_or_posted_is_refused) {
     EXPECT_EQ(p.a.wire->prepare(direction::write, {{p.a.region, grant, {beyond}}}).error().code,
               errc::out_of_range);
   }
-  EXPECT_EQ(p.a.wire->prepare(direction::write, {{region_id{4711}, grant, blocks(1, 64)}})
-                .error()
-                .code,
-            errc::unknown_region);
+  EXPECT_EQ(
+      p.a.wire->prepare(direction::write, {{region_id{4711}, grant, blocks(1, 64)}}).error().code,
+      errc::unknown_region);
   const auto out = prepare(p.a, direction::write, grant, blocks(4, 64));
   const std::vector<std::uint32_t> bad{0, 4};
   const auto refused =
