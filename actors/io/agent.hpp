@@ -140,8 +140,8 @@ struct agent_report {
   std::vector<peer_report> peers;
 };
 
-/// Thread-safe. Only `wait`, `deregister`, `connect` and the destructor wait for a peer, and each says
-/// how long. No call and no completion calls the program back. Ids are values and never used again; a
+/// Thread-safe. Only `wait`, `wait_for_notices`, `deregister`, `connect` and the destructor wait for a peer,
+/// and each says how long. No call and no completion calls the program back. Ids are values and never used again; a
 /// call with an unknown id fails with `not_found`. A bound that is reached fails a call with
 /// `overloaded`. Arguments are copied before a call returns; registered memory is not.
 class agent {
@@ -258,6 +258,8 @@ class agent {
   /// 64 KiB), `stale_incarnation`, `unauthorized` (as a greeting of that peer was answered before).
   [[nodiscard]] virtual result<void> notify(peer_id who, std::span<const std::byte> bytes) = 0;
   [[nodiscard]] virtual std::vector<notice> take_notices(std::size_t max) = 0;
+  /// Waits until `take_notices` has some. Returns whether it has. Takes no event.
+  virtual bool wait_for_notices(std::chrono::milliseconds limit) = 0;
   [[nodiscard]] virtual std::vector<event> take(std::size_t max) = 0;
   /// A descriptor of the agent's, readable while `take` has events.
   [[nodiscard]] virtual int event_fd() const = 0;

@@ -227,6 +227,7 @@ class agent_core final : public agent {
   // -- notices (agent_notices.cpp)
   [[nodiscard]] result<void> notify(peer_id who, std::span<const std::byte> bytes) override;
   [[nodiscard]] std::vector<notice> take_notices(std::size_t max) override;
+  bool wait_for_notices(std::chrono::milliseconds limit) override;
   [[nodiscard]] std::vector<event> take(std::size_t max) override;
   [[nodiscard]] int event_fd() const override { return events_fd_.get(); }
   bool poll() override { return place_->poll(); }

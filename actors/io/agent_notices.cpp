@@ -180,6 +180,13 @@ void agent_core::on_note(std::uint64_t link, const peer_ptr& from,
 
 void agent_core::tell_of_notices() {
   if (!std::exchange(notices_told_, true)) put_event({.what = event_kind::notices_wait});
+  wake_waiters();
+}
+
+bool agent_core::wait_for_notices(std::chrono::milliseconds limit) {
+  lock_type lock{mutex_};
+  return wait_until(lock, std::chrono::steady_clock::now() + bounded(limit),
+                    [this] { return !inbox_.empty(); });
 }
 
 std::vector<notice> agent_core::take_notices(std::size_t max) {

@@ -172,4 +172,28 @@ TEST_P(agents_test, what_is_too_long_for_a_notice_is_refused) {
   EXPECT_EQ(code_of(p.a.self->notify(peer_id{4711}, {})), errc::not_found);
 }
 
+TEST_P(agents_test, a_program_can_wait_for_notices_and_takes_no_event_by_it) {
+  agent_pair p{GetParam()};
+  EXPECT_FALSE(p.b.self->wait_for_notices(1ms));
+  ASSERT_TRUE(p.a.self->notify(p.b_of_a, bytes_of("came")));
+  ASSERT_TRUE(p.until([&] { return p.b.self->wait_for_notices(1ms); }));
+  EXPECT_TRUE(p.b.self->wait_for_notices(0ms)) << "nobody has taken it";
+  const auto events = p.b.self->take(10);
+  EXPECT_TRUE(std::ranges::any_of(
+      events, [](const event& one) { return one.what == event_kind::notices_wait; }));
+  EXPECT_EQ(text_of(p.b.self->take_notices(10).at(0).bytes), "came");
+  EXPECT_FALSE(p.b.self->wait_for_notices(0ms));
+}
+
+TEST_P(agents_test, who_waits_for_a_notice_is_woken_by_it) {
+  const auto how = GetParam();
+  agent_node a{"a", how};
+  const auto self = a.self->add_peer(a.self->describe().value()).value();
+  std::atomic<bool> came{false};
+  std::thread waits{[&] { came = a.self->wait_for_notices(long_time); }};
+  ASSERT_TRUE(a.self->notify(self, bytes_of("to myself")));
+  waits.join();
+  EXPECT_TRUE(came);
+}
+
 }  // namespace troupe::io
