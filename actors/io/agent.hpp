@@ -130,13 +130,20 @@ struct peer_report {
   std::size_t grants{0};                             ///< to its memory, had or asked for
 };
 
+struct backend_report {
+  transport::backend_kind kind;
+  bool usable{false};
+  std::string reason;  ///< why not, or on what it stands
+};
+
 struct agent_report {
   std::string name;
   incarnation life;
   std::string host;
   std::uint16_t port{0}, data_port{0};
   std::size_t memories{0}, plans{0}, transfers{0}, active{0};
-  std::size_t events{0};  ///< that `take` has not returned yet
+  std::size_t events{0};                 ///< that `take` has not returned yet
+  std::vector<backend_report> backends;  ///< on this machine
   std::vector<peer_report> peers;
 };
 

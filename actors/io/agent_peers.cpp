@@ -188,6 +188,10 @@ result<std::vector<agent::remote_memory>> agent_core::remote_memories(peer_id wh
 }
 
 agent_report agent_core::report() const {
+  std::vector<backend_report> backends;
+  for (auto& one : place_->backends()) {
+    backends.push_back({one.kind, one.state.usable, std::move(one.state.reason)});
+  }
   const lock_type lock{mutex_};
   agent_report said{.name = options_.name,
                     .life = life_,
@@ -199,6 +203,7 @@ agent_report agent_core::report() const {
                     .transfers = transfers_.size(),
                     .active = runs_.size(),
                     .events = events_.size(),
+                    .backends = std::move(backends),
                     .peers = {}};
   for (const auto& [number, one] : peers_) {
     peer_report of{.who = one->id, .name = one->known.name, .life = one->known.life};

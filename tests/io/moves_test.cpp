@@ -224,4 +224,17 @@ TEST_P(agents_test, a_link_is_made_ahead_and_reported) {
   EXPECT_FALSE(said.peers.front().lost);
 }
 
+TEST(agent_report_test, names_every_backend_and_why_one_cannot_be_used) {
+  const agent_node a{"a", all_ways().front()};
+  const auto said = a.self->report();
+  const auto shm =
+      std::ranges::find(said.backends, transport::backend_kind::shm, &backend_report::kind);
+  ASSERT_NE(shm, said.backends.end());
+  EXPECT_TRUE(shm->usable) << shm->reason;
+  EXPECT_EQ(said.backends.size(), 4U);
+  for (const auto& one : said.backends) {
+    EXPECT_TRUE(one.usable || !one.reason.empty()) << to_string(one.kind);
+  }
+}
+
 }  // namespace troupe::io
