@@ -51,7 +51,8 @@ if(TARGET troupe_c)
   install(TARGETS troupe_c EXPORT troupe_c
           LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
   install(EXPORT troupe_c FILE TroupeTargets-c.cmake NAMESPACE troupe:: DESTINATION "${package_folder}" COMPONENT development)
-  install(FILES "${PROJECT_SOURCE_DIR}/deploy/c/include/troupe/troupe.h"
+  install(FILES "${PROJECT_SOURCE_DIR}/deploy/c/include/troupe/io.h"
+                "${PROJECT_SOURCE_DIR}/deploy/c/include/troupe/troupe.h"
           DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe" COMPONENT development)
   # Its prefix is found from where the file stands, so that an installation can be moved.
   file(RELATIVE_PATH TROUPE_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")

@@ -57,10 +57,7 @@ result<std::vector<std::string>> texts(const char* const* given, std::size_t cou
 
 result<std::span<const std::uint32_t>> numbers(const std::uint32_t* given, std::size_t count,
                                                std::string_view name) {
-  if (count > max_list_items) return bad_argument(quoted(name).append(" has too many entries"));
-  if (count != 0)
-    if (auto here = present(given, name); !here) return fail(here.error());
-  return std::span{given, count};
+  return list(given, count, name);
 }
 
 result<std::vector<block_id>> blocks(const std::uint32_t* given, std::size_t count,

@@ -114,6 +114,16 @@ void write(Struct value, Struct* out) noexcept {
 /// A list of texts, none of them NULL.
 [[nodiscard]] result<std::vector<std::string>> texts(const char* const* given, std::size_t count,
                                                      std::string_view name);
+/// A list that may be NULL where it is empty.
+template <class T>
+[[nodiscard]] result<std::span<const T>> list(const T* given, std::size_t count,
+                                              std::string_view name) {
+  if (count > max_list_items)
+    return bad_argument("`" + std::string{name} + "` has too many entries");
+  if (count != 0)
+    if (auto here = present(given, name); !here) return fail(here.error());
+  return std::span{given, count};
+}
 [[nodiscard]] result<std::span<const std::uint32_t>> numbers(const std::uint32_t* given,
                                                              std::size_t count,
                                                              std::string_view name);

@@ -3,15 +3,9 @@
  * is how it was when the library got its name. Compiled as C11 with every warning an error, so it
  * is also the check that the header is C. */
 
-#include <stddef.h>
-#include <stdio.h>
+#include "abi_layout.h"
 
 #include "troupe/troupe.h"
-
-#define STRUCT(type) printf("struct %s %zu\n", #type, sizeof(type))
-#define FIELD(type, field) \
-  printf("field %s.%s %zu %zu\n", #type, #field, offsetof(type, field), sizeof(((type*)0)->field))
-#define NUMBER(name) printf("number %s %lld\n", #name, (long long)(name))
 
 int main(void) {
   NUMBER(TROUPE_OK);
@@ -380,5 +374,6 @@ int main(void) {
   FIELD(troupe_carried_info, prefill_count);
   FIELD(troupe_carried_info, decode_count);
   FIELD(troupe_carried_info, reserved);
+  print_io_layout();
   return 0;
 }

@@ -10,6 +10,7 @@
 #include "troupe/troupe.h"
 
 #include "command.hpp"
+#include "refused.hpp"
 
 /// What tests of the C ABI share.
 namespace troupe::testing {
@@ -68,14 +69,5 @@ class own_engine {
 
 /// Every head of each token in the received blocks is that of the sent ones.
 void expect_same_cache(const own_engine& sent, const own_engine& received);
-
-/// The call was refused with that code, and its sentence holds `word`.
-#define EXPECT_REFUSED(call, wanted, word)                                                      \
-  do {                                                                                          \
-    const troupe_status refused_ = (call);                                                      \
-    EXPECT_EQ(refused_, wanted) << troupe_status_name(refused_) << ": " << troupe_last_error(); \
-    EXPECT_THAT(std::string{troupe_last_error()}, ::testing::HasSubstr(word));                  \
-  } while (false)
-#define ASSERT_DONE(call) ASSERT_EQ((call), TROUPE_OK) << troupe_last_error()
 
 }  // namespace troupe::testing

@@ -1,0 +1,136 @@
+#include <cstdlib>
+#include <thread>
+
+#include <poll.h>
+
+#include "troupe/deploy/c/io_handle.hpp"
+
+// Notices and events of troupe/io.h.
+
+namespace troupe::c {
+
+namespace {
+
+/// Its bytes and its sender's name stand in one allocation, which `bytes` is.
+troupe_io_notice notice_for_c(const io::notice& came) {
+  std::vector<std::byte> both{came.bytes};
+  const auto* name = reinterpret_cast<const std::byte*>(came.from.data());
+  both.insert(both.end(), name, name + came.from.size());
+  const auto* kept = static_cast<const char*>(copy_for_c(both.data(), both.size()));
+  return {came.life.value, kept + came.bytes.size(), kept, came.bytes.size()};
+}
+
+troupe_io_event event_for_c(const io::event& what) {
+  troupe_io_event out{};
+  switch (what.what) {
+    case io::event_kind::transfer_ended: out.kind = TROUPE_IO_TRANSFER_ENDED; break;
+    case io::event_kind::peer_lost: out.kind = TROUPE_IO_PEER_LOST; break;
+    case io::event_kind::notices_wait: out.kind = TROUPE_IO_NOTICES_WAIT; break;
+    case io::event_kind::notices_lost: out.kind = TROUPE_IO_NOTICES_LOST; break;
+  }
+  out.transfer = what.which.value;
+  out.peer = what.who.value;
+  if (what.why) {
+    out.code = code_of(what.why->code);
+    out.reason = copy_for_c(what.why->message);
+  }
+  return out;
+}
+
+}  // namespace
+
+}  // namespace troupe::c
+
+using namespace troupe;
+using namespace troupe::c;
+
+troupe_status troupe_io_notify(troupe_io_agent* agent, troupe_io_peer peer, const void* given,
+                               size_t byte_count) {
+  return on_agent(agent, [&](io::agent& self) -> result<void> {
+    const auto note = bytes(given, byte_count, "bytes");
+    if (!note) return fail(note.error());
+    return self.notify(io::peer_id{peer}, *note);
+  });
+}
+
+troupe_status troupe_io_take_notices(troupe_io_agent* agent, troupe_io_notice* notices,
+                                     size_t notice_size, size_t capacity, uint64_t timeout_ms,
+                                     size_t* count) {
+  return on_agent(agent, [&](io::agent& self) -> result<void> {
+    if (auto out = present(count, "count"); !out) return out;
+    auto to = filled_array<troupe_io_notice>::over(notices, notice_size, capacity, "notice");
+    if (!to) return fail(to.error());
+    const auto came = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {
+      static_cast<void>(self.wait_for_notices(step));
+      for (const auto& one : self.take_notices(to->capacity())) to->add(notice_for_c(one));
+      return to->count() != 0;
+    });
+    if (!came) return fail(came.error());
+    *count = to->count();
+    return {};
+  });
+}
+
+void troupe_io_notices_free(troupe_io_notice* notices, size_t notice_size, size_t count) {
+  if (!notices || notice_size < sizeof(troupe_io_notice)) return;
+  auto* at = reinterpret_cast<std::byte*>(notices);
+  for (size_t i = 0; i < count; ++i, at += notice_size) {
+    auto* each = reinterpret_cast<troupe_io_notice*>(at);
+    std::free(const_cast<void*>(each->bytes));
+    each->bytes = nullptr;
+    each->from = nullptr;
+    each->byte_count = 0;
+  }
+}
+
+troupe_status troupe_io_event_fd(const troupe_io_agent* agent, int* fd) {
+  return on_agent(agent, [&](io::agent& self) -> result<void> {
+    if (auto out = present(fd, "fd"); !out) return out;
+    *fd = self.event_fd();
+    return {};
+  });
+}
+
+troupe_status troupe_io_take(troupe_io_agent* agent, troupe_io_event* events, size_t event_size,
+                             size_t capacity, uint64_t timeout_ms, size_t* count) {
+  return on_agent(agent, [&](io::agent& self) -> result<void> {
+    if (auto out = present(count, "count"); !out) return out;
+    auto to = filled_array<troupe_io_event>::over(events, event_size, capacity, "event");
+    if (!to) return fail(to.error());
+    const auto take = [&] {
+      for (const auto& one : self.take(to->capacity())) to->add(event_for_c(one));
+      return to->count() != 0;
+    };
+    const auto came = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {
+      if (take() || step.count() == 0) return to->count() != 0;
+      if (agent->polling) {
+        if (!self.poll()) std::this_thread::yield();
+      } else {
+        pollfd readable{self.event_fd(), POLLIN, 0};
+        (void)::poll(&readable, 1, static_cast<int>(step.count()));
+      }
+      return take();
+    });
+    if (!came) return fail(came.error());
+    *count = to->count();
+    return {};
+  });
+}
+
+void troupe_io_events_free(troupe_io_event* events, size_t event_size, size_t count) {
+  if (!events || event_size < sizeof(troupe_io_event)) return;
+  auto* at = reinterpret_cast<std::byte*>(events);
+  for (size_t i = 0; i < count; ++i, at += event_size) {
+    auto* each = reinterpret_cast<troupe_io_event*>(at);
+    std::free(each->reason);
+    each->reason = nullptr;
+  }
+}
+
+troupe_status troupe_io_poll(troupe_io_agent* agent, uint32_t* worked) {
+  return on_agent(agent, [&](io::agent& self) -> result<void> {
+    const bool done = self.poll();
+    if (worked) *worked = done ? 1 : 0;
+    return {};
+  });
+}

@@ -1,0 +1,110 @@
+#pragma once
+
+/// What the opaque type of troupe/io.h is.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include "troupe/deploy/c/arguments.hpp"
+#include "troupe/deploy/c/process_life.hpp"
+#include "troupe/deploy/c/status.hpp"
+#include "troupe/io.h"
+#include "troupe/io/agent.hpp"
+
+struct troupe_io_agent {
+  troupe_io_agent() = default;
+  ~troupe_io_agent();
+  troupe_io_agent(const troupe_io_agent&) = delete;
+  troupe_io_agent& operator=(const troupe_io_agent&) = delete;
+
+  troupe::c::process_life life;
+  bool polling{false};
+  std::atomic<bool> closing{false};
+  mutable std::shared_mutex in_use;  ///< shared by calls; the end of the agent has it alone
+  std::unique_ptr<troupe::io::agent> self;
+};
+
+namespace troupe::c {
+
+[[nodiscard]] inline unexpected agent_was_closed() {
+  return fail(errc::aborted, "the agent was closed; create another one");
+}
+
+/// The body of a call on an agent of this process that is not closed.
+template <class Body>
+troupe_status on_agent(const troupe_io_agent* agent, Body&& body) noexcept {
+  return guarded([&]() -> result<void> {
+    if (auto here = present(agent, "agent"); !here) return here;
+    if (auto ours = agent->life.check("the agent"); !ours) return ours;
+    if (agent->closing.load())
+      return agent_was_closed();  // whoever closes it must not wait for more
+    const std::shared_lock lock{agent->in_use};
+    if (!agent->self) return agent_was_closed();
+    return std::forward<Body>(body)(*agent->self);
+  });
+}
+
+/// Gives out the number of what a call made.
+template <class Id>
+[[nodiscard]] result<void> made(result<Id> id, std::uint64_t* out) {
+  if (!id) return fail(std::move(id).error());
+  *out = id->value;
+  return {};
+}
+
+/// Waits in steps, each of which says whether it has come true, so that whoever closes the agent need not
+/// wait for long. False: it never was; `aborted`: the agent is being closed.
+template <class Step>
+[[nodiscard]] result<bool> wait_in_steps(const troupe_io_agent& agent,
+                                         std::chrono::milliseconds timeout, Step step) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds longest{100};
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  while (true) {
+    const auto left = std::chrono::ceil<milliseconds>(end - std::chrono::steady_clock::now());
+    if (step(std::clamp(left, milliseconds{0}, longest))) return true;
+    if (left.count() <= 0) return false;
+    if (agent.closing.load()) return agent_was_closed();
+  }
+}
+
+/// An array of structs of the caller's own size each, which is filled in from its beginning.
+template <class Struct>
+class filled_array {
+ public:
+  /// `name` of one of them: "event".
+  [[nodiscard]] static result<filled_array> over(Struct* first, std::size_t size,
+                                                 std::size_t capacity, const std::string& name) {
+    if (auto here = present(first, name + "s"); !here) return fail(here.error());
+    if (size < sizeof(Struct) || size > max_struct_bytes) {
+      return bad_argument("`" + name + "_size` is no size of a troupe_io_" + name +
+                          "; give sizeof(troupe_io_" + name + ")");
+    }
+    if (capacity == 0) return bad_argument("`capacity` is 0; give room for one");
+    return filled_array{first, size, capacity};
+  }
+
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  void add(const Struct& what) noexcept {
+    auto* at = first_ + count_++ * size_;
+    std::memset(at, 0, size_);
+    std::memcpy(at, &what, sizeof what);
+  }
+
+ private:
+  filled_array(Struct* first, std::size_t size, std::size_t capacity)
+      : first_{reinterpret_cast<std::byte*>(first)}, size_{size}, capacity_{capacity} {}
+
+  std::byte* first_;
+  std::size_t size_, capacity_;
+  std::size_t count_{0};
+};
+
+}  // namespace troupe::c

@@ -1,0 +1,98 @@
+/* What io.h declares: see abi_layout.c. */
+
+#include "troupe/io.h"
+
+#include "abi_layout.h"
+
+void print_io_layout(void) {
+  NUMBER(TROUPE_IO_OPEN);
+  NUMBER(TROUPE_IO_SECRET);
+  NUMBER(TROUPE_IO_TLS);
+  NUMBER(TROUPE_IO_SHM);
+  NUMBER(TROUPE_IO_TCP);
+  NUMBER(TROUPE_IO_RDMA);
+  NUMBER(TROUPE_IO_XGMI);
+  NUMBER(TROUPE_IO_MAY_READ);
+  NUMBER(TROUPE_IO_MAY_WRITE);
+  NUMBER(TROUPE_IO_WRITE);
+  NUMBER(TROUPE_IO_READ);
+  NUMBER(TROUPE_IO_MERGE);
+  NUMBER(TROUPE_IO_PREPARED);
+  NUMBER(TROUPE_IO_ACTIVE);
+  NUMBER(TROUPE_IO_DONE);
+  NUMBER(TROUPE_IO_FAILED);
+  NUMBER(TROUPE_IO_CANCELLED);
+  NUMBER(TROUPE_IO_ALL);
+  NUMBER(TROUPE_IO_ANY);
+  NUMBER(TROUPE_IO_TRANSFER_ENDED);
+  NUMBER(TROUPE_IO_PEER_LOST);
+  NUMBER(TROUPE_IO_NOTICES_WAIT);
+  NUMBER(TROUPE_IO_NOTICES_LOST);
+  STRUCT(troupe_io_options);
+  FIELD(troupe_io_options, size);
+  FIELD(troupe_io_options, flags);
+  FIELD(troupe_io_options, name);
+  FIELD(troupe_io_options, host);
+  FIELD(troupe_io_options, port);
+  FIELD(troupe_io_options, security);
+  FIELD(troupe_io_options, cluster);
+  FIELD(troupe_io_options, secret);
+  FIELD(troupe_io_options, certificate);
+  FIELD(troupe_io_options, key);
+  FIELD(troupe_io_options, ca);
+  FIELD(troupe_io_options, backends);
+  FIELD(troupe_io_options, backend_count);
+  FIELD(troupe_io_options, threads);
+  FIELD(troupe_io_options, lanes);
+  FIELD(troupe_io_options, peer_silence_ms);
+  FIELD(troupe_io_options, connect_timeout_ms);
+  FIELD(troupe_io_options, max_peers);
+  FIELD(troupe_io_options, max_transfers);
+  FIELD(troupe_io_options, max_notices);
+  FIELD(troupe_io_options, max_notice_bytes);
+  STRUCT(troupe_io_remote_memory);
+  FIELD(troupe_io_remote_memory, number);
+  FIELD(troupe_io_remote_memory, address);
+  FIELD(troupe_io_remote_memory, length);
+  FIELD(troupe_io_remote_memory, rights);
+  FIELD(troupe_io_remote_memory, reserved);
+  STRUCT(troupe_io_piece);
+  FIELD(troupe_io_piece, memory);
+  FIELD(troupe_io_piece, offset);
+  FIELD(troupe_io_piece, length);
+  FIELD(troupe_io_piece, stride);
+  FIELD(troupe_io_piece, count);
+  FIELD(troupe_io_piece, reserved);
+  STRUCT(troupe_io_entry);
+  FIELD(troupe_io_entry, address);
+  FIELD(troupe_io_entry, length);
+  FIELD(troupe_io_entry, stride);
+  FIELD(troupe_io_entry, count);
+  FIELD(troupe_io_entry, reserved);
+  STRUCT(troupe_io_segment);
+  FIELD(troupe_io_segment, local_offset);
+  FIELD(troupe_io_segment, remote_offset);
+  FIELD(troupe_io_segment, length);
+  FIELD(troupe_io_segment, local_stride);
+  FIELD(troupe_io_segment, remote_stride);
+  FIELD(troupe_io_segment, count);
+  FIELD(troupe_io_segment, reserved);
+  STRUCT(troupe_io_status);
+  FIELD(troupe_io_status, size);
+  FIELD(troupe_io_status, state);
+  FIELD(troupe_io_status, bytes);
+  FIELD(troupe_io_status, code);
+  FIELD(troupe_io_status, bad_count);
+  FIELD(troupe_io_status, reason);
+  STRUCT(troupe_io_notice);
+  FIELD(troupe_io_notice, peer);
+  FIELD(troupe_io_notice, from);
+  FIELD(troupe_io_notice, bytes);
+  FIELD(troupe_io_notice, byte_count);
+  STRUCT(troupe_io_event);
+  FIELD(troupe_io_event, kind);
+  FIELD(troupe_io_event, code);
+  FIELD(troupe_io_event, transfer);
+  FIELD(troupe_io_event, peer);
+  FIELD(troupe_io_event, reason);
+}
