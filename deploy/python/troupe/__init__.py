@@ -1,9 +1,11 @@
 """Troupe: a distributed KV-cache service for disaggregated LLM serving, from Python.
 
 An `Engine` is one node of a deployment inside the process of an inference engine; `AsyncEngine` is the same for
-asyncio; a `Cluster` is what a frontend sees. Importing this starts nothing and loads no library.
+asyncio; a `Cluster` is what a frontend sees. `troupe.io` has one-sided agents, without a deployment, and `troupe.nixl`
+the same by NIXL's calls. Importing this starts nothing and loads no library.
 """
 
+from troupe import io
 from troupe.aio import AsyncEngine
 from troupe.cluster import Attempt, CallDraft, Carried, Cluster, Stop
 from troupe.engine import Engine, Identity, configure_logging, library_version, protocol_version
@@ -82,6 +84,7 @@ __all__ = [
     "WaitTimeout",
     "Wanted",
     "configure_logging",
+    "io",
     "library_version",
     "protocol_version",
 ]

@@ -1,4 +1,4 @@
-"""The C ABI (troupe/troupe.h) as ctypes sees it. Private: nothing here is for users.
+"""The C ABI (troupe/troupe.h, troupe/io.h) as ctypes sees it. Private: nothing here is for users.
 
 ctypes, since one file then serves every Python without a compiler, and a call costs about a microsecond
 (bench/python_calls says what on your machine). It releases the GIL in every call, as what waits must, and what
@@ -28,6 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from troupe import _io_abi
 from troupe.errors import ErrorCode, TroupeError, WaitTimeout
 
 FOREVER = 2**64 - 1
@@ -529,6 +530,7 @@ _FALLIBLE: dict[str, list[Any]] = {
     "carried_read": [c_void_p, c_void_p],
     "carried_answer": [c_void_p, c_uint32, c_uint32, c_void_p, c_void_p],
     "carried_placement": [c_void_p, c_void_p],
+    **_io_abi.FALLIBLE,
 }
 _TEXTS: dict[str, list[Any]] = {
     "last_error": [],
@@ -550,6 +552,7 @@ _FREEING: dict[str, list[Any]] = {
     "members_free": [c_void_p],
     "stop_free": [c_void_p],
     "carried_free": [c_void_p],
+    **_io_abi.FREEING,
 }
 
 

@@ -33,7 +33,7 @@ from troupe.events import (
 )
 from troupe.layout import GroupBlocks, Layout
 from troupe.members import Announcement, announced, name_of, state_of
-from troupe.memory import Memory, block_array
+from troupe.memory import Memory, block_array, unreachable, view_of
 from troupe.placement import Placement, labels_of, owned_placement
 
 __all__ = ["Engine", "Identity", "configure_logging", "library_version", "protocol_version"]
@@ -218,7 +218,7 @@ class Engine:
         self._take = lib.engine_take
         self._layers_ready = lib.engine_layers_ready
         if any(region.on_gpu for region in memory) and self.report()["pool"]["memory"]:  # of the host, it says
-            refusal = _unreachable("the cache", self._why_no_gpu())
+            refusal = unreachable("the cache", self._why_no_gpu())
             self.stop()
             raise refusal
 
@@ -289,7 +289,7 @@ class Engine:
         """
         raw = _abi.CMemory()
         self._lib.check(self._lib.engine_region(self._handle, _abi.number("index", index), ctypes.byref(raw)))
-        return _view_of(raw.data, raw.size, self)
+        return view_of(raw.data, raw.size, self)
 
     def allocate_blocks(self, count: int) -> tuple[int, list[int]]:
         """(owner, blocks) of the node's pool, for engines that leave allocation to it. `TroupeError` POOL_EXHAUSTED;
@@ -606,7 +606,7 @@ class Engine:
         """
         memory = None if _is_empty(value) else Memory.of(value, writable=False)
         if memory is not None and memory.on_gpu and (why := self._why_no_gpu()).startswith("not built"):
-            raise _unreachable("the value", why)
+            raise unreachable("the value", why)
         out = ctypes.c_uint64()
         with self._values_lock:
             self._lib.check(
@@ -906,7 +906,7 @@ class _Detail:
 
     def view(self) -> memoryview:
         address, size = self._range()
-        return _view_of(address, size, self).toreadonly()
+        return view_of(address, size, self).toreadonly()
 
     def blocks(self) -> tuple[int, list[int]]:
         owner, blocks, count = ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_size_t()
@@ -928,26 +928,9 @@ class _Detail:
         return owned_placement(self._lib, out)
 
 
-def _unreachable(what: str, why: str) -> TroupeError:
-    return TroupeError(
-        ErrorCode.NO_DEVICE,
-        f"{what} is in memory of a GPU, which this libtroupe cannot reach ({why}); build the package for GPUs: "
-        "pip wheel --no-deps -C cmake.define.TROUPE_GPU=cuda deploy/python, with nvcc on the PATH (or hip, with hipcc)",
-    )
-
-
 def _end(lib: _abi.Library, handle: ctypes.c_void_p, memory: object, values: dict[Operation, Memory]) -> None:
     _abi.free(lib.engine_free, handle)
     values.clear()
-
-
-def _view_of(address: int | None, size: int, keeper: object) -> memoryview:
-    """Bytes at an address, which reference `keeper` as long as any view of them lives."""
-    if not address or not size:
-        return memoryview(b"")
-    held: Any = (ctypes.c_ubyte * size).from_address(address)
-    held.keeper = keeper
-    return memoryview(held).cast("B")
 
 
 def _is_empty(value: object) -> bool:

@@ -7,6 +7,7 @@ import ctypes
 from typing import Any
 
 from troupe._dlpack import exported
+from troupe.errors import ErrorCode, TroupeError
 
 __all__ = ["Memory"]
 
@@ -183,3 +184,20 @@ def block_array(blocks: Any) -> array.array[int]:
         if callable(tolist):
             return block_array(tolist())
         raise TypeError(f"blocks are an iterable of int, not {type(blocks).__name__}") from None
+
+
+def view_of(address: int | None, size: int, keeper: object) -> memoryview:
+    """Bytes at an address, which reference `keeper` as long as any view of them lives."""
+    if not address or not size:
+        return memoryview(b"")
+    held: Any = (ctypes.c_ubyte * size).from_address(address)
+    held.keeper = keeper
+    return memoryview(held).cast("B")
+
+
+def unreachable(what: str, why: str) -> TroupeError:
+    return TroupeError(
+        ErrorCode.NO_DEVICE,
+        f"{what} is in memory of a GPU, which this libtroupe cannot reach ({why}); build the package for GPUs: "
+        "pip wheel --no-deps -C cmake.define.TROUPE_GPU=cuda deploy/python, with nvcc on the PATH (or hip, with hipcc)",
+    )

@@ -1,0 +1,764 @@
+"""One-sided agents, for programs that bring a protocol of their own and want memory moved.
+
+An `Agent` registers memory and describes it in bytes, which the program carries to its peers by any way of its own; who
+has them reads and writes that memory. No cluster, no deployment:
+
+    with Agent("writer") as agent:
+        kv = agent.register(tensor)
+        peer = agent.add_peer(descriptor)
+        sent = peer.session(kv, peer.memories()[0]).write(notice=b"all of it")
+        sent.wait(10)
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import enum
+import json
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Union
+
+from troupe import _abi, _io_abi, _tables
+from troupe.errors import ErrorCode, TroupeError
+from troupe.memory import Memory, unreachable, view_of
+
+__all__ = [
+    "Agent",
+    "Event",
+    "Notice",
+    "NoticesLost",
+    "NoticesWait",
+    "Peer",
+    "PeerLost",
+    "Plan",
+    "RegisteredMemory",
+    "RemoteMemory",
+    "Security",
+    "Session",
+    "State",
+    "Status",
+    "Transfer",
+    "TransferEnded",
+]
+
+_BATCH = 64
+_SIGNALS = 200  # milliseconds that a wait may keep signals waiting
+_BACKENDS = {"shm": 1, "tcp": 2, "rdma": 3, "xgmi": 4}
+_BACKEND_NAMES = {number: name for name, number in _BACKENDS.items()}
+_RIGHTS = {"read": 1, "write": 2, "read_write": 3}
+_RIGHT_NAMES = {number: name for name, number in _RIGHTS.items()}
+_DIRECTIONS = {"write": 1, "read": 2}
+_MODES = {"open": 0, "secret": 1, "tls": 2}
+_POLLING = 1
+_MERGE = 1
+_ALL, _ANY = 0, 1
+_NOTICE_SIZE = ctypes.sizeof(_io_abi.IoNotice)
+_EVENT_SIZE = ctypes.sizeof(_io_abi.IoEvent)
+_STATUS_SIZE = ctypes.sizeof(_io_abi.IoStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How agents know each other, as nodes of a cluster do (docs/security.md).
+
+    Attributes:
+        mode: "open" or "secret" (loopback addresses only), or "tls".
+        cluster: in mode tls what a certificate must name, by URI `troupe:CLUSTER`.
+        secret, certificate, key, ca: paths; "" where the mode needs none.
+    """
+
+    mode: str = "open"
+    cluster: str = ""
+    secret: str | os.PathLike[str] = ""
+    certificate: str | os.PathLike[str] = ""
+    key: str | os.PathLike[str] = ""
+    ca: str | os.PathLike[str] = ""
+
+
+class State(enum.Enum):
+    """Where a transfer stands."""
+
+    PREPARED = 0  #: not posted yet
+    ACTIVE = 1  #: bytes may move
+    DONE = 2  #: every byte is where it belongs
+    FAILED = 3  #: for `Status.error`; the destination's bytes are undefined
+    CANCELLED = 4  #: by `Transfer.cancel`; the destination's bytes are undefined
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a transfer stands. `bytes_moved`: for certain. `bad_entries`: numbers of those that may not have arrived;
+    none unless it failed or was cancelled."""
+
+    state: State
+    bytes_moved: int = 0
+    error: TroupeError | None = None
+    bad_entries: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteMemory:
+    """Memory that a peer has described. `address` is the peer's; `rights`: "read", "write" or "read_write"."""
+
+    number: int
+    address: int
+    size: int
+    rights: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a peer says, with a transfer or alone. `sender`: the name of the peer's agent."""
+
+    peer: Peer
+    sender: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """A transfer has ended, however: `Transfer.number`."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """The peer is gone, or cannot be reached; notices that waited for a link to it were dropped."""
+
+    peer: Peer
+    error: TroupeError
+
+
+@dataclass(frozen=True, slots=True)
+class NoticesWait:
+    """`Agent.take_notices` has some. The next such event follows once all were taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoticesLost:
+    """A link ended, and notices of `Peer.notify` that were on it may be lost. The peer lives."""
+
+    peer: Peer
+
+
+#: Ignore what you do not know: later releases add to it.
+Event = Union[TransferEnded, PeerLost, NoticesWait, NoticesLost]  # noqa: UP007
+
+
+class Agent:
+    """Starts with the object, ends with `close` or the end of its `with`, which takes all memory back.
+
+    Every method may be called from any thread. What waits says so, lets other Python threads run, and hears signals.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        security: Security | None = None,
+        backends: Iterable[str] = (),
+        threads: int = 1,
+        lanes: int = 0,
+        peer_silence: float = 3.0,
+        connect_timeout: float = 2.0,
+        max_peers: int = 0,
+        max_transfers: int = 0,
+        max_notices: int = 0,
+        max_notice_bytes: int = 0,
+    ) -> None:
+        """Listens for peers.
+
+        Args:
+            name: 1 to 256 bytes; peers see it in notices.
+            host: the address that peers dial; not that of all interfaces. One beyond loopback needs `security` of mode
+                tls.
+            port: that peers dial; 0: the OS chooses.
+            security: None: `Security()`, open.
+            backends: "shm", "xgmi", "rdma", "tcp", the preferred one first; none: the best that reaches the peer.
+            threads: that make progress; 0: `poll` and the calls that wait do.
+            lanes: sockets or queue pairs of a link; 0: 4.
+            peer_silence: seconds; a peer that says nothing for so long is lost.
+            connect_timeout: seconds for a greeting, and for making a link.
+            max_peers, max_transfers, max_notices (unread ones of one peer), max_notice_bytes (in those): bounds, beyond
+                which calls fail with OVERLOADED; 0: 4096, 65536, 65536, 16 MiB.
+
+        Raises:
+            TroupeError: INVALID_CONFIG, ALREADY_EXISTS (the port is taken), STALE_INCARNATION (forked from a process
+                that has an agent or an engine).
+            TypeError, ValueError: of an argument, naming it.
+        """
+        lib = _abi.library()
+        how = security if security is not None else Security()
+        if how.mode not in _MODES:
+            raise ValueError(f"security.mode is {how.mode!r}; give one of {', '.join(_MODES)}")
+        if isinstance(backends, str):
+            raise TypeError("backends is a sequence of names: put a single one into a list")
+        kinds = array.array("I", [_number_of("a backend", one, _BACKENDS) for one in backends])
+        address, count = kinds.buffer_info()
+        options = _io_abi.IoOptions(
+            size=ctypes.sizeof(_io_abi.IoOptions),
+            flags=0 if _abi.number("threads", threads) else _POLLING,
+            name=_abi.encoded("name", name),
+            host=_abi.encoded("host", host),
+            port=_abi.number("port", port, 65536),
+            security=_MODES[how.mode],
+            cluster=_abi.encoded("security.cluster", how.cluster) or None,
+            secret=os.fsencode(how.secret) or None,
+            certificate=os.fsencode(how.certificate) or None,
+            key=os.fsencode(how.key) or None,
+            ca=os.fsencode(how.ca) or None,
+            backends=address if count else None,
+            backend_count=count,
+            threads=threads,
+            lanes=_abi.number("lanes", lanes),
+            peer_silence_ms=min(_abi.milliseconds("peer_silence", peer_silence, 0), 2**32 - 1),
+            connect_timeout_ms=min(_abi.milliseconds("connect_timeout", connect_timeout, 0), 2**32 - 1),
+            max_peers=_abi.number("max_peers", max_peers, 2**64),
+            max_transfers=_abi.number("max_transfers", max_transfers, 2**64),
+            max_notices=_abi.number("max_notices", max_notices, 2**64),
+            max_notice_bytes=_abi.number("max_notice_bytes", max_notice_bytes, 2**64),
+        )
+        handle = ctypes.c_void_p()
+        lib.check(lib.io_agent_create(ctypes.byref(options), ctypes.byref(handle)))
+        self._lib = lib
+        self._handle = handle
+        self._name = name
+        self._memory: dict[int, Memory] = {}  # that peers may touch
+        self._dropped: deque[tuple[Any, int]] = deque()  # how to release it, its number
+        self._closed = False
+        # The memory is an argument of it: it outlives the agent, also where the interpreter ends.
+        self._finalizer = weakref.finalize(self, _end, lib, handle, self._memory)
+        fd = ctypes.c_int()
+        lib.check(lib.io_event_fd(handle, ctypes.byref(fd)))
+        self._fd = fd.value
+
+    # -- life
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Agent {self._name}>"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def close(self) -> None:
+        """Takes all memory back and ends the agent: nobody touches the memory when this returns. Waits for peers in the
+        middle of a copy, 5 s at most. Calls from then on, and those of other threads that wait, raise ABORTED. Views
+        of memory that the agent allocated are no memory any more. Again: nothing."""
+        if self._closed or self._handle.value is None:  # or the interpreter has ended it
+            return
+        self._lib.check(self._lib.io_agent_close(self._handle))
+        self._closed = True
+        self._memory.clear()
+
+    def report(self) -> dict[str, Any]:
+        """What the agent owns, which `backends` it can use (name, usable, reason) and which `peers` it knows (name,
+        backend, reason of that choice, lost)."""
+        said: dict[str, Any] = json.loads(self._lib.text(self._lib.io_report, self._handle))
+        return said
+
+    # -- memory
+
+    def register(self, what: object, *, name: str = "", rights: str = "read_write") -> RegisteredMemory:
+        """Registers memory for peers with these rights ("read", "write" or "read_write").
+
+        `what`: a torch tensor or storage, a numpy array, a buffer, `Memory`; contiguous, and writable unless `rights`
+        is "read". Referenced until it is deregistered or the agent is closed. Registrations may overlap or be equal:
+        each is a memory of its own. `TroupeError` NO_DEVICE: memory of a GPU, and a library that was built without code
+        for GPUs.
+        """
+        allowed = _number_of("rights", rights, _RIGHTS)
+        memory = Memory.of(what, writable=allowed != _RIGHTS["read"])
+        if memory.on_gpu:
+            backends = {one["name"]: one["reason"] for one in self.report()["backends"]}
+            if backends["xgmi"].startswith("not built"):
+                raise unreachable("the memory", backends["xgmi"])
+        out = ctypes.c_uint64()
+        self._lib.check(
+            self._lib.io_register(
+                self._handle, memory.address, memory.size, _abi.encoded("name", name), allowed, ctypes.byref(out)
+            )
+        )
+        self._memory[out.value] = memory
+        return RegisteredMemory(self, out.value, memory.address, memory.size)
+
+    def allocate(self, size: int, *, name: str = "", rights: str = "read_write") -> RegisteredMemory:
+        """Zeroed memory of the host, which peers of this host map: `RegisteredMemory.view`. Freed when it is
+        deregistered or the agent is closed."""
+        out = ctypes.c_uint64()
+        allowed = _number_of("rights", rights, _RIGHTS)
+        self._lib.check(
+            self._lib.io_allocate(
+                self._handle,
+                _abi.number("size", size, 2**64),
+                _abi.encoded("name", name),
+                allowed,
+                ctypes.byref(out),
+            )
+        )
+        raw = _abi.CMemory()
+        self._lib.check(self._lib.io_bytes(self._handle, out, ctypes.byref(raw)))
+        return RegisteredMemory(self, out.value, int(raw.data or 0), int(raw.size))
+
+    def describe(self, *only: RegisteredMemory) -> bytes:
+        """Describes this agent and these memories (none given: all of them) for a peer, in at most 1 MiB. Good for this
+        life of the agent, and secret: who has it may use what it names, and greet others as this agent."""
+        ids = array.array("Q", [one.number for one in only])
+        address, count = ids.buffer_info()
+        bytes_at, size = ctypes.c_void_p(), ctypes.c_size_t()
+        self._lib.check(
+            self._lib.io_describe(
+                self._handle, address if count else None, count, ctypes.byref(bytes_at), ctypes.byref(size)
+            )
+        )
+        described = _abi.bytes_at(bytes_at.value, size.value)
+        self._lib.free(bytes_at)
+        return described
+
+    # -- peers
+
+    def add_peer(self, descriptor: bytes) -> Peer:
+        """Learns of the agent that made the descriptor. Another one of the same life adds its memories and gives the
+        same peer. Sends nothing. `TroupeError` INVALID_CONFIG (no descriptor), VERSION_MISMATCH, UNAUTHORIZED (a forged
+        token of a known life)."""
+        raw = bytes(descriptor)
+        out = ctypes.c_uint64()
+        self._lib.check(self._lib.io_add_peer(self._handle, raw, len(raw), ctypes.byref(out)))
+        return Peer(self, out.value)
+
+    # -- plans and transfers
+
+    def prepare(self, entries: Any) -> Plan:
+        """Places in memory of this agent, checked once: rows of (address, size), or of (address, size, stride, count),
+        all in bytes; tuples in a list or an array of N x 2 or N x 4. Of several memories that hold an entry the newest
+        serves it. `TroupeError` UNKNOWN_REGION, OUT_OF_RANGE."""
+        rows = _tables.table("entries", entries, 2, 4)
+        return self._plan(self._lib.io_prepare_local, rows, 4)
+
+    def prepare_pieces(self, pieces: Iterable[Sequence[Any]]) -> Plan:
+        """The same by memory: rows of (memory, offset, size), or of (memory, offset, size, stride, count)."""
+        rows = _tables.table("pieces", [(_memory_number(row[0]), *row[1:]) for row in pieces], 3, 5)
+        return self._plan(self._lib.io_prepare_pieces, rows, 5)
+
+    def make(
+        self,
+        direction: str,
+        local: Plan,
+        remote: Plan,
+        *,
+        local_index: Iterable[int] = (),
+        remote_index: Iterable[int] = (),
+        merge: bool = False,
+    ) -> Transfer:
+        """A transfer ("write": to the peer, "read": from it) between entry `local_index[i]` of one plan and entry
+        `remote_index[i]` of the other; without indices, between entries of equal number. `merge`: neighbours that are
+        contiguous on both sides move as one. Nothing moves before `Transfer.post`. `TroupeError` OUT_OF_RANGE,
+        UNAUTHORIZED (the rights of a remote memory do not allow the direction)."""
+        here, there = _tables.indices("local_index", local_index), _tables.indices("remote_index", remote_index)
+        here_at, here_count = here.buffer_info()
+        there_at, there_count = there.buffer_info()
+        self._release_dropped()
+        out = ctypes.c_uint64()
+        self._lib.check(
+            self._lib.io_make(
+                self._handle,
+                _number_of("direction", direction, _DIRECTIONS),
+                local.number,
+                here_at if here_count else None,
+                here_count,
+                remote.number,
+                there_at if there_count else None,
+                there_count,
+                _MERGE if merge else 0,
+                ctypes.byref(out),
+            )
+        )
+        return Transfer(self, out.value)
+
+    def wait(self, transfers: Iterable[Transfer], timeout: float | None = None, *, for_any: bool = False) -> int:
+        """Waits until all of the transfers, or any of them, have ended, however; how many have. `WaitTimeout`:
+        `timeout` seconds passed. How each ended says its `status`."""
+        ids = array.array("Q", [one.number for one in transfers])
+        return self._wait(ids, _ANY if for_any else _ALL, timeout)
+
+    # -- notices and events
+
+    def take_notices(self, max_notices: int = _BATCH, *, timeout: float | None = 0.0) -> list[Notice]:
+        """Up to `max_notices` (of 64 at most), oldest first, waiting up to `timeout` seconds for the first one (0: not
+        at all; None: however long). Empty: none came."""
+        raw = (_io_abi.IoNotice * _BATCH)()
+        count = self._take(self._lib.io_take_notices, raw, _NOTICE_SIZE, max_notices, timeout)
+        notices = [
+            Notice(Peer(self, one.peer), _abi.text_of(one.from_), _abi.bytes_at(one.bytes, one.byte_count))
+            for one in raw[:count]
+        ]
+        self._lib.io_notices_free(ctypes.addressof(raw), _NOTICE_SIZE, count)
+        return notices
+
+    def take(self, max_events: int = _BATCH, *, timeout: float | None = 0.0) -> list[Event]:
+        """Up to `max_events` (of 64 at most) events, as `take_notices` takes notices."""
+        raw = (_io_abi.IoEvent * _BATCH)()
+        count = self._take(self._lib.io_take, raw, _EVENT_SIZE, max_events, timeout)
+        events = [event for event in map(self._event, raw[:count]) if event is not None]
+        self._lib.io_events_free(ctypes.addressof(raw), _EVENT_SIZE, count)
+        return events
+
+    def fileno(self) -> int:
+        """Readable while events wait (level-triggered): for select, poll, epoll, asyncio. Never read or close it."""
+        return self._fd
+
+    def poll(self) -> bool:
+        """Makes progress on the calling thread; whether something was done. For agents with `threads=0`."""
+        worked = ctypes.c_uint32()
+        self._lib.check(self._lib.io_poll(self._handle, ctypes.byref(worked)))
+        return bool(worked.value)
+
+    # -- of this module's own
+
+    def _plan(self, prepare: Any, rows: array.array[int], width: int, *before: int) -> Plan:
+        self._release_dropped()
+        address, count = rows.buffer_info()
+        out = ctypes.c_uint64()
+        self._lib.check(
+            prepare(self._handle, *before, address if count else None, count // width, ctypes.byref(out))
+        )
+        return Plan(self, out.value)
+
+    def _release_dropped(self) -> None:
+        """Plans and transfers that nobody references any more. Their end is noted by `__del__`, which may come at any
+        time and so takes no lock; those that are active stay until they have ended."""
+        for _ in range(len(self._dropped)):
+            try:
+                release, number = self._dropped.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if release(self._handle, number) == ErrorCode.OVERLOADED:
+                self._dropped.append((release, number))
+
+    def _wait(self, ids: array.array[int], how_many: int, timeout: float | None) -> int:
+        address, count = ids.buffer_info()
+        left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        ended = ctypes.c_size_t()
+        while True:
+            step = min(left, _SIGNALS)
+            status = self._lib.io_wait(
+                self._handle, address if count else None, count, how_many, step, ctypes.byref(ended)
+            )
+            left -= step
+            if status != _abi.TIMED_OUT or left == 0:
+                break
+        self._lib.check(status)
+        return int(ended.value)
+
+    def _take(self, take: Any, raw: Any, size: int, most: int, timeout: float | None) -> int:
+        if most < 1:
+            raise ValueError(f"{most} are the most to take; give 1 or more")
+        left = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        count = ctypes.c_size_t()
+        while True:
+            step = min(left, _SIGNALS)
+            self._lib.check(
+                take(self._handle, ctypes.addressof(raw), size, min(most, _BATCH), step, ctypes.byref(count))
+            )
+            left -= step
+            if count.value or left == 0:
+                return int(count.value)
+
+    def _event(self, raw: Any) -> Event | None:
+        if raw.kind == 1:
+            return TransferEnded(int(raw.transfer))
+        if raw.kind == 2:
+            return PeerLost(Peer(self, int(raw.peer)), TroupeError(raw.code, _abi.text_of(raw.reason)))
+        if raw.kind == 3:
+            return NoticesWait()
+        if raw.kind == 4:
+            return NoticesLost(Peer(self, int(raw.peer)))
+        return None  # of a newer library
+
+
+class RegisteredMemory:
+    """Memory of an agent that peers may use. As a context manager it is deregistered at the end."""
+
+    __slots__ = ("address", "agent", "number", "size")
+
+    agent: Agent
+    number: int
+    address: int
+    size: int
+
+    def __init__(self, agent: Agent, number: int, address: int, size: int) -> None:
+        self.agent = agent
+        self.number = number
+        self.address = address
+        self.size = size
+
+    def __enter__(self) -> RegisteredMemory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.deregister()
+
+    def __repr__(self) -> str:
+        return f"<RegisteredMemory {self.number} of {self.agent.name}: {self.size} bytes>"
+
+    @property
+    def view(self) -> memoryview:
+        """Its writable bytes, of memory of the host. Of allocated memory: until it is deregistered, or the agent is
+        closed."""
+        return view_of(self.address, self.size, self)
+
+    def describe(self) -> bytes:
+        """`Agent.describe` of this memory alone."""
+        return self.agent.describe(self)
+
+    def deregister(self, timeout: float | None = None) -> None:
+        """Withdraws the memory: no transfer begins to use it; this agent's transfers that use it fail with ABORTED,
+        peers' with GRANT_REVOKED. When it returns nobody touches the memory any more. `TroupeError` DEADLINE: after
+        `timeout` seconds a peer or a transfer still may; it stays withdrawn, call again. NOT_FOUND: it was."""
+        agent = self.agent
+        left = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        while True:
+            step = min(left, _SIGNALS)
+            status = agent._lib.io_deregister(agent._handle, self.number, step)
+            left -= step
+            if status != ErrorCode.DEADLINE or left == 0:
+                break
+        agent._lib.check(status)
+        agent._memory.pop(self.number, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One life of another agent, or of this agent itself."""
+
+    agent: Agent = field(repr=False)
+    number: int
+
+    def memories(self) -> list[RemoteMemory]:
+        """What it has described, in that order, without what it is known to have deregistered."""
+        lib, handle = self.agent._lib, self.agent._handle
+        count = ctypes.c_size_t(_BATCH)
+        while True:
+            raw = (_io_abi.IoRemoteMemory * count.value)()
+            capacity = count.value
+            lib.check(
+                lib.io_remote_memories(handle, self.number, ctypes.addressof(raw), capacity, ctypes.byref(count))
+            )
+            if count.value <= capacity:
+                break
+        return [
+            RemoteMemory(int(one.number), int(one.address), int(one.length), _RIGHT_NAMES.get(one.rights, "read"))
+            for one in raw[: count.value]
+        ]
+
+    def connect(self, timeout: float = 10.0) -> str:
+        """Makes the link now rather than at the first transfer, and waits for it: the name of its backend."""
+        lib, handle = self.agent._lib, self.agent._handle
+        left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        backend = ctypes.c_uint32()
+        while True:
+            step = min(left, _SIGNALS)
+            status = lib.io_connect(handle, self.number, step, ctypes.byref(backend))
+            left -= step
+            if status != ErrorCode.DEADLINE or left == 0:
+                break
+        lib.check(status)
+        return _BACKEND_NAMES.get(backend.value, "")
+
+    def prepare(self, entries: Any) -> Plan:
+        """Places in the peer's memory, as `Agent.prepare`. Of several memories that hold an entry the one that was
+        described last serves it."""
+        rows = _tables.table("entries", entries, 2, 4)
+        return self.agent._plan(self.agent._lib.io_prepare_remote, rows, 4, self.number)
+
+    def session(self, local: RegisteredMemory, remote: RemoteMemory | RegisteredMemory | int) -> Session:
+        """A memory of this agent and one of the peer, or its number, between which bytes then move by offsets."""
+        lib, handle = self.agent._lib, self.agent._handle
+        self.agent._release_dropped()
+        number = remote if isinstance(remote, int) else remote.number
+        out = ctypes.c_uint64()
+        lib.check(
+            lib.io_session(
+                handle, local.number, self.number, _abi.number("remote", number, 2**64), ctypes.byref(out)
+            )
+        )
+        return Session(self.agent, out.value, local.size)
+
+    def notify(self, data: bytes) -> None:
+        """Sends a notice (at most 64 KiB) without a transfer, in order with other calls of this for that peer. That it
+        returns does not mean that the notice has arrived (`NoticesLost`, `PeerLost`). `TroupeError` OVERLOADED: the
+        peer has too many unread ones."""
+        raw = bytes(data)
+        self.agent._lib.check(self.agent._lib.io_notify(self.agent._handle, self.number, raw, len(raw)))
+
+    def remove(self) -> None:
+        """Forgets the peer, its unread notices too. Its transfers fail with ABORTED."""
+        self.agent._lib.check(self.agent._lib.io_remove_peer(self.agent._handle, self.number))
+
+
+class _Owned:
+    """What an agent keeps under a number until it is released; at the latest when nobody references it any more."""
+
+    __slots__ = ("agent", "number")
+
+    agent: Agent
+    number: int
+    _release = ""
+
+    def __init__(self, agent: Agent, number: int) -> None:
+        self.agent = agent
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.number} of {self.agent.name}>"
+
+    def __del__(self) -> None:
+        if self.number:
+            self.agent._dropped.append((getattr(self.agent._lib, self._release), self.number))
+
+    def release(self) -> None:
+        """Releases it now. Again: nothing."""
+        if self.number:
+            self.agent._lib.check(getattr(self.agent._lib, self._release)(self.agent._handle, self.number))
+            self.number = 0
+
+
+class Plan(_Owned):
+    """A checked list of places in memory. Transfers that were made of it go on without it."""
+
+    __slots__ = ()
+    _release = "io_release_plan"
+
+
+class Session(_Owned):
+    """A memory of this agent and one of a peer. Offsets count from the beginning of each."""
+
+    __slots__ = ("size",)
+    _release = "io_release_plan"
+    size: int  #: of the local memory, in bytes
+
+    def __init__(self, agent: Agent, number: int, size: int) -> None:
+        super().__init__(agent, number)
+        self.size = size
+
+    def write(self, segments: Any = None, *, notice: bytes = b"", deadline: float | None = None) -> Transfer:
+        """Moves bytes to the peer. `segments`: rows of (local offset, remote offset, size), or with local stride,
+        remote stride and count behind; tuples in a list or an array of N x 3 or N x 6. None: all of the local memory,
+        to the beginning of the remote one. `notice`, `deadline`: as in `Transfer.post`."""
+        return self._move("write", segments, notice, deadline)
+
+    def read(self, segments: Any = None, *, notice: bytes = b"", deadline: float | None = None) -> Transfer:
+        """Moves bytes from the peer, as `write`."""
+        return self._move("read", segments, notice, deadline)
+
+    def _move(self, direction: str, segments: Any, notice: bytes, deadline: float | None) -> Transfer:
+        lib = self.agent._lib
+        self.agent._release_dropped()
+        rows = _tables.table("segments", [(0, 0, self.size)] if segments is None else segments, 3, 6)
+        address, count = rows.buffer_info()
+        said = bytes(notice)
+        out = ctypes.c_uint64()
+        lib.check(
+            lib.io_move(
+                self.agent._handle,
+                _DIRECTIONS[direction],
+                self.number,
+                address if count else None,
+                count // 6,
+                said,
+                len(said),
+                _abi.milliseconds("deadline", deadline, 0),
+                ctypes.byref(out),
+            )
+        )
+        return Transfer(self.agent, out.value)
+
+
+class Transfer(_Owned):
+    """Bytes that move between memory of this agent and of a peer. It goes on also where nobody references it."""
+
+    __slots__ = ()
+    _release = "io_release_transfer"
+
+    def post(self, notice: bytes = b"", *, deadline: float | None = None) -> None:
+        """Starts the transfer; once more after its end. The peer gets the notice (at most 64 KiB; empty: none) when
+        every byte is where it belongs. `deadline`: seconds until it fails with DEADLINE; None: none. `TroupeError`
+        OVERLOADED (it is active, or the peer has too many unread notices), ABORTED (a local memory was deregistered).
+        Other failures are the transfer's."""
+        said = bytes(notice)
+        lib = self.agent._lib
+        lib.check(
+            lib.io_post(self.agent._handle, self.number, said, len(said), _abi.milliseconds("deadline", deadline, 0))
+        )
+
+    @property
+    def status(self) -> Status:
+        """How it stands."""
+        lib, handle = self.agent._lib, self.agent._handle
+        raw = _io_abi.IoStatus(size=_STATUS_SIZE)
+        lib.check(lib.io_read_status(handle, self.number, ctypes.addressof(raw), None, 0))
+        bad: tuple[int, ...] = ()
+        if raw.bad_count:
+            numbers = (ctypes.c_uint32 * raw.bad_count)()
+            lib.check(
+                lib.io_read_status(
+                    handle, self.number, ctypes.addressof(raw), ctypes.addressof(numbers), len(numbers)
+                )
+            )
+            bad = tuple(numbers[: raw.bad_count])
+        error = TroupeError(raw.code, _abi.text_of(raw.reason)) if raw.code else None
+        return Status(State(raw.state), int(raw.bytes), error, bad)
+
+    def wait(self, timeout: float | None = None) -> Status:
+        """Waits until it is done.
+
+        Raises:
+            WaitTimeout: `timeout` seconds passed; it goes on.
+            TroupeError: why it failed; ABORTED where it was cancelled.
+        """
+        self.agent._wait(array.array("Q", [self.number]), _ALL, timeout)
+        status = self.status
+        if status.error is not None:
+            raise status.error
+        if status.state is State.CANCELLED:
+            raise TroupeError(ErrorCode.ABORTED, f"transfer {self.number} was cancelled")
+        return status
+
+    def cancel(self) -> None:
+        """Ends it as `State.CANCELLED`, unless it ends otherwise first. From its end on no byte of it moves in memory
+        of this agent."""
+        self.agent._lib.check(self.agent._lib.io_cancel(self.agent._handle, self.number))
+
+
+def _number_of(what: str, name: object, numbers: dict[str, int]) -> int:
+    if name not in numbers:
+        raise ValueError(f"{what} is {name!r}; give one of {', '.join(numbers)}")
+    return numbers[str(name)]
+
+
+def _memory_number(of: object) -> object:
+    return of.number if isinstance(of, RegisteredMemory) else of
+
+
+def _end(lib: _abi.Library, handle: ctypes.c_void_p, memory: dict[int, Memory]) -> None:
+    _abi.free(lib.io_agent_free, handle)
+    memory.clear()
