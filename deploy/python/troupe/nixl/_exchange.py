@@ -1,0 +1,170 @@
+"""Metadata from agent to agent over a listener, where the program carries none itself.
+
+Metadata lets its holder in, so it goes over loopback only. A connection has one request: a line of what is wanted
+(send, fetch, forget) and of a name, then, of `send`, the metadata up to the end; so is the answer to `fetch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from troupe.nixl._errors import nixlBackendError, nixlNotSupportedError
+
+logger = logging.getLogger("troupe.nixl")
+
+_SECONDS = 10.0  # of one request; so long one that finds nobody is tried again
+_MOST = 2**20 + 512
+_PAUSE = 0.05
+
+
+class Listener:
+    """Answers requests of other agents: `described` gives the own metadata; `learn`, `forget` are told of others'."""
+
+    def __init__(
+        self,
+        port: int,
+        described: Callable[[], bytes],
+        learn: Callable[[bytes], object],
+        forget: Callable[[str], object],
+    ) -> None:
+        self._described, self._learn, self._forget = described, learn, forget
+        try:
+            self._socket = socket.create_server(("127.0.0.1", port))
+        except OSError as why:
+            raise nixlBackendError(f"cannot listen at 127.0.0.1:{port}: {why}; give another listen_port") from why
+        self.port = int(self._socket.getsockname()[1])
+        self._thread = threading.Thread(target=self._serve, name="troupe-nixl-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        _join(self._thread)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            with connection:
+                try:
+                    connection.settimeout(_SECONDS)
+                    self._answer(connection)
+                except Exception as why:
+                    logger.error("a request for metadata failed: %s", why)
+
+    def _answer(self, connection: socket.socket) -> None:
+        line, rest = _line_of(connection)
+        wanted, _, name = line.partition(" ")
+        if wanted == "fetch":
+            connection.sendall(self._described())
+        elif wanted == "send":
+            self._learn(rest + _all_of(connection))
+        elif wanted == "forget":
+            self._forget(name)
+        else:
+            raise ValueError(f"{wanted!r} is no request")
+
+
+class Courier:
+    """Carries requests out in their order on a thread of its own, as NIXL does: who asks finds out by
+    `check_remote_metadata`."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._carry, name="troupe-nixl-courier", daemon=True)
+        self._thread.start()
+
+    def send(self, address: tuple[str, int], metadata: bytes) -> None:
+        self._later(address, b"send \n" + metadata, lambda answer: None)
+
+    def fetch(self, address: tuple[str, int], learn: Callable[[bytes], object]) -> None:
+        self._later(address, b"fetch \n", learn)
+
+    def forget(self, address: tuple[str, int], name: str) -> None:
+        self._later(address, b"forget " + name.encode() + b"\n", lambda answer: None)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._work.put(None)
+        _join(self._thread)
+
+    def _later(self, address: tuple[str, int], request: bytes, then: Callable[[bytes], object]) -> None:
+        check_address(address[0])
+        self._work.put(lambda: self._ask(address, request, then))
+
+    def _carry(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as why:
+                logger.error("metadata was not exchanged: %s", why)
+
+    def _ask(self, address: tuple[str, int], request: bytes, then: Callable[[bytes], object]) -> None:
+        end = time.monotonic() + _SECONDS
+        while True:
+            try:
+                connection = socket.create_connection(address, _SECONDS)
+                break
+            except ConnectionRefusedError:  # it has not begun yet
+                if time.monotonic() >= end or self._closed.wait(_PAUSE):
+                    raise
+        with connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            then(_all_of(connection))
+
+
+def _join(thread: threading.Thread) -> None:
+    """An agent may end on that thread, where it was referenced last."""
+    if thread is not threading.current_thread():
+        thread.join(_SECONDS)
+
+
+def check_address(ip_addr: str) -> None:
+    """`nixlNotSupportedError`: a central server, or another host."""
+    if not ip_addr:
+        raise nixlNotSupportedError(
+            "Troupe knows no central metadata server (etcd); name an ip_addr, or carry get_agent_metadata() yourself"
+        )
+    try:
+        near = ip_addr == "localhost" or ipaddress.ip_address(ip_addr).is_loopback
+    except ValueError:
+        near = False
+    if not near:
+        raise nixlNotSupportedError(
+            f"metadata lets its holder in, and goes to loopback addresses only, not to {ip_addr}; carry "
+            "get_agent_metadata() to other hosts yourself, over what only its reader can read"
+        )
+
+
+def _line_of(connection: socket.socket) -> tuple[str, bytes]:
+    got = b""
+    while b"\n" not in got:
+        some = connection.recv(4096)
+        if not some or len(got) > 4096:
+            raise ValueError("no request came")
+        got += some
+    line, _, rest = got.partition(b"\n")
+    return line.decode("utf-8", "replace"), rest
+
+
+def _all_of(connection: socket.socket) -> bytes:
+    parts = []
+    size = 0
+    while some := connection.recv(65536):
+        parts.append(some)
+        size += len(some)
+        if size > _MOST:
+            raise ValueError("more than 1 MiB of metadata")
+    return b"".join(parts)
