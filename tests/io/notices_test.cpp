@@ -196,4 +196,21 @@ TEST_P(agents_test, who_waits_for_a_notice_is_woken_by_it) {
   EXPECT_TRUE(came);
 }
 
+TEST_P(agents_test,
+       the_last_notice_of_an_agent_that_ends_arrives_also_where_its_link_has_many_lanes) {
+  const auto how = GetParam();
+  if (how.threads == 0) GTEST_SKIP() << "nobody polls an agent that ends";
+  agent_node b{"b", how, [](agent_options& o) { o.lanes = 8; }};
+  for (int round = 0; round < 40; ++round) {
+    {
+      const agent_node a{"a", how, [](agent_options& o) { o.lanes = 8; }};
+      const auto peer = a.self->add_peer(b.self->describe().value()).value();
+      ASSERT_TRUE(a.self->connect(peer, long_time));
+      ASSERT_TRUE(a.self->notify(peer, bytes_of("the last")));
+    }
+    ASSERT_TRUE(b.self->wait_for_notices(testing::wait_limit / 4)) << "round " << round;
+    EXPECT_EQ(text_of(b.self->take_notices(1).at(0).bytes), "the last");
+  }
+}
+
 }  // namespace troupe::io

@@ -27,7 +27,10 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
   while (true) {
     const auto at = consume();
     if (at == step::failed) return outcome::failed;
-    if (at == step::need_room) return worked ? outcome::worked : outcome::nothing;
+    if (at == step::need_room) {
+      emptied_ = false;  // more has come than there is room for
+      return worked ? outcome::worked : outcome::nothing;
+    }
     if (budget == 0) return outcome::worked;
     const auto got = receive();
     if (got == 0) return outcome::ended;

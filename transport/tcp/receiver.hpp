@@ -56,7 +56,7 @@ class lane_receiver {
   [[nodiscard]] bool between_frames() const noexcept {
     return decoder_.between_frames() && begin_ == end_;
   }
-  /// Whether the last `run` left nothing in the socket.
+  /// Whether the last `run` took all that had come.
   [[nodiscard]] bool emptied() const noexcept { return emptied_; }
   /// Keeps nobody's memory; for a link that has ended.
   void drop_chunk() noexcept;

@@ -152,7 +152,9 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
       owner_.sink_.frame(session);
       return {};
     case frame_type::cancel: tx_.give_up_replies(header.batch); return {};
-    case frame_type::goodbye: return fail(errc::link_broken, "the peer closed the link");
+    case frame_type::goodbye:
+      said_goodbye_ = true;
+      return fail(errc::link_broken, "the peer closed the link");
   }
   return against_protocol("unknown frame");
 }

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/os_error.hpp"
@@ -255,40 +254,59 @@ link_stats tcp_link::stats() const {
 
 bool tcp_link::receive(tcp_lane& lane) {
   if (!announced_.load(std::memory_order_acquire) || !is_up() || !lane.take_rx()) return false;
-  if (sink_.waiting_bytes() > options_.max_queued_frame_bytes) {
+  const bool slow = sink_.waiting_bytes() > options_.max_queued_frame_bytes;
+  if (lane.has_ended() || slow) {
     lane.leave_rx();  // a callback is slow: let the peer wait
     return false;
   }
+  // Asked before the socket is read: what was in it when the peer was gone is read by then.
+  const bool last_words = &lane == lanes_[0].get() && ending_.load(std::memory_order_acquire);
   const auto before = lane.rx().payload_received();
   auto settled = lane.settle();
   auto outcome = lane_receiver::outcome::failed;
-  if (settled) {
-    outcome = lane.holds_much() ? lane_receiver::outcome::nothing : lane.rx().run(receive_budget);
-  }
+  const bool reads = settled && !lane.holds_much();
+  if (settled) outcome = reads ? lane.rx().run(receive_budget) : lane_receiver::outcome::nothing;
   bytes_in_.fetch_add(lane.rx().payload_received() - before, std::memory_order_relaxed);
+  const bool emptied = reads && lane.rx().emptied();
   const bool flush_now = lane.must_flush();
   if (lane.defers()) deferred_.store(true, std::memory_order_relaxed);
-  auto error = outcome == lane_receiver::outcome::failed ? lane.rx().error() : troupe::error{};
-  if (!settled) error = settled.error();
+  std::optional<troupe::error> why;
+  if (!settled) {
+    why = std::move(settled).error();
+  } else if (outcome == lane_receiver::outcome::failed) {
+    why = lane.rx().error();
+  } else if (outcome == lane_receiver::outcome::ended) {
+    why = troupe::error{errc::peer_lost, "the peer is gone: it closed the connection"};
+  }
+  const bool is_gone = why && (why->code == errc::peer_lost || lane.said_goodbye());
+  if (why) lane.set_ended();  // nobody reads on in what may be no frames
   if (!is_up()) lane.rx().drop_chunk();
   lane.leave_rx();
   if (flush_now && !lane.tx().blocked()) {
     flush(lane);  // acknowledgements and replies of this turn, all at once
   }
-  if (outcome == lane_receiver::outcome::nothing) return settled && *settled;
-  touch();
-  if (outcome == lane_receiver::outcome::ended) {
-    break_link({errc::peer_lost, "the peer is gone: it closed the connection"});
-  } else if (outcome == lane_receiver::outcome::failed) {
-    break_link(std::move(error));
+  if (why) {
+    touch();
+    if (is_gone && &lane != lanes_[0].get()) {
+      end_after_frames(std::move(*why));
+    } else {
+      break_link(std::move(*why));
+    }
+    return true;
   }
+  if (last_words && emptied) {
+    end_now();
+    return true;
+  }
+  if (outcome == lane_receiver::outcome::nothing) return *settled;
+  touch();
   return true;
 }
 
 void tcp_link::flush(tcp_lane& lane) {
   if (lane.tx().flush() != lane_sender::outcome::failed || !is_up()) return;
-  break_link({errc::peer_lost,
-              "the connection to the peer failed: " + what_errno(lane.tx().last_errno())});
+  end_after_frames({errc::peer_lost, "the connection to the peer failed: " +
+                                             what_errno(lane.tx().last_errno())});
 }
 
 bool tcp_link::on_ready(std::uint64_t key, std::uint32_t events) {
@@ -318,8 +336,13 @@ bool tcp_link::on_poll(steady_time now) {
     if (!copies_.any()) engine_.remove_poller(this);
     return worked;
   }
+  const bool ending = ending_.load(std::memory_order_acquire);
+  if (ending && heard_out(now)) {
+    end_now();
+    return true;
+  }
   const auto idle = now.time_since_epoch().count() - active_ns_.load(std::memory_order_relaxed);
-  if (idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
+  if (!ending && idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
       !deferred_.load(std::memory_order_relaxed) && !soon_.load(std::memory_order_relaxed) &&
       !copies_.any()) {
     return false;
@@ -328,6 +351,7 @@ bool tcp_link::on_poll(steady_time now) {
 }
 
 bool tcp_link::before_sleep() {
+  if (ending_.load(std::memory_order_acquire) && is_up()) return false;
   if (soon_.load(std::memory_order_seq_cst)) {
     flush_soon();
     return false;
@@ -373,65 +397,6 @@ bool tcp_link::poll() {
   bool worked = receive_all();
   if (calls % polls_per_round == 0 && is_up()) worked = engine_.poll_once() || worked;
   return worked;
-}
-
-// -- the end
-
-void tcp_link::break_link(troupe::error why) {
-  if (!end(state::broken, why)) return;
-  sink_.deliver(broken_event{std::move(why)});
-}
-
-void tcp_link::close() {
-  sink_.mute_broken();
-  static_cast<void>(end(state::closed, {errc::aborted, "the link was closed"}));
-}
-
-// True for the one call that ended it.
-bool tcp_link::end(state final_state, const troupe::error& why) {
-  state before{};
-  {
-    const std::lock_guard lock{state_mutex_};
-    before = state_.load(std::memory_order_acquire);
-    if (before == state::broken || before == state::closed) return false;
-    state_.store(final_state, std::memory_order_release);
-    for (auto& half : halves_) {
-      leave_half(half, final_state == state::closed ? errc::link_broken : why.code);
-      drop_half(half);
-    }
-    for (const auto timer : redial_timers_) engine_.cancel(timer);
-    if (connect_timer_) engine_.cancel(*connect_timer_);
-  }
-  door_->forget(number_);
-  if (before == state::up) {
-    if (!copies_.any()) engine_.remove_poller(this);  // else `on_poll` does it
-    std::array<std::byte, header_size> goodbye{};
-    encode(frame_header{.type = frame_type::goodbye}, goodbye.data());
-    for (const auto& lane : lanes_) {
-      if (final_state == state::closed) {
-        lane->tx().push_control(goodbye);
-        static_cast<void>(lane->tx().flush());
-      }
-      engine_.unwatch(lane->watch());
-      ::shutdown(lane->fd(), SHUT_RDWR);
-    }
-  }
-  fail_all(why);
-  if (before == state::up) release_chunks();
-  return true;
-}
-
-void tcp_link::fail_all(const troupe::error& why) {
-  decltype(batches_) ended;
-  {
-    const std::lock_guard lock{batch_mutex_};
-    ended.swap(batches_);
-    for (const auto& [wire, batch] : ended) {
-      batch->failure = why;
-      close_books(*batch);
-    }
-  }
-  for (const auto& [wire, batch] : ended) sink_.deliver(batch->outcome());
 }
 
 }  // namespace troupe::transport::tcp

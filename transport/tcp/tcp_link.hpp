@@ -46,6 +46,11 @@ class tcp_lane final : public frame_handler {
     return !rx_busy_.exchange(true, std::memory_order_acquire);
   }
   void leave_rx() noexcept { rx_busy_.store(false, std::memory_order_release); }
+  /// Nothing is read from it any more. For whoever receives.
+  void set_ended() noexcept { ended_ = true; }
+  [[nodiscard]] bool has_ended() const noexcept { return ended_; }
+  /// Whether the peer has closed the link on purpose.
+  [[nodiscard]] bool said_goodbye() const noexcept { return said_goodbye_; }
   /// Whether what the turn of receiving that ends now has queued must be sent at once.
   /// Acknowledgements may wait for one more turn: most often the receiver of a frame answers, and
   /// they travel with the answer.
@@ -95,6 +100,7 @@ class tcp_lane final : public frame_handler {
   lane_sender tx_;
   lane_receiver rx_;
   std::atomic<bool> rx_busy_{false};
+  bool ended_{false}, said_goodbye_{false};
   bool acknowledged_{false};  ///< this turn queued acknowledgements ...
   bool urgent_{false};        ///< ... or what somebody waits for
   bool deferring_{false};     ///< the turn before left acknowledgements
@@ -130,7 +136,8 @@ class tcp_lane final : public frame_handler {
 /// | idle             | connect                                         | connecting             |
 /// | idle, connecting | a lane is proved                                | same; up with the last |
 /// | connecting       | refusal, timeout                                | broken                 |
-/// | up               | lost, goodbye, bytes against the protocol       | broken                 |
+/// | up               | lost, or goodbye: lane 0 is read empty first    | broken                 |
+/// | up               | bytes against the protocol                      | broken                 |
 /// | any              | close                                           | closed                 |
 ///
 /// Memory of a GPU comes into pinned memory of the host before it is sent, and goes there before it
@@ -242,6 +249,9 @@ class tcp_link final : public link,
   bool receive(tcp_lane& lane);
   bool receive_all();
   void flush(tcp_lane& lane);
+  void end_after_frames(troupe::error why);
+  void end_now();
+  [[nodiscard]] bool heard_out(steady_time now);
   bool look_at_copies();
   void fail_batch(std::uint64_t wire, troupe::error why);
   void release_chunks();
@@ -324,6 +334,11 @@ class tcp_link final : public link,
   std::mutex gather_mutex_;
   std::unordered_map<std::uint64_t, gathering> gathered_;
   std::size_t gathered_bytes_{0};
+
+  // Of a link that is up and whose peer is gone; the first two under `state_mutex_`.
+  std::optional<troupe::error> why_ending_;
+  steady_time ending_until_{};
+  std::atomic<bool> ending_{false};
 
   std::atomic<bool> told_up_{false};
   std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow

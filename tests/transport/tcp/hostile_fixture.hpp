@@ -56,7 +56,10 @@ struct quiet_sink final : link_sink {
     if (done.failure) ++failed;
     ++completed;
   }
-  void on_frame(std::span<const std::byte>) override { ++frames; }
+  void on_frame(std::span<const std::byte>) override {
+    ++frames;
+    while (held) std::this_thread::sleep_for(1ms);
+  }
   void on_quiescent(transfer_id) override {}
   void on_broken(troupe::error why) override {
     const std::lock_guard lock{mutex};
@@ -64,6 +67,7 @@ struct quiet_sink final : link_sink {
     broken = true;
   }
   std::atomic<bool> up{false}, broken{false};
+  std::atomic<bool> held{false};  ///< whoever tells of a frame stays in the call
   std::atomic<std::size_t> completed{0}, failed{0}, frames{0};
   std::mutex mutex;
   troupe::error reason;
