@@ -147,13 +147,13 @@ agent_core::~agent_core() {
     const lock_type lock{mutex_};
     ending_ = true;
   }
-  door_.reset();
   for (const auto& loop : {loop_.get(), work_.get()}) {
     if (loop != nullptr) loop->stop();
   }
   for (auto* const thread : {&loop_thread_, &work_thread_}) {
     if (thread->joinable()) thread->join();
   }
+  door_.reset();  // after the threads that dial with it
   if (!place_) return;
   const auto until = std::chrono::steady_clock::now() + longest_end;
   for (const auto region : memories_.regions()) {
@@ -172,11 +172,6 @@ agent_core::~agent_core() {
   links_.clear();
   place_.reset();
   newcomers_.clear();
-  // A connection holds its peer, and a peer its connection.
-  for (const auto& [number, one] : peers_) {
-    one->channel.reset();
-    one->guest.reset();
-  }
 }
 
 std::uint32_t agent_core::max_batches() const noexcept {

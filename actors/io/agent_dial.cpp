@@ -84,9 +84,16 @@ void agent_core::on_dialled(const peer_ptr& who, actors::unique_fd fd) {
     who->now = remote_agent::phase::greeting;
     who->channel = channel;
   }
-  channel->begin(
-      {.on_message = [this, who](control_message said) { on_answer(who, std::move(said)); },
-       .on_end = [this, who](const troupe::error& why) { lose(who, why, false); }});
+  // Weak: a peer holds its connection, also one whose parting the end of the agent overtakes.
+  const std::weak_ptr of{who};
+  channel->begin({.on_message =
+                      [this, of](control_message said) {
+                        if (const auto peer = of.lock()) on_answer(peer, std::move(said));
+                      },
+                  .on_end =
+                      [this, of](const troupe::error& why) {
+                        if (const auto peer = of.lock()) lose(peer, why, false);
+                      }});
   // Whoever answers and says nothing is found out by its silence, but later.
   static_cast<void>(loop_->call_at(
       clock::now() + options_.connect_timeout, [this, who, weak = std::weak_ptr{channel}] {
