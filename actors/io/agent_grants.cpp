@@ -194,13 +194,16 @@ void agent_core::grant_to(std::uint64_t link, std::uint64_t memory) {
     return;
   }
   if (some) take_back(link, wire, memory_id{memory}, made.parts);
-  if (!why) {
-    why = troupe::error{errc::grant_revoked, "memory " + std::to_string(memory) + " of agent '" +
-                                                 options_.name +
-                                                 "' was deregistered, or never registered"};
-  }
   {
     const lock_type lock{mutex_};
+    const auto* const own = memories_.find(memory_id{memory});
+    const bool there = own != nullptr && !own->withdrawn;
+    if (!why && there) why = troupe::error{errc::link_broken, "the link is over"};
+    if (!why) {
+      why = troupe::error{errc::grant_revoked, "memory " + std::to_string(memory) + " of agent '" +
+                                                   options_.name +
+                                                   "' was deregistered, or never registered"};
+    }
     const auto at = links_.find(link);
     if (at != links_.end() && at->second.of->guest_link == link) {
       at->second.of->granting.erase(memory);

@@ -227,8 +227,11 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
   }
   const auto peer = find_peer(one->who);
   if (peer && done.failure->code == errc::grant_revoked &&
-      one->moves->remote_memories.size() == 1) {
-    forget_memory(**peer, one->moves->remote_memories.front());
+      one->moves->remote_memories.size() == 1 && (*peer)->link == link) {
+    // The owner has deregistered the memory, or only ends the link. The next transfer asks anew.
+    auto& grants = (*peer)->grants;
+    const auto known = grants.find(one->moves->remote_memories.front());
+    if (known != grants.end() && !known->second.parts.empty()) grants.erase(known);
   }
   const auto entry_of_link = links_.find(link);
   if (entry_of_link != links_.end() && entry_of_link->second.closed_for &&

@@ -1,3 +1,6 @@
+#include <filesystem>
+#include <iterator>
+
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +15,11 @@ namespace troupe::io {
 using transport::direction;
 
 namespace {
+
+std::size_t open_descriptors() {
+  const std::filesystem::directory_iterator all{"/proc/self/fd"};
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
 
 /// A listener that takes connections and never says a word, and a descriptor that leads to it.
 struct silent_listener {
@@ -165,6 +173,45 @@ TEST_P(agents_test, transfers_that_wait_for_grants_end_when_their_peer_is_remove
       EXPECT_TRUE(end.now == state::done || end.now == state::failed);
       ASSERT_TRUE(p.a.self->release(one));
     }
+  }
+}
+
+TEST_P(agents_test, an_agent_that_ends_as_a_peer_is_removed_leaves_no_descriptor) {
+  if (GetParam().threads == 0) GTEST_SKIP() << "nobody polls an agent that ends";
+  constexpr std::size_t rounds = 20;
+  const agent_node b{"b", GetParam()};
+  const auto before = open_descriptors();
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const agent_node a{"a", GetParam()};
+    const auto peer = a.self->add_peer(b.self->describe().value()).value();
+    ASSERT_TRUE(a.self->connect(peer, long_time));
+    ASSERT_TRUE(a.self->remove_peer(peer));
+  }
+  EXPECT_TRUE(testing::comes_true([&] { return open_descriptors() < before + rounds; }))
+      << open_descriptors() << " are open, " << before << " were";
+}
+
+TEST_P(agents_test, a_peer_that_the_other_has_removed_still_knows_its_memory) {
+  agent_pair p{GetParam()};
+  const std::vector<segment> some{{0, 0, std::size_t{1} << 20}};
+  for (int round = 0; round < 12; ++round) {
+    ASSERT_TRUE(p.connected());
+    const auto over = p.a.self->session(p.a.kv, p.b_of_a, p.b.kv.value);
+    ASSERT_TRUE(over) << "round " << round << ": " << to_string(over.error());
+    std::vector<transfer_handle> sent;
+    for (int i = 0; i < 6; ++i) {
+      sent.push_back(p.a.self->move(direction::write, *over, some, {}, 0ms).value());
+    }
+    for (int i = 0; i < round * 10; ++i) {  // cut at different places
+      p.a.self->poll();
+      p.b.self->poll();
+    }
+    ASSERT_TRUE(p.b.self->remove_peer(p.a_of_b));
+    for (const auto one : sent) {
+      static_cast<void>(p.ended(p.a, one));
+      EXPECT_TRUE(p.a.self->release(one));
+    }
+    p.a_of_b = p.b.self->add_peer(p.a.self->describe().value()).value();
   }
 }
 
