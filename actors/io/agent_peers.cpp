@@ -61,6 +61,7 @@ result<agent_core::peer_ptr> agent_core::take_in(descriptor said) {
   auto made = std::make_shared<remote_agent>();
   made->id = peer_id{++last_id_};
   made->is_self = is_self;
+  made->account = notice_account{{options_.max_notices, options_.max_notice_bytes}};
   learn(*made, std::exchange(said.memories, {}));
   made->known = std::move(said);
   peers_.emplace(last_id_, made);
@@ -170,8 +171,8 @@ result<transport::backend_kind> agent_core::connect(peer_id who, std::chrono::mi
   if ((peer->now == phase::gone || peer->failed != failed) && peer->last_error) {
     return fail(*peer->last_error);
   }
-  return fail(errc::deadline, "there is no link to agent '" + peer->known.name + "' within " +
-                                  std::to_string(wait.count()) + " ms; it is still being made");
+  return fail(errc::deadline,
+              "there is no link to agent '" + peer->known.name + "' yet; it is still being made");
 }
 
 result<std::vector<agent::remote_memory>> agent_core::remote_memories(peer_id who) const {

@@ -13,6 +13,8 @@ std::uint64_t less(std::uint64_t from, std::uint64_t what) noexcept {
 }  // namespace
 
 bool notice_account::has_room_for(std::size_t bytes) const noexcept {
+  // A peer may say what it likes of its room and of what it has taken, not of what waits here.
+  if (reserved_.notices >= most_.notices || reserved_.bytes + bytes > most_.bytes) return false;
   const auto unread = less(handed_.notices + reserved_.notices, taken_.notices);
   const auto unread_bytes = less(handed_.bytes + reserved_.bytes, taken_.bytes);
   return unread < room_.notices && unread_bytes + bytes <= room_.bytes;

@@ -19,6 +19,8 @@ inline constexpr std::size_t least_notices = 64, least_notice_bytes = std::size_
 class notice_account {
  public:
   notice_account() = default;
+  /// `most` may wait here, whatever room the peer says it has.
+  explicit notice_account(const notice_count& most) noexcept : most_{most} {}
 
   [[nodiscard]] bool has_room_for(std::size_t bytes) const noexcept;
   /// A notice waits for a link.
@@ -48,6 +50,7 @@ class notice_account {
   [[nodiscard]] const notice_count& handed() const noexcept { return handed_; }
 
  private:
+  notice_count most_{UINT64_MAX, UINT64_MAX};
   notice_count room_{least_notices, least_notice_bytes};  ///< at the peer
   notice_count handed_{};    ///< to links, ever, less those that surely did not arrive
   notice_count taken_{};     ///< of them, as the peer has said

@@ -124,4 +124,18 @@ TEST(notice_account_test, a_new_connection_begins_with_what_the_peer_says) {
   EXPECT_FALSE(account.ask());
 }
 
+TEST(notice_account_test, no_word_of_a_peer_makes_more_wait_here_than_may) {
+  notice_account account{{3, 3 * size}};
+  account.begin({.room = {UINT64_MAX, UINT64_MAX}, .received = {}, .taken = {}});
+  account.on_count({.received = {}, .taken = {UINT64_MAX, UINT64_MAX}, .answers = 0});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(account.has_room_for(size));
+    account.reserve(size);
+  }
+  EXPECT_FALSE(account.has_room_for(0));
+  account.hand_over(size);
+  EXPECT_TRUE(account.has_room_for(size));
+  EXPECT_FALSE(account.has_room_for(size + 1));
+}
+
 }  // namespace troupe::io
