@@ -232,8 +232,14 @@ troupe_status troupe_io_bytes(const troupe_io_agent* agent, troupe_io_memory mem
 
 troupe_status troupe_io_deregister(troupe_io_agent* agent, troupe_io_memory memory,
                                    uint64_t timeout_ms) {
-  return on_agent(agent, [&](io::agent& self) {
-    return self.deregister(io::memory_id{memory}, milliseconds(timeout_ms));
+  return on_agent(agent, [&](io::agent& self) -> result<void> {
+    result<void> gone;
+    const auto over = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {
+      gone = self.deregister(io::memory_id{memory}, step);
+      return gone || gone.error().code != errc::deadline;
+    });
+    if (!over) return fail(over.error());
+    return gone;
   });
 }
 
@@ -273,9 +279,18 @@ troupe_status troupe_io_remove_peer(troupe_io_agent* agent, troupe_io_peer peer)
 troupe_status troupe_io_connect(troupe_io_agent* agent, troupe_io_peer peer, uint64_t timeout_ms,
                                 uint32_t* backend) {
   return on_agent(agent, [&](io::agent& self) -> result<void> {
-    const auto over = self.connect(io::peer_id{peer}, milliseconds(timeout_ms));
+    auto kind = result<transport::backend_kind>{fail(errc::deadline, "")};
+    const auto over = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {
+      const auto until = std::chrono::steady_clock::now() + step;
+      kind = self.connect(io::peer_id{peer}, step);
+      // A peer that answers nobody is a deadline, too, and no reason to go on.
+      const bool waits_on = !kind && kind.error().code == errc::deadline &&
+                            std::chrono::steady_clock::now() >= until;
+      return !waits_on;
+    });
     if (!over) return fail(over.error());
-    if (backend) *backend = static_cast<uint32_t>(*over);
+    if (!kind) return fail(kind.error());
+    if (backend) *backend = static_cast<uint32_t>(*kind);
     return {};
   });
 }

@@ -5,7 +5,9 @@
 #include <numeric>
 #include <thread>
 
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +18,38 @@ namespace troupe::testing {
 namespace {
 
 using ::testing::HasSubstr;
+
+int loopback_socket(std::uint32_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int again = 1;
+  EXPECT_EQ(::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &again, sizeof again), 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  at.sin_port = htons(static_cast<std::uint16_t>(port));
+  EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+  return fd;
+}
+
+std::uint32_t unused_port() {
+  const int fd = loopback_socket(0);
+  sockaddr_in at{};
+  socklen_t size = sizeof at;
+  EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  ::close(fd);
+  return ntohs(at.sin_port);
+}
+
+/// Takes connections and says nothing.
+struct silent_listener {
+  explicit silent_listener(std::uint32_t port) : fd{loopback_socket(port)} {
+    EXPECT_EQ(::listen(fd, 16), 0);
+  }
+  ~silent_listener() { ::close(fd); }
+  silent_listener(const silent_listener&) = delete;
+  silent_listener& operator=(const silent_listener&) = delete;
+  const int fd;
+};
 
 class c_agents : public ::testing::Test {
  protected:
@@ -216,6 +250,30 @@ TEST_F(c_agents, who_waits_in_a_closed_agent_is_told_at_once) {
   EXPECT_EQ(told, 2);
   EXPECT_REFUSED(troupe_io_poll(b.get(), nullptr), TROUPE_ABORTED, "closed");
   ASSERT_DONE(troupe_io_agent_close(b.get()));
+}
+
+TEST_F(c_agents, who_waits_for_a_link_in_an_agent_that_is_closed_is_told_at_once) {
+  auto options = agent_options("quiet");
+  troupe_io_agent* quiet = nullptr;
+  void* bytes = nullptr;
+  std::size_t size = 0;
+  troupe_io_peer peer = 0;
+  // Its address is taken by somebody who answers nothing.
+  options.port = unused_port();
+  ASSERT_DONE(troupe_io_agent_create(&options, &quiet));
+  ASSERT_DONE(troupe_io_describe(quiet, nullptr, 0, &bytes, &size));
+  troupe_io_agent_free(quiet);
+  ASSERT_DONE(troupe_io_add_peer(a.get(), bytes, size, &peer));
+  troupe_free(bytes);
+  const silent_listener nobody{options.port};
+  std::atomic<int> told{TROUPE_OK};
+  std::thread waits{[&] { told = troupe_io_connect(a.get(), peer, UINT64_MAX, nullptr); }};
+  std::this_thread::sleep_for(std::chrono::milliseconds{20});
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_DONE(troupe_io_agent_close(a.get()));
+  waits.join();
+  EXPECT_EQ(told, TROUPE_ABORTED);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds{long_enough / 2});
 }
 
 TEST_F(c_agents, a_forked_child_is_told_and_never_waits) {

@@ -74,9 +74,8 @@ typedef struct troupe_io_options {
 TROUPE_API troupe_status troupe_io_agent_create(const troupe_io_options* options,
                                                 troupe_io_agent** agent);
 /* Takes all memory back and ends the agent: nobody touches the memory when this returns. Waits for
- * calls of other threads, of which those that wait for transfers, notices or events end soon, and for
- * peers in the middle of a copy, 5 s at most. Calls from then on fail with TROUPE_ABORTED. Again:
- * nothing. */
+ * calls of other threads, of which those that wait, for whatever, end soon, and for peers in the middle
+ * of a copy, 5 s at most. Calls from then on fail with TROUPE_ABORTED. Again: nothing. */
 TROUPE_API troupe_status troupe_io_agent_close(troupe_io_agent* agent);
 /* Closes it and forgets it. */
 TROUPE_API void troupe_io_agent_free(troupe_io_agent* agent);
