@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -338,6 +339,28 @@ def test_arguments_that_are_none_are_named(both: Both) -> None:
     both.peer.remove()
     with refused(troupe.ErrorCode.NOT_FOUND):
         both.peer.notify(b"x")
+
+
+def test_memory_is_kept_where_a_signal_comes_as_it_is_registered(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = both.a._lib.io_register
+
+    def interrupted(*arguments: object) -> int:
+        assert register(*arguments) == 0
+        raise KeyboardInterrupt
+
+    lent = array.array("Q", range(64))
+    gone = weakref.ref(lent)
+    monkeypatch.setattr(both.a._lib, "io_register", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        both.a.register(lent)
+    del lent
+    gc.collect()
+    assert gone() is not None, "peers may touch memory that is none"
+    both.a.close()
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_forked_child_is_told(both: Both) -> None:

@@ -17,6 +17,7 @@ import ctypes
 import enum
 import json
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -232,7 +233,7 @@ class Agent:
         self._lib = lib
         self._handle = handle
         self._name = name
-        self._memory: dict[int, Memory] = {}  # that peers may touch
+        self._memory: dict[object, Memory] = {}  # that peers may touch, by number
         self._dropped: deque[tuple[Any, int]] = deque()  # how to release it, its number
         self._closed = False
         # The memory is an argument of it: it outlives the agent, also where the interpreter ends.
@@ -290,13 +291,17 @@ class Agent:
             backends = {one["name"]: one["reason"] for one in self.report()["backends"]}
             if backends["xgmi"].startswith("not built"):
                 raise unreachable("the memory", backends["xgmi"])
+        called = _abi.encoded("name", name)
         out = ctypes.c_uint64()
-        self._lib.check(
-            self._lib.io_register(
-                self._handle, memory.address, memory.size, _abi.encoded("name", name), allowed, ctypes.byref(out)
-            )
+        # Kept from before it is lent: a signal whose handler raises may come as soon as it is.
+        self._memory[out] = memory
+        status = self._lib.io_register(
+            self._handle, memory.address, memory.size, called, allowed, ctypes.byref(out)
         )
-        self._memory[out.value] = memory
+        if not status:
+            self._memory[out.value] = memory
+        self._memory.pop(out, None)
+        self._lib.check(status)
         return RegisteredMemory(self, out.value, memory.address, memory.size)
 
     def allocate(self, size: int, *, name: str = "", rights: str = "read_write") -> RegisteredMemory:
@@ -577,9 +582,12 @@ class Peer:
         backend = ctypes.c_uint32()
         while True:
             step = min(left, _SIGNALS)
+            begin = time.monotonic()
             status = lib.io_connect(handle, self.number, step, ctypes.byref(backend))
             left -= step
-            if status != ErrorCode.DEADLINE or left == 0:
+            # A peer that answers nobody is a deadline, too, and no reason to go on.
+            early = time.monotonic() - begin < step / 1000
+            if status != ErrorCode.DEADLINE or left == 0 or early:
                 break
         lib.check(status)
         return _BACKEND_NAMES.get(backend.value, "")
@@ -759,6 +767,6 @@ def _memory_number(of: object) -> object:
     return of.number if isinstance(of, RegisteredMemory) else of
 
 
-def _end(lib: _abi.Library, handle: ctypes.c_void_p, memory: dict[int, Memory]) -> None:
+def _end(lib: _abi.Library, handle: ctypes.c_void_p, memory: dict[object, Memory]) -> None:
     _abi.free(lib.io_agent_free, handle)
     memory.clear()

@@ -197,11 +197,13 @@ class nixl_agent:
         for place, (_, one) in enumerate(gone):
             try:
                 one.deregister(REST)
-            except TroupeError as why:
+            except BaseException as why:
                 with self._lock:  # withdrawn, and there to be deregistered again
                     for left_key, left in gone[place:]:
                         self._registered.setdefault(left_key, []).append(left)
-                raise nixl_error(why) from why
+                if isinstance(why, TroupeError):
+                    raise nixl_error(why) from why
+                raise
 
     def query_memory(
         self, reg_list: Any, backend: str, mem_type: str | None = None
