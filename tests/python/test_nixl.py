@@ -18,6 +18,7 @@ from conftest import PATIENCE, pattern
 from test_arguments import Tensor
 from troupe import nixl
 from troupe.memory import Memory
+from troupe.nixl import _exchange
 
 SIZE = 1 << 16
 
@@ -317,3 +318,22 @@ def test_metadata_goes_over_listeners() -> None:
         assert stranger.recv(1) == b""
     initiator.close()
     target.close()
+
+
+def test_a_request_that_comes_byte_by_byte_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_exchange, "_SECONDS", 0.5)
+    listener = _exchange.Listener(0, lambda: b"described", lambda metadata: None, lambda name: None)
+    with socket.create_connection(("127.0.0.1", listener.port)) as slow:
+        slow.settimeout(0.05)
+
+        def is_hung_up_on() -> bool:
+            try:
+                slow.sendall(b"x")
+                return slow.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        assert until(is_hung_up_on)
+    listener.close()

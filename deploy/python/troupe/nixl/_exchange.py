@@ -57,18 +57,17 @@ class Listener:
                 return
             with connection:
                 try:
-                    connection.settimeout(_SECONDS)
-                    self._answer(connection)
+                    self._answer(connection, time.monotonic() + _SECONDS)
                 except Exception as why:
                     logger.error("a request for metadata failed: %s", why)
 
-    def _answer(self, connection: socket.socket) -> None:
-        line, rest = _line_of(connection)
+    def _answer(self, connection: socket.socket, end: float) -> None:
+        line, rest = _line_of(connection, end)
         wanted, _, name = line.partition(" ")
         if wanted == "fetch":
             connection.sendall(self._described())
         elif wanted == "send":
-            self._learn(rest + _all_of(connection))
+            self._learn(rest + _all_of(connection, end))
         elif wanted == "forget":
             self._forget(name)
         else:
@@ -122,7 +121,7 @@ class Courier:
         with connection:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
-            then(_all_of(connection))
+            then(_all_of(connection, time.monotonic() + _SECONDS))
 
 
 def _join(thread: threading.Thread) -> None:
@@ -148,10 +147,19 @@ def check_address(ip_addr: str) -> None:
         )
 
 
-def _line_of(connection: socket.socket) -> tuple[str, bytes]:
+def _some_of(connection: socket.socket, end: float) -> bytes:
+    """What comes next. `end` is that of the whole request: one that comes byte by byte must not hold up the others."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("it took too long")
+    connection.settimeout(left)
+    return connection.recv(65536)
+
+
+def _line_of(connection: socket.socket, end: float) -> tuple[str, bytes]:
     got = b""
     while b"\n" not in got:
-        some = connection.recv(4096)
+        some = _some_of(connection, end)
         if not some or len(got) > 4096:
             raise ValueError("no request came")
         got += some
@@ -159,10 +167,10 @@ def _line_of(connection: socket.socket) -> tuple[str, bytes]:
     return line.decode("utf-8", "replace"), rest
 
 
-def _all_of(connection: socket.socket) -> bytes:
+def _all_of(connection: socket.socket, end: float) -> bytes:
     parts = []
     size = 0
-    while some := connection.recv(65536):
+    while some := _some_of(connection, end):
         parts.append(some)
         size += len(some)
         if size > _MOST:
