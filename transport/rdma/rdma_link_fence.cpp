@@ -70,13 +70,19 @@ void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
     if (!concerns(batch->work, transfer) || (batch->cut && !untold)) continue;
     stopped.push_back(batch.get());
   }
+  std::set<transfer_id> others;  // that wait for the end of such a batch
   for (auto* batch : stopped) {
     std::erase(queued_, batch);
     std::erase_if(unkeyed_, [&](const unkeyed& waits) { return waits.batch == batch; });
     batch->give_up(why);
-    if (batch->ended()) finish(*batch);
+    if (!batch->ended()) continue;
+    others.insert(batch->work.transfer);
+    for (const auto& one : batch->work.pieces) others.insert(one.remote->transfer);
+    finish(*batch);
   }
   cancel_small(transfer, why);
+  others.erase(transfer);  // is the caller's
+  for (const auto other : others) after_drained(other);
 }
 
 /// Under the lock: whether the NIC has or gets requests of it, or the peer has small batches that it
