@@ -151,7 +151,7 @@ void agent_core::forget_memory(remote_agent& who, std::uint64_t number) {
 void agent_core::on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::uint64_t memory) {
   const lock_type lock{mutex_};
   if (who->guest_link != link) return;
-  if (who->given.contains(memory) || who->granting.contains(memory)) return;  // it is answered once
+  if (who->granting.contains(memory)) return;  // the answer is on its way
   if (who->granting.size() >= max_grants_asked) {
     loop_->post([this, link] {
       link_went(link, {errc::overloaded, "the peer asks for more grants at once than it may"});
@@ -166,16 +166,27 @@ void agent_core::on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::u
 void agent_core::grant_to(std::uint64_t link, std::uint64_t memory) {
   link_ptr wire;
   described_memory what;
+  std::optional<grants> given_before;
   {
     const lock_type lock{mutex_};
     const auto at = links_.find(link);
     if (at == links_.end()) return;
     wire = at->second.wire;
+    auto& who = *at->second.of;
+    const auto before = who.given.find(memory);
+    if (who.guest_link == link && before != who.given.end()) {
+      given_before = grants{.memory = memory, .parts = before->second};
+      who.granting.erase(memory);
+    }
     auto* own = memories_.find(memory_id{memory});
-    if (own != nullptr && !own->withdrawn) {
+    if (!given_before && own != nullptr && !own->withdrawn) {
       what = own->what;
       ++own->busy;
     }
+  }
+  if (given_before) {
+    answer_question(link, wire, *given_before);
+    return;
   }
   grants made{.memory = memory, .parts = {}};
   std::optional<troupe::error> why;
