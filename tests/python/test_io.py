@@ -363,6 +363,38 @@ def test_memory_is_kept_where_a_signal_comes_as_it_is_registered(
     assert gone() is None
 
 
+def authority(folder: Path) -> io.Security:
+    """How agents know each other whose certificates are of one authority, made anew."""
+    subprocess.run(
+        [os.environ["TROUPE_COMMAND"], "certs", "init", folder, "--cluster", "demo"], check=True, capture_output=True
+    )
+    files = {"secret": "cluster.secret", "certificate": "node.crt", "key": "node.key", "ca": "ca.crt"}
+    return io.Security("tls", "demo", **{use: folder / name for use, name in files.items()})
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_agents_with_certificates_reach_those_of_their_authority_alone(tmp_path: Path, backend: str) -> None:
+    ours = authority(tmp_path / "ours")
+    agents = Both(backends=[backend], security=ours)
+    agents.session.write(notice=b"sealed").wait(PATIENCE)
+    assert agents.theirs == agents.ours
+    assert [one.data for one in agents.b.take_notices(timeout=PATIENCE)] == [b"sealed"]
+    for how in (authority(tmp_path / "others"), io.Security()):
+        with io.Agent("stranger", backends=[backend], security=how, **PATIENT) as stranger:
+            stranger.register(bytearray(SIZE))
+            for one, other in ((agents.a, stranger), (stranger, agents.a)):
+                with refused(troupe.ErrorCode.UNAUTHORIZED):
+                    one.add_peer(other.describe()).connect(PATIENCE)
+    agents.close()
+
+
+def test_a_key_that_others_can_read_is_refused_by_name(tmp_path: Path) -> None:
+    ours = authority(tmp_path / "ours")
+    os.chmod(ours.key, 0o644)
+    with pytest.raises(troupe.TroupeError, match="node.key"):
+        io.Agent("a", security=ours)
+
+
 def test_a_forked_child_is_told(both: Both) -> None:
     child = os.fork()
     if child == 0:
