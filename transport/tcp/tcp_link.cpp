@@ -260,7 +260,8 @@ bool tcp_link::receive(tcp_lane& lane) {
     return false;
   }
   // Asked before the socket is read: what was in it when the peer was gone is read by then.
-  const bool last_words = &lane == lanes_[0].get() && ending_.load(std::memory_order_acquire);
+  const bool last_words = &lane == lanes_[0].get() && ending_.load(std::memory_order_acquire) &&
+                          !until_goodbye_.load(std::memory_order_relaxed);
   const auto before = lane.rx().payload_received();
   auto settled = lane.settle();
   auto outcome = lane_receiver::outcome::failed;
@@ -288,7 +289,7 @@ bool tcp_link::receive(tcp_lane& lane) {
   if (why) {
     touch();
     if (is_gone && &lane != lanes_[0].get()) {
-      end_after_frames(std::move(*why));
+      end_after_frames(std::move(*why), lane.said_goodbye());
     } else {
       break_link(std::move(*why));
     }
@@ -305,8 +306,9 @@ bool tcp_link::receive(tcp_lane& lane) {
 
 void tcp_link::flush(tcp_lane& lane) {
   if (lane.tx().flush() != lane_sender::outcome::failed || !is_up()) return;
-  end_after_frames({errc::peer_lost, "the connection to the peer failed: " +
-                                             what_errno(lane.tx().last_errno())});
+  end_after_frames(
+      {errc::peer_lost, "the connection to the peer failed: " + what_errno(lane.tx().last_errno())},
+      false);
 }
 
 bool tcp_link::on_ready(std::uint64_t key, std::uint32_t events) {

@@ -249,7 +249,7 @@ class tcp_link final : public link,
   bool receive(tcp_lane& lane);
   bool receive_all();
   void flush(tcp_lane& lane);
-  void end_after_frames(troupe::error why);
+  void end_after_frames(troupe::error why, bool said_goodbye);
   void end_now();
   [[nodiscard]] bool heard_out(steady_time now);
   bool look_at_copies();
@@ -339,6 +339,7 @@ class tcp_link final : public link,
   std::optional<troupe::error> why_ending_;
   steady_time ending_until_{};
   std::atomic<bool> ending_{false};
+  std::atomic<bool> until_goodbye_{false};  ///< set before `ending_`
 
   std::atomic<bool> told_up_{false};
   std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow

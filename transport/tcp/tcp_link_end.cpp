@@ -15,14 +15,16 @@ constexpr std::chrono::milliseconds longest_end{2000};
 
 }  // namespace
 
-/// The peer is gone, as one lane shows. Its last session frames may still be in the socket of lane 0, and
-/// they count, whichever lane is read first. The engine's rounds read them without sleeping, and end the
-/// link once there are no more. The bound is for a peer that keeps on sending.
-void tcp_link::end_after_frames(troupe::error why) {
+/// The peer is gone, as one lane shows. Its last session frames may still be in the socket of lane 0, or on
+/// their way there, and they count, whichever lane is read first. The engine's rounds read them without
+/// sleeping. A peer that said goodbye says it on lane 0 as well, after its frames; of one that vanished what
+/// has come is read. The bound is for a peer that keeps on sending, or that says goodbye on one lane alone.
+void tcp_link::end_after_frames(troupe::error why, bool said_goodbye) {
   {
     const std::lock_guard lock{state_mutex_};
     if (why_ending_ || !is_up()) return;
     why_ending_ = std::move(why);
+    until_goodbye_.store(said_goodbye, std::memory_order_relaxed);
     ending_until_ = std::chrono::steady_clock::now() + longest_end;
     ending_.store(true, std::memory_order_release);
   }
