@@ -294,13 +294,14 @@ class Agent:
         called = _abi.encoded("name", name)
         out = ctypes.c_uint64()
         # Kept from before it is lent: a signal whose handler raises may come as soon as it is.
-        self._memory[out] = memory
+        lent = object()
+        self._memory[lent] = memory
         status = self._lib.io_register(
             self._handle, memory.address, memory.size, called, allowed, ctypes.byref(out)
         )
         if not status:
             self._memory[out.value] = memory
-        self._memory.pop(out, None)
+        self._memory.pop(lent, None)
         self._lib.check(status)
         return RegisteredMemory(self, out.value, memory.address, memory.size)
 
