@@ -55,7 +55,8 @@ struct agent_options {
   std::chrono::milliseconds connect_timeout{2000};
   std::size_t max_peers{4096};
   std::size_t max_transfers{65'536};
-  std::size_t max_notices{65'536};  ///< unread ones of one peer, and those that wait for a link to it
+  std::size_t max_notices{
+      65'536};  ///< unread ones of one peer, and those that wait for a link to it
   std::size_t max_notice_bytes{std::size_t{16} << 20};  ///< the bytes in them
 };
 

@@ -284,8 +284,8 @@ troupe_status troupe_io_connect(troupe_io_agent* agent, troupe_io_peer peer, uin
       const auto until = std::chrono::steady_clock::now() + step;
       kind = self.connect(io::peer_id{peer}, step);
       // A peer that answers nobody is a deadline, too, and no reason to go on.
-      const bool waits_on = !kind && kind.error().code == errc::deadline &&
-                            std::chrono::steady_clock::now() >= until;
+      const bool waits_on =
+          !kind && kind.error().code == errc::deadline && std::chrono::steady_clock::now() >= until;
       return !waits_on;
     });
     if (!over) return fail(over.error());
