@@ -51,12 +51,12 @@ std::optional<std::string> wrong_labels(const std::vector<node_label>& labels) {
   std::size_t total = 0;
   std::set<std::string_view> keys;
   for (const node_label& label : labels) {
-    if (!keys.insert(label.key).second) return "label " + quoted(label.key) + " twice";
+    if (!keys.insert(label.key).second) return "label " + in_quotes(label.key) + " twice";
     const bool fits = !label.key.empty() && label.key.size() <= max_label_key &&
                       label.value.size() <= max_label_value;
     total += label.key.size() + label.value.size();
     if (fits) continue;
-    return "label " + quoted(label.key) + " of " + std::to_string(label.key.size()) +
+    return "label " + in_quotes(label.key) + " of " + std::to_string(label.key.size()) +
            " bytes with a value of " + std::to_string(label.value.size()) + "; a label has 1 to " +
            std::to_string(max_label_key) + ", its value at most " + std::to_string(max_label_value);
   }

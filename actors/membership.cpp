@@ -19,7 +19,7 @@ std::string milliseconds_text(std::chrono::steady_clock::duration d) {
 }
 
 std::string address(const node_info& node) {
-  return quoted(node.host) + " port " + std::to_string(node.port) + " (pid " +
+  return in_quotes(node.host) + " port " + std::to_string(node.port) + " (pid " +
          std::to_string(node.pid) + ")";
 }
 
@@ -236,27 +236,28 @@ result<void> membership_table::check_identity(const registration_request& reques
   const node_info& node = request.node;
   if (request.version != protocol_version) {
     return fail(errc::version_mismatch,
-                "node " + quoted(node.name) + " speaks protocol version " +
+                "node " + in_quotes(node.name) + " speaks protocol version " +
                     std::to_string(request.version) + ", this supervisor speaks version " +
                     std::to_string(protocol_version) + "; run the same release on every host");
   }
   if (request.cluster != options_.cluster) {
-    return fail(errc::invalid_config,
-                "node " + quoted(node.name) + " belongs to cluster " + quoted(request.cluster) +
-                    ", this supervisor to cluster " + quoted(options_.cluster) +
-                    "; check the supervisor's address in the node's file");
+    return fail(errc::invalid_config, "node " + in_quotes(node.name) + " belongs to cluster " +
+                                          in_quotes(request.cluster) +
+                                          ", this supervisor to cluster " +
+                                          in_quotes(options_.cluster) +
+                                          "; check the supervisor's address in the node's file");
   }
   if (node.incarnation == 0 || node.port == 0 || node.host.empty() ||
       node.host.size() > max_host_length) {
     return fail(errc::invalid_config,
-                "node " + quoted(node.name) +
+                "node " + in_quotes(node.name) +
                     " registers without a host, a bound port or an incarnation; it must bind its "
                     "port first and register what was bound");
   }
   if (!is_boot_id(node.boot_id)) {
     return fail(errc::invalid_config,
-                "node " + quoted(node.name) + " registers with a boot id that is none (" +
-                    quoted(node.boot_id) + "); it must run this release of Troupe");
+                "node " + in_quotes(node.name) + " registers with a boot id that is none (" +
+                    in_quotes(node.boot_id) + "); it must run this release of Troupe");
   }
   return {};
 }
@@ -264,8 +265,8 @@ result<void> membership_table::check_identity(const registration_request& reques
 result<membership_table::entry*> membership_table::named_by_file(const node_info& node) {
   entry* e = find(node.name);
   if (e == nullptr || e->joined) {
-    return fail(errc::not_found, "the deployment has no node " + quoted(node.name) + " (it has " +
-                                     names_there_are() +
+    return fail(errc::not_found, "the deployment has no node " + in_quotes(node.name) +
+                                     " (it has " + names_there_are() +
                                      "); start the node under one of these names");
   }
   if (auto ok = check_slot(node, e->slot); !ok) return fail(ok.error());
@@ -279,7 +280,7 @@ result<void> membership_table::check_slot(const node_info& node, const expected_
                    role ? std::string{to_string(*role)} : "number " + std::to_string(node.role),
                    std::string{to_string(slot.role)});
   }
-  if (node.stage != slot.stage) return differs(slot, "stage", quoted(node.stage), slot.stage);
+  if (node.stage != slot.stage) return differs(slot, "stage", in_quotes(node.stage), slot.stage);
   if (node.rank != slot.rank) {
     return differs(slot, "rank", std::to_string(node.rank), std::to_string(slot.rank));
   }

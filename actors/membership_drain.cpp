@@ -9,7 +9,7 @@ namespace troupe::actors {
 
 result<std::uint64_t> membership_table::drain(std::string_view name) {
   entry* e = find(name);
-  const std::string who = "node " + quoted(name);
+  const std::string who = "node " + in_quotes(name);
   if (e == nullptr && name == "supervisor") {
     return fail(errc::invalid_config,
                 "the supervisor takes no requests and is not drained; transfers go on while it is "
@@ -58,7 +58,7 @@ result<std::vector<node_life>> membership_table::cancel_drain(std::string_view n
 
 result<void> membership_table::may_cancel_drain(std::string_view name) const {
   const entry* e = find(name);
-  const std::string who = "node " + quoted(name);
+  const std::string who = "node " + in_quotes(name);
   if (e == nullptr)
     return fail(errc::not_found, "the deployment has no " + who + "; it has " + names_there_are());
   if (!e->state)

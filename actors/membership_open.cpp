@@ -22,7 +22,7 @@ bool has_gone(std::optional<node_state> state, bool reported) {
 }
 
 unexpected bad_announcement(const node_info& node, const std::string& what) {
-  return fail(errc::invalid_config, "node " + quoted(node.name) + " joins with " + what);
+  return fail(errc::invalid_config, "node " + in_quotes(node.name) + " joins with " + what);
 }
 
 }  // namespace
@@ -32,11 +32,11 @@ result<void> check_announcement(const node_info& node, const open_stage& stage) 
   if (role != stage.role) {
     return bad_announcement(
         node, "role " + (role ? std::string{to_string(*role)} : std::to_string(node.role)) +
-                  " stage " + quoted(node.stage) + ", whose role is " +
+                  " stage " + in_quotes(node.stage) + ", whose role is " +
                   std::string{to_string(stage.role)} + "; run it with the file of the cluster");
   }
   if (!config::open_replica_name.allows(node.replica_name)) {
-    return bad_announcement(node, "replica " + quoted(node.replica_name) +
+    return bad_announcement(node, "replica " + in_quotes(node.replica_name) +
                                       "; a replica is called by " +
                                       config::open_replica_name.text());
   }
@@ -74,13 +74,13 @@ result<membership_table::entry*> membership_table::joining(const node_info& node
   const open_stage* stage = open_stage_of(node.stage);
   if (stage == nullptr) {
     return fail(errc::not_found,
-                "node " + quoted(node.name) + " would join stage " + quoted(node.stage) +
+                "node " + in_quotes(node.name) + " would join stage " + in_quotes(node.stage) +
                     ", which is not open; stages that are: " + stages_that_are_open());
   }
   if (auto fine = check_announcement(node, *stage); !fine) return fail(fine.error());
   if (std::ranges::find(forgotten_, node.incarnation) != forgotten_.end()) {
     return fail(errc::stale_incarnation,
-                "this life of node " + quoted(node.name) +
+                "this life of node " + in_quotes(node.name) +
                     " was gone for so long that it was forgotten; start the process again");
   }
   if (auto fits = check_replica(node); !fits) return fail(fits.error());
@@ -95,7 +95,7 @@ result<void> membership_table::check_replica(const node_info& node) const {
   for (const entry& e : entries_) {
     if (e.info.incarnation == node.incarnation && e.slot.name != node.name) {
       return fail(errc::already_exists,
-                  "node " + quoted(node.name) + " joins with the incarnation of another, " +
+                  "node " + in_quotes(node.name) + " joins with the incarnation of another, " +
                       life_text(node.incarnation) + "; each start of a process draws its own");
     }
     const bool other = e.joined && e.slot.stage == node.stage &&
@@ -103,12 +103,12 @@ result<void> membership_table::check_replica(const node_info& node) const {
     if (!other || has_gone(e.state, e.reported)) continue;
     if (e.info.ranks != node.ranks) {
       return fail(errc::layout_mismatch,
-                  "node " + quoted(node.name) + " says that its replica has " +
+                  "node " + in_quotes(node.name) + " says that its replica has " +
                       count_of(node.ranks, "rank") + ", rank " + std::to_string(e.slot.rank) +
                       " says " + std::to_string(e.info.ranks));
     }
     if (e.info.fingerprint != node.fingerprint) {
-      return fail(errc::layout_mismatch, "the layout of node " + quoted(node.name) +
+      return fail(errc::layout_mismatch, "the layout of node " + in_quotes(node.name) +
                                              " has fingerprint " + hex_text(node.fingerprint) +
                                              ", that of rank " + std::to_string(e.slot.rank) +
                                              " of its replica " + hex_text(e.info.fingerprint));
@@ -133,7 +133,7 @@ result<void> membership_table::make_room(const open_stage& stage, steady_time no
   }
   if (there < stage.max_nodes) return {};
   if (!oldest) {
-    return fail(errc::overloaded, "stage " + quoted(stage.name) + " has " +
+    return fail(errc::overloaded, "stage " + in_quotes(stage.name) + " has " +
                                       count_of(there, "node") +
                                       ", as many as it is open to; stop one, or raise its "
                                       "open.max_nodes");

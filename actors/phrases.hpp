@@ -65,7 +65,7 @@ namespace troupe::actors {
   return out;
 }
 /// The same of at most 64 characters, in quotation marks.
-[[nodiscard]] inline std::string quoted(std::string_view text) {
+[[nodiscard]] inline std::string in_quotes(std::string_view text) {
   return '\'' + printable(text, 64) + '\'';
 }
 

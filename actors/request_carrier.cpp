@@ -107,7 +107,7 @@ class carried_run {
     return std::chrono::duration_cast<milliseconds>(deadline_ - clock::now());
   }
   [[nodiscard]] troupe::error overdue() const {
-    return {errc::deadline, "request " + quoted(what_.request) + " had " +
+    return {errc::deadline, "request " + in_quotes(what_.request) + " had " +
                                 time_text(what_.deadline) + ", which have passed" +
                                 (last_ ? "; what failed last: " + to_string(*last_) : "")};
   }
@@ -115,7 +115,7 @@ class carried_run {
   /// Why it is over whatever its nodes do.
   [[nodiscard]] std::optional<troupe::error> is_over() const {
     if (what_.stop.stop_requested()) {
-      return troupe::error{errc::aborted, "request " + quoted(what_.request) + " was given up"};
+      return troupe::error{errc::aborted, "request " + in_quotes(what_.request) + " was given up"};
     }
     if (left().count() <= 0) return overdue();
     return std::nullopt;
@@ -327,7 +327,7 @@ result<carried_outcome> request_carrier::carry(const carried_request& what) {
                                           std::to_string(what.request.size()));
   }
   if (!what.prefill || !what.decode) {
-    return fail(errc::invalid_config, "request " + quoted(what.request) +
+    return fail(errc::invalid_config, "request " + in_quotes(what.request) +
                                           " says of one side not what to call it with; set "
                                           "carried_request::prefill and decode");
   }

@@ -82,13 +82,13 @@ result<std::variant<placement, ticket_id>> router::place(const placement_request
   }
   if (request.affinity.size() > max_affinity) {
     return fail(errc::invalid_config, "an affinity has at most " + std::to_string(max_affinity) +
-                                          " bytes, that of request " + quoted(request.request) +
+                                          " bytes, that of request " + in_quotes(request.request) +
                                           " has " + std::to_string(request.affinity.size()) + ": " +
-                                          quoted(request.affinity) + "; name a hash of it");
+                                          in_quotes(request.affinity) + "; name a hash of it");
   }
   const auto long_name = [](const std::string& name) { return name.size() > max_node_name; };
   if (request.failed.size() > max_failed || std::ranges::any_of(request.failed, long_name)) {
-    return fail(errc::invalid_config, "request " + quoted(request.request) + " names " +
+    return fail(errc::invalid_config, "request " + in_quotes(request.request) + " names " +
                                           count_of(request.failed.size(), "node") +
                                           " that failed it; at most " + std::to_string(max_failed) +
                                           " of at most " + std::to_string(max_node_name) +
@@ -187,7 +187,7 @@ result<router::attempt> router::next_attempt(const placement_request& request) {
   }
   if (which.number > options_.retry_budget + 1) {
     return fail(errc::peer_lost,
-                "request " + quoted(request.request) + " was placed " +
+                "request " + in_quotes(request.request) + " was placed " +
                     count_of(which.number - 1, "time") + " and lost " + names_of(request.failed) +
                     " last, which uses limits.retry_budget (" +
                     std::to_string(options_.retry_budget) +
@@ -237,7 +237,7 @@ placement router::assign(const placement_request& request, std::size_t edge, con
   for (const std::string& move : {source.move, target.move}) {
     if (move.empty()) continue;
     out.sentence +=
-        out.sentence.empty() ? "affinity " + quoted(request.affinity) + " moves " : "; ";
+        out.sentence.empty() ? "affinity " + in_quotes(request.affinity) + " moves " : "; ";
     out.sentence += move;
   }
   return out;
@@ -385,8 +385,8 @@ result<std::size_t> router::find_edge(const placement_request& request) const {
   }
   if (matching.size() == 1) return matching.front();
   const std::string wanted =
-      (request.from.empty() ? "any stage" : "stage " + quoted(request.from)) + " to " +
-      (request.to.empty() ? "any stage" : "stage " + quoted(request.to));
+      (request.from.empty() ? "any stage" : "stage " + in_quotes(request.from)) + " to " +
+      (request.to.empty() ? "any stage" : "stage " + in_quotes(request.to));
   if (matching.empty()) {
     return fail(errc::not_found, "the deployment has no edge from " + wanted + "; " + edge_names());
   }

@@ -58,7 +58,7 @@ result<std::vector<std::string>> own_hosts(const config::deployment& deployment,
     host = std::move(*address);
   }
   if (!own.empty()) return own;
-  return fail(errc::invalid_config, "stage " + quoted(stage.name) + " belongs to " + all +
+  return fail(errc::invalid_config, "stage " + in_quotes(stage.name) + " belongs to " + all +
                                         ", which is not this machine; start it there, or add auto "
                                         "to its hosts");
 }
@@ -139,8 +139,9 @@ class slot_holder final : public claimed_slot {
       if (renewed ? !other : may_pass(renewed.error().code)) continue;
       // It would keep the name from whom it belongs to now. Its registration says so as well.
       logger("node")->warn("{} is held no more for this process: {}", granted_.name,
-                           other ? "the supervisor gives it " + quoted(renewed->name) + " instead"
-                                 : to_string(renewed.error()));
+                           other
+                               ? "the supervisor gives it " + in_quotes(renewed->name) + " instead"
+                               : to_string(renewed.error()));
       return;
     }
   }
@@ -178,10 +179,10 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
     std::string names;
     for (const auto& one : deployment.stages) names += (names.empty() ? "" : ", ") + one.name;
     return fail(errc::not_found,
-                "the deployment has no stage " + quoted(stage_name) + "; it has " + names);
+                "the deployment has no stage " + in_quotes(stage_name) + "; it has " + names);
   }
   if (stage->open) {
-    return fail(errc::invalid_config, "stage " + quoted(stage_name) +
+    return fail(errc::invalid_config, "stage " + in_quotes(stage_name) +
                                           " is open and has no names to claim; a process joins it "
                                           "by what it announces (engine_options::join)");
   }
@@ -219,9 +220,9 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
     }
     if (options.limit.count() >= 0 && steady_clock::now() - began + pause > options.limit) {
       return fail(errc::deadline, "the supervisor at " + cluster->asked() +
-                                      " gave this process no node of stage " + quoted(stage_name) +
-                                      " within " + time_text(options.limit) + ": " +
-                                      to_string(why));
+                                      " gave this process no node of stage " +
+                                      in_quotes(stage_name) + " within " +
+                                      time_text(options.limit) + ": " + to_string(why));
     }
     if (pause_of_claims(pause, options.given_up)) return fail(errc::aborted, "it was given up");
     pause =

@@ -79,14 +79,14 @@ result<slot_grant> slot_claims::renew(const slot_claim& claim, const std::vector
     if (mine || (!one.held(now) && uses[i].how != slot_use::kind::used))
       return grant(one, claim, now);
     return fail(errc::already_exists,
-                "node " + quoted(claim.held) +
+                "node " + in_quotes(claim.held) +
                     (one.held(now) ? " was claimed by pid " + std::to_string(one.held_by->pid) +
-                                         " on host " + quoted(one.held_by->host)
+                                         " on host " + in_quotes(one.held_by->host)
                                    : " is in use by another process") +
                     " meanwhile; start this process again, it gets another name then");
   }
-  return fail(errc::not_found, "stage " + quoted(claim.stage) + " has no node " +
-                                   quoted(claim.held) + "; start this process again");
+  return fail(errc::not_found, "stage " + in_quotes(claim.stage) + " has no node " +
+                                   in_quotes(claim.held) + "; start this process again");
 }
 
 std::optional<troupe::error> slot_claims::refusal(std::string_view name, std::uint64_t incarnation,
@@ -97,9 +97,10 @@ std::optional<troupe::error> slot_claims::refusal(std::string_view name, std::ui
   if (by.incarnation == incarnation) return std::nullopt;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(found->until - now);
   return troupe::error{errc::already_exists,
-                       "node " + quoted(name) + " was claimed by pid " + std::to_string(by.pid) +
-                           " on host " + quoted(by.host) + ", which is about to register; it is " +
-                           "free again in " + time_text(left) + " if that does not"};
+                       "node " + in_quotes(name) + " was claimed by pid " + std::to_string(by.pid) +
+                           " on host " + in_quotes(by.host) +
+                           ", which is about to register; it is " + "free again in " +
+                           time_text(left) + " if that does not"};
 }
 
 void slot_claims::stood_still(std::chrono::steady_clock::duration gap, steady_time now) {
@@ -125,8 +126,8 @@ result<void> slot_claims::check(const slot_claim& claim) const {
   }
   if (claim.cluster != cluster_) {
     return fail(errc::invalid_config, "the process that asks belongs to cluster " +
-                                          quoted(claim.cluster) + ", this supervisor to cluster " +
-                                          quoted(cluster_) +
+                                          in_quotes(claim.cluster) +
+                                          ", this supervisor to cluster " + in_quotes(cluster_) +
                                           "; check the supervisor's address in its file");
   }
   if (claim.incarnation == 0 || claim.host.size() > max_host_length) {
@@ -136,7 +137,7 @@ result<void> slot_claims::check(const slot_claim& claim) const {
   const auto of_stage = [&](const slot& s) { return s.what.stage == claim.stage; };
   if (std::ranges::none_of(slots_, of_stage)) {
     return fail(errc::not_found,
-                "the deployment has no stage " + quoted(claim.stage) + "; it has " + stages());
+                "the deployment has no stage " + in_quotes(claim.stage) + "; it has " + stages());
   }
   std::set<std::string> hosts;
   for (const slot& one : slots_) {
@@ -144,9 +145,10 @@ result<void> slot_claims::check(const slot_claim& claim) const {
     if (suits(one.what.host, claim.host)) return {};
     hosts.insert(one.what.host);
   }
-  return fail(errc::invalid_config,
-              "no node of stage " + quoted(claim.stage) + " belongs to host " + quoted(claim.host) +
-                  "; its hosts are " + list_of(hosts) + ": start it there, or add auto to them");
+  return fail(errc::invalid_config, "no node of stage " + in_quotes(claim.stage) +
+                                        " belongs to host " + in_quotes(claim.host) +
+                                        "; its hosts are " + list_of(hosts) +
+                                        ": start it there, or add auto to them");
 }
 
 std::string slot_claims::stages() const {
@@ -191,10 +193,10 @@ unexpected slot_claims::none_free(const slot_claim& claim, const std::vector<slo
     }
   }
   std::string sentence = "none of the " + count_of(all, "node") + " of stage " +
-                         quoted(claim.stage) + " for this host is free: " + std::to_string(used) +
-                         " in use, " + std::to_string(held) +
-                         " claimed by processes that are starting, " + std::to_string(down) +
-                         " down, which not every node has heard yet";
+                         in_quotes(claim.stage) +
+                         " for this host is free: " + std::to_string(used) + " in use, " +
+                         std::to_string(held) + " claimed by processes that are starting, " +
+                         std::to_string(down) + " down, which not every node has heard yet";
   if (awaited != 0) {
     sentence += ", " + std::to_string(awaited) +
                 " whose processes may still come back to this supervisor, which was restarted";

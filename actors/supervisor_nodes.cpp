@@ -17,12 +17,12 @@ slot_grant supervisor_state::claim(const slot_claim& claim) {
   auto granted = claims->claim(claim, table->uses(now()), now());
   if (!granted) {
     // Who asks again and again until one is free would fill the log.
-    log->debug("a process of pid {} on {} gets no name: {}", claim.pid, quoted(claim.host),
+    log->debug("a process of pid {} on {} gets no name: {}", claim.pid, in_quotes(claim.host),
                to_string(granted.error()));
     return {static_cast<std::uint8_t>(granted.error().code), granted.error().message, {}, 0};
   }
   log->info("{} is claimed by pid {} on {} (incarnation {:016x}), held for it for {} ms",
-            granted->name, claim.pid, quoted(claim.host), claim.incarnation, granted->held_ms);
+            granted->name, claim.pid, in_quotes(claim.host), claim.incarnation, granted->held_ms);
   return std::move(*granted);
 }
 
@@ -31,7 +31,7 @@ result<registration> supervisor_state::register_node(const registration_request&
   const node_info& node = request.node;
   if (!handle) {
     return fail(errc::invalid_config,
-                "node " + quoted(node.name) + " registers without a handle to reach it by");
+                "node " + in_quotes(node.name) + " registers without a handle to reach it by");
   }
   forgive_standstill();
   if (auto claimed = claims->refusal(node.name, node.incarnation, now()))
@@ -60,10 +60,10 @@ registration supervisor_state::take_in(const registration_request& request,
     forget_peer(node);
     self->monitor(handle);
   }
-  peers[node] = {
-      handle, request.node.incarnation,
-      fmt::format("from {} port {} (pid {}) as replica {} of stage {}", quoted(request.node.host),
-                  request.node.port, request.node.pid, outcome->replica, request.node.stage)};
+  peers[node] = {handle, request.node.incarnation,
+                 fmt::format("from {} port {} (pid {}) as replica {} of stage {}",
+                             in_quotes(request.node.host), request.node.port, request.node.pid,
+                             outcome->replica, request.node.stage)};
   uninformed.insert(node);
   if (const auto drained = drains.registered(node, request.node.incarnation)) {
     // A rank that was away when the others were told to leave does so, too.
@@ -88,7 +88,7 @@ heartbeat_ack supervisor_state::heard(const heartbeat& beat) {
         log->info(
             "heartbeat of {} (incarnation {:016x}), which is {} here: told to register again "
             "({} more since the last such line)",
-            quoted(beat.name), beat.incarnation,
+            in_quotes(beat.name), beat.incarnation,
             verdict == heartbeat_verdict::stale ? "replaced" : "unknown", *held_back);
       }
       break;

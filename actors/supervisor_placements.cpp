@@ -51,17 +51,17 @@ void supervisor_state::deliver(std::vector<served_ticket> served) {
 void supervisor_state::report(const placement& where) {
   if (where.sentence.empty()) return;
   if (const auto held_back = moves.pass()) {
-    log->info("request {}: {} ({} more since the last such line)", quoted(where.request),
+    log->info("request {}: {} ({} more since the last such line)", in_quotes(where.request),
               where.sentence, *held_back);
   } else {
-    log->debug("request {}: {}", quoted(where.request), where.sentence);
+    log->debug("request {}: {}", in_quotes(where.request), where.sentence);
   }
 }
 
 void supervisor_state::not_placed(const std::string& request, const error& why) {
   if (const auto held_back = unplaced_requests.pass(now())) {
     note("unplaced", {}, 0, table->epoch(),
-         "request " + quoted(request) + ": " + to_string(why) + more_of(*held_back));
+         "request " + in_quotes(request) + ": " + to_string(why) + more_of(*held_back));
   }
 }
 

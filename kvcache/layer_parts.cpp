@@ -26,7 +26,7 @@ std::string of_rank(std::uint32_t rank, std::uint32_t ranks) {
   return " at tensor-parallel rank " + std::to_string(rank) + " of " + std::to_string(ranks);
 }
 
-std::string quoted(std::string_view name) {
+std::string in_quotes(std::string_view name) {
   std::string text{"`"};
   text.append(name).append("`");
   return text;
@@ -39,7 +39,7 @@ unexpected held_by_none(const std::string& what) {
 
 unexpected held_twice(const std::string& what, std::string_view one, std::string_view other) {
   return fail(errc::layout_mismatch,
-              what + " held by " + quoted(one) + " and by " + quoted(other) +
+              what + " held by " + in_quotes(one) + " and by " + in_quotes(other) +
                   "; in a replica each layer, with its states, is in one part");
 }
 
@@ -53,8 +53,8 @@ result<void> check_alike(std::span<const source_layout> sources) {
   for (const auto& other : sources) {
     const auto differs = [&](const char* what, std::uint32_t here, std::uint32_t there) {
       return fail(errc::layout_mismatch,
-                  quoted(first.node) + " has " + std::to_string(here) + what + ", " +
-                      quoted(other.node) + " " + std::to_string(there) +
+                  in_quotes(first.node) + " has " + std::to_string(here) + what + ", " +
+                      in_quotes(other.node) + " " + std::to_string(there) +
                       "; the sources of a receive are the ranks of one replica");
     };
     if (other.layout->tp_size != first.layout->tp_size) {

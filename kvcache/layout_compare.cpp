@@ -23,7 +23,7 @@ result<void> equal(const std::string& what, std::uint64_t local, std::uint64_t r
   return mismatch(what, std::to_string(local), std::to_string(remote));
 }
 
-std::string quoted(const std::string& text) {
+std::string in_quotes(const std::string& text) {
   return "'" + text + "'";
 }
 
@@ -54,7 +54,8 @@ result<void> check_compatible_opaque(const cache_layout& local, const cache_layo
   const layer_layout& there = remote.layers[layer.there];
   const auto& name = layer.name;
   if (here.shape.packing != there.shape.packing) {
-    return mismatch(name + " packing", quoted(here.shape.packing), quoted(there.shape.packing));
+    return mismatch(name + " packing", in_quotes(here.shape.packing),
+                    in_quotes(there.shape.packing));
   }
   if (auto ok = equal(name + " unit", static_cast<unsigned>(here.shape.unit),
                       static_cast<unsigned>(there.shape.unit));
@@ -88,7 +89,7 @@ result<void> check_compatible_layer(const cache_layout& local, const cache_layou
   if (here.kind == layer_kind::opaque) return check_compatible_opaque(local, remote, layer);
   const auto& type = dtype_of(local, here);
   if (type != dtype_of(remote, there)) {
-    return mismatch(name + " dtype", quoted(type), quoted(dtype_of(remote, there)));
+    return mismatch(name + " dtype", in_quotes(type), in_quotes(dtype_of(remote, there)));
   }
   return equal(name + " element size", element_size_of(local, here),
                element_size_of(remote, there));
@@ -170,7 +171,8 @@ result<void> check_state_named_once(const cache_layout& layout, const char* side
   std::set<std::string_view> seen;
   for (const auto& state : layout.states) {
     if (seen.insert(state.name).second) continue;
-    return fail(errc::layout_mismatch, "state " + quoted(state.name) + " is there twice " + side +
+    return fail(errc::layout_mismatch, "state " + in_quotes(state.name) + " is there twice " +
+                                           side +
                                            ", and a part of a model knows states by their names");
   }
   return {};
@@ -184,7 +186,7 @@ result<void> check_states_there(const cache_layout& all, const char* side,
   for (const auto& state : all.states) there.insert(state.name);
   for (const auto& state : other.states) {
     if (there.contains(state.name)) continue;
-    return fail(errc::layout_mismatch, "state " + quoted(state.name) + " is not there " + side +
+    return fail(errc::layout_mismatch, "state " + in_quotes(state.name) + " is not there " + side +
                                            ", where all layers of the model are; both stages must "
                                            "serve the same model with the same cache settings");
   }
@@ -200,7 +202,7 @@ result<void> check_compatible_states_of_parts(const cache_layout& local,
   if (auto ok = check_states_there(remote, "at the peer", local); !ok) return ok;
   for (const auto& [here, there] : shared_states(local, remote)) {
     auto ok = check_compatible_state(local, local.states[here], remote, remote.states[there],
-                                     "state " + quoted(local.states[here].name));
+                                     "state " + in_quotes(local.states[here].name));
     if (!ok) return ok;
   }
   return {};
@@ -216,7 +218,7 @@ result<void> check_compatible_states(const cache_layout& local, const cache_layo
     const auto& here = local.states[i];
     const auto& there = remote.states[i];
     if (here.name != there.name) {
-      return mismatch(name + " name", quoted(here.name), quoted(there.name));
+      return mismatch(name + " name", in_quotes(here.name), in_quotes(there.name));
     }
     if (auto ok = check_compatible_state(local, here, remote, there, name); !ok) return ok;
   }
@@ -227,7 +229,7 @@ result<void> check_compatible_states(const cache_layout& local, const cache_layo
 
 result<void> check_compatible(const cache_layout& local, const cache_layout& remote) {
   if (local.dtype != remote.dtype) {
-    return mismatch("dtype", quoted(local.dtype), quoted(remote.dtype));
+    return mismatch("dtype", in_quotes(local.dtype), in_quotes(remote.dtype));
   }
   if (auto ok = equal("element size", local.element_size, remote.element_size); !ok) return ok;
   if (auto ok = equal("block_tokens", local.block_tokens, remote.block_tokens); !ok) return ok;

@@ -7,7 +7,7 @@ namespace troupe::c {
 
 namespace {
 
-std::string quoted(std::string_view name) {
+std::string in_quotes(std::string_view name) {
   std::string out{"`"};
   out.append(name).append("`");
   return out;
@@ -27,20 +27,20 @@ result<void> check_size(std::uint32_t size, std::uint32_t least, std::size_t kno
 result<std::string> optional_text(const char* given, std::string_view name) {
   if (!given) return std::string{};
   const auto length = ::strnlen(given, max_text_bytes + 1);
-  if (length > max_text_bytes) return bad_argument(quoted(name).append(" has more than 1 MiB"));
+  if (length > max_text_bytes) return bad_argument(in_quotes(name).append(" has more than 1 MiB"));
   return std::string(given, length);
 }
 
 result<std::string> text(const char* given, std::string_view name) {
   if (auto here = present(given, name); !here) return fail(here.error());
   auto out = optional_text(given, name);
-  if (out && out->empty()) return bad_argument(quoted(name).append(" is empty"));
+  if (out && out->empty()) return bad_argument(in_quotes(name).append(" is empty"));
   return out;
 }
 
 result<std::vector<std::string>> texts(const char* const* given, std::size_t count,
                                        std::string_view name) {
-  if (count > max_list_items) return bad_argument(quoted(name).append(" has too many entries"));
+  if (count > max_list_items) return bad_argument(in_quotes(name).append(" has too many entries"));
   if (count != 0)
     if (auto here = present(given, name); !here) return fail(here.error());
   std::vector<std::string> out;
@@ -78,7 +78,7 @@ result<std::span<const std::byte>> bytes(const void* given, std::size_t size,
 
 result<void> known_flags(std::uint32_t given, std::uint32_t known, std::string_view name) {
   if ((given & ~known) == 0) return {};
-  return bad_argument(quoted(name).append(" has bits that this release does not know: ") +
+  return bad_argument(in_quotes(name).append(" has bits that this release does not know: ") +
                       std::to_string(given & ~known));
 }
 
@@ -92,7 +92,7 @@ result<void> check_index(std::uint32_t given, std::size_t count, std::string_vie
 result<void> in_range(std::uint32_t given, std::uint32_t first, std::uint32_t last,
                       std::string_view name) {
   if (given >= first && given <= last) return {};
-  auto why = quoted(name);
+  auto why = in_quotes(name);
   why.append(" is ").append(std::to_string(given)).append("; it goes from ");
   why.append(std::to_string(first)).append(" to ").append(std::to_string(last));
   return bad_argument(std::move(why));
