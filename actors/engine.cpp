@@ -29,7 +29,6 @@
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/system.hpp"
 #include "troupe/actors/thread_cores.hpp"
-#include "troupe/actors/value_client.hpp"
 #include "troupe/actors/value_regions.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
@@ -453,8 +452,8 @@ class node_engine final : public engine {
           context_->self.name);
     }
     // The engine may reuse the memory of a put from here on, also where an actor is late. A copy always ends.
-    lent_read::shut_out(context_->counters);
-    while (lent_read::any(context_->counters)) {
+    context_->lent.shut_out();
+    while (context_->counters.local_copies.load() != 0 || context_->lent.is_read()) {
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
   }
@@ -502,7 +501,7 @@ class node_engine final : public engine {
   /// Whether everything that was live has ended at both sides.
   [[nodiscard]] bool may_leave() const {
     const auto& counters = context_->counters;
-    return counters.port_stops.load() && !lent_read::any(counters) &&
+    return counters.port_stops.load() && counters.local_copies.load() == 0 &&
            counters.active_transfers.load() == 0;
   }
 

@@ -17,6 +17,7 @@
 
 #include "troupe/actors/cache_pool.hpp"
 #include "troupe/actors/event_queue.hpp"
+#include "troupe/actors/lent_memory.hpp"
 #include "troupe/actors/operation_table.hpp"
 #include "troupe/actors/session_messages.hpp"
 #include "troupe/actors/supervisor_search.hpp"
@@ -181,6 +182,7 @@ struct node_context {
   operation_table operations;
   event_queue events;
   node_counters counters;
+  lent_memory lent;
   registration_state registration;
   supervisor_search search;  ///< of a supervisor that is to be begun
   std::mutex value_regions_mutex;

@@ -124,9 +124,9 @@ void ask(self_pointer self) {
   auto& st = self->state;
   switch (st.order.verb) {
     case value_verb::put: {
-      const lent_read reading{st.context->counters};
+      const lent_memory::read reading{st.context->lent};
       if (!reading) {
-        end_with(self, lent_read::refused());
+        end_with(self, lent_memory::refusal());
         return;
       }
       store_put put{st.transfer.value, st.order.key, st.order.value.size(),
@@ -268,9 +268,9 @@ void happened(self_pointer self, link_is_lost& lost) {
 /// What was granted of the value died with the link, or was never said.
 void grant_copy_instead(self_pointer self) {
   auto& st = self->state;
-  const lent_read reading{st.context->counters};
+  const lent_memory::read reading{st.context->lent};
   if (!reading) {
-    give_up(self, lent_read::refused());
+    give_up(self, lent_memory::refusal());
     return;
   }
   auto wish = grant_on_copy(st);
@@ -373,8 +373,8 @@ decltype(value_concluded::outcome) value_here(node_context& context, const start
   auto& values = *context.values;
   switch (order.verb) {
     case value_verb::put: {
-      const lent_read reading{context.counters};
-      if (!reading) return event_failed{lent_read::refused()};
+      const lent_memory::read reading{context.lent};
+      if (!reading) return event_failed{lent_memory::refusal()};
       auto done = values.put(order.key, order.value, std::chrono::milliseconds{order.ttl_ms});
       if (!done) return event_failed{done.error()};
       return event_done{{}, order.value.size()};

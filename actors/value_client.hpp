@@ -92,32 +92,6 @@ class end_of_copy {
   node_counters* of_;
 };
 
-/// Held by whoever reads the value of a put, which is the caller's until the outcome or the end of the node. False:
-/// the node has stopped, and nothing may be read. One of `node_counters::local_copies`, too.
-class lent_read {
- public:
-  explicit lent_read(node_counters& of) noexcept
-      : of_{of}, may_{(of.local_copies.fetch_add(1) & shut) == 0} {}
-  lent_read(const lent_read&) = delete;
-  lent_read& operator=(const lent_read&) = delete;
-  ~lent_read() { of_.local_copies.fetch_sub(1); }
-  explicit operator bool() const noexcept { return may_; }
-
-  /// Whether there is one.
-  [[nodiscard]] static bool any(const node_counters& of) noexcept {
-    return (of.local_copies.load() & ~shut) != 0;
-  }
-  /// None begins from here on, also where an actor is late.
-  static void shut_out(node_counters& of) noexcept { of.local_copies.fetch_or(shut); }
-  [[nodiscard]] static troupe::error refused() { return {errc::aborted, "the node was stopped"}; }
-
- private:
-  static constexpr std::uint32_t shut = 1U << 31U;
-
-  node_counters& of_;
-  const bool may_;
-};
-
 /// The same four operations on this node's own store, at once.
 [[nodiscard]] decltype(value_concluded::outcome) value_here(node_context& context,
                                                             const start_value& order);

@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
-#include "troupe/actors/value_client.hpp"
 #include "troupe/actors/value_regions.hpp"
 
 #include "listening_link.hpp"
@@ -214,10 +213,10 @@ class putting_late : public putting_large, public ::testing::WithParamInterface<
   }
   ~putting_late() override { ::munmap(page, 100'000); }
   void expect_untouched(const std::string& peer) {
-    lent_read::shut_out(context->counters);
+    context->lent.shut_out();
     put(peer, {static_cast<const std::byte*>(page), GetParam()});
     EXPECT_EQ(failure().code, errc::aborted);
-    EXPECT_FALSE(lent_read::any(context->counters));
+    EXPECT_FALSE(context->lent.is_read());
   }
 };
 
@@ -244,7 +243,7 @@ TEST_P(putting_late, whose_link_comes_back_reads_nothing_again) {
   ASSERT_EQ(::mprotect(page, GetParam(), PROT_READ), 0);
   put(link.peer, {static_cast<const std::byte*>(page), GetParam()});
   ASSERT_TRUE(said<store_put>(0));
-  lent_read::shut_out(context->counters);
+  context->lent.shut_out();
   ASSERT_EQ(::mprotect(page, GetParam(), PROT_NONE), 0);
   caf::anon_send(heard->sessions.at(0).value(), session_event{link_is_back{2, "shm"}});
   EXPECT_EQ(failure().code, errc::aborted);
