@@ -19,6 +19,9 @@ def node(name, url, role, rank=0, ranks=1, **labels):
             "labels": {"http": url.removeprefix("http://"), "role": role, "engine_id": f"id of {name}", **labels}}
 
 
+STEP = 2.0  # seconds of an engine: it hears then what was called meanwhile, and nothing whose time is over
+
+
 def membership(nodes, calls):
     """In place of `troupe.Cluster`: this document, a supervisor that places nothing, and files of who was called and of
     what nodes had failed the requests that were to be placed."""
@@ -37,7 +40,9 @@ def membership(nodes, calls):
         def finished(self, _):
             pass
 
-        def call(self, name, method, payload, **_):
+        def call(self, name, method, payload, timeout):
+            if timeout <= STEP:
+                raise TroupeError(ErrorCode.DEADLINE, "the engine did not answer the call in time")
             with open(calls, "a", encoding="utf-8") as file:
                 file.write(f"{name} {method} {payload.decode()}\n")
             return b""

@@ -30,7 +30,8 @@ __all__ = ["Members"]
 logger = logging.getLogger("troupe.router")
 
 _TIMEOUT = 2.0  # seconds, of a call to the supervisor
-_PATIENCE = 0.5  # of a request for its placement: the router can choose by itself; of a word that needs no answer
+_PATIENCE = 0.5  # of a request for its placement: the router can choose by itself
+_HEARD = 5.0  # of a word that needs no answer: an engine hears between its steps, and nothing whose time is over
 _LOOK = 1.0  # between two looks at the membership
 _THREADS = 8  # that ask for placements
 _MOST_PLACING = 256  # requests; behind it the router chooses by itself
@@ -206,9 +207,8 @@ class Members:
         self._tells = False
 
     def _release(self, node: str, transfer: str) -> None:
-        """An engine that has nothing to do answers late, and hears it all the same."""
         try:
-            self._cluster.call(node, RELEASE, transfer.encode(), timeout=_PATIENCE)
+            self._cluster.call(node, RELEASE, transfer.encode(), timeout=_HEARD)
         except TroupeError as why:
             logger.debug("%s does not hear that nobody takes %s: %s", node, transfer, why)
 
