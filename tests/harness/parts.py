@@ -59,10 +59,12 @@ PARTS = {
     # sanitizer over shared memory; over both it is told in the release build.
     "sanitizers": (
         Tests("asan", ("unit", "integration"),
-              ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults"), parallel=BESIDE_SERVERS),
+              ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults"), parallel=BESIDE_SERVERS,
+              but="/shm"),
         Tests("asan", ("faults",), (), but="/shm"),
         # The other suites have one thread, or nodes whose threads meet as they do in these.
-        Tests("tsan", ("unit", "integration"), (*WITH_THREADS, "troupe_tests_faults"), only=threaded()),
+        Tests("tsan", ("unit", "integration"), (*WITH_THREADS, "troupe_tests_faults"), only=threaded(),
+              but="/tcp"),
         Tests("tsan", ("faults",), (), but="/tcp"),
     ),
     "verbs": (Tests("release", ("verbs",), ("troupe_tests_verbs",), parallel=1),),

@@ -627,6 +627,13 @@ def begin_and_abort(schedulers, name, room, address, count):
         nodes.abort(*arguments)
 
 
+def hear_nothing_of_nodes(schedulers, name):
+    """As where the supervisor is gone: a double, since it cannot be made to die between a registration and its news."""
+    nodes = schedulers[name].manager.nodes
+    nodes.page_size_of = lambda node: None
+    nodes.is_member = lambda node: False
+
+
 def withhold_unpinned(schedulers, name):
     """As of peers that take long to say that they write no more."""
     from troupe.events import Unpinned

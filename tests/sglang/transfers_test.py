@@ -795,6 +795,17 @@ class Misfits(Transfers):
         self.assertIn("asks for 112 tokens, and the prefill server has 64", prefill.first(sglang.failure, self.room)[1])
         self.fails_at(decode)
 
+    def test_pages_that_end_later_than_the_prompt_of_a_server_of_which_nothing_is_heard(self):
+        prefill, decode = self.pair({"page_size": 16, "pages": 64}, {"page_size": 64, "pages": 16})
+        prefill.run(sglang.hear_nothing_of_nodes)
+        self.meet(prefill, decode, self.room, 100)
+        prefill.run(sglang.finalize, self.room, 100)
+        prefill.run(sglang.send, self.room, 100, last=True)
+        self.assertEqual(prefill.poll(self.room), FAILED)
+        self.assertRegex(prefill.first(sglang.failure, self.room)[1],
+                         "asks for 128 tokens.*nothing was heard of node 'decode-.*does the supervisor run")
+        self.fails_at(decode)
+
     def fails_at(self, decode):
         until(lambda: decode.poll(self.room) == FAILED, "the receiver hears nothing")
         self.assertTrue(decode.first(sglang.failure, self.room)[1])

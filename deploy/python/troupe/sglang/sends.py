@@ -18,7 +18,6 @@ from troupe.sglang.pages import blocks_of
 __all__ = ["SendListener", "Sends", "request_of"]
 
 DAY = 24 * 3600.0  # SGLang's own time-outs, or the death of a peer, end a send before
-MOST_PAGE = 1024  # tokens of a page of a decode server that does not say how many
 INTRODUCED = 5.0  # seconds until a request goes on though its node is not known: a supervisor that is gone tells nobody
 
 
@@ -184,11 +183,17 @@ class Sends(RoomOperations):
         lack = max((event.token_end for event in self._wanted.values()), default=0) - tokens
         if lack <= 0:
             return 0
-        pages = [self._nodes.page_size_of(node) or MOST_PAGE for node in self._wanted]
-        if lack >= max(pages) or max(pages) <= self._page_size:
+        sizes = {node: self._nodes.page_size_of(node) for node in self._wanted}
+        known = [size for size in sizes.values() if size is not None]
+        why = f"the decode server asks for {tokens + lack} tokens, and the prefill server has {tokens} of the request"
+        if len(known) < len(sizes):
+            silent = next(node for node, size in sizes.items() if size is None)
             raise ValueError(
-                f"the decode server asks for {tokens + lack} tokens, and the prefill server has {tokens} of the request"
+                f"{why}; whether its pages are larger is not known, since nothing was heard of node {silent!r} within "
+                f"{INTRODUCED:.0f} s: does the supervisor run?"
             )
+        if lack >= max(known) or max(known) <= self._page_size:
+            raise ValueError(why)
         self._say(lambda op: self._nodes.engine(0).add_blocks(op, _zeros(lack)))
         return lack
 
