@@ -803,7 +803,7 @@ class Misfits(Transfers):
         prefill.run(sglang.send, self.room, 100, last=True)
         self.assertEqual(prefill.poll(self.room), FAILED)
         self.assertRegex(prefill.first(sglang.failure, self.room)[1],
-                         "asks for 128 tokens.*nothing was heard of node 'decode-.*does the supervisor run")
+                         "asks for 128 tokens.*nothing was heard of node 'sglang.decode-.*does the supervisor run")
         self.fails_at(decode)
 
     def fails_at(self, decode):
