@@ -17,7 +17,12 @@ constexpr std::size_t said = 10;
 /// has that lane and reads no other.
 class last_words : public hostile {
  protected:
-  last_words() : peer{become_peer(incarnation{98}, {.lanes = 2})} {
+  static link_options two_lanes() {
+    link_options options;
+    options.lanes = 2;
+    return options;
+  }
+  last_words() : peer{become_peer(incarnation{98}, two_lanes())} {
     peer.sink->held = true;
     say_frames(1);
     EXPECT_TRUE(comes_true([&] { return peer.sink->frames == 1; }));
