@@ -166,7 +166,7 @@ def test_agents_know_each_other_by_a_secret(both: Both, tmp_path: Path) -> None:
                 other.add_peer(described).connect(PATIENCE)
     with pytest.raises(troupe.TroupeError, match="no/such/secret"):
         io.Agent("x", security=io.Security("secret", secret="no/such/secret"))
-    with pytest.raises(troupe.TroupeError, match="options.secret` is given"):
+    with pytest.raises(troupe.TroupeError, match=r"options.secret` is given"):
         io.Agent("x", security=io.Security("open", secret="no/such/secret"))
 
 
@@ -391,7 +391,7 @@ def test_agents_with_certificates_reach_those_of_their_authority_alone(tmp_path:
 def test_a_key_that_others_can_read_is_refused_by_name(tmp_path: Path) -> None:
     ours = authority(tmp_path / "ours")
     os.chmod(ours.key, 0o644)
-    with pytest.raises(troupe.TroupeError, match="node.key"):
+    with pytest.raises(troupe.TroupeError, match=r"node.key"):
         io.Agent("a", security=ours)
 
 
