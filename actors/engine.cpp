@@ -453,7 +453,7 @@ class node_engine final : public engine {
     }
     // The engine may reuse the memory of a put from here on, also where an actor is late. A copy always ends.
     context_->lent.shut_out();
-    while (context_->counters.local_copies.load() != 0 || context_->lent.is_read()) {
+    while (context_->lent.is_read()) {
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
   }

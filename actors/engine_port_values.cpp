@@ -51,20 +51,14 @@ void unpin_value(engine_port_state& st, operation_id operation) {
 
 namespace {
 
-/// On a thread of the scheduler's, not on the caller's, which the port may run on: the engine computes
-/// while its value is copied. Whoever is spawned says that the copy is over.
-template <class... Arguments>
-auto spawn_copier(self_pointer self, Arguments&&... arguments) {
-  auto& counters = self->state.context->counters;
-  counters.local_copies.fetch_add(1);
-  end_of_copy unless_it_begins{&counters};
-  auto copier = self->system().spawn(std::forward<Arguments>(arguments)...);
-  unless_it_begins.passed_on();
-  return copier;
+void count_copies(engine_port_state& st) {
+  st.context->counters.local_copies.store(static_cast<std::uint32_t>(st.copying.size()));
 }
 
+/// On a thread of the scheduler's, as every copy, not on the caller's, which the port may run on: the engine computes
+/// meanwhile.
 session_actor spawn_copying_client(self_pointer self, value_client_options options) {
-  auto client = spawn_copier(self, value_client, std::move(options));
+  auto client = self->system().spawn(value_client, std::move(options));
   self->monitor(client);
   return client;
 }
@@ -99,14 +93,15 @@ namespace {
 
 void copy_here(self_pointer self, start_value& order) {
   auto& st = self->state;
-  st.copying.insert(order.operation);
+  const auto operation = order.operation;
   const auto body = [](caf::event_based_actor* copier, const context_ptr& context,
                        const engine_port_actor& port, const start_value& put) {
-    // Told before it is counted as over: `stop` waits for the count, then for the outcome.
-    const end_of_copy counted{&context->counters};
     copier->send(port, port_event{value_concluded{put.operation, copied_here(*context, put)}});
   };
-  spawn_copier(self, body, st.context, caf::actor_cast<engine_port_actor>(self), std::move(order));
+  self->system().spawn(body, st.context, caf::actor_cast<engine_port_actor>(self),
+                       std::move(order));
+  st.copying.insert(operation);
+  count_copies(st);
 }
 
 }  // namespace
@@ -144,6 +139,7 @@ void happened(self_pointer self, value_concluded& outcome) {
   st.value_clients.erase(outcome.operation);
   if (st.copying.erase(outcome.operation) != 0) unpin_value(st, outcome.operation);
   value_outcome(st, outcome);
+  count_copies(st);  // told before: `stop` waits for the count
 }
 
 void value_came(self_pointer self, const link_handle& link, session_message& message) {

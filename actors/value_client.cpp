@@ -358,7 +358,6 @@ session_actor::behavior_type value_client(session_actor::stateful_pointer<value_
   st.link = std::move(options.link);
   st.transfer = options.transfer;
   st.order = std::move(options.order);
-  const end_of_copy counted{must_copy(st.order, st.link) ? &st.context->counters : nullptr};
   ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
   ask(self);
   return {[self](session_event& event) {

@@ -69,28 +69,11 @@ struct value_client_options {
 };
 
 /// Whether the value of a put is the caller's, and the peer would reach into our memory for it. Its client then copies
-/// it as soon as it runs, and is one of `node_counters::local_copies` until then.
+/// it as soon as it runs.
 [[nodiscard]] bool must_copy(const start_value& order, const link_handle& link);
 
 [[nodiscard]] session_actor::behavior_type value_client(
     session_actor::stateful_pointer<value_client_state> self, value_client_options options);
-
-/// Says that a copy of a caller's value is over, whose beginning was counted: whoever stops the node waits for
-/// that. Null: there is none.
-class end_of_copy {
- public:
-  explicit end_of_copy(node_counters* of) noexcept : of_{of} {}
-  end_of_copy(const end_of_copy&) = delete;
-  end_of_copy& operator=(const end_of_copy&) = delete;
-  ~end_of_copy() {
-    if (of_ != nullptr) of_->local_copies.fetch_sub(1);
-  }
-  /// Somebody else says it.
-  void passed_on() noexcept { of_ = nullptr; }
-
- private:
-  node_counters* of_;
-};
 
 /// The same four operations on this node's own store, at once.
 [[nodiscard]] decltype(value_concluded::outcome) value_here(node_context& context,
