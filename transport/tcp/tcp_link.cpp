@@ -260,8 +260,8 @@ bool tcp_link::receive(tcp_lane& lane) {
     return false;
   }
   // Asked before the socket is read: what was in it when the peer was gone is read by then.
-  const bool last_words = &lane == lanes_[0].get() && ending_.load(std::memory_order_acquire) &&
-                          !until_goodbye_.load(std::memory_order_relaxed);
+  const bool last_words =
+      &lane == lanes_[0].get() && ending_.load(std::memory_order_acquire) == ending::until_empty;
   const auto before = lane.rx().payload_received();
   auto settled = lane.settle();
   auto outcome = lane_receiver::outcome::failed;
@@ -338,13 +338,13 @@ bool tcp_link::on_poll(steady_time now) {
     if (!copies_.any()) engine_.remove_poller(this);
     return worked;
   }
-  const bool ending = ending_.load(std::memory_order_acquire);
-  if (ending && heard_out(now)) {
+  const bool ends = ending_.load(std::memory_order_acquire) != ending::no;
+  if (ends && heard_out(now)) {
     end_now();
     return true;
   }
   const auto idle = now.time_since_epoch().count() - active_ns_.load(std::memory_order_relaxed);
-  if (!ending && idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
+  if (!ends && idle > std::chrono::nanoseconds{context_.options.spin}.count() &&
       !deferred_.load(std::memory_order_relaxed) && !soon_.load(std::memory_order_relaxed) &&
       !copies_.any()) {
     return false;
@@ -353,7 +353,7 @@ bool tcp_link::on_poll(steady_time now) {
 }
 
 bool tcp_link::before_sleep() {
-  if (ending_.load(std::memory_order_acquire) && is_up()) return false;
+  if (ending_.load(std::memory_order_acquire) != ending::no && is_up()) return false;
   if (soon_.load(std::memory_order_seq_cst)) {
     flush_soon();
     return false;

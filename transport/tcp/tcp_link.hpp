@@ -338,8 +338,8 @@ class tcp_link final : public link,
   // Of a link that is up and whose peer is gone; the first two under `state_mutex_`.
   std::optional<troupe::error> why_ending_;
   steady_time ending_until_{};
-  std::atomic<bool> ending_{false};
-  std::atomic<bool> until_goodbye_{false};  ///< set before `ending_`
+  enum class ending : std::uint8_t { no, until_empty, until_goodbye };  ///< of lane 0
+  std::atomic<ending> ending_{ending::no};
 
   std::atomic<bool> told_up_{false};
   std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow

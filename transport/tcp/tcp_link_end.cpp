@@ -24,9 +24,9 @@ void tcp_link::end_after_frames(troupe::error why, bool said_goodbye) {
     const std::lock_guard lock{state_mutex_};
     if (why_ending_ || !is_up()) return;
     why_ending_ = std::move(why);
-    until_goodbye_.store(said_goodbye, std::memory_order_relaxed);
     ending_until_ = std::chrono::steady_clock::now() + longest_end;
-    ending_.store(true, std::memory_order_release);
+    ending_.store(said_goodbye ? ending::until_goodbye : ending::until_empty,
+                  std::memory_order_release);
   }
   engine_.wake();
 }
