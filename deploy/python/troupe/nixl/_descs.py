@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from troupe.memory import Memory
 from troupe.nixl._errors import nixlInvalidParamError, nixlMismatchError, nixlNotFoundError
@@ -19,6 +19,7 @@ _NAMES = {0: "DRAM", 1: "VRAM", 2: "BLOCK", 3: "OBJ", 4: "FILE"}
 _MAGIC = b"TROUPE-DESCS\x01"
 _HEAD = struct.Struct("<BBQ")
 _MOST = 2**28
+_List = TypeVar("_List", bound="_DList")
 
 
 class _DList:
@@ -171,35 +172,30 @@ def decoded(given: bytes) -> _DList:
 
 def xfer_descs(descs: Any, mem_type: str | None) -> nixlXferDList | None:
     """What `get_xfer_descs` gives: None, and a line in the log, for what is none."""
-    if isinstance(descs, nixlXferDList):
-        return descs
-    if isinstance(descs, _DList):
-        logger.error("a %s was given for a transfer; give an nixlXferDList (trim())", type(descs).__name__)
-        return None
-    made = _made_of(nixlXferDList, descs, mem_type, 3)
-    return made if isinstance(made, nixlXferDList) else None
+    return _list_of(nixlXferDList, descs, mem_type, 3, "a %s was given for a transfer; give an nixlXferDList (trim())")
 
 
 def reg_descs(descs: Any, mem_type: str | None) -> nixlRegDList | None:
     """What `get_reg_descs` gives."""
-    if isinstance(descs, nixlRegDList):
-        return descs
-    if isinstance(descs, _DList):
-        logger.error("a %s was given for a registration; give an nixlRegDList", type(descs).__name__)
-        return None
-    made = _made_of(nixlRegDList, descs, mem_type, 4)
-    return made if isinstance(made, nixlRegDList) else None
+    return _list_of(nixlRegDList, descs, mem_type, 4, "a %s was given for a registration; give an nixlRegDList")
 
 
 def remote_descs(descs: Any, mem_type: str | None) -> nixlRemoteDList | None:
     """What `get_remote_descs` gives."""
-    if isinstance(descs, nixlRemoteDList):
+    return _list_of(nixlRemoteDList, descs, mem_type, 4)
+
+
+def _list_of(kind: type[_List], descs: Any, mem_type: str | None, width: int, unlike: str = "") -> _List | None:
+    """`unlike`: what is said of a list of another class; nothing: its rows are taken."""
+    if isinstance(descs, kind):
         return descs
-    made = _made_of(nixlRemoteDList, descs, mem_type, 4)
-    return made if isinstance(made, nixlRemoteDList) else None
+    if unlike and isinstance(descs, _DList):
+        logger.error(unlike, type(descs).__name__)
+        return None
+    return _made_of(kind, descs, mem_type, width)
 
 
-def _made_of(kind: type[_DList], descs: Any, mem_type: str | None, width: int) -> _DList | None:
+def _made_of(kind: type[_List], descs: Any, mem_type: str | None, width: int) -> _List | None:
     tensors = _tensors_of(descs)
     if tensors is not None:
         return _of_tensors(kind, tensors)
@@ -224,7 +220,7 @@ def _tensors_of(descs: Any) -> list[Any] | None:
     return None
 
 
-def _of_tensors(kind: type[_DList], tensors: list[Any]) -> _DList | None:
+def _of_tensors(kind: type[_List], tensors: list[Any]) -> _List | None:
     memory = []
     for tensor in tensors:
         try:
