@@ -363,8 +363,9 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
             << " a second where they were fastest; the flood said " << meanwhile
             << " hellos at most between a newcomer's call and its entry" << std::endl;
   EXPECT_GE(flood.fastest, rate) << "this was no such flood";
-  // Who had no processor for a second was not kept out by the door, which would keep out nearly all of them.
-  EXPECT_LT(late, newcomers / 2) << "waited for a second of such a flood";
+  // Who had no processor for a second was not kept out by the door. Instrumented, beside other tests, more have none.
+  EXPECT_LE(late, newcomers / (troupe::testing::sanitized ? 10 : 100))
+      << "waited for a second of such a flood";
   EXPECT_EQ(at.it->count().admitted, static_cast<unsigned>(newcomers));
   EXPECT_LE(at.it->count().strangers, 256u);
 }
