@@ -58,10 +58,9 @@ PARTS = {
     # Where a story is told over each backend, the address sanitizer hears it over tcp, which parses, and the thread
     # sanitizer over shared memory; over both it is told in the release build.
     "sanitizers": (
-        Tests("asan", ("unit", "integration"),
+        Tests("asan", ("unit", "integration", "faults"),
               ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults"), parallel=BESIDE_SERVERS,
               but="/shm"),
-        Tests("asan", ("faults",), (), but="/shm"),
         # The other suites have one thread, or nodes whose threads meet as they do in these.
         Tests("tsan", ("unit", "integration"), (*WITH_THREADS, "troupe_tests_faults"), only=threaded(),
               but="/tcp"),
