@@ -2,10 +2,11 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stop_token>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -220,15 +221,18 @@ void network::cut() {
 }
 
 std::jthread network::cut_in(milliseconds patience) {
+  struct waiting {
+    std::mutex mutex;
+    std::condition_variable_any woken;
+  };
   try {
-    return std::jthread{[patience, streams = gate_->streams()](const std::stop_token& over) {
-      std::mutex mutex;
-      std::condition_variable_any woken;
-      std::unique_lock lock{mutex};
-      woken.wait_for(lock, over, patience, [] { return false; });
+    return std::jthread{[patience, streams = gate_->streams(),
+                         by = std::make_unique<waiting>()](const std::stop_token& over) noexcept {
+      std::unique_lock lock{by->mutex};
+      by->woken.wait_for(lock, over, patience, [] { return false; });
       if (!over.stop_requested()) streams->cut();
     }};
-  } catch (const std::system_error&) {  // no thread left to have: nobody would cut them later
+  } catch (const std::exception&) {  // no thread or no memory left: nobody would cut them later
     cut();
     return {};
   }
