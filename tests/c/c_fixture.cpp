@@ -9,21 +9,25 @@ namespace {
 
 std::string head_of_deployment(std::uint16_t supervisor_port) {
   return "cluster: c-abi\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(supervisor_port) +
-         ", heartbeat_interval: 100ms, state_file: none}\nsecurity: {mode: none}\nstages:\n";
+         ", heartbeat_interval: 100ms, heartbeat_timeout: 10min, state_file: none}\n"
+         "security: {mode: none}\nstages:\n";
 }
+
+// Nobody here is blamed for a machine that is busy.
+constexpr const char* patient = ", transport: {peer_silence: 1min}}\n";
 
 }  // namespace
 
 std::string deployment_text(std::uint16_t supervisor_port) {
   return head_of_deployment(supervisor_port) +
-         "  - {name: prefill, role: prefill, engine: external}\n"
-         "  - {name: decode, role: decode, engine: external}\n"
+         "  - {name: prefill, role: prefill, engine: external" + patient +
+         "  - {name: decode, role: decode, engine: external" + patient +
          "edges:\n  - {from: prefill, to: decode, mode: write}\n";
 }
 
 std::string open_deployment_text(std::uint16_t supervisor_port) {
   return head_of_deployment(supervisor_port) +
-         "  - {name: engines, role: both, open: {max_nodes: 8}}\n"
+         "  - {name: engines, role: both, open: {max_nodes: 8}" + patient +
          "edges:\n  - {from: engines, to: engines, mode: read}\n";
 }
 

@@ -32,8 +32,8 @@ cluster: engines
 supervisor: {{host: 127.0.0.1, port: {port}}}
 model: {{layers: 4, kv_heads: 2, head_dim: 64, dtype: bf16, block_tokens: 32}}
 stages:
-  - {{name: prefill, role: prefill, engine: external, hosts: [127.0.0.1]}}
-  - {{name: decode, role: decode, engine: external, hosts: [127.0.0.1]}}
+  - {{name: prefill, role: prefill, engine: external, hosts: [127.0.0.1], transport: {{peer_silence: 10s}}}}
+  - {{name: decode, role: decode, engine: external, hosts: [127.0.0.1], transport: {{peer_silence: 10s}}}}
 edges:
   - {{from: prefill, to: decode, mode: read}}
 """

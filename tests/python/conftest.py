@@ -22,26 +22,31 @@ SENT = [5, 0, 2]
 RECEIVED = [1, 7, 3]
 
 
-def deployment(port: int) -> str:
+def _head_of_deployment(port: int) -> str:
     return f"""
 cluster: python
-supervisor: {{host: 127.0.0.1, port: {port}, heartbeat_interval: 100ms, state_file: none}}
+supervisor:
+  {{host: 127.0.0.1, port: {port}, heartbeat_interval: 100ms, heartbeat_timeout: 10min, state_file: none}}
 security: {{mode: none}}
-stages:
-  - {{name: prefill, role: prefill, engine: external}}
-  - {{name: decode, role: decode, engine: external}}
+stages:"""
+
+
+# Nobody here is blamed for a machine that is busy.
+_PATIENT = "transport: {peer_silence: 1min}"
+
+
+def deployment(port: int) -> str:
+    return f"""{_head_of_deployment(port)}
+  - {{name: prefill, {_PATIENT}, role: prefill, engine: external}}
+  - {{name: decode, {_PATIENT}, role: decode, engine: external}}
 edges:
   - {{from: prefill, to: decode, mode: write}}
 """
 
 
 def open_deployment(port: int) -> str:
-    return f"""
-cluster: python
-supervisor: {{host: 127.0.0.1, port: {port}, heartbeat_interval: 100ms, state_file: none}}
-security: {{mode: none}}
-stages:
-  - {{name: engines, role: both, open: {{max_nodes: 8}}}}
+    return f"""{_head_of_deployment(port)}
+  - {{name: engines, {_PATIENT}, role: both, open: {{max_nodes: 8}}}}
 edges:
   - {{from: engines, to: engines, mode: read}}
 """
