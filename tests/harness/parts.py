@@ -18,8 +18,8 @@ TEST_JOBS = 3 * JOBS
 WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "planted_race",
                 "event_queue_test", "engine_test", "side_threads_test", "door_test", "door_tls_test", "network_test",
                 "node_test", "closed_connection_test", "crossing_dials_test", "supervisor_test", "supervisor_begin_test",
-                "transfer_test", "value_test", "hetero_test", "xgmi_test", "staging_test", "tcp_gpu_test",
-                "shm_gpu_test")
+                "transfer_test", "value_test", "hetero_test", "io_agent_test", "xgmi_test", "staging_test",
+                "tcp_gpu_test", "shm_gpu_test")
 # Instrumented code computes more than it waits, and servers of engines go on beside it.
 BESIDE_SERVERS = 2 * JOBS
 ALONE, BESIDE = "verbs", "engines"  # parts, as `batches` says
