@@ -84,7 +84,7 @@ std::shared_ptr<copy_job> shm_link::take_spare() {
     if (one.use_count() != 1) continue;
     // Whoever let go of it last comes before what is done with it now.
     static_cast<void>(std::shared_ptr<copy_job>{one});
-    const auto found = one;
+    auto found = one;
     for (auto& piece : found->work.pieces) piece.segments.clear();
     found->pieces.clear();
     found->at = {};

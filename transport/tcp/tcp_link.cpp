@@ -273,7 +273,7 @@ bool tcp_link::receive(tcp_lane& lane) {
   if (lane.defers()) deferred_.store(true, std::memory_order_relaxed);
   std::optional<troupe::error> why;
   if (!settled) {
-    why = std::move(settled).error();
+    why = settled.error();
   } else if (outcome == lane_receiver::outcome::failed) {
     why = lane.rx().error();
   } else if (outcome == lane_receiver::outcome::ended) {
