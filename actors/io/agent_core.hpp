@@ -283,7 +283,7 @@ class agent_core final : public agent {
     link_ptr wire;
     transport::remote_grant grant;
   };
-  void revoke_all(lock_type& lock, std::vector<revocation> those, memory_id of);
+  void revoke_all(lock_type& lock, const std::vector<revocation>& those, memory_id of);
 
   // -- peers and our connections to them; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock

@@ -252,8 +252,9 @@ void agent_core::take_back(std::uint64_t link, const link_ptr& wire, memory_id o
                            const std::vector<transport::remote_grant>& given) {
   lock_type lock{mutex_};
   std::vector<revocation> those;
+  those.reserve(given.size());
   for (const auto& one : given) those.push_back({link, wire, one});
-  revoke_all(lock, std::move(those), of);
+  revoke_all(lock, those, of);
   if (auto* own = memories_.find(of)) --own->busy;
   wake_waiters();
 }

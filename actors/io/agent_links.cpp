@@ -264,7 +264,7 @@ void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
       for (const auto& [memory, given] : std::exchange(who.given, {})) {
         std::vector<revocation> those;
         for (const auto& grant : given) those.push_back({link, wire, grant});
-        revoke_all(lock, std::move(those), memory_id{memory});
+        revoke_all(lock, those, memory_id{memory});
       }
     }
   }

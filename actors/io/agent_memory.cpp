@@ -38,7 +38,7 @@ result<memory_id> agent_core::add_memory(std::span<std::byte> bytes, std::string
     lock_type lock{mutex_};
     const auto gaps = memories_.gaps_in(bytes);
     if (gaps.empty()) {
-      added = memories_.add(bytes, name, rights);
+      added = memories_.add(bytes, std::move(name), rights);
       break;
     }
     lock.unlock();  // to register may take long
@@ -118,7 +118,7 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   for (const auto& one : users) {
     stop(lock, one, {errc::aborted, "a memory that it moves was deregistered"}, false);
   }
-  revoke_all(lock, std::move(those), of);
+  revoke_all(lock, those, of);
   const bool at_rest = wait_until(lock, until, [&] {
     const auto* now = memories_.find(of);
     if (now == nullptr) return true;
@@ -150,7 +150,7 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
 }
 
 /// Gives the lock up meanwhile.
-void agent_core::revoke_all(lock_type& lock, std::vector<revocation> those, memory_id of) {
+void agent_core::revoke_all(lock_type& lock, const std::vector<revocation>& those, memory_id of) {
   for (const auto& one : those) {
     revoking_.emplace(std::pair{one.link, one.grant.transfer.value}, of);
   }

@@ -149,7 +149,7 @@ result<transport::backend_kind> agent_core::connect(peer_id who, std::chrono::mi
   lock_type lock{mutex_};
   const auto found = find_peer(who);
   if (!found) return fail(found.error());
-  const auto peer = *found;
+  const auto& peer = *found;
   using phase = remote_agent::phase;
   if (peer->is_self) {
     return fail(errc::invalid_config, "an agent reaches its own memory without a link");

@@ -142,6 +142,7 @@ std::vector<memory_id> memory_table::all() const {
   std::map<std::uint64_t, memory_id> by_age;
   for (const auto& [number, one] : memories_) by_age.emplace(one.age, memory_id{number});
   std::vector<memory_id> ids;
+  ids.reserve(by_age.size());
   for (const auto& [age, id] : by_age) ids.push_back(id);
   return ids;
 }

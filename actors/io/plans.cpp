@@ -120,8 +120,7 @@ class batch_builder {
   [[nodiscard]] planned_batch take() {
     for (auto* memories : {&made_.local_memories, &made_.remote_memories}) {
       std::ranges::sort(*memories);
-      const auto rest = std::ranges::unique(*memories);
-      memories->erase(rest.begin(), rest.end());
+      memories->erase(std::unique(memories->begin(), memories->end()), memories->end());
     }
     return std::move(made_);
   }
