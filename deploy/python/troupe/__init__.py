@@ -1,12 +1,13 @@
 """Troupe: a distributed KV-cache service for disaggregated LLM serving, from Python.
 
 An `Engine` is one node of a deployment inside the process of an inference engine; `AsyncEngine` is the same for
-asyncio; a `Cluster` is what a frontend sees. `troupe.io` has one-sided agents, without a deployment, and `troupe.nixl`
-the same by NIXL's calls. Importing this starts nothing and loads no library.
+asyncio; a `Cluster` is what a frontend sees. `troupe.io` has one-sided agents, without a deployment, which `AsyncAgent`
+has for asyncio and `troupe.nixl` by NIXL's calls. Importing this starts nothing and loads no library.
 """
 
 from troupe import io
 from troupe.aio import AsyncEngine
+from troupe.async_agent import AsyncAgent
 from troupe.cluster import Attempt, CallDraft, Carried, Cluster, Stop
 from troupe.engine import Engine, Identity, configure_logging, library_version, protocol_version
 from troupe.errors import ErrorCode, TroupeError, WaitTimeout
@@ -46,6 +47,7 @@ __all__ = [
     "Allocated",
     "Announcement",
     "Arrangement",
+    "AsyncAgent",
     "AsyncEngine",
     "Attempt",
     "Call",

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from troupe._waiters import Waiters
 from troupe.engine import Engine
 from troupe.errors import ErrorCode, TroupeError
 from troupe.events import (
@@ -44,13 +45,7 @@ class _Track:
         self.error: TroupeError | None = None
         self.ended = False
         self.streamed = False  # its events go to `AsyncEngine.events`
-        self.waiters: dict[asyncio.Future[None], None] = {}  # in their order
-
-    def wake(self) -> None:
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.waiters.clear()
+        self.waiters = Waiters()
 
 
 class _Member:
@@ -140,7 +135,7 @@ class AsyncEngine:
         self._tracks: dict[Operation, _Track] = {}
         self._calls: asyncio.Queue[Call | None] = asyncio.Queue()  # the last one: none
         self._members = _Members()
-        self._member_waiters: dict[asyncio.Future[None], None] = {}  # in their order
+        self._member_waiters = Waiters()
         self._stopped = False
         self._stopping: asyncio.Task[None] | None = None
 
@@ -191,9 +186,9 @@ class AsyncEngine:
             if not track.ended:
                 track.error = track.error or TroupeError(ErrorCode.ABORTED, f"{self._name} was stopped")
                 track.ended = True
-            track.wake()
+            track.waiters.wake()
         self._members.clear()
-        self._wake_members()
+        self._member_waiters.wake()
         self._calls.put_nowait(None)
 
     # -- what begins something
@@ -260,7 +255,7 @@ class AsyncEngine:
         """
         track = self._of(operation)
         while not track.ended:
-            await self._next(track)
+            await track.waiters.wait()
         self._tracks.pop(operation, None)
         if track.error is None:
             return track.outcome
@@ -282,7 +277,7 @@ class AsyncEngine:
             if track.ended:
                 self._tracks.pop(operation, None)
                 return
-            await self._next(track)
+            await track.waiters.wait()
 
     def forget(self, operation: Operation) -> None:
         """Nobody will ask what comes of the operation. Blocks that the pool gives it are given back."""
@@ -307,13 +302,8 @@ class AsyncEngine:
             event = self._members.pop()
             if event is not None:
                 yield event
-                continue
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._member_waiters[waiter] = None
-            try:
-                await waiter
-            finally:  # also of one who has waited for long enough
-                self._member_waiters.pop(waiter, None)
+            else:
+                await self._member_waiters.wait()
 
     # -- the descriptor
 
@@ -328,20 +318,6 @@ class AsyncEngine:
             raise TroupeError(
                 ErrorCode.NOT_FOUND, f"operation {operation} was not begun here, or its outcome was told"
             ) from None
-
-    async def _next(self, track: _Track) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        track.waiters[waiter] = None
-        try:
-            await waiter
-        finally:  # also of one who has waited for long enough
-            track.waiters.pop(waiter, None)
-
-    def _wake_members(self) -> None:
-        for waiter in self._member_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._member_waiters.clear()
 
     async def _discard(self, operation: Operation) -> None:
         track = self._tracks.get(operation)
@@ -373,12 +349,12 @@ class AsyncEngine:
                     continue
                 if isinstance(event, MemberEvent):
                     self._members.put(event)
-                    self._wake_members()
+                    self._member_waiters.wake()
                     continue
                 track = self._tracks.get(event.operation)
                 if track is not None:
                     _record(track, event)
-                    track.wake()
+                    track.waiters.wake()
 
 
 def _record(track: _Track, event: Event) -> None:

@@ -745,7 +745,9 @@ class Transfer(_Owned):
             TroupeError: why it failed; ABORTED where it was cancelled.
         """
         self.agent._wait(array.array("Q", [self.number]), _ALL, timeout)
-        status = self.status
+        return self._outcome_of(self.status)
+
+    def _outcome_of(self, status: Status) -> Status:
         if status.error is not None:
             raise status.error
         if status.state is State.CANCELLED:

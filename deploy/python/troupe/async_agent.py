@@ -1,0 +1,176 @@
+"""One-sided agents for asyncio: transfers are awaited, notices and losses come as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Union
+
+from troupe._waiters import Waiters
+from troupe.errors import TroupeError
+from troupe.io import (
+    Agent,
+    Notice,
+    NoticesLost,
+    NoticesWait,
+    Peer,
+    PeerLost,
+    RegisteredMemory,
+    State,
+    Status,
+    Transfer,
+    TransferEnded,
+)
+
+__all__ = ["AsyncAgent", "Loss"]
+
+Loss = Union[PeerLost, NoticesLost]  # noqa: UP007
+
+
+class AsyncAgent:
+    """An `io.Agent` in an event loop.
+
+        async with AsyncAgent("writer") as writer:
+            kv = writer.agent.register(tensor)
+            peer = writer.agent.add_peer(descriptor)
+            await writer.wait(peer.session(kv, peer.memories()[0]).write(notice=b"all of it"))
+
+    Arguments are those of `io.Agent`, which is begun by `async with` (or `begin`) and makes progress on threads of its
+    own. Used from the loop's thread alone. What returns at once is called on `agent`, its peers, sessions and
+    transfers; what waits is awaited here.
+    """
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        if arguments.get("threads", 1) == 0:
+            raise ValueError("threads is 0: an event loop makes no progress for an agent, give it 1 or more")
+        self._name = name
+        self._arguments = arguments
+        self._started: Agent | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._closed = False
+        self._transfers: dict[int, Waiters] = {}  # by number, where somebody waits
+        self._notices: deque[Notice] = deque()  # that were taken, and nobody has asked for
+        self._notice_waiters = Waiters()
+        self._losses: dict[tuple[type, int], Loss] = {}  # by peer: one that nobody has asked for is told once
+        self._loss_waiters = Waiters()
+
+    async def begin(self) -> AsyncAgent:
+        """Starts the agent. Errors as of `io.Agent`."""
+        if self._started is not None:
+            raise RuntimeError(f"{self._name} has begun already")
+        self._started = await asyncio.to_thread(Agent, self._name, **self._arguments)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._started.fileno(), self._drain)
+        return self
+
+    async def __aenter__(self) -> AsyncAgent:
+        return await self.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def agent(self) -> Agent:
+        """The agent itself: for `register`, `describe`, `add_peer`, `prepare`, `make`, `report` and so on. Its `take`,
+        `take_notices` and `close` are this object's business."""
+        if self._started is None:
+            raise RuntimeError(f"{self._name} has not begun: use `async with`")
+        return self._started
+
+    async def close(self) -> None:
+        """As `io.Agent.close`, in a thread. What is awaited raises ABORTED, what is iterated over ends. Again:
+        nothing."""
+        if self._started is None:
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(self._started))
+        await asyncio.shield(self._closing)  # whoever is cancelled, it goes on
+
+    async def _close(self, started: Agent) -> None:
+        self._end(started)
+        await asyncio.to_thread(started.close)
+        self._wake_all()
+
+    # -- transfers, links, memory
+
+    async def wait(self, transfer: Transfer) -> Status:
+        """As `Transfer.wait`. Cancelled, the transfer goes on and may be awaited again."""
+        while (status := transfer.status).state is State.ACTIVE:
+            waiters = self._transfers.setdefault(transfer.number, Waiters())
+            try:
+                await waiters.wait()
+            finally:
+                if not waiters and self._transfers.get(transfer.number) is waiters:
+                    del self._transfers[transfer.number]
+        return transfer._outcome_of(status)
+
+    async def connect(self, peer: Peer, timeout: float = 10.0) -> str:
+        """As `Peer.connect`, in a thread."""
+        return await asyncio.to_thread(peer.connect, timeout)
+
+    async def deregister(self, memory: RegisteredMemory, timeout: float | None = None) -> None:
+        """As `RegisteredMemory.deregister`, in a thread."""
+        await asyncio.to_thread(memory.deregister, timeout)
+
+    # -- what is told
+
+    async def notices(self) -> AsyncIterator[Notice]:
+        """Notices as they come, each to one who asks. Those that nobody asks for stay unread at the agent, whose peers
+        hear OVERLOADED when there are too many. Ends when the agent is closed."""
+        while True:
+            if not self._notices and not self._closed:
+                self._notices.extend(self.agent.take_notices())
+            if self._notices:
+                yield self._notices.popleft()
+            elif self._closed:
+                return
+            else:
+                await self._notice_waiters.wait()
+
+    async def losses(self) -> AsyncIterator[Loss]:
+        """Peers that are lost, and peers whose notices may be, each to one who asks. What befalls a peer again before
+        anybody asks is told once. Ends when the agent is closed."""
+        while True:
+            if self._losses:
+                yield self._losses.pop(next(iter(self._losses)))
+            elif self._closed:
+                return
+            else:
+                await self._loss_waiters.wait()
+
+    # -- the descriptor
+
+    def _drain(self) -> None:
+        agent = self.agent
+        try:
+            while events := agent.take():
+                for event in events:
+                    self._tell(event)
+        except TroupeError:  # it was closed, not through this object
+            self._end(agent)
+            self._wake_all()
+
+    def _tell(self, event: TransferEnded | NoticesWait | Loss) -> None:
+        if isinstance(event, TransferEnded):
+            if (waiters := self._transfers.get(event.transfer)) is not None:
+                waiters.wake()
+        elif isinstance(event, NoticesWait):
+            self._notice_waiters.wake()
+        else:
+            self._losses[type(event), event.peer.number] = event
+            self._loss_waiters.wake()
+
+    def _end(self, agent: Agent) -> None:
+        if not self._closed:
+            self._closed = True
+            assert self._loop is not None
+            self._loop.remove_reader(agent.fileno())
+
+    def _wake_all(self) -> None:
+        for waiters in (*self._transfers.values(), self._notice_waiters, self._loss_waiters):
+            waiters.wake()
