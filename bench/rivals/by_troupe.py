@@ -40,8 +40,7 @@ class Side:
         return self._agent.make("write" if write else "read", local, remote)
 
     def move(self, transfer):
-        transfer.post()
-        transfer.wait()
+        transfer.run()
 
     def poll(self):
         self._agent.poll()

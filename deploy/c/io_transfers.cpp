@@ -63,6 +63,34 @@ troupe_io_status status_for_c(const io::status& now) noexcept {
   return out;
 }
 
+/// What waits: whether that came true in time.
+template <class Body>
+troupe_status until_over(troupe_io_agent* agent, const Body& body) noexcept {
+  bool is_over = true;
+  const auto status = on_agent(agent, [&](io::agent& self) -> result<void> {
+    const auto over = body(self);
+    if (!over) return fail(over.error());
+    is_over = *over;
+    return {};
+  });
+  return is_over ? status
+                 : refuse(TROUPE_TIMED_OUT, "transfers go on; the time to wait for them is over");
+}
+
+/// Waits for one transfer, and says how it stands.
+result<bool> finish(const troupe_io_agent& agent, io::agent& self, troupe_io_transfer transfer,
+                    uint64_t timeout_ms, troupe_io_status* status) {
+  const io::transfer_handle one{transfer};
+  const auto over = wait_in_steps(agent, milliseconds(timeout_ms), [&](auto step) {
+    return self.wait({&one, 1}, io::wait_for::all, step) == 1;
+  });
+  if (!over) return over;
+  const auto now = self.status_of(one);
+  if (!now) return fail(now.error());
+  write(status_for_c(*now), status);
+  return over;
+}
+
 }  // namespace
 
 }  // namespace troupe::c
@@ -185,12 +213,11 @@ troupe_status troupe_io_read_status(const troupe_io_agent* agent, troupe_io_tran
 
 troupe_status troupe_io_wait(troupe_io_agent* agent, const troupe_io_transfer* transfers,
                              size_t count, uint32_t how_many, uint64_t timeout_ms, size_t* ended) {
-  bool is_over = true;
-  const auto status = on_agent(agent, [&](io::agent& self) -> result<void> {
+  return until_over(agent, [&](io::agent& self) -> result<bool> {
     const auto given = list(transfers, count, "transfers");
     if (!given) return fail(given.error());
     if (auto known = in_range(how_many, TROUPE_IO_ALL, TROUPE_IO_ANY, "how_many"); !known)
-      return known;
+      return fail(known.error());
     std::vector<io::transfer_handle> those;
     those.reserve(count);
     for (const auto one : *given) those.emplace_back(one);
@@ -201,13 +228,30 @@ troupe_status troupe_io_wait(troupe_io_agent* agent, const troupe_io_transfer* t
       so_far = self.wait(those, rule, step);
       return so_far >= wanted;
     });
-    if (!over) return fail(over.error());
-    if (ended) *ended = so_far;
-    is_over = *over;
-    return {};
+    if (over && ended) *ended = so_far;
+    return over;
   });
-  return is_over ? status
-                 : refuse(TROUPE_TIMED_OUT, "transfers go on; the time to wait for them is over");
+}
+
+troupe_status troupe_io_finish(troupe_io_agent* agent, troupe_io_transfer transfer,
+                               uint64_t timeout_ms, troupe_io_status* status) {
+  return until_over(agent, [&](io::agent& self) -> result<bool> {
+    if (auto out = writable(status, "status"); !out) return fail(out.error());
+    return finish(*agent, self, transfer, timeout_ms, status);
+  });
+}
+
+troupe_status troupe_io_run(troupe_io_agent* agent, troupe_io_transfer transfer, const void* notice,
+                            size_t notice_size, uint64_t deadline_ms, uint64_t timeout_ms,
+                            troupe_io_status* status) {
+  return until_over(agent, [&](io::agent& self) -> result<bool> {
+    if (auto out = writable(status, "status"); !out) return fail(out.error());
+    const auto note = bytes(notice, notice_size, "notice");
+    if (!note) return fail(note.error());
+    if (auto ok = self.post(io::transfer_handle{transfer}, *note, milliseconds(deadline_ms)); !ok)
+      return fail(ok.error());
+    return finish(*agent, self, transfer, timeout_ms, status);
+  });
 }
 
 troupe_status troupe_io_cancel(troupe_io_agent* agent, troupe_io_transfer transfer) {

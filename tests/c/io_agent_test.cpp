@@ -203,6 +203,61 @@ TEST_F(c_agents, memory_of_the_agent_is_had_described_and_taken_back) {
   EXPECT_REFUSED(troupe_io_notify(a.get(), b_of_a, "x", 1), TROUPE_NOT_FOUND, "peer");
 }
 
+TEST_F(c_agents, one_call_posts_waits_and_says_how_it_ended) {
+  const troupe_io_entry here{a.address(), 64, 0, 0, 0};
+  const troupe_io_entry there{b.address(), 64, 0, 0, 0};
+  troupe_io_plan local = 0;
+  troupe_io_plan remote = 0;
+  ASSERT_DONE(troupe_io_prepare_local(a.get(), &here, 1, &local));
+  ASSERT_DONE(troupe_io_prepare_remote(a.get(), b_of_a, &there, 1, &remote));
+  troupe_io_transfer sent = 0;
+  ASSERT_DONE(
+      troupe_io_make(a.get(), TROUPE_IO_WRITE, local, nullptr, 0, remote, nullptr, 0, 0, &sent));
+  troupe_io_status status{};
+  status.size = sizeof status;
+  ASSERT_DONE(troupe_io_finish(a.get(), sent, 0, &status));
+  EXPECT_EQ(status.state, static_cast<std::uint32_t>(TROUPE_IO_PREPARED));
+  for (int round = 0; round < 3; ++round) {
+    a.memory[0] = static_cast<unsigned char>(10 + round);
+    ASSERT_DONE(troupe_io_run(a.get(), sent, "look", 4, 0, long_enough, &status));
+    EXPECT_EQ(status.state, static_cast<std::uint32_t>(TROUPE_IO_DONE));
+    EXPECT_EQ(status.bytes, 64U);
+    EXPECT_EQ(b.memory[0], 10 + round);
+    troupe_io_notice notice{};
+    std::size_t count = 0;
+    ASSERT_DONE(troupe_io_take_notices(b.get(), &notice, sizeof notice, 1, long_enough, &count));
+    ASSERT_EQ(count, 1U);
+    EXPECT_EQ(notice.byte_count, 4U);
+    troupe_io_notices_free(&notice, sizeof notice, count);
+  }
+  ASSERT_DONE(troupe_io_deregister(b.get(), b.kv, long_enough));
+  ASSERT_DONE(troupe_io_run(a.get(), sent, nullptr, 0, 0, long_enough, &status));
+  EXPECT_EQ(status.state, static_cast<std::uint32_t>(TROUPE_IO_FAILED));
+  EXPECT_EQ(status.code, TROUPE_GRANT_REVOKED) << static_cast<const char*>(status.reason);
+  EXPECT_EQ(status.bad_count, 1U);
+  ASSERT_DONE(troupe_io_deregister(a.get(), a.kv, long_enough));
+  status.bytes = 4711;
+  EXPECT_REFUSED(troupe_io_run(a.get(), sent, nullptr, 0, 0, long_enough, &status), TROUPE_ABORTED,
+                 "was deregistered");
+  EXPECT_EQ(status.bytes, 4711U) << "nothing was posted";
+}
+
+TEST_F(c_agents, one_call_that_waited_long_enough_says_how_it_stands) {
+  const own_agent silent{"silent", TROUPE_POLLING};  // and nobody drives it
+  troupe_io_plan over = 0;
+  ASSERT_DONE(troupe_io_session(a.get(), a.kv, silent.known_to(a), silent.kv, &over));
+  const troupe_io_segment some{0, 0, 8, 0, 0, 0, 0};
+  troupe_io_transfer sent = 0;
+  ASSERT_DONE(troupe_io_move(a.get(), TROUPE_IO_WRITE, over, &some, 1, nullptr, 0, 0, &sent));
+  troupe_io_status status{};
+  status.size = sizeof status;
+  EXPECT_REFUSED(troupe_io_finish(a.get(), sent, 1, &status), TROUPE_TIMED_OUT, "go on");
+  EXPECT_EQ(status.state, static_cast<std::uint32_t>(TROUPE_IO_ACTIVE));
+  ASSERT_DONE(troupe_io_cancel(a.get(), sent));
+  ASSERT_DONE(troupe_io_finish(a.get(), sent, long_enough, &status));
+  EXPECT_EQ(status.state, static_cast<std::uint32_t>(TROUPE_IO_CANCELLED));
+}
+
 TEST_F(c_agents, a_wait_that_is_over_says_how_many_have_ended) {
   own_agent held{"held"};
   const auto held_of_a = held.known_to(a);

@@ -109,6 +109,11 @@ TEST(c_io_arguments, every_null_and_every_number_out_of_range_is_named) {
   status.size = sizeof status;
   EXPECT_REFUSED(troupe_io_read_status(agent, 4711, &status, nullptr, 1), bad, "`bad` is NULL");
   EXPECT_REFUSED(troupe_io_read_status(agent, 4711, &status, nullptr, 0), TROUPE_NOT_FOUND, "4711");
+  EXPECT_REFUSED(troupe_io_finish(agent, 4711, 0, nullptr), bad, "`status` is NULL");
+  EXPECT_REFUSED(troupe_io_finish(agent, 4711, 0, &status), TROUPE_NOT_FOUND, "4711");
+  EXPECT_REFUSED(troupe_io_run(agent, 4711, nullptr, 0, 0, 0, nullptr), bad, "`status` is NULL");
+  EXPECT_REFUSED(troupe_io_run(agent, 4711, nullptr, 1, 0, 0, &status), bad, "`notice` is NULL");
+  EXPECT_REFUSED(troupe_io_run(agent, 4711, nullptr, 0, 0, 0, &status), TROUPE_NOT_FOUND, "4711");
   EXPECT_REFUSED(troupe_io_notify(agent, 4711, nullptr, 1), bad, "`bytes` is NULL");
   EXPECT_REFUSED(troupe_io_event_fd(agent, nullptr), bad, "`fd` is NULL");
   EXPECT_REFUSED(troupe_io_report(agent, nullptr), bad, "`json` is NULL");

@@ -28,8 +28,9 @@ inline constexpr std::uint32_t all_rights = TROUPE_IO_MAY_READ | TROUPE_IO_MAY_W
 /// An agent with one registered memory.
 class own_agent {
  public:
-  explicit own_agent(const char* name) : memory(std::size_t{1} << 20) {
-    const auto options = agent_options(name);
+  explicit own_agent(const char* name, std::uint32_t flags = 0) : memory(std::size_t{1} << 20) {
+    auto options = agent_options(name);
+    options.flags = flags;
     EXPECT_EQ(troupe_io_agent_create(&options, &agent_), TROUPE_OK) << troupe_last_error();
     EXPECT_EQ(troupe_io_register(agent_, memory.data(), memory.size(), "kv", all_rights, &kv),
               TROUPE_OK)

@@ -84,6 +84,8 @@ def test_prepared_lists_are_made_of_tuples_and_of_arrays_and_posted_again(both: 
         transfer.post(b"", deadline=PATIENCE)
         assert both.a.wait([transfer], PATIENCE) == 1
     assert transfer.status.bytes_moved == 64 * 64
+    assert transfer.run(b"and a notice", deadline=PATIENCE, timeout=PATIENCE) == io.Status(io.State.DONE, 64 * 64)
+    assert both.b.take_notices(timeout=PATIENCE)[0].data == b"and a notice"
     for i in range(64):
         assert both.theirs[i * 64 : (i + 1) * 64] == both.ours[(63 - i) * 64 : (64 - i) * 64]
     pieces = both.a.prepare_pieces([(both.kv, 0, 8, 16, 4)])

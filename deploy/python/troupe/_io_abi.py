@@ -106,6 +106,8 @@ FALLIBLE: dict[str, list[Any]] = {
     "io_post": [c_void_p, c_uint64, c_char_p, c_size_t, c_uint64],
     "io_move": [c_void_p, c_uint32, c_uint64, c_void_p, c_size_t, c_char_p, c_size_t, c_uint64, c_void_p],
     "io_read_status": [c_void_p, c_uint64, c_void_p, c_void_p, c_size_t],
+    "io_finish": [c_void_p, c_uint64, c_uint64, c_void_p],
+    "io_run": [c_void_p, c_uint64, c_char_p, c_size_t, c_uint64, c_uint64, c_void_p],
     "io_wait": [c_void_p, c_void_p, c_size_t, c_uint32, c_uint64, c_void_p],
     "io_cancel": [c_void_p, c_uint64],
     "io_release_transfer": [c_void_p, c_uint64],

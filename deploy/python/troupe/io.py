@@ -92,6 +92,9 @@ class State(enum.Enum):
     CANCELLED = 4  #: by `Transfer.cancel`; the destination's bytes are undefined
 
 
+_STATES = tuple(State)
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """How a transfer stands. `bytes_moved`: for certain. `bad_entries`: numbers of those that may not have arrived;
@@ -722,20 +725,10 @@ class Transfer(_Owned):
     @property
     def status(self) -> Status:
         """How it stands."""
-        lib, handle = self.agent._lib, self.agent._handle
-        raw = _io_abi.IoStatus(size=_STATUS_SIZE)
-        lib.check(lib.io_read_status(handle, self.number, ctypes.addressof(raw), None, 0))
-        bad: tuple[int, ...] = ()
-        if raw.bad_count:
-            numbers = (ctypes.c_uint32 * raw.bad_count)()
-            lib.check(
-                lib.io_read_status(
-                    handle, self.number, ctypes.addressof(raw), ctypes.addressof(numbers), len(numbers)
-                )
-            )
-            bad = tuple(numbers[: raw.bad_count])
-        error = TroupeError(raw.code, _abi.text_of(raw.reason)) if raw.code else None
-        return Status(State(raw.state), int(raw.bytes), error, bad)
+        lib = self.agent._lib
+        raw = _io_abi.IoStatus(_STATUS_SIZE)
+        lib.check(lib.io_read_status(self.agent._handle, self.number, ctypes.addressof(raw), None, 0))
+        return self._status_of(raw)
 
     def wait(self, timeout: float | None = None) -> Status:
         """Waits until it is done.
@@ -744,8 +737,51 @@ class Transfer(_Owned):
             WaitTimeout: `timeout` seconds passed; it goes on.
             TroupeError: why it failed; ABORTED where it was cancelled.
         """
-        self.agent._wait(array.array("Q", [self.number]), _ALL, timeout)
-        return self._outcome_of(self.status)
+        left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        step = min(left, _SIGNALS)
+        raw = _io_abi.IoStatus(_STATUS_SIZE)
+        said = self.agent._lib.io_finish(self.agent._handle, self.number, step, ctypes.addressof(raw))
+        return self._finished(said, left - step, raw)
+
+    def run(self, notice: bytes = b"", *, deadline: float | None = None, timeout: float | None = None) -> Status:
+        """`post` and `wait` in one call, which counts where little moves."""
+        left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        step = min(left, _SIGNALS)
+        raw = _io_abi.IoStatus(_STATUS_SIZE)
+        data = bytes(notice)
+        said = self.agent._lib.io_run(
+            self.agent._handle,
+            self.number,
+            data,
+            len(data),
+            _abi.milliseconds("deadline", deadline, 0),
+            step,
+            ctypes.addressof(raw),
+        )
+        return self._finished(said, left - step, raw)
+
+    def _finished(self, said: int, left: int, raw: _io_abi.IoStatus) -> Status:
+        """Goes on waiting where the first step was too short, so that signals are heard."""
+        lib = self.agent._lib
+        while said == _abi.TIMED_OUT and left > 0:
+            step = min(left, _SIGNALS)
+            said = lib.io_finish(self.agent._handle, self.number, step, ctypes.addressof(raw))
+            left -= step
+        lib.check(said)
+        return self._outcome_of(self._status_of(raw))
+
+    def _status_of(self, raw: _io_abi.IoStatus) -> Status:
+        if not raw.code and not raw.bad_count:
+            return Status(_STATES[raw.state], raw.bytes)
+        numbers = (ctypes.c_uint32 * raw.bad_count)()
+        lib = self.agent._lib
+        lib.check(
+            lib.io_read_status(
+                self.agent._handle, self.number, ctypes.addressof(raw), ctypes.addressof(numbers), len(numbers)
+            )
+        )
+        error = TroupeError(raw.code, _abi.text_of(raw.reason)) if raw.code else None
+        return Status(_STATES[raw.state], raw.bytes, error, tuple(numbers[: raw.bad_count]))
 
     def _outcome_of(self, status: Status) -> Status:
         if status.error is not None:

@@ -257,6 +257,16 @@ enum { TROUPE_IO_ALL = 0, TROUPE_IO_ANY = 1 }; /* how_many */
 TROUPE_API troupe_status troupe_io_wait(troupe_io_agent* agent, const troupe_io_transfer* transfers,
                                         size_t count, uint32_t how_many, uint64_t timeout_ms,
                                         size_t* ended);
+
+/* `troupe_io_wait` for one transfer and `troupe_io_read_status` in one call, which counts where little
+ * moves. `status` says how it stands also after TROUPE_TIMED_OUT. */
+TROUPE_API troupe_status troupe_io_finish(troupe_io_agent* agent, troupe_io_transfer transfer,
+                                          uint64_t timeout_ms, troupe_io_status* status);
+/* `troupe_io_post` and `troupe_io_finish` in one call. Where the transfer cannot be posted, `status` is as
+ * it was. */
+TROUPE_API troupe_status troupe_io_run(troupe_io_agent* agent, troupe_io_transfer transfer,
+                                       const void* notice, size_t notice_size, uint64_t deadline_ms,
+                                       uint64_t timeout_ms, troupe_io_status* status);
 /* Ends the transfer as TROUPE_IO_CANCELLED, unless it ends otherwise first. From its end on no byte of
  * it moves in memory of this agent. */
 TROUPE_API troupe_status troupe_io_cancel(troupe_io_agent* agent, troupe_io_transfer transfer);
