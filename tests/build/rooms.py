@@ -30,8 +30,8 @@ ROOMS = [
         affinity_table drains event_log membership membership_drain membership_open membership_record
         membership_restore membership_store placement_epochs router slot_claims stage_router"""),
     (5, "operations", False, """
-        cache_leases cache_pool compute_line event_queue member_watch node_drain operation_outcome operation_table
-        request_tables source waiting_events"""),
+        cache_leases cache_pool compute_line event_queue lent_memory member_watch node_drain operation_outcome
+        operation_table request_tables source waiting_events"""),
     (6, "runtime", True, """
         actor_host_options ask_link crash file_size_signal caf_thread_scope host_options inline_executor local_address network
         network_dialler network_stream room_to_start scheduler system"""),

@@ -103,8 +103,8 @@ TEST_P(allocations_test, posting_64_prepared_segments_again_allocates_nothing) {
   for (const auto dir : {direction::write, direction::read}) {
     const auto what = wire->prepare(dir, {{p.a.region, given, segments}}).value();
     std::size_t counted = 0;
+    const auto start = sink->completed.load();
     for (std::uint64_t i = 1; i <= 400; ++i) {
-      const auto before = sink->completed.load();
       const posting how{.id = batch_id{i}, .transfer = transfer_id{i}, .which = {}, .frame = frame};
       const bool posted = [&] {
         const allocation_count count;
@@ -113,7 +113,9 @@ TEST_P(allocations_test, posting_64_prepared_segments_again_allocates_nothing) {
         return took;
       }();
       ASSERT_TRUE(posted);
-      ASSERT_TRUE(p.until([&] { return sink->completed == before + 1; }));
+      // Two at once at first: who has told of an end may still hold what it used when the next is posted.
+      if (i <= 200 && i % 2 == 1) continue;
+      ASSERT_TRUE(p.until([&] { return sink->completed == start + i; }));
     }
     EXPECT_EQ(counted, 0U) << (dir == direction::write ? "writes" : "reads");
     const allocation_count count;
