@@ -107,9 +107,9 @@ class restarted_supervisor : public ::testing::Test {
         "limits: {transfer_deadline: 10min}\n"
         "stages:\n"
         "  - {name: prefill, role: prefill, replicas: 2, engine: external, pool: {size: 1MiB}, "
-        "transport: {peer_silence: 1min}}\n"
+        "transport: {peer_silence: 1min, connect_timeout: 1min}}\n"
         "  - {name: decode, role: decode, replicas: 2, engine: external, pool: {size: 1MiB}, "
-        "transport: {peer_silence: 1min}}\n"
+        "transport: {peer_silence: 1min, connect_timeout: 1min}}\n"
         "edges:\n  - {from: prefill, to: decode, mode: write}\n");
     of.supervisor.heartbeat_interval = interval_;
     of.supervisor.heartbeat_timeout = std::max(of.supervisor.heartbeat_timeout, 3 * interval_);

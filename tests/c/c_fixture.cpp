@@ -14,7 +14,7 @@ std::string head_of_deployment(std::uint16_t supervisor_port) {
 }
 
 // Nobody here is blamed for a machine that is busy.
-constexpr const char* patient = ", transport: {peer_silence: 1min}}\n";
+constexpr const char* patient = ", transport: {peer_silence: 1min, connect_timeout: 1min}}\n";
 
 }  // namespace
 

@@ -36,10 +36,11 @@ std::string deployment(std::uint16_t port, int ranks) {
          "security: {mode: none}\n"
          "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
          "stages:\n"
-         "  - {name: prefill, role: prefill, pool: {size: 1MiB}, transport: {peer_silence: 1min}}\n"
+         "  - {name: prefill, role: prefill, pool: {size: 1MiB}, transport: {peer_silence: 1min, "
+         "connect_timeout: 1min}}\n"
          "  - {name: decode, role: decode, replicas: 2, tensor_parallel: " +
          std::to_string(ranks) +
-         ", pool: {size: 1MiB}, transport: {peer_silence: 1min}}\n"
+         ", pool: {size: 1MiB}, transport: {peer_silence: 1min, connect_timeout: 1min}}\n"
          "edges:\n  - {from: prefill, to: decode, mode: write}\n";
 }
 

@@ -82,9 +82,10 @@ std::string deployment(std::uint16_t port, const std::string& security,
          ", heartbeat_interval: 200ms, heartbeat_timeout: " + heartbeat_timeout + "}\n" + security +
          "model: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
          "stages:\n"
-         "  - {name: prefill, role: prefill, pool: {size: 1MiB}, transport: {peer_silence: 1min}}\n"
+         "  - {name: prefill, role: prefill, pool: {size: 1MiB}, transport: {peer_silence: 1min, "
+         "connect_timeout: 1min}}\n"
          "  - {name: decode, role: decode, replicas: 2, restart: on-failure, pool: {size: 1MiB}, "
-         "transport: {peer_silence: 1min}}\n"
+         "transport: {peer_silence: 1min, connect_timeout: 1min}}\n"
          "edges:\n  - {from: prefill, to: decode, mode: write}\n"
          "limits: {transfer_deadline: 10min}\n";
 }

@@ -35,7 +35,7 @@ struct carry_shape {
   std::string heartbeat_timeout{"30min"};
 };
 
-/// Of the tests in which who freezes is taken for dead.
+/// Of the tests in which who freezes is lost to its peers, or taken for dead.
 const std::string short_timeout = std::to_string(testing::slowness) + "s";
 
 /// Every node and the supervisor in a process of its own; the frontend in the test's.
@@ -74,8 +74,8 @@ struct carried : ::testing::Test {
     const auto stage = [&](const char* name, std::uint32_t replicas, std::uint32_t ranks) {
       yaml << "  - {name: " << name << ", role: " << name << ", replicas: " << replicas
            << ", tensor_parallel: " << ranks
-           << ", pool: {size: 4MiB}, transport: {backend: tcp, max_reconnects: 1, peer_silence: "
-           << shape.peer_silence << "}}\n";
+           << ", pool: {size: 4MiB}, transport: {backend: tcp, max_reconnects: 1, connect_timeout: "
+           << "1min, peer_silence: " << shape.peer_silence << "}}\n";
     };
     yaml << "cluster: carry\nsupervisor: {port: " << port
          << ", heartbeat_interval: 100ms, heartbeat_timeout: " << shape.heartbeat_timeout
@@ -274,11 +274,11 @@ TEST_F(carried,
 }
 
 TEST_F(carried, whose_decode_stands_still_for_less_than_the_cluster_allows_keeps_its_prefill) {
-  start({.prefills = 2, .decodes = 2, .retry_window = "10min", .peer_silence = "400ms"});
+  start({.prefills = 2, .decodes = 2, .retry_window = "10min", .peer_silence = short_timeout});
   auto done = carry(request("r"));
   const auto frozen = moving("decode", &done);
   signal(frozen, SIGSTOP);
-  std::this_thread::sleep_for(700ms * testing::slowness);
+  std::this_thread::sleep_for(2s * testing::slowness);
   signal(frozen, SIGCONT);
   const auto outcome = done.get();
   expect_identical(outcome);
@@ -380,7 +380,7 @@ TEST_F(carried, whose_decode_freezes_goes_on_elsewhere_and_the_frozen_one_serves
   start({.prefills = 1,
          .decodes = 2,
          .retry_window = "10min",
-         .peer_silence = "1s",
+         .peer_silence = short_timeout,
          .heartbeat_timeout = short_timeout});
   auto done = carry(request("r"));
   const auto frozen = moving("decode", &done);

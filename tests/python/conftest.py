@@ -32,7 +32,7 @@ stages:"""
 
 
 # Nobody here is blamed for a machine that is busy.
-_PATIENT = "transport: {peer_silence: 1min}"
+_PATIENT = "transport: {peer_silence: 1min, connect_timeout: 1min}"
 
 
 def deployment(port: int) -> str:
