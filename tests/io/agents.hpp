@@ -45,6 +45,9 @@ inline std::string name_of(const ::testing::TestParamInfo<way>& info) {
          (info.param.threads == 0 ? "_polled" : "_threads" + std::to_string(info.param.threads));
 }
 inline std::vector<way> all_ways() {
+  if (testing::have_verbs()) {
+    return {{transport::backend_kind::rdma, 1}, {transport::backend_kind::rdma, 2}};
+  }
   std::vector<way> all{{transport::backend_kind::shm, 1},
                        {transport::backend_kind::tcp, 1},
                        {transport::backend_kind::tcp, 2}};
