@@ -29,9 +29,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// What CAF said last is with the kernel in less, unless a peer takes nothing more.
-constexpr milliseconds last_words{1000};
-
 struct host_config : caf::actor_system_config {
   explicit host_config(const actor_host_options& options) {
     load<scheduler>();
@@ -104,7 +101,8 @@ actor_host::~actor_host() {
     return;
   }
   {
-    const auto cutting = network_->cut_in(last_words);
+    // What was said last is with the kernel in less, unless a peer takes nothing more.
+    const auto cutting = network_->cut_in(options_.shutdown_timeout / 2);
     system_.reset();
   }
   network_.reset();
