@@ -1,16 +1,25 @@
-"""The wheel as its users get it: built from an installed Troupe, and made to bring along what it links.
+"""The wheel as its users get it: built from an installed Troupe, and made to bring along what it links, by names of
+files and symbols that nothing else in a process has.
 
     make_wheel.py BUILD FOLDER        makes that of a build folder of Troupe, and prints its path
 """
 import os
 import pathlib
+import re
 import subprocess
 import sys
+
+from auditwheel.wheeltools import InWheel
+from elftools.elf.elffile import ELFFile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOOLS = pathlib.Path(sys.executable).parent
 PLATFORM = "manylinux_2_35_x86_64"
 SECONDS = 300
+# The C++ libraries that libtroupe calls. A process may have another release of one, and the loader looks for a symbol
+# in all that the process began with before it looks in the library beside the caller.
+NAMESPACES = re.compile("^_Z.*(3caf|4YAML)")
+SUFFIX = ".troupe"  # demanglers show it as that of a clone
 
 
 def run(*words, **options):
@@ -31,8 +40,35 @@ def make_wheel(build, folder):
     [built] = (folder / "built").glob("*.whl")
     run(TOOLS / "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", folder / "wheels", built,
         env={**os.environ, "PATH": path})
-    [wheel] = (folder / "wheels").glob("*.whl")
+    [repaired] = (folder / "wheels").glob("*.whl")
+    wheel = folder / repaired.name
+    rename_symbols(repaired, wheel, folder / "symbols")
     return wheel
+
+
+def is_program(path):
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def defined_symbols(library):
+    """Name and type of those that others may bind."""
+    with open(library, "rb") as file:
+        for symbol in ELFFile(file).get_section_by_name(".dynsym").iter_symbols():
+            if symbol["st_shndx"] != "SHN_UNDEF":
+                yield symbol.name, symbol["st_info"]["type"]
+
+
+def rename_symbols(wheel, renamed, table):
+    """In the libraries and in all that call them."""
+    with InWheel(wheel, renamed) as unpacked:
+        programs = [path for path in sorted(unpacked.rglob("*")) if is_program(path)]
+        names = {name for path in programs for name, _ in defined_symbols(path) if NAMESPACES.match(name)}
+        table.write_text("".join(f"{name} {name}{SUFFIX}\n" for name in sorted(names)))
+        for path in programs:
+            run(TOOLS / "patchelf", "--rename-dynamic-symbols", table, path)
 
 
 if __name__ == "__main__":

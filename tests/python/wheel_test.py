@@ -3,6 +3,7 @@ neither compiler nor checkout.
 
     wheel_test.py BUILD          a build folder of Troupe
 """
+import functools
 import os
 import pathlib
 import re
@@ -13,7 +14,7 @@ import time
 import unittest
 import zipfile
 
-from make_wheel import PLATFORM, ROOT, SECONDS, make_wheel, run
+from make_wheel import PLATFORM, ROOT, SECONDS, SUFFIX, defined_symbols, make_wheel, run
 
 BUILD = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
@@ -57,10 +58,31 @@ class Wheel(unittest.TestCase):
         for ending in ("troupe/py.typed", "troupe/_lib/libtroupe.so.0", "troupe/_lib/troupe", ".dist-info/licenses/LICENSE"):
             self.assertEqual(len([name for name in names if name.endswith(ending)]), 1, f"{ending} in {names}")
 
-    def test_it_brings_along_what_it_links_under_names_that_nobody_else_has(self):
-        unpacked = self.folder / "unpacked"
+    @functools.cached_property
+    def unpacked(self):
         with zipfile.ZipFile(self.wheel) as wheel:
-            wheel.extractall(unpacked)
+            wheel.extractall(self.folder / "unpacked")
+        return self.folder / "unpacked"
+
+    def install(self, python, home):
+        """The programs of a bare environment of this Python that has the wheel and nothing else."""
+        run(python, "-m", "venv", home / "bare")
+        run(home / "bare/bin/python", "-m", "pip", "install", "--quiet", "--no-index", self.wheel)
+        return home / "bare/bin"
+
+    def run_pair(self, home, **variables):
+        """The engines of the examples, whose processes have these variables besides."""
+        programs = home / "bare/bin"
+        said = " ".join(f"{name}={value}" for name, value in variables.items())
+        examples = home / "examples"
+        examples.write_text(f'#!/bin/bash\n{said} exec {programs}/python -B {ROOT}/deploy/examples/python/${{2%%-*}}.py "$1"\n')
+        examples.chmod(0o755)
+        run("bash", ROOT / "tests/docs/run_example", programs / "troupe", examples,
+            ROOT / "deploy/examples/engine/deployment.yaml", "unnamed",
+            env={"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "PATH": f"{programs}:{os.environ['PATH']}"})
+
+    def test_it_brings_along_what_it_links_under_names_that_nobody_else_has(self):
+        unpacked = self.unpacked
         brought = {path.name: path for path in unpacked.rglob("*") if ".so." in path.name}
         for path in (*brought.values(), unpacked / "troupe/_lib/troupe"):
             for library in needed(path):
@@ -78,9 +100,7 @@ class Wheel(unittest.TestCase):
             with self.subTest(python=python):
                 began = time.monotonic()
                 home = self.folder / python
-                run(python, "-m", "venv", home / "bare")
-                programs = home / "bare/bin"
-                run(programs / "python", "-m", "pip", "install", "--quiet", "--no-index", self.wheel)
+                programs = self.install(python, home)
                 bare = {"PATH": str(programs), "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
                 said = run(programs / "troupe", "demo", "--requests", "1", "--max-tokens", "2", "--prompt", "short", cwd=home,
                            env=bare)
@@ -89,12 +109,21 @@ class Wheel(unittest.TestCase):
                                          check=False, env=bare)
                 self.assertEqual((refused.returncode, "troupe-kv[router]" in refused.stderr), (1, True), refused.stderr)
                 print(f"{python}: {time.monotonic() - began:.1f} s from no environment to the first moved cache")
-                examples = home / "examples"
-                examples.write_text(f'#!/bin/bash\nexec {programs}/python -B {ROOT}/deploy/examples/python/${{2%%-*}}.py "$1"\n')
-                examples.chmod(0o755)
-                run("bash", ROOT / "tests/docs/run_example", programs / "troupe", examples,
-                    ROOT / "deploy/examples/engine/deployment.yaml", "unnamed",
-                    env={**bare, "PATH": f"{programs}:{os.environ['PATH']}"})
+                self.run_pair(home)
+
+    def test_a_process_may_have_another_release_of_the_libraries_that_it_brings_along(self):
+        functions = {name.removesuffix(SUFFIX) for path in self.unpacked.rglob("*.so.*")
+                     for name, kind in defined_symbols(path) if name.endswith(SUFFIX) and kind == "STT_FUNC"}
+        self.assertGreater(len(functions), 5000)
+        source, others = self.folder / "others.s", self.folder / "libothers.so"
+        source.write_text('.section .note.GNU-stack, "", @progbits\n.text\ntaken: call abort@PLT\n' + "".join(
+            f".globl {name}\n.type {name}, @function\n{name}: jmp taken\n" for name in sorted(functions)))
+        run("gcc", "-shared", "-o", others, source)
+        home = self.folder / "beside"
+        self.install(next(pythons()), home)
+        self.run_pair(home, LD_PRELOAD=others)
+        with self.assertRaisesRegex(AssertionError, "ended with 134"):  # where the names are those of every release
+            self.run_pair(home, LD_PRELOAD=others, TROUPE_LIBRARY=BUILD / "deploy/c/libtroupe.so.0")
 
 
 if __name__ == "__main__":
