@@ -13,6 +13,7 @@ import time
 from outcomes import Outcome, read_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+GIVES_WAY = ("nice", "-n", "19")  # to tests that run meanwhile
 JOBS = int(os.environ.get("TROUPE_JOBS") or 0) or os.cpu_count()
 # A test that has no limit of its own is ended after so many seconds.
 LIMIT = 600
@@ -89,7 +90,7 @@ class Build:
             raise Broken(reason)
         self.folder.mkdir(parents=True, exist_ok=True)
         for title, words in ((f"the {self.preset} build could not be configured", ["cmake", "--preset", self.preset]),
-                             (f"the {self.preset} build", ["nice", "cmake", "--build", str(self.folder), "--parallel",
+                             (f"the {self.preset} build", [*GIVES_WAY, "cmake", "--build", str(self.folder), "--parallel",
                                                            str(JOBS), "--target", *targets])):
             said, status = self._follow(words, seconds_between_lines=20)
             if status != 0:

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 
-from build import NOTHING, Broken, Build, JOBS, ROOT
+from build import GIVES_WAY, NOTHING, Broken, Build, JOBS, ROOT
 from machines import RESULTS, kept_machine
 from outcomes import plain
 
@@ -272,7 +272,7 @@ class Run:
         self._timed(part, step.name, lambda: self._check(part, step))
 
     def _check(self, part, step):
-        run = subprocess.run(("nice", *step.words), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        run = subprocess.run((*GIVES_WAY, *step.words), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
         print(run.stdout, end="", flush=True)
         if run.returncode == SKIPPED:
