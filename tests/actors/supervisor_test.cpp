@@ -482,13 +482,17 @@ TEST_F(cluster, stops_without_waiting_for_a_placement_and_answers_who_still_wait
   start();
   ASSERT_EQ(join(request_of("prefill-0", 1)).failed, 0);
   placement placed;
-  std::thread asker{[&] {
-    placed = ask<placement>(place_atom_v, placement_request{"r1", "", "", long_after_ms, {}});
-  }};
-  std::this_thread::sleep_for(milliseconds{100});
-  EXPECT_TRUE(there->shutdown()) << "some actor did not end";
-  there.reset();
-  asker.join();
+  {
+    caf::scoped_actor self{here->system()};
+    const auto refused = [](caf::error& e) { ADD_FAILURE() << to_string(e); };
+    auto asked = self->request(supervisor, wait_limit, place_atom_v,
+                               placement_request{"r1", "", "", long_after_ms, {}});
+    // It waits in line when the supervisor answers what was asked behind it.
+    self->request(supervisor, wait_limit, members_atom_v).receive([](membership&) {}, refused);
+    EXPECT_TRUE(there->shutdown()) << "some actor did not end";
+    there.reset();
+    asked.receive([&](placement& answer) { placed = std::move(answer); }, refused);
+  }
   EXPECT_EQ(placed.failed, static_cast<std::uint8_t>(errc::aborted));
   supervisor = nullptr;
   EXPECT_TRUE(here->shutdown()) << "some actor did not end";
