@@ -43,8 +43,8 @@ class Side:
         return "UCX"
 
     def plan(self, write, blocks):
-        local = self._agent.prep_xfer_dlist("", rows(self._array.ctypes.data, blocks.local, blocks.size), "DRAM")
-        remote = self._agent.prep_xfer_dlist(self._peer, rows(self._there, blocks.remote, blocks.size), "DRAM")
+        local = self._agent.prep_xfer_dlist("", blocks.rows(self._array.ctypes.data, blocks.local, 3), "DRAM")
+        remote = self._agent.prep_xfer_dlist(self._peer, blocks.rows(self._there, blocks.remote, 3), "DRAM")
         every = np.arange(len(blocks.local), dtype=np.int32)
         transfer = self._agent.make_prepped_xfer("WRITE" if write else "READ", local, every, remote, every)
         return transfer, local, remote
@@ -56,10 +56,3 @@ class Side:
             state = agent.check_xfer_state(transfer)
         if state != "DONE":
             raise Refused(f"the transfer ended as {state}")
-
-
-def rows(base, offsets, size):
-    places = np.zeros((len(offsets), 3), np.uint64)
-    places[:, 0] = offsets + np.uint64(base)
-    places[:, 1] = size
-    return places

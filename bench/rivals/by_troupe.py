@@ -8,7 +8,7 @@ from troupe.io import Agent
 
 
 class Side:
-    version = f"Troupe {troupe.__version__}" if hasattr(troupe, "__version__") else "Troupe"
+    version = f"Troupe {troupe.library_version()}"
 
     def __init__(self, options):
         self._wanted = options["transport"]
@@ -35,8 +35,8 @@ class Side:
         return backend
 
     def plan(self, write, blocks):
-        local = self._agent.prepare(rows(self._own.address, blocks.local, blocks.size))
-        remote = self._peer.prepare(rows(self._there, blocks.remote, blocks.size))
+        local = self._agent.prepare(blocks.rows(self._own.address, blocks.local))
+        remote = self._peer.prepare(blocks.rows(self._there, blocks.remote))
         return self._agent.make("write" if write else "read", local, remote)
 
     def move(self, transfer):
@@ -44,10 +44,3 @@ class Side:
 
     def poll(self):
         self._agent.poll()
-
-
-def rows(base, offsets, size):
-    places = np.empty((len(offsets), 2), np.uint64)
-    places[:, 0] = offsets + np.uint64(base)
-    places[:, 1] = size
-    return places

@@ -9,12 +9,10 @@ import signal
 import subprocess
 import time
 
+from refused import Refused
+
 HERE = pathlib.Path(__file__).resolve().parent
 PATIENCE = 120  # seconds until a side that says nothing is given up
-
-
-class Refused(Exception):
-    """An implementation did not do what it was asked for; its words."""
 
 
 class Process:

@@ -1,4 +1,4 @@
-"""What an implementation says by a code alone, in words."""
+"""What an implementation, or its process, says that did not do what it was asked for."""
 
 
 class Refused(Exception):

@@ -53,6 +53,13 @@ class Blocks:
     def bytes(self):
         return self.size * len(self.local)
 
+    def rows(self, base, places, columns=2):
+        """(address, size, 0...) of each block of a memory that begins at `base`."""
+        rows = np.zeros((len(places), columns), np.uint64)
+        rows[:, 0] = places + np.uint64(base)
+        rows[:, 1] = self.size
+        return rows
+
 
 def ordinary_memory(size):
     """As an engine has it: anonymous and private."""
