@@ -20,7 +20,8 @@ struct actor_host_options {
   /// with every `publish` and `connect`. Open unless set: what a deployment says comes with
   /// `host_options_of` (host_options.hpp).
   door_security security{};
-  /// How long `shutdown` waits for actors to end before it stops waiting for them.
+  /// How long `shutdown` waits for actors to end before it stops waiting for them. The end of the host has
+  /// half of it to send what they said last.
   std::chrono::milliseconds shutdown_timeout{2000};
 };
 

@@ -2,25 +2,25 @@
 # `troupe::session`: sanitizers and the fuzzer use it where TROUPE_BUILD_ACTORS is off. There it is built if
 # OpenSSL is found; troupe::actors needs it.
 add_library(troupe_door STATIC
-  certificate_files.cpp
-  certificates.cpp
-  door.cpp
-  door_credentials.cpp
-  door_dial.cpp
-  door_eviction.cpp
-  door_files.cpp
-  door_greeting.cpp
-  door_guests.cpp
-  door_handshake.cpp
-  door_loop.cpp
-  door_openssl.cpp
-  door_pump.cpp
-  door_resolver.cpp
-  door_sockets.cpp
-  door_thread.cpp
-  door_tls.cpp
-  door_tls_context.cpp
-  door_user_secret.cpp)
+  door/certificate_files.cpp
+  door/certificates.cpp
+  door/door.cpp
+  door/door_credentials.cpp
+  door/door_dial.cpp
+  door/door_eviction.cpp
+  secrets/door_files.cpp
+  door/door_greeting.cpp
+  door/door_guests.cpp
+  door/door_handshake.cpp
+  door/door_loop.cpp
+  door/door_openssl.cpp
+  door/door_pump.cpp
+  door/door_resolver.cpp
+  door/door_sockets.cpp
+  door/door_thread.cpp
+  door/door_tls.cpp
+  door/door_tls_context.cpp
+  secrets/door_user_secret.cpp)
 add_library(troupe::door ALIAS troupe_door)
 set_target_properties(troupe_door PROPERTIES EXPORT_NAME door)
 target_compile_features(troupe_door PUBLIC cxx_std_20)

@@ -2,8 +2,8 @@
 # whether a peer lives. A library of its own, `troupe::session`, which needs no CAF: fuzzing, sanitizers and
 # simulations use it where TROUPE_BUILD_ACTORS is off. Its headers are among those of actors/;
 # troupe::actors links it.
-add_library(troupe_session STATIC keep_alive.cpp link_pulse.cpp receive_session.cpp send_session.cpp
-                                  session_messages.cpp)
+add_library(troupe_session STATIC messages/keep_alive.cpp link/link_pulse.cpp transfer/receive_session.cpp transfer/send_session.cpp
+                                  messages/session_messages.cpp)
 add_library(troupe::session ALIAS troupe_session)
 set_target_properties(troupe_session PROPERTIES EXPORT_NAME session)
 set(session_root "${PROJECT_BINARY_DIR}/include/actors")

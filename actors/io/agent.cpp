@@ -9,7 +9,7 @@
 #include <netinet/in.h>
 #include <sys/eventfd.h>
 
-#include "troupe/actors/door_thread.hpp"
+#include "troupe/actors/door/door_thread.hpp"
 #include "troupe/io/agent_core.hpp"
 #include "troupe/kvcache/or_error.hpp"
 #include "troupe/transport/os_error.hpp"

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/actors/door.hpp"
-#include "troupe/actors/door_loop.hpp"
+#include "troupe/actors/door/door.hpp"
+#include "troupe/actors/door/door_loop.hpp"
 #include "troupe/io/agent.hpp"
 #include "troupe/io/control_channel.hpp"
 #include "troupe/io/memory_table.hpp"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "troupe/actors/door_loop.hpp"
+#include "troupe/actors/door/door_loop.hpp"
 #include "troupe/io/wire.hpp"
 
 namespace troupe::io {

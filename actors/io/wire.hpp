@@ -14,7 +14,7 @@
 #include "troupe/transport/types.hpp"
 
 /// What two agents say to each other. On a connection that the doors of both have let through
-/// (actors/door.hpp), and over the links that it makes. The end that dials uses the other's memory and
+/// (actors/door/door.hpp), and over the links that it makes. The end that dials uses the other's memory and
 /// sends it notices; who wants both ways dials both ways.
 ///
 /// On the connection: messages, each after its length in 4 bytes, at most `max_control`; the first byte

@@ -7,8 +7,8 @@
 #include <variant>
 #include <vector>
 
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "node_process.hpp"
 

@@ -16,7 +16,7 @@
 
 #include <malloc.h>
 
-#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
 #include "troupe/kvcache/plan.hpp"
 #include "troupe/transport/batch_check.hpp"
 

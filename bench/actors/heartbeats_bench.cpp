@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/membership_store.hpp"
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/membership/membership_store.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "node_process.hpp"
 #include "parts.hpp"

@@ -10,8 +10,8 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "node_process.hpp"
 

@@ -11,8 +11,8 @@
 #include <caf/typed_event_based_actor.hpp>
 #include <unistd.h>
 
-#include "troupe/actors/network.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/network.hpp"
+#include "troupe/actors/runtime/system.hpp"
 
 namespace troupe::bench {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/actors/messages.hpp"
-#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "processes.hpp"
 

@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "troupe/actors/discovery/supervisor_search.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/supervisor_begin.hpp"
-#include "troupe/actors/supervisor_search.hpp"
 #include "troupe/deploy/c/cluster_handle.hpp"
 #include "troupe/deploy/c/deployment_source.hpp"
 #include "troupe/deploy/c/placements.hpp"

@@ -1,5 +1,5 @@
 #include "troupe/actors/engine.hpp"
-#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
 #include "troupe/deploy/c/handles.hpp"
 
 using namespace troupe;

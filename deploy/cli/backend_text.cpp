@@ -1,6 +1,6 @@
 #include "troupe/deploy/cli/backend_text.hpp"
 
-#include "troupe/actors/backend_reports.hpp"
+#include "troupe/actors/link/backend_reports.hpp"
 
 namespace troupe::deploy::cli {
 

@@ -1,6 +1,6 @@
 #include "troupe/deploy/cli/backends_here.hpp"
 
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
 #include "troupe/transport/endpoint.hpp"
 
 namespace troupe::deploy::cli {

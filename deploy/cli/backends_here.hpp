@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "troupe/actors/backend_reports.hpp"
+#include "troupe/actors/link/backend_reports.hpp"
 #include "troupe/kvcache/result.hpp"
 
 namespace troupe::deploy::cli {

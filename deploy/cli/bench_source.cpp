@@ -14,8 +14,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/engine.hpp"
-#include "troupe/actors/phrases.hpp"
 #include "troupe/config/print.hpp"
 #include "troupe/deploy/child_process.hpp"
 #include "troupe/deploy/cli/announcement.hpp"

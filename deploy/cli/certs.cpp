@@ -11,7 +11,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "troupe/actors/certificates.hpp"
+#include "troupe/actors/door/certificates.hpp"
 #include "troupe/config/name_rule.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/cli/verbs.hpp"

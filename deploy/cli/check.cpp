@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <unistd.h>
 
-#include "troupe/actors/door_user_secret.hpp"
+#include "troupe/actors/secrets/door_user_secret.hpp"
 #include "troupe/config/print.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"

@@ -10,10 +10,10 @@
 
 #include <unistd.h>
 
-#include "troupe/actors/door.hpp"
-#include "troupe/actors/door_user_secret.hpp"
+#include "troupe/actors/base/phrases.hpp"
+#include "troupe/actors/door/door.hpp"
 #include "troupe/actors/host_options.hpp"
-#include "troupe/actors/phrases.hpp"
+#include "troupe/actors/secrets/door_user_secret.hpp"
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/config/hosts.hpp"
 #include "troupe/deploy/cli/deployment_file.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/node_roles.hpp"
+#include "troupe/actors/messages/node_roles.hpp"
 
 namespace troupe::deploy::cli {
 

@@ -11,8 +11,8 @@
 #include <CLI/CLI.hpp>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/drains.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/membership/drains.hpp"
 #include "troupe/config/units.hpp"
 #include "troupe/deploy/cli/cluster_address.hpp"
 #include "troupe/deploy/cli/text_table.hpp"

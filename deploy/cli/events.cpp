@@ -10,7 +10,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "troupe/actors/event_log.hpp"
+#include "troupe/actors/membership/event_log.hpp"
 #include "troupe/config/open_name.hpp"
 #include "troupe/config/printable.hpp"
 #include "troupe/deploy/cli/cluster_look.hpp"

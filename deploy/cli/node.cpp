@@ -17,16 +17,16 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include "troupe/actors/crash.hpp"
+#include "troupe/actors/discovery/supervisor_notice.hpp"
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/room_to_start.hpp"
+#include "troupe/actors/runtime/crash.hpp"
+#include "troupe/actors/runtime/room_to_start.hpp"
+#include "troupe/actors/runtime/system.hpp"
 #include "troupe/actors/slot_claim.hpp"
-#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 #include "troupe/actors/supervisor_begin.hpp"
-#include "troupe/actors/supervisor_notice.hpp"
-#include "troupe/actors/system.hpp"
 #include "troupe/config/open_name.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/config/units.hpp"

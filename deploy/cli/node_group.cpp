@@ -6,7 +6,7 @@
 
 #include <poll.h>
 
-#include "troupe/actors/phrases.hpp"
+#include "troupe/actors/base/phrases.hpp"
 #include "troupe/deploy/stop_together.hpp"
 
 namespace troupe::deploy::cli {

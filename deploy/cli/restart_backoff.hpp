@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "troupe/actors/restart_intensity.hpp"
+#include "troupe/actors/base/restart_intensity.hpp"
 
 namespace troupe::deploy::cli {
 

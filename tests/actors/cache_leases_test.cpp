@@ -1,6 +1,6 @@
 // For whom blocks are held, and what ends it: never that somebody waits in line.
 
-#include "troupe/actors/cache_leases.hpp"
+#include "troupe/actors/operations/cache_leases.hpp"
 
 #include <map>
 #include <random>
@@ -8,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "troupe/actors/member_list.hpp"
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/membership/membership.hpp"
+#include "troupe/actors/messages/member_list.hpp"
 
 namespace troupe::actors {
 namespace {

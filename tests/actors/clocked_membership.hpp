@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/membership/membership.hpp"
 
 namespace troupe::actors::testing {
 

@@ -30,8 +30,8 @@
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/config/resolve.hpp"
 

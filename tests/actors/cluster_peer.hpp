@@ -15,9 +15,9 @@
 #include <caf/event_based_actor.hpp>
 #include <caf/typed_event_based_actor.hpp>
 
-#include "troupe/actors/node_place.hpp"
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/context/node_place.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "waiting.hpp"
 

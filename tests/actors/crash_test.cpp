@@ -1,14 +1,14 @@
 // Actors that end by a defect of ours: what ends with them, and what does not.
 
-#include "troupe/actors/crash.hpp"
+#include "troupe/actors/runtime/crash.hpp"
 
 #include <future>
 
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 
-#include "troupe/actors/link.hpp"
-#include "troupe/actors/node_end.hpp"
+#include "troupe/actors/link/link.hpp"
+#include "troupe/actors/node/node_end.hpp"
 
 #include "dialling_node.hpp"
 

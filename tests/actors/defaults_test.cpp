@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "troupe/actors/engine_setup.hpp"
+#include "troupe/actors/engine/engine_setup.hpp"
 #include "troupe/config/deployment.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/transport/rdma/options.hpp"

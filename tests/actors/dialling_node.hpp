@@ -16,8 +16,8 @@
 #include <caf/stateful_actor.hpp>
 #include <gtest/gtest.h>
 
-#include "troupe/actors/engine_port.hpp"
-#include "troupe/actors/node.hpp"
+#include "troupe/actors/node/node.hpp"
+#include "troupe/actors/port/engine_port.hpp"
 
 #include "cluster_peer.hpp"
 #include "waiting.hpp"

@@ -1,5 +1,5 @@
 // Who goes when there are too many strangers at a door, and who is remembered.
-#include "troupe/actors/door_eviction.hpp"
+#include "troupe/actors/door/door_eviction.hpp"
 
 #include <chrono>
 #include <string>

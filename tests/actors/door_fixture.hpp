@@ -24,7 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "troupe/actors/door.hpp"
+#include "troupe/actors/door/door.hpp"
 #include "troupe/transport/tcp/socket.hpp"
 
 #include "process_memory.hpp"

@@ -1,6 +1,6 @@
 // The handshake at the door, byte by byte: what was cut, changed, replayed or sent back convinces
 // nobody, and a stranger learns nothing from it.
-#include "troupe/actors/door_handshake.hpp"
+#include "troupe/actors/door/door_handshake.hpp"
 
 #include <algorithm>
 #include <string>

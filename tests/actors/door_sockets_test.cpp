@@ -1,10 +1,10 @@
 // Where a door listens, and from where its strangers come.
-#include "troupe/actors/door_sockets.hpp"
+#include "troupe/actors/door/door_sockets.hpp"
 
 #include <array>
 #include <optional>
 
-#include "troupe/actors/door_resolver.hpp"
+#include "troupe/actors/door/door_resolver.hpp"
 
 #include "door_tls_fixture.hpp"
 

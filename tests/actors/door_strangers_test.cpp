@@ -4,7 +4,7 @@
 #include <iostream>
 #include <span>
 
-#include "troupe/actors/door_handshake.hpp"
+#include "troupe/actors/door/door_handshake.hpp"
 
 #include "door_fixture.hpp"
 

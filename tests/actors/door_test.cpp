@@ -4,9 +4,9 @@
 
 #include <sys/wait.h>
 
-#include "troupe/actors/door_files.hpp"
-#include "troupe/actors/door_loop.hpp"
-#include "troupe/actors/door_resolver.hpp"
+#include "troupe/actors/door/door_loop.hpp"
+#include "troupe/actors/door/door_resolver.hpp"
+#include "troupe/actors/secrets/door_files.hpp"
 
 #include "door_fixture.hpp"
 

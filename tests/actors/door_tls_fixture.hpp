@@ -1,6 +1,6 @@
 #pragma once
 
-#include "troupe/actors/certificates.hpp"
+#include "troupe/actors/door/certificates.hpp"
 
 #include "door_fixture.hpp"
 

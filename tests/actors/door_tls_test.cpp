@@ -1,7 +1,7 @@
 // Mode tls: who is let in with which certificate, and what is said to who is not.
 #include <openssl/ssl.h>
 
-#include "troupe/actors/door_handshake.hpp"
+#include "troupe/actors/door/door_handshake.hpp"
 #include "troupe/transport/random.hpp"
 
 #include "door_tls_fixture.hpp"

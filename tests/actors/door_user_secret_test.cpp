@@ -1,5 +1,5 @@
 // The secret of a cluster whose file names none: one per user and cluster, and of nobody else's making.
-#include "troupe/actors/door_user_secret.hpp"
+#include "troupe/actors/secrets/door_user_secret.hpp"
 
 #include <chrono>
 #include <cstdlib>

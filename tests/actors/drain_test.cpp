@@ -8,7 +8,7 @@
 
 #include "troupe/actors/cluster_client.hpp"
 #include "troupe/actors/engine.hpp"
-#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 #include "troupe/config/parse.hpp"
 
 #include "cluster_peer.hpp"

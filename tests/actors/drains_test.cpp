@@ -1,11 +1,11 @@
 // When a drained replica may leave, and what a node makes of the orders that it gets.
 
-#include "troupe/actors/drains.hpp"
+#include "troupe/actors/membership/drains.hpp"
 
 #include <gmock/gmock.h>
 
-#include "troupe/actors/node_drain.hpp"
-#include "troupe/actors/router.hpp"
+#include "troupe/actors/membership/router.hpp"
+#include "troupe/actors/operations/node_drain.hpp"
 
 namespace troupe::actors {
 namespace {

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "troupe/actors/affinity_table.hpp"
+#include "troupe/actors/membership/affinity_table.hpp"
 
 #include "cluster_fixture.hpp"
 #include "free_port.hpp"

@@ -15,8 +15,8 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include "troupe/actors/event_queue.hpp"
-#include "troupe/actors/operation_outcome.hpp"
+#include "troupe/actors/operations/event_queue.hpp"
+#include "troupe/actors/operations/operation_outcome.hpp"
 
 namespace troupe::actors {
 namespace {

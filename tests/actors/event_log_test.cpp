@@ -1,4 +1,4 @@
-#include "troupe/actors/event_log.hpp"
+#include "troupe/actors/membership/event_log.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

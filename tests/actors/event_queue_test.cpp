@@ -1,6 +1,6 @@
 // What the engine is told is never lost and never without a bound, whatever the engine takes.
 
-#include "troupe/actors/event_queue.hpp"
+#include "troupe/actors/operations/event_queue.hpp"
 
 #include <limits>
 #include <map>

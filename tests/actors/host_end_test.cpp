@@ -8,8 +8,8 @@
 #include <caf/send.hpp>
 #include <gtest/gtest.h>
 
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "cluster_peer.hpp"
 #include "held_loop.hpp"

@@ -1,13 +1,13 @@
 // What is concluded from a peer's silence, moment by moment, and the frames by which it is asked.
 
-#include "troupe/actors/link_pulse.hpp"
+#include "troupe/actors/link/link_pulse.hpp"
 
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "troupe/actors/keep_alive.hpp"
-#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/messages/keep_alive.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
 
 namespace troupe::actors {
 namespace {

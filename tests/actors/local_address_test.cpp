@@ -1,6 +1,6 @@
 // Which address of this machine leads to another host.
 
-#include "troupe/actors/local_address.hpp"
+#include "troupe/actors/runtime/local_address.hpp"
 
 #include <gmock/gmock.h>
 

@@ -1,7 +1,7 @@
 // What an engine that watches its cluster is told of the other members: each life once there and once gone,
 // however the lists come and whenever the engine takes events.
 
-#include "troupe/actors/member_watch.hpp"
+#include "troupe/actors/operations/member_watch.hpp"
 
 #include <cstdint>
 #include <random>

@@ -1,6 +1,6 @@
 // The text of what must survive a supervisor: read back as it was, and never misread.
 
-#include "troupe/actors/membership_record.hpp"
+#include "troupe/actors/membership/membership_record.hpp"
 
 #include <array>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // The file of a supervisor, as processes that are killed, disks that are full and strangers leave it.
 
-#include "troupe/actors/membership_store.hpp"
+#include "troupe/actors/membership/membership_store.hpp"
 
 #include <csignal>
 #include <cstdlib>

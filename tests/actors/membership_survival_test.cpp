@@ -2,9 +2,9 @@
 
 #include <gmock/gmock.h>
 
-#include "troupe/actors/broadcast_budget.hpp"
-#include "troupe/actors/member_list.hpp"
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/base/broadcast_budget.hpp"
+#include "troupe/actors/membership/membership.hpp"
+#include "troupe/actors/messages/member_list.hpp"
 
 #include "clocked_membership.hpp"
 

@@ -1,4 +1,4 @@
-#include "troupe/actors/membership.hpp"
+#include "troupe/actors/membership/membership.hpp"
 
 #include <map>
 #include <random>

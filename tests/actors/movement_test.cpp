@@ -1,6 +1,6 @@
 // What an engine is told of how its bytes moved.
 
-#include "troupe/actors/movement.hpp"
+#include "troupe/actors/messages/movement.hpp"
 
 #include <chrono>
 

@@ -1,7 +1,7 @@
 // What stands between the door and CAF: who proves itself is connected once, in time, and not for
 // longer than it speaks. The other side of some connections is a door that this test holds itself.
 
-#include "troupe/actors/network.hpp"
+#include "troupe/actors/runtime/network.hpp"
 
 #include <array>
 #include <atomic>
@@ -20,11 +20,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "troupe/actors/certificates.hpp"
 #include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/door/certificates.hpp"
 #include "troupe/actors/host_options.hpp"
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "cluster_peer.hpp"
 #include "end_of_monitored.hpp"

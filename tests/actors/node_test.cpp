@@ -1,7 +1,7 @@
 // The node's actor, and the supervisor's, for what grows while nobody looks: calls that the engine
 // never answers, and watches that are set once more with each attempt to register.
 
-#include "troupe/actors/node.hpp"
+#include "troupe/actors/node/node.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -17,7 +17,7 @@
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 
-#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "cluster_peer.hpp"
 #include "waiting.hpp"

@@ -1,6 +1,6 @@
 // Which placements, and which links, a node refuses since the one that asks was out of the cluster.
 
-#include "troupe/actors/placement_epochs.hpp"
+#include "troupe/actors/membership/placement_epochs.hpp"
 
 #include <gmock/gmock.h>
 

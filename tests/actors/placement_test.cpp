@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "child_process.hpp"
 #include "cluster_peer.hpp"

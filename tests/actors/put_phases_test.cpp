@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
-#include "troupe/actors/value_regions.hpp"
+#include "troupe/actors/values/value_regions.hpp"
 
 #include "listening_link.hpp"
 #include "waiting.hpp"

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "troupe/actors/engine_setup.hpp"
+#include "troupe/actors/engine/engine_setup.hpp"
 #include "troupe/config/parse.hpp"
 
 #include "sanitized.hpp"

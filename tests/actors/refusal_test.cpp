@@ -11,7 +11,7 @@
 
 #include <caf/scoped_actor.hpp>
 
-#include "troupe/actors/messages.hpp"
+#include "troupe/actors/messages/messages.hpp"
 
 #include "cluster_fixture.hpp"
 #include "free_port.hpp"

@@ -1,6 +1,6 @@
 // Which nodes a carried request goes on without, by what its calls and the membership say.
 
-#include "troupe/actors/request_blame.hpp"
+#include "troupe/actors/client/request_blame.hpp"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "troupe/actors/router.hpp"
+#include "troupe/actors/membership/router.hpp"
 
 #include <random>
 #include <set>

@@ -9,7 +9,7 @@
 
 #include <gmock/gmock.h>
 
-#include "troupe/actors/router.hpp"
+#include "troupe/actors/membership/router.hpp"
 
 namespace troupe::actors::testing {
 

@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "troupe/actors/receive_session.hpp"
-#include "troupe/actors/send_session.hpp"
+#include "troupe/actors/transfer/receive_session.hpp"
+#include "troupe/actors/transfer/send_session.hpp"
 
 #include "session_table.hpp"
 

@@ -1,4 +1,4 @@
-#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
 
 #include <algorithm>
 #include <cstdlib>

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "troupe/actors/receive_session.hpp"
+#include "troupe/actors/transfer/receive_session.hpp"
 
 #include "session_table.hpp"
 

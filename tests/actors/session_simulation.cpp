@@ -7,8 +7,8 @@
 #include <variant>
 #include <vector>
 
-#include "troupe/actors/receive_session.hpp"
-#include "troupe/actors/send_session.hpp"
+#include "troupe/actors/transfer/receive_session.hpp"
+#include "troupe/actors/transfer/send_session.hpp"
 
 #include "simulation_judge.hpp"
 #include "simulation_scenario.hpp"

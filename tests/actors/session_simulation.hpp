@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
 
 namespace troupe::actors::simulation {
 

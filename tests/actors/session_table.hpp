@@ -7,7 +7,7 @@
 #include <string_view>
 #include <variant>
 
-#include "troupe/actors/session_actions.hpp"
+#include "troupe/actors/transfer/session_actions.hpp"
 
 namespace troupe::actors {
 

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 
-#include "troupe/actors/request_watch.hpp"
+#include "troupe/actors/client/request_watch.hpp"
 
 #include "waiting.hpp"
 

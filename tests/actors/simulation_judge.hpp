@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "troupe/actors/session_actions.hpp"
+#include "troupe/actors/transfer/session_actions.hpp"
 
 #include "simulation_scenario.hpp"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
 
 #include "session_simulation.hpp"
 

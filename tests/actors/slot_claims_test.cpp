@@ -1,6 +1,6 @@
 // Which node of a stage a process becomes that was started for the stage.
 
-#include "troupe/actors/slot_claims.hpp"
+#include "troupe/actors/membership/slot_claims.hpp"
 
 #include <functional>
 #include <set>

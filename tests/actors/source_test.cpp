@@ -1,6 +1,6 @@
 // What a source makes of decode ranks that come, are lost and are replaced.
 
-#include "troupe/actors/source.hpp"
+#include "troupe/actors/operations/source.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // The actors of a process get no thread for a while, and something is in flight with it: its links answer
 // all the same, since that takes none of them.
 
-#include "troupe/actors/link.hpp"
+#include "troupe/actors/link/link.hpp"
 
 #include "dialling_node.hpp"
 

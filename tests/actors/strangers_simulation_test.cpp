@@ -14,10 +14,10 @@
 
 #include <gtest/gtest.h>
 
-#include "troupe/actors/member_list.hpp"
-#include "troupe/actors/member_watch.hpp"
-#include "troupe/actors/membership.hpp"
-#include "troupe/actors/router.hpp"
+#include "troupe/actors/membership/membership.hpp"
+#include "troupe/actors/membership/router.hpp"
+#include "troupe/actors/messages/member_list.hpp"
+#include "troupe/actors/operations/member_watch.hpp"
 #include "troupe/config/open_name.hpp"
 
 #include "sanitized.hpp"

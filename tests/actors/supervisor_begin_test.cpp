@@ -31,10 +31,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "troupe/actors/phrases.hpp"
-#include "troupe/actors/supervisor_notice.hpp"
-#include "troupe/actors/supervisor_process.hpp"
-#include "troupe/actors/supervisor_search.hpp"
+#include "troupe/actors/base/phrases.hpp"
+#include "troupe/actors/discovery/supervisor_notice.hpp"
+#include "troupe/actors/discovery/supervisor_process.hpp"
+#include "troupe/actors/discovery/supervisor_search.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/transport/types.hpp"
 

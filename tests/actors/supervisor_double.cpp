@@ -12,7 +12,7 @@
 
 #include <unistd.h>
 
-#include "troupe/actors/supervisor_notice.hpp"
+#include "troupe/actors/discovery/supervisor_notice.hpp"
 #include "troupe/config/parse.hpp"
 
 namespace {

@@ -9,8 +9,8 @@
 #include <gmock/gmock.h>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/event_log.hpp"
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/membership/event_log.hpp"
 
 #include "cluster_peer.hpp"
 #include "scratch_folder.hpp"

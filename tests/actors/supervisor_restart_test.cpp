@@ -12,7 +12,7 @@
 #include <gmock/gmock.h>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/membership_store.hpp"
+#include "troupe/actors/membership/membership_store.hpp"
 
 #include "cluster_fixture.hpp"
 #include "parsed_deployment.hpp"

@@ -1,7 +1,7 @@
 // The supervisor over real sockets: two actor systems in this process, and processes that are
 // killed and stopped. CLUSTER_PEER is the helper process (cluster_peer.cpp).
 
-#include "troupe/actors/supervisor.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include <atomic>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "troupe/actors/value_store.hpp"
+#include "troupe/actors/operations/value_store.hpp"
 
 #include <algorithm>
 #include <memory>

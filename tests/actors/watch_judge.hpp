@@ -6,8 +6,8 @@
 #include <map>
 #include <string>
 
+#include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/engine.hpp"
-#include "troupe/actors/phrases.hpp"
 
 namespace troupe::testing {
 

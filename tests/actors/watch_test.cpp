@@ -9,7 +9,7 @@
 
 #include <gmock/gmock.h>
 
-#include "troupe/actors/membership_store.hpp"
+#include "troupe/actors/membership/membership_store.hpp"
 
 #include "cluster_fixture.hpp"
 #include "parsed_deployment.hpp"

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "troupe/actors/certificates.hpp"
+#include "troupe/actors/door/certificates.hpp"
 
 #include "command.hpp"
 

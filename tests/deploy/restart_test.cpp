@@ -14,8 +14,8 @@
 #include <gtest/gtest.h>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/messages.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/runtime/system.hpp"
 #include "troupe/deploy/reference_engine/calls.hpp"
 
 #include "command.hpp"

@@ -24,8 +24,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "troupe/actors/certificates.hpp"
 #include "troupe/actors/cluster_client.hpp"
+#include "troupe/actors/door/certificates.hpp"
 #include "troupe/actors/host_options.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/deploy/reference_engine/calls.hpp"

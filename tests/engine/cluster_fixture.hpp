@@ -17,8 +17,8 @@
 #include <gtest/gtest.h>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/deploy/child_process.hpp"

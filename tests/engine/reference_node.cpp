@@ -10,8 +10,8 @@
 #include <string>
 
 #include "troupe/actors/host_options.hpp"
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 #include "troupe/config/parse.hpp"
 #include "troupe/config/resolve.hpp"
 #include "troupe/deploy/reference_engine/reference_engine.hpp"

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string_view>
 
-#include "troupe/actors/backend_reports.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/link/backend_reports.hpp"
+#include "troupe/actors/runtime/system.hpp"
 #include "troupe/transport/endpoint.hpp"
 #include "troupe/transport/xgmi/gpu_site.hpp"
 

@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "troupe/actors/host_options.hpp"
-#include "troupe/actors/supervisor.hpp"
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/actors/supervisor/supervisor.hpp"
 
 #include "cluster_fixture.hpp"
 

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "troupe/actors/door_handshake.hpp"
+#include "troupe/actors/door/door_handshake.hpp"
 
 namespace {
 

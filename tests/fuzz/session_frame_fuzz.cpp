@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "troupe/actors/session_messages.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace troupe::actors;

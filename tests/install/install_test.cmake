@@ -26,7 +26,7 @@ list(SORT PUBLIC)
 if(NOT headers STREQUAL PUBLIC)
   message(FATAL_ERROR "installed are the headers\n  ${headers}\ninstead of\n  ${PUBLIC}")
 endif()
-foreach(private actors/system.hpp actors/messages.hpp actors/request_watch.hpp actors/link.hpp config/reader.hpp
+foreach(private actors/runtime/system.hpp actors/messages/messages.hpp actors/client/request_watch.hpp actors/link/link.hpp config/reader.hpp
         kvcache/strided_copy.hpp transport/progress_engine.hpp transport/shm/wire.hpp transport/tcp/tcp_link.hpp)
   if(private IN_LIST headers)
     message(FATAL_ERROR "${private} is private and was installed")

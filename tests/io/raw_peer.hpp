@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "troupe/actors/door.hpp"
+#include "troupe/actors/door/door.hpp"
 #include "troupe/io/bytes.hpp"
 #include "troupe/io/descriptor.hpp"
 #include "troupe/io/wire.hpp"

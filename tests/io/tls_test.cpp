@@ -2,7 +2,7 @@
 
 #include <sys/stat.h>
 
-#include "troupe/actors/certificates.hpp"
+#include "troupe/actors/door/certificates.hpp"
 
 #include "agents.hpp"
 #include "scratch_folder.hpp"

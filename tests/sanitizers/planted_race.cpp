@@ -16,7 +16,7 @@
 #include <caf/send.hpp>
 #include <caf/stateful_actor.hpp>
 
-#include "troupe/actors/system.hpp"
+#include "troupe/actors/runtime/system.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "troupe/actors/member_list.hpp"
+#include "troupe/actors/messages/member_list.hpp"
 
 #include "link.hpp"
 #include "transfer.hpp"

@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "troupe/actors/member_list.hpp"
+#include "troupe/actors/messages/member_list.hpp"
 
 #include "link.hpp"
 #include "supervisor_life.hpp"

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "troupe/actors/drains.hpp"
-#include "troupe/actors/membership.hpp"
-#include "troupe/actors/router.hpp"
+#include "troupe/actors/membership/drains.hpp"
+#include "troupe/actors/membership/membership.hpp"
+#include "troupe/actors/membership/router.hpp"
 
 #include "world.hpp"
 

@@ -10,8 +10,8 @@
 #include <optional>
 #include <vector>
 
-#include "troupe/actors/receive_session.hpp"
-#include "troupe/actors/send_session.hpp"
+#include "troupe/actors/transfer/receive_session.hpp"
+#include "troupe/actors/transfer/send_session.hpp"
 
 #include "link.hpp"
 

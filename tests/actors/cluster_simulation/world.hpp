@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/actors/cache_leases.hpp"
-#include "troupe/actors/member_watch.hpp"
-#include "troupe/actors/membership.hpp"
-#include "troupe/actors/node_drain.hpp"
+#include "troupe/actors/membership/membership.hpp"
+#include "troupe/actors/operations/cache_leases.hpp"
+#include "troupe/actors/operations/member_watch.hpp"
+#include "troupe/actors/operations/node_drain.hpp"
 #include "troupe/kvcache/block_pool.hpp"
 
 #include "simulation.hpp"

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <optional>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/context/session_shell.hpp"
+#include "troupe/actors/transfer/receive_session.hpp"
+
+namespace troupe::actors {
+
+/// The decode side of one transfer: feeds `receive_session` and carries out what it returns.
+/// Spawned by the engine port once the blocks are there and the link is up, quits when the transfer
+/// is quiescent.
+struct decode_receiver_state {
+  session_basis basis;
+  std::optional<receive_session> machine;
+  time_point deadline;
+  std::optional<time_point> park_until;
+  static inline const char* name = "decode_receiver";
+};
+
+struct decode_receiver_options {
+  session_basis basis;
+  transfer_request request;  ///< without grants, and without what is left of the two times
+  time_point deadline;
+  std::optional<time_point> park_until{};  ///< the source need not be offered before
+};
+
+[[nodiscard]] session_actor::behavior_type decode_receiver(
+    session_actor::stateful_pointer<decode_receiver_state> self, decode_receiver_options options);
+
+}  // namespace troupe::actors

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/context/session_shell.hpp"
+#include "troupe/actors/transfer/send_session.hpp"
+
+namespace troupe::actors {
+
+/// The prefill side of one transfer: feeds `send_session` and carries out what it returns. Spawned
+/// by the engine port when a request meets its source, quits when the transfer is quiescent.
+struct prefill_sender_state {
+  session_basis basis;
+  std::optional<send_session> machine;
+  static inline const char* name = "prefill_sender";
+};
+
+/// What a request says of where the tokens go to; a request to read says nothing of that.
+/// `out_of_range`: other blocks than its tokens need, or one twice, or not a grant for each region.
+/// `layout_mismatch`: no slot for its state.
+[[nodiscard]] result<void> adopt_destination(session_basis& basis, transfer_request& request);
+
+struct prefill_sender_options {
+  session_basis basis;  ///< with the destination
+  transfer_request request;
+  std::vector<std::uint32_t> ready;  ///< per layer, the first token that is not there yet
+  std::optional<std::uint32_t> sealed_tokens;
+  std::vector<std::byte> aux;
+  time_point deadline;
+};
+
+[[nodiscard]] session_actor::behavior_type prefill_sender(
+    session_actor::stateful_pointer<prefill_sender_state> self, prefill_sender_options options);
+
+}  // namespace troupe::actors

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "troupe/actors/door/door_eviction.hpp"
+#include "troupe/actors/door/door_greeting.hpp"
+
+namespace troupe::actors {
+
+/// The listeners of a door and the strangers at them. Lives on the loop's thread.
+class door_guests {
+ public:
+  struct rules {
+    std::chrono::milliseconds patience;
+    std::uint32_t max_strangers;
+  };
+  struct reports {
+    std::function<std::shared_ptr<const door_credentials>()> credentials;  ///< those in force
+    std::function<void(const std::string& sentence)> notice;
+    std::function<void()> admitted, refused;
+    std::function<void(std::uint32_t)> strangers;  ///< how many there are now
+  };
+  using admit_call = std::function<void(door_guest)>;
+
+  door_guests(door_loop& loop, rules limits, reports tell);
+  door_guests(const door_guests&) = delete;
+  door_guests& operator=(const door_guests&) = delete;
+  ~door_guests() = default;
+
+  /// `fd` listens, at `port`. `already_exists`: so does another one of ours. `overloaded`.
+  [[nodiscard]] result<void> open(unique_fd fd, std::uint16_t port, admit_call admitted);
+  /// The listener at a port and its strangers.
+  void close(std::uint16_t port);
+  /// All of them.
+  void close();
+
+ private:
+  struct stranger {
+    std::uint16_t port;
+    std::string from, address, network;
+    std::shared_ptr<door_greeting> greeting;
+  };
+  using strangers = std::list<stranger>;  ///< the oldest first
+  struct listener {
+    unique_fd fd;
+    std::shared_ptr<const admit_call> admitted;
+    door_loop::id watch{0};
+    door_loop::id pause{0};
+  };
+
+  void accept_some(std::uint16_t port);
+  void out_of_descriptors(std::uint16_t port);
+  void let_in(std::uint16_t port, unique_fd fd);
+  void on_end(strangers::iterator who, const admit_call& admitted, result<door_guest> how);
+  [[nodiscard]] std::uint32_t how_many(bool have_key) const;
+  /// One of those that have the key, or of those that have not (`choose_who_goes`); none whose answer
+  /// has arrived. May end others, which may close listeners.
+  void drop_one(bool has_key, const char* why);
+  [[nodiscard]] strangers::iterator choose(bool has_key);
+  void count();
+
+  door_loop& loop_;
+  const rules limits_;
+  const reports tell_;
+  unique_fd spare_;  ///< given up to take and drop a connection when descriptors run out
+  std::unordered_map<std::uint16_t, listener> listeners_;
+  strangers strangers_;
+  door_offenders offenders_;
+};
+
+}  // namespace troupe::actors

@@ -1,0 +1,100 @@
+#include "troupe/actors/link/link.hpp"
+
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/runtime/system.hpp"
+
+namespace troupe::actors {
+
+namespace link_parts {
+
+namespace {
+
+link_report report(const link_state& st) {
+  link_report r;
+  r.peer = st.peer.name;
+  r.peer_incarnation = st.peer.incarnation;
+  if (st.chose) r.backend = std::string{transport::to_string(st.choice.kind)};
+  r.reason = st.choice.reason;
+  switch (st.now) {
+    case link_state::phase::dialling:
+    case link_state::phase::connecting: r.state = st.broke ? "rebuilding" : "connecting"; break;
+    case link_state::phase::up: r.state = "up"; break;
+    case link_state::phase::ending: r.state = "broken"; break;
+  }
+  r.rebuilds = st.rebuilds;
+  r.last_break = st.last_break;
+  if (st.link) {
+    const auto stats = st.link->stats();
+    r.lanes = stats.lanes;
+    r.bytes_out = stats.bytes_out;
+    r.bytes_in = stats.bytes_in;
+    r.in_flight = stats.in_flight;
+    r.refused = stats.refused;
+    r.posted = stats.batches_posted;
+    r.completed = stats.batches_completed;
+    r.failed = stats.batches_failed;
+    for (const auto& lane : stats.by_lane) {
+      r.by_lane.push_back({lane.device, lane.port, lane.gid_index, lane.gid, lane.requests_posted,
+                           lane.requests_completed, lane.bytes,
+                           static_cast<std::uint8_t>(lane.port_up ? 1 : 0), lane.port_downs,
+                           lane.port_changes,
+                           lane.port_retries ? static_cast<std::int64_t>(*lane.port_retries) : -1});
+    }
+  }
+  return r;
+}
+
+}  // namespace
+
+}  // namespace link_parts
+
+link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state> self,
+                                        link_options options) {
+  set_log_handlers(*self, "link");
+  using namespace link_parts;
+  auto& st = self->state;
+  st.context = std::move(options.context);
+  st.port = std::move(options.port);
+  st.peer = std::move(options.peer);
+  st.role = options.role;
+  st.asked = options.asked;
+  st.pulse = link_pulse{st.context->settings.peer_silence};
+  st.reader = std::make_unique<inline_executor>(self->system());
+  self->set_down_handler([self](const caf::down_msg& down) {
+    const auto& state = self->state;
+    // An acceptor of an attempt that failed is watched as well, and does not matter any more.
+    if (down.source != state.peer_node.address() && down.source != state.other_end.address())
+      return;
+    if (down.source == state.other_end.address() && !down.reason) {
+      other_end_ended(self, state.peer.name + " ended the link");
+      return;
+    }
+    if (down.source == state.other_end.address() && state.leaving) {
+      end_link(self, *state.leaving);
+      return;
+    }
+    carry_out(self, peer_left{{errc::peer_lost, "the process of " + state.peer.name + " is gone"}});
+  });
+  if (st.role == transport::link_role::initiator) dial(self);
+  return {
+      [self](link_command& command) {
+        std::visit([self](auto& order) { carry_out(self, std::move(order)); }, command.what);
+      },
+      [self](link_event& event) {
+        if (event.generation != self->state.generation &&
+            !std::holds_alternative<fence_holds>(event.what)) {
+          return;
+        }
+        std::visit([self](auto& what) { happened(self, std::move(what)); }, event.what);
+      },
+      [self](const link_request& request) { return accept(self, request); },
+      [self](const link_notice& notice) { hear(self, notice); },
+      [self](report_atom) { return report(self->state); },
+  };
+}
+
+}  // namespace troupe::actors

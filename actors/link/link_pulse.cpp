@@ -1,0 +1,29 @@
+#include "troupe/actors/link/link_pulse.hpp"
+
+namespace troupe::actors {
+
+void link_pulse::begin(time_point now) noexcept {
+  heard_ = asked_ = looked_ = now;
+}
+
+void link_pulse::sign(time_point now) noexcept {
+  heard_ = asked_ = now;
+}
+
+link_pulse::advice link_pulse::look(time_point now) noexcept {
+  // We stood still, or were not given a core: what the peer said meanwhile may not be read yet.
+  if (now - looked_ > 3 * period()) heard_ = now;
+  looked_ = now;
+  const auto silence = now - heard_;
+  if (silence >= patience_ * 3 / 4) {
+    // The process is asked from one half on.
+    const bool answered = now - word_ < patience_ / 2;
+    return answered ? advice::link_is_silent : advice::peer_is_silent;
+  }
+  if (silence >= patience_ / 2) return advice::ask_both_ways;
+  if (now - asked_ < patience_ / 4) return advice::nothing;
+  asked_ = now;
+  return advice::ask;
+}
+
+}  // namespace troupe::actors

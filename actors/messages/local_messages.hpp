@@ -1,0 +1,407 @@
+#pragma once
+
+/// What the actors of one process say to each other. These types never cross the network: CAF moves
+/// them as they are, without serialising. Interfaces are in messages.hpp.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <caf/allowed_unsafe_message_type.hpp>
+#include <caf/replies_to.hpp>
+#include <caf/typed_actor.hpp>
+
+#include "troupe/actors/base/clock.hpp"
+#include "troupe/actors/engine_types.hpp"
+#include "troupe/actors/messages/movement.hpp"
+#include "troupe/actors/messages/session_messages.hpp"
+#include "troupe/actors/messages/source_changes.hpp"
+#include "troupe/actors/messages/types.hpp"
+#include "troupe/actors/supervisor_begin.hpp"
+#include "troupe/kvcache/layout.hpp"
+#include "troupe/kvcache/plan.hpp"
+#include "troupe/transport/backend.hpp"
+#include "troupe/transport/endpoint.hpp"
+
+namespace troupe::actors {
+
+// -- to the actor of one transfer
+
+/// link -> session: the fence that it asked for holds.
+struct transfer_fenced {};
+/// link -> session: the link is gone, or refused what the session needs to begin.
+struct link_is_lost {
+  troupe::error why;
+};
+/// link -> session: the link broke and was made again. What was sent or posted before may or may not
+/// have come; what is asked of the link from now on names this epoch.
+struct link_is_back {
+  std::uint64_t epoch{0};
+  std::string backend{};  ///< that it has now
+};
+/// engine_port -> session: the engine gave the transfer up.
+struct abort_session {
+  troupe::error why;
+  bool refused{false};  ///< decode: since another source of the receive refused it
+};
+/// engine_port -> session: look at the clock, the deadline has come.
+struct deadline_reached {};
+/// engine_port -> decode session: what every source gives is here; yours may be released.
+struct receive_is_whole {};
+
+struct session_event {
+  std::variant<session_message, transport::completion, transfer_fenced, link_is_lost, link_is_back,
+               source_progress, source_blocks, source_sealed, abort_session, deadline_reached,
+               receive_is_whole>
+      what;
+};
+
+/// prefill_sender and decode_receiver.
+using session_actor = caf::typed_actor<
+    // link, engine_port -> session
+    caf::reacts_to<session_event>>;
+
+// -- to the actor of one link
+
+/// Part of one of our regions that the peer shall be allowed to touch.
+struct grant_wish {
+  region_id region;
+  byte_set permitted;
+  transport::access rights{transport::access::read};
+};
+
+/// session -> link: deliver what concerns this transfer to me.
+struct attach_session {
+  transfer_id transfer;
+  session_actor session;
+  std::uint64_t epoch{0};  ///< that the session knows; if it is over, `link_is_back` follows
+};
+/// session -> link: forget the transfer; what still comes for it is late and is dropped.
+struct detach_session {
+  transfer_id transfer;
+};
+/// session, engine_port -> link: give these grants, put them into the message, send it. A failure
+/// comes back to the session as `link_is_lost`.
+struct say {
+  session_message message;
+  std::vector<grant_wish> grants;
+  bool nobody_waits{false};  ///< may travel with what follows, see `transport::link::send_soon`
+  /// Of the link, as its handle says. Words of an epoch that is over are not sent, but for the last
+  /// ones of a transfer, which hold in any. 0: in any.
+  std::uint64_t epoch{0};
+};
+struct post_batch {
+  transport::batch work;
+  std::uint64_t epoch{0};  ///< what belongs to one that is over is dropped
+};
+struct fence_now {
+  transfer_id transfer;
+};
+/// node -> link: this node takes part no more; the link ends at once.
+struct close_link {
+  troupe::error why;
+};
+/// node -> link: the node stops in good order; the link ends once the peer knows.
+struct leave_link {
+  troupe::error why;
+};
+/// node -> link: the peer's process has left or is down; what it said before still counts.
+struct peer_left {
+  troupe::error why;
+};
+/// link -> itself, some time after the peer has left: is everything read that it said?
+struct read_last_frames {
+  troupe::error why;
+  std::uint32_t looks{0};          ///< so far
+  std::uint32_t found_nothing{0};  ///< of them, the last ones in a row
+};
+/// link -> itself, after a pause: reach for the peer, or try the backend that failed, once more.
+struct dial_again {};
+/// link -> itself, acceptor: the peer should have dialled by now.
+struct look_for_dialler {
+  std::uint64_t alarm{0};  ///< only the last one that was set counts
+};
+
+/// link -> itself, after a pause while words wait for room for their grants.
+struct look_for_room {};
+/// link -> itself, again and again while something is in flight: does the peer live?
+struct check_peer_alive {};
+
+struct link_command {
+  std::variant<attach_session, detach_session, say, post_batch, fence_now, close_link, leave_link,
+               peer_left, read_last_frames, dial_again, look_for_dialler, look_for_room,
+               check_peer_alive>
+      what;
+};
+
+/// What the transport reports, from the thread that made the progress.
+struct link_came_up {};
+struct link_broke {
+  troupe::error why;
+};
+struct fence_holds {
+  transfer_id transfer;
+  std::uint64_t generation{0};  ///< counts also when the transport link has been replaced
+};
+struct link_event {
+  /// Of the transport link it belongs to: a replaced one is ignored, but for its fences.
+  std::uint64_t generation{0};
+  std::variant<link_came_up, session_message, transport::completion, fence_holds, link_broke> what;
+};
+
+/// Owns one connection to one incarnation of a peer.
+using link_actor = caf::typed_actor<
+    // sessions, engine_port, node -> link
+    caf::reacts_to<link_command>,
+    // the transport -> link
+    caf::reacts_to<link_event>,
+    // the peer's node, later its link -> link, acceptor only: the peer's half; the reply is ours
+    caf::replies_to<link_request>::with<link_reply>,
+    // the peer's link -> link: what its transport may not be able to tell
+    caf::reacts_to<link_notice>,
+    // node -> link
+    caf::replies_to<report_atom>::with<link_report>>;
+
+/// What a link is to those who use it, once it is up.
+struct link_handle {
+  std::string peer;  ///< node name
+  incarnation peer_incarnation;
+  std::shared_ptr<const kvcache::cache_layout>
+      peer_layout;  ///< null until the peer registered a cache
+  link_actor actor;
+  std::uint64_t epoch{0};  ///< counts on each time the link is made again
+  std::string backend{};   ///< "shm"; another one once it was made again, perhaps
+};
+
+// -- to the engine port
+
+/// link -> engine_port: the link can be used. Told before any other message of the link, and once
+/// more each time it was made again.
+struct link_ready {
+  link_handle link;
+};
+/// link -> engine_port: the peer has left. The link is read out and then gone: nothing may begin
+/// over it.
+struct link_leaves {
+  std::string peer;
+  std::uint64_t peer_incarnation{0};
+  std::uint64_t link{0};  ///< id of the link's actor
+};
+/// link -> engine_port: the link that was being made failed, or an up one is gone (sessions were
+/// told).
+struct link_gone {
+  std::string peer;
+  std::uint64_t peer_incarnation{0};
+  std::uint64_t link{0};   ///< id of the link's actor; 0: none was made
+  std::uint64_t asked{0};  ///< `need_link::ask` that it answers; 0: the peer dialled
+  troupe::error why;
+};
+/// link -> engine_port: a message that belongs to no attached session.
+struct unrouted_message {
+  link_handle link;
+  session_message message;
+};
+/// decode_receiver -> engine_port: these layers are here from this source.
+struct session_layers {
+  transfer_id transfer;
+  cache_slice slice;
+};
+/// session -> engine_port: its one outcome.
+struct session_concluded {
+  transfer_id transfer;
+  std::optional<troupe::error> failure;
+  std::vector<std::byte> aux;
+  std::uint64_t bytes{0};
+  seen_movement moved{};
+  bool refused{false};  ///< failed: by what was asked for, not by the source
+};
+/// session -> engine_port: nothing of it can touch our memory any more. Last message of a session.
+struct session_unpinned {
+  transfer_id transfer;
+};
+
+/// value_client -> engine_port: the outcome of a put, get, query or remove. `session_unpinned`
+/// follows once the peer can touch nothing any more.
+struct value_concluded {
+  operation_id operation;
+  std::variant<event_done, event_failed, event_value, event_info> outcome;
+};
+/// pool_manager -> engine_port: the answer to a wait in line.
+struct blocks_granted {
+  operation_id operation;
+  result<kvcache::allocation> blocks;
+};
+/// transport -> engine_port: the GPU has come to a point that a `send_progress` names, or never will.
+struct gpu_point_reached {
+  operation_id send;
+  std::uint64_t point{0};
+  std::optional<troupe::error> failure;
+};
+
+struct port_event {
+  std::variant<link_ready, link_leaves, link_gone, unrouted_message, session_layers,
+               session_concluded, session_unpinned, value_concluded, blocks_granted,
+               gpu_point_reached>
+      what;
+};
+
+// -- to the pool manager
+
+/// port -> pool: stand in line for blocks; ends as `blocks_granted`.
+struct wait_for_blocks {
+  operation_id operation;
+  std::uint32_t count{0};
+  time_point deadline;
+};
+struct leave_line {
+  operation_id operation;
+};
+/// cache_pool, port -> pool: blocks came back while somebody waits, or a value with an end was
+/// stored.
+struct pool_changed {};
+struct pool_command {
+  std::variant<wait_for_blocks, leave_line, pool_changed> what;
+};
+
+// -- to the node
+
+/// port -> node: make or find the link with this node; ends as `link_ready` or `link_gone`.
+struct need_link {
+  std::string peer;
+  std::uint64_t former_life{0};  ///< that has left, which the membership may not show yet
+  std::uint64_t ask{0};          ///< counts the port's questions; the answer names it
+};
+/// node -> itself: see again whether a peer that was down has come back.
+struct look_again {};
+struct start_place {
+  operation_id operation;
+  placement_request request;
+};
+/// A placed request ended.
+struct placed_ended {
+  std::string request;
+};
+/// engine -> node: its answer to a frontend's call.
+struct call_answered {
+  std::uint64_t call{0};
+  call_reply reply;
+};
+/// engine -> node: leave the cluster and end the links.
+struct stop_node {};
+/// node -> itself: see whether the supervisor is back.
+struct try_supervisor {};
+/// node -> itself, from the thread that looked: where the supervisor is now, or why nobody knows.
+struct supervisor_looked {
+  std::uint64_t attempt{0};  ///< that it was looked for
+  result<found_supervisor> found;
+};
+/// engine -> node: it can serve nobody, and why.
+struct engine_failed {
+  std::string why;
+};
+/// engine -> node: it can serve again.
+struct engine_recovered {};
+struct node_command {
+  std::variant<need_link, look_again, start_place, placed_ended, call_answered, stop_node,
+               try_supervisor, supervisor_looked, engine_failed, engine_recovered>
+      what;
+};
+
+// -- from the engine
+
+struct start_send {
+  operation_id operation;
+  send_spec spec;
+};
+struct send_grew {
+  operation_id operation;
+  source_blocks more;  ///< pinned, if the node has a pool
+};
+struct send_progress {
+  operation_id operation;
+  source_progress progress;
+  std::uint64_t point{0};  ///< of the GPU, from where on it is true; 0: now
+};
+struct send_sealed {
+  operation_id operation;
+  source_sealed seal;
+};
+struct start_receive {
+  operation_id operation;
+  receive_spec spec;
+};
+/// The gate of a stream, to be opened when these layers are complete, or the receive has ended.
+struct open_when_complete {
+  operation_id operation;
+  std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
+  std::shared_ptr<transport::stream_gate> gate;
+};
+struct abort_operation {
+  operation_id operation;
+  std::string reason;
+};
+enum class value_verb : std::uint8_t { put, get, query, remove };
+struct start_value {
+  operation_id operation;
+  std::string peer;
+  value_verb verb{value_verb::get};
+  std::string key;
+  std::span<const std::byte> value;  ///< of a put, in the engine's memory until the outcome
+  std::uint64_t ttl_ms{0};           ///< of a put
+  /// What `value` shows where the engine's own is in memory of a GPU.
+  std::shared_ptr<const std::vector<std::byte>> copy{};
+  std::vector<block_id> pinned{};  ///< of the node's pool: those that `value` lies in
+};
+/// What a decode engine says to the sources of a request without a receive.
+enum class source_verb : std::uint8_t { release, hold };
+struct start_word {
+  operation_id operation;
+  source_verb verb{source_verb::release};
+  std::string request;
+  std::vector<std::string> sources;
+  std::vector<std::uint64_t> lives;  ///< of the sources, or none
+};
+/// The first message of all: who the port may ask.
+struct connect_operations {
+  caf::typed_actor<caf::reacts_to<node_command>> node;
+  caf::typed_actor<caf::reacts_to<pool_command>> pool;
+};
+/// node -> port: the newest membership.
+struct membership_changed {
+  std::shared_ptr<const membership> members;
+};
+/// node -> port: the supervisor's answer to a heartbeat.
+struct heartbeat_answered {
+  std::uint64_t supervisor_incarnation{0};
+  std::uint64_t epoch{0};
+  time_point asked;  ///< when the heartbeat was sent
+};
+/// The node stops: end everything with `aborted`.
+struct stop_port {};
+
+struct engine_command {
+  std::variant<start_send, send_grew, send_progress, send_sealed, start_receive, open_when_complete,
+               abort_operation, start_value, start_word, connect_operations, membership_changed,
+               heartbeat_answered, stop_port>
+      what;
+};
+
+struct transfer_reports {
+  std::vector<transfer_report> transfers;
+  std::uint64_t waiting_for_link{0};  ///< operations
+  std::vector<parked_report> parked;
+};
+
+}  // namespace troupe::actors
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::engine_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::pool_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::node_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::transfer_reports)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::session_event)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_command)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_event)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::port_event)

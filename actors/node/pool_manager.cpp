@@ -1,0 +1,125 @@
+#include "troupe/actors/node/pool_manager.hpp"
+
+#include <chrono>
+#include <utility>
+
+#include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/actors/runtime/system.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using self_pointer = pool_manager_actor::stateful_pointer<pool_manager_state>;
+
+/// Precision of waits for blocks and of times to live.
+constexpr auto tick_interval = std::chrono::milliseconds{10};
+
+void arm(self_pointer self) {
+  auto& st = self->state;
+  const bool values_expire = st.context->values && st.context->values->anything_expires();
+  if (st.ticking || (st.waiters.empty() && !values_expire)) return;
+  st.ticking = true;
+  const auto interval = st.waiters.empty() ? tick_interval * 10 : tick_interval;
+  self->delayed_send(self, interval, tick_atom::value);
+}
+
+void serve(self_pointer self) {
+  auto& st = self->state;
+  if (!st.context->pool) return;
+  for (auto& served : st.context->pool->serve(std::chrono::steady_clock::now())) {
+    const auto found = st.waiters.find(served.waiter);
+    if (found == st.waiters.end()) {
+      // It left the line in the same moment: nobody else knows of these blocks.
+      if (served.outcome)
+        (void)st.context->pool->free(served.outcome->owner, served.outcome->blocks);
+      continue;
+    }
+    const auto operation = found->second;
+    st.by_operation.erase(operation);
+    st.waiters.erase(found);
+    self->send(st.port, port_event{blocks_granted{operation, std::move(served.outcome)}});
+  }
+}
+
+void carry_out(self_pointer self, const wait_for_blocks& order) {
+  auto& st = self->state;
+  if (!st.context->pool) {
+    self->send(st.port,
+               port_event{blocks_granted{
+                   order.operation,
+                   fail(errc::invalid_config,
+                        "this node has no pool of its own; name the destination blocks")}});
+    return;
+  }
+  auto waiter = st.context->pool->wait(order.count, order.deadline);
+  if (!waiter) {
+    self->send(st.port, port_event{blocks_granted{order.operation, fail(waiter.error())}});
+    return;
+  }
+  st.waiters.emplace(*waiter, order.operation);
+  st.by_operation.emplace(order.operation, *waiter);
+  serve(self);
+}
+
+void carry_out(self_pointer self, const leave_line& order) {
+  auto& st = self->state;
+  const auto found = st.by_operation.find(order.operation);
+  if (found == st.by_operation.end()) return;
+  const auto waiter = found->second;
+  st.waiters.erase(waiter);
+  st.by_operation.erase(found);
+  st.context->pool->cancel(waiter);
+  serve(self);
+}
+
+void carry_out(self_pointer self, const pool_changed&) {
+  serve(self);
+}
+
+}  // namespace
+
+pool_manager_actor::behavior_type pool_manager(
+    pool_manager_actor::stateful_pointer<pool_manager_state> self, context_ptr context,
+    engine_port_actor port) {
+  set_log_handlers(*self, "pool");
+  self->state.context = std::move(context);
+  self->state.port = std::move(port);
+  return {
+      [self](pool_command& command) {
+        std::visit([self](const auto& order) { carry_out(self, order); }, command.what);
+        arm(self);
+      },
+      [self](report_atom) {
+        const auto& node = *self->state.context;
+        pool_report report;
+        report.device = node.cache_gpu               ? "gpu:" + std::to_string(*node.cache_gpu)
+                        : node.cache_in_both.empty() ? "cpu"
+                                                     : "gpu and cpu";
+        report.memory = node.cache_memory;
+        if (node.layout) {
+          report.block_bytes = kvcache::bytes_per_block(*node.layout);
+          report.blocks_total = node.layout->blocks;
+        }
+        if (node.pool) {
+          const auto counters = node.pool->counters();
+          report.blocks_total = counters.total;
+          report.blocks_free = counters.free;
+          report.blocks_quarantined = counters.quarantined;
+          report.waiting = counters.waiters;
+        }
+        report.bytes = report.block_bytes * report.blocks_total;
+        if (node.values) node.values->describe(report);
+        return report;
+      },
+      [self](tick_atom) {
+        auto& st = self->state;
+        st.ticking = false;
+        serve(self);
+        if (st.context->values) st.context->values->expire(std::chrono::steady_clock::now());
+        arm(self);
+      },
+  };
+}
+
+}  // namespace troupe::actors

@@ -1,0 +1,142 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "troupe/actors/engine_types.hpp"
+#include "troupe/actors/operations/member_watch.hpp"
+#include "troupe/actors/operations/operation_table.hpp"
+#include "troupe/actors/operations/waiting_events.hpp"
+#include "troupe/kvcache/result.hpp"
+
+namespace troupe::actors {
+
+/// What the engine is told, in order, with a descriptor that is readable while something waits.
+/// Written by actors, read by threads of the engine. Nothing is ever dropped, and yet it is bounded:
+/// an operation stays open, and takes one of `limits.max_operations` places, until its last event is
+/// taken; of each there waits at most one event of every kind, and of layers one for each layer (or
+/// twice that before the next merging), since layer events of one operation merge while they wait; and
+/// of a send one for each node that wants it. Events of members are of no operation and wait apart, before
+/// those of operations: `member_watch` bounds them by the names of the cluster.
+///
+/// Every event is taken once. A thread that waits for one operation owns its events (`claim`): `take`,
+/// `wait` and the descriptor do not see them. The thread takes them all, or gives the claim up; then
+/// `take` comes to them first.
+class event_queue {
+ public:
+  class claim;
+
+  /// Tells `operations` when the last event of one is taken; it must outlive this. Throws
+  /// `std::system_error` where there is no descriptor for it.
+  explicit event_queue(operation_table& operations);
+  ~event_queue();
+  event_queue(const event_queue&) = delete;
+  event_queue& operator=(const event_queue&) = delete;
+
+  void push(event e);
+  /// The same for the event that the engine hears last of its operation.
+  void push_last(event e);
+  [[nodiscard]] std::vector<event> take(std::size_t max);
+  [[nodiscard]] std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max);
+  /// `not_found`: no such operation is open, or `take` had its outcome; `already_exists`: another
+  /// thread waits for it.
+  [[nodiscard]] result<std::unique_ptr<claim>> claim_events(operation_id operation);
+  /// The engine is told of the members of its cluster, but for `self`. Before the first `see`.
+  void watch_members(std::string self);
+  /// A supervisor publishes a list: what it changes can be taken. Nothing where members are not watched.
+  void see(const membership& list);
+  /// The engine stops: it is told of no member any more, nor of what waits to be told.
+  void end_watch();
+  /// Nobody is left to end operations that have not ended: claims that still wait end with `why`. The
+  /// first reason stays. Events go on to be taken.
+  void close(troupe::error why);
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+  /// Of events that `take` may take.
+  [[nodiscard]] bool empty() const noexcept { return size() == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_acquire); }
+
+  /// For a thread that makes progress itself until an event comes, and takes it then: what it
+  /// pushes meanwhile need not wake anybody, itself least of all.
+  class consumer {
+   public:
+    explicit consumer(event_queue& queue);
+    /// Signals what it has left.
+    ~consumer();
+    consumer(const consumer&) = delete;
+    consumer& operator=(const consumer&) = delete;
+
+   private:
+    event_queue& queue_;
+  };
+
+ private:
+  void append(waiting_event e);
+  /// What may be taken has changed. Whether a thread that waits has to be woken.
+  [[nodiscard]] bool show_locked();
+  [[nodiscard]] std::vector<event> take_locked(waiting_events& from, std::size_t max);
+  [[nodiscard]] std::vector<event> take_unclaimed_locked(std::size_t max);
+  void end_claim(claim& of);
+  void note_taken_locked(const waiting_event& taken, std::vector<operation_id>& ended);
+  void publish_count_locked();
+  void signal_locked();
+  void drain_locked();
+
+  operation_table& operations_;
+  mutable std::mutex mutex_;
+  std::condition_variable available_;
+  waiting_events events_;                ///< that nobody claims
+  std::optional<member_watch> members_;  ///< empty: nobody watches them
+  std::atomic<std::size_t> count_{0};    ///< of `events_` and `members_`
+  std::unordered_map<operation_id, claim*> claims_;
+  /// Open ones whose outcome `take` had: nobody can wait for it any more.
+  std::unordered_set<operation_id> outcome_taken_;
+  std::optional<troupe::error> closed_;
+  std::size_t waiting_{0};
+  std::optional<std::thread::id> consumer_;
+  int fd_{-1};
+  bool signalled_{false};
+};
+
+/// The events of one operation, kept for the thread that waits for its end. Used by that thread.
+class event_queue::claim {
+ public:
+  claim(event_queue& queue, operation_id operation);
+  /// What was not taken may be taken by others.
+  ~claim();
+  claim(const claim&) = delete;
+  claim& operator=(const claim&) = delete;
+
+  /// Whether the last event is there, or will never be. Cheap.
+  [[nodiscard]] bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
+  void wait_until(std::chrono::steady_clock::time_point until);
+  /// Readable once it is over, where another thread found that.
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+  /// All events of the operation, oldest first. Empty: it goes on. An error: its end will not come.
+  [[nodiscard]] std::optional<result<std::vector<event>>> take();
+
+ private:
+  friend event_queue;
+
+  void end_locked();
+  [[nodiscard]] bool has_last() const { return events_.has_last(operation_); }
+
+  event_queue& queue_;
+  const operation_id operation_;
+  const std::thread::id thread_{std::this_thread::get_id()};
+  const int fd_;
+  waiting_events events_;
+  std::atomic<bool> over_{false};
+  std::condition_variable ended_;
+};
+
+}  // namespace troupe::actors

@@ -1,0 +1,418 @@
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "troupe/actors/base/phrases.hpp"
+#include "troupe/actors/context/decode_receiver.hpp"
+#include "troupe/actors/context/engine_checks.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/membership/placement_epochs.hpp"
+#include "troupe/actors/operations/request_tables.hpp"
+#include "troupe/actors/port/engine_port_parts.hpp"
+#include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/kvcache/layer_parts.hpp"
+
+namespace troupe::actors::port {
+
+void release_receive(self_pointer self, operation_id operation) {
+  auto& st = self->state;
+  const auto found = st.receives.find(operation);
+  if (found == st.receives.end()) return;
+  const auto& r = found->second;
+  if (r.now != receiving::phase::concluded || r.live != 0) return;
+  if (r.pinned) {
+    unpin_blocks(st, r.spec.request, blocks_written(r.spec, st.context->layout->block_tokens));
+  }
+  st.receives.erase(found);
+  st.context->events.push_last({operation, event_unpinned{}});
+}
+
+void conclude_receive(self_pointer self, operation_id operation,
+                      std::optional<troupe::error> failure, const session_event& to_receivers) {
+  auto& st = self->state;
+  auto& r = st.receives.at(operation);
+  if (r.now == receiving::phase::concluded) return;
+  // No stream is held past the outcome: nothing will come that it could wait for.
+  for (const auto& stream : r.held) stream.gate->open();
+  r.held.clear();
+  if (r.now == receiving::phase::in_line) {
+    tell(st.pool, pool_command{leave_line{operation}});
+  }
+  for (const auto& rank : r.ranks) {
+    if (!rank.transfer) leave_link_line(st, rank.peer, operation);
+  }
+  r.now = receiving::phase::concluded;
+  st.leases.end(operation);
+  forget_deadline(st, r.deadline, timer::operation, operation.value);
+  count_outcome(st, failure, r.bytes);
+  if (failure) {
+    tell_outcome(st, operation, event_failed{*failure});
+  } else {
+    tell_outcome(st, operation,
+                 event_done{std::move(r.aux), r.bytes, r.moved.told(r.began, now())});
+  }
+  for (const auto& rank : r.ranks) {
+    if (rank.transfer) tell_session(st, *rank.transfer, to_receivers);
+  }
+  release_receive(self, operation);
+}
+
+void fail_receive(self_pointer self, operation_id operation, troupe::error why) {
+  const session_event to_receivers{abort_session{why}};
+  conclude_receive(self, operation, std::move(why), to_receivers);
+}
+
+namespace {
+
+bool is_complete(const receiving& r, const open_when_complete& wanted) {
+  if (r.told.empty()) return wanted.token_end <= r.spec.prefix_tokens;  // nothing moves yet
+  return std::all_of(r.told.begin() + wanted.layer_begin, r.told.begin() + wanted.layer_end,
+                     [&](std::uint32_t tokens) { return tokens >= wanted.token_end; });
+}
+
+void let_streams_go(receiving& r) {
+  std::erase_if(r.held, [&](const open_when_complete& stream) {
+    if (!is_complete(r, stream)) return false;
+    stream.gate->open();
+    return true;
+  });
+}
+
+/// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
+/// as one, and lets the streams go that waited for them.
+void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r) {
+  const auto layers = static_cast<std::uint32_t>(r.told.size());
+  std::vector<std::uint32_t> complete(layers, r.spec.tokens);
+  for (const auto& rank : r.ranks) {
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      const auto landed = rank.transfer ? rank.landed[layer] : r.spec.prefix_tokens;
+      complete[layer] = std::min(complete[layer], landed);
+    }
+  }
+  for (std::uint32_t begin = 0; begin < layers;) {
+    auto end = begin + 1;
+    while (end < layers && complete[end] == complete[begin] && r.told[end] == r.told[begin]) ++end;
+    if (complete[begin] > r.told[begin]) {
+      st.context->events.push(
+          {operation, event_layers{{begin, end, r.told[begin], complete[begin]}}});
+      std::fill(r.told.begin() + begin, r.told.begin() + end, complete[begin]);
+    }
+    begin = end;
+  }
+  let_streams_go(r);
+}
+
+/// What a source has still to tell of each layer: of those that it does not hold, or sends nothing of,
+/// nothing is missing.
+std::vector<std::uint32_t> landed_at_first(const receive_spec& spec, std::size_t layers,
+                                           const kvcache::transfer_geometry& geometry) {
+  std::vector<std::uint32_t> landed(layers, spec.tokens);
+  if (geometry.moves_anything()) {
+    std::fill_n(landed.begin() + geometry.first_local_layer(), geometry.layers(),
+                spec.prefix_tokens);
+  }
+  return landed;
+}
+
+/// Of a replica that is not divided: whether all its ranks are named. How many one of an open stage has only
+/// its nodes know.
+result<void> check_count(const link_handle& link, const receive_spec& spec) {
+  if (kvcache::is_part(*link.peer_layout)) return {};  // those were looked at together
+  if (link.peer_layout->tp_size == spec.sources.size()) return {};
+  return fail(errc::layout_mismatch,
+              link.peer + " is of a replica of " + count_of(link.peer_layout->tp_size, "rank") +
+                  ", the receive names " + count_of(spec.sources.size(), "source") +
+                  "; name every rank of the replica");
+}
+
+/// Which life of that source is meant; 0: any.
+std::uint64_t life_meant(const receive_spec& spec, std::size_t index) {
+  return spec.lives.empty() ? 0 : spec.lives[index];
+}
+
+result<void> check_meant(const receive_spec& spec, std::size_t index, const link_handle& link) {
+  return check_life(link.peer, link.peer_incarnation.value, life_meant(spec, index));
+}
+
+void start_receiver(self_pointer self, operation_id operation, std::size_t index,
+                    const link_handle& link) {
+  auto& st = self->state;
+  auto& r = st.receives.at(operation);
+  auto mapping = geometry(st, link, kvcache::data_flow::to_local);
+  if (!mapping) {
+    fail_receive(self, operation, mapping.error());
+    return;
+  }
+  if (auto all = check_count(link, r.spec); !all) {
+    fail_receive(self, operation, all.error());
+    return;
+  }
+  if (auto meant = check_meant(r.spec, index, link); !meant) {
+    fail_receive(self, operation, meant.error());
+    return;
+  }
+  auto& rank = r.ranks[index];
+  rank.transfer = new_transfer(st);
+  const auto& layout = *st.context->layout;
+  decode_receiver_options options;
+  options.basis.context = st.context;
+  options.basis.port = caf::actor_cast<engine_port_actor>(self);
+  options.basis.link = link;
+  options.basis.geometry = *mapping;
+  options.basis.transfer = *rank.transfer;
+  options.basis.request = r.spec.request;
+  options.basis.local = tables_of(layout, r.spec.blocks, r.spec.groups);
+  options.basis.kept = kept_of(r.spec.groups, **mapping, r.spec.tokens);
+  options.basis.local_state_slot = r.spec.state_slot;
+  options.deadline = r.deadline;
+  auto& request = options.request;
+  request.transfer = *rank.transfer;
+  request.request = r.spec.request;
+  request.mode = r.spec.mode;
+  request.rank = st.context->self.rank;
+  request.ranks = st.context->self.ranks;
+  request.placed_by = r.spec.placed_by;
+  request.placed_at = r.spec.placed_at;
+  request.life = life_meant(r.spec, index);
+  request.expect = r.spec.expect;
+  request.again = r.spec.again;
+  if (r.spec.park) options.park_until = now() + std::min(*r.spec.park, longest_time);
+  request.token_begin = r.spec.prefix_tokens;
+  request.token_end = r.spec.tokens;
+  if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
+  rank.landed = landed_at_first(r.spec, layout.layers.size(), **mapping);
+  auto report = report_of(r.spec.request, link, "receive", "requested");
+  ++r.live;
+  const auto transfer = *rank.transfer;
+  const auto deadline = r.deadline;
+  auto receiver = self->spawn<caf::monitored>(decode_receiver, std::move(options));
+  rank.receiver = receiver;
+  st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
+  session_begins(st, operation, transfer, std::move(receiver), link, std::move(report), deadline);
+  if (std::ranges::all_of(r.ranks, [](const auto& one) { return one.transfer.has_value(); })) {
+    end_own_hold(self, r.spec.request);
+  }
+}
+
+/// Whether the sources whose links are up may start. Sources that hold parts of a model wait for each other:
+/// only all their layouts say whether they make up a whole, and a part that is missing is told before a byte
+/// moves. What is wrong with one of them is told at once.
+result<bool> may_start(engine_port_state& st, const receiving& r) {
+  std::vector<const link_handle*> up;
+  for (const auto& rank : r.ranks) {
+    const auto link = st.links.find(rank.peer);
+    up.push_back(link != st.links.end() ? &link->second : nullptr);
+  }
+  const bool divided = std::ranges::any_of(up, [](const link_handle* link) {
+    return link != nullptr && link->peer_layout && kvcache::is_part(*link->peer_layout);
+  });
+  if (!divided) return true;
+  std::vector<kvcache::source_layout> layouts;
+  for (std::size_t index = 0; index < up.size(); ++index) {
+    if (up[index] == nullptr) continue;
+    if (auto maps = geometry(st, *up[index], kvcache::data_flow::to_local); !maps) {
+      return fail(maps.error());
+    }
+    if (auto meant = check_meant(r.spec, index, *up[index]); !meant) return fail(meant.error());
+    layouts.push_back({r.ranks[index].peer, up[index]->peer_layout.get()});
+  }
+  if (layouts.size() < up.size()) return false;
+  if (auto whole = kvcache::check_covers(*st.context->layout, layouts); !whole) {
+    return fail(whole.error());
+  }
+  return true;
+}
+
+/// Why the placement that a receive follows counts no more.
+std::optional<troupe::error> void_placement(const engine_port_state& st, const receive_spec& spec) {
+  const epoch_mark placed{spec.placed_by, spec.placed_at};
+  if (placed.by == 0) return std::nullopt;
+  const auto last = st.context->registration.last();
+  auto why =
+      voided_here(*st.members, st.context->self, {last.supervisor_incarnation, last.epoch}, placed);
+  for (const auto& source : spec.sources) {
+    if (!why) why = voided(*st.members, source, 0, placed);
+  }
+  return why;
+}
+
+/// The blocks are there: reach every rank of the prefill replica. Whatever was lost while it waited in
+/// line is looked at once more.
+void begin_moving(self_pointer self, operation_id operation) {
+  auto& st = self->state;
+  auto& r = st.receives.at(operation);
+  if (auto why = void_placement(st, r.spec)) {
+    r.now = receiving::phase::linking;
+    fail_receive(self, operation, std::move(*why));
+    return;
+  }
+  r.now = receiving::phase::moving;
+  r.told.assign(st.context->layout->layers.size(), r.spec.prefix_tokens);
+  for (std::size_t index = 0; index < r.spec.sources.size(); ++index) {
+    const auto& peer = r.spec.sources[index];
+    r.ranks.push_back({peer, std::nullopt, {}, false, {}});
+  }
+  start_receivers(self, operation);
+}
+
+}  // namespace
+
+void start_receivers(self_pointer self, operation_id operation) {
+  auto& st = self->state;
+  const auto going_on = [&]() -> receiving* {
+    const auto found = st.receives.find(operation);
+    const bool moves = found != st.receives.end() && found->second.now == receiving::phase::moving;
+    return moves ? &found->second : nullptr;
+  };
+  auto* r = going_on();
+  if (r == nullptr) return;
+  const auto start = may_start(st, *r);
+  if (!start) {
+    fail_receive(self, operation, start.error());
+    return;
+  }
+  // The first that cannot start ends all of it.
+  for (std::size_t index = 0; (r = going_on()) != nullptr && index < r->ranks.size(); ++index) {
+    const auto& rank = r->ranks[index];
+    if (rank.transfer) continue;
+    const auto link = st.links.find(rank.peer);
+    if (link == st.links.end()) {
+      wait_for_link(st, rank.peer, operation);
+    } else if (*start) {
+      start_receiver(self, operation, index, link->second);
+    }
+  }
+  // The others may have landed what these have nothing to tell of while the links were being made.
+  if (r != nullptr) tell_layers_of(st, operation, *r);
+}
+
+void carry_out(self_pointer self, start_receive& order) {
+  auto& st = self->state;
+  const auto operation = order.operation;
+  auto& r = st.receives[operation];
+  r.spec = std::move(order.spec);
+  r.deadline = deadline_after(st, r.spec.deadline);
+  st.deadlines.emplace(r.deadline, timer::operation, operation.value);
+  if (st.stopping) {
+    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
+    fail_receive(self, operation, {errc::aborted, "the node stops"});
+    return;
+  }
+  if (auto why = void_placement(st, r.spec)) {
+    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
+    fail_receive(self, operation, std::move(*why));
+    return;
+  }
+  // From here on, not from the link on: it may wait in line for as long as its sources live.
+  for (const auto& node : r.spec.sources)
+    st.leases.hold(operation, node, now(), {r.spec.placed_by, r.spec.placed_at});
+  watch_leases(st);
+  const auto block_tokens = st.context->layout->block_tokens;
+  const auto needed = (r.spec.tokens + block_tokens - 1) / block_tokens;
+  if (!r.spec.blocks.empty() || !r.spec.groups.empty() || needed == 0) {
+    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
+    begin_moving(self, operation);
+    return;
+  }
+  r.now = receiving::phase::in_line;
+  if (!r.spec.fail_when_full) {
+    tell(st.pool, pool_command{wait_for_blocks{operation, needed, r.deadline}});
+    return;
+  }
+  auto blocks = st.context->pool
+                    ? st.context->pool->allocate(needed)
+                    : result<kvcache::allocation>{
+                          fail(errc::invalid_config,
+                               "this node has no pool of its own; name the destination blocks")};
+  self->send(caf::actor_cast<engine_port_actor>(self),
+             port_event{blocks_granted{operation, std::move(blocks)}});
+}
+
+void carry_out(self_pointer self, open_when_complete& order) {
+  const auto found = self->state.receives.find(order.operation);
+  const bool goes_on =
+      found != self->state.receives.end() && found->second.now != receiving::phase::concluded;
+  if (!goes_on || is_complete(found->second, order)) {
+    order.gate->open();
+    return;
+  }
+  found->second.held.push_back(std::move(order));
+}
+
+void happened(self_pointer self, blocks_granted& granted) {
+  auto& st = self->state;
+  const auto found = st.receives.find(granted.operation);
+  const bool wanted = found != st.receives.end() && found->second.now == receiving::phase::in_line;
+  if (!wanted) {
+    if (granted.blocks) (void)st.context->pool->free(granted.blocks->owner, granted.blocks->blocks);
+    return;
+  }
+  auto& r = found->second;
+  if (!granted.blocks) {
+    r.now = receiving::phase::linking;
+    fail_receive(self, granted.operation, granted.blocks.error());
+    return;
+  }
+  r.spec.blocks = granted.blocks->blocks;
+  if (auto pinned = st.context->pool->pin(r.spec.blocks); !pinned) {
+    r.now = receiving::phase::linking;
+    fail_receive(self, granted.operation, pinned.error());
+    return;
+  }
+  r.pinned = true;
+  st.context->events.push({granted.operation, event_allocated{std::move(*granted.blocks)}});
+  begin_moving(self, granted.operation);
+}
+
+namespace {
+
+receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
+  const auto found = std::ranges::find_if(
+      r.ranks, [&](const receiving::from_rank& rank) { return rank.transfer == transfer; });
+  return found == r.ranks.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+void happened(self_pointer self, session_layers& layers) {
+  auto& st = self->state;
+  const auto session = st.sessions.find(layers.transfer);
+  if (session == st.sessions.end()) return;
+  const auto operation = session->second.operation;
+  const auto found = st.receives.find(operation);
+  if (found == st.receives.end() || found->second.now == receiving::phase::concluded) return;
+  auto* rank = rank_of(found->second, layers.transfer);
+  if (rank == nullptr) return;
+  session->second.report.state = "receiving";
+  const auto& slice = layers.slice;
+  for (auto layer = slice.layer_begin; layer < slice.layer_end && layer < rank->landed.size();
+       ++layer) {
+    rank->landed[layer] = std::max(rank->landed[layer], slice.token_end);
+  }
+  tell_layers_of(st, operation, found->second);
+}
+
+void receiver_concluded(self_pointer self, operation_id operation, session_concluded& outcome) {
+  auto& r = self->state.receives.at(operation);
+  if (r.now == receiving::phase::concluded) return;
+  if (outcome.failure) {
+    const session_event to_others{abort_session{*outcome.failure, outcome.refused}};
+    conclude_receive(self, operation, std::move(outcome.failure), to_others);
+    return;
+  }
+  auto* rank = rank_of(r, outcome.transfer);
+  if (rank == nullptr) return;
+  rank->done = true;
+  r.bytes += outcome.bytes;
+  const bool first = rank == &r.ranks.front();
+  if (first) r.moved.backend = outcome.moved.backend;
+  r.moved.add(outcome.moved);
+  if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
+  if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
+    conclude_receive(self, operation, std::nullopt, {receive_is_whole{}});
+  }
+}
+
+}  // namespace troupe::actors::port

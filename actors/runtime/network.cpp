@@ -1,0 +1,245 @@
+#include "troupe/actors/runtime/network.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include <caf/actor_registry.hpp>
+#include <caf/exit_reason.hpp>
+#include <caf/io/basp_broker.hpp>
+#include <caf/io/middleman.hpp>
+#include <caf/send.hpp>
+#include <unistd.h>
+
+#include "troupe/actors/runtime/network_dialler.hpp"
+#include "troupe/actors/runtime/network_stream.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// The door pumps what CAF said last; nobody at the end of the process waits longer than this for it.
+constexpr milliseconds last_words{200};
+
+using registered_atom = caf::atom_constant<caf::atom("TroupeNet")>;
+using broker_atom = caf::atom_constant<caf::atom("BASP")>;  // CAF's own name for it
+
+/// Once more where there is no memory for the message: the system waits for those that were not told.
+void tell_to_end(const network_actor& actor) noexcept {
+  for (int tries = 0; tries < 10; ++tries) {
+    try {
+      caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+      return;
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(milliseconds{10});
+    }
+  }
+}
+
+std::shared_ptr<const door_socket> owned(door_socket socket) {
+  return {new door_socket{socket}, [](const door_socket* held) {
+            ::close(*held);
+            delete held;
+          }};
+}
+
+}  // namespace
+
+/// Between the door's thread and CAF: lets nothing through once it is shut. Callbacks of the door
+/// hold it, and nothing of CAF's.
+class network::gate : public std::enable_shared_from_this<gate> {
+ public:
+  gate(caf::actor_system& system, door_options options)
+      : system_{&system},
+        // CAF's only connection to connections: found by its name, as CAF's own modules do.
+        broker_{system.middleman().named_broker<caf::io::basp_broker>(broker_atom::value)} {
+    auto made = door::create(std::move(options));
+    if (made) {
+      door_ = std::move(*made);
+    } else {
+      why_not_ = made.error();
+    }
+  }
+
+  void begin() {
+    dialler_ = system_->spawn<caf::hidden>(
+        network_dialler, broker_, streams_,
+        [weak = weak_from_this()](std::uint64_t attempt, const std::string& host,
+                                  std::uint16_t port, steady_clock::time_point deadline) {
+          const auto self = weak.lock();
+          if (!self) return std::optional<troupe::error>{shut()};
+          return self->dial(attempt, host, port, deadline);
+        });
+    system_->registry().put(registered_atom::value,
+                            caf::actor_cast<caf::strong_actor_ptr>(dialler_));
+  }
+
+  result<std::uint16_t> publish(const caf::strong_actor_ptr& whom,
+                                const std::set<std::string>& messages, const std::string& host,
+                                std::uint16_t port) {
+    if (!door_) return fail(*why_not_);
+    // Nobody who may come in knows a port that the OS chose before we do.
+    const auto bound = std::make_shared<std::atomic<std::uint16_t>>(port);
+    auto listens = door_->listen(
+        host, port,
+        [self = weak_from_this(), whom = whom->address(), messages, bound](door_socket s) {
+          const auto held = self.lock();
+          if (!held || !held->admit(s, whom, messages, *bound)) ::close(s);
+        });
+    if (listens) *bound = *listens;
+    return listens;
+  }
+
+  void close(std::uint16_t port) {
+    if (door_) door_->close(port);
+    const std::lock_guard lock{mutex_};
+    if (open_) caf::anon_send(broker_, caf::close_atom::value, port);
+  }
+
+  void shut_for_good() {
+    const std::lock_guard lock{mutex_};
+    if (!open_) return;
+    open_ = false;
+    system_->registry().erase(registered_atom::value);
+    tell_to_end(dialler_);
+    dialler_ = nullptr;
+    broker_ = nullptr;
+  }
+
+  [[nodiscard]] door::counters count() const { return door_ ? door_->count() : door::counters{}; }
+
+  [[nodiscard]] std::shared_ptr<open_streams> streams() const { return streams_; }
+
+  /// Once it is shut.
+  void end_door() {
+    std::shared_ptr<door> last;
+    {
+      const std::lock_guard lock{mutex_};
+      last.swap(door_);
+    }  // it waits for its thread, which may be about to tell us something
+  }
+
+ private:
+  static troupe::error shut() {
+    return {errc::aborted, "the network of this process is being shut down"};
+  }
+
+  std::optional<troupe::error> dial(std::uint64_t attempt, const std::string& host,
+                                    std::uint16_t port, steady_clock::time_point deadline) {
+    std::shared_ptr<door> way;
+    {
+      const std::lock_guard lock{mutex_};
+      if (!open_) return shut();
+      way = door_;
+    }
+    if (!way) return why_not_;
+    way->connect(host, port, deadline,
+                 [weak = weak_from_this(), attempt](result<door_socket> outcome) {
+                   dialled told{attempt, std::nullopt, nullptr};
+                   if (outcome) {
+                     told.socket = owned(*outcome);
+                   } else {
+                     told.failed = outcome.error();
+                   }
+                   if (const auto self = weak.lock()) self->tell(std::move(told));
+                 });
+    return std::nullopt;
+  }
+
+  void tell(dialled told) {
+    const std::lock_guard lock{mutex_};
+    if (open_) caf::anon_send(dialler_, std::move(told));
+  }
+
+  /// False: the socket is still the caller's.
+  bool admit(door_socket socket, const caf::actor_addr& whom, const std::set<std::string>& messages,
+             std::uint16_t port) {
+    const std::lock_guard lock{mutex_};
+    if (!open_) return false;
+    const auto actor = caf::actor_cast<caf::strong_actor_ptr>(whom);
+    if (!actor || port == 0) return false;
+    // CAF greets the peer in the name of that port, and its keep-alive ends a silent one.
+    caf::anon_send(broker_, caf::publish_atom::value,
+                   streams_->open(*system_, socket, open_streams::side::admitted), port, actor,
+                   messages);
+    return true;
+  }
+
+  caf::actor_system* system_;
+  const std::shared_ptr<open_streams> streams_{std::make_shared<open_streams>()};
+  std::shared_ptr<door> door_;
+  std::optional<troupe::error> why_not_;
+  std::mutex mutex_;  ///< of what follows
+  bool open_{true};
+  caf::actor broker_;
+  network_actor dialler_;
+};
+
+network_actor network_of(caf::actor_system& system) {
+  return caf::actor_cast<network_actor>(system.registry().get(registered_atom::value));
+}
+
+network::network(caf::actor_system& system, door_options options)
+    : system_{&system}, gate_{std::make_shared<gate>(system, std::move(options))} {
+  gate_->begin();
+}
+
+network::~network() {
+  stop();
+  const auto until = steady_clock::now() + last_words;
+  while (gate_->count().pumped != 0 && steady_clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds{1});
+  }
+  gate_->end_door();
+}
+
+result<std::uint16_t> network::publish(const caf::strong_actor_ptr& whom,
+                                       const std::set<std::string>& messages,
+                                       const std::string& host, std::uint16_t port) {
+  return gate_->publish(whom, messages, host, port);
+}
+
+void network::close(std::uint16_t port) {
+  gate_->close(port);
+}
+
+void network::stop() {
+  gate_->shut_for_good();
+}
+
+void network::cut() {
+  gate_->streams()->cut();
+}
+
+std::jthread network::cut_in(milliseconds patience) {
+  struct waiting {
+    std::mutex mutex;
+    std::condition_variable_any woken;
+  };
+  try {
+    return std::jthread{[patience, streams = gate_->streams(),
+                         by = std::make_unique<waiting>()](const std::stop_token& over) noexcept {
+      std::unique_lock lock{by->mutex};
+      by->woken.wait_for(lock, over, patience, [] { return false; });
+      if (!over.stop_requested()) streams->cut();
+    }};
+  } catch (const std::exception&) {  // no thread or no memory left: nobody would cut them later
+    cut();
+    return {};
+  }
+}
+
+door::counters network::count() const {
+  return gate_->count();
+}
+
+}  // namespace troupe::actors

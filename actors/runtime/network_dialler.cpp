@@ -1,0 +1,226 @@
+#include "troupe/actors/runtime/network_dialler.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <caf/sec.hpp>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "troupe/actors/base/phrases.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/messages/types.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/transport/os_error.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using self_pointer = network_actor::stateful_pointer<dialler_state>;
+/// Who waits is answered by then at the latest: the door, asked for the same time, knows better why.
+constexpr milliseconds spare{20};
+using attempt_map = std::map<std::uint64_t, dialler_state::attempt>;
+
+std::string text_of(const dialler_state::endpoint& to) {
+  return to.first + ":" + std::to_string(to.second);
+}
+
+void answer(dialler_state::asker& asker, troupe::error why) {
+  asker.reply.deliver(reached{std::move(why), nullptr});
+}
+
+void answer(const self_pointer& self, dialler_state::asker& asker,
+            const dialler_state::endpoint& at, const dialler_state::known_actor& found) {
+  if (!found.actor || !self->system().assignable(found.messages, asker.messages)) {
+    answer(asker, {errc::version_mismatch,
+                   "what answers at " + text_of(at) +
+                       " is not the kind of node that was expected there; check the address, and "
+                       "that every host runs the same release"});
+    return;
+  }
+  asker.reply.deliver(reached{std::nullopt, found.actor});
+}
+
+troupe::error too_late(const dialler_state::endpoint& at, milliseconds timeout) {
+  return {errc::deadline, "something listens at " + text_of(at) + " but did not answer within " +
+                              time_text(timeout) + "; it is frozen, or no node of Troupe"};
+}
+
+void cut(const dialler_state::attempt& attempt) {
+  if (attempt.line) ::shutdown(*attempt.line, SHUT_RDWR);
+}
+
+void begin(self_pointer self, dialler_state::attempt attempt);
+
+/// The attempt is over and found nothing.
+void fail_attempt(self_pointer self, attempt_map::iterator which, const troupe::error& why) {
+  auto ended = std::move(which->second);
+  self->state.attempts.erase(which);
+  const auto now = steady_clock::now();
+  std::vector<dialler_state::asker> patient;
+  for (auto& asker : ended.askers) {
+    if (why.code == errc::deadline && asker.deadline > now + spare) {
+      patient.push_back(std::move(asker));
+    } else {
+      answer(asker, why);
+    }
+  }
+  if (patient.empty()) return;
+  ended.askers = std::move(patient);
+  ended.line.reset();
+  begin(self, std::move(ended));
+}
+
+void begin(self_pointer self, dialler_state::attempt attempt) {
+  auto& st = self->state;
+  attempt.deadline = std::ranges::max(attempt.askers, {}, &dialler_state::asker::deadline).deadline;
+  const auto number = ++st.last_attempt;
+  const auto where = attempt.to;
+  const auto until = attempt.deadline;
+  const auto which = st.attempts.emplace(number, std::move(attempt)).first;
+  if (auto failed = st.dial(number, where.first, where.second, until)) {
+    fail_attempt(self, which, *failed);
+  }
+}
+
+void found(self_pointer self, std::uint64_t number, const dialler_state::endpoint& at,
+           dialler_state::known_actor actor) {
+  auto& st = self->state;
+  if (const auto it = st.attempts.find(number); it != st.attempts.end()) {
+    for (auto& asker : it->second.askers) answer(self, asker, at, actor);
+    st.attempts.erase(it);
+  }
+  if (!actor.actor) return;
+  self->monitor(actor.actor);
+  st.known.insert_or_assign(at, std::move(actor));
+}
+
+void greeting_failed(self_pointer self, std::uint64_t number, const caf::error& why) {
+  auto& st = self->state;
+  const auto it = st.attempts.find(number);
+  if (it == st.attempts.end()) return;
+  const auto& where = it->second.to;
+  const bool silent = why == caf::sec::request_timeout || why == caf::sec::connection_timeout;
+  fail_attempt(
+      self, it,
+      silent ? troupe::error{errc::deadline, text_of(where) + " did not answer"}
+             : troupe::error{errc::peer_unreachable, "cannot connect to " + text_of(where) + ": " +
+                                                         self->system().render(why) +
+                                                         "; is a node of Troupe running there?"});
+}
+
+/// The door has opened: CAF's own handshake is next.
+void greet(self_pointer self, std::uint64_t number,
+           const std::shared_ptr<const door_socket>& socket) {
+  auto& st = self->state;
+  auto& attempt = st.attempts.at(number);
+  attempt.line = socket;
+  const int own = ::fcntl(*socket, F_DUPFD_CLOEXEC, 3);
+  if (own < 0) {
+    fail_attempt(self, st.attempts.find(number),
+                 {errc::peer_unreachable, "cannot connect to " + text_of(attempt.to) + ": " +
+                                              transport::what_errno(errno) +
+                                              "; raise the limit of open files"});
+    return;
+  }
+  const auto left = std::chrono::ceil<milliseconds>(attempt.deadline - steady_clock::now());
+  self->request(st.broker, std::max(left, milliseconds{1}), caf::connect_atom::value,
+                st.streams->open(self->system(), own, open_streams::side::dialled),
+                attempt.to.second)
+      .then(
+          [self, number, to = attempt.to](const caf::node_id&, caf::strong_actor_ptr& actor,
+                                          std::set<std::string>& messages) {
+            found(self, number, to, {std::move(actor), std::move(messages)});
+          },
+          [self, number](const caf::error& why) {
+            const auto it = self->state.attempts.find(number);
+            if (it != self->state.attempts.end() && why == caf::sec::request_timeout) {
+              cut(it->second);
+            }
+            greeting_failed(self, number, why);
+          });
+}
+
+/// Answers those whose deadline has come.
+void look_at_the_clock(self_pointer self) {
+  auto& attempts = self->state.attempts;
+  const auto now = steady_clock::now();
+  for (auto it = attempts.begin(); it != attempts.end();) {
+    auto& askers = it->second.askers;
+    for (auto& asker : askers) {
+      if (asker.deadline <= now) answer(asker, too_late(it->second.to, asker.timeout));
+    }
+    std::erase_if(askers, [now](const auto& asker) { return asker.deadline <= now; });
+    if (askers.empty()) cut(it->second);
+    it = askers.empty() ? attempts.erase(it) : std::next(it);
+  }
+}
+
+void take(self_pointer self, const dialled& outcome) {
+  auto& st = self->state;
+  const auto it = st.attempts.find(outcome.attempt);
+  if (it == st.attempts.end()) return;  // nobody waits any more: its socket is closed with it
+  if (outcome.failed) {
+    fail_attempt(self, it, *outcome.failed);
+  } else {
+    greet(self, outcome.attempt, outcome.socket);
+  }
+}
+
+}  // namespace
+
+network_actor::behavior_type network_dialler(self_pointer self, caf::actor broker,
+                                             std::shared_ptr<open_streams> streams,
+                                             dial_function dial) {
+  set_log_handlers(*self, "network");
+  self->state.broker = std::move(broker);
+  self->state.streams = std::move(streams);
+  self->state.dial = std::move(dial);
+  self->set_down_handler([self](const caf::down_msg& down) {
+    std::erase_if(self->state.known, [&down](const auto& entry) {
+      return caf::actor_cast<caf::actor_addr>(entry.second.actor) == down.source;
+    });
+  });
+  self->set_exit_handler([self](caf::exit_msg& order) {
+    for (auto& [number, attempt] : self->state.attempts) {
+      for (auto& asker : attempt.askers)
+        answer(asker, {errc::aborted, "the network of this process is being shut down"});
+    }
+    self->state.attempts.clear();
+    self->quit(std::move(order.reason));
+  });
+  return {
+      [self](caf::connect_atom, const std::string& host, std::uint16_t port,
+             std::set<std::string>& messages, caf::timespan timeout) {
+        auto& st = self->state;
+        const auto patience = std::chrono::ceil<milliseconds>(timeout);
+        auto reply = self->make_response_promise<reached>();
+        dialler_state::asker asker{reply, std::move(messages), steady_clock::now() + patience,
+                                   patience};
+        const dialler_state::endpoint to{host, port};
+        if (const auto it = st.known.find(to); it != st.known.end()) {
+          answer(self, asker, to, it->second);
+          return reply;
+        }
+        const auto running = std::ranges::find_if(
+            st.attempts, [&to](const auto& entry) { return entry.second.to == to; });
+        if (running != st.attempts.end()) {
+          running->second.askers.push_back(std::move(asker));
+        } else {
+          std::vector<dialler_state::asker> askers;
+          askers.push_back(std::move(asker));
+          begin(self, {to, {}, std::move(askers), nullptr});
+        }
+        self->delayed_send(self, patience + spare, tick_atom::value);
+        return reply;
+      },
+      [self](const dialled& outcome) { take(self, outcome); },
+      [self](tick_atom) { look_at_the_clock(self); },
+  };
+}
+
+}  // namespace troupe::actors

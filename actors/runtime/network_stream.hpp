@@ -1,0 +1,39 @@
+#pragma once
+
+/// What CAF speaks through over a socket that the door made.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include <caf/actor_system.hpp>
+#include <caf/io/scribe.hpp>
+
+#include "troupe/actors/door/door.hpp"
+
+namespace troupe::actors {
+
+/// The sockets that CAF has. Thread-safe.
+class open_streams : public std::enable_shared_from_this<open_streams> {
+ public:
+  enum class side : std::uint8_t { dialled, admitted };
+  /// A stream for CAF's own broker, which owns the connected socket from here on.
+  [[nodiscard]] caf::io::scribe_ptr open(caf::actor_system& system, door_socket socket, side ours);
+  /// Nothing comes and nothing leaves any more, over none of them and no later one: what CAF still
+  /// has to say to a peer that takes nothing more would keep its system from ending.
+  void cut();
+
+ private:
+  class stream;
+  void add(door_socket socket, stream* of);
+  void remove(door_socket socket);
+  /// For the thread of CAF's loop, which alone ends streams. Null: there is none.
+  [[nodiscard]] stream* find(door_socket socket);
+
+  std::mutex mutex_;
+  std::map<door_socket, stream*> streams_;
+  bool cut_{false};
+};
+
+}  // namespace troupe::actors

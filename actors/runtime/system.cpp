@@ -1,0 +1,214 @@
+#include "troupe/actors/runtime/system.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <random>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <caf/actor_registry.hpp>
+#include <caf/exit_reason.hpp>
+#include <caf/io/middleman.hpp>
+#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
+
+#include "troupe/actors/base/phrases.hpp"
+#include "troupe/actors/logging.hpp"
+#include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/runtime/network.hpp"
+#include "troupe/actors/runtime/scheduler.hpp"
+
+namespace troupe::actors {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+struct host_config : caf::actor_system_config {
+  explicit host_config(const actor_host_options& options) {
+    load<scheduler>();
+    load<caf::io::middleman>();
+    add_message_types<caf::id_block::troupe>();
+    add_message_type<node_actor>("troupe::actors::node_actor");
+    set("scheduler.max-threads", std::max<std::size_t>(options.threads, 1));
+    set("middleman.heartbeat-interval", caf::timespan{options.network_heartbeat});
+    set("middleman.connection-timeout", caf::timespan{options.connection_timeout});
+    set("middleman.workers",
+        std::size_t{0});  // messages are decoded where they arrive: one hop less
+  }
+};
+
+door_options door_options_of(const door_security& security) {
+  door_options options;
+  options.security = security;
+  options.notice = [](const std::string& sentence) { logger("door")->warn("{}", sentence); };
+  options.credentials.renewed = [](const std::string& sentence) {
+    logger("door")->info("{}", sentence);
+  };
+  options.credentials.failed = [](const std::string& sentence) {
+    logger("door")->error("{}", sentence);
+  };
+  return options;
+}
+
+}  // namespace
+
+actor_host::actor_host(actor_host_options options)
+    : options_{std::move(options)},
+      config_{std::make_unique<host_config>(options_)},
+      system_{std::make_unique<caf::actor_system>(*config_)},
+      network_{std::make_unique<network>(*system_, door_options_of(options_.security))} {
+  const caf_thread_scope made_it;
+  own_threads_ = system_->detached_actors();
+}
+
+actor_host::~actor_host() {
+  (void)shutdown();
+  published_.clear();
+  owned_.clear();
+  network_->stop();
+  // The system's own end waits for actors and for the threads of detached ones without a bound, and
+  // such a thread for the last one that knows its actor.
+  const auto over = [this] {
+    return system_->registry().running() == 0 && system_->detached_actors() <= own_threads_;
+  };
+  const auto deadline = steady_clock::now() + options_.shutdown_timeout;
+  bool forgot_timers = false;
+  while (!over() && steady_clock::now() < deadline) {
+    // What an actor told itself to hear later knows it, and would keep its thread until then.
+    if (!forgot_timers && system_->registry().running() == 0) {
+      system_->clock().cancel_all();
+      forgot_timers = true;
+    }
+    std::this_thread::sleep_for(milliseconds{2});
+  }
+  if (!over()) {
+    logger("system")->error(
+        "the actor system is left behind with what its actors hold: an actor of it does not "
+        "end, or somebody outside holds one that has a thread of its own");
+    network_->cut();
+    // Reachable for ever, so that nobody takes them for lost.
+    static auto* const left_behind = new std::vector<
+        std::pair<std::unique_ptr<caf::actor_system_config>, std::unique_ptr<caf::actor_system>>>;
+    static std::mutex mutex;
+    const std::lock_guard lock{mutex};
+    left_behind->emplace_back(std::move(config_), std::move(system_));
+    return;
+  }
+  {
+    // What was said last is with the kernel in less, unless a peer takes nothing more.
+    const auto cutting = network_->cut_in(options_.shutdown_timeout / 2);
+    system_.reset();
+  }
+  network_.reset();
+}
+
+door::counters actor_host::door_counters() const {
+  return network_->count();
+}
+
+bool actor_host::shutdown(const std::function<void()>& meanwhile) {
+  if (ended_) return *ended_;
+  for (const published& p : published_) {
+    network_->close(p.port);
+    caf::anon_send_exit(p.actor, caf::exit_reason::user_shutdown);
+  }
+  for (const auto& actor : owned_) caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+  published_.clear();
+  owned_.clear();
+  const auto deadline = steady_clock::now() + options_.shutdown_timeout;
+  while (system_->registry().running() != 0 && steady_clock::now() < deadline) {
+    if (meanwhile) meanwhile();
+    std::this_thread::sleep_for(milliseconds{2});
+  }
+  ended_ = system_->registry().running() == 0;
+  if (!*ended_) {
+    logger("system")->warn(
+        "{} actors had not ended {} ms after they were told to; going without them",
+        system_->registry().running(), options_.shutdown_timeout.count());
+  }
+  return *ended_;
+}
+
+result<std::uint16_t> actor_host::publish_actor(const caf::strong_actor_ptr& whom,
+                                                const std::set<std::string>& messages,
+                                                const std::string& host, std::uint16_t port) {
+  auto bound = network_->publish(whom, messages, host, port);
+  if (bound) {
+    published_.push_back({whom, *bound});
+  } else {
+    caf::anon_send_exit(whom, caf::exit_reason::user_shutdown);
+  }
+  return bound;
+}
+
+result<caf::strong_actor_ptr> actor_host::connect_actor(const std::set<std::string>& messages,
+                                                        const std::string& host, std::uint16_t port,
+                                                        milliseconds timeout) {
+  if (port == 0) return fail(errc::invalid_config, "port 0 of " + host + " cannot be connected to");
+  const auto dialler = network_of(*system_);
+  if (!dialler) return fail(errc::aborted, "this process has shut its network down");
+  const caf_thread_scope visit;
+  caf::scoped_actor self{*system_};
+  result<caf::strong_actor_ptr> outcome = fail(errc::internal, "the network layer gave no answer");
+  self->request(dialler, caf::infinite, caf::connect_atom::value, host, port, messages,
+                caf::timespan{timeout})
+      .receive(
+          [&](reached& answer) {
+            if (answer.failed) {
+              outcome = fail(std::move(*answer.failed));
+            } else {
+              outcome = std::move(answer.actor);
+            }
+          },
+          [&](caf::error& e) {
+            outcome = fail(errc::aborted, "the network layer ended: " + system_->render(e));
+          });
+  return outcome;
+}
+
+void set_log_handlers(caf::scheduled_actor& self, std::string component) {
+  const auto log = logger(component);
+  const auto limiter = std::make_shared<log_limiter>();
+  self.set_default_handler(
+      [log, limiter](caf::scheduled_actor*, caf::message_view& x) -> caf::result<caf::message> {
+        if (const auto held_back = limiter->pass()) {
+          log->warn(
+              "a message that this actor does not know was dropped ({} elements; {} more such "
+              "since the last line)",
+              x.content().size(), *held_back);
+        }
+        return caf::sec::unexpected_message;
+      });
+  self.set_error_handler([log](caf::scheduled_actor* me, caf::error& e) {
+    log->warn("an error came instead of a reply: {}", me->system().render(e));
+  });
+  self.set_down_handler([log](caf::scheduled_actor* me, caf::down_msg& down) {
+    log->debug("actor {} ended: {}", to_string(down.source), me->system().render(down.reason));
+  });
+  self.set_exception_handler(
+      [log](caf::scheduled_actor*, std::exception_ptr& thrown) -> caf::error {
+        try {
+          std::rethrow_exception(thrown);
+        } catch (const std::exception& e) {
+          log->error("internal: the actor ends because of an exception: {}", e.what());
+        } catch (...) {
+          log->error("internal: the actor ends because of an exception of an unknown kind");
+        }
+        return caf::exit_reason::unhandled_exception;
+      });
+}
+
+std::uint64_t draw_incarnation() {
+  std::random_device device;
+  std::uint64_t drawn = 0;
+  while (drawn == 0) drawn = (std::uint64_t{device()} << 32) | device();
+  return drawn;
+}
+
+}  // namespace troupe::actors
