@@ -37,8 +37,8 @@ constexpr milliseconds follows_within{1000};
 /// So long the cluster may not have heard of a node that stops in good order, whose calls have ended:
 /// it ends its transfers first, within a second.
 constexpr milliseconds news_within{1200};
-/// An answer of the supervisor's, on a busy machine.
-constexpr milliseconds answers_within{500};
+/// An answer of the supervisor's, on a busy machine. It is asked again in the time that is left.
+constexpr milliseconds answers_within{2000};
 constexpr milliseconds shortest_pause{10};
 constexpr milliseconds longest_pause{500};
 
