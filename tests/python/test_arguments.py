@@ -448,6 +448,14 @@ def test_engines_that_cannot_start_say_why() -> None:
         troupe.Engine("prefill-0", text=text, layout=layout, allocate="much")
 
 
+def test_blocks_come_in_whatever_holds_numbers(pair: Pair) -> None:
+    words, signed = array.array("I", [5, 8]), array.array("q", [5, 8])
+    for numbers in ([5, 8], (5, 8), range(5, 9), iter([5, 8]), words, signed, memoryview(signed)):
+        with pytest.raises(troupe.TroupeError, match="block 8") as outside:
+            pair.prefill.send("r", numbers)
+        assert outside.value.code == troupe.ErrorCode.OUT_OF_RANGE
+
+
 def test_wrong_arguments_of_operations_begin_nothing(pair: Pair) -> None:
     engine = pair.prefill
     for blocks, error in (
@@ -455,9 +463,12 @@ def test_wrong_arguments_of_operations_begin_nothing(pair: Pair) -> None:
         ([2**32], ValueError),
         (["a"], TypeError),
         ("12", TypeError),
+        (b"12", TypeError),
         (7, TypeError),
+        (array.array("d", [1.0]), TypeError),
+        (array.array("q", [-1]), ValueError),
     ):
-        with pytest.raises(error):
+        with pytest.raises(error, match="blocks are "):
             engine.send("r", blocks)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="request is a str"):
         engine.send(b"r", SENT)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 _WORDS = frozenset("lLqQ")
-_HALF_WORDS = frozenset("iI")
 
 
 def table(what: str, given: Any, short: int, full: int) -> array.array[int]:
@@ -66,22 +65,16 @@ def _rows_of_list(what: str, given: Any, short: int, full: int) -> tuple[array.a
 
 
 def indices(what: str, given: Any) -> array.array[int]:
-    """Indices as 32-bit numbers, from a list or an array. `ValueError`, `TypeError` naming `what`."""
+    """Numbers of 32 bits, such as ids of blocks, from anything iterable: an array of numpy or of torch, a list. One of
+    `array('I')` is taken as it is. `ValueError`, `TypeError` naming `what`."""
+    if isinstance(given, array.array) and given.typecode == "I":
+        return given
+    if isinstance(given, (str, bytes, bytearray)):
+        raise TypeError(f"{what} are numbers from 0 to {2**32 - 1}, not {type(given).__name__}")
+    tolist = getattr(given, "tolist", None)  # a loop over the array itself takes many times as long
     try:
-        view = memoryview(given)
-    except TypeError:
-        view = None
-    if view is not None and view.ndim == 1 and view.format in _WORDS | _HALF_WORDS:
-        numbers = array.array(view.format)
-        numbers.frombytes(view.tobytes())
-        given = numbers
-    elif callable(getattr(given, "tolist", None)):
-        given = given.tolist()
-    elif isinstance(given, (str, bytes, bytearray)):
-        raise TypeError(f"{what} are numbers, not {type(given).__name__}")
-    try:
-        return array.array("I", given)
+        return array.array("I", tolist() if callable(tolist) else given)
     except OverflowError:
-        raise ValueError(f"an index in {what} is negative, or of more than 32 bits") from None
+        raise ValueError(f"{what} are numbers from 0 to {2**32 - 1}; one is negative, or greater") from None
     except TypeError:
         raise TypeError(f"{what} are an iterable of int, not {type(given).__name__}") from None

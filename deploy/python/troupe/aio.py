@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
+from troupe._in_loop import InLoop
 from troupe._waiters import Waiters
 from troupe.engine import Engine
 from troupe.errors import ErrorCode, TroupeError
@@ -114,7 +114,7 @@ class _Members:
             del self._members[name]
 
 
-class AsyncEngine:
+class AsyncEngine(InLoop[Engine]):
     """An `Engine` in an event loop.
 
         async with AsyncEngine("decode-0", file="troupe.yaml") as engine:
@@ -127,42 +127,23 @@ class AsyncEngine:
     """
 
     def __init__(self, name: str | None = None, **arguments: Any) -> None:
-        self._name = name_of(name, arguments.get("join"))
+        super().__init__(name_of(name, arguments.get("join")))
         self._given_name = name
         self._arguments = arguments
-        self._started: Engine | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._tracks: dict[Operation, _Track] = {}
         self._calls: asyncio.Queue[Call | None] = asyncio.Queue()  # the last one: none
         self._members = _Members()
         self._member_waiters = Waiters()
         self._stopped = False
-        self._stopping: asyncio.Task[None] | None = None
 
-    async def begin(self) -> AsyncEngine:
-        """Starts the node; allocating a large cache takes a while, in a thread. Errors as of `Engine`."""
-        if self._started is not None:
-            raise RuntimeError(f"{self._name} has begun already")
-        self._started = await asyncio.to_thread(Engine, self._given_name, **self._arguments)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._started.fileno(), self._drain)
-        return self
-
-    async def __aenter__(self) -> AsyncEngine:
-        return await self.begin()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+    def _start(self) -> Engine:
+        return Engine(self._given_name, **self._arguments)
 
     @property
     def engine(self) -> Engine:
         """The node itself: for `layout`, `region`, `report`, `identity`, `layers_ready`, `seal` and so on. Its `take`
         and `wait` are this object's business."""
-        if self._started is None:
-            raise RuntimeError(f"{self._name} has not begun: use `async with`")
-        return self._started
+        return self._begun
 
     async def wait_registered(self, timeout: float = 30.0) -> None:
         """As `Engine.wait_registered`, in a thread."""
@@ -170,18 +151,13 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Leaves the cluster. What is awaited ends with its outcome or with ABORTED. Again: nothing."""
-        if self._started is None:
-            return
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop(self._started))
-        await asyncio.shield(self._stopping)  # whoever is cancelled, it goes on
+        await self._end_once()
 
-    async def _stop(self, started: Engine) -> None:
+    async def _end(self, started: Engine) -> None:
         self._stopped = True
         await asyncio.to_thread(started.stop)
         self._drain()
-        assert self._loop is not None
-        self._loop.remove_reader(started.fileno())
+        self._stop_watching()
         for track in self._tracks.values():
             if not track.ended:
                 track.error = track.error or TroupeError(ErrorCode.ABORTED, f"{self._name} was stopped")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any, Union
 
+from troupe._in_loop import InLoop
 from troupe._waiters import Waiters
 from troupe.errors import TroupeError
 from troupe.io import (
@@ -29,7 +29,7 @@ __all__ = ["AsyncAgent", "Loss"]
 Loss = Union[PeerLost, NoticesLost]  # noqa: UP007
 
 
-class AsyncAgent:
+class AsyncAgent(InLoop[Agent]):
     """An `io.Agent` in an event loop.
 
         async with AsyncAgent("writer") as writer:
@@ -45,11 +45,8 @@ class AsyncAgent:
     def __init__(self, name: str, **arguments: Any) -> None:
         if arguments.get("threads", 1) == 0:
             raise ValueError("threads is 0: an event loop makes no progress for an agent, give it 1 or more")
-        self._name = name
+        super().__init__(name)
         self._arguments = arguments
-        self._started: Agent | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: asyncio.Task[None] | None = None
         self._closed = False
         self._transfers: dict[int, Waiters] = {}  # by number, where somebody waits
         self._notices: deque[Notice] = deque()  # that were taken, and nobody has asked for
@@ -57,42 +54,22 @@ class AsyncAgent:
         self._losses: dict[tuple[type, int], Loss] = {}  # by peer: one that nobody has asked for is told once
         self._loss_waiters = Waiters()
 
-    async def begin(self) -> AsyncAgent:
-        """Starts the agent. Errors as of `io.Agent`."""
-        if self._started is not None:
-            raise RuntimeError(f"{self._name} has begun already")
-        self._started = await asyncio.to_thread(Agent, self._name, **self._arguments)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._started.fileno(), self._drain)
-        return self
-
-    async def __aenter__(self) -> AsyncAgent:
-        return await self.begin()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    def _start(self) -> Agent:
+        return Agent(self._name, **self._arguments)
 
     @property
     def agent(self) -> Agent:
         """The agent itself: for `register`, `describe`, `add_peer`, `prepare`, `make`, `report` and so on. Its `take`,
         `take_notices` and `close` are this object's business."""
-        if self._started is None:
-            raise RuntimeError(f"{self._name} has not begun: use `async with`")
-        return self._started
+        return self._begun
 
     async def close(self) -> None:
         """As `io.Agent.close`, in a thread. What is awaited raises ABORTED, what is iterated over ends. Again:
         nothing."""
-        if self._started is None:
-            return
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close(self._started))
-        await asyncio.shield(self._closing)  # whoever is cancelled, it goes on
+        await self._end_once()
 
-    async def _close(self, started: Agent) -> None:
-        self._end(started)
+    async def _end(self, started: Agent) -> None:
+        self._be_closed()
         await asyncio.to_thread(started.close)
         self._wake_all()
 
@@ -152,7 +129,7 @@ class AsyncAgent:
                 for event in events:
                     self._tell(event)
         except TroupeError:  # it was closed, not through this object
-            self._end(agent)
+            self._be_closed()
             self._wake_all()
 
     def _tell(self, event: TransferEnded | NoticesWait | Loss) -> None:
@@ -165,11 +142,10 @@ class AsyncAgent:
             self._losses[type(event), event.peer.number] = event
             self._loss_waiters.wake()
 
-    def _end(self, agent: Agent) -> None:
+    def _be_closed(self) -> None:
         if not self._closed:
             self._closed = True
-            assert self._loop is not None
-            self._loop.remove_reader(agent.fileno())
+            self._stop_watching()
 
     def _wake_all(self) -> None:
         for waiters in (*self._transfers.values(), self._notice_waiters, self._loss_waiters):

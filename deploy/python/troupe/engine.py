@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from troupe import _abi
+from troupe._tables import indices
 from troupe.errors import ErrorCode, TroupeError
 from troupe.events import (
     Allocated,
@@ -33,7 +34,7 @@ from troupe.events import (
 )
 from troupe.layout import GroupBlocks, Layout
 from troupe.members import Announcement, announced, name_of, state_of
-from troupe.memory import Memory, block_array, unreachable, view_of
+from troupe.memory import Memory, unreachable, view_of
 from troupe.placement import Placement, labels_of, owned_placement
 
 __all__ = ["Engine", "Identity", "configure_logging", "library_version", "protocol_version"]
@@ -207,7 +208,7 @@ class Engine:
         self._memory = memory
         self._values: dict[Operation, Memory] = {}  # of puts that have no outcome yet
         self._values_lock = threading.Lock()  # an outcome may be taken before its put has returned
-        self._waiting: set[int] = set()  # operations that a thread waits for; under the same lock
+        self._waiting: dict[int, object] = {}  # by operation that a thread waits for, a mark of that thread's
         self._stopped = False
         self._buffers: list[Any] = []
         # The memory is an argument of it: it outlives the engine, also where the interpreter ends.
@@ -302,7 +303,7 @@ class Engine:
 
     def free_blocks(self, owner: int, blocks: Iterable[int]) -> None:
         """Gives blocks of one allocation back. `TroupeError` NOT_FOUND: foreign or double free, nothing is freed."""
-        ids = block_array(blocks)  # named: it lives until the call has returned
+        ids = indices("blocks", blocks)  # named: it lives until the call has returned
         address, count = ids.buffer_info()
         self._lib.check(self._lib.engine_free_blocks(self._handle, _abi.number("owner", owner, 2**64), address, count))
 
@@ -339,7 +340,7 @@ class Engine:
             TroupeError: ALREADY_EXISTS (the request is live here), OUT_OF_RANGE (a block outside the cache), NOT_FOUND
                 (a node of `held_for`), OVERLOADED (too many operations are open: take events).
         """
-        ids = block_array(blocks)
+        ids = indices("blocks", blocks)
         address, count = ids.buffer_info()
         spec = _abi.SendSpec(
             size=_SEND_SIZE,
@@ -371,7 +372,7 @@ class Engine:
         ended), ALREADY_EXISTS (it is sealed), INVALID_CONFIG (it does not grow), OUT_OF_RANGE (a block outside the
         cache, a group that is not there; none is added).
         """
-        ids = block_array(blocks)
+        ids = indices("blocks", blocks)
         address, count = ids.buffer_info()
         self._lib.check(
             self._lib.engine_add_group_blocks(
@@ -490,7 +491,7 @@ class Engine:
             placed_by, placed_at = placement.supervisor_incarnation, placement.epoch
         if mode not in _MODES:
             raise ValueError(f"mode is {mode!r}; give 'write' or 'read'")
-        ids = block_array(blocks)
+        ids = indices("blocks", blocks)
         address, count = ids.buffer_info()
         spec = _abi.ReceiveSpec(
             size=_RECEIVE_SIZE,
@@ -711,14 +712,15 @@ class Engine:
         if max_events < 1:
             raise ValueError(f"max_events is {max_events}; give 1 or more")
         left = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        most = max_events if max_events < _BATCH else _BATCH
         try:
             buffer, count, address, count_address = self._buffers.pop()
         except IndexError:
             buffer, count = (_abi.CEvent * _BATCH)(), ctypes.c_size_t()
             address, count_address = ctypes.addressof(buffer), ctypes.addressof(count)
         while True:
-            wait = min(left, _SIGNALS)
-            status = self._take(self._handle, address, _EVENT_SIZE, min(max_events, _BATCH), wait, count_address)
+            wait = left if left < _SIGNALS else _SIGNALS
+            status = self._take(self._handle, address, _EVENT_SIZE, most, wait, count_address)
             if status:
                 self._lib.fail(status)
             left -= wait
@@ -745,23 +747,20 @@ class Engine:
         left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
         # The main thread hears signals between two waits. Any other keeps its claim on the operation's events.
         longest = _SIGNALS if threading.current_thread() is threading.main_thread() else left
-        with self._values_lock:
-            # An outcome may have the same code.
-            if awaited in self._waiting:
-                raise TroupeError(ErrorCode.ALREADY_EXISTS, f"another thread waits for operation {awaited}")
-            self._waiting.add(awaited)
+        mine = object()
+        if self._waiting.setdefault(awaited, mine) is not mine:  # asked here: an outcome may have the same code
+            raise TroupeError(ErrorCode.ALREADY_EXISTS, f"another thread waits for operation {awaited}")
         try:
             while True:
-                wait = min(left, longest)
+                wait = left if left < longest else longest
                 status = self._lib.engine_wait(self._handle, awaited, wait, ctypes.addressof(raw))
                 left -= wait
                 if status != _abi.TIMED_OUT or left == 0:
                     break
         finally:
-            with self._values_lock:
-                self._waiting.discard(awaited)
-                if status not in _GOES_ON:
-                    self._values.pop(operation, None)
+            del self._waiting[awaited]
+            if status not in _GOES_ON:
+                self._values.pop(operation, None)
         if status:
             self._lib.fail(status)
         return self._outcome(raw)
@@ -941,7 +940,7 @@ def _tables(groups: Sequence[GroupBlocks]) -> tuple[Any, list[Any]] | None:
     """As C reads them, with the arrays of blocks that they point into."""
     if not groups:
         return None
-    held = [block_array(group.blocks) for group in groups]
+    held = [indices("blocks", group.blocks) for group in groups]
     tables = (_abi.CGroupBlocks * len(held))()
     for table, group, ids in zip(tables, groups, held, strict=True):
         table.first_token = _abi.number("first_token", group.first_token)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from troupe import _abi
-from troupe.memory import block_array
+from troupe._tables import indices
 
 __all__ = [
     "Arrangement",
@@ -337,7 +337,7 @@ class Layout:
         of a request whose token t is token t % block_tokens of blocks[t // block_tokens]; of an opaque layer, of the
         head's part of all of that block. With groups `blocks` is the table of the layer's; where that begins with a
         later token, count `token` from there."""
-        ids = block_array(blocks)
+        ids = indices("blocks", blocks)
         place = _abi.CachePlace(
             _abi.number("layer", layer),
             _abi.number("plane", plane),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import ctypes
 from typing import Any
 
@@ -167,23 +166,6 @@ def _address_of_readonly(view: memoryview) -> int:
     address = int(raw.buf or 0)
     _release_buffer(ctypes.byref(raw))
     return address
-
-
-def block_array(blocks: Any) -> array.array[int]:
-    """Block ids as 32-bit numbers. From anything iterable; fast for `array('I')` and for lists."""
-    if isinstance(blocks, array.array) and blocks.typecode == "I":
-        return blocks
-    if isinstance(blocks, (str, bytes, bytearray)):
-        raise TypeError(f"blocks are numbers from 0 to {2**32 - 1}, not {type(blocks).__name__}")
-    try:
-        return array.array("I", blocks)
-    except OverflowError:
-        raise ValueError(f"a block is a number from 0 to {2**32 - 1}") from None
-    except TypeError:
-        tolist = getattr(blocks, "tolist", None)  # tensors and arrays, whose items are no int
-        if callable(tolist):
-            return block_array(tolist())
-        raise TypeError(f"blocks are an iterable of int, not {type(blocks).__name__}") from None
 
 
 def view_of(address: int | None, size: int, keeper: object) -> memoryview:

@@ -1,0 +1,72 @@
+"""What an engine and an agent have in common in an event loop: they begin in a thread, watch a descriptor, end once."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class _Watched(Protocol):
+    def fileno(self) -> int: ...
+
+
+Started = TypeVar("Started", bound=_Watched)
+Own = TypeVar("Own", bound="InLoop[Any]")
+
+
+class InLoop(Generic[Started]):
+    """Used from the loop's thread alone."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._started: Started | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def begin(self: Own) -> Own:
+        """What `async with` does first. Allocating a large cache takes a while; it happens in a thread. Raises what the
+        constructor of `Engine` or `Agent` raises."""
+        if self._started is not None:
+            raise RuntimeError(f"{self._name} has begun already")
+        started = await asyncio.to_thread(self._start)
+        self._started = started
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(started.fileno(), self._drain)
+        return self
+
+    async def __aenter__(self: Own) -> Own:
+        return await self.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end_once()
+
+    @property
+    def _begun(self) -> Started:
+        if self._started is None:
+            raise RuntimeError(f"{self._name} has not begun: use `async with`")
+        return self._started
+
+    def _start(self) -> Started:
+        """In a thread."""
+        raise NotImplementedError
+
+    def _drain(self) -> None:
+        """Takes what the descriptor tells of."""
+        raise NotImplementedError
+
+    async def _end(self, started: Started) -> None:
+        raise NotImplementedError
+
+    async def _end_once(self) -> None:
+        if self._started is None:
+            return
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(self._started))
+        await asyncio.shield(self._ending)  # whoever is cancelled, it goes on
+
+    def _stop_watching(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._begun.fileno())
