@@ -327,9 +327,7 @@ def registered_bytes(quick):
     return max(1, min(1 if quick else 16, free // 2 // GIB)) * GIB
 
 
-def run(asked, folder):
-    bench = Bench(asked, folder)
-    contenders = [one for one in CONTENDERS if fnmatch.fnmatch(f"{one.transport} {one.name}", f"*{asked.only}*")]
+def run(asked, bench, contenders):
     by_transport = {}
     for one in contenders:
         by_transport.setdefault(one.transport, []).append(one)
@@ -354,7 +352,6 @@ def run(asked, folder):
             for one in contenders:
                 if one.is_plain:
                     bench.fault(one, name, number, patience)
-    return bench, contenders
 
 
 # -- results ------------------------------------------------------------------------------------------------------
@@ -461,19 +458,23 @@ def main():
     asked = parser.parse_args()
     asked.seconds = asked.seconds or (0.1 if asked.quick else 0.3)
     asked.patience = asked.patience or (8 if asked.quick else 45)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the processes' ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the processes' ends, and of the rows
     with contextlib.ExitStack() as stack:
         folder = asked.results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         for log in folder.glob("*.log"):
             log.unlink()
+        contenders = [one for one in CONTENDERS if fnmatch.fnmatch(f"{one.transport} {one.name}", f"*{asked.only}*")]
         try:
-            bench, contenders = run(asked, folder.resolve())
+            bench = Bench(asked, folder.resolve())
         except environment.Failed as why:
             note(f"compare.py: {why}")
             return 1
-        (folder / "results.json").write_text(json.dumps(details_of(bench, asked), indent=1) + "\n")
-        print(json.dumps(list(rows_of(bench, contenders))))
+        try:
+            run(asked, bench, contenders)
+        finally:  # who stops it half an hour later has what was measured by then
+            (folder / "results.json").write_text(json.dumps(details_of(bench, asked), indent=1) + "\n")
+            print(json.dumps(list(rows_of(bench, contenders))), flush=True)
     return 0
 
 
