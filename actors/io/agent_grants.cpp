@@ -40,7 +40,7 @@ bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, gran
 
 /// Gives the lock up meanwhile.
 void agent_core::ask_for_grants(lock_type& lock, const peer_ptr& who, const grant_questions& ask) {
-  // On a link that is over nobody asks; on the next one all of it is asked for anew.
+  // On a link that is over nobody asks; on the next one all of it is asked for again.
   if (ask.memories.empty() || ask.link != who->link) return;
   const auto wire = wire_of(ask.link);
   if (!wire) return;

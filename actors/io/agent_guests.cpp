@@ -136,7 +136,7 @@ void agent_core::on_introduction(const std::shared_ptr<newcomer>& from, const in
     send_away(from, known.error());
     return;
   }
-  // It has greeted anew: what it had before is over, and counts no more.
+  // It has greeted again: what it had before is over, and counts no more.
   if (former) former->close();
   std::erase_if(newcomers_, [&](const auto& one) { return one->channel == former; });
   if (former_link != 0) {

@@ -17,9 +17,9 @@ using clock = control_channel::clock;
 constexpr std::uint32_t tries_of_backend = 2;
 
 /// Reports of one link.
-class link_ear final : public transport::link_sink {
+class peer_link_sink final : public transport::link_sink {
  public:
-  link_ear(agent_core& core, std::uint64_t link) noexcept : core_{core}, link_{link} {}
+  peer_link_sink(agent_core& core, std::uint64_t link) noexcept : core_{core}, link_{link} {}
   void on_up() override { core_.on_up(link_); }
   void on_completion(transport::completion done) override {
     core_.on_completion(link_, std::move(done));
@@ -36,7 +36,7 @@ class link_ear final : public transport::link_sink {
 }  // namespace
 
 std::shared_ptr<transport::link_sink> agent_core::ear_of(std::uint64_t link) {
-  return std::make_shared<link_ear>(*this, link);
+  return std::make_shared<peer_link_sink>(*this, link);
 }
 
 // -- made

@@ -10,7 +10,7 @@ namespace troupe::io {
 
 namespace {
 
-/// Whether what failed so may have been delivered all the same.
+/// Whether what failed so may have been delivered nevertheless.
 bool leaves_doubt(errc code) noexcept {
   return code == errc::aborted || code == errc::link_broken || code == errc::peer_lost ||
          code == errc::deadline;
@@ -228,7 +228,7 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
   const auto peer = find_peer(one->who);
   if (peer && done.failure->code == errc::grant_revoked &&
       one->moves->remote_memories.size() == 1 && (*peer)->link == link) {
-    // The owner has deregistered the memory, or only ends the link. The next transfer asks anew.
+    // The owner has deregistered the memory, or only ends the link. The next transfer asks again.
     auto& grants = (*peer)->grants;
     const auto known = grants.find(one->moves->remote_memories.front());
     if (known != grants.end() && !known->second.parts.empty()) grants.erase(known);

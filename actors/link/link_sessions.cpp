@@ -42,7 +42,7 @@ void carry_out(self_pointer self, say order) {
   }
   const bool up = st.now == link_state::phase::up;
   const bool last = order.grants.empty() && is_last_word(order.message);
-  // What waits for room would come behind it, and begin anew what it ends.
+  // What waits for room would come behind it, and begin again what it ends.
   if (last) leave_room(st, transfer);
   // While the link is being made again only last words are kept: the session will hear of the new
   // epoch, and say the rest again.

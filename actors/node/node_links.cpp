@@ -122,7 +122,7 @@ bool make_link(self_pointer self, const node_state_data::wanted_link& wanted) {
     case node_state::up:
     case node_state::suspect:
     case node_state::leaving:
-      // Nor is it news yet that this life has left. It is dialled all the same if no news comes: the
+      // Nor is it news yet that this life has left. It is still dialled if no news comes: the
       // connection may have been lost, and not the process.
       if (early && found->node.incarnation == wanted.order.former_life) return false;
       break;

@@ -98,7 +98,7 @@ int write_private(int fd, std::string_view text) {
 int flush_folder(const std::string& path) {
   const transport::tcp::unique_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   if (!fd) return errno;
-  // Some file systems cannot flush a folder; the names are there all the same.
+  // Some file systems cannot flush a folder; the names are there nevertheless.
   return ::fsync(fd.get()) == 0 || errno == EINVAL || errno == ENOTSUP ? 0 : errno;
 }
 

@@ -31,7 +31,7 @@ drain_reply supervisor_state::drain(const drain_request& request) {
   drains.begin(replica.front().stage, replica.front().replica, ranks, deadline, table->epoch(),
                now());
   for (const member& m : table->view().members) {
-    // Busy is what it said last; that it is quiet it has to say anew.
+    // Busy is what it said last; that it is quiet it has to say again.
     const bool busy = m.load.queue_length != 0 || m.load.active_transfers != 0;
     if (busy) drains.heard({m.node.name, m.node.incarnation, 0, m.load, {}});
   }

@@ -47,7 +47,7 @@ void print_nodes(const config::deployment& deployment) {
   }
 }
 
-/// The file is valid all the same: it may be for another machine.
+/// The file is valid nevertheless: it may be for another machine.
 void say_what_is_missing(const std::string& file, const config::security_config& security) {
   const std::string none;
   const std::array<std::pair<const char*, const std::string*>, 4> named{

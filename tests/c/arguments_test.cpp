@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Nobody listens there; engines start all the same.
+/// Nobody listens there; engines start anyway.
 constexpr std::uint16_t nobody = 9;
 
 troupe_engine_options good_options(const std::string& text) {

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
 constexpr std::uint64_t long_enough = 60'000;
-/// Nobody listens there; engines start all the same.
+/// Nobody listens there; engines start anyway.
 constexpr std::uint16_t nobody = 9;
 constexpr troupe_label labels_of_a[] = {{"engine", "one"}, {"http", "10.0.0.1:8000"}};
 

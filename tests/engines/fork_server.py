@@ -6,7 +6,7 @@ each process of a server some ten seconds of a core; a pair of servers has four 
 
 That process serves all who name the folder, and ends when nobody has been there for a while: the tests of a build, one
 after the other, import once. What a program begins by vLLM's own means is a fork as well, where vLLM on a CPU would begin
-it anew.
+it again.
 """
 import contextlib
 import fcntl

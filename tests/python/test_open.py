@@ -24,7 +24,7 @@ from conftest import (
 )
 
 LABELS = {"engine": "one", "http": "10.0.0.1:8000"}
-#: Nobody listens there; engines start all the same.
+#: Nobody listens there; engines start anyway.
 NOBODY = 9
 
 

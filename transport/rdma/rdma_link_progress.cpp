@@ -120,7 +120,7 @@ void rdma_link::end_turn() {
     read_.clear();
   }
   if (std::exchange(hello_failed_, false) && state_ == link_phase::connecting) {
-    read_.clear();  // it begins anew, with all buffers
+    read_.clear();  // it begins again, with all buffers
     if (auto ok = begin_again(lock); !ok && !failed_) failed_ = ok.error();
     return;
   }

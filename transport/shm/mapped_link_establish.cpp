@@ -225,7 +225,7 @@ void mapped_link::show_memory_to(const peer_credentials& peer) {
   if (we_own_memory_) let_trace(peer.pid);
 }
 
-/// The handshake, which alone can probe, is over: a peer that does not reach the memory all the same has
+/// The handshake, which alone can probe, is over: a peer that still does not reach the memory has
 /// its transfers fail with `backend_unavailable`.
 bool mapped_link::show_memory_late() {
   if (we_own_memory_ || !let_trace(peer_process_.pid())) return false;

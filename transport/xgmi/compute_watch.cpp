@@ -72,7 +72,7 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   auto told = gpus.record(on.last, on.stream);
   if (told) told = gpus.ring_after(on.stream, one);
   if (!told) {
-    site_->events.leave(std::move(opened));  // the stream waits for it all the same
+    site_->events.leave(std::move(opened));  // the stream still waits for it
     return told;
   }
   on.behind.push_back({line, std::move(one), std::move(opened)});

@@ -67,7 +67,7 @@ class Stop:
 
 class Cluster:
     """A connection to a cluster's supervisor. Blocking calls, each bounded; from any thread. For asyncio:
-    `await asyncio.to_thread(cluster.place, ...)`. A connection that broke is made anew by the next call.
+    `await asyncio.to_thread(cluster.place, ...)`. The next call opens a broken connection again.
 
     Every call raises `TroupeError`: PEER_UNREACHABLE, DEADLINE, PEER_LOST, UNAUTHORIZED, or what the other side says.
     """

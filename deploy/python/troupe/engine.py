@@ -691,7 +691,7 @@ class Engine:
         self._lib.check(self._lib.engine_report_failure(self._handle, _abi.encoded("why", why)))
 
     def recover(self) -> None:
-        """What was reported is mended: the node registers anew."""
+        """What was reported is mended: the node registers again."""
         self._lib.check(self._lib.engine_recover(self._handle))
 
     def report(self) -> dict[str, Any]:

@@ -6,11 +6,11 @@
 | the same, of a pair that was asked at once | something, by the other engine | nothing: that one has the cache |
 | the same, of an answer that is no stream | nothing | nothing, unless the other engine says that it has no cache |
 | the engine that writes, before it was asked | nothing | another one takes the cache, which is pinned still |
-| the engine that writes | nothing | the same, once; if the cache is gone, the prompt is computed anew |
-| the engine that writes | a part | the prompt and that part are computed anew, and the rest is written elsewhere |
+| the engine that writes | nothing | the same, once; if the cache is gone, the prompt is computed again |
+| the engine that writes | a part | the prompt and that part are computed again, and the rest is written elsewhere |
 | the engine that writes | all but the end of the stream | the router says the end |
 
-Each costs one of `limits.retries`. An answer that is no stream is asked for anew: the client has none of it. Where a
+Each costs one of `limits.retries`. An answer that is no stream is asked for again: the client has none of it. Where a
 pair was asked at once, the loss of one engine ends the request at the other, and no cache is kept.
 """
 

@@ -173,7 +173,7 @@ class Fleet:
         return next((one for one in self._all.values() if node in one.nodes), None)
 
     def serving(self, model: str | None) -> list[Instance]:
-        """The usable ones that serve a model. One that nobody lists may be served all the same: whoever is asked says
+        """The usable ones that serve a model. One that nobody lists may still be served: whoever is asked says
         so in its own words."""
         listed = [one for one in self._all.values() if model is not None and one.serves(model)]
         return [one for one in (listed or self._all.values()) if one.usable]

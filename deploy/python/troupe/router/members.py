@@ -2,7 +2,7 @@
 nobody takes what it keeps.
 
 The library's calls block: they are made by threads, of which each kind of call has its own. A supervisor that places no
-request in time is not asked again until it has answered, and the membership is looked at all the same.
+request in time is not asked again until it has answered, and the membership is still looked at.
 """
 
 from __future__ import annotations

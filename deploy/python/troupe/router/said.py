@@ -125,7 +125,7 @@ class Said:
         return not self._has_no_text and len(self._held_tokens) < _MOST_TOKENS_OF_A_CHARACTER
 
     def _opening(self, chunk: dict[str, Any], choice: dict[str, Any]) -> list[dict[str, Any]]:
-        """A chunk without text or tokens. The first one of a chat says who speaks; an engine that begins anew says so
+        """A chunk without text or tokens. The first one of a chat says who speaks; an engine that starts over says so
         again."""
         if self.started and "role" in (choice.get("delta") or {}):
             return []

@@ -201,7 +201,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
                 self.nodes.release(request_of(room), sources.nodes[0], sources.lives[0])
 
     def _on_member(self, event: MemberEvent) -> None:
-        """Who asked may be known now. A prefill server that is gone is asked for anew; rooms that wait for it fail."""
+        """Who asked may be known now. A prefill server that is gone is asked for again; rooms that wait for it fail."""
         if self.disaggregation_mode != DisaggregationMode.DECODE:
             for send in self.sends.values():
                 send.look_at_wanted()

@@ -20,7 +20,7 @@ logger = init_logger(f"vllm.{__name__}")
 PERIOD = 3.0  # seconds; vllm-router forgets an engine after 5
 # Milliseconds.
 _SEND_WAIT = 500  # for a proxy that is not there
-_SILENCE = 10_000  # after which a proxy that does not answer is connected to anew
+_SILENCE = 10_000  # after which a proxy that does not answer is connected to again
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Pushes:
         try:
             self._pool.free_blocks(self._pool.blocks[block] for block in reversed(push.blocks))
         except Exception:  # pylint: disable=broad-exception-caught
-            logger.exception("blocks of %s cannot be given back", push.transfer)  # the other ends count all the same
+            logger.exception("blocks of %s cannot be given back", push.transfer)  # the other ends still count
 
     def _take(self, push: _Push, blocks: Sequence[int]) -> list[int]:
         """Those of the prompt that are new, each with a reference."""

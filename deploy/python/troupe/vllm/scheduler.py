@@ -163,7 +163,7 @@ class Scheduler:
             self._leave(request)
 
     def not_allocated(self, request: Any, external: int, why: Exception) -> None:
-        """vLLM waits for a load all the same, and hears that it has failed."""
+        """vLLM still waits for a load, and hears that it has failed."""
         name = request.request_id
         if external == 0 or any(receive.request_id == name for receive in self._next.receives):
             return

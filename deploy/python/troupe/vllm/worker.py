@@ -490,7 +490,7 @@ class Worker:
             if transfer.source is not None and not self._is_loading(transfer.source):
                 self._release(transfer.source)  # nobody here asks for it again
 
-    # -- an order or an event that raised: its request ends all the same, and no load counts as one that may have failed
+    # -- an order or an event that raised: its request ends, and no load counts as one that may have failed
 
     def _not_received(self, receive: Receive, error: Exception) -> None:
         if receive.request_id not in self._results.loaded:
