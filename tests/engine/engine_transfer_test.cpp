@@ -259,8 +259,10 @@ TEST(a_request, that_one_side_gives_up_ends_at_both_and_leaves_nothing_behind) {
       auto answer =
           e.nodes.call_later(who, prefill ? "prefill" : "decode",
                              prefill ? to_json(e.prefill_of(what)) : to_json(e.decode_of(what)));
-      std::this_thread::sleep_for(std::chrono::milliseconds{50});
-      EXPECT_TRUE(e.nodes.call(who, "abort", abort_to_json(what.id)));
+      e.nodes.wait_until_it_holds_blocks(who);
+      // It has its blocks a moment before it is a request that can be given up.
+      EXPECT_TRUE(
+          comes_true([&] { return bool{e.nodes.call(who, "abort", abort_to_json(what.id))}; }));
       const auto ended = answer.get();
       ASSERT_FALSE(ended);
       EXPECT_EQ(ended.error().code, errc::aborted) << to_string(ended.error());
