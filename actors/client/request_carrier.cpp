@@ -149,6 +149,7 @@ class carried_run {
 
   result<placement> place(placement_request& ask) {
     auto pause = shortest_pause;
+    bool knows_what_is_missing = false;
     for (;; pause = std::min(2 * pause, longest_pause)) {
       if (auto why = is_over()) return fail(std::move(*why));
       auto asked = ask_supervisor(ask);
@@ -164,6 +165,7 @@ class carried_run {
           if (last_) why.message += "; what failed last: " + to_string(*last_);
           return fail(std::move(why));
         }
+        knows_what_is_missing = why.code == errc::deadline;
         last_ = std::move(why);
       } else {
         const auto code = where.error().code;
@@ -171,7 +173,8 @@ class carried_run {
             code == errc::invalid_config) {
           return fail(where.error());
         }
-        last_ = where.error();
+        // That there was no answer in the little time that was left says less than the refusal before.
+        if (!knows_what_is_missing || code != errc::deadline) last_ = where.error();
       }
       rest(pause);
     }

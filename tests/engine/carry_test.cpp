@@ -96,6 +96,13 @@ struct carried : ::testing::Test {
     ASSERT_TRUE(child);
     nodes.insert_or_assign(name, std::move(*child));
   }
+  bool has_logged(const std::string& name, std::string_view what) const {
+    std::ifstream log{folder.path() + "/" + name + ".log"};
+    for (std::string line; std::getline(log, line);) {
+      if (line.find(what) != std::string::npos) return true;
+    }
+    return false;
+  }
   void signal(const std::string& name, int which) { ::kill(nodes.at(name).pid(), which); }
 
   std::uint32_t up() {
@@ -361,6 +368,21 @@ TEST_F(carried, says_what_was_missing_when_its_time_is_over) {
   EXPECT_EQ(outcome.error().code, errc::deadline) << to_string(outcome.error());
   EXPECT_NE(outcome.error().message.find("no replica of stage 'decode' is up"), std::string::npos)
       << to_string(outcome.error());
+}
+
+TEST_F(carried, still_says_what_was_missing_when_the_supervisor_has_answered_no_more) {
+  start({});
+  signal("decode-0", SIGKILL);
+  ASSERT_TRUE(comes_true([&] { return is("decode-0", actors::node_state::down); }));
+  auto what = request("r");
+  what.deadline = 4s * testing::slowness;
+  auto done = carry(std::move(what));
+  ASSERT_TRUE(comes_true([&] { return has_logged("supervisor", "event=unplaced"); }));
+  std::this_thread::sleep_for(100ms);  // the answer is on its way
+  signal("supervisor", SIGSTOP);
+  const auto outcome = done.get();
+  ASSERT_FALSE(outcome);
+  EXPECT_THAT(to_string(outcome.error()), HasSubstr("no replica of stage 'decode' is up"));
 }
 
 TEST_F(carried, is_given_up_when_it_is_told_to) {
