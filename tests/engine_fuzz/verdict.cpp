@@ -57,6 +57,8 @@ void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint3
     case mishap::released:
       v.may_succeed = what == part::release;
       if (!v.may_succeed) v.failures = {errc::aborted};
+      // It has no deadline of its own, and the deployment's may be a few milliseconds.
+      if (v.may_succeed && s.values_expire()) v.failures = {errc::deadline};
       break;
     case mishap::none:
     case mishap::prefill_dies:
