@@ -290,6 +290,32 @@ def test_a_value_that_is_not_stored_is_kept_by_nobody(pair: Pair) -> None:
     assert not pair.decode._values
 
 
+def test_two_threads_that_wait_for_one_operation_are_told_apart(pair: Pair) -> None:
+    send = pair.send()
+    told: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            pair.prefill.wait(send, PATIENCE)
+        except BaseException as why:
+            told.append(why)
+
+    first = threading.Thread(target=wait)
+    first.start()
+    end = time.monotonic() + PATIENCE
+    while send not in pair.prefill._waiting and time.monotonic() < end:
+        time.sleep(0.001)
+    with pytest.raises(troupe.TroupeError, match=f"another thread waits for operation {send}") as second:
+        pair.prefill.wait(send, 0)
+    assert second.value.code == troupe.ErrorCode.ALREADY_EXISTS
+    pair.prefill.abort(send)
+    first.join(PATIENCE)
+    assert [type(why) for why in told] == [troupe.TroupeError]
+    assert isinstance(told[0], troupe.TroupeError)
+    assert told[0].code == troupe.ErrorCode.ABORTED
+    assert not pair.prefill._waiting
+
+
 def test_no_time_is_no_default(pair: Pair) -> None:
     receive = pair.decode.receive("never sent", sources=["prefill-0"], tokens=TOKENS, blocks=RECEIVED, deadline=0)
     with pytest.raises(troupe.TroupeError) as late:
