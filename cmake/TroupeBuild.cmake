@@ -50,6 +50,11 @@ function(troupe_compile_settings target)
   if(TROUPE_WARNINGS_AS_ERRORS)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # g++ looks for memory that it can use again whenever it holds a few hundred MB: a tenth of the time. Not doing so
+    # below 1 GiB makes the largest source take 1.4 GB in place of 1.15.
+    target_compile_options(${target} PRIVATE --param=ggc-min-heapsize=1048576)
+  endif()
   if(TROUPE_SANITIZE)
     # Every finding ends the program.
     target_compile_options(${target} PRIVATE -fsanitize=${TROUPE_SANITIZE} -fno-omit-frame-pointer
@@ -106,6 +111,14 @@ function(troupe_unity target)
       # g++ 12 inlines more here and then takes members of what a variant does not hold for uninitialised.
       target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
     endif()
+  endif()
+endfunction()
+
+# Less optimising than -O3 for libraries that neither move bytes nor plan moves: two thirds of the time that a source takes
+# are the optimiser's. -O2 takes a ninth of the whole away, -O1 a third.
+function(troupe_optimise target level)
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(${target} PRIVATE ${level})
   endif()
 endfunction()
 

@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <string>
 
+#include "troupe/kvcache/saturating_time.hpp"
+
 namespace troupe::kvcache {
 namespace {
 
 std::string name(lease_id id) {
   return "lease " + std::to_string(id.value);
-}
-
-/// now + length, at most the end of time.
-lease_table::time_point after(lease_table::time_point now, lease_table::duration length) {
-  const auto room = lease_table::time_point::max() - now;
-  return length > room ? lease_table::time_point::max() : now + length;
 }
 
 }  // namespace

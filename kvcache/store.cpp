@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "troupe/kvcache/saturating_time.hpp"
+
 namespace troupe::kvcache {
 namespace {
 
@@ -16,11 +18,6 @@ std::string shown(std::string_view key) {
 
 unexpected missing(std::string_view key) {
   return fail(errc::not_found, "store: nothing is stored under " + shown(key));
-}
-
-keyed_store::time_point after(keyed_store::time_point now, keyed_store::duration length) {
-  const auto room = keyed_store::time_point::max() - now;
-  return length > room ? keyed_store::time_point::max() : now + length;
 }
 
 }  // namespace
