@@ -35,7 +35,8 @@ struct signs_of_life {
 ///   dialling    peer's reply with an offer   connecting  transport link connects
 ///   dialling    refusal (the peer's, or our  dialling    again after a pause, `max_reconnects`
 ///   connecting  own of the GPUs that it                  times; then the next backend, visibly.
-///               names), error, time out                  An acceptor that waits is told
+///               names), error, time out                  An acceptor that waits is told; one that
+///                                                        may be up is asked again
 ///                                            ending      none left, or a final refusal: link_gone
 ///   connecting  transport is up              up          link_ready to the port
 ///   up          transport broke              dialling    the dialling side dials again, the other
@@ -121,8 +122,9 @@ struct link_state {
     transfer_id transfer;
     std::vector<std::byte> frame;
   };
-  link_actor other_end;                      ///< the peer's actor of this link; null until it spoke
-  std::optional<troupe::error> broke;        ///< why it is being made again
+  link_actor other_end;                ///< the peer's actor of this link; null until it spoke
+  bool may_be_up_there{false};         ///< the other end went up, perhaps, before this one ever did
+  std::optional<troupe::error> broke;  ///< why it is being made again
   std::optional<troupe::error> peer_leaves;  ///< it will not be made again when it breaks
   std::optional<troupe::error> leaving;      ///< why this node stops, while the peer is told so
   std::uint32_t tries{0};                    ///< to make it again, since it broke

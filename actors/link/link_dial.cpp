@@ -129,10 +129,10 @@ troupe::error no_answer(self_pointer self, const caf::error& err) {
 }
 
 /// The acceptor of an attempt that came to nothing need not wait until its time is over. The next
-/// attempt has one of its own; only a link that is made again keeps its other end.
+/// attempt has one of its own. One that may have gone up has sessions, perhaps, and is asked again.
 void turn_away(self_pointer self, const std::string& why) {
   auto& st = self->state;
-  if (st.broke || !st.other_end) return;
+  if (st.broke || st.may_be_up_there || !st.other_end) return;
   self->demonitor(st.other_end.address());
   self->send(st.other_end, link_notice{link_fate::ended, why});
   st.other_end = nullptr;
@@ -157,6 +157,7 @@ void got_reply(self_pointer self, const link_reply& reply) {
   const transport::link_offer offer{st.choice.kind, incarnation{st.peer.incarnation},
                                     from_bytes(reply.offer)};
   st.now = link_state::phase::connecting;
+  st.may_be_up_there = true;
   if (auto started = st.link->connect(offer); !started) backend_failed(self, started.error());
 }
 
@@ -203,7 +204,7 @@ void try_next_backend(self_pointer self) {
     const auto& state = self->state;
     return state.generation != attempt || state.now != link_state::phase::dialling || !state.link;
   };
-  if (st.broke) {
+  if (st.other_end) {
     // The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
     self->request(st.other_end, timeout, std::move(request))
         .then(
@@ -211,7 +212,10 @@ void try_next_backend(self_pointer self) {
               if (!is_over()) got_reply(self, reply);
             },
             [self, is_over](const caf::error& err) {
-              if (!is_over()) backend_failed(self, no_answer(self, err));
+              if (is_over()) return;
+              if (!self->state.broke)
+                self->state.other_end = nullptr;  // the next attempt has another
+              backend_failed(self, no_answer(self, err));
             });
     return;
   }
@@ -228,9 +232,10 @@ void try_next_backend(self_pointer self) {
 }
 
 /// Of who it is that cannot be reached: the sentence names only the address.
+/// A member speaks our version, or it would be none: whoever speaks another has the port of a process
+/// that is gone.
 troupe::error unreachable(const node_info& peer, const troupe::error& why) {
-  const bool refused = why.code == errc::unauthorized || why.code == errc::version_mismatch;
-  return {refused ? why.code : errc::peer_unreachable,
+  return {why.code == errc::unauthorized ? why.code : errc::peer_unreachable,
           "cannot reach " + peer.name + " at " + peer.host + ":" + std::to_string(peer.port) +
               " (" + why.message + ")"};
 }

@@ -43,6 +43,7 @@ void meet(self_pointer self, const caf::strong_actor_ptr& other) {
   auto& st = self->state;
   if (!other) return;
   st.other_end = caf::actor_cast<link_actor>(other);
+  st.may_be_up_there = false;
   self->monitor(st.other_end);
 }
 
@@ -161,9 +162,10 @@ void other_end_ended(self_pointer self, std::string why) {
     end_link(self, *st.leaving);
     return;
   }
-  if (is_dialler(st) && !st.broke && st.now == link_state::phase::connecting) {
-    // The acceptor may hear sooner than this end that the attempt came to nothing.
-    backend_failed(self, {errc::link_broken, std::move(why)});
+  if (is_dialler(st) && !st.broke && st.now != link_state::phase::up) {
+    // The acceptor may hear sooner than this end that the attempt came to nothing. The next one has another.
+    st.other_end = nullptr;
+    if (st.link) backend_failed(self, {errc::link_broken, std::move(why)});
     return;
   }
   carry_out(self, peer_left{{errc::peer_lost, std::move(why)}});

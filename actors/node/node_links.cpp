@@ -158,7 +158,9 @@ std::optional<troupe::error> refusal_of(const node_context& context, const link_
   }
   if (request.to_incarnation != context.self.incarnation) {
     return troupe::error{errc::stale_incarnation,
-                         context.self.name + " was restarted since; look its new incarnation up"};
+                         context.self.name +
+                             " listens at that address now, and the process that was asked for has "
+                             "ended; look the new incarnation up"};
   }
   if (request.from.incarnation == 0) {
     return troupe::error{errc::stale_incarnation, "the peer did not say which life of it asks"};

@@ -19,14 +19,22 @@ class deaf final : public transport::link_sink {
   void on_broken(troupe::error) override {}
 };
 
-/// The peer's end of a link, which stops waiting for the dialler as soon as it has made its offer.
+/// What a peer was asked, and told.
+struct heard_by_peer {
+  inbox<link_request> by_node, by_end;
+  inbox<link_notice> notices;
+};
+using ear_of_peer = std::shared_ptr<heard_by_peer>;
+
+/// The peer's end of a link, which stops waiting for the dialler as soon as it has made its offer. Or goes up, for all
+/// that a dialler sees whose connection was lost. It ends at any command.
 link_actor::behavior_type impatient_end(link_actor::pointer self,
                                         std::shared_ptr<transport::endpoint> endpoint,
-                                        inbox_ptr<link_request> requests) {
+                                        ear_of_peer ear) {
   return {
-      [](link_command&) {},
+      [self](link_command&) { self->quit(); },
       [](link_event&) {},
-      [self, endpoint, requests](const link_request& request) {
+      [self, endpoint, ear](const link_request& request) {
         auto answer = self->make_response_promise<link_reply>();
         transport::link_options options;
         options.role = transport::link_role::acceptor;
@@ -38,12 +46,28 @@ link_actor::behavior_type impatient_end(link_actor::pointer self,
           reply.offer.push_back(std::to_integer<std::uint8_t>(byte));
         }
         (*link)->close();
-        requests->put(request);
+        ear->by_end.put(request);
         answer.deliver(std::move(reply));
         return answer;
       },
-      [](const link_notice&) {},
+      [ear](const link_notice& notice) { ear->notices.put(notice); },
       [](report_atom) { return link_report{}; },
+  };
+}
+
+/// A peer all of whose links have that one end.
+node_actor::behavior_type listening_node(node_actor::pointer self, link_actor end,
+                                         ear_of_peer ear) {
+  return {
+      [](members_atom, const membership&) {},
+      [](register_again_atom) {},
+      [](drain_atom, const drain_order&) {},
+      [self, end, ear](const link_request& request) {
+        ear->by_node.put(request);
+        return self->delegate(end, request);
+      },
+      [](report_atom) { return node_report{}; },
+      [](const call_request&) { return call_reply{}; },
   };
 }
 
@@ -82,26 +106,35 @@ link_actor::behavior_type parting_end(
 
 class late_dialler : public dialling_node {
  protected:
-  inbox_ptr<link_request> requests = std::make_shared<inbox<link_request>>();
+  ear_of_peer ear = std::make_shared<heard_by_peer>();
+  link_actor end;
 
   void SetUp() override {
     transport::endpoint_options options;
     options.self = incarnation{9};
     std::shared_ptr<transport::endpoint> peer = transport::endpoint::create(options).value();
-    const auto end = there.system().spawn(impatient_end, peer, requests);
+    end = there.system().spawn(impatient_end, peer, ear);
     there.own(end);
-    start(there.system().spawn(accepting_node, end));
+    start(there.system().spawn(listening_node, end, ear));
     show(9);
   }
 };
 
-TEST_F(late_dialler, asks_for_another_offer) {
+TEST_F(late_dialler, asks_the_same_end_for_another_offer_which_may_be_up_and_have_sessions) {
   need();
-  ASSERT_TRUE(requests->at(0));
-  EXPECT_TRUE(requests->at(1)) << "a refusal of what nobody waits for any more is no answer";
+  EXPECT_TRUE(ear->by_end.at(2)) << "a refusal of what nobody waits for any more is no answer";
+  EXPECT_EQ(ear->by_node.size(), 1u) << "the peer would make another end";
+  EXPECT_EQ(ear->notices.size(), 0u) << "the end would be lost, and its sessions with it";
 }
 
-TEST_F(late_dialler, says_what_the_last_attempt_came_to) {
+TEST_F(late_dialler, asks_the_node_for_another_end_where_the_first_has_ended) {
+  need();
+  ASSERT_TRUE(ear->by_end.at(1));
+  caf::anon_send(end, link_command{dial_again{}});
+  EXPECT_TRUE(ear->by_node.at(1));
+}
+
+TEST_F(late_dialler, says_what_the_last_attempt_came_to_at_both_sides) {
   context->settings.max_reconnects = 1;
   need();
   const auto told = gone->at(0);
@@ -109,7 +142,10 @@ TEST_F(late_dialler, says_what_the_last_attempt_came_to) {
   EXPECT_EQ(told->why.code, errc::peer_unreachable);
   EXPECT_NE(told->why.message.find("the peer refused the link"), std::string::npos)
       << told->why.message;
-  EXPECT_EQ(requests->size(), 2u);
+  const auto notice = ear->notices.at(0);
+  ASSERT_TRUE(notice) << "the other end waits";
+  EXPECT_EQ(notice->fate, link_fate::ended);
+  EXPECT_EQ(ear->by_end.size(), 2u);
 }
 
 class left_dialler : public dialling_node {

@@ -25,7 +25,7 @@ class no_more_threads {
     ::pthread_getattr_default_np(&before_);
     pthread_attr_t huge;
     ::pthread_attr_init(&huge);
-    ::pthread_attr_setstacksize(&huge, std::size_t{1} << 46);
+    ::pthread_attr_setstacksize(&huge, std::size_t{1} << 60);
     ::pthread_setattr_default_np(&huge);
     ::pthread_attr_destroy(&huge);
   }

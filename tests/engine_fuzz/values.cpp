@@ -156,6 +156,7 @@ bool value_stories::is_loss(const story& one, const troupe::error& why) const {
     case errc::peer_lost:
     case errc::peer_unreachable:
     case errc::link_broken:
+    case errc::stale_incarnation:  // another process has its port by now
     case errc::aborted: return true;
     case errc::deadline: return may_be_late_;
     // Of a node that joins nobody knows once it is gone.

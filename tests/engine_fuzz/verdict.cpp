@@ -92,7 +92,9 @@ verdict verdict_on(const scenario& s, const round& now, std::uint32_t request, s
   const bool apart =
       s.retries && !s.sends(r, *victim) && !s.sends(r, node) && what != part::receive_late;
   if (!apart) {
-    for (const auto code : {errc::peer_lost, errc::peer_unreachable, errc::aborted})
+    // The last: another process has the port of one that is gone.
+    for (const auto code :
+         {errc::peer_lost, errc::peer_unreachable, errc::aborted, errc::stale_incarnation})
       v.failures.push_back(code);
   }
   return v;
