@@ -69,7 +69,9 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
     // An acceptor of an attempt that failed is watched as well, and does not matter any more.
     if (down.source != state.peer_node.address() && down.source != state.other_end.address())
       return;
-    if (down.source == state.other_end.address() && !down.reason) {
+    const bool end_of_attempt = state.role == transport::link_role::initiator && !state.broke &&
+                                state.now != link_state::phase::up;
+    if (down.source == state.other_end.address() && (!down.reason || end_of_attempt)) {
       other_end_ended(self, state.peer.name + " ended the link");
       return;
     }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <caf/actor_system.hpp>
+#include <caf/sec.hpp>
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/base/message_fields.hpp"
@@ -161,6 +162,51 @@ void got_reply(self_pointer self, const link_reply& reply) {
   if (auto started = st.link->connect(offer); !started) backend_failed(self, started.error());
 }
 
+/// What an attempt hears late is neither for the pause behind it nor for the next one, which may be over
+/// another backend.
+auto over_with(self_pointer self) {
+  return [self, attempt = self->state.generation] {
+    const auto& st = self->state;
+    return st.generation != attempt || st.now != link_state::phase::dialling || !st.link;
+  };
+}
+
+void ask_node(self_pointer self, const link_request& request) {
+  const auto& st = self->state;
+  const auto is_over = over_with(self);
+  self->request(st.peer_node, st.context->settings.connect_timeout, request)
+      .then(
+          [self, is_over](const link_reply& reply) {
+            if (is_over()) return;
+            if (reply.failed == 0) meet(self, self->current_sender());
+            got_reply(self, reply);
+          },
+          [self, is_over](const caf::error& err) {
+            if (!is_over()) end_link(self, no_answer(self, err));
+          });
+}
+
+/// The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
+void ask_other_end(self_pointer self, const link_request& request) {
+  const auto& st = self->state;
+  const auto is_over = over_with(self);
+  self->request(st.other_end, st.context->settings.connect_timeout, request)
+      .then(
+          [self, is_over](const link_reply& reply) {
+            if (!is_over()) got_reply(self, reply);
+          },
+          [self, is_over, request](const caf::error& err) {
+            if (is_over()) return;
+            if (self->state.broke || err == caf::sec::request_timeout) {
+              backend_failed(self, no_answer(self, err));
+              return;
+            }
+            // It had ended with the attempt before. This attempt has not begun yet.
+            self->state.other_end = nullptr;
+            ask_node(self, request);
+          });
+}
+
 void try_next_backend(self_pointer self) {
   auto& st = self->state;
   const auto kind = next_kind(st);
@@ -197,38 +243,11 @@ void try_next_backend(self_pointer self) {
   request.offer = to_bytes(st.link->offer().payload);
   request.layout = to_bytes(st.context->encoded_layout);
   request.reason = st.choice.reason;
-  const auto timeout = st.context->settings.connect_timeout;
-  // What this attempt hears late is neither for the pause behind it nor for the next one, which may
-  // be over another backend.
-  const auto is_over = [self, attempt = st.generation] {
-    const auto& state = self->state;
-    return state.generation != attempt || state.now != link_state::phase::dialling || !state.link;
-  };
   if (st.other_end) {
-    // The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
-    self->request(st.other_end, timeout, std::move(request))
-        .then(
-            [self, is_over](const link_reply& reply) {
-              if (!is_over()) got_reply(self, reply);
-            },
-            [self, is_over](const caf::error& err) {
-              if (is_over()) return;
-              if (!self->state.broke)
-                self->state.other_end = nullptr;  // the next attempt has another
-              backend_failed(self, no_answer(self, err));
-            });
-    return;
+    ask_other_end(self, request);
+  } else {
+    ask_node(self, request);
   }
-  self->request(st.peer_node, timeout, std::move(request))
-      .then(
-          [self, is_over](const link_reply& reply) {
-            if (is_over()) return;
-            if (reply.failed == 0) meet(self, self->current_sender());
-            got_reply(self, reply);
-          },
-          [self, is_over](const caf::error& err) {
-            if (!is_over()) end_link(self, no_answer(self, err));
-          });
 }
 
 /// Of who it is that cannot be reached: the sentence names only the address.
@@ -306,8 +325,9 @@ void dial(self_pointer self) {
 }
 
 void carry_out(self_pointer self, const dial_again&) {
-  if (self->state.now != link_state::phase::dialling || self->state.link) return;
-  if (self->state.peer_node) {
+  const auto& st = self->state;
+  if (st.now != link_state::phase::dialling || st.link || st.leaving) return;
+  if (st.peer_node) {
     try_next_backend(self);
   } else {
     dial(self);

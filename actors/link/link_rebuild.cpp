@@ -163,9 +163,11 @@ void other_end_ended(self_pointer self, std::string why) {
     return;
   }
   if (is_dialler(st) && !st.broke && st.now != link_state::phase::up) {
-    // The acceptor may hear sooner than this end that the attempt came to nothing. The next one has another.
+    // The acceptor may hear sooner than this end that the attempt came to nothing. The next one has another; one that
+    // has asked already is answered: by a refusal, which says more, or by nobody, and then asks the node.
     st.other_end = nullptr;
-    if (st.link) backend_failed(self, {errc::link_broken, std::move(why)});
+    if (st.now == link_state::phase::connecting)
+      backend_failed(self, {errc::link_broken, std::move(why)});
     return;
   }
   carry_out(self, peer_left{{errc::peer_lost, std::move(why)}});
@@ -181,8 +183,10 @@ void hear(self_pointer self, const link_notice& notice) {
   const auto ended = st.peer.name + " ended the link: " + notice.why;
   switch (notice.fate) {
     case link_fate::broke:
-      if (is_dialler(st) && st.now == link_state::phase::up)
-        break_link(self, cause_of(st, notice.why));
+      if (!is_dialler(st)) return;
+      if (st.now == link_state::phase::up) break_link(self, cause_of(st, notice.why));
+      // It was up there already, with what this attempt has made.
+      if (st.now == link_state::phase::connecting) backend_failed(self, cause_of(st, notice.why));
       return;
     case link_fate::node_stops:
       if (st.leaving) break;  // it knows that both leave

@@ -146,6 +146,13 @@ void make_wanted_links(self_pointer self) {
 // -- the accepting side
 
 std::optional<troupe::error> refusal_of(const node_context& context, const link_request& request) {
+  // First: who was asked for may be of another release, or cluster, than this node, which has its port by now.
+  if (request.to_incarnation != context.self.incarnation) {
+    return troupe::error{errc::stale_incarnation,
+                         context.self.name +
+                             " listens at that address and is not the process that was asked for; "
+                             "look its new incarnation up"};
+  }
   if (request.version != protocol_version) {
     return troupe::error{errc::version_mismatch,
                          "this node speaks protocol version " + std::to_string(protocol_version) +
@@ -155,12 +162,6 @@ std::optional<troupe::error> refusal_of(const node_context& context, const link_
     return troupe::error{errc::invalid_config, "this node belongs to cluster `" +
                                                    context.settings.cluster + "`, the peer to `" +
                                                    request.cluster + "`"};
-  }
-  if (request.to_incarnation != context.self.incarnation) {
-    return troupe::error{errc::stale_incarnation,
-                         context.self.name +
-                             " listens at that address now, and the process that was asked for has "
-                             "ended; look the new incarnation up"};
   }
   if (request.from.incarnation == 0) {
     return troupe::error{errc::stale_incarnation, "the peer did not say which life of it asks"};

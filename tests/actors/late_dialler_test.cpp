@@ -1,6 +1,9 @@
 // A node that comes to a peer's data port after the peer has given the attempt up.
 
+#include <functional>
 #include <memory>
+
+#include <caf/sec.hpp>
 
 #include "dialling_node.hpp"
 
@@ -19,8 +22,13 @@ class deaf final : public transport::link_sink {
   void on_broken(troupe::error) override {}
 };
 
+/// What the peer's end does with the second request, in place of another offer.
+using second_answer =
+    std::function<void(link_actor::pointer, caf::typed_response_promise<link_reply>)>;
+
 /// What a peer was asked, and told.
 struct heard_by_peer {
+  second_answer second;  ///< empty: another offer
   inbox<link_request> by_node, by_end;
   inbox<link_notice> notices;
 };
@@ -36,6 +44,11 @@ link_actor::behavior_type impatient_end(link_actor::pointer self,
       [](link_event&) {},
       [self, endpoint, ear](const link_request& request) {
         auto answer = self->make_response_promise<link_reply>();
+        ear->by_end.put(request);
+        if (ear->second && ear->by_end.size() == 2) {
+          ear->second(self, answer);
+          return answer;
+        }
         transport::link_options options;
         options.role = transport::link_role::acceptor;
         options.peer = incarnation{request.from.incarnation};
@@ -46,7 +59,6 @@ link_actor::behavior_type impatient_end(link_actor::pointer self,
           reply.offer.push_back(std::to_integer<std::uint8_t>(byte));
         }
         (*link)->close();
-        ear->by_end.put(request);
         answer.deliver(std::move(reply));
         return answer;
       },
@@ -132,6 +144,35 @@ TEST_F(late_dialler, asks_the_node_for_another_end_where_the_first_has_ended) {
   ASSERT_TRUE(ear->by_end.at(1));
   caf::anon_send(end, link_command{dial_again{}});
   EXPECT_TRUE(ear->by_node.at(1));
+}
+
+// As an end does that refuses what it is asked: it has ended before its answer is on its way.
+TEST_F(late_dialler, hears_why_the_end_refuses_it_and_not_only_that_it_ended) {
+  context->settings.max_reconnects = 1;
+  ear->second = [](link_actor::pointer self, auto answer) {
+    self->send(caf::actor_cast<link_actor>(self->current_sender()),
+               link_notice{link_fate::ended, "it cannot be joined"});
+    link_reply reply;
+    reply.failed = static_cast<std::uint8_t>(errc::layout_mismatch);
+    reply.sentence = "it has other heads";
+    answer.deliver(std::move(reply));
+    self->quit();
+  };
+  need();
+  const auto told = gone->at(0);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->why.code, errc::layout_mismatch) << to_string(told->why);
+}
+
+TEST_F(late_dialler, loses_no_attempt_where_the_end_had_ended_before_it_was_asked) {
+  context->settings.max_reconnects = 1;
+  // What the network layer says of an actor that is not there any more.
+  ear->second = [](link_actor::pointer self, auto answer) {
+    answer.deliver(caf::make_error(caf::sec::request_receiver_down));
+    self->quit();
+  };
+  need();
+  EXPECT_TRUE(ear->by_node.at(1)) << "the node was not asked for another end";
 }
 
 TEST_F(late_dialler, says_what_the_last_attempt_came_to_at_both_sides) {
