@@ -78,11 +78,6 @@ class attempt {
   std::string folder_;
 };
 
-/// Where the next text of a file is written before it takes its place.
-std::string beside(const std::string& path) {
-  return path + ".new";
-}
-
 result<void> sync_folder(const std::string& folder) {
   if (const int why = flush_folder(folder); why != 0) return not_written(folder, why);
   return {};
@@ -105,7 +100,7 @@ result<void> check_folder(const std::string& folder) {
 }
 
 result<void> put_in_place(const std::string& path) {
-  if (std::rename(beside(path).c_str(), path.c_str()) != 0) return not_written(path, errno);
+  if (std::rename(file_beside(path).c_str(), path.c_str()) != 0) return not_written(path, errno);
   return {};
 }
 
@@ -140,6 +135,10 @@ result<void> check_lasts(const certificate_pair& made, const std::string& ca,
 certificate_files certificate_files_in(const std::string& folder) {
   const auto in = [&](const char* name) { return folder + "/" + name; };
   return {in("ca.crt"), in("ca.key"), in("node.crt"), in("node.key"), in("cluster.secret")};
+}
+
+std::string file_beside(const std::string& path) {
+  return path + ".new";
 }
 
 result<certificate_files> init_certificates(const std::string& folder, const std::string& cluster,
@@ -207,8 +206,8 @@ result<certificate_files> renew_certificates(const std::string& folder, unsigned
   // Both are on the disk before the first takes its place: the second follows within microseconds.
   for (const auto& [path, text] :
        {std::pair{&files.key, &made->key}, std::pair{&files.certificate, &made->certificate}}) {
-    ::unlink(beside(*path).c_str());  // of an attempt that was cut short
-    if (auto done = fresh.write(beside(*path), *text); !done) return fail(done.error());
+    ::unlink(file_beside(*path).c_str());  // of an attempt that was cut short
+    if (auto done = fresh.write(file_beside(*path), *text); !done) return fail(done.error());
   }
   fresh.keep();
   for (const auto* path : {&files.key, &files.certificate})

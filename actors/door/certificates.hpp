@@ -51,6 +51,9 @@ struct certificate_files {
 [[nodiscard]] result<certificate_files> renew_certificates(const std::string& folder,
                                                            unsigned days);
 
+/// Where the next text of one of these files is written, before it takes that one's place.
+[[nodiscard]] std::string file_beside(const std::string& path);
+
 struct certificate_facts {
   std::string cluster;  ///< empty: it names none
   certificate_life life;

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "troupe/actors/door/certificates.hpp"
 #include "troupe/actors/secrets/door_files.hpp"
 
 namespace troupe::actors {
@@ -21,6 +23,8 @@ constexpr std::chrono::seconds silent_time{2};
 constexpr std::chrono::hours warning_time{7 * 24};
 /// From the first to the last of several files that take the place of others.
 constexpr std::chrono::milliseconds replacing_time{20};
+/// The same where `troupe certs renew` has been stopped between the two, by a busy machine say.
+constexpr std::chrono::seconds longest_replacing{2};
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view blanks = " \t\r\n\v\f";
@@ -53,6 +57,12 @@ result<std::vector<door_key>> load_keys(const std::string& path) {
   if (keys.empty())
     return bad_file("secret", path, "it is empty; `troupe certs init DIR` draws one");
   return keys;
+}
+
+/// The new key is in its place, perhaps, and the certificate not yet.
+bool is_being_renewed(const door_security& security) {
+  return security.how == door_security::mode::tls &&
+         ::access(file_beside(security.certificate).c_str(), F_OK) == 0;
 }
 
 /// `when`: " expires in 3 hours"
@@ -96,6 +106,7 @@ result<std::shared_ptr<const door_credentials>> load_door_credentials(
 
 result<door_credential_watch> door_credential_watch::open(door_security security) {
   door_credential_watch made{std::move(security)};
+  const auto until = clock::now() + longest_replacing;
   while (true) {
     made.seen_ = made.look();
     auto loaded = load_door_credentials(made.security_);
@@ -104,8 +115,9 @@ result<door_credential_watch> door_credential_watch::open(door_security security
       return made;
     }
     // Unless they are being replaced at this moment.
+    const bool renewed = is_being_renewed(made.security_) && clock::now() < until;
     std::this_thread::sleep_for(replacing_time);
-    if (made.look() == made.seen_) return fail(loaded.error());
+    if (made.look() == made.seen_ && !renewed) return fail(loaded.error());
   }
 }
 
@@ -113,12 +125,12 @@ const std::shared_ptr<const door_credentials>& door_credential_watch::current(
     clock::time_point now, const listeners& tell) {
   if (now < next_look_ || security_.how == door_security::mode::open) return in_force_;
   next_look_ = now + look_every;
-  read_anew(now, tell);
+  read_again(now, tell);
   warn_of_the_end(now, tell);
   return in_force_;
 }
 
-void door_credential_watch::read_anew(clock::time_point now, const listeners& tell) {
+void door_credential_watch::read_again(clock::time_point now, const listeners& tell) {
   const auto before_reading = look();  // what is written meanwhile is seen by the next look
   const bool changed = before_reading != seen_;
   if (!changed && !misfit_) return;

@@ -62,7 +62,7 @@ class door_credential_watch {
   explicit door_credential_watch(door_security security) : security_{std::move(security)} {}
   [[nodiscard]] static stamp stamp_of(const std::string& path);
   [[nodiscard]] stamps look() const;
-  void read_anew(clock::time_point now, const listeners& tell);
+  void read_again(clock::time_point now, const listeners& tell);
   void warn_of_the_end(clock::time_point now, const listeners& tell);
 
   door_security security_;

@@ -107,6 +107,25 @@ TEST(certificates, doors_open_and_connect_while_it_is_renewed_again_and_again) {
   renewing.join();
 }
 
+TEST(certificates,
+     a_door_waits_for_the_second_file_of_a_renewal_that_stands_still_between_the_two) {
+  const scratch place;
+  const auto files = init_certificates(place.path("certs"), "kv", 30);
+  ASSERT_TRUE(files);
+  std::filesystem::copy(place.path("certs"), place.path("next"));
+  const auto next = renew_certificates(place.path("next"), 30);
+  ASSERT_TRUE(next) << to_string(next.error());
+  std::filesystem::rename(next->key, files->key);
+  std::filesystem::rename(next->certificate, file_beside(files->certificate));
+  std::thread goes_on{[&] {
+    std::this_thread::sleep_for(300ms);
+    std::filesystem::rename(file_beside(files->certificate), files->certificate);
+  }};
+  const auto made = door::create(with(*files, "kv"));
+  EXPECT_TRUE(made) << to_string(made.error());
+  goes_on.join();
+}
+
 TEST(certificates, what_cannot_be_renewed_says_why) {
   const scratch place;
   const auto folder = place.path("certs");
