@@ -50,7 +50,7 @@ struct call_outcome {
 
 /// Thread-safe; calls of different threads run side by side. Errors of every call:
 /// `peer_unreachable`, `deadline` (the peer is there and says nothing), `peer_lost` (its connection
-/// broke), `unauthorized` (its credentials or ours are of another cluster), and those that the other side answers with. A connection that broke is made anew by the
+/// broke), `unauthorized` (its credentials or ours are of another cluster), and those that the other side answers with. A connection that broke is made again by the
 /// next call, so that a client outlives a restarted supervisor or node.
 class cluster_client {
  public:

@@ -221,7 +221,7 @@ class engine {
   /// The engine can serve nobody (its GPU is lost, say): the node is `down` for the cluster, with
   /// `why` as the reason, and stays so whatever its heartbeats say, until `recover`.
   virtual void report_failure(std::string why) = 0;
-  /// What was reported is mended: the node registers anew.
+  /// What was reported is mended: the node registers again.
   virtual void recover() = 0;
   [[nodiscard]] virtual actors::node_report report() const = 0;
 

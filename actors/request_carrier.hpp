@@ -63,7 +63,7 @@ struct carried_request {
   /// `placed_at` come from `where`. A prefill engine may be called again with the same source, when the
   /// connection broke under the first call: if it has that, it answers `already_exists`, as `send` does.
   carried_call prefill, decode;
-  /// Gives up what was called before: not waited for, and its answer is of no account. Empty: the
+  /// Gives up what was called before: not waited for, and its answer is ignored. Empty: the
   /// losing side is left to end by itself.
   carried_call abort;
   std::stop_token stop{};  ///< requested: the outcome is `aborted`

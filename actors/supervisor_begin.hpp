@@ -44,7 +44,7 @@ enum class missing_supervisor : std::uint8_t { is_an_error, is_begun };
 inline constexpr std::chrono::milliseconds begin_patience{15'000};
 
 /// What the supervisor of a deployment is found and begun with, read once: whoever looks again later, in a
-/// program that may change its environment meanwhile, reads none of it anew.
+/// program that may change its environment meanwhile, reads none of it again.
 struct begun_terms {
   config::deployment deployment;
   bool is_here{false};                   ///< the supervisor's host is this machine

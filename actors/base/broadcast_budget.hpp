@@ -40,7 +40,7 @@ class broadcast_budget {
 };
 
 /// Takes the one whose turn it is: the next behind the one that was told last, all of them round.
-/// Another list for everybody must not begin anew with those whom the last one has reached. Not of none.
+/// Another list for everybody must not start over with those whom the last one has reached. Not of none.
 [[nodiscard]] inline std::string take_next(std::set<std::string>& waiting,
                                            const std::string& told_last) {
   auto next = waiting.upper_bound(told_last);

@@ -52,7 +52,7 @@ class carried_calls {
   void repeat_lost(const membership& members, const placement& where, const carried_call& make,
                    std::chrono::milliseconds left);
   void give_up_all();
-  /// Decode is called anew in any case; prefill too, unless it is kept.
+  /// Decode is called again in any case; prefill too, unless it is kept.
   void drop_losers(const std::vector<std::string>& lost, bool keep_prefill);
   void take_answers(std::chrono::milliseconds patience);
   /// Asks the nodes whether they are there.

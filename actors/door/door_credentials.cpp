@@ -140,7 +140,7 @@ void door_credential_watch::read_again(clock::time_point now, const listeners& t
     misfit_.reset();
     next_warning_ = {};
     in_force_ = std::move(*loaded);
-    if (tell.renewed) tell.renewed("the credentials of the cluster port were read anew");
+    if (tell.renewed) tell.renewed("the credentials of the cluster port were read again");
     return;
   }
   if (changed) {

@@ -313,7 +313,7 @@ class agent_core final : public agent {
   void on_link_answer(const peer_ptr& who, const link_answer& said);
   void link_failed(const peer_ptr& who, const troupe::error& why);
   void no_way(const peer_ptr& who, const troupe::error& why);
-  [[nodiscard]] std::shared_ptr<transport::link_sink> ear_of(std::uint64_t link);
+  [[nodiscard]] std::shared_ptr<transport::link_sink> sink_of(std::uint64_t link);
   /// Of one link: as many as there may be transfers.
   [[nodiscard]] std::uint32_t max_batches() const noexcept;
   void link_came_up(std::uint64_t link);

@@ -140,7 +140,7 @@ void agent_core::on_introduction(const std::shared_ptr<newcomer>& from, const in
   if (former) former->close();
   std::erase_if(newcomers_, [&](const auto& one) { return one->channel == former; });
   if (former_link != 0) {
-    close_link(former_link, {errc::link_broken, "the peer has greeted anew"});
+    close_link(former_link, {errc::link_broken, "the peer has greeted again"});
   }
   accepted mine{
       .room = {options_.max_notices, options_.max_notice_bytes}, .received = {}, .taken = {}};
@@ -217,7 +217,7 @@ void agent_core::on_link_wanted(const peer_ptr& who, const link_wanted& said) {
                               .lanes = std::min(std::max(said.lanes, 1U), options_.lanes),
                               .max_batches = max_batches(),
                               .connect_timeout = options_.connect_timeout},
-                             ear_of(number));
+                             sink_of(number));
   if (!opened) {
     refuse(opened.error());
     return;

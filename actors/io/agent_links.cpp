@@ -35,7 +35,7 @@ class peer_link_sink final : public transport::link_sink {
 
 }  // namespace
 
-std::shared_ptr<transport::link_sink> agent_core::ear_of(std::uint64_t link) {
+std::shared_ptr<transport::link_sink> agent_core::sink_of(std::uint64_t link) {
   return std::make_shared<peer_link_sink>(*this, link);
 }
 
@@ -79,7 +79,7 @@ void agent_core::make_link(const peer_ptr& who) {
                               .lanes = options_.lanes,
                               .max_batches = max_batches(),
                               .connect_timeout = options_.connect_timeout},
-                             ear_of(number));
+                             sink_of(number));
   if (!opened) {
     link_failed(who, opened.error());
     return;

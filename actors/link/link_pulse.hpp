@@ -9,7 +9,7 @@ namespace troupe::actors {
 
 /// Of one link, while something is in flight on it. Its owner looks every `period`, and does what the
 /// look says. Silence is counted from the last sign of life that came over the link, and never while
-/// nobody looked: who stood still itself begins anew.
+/// nobody looked: who stood still itself starts over.
 ///
 ///   silence, in parts of the patience   what to do
 ///   ----------------------------------  ----------

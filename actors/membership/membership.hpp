@@ -28,7 +28,7 @@
 /// `already_exists` else.
 ///
 /// (2) The same incarnation again, of a node that is or was drained: `leaving`. A connection that
-/// broke cancels no drain; only another incarnation starts anew.
+/// broke cancels no drain; only another incarnation starts afresh.
 ///
 /// (3) The connection.
 ///
@@ -41,7 +41,7 @@
 /// (6) `leaving` where it is down by its own report: it lives, and stops in good order now.
 ///
 /// A node that reports a failure of its own (`heartbeat.failure`) is `down` from then on, whatever its
-/// heartbeats say; they are answered `known` all the same, and its silence is judged. It comes back as
+/// heartbeats say; they are still answered `known`, and its silence is judged. It comes back as
 /// every down node does: by registering. What leaves is not touched by a report.
 ///
 /// A table that is restored from a record knows the lives of the supervisor before it: those that

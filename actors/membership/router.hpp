@@ -11,7 +11,7 @@
 /// to the replica that the last one of the same affinity went to. That binding holds while all
 /// ranks of the replica are `up`, in the life that it was made in. When the next request finds one
 /// of them in any other state, `suspect` and `leaving` too, or restarted (the cache there is gone),
-/// the policy binds the affinity anew: it does not go back when the former replica does. The
+/// the policy binds the affinity again: it does not go back when the former replica does. The
 /// placement's `sentence` then says from where to where and why. A restarted supervisor knows none.
 ///
 /// **Once more** (`placement_request::failed`): a request whose nodes were lost to it gives its

@@ -113,7 +113,7 @@ class stage_router {
   [[nodiscard]] std::string title(std::size_t replica) const;
   /// The replicas that these nodes belong to.
   [[nodiscard]] std::vector<std::size_t> replicas_of(const std::vector<std::string>& nodes) const;
-  /// Whether a rank of it was taken into the cluster after that epoch: anew, or again.
+  /// Whether a rank of it was taken into the cluster after that epoch: for the first time, or again.
   [[nodiscard]] bool taken_in_since(std::size_t replica, std::uint64_t epoch) const;
   /// Whether that request went to lives that all its ranks still lead.
   [[nodiscard]] bool has(receipt what) const;

@@ -32,7 +32,7 @@ void carry_out(self_pointer self, stop_node&) {
   // Else they would be placed for nobody, and count there.
   if (st.supervisor) {
     for (const auto& [operation, asked] : st.placements) {
-      self->send(st.supervisor, placed_atom::value, asked.request);
+      self->send(st.supervisor, finished_atom::value, asked.request);
     }
   }
   fail_placements(st, {errc::aborted, "the node stops"});

@@ -47,7 +47,7 @@ struct report_in_progress;
 ///                 this one (`stale_incarnation`)
 ///   registered    the engine reports a failure    registered    beats at once, and says it with each
 ///   registered    the engine has recovered        unregistered  registers again, says it no more
-///   any           drain_order                     the same      takes on what comes all the same;
+///   any           drain_order                     the same      still takes on what comes;
 ///                                                               `node_drain` has its own table
 ///   any           its port or pool manager crashed  over        tells the supervisor why, closes its
 ///                                                               links, fails placements and calls

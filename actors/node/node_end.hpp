@@ -18,7 +18,7 @@ namespace troupe::actors {
 void end_node(node_context& context, const std::string& what_happened);
 
 /// The port, the pool manager and the node's actor hold what the operations of the engine are; none
-/// of them can be made anew without losing those: where `actor` crashes the node is over (`end_node`).
+/// of them can be replaced without losing those: where `actor` crashes the node is over (`end_node`).
 /// `what` names the actor in sentences. Any thread.
 void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
                      std::string what);

@@ -56,7 +56,7 @@ void fail_placement(node_state_data& st, operation_id operation, troupe::error w
 void tell_ended(self_pointer self, std::string request) {
   auto& st = self->state;
   if (st.supervisor) {
-    self->send(st.supervisor, placed_atom::value, std::move(request));
+    self->send(st.supervisor, finished_atom::value, std::move(request));
     return;
   }
   st.untold.push_back(std::move(request));

@@ -52,7 +52,7 @@ result<std::string> read_file(std::string_view what, const std::string& path, mo
   }
   if ((about.st_mode & forbidden) != 0) {
     return bad_file(what, path,
-                    "others than its owner can read or change it; chmod 600 it, and make it anew "
+                    "others than its owner can read or change it; chmod 600 it, and make it again "
                     "if somebody may have read it");
   }
   std::string text;

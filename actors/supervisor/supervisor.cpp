@@ -159,7 +159,7 @@ supervisor_actor::behavior_type supervisor(supervisor_parts::self_pointer self,
         self->state.place(request, promise);
         return promise;
       },
-      [self](placed_atom, const std::string& request) { self->state.routes->finished(request); },
+      [self](finished_atom, const std::string& request) { self->state.routes->finished(request); },
       [self](members_atom) { return self->state.table->view(); },
       [self](drain_atom, const drain_request& request) {
         auto reply = self->state.drain(request);

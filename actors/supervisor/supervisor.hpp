@@ -5,11 +5,11 @@
 /// frozen process closes nothing), and tells every node of every change, at most once per
 /// `broadcast_interval`. What happened it keeps in an `event_log` and logs, one line each.
 ///
-/// A supervisor that starts anew answers the heartbeats of nodes that have not registered with it
+/// A supervisor that has restarted answers the heartbeats of nodes that have not registered with it
 /// with `known = false`; they register again, and it has its cluster back. With a `membership_store`
 /// it goes on where the one before it ended: epochs go up, and lives that were replaced stay refused.
 /// Lives that it knows from there keep `member::registered`, and are not eased in again. Affinities are
-/// not kept. It has forgotten its drains all the same: a node that drains says so by leaving when it registers
+/// not kept. It has forgotten its drains, though: a node that drains says so by leaving when it registers
 /// again, and goes on by itself (`node_drain.hpp`); to give it a deadline it is drained once more.
 
 #include <atomic>

@@ -34,7 +34,7 @@ result<void> process_life::can_begin(std::string_view what) {
   std::string why{
       "this process was forked from one that had an engine or a cluster of Troupe, and "};
   why.append(what).append(
-      " cannot be begun in it; start the process anew (spawn, exec), or fork before the first one");
+      " cannot be begun in it; start a new process (spawn, exec), or fork before the first one");
   return fail(errc::stale_incarnation, std::move(why));
 }
 

@@ -17,7 +17,7 @@ class event_cursor {
 
   struct news {
     /// The supervisor is another one than before, or has not got as far as the event of that
-    /// number: its events begin anew, with the next answer.
+    /// number: its events start over with the next answer.
     bool restarted{false};
     std::uint64_t missed{0};  ///< that were dropped before `events`
     std::vector<actors::cluster_event> events;

@@ -15,7 +15,7 @@ namespace troupe::deploy::cli {
 ///     started --------ended-------> waits for `delay` --> started
 ///     ended for the 6th time within 60 s: given up
 ///
-/// The delay doubles from end to end, and begins anew after the node has been up for a minute.
+/// The delay doubles from end to end, and starts over after the node has been up for a minute.
 class restart_backoff {
  public:
   using clock = std::chrono::steady_clock;

@@ -1,4 +1,4 @@
-// A connection that ends at a bad moment of CAF's loop is closed all the same: what CAF notes about a
+// A connection that ends at a bad moment of CAF's loop is still closed: what CAF notes about a
 // socket and takes back within one turn of its loop, it never tells the socket's owner.
 
 #include <array>

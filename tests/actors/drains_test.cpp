@@ -137,7 +137,7 @@ TEST_F(drain_of_a_replica, a_life_that_registers_again_is_told_again_and_another
   EXPECT_EQ(drains.registered("decode-0-0", 1)->step, drain_step::leave);
   EXPECT_FALSE(drains.registered("decode-0-0", 5)) << "a new life serves";
   EXPECT_FALSE(drains.registered("decode-0-0", 1));
-  EXPECT_TRUE(drains.registered("decode-0-1", 2)) << "the other rank is to leave all the same";
+  EXPECT_TRUE(drains.registered("decode-0-1", 2)) << "the other rank is still to leave";
 }
 
 TEST_F(drain_of_a_replica, a_former_life_neither_counts_nor_is_waited_for) {

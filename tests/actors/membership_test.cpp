@@ -249,7 +249,7 @@ TEST_F(membership_of_a_cluster, says_of_a_drained_node_why_it_is_gone) {
   EXPECT_EQ(reason(), "drained");
   ASSERT_TRUE(join("decode-0-0", life_2, 5001));
   EXPECT_EQ(beat("decode-0-0", life_2), heartbeat_verdict::known);
-  EXPECT_EQ(state(), up) << "another life starts anew";
+  EXPECT_EQ(state(), up) << "another life starts afresh";
 }
 
 TEST_F(membership_of_a_cluster, a_node_that_is_told_to_stop_in_its_drain_was_not_drained) {

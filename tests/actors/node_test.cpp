@@ -210,7 +210,7 @@ supervisor_actor::behavior_type scripted_supervisor(supervisor_actor::pointer se
       },
       [](leave_atom, const std::string&, std::uint64_t) {},
       [](place_atom, const placement_request&) { return placement{}; },
-      [ear](placed_atom, const std::string& request) {
+      [ear](finished_atom, const std::string& request) {
         const std::lock_guard lock{ear->mutex};
         ear->ended.push_back(request);
       },

@@ -177,7 +177,7 @@ TEST(send_session, state_goes_alone_when_all_tokens_went_before_the_seal) {
   EXPECT_EQ(acknowledge(s, 1), "post(2: 0-0 x 8-8 state) sealed 2");
 }
 
-// What comes with the seal, the first token say, is wanted all the same.
+// What comes with the seal, the first token say, is still wanted.
 TEST(send_session, a_transfer_with_nothing_to_move_waits_for_the_seal_in_either_mode) {
   const std::vector<std::byte> aux{std::byte{1}};
   for (const auto mode : {transfer_mode::write, transfer_mode::read}) {

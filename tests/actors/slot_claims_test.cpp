@@ -135,7 +135,7 @@ TEST_F(claims_of_a_stage, that_are_renewed_get_their_name_or_none) {
   EXPECT_THAT(renewed(2, "cache-0"), HasSubstr("not_found: stage 'decode' has no node 'cache-0'"));
   EXPECT_THAT(renewed(2, "x\n"), HasSubstr("no node 'x?'"));
   EXPECT_FALSE(claims->refusal("decode-2-0", 9, now)) << "nor is any other held for it";
-  // What the former supervisor gave it was fenced; this one has to learn that anew.
+  // What the former supervisor gave it was fenced; this one has to learn that again.
   use("decode-2-0") = {kind::down, 8, 10};
   EXPECT_EQ(renewed(2, "decode-2-0"), "decode-2-0");
 }

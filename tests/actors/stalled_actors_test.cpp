@@ -1,5 +1,5 @@
-// The actors of a process get no thread for a while, and something is in flight with it: its links answer
-// all the same, since that takes none of them.
+// The actors of a process get no thread for a while, and something is in flight with it: its links still
+// answer, since that takes none of them.
 
 #include "troupe/actors/link/link.hpp"
 

@@ -79,7 +79,7 @@ TEST_F(told_deadline, runs_on_while_a_request_waits_for_its_source) {
   std::this_thread::sleep_for(deadline / 2);
   offer("r");
   // Of another one, which has its source at once, the deadline comes later than that of the first; but
-  // earlier than if that had been counted anew since the source came.
+  // earlier than if that had been counted again since the source came.
   ask(transfer_id{10}, "between", deadline * 3 / 4);
   offer("between");
   auto said = heard->said.at(0);
@@ -89,7 +89,7 @@ TEST_F(told_deadline, runs_on_while_a_request_waits_for_its_source) {
   const auto took = clock::now() - asked;
   ASSERT_TRUE(said) << "it has no end";
   EXPECT_EQ(std::get<transfer_abort>(*said).transfer, transfer_id{9})
-      << "counted anew since the source came";
+      << "counted again since the source came";
   EXPECT_EQ(std::get<transfer_abort>(*said).code, errc::deadline);
   EXPECT_GE(took, deadline);
   const auto other = heard->sessions.at(1);

@@ -156,7 +156,7 @@ std::string to_string(const chaos_report& report) {
       << row("longest", std::to_string(r.longest.count()) + " ms");
   for (const auto& [code, count] : r.failed) out << row("failed: " + code, std::to_string(count));
   for (const auto& [code, count] : r.retried)
-    out << row("placed anew after " + code, std::to_string(count));
+    out << row("placed again after " + code, std::to_string(count));
   for (const auto& [code, sentence] : r.examples)
     out << "  e.g. " << code << ": " << sentence << "\n";
   out << "violations: " << report.violations.size() << "\n";

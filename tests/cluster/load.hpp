@@ -1,7 +1,7 @@
 #pragma once
 
 /// What users do: requests at a steady rate, each placed, computed at a prefill node, taken by a decode
-/// node, and placed anew when that fails, until it is done or its time is over.
+/// node, and placed again when that fails, until it is done or its time is over.
 
 #include <atomic>
 #include <chrono>

@@ -15,7 +15,7 @@ namespace troupe::testing {
 
 /// Whose addresses the hosts have.
 enum class addresses {
-  /// 127.77.0.x, which leave their host all the same: what listens on nothing but loopback addresses
+  /// 127.77.0.x, which leave their host even so: what listens on nothing but loopback addresses
   /// can be cut off from the others.
   loopback,
   /// 10.77.0.x

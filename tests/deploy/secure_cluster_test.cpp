@@ -260,7 +260,7 @@ TEST_P(secured, credentials_are_changed_while_the_cluster_runs) {
   EXPECT_EQ(run_until_good({"status", file_}).code, 0);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(transfer(*client, "after-" + std::to_string(i)), "");
   // Nobody needs to connect for that.
-  const std::string said = "the credentials of the cluster port were read anew";
+  const std::string said = "the credentials of the cluster port were read again";
   EXPECT_TRUE(
       comes_true([&] { return log_of("supervisor").find(said) != std::string::npos; }, 100ms))
       << log_of("supervisor");

@@ -49,7 +49,7 @@ def shared_folder(asked, folder):
 
 
 def model_in(place, python, kind):
-    """A model's folder in `place`, which is made once, and anew if model.py is another one."""
+    """A model's folder in `place`, which is made once, and again if model.py has changed."""
     program = HERE / "model.py"
     model = place / f"model-{kind}-{zlib.crc32(program.read_bytes()):08x}"
     if not model.exists():

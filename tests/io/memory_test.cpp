@@ -143,7 +143,7 @@ TEST_P(agents_test, memories_that_overlap_are_taken_back_at_once) {
     EXPECT_TRUE(b.self->deregister(equal, long_time));
     other.join();
   }
-  // Its region went with the last of them: what is registered next begins anew, alone.
+  // Its region went with the last of them: what is registered next starts afresh, alone.
   const auto next = b.self->register_memory(std::span{memory}.last(4096), "next", access::read);
   ASSERT_TRUE(next) << to_string(next.error());
   const auto said = descriptor::decode(b.self->describe(std::vector{*next}).value()).value();

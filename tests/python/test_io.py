@@ -366,7 +366,7 @@ def test_memory_is_kept_where_a_signal_comes_as_it_is_registered(
 
 
 def authority(folder: Path) -> io.Security:
-    """How agents know each other whose certificates are of one authority, made anew."""
+    """How agents know each other whose certificates are of one authority, and new."""
     subprocess.run(
         [os.environ["TROUPE_COMMAND"], "certs", "init", folder, "--cluster", "demo"], check=True, capture_output=True
     )

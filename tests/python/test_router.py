@@ -905,7 +905,7 @@ def test_a_request_that_is_placed_once_more_names_the_nodes_that_failed_and_ends
         await members.place("a", None, ["prefill-0", "decode-0"])
         members.finished("a")
         await until(lambda: supervisor.heard == ["place a", "place a prefill-0 decode-0", "finished a"])
-        # One that did not come to ask again was placed all the same.
+        # One that did not come to ask again was still placed.
         await members.place("b", None)
         supervisor.gate.clear()
         busy = [asyncio.create_task(members.place(str(number), None)) for number in range(8)]

@@ -320,7 +320,7 @@ class CarriesOn(Pushed):
         self.both_asked()
         return tuple(next(one for one in engines if one.asked("r")) for engines in (self.prefills, self.decodes))
 
-    def assert_anew(self, answer, decode):
+    def assert_restarted(self, answer, decode):
         """The decode was told to stop, and another pair had the request from its beginning."""
         if isinstance(answer, Stream):
             self.assert_whole(answer)
@@ -329,10 +329,10 @@ class CarriesOn(Pushed):
         eventually(lambda: self.ended_early(decode) == 1, "the decode is told to stop")
         transfers = [body["kv_transfer_params"]["troupe"]["request"] for body in self.asked(self.decodes)]
         self.assertEqual(len(set(transfers)), 2)
-        self.assert_anew_once()
+        self.assert_restarted_once()
 
-    def assert_anew_once(self):
-        self.assertEqual((self.pushed, self.carried_on("anew"), self.carried_on()), (2, 1, 1))
+    def assert_restarted_once(self):
+        self.assertEqual((self.pushed, self.carried_on("restarted"), self.carried_on()), (2, 1, 1))
 
     def test_a_prefill_that_refuses_before_the_decode_has_said_anything_is_replaced(self):
         for more in ({"stream": True}, {}):
@@ -344,7 +344,7 @@ class CarriesOn(Pushed):
                 prefill, decode = self.first_asked()
                 self.open_for_others(prefill)
                 prefill.behave(status=500)
-                self.assert_anew(answer.result(), decode)
+                self.assert_restarted(answer.result(), decode)
                 self.assertEqual(len(prefill.asked("r")), 1)
 
     def test_a_prefill_that_dies_before_the_decode_has_said_anything_is_replaced(self):
@@ -354,7 +354,7 @@ class CarriesOn(Pushed):
         prefill, decode = self.first_asked()
         self.open_for_others(prefill)
         prefill.stop()
-        self.assert_anew(answer.result(), decode)
+        self.assert_restarted(answer.result(), decode)
 
     def test_of_an_answer_that_is_no_stream_it_is_replaced_when_the_decode_has_heard_of_it(self):
         self.engines(prefills=2)
@@ -367,7 +367,7 @@ class CarriesOn(Pushed):
         (self.folder / body["kv_transfer_params"]["troupe"]["request"]).write_text("none")
         status, _, said = answer.result()
         self.assertEqual((status, said["choices"][0]["text"]), (200, text_after(PROMPT, 40)))
-        self.assert_anew_once()
+        self.assert_restarted_once()
         self.assertIn(f"after 0 tokens: {self.name_of(prefill)}", self.front.log.read_text())
 
     def test_an_answer_that_is_no_stream_is_not_thrown_away_with_that_of_the_prefill(self):
@@ -440,7 +440,7 @@ class CarriesOn(Pushed):
                 self.assertEqual(text, text_after(PROMPT, 40))
                 # Asked for the whole request the second time, since its prefill might have kept no cache.
                 self.assertEqual((len(self.asked(self.prefills)), len(self.decodes[0].asked("r"))), (2, 2))
-                self.assertEqual((self.pushed, self.carried_on("anew"), self.carried_on()), (2, 1, 1))
+                self.assertEqual((self.pushed, self.carried_on("restarted"), self.carried_on()), (2, 1, 1))
 
     def test_so_does_one_that_dies(self):
         for more in ({"stream": True}, {}):
@@ -456,7 +456,7 @@ class CarriesOn(Pushed):
                 answer = answer.result()
                 text = answer.text if more else answer[2]["choices"][0]["text"]
                 self.assertEqual(text, text_after(PROMPT, 40))
-                self.assertEqual((self.pushed, self.carried_on("anew"), self.carried_on()), (2, 1, 1))
+                self.assertEqual((self.pushed, self.carried_on("restarted"), self.carried_on()), (2, 1, 1))
 
     def test_what_the_decode_refuses_for_good_comes_in_its_words_and_the_prefill_stops(self):
         self.engines(decodes=1)
@@ -531,7 +531,7 @@ class CarriesOn(Pushed):
         self.open_for_others(prefill)
         prefill.stop()
         self.assert_whole(answer.result())
-        self.assertEqual((self.pushed, self.carried_on("anew"), self.carried_on()), (2, 1, 1))
+        self.assertEqual((self.pushed, self.carried_on("restarted"), self.carried_on()), (2, 1, 1))
         self.assertIn(f"after 0 tokens: {self.name_of(prefill)}", self.front.log.read_text())
 
     def assert_alone(self, answer, streams):
@@ -597,7 +597,7 @@ class Bounds(Pushed):
                 for one in self.decodes:
                     one.behave(stop_after=before, trigger=str(trigger), pause=0.002, **self.behaviour)
                 self.assert_whole(self.begin().result())
-                self.assertEqual(self.carried_on("continued" if before else "anew"), 1)
+                self.assertEqual(self.carried_on("continued" if before else "restarted"), 1)
                 self.assertIn("it has said nothing for 2 s", self.front.log.read_text())
                 for one in self.decodes:  # the one that stands still shall be asked nothing
                     one.stop()

@@ -284,7 +284,7 @@ class CarriesOn(Routed):
         self.arm(stop_after=9)
         self.assert_whole(self.stream(completion()))
 
-    def test_an_answer_that_is_no_stream_is_asked_for_anew(self):
+    def test_an_answer_that_is_no_stream_is_asked_for_again(self):
         self.pair()
         for one in self.decodes:
             one.behave(pause=0.02)

@@ -28,7 +28,7 @@ struct device_counter {
     const std::string& device, std::uint8_t port,
     const std::filesystem::path& sysfs = "/sys/class/infiniband");
 
-/// What came to a counter since it read `before`. Where a driver was loaded anew meanwhile, and began
+/// What came to a counter since it read `before`. Where a driver was reloaded meanwhile, and began
 /// at 0 again, what it has counted since then.
 [[nodiscard]] std::optional<std::uint64_t> counted_since(std::optional<std::uint64_t> before,
                                                          std::optional<std::uint64_t> now);

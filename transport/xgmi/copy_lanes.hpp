@@ -28,7 +28,7 @@ class copy_lane {
 
   [[nodiscard]] gpu_stream stream() const noexcept { return stream_; }
   /// A mark behind everything that the stream was given so far. Never fails: where the driver refuses
-  /// it, the mark alone has failed, and is reached when what is before it has ended all the same; where
+  /// it, the mark alone has failed, and is reached once what is before it has ended nevertheless; where
   /// the GPU is lost the lane has failed, and all marks are reached.
   [[nodiscard]] std::uint64_t mark();
   /// Nothing that was marked is under way.

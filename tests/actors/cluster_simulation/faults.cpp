@@ -94,7 +94,7 @@ void world::freeze_a_node() {
   stand_still(who, fate_between(milliseconds{20}, milliseconds{12'000}));
 }
 
-/// An operator, or a machine that watches over processes, starts the node anew while its former life
+/// An operator, or a machine that watches over processes, starts the node again while its former life
 /// only stands still. That one wakes up later and goes on with what it had begun.
 void world::replace_a_frozen_node() {
   const auto node = fated_node();

@@ -232,7 +232,7 @@ TEST_F(rdma_slow_calls_of_impatient_nics,
   open(new_b, b, a.self, link_role::acceptor);
   const auto offer = new_a.wire->offer();
   ASSERT_TRUE(new_a.wire->connect(new_b.wire->offer()));
-  // The peer's NIC does not answer: its queue pairs are not joined. Then the messages' is set up anew.
+  // The peer's NIC does not answer: its queue pairs are not joined. Then the messages' is set up again.
   calls_.hold(kind::changes_queue_pair);
   ASSERT_TRUE(nodes_.until([&] { return calls_.holds(); })) << "it gave up";
   EXPECT_EQ(new_a.wire->stats().lanes, 2U);

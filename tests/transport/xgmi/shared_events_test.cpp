@@ -34,7 +34,7 @@ using troupe::testing::comes_true;
 /// The worker, as the test sees it. Made before the test has threads.
 class worker {
  public:
-  /// Runs `body` in it with its end of a socket, or, without one, this program anew: drivers do not
+  /// Runs `body` in it with its end of a socket, or, without one, this program again: drivers do not
   /// survive a fork.
   explicit worker(const std::function<void(int)>& body, const char* test = nullptr) {
     std::array<int, 2> ends{};

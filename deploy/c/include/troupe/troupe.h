@@ -906,7 +906,7 @@ TROUPE_API troupe_status troupe_engine_reply(troupe_engine* engine, uint64_t cal
 
 /* -- a cluster, as a frontend sees it */
 
-/* Blocking calls, each bounded. A connection that broke is made anew by the next call. */
+/* Blocking calls, each bounded. A connection that broke is made again by the next call. */
 typedef struct troupe_cluster troupe_cluster;
 
 enum {

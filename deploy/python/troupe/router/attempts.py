@@ -349,7 +349,7 @@ class Attempts:
         if self._said.started and self._said.fixed:
             raise self._cannot_go_on(self._said.fixed)
         self._keep_source(lost)
-        how = "pinned" if self._source is not None else "continued" if self._said.tokens else "anew"
+        how = "pinned" if self._source is not None else "continued" if self._said.tokens else "restarted"
         self._parts.metrics.carried_on.labels(how).inc()
         logger.warning(
             "%s: goes on elsewhere (%s), after %d tokens: %s", self._incoming.id, how, len(self._said.tokens), lost

@@ -57,7 +57,7 @@ class Metrics:
         self.carried_on: Any = Counter(
             "troupe_router_carried_on",
             "Requests that went on elsewhere: pinned, from the cache that was there; continued, with a new prefill of "
-            "what was said; anew, from the beginning",
+            "what was said; restarted, from the beginning",
             ("how",),
             registry=registry,
         )
