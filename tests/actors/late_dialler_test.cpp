@@ -23,8 +23,8 @@ class deaf final : public transport::link_sink {
 };
 
 /// What the peer's end does with the second request, in place of another offer.
-using second_answer =
-    std::function<void(link_actor::pointer, caf::typed_response_promise<link_reply>)>;
+using second_answer = std::function<void(link_actor::pointer, const link_actor& dialler,
+                                         caf::typed_response_promise<link_reply>)>;
 
 /// What a peer was asked, and told.
 struct heard_by_peer {
@@ -43,10 +43,12 @@ link_actor::behavior_type impatient_end(link_actor::pointer self,
       [self](link_command&) { self->quit(); },
       [](link_event&) {},
       [self, endpoint, ear](const link_request& request) {
+        // The promise takes the sender along.
+        const auto dialler = caf::actor_cast<link_actor>(self->current_sender());
         auto answer = self->make_response_promise<link_reply>();
         ear->by_end.put(request);
         if (ear->second && ear->by_end.size() == 2) {
-          ear->second(self, answer);
+          ear->second(self, dialler, answer);
           return answer;
         }
         transport::link_options options;
@@ -149,9 +151,8 @@ TEST_F(late_dialler, asks_the_node_for_another_end_where_the_first_has_ended) {
 // As an end does that refuses what it is asked: it has ended before its answer is on its way.
 TEST_F(late_dialler, hears_why_the_end_refuses_it_and_not_only_that_it_ended) {
   context->settings.max_reconnects = 1;
-  ear->second = [](link_actor::pointer self, auto answer) {
-    self->send(caf::actor_cast<link_actor>(self->current_sender()),
-               link_notice{link_fate::ended, "it cannot be joined"});
+  ear->second = [](link_actor::pointer self, const link_actor& dialler, auto answer) {
+    self->send(dialler, link_notice{link_fate::ended, "it cannot be joined"});
     link_reply reply;
     reply.failed = static_cast<std::uint8_t>(errc::layout_mismatch);
     reply.sentence = "it has other heads";
@@ -167,7 +168,7 @@ TEST_F(late_dialler, hears_why_the_end_refuses_it_and_not_only_that_it_ended) {
 TEST_F(late_dialler, loses_no_attempt_where_the_end_had_ended_before_it_was_asked) {
   context->settings.max_reconnects = 1;
   // What the network layer says of an actor that is not there any more.
-  ear->second = [](link_actor::pointer self, auto answer) {
+  ear->second = [](link_actor::pointer self, const link_actor&, auto answer) {
     answer.deliver(caf::make_error(caf::sec::request_receiver_down));
     self->quit();
   };
