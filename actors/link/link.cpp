@@ -72,7 +72,11 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
     const bool end_of_attempt = state.role == transport::link_role::initiator && !state.broke &&
                                 state.now != link_state::phase::up;
     if (down.source == state.other_end.address() && (!down.reason || end_of_attempt)) {
-      other_end_ended(self, state.peer.name + " ended the link");
+      other_end_ended(self,
+                      down.reason ? "the end of " + state.peer.name + " crashed (" +
+                                        self->system().render(down.reason) + ")"
+                                  : state.peer.name + " ended the link",
+                      true);
       return;
     }
     if (down.source == state.other_end.address() && state.leaving) {

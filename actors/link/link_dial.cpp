@@ -129,14 +129,19 @@ troupe::error no_answer(self_pointer self, const caf::error& err) {
                                       self->system().render(err) + ")"};
 }
 
-/// The acceptor of an attempt that came to nothing need not wait until its time is over. The next
-/// attempt has one of its own. One that may have gone up has sessions, perhaps, and is asked again.
-void turn_away(self_pointer self, const std::string& why) {
+/// The next request goes to the node, which makes another end.
+void part_from_other_end(self_pointer self, const std::string& why) {
   auto& st = self->state;
-  if (st.broke || st.may_be_up_there || !st.other_end) return;
   self->demonitor(st.other_end.address());
   self->send(st.other_end, link_notice{link_fate::ended, why});
   st.other_end = nullptr;
+}
+
+/// The acceptor of an attempt that came to nothing need not wait until its time is over. The next
+/// attempt has one of its own. One that may have gone up has sessions, perhaps, and is asked again.
+void turn_away(self_pointer self, const std::string& why) {
+  const auto& st = self->state;
+  if (!st.broke && !st.may_be_up_there && st.other_end) part_from_other_end(self, why);
 }
 
 void got_reply(self_pointer self, const link_reply& reply) {
@@ -171,10 +176,28 @@ auto over_with(self_pointer self) {
   };
 }
 
-void ask_node(self_pointer self, const link_request& request) {
+/// For the attempt whose transport is open.
+link_request request_of(const link_state& st) {
+  link_request request;
+  request.cluster = st.context->settings.cluster;
+  request.from = st.context->self;
+  request.to_incarnation = st.peer.incarnation;
+  const auto registered = st.context->registration.last();
+  request.supervisor_incarnation = registered.supervisor_incarnation;
+  request.registered_epoch = registered.epoch;
+  request.backend = static_cast<std::uint8_t>(st.choice.kind);
+  request.lanes = st.context->settings.lanes;
+  request.gpus = cache_gpus(*st.context);
+  request.offer = to_bytes(st.link->offer().payload);
+  request.layout = to_bytes(st.context->encoded_layout);
+  request.reason = st.choice.reason;
+  return request;
+}
+
+void ask_node(self_pointer self) {
   const auto& st = self->state;
   const auto is_over = over_with(self);
-  self->request(st.peer_node, st.context->settings.connect_timeout, request)
+  self->request(st.peer_node, st.context->settings.connect_timeout, request_of(st))
       .then(
           [self, is_over](const link_reply& reply) {
             if (is_over()) return;
@@ -187,23 +210,30 @@ void ask_node(self_pointer self, const link_request& request) {
 }
 
 /// The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
-void ask_other_end(self_pointer self, const link_request& request) {
+void ask_other_end(self_pointer self) {
   const auto& st = self->state;
-  const auto is_over = over_with(self);
-  self->request(st.other_end, st.context->settings.connect_timeout, request)
+  const auto is_over = [self, over = over_with(self), end = st.other_end.address()] {
+    return over() || self->state.other_end.address() != end;
+  };
+  const auto may_have_another = [self] { return !self->state.broke && !self->state.leaving; };
+  self->request(st.other_end, st.context->settings.connect_timeout, request_of(st))
       .then(
-          [self, is_over](const link_reply& reply) {
-            if (!is_over()) got_reply(self, reply);
-          },
-          [self, is_over, request](const caf::error& err) {
+          [self, is_over, may_have_another](const link_reply& reply) {
             if (is_over()) return;
-            if (self->state.broke || err == caf::sec::request_timeout) {
-              backend_failed(self, no_answer(self, err));
-              return;
+            const bool ends = reply.failed == static_cast<std::uint8_t>(errc::peer_lost);
+            if (ends && may_have_another()) {
+              ask_node_instead(self);
+            } else {
+              got_reply(self, reply);
             }
-            // It had ended with the attempt before. This attempt has not begun yet.
-            self->state.other_end = nullptr;
-            ask_node(self, request);
+          },
+          [self, is_over, may_have_another](const caf::error& err) {
+            if (is_over()) return;
+            if (err != caf::sec::request_timeout && may_have_another()) {
+              ask_node_instead(self);
+            } else {
+              backend_failed(self, no_answer(self, err));
+            }
           });
 }
 
@@ -230,23 +260,10 @@ void try_next_backend(self_pointer self) {
     backend_failed(self, opened.error());
     return;
   }
-  link_request request;
-  request.cluster = st.context->settings.cluster;
-  request.from = st.context->self;
-  request.to_incarnation = st.peer.incarnation;
-  const auto registered = st.context->registration.last();
-  request.supervisor_incarnation = registered.supervisor_incarnation;
-  request.registered_epoch = registered.epoch;
-  request.backend = static_cast<std::uint8_t>(*kind);
-  request.lanes = st.context->settings.lanes;
-  request.gpus = cache_gpus(*st.context);
-  request.offer = to_bytes(st.link->offer().payload);
-  request.layout = to_bytes(st.context->encoded_layout);
-  request.reason = st.choice.reason;
   if (st.other_end) {
-    ask_other_end(self, request);
+    ask_other_end(self);
   } else {
-    ask_node(self, request);
+    ask_node(self);
   }
 }
 
@@ -260,6 +277,11 @@ troupe::error unreachable(const node_info& peer, const troupe::error& why) {
 }
 
 }  // namespace
+
+void ask_node_instead(self_pointer self) {
+  part_from_other_end(self, "it ends already");
+  ask_node(self);
+}
 
 time_point now() {
   return std::chrono::steady_clock::now();

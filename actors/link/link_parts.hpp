@@ -23,6 +23,8 @@ void dial(self_pointer self);
 void carry_out(self_pointer self, const dial_again& order);
 /// An attempt with the chosen backend failed: again, or the next one, or the end.
 void backend_failed(self_pointer self, const troupe::error& why);
+/// The peer's end, which was asked, has ended with the attempt before: this one has not begun.
+void ask_node_instead(self_pointer self);
 
 // -- handshake: what both sides tell each other before they connect (link_handshake.cpp)
 
@@ -106,8 +108,8 @@ void meet(self_pointer self, const caf::strong_actor_ptr& other);
 void carry_out(self_pointer self, const look_for_dialler& order);
 void hear(self_pointer self, const link_notice& notice);
 /// The peer's actor of this link has ended, and its process lives: the end of this attempt, or of the
-/// link.
-void other_end_ended(self_pointer self, std::string why);
+/// link. `is_gone`: no answer of it comes any more.
+void other_end_ended(self_pointer self, std::string why, bool is_gone);
 
 // -- whether the peer lives (link_watch.cpp)
 

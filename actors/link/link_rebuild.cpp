@@ -156,21 +156,23 @@ void resume_sessions(link_state& st) {
 
 // -- the other end
 
-void other_end_ended(self_pointer self, std::string why) {
+void other_end_ended(self_pointer self, std::string why, bool is_gone) {
   auto& st = self->state;
   if (st.leaving) {
     end_link(self, *st.leaving);
     return;
   }
-  if (is_dialler(st) && !st.broke && st.now != link_state::phase::up) {
-    // The acceptor may hear sooner than this end that the attempt came to nothing. The next one has another; one that
-    // has asked already is answered: by a refusal, which says more, or by nobody, and then asks the node.
-    st.other_end = nullptr;
-    if (st.now == link_state::phase::connecting)
-      backend_failed(self, {errc::link_broken, std::move(why)});
+  if (!is_dialler(st) || st.broke || st.now == link_state::phase::up) {
+    carry_out(self, peer_left{{errc::peer_lost, std::move(why)}});
     return;
   }
-  carry_out(self, peer_left{{errc::peer_lost, std::move(why)}});
+  // The acceptor may hear sooner than this end that the attempt came to nothing. The next one has another.
+  const bool was_asked = st.now == link_state::phase::dialling && st.link;
+  if (was_asked && is_gone) ask_node_instead(self);
+  if (was_asked) return;  // until it is gone it may answer, and a refusal says more
+  st.other_end = nullptr;
+  if (st.now == link_state::phase::connecting)
+    backend_failed(self, {errc::link_broken, std::move(why)});
 }
 
 void hear(self_pointer self, const link_notice& notice) {
@@ -195,7 +197,7 @@ void hear(self_pointer self, const link_notice& notice) {
     case link_fate::ended: break;
   }
   // A fate that this release does not know is taken for the end of the link, too.
-  other_end_ended(self, ended);
+  other_end_ended(self, ended, false);
 }
 
 }  // namespace troupe::actors::link_parts

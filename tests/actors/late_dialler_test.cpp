@@ -165,6 +165,32 @@ TEST_F(late_dialler, hears_why_the_end_refuses_it_and_not_only_that_it_ended) {
   EXPECT_EQ(told->why.code, errc::layout_mismatch) << to_string(told->why);
 }
 
+// As an end does that waits for its sessions' fences, after a silence of the dialler's.
+TEST_F(late_dialler, loses_no_attempt_where_the_end_was_ending_when_it_was_asked) {
+  context->settings.max_reconnects = 1;
+  ear->second = [](link_actor::pointer self, const link_actor& dialler, auto answer) {
+    self->send(dialler, link_notice{link_fate::ended, "the dialler is silent"});
+    link_reply reply;
+    reply.failed = static_cast<std::uint8_t>(errc::peer_lost);
+    reply.sentence = "the dialler is silent";
+    answer.deliver(std::move(reply));
+  };
+  need();
+  EXPECT_TRUE(ear->by_node.at(1)) << "the node was not asked for another end";
+}
+
+// The network layer does not return what it was given for an actor of which it knows that it is gone.
+TEST_F(late_dialler, waits_for_no_answer_of_an_end_that_is_gone) {
+  context->settings.max_reconnects = 1;
+  context->settings.connect_timeout = 10 * troupe::testing::wait_limit;
+  ear->second = [](link_actor::pointer self, const link_actor& dialler, auto) {
+    self->send(dialler, link_notice{link_fate::ended, "it is over"});
+    self->quit();
+  };
+  need();
+  EXPECT_TRUE(ear->by_node.at(1)) << "the node was not asked for another end";
+}
+
 TEST_F(late_dialler, loses_no_attempt_where_the_end_had_ended_before_it_was_asked) {
   context->settings.max_reconnects = 1;
   // What the network layer says of an actor that is not there any more.
