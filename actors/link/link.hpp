@@ -124,6 +124,7 @@ struct link_state {
   };
   link_actor other_end;                ///< the peer's actor of this link; null until it spoke
   bool may_be_up_there{false};         ///< the other end went up, perhaps, before this one ever did
+  bool unanswered{false};              ///< what the other end was asked last
   std::optional<troupe::error> broke;  ///< why it is being made again
   std::optional<troupe::error> peer_leaves;  ///< it will not be made again when it breaks
   std::optional<troupe::error> leaving;      ///< why this node stops, while the peer is told so

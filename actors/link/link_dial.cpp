@@ -220,6 +220,7 @@ void ask_other_end(self_pointer self) {
       .then(
           [self, is_over, may_have_another](const link_reply& reply) {
             if (is_over()) return;
+            self->state.unanswered = false;
             const bool ends = reply.failed == static_cast<std::uint8_t>(errc::peer_lost);
             if (ends && may_have_another()) {
               ask_node_instead(self);
@@ -229,8 +230,11 @@ void ask_other_end(self_pointer self) {
           },
           [self, is_over, may_have_another](const caf::error& err) {
             if (is_over()) return;
-            if (err != caf::sec::request_timeout && may_have_another()) {
+            const bool late = err == caf::sec::request_timeout;
+            if (!late && may_have_another()) {
               ask_node_instead(self);
+            } else if (late && may_have_another() && std::exchange(self->state.unanswered, true)) {
+              end_link(self, no_answer(self, err));  // as where the node does not answer
             } else {
               backend_failed(self, no_answer(self, err));
             }

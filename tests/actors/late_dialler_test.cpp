@@ -22,7 +22,7 @@ class deaf final : public transport::link_sink {
   void on_broken(troupe::error) override {}
 };
 
-/// What the peer's end does with the second request, in place of another offer.
+/// What the peer's end does with the second request and later ones, in place of another offer.
 using second_answer = std::function<void(link_actor::pointer, const link_actor& dialler,
                                          caf::typed_response_promise<link_reply>)>;
 
@@ -47,7 +47,7 @@ link_actor::behavior_type impatient_end(link_actor::pointer self,
         const auto dialler = caf::actor_cast<link_actor>(self->current_sender());
         auto answer = self->make_response_promise<link_reply>();
         ear->by_end.put(request);
-        if (ear->second && ear->by_end.size() == 2) {
+        if (ear->second && ear->by_end.size() >= 2) {
           ear->second(self, dialler, answer);
           return answer;
         }
@@ -189,6 +189,35 @@ TEST_F(late_dialler, waits_for_no_answer_of_an_end_that_is_gone) {
   };
   need();
   EXPECT_TRUE(ear->by_node.at(1)) << "the node was not asked for another end";
+}
+
+// The end of a process that stands still. A link that was never up has nothing that is worth a wait for it.
+TEST_F(late_dialler,
+       asks_an_end_that_does_not_answer_once_more_and_not_as_often_as_a_wire_is_tried) {
+  context->settings.max_reconnects = 1'000'000;
+  context->settings.connect_timeout = 3s;
+  ear->second = [](link_actor::pointer, const link_actor&, auto) {};
+  need();
+  const auto told = gone->at(0);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->why.code, errc::peer_unreachable) << to_string(told->why);
+  EXPECT_EQ(ear->by_end.size(), 3u);
+}
+
+TEST_F(late_dialler, asks_the_end_again_that_answered_late_once) {
+  context->settings.connect_timeout = 3s;
+  ear->second = [number = 0](link_actor::pointer, const link_actor&, auto answer) mutable {
+    if (++number == 1) return;
+    link_reply reply;
+    reply.failed = static_cast<std::uint8_t>(errc::layout_mismatch);
+    reply.sentence = "it has other heads";
+    answer.deliver(std::move(reply));
+  };
+  need();
+  const auto told = gone->at(0);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->why.code, errc::layout_mismatch) << to_string(told->why);
+  EXPECT_EQ(ear->by_node.size(), 1u) << "the sessions of the end would be lost";
 }
 
 TEST_F(late_dialler, loses_no_attempt_where_the_end_had_ended_before_it_was_asked) {
