@@ -745,6 +745,12 @@ def release_memory(schedulers, name):
     schedulers[name].manager.deregister_buffer_to_engine()
 
 
+def known_prefills(schedulers, name):
+    """Addresses, as the manager keeps them for its next requests."""
+    manager = schedulers[name].manager
+    return sorted({*manager.prefill_info_table, *manager.connection_pool})
+
+
 def resume_memory(schedulers, name):
     it = schedulers[name]
     with it.in_context():

@@ -860,6 +860,8 @@ class Managers(Transfers):
         decode.run(sglang.release_memory)
         self.assertEqual(decode.poll(self.room), FAILED)
         self.assertIn("released its memory", decode.first(sglang.failure, self.room)[1])
+        # Who has no nodes does not hear that the prefill server begins again.
+        self.assertEqual(decode.first(sglang.known_prefills), [])
         until(lambda: prefill.poll(self.room) == FAILED, "the sender hears nothing")
         prefill.run(sglang.release_memory)
         prefill.run(sglang.resume_memory)

@@ -273,6 +273,14 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
             nodes.stop()  # not under the lock, which its thread takes
         with self.troupe_lock:
             self.receives.clear()  # nobody reaches the memory any more
+        self._forget_prefills()
+
+    def _forget_prefills(self) -> None:
+        """Without nodes nobody says here that a prefill server began again."""
+        if self.disaggregation_mode == DisaggregationMode.DECODE:
+            with self.connection_lock:
+                self.connection_pool.clear()
+                self.prefill_info_table.clear()
 
     def _identity(self) -> Identity:
         mode, address = self.disaggregation_mode.value, self.dist_init_addr
