@@ -43,7 +43,7 @@ void meet(self_pointer self, const caf::strong_actor_ptr& other) {
   auto& st = self->state;
   if (!other) return;
   st.other_end = caf::actor_cast<link_actor>(other);
-  st.may_be_up_there = false;
+  st.may_be_up_there = st.unanswered = false;
   self->monitor(st.other_end);
 }
 

@@ -118,6 +118,10 @@ link_actor::behavior_type parting_end(
   };
 }
 
+link_reply refused(errc code, std::string sentence) {
+  return {static_cast<std::uint8_t>(code), std::move(sentence), {}, {}, {}};
+}
+
 class late_dialler : public dialling_node {
  protected:
   ear_of_peer ear = std::make_shared<heard_by_peer>();
@@ -153,10 +157,7 @@ TEST_F(late_dialler, hears_why_the_end_refuses_it_and_not_only_that_it_ended) {
   context->settings.max_reconnects = 1;
   ear->second = [](link_actor::pointer self, const link_actor& dialler, auto answer) {
     self->send(dialler, link_notice{link_fate::ended, "it cannot be joined"});
-    link_reply reply;
-    reply.failed = static_cast<std::uint8_t>(errc::layout_mismatch);
-    reply.sentence = "it has other heads";
-    answer.deliver(std::move(reply));
+    answer.deliver(refused(errc::layout_mismatch, "it has other heads"));
     self->quit();
   };
   need();
@@ -170,10 +171,7 @@ TEST_F(late_dialler, loses_no_attempt_where_the_end_was_ending_when_it_was_asked
   context->settings.max_reconnects = 1;
   ear->second = [](link_actor::pointer self, const link_actor& dialler, auto answer) {
     self->send(dialler, link_notice{link_fate::ended, "the dialler is silent"});
-    link_reply reply;
-    reply.failed = static_cast<std::uint8_t>(errc::peer_lost);
-    reply.sentence = "the dialler is silent";
-    answer.deliver(std::move(reply));
+    answer.deliver(refused(errc::peer_lost, "the dialler is silent"));
   };
   need();
   EXPECT_TRUE(ear->by_node.at(1)) << "the node was not asked for another end";
@@ -208,10 +206,7 @@ TEST_F(late_dialler, asks_the_end_again_that_answered_late_once) {
   context->settings.connect_timeout = 3s;
   ear->second = [number = 0](link_actor::pointer, const link_actor&, auto answer) mutable {
     if (++number == 1) return;
-    link_reply reply;
-    reply.failed = static_cast<std::uint8_t>(errc::layout_mismatch);
-    reply.sentence = "it has other heads";
-    answer.deliver(std::move(reply));
+    answer.deliver(refused(errc::layout_mismatch, "it has other heads"));
   };
   need();
   const auto told = gone->at(0);
