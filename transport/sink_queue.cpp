@@ -2,18 +2,9 @@
 
 #include <utility>
 
+#include "troupe/kvcache/overloaded.hpp"
+
 namespace troupe::transport {
-
-namespace {
-
-template <class... Fs>
-struct overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-overloaded(Fs...) -> overloaded<Fs...>;
-
-}  // namespace
 
 void sink_queue::put(sink_event event) {
   const std::lock_guard lock{mutex_};

@@ -18,6 +18,7 @@
 #include "troupe/actors/operations/request_tables.hpp"
 #include "troupe/actors/runtime/ask_link.hpp"
 #include "troupe/actors/transfer/session_actions.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 #include "troupe/kvcache/plan.hpp"
 
 namespace troupe::actors {
@@ -149,7 +150,20 @@ class session_shell {
     carry_out(self, std::move(first));
     return {[self](session_event& event) {
       auto& st = self->state;
-      carry_out(self, std::visit([&st](auto& what) { return happened(st, what); }, event.what));
+      carry_out(
+          self,
+          std::visit(overloaded{[&st](session_message& x) { return on_session_message(st, x); },
+                                [&st](transport::completion& x) { return on_completion(st, x); },
+                                [&st](transfer_fenced&) { return on_transfer_fenced(st); },
+                                [&st](link_is_lost& x) { return on_link_is_lost(st, x); },
+                                [&st](link_is_back& x) { return on_link_is_back(st, x); },
+                                [&st](source_progress& x) { return on_source_progress(st, x); },
+                                [&st](source_blocks& x) { return on_source_blocks(st, x); },
+                                [&st](source_sealed& x) { return on_source_sealed(st, x); },
+                                [&st](abort_session& x) { return on_abort_session(st, x); },
+                                [&st](deadline_reached&) { return on_deadline_reached(st); },
+                                [&st](receive_is_whole&) { return on_receive_is_whole(st); }},
+                     event.what));
     }};
   }
 
@@ -206,7 +220,7 @@ class session_shell {
 
   // -- events
 
-  static session_actions happened(state& st, session_message& message) {
+  static session_actions on_session_message(state& st, session_message& message) {
     if (const auto* abort = std::get_if<transfer_abort>(&message)) {
       const troupe::error why{abort->code, abort->reason};
       return abort->refused ? st.machine->peer_refused(why) : st.machine->peer_aborted(why);
@@ -214,37 +228,39 @@ class session_shell {
     if (std::holds_alternative<transfer_quiescent>(message)) return {};
     return Side::heard(st, message);
   }
-  static session_actions happened(state& st, transport::completion& done) {
+  static session_actions on_completion(state& st, transport::completion& done) {
     st.basis.bytes += done.bytes;
     st.basis.last_byte = std::chrono::steady_clock::now();
     return st.machine->batch_completed(done.id, done.failure);
   }
-  static session_actions happened(state& st, transfer_fenced&) { return st.machine->quiescent(); }
-  static session_actions happened(state& st, link_is_lost& lost) {
+  static session_actions on_transfer_fenced(state& st) { return st.machine->quiescent(); }
+  static session_actions on_link_is_lost(state& st, link_is_lost& lost) {
     return st.machine->link_lost(std::move(lost.why));
   }
-  static session_actions happened(state& st, link_is_back& back) {
+  static session_actions on_link_is_back(state& st, link_is_back& back) {
     if (back.epoch <= st.basis.link.epoch) return {};
     st.basis.link.epoch = back.epoch;
     st.basis.link.backend = std::move(back.backend);
     return st.machine->link_back();
   }
-  static session_actions happened(state& st, source_blocks& more) {
+  static session_actions on_source_blocks(state& st, source_blocks& more) {
     auto& blocks = st.basis.local[more.group].blocks;
     blocks.insert(blocks.end(), more.blocks.begin(), more.blocks.end());
     return {};
   }
-  static session_actions happened(state& st, source_progress& more) { return Side::grew(st, more); }
-  static session_actions happened(state& st, source_sealed& seal) {
+  static session_actions on_source_progress(state& st, source_progress& more) {
+    return Side::grew(st, more);
+  }
+  static session_actions on_source_sealed(state& st, source_sealed& seal) {
     return Side::complete(st, seal);
   }
-  static session_actions happened(state& st, abort_session& abort) {
+  static session_actions on_abort_session(state& st, abort_session& abort) {
     return Side::given_up(st, abort);
   }
-  static session_actions happened(state& st, deadline_reached&) {
+  static session_actions on_deadline_reached(state& st) {
     return st.machine->expire(std::chrono::steady_clock::now());
   }
-  static session_actions happened(state& st, receive_is_whole&) { return Side::whole(st); }
+  static session_actions on_receive_is_whole(state& st) { return Side::whole(st); }
 };
 
 /// What `heard` does with a message that only the other side of a transfer may send.

@@ -8,6 +8,7 @@
 #include <nettle/memops.h>
 
 #include "troupe/io/bytes.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::io {
 
@@ -32,13 +33,6 @@ constexpr std::size_t max_boot_id = 128;
 constexpr std::size_t max_gpus = 256;
 constexpr std::size_t max_bus_id = 64;
 constexpr std::size_t max_own_descriptor = 2048;
-
-template <class... Cases>
-struct overloaded_call : Cases... {
-  using Cases::operator()...;
-};
-template <class... Cases>
-overloaded_call(Cases...) -> overloaded_call<Cases...>;
 
 // -- parts
 
@@ -254,7 +248,7 @@ bool same_proof(const control_proof& a, const control_proof& b) noexcept {
 std::vector<std::byte> encode(const control_message& said) {
   byte_writer to;
   const auto kind = [&to](control_kind which) { to.put(static_cast<std::uint8_t>(which)); };
-  std::visit(overloaded_call{
+  std::visit(overloaded{
                  [&](const challenge& it) {
                    kind(control_kind::challenge);
                    to.put(it.version);
@@ -344,7 +338,7 @@ result<control_message> decode_control(std::span<const std::byte> bytes) {
 std::vector<std::byte> encode_frame(const link_frame& said) {
   byte_writer to;
   const auto kind = [&to](frame_kind which) { to.put(static_cast<std::uint8_t>(which)); };
-  std::visit(overloaded_call{
+  std::visit(overloaded{
                  [&](const note& it) {
                    kind(frame_kind::note);
                    to.put_raw(it.bytes);

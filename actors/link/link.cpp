@@ -6,6 +6,7 @@
 
 #include "troupe/actors/link/link_parts.hpp"
 #include "troupe/actors/runtime/system.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
@@ -83,19 +84,40 @@ link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state>
       end_link(self, *state.leaving);
       return;
     }
-    carry_out(self, peer_left{{errc::peer_lost, "the process of " + state.peer.name + " is gone"}});
+    on_peer_left(self,
+                 peer_left{{errc::peer_lost, "the process of " + state.peer.name + " is gone"}});
   });
   if (st.role == transport::link_role::initiator) dial(self);
   return {
       [self](link_command& command) {
-        std::visit([self](auto& order) { carry_out(self, std::move(order)); }, command.what);
+        std::visit(
+            overloaded{[self](attach_session& x) { on_attach_session(self, std::move(x)); },
+                       [self](detach_session& x) { on_detach_session(self, x); },
+                       [self](say& x) { on_say(self, std::move(x)); },
+                       [self](post_batch& x) { on_post_batch(self, std::move(x)); },
+                       [self](fence_now& x) { on_fence_now(self, x); },
+                       [self](close_link& x) { on_close_link(self, std::move(x)); },
+                       [self](leave_link& x) { on_leave_link(self, std::move(x)); },
+                       [self](peer_left& x) { on_peer_left(self, std::move(x)); },
+                       [self](read_last_frames& x) { on_read_last_frames(self, std::move(x)); },
+                       [self](dial_again&) { on_dial_again(self); },
+                       [self](look_for_dialler& x) { on_look_for_dialler(self, x); },
+                       [self](look_for_room&) { on_look_for_room(self); },
+                       [self](check_peer_alive&) { on_check_peer_alive(self); }},
+            command.what);
       },
       [self](link_event& event) {
         if (event.generation != self->state.generation &&
             !std::holds_alternative<fence_holds>(event.what)) {
           return;
         }
-        std::visit([self](auto& what) { happened(self, std::move(what)); }, event.what);
+        std::visit(
+            overloaded{[self](link_came_up&) { on_link_came_up(self); },
+                       [self](session_message& x) { on_session_message(self, std::move(x)); },
+                       [self](transport::completion& x) { on_completion(self, std::move(x)); },
+                       [self](fence_holds& x) { on_fence_holds(self, x); },
+                       [self](link_broke& x) { on_link_broke(self, std::move(x)); }},
+            event.what);
       },
       [self](const link_request& request) { return accept(self, request); },
       [self](const link_notice& notice) { hear(self, notice); },

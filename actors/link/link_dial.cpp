@@ -350,7 +350,7 @@ void dial(self_pointer self) {
           });
 }
 
-void carry_out(self_pointer self, const dial_again&) {
+void on_dial_again(self_pointer self) {
   const auto& st = self->state;
   if (st.now != link_state::phase::dialling || st.link || st.leaving) return;
   if (st.peer_node) {

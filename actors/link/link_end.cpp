@@ -70,13 +70,13 @@ void end_link(self_pointer self, troupe::error why) {
   finish_if_idle(self);
 }
 
-void carry_out(self_pointer self, close_link order) {
+void on_close_link(self_pointer self, close_link order) {
   end_link(self, std::move(order.why));
 }
 
 /// The peer's transport sees a closed link sooner than its actor hears why: it would take the link for
 /// broken and make it again. So the peer hears first.
-void carry_out(self_pointer self, leave_link order) {
+void on_leave_link(self_pointer self, leave_link order) {
   auto& st = self->state;
   if (st.now == link_state::phase::ending || st.leaving) return;
   if (!st.other_end || st.peer_leaves) {
@@ -95,7 +95,7 @@ void carry_out(self_pointer self, leave_link order) {
 /// still, of which the transport hears nothing. What is read slowly is another matter: an engine
 /// that has not polled, a process that was stopped itself. So the link ends only when there is
 /// nothing left to read.
-void carry_out(self_pointer self, peer_left order) {
+void on_peer_left(self_pointer self, peer_left order) {
   auto& st = self->state;
   if (st.now == link_state::phase::ending || (st.peer_leaves && st.now == link_state::phase::up)) {
     return;
@@ -112,7 +112,7 @@ void carry_out(self_pointer self, peer_left order) {
   self->delayed_send(self, last_words, link_command{read_last_frames{std::move(order.why)}});
 }
 
-void carry_out(self_pointer self, read_last_frames order) {
+void on_read_last_frames(self_pointer self, read_last_frames order) {
   auto& st = self->state;
   if (st.now != link_state::phase::up) return;
   if (order.found_nothing == empty_looks || order.looks == most_looks) {

@@ -20,7 +20,7 @@ using self_pointer = link_actor::stateful_pointer<link_state>;
 [[nodiscard]] time_point now();
 /// Reaches the peer's node; the backends follow.
 void dial(self_pointer self);
-void carry_out(self_pointer self, const dial_again& order);
+void on_dial_again(self_pointer self);
 /// An attempt with the chosen backend failed: again, or the next one, or the end.
 void backend_failed(self_pointer self, const troupe::error& why);
 /// The peer's end, which was asked, has ended with the attempt before: this one has not begun.
@@ -54,20 +54,20 @@ inline constexpr std::size_t max_cache_gpus = 64;
 [[nodiscard]] result<void> open_transport(self_pointer self);
 /// Whether a failure is one of the whole link, not of what was asked of it.
 [[nodiscard]] bool means_broken(const troupe::error& why);
-void happened(self_pointer self, const link_came_up& up);
-void happened(self_pointer self, session_message message);
-void happened(self_pointer self, transport::completion done);
+void on_link_came_up(self_pointer self);
+void on_session_message(self_pointer self, session_message message);
+void on_completion(self_pointer self, transport::completion done);
 /// Also of a former transport link.
-void happened(self_pointer self, const fence_holds& fence);
-void happened(self_pointer self, link_broke broke);
+void on_fence_holds(self_pointer self, const fence_holds& fence);
+void on_link_broke(self_pointer self, link_broke broke);
 
 // -- sessions (link_sessions.cpp)
 
-void carry_out(self_pointer self, say order);
-void carry_out(self_pointer self, post_batch order);
-void carry_out(self_pointer self, const fence_now& order);
-void carry_out(self_pointer self, attach_session order);
-void carry_out(self_pointer self, const detach_session& order);
+void on_say(self_pointer self, say order);
+void on_post_batch(self_pointer self, post_batch order);
+void on_fence_now(self_pointer self, const fence_now& order);
+void on_attach_session(self_pointer self, attach_session order);
+void on_detach_session(self_pointer self, const detach_session& order);
 /// What was to be said is not: the link is broken, or its session hears why.
 void failed_to_say(self_pointer self, transfer_id transfer, const troupe::error& why);
 /// Tells the session of a transfer, if it is attached.
@@ -83,7 +83,7 @@ void serve_room(self_pointer self);
 void post_waiting(self_pointer self);
 /// Nothing is wanted for the transfer any more.
 void leave_room(link_state& st, transfer_id transfer);
-void carry_out(self_pointer self, const look_for_room& order);
+void on_look_for_room(self_pointer self);
 
 // -- made again (link_rebuild.cpp)
 
@@ -105,7 +105,7 @@ bool repeat_words(link_state& st, transfer_id transfer);
 [[nodiscard]] troupe::error given_up(const link_state& st, const troupe::error& last);
 /// The peer's actor of this link, as it is known from its first words: its end is watched.
 void meet(self_pointer self, const caf::strong_actor_ptr& other);
-void carry_out(self_pointer self, const look_for_dialler& order);
+void on_look_for_dialler(self_pointer self, const look_for_dialler& order);
 void hear(self_pointer self, const link_notice& notice);
 /// The peer's actor of this link has ended, and its process lives: the end of this attempt, or of the
 /// link. `is_gone`: no answer of it comes any more.
@@ -117,7 +117,7 @@ void other_end_ended(self_pointer self, std::string why, bool is_gone);
 void introduce(const link_state& st);
 /// Begins to look if there is reason to and nobody does: after whatever may have given one.
 void watch(self_pointer self);
-void carry_out(self_pointer self, const check_peer_alive& order);
+void on_check_peer_alive(self_pointer self);
 /// Takes what has come over the link and nobody has taken yet, at most `frames` of it.
 void read_out(link_state& st, std::size_t frames);
 /// The peer's process has said something on another way than the link.
@@ -125,10 +125,10 @@ void heard_besides(link_state& st);
 
 // -- end (link_end.cpp)
 
-void carry_out(self_pointer self, close_link order);
-void carry_out(self_pointer self, leave_link order);
-void carry_out(self_pointer self, peer_left order);
-void carry_out(self_pointer self, read_last_frames order);
+void on_close_link(self_pointer self, close_link order);
+void on_leave_link(self_pointer self, leave_link order);
+void on_peer_left(self_pointer self, peer_left order);
+void on_read_last_frames(self_pointer self, read_last_frames order);
 /// Sessions and the port are told why, once; the actor stays until its last session has detached.
 void end_link(self_pointer self, troupe::error why);
 void finish_if_idle(self_pointer self);

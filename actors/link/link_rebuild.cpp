@@ -112,7 +112,7 @@ void wait_for_dialler(self_pointer self) {
   self->delayed_send(self, patience, link_command{look_for_dialler{++st.alarm}});
 }
 
-void carry_out(self_pointer self, const look_for_dialler& order) {
+void on_look_for_dialler(self_pointer self, const look_for_dialler& order) {
   auto& st = self->state;
   const bool waits =
       st.now == link_state::phase::dialling || st.now == link_state::phase::connecting;
@@ -163,7 +163,7 @@ void other_end_ended(self_pointer self, std::string why, bool is_gone) {
     return;
   }
   if (!is_dialler(st) || st.broke || st.now == link_state::phase::up) {
-    carry_out(self, peer_left{{errc::peer_lost, std::move(why)}});
+    on_peer_left(self, peer_left{{errc::peer_lost, std::move(why)}});
     return;
   }
   // The acceptor may hear sooner than this end that the attempt came to nothing. The next one has another.
@@ -192,7 +192,7 @@ void hear(self_pointer self, const link_notice& notice) {
       return;
     case link_fate::node_stops:
       if (st.leaving) break;  // it knows that both leave
-      carry_out(self, peer_left{{errc::peer_lost, ended}});
+      on_peer_left(self, peer_left{{errc::peer_lost, ended}});
       return;
     case link_fate::ended: break;
   }

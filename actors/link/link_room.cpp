@@ -93,7 +93,7 @@ void leave_room(link_state& st, transfer_id transfer) {
   });
 }
 
-void carry_out(self_pointer self, const look_for_room&) {
+void on_look_for_room(self_pointer self) {
   self->state.looks_for_room = false;
   serve_room(self);
 }

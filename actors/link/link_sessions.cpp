@@ -33,7 +33,7 @@ void to_session(link_state& st, transfer_id transfer, session_event event) {
   }
 }
 
-void carry_out(self_pointer self, say order) {
+void on_say(self_pointer self, say order) {
   auto& st = self->state;
   const auto transfer = route_of(order.message);
   if (st.now == link_state::phase::ending) {
@@ -69,13 +69,13 @@ void carry_out(self_pointer self, say order) {
 
 void failed_to_say(self_pointer self, transfer_id transfer, const troupe::error& why) {
   if (means_broken(why)) {
-    happened(self, link_broke{why});
+    on_link_broke(self, link_broke{why});
   } else {
     to_session(self->state, transfer, session_event{abort_session{why}});
   }
 }
 
-void carry_out(self_pointer self, post_batch order) {
+void on_post_batch(self_pointer self, post_batch order) {
   auto& st = self->state;
   const auto transfer = order.work.transfer;
   const auto session_id = order.work.id;
@@ -96,7 +96,7 @@ void carry_out(self_pointer self, post_batch order) {
   if (posted) return;
   st.batches.erase(id);
   if (means_broken(posted.error())) {
-    happened(self, link_broke{posted.error()});
+    on_link_broke(self, link_broke{posted.error()});
   } else {
     to_session(st, transfer,
                session_event{transport::completion{session_id, transfer, posted.error(), 0, {}}});
@@ -108,7 +108,7 @@ void post_waiting(self_pointer self) {
   while (!st.for_posting.empty() && st.batches.size() < transport::link_options{}.max_batches) {
     auto next = std::move(st.for_posting.front());
     st.for_posting.pop_front();
-    carry_out(self, std::move(next));
+    on_post_batch(self, std::move(next));
   }
 }
 
@@ -127,7 +127,7 @@ void give_up_waiting(link_state& st, transfer_id transfer) {
 
 }  // namespace
 
-void carry_out(self_pointer self, const fence_now& order) {
+void on_fence_now(self_pointer self, const fence_now& order) {
   auto& st = self->state;
   leave_room(st, order.transfer);
   give_up_waiting(st, order.transfer);
@@ -147,7 +147,7 @@ void carry_out(self_pointer self, const fence_now& order) {
   }
 }
 
-void carry_out(self_pointer self, attach_session order) {
+void on_attach_session(self_pointer self, attach_session order) {
   auto& st = self->state;
   switch (st.now) {
     case link_state::phase::up:
@@ -165,7 +165,7 @@ void carry_out(self_pointer self, attach_session order) {
   watch(self);
 }
 
-void carry_out(self_pointer self, const detach_session& order) {
+void on_detach_session(self_pointer self, const detach_session& order) {
   self->state.sessions.erase(order.transfer);
   self->state.fencing.erase(order.transfer);
   finish_if_idle(self);

@@ -125,7 +125,7 @@ bool means_broken(const troupe::error& why) {
 
 // -- what the transport reports
 
-void happened(self_pointer self, const link_came_up&) {
+void on_link_came_up(self_pointer self) {
   auto& st = self->state;
   if (st.now != link_state::phase::connecting) return;
   st.now = link_state::phase::up;
@@ -147,7 +147,7 @@ void happened(self_pointer self, const link_came_up&) {
   watch(self);
 }
 
-void happened(self_pointer self, session_message message) {
+void on_session_message(self_pointer self, session_message message) {
   auto& st = self->state;
   // Sessions were told that the link is lost, and the port that it is gone: nothing may follow.
   if (st.now == link_state::phase::ending) return;
@@ -161,7 +161,7 @@ void happened(self_pointer self, session_message message) {
   }
 }
 
-void happened(self_pointer self, transport::completion done) {
+void on_completion(self_pointer self, transport::completion done) {
   auto& st = self->state;
   const auto found = st.batches.find(done.id.value);
   if (found == st.batches.end()) return;
@@ -170,7 +170,7 @@ void happened(self_pointer self, transport::completion done) {
   if (done.failure && means_broken(*done.failure)) {
     // The first failure is a session's outcome: it hears that the peer is lost, not that a batch
     // failed.
-    happened(self, link_broke{std::move(*done.failure)});
+    on_link_broke(self, link_broke{std::move(*done.failure)});
     return;
   }
   const auto transfer = done.transfer;
@@ -178,7 +178,7 @@ void happened(self_pointer self, transport::completion done) {
   post_waiting(self);
 }
 
-void happened(self_pointer self, const fence_holds& fence) {
+void on_fence_holds(self_pointer self, const fence_holds& fence) {
   auto& st = self->state;
   for (auto& former : st.former) {
     if (former.generation == fence.generation) former.pending.erase(fence.transfer);
@@ -193,7 +193,7 @@ void happened(self_pointer self, const fence_holds& fence) {
   serve_room(self);
 }
 
-void happened(self_pointer self, link_broke broke) {
+void on_link_broke(self_pointer self, link_broke broke) {
   auto& st = self->state;
   switch (st.now) {
     case link_state::phase::dialling:

@@ -153,7 +153,7 @@ void watch(self_pointer self) {
   self->delayed_send(self, st.pulse.period(), link_command{check_peer_alive{}});
 }
 
-void carry_out(self_pointer self, const check_peer_alive&) {
+void on_check_peer_alive(self_pointer self) {
   auto& st = self->state;
   st.watching = false;
   if (!worth_watching(st)) return;

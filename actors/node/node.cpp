@@ -7,6 +7,7 @@
 #include "troupe/actors/runtime/crash.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/runtime/system.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
@@ -27,7 +28,7 @@ void beat(self_pointer self) {
   }
 }
 
-void carry_out(self_pointer self, stop_node&) {
+void on_stop_node(self_pointer self) {
   auto& st = self->state;
   // Else they would be placed for nobody, and count there.
   if (st.supervisor) {
@@ -101,7 +102,17 @@ local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_sta
       [self](report_atom) { return make_report(self); },
       [self](call_request& request) { return take_call(self, request); },
       [self](node_command& command) {
-        std::visit([self](auto& order) { carry_out(self, order); }, command.what);
+        std::visit(overloaded{[self](need_link& x) { on_need_link(self, x); },
+                              [self](look_again&) { on_look_again(self); },
+                              [self](start_place& x) { on_start_place(self, x); },
+                              [self](placed_ended& x) { on_placed_ended(self, x); },
+                              [self](call_answered& x) { on_call_answered(self, x); },
+                              [self](stop_node&) { on_stop_node(self); },
+                              [self](try_supervisor&) { on_try_supervisor(self); },
+                              [self](supervisor_looked& x) { on_supervisor_looked(self, x); },
+                              [self](engine_failed& x) { on_engine_failed(self, x); },
+                              [self](engine_recovered&) { on_engine_recovered(self); }},
+                   command.what);
       },
       [self](tick_atom) { beat(self); },
   };

@@ -9,7 +9,7 @@
 
 namespace troupe::actors::node_parts {
 
-void carry_out(self_pointer self, engine_failed& order) {
+void on_engine_failed(self_pointer self, engine_failed& order) {
   auto& st = self->state;
   const bool first = st.failure.empty();
   auto why = printable(order.why, max_failure);
@@ -22,7 +22,7 @@ void carry_out(self_pointer self, engine_failed& order) {
   if (first && st.registered) say_alive(self);
 }
 
-void carry_out(self_pointer self, engine_recovered&) {
+void on_engine_recovered(self_pointer self) {
   auto& st = self->state;
   if (st.failure.empty()) return;
   logger("node")->info("the engine of {} has recovered from: {}", st.context->self.name,

@@ -206,7 +206,7 @@ void answer_gone(node_state_data& st, const need_link& question, troupe::error w
   tell(st.port, port_event{link_gone{question.peer, 0, 0, question.ask, std::move(why)}});
 }
 
-void carry_out(self_pointer self, need_link& order) {
+void on_need_link(self_pointer self, need_link& order) {
   auto& all = self->state.wanted;
   const auto known =
       std::ranges::find_if(all, [&](const auto& one) { return one.order.peer == order.peer; });
@@ -221,7 +221,7 @@ void carry_out(self_pointer self, need_link& order) {
   self->delayed_send(self, news_delay, node_command{look_again{}});
 }
 
-void carry_out(self_pointer self, look_again&) {
+void on_look_again(self_pointer self) {
   make_wanted_links(self);
 }
 

@@ -27,19 +27,19 @@ void lost_supervisor(self_pointer self, const troupe::error& why);
 void take_order(self_pointer self, const drain_order& order);
 /// A heartbeat to the supervisor, with our load.
 void say_alive(self_pointer self);
-void carry_out(self_pointer self, try_supervisor& order);
-void carry_out(self_pointer self, supervisor_looked& order);
+void on_try_supervisor(self_pointer self);
+void on_supervisor_looked(self_pointer self, supervisor_looked& order);
 
 // -- failures that the engine reports (node_failure.cpp)
 
-void carry_out(self_pointer self, engine_failed& order);
-void carry_out(self_pointer self, engine_recovered& order);
+void on_engine_failed(self_pointer self, engine_failed& order);
+void on_engine_recovered(self_pointer self);
 
 // -- links (node_links.cpp)
 
 /// The port asks for a link with a peer.
-void carry_out(self_pointer self, need_link& order);
-void carry_out(self_pointer self, look_again& order);
+void on_need_link(self_pointer self, need_link& order);
+void on_look_again(self_pointer self);
 /// The supervisor publishes a membership: links with lives that are over end, those that were
 /// waited for are made.
 void adopt(self_pointer self, membership& fresh);
@@ -64,9 +64,9 @@ void link_crashed(self_pointer self, const node_state_data::known_link& link);
 
 // -- requests: placements and calls (node_requests.cpp)
 
-void carry_out(self_pointer self, start_place& order);
-void carry_out(self_pointer self, placed_ended& order);
-void carry_out(self_pointer self, call_answered& order);
+void on_start_place(self_pointer self, start_place& order);
+void on_placed_ended(self_pointer self, placed_ended& order);
+void on_call_answered(self_pointer self, call_answered& order);
 /// A frontend calls the engine.
 [[nodiscard]] caf::typed_response_promise<call_reply> take_call(self_pointer self,
                                                                 call_request& request);

@@ -203,7 +203,7 @@ void lost_supervisor(self_pointer self, const troupe::error& why) {
   if (why.code == errc::peer_lost || why.code == errc::peer_unreachable) retry_soon(self);
 }
 
-void carry_out(self_pointer self, try_supervisor&) {
+void on_try_supervisor(self_pointer self) {
   auto& st = self->state;
   st.retry_planned = false;
   if (!st.registered) reach_supervisor(self);
@@ -243,7 +243,7 @@ void reach_supervisor(self_pointer self) {
   if (!looks_for_it(self, attempt)) reach_where_it_is(self, attempt);
 }
 
-void carry_out(self_pointer self, supervisor_looked& order) {
+void on_supervisor_looked(self_pointer self, supervisor_looked& order) {
   auto& st = self->state;
   if (order.attempt != st.attempt) return;
   if (st.replaced) {

@@ -109,7 +109,7 @@ caf::typed_response_promise<call_reply> take_call(self_pointer self, call_reques
   return promise;
 }
 
-void carry_out(self_pointer self, call_answered& order) {
+void on_call_answered(self_pointer self, call_answered& order) {
   auto& st = self->state;
   const auto found = st.calls.find(order.call);
   if (found == st.calls.end()) return;
@@ -133,7 +133,7 @@ void expire_calls(node_state_data& st) {
 
 // -- placements
 
-void carry_out(self_pointer self, start_place& order) {
+void on_start_place(self_pointer self, start_place& order) {
   const auto& context = self->state.context;
   const auto failed = [self, operation = order.operation](errc code, std::string sentence) {
     fail_placement(self->state, operation, {code, std::move(sentence)});
@@ -178,7 +178,7 @@ void carry_out(self_pointer self, start_place& order) {
           });
 }
 
-void carry_out(self_pointer self, placed_ended& order) {
+void on_placed_ended(self_pointer self, placed_ended& order) {
   tell_ended(self, std::move(order.request));
 }
 

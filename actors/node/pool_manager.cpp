@@ -5,6 +5,7 @@
 
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/runtime/system.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
@@ -42,7 +43,7 @@ void serve(self_pointer self) {
   }
 }
 
-void carry_out(self_pointer self, const wait_for_blocks& order) {
+void on_wait_for_blocks(self_pointer self, const wait_for_blocks& order) {
   auto& st = self->state;
   if (!st.context->pool) {
     self->send(st.port,
@@ -62,7 +63,7 @@ void carry_out(self_pointer self, const wait_for_blocks& order) {
   serve(self);
 }
 
-void carry_out(self_pointer self, const leave_line& order) {
+void on_leave_line(self_pointer self, const leave_line& order) {
   auto& st = self->state;
   const auto found = st.by_operation.find(order.operation);
   if (found == st.by_operation.end()) return;
@@ -73,7 +74,7 @@ void carry_out(self_pointer self, const leave_line& order) {
   serve(self);
 }
 
-void carry_out(self_pointer self, const pool_changed&) {
+void on_pool_changed(self_pointer self) {
   serve(self);
 }
 
@@ -87,7 +88,10 @@ pool_manager_actor::behavior_type pool_manager(
   self->state.port = std::move(port);
   return {
       [self](pool_command& command) {
-        std::visit([self](const auto& order) { carry_out(self, order); }, command.what);
+        std::visit(overloaded{[self](wait_for_blocks& x) { on_wait_for_blocks(self, x); },
+                              [self](leave_line& x) { on_leave_line(self, x); },
+                              [self](pool_changed&) { on_pool_changed(self); }},
+                   command.what);
         arm(self);
       },
       [self](report_atom) {

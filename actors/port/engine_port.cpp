@@ -11,6 +11,7 @@
 #include "troupe/actors/port/engine_port_parts.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/runtime/system.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
@@ -30,7 +31,7 @@ void arm(self_pointer self) {
 
 // -- outcomes of sessions
 
-void happened(self_pointer self, session_concluded& outcome) {
+void on_session_concluded(self_pointer self, session_concluded& outcome) {
   auto& st = self->state;
   const auto found = st.sessions.find(outcome.transfer);
   if (found == st.sessions.end()) return;
@@ -46,7 +47,7 @@ void happened(self_pointer self, session_concluded& outcome) {
   }
 }
 
-void happened(self_pointer self, session_unpinned& last) {
+void on_session_unpinned(self_pointer self, session_unpinned& last) {
   auto& st = self->state;
   const auto found = st.sessions.find(last.transfer);
   if (found == st.sessions.end()) return;
@@ -64,7 +65,7 @@ void happened(self_pointer self, session_unpinned& last) {
 
 // -- links
 
-void happened(self_pointer self, link_ready& ready) {
+void on_link_ready(self_pointer self, link_ready& ready) {
   auto& st = self->state;
   const auto peer = ready.link.peer;
   // Watched here, once, and not by each session: a link remembers whoever watches it until it ends.
@@ -103,7 +104,7 @@ void forget_link(engine_port_state& st, const std::string& peer, caf::actor_id a
   st.links.erase(link);
 }
 
-void happened(self_pointer self, link_leaves& leaves) {
+void on_link_leaves(self_pointer self, link_leaves& leaves) {
   auto& st = self->state;
   forget_link(st, leaves.peer, leaves.link);
   st.former_lives[leaves.peer] = leaves.peer_incarnation;
@@ -114,7 +115,7 @@ void happened(self_pointer self, link_leaves& leaves) {
   drop_parked(st, [&](const parked_request& one) { return one.link.actor.id() == leaves.link; });
 }
 
-void happened(self_pointer self, link_gone& gone) {
+void on_link_gone(self_pointer self, link_gone& gone) {
   auto& st = self->state;
   const incarnation life{gone.peer_incarnation};
   forget_link(st, gone.peer, gone.link);
@@ -142,7 +143,7 @@ void happened(self_pointer self, link_gone& gone) {
   }
 }
 
-void happened(self_pointer self, unrouted_message& came) {
+void on_unrouted_message(self_pointer self, unrouted_message& came) {
   auto& message = came.message;
   const auto& sessions = self->state.sessions;
   if (auto* request = std::get_if<transfer_request>(&message)) {
@@ -194,17 +195,17 @@ void end_operation(self_pointer self, operation_id operation, troupe::error why,
   }
 }
 
-void carry_out(self_pointer self, abort_operation& order) {
+void on_abort_operation(self_pointer self, abort_operation& order) {
   const troupe::error why{errc::aborted, order.reason};
   end_operation(self, order.operation, why, session_event{abort_session{why}});
 }
 
-void carry_out(self_pointer self, connect_operations& order) {
+void on_connect_operations(self_pointer self, connect_operations& order) {
   self->state.node = std::move(order.node);
   self->state.pool = std::move(order.pool);
 }
 
-void carry_out(self_pointer self, stop_port&) {
+void on_stop_port(self_pointer self) {
   auto& st = self->state;
   st.stopping = true;
   const troupe::error why{errc::aborted, "the node stops"};
@@ -390,11 +391,34 @@ engine_port_actor::behavior_type engine_port(
   });
   return {
       [self](engine_command& command) {
-        std::visit([self](auto& order) { carry_out(self, order); }, command.what);
+        std::visit(overloaded{[self](start_send& x) { on_start_send(self, x); },
+                              [self](send_grew& x) { on_send_grew(self, x); },
+                              [self](send_progress& x) { on_send_progress(self, x); },
+                              [self](send_sealed& x) { on_send_sealed(self, x); },
+                              [self](start_receive& x) { on_start_receive(self, x); },
+                              [self](open_when_complete& x) { on_open_when_complete(self, x); },
+                              [self](abort_operation& x) { on_abort_operation(self, x); },
+                              [self](start_value& x) { on_start_value(self, x); },
+                              [self](start_word& x) { on_start_word(self, x); },
+                              [self](connect_operations& x) { on_connect_operations(self, x); },
+                              [self](membership_changed& x) { on_membership_changed(self, x); },
+                              [self](heartbeat_answered& x) { on_heartbeat_answered(self, x); },
+                              [self](stop_port&) { on_stop_port(self); }},
+                   command.what);
         arm(self);
       },
       [self](port_event& event) {
-        std::visit([self](auto& what) { happened(self, what); }, event.what);
+        std::visit(overloaded{[self](link_ready& x) { on_link_ready(self, x); },
+                              [self](link_leaves& x) { on_link_leaves(self, x); },
+                              [self](link_gone& x) { on_link_gone(self, x); },
+                              [self](unrouted_message& x) { on_unrouted_message(self, x); },
+                              [self](session_layers& x) { on_session_layers(self, x); },
+                              [self](session_concluded& x) { on_session_concluded(self, x); },
+                              [self](session_unpinned& x) { on_session_unpinned(self, x); },
+                              [self](value_concluded& x) { on_value_concluded(self, x); },
+                              [self](blocks_granted& x) { on_blocks_granted(self, x); },
+                              [self](gpu_point_reached& x) { on_gpu_point_reached(self, x); }},
+                   event.what);
         arm(self);
       },
       [self](report_atom) { return describe(self->state); },

@@ -93,7 +93,7 @@ void lease_beat(self_pointer self) {
   watch_leases(st);
 }
 
-void carry_out(self_pointer self, membership_changed& news) {
+void on_membership_changed(self_pointer self, membership_changed& news) {
   auto& st = self->state;
   st.members = std::move(news.members);
   // A life that is no member asks for no link any more.
@@ -106,7 +106,7 @@ void carry_out(self_pointer self, membership_changed& news) {
   place_ranks(self);
 }
 
-void carry_out(self_pointer self, heartbeat_answered& news) {
+void on_heartbeat_answered(self_pointer self, heartbeat_answered& news) {
   lapsed(self,
          self->state.leases.answered({news.supervisor_incarnation, news.epoch}, news.asked, now()));
 }

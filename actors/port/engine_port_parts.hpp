@@ -72,11 +72,11 @@ void refuse_alone(const link_handle& link, transfer_id transfer, const troupe::e
 
 // -- sources, prefill side (engine_port_sources.cpp)
 
-void carry_out(self_pointer self, start_send& order);
-void carry_out(self_pointer self, send_grew& order);
-void carry_out(self_pointer self, send_progress& order);
-void carry_out(self_pointer self, send_sealed& order);
-void happened(self_pointer self, gpu_point_reached& news);
+void on_start_send(self_pointer self, start_send& order);
+void on_send_grew(self_pointer self, send_grew& order);
+void on_send_progress(self_pointer self, send_progress& order);
+void on_send_sealed(self_pointer self, send_sealed& order);
+void on_gpu_point_reached(self_pointer self, gpu_point_reached& news);
 /// A decode rank asks; its request meets its source, or is parked until that comes.
 void request_came(self_pointer self, const link_handle& link, transfer_request request);
 /// What a request is told that waits no longer for its source.
@@ -108,10 +108,10 @@ void release_source(self_pointer self, operation_id operation);
 
 // -- receives, decode side (engine_port_receives.cpp)
 
-void carry_out(self_pointer self, start_receive& order);
-void carry_out(self_pointer self, open_when_complete& order);
-void happened(self_pointer self, blocks_granted& granted);
-void happened(self_pointer self, session_layers& layers);
+void on_start_receive(self_pointer self, start_receive& order);
+void on_open_when_complete(self_pointer self, open_when_complete& order);
+void on_blocks_granted(self_pointer self, blocks_granted& granted);
+void on_session_layers(self_pointer self, session_layers& layers);
 /// Starts what can be of a receive whose blocks are there: from each source whose link is up; the others'
 /// links are asked for. Sources that hold parts of a model start together, once it is known that each layer
 /// is held by one.
@@ -125,7 +125,7 @@ void release_receive(self_pointer self, operation_id operation);
 
 // -- words to sources without a receive, both sides (engine_port_words.cpp)
 
-void carry_out(self_pointer self, start_word& order);
+void on_start_word(self_pointer self, start_word& order);
 void start_word_to(self_pointer self, operation_id operation, const link_handle& link);
 /// There is no link with that source.
 void word_cannot_come(self_pointer self, operation_id operation, const std::string& peer,
@@ -146,8 +146,8 @@ void end_holds_over(engine_port_state& st, caf::actor_id link);
 
 // -- leases (engine_port_leases.cpp)
 
-void carry_out(self_pointer self, membership_changed& news);
-void carry_out(self_pointer self, heartbeat_answered& news);
+void on_membership_changed(self_pointer self, membership_changed& news);
+void on_heartbeat_answered(self_pointer self, heartbeat_answered& news);
 /// Ends what is held for, or from, nodes that do not live.
 void lapsed(self_pointer self, const std::vector<cache_leases::lapse>& lapses);
 /// Something is held from now on: it is looked after once per beat.
@@ -156,8 +156,8 @@ void lease_beat(self_pointer self);
 
 // -- keyed values (engine_port_values.cpp)
 
-void carry_out(self_pointer self, start_value& order);
-void happened(self_pointer self, value_concluded& outcome);
+void on_start_value(self_pointer self, start_value& order);
+void on_value_concluded(self_pointer self, value_concluded& outcome);
 void start_client(self_pointer self, waiting_value value, const link_handle& link);
 /// The end of one that has no client, or whose client is not to be waited for.
 void fail_value(engine_port_state& st, operation_id operation, troupe::error why);

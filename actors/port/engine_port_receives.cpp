@@ -288,7 +288,7 @@ void start_receivers(self_pointer self, operation_id operation) {
   if (r != nullptr) tell_layers_of(st, operation, *r);
 }
 
-void carry_out(self_pointer self, start_receive& order) {
+void on_start_receive(self_pointer self, start_receive& order) {
   auto& st = self->state;
   const auto operation = order.operation;
   auto& r = st.receives[operation];
@@ -330,7 +330,7 @@ void carry_out(self_pointer self, start_receive& order) {
              port_event{blocks_granted{operation, std::move(blocks)}});
 }
 
-void carry_out(self_pointer self, open_when_complete& order) {
+void on_open_when_complete(self_pointer self, open_when_complete& order) {
   const auto found = self->state.receives.find(order.operation);
   const bool goes_on =
       found != self->state.receives.end() && found->second.now != receiving::phase::concluded;
@@ -341,7 +341,7 @@ void carry_out(self_pointer self, open_when_complete& order) {
   found->second.held.push_back(std::move(order));
 }
 
-void happened(self_pointer self, blocks_granted& granted) {
+void on_blocks_granted(self_pointer self, blocks_granted& granted) {
   auto& st = self->state;
   const auto found = st.receives.find(granted.operation);
   const bool wanted = found != st.receives.end() && found->second.now == receiving::phase::in_line;
@@ -376,7 +376,7 @@ receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
 
 }  // namespace
 
-void happened(self_pointer self, session_layers& layers) {
+void on_session_layers(self_pointer self, session_layers& layers) {
   auto& st = self->state;
   const auto session = st.sessions.find(layers.transfer);
   if (session == st.sessions.end()) return;

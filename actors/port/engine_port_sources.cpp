@@ -287,7 +287,7 @@ void unpark(self_pointer self, const std::string& request) {
 
 }  // namespace
 
-void carry_out(self_pointer self, start_send& order) {
+void on_start_send(self_pointer self, start_send& order) {
   auto& st = self->state;
   const auto deadline = deadline_after(st, order.spec.deadline);
   const auto request = order.spec.request;
@@ -313,7 +313,7 @@ void carry_out(self_pointer self, start_send& order) {
   unpark(self, request);
 }
 
-void carry_out(self_pointer self, send_grew& order) {
+void on_send_grew(self_pointer self, send_grew& order) {
   auto& st = self->state;
   const auto found = st.sources.find(order.operation);
   if (found == st.sources.end() || found->second.concluded) {
@@ -362,7 +362,7 @@ void go_on(engine_port_state& st, operation_id operation, source& src) {
 
 }  // namespace
 
-void carry_out(self_pointer self, send_progress& order) {
+void on_send_progress(self_pointer self, send_progress& order) {
   auto& st = self->state;
   const auto found = st.sources.find(order.operation);
   if (found == st.sources.end() || found->second.concluded) return;
@@ -374,7 +374,7 @@ void carry_out(self_pointer self, send_progress& order) {
   go_on(st, order.operation, found->second);
 }
 
-void carry_out(self_pointer self, send_sealed& order) {
+void on_send_sealed(self_pointer self, send_sealed& order) {
   auto& st = self->state;
   const auto found = st.sources.find(order.operation);
   if (found == st.sources.end() || found->second.concluded) return;
@@ -386,7 +386,7 @@ void carry_out(self_pointer self, send_sealed& order) {
   go_on(st, order.operation, found->second);
 }
 
-void happened(self_pointer self, gpu_point_reached& news) {
+void on_gpu_point_reached(self_pointer self, gpu_point_reached& news) {
   auto& st = self->state;
   const auto found = st.sources.find(news.send);
   if (found == st.sources.end() || found->second.concluded) return;

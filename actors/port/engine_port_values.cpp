@@ -106,7 +106,7 @@ void copy_here(self_pointer self, start_value& order) {
 
 }  // namespace
 
-void carry_out(self_pointer self, start_value& order) {
+void on_start_value(self_pointer self, start_value& order) {
   auto& st = self->state;
   if (!order.pinned.empty()) st.value_pins.emplace(order.operation, order.pinned);
   if (st.stopping) {
@@ -134,7 +134,7 @@ void carry_out(self_pointer self, start_value& order) {
   st.values.emplace(operation, std::move(value));
 }
 
-void happened(self_pointer self, value_concluded& outcome) {
+void on_value_concluded(self_pointer self, value_concluded& outcome) {
   auto& st = self->state;
   st.value_clients.erase(outcome.operation);
   if (st.copying.erase(outcome.operation) != 0) unpin_value(st, outcome.operation);

@@ -97,7 +97,7 @@ void word_cannot_come(self_pointer self, operation_id operation, const std::stri
     has_ended(self, operation, *to, why);
 }
 
-void carry_out(self_pointer self, start_word& order) {
+void on_start_word(self_pointer self, start_word& order) {
   auto& st = self->state;
   const auto operation = order.operation;
   auto& words = st.words[operation];

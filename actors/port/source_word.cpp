@@ -5,6 +5,7 @@
 
 #include "troupe/actors/runtime/ask_link.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
@@ -37,36 +38,30 @@ void let_go(self_pointer self, const troupe::error& why) {
   ask_link(self, say{make_abort(st.transfer, why), {}});
 }
 
-void happened(self_pointer self, session_message& message) {
+void on_session_message(self_pointer self, session_message& message) {
   if (const auto* abort = std::get_if<transfer_abort>(&message)) {
     end(self, troupe::error{abort->code, abort->reason});
   } else if (std::holds_alternative<transfer_release>(message)) {
     end(self, std::nullopt);
   }
 }
-void happened(self_pointer self, link_is_lost& lost) {
+void on_link_is_lost(self_pointer self, link_is_lost& lost) {
   end(self, std::move(lost.why));
 }
-void happened(self_pointer self, const link_is_back& back) {
+void on_link_is_back(self_pointer self, const link_is_back& back) {
   auto& st = self->state;
   if (back.epoch <= st.link.epoch) return;
   st.link.epoch = back.epoch;
   ask(self);
 }
-void happened(self_pointer self, abort_session& abort) {
+void on_abort_session(self_pointer self, abort_session& abort) {
   let_go(self, abort.why);
   end(self, std::move(abort.why));
 }
-void happened(self_pointer self, receive_is_whole&) {
+void on_receive_is_whole(self_pointer self) {
   let_go(self, {errc::aborted, "it was asked for"});
   end(self, std::nullopt);
 }
-void happened(self_pointer, transport::completion&) {}
-void happened(self_pointer, transfer_fenced&) {}
-void happened(self_pointer, deadline_reached&) {}  // the operation's own, if it has one, ends it
-void happened(self_pointer, source_blocks&) {}
-void happened(self_pointer, source_progress&) {}
-void happened(self_pointer, source_sealed&) {}
 
 }  // namespace
 
@@ -82,7 +77,15 @@ session_actor::behavior_type source_word(session_actor::stateful_pointer<source_
   ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
   ask(self);
   return {[self](session_event& event) {
-    std::visit([self](auto& what) { happened(self, what); }, event.what);
+    std::visit(overloaded{[self](session_message& x) { on_session_message(self, x); },
+                          [](transport::completion&) {}, [](transfer_fenced&) {},
+                          [self](link_is_lost& x) { on_link_is_lost(self, x); },
+                          [self](link_is_back& x) { on_link_is_back(self, x); },
+                          [](source_progress&) {}, [](source_blocks&) {}, [](source_sealed&) {},
+                          [self](abort_session& x) { on_abort_session(self, x); },
+                          [](deadline_reached&) {},
+                          [self](receive_is_whole&) { on_receive_is_whole(self); }},
+               event.what);
   }};
 }
 

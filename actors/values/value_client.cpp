@@ -9,6 +9,7 @@
 #include "troupe/actors/runtime/ask_link.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/values/value_regions.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
@@ -197,7 +198,7 @@ void got_value(self_pointer self, store_reply& reply) {
   end_with(self, outcome_type{event_value{{{owned->data(), owned->size()}, owned}}});
 }
 
-void happened(self_pointer self, session_message& message) {
+void on_session_message(self_pointer self, session_message& message) {
   auto& st = self->state;
   if (st.now != phase::asked && st.now != phase::storing) return;
   if (std::holds_alternative<store_held>(message) && st.order.verb == value_verb::put) {
@@ -232,7 +233,7 @@ void happened(self_pointer self, session_message& message) {
   }
 }
 
-void happened(self_pointer self, transport::completion& done) {
+void on_completion(self_pointer self, transport::completion& done) {
   auto& st = self->state;
   if (st.now != phase::reading) return;
   // Its end of the link broke before ours, or it ends: the link will say which.
@@ -248,7 +249,7 @@ void happened(self_pointer self, transport::completion& done) {
   end_with(self, outcome_type{event_value{{bytes, std::move(kept)}}});
 }
 
-void happened(self_pointer self, transfer_fenced&) {
+void on_transfer_fenced(self_pointer self) {
   auto& st = self->state;
   if (st.now != phase::fencing) return;
   if (st.registered) (void)unregister_value(*st.context, *st.registered);
@@ -259,7 +260,7 @@ void happened(self_pointer self, transfer_fenced&) {
   self->quit();
 }
 
-void happened(self_pointer self, link_is_lost& lost) {
+void on_link_is_lost(self_pointer self, link_is_lost& lost) {
   auto& st = self->state;
   const bool doubtful = st.now == phase::storing;
   end_with(self, doubtful ? in_doubt(st, std::move(lost.why)) : std::move(lost.why));
@@ -283,7 +284,7 @@ void grant_copy_instead(self_pointer self) {
   ask(self);
 }
 
-void happened(self_pointer self, link_is_back& back) {
+void on_link_is_back(self_pointer self, link_is_back& back) {
   auto& st = self->state;
   if (back.epoch <= st.link.epoch) return;
   st.link.epoch = back.epoch;
@@ -315,7 +316,7 @@ bool asks_with_copy(self_pointer self, const troupe::error& why) {
   return true;
 }
 
-void happened(self_pointer self, abort_session& abort) {
+void on_abort_session(self_pointer self, abort_session& abort) {
   auto& st = self->state;
   if (asks_with_copy(self, abort.why)) return;
   // The link could not take the last word of the put, so the peer has not heard it, unless it was one
@@ -326,7 +327,7 @@ void happened(self_pointer self, abort_session& abort) {
   give_up(self, std::move(abort.why));
   tell_failure(self);
 }
-void happened(self_pointer self, deadline_reached&) {
+void on_deadline_reached(self_pointer self) {
   auto& st = self->state;
   troupe::error why{errc::deadline,
                     st.link.peer + " did not answer for key `" + st.order.key + "` in time"};
@@ -337,10 +338,6 @@ void happened(self_pointer self, deadline_reached&) {
   }
   tell_failure(self);
 }
-void happened(self_pointer, source_blocks&) {}
-void happened(self_pointer, source_progress&) {}
-void happened(self_pointer, source_sealed&) {}
-void happened(self_pointer, receive_is_whole&) {}
 
 }  // namespace
 
@@ -361,7 +358,16 @@ session_actor::behavior_type value_client(session_actor::stateful_pointer<value_
   ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
   ask(self);
   return {[self](session_event& event) {
-    std::visit([self](auto& what) { happened(self, what); }, event.what);
+    std::visit(overloaded{[self](session_message& x) { on_session_message(self, x); },
+                          [self](transport::completion& x) { on_completion(self, x); },
+                          [self](transfer_fenced&) { on_transfer_fenced(self); },
+                          [self](link_is_lost& x) { on_link_is_lost(self, x); },
+                          [self](link_is_back& x) { on_link_is_back(self, x); },
+                          [](source_progress&) {}, [](source_blocks&) {}, [](source_sealed&) {},
+                          [self](abort_session& x) { on_abort_session(self, x); },
+                          [self](deadline_reached&) { on_deadline_reached(self); },
+                          [](receive_is_whole&) {}},
+               event.what);
   }};
 }
 

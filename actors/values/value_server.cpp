@@ -7,6 +7,7 @@
 
 #include "troupe/actors/runtime/ask_link.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
@@ -147,7 +148,7 @@ void serve_get(self_pointer self, const store_get& get) {
                      {{st.context->values->region(), {value->where}, transport::access::read}}});
 }
 
-void happened(self_pointer self, session_message& message) {
+void on_session_message(self_pointer self, session_message& message) {
   auto& st = self->state;
   if (std::holds_alternative<store_release>(message) ||
       std::holds_alternative<transfer_abort>(message)) {
@@ -168,12 +169,12 @@ void happened(self_pointer self, session_message& message) {
     serve_get(self, *get);
 }
 
-void happened(self_pointer self, link_is_back& back) {
+void on_link_is_back(self_pointer self, link_is_back& back) {
   auto& link = self->state.link;
   link.epoch = std::max(link.epoch, back.epoch);
 }
 
-void happened(self_pointer self, transport::completion& outcome) {
+void on_completion(self_pointer self, transport::completion& outcome) {
   auto& st = self->state;
   if (st.now != phase::reading || !st.room) return;
   // Its end of the link broke before ours, and it asks again; or it has given up, and says so.
@@ -185,7 +186,7 @@ void happened(self_pointer self, transport::completion& outcome) {
   say_held(self);
 }
 
-void happened(self_pointer self, transfer_fenced&) {
+void on_transfer_fenced(self_pointer self) {
   auto& st = self->state;
   if (st.now != phase::fencing) return;
   if (st.reply) ask_link(self, say{std::move(*st.reply), {}});
@@ -194,20 +195,16 @@ void happened(self_pointer self, transfer_fenced&) {
   self->quit();
 }
 
-void happened(self_pointer self, link_is_lost&) {
+void on_link_is_lost(self_pointer self) {
   self->state.reply.reset();
   finish(self);
 }
 
-void happened(self_pointer, source_blocks&) {}
-void happened(self_pointer, source_progress&) {}
-void happened(self_pointer, source_sealed&) {}
-void happened(self_pointer, receive_is_whole&) {}
-void happened(self_pointer self, abort_session& refused) {
+void on_abort_session(self_pointer self, abort_session& refused) {
   // The link could not carry what was said, or not give the grant that belongs to it.
   if (self->state.now != phase::stored) refuse(self, refused.why);
 }
-void happened(self_pointer self, deadline_reached&) {
+void on_deadline_reached(self_pointer self) {
   finish(self);
 }
 
@@ -302,7 +299,16 @@ session_actor::behavior_type value_server(session_actor::stateful_pointer<value_
     serve_get(self, *get);
   }
   return {[self](session_event& event) {
-    std::visit([self](auto& what) { happened(self, what); }, event.what);
+    std::visit(overloaded{[self](session_message& x) { on_session_message(self, x); },
+                          [self](transport::completion& x) { on_completion(self, x); },
+                          [self](transfer_fenced&) { on_transfer_fenced(self); },
+                          [self](link_is_lost&) { on_link_is_lost(self); },
+                          [self](link_is_back& x) { on_link_is_back(self, x); },
+                          [](source_progress&) {}, [](source_blocks&) {}, [](source_sealed&) {},
+                          [self](abort_session& x) { on_abort_session(self, x); },
+                          [self](deadline_reached&) { on_deadline_reached(self); },
+                          [](receive_is_whole&) {}},
+               event.what);
   }};
 }
 
