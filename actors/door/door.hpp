@@ -65,8 +65,8 @@ class door {
   virtual void close(std::uint16_t port) = 0;
   /// Connects to host:port, trying each address of the host in turn, and proves itself. Returns at
   /// once; a name is looked up on another thread. `then` is called once, on the door's thread; must not
-  /// block. Errors, all with what to do: `peer_unreachable` (nothing listens, no such host, no route,
-  /// or it hung up), `deadline` (it is silent), `unauthorized` (it, or we, have another key or
+  /// block. Errors, all with what to do: `peer_unreachable` (nothing listens, no such host, no route),
+  /// `link_broken` (it hung up), `deadline` (it is silent), `unauthorized` (it, or we, have another key or
   /// certificate: the sentence says which), `version_mismatch` (what answers is no node of Troupe of
   /// this release), `overloaded` (no descriptors, or too many names), `invalid_config` (as `listen`).
   virtual void connect(const std::string& host, std::uint16_t port,

@@ -206,7 +206,7 @@ void door_greeting::finish_hung_up(int number) {
   sentence += handshake_.heard() ? "in the middle of the greeting" : "without a word";
   if (number != 0) sentence += " (" + transport::what_errno(number) + ")";
   sentence += "; it is ending, has too many others at its door, or is no node of Troupe";
-  finish(fail(errc::peer_unreachable, std::move(sentence)));
+  finish(fail(errc::link_broken, std::move(sentence)));
 }
 
 }  // namespace troupe::actors

@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds pause_time{50};
 /// Whether the peer is to blame, rather than this process.
 bool is_fault_of_peer(errc code) {
   return code == errc::unauthorized || code == errc::version_mismatch || code == errc::deadline ||
-         code == errc::peer_unreachable;
+         code == errc::link_broken;
 }
 
 unique_fd spare_descriptor() {

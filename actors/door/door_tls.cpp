@@ -105,7 +105,7 @@ door_tls_session::step door_tls_session::greet() {
     return step::broken;
   }
   if (confirmed.how == step::ended) {
-    why_ = {errc::peer_unreachable, "the peer hung up instead of confirming"};
+    why_ = {errc::link_broken, "the peer hung up instead of confirming"};
     return step::broken;
   }
   return confirmed.how;
@@ -159,7 +159,7 @@ troupe::error door_tls_session::reason(int number) {
   std::string sentence = "the peer hung up (";
   sentence += number != 0 ? transport::what_errno(number) : text;
   sentence += ")";
-  return {errc::peer_unreachable, std::move(sentence)};
+  return {errc::link_broken, std::move(sentence)};
 }
 
 }  // namespace troupe::actors

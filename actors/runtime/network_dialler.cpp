@@ -23,6 +23,8 @@ using std::chrono::steady_clock;
 using self_pointer = network_actor::stateful_pointer<dialler_state>;
 /// Who waits is answered by then at the latest: the door, asked for the same time, knows better why.
 constexpr milliseconds spare{20};
+/// Between attempts on a peer that hangs up: the first, and the last, each four times the one before.
+constexpr milliseconds first_pause{20}, last_pause{320};
 using attempt_map = std::map<std::uint64_t, dialler_state::attempt>;
 
 std::string text_of(const dialler_state::endpoint& to) {
@@ -56,27 +58,43 @@ void cut(const dialler_state::attempt& attempt) {
 
 void begin(self_pointer self, dialler_state::attempt attempt);
 
+/// After its pause.
+void rest(self_pointer self, dialler_state::attempt attempt) {
+  attempt.rests_until = steady_clock::now() + attempt.pause;
+  self->delayed_send(self, attempt.pause, tick_atom::value);
+  self->state.attempts.emplace(++self->state.last_attempt, std::move(attempt));
+}
+
 /// The attempt is over and found nothing.
 void fail_attempt(self_pointer self, attempt_map::iterator which, const troupe::error& why) {
   auto ended = std::move(which->second);
   self->state.attempts.erase(which);
-  const auto now = steady_clock::now();
+  ended.line.reset();
+  const bool hung_up = why.code == errc::link_broken;
+  const auto next_pause = hung_up ? std::max(first_pause, 4 * ended.pause) : milliseconds{0};
+  const bool again = hung_up ? next_pause <= last_pause : why.code == errc::deadline;
+  const auto soonest = steady_clock::now() + next_pause + spare;
   std::vector<dialler_state::asker> patient;
   for (auto& asker : ended.askers) {
-    if (why.code == errc::deadline && asker.deadline > now + spare) {
+    if (again && asker.deadline > soonest) {
       patient.push_back(std::move(asker));
     } else {
-      answer(asker, why);
+      answer(asker, {hung_up ? errc::peer_unreachable : why.code, why.message});
     }
   }
   if (patient.empty()) return;
   ended.askers = std::move(patient);
-  ended.line.reset();
-  begin(self, std::move(ended));
+  ended.pause = next_pause;
+  if (hung_up) {
+    rest(self, std::move(ended));
+  } else {
+    begin(self, std::move(ended));
+  }
 }
 
 void begin(self_pointer self, dialler_state::attempt attempt) {
   auto& st = self->state;
+  attempt.rests_until.reset();
   attempt.deadline = std::ranges::max(attempt.askers, {}, &dialler_state::asker::deadline).deadline;
   const auto number = ++st.last_attempt;
   const auto where = attempt.to;
@@ -145,10 +163,11 @@ void greet(self_pointer self, std::uint64_t number,
           });
 }
 
-/// Answers those whose deadline has come.
+/// Answers those whose deadline has come, and makes those attempts again that have rested.
 void look_at_the_clock(self_pointer self) {
   auto& attempts = self->state.attempts;
   const auto now = steady_clock::now();
+  std::vector<dialler_state::attempt> rested;
   for (auto it = attempts.begin(); it != attempts.end();) {
     auto& askers = it->second.askers;
     for (auto& asker : askers) {
@@ -156,8 +175,11 @@ void look_at_the_clock(self_pointer self) {
     }
     std::erase_if(askers, [now](const auto& asker) { return asker.deadline <= now; });
     if (askers.empty()) cut(it->second);
-    it = askers.empty() ? attempts.erase(it) : std::next(it);
+    const bool is_due = !askers.empty() && it->second.rests_until.value_or(now + spare) <= now;
+    if (is_due) rested.push_back(std::move(it->second));
+    it = askers.empty() || is_due ? attempts.erase(it) : std::next(it);
   }
+  for (auto& attempt : rested) begin(self, std::move(attempt));
 }
 
 void take(self_pointer self, const dialled& outcome) {
@@ -213,7 +235,7 @@ network_actor::behavior_type network_dialler(self_pointer self, caf::actor broke
         } else {
           std::vector<dialler_state::asker> askers;
           askers.push_back(std::move(asker));
-          begin(self, {to, {}, std::move(askers), nullptr});
+          begin(self, {to, {}, std::move(askers), {}, {}, nullptr});
         }
         self->delayed_send(self, patience + spare, tick_atom::value);
         return reply;

@@ -33,7 +33,8 @@ using dial_function = std::function<std::optional<troupe::error>(
 ///
 ///     asked -> dialling -> greeting (CAF's handshake) -> known, until its actor ends
 ///
-/// An attempt that ended by its own deadline is made again for those who can still wait.
+/// An attempt that ended by its own deadline is made again for those who can still wait. So is, a few times and after
+/// a pause, one that ended because the peer hung up in the middle: its door may be crowded.
 struct dialler_state {
   using endpoint = std::pair<std::string, std::uint16_t>;
   using promise = caf::typed_response_promise<reached>;
@@ -48,6 +49,9 @@ struct dialler_state {
     endpoint to;
     std::chrono::steady_clock::time_point deadline;
     std::vector<asker> askers;
+    std::chrono::milliseconds pause{0};  ///< before it was made again; 0: the first
+    /// It is to be made again then, and does not run.
+    std::optional<std::chrono::steady_clock::time_point> rests_until;
     /// Another descriptor of its socket while CAF's handshake runs: cuts it without knowing whether
     /// CAF still has its own.
     std::shared_ptr<const door_socket> line;

@@ -376,7 +376,7 @@ TEST(door, tells_other_servers_from_nodes_of_its_cluster) {
     other_server shy{"", true};
     const auto tried = connect_from(*from, shy.port);
     ASSERT_FALSE(tried);
-    EXPECT_EQ(tried.error().code, errc::peer_unreachable) << tried.error().message;
+    EXPECT_EQ(tried.error().code, errc::link_broken) << tried.error().message;
   }
 }
 

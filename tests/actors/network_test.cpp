@@ -16,6 +16,7 @@
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/runtime/system.hpp"
 #include "troupe/actors/supervisor/supervisor.hpp"
+#include "troupe/transport/tcp/socket.hpp"
 
 #include "cluster_peer.hpp"
 #include "end_of_monitored.hpp"
@@ -40,6 +42,7 @@ using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 using troupe::testing::comes_true;
 using troupe::testing::end_of_wait;
+using transport::tcp::unique_fd;
 using troupe::testing::wait_limit;
 
 milliseconds since(steady_clock::time_point start) {
@@ -221,6 +224,63 @@ TEST(network, who_waits_shortly_is_answered_in_time_beside_who_waits_long) {
   patient.join();
   ASSERT_FALSE(found);
   EXPECT_EQ(found.error().code, errc::deadline);
+}
+
+// -- a crowded door
+
+/// A port at which nobody greets.
+struct rude_host {
+  unique_fd listens;
+  std::uint16_t port{0};
+
+  rude_host() : listens{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
+    const int on = 1;
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const generic = reinterpret_cast<sockaddr*>(&at);
+    socklen_t size = sizeof at;
+    EXPECT_EQ(::setsockopt(listens.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
+    EXPECT_EQ(::bind(listens.get(), generic, size), 0);
+    EXPECT_EQ(::listen(listens.get(), 8), 0);
+    EXPECT_EQ(::getsockname(listens.get(), generic, &size), 0);
+    port = ntohs(at.sin_port);
+  }
+  /// Closed when it is dropped; none once the port is shut.
+  [[nodiscard]] unique_fd guest() const {
+    return unique_fd{::accept4(listens.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+  }
+};
+
+TEST(network, a_peer_that_hangs_up_is_asked_a_few_times_more) {
+  const rude_host rude;
+  int came = 0;
+  std::thread door{[&] {
+    while (rude.guest().get() >= 0) ++came;
+  }};
+  actor_host host;
+  const auto found = host.connect<supervisor_actor>("127.0.0.1", rude.port, wait_limit);
+  ::shutdown(rude.listens.get(), SHUT_RDWR);
+  door.join();
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code, errc::peer_unreachable);
+  EXPECT_THAT(found.error().message, HasSubstr("the peer hung up"));
+  EXPECT_EQ(came, 4);
+}
+
+TEST(network, a_peer_is_found_whose_door_was_crowded) {
+  rude_host rude;
+  actor_host here, there;
+  auto asked = std::async(std::launch::async, [&] {
+    return here.connect<supervisor_actor>("127.0.0.1", rude.port, wait_limit);
+  });
+  for (int i = 0; i < 2; ++i) ASSERT_GE(rude.guest().get(), 0);
+  const auto third = rude.guest();
+  rude.listens.reset();
+  publish(there, rude.port);
+  ::shutdown(third.get(), SHUT_RDWR);
+  const auto found = asked.get();
+  EXPECT_TRUE(found) << to_string(found.error());
 }
 
 TEST(network, an_actor_that_was_found_is_forgotten_with_its_process) {
