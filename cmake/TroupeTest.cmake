@@ -47,7 +47,7 @@ function(troupe_test name)
   endif()
   math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 4")  # `patience` of tests/sanitizers/sanitized.hpp
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE ${arg_LINKS} troupe_scratch GTest::gmock_main)
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} troupe_support GTest::gmock_main)
   troupe_compile_settings(${name})
   troupe_without_false_warnings(${name})
   if(arg_LINKS MATCHES "troupe::(actors|deploy)")  # and so CAF, whose headers cost most of the time

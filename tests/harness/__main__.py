@@ -41,7 +41,7 @@ def explore(words):
         return 2
     build = Build("release")
     build.make(["cluster_explorer"])
-    return subprocess.run([build.folder / "tests/actors/cluster_explorer", "--jobs", str(JOBS), *words],
+    return subprocess.run([build.folder / "tests/actors/simulation/cluster_explorer", "--jobs", str(JOBS), *words],
                           check=False).returncode
 
 

@@ -21,7 +21,7 @@ TRANSFERS = int(os.environ.get("TROUPE_TRANSFERS", "5000"))
 
 
 def keep_pages_small() -> None:
-    """As tests/scratch/process_memory.hpp does: pages that the kernel puts together are no growth of ours."""
+    """As tests/support/process_memory.hpp does: pages that the kernel puts together are no growth of ours."""
     ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cluster_simulation/simulation.hpp"
+#include "simulation.hpp"
 #include "seed.hpp"
 
 // TROUPE_SEED=N TROUPE_NODES=N TROUPE_REQUESTS=N run one of them again, or a larger one.

@@ -9,7 +9,7 @@
 
 #include "troupe/actors/request_carrier.hpp"
 
-#include "cluster_fixture.hpp"
+#include "reference_cluster.hpp"
 #include "free_port.hpp"
 #include "own_connections.hpp"
 

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cluster_fixture.hpp"
+#include "reference_cluster.hpp"
 
 /// The reference engine's two roles in processes of their own, moving real caches: tokens, and
 /// every bit of every logit, are those of one process alone.
