@@ -93,10 +93,12 @@ struct say {
   /// ones of a transfer, which hold in any. 0: in any.
   std::uint64_t epoch{0};
 };
+/// session -> link: move these bytes; ends as a completion.
 struct post_batch {
   transport::batch work;
   std::uint64_t epoch{0};  ///< what belongs to one that is over is dropped
 };
+/// session -> link: say when nothing of the transfer can touch memory any more, as `transfer_fenced`.
 struct fence_now {
   transfer_id transfer;
 };
@@ -137,11 +139,15 @@ struct link_command {
       what;
 };
 
-/// What the transport reports, from the thread that made the progress.
+// What the transport reports comes from the thread that made the progress.
+
+/// transport -> link: both ends may use it.
 struct link_came_up {};
+/// transport -> link: it can be used no more.
 struct link_broke {
   troupe::error why;
 };
+/// transport -> link: what `fence_now` asked for.
 struct fence_holds {
   transfer_id transfer;
   std::uint64_t generation{0};  ///< counts also when the transport link has been replaced
@@ -248,6 +254,20 @@ struct port_event {
       what;
 };
 
+/// node -> port: the newest membership.
+struct membership_changed {
+  std::shared_ptr<const membership> members;
+};
+/// node -> port: the supervisor's answer to a heartbeat.
+struct heartbeat_answered {
+  std::uint64_t supervisor_incarnation{0};
+  std::uint64_t epoch{0};
+  time_point asked;  ///< when the heartbeat was sent
+};
+struct node_notice {
+  std::variant<membership_changed, heartbeat_answered> what;
+};
+
 // -- to the pool manager
 
 /// port -> pool: stand in line for blocks; ends as `blocks_granted`.
@@ -256,6 +276,7 @@ struct wait_for_blocks {
   std::uint32_t count{0};
   time_point deadline;
 };
+/// port -> pool: the one who waits has given up.
 struct leave_line {
   operation_id operation;
 };
@@ -276,11 +297,12 @@ struct need_link {
 };
 /// node -> itself: see again whether a peer that was down has come back.
 struct look_again {};
+/// engine -> node: ask the supervisor for a placement; ends as an event of the engine.
 struct start_place {
   operation_id operation;
   placement_request request;
 };
-/// A placed request ended.
+/// engine -> node: a placed request ended; tell the supervisor.
 struct placed_ended {
   std::string request;
 };
@@ -310,40 +332,47 @@ struct node_command {
       what;
 };
 
-// -- from the engine
+// -- to the engine port, from the engine
 
+/// engine -> port: begin a send.
 struct start_send {
   operation_id operation;
   send_spec spec;
 };
+/// engine -> port: a send has more blocks.
 struct send_grew {
   operation_id operation;
   source_blocks more;  ///< pinned, if the node has a pool
 };
+/// engine -> port: these layers of a send are computed.
 struct send_progress {
   operation_id operation;
   source_progress progress;
   std::uint64_t point{0};  ///< of the GPU, from where on it is true; 0: now
 };
+/// engine -> port: a send gets nothing more.
 struct send_sealed {
   operation_id operation;
   source_sealed seal;
 };
+/// engine -> port: begin a receive.
 struct start_receive {
   operation_id operation;
   receive_spec spec;
 };
-/// The gate of a stream, to be opened when these layers are complete, or the receive has ended.
+/// engine -> port: the gate of a stream, to be opened when these layers are complete, or the receive has ended.
 struct open_when_complete {
   operation_id operation;
   std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
   std::shared_ptr<transport::stream_gate> gate;
 };
+/// engine -> port: end an operation with `aborted`.
 struct abort_operation {
   operation_id operation;
   std::string reason;
 };
 enum class value_verb : std::uint8_t { put, get, query, remove };
+/// engine -> port: put, get, query or remove a value.
 struct start_value {
   operation_id operation;
   std::string peer;
@@ -357,6 +386,7 @@ struct start_value {
 };
 /// What a decode engine says to the sources of a request without a receive.
 enum class source_verb : std::uint8_t { release, hold };
+/// engine -> port: say so to the sources of a request.
 struct start_word {
   operation_id operation;
   source_verb verb{source_verb::release};
@@ -364,28 +394,17 @@ struct start_word {
   std::vector<std::string> sources;
   std::vector<std::uint64_t> lives;  ///< of the sources, or none
 };
-/// The first message of all: who the port may ask.
+/// engine -> port, before all else: who it may ask.
 struct connect_operations {
   caf::typed_actor<caf::reacts_to<node_command>> node;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
 };
-/// node -> port: the newest membership.
-struct membership_changed {
-  std::shared_ptr<const membership> members;
-};
-/// node -> port: the supervisor's answer to a heartbeat.
-struct heartbeat_answered {
-  std::uint64_t supervisor_incarnation{0};
-  std::uint64_t epoch{0};
-  time_point asked;  ///< when the heartbeat was sent
-};
-/// The node stops: end everything with `aborted`.
+/// engine -> port: the node stops; end everything with `aborted`.
 struct stop_port {};
 
 struct engine_command {
   std::variant<start_send, send_grew, send_progress, send_sealed, start_receive, open_when_complete,
-               abort_operation, start_value, start_word, connect_operations, membership_changed,
-               heartbeat_answered, stop_port>
+               abort_operation, start_value, start_word, connect_operations, stop_port>
       what;
 };
 
@@ -404,4 +423,5 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::transfer_reports)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::session_event)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_command)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_event)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::node_notice)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::port_event)

@@ -65,6 +65,8 @@ using engine_port_actor = caf::typed_actor<
     caf::reacts_to<engine_command>,
     // links, sessions, pool_manager -> port
     caf::reacts_to<port_event>,
+    // node -> port: what it heard of the cluster
+    caf::reacts_to<node_notice>,
     // node -> port: what is live, for status
     caf::replies_to<report_atom>::with<transfer_reports>,
     // the port's own clock, only while something has a deadline

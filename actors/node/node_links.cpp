@@ -231,7 +231,7 @@ void adopt(self_pointer self, membership& fresh) {
                      fresh.epoch < st.members.epoch;
   if (older || fresh.cluster != st.context->settings.cluster) return;
   st.members = std::move(fresh);
-  tell(st.port, engine_command{membership_changed{std::make_shared<const membership>(st.members)}});
+  tell(st.port, node_notice{membership_changed{std::make_shared<const membership>(st.members)}});
   st.context->events.see(st.members);
   for (const auto& m : st.members.members) {
     if (is_lost(m)) {

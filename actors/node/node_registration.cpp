@@ -280,8 +280,8 @@ void say_alive(self_pointer self) {
       .then(
           [self, asked = std::chrono::steady_clock::now()](const heartbeat_ack& ack) {
             if (ack.known) {
-              tell(self->state.port, engine_command{heartbeat_answered{ack.supervisor_incarnation,
-                                                                       ack.epoch, asked}});
+              tell(self->state.port,
+                   node_notice{heartbeat_answered{ack.supervisor_incarnation, ack.epoch, asked}});
               return;
             }
             if (!self->state.registered) return;

@@ -401,8 +401,6 @@ engine_port_actor::behavior_type engine_port(
                               [self](start_value& x) { on_start_value(self, x); },
                               [self](start_word& x) { on_start_word(self, x); },
                               [self](connect_operations& x) { on_connect_operations(self, x); },
-                              [self](membership_changed& x) { on_membership_changed(self, x); },
-                              [self](heartbeat_answered& x) { on_heartbeat_answered(self, x); },
                               [self](stop_port&) { on_stop_port(self); }},
                    command.what);
         arm(self);
@@ -419,6 +417,12 @@ engine_port_actor::behavior_type engine_port(
                               [self](blocks_granted& x) { on_blocks_granted(self, x); },
                               [self](gpu_point_reached& x) { on_gpu_point_reached(self, x); }},
                    event.what);
+        arm(self);
+      },
+      [self](node_notice& notice) {
+        std::visit(overloaded{[self](membership_changed& x) { on_membership_changed(self, x); },
+                              [self](heartbeat_answered& x) { on_heartbeat_answered(self, x); }},
+                   notice.what);
         arm(self);
       },
       [self](report_atom) { return describe(self->state); },

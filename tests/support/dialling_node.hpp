@@ -105,6 +105,7 @@ inline engine_port_actor::behavior_type disappointed(engine_port_actor::pointer,
                                                      inbox_ptr<link_gone> gone) {
   return {
       [](engine_command&) {},
+      [](node_notice&) {},
       [gone](port_event& event) {
         if (const auto* what = std::get_if<link_gone>(&event.what)) gone->put(*what);
       },

@@ -13,6 +13,7 @@ engine_port_actor::behavior_type remembering_port(engine_port_actor::pointer,
                                                   inbox_ptr<link_handle> ready) {
   return {
       [](engine_command&) {},
+      [](node_notice&) {},
       [ready](port_event& event) {
         if (const auto* what = std::get_if<link_ready>(&event.what)) ready->put(what->link);
       },
