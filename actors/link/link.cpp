@@ -4,32 +4,41 @@
 #include <utility>
 #include <variant>
 
-#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/runtime/system.hpp"
 #include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
 
-namespace link_parts {
+namespace links {
 
-namespace {
+peer_link::peer_link(self_pointer self, link_options options)
+    : self_{self},
+      context_{std::move(options.context)},
+      port_{std::move(options.port)},
+      peer_{std::move(options.peer)},
+      role_{options.role},
+      asked_{options.asked},
+      count_{context_},
+      pulse_{context_->settings.peer_silence},
+      reader_{self->system()} {}
 
-link_report report(const link_state& st) {
+link_report peer_link::report() const {
   link_report r;
-  r.peer = st.peer.name;
-  r.peer_incarnation = st.peer.incarnation;
-  if (st.chose) r.backend = std::string{transport::to_string(st.choice.kind)};
-  r.reason = st.choice.reason;
-  switch (st.now) {
-    case link_state::phase::dialling:
-    case link_state::phase::connecting: r.state = st.broke ? "rebuilding" : "connecting"; break;
-    case link_state::phase::up: r.state = "up"; break;
-    case link_state::phase::ending: r.state = "broken"; break;
+  r.peer = peer_.name;
+  r.peer_incarnation = peer_.incarnation;
+  if (chose_) r.backend = std::string{transport::to_string(choice_.kind)};
+  r.reason = choice_.reason;
+  switch (phase_) {
+    case phase::dialling:
+    case phase::connecting: r.state = broke_ ? "rebuilding" : "connecting"; break;
+    case phase::up: r.state = "up"; break;
+    case phase::ending: r.state = "broken"; break;
   }
-  r.rebuilds = st.rebuilds;
-  r.last_break = st.last_break;
-  if (st.link) {
-    const auto stats = st.link->stats();
+  r.rebuilds = rebuilds_;
+  r.last_break = last_break_;
+  if (link_) {
+    const auto stats = link_->stats();
     r.lanes = stats.lanes;
     r.bytes_out = stats.bytes_out;
     r.bytes_in = stats.bytes_in;
@@ -49,80 +58,70 @@ link_report report(const link_state& st) {
   return r;
 }
 
-}  // namespace
+void peer_link::on_down(const caf::down_msg& down) {
+  const bool is_end = down.source == other_end_.address();
+  // An acceptor of an attempt that failed is watched as well, and does not matter any more.
+  if (!is_end && down.source != peer_node_.address()) return;
+  const bool end_of_attempt = is_dialler() && !broke_ && phase_ != phase::up;
+  if (is_end && (!down.reason || end_of_attempt)) {
+    other_end_ended(down.reason ? "the end of " + peer_.name + " crashed (" +
+                                      self_->system().render(down.reason) + ")"
+                                : peer_.name + " ended the link",
+                    true);
+  } else if (is_end && leaving_) {
+    end_link(*leaving_);
+  } else {
+    on_peer_left(peer_left{{errc::peer_lost, "the process of " + peer_.name + " is gone"}});
+  }
+}
 
-}  // namespace link_parts
-
-link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_state> self,
-                                        link_options options) {
-  set_log_handlers(*self, "link");
-  using namespace link_parts;
-  auto& st = self->state;
-  st.context = std::move(options.context);
-  st.port = std::move(options.port);
-  st.peer = std::move(options.peer);
-  st.role = options.role;
-  st.asked = options.asked;
-  st.pulse = link_pulse{st.context->settings.peer_silence};
-  st.reader = std::make_unique<inline_executor>(self->system());
-  self->set_down_handler([self](const caf::down_msg& down) {
-    const auto& state = self->state;
-    // An acceptor of an attempt that failed is watched as well, and does not matter any more.
-    if (down.source != state.peer_node.address() && down.source != state.other_end.address())
-      return;
-    const bool end_of_attempt = state.role == transport::link_role::initiator && !state.broke &&
-                                state.now != link_state::phase::up;
-    if (down.source == state.other_end.address() && (!down.reason || end_of_attempt)) {
-      other_end_ended(self,
-                      down.reason ? "the end of " + state.peer.name + " crashed (" +
-                                        self->system().render(down.reason) + ")"
-                                  : state.peer.name + " ended the link",
-                      true);
-      return;
-    }
-    if (down.source == state.other_end.address() && state.leaving) {
-      end_link(self, *state.leaving);
-      return;
-    }
-    on_peer_left(self,
-                 peer_left{{errc::peer_lost, "the process of " + state.peer.name + " is gone"}});
-  });
-  if (st.role == transport::link_role::initiator) dial(self);
+link_actor::behavior_type peer_link::begin() {
+  self_->set_down_handler([this](const caf::down_msg& down) { on_down(down); });
+  if (is_dialler()) dial();
   return {
-      [self](link_command& command) {
-        std::visit(
-            overloaded{[self](attach_session& x) { on_attach_session(self, std::move(x)); },
-                       [self](detach_session& x) { on_detach_session(self, x); },
-                       [self](say& x) { on_say(self, std::move(x)); },
-                       [self](post_batch& x) { on_post_batch(self, std::move(x)); },
-                       [self](fence_now& x) { on_fence_now(self, x); },
-                       [self](close_link& x) { on_close_link(self, std::move(x)); },
-                       [self](leave_link& x) { on_leave_link(self, std::move(x)); },
-                       [self](peer_left& x) { on_peer_left(self, std::move(x)); },
-                       [self](read_last_frames& x) { on_read_last_frames(self, std::move(x)); },
-                       [self](dial_again&) { on_dial_again(self); },
-                       [self](look_for_dialler& x) { on_look_for_dialler(self, x); },
-                       [self](look_for_room&) { on_look_for_room(self); },
-                       [self](check_peer_alive&) { on_check_peer_alive(self); }},
-            command.what);
+      [this](link_command& command) {
+        std::visit(overloaded{[this](attach_session& x) { on_attach_session(std::move(x)); },
+                              [this](detach_session& x) { on_detach_session(x); },
+                              [this](say& x) { on_say(std::move(x)); },
+                              [this](post_batch& x) { on_post_batch(std::move(x)); },
+                              [this](fence_now& x) { on_fence_now(x); },
+                              [this](close_link& x) { on_close_link(std::move(x)); },
+                              [this](leave_link& x) { on_leave_link(std::move(x)); },
+                              [this](peer_left& x) { on_peer_left(std::move(x)); },
+                              [this](read_last_frames& x) { on_read_last_frames(std::move(x)); },
+                              [this](dial_again&) { on_dial_again(); },
+                              [this](look_for_dialler& x) { on_look_for_dialler(x); },
+                              [this](look_for_room&) { on_look_for_room(); },
+                              [this](check_peer_alive&) { on_check_peer_alive(); }},
+                   command.what);
       },
-      [self](link_event& event) {
-        if (event.generation != self->state.generation &&
-            !std::holds_alternative<fence_holds>(event.what)) {
+      [this](link_event& event) {
+        if (event.generation != generation_ && !std::holds_alternative<fence_holds>(event.what)) {
           return;
         }
-        std::visit(
-            overloaded{[self](link_came_up&) { on_link_came_up(self); },
-                       [self](session_message& x) { on_session_message(self, std::move(x)); },
-                       [self](transport::completion& x) { on_completion(self, std::move(x)); },
-                       [self](fence_holds& x) { on_fence_holds(self, x); },
-                       [self](link_broke& x) { on_link_broke(self, std::move(x)); }},
-            event.what);
+        std::visit(overloaded{[this](link_came_up&) { on_link_came_up(); },
+                              [this](session_message& x) { on_session_message(std::move(x)); },
+                              [this](transport::completion& x) { on_completion(std::move(x)); },
+                              [this](fence_holds& x) { on_fence_holds(x); },
+                              [this](link_broke& x) { on_link_broke(std::move(x)); }},
+                   event.what);
       },
-      [self](const link_request& request) { return accept(self, request); },
-      [self](const link_notice& notice) { hear(self, notice); },
-      [self](report_atom) { return report(self->state); },
+      [this](const link_request& request) { return accept(request); },
+      [this](const link_notice& notice) { hear(notice); },
+      [this](report_atom) { return report(); },
   };
+}
+
+}  // namespace links
+
+link_slot::link_slot() = default;
+link_slot::~link_slot() = default;
+
+link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_slot> self,
+                                        link_options options) {
+  set_log_handlers(*self, "link");
+  self->state.link = std::make_unique<links::peer_link>(self, std::move(options));
+  return self->state.link->begin();
 }
 
 }  // namespace troupe::actors

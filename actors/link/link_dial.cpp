@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,26 +12,26 @@
 
 #include "troupe/actors/base/message_fields.hpp"
 #include "troupe/actors/link/backend_reports.hpp"
-#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/runtime/network.hpp"
 #include "troupe/actors/runtime/system.hpp"
 
-namespace troupe::actors::link_parts {
+namespace troupe::actors::links {
 
 namespace {
 
 /// Before the first repetition; doubled with each.
 constexpr auto first_pause = std::chrono::milliseconds{20};
 
-/// To make a link again every attempt takes its `connect_timeout`, also one that fails at once: what
-/// broke it may take a while to be mended. A peer that has died is heard of meanwhile.
-std::chrono::milliseconds pause_before_next(const link_state& st) {
-  const std::chrono::milliseconds pause = first_pause * (1u << std::min(st.attempts, 6u));
-  if (!st.broke) return pause;
-  const auto rest = st.attempt_began + st.context->settings.connect_timeout - now();
-  return std::max(pause, std::chrono::duration_cast<std::chrono::milliseconds>(rest));
+/// Of who it is that cannot be reached: the sentence names only the address.
+/// A member speaks our version, or it would be none: whoever speaks another has the port of a process
+/// that is gone.
+troupe::error unreachable(const node_info& peer, const troupe::error& why) {
+  return {why.code == errc::unauthorized ? why.code : errc::peer_unreachable,
+          "cannot reach " + peer.name + " at " + peer.host + ":" + std::to_string(peer.port) +
+              " (" + why.message + ")"};
 }
 
 /// Whether another backend could help after this refusal.
@@ -61,303 +62,291 @@ bool worth_another_backend(errc code) {
   return false;
 }
 
-bool was_given_up(const link_state& st, transport::backend_kind kind) {
-  return std::ranges::find(st.failed, kind, &link_state::failed_backend::kind) != st.failed.end();
+}  // namespace
+
+/// To make a link again every attempt takes its `connect_timeout`, also one that fails at once: what
+/// broke it may take a while to be mended. A peer that has died is heard of meanwhile.
+std::chrono::milliseconds peer_link::pause_before_next() const {
+  const std::chrono::milliseconds pause = first_pause * (1u << std::min(attempts_, 6u));
+  if (!broke_) return pause;
+  const auto rest = attempt_began_ + context_->settings.connect_timeout - now();
+  return std::max(pause, std::chrono::duration_cast<std::chrono::milliseconds>(rest));
+}
+
+bool peer_link::was_given_up(transport::backend_kind kind) const {
+  return std::ranges::find(failed_, kind, &failed_backend::kind) != failed_.end();
 }
 
 /// The membership says where the peer is, the acceptor's reply on which GPUs its cache is, and each
 /// side refuses what it cannot reach. `auto` leaves out what is unusable here or cannot join the two,
 /// and asks for the others in order of preference.
-std::optional<transport::backend_kind> next_kind(const link_state& st) {
-  const auto& settings = st.context->settings;
-  const auto tried = [&](transport::backend_kind kind) { return was_given_up(st, kind); };
+std::optional<transport::backend_kind> peer_link::next_kind() const {
+  const auto& settings = context_->settings;
+  const auto tried = [&](transport::backend_kind kind) { return was_given_up(kind); };
   if (settings.backend) {
     if (!tried(*settings.backend)) return settings.backend;
   } else {
-    for (const auto& here : st.context->endpoint->backends()) {  // the best comes first
-      if (here.state.usable && !tried(here.kind) && !in_the_way(st, here.kind)) {
+    for (const auto& here : context_->endpoint->backends()) {  // the best comes first
+      if (here.state.usable && !tried(here.kind) && !in_the_way(here.kind)) {
         return here.kind;
       }
     }
   }
   for (const auto kind : settings.fallback) {
-    if (!settings.backend && in_the_way(st, kind)) continue;
+    if (!settings.backend && in_the_way(kind)) continue;
     if (!tried(kind)) return kind;
   }
   return std::nullopt;
 }
 
 /// "; xgmi failed: no answer; shm failed: another host"
-std::string failures(const link_state& st) {
+std::string peer_link::failures() const {
   std::string text;
-  for (const auto& failed : st.failed) {
+  for (const auto& failed : failed_) {
     text += "; " + std::string{transport::to_string(failed.kind)} + " failed: " + failed.why;
   }
   return text;
 }
 
 /// "; xgmi: not built; shm: another host": what `auto` asks nobody for.
-std::string left_out(const link_state& st) {
+std::string peer_link::left_out() const {
   std::string text;
-  for (const auto& other : st.context->endpoint->backends()) {
+  for (const auto& other : context_->endpoint->backends()) {
     const auto name = "; " + std::string{transport::to_string(other.kind)} + ": ";
     if (!other.state.usable) {
       text += name;
       // What to do about it is for whoever asks `troupe info`.
       text += without_advice(other.state.reason);
-    } else if (const auto why = in_the_way(st, other.kind); why && !was_given_up(st, other.kind)) {
+    } else if (const auto why = in_the_way(other.kind); why && !was_given_up(other.kind)) {
       text += name + why->message;
     }
   }
   return text;
 }
 
-std::string reason_for(const link_state& st, transport::backend_kind kind) {
-  if (st.context->settings.backend == kind) return "configured" + failures(st);
-  return "best that both sides can use" + failures(st) + left_out(st);
+std::string peer_link::reason_for(transport::backend_kind kind) const {
+  if (context_->settings.backend == kind) return "configured" + failures();
+  return "best that both sides can use" + failures() + left_out();
 }
 
 /// What the caller reads when no backend is left.
-troupe::error none_joins(const link_state& st) {
-  const bool automatic = !st.context->settings.backend;
-  return {errc::peer_unreachable, "no backend joins this node with " + st.peer.name + failures(st) +
-                                      (automatic ? left_out(st) : "")};
+troupe::error peer_link::none_joins() const {
+  const bool automatic = !context_->settings.backend;
+  return {errc::peer_unreachable, "no backend joins this node with " + peer_.name + failures() +
+                                      (automatic ? left_out() : "")};
 }
 
-troupe::error no_answer(self_pointer self, const caf::error& err) {
-  return {errc::peer_unreachable, self->state.peer.name + " did not answer the link request (" +
-                                      self->system().render(err) + ")"};
+troupe::error peer_link::no_answer(const caf::error& err) const {
+  return {errc::peer_unreachable,
+          peer_.name + " did not answer the link request (" + self_->system().render(err) + ")"};
 }
 
 /// The next request goes to the node, which makes another end.
-void part_from_other_end(self_pointer self, const std::string& why) {
-  auto& st = self->state;
-  self->demonitor(st.other_end.address());
-  self->send(st.other_end, link_notice{link_fate::ended, why});
-  st.other_end = nullptr;
+void peer_link::part_from_other_end(const std::string& why) {
+  self_->demonitor(other_end_.address());
+  self_->send(other_end_, link_notice{link_fate::ended, why});
+  other_end_ = nullptr;
 }
 
 /// The acceptor of an attempt that came to nothing need not wait until its time is over. The next
 /// attempt has one of its own. One that may have gone up has sessions, perhaps, and is asked again.
-void turn_away(self_pointer self, const std::string& why) {
-  const auto& st = self->state;
-  if (!st.broke && !st.may_be_up_there && st.other_end) part_from_other_end(self, why);
+void peer_link::turn_away(const std::string& why) {
+  if (!broke_ && !may_be_up_there_ && other_end_) part_from_other_end(why);
 }
 
-void got_reply(self_pointer self, const link_reply& reply) {
-  auto& st = self->state;
+void peer_link::got_reply(const link_reply& reply) {
   if (reply.failed != 0) {
-    backend_failed(self, refusal(reply));
+    backend_failed(refusal(reply));
     return;
   }
-  auto fits = adopt_layout(st, reply.layout);
-  if (fits) fits = adopt_gpus(st, reply.gpus);
+  auto fits = adopt_layout(reply.layout);
+  if (fits) fits = adopt_gpus(reply.gpus);
   if (!fits) {
-    end_link(self, fits.error());
+    end_link(fits.error());
     return;
   }
-  if (auto joined = judge(st, reply.gpus); !joined) {
-    backend_failed(self, joined.error());
+  if (auto joined = judge(reply.gpus); !joined) {
+    backend_failed(joined.error());
     return;
   }
-  const transport::link_offer offer{st.choice.kind, incarnation{st.peer.incarnation},
+  const transport::link_offer offer{choice_.kind, incarnation{peer_.incarnation},
                                     from_bytes(reply.offer)};
-  st.now = link_state::phase::connecting;
-  st.may_be_up_there = true;
-  if (auto started = st.link->connect(offer); !started) backend_failed(self, started.error());
+  phase_ = phase::connecting;
+  may_be_up_there_ = true;
+  if (auto started = link_->connect(offer); !started) backend_failed(started.error());
 }
 
 /// What an attempt hears late is neither for the pause behind it nor for the next one, which may be over
 /// another backend.
-auto over_with(self_pointer self) {
-  return [self, attempt = self->state.generation] {
-    const auto& st = self->state;
-    return st.generation != attempt || st.now != link_state::phase::dialling || !st.link;
+std::function<bool()> peer_link::over_with() const {
+  return [this, attempt = generation_] {
+    return generation_ != attempt || phase_ != phase::dialling || !link_;
   };
 }
 
 /// For the attempt whose transport is open.
-link_request request_of(const link_state& st) {
+link_request peer_link::request_of_attempt() const {
   link_request request;
-  request.cluster = st.context->settings.cluster;
-  request.from = st.context->self;
-  request.to_incarnation = st.peer.incarnation;
-  const auto registered = st.context->registration.last();
+  request.cluster = context_->settings.cluster;
+  request.from = context_->self;
+  request.to_incarnation = peer_.incarnation;
+  const auto registered = context_->registration.last();
   request.supervisor_incarnation = registered.supervisor_incarnation;
   request.registered_epoch = registered.epoch;
-  request.backend = static_cast<std::uint8_t>(st.choice.kind);
-  request.lanes = st.context->settings.lanes;
-  request.gpus = cache_gpus(*st.context);
-  request.offer = to_bytes(st.link->offer().payload);
-  request.layout = to_bytes(st.context->encoded_layout);
-  request.reason = st.choice.reason;
+  request.backend = static_cast<std::uint8_t>(choice_.kind);
+  request.lanes = context_->settings.lanes;
+  request.gpus = cache_gpus(*context_);
+  request.offer = to_bytes(link_->offer().payload);
+  request.layout = to_bytes(context_->encoded_layout);
+  request.reason = choice_.reason;
   return request;
 }
 
-void ask_node(self_pointer self) {
-  const auto& st = self->state;
-  const auto is_over = over_with(self);
-  self->request(st.peer_node, st.context->settings.connect_timeout, request_of(st))
+void peer_link::ask_node() {
+  const auto is_over = over_with();
+  self_->request(peer_node_, context_->settings.connect_timeout, request_of_attempt())
       .then(
-          [self, is_over](const link_reply& reply) {
+          [this, is_over](const link_reply& reply) {
             if (is_over()) return;
-            if (reply.failed == 0) meet(self, self->current_sender());
-            got_reply(self, reply);
+            if (reply.failed == 0) meet(self_->current_sender());
+            got_reply(reply);
           },
-          [self, is_over](const caf::error& err) {
-            if (!is_over()) end_link(self, no_answer(self, err));
+          [this, is_over](const caf::error& err) {
+            if (!is_over()) end_link(no_answer(err));
           });
 }
 
 /// The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
-void ask_other_end(self_pointer self) {
-  const auto& st = self->state;
-  const auto is_over = [self, over = over_with(self), end = st.other_end.address()] {
-    return over() || self->state.other_end.address() != end;
+void peer_link::ask_other_end() {
+  const auto is_over = [this, over = over_with(), end = other_end_.address()] {
+    return over() || other_end_.address() != end;
   };
-  const auto may_have_another = [self] { return !self->state.broke && !self->state.leaving; };
-  self->request(st.other_end, st.context->settings.connect_timeout, request_of(st))
+  const auto may_have_another = [this] { return !broke_ && !leaving_; };
+  self_->request(other_end_, context_->settings.connect_timeout, request_of_attempt())
       .then(
-          [self, is_over, may_have_another](const link_reply& reply) {
+          [this, is_over, may_have_another](const link_reply& reply) {
             if (is_over()) return;
-            self->state.unanswered = false;
+            unanswered_ = false;
             const bool ends = reply.failed == static_cast<std::uint8_t>(errc::peer_lost);
             if (ends && may_have_another()) {
-              ask_node_instead(self);
+              ask_node_instead();
             } else {
-              got_reply(self, reply);
+              got_reply(reply);
             }
           },
-          [self, is_over, may_have_another](const caf::error& err) {
+          [this, is_over, may_have_another](const caf::error& err) {
             if (is_over()) return;
             const bool late = err == caf::sec::request_timeout;
             if (!late && may_have_another()) {
-              ask_node_instead(self);
-            } else if (late && may_have_another() && std::exchange(self->state.unanswered, true)) {
-              end_link(self, no_answer(self, err));  // as where the node does not answer
+              ask_node_instead();
+            } else if (late && may_have_another() && std::exchange(unanswered_, true)) {
+              end_link(no_answer(err));  // as where the node does not answer
             } else {
-              backend_failed(self, no_answer(self, err));
+              backend_failed(no_answer(err));
             }
           });
 }
 
-void try_next_backend(self_pointer self) {
-  auto& st = self->state;
-  const auto kind = next_kind(st);
+void peer_link::try_next_backend() {
+  const auto kind = next_kind();
   if (!kind) {
-    if (st.broke) {
-      end_link(self, given_up(st, {errc::link_broken, st.why_ended}));
+    if (broke_) {
+      end_link(given_up({errc::link_broken, why_ended_}));
       return;
     }
-    end_link(self, none_joins(st));
+    end_link(none_joins());
     return;
   }
-  st.choice = {*kind, reason_for(st, *kind)};
-  st.chose = true;
-  st.attempt_began = now();
-  if (st.broke) ++st.tries;
-  if (const auto why = in_the_way(st, *kind)) {
-    backend_failed(self, *why);
+  choice_ = {*kind, reason_for(*kind)};
+  chose_ = true;
+  attempt_began_ = now();
+  if (broke_) ++tries_;
+  if (const auto why = in_the_way(*kind)) {
+    backend_failed(*why);
     return;
   }
-  if (auto opened = open_transport(self); !opened) {
-    backend_failed(self, opened.error());
+  if (auto opened = open_transport(); !opened) {
+    backend_failed(opened.error());
     return;
   }
-  if (st.other_end) {
-    ask_other_end(self);
+  if (other_end_) {
+    ask_other_end();
   } else {
-    ask_node(self);
+    ask_node();
   }
 }
 
-/// Of who it is that cannot be reached: the sentence names only the address.
-/// A member speaks our version, or it would be none: whoever speaks another has the port of a process
-/// that is gone.
-troupe::error unreachable(const node_info& peer, const troupe::error& why) {
-  return {why.code == errc::unauthorized ? why.code : errc::peer_unreachable,
-          "cannot reach " + peer.name + " at " + peer.host + ":" + std::to_string(peer.port) +
-              " (" + why.message + ")"};
-}
-
-}  // namespace
-
-void ask_node_instead(self_pointer self) {
-  part_from_other_end(self, "it ends already");
-  ask_node(self);
+void peer_link::ask_node_instead() {
+  part_from_other_end("it ends already");
+  ask_node();
 }
 
 time_point now() {
   return std::chrono::steady_clock::now();
 }
 
-void backend_failed(self_pointer self, const troupe::error& why) {
-  auto& st = self->state;
-  if (st.now == link_state::phase::ending) return;
-  if (st.leaving) {
-    end_link(self, *st.leaving);
+void peer_link::backend_failed(const troupe::error& why) {
+  if (phase_ == phase::ending) return;
+  if (leaving_) {
+    end_link(*leaving_);
     return;
   }
-  if (st.link) {
-    st.link->close();
-    st.link.reset();
+  if (link_) {
+    link_->close();
+    link_.reset();
   }
   if (!worth_another_backend(why.code)) {
-    end_link(self, st.broke ? given_up(st, why) : why);
+    end_link(broke_ ? given_up(why) : why);
     return;
   }
   // The sentence of the last failure is what the caller reads if nothing else is left.
-  st.why_ended = to_string(why);
-  st.now = link_state::phase::dialling;
-  turn_away(self, st.why_ended);
+  why_ended_ = to_string(why);
+  phase_ = phase::dialling;
+  turn_away(why_ended_);
   // What cannot be used here or there will not be usable in a moment either, and the peer does not
   // wait for ever. But a link that was up may find its port up again.
   const bool hopeless =
-      why.code == errc::backend_unavailable || (!st.broke && why.code == errc::no_device);
-  const bool again = !hopeless && st.attempts < st.context->settings.max_reconnects;
-  logger("link")->warn("link to {} over {} failed: {}; {}", st.peer.name,
-                       transport::to_string(st.choice.kind), st.why_ended,
+      why.code == errc::backend_unavailable || (!broke_ && why.code == errc::no_device);
+  const bool again = !hopeless && attempts_ < context_->settings.max_reconnects;
+  logger("link")->warn("link to {} over {} failed: {}; {}", peer_.name,
+                       transport::to_string(choice_.kind), why_ended_,
                        again ? "trying again" : "giving this backend up");
   if (again) {
-    const auto pause = pause_before_next(st);
-    ++st.attempts;
-    self->delayed_send(self, pause, link_command{dial_again{}});
+    const auto pause = pause_before_next();
+    ++attempts_;
+    self_->delayed_send(self_, pause, link_command{dial_again{}});
     return;
   }
-  st.failed.push_back({st.choice.kind, st.why_ended});
-  st.attempts = 0;
-  try_next_backend(self);
+  failed_.push_back({choice_.kind, why_ended_});
+  attempts_ = 0;
+  try_next_backend();
 }
 
-void dial(self_pointer self) {
-  auto& st = self->state;
-  reach<node_actor>(self, st.peer.host, st.peer.port, st.context->settings.connect_timeout)
+void peer_link::dial() {
+  reach<node_actor>(self_, peer_.host, peer_.port, context_->settings.connect_timeout)
       .then(
-          [self](const reached& answer) {
-            auto& state = self->state;
-            if (state.now == link_state::phase::ending) return;
+          [this](const reached& answer) {
+            if (phase_ == phase::ending) return;
             if (answer.failed) {
-              end_link(self, unreachable(state.peer, *answer.failed));
+              end_link(unreachable(peer_, *answer.failed));
               return;
             }
-            state.peer_node = caf::actor_cast<node_actor>(answer.actor);
-            self->monitor(state.peer_node);
-            try_next_backend(self);
+            peer_node_ = caf::actor_cast<node_actor>(answer.actor);
+            self_->monitor(peer_node_);
+            try_next_backend();
           },
-          [self](const caf::error& err) {
-            end_link(self, unreachable(self->state.peer,
-                                       {errc::peer_unreachable, self->system().render(err)}));
+          [this](const caf::error& err) {
+            end_link(unreachable(peer_, {errc::peer_unreachable, self_->system().render(err)}));
           });
 }
 
-void on_dial_again(self_pointer self) {
-  const auto& st = self->state;
-  if (st.now != link_state::phase::dialling || st.link || st.leaving) return;
-  if (st.peer_node) {
-    try_next_backend(self);
+void peer_link::on_dial_again() {
+  if (phase_ != phase::dialling || link_ || leaving_) return;
+  if (peer_node_) {
+    try_next_backend();
   } else {
-    dial(self);
+    dial();
   }
 }
 
-}  // namespace troupe::actors::link_parts
+}  // namespace troupe::actors::links

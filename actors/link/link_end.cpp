@@ -5,11 +5,11 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
-namespace troupe::actors::link_parts {
+namespace troupe::actors::links {
 
 namespace {
 
@@ -24,69 +24,57 @@ constexpr std::uint32_t most_looks = 100;
 constexpr auto look_pause = std::chrono::milliseconds{20};
 constexpr std::size_t frames_per_look = 4096;
 
-/// What the node's heartbeats say of links counts this one no more.
-void leave_counters(link_state& st) {
-  if (!st.context || st.now == link_state::phase::ending) return;
-  if (st.now == link_state::phase::up) st.context->counters.links_up.fetch_sub(1);
-  if (st.broke) st.context->counters.links_broken.fetch_sub(1);
-}
-
-void report_gone(self_pointer self, troupe::error why) {
-  auto& st = self->state;
-  tell(st.port, port_event{link_gone{st.peer.name, st.peer.incarnation, self->id(), st.asked,
-                                     std::move(why)}});
-}
-
 }  // namespace
 
-void finish_if_idle(self_pointer self) {
-  auto& st = self->state;
-  if (st.now != link_state::phase::ending || !st.sessions.empty()) return;
-  if (st.link) st.link->close();
-  st.link.reset();
-  self->quit();
+void peer_link::report_gone(troupe::error why) {
+  tell(port_,
+       port_event{link_gone{peer_.name, peer_.incarnation, self_->id(), asked_, std::move(why)}});
 }
 
-void end_link(self_pointer self, troupe::error why) {
-  auto& st = self->state;
-  if (st.now == link_state::phase::ending) return;
-  leave_counters(st);
-  st.now = link_state::phase::ending;
-  st.why_ended = to_string(why);
-  st.lost = why;
-  const auto over = st.chose ? " over " + std::string{transport::to_string(st.choice.kind)} : "";
-  logger("link")->info("link to {} ({:016x}){} ended: {}", st.peer.name, st.peer.incarnation, over,
-                       st.why_ended);
-  st.for_room.clear();
-  st.for_posting.clear();
-  if (st.link) st.link->close();
+void peer_link::finish_if_idle() {
+  if (phase_ != phase::ending || !sessions_.empty()) return;
+  if (link_) link_->close();
+  link_.reset();
+  self_->quit();
+}
+
+void peer_link::end_link(troupe::error why) {
+  if (phase_ == phase::ending) return;
+  count_.ends();
+  phase_ = phase::ending;
+  why_ended_ = to_string(why);
+  lost_ = why;
+  const auto over = chose_ ? " over " + std::string{transport::to_string(choice_.kind)} : "";
+  logger("link")->info("link to {} ({:016x}){} ended: {}", peer_.name, peer_.incarnation, over,
+                       why_ended_);
+  for_room_.clear();
+  for_posting_.clear();
+  if (link_) link_->close();
   // Its transport may not be able to tell it any more.
-  if (st.other_end && !st.leaving)
-    self->send(st.other_end, link_notice{link_fate::ended, why.message});
-  for (const auto& [transfer, session] : st.sessions) {
+  if (other_end_ && !leaving_) self_->send(other_end_, link_notice{link_fate::ended, why.message});
+  for (const auto& [transfer, session] : sessions_) {
     tell(session, session_event{link_is_lost{why}});
   }
-  report_gone(self, std::move(why));
-  finish_if_idle(self);
+  report_gone(std::move(why));
+  finish_if_idle();
 }
 
-void on_close_link(self_pointer self, close_link order) {
-  end_link(self, std::move(order.why));
+void peer_link::on_close_link(close_link order) {
+  end_link(std::move(order.why));
 }
 
 /// The peer's transport sees a closed link sooner than its actor hears why: it would take the link for
 /// broken and make it again. So the peer hears first.
-void on_leave_link(self_pointer self, leave_link order) {
-  auto& st = self->state;
-  if (st.now == link_state::phase::ending || st.leaving) return;
-  if (!st.other_end || st.peer_leaves) {
-    end_link(self, std::move(order.why));
+void peer_link::on_leave_link(leave_link order) {
+  if (phase_ == phase::ending || leaving_) return;
+  if (!other_end_ || peer_leaves_) {
+    end_link(std::move(order.why));
     return;
   }
-  st.leaving = std::move(order.why);
-  const auto patience = std::min(st.context->settings.peer_silence, goodbye_patience);
-  const auto end = [self] { end_link(self, *self->state.leaving); };
-  self->request(st.other_end, patience, link_notice{link_fate::node_stops, st.leaving->message})
+  leaving_ = std::move(order.why);
+  const auto patience = std::min(context_->settings.peer_silence, goodbye_patience);
+  const auto end = [this] { end_link(*leaving_); };
+  self_->request(other_end_, patience, link_notice{link_fate::node_stops, leaving_->message})
       .then([end] { end(); }, [end](const caf::error&) { end(); });
 }
 
@@ -95,46 +83,36 @@ void on_leave_link(self_pointer self, leave_link order) {
 /// still, of which the transport hears nothing. What is read slowly is another matter: an engine
 /// that has not polled, a process that was stopped itself. So the link ends only when there is
 /// nothing left to read.
-void on_peer_left(self_pointer self, peer_left order) {
-  auto& st = self->state;
-  if (st.now == link_state::phase::ending || (st.peer_leaves && st.now == link_state::phase::up)) {
+void peer_link::on_peer_left(peer_left order) {
+  if (phase_ == phase::ending || (peer_leaves_ && phase_ == phase::up)) {
     return;
   }
   // Its node may have left while its link has not heard of that yet, and would take ours, closed now, for broken. It
   // answers our goodbye, or its end is heard, or our patience ends.
-  if (st.leaving) return;
-  tell(st.port, port_event{link_leaves{st.peer.name, st.peer.incarnation, self->id()}});
-  if (st.now != link_state::phase::up) {
-    end_link(self, std::move(order.why));
+  if (leaving_) return;
+  tell(port_, port_event{link_leaves{peer_.name, peer_.incarnation, self_->id()}});
+  if (phase_ != phase::up) {
+    end_link(std::move(order.why));
     return;
   }
-  st.peer_leaves = order.why;
-  self->delayed_send(self, last_words, link_command{read_last_frames{std::move(order.why)}});
+  peer_leaves_ = order.why;
+  self_->delayed_send(self_, last_words, link_command{read_last_frames{std::move(order.why)}});
 }
 
-void on_read_last_frames(self_pointer self, read_last_frames order) {
-  auto& st = self->state;
-  if (st.now != link_state::phase::up) return;
+void peer_link::on_read_last_frames(read_last_frames order) {
+  if (phase_ != phase::up) return;
   if (order.found_nothing == empty_looks || order.looks == most_looks) {
-    end_link(self, std::move(order.why));
+    end_link(std::move(order.why));
     return;
   }
   // What it reports comes to the mailbox before the next look.
-  const auto before = st.link->stats();
-  read_out(st, frames_per_look);
-  const auto after = st.link->stats();
+  const auto before = link_->stats();
+  read_out(frames_per_look);
+  const auto after = link_->stats();
   const bool found = after.frames_in != before.frames_in || after.bytes_in != before.bytes_in;
   ++order.looks;
   order.found_nothing = found ? 0 : order.found_nothing + 1;
-  self->delayed_send(self, look_pause, link_command{std::move(order)});
+  self_->delayed_send(self_, look_pause, link_command{std::move(order)});
 }
 
-}  // namespace troupe::actors::link_parts
-
-namespace troupe::actors {
-
-link_state::~link_state() {
-  link_parts::leave_counters(*this);
-}
-
-}  // namespace troupe::actors
+}  // namespace troupe::actors::links

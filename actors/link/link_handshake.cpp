@@ -7,9 +7,9 @@
 
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/context/node_place.hpp"
-#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/link/peer_link.hpp"
 
-namespace troupe::actors::link_parts {
+namespace troupe::actors::links {
 
 namespace {
 
@@ -43,56 +43,54 @@ troupe::error not_on_gpus(const node_info& peer) {
 /// Of a reason that a peer gives, in bytes.
 constexpr std::size_t max_reason = 2048;
 
+}  // namespace
+
 /// The peer, with the GPUs that it names.
-transport::host_identity peer_with(const link_state& st, const std::vector<std::string>& gpus) {
-  auto peer = place_of(st.peer);
+transport::host_identity peer_link::peer_with(const std::vector<std::string>& gpus) const {
+  auto peer = place_of(peer_);
   peer.gpus = gpus;
   return peer;
 }
 
-link_reply refusal(self_pointer self, troupe::error why) {
+link_reply peer_link::refuse(troupe::error why) {
   link_reply reply;
   reply.failed = static_cast<std::uint8_t>(why.code);
   reply.sentence = why.message;
-  auto& st = self->state;
-  if (st.broke) {
+  if (broke_) {
     // The peer may try again, or another backend.
-    st.now = link_state::phase::dialling;
-    retire_transport(st);
-    wait_for_dialler(self);
+    phase_ = phase::dialling;
+    retire_transport();
+    wait_for_dialler();
   } else {
-    end_link(self, std::move(why));
+    end_link(std::move(why));
   }
   return reply;
 }
 
 /// The peer's end asks again. Empty: it may.
-std::optional<link_reply> prepare_again(self_pointer self, const link_request& request) {
-  auto& st = self->state;
+std::optional<link_reply> peer_link::prepare_again(const link_request& request) {
   link_reply no;
   no.failed = static_cast<std::uint8_t>(errc::peer_lost);
-  if (self->current_sender() != caf::actor_cast<caf::strong_actor_ptr>(st.other_end) ||
-      request.from.incarnation != st.peer.incarnation ||
-      request.to_incarnation != st.context->self.incarnation) {
+  if (self_->current_sender() != caf::actor_cast<caf::strong_actor_ptr>(other_end_) ||
+      request.from.incarnation != peer_.incarnation ||
+      request.to_incarnation != context_->self.incarnation) {
     no.failed = static_cast<std::uint8_t>(errc::unauthorized);
     no.sentence = "this link belongs to another peer";
     return no;
   }
-  if (st.now == link_state::phase::up) {
-    break_link(self, {errc::link_broken, st.peer.name + " says that it broke"});
+  if (phase_ == phase::up) {
+    break_link({errc::link_broken, peer_.name + " says that it broke"});
   }
-  if (st.now == link_state::phase::ending) {
-    no.sentence = st.why_ended;
+  if (phase_ == phase::ending) {
+    no.sentence = why_ended_;
     return no;
   }
-  retire_transport(st);
-  heard_besides(st);
-  ++st.tries;
-  wait_for_dialler(self);
+  retire_transport();
+  heard_besides();
+  ++tries_;
+  wait_for_dialler();
   return std::nullopt;
 }
-
-}  // namespace
 
 bytes to_bytes(std::span<const std::byte> from) {
   bytes to(from.size());
@@ -107,14 +105,14 @@ std::vector<std::byte> from_bytes(const bytes& from) {
   return to;
 }
 
-result<void> adopt_layout(link_state& st, const bytes& encoded) {
+result<void> peer_link::adopt_layout(const bytes& encoded) {
   if (encoded.empty()) return {};
   auto layout = kvcache::decode(from_bytes(encoded));
   if (!layout) return fail(layout.error());
-  if (st.context->layout) {
-    if (auto fits = kvcache::check_compatible(*st.context->layout, *layout); !fits) return fits;
+  if (context_->layout) {
+    if (auto fits = kvcache::check_compatible(*context_->layout, *layout); !fits) return fits;
   }
-  st.peer_layout = std::make_shared<const kvcache::cache_layout>(std::move(*layout));
+  peer_layout_ = std::make_shared<const kvcache::cache_layout>(std::move(*layout));
   return {};
 }
 
@@ -125,64 +123,63 @@ std::vector<std::string> cache_gpus(const node_context& context) {
   return {std::move(seen[*context.cache_gpu])};
 }
 
-result<void> adopt_gpus(link_state& st, const std::vector<std::string>& named) {
+result<void> peer_link::adopt_gpus(const std::vector<std::string>& named) {
   if (named.size() > max_cache_gpus || !std::ranges::all_of(named, is_bus_id)) {
-    return fail(errc::out_of_range, st.peer.name + " names GPUs that are none, or more than " +
+    return fail(errc::out_of_range, peer_.name + " names GPUs that are none, or more than " +
                                         std::to_string(max_cache_gpus) +
                                         "; it must run this release of Troupe");
   }
-  st.peer_on_gpu = !named.empty();
+  peer_on_gpu_ = !named.empty();
   return {};
 }
 
-std::optional<troupe::error> in_the_way(const link_state& st, transport::backend_kind kind) {
-  const auto& here = *st.context;
+std::optional<troupe::error> peer_link::in_the_way(transport::backend_kind kind) const {
+  const auto& here = *context_;
   if (transport::joins_one_host_only(kind)) {
-    auto apart = transport::why_apart(here.endpoint->identity(), place_of(st.peer));
+    auto apart = transport::why_apart(here.endpoint->identity(), place_of(peer_));
     if (apart) return troupe::error{errc::backend_unavailable, std::move(*apart)};
   }
   if (kind != transport::backend_kind::xgmi) return std::nullopt;
   if (!here.cache_gpu) return not_on_gpus(here);
-  if (st.peer_on_gpu && !*st.peer_on_gpu) return not_on_gpus(st.peer);
+  if (peer_on_gpu_ && !*peer_on_gpu_) return not_on_gpus(peer_);
   return std::nullopt;
 }
 
-result<void> judge(const link_state& st, const std::vector<std::string>& gpus) {
-  if (auto why = in_the_way(st, st.choice.kind)) return fail(std::move(*why));
-  auto chosen = st.context->endpoint->choose(peer_with(st, gpus), st.choice.kind);
+result<void> peer_link::judge(const std::vector<std::string>& gpus) const {
+  if (auto why = in_the_way(choice_.kind)) return fail(std::move(*why));
+  auto chosen = context_->endpoint->choose(peer_with(gpus), choice_.kind);
   if (!chosen) return fail(std::move(chosen).error());
   return {};
 }
 
-link_reply accept(self_pointer self, const link_request& request) {
-  auto& st = self->state;
-  if (st.other_end) {
-    if (auto no = prepare_again(self, request)) return *no;
+link_reply peer_link::accept(const link_request& request) {
+  if (other_end_) {
+    if (auto no = prepare_again(request)) return *no;
   } else {
-    meet(self, self->current_sender());
+    meet(self_->current_sender());
   }
   const auto kind = transport::backend_kind_from(request.backend);
   if (!kind) {
-    return refusal(self, {errc::backend_unavailable,
-                          "there is no backend number " + std::to_string(request.backend) +
-                              "; run the same release of Troupe on every host"});
+    return refuse({errc::backend_unavailable,
+                   "there is no backend number " + std::to_string(request.backend) +
+                       "; run the same release of Troupe on every host"});
   }
   // Before it may be refused, so that both sides name the same backend.
-  st.choice = {*kind, printable(request.reason, max_reason)};
-  st.chose = true;
-  if (auto known = adopt_gpus(st, request.gpus); !known) return refusal(self, known.error());
-  if (auto joins = judge(st, request.gpus); !joins) return refusal(self, joins.error());
-  if (auto fits = adopt_layout(st, request.layout); !fits) return refusal(self, fits.error());
-  if (auto opened = open_transport(self); !opened) return refusal(self, opened.error());
+  choice_ = {*kind, printable(request.reason, max_reason)};
+  chose_ = true;
+  if (auto known = adopt_gpus(request.gpus); !known) return refuse(known.error());
+  if (auto joins = judge(request.gpus); !joins) return refuse(joins.error());
+  if (auto fits = adopt_layout(request.layout); !fits) return refuse(fits.error());
+  if (auto opened = open_transport(); !opened) return refuse(opened.error());
   const transport::link_offer offer{*kind, incarnation{request.from.incarnation},
                                     from_bytes(request.offer)};
   link_reply reply;
-  reply.offer = to_bytes(st.link->offer().payload);
-  reply.layout = to_bytes(st.context->encoded_layout);
-  reply.gpus = cache_gpus(*st.context);
-  st.now = link_state::phase::connecting;
-  if (auto started = st.link->connect(offer); !started) return refusal(self, started.error());
+  reply.offer = to_bytes(link_->offer().payload);
+  reply.layout = to_bytes(context_->encoded_layout);
+  reply.gpus = cache_gpus(*context_);
+  phase_ = phase::connecting;
+  if (auto started = link_->connect(offer); !started) return refuse(started.error());
   return reply;
 }
 
-}  // namespace troupe::actors::link_parts
+}  // namespace troupe::actors::links

@@ -4,32 +4,19 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
 // A link, or the device below it, has room for so many grants. Words that need more wait until others
 // have ended, in the order in which they came: their sessions give up at their deadlines.
 
-namespace troupe::actors::link_parts {
+namespace troupe::actors::links {
 
 namespace {
 
 /// Between two looks. The link hears of its own fences at once; a device also serves other links.
 constexpr std::chrono::milliseconds look_again{20};
-
-/// What of the grants is not given yet, as far as there is room: `overloaded` behind that.
-result<void> give_grants(link_state& st, link_state::words_with_grants& words) {
-  const auto& wishes = words.order.grants;
-  while (words.given.size() < wishes.size()) {
-    const auto& wish = wishes[words.given.size()];
-    auto grant =
-        st.link->grant(wish.region, wish.permitted, wish.rights, route_of(words.order.message));
-    if (!grant) return fail(grant.error());
-    words.given.push_back(std::move(*grant));
-  }
-  return {};
-}
 
 void put_in(session_message& message, std::vector<transport::remote_grant> given) {
   if (auto* request = std::get_if<transfer_request>(&message)) {
@@ -43,59 +30,69 @@ void put_in(session_message& message, std::vector<transport::remote_grant> given
   }
 }
 
-void wait_for_room(self_pointer self) {
-  auto& st = self->state;
-  if (std::exchange(st.looks_for_room, true)) return;
-  self->delayed_send(self, look_again, link_command{look_for_room{}});
-}
-
 }  // namespace
 
-void say_with_grants(self_pointer self, say order) {
-  auto& st = self->state;
-  st.for_room.push_back({std::move(order), {}});
-  // Whoever came first is served first.
-  if (st.for_room.size() == 1) serve_room(self);
+/// What of the grants is not given yet, as far as there is room: `overloaded` behind that.
+result<void> peer_link::give_grants(words_with_grants& words) {
+  const auto& wishes = words.order.grants;
+  while (words.given.size() < wishes.size()) {
+    const auto& wish = wishes[words.given.size()];
+    auto grant =
+        link_->grant(wish.region, wish.permitted, wish.rights, route_of(words.order.message));
+    if (!grant) return fail(grant.error());
+    words.given.push_back(std::move(*grant));
+  }
+  return {};
 }
 
-void serve_room(self_pointer self) {
-  auto& st = self->state;
-  while (!st.for_room.empty() && st.link && st.now == link_state::phase::up) {
-    auto& words = st.for_room.front();
+void peer_link::wait_for_room() {
+  if (std::exchange(looks_for_room_, true)) return;
+  self_->delayed_send(self_, look_again, link_command{look_for_room{}});
+}
+
+void peer_link::say_with_grants(say order) {
+  for_room_.push_back({std::move(order), {}});
+  // Whoever came first is served first.
+  if (for_room_.size() == 1) serve_room();
+}
+
+void peer_link::serve_room() {
+  while (!for_room_.empty() && link_ && phase_ == phase::up) {
+    auto& words = for_room_.front();
     const auto transfer = route_of(words.order.message);
-    if (auto given = give_grants(st, words); !given) {
+    if (auto given = give_grants(words); !given) {
       if (given.error().code == errc::overloaded) {
         if (!std::exchange(words.said_why, true)) {
           logger("link")->warn("{} {:016x} to {} waits for {} of its {} grants: {}",
-                               type_name(words.order.message), transfer.value, st.peer.name,
+                               type_name(words.order.message), transfer.value, peer_.name,
                                words.order.grants.size() - words.given.size(),
                                words.order.grants.size(), given.error().message);
         }
-        wait_for_room(self);
+        wait_for_room();
         return;
       }
-      st.for_room.pop_front();
-      failed_to_say(self, transfer, given.error());
+      for_room_.pop_front();
+      failed_to_say(transfer, given.error());
       continue;
     }
     auto order = std::move(words.order);
     put_in(order.message, std::move(words.given));
-    st.for_room.pop_front();
+    for_room_.pop_front();
     auto frame = encode(order.message);
-    auto sent = frame ? st.link->send_frame(*frame) : result<void>{fail(frame.error())};
-    if (!sent) failed_to_say(self, transfer, sent.error());
+    auto sent = frame ? link_->send_frame(*frame) : result<void>{fail(frame.error())};
+    if (!sent) failed_to_say(transfer, sent.error());
   }
 }
 
-void leave_room(link_state& st, transfer_id transfer) {
-  std::erase_if(st.for_room, [&](const link_state::words_with_grants& words) {
+void peer_link::leave_room(transfer_id transfer) {
+  std::erase_if(for_room_, [&](const words_with_grants& words) {
     return route_of(words.order.message) == transfer;
   });
 }
 
-void on_look_for_room(self_pointer self) {
-  self->state.looks_for_room = false;
-  serve_room(self);
+void peer_link::on_look_for_room() {
+  looks_for_room_ = false;
+  serve_room();
 }
 
-}  // namespace troupe::actors::link_parts
+}  // namespace troupe::actors::links

@@ -4,12 +4,12 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/keep_alive.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
-namespace troupe::actors::link_parts {
+namespace troupe::actors::links {
 
 namespace {
 
@@ -76,13 +76,6 @@ class transport_sink final : public transport::link_sink {
   std::weak_ptr<transport::link> link_;
 };
 
-link_handle handle(self_pointer self) {
-  const auto& st = self->state;
-  return {st.peer.name,   incarnation{st.peer.incarnation},
-          st.peer_layout, caf::actor_cast<link_actor>(self),
-          st.generation,  std::string{to_string(st.choice.kind)}};
-}
-
 /// Whether it asks for an answer.
 bool is_request(const session_message& message) {
   return std::holds_alternative<transfer_request>(message) ||
@@ -96,26 +89,31 @@ bool is_request(const session_message& message) {
 
 }  // namespace
 
-result<void> open_transport(self_pointer self) {
-  auto& st = self->state;
+link_handle peer_link::handle() const {
+  return {peer_.name,   incarnation{peer_.incarnation},
+          peer_layout_, caf::actor_cast<link_actor>(self_),
+          generation_,  std::string{to_string(choice_.kind)}};
+}
+
+result<void> peer_link::open_transport() {
   transport::link_options options;
-  options.role = st.role;
-  options.peer = incarnation{st.peer.incarnation};
-  options.lanes = st.context->settings.lanes;
-  options.post_batch_size = st.context->settings.post_batch_size;
-  options.connect_timeout = st.context->settings.connect_timeout;
-  ++st.generation;
-  st.ear = std::make_shared<signs_of_life>();
+  options.role = role_;
+  options.peer = incarnation{peer_.incarnation};
+  options.lanes = context_->settings.lanes;
+  options.post_batch_size = context_->settings.post_batch_size;
+  options.connect_timeout = context_->settings.connect_timeout;
+  ++generation_;
+  ear_ = std::make_shared<signs_of_life>();
   transport_sink::settings with;
   // The others' completions say what our own processor or our own NIC has done.
-  with.acknowledged = st.choice.kind == transport::backend_kind::tcp;
-  with.polls = st.context->polled;
-  const auto sink = std::make_shared<transport_sink>(caf::actor_cast<link_actor>(self),
-                                                     st.generation, with, st.ear);
-  auto opened = st.context->endpoint->open(st.choice.kind, options, sink);
+  with.acknowledged = choice_.kind == transport::backend_kind::tcp;
+  with.polls = context_->polled;
+  const auto sink =
+      std::make_shared<transport_sink>(caf::actor_cast<link_actor>(self_), generation_, with, ear_);
+  auto opened = context_->endpoint->open(choice_.kind, options, sink);
   if (!opened) return fail(opened.error());
-  st.link = std::move(*opened);
-  sink->bind(st.link);
+  link_ = std::move(*opened);
+  sink->bind(link_);
   return {};
 }
 
@@ -125,99 +123,90 @@ bool means_broken(const troupe::error& why) {
 
 // -- what the transport reports
 
-void on_link_came_up(self_pointer self) {
-  auto& st = self->state;
-  if (st.now != link_state::phase::connecting) return;
-  st.now = link_state::phase::up;
-  st.up_since = now();
-  st.context->counters.links_up.fetch_add(1);
-  const bool again = st.broke.has_value();
-  if (again) {
-    ++st.rebuilds;
-    st.context->counters.links_broken.fetch_sub(1);
-  }
-  st.broke.reset();
-  logger("link")->info("link to {} ({:016x}) is up {}over {}: {}", st.peer.name,
-                       st.peer.incarnation, again ? "again " : "",
-                       transport::to_string(st.choice.kind), st.choice.reason);
-  tell(st.port, port_event{link_ready{handle(self)}});
-  if (again) resume_sessions(st);
-  introduce(st);
-  st.pulse.begin(now());
-  watch(self);
+void peer_link::on_link_came_up() {
+  if (phase_ != phase::connecting) return;
+  phase_ = phase::up;
+  up_since_ = now();
+  count_.is_up();
+  const bool again = broke_.has_value();
+  if (again) ++rebuilds_;
+  broke_.reset();
+  logger("link")->info("link to {} ({:016x}) is up {}over {}: {}", peer_.name, peer_.incarnation,
+                       again ? "again " : "", transport::to_string(choice_.kind), choice_.reason);
+  tell(port_, port_event{link_ready{handle()}});
+  if (again) resume_sessions();
+  introduce();
+  pulse_.begin(now());
+  watch();
 }
 
-void on_session_message(self_pointer self, session_message message) {
-  auto& st = self->state;
+void peer_link::on_session_message(session_message message) {
   // Sessions were told that the link is lost, and the port that it is gone: nothing may follow.
-  if (st.now == link_state::phase::ending) return;
+  if (phase_ == phase::ending) return;
   const auto route = route_of(message);
   // Asked again for what has ended here, since the end of it was lost with the former link.
-  if (st.rebuilds > 0 && is_request(message) && repeat_words(st, route)) return;
-  if (const auto found = st.sessions.find(route); found != st.sessions.end()) {
+  if (rebuilds_ > 0 && is_request(message) && repeat_words(route)) return;
+  if (const auto found = sessions_.find(route); found != sessions_.end()) {
     tell(found->second, session_event{std::move(message)});
   } else {
-    tell(st.port, port_event{unrouted_message{handle(self), std::move(message)}});
+    tell(port_, port_event{unrouted_message{handle(), std::move(message)}});
   }
 }
 
-void on_completion(self_pointer self, transport::completion done) {
-  auto& st = self->state;
-  const auto found = st.batches.find(done.id.value);
-  if (found == st.batches.end()) return;
+void peer_link::on_completion(transport::completion done) {
+  const auto found = batches_.find(done.id.value);
+  if (found == batches_.end()) return;
   done.id = found->second;
-  st.batches.erase(found);
+  batches_.erase(found);
   if (done.failure && means_broken(*done.failure)) {
     // The first failure is a session's outcome: it hears that the peer is lost, not that a batch
     // failed.
-    on_link_broke(self, link_broke{std::move(*done.failure)});
+    on_link_broke(link_broke{std::move(*done.failure)});
     return;
   }
   const auto transfer = done.transfer;
-  to_session(st, transfer, session_event{std::move(done)});
-  post_waiting(self);
+  to_session(transfer, session_event{std::move(done)});
+  post_waiting();
 }
 
-void on_fence_holds(self_pointer self, const fence_holds& fence) {
-  auto& st = self->state;
-  for (auto& former : st.former) {
+void peer_link::on_fence_holds(const fence_holds& fence) {
+  for (auto& former : former_) {
     if (former.generation == fence.generation) former.pending.erase(fence.transfer);
   }
-  std::erase_if(st.former, [](const auto& former) { return former.pending.empty(); });
-  const auto asked = st.fencing.find(fence.transfer);
-  if (asked == st.fencing.end()) return;
+  std::erase_if(former_, [](const auto& former) { return former.pending.empty(); });
+  const auto asked = fencing_.find(fence.transfer);
+  if (asked == fencing_.end()) return;
   asked->second.erase(fence.generation);
   if (!asked->second.empty()) return;
-  st.fencing.erase(asked);
-  to_session(st, fence.transfer, session_event{transfer_fenced{}});
-  serve_room(self);
+  fencing_.erase(asked);
+  to_session(fence.transfer, session_event{transfer_fenced{}});
+  serve_room();
 }
 
-void on_link_broke(self_pointer self, link_broke broke) {
-  auto& st = self->state;
-  switch (st.now) {
-    case link_state::phase::dialling:
-    case link_state::phase::connecting:
-      if (!st.link) return;  // of an attempt that was given up already
-      if (st.role == transport::link_role::initiator) {
+void peer_link::on_link_broke(link_broke broke) {
+  switch (phase_) {
+    case phase::dialling:
+    case phase::connecting:
+      if (!link_) return;  // of an attempt that was given up already
+      if (role_ == transport::link_role::initiator) {
         // Whether the peer is lost is not for the transport to say before the link is up.
         if (broke.why.code == errc::peer_lost) broke.why.code = errc::link_broken;
         // The offer came from the peer itself. It is refused where the peer waits for us no longer, since this
         // attempt took more than its time, or where somebody else answers in the peer's place. The next attempt
         // has another offer.
         if (broke.why.code == errc::unauthorized) broke.why.code = errc::link_broken;
-        backend_failed(self, broke.why);
-      } else if (st.broke) {
-        st.now = link_state::phase::dialling;
-        retire_transport(st);
-        wait_for_dialler(self);
+        backend_failed(broke.why);
+      } else if (broke_) {
+        phase_ = phase::dialling;
+        retire_transport();
+        wait_for_dialler();
       } else {
-        end_link(self, std::move(broke.why));
+        end_link(std::move(broke.why));
       }
       return;
-    case link_state::phase::up: break_link(self, broke.why); return;
-    case link_state::phase::ending: return;
+    case phase::up: break_link(broke.why); return;
+    case phase::ending: return;
   }
 }
 
-}  // namespace troupe::actors::link_parts
+}  // namespace troupe::actors::links

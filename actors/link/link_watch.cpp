@@ -6,167 +6,161 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/link/link_parts.hpp"
+#include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/keep_alive.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
-namespace troupe::actors::link_parts {
+namespace troupe::actors::links {
 
 namespace {
 
 /// Taken from a link in one look by who reads it himself.
 constexpr std::size_t frames_per_watch = 256;
 
-bool is_up(const link_state& st) {
-  return st.now == link_state::phase::up;
+}  // namespace
+
+bool peer_link::is_up() const {
+  return phase_ == phase::up;
 }
 
 /// Something waits for the peer.
-bool in_flight(const link_state& st) {
-  return !st.sessions.empty() || !st.fencing.empty();
+bool peer_link::in_flight() const {
+  return !sessions_.empty() || !fencing_.empty();
 }
 
-bool worth_watching(const link_state& st) {
-  switch (st.now) {
-    case link_state::phase::up: return !st.peer_leaves && in_flight(st);
-    case link_state::phase::dialling:
-    case link_state::phase::connecting: return st.broke && in_flight(st);
-    case link_state::phase::ending: return false;
+bool peer_link::worth_watching() const {
+  switch (phase_) {
+    case phase::up: return !peer_leaves_ && in_flight();
+    case phase::dialling:
+    case phase::connecting: return broke_ && in_flight();
+    case phase::ending: return false;
   }
   return false;
 }
 
 /// What came over the link since the last look that only a living peer can have sent, or let through.
-bool moved(link_state& st) {
-  const auto signs = st.ear->signs.load(std::memory_order_relaxed);
-  if (std::exchange(st.signs_seen, signs) != signs) return true;
-  switch (st.choice.kind) {
+bool peer_link::moved() {
+  const auto signs = ear_->signs.load(std::memory_order_relaxed);
+  if (std::exchange(signs_seen_, signs) != signs) return true;
+  switch (choice_.kind) {
     case transport::backend_kind::tcp: {
       // A slow wire takes long with what is before our question. Of a peer that stands still the
       // kernel takes some megabytes, and then no more.
-      const auto stats = st.link->stats();
+      const auto stats = link_->stats();
       const auto bytes = stats.bytes_in + stats.bytes_out;
-      return std::exchange(st.bytes_seen, bytes) != bytes;
+      return std::exchange(bytes_seen_, bytes) != bytes;
     }
     case transport::backend_kind::rdma:
       // The question waits in the queue pair behind these. That the wire is dead, the NIC says.
-      return std::ranges::any_of(
-          st.batches, [&st](const auto& batch) { return batch.first < st.asked_before; });
+      return std::ranges::any_of(batches_,
+                                 [this](const auto& batch) { return batch.first < asked_before_; });
     case transport::backend_kind::shm:
     case transport::backend_kind::xgmi: return false;  // the bytes are our own copies
   }
   return false;
 }
 
-void ask_link(link_state& st) {
-  if (!is_up(st)) return;
-  st.asked_before = st.next_batch;
+void peer_link::ask_over_link() {
+  if (!is_up()) return;
+  asked_before_ = next_batch_;
   // A link that takes no frames is silent as well.
-  (void)st.link->send_frame(encode(keep_alive{keep_alive::word::question, st.context->polled}));
+  (void)link_->send_frame(encode(keep_alive{keep_alive::word::question, context_->polled}));
 }
 
 /// The actor of the other end: its process lives, whatever has become of the link.
-void ask_process(self_pointer self) {
-  auto& st = self->state;
-  if (!st.other_end) return;
-  self->request(st.other_end, st.context->settings.peer_silence, report_atom::value)
-      .then([self](const link_report&) { heard_besides(self->state); }, [](const caf::error&) {});
+void peer_link::ask_process() {
+  if (!other_end_) return;
+  self_->request(other_end_, context_->settings.peer_silence, report_atom::value)
+      .then([this](const link_report&) { heard_besides(); }, [](const caf::error&) {});
 }
 
-std::string silent_for(const link_state& st) {
-  return "silent for " + std::to_string(st.pulse.silence(now()).count()) + " ms";
+std::string peer_link::silent_for() const {
+  return "silent for " + std::to_string(pulse_.silence(now()).count()) + " ms";
 }
 
-void lose_peer(self_pointer self) {
-  const auto& st = self->state;
-  std::string sentence = st.peer.name + " has been " + silent_for(st) +
+void peer_link::lose_peer() {
+  std::string sentence = peer_.name + " has been " + silent_for() +
                          " and answers on no way: it stands still, or is cut off";
-  if (st.broke) sentence += "; the link to it broke before (" + st.last_break + ")";
-  logger("link")->warn("link to {} ({:016x}) over {}: {}", st.peer.name, st.peer.incarnation,
-                       transport::to_string(st.choice.kind), sentence);
-  end_link(self, {errc::peer_lost, std::move(sentence)});
+  if (broke_) sentence += "; the link to it broke before (" + last_break_ + ")";
+  logger("link")->warn("link to {} ({:016x}) over {}: {}", peer_.name, peer_.incarnation,
+                       transport::to_string(choice_.kind), sentence);
+  end_link({errc::peer_lost, std::move(sentence)});
 }
 
-void judge_peer(self_pointer self) {
-  auto& st = self->state;
-  switch (st.pulse.look(now())) {
+void peer_link::judge_peer() {
+  switch (pulse_.look(now())) {
     case link_pulse::advice::nothing: return;
     case link_pulse::advice::ask:
-      ask_link(st);
-      if (!is_up(st)) ask_process(self);
+      ask_over_link();
+      if (!is_up()) ask_process();
       return;
     case link_pulse::advice::ask_both_ways:
-      ask_link(st);
-      ask_process(self);
+      ask_over_link();
+      ask_process();
       return;
     case link_pulse::advice::link_is_silent:
       // An engine that polls may compute for longer than that: its link is read afterwards.
-      if (!is_up(st) || st.context->polled || st.ear->peer_polls.load(std::memory_order_relaxed)) {
-        st.pulse.sign(now());
+      if (!is_up() || context_->polled || ear_->peer_polls.load(std::memory_order_relaxed)) {
+        pulse_.sign(now());
         return;
       }
-      break_link(self, {errc::link_broken, st.peer.name + " was " + silent_for(st)});
+      break_link({errc::link_broken, peer_.name + " was " + silent_for()});
       return;
     case link_pulse::advice::peer_is_silent:
       // Nobody else may have read what it said.
-      if (is_up(st) && st.context->polled) read_out(st, frames_per_watch);
-      if (is_up(st) && moved(st)) {
-        st.pulse.sign(now());
+      if (is_up() && context_->polled) read_out(frames_per_watch);
+      if (is_up() && moved()) {
+        pulse_.sign(now());
         return;
       }
-      lose_peer(self);
+      lose_peer();
       return;
   }
 }
 
-}  // namespace
-
-void introduce(const link_state& st) {
-  if (!st.context->polled) return;
-  (void)st.link->send_frame(encode(keep_alive{keep_alive::word::answer, true}));
+void peer_link::introduce() const {
+  if (!context_->polled) return;
+  (void)link_->send_frame(encode(keep_alive{keep_alive::word::answer, true}));
 }
 
 /// A thread of the scheduler that makes progress adopts a unit for that (`engine`), for good: what it
 /// made runnable later would wait there for the next progress. So it gets one only meanwhile.
-void read_out(link_state& st, std::size_t frames) {
+void peer_link::read_out(std::size_t frames) {
   {
-    const inline_executor::scope meanwhile{*st.reader};
-    for (std::size_t rounds = 0; rounds < frames && st.link->poll(); ++rounds) {
+    const inline_executor::scope meanwhile{reader_};
+    for (std::size_t rounds = 0; rounds < frames && link_->poll(); ++rounds) {
     }
   }
-  const inline_executor::scope hands_over{
-      *st.reader};  // what was made runnable before it was adopted
+  const inline_executor::scope hands_over{reader_};  // what was made runnable before it was adopted
 }
 
-void heard_besides(link_state& st) {
-  st.pulse.word(now());
+void peer_link::heard_besides() {
+  pulse_.word(now());
   // While there is no link that could say anything, it counts as if that had.
-  if (!is_up(st)) st.pulse.sign(now());
+  if (!is_up()) pulse_.sign(now());
 }
 
-void watch(self_pointer self) {
-  auto& st = self->state;
-  if (st.watching || !worth_watching(st)) return;
-  st.watching = true;
-  st.pulse.begin(now());
-  self->delayed_send(self, st.pulse.period(), link_command{check_peer_alive{}});
+void peer_link::watch() {
+  if (watching_ || !worth_watching()) return;
+  watching_ = true;
+  pulse_.begin(now());
+  self_->delayed_send(self_, pulse_.period(), link_command{check_peer_alive{}});
 }
 
-void on_check_peer_alive(self_pointer self) {
-  auto& st = self->state;
-  st.watching = false;
-  if (!worth_watching(st)) return;
-  if (is_up(st)) {
+void peer_link::on_check_peer_alive() {
+  watching_ = false;
+  if (!worth_watching()) return;
+  if (is_up()) {
     // Our own threads may not have come to read what is here. Where the engine polls they are its.
-    const bool doubtful = st.pulse.silence(now()) >= st.context->settings.peer_silence / 2;
-    if (doubtful && !st.context->polled) read_out(st, frames_per_watch);
-    if (moved(st)) st.pulse.sign(now());
+    const bool doubtful = pulse_.silence(now()) >= context_->settings.peer_silence / 2;
+    if (doubtful && !context_->polled) read_out(frames_per_watch);
+    if (moved()) pulse_.sign(now());
   }
-  judge_peer(self);
-  if (st.watching || !worth_watching(st)) return;
-  st.watching = true;
-  self->delayed_send(self, st.pulse.period(), link_command{check_peer_alive{}});
+  judge_peer();
+  if (watching_ || !worth_watching()) return;
+  watching_ = true;
+  self_->delayed_send(self_, pulse_.period(), link_command{check_peer_alive{}});
 }
 
-}  // namespace troupe::actors::link_parts
+}  // namespace troupe::actors::links

@@ -7,7 +7,7 @@
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 
-#include "troupe/actors/link/link.hpp"
+#include "troupe/actors/link/link_count.hpp"
 #include "troupe/actors/node/node_end.hpp"
 
 #include "dialling_node.hpp"
@@ -269,19 +269,15 @@ TEST_F(session, is_waited_for_no_more_when_its_link_has_crashed) {
 }
 
 using counted_actor = caf::typed_actor<caf::reacts_to<tick_atom>>;
+struct counted_state {
+  std::optional<links::link_count> count;
+};
 /// A link as far as the node's counters know of it.
-counted_actor::behavior_type counted(counted_actor::stateful_pointer<link_state> self,
-                                     context_ptr context, bool broken) {
-  self->state.context = std::move(context);
-  auto& counters = self->state.context->counters;
-  if (broken) {
-    self->state.now = link_state::phase::connecting;
-    self->state.broke = troupe::error{errc::link_broken, "cut"};
-    ++counters.links_broken;
-  } else {
-    self->state.now = link_state::phase::up;
-    ++counters.links_up;
-  }
+counted_actor::behavior_type counted(counted_actor::stateful_pointer<counted_state> self,
+                                     const context_ptr& context, bool broken) {
+  auto& count = self->state.count.emplace(context);
+  count.is_up();
+  if (broken) count.broke();
   return {[](tick_atom) {}};
 }
 

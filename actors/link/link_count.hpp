@@ -1,0 +1,39 @@
+#pragma once
+
+#include <utility>
+
+#include "troupe/actors/context/node_context.hpp"
+
+namespace troupe::actors::links {
+
+/// What the node's heartbeats say of links counts one for as long as this lives: also one whose actor crashes is
+/// counted no more.
+class link_count {
+ public:
+  explicit link_count(context_ptr context) : context_{std::move(context)} {}
+  link_count(const link_count&) = delete;
+  link_count& operator=(const link_count&) = delete;
+  ~link_count() { ends(); }
+
+  void is_up() { becomes(state::up); }
+  /// It is being made again.
+  void broke() { becomes(state::broken); }
+  void ends() { becomes(state::none); }
+
+ private:
+  enum class state { none, up, broken };
+
+  void becomes(state next) {
+    auto& counters = context_->counters;
+    if (now_ == state::up) counters.links_up.fetch_sub(1);
+    if (now_ == state::broken) counters.links_broken.fetch_sub(1);
+    now_ = next;
+    if (now_ == state::up) counters.links_up.fetch_add(1);
+    if (now_ == state::broken) counters.links_broken.fetch_add(1);
+  }
+
+  const context_ptr context_;
+  state now_{state::none};
+};
+
+}  // namespace troupe::actors::links
