@@ -5,32 +5,29 @@
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/member_list.hpp"
-#include "troupe/actors/node/node_parts.hpp"
+#include "troupe/actors/node/node_core.hpp"
 
-namespace troupe::actors::node_parts {
+namespace troupe::actors::nodes {
 
-void on_engine_failed(self_pointer self, engine_failed& order) {
-  auto& st = self->state;
-  const bool first = st.failure.empty();
+void node_core::on_engine_failed(engine_failed& order) {
+  const bool first = failure_.empty();
   auto why = printable(order.why, max_failure);
   if (why.empty()) why = "a failure without a reason";
-  if (why == st.failure) return;
-  st.failure = std::move(why);
+  if (why == failure_) return;
+  failure_ = std::move(why);
   logger("node")->error("the engine of {} reports that it can serve nobody: {}",
-                        st.context->self.name, st.failure);
+                        context_->self.name, failure_);
   // Another reason goes with the next beat: who reports one after the other must not flood anybody.
-  if (first && st.registered) say_alive(self);
+  if (first && registered_) say_alive();
 }
 
-void on_engine_recovered(self_pointer self) {
-  auto& st = self->state;
-  if (st.failure.empty()) return;
-  logger("node")->info("the engine of {} has recovered from: {}", st.context->self.name,
-                       st.failure);
-  st.failure.clear();
-  if (!st.registered) return;  // it is about to register
-  st.registered = false;
-  reach_supervisor(self);
+void node_core::on_engine_recovered() {
+  if (failure_.empty()) return;
+  logger("node")->info("the engine of {} has recovered from: {}", context_->self.name, failure_);
+  failure_.clear();
+  if (!registered_) return;  // it is about to register
+  registered_ = false;
+  reach_supervisor();
 }
 
-}  // namespace troupe::actors::node_parts
+}  // namespace troupe::actors::nodes

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "troupe/actors/base/message_fields.hpp"
-#include "troupe/actors/node/node_parts.hpp"
+#include "troupe/actors/node/node_core.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
-namespace troupe::actors::node_parts {
+namespace troupe::actors::nodes {
 
 namespace {
 
@@ -45,60 +45,57 @@ class call_answer {
   std::atomic<bool> given_{false};
 };
 
-void fail_placement(node_state_data& st, operation_id operation, troupe::error why) {
-  st.placements.erase(operation);
-  if (st.context->operations.end(operation)) {
-    st.context->events.push_last({operation, event_failed{std::move(why)}});
+}  // namespace
+
+void node_core::fail_placement(operation_id operation, troupe::error why) {
+  placements_.erase(operation);
+  if (context_->operations.end(operation)) {
+    context_->events.push_last({operation, event_failed{std::move(why)}});
   }
 }
 
 /// Else its place in the queues would be taken for as long as the node that it was placed on lives.
-void tell_ended(self_pointer self, std::string request) {
-  auto& st = self->state;
-  if (st.supervisor) {
-    self->send(st.supervisor, finished_atom::value, std::move(request));
+void node_core::tell_ended(std::string request) {
+  if (supervisor_) {
+    self_->send(supervisor_, finished_atom::value, std::move(request));
     return;
   }
-  st.untold.push_back(std::move(request));
-  if (st.untold.size() > max_untold) st.untold.pop_front();
+  untold_.push_back(std::move(request));
+  if (untold_.size() > max_untold) untold_.pop_front();
 }
 
 /// A placement that nobody waits for any more was made: its place in the queues is free. Another
 /// one of the same request has taken the first one's place there.
-void give_back_placement(self_pointer self, const std::string& request) {
-  auto& st = self->state;
+void node_core::give_back_placement(const std::string& request) {
   const bool asked_again = std::ranges::any_of(
-      st.placements, [&](const auto& waiting) { return waiting.second.request == request; });
-  if (!asked_again) tell_ended(self, request);
+      placements_, [&](const auto& waiting) { return waiting.second.request == request; });
+  if (!asked_again) tell_ended(request);
 }
-
-}  // namespace
 
 // -- calls of frontends
 
-caf::typed_response_promise<call_reply> take_call(self_pointer self, call_request& request) {
-  auto& st = self->state;
-  auto promise = self->make_response_promise<call_reply>();
+caf::typed_response_promise<call_reply> node_core::take_call(call_request& request) {
+  auto promise = self_->make_response_promise<call_reply>();
   const auto refuse = [&](errc code, std::string sentence) {
     promise.deliver(call_reply{static_cast<std::uint8_t>(code), std::move(sentence), {}});
   };
-  if (!st.context->on_call) {
-    refuse(errc::not_found, "no engine takes calls at " + st.context->self.name);
+  if (!context_->on_call) {
+    refuse(errc::not_found, "no engine takes calls at " + context_->self.name);
   } else if (request.payload.size() > max_call_bytes) {
     refuse(errc::out_of_range,
            "a call carries at most " + std::to_string(max_call_bytes) + " bytes");
-  } else if (st.calls.size() >= max_pending_calls) {
-    refuse(errc::overloaded, "too many calls wait for the engine of " + st.context->self.name);
+  } else if (calls_.size() >= max_pending_calls) {
+    refuse(errc::overloaded, "too many calls wait for the engine of " + context_->self.name);
   } else {
-    const auto id = st.next_call++;
+    const auto id = next_call_++;
     const auto deadline =
         request.timeout_ms == 0
             ? time_point::max()
             : std::chrono::steady_clock::now() + std::chrono::milliseconds{request.timeout_ms};
-    st.calls.emplace(id, node_state_data::pending_call{promise, deadline});
-    auto answer = std::make_shared<call_answer>(self->address(), id);
+    calls_.emplace(id, pending_call{promise, deadline});
+    auto answer = std::make_shared<call_answer>(self_->address(), id);
     try {
-      st.context->on_call(call{
+      context_->on_call(call{
           std::move(request.method), std::move(request.payload), deadline,
           [answer](result<std::vector<std::uint8_t>> reply) { answer->give(std::move(reply)); }});
     } catch (const std::exception& thrown) {
@@ -109,17 +106,16 @@ caf::typed_response_promise<call_reply> take_call(self_pointer self, call_reques
   return promise;
 }
 
-void on_call_answered(self_pointer self, call_answered& order) {
-  auto& st = self->state;
-  const auto found = st.calls.find(order.call);
-  if (found == st.calls.end()) return;
+void node_core::on_call_answered(call_answered& order) {
+  const auto found = calls_.find(order.call);
+  if (found == calls_.end()) return;
   found->second.promise.deliver(std::move(order.reply));
-  st.calls.erase(found);
+  calls_.erase(found);
 }
 
-void expire_calls(node_state_data& st) {
+void node_core::expire_calls() {
   const auto now = std::chrono::steady_clock::now();
-  for (auto one = st.calls.begin(); one != st.calls.end();) {
+  for (auto one = calls_.begin(); one != calls_.end();) {
     if (one->second.deadline > now) {
       ++one;
       continue;
@@ -127,81 +123,80 @@ void expire_calls(node_state_data& st) {
     one->second.promise.deliver(call_reply{static_cast<std::uint8_t>(errc::deadline),
                                            "the engine did not answer the call in time",
                                            {}});
-    one = st.calls.erase(one);
+    one = calls_.erase(one);
   }
 }
 
 // -- placements
 
-void on_start_place(self_pointer self, start_place& order) {
-  const auto& context = self->state.context;
-  const auto failed = [self, operation = order.operation](errc code, std::string sentence) {
-    fail_placement(self->state, operation, {code, std::move(sentence)});
+void node_core::on_start_place(start_place& order) {
+  const auto& context = context_;
+  const auto failed = [this, operation = order.operation](errc code, std::string sentence) {
+    fail_placement(operation, {code, std::move(sentence)});
   };
-  if (!self->state.supervisor) {
-    failed(errc::peer_unreachable, "the supervisor cannot be reached: " + self->state.refusal);
+  if (!supervisor_) {
+    failed(errc::peer_unreachable, "the supervisor cannot be reached: " + refusal_);
     return;
   }
   // Those that were given up count until the supervisor has answered.
-  if (self->state.placements.size() >= context->settings.max_operations) {
+  if (placements_.size() >= context->settings.max_operations) {
     failed(errc::overloaded, "the supervisor has not answered " +
-                                 std::to_string(self->state.placements.size()) +
+                                 std::to_string(placements_.size()) +
                                  " placements, which is limits.max_operations");
     return;
   }
   const auto patience = std::chrono::milliseconds{order.request.timeout_ms} +
                         context->settings.heartbeat_interval * 2;
-  self->state.placements.emplace(
-      order.operation, node_state_data::pending_placement{
-                           order.request.request, std::chrono::steady_clock::now() + patience});
+  placements_.emplace(
+      order.operation,
+      pending_placement{order.request.request, std::chrono::steady_clock::now() + patience});
   // Our own clock looks at the deadline: CAF keeps a request's timer, and what hangs on it, until it
   // runs out, also when the answer came long before.
-  self->request(self->state.supervisor, caf::infinite, place_atom::value, order.request)
+  self_->request(supervisor_, caf::infinite, place_atom::value, order.request)
       .then(
-          [self, context, failed, operation = order.operation](placement& where) {
-            self->state.placements.erase(operation);
+          [this, context, failed, operation = order.operation](placement& where) {
+            placements_.erase(operation);
             if (where.failed != 0) {
               auto why = refusal(where);
               failed(why.code, std::move(why.message));
             } else if (auto wrong = wrong_mode(where)) {
-              give_back_placement(self, where.request);
+              give_back_placement(where.request);
               failed(wrong->code, std::move(wrong->message));
             } else if (context->operations.end(operation)) {
               context->events.push_last({operation, event_placed{std::move(where)}});
             } else {
-              give_back_placement(self, where.request);
+              give_back_placement(where.request);
             }
           },
-          [self, failed](const caf::error& err) {
+          [this, failed](const caf::error& err) {
             failed(errc::peer_lost,
-                   "the supervisor did not answer (" + self->system().render(err) + ")");
+                   "the supervisor did not answer (" + self_->system().render(err) + ")");
           });
 }
 
-void on_placed_ended(self_pointer self, placed_ended& order) {
-  tell_ended(self, std::move(order.request));
+void node_core::on_placed_ended(placed_ended& order) {
+  tell_ended(std::move(order.request));
 }
 
-void tell_untold(self_pointer self) {
-  for (auto& request : std::exchange(self->state.untold, {})) tell_ended(self, std::move(request));
+void node_core::tell_untold() {
+  for (auto& request : std::exchange(untold_, {})) tell_ended(std::move(request));
 }
 
-void fail_placements(node_state_data& st, const troupe::error& why) {
-  for (const auto& [operation, asked] : std::exchange(st.placements, {})) {
-    fail_placement(st, operation, why);
+void node_core::fail_placements(const troupe::error& why) {
+  for (const auto& [operation, asked] : std::exchange(placements_, {})) {
+    fail_placement(operation, why);
   }
 }
 
-void expire_placements(self_pointer self) {
-  auto& st = self->state;
+void node_core::expire_placements() {
   const auto now = std::chrono::steady_clock::now();
-  for (auto one = st.placements.begin(); one != st.placements.end();) {
+  for (auto one = placements_.begin(); one != placements_.end();) {
     const auto current = one++;
     if (current->second.deadline > now) continue;
     const auto request = std::move(current->second.request);
-    fail_placement(st, current->first, {errc::deadline, "the supervisor did not answer in time"});
-    give_back_placement(self, request);
+    fail_placement(current->first, {errc::deadline, "the supervisor did not answer in time"});
+    give_back_placement(request);
   }
 }
 
-}  // namespace troupe::actors::node_parts
+}  // namespace troupe::actors::nodes
