@@ -6,7 +6,7 @@
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/member_list.hpp"
-#include "troupe/actors/port/engine_port_parts.hpp"
+#include "troupe/actors/port/port_core.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::port {
@@ -27,9 +27,10 @@ std::string fate(const lapse& over, std::chrono::milliseconds length) {
   return {};
 }
 
+}  // namespace
+
 /// Sealed, and nobody has come who lives.
-void reclaim(self_pointer self, operation_id operation, source& src, const lapse& over) {
-  auto& st = self->state;
+void port_core::reclaim(operation_id operation, source& src, const lapse& over) {
   // While it waits for another decode rank, the window bounds that.
   if (src.lost()) return;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(over.waited);
@@ -39,76 +40,68 @@ void reclaim(self_pointer self, operation_id operation, source& src, const lapse
                               time_text(waited) +
                               "; ask sooner, name the decode nodes in `held_for`, or raise "
                               "limits.source_lease (" +
-                              time_text(st.context->settings.source_lease) + ")"};
+                              time_text(context_->settings.source_lease) + ")"};
   logger("port")->warn("reclaims {} of request {}, which nobody has asked for in {}",
                        count_of(src.block_count(), "block"), src.spec().request, time_text(waited));
-  conclude_source(self, operation, why, session_event{abort_session{why}});
+  conclude_source(operation, why, session_event{abort_session{why}});
 }
 
-void source_lapses(self_pointer self, operation_id operation, source& src, const lapse& over) {
+void port_core::source_lapses(operation_id operation, source& src, const lapse& over) {
   if (src.concluded) return;
   if (over.why == cache_leases::cause::unread) {
-    reclaim(self, operation, src, over);
+    reclaim(operation, src, over);
     return;
   }
-  const troupe::error why{errc::peer_lost,
-                          over.peer + fate(over, self->state.context->settings.source_lease) +
-                              " and had not asked for request `" + src.spec().request +
-                              "`, which is held for it"};
+  const troupe::error why{errc::peer_lost, over.peer + fate(over, context_->settings.source_lease) +
+                                               " and had not asked for request `" +
+                                               src.spec().request + "`, which is held for it"};
   logger("port")->info("request {}: {}", src.spec().request, why.message);
-  src.lost_unasked(over.peer, replica_of(self->state, over.peer));
-  place_lost(self, operation, src, why);
+  src.lost_unasked(over.peer, replica_of(over.peer));
+  place_lost(operation, src, why);
 }
 
-}  // namespace
-
-void lapsed(self_pointer self, const std::vector<cache_leases::lapse>& lapses) {
-  auto& st = self->state;
+void port_core::lapsed(const std::vector<cache_leases::lapse>& lapses) {
   for (const auto& over : lapses) {
-    const auto& length = st.context->settings.source_lease;
+    const auto& length = context_->settings.source_lease;
     if (over.met != transfer_id{}) {
-      end_hold(st, over.met);
-      tell_session(st, over.met,
+      end_hold(over.met);
+      tell_session(over.met,
                    session_event{link_is_lost{{errc::peer_lost, over.peer + fate(over, length)}}});
-    } else if (const auto src = st.sources.find(over.operation); src != st.sources.end()) {
-      source_lapses(self, over.operation, src->second, over);
-    } else if (st.receives.contains(over.operation)) {
-      fail_receive(self, over.operation, {errc::peer_lost, over.peer + fate(over, length)});
+    } else if (const auto src = sources_.find(over.operation); src != sources_.end()) {
+      source_lapses(over.operation, src->second, over);
+    } else if (receives_.contains(over.operation)) {
+      fail_receive(over.operation, {errc::peer_lost, over.peer + fate(over, length)});
     }
   }
 }
 
-void watch_leases(engine_port_state& st) {
-  if (st.lease_beat || st.leases.empty()) return;
-  st.lease_beat = now() + st.leases.beat_period(st.context->settings.heartbeat_interval);
-  st.deadlines.emplace(*st.lease_beat, timer::leases, 0);
+void port_core::watch_leases() {
+  if (lease_beat_ || leases_.empty()) return;
+  lease_beat_ = now() + leases_.beat_period(context_->settings.heartbeat_interval);
+  deadlines_.emplace(*lease_beat_, timer::leases, 0);
 }
 
-void lease_beat(self_pointer self) {
-  auto& st = self->state;
-  st.lease_beat.reset();
-  const bool supervised = !st.context->registration.why_not();
-  lapsed(self,
-         st.leases.beat(now(), supervised ? cache_leases::news::current : cache_leases::news::old));
-  watch_leases(st);
+void port_core::lease_beat() {
+  lease_beat_.reset();
+  const bool supervised = !context_->registration.why_not();
+  lapsed(leases_.beat(now(), supervised ? cache_leases::news::current : cache_leases::news::old));
+  watch_leases();
 }
 
-void on_membership_changed(self_pointer self, membership_changed& news) {
-  auto& st = self->state;
-  st.members = std::move(news.members);
+void port_core::on_membership_changed(membership_changed& news) {
+  members_ = std::move(news.members);
   // A life that is no member asks for no link any more.
-  if (st.members->collecting == 0) {
-    std::erase_if(st.former_lives, [&](const auto& former) {
-      return find_member(*st.members, former.first) == nullptr;
+  if (members_->collecting == 0) {
+    std::erase_if(former_lives_, [&](const auto& former) {
+      return find_member(*members_, former.first) == nullptr;
     });
   }
-  lapsed(self, st.leases.see(st.members, now()));
-  place_ranks(self);
+  lapsed(leases_.see(members_, now()));
+  place_ranks();
 }
 
-void on_heartbeat_answered(self_pointer self, heartbeat_answered& news) {
-  lapsed(self,
-         self->state.leases.answered({news.supervisor_incarnation, news.epoch}, news.asked, now()));
+void port_core::on_heartbeat_answered(heartbeat_answered& news) {
+  lapsed(leases_.answered({news.supervisor_incarnation, news.epoch}, news.asked, now()));
 }
 
 }  // namespace troupe::actors::port

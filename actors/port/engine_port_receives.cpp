@@ -10,59 +10,11 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership/placement_epochs.hpp"
 #include "troupe/actors/operations/request_tables.hpp"
-#include "troupe/actors/port/engine_port_parts.hpp"
+#include "troupe/actors/port/port_core.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/kvcache/layer_parts.hpp"
 
 namespace troupe::actors::port {
-
-void release_receive(self_pointer self, operation_id operation) {
-  auto& st = self->state;
-  const auto found = st.receives.find(operation);
-  if (found == st.receives.end()) return;
-  const auto& r = found->second;
-  if (r.now != receiving::phase::concluded || r.live != 0) return;
-  if (r.pinned) {
-    unpin_blocks(st, r.spec.request, blocks_written(r.spec, st.context->layout->block_tokens));
-  }
-  st.receives.erase(found);
-  st.context->events.push_last({operation, event_unpinned{}});
-}
-
-void conclude_receive(self_pointer self, operation_id operation,
-                      std::optional<troupe::error> failure, const session_event& to_receivers) {
-  auto& st = self->state;
-  auto& r = st.receives.at(operation);
-  if (r.now == receiving::phase::concluded) return;
-  // No stream is held past the outcome: nothing will come that it could wait for.
-  for (const auto& stream : r.held) stream.gate->open();
-  r.held.clear();
-  if (r.now == receiving::phase::in_line) {
-    tell(st.pool, pool_command{leave_line{operation}});
-  }
-  for (const auto& rank : r.ranks) {
-    if (!rank.transfer) leave_link_line(st, rank.peer, operation);
-  }
-  r.now = receiving::phase::concluded;
-  st.leases.end(operation);
-  forget_deadline(st, r.deadline, timer::operation, operation.value);
-  count_outcome(st, failure, r.bytes);
-  if (failure) {
-    tell_outcome(st, operation, event_failed{*failure});
-  } else {
-    tell_outcome(st, operation,
-                 event_done{std::move(r.aux), r.bytes, r.moved.told(r.began, now())});
-  }
-  for (const auto& rank : r.ranks) {
-    if (rank.transfer) tell_session(st, *rank.transfer, to_receivers);
-  }
-  release_receive(self, operation);
-}
-
-void fail_receive(self_pointer self, operation_id operation, troupe::error why) {
-  const session_event to_receivers{abort_session{why}};
-  conclude_receive(self, operation, std::move(why), to_receivers);
-}
 
 namespace {
 
@@ -78,30 +30,6 @@ void let_streams_go(receiving& r) {
     stream.gate->open();
     return true;
   });
-}
-
-/// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
-/// as one, and lets the streams go that waited for them.
-void tell_layers_of(engine_port_state& st, operation_id operation, receiving& r) {
-  const auto layers = static_cast<std::uint32_t>(r.told.size());
-  std::vector<std::uint32_t> complete(layers, r.spec.tokens);
-  for (const auto& rank : r.ranks) {
-    for (std::uint32_t layer = 0; layer < layers; ++layer) {
-      const auto landed = rank.transfer ? rank.landed[layer] : r.spec.prefix_tokens;
-      complete[layer] = std::min(complete[layer], landed);
-    }
-  }
-  for (std::uint32_t begin = 0; begin < layers;) {
-    auto end = begin + 1;
-    while (end < layers && complete[end] == complete[begin] && r.told[end] == r.told[begin]) ++end;
-    if (complete[begin] > r.told[begin]) {
-      st.context->events.push(
-          {operation, event_layers{{begin, end, r.told[begin], complete[begin]}}});
-      std::fill(r.told.begin() + begin, r.told.begin() + end, complete[begin]);
-    }
-    begin = end;
-  }
-  let_streams_go(r);
 }
 
 /// What a source has still to tell of each layer: of those that it does not hold, or sends nothing of,
@@ -136,29 +64,104 @@ result<void> check_meant(const receive_spec& spec, std::size_t index, const link
   return check_life(link.peer, link.peer_incarnation.value, life_meant(spec, index));
 }
 
-void start_receiver(self_pointer self, operation_id operation, std::size_t index,
-                    const link_handle& link) {
-  auto& st = self->state;
-  auto& r = st.receives.at(operation);
-  auto mapping = geometry(st, link, kvcache::data_flow::to_local);
+receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
+  const auto found = std::ranges::find_if(
+      r.ranks, [&](const receiving::from_rank& rank) { return rank.transfer == transfer; });
+  return found == r.ranks.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+void port_core::release_receive(operation_id operation) {
+  const auto found = receives_.find(operation);
+  if (found == receives_.end()) return;
+  const auto& r = found->second;
+  if (r.now != receiving::phase::concluded || r.live != 0) return;
+  if (r.pinned) {
+    unpin_blocks(r.spec.request, blocks_written(r.spec, context_->layout->block_tokens));
+  }
+  receives_.erase(found);
+  context_->events.push_last({operation, event_unpinned{}});
+}
+
+void port_core::conclude_receive(operation_id operation, std::optional<troupe::error> failure,
+                                 const session_event& to_receivers) {
+  auto& r = receives_.at(operation);
+  if (r.now == receiving::phase::concluded) return;
+  // No stream is held past the outcome: nothing will come that it could wait for.
+  for (const auto& stream : r.held) stream.gate->open();
+  r.held.clear();
+  if (r.now == receiving::phase::in_line) {
+    tell(pool_, pool_command{leave_line{operation}});
+  }
+  for (const auto& rank : r.ranks) {
+    if (!rank.transfer) leave_link_line(rank.peer, operation);
+  }
+  r.now = receiving::phase::concluded;
+  leases_.end(operation);
+  forget_deadline(r.deadline, timer::operation, operation.value);
+  count_outcome(failure, r.bytes);
+  if (failure) {
+    tell_outcome(operation, event_failed{*failure});
+  } else {
+    tell_outcome(operation, event_done{std::move(r.aux), r.bytes, r.moved.told(r.began, now())});
+  }
+  for (const auto& rank : r.ranks) {
+    if (rank.transfer) tell_session(*rank.transfer, to_receivers);
+  }
+  release_receive(operation);
+}
+
+void port_core::fail_receive(operation_id operation, troupe::error why) {
+  const session_event to_receivers{abort_session{why}};
+  conclude_receive(operation, std::move(why), to_receivers);
+}
+
+/// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
+/// as one, and lets the streams go that waited for them.
+void port_core::tell_layers_of(operation_id operation, receiving& r) {
+  const auto layers = static_cast<std::uint32_t>(r.told.size());
+  std::vector<std::uint32_t> complete(layers, r.spec.tokens);
+  for (const auto& rank : r.ranks) {
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      const auto landed = rank.transfer ? rank.landed[layer] : r.spec.prefix_tokens;
+      complete[layer] = std::min(complete[layer], landed);
+    }
+  }
+  for (std::uint32_t begin = 0; begin < layers;) {
+    auto end = begin + 1;
+    while (end < layers && complete[end] == complete[begin] && r.told[end] == r.told[begin]) ++end;
+    if (complete[begin] > r.told[begin]) {
+      context_->events.push(
+          {operation, event_layers{{begin, end, r.told[begin], complete[begin]}}});
+      std::fill(r.told.begin() + begin, r.told.begin() + end, complete[begin]);
+    }
+    begin = end;
+  }
+  let_streams_go(r);
+}
+
+void port_core::start_receiver(operation_id operation, std::size_t index, const link_handle& link) {
+  auto& r = receives_.at(operation);
+  auto mapping = geometry(link, kvcache::data_flow::to_local);
   if (!mapping) {
-    fail_receive(self, operation, mapping.error());
+    fail_receive(operation, mapping.error());
     return;
   }
   if (auto all = check_count(link, r.spec); !all) {
-    fail_receive(self, operation, all.error());
+    fail_receive(operation, all.error());
     return;
   }
   if (auto meant = check_meant(r.spec, index, link); !meant) {
-    fail_receive(self, operation, meant.error());
+    fail_receive(operation, meant.error());
     return;
   }
   auto& rank = r.ranks[index];
-  rank.transfer = new_transfer(st);
-  const auto& layout = *st.context->layout;
+  rank.transfer = new_transfer();
+  const auto& layout = *context_->layout;
   decode_receiver_options options;
-  options.basis.context = st.context;
-  options.basis.port = caf::actor_cast<engine_port_actor>(self);
+  options.basis.context = context_;
+  options.basis.port = caf::actor_cast<engine_port_actor>(self_);
   options.basis.link = link;
   options.basis.geometry = *mapping;
   options.basis.transfer = *rank.transfer;
@@ -171,8 +174,8 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   request.transfer = *rank.transfer;
   request.request = r.spec.request;
   request.mode = r.spec.mode;
-  request.rank = st.context->self.rank;
-  request.ranks = st.context->self.ranks;
+  request.rank = context_->self.rank;
+  request.ranks = context_->self.ranks;
   request.placed_by = r.spec.placed_by;
   request.placed_at = r.spec.placed_at;
   request.life = life_meant(r.spec, index);
@@ -187,23 +190,23 @@ void start_receiver(self_pointer self, operation_id operation, std::size_t index
   ++r.live;
   const auto transfer = *rank.transfer;
   const auto deadline = r.deadline;
-  auto receiver = self->spawn<caf::monitored>(decode_receiver, std::move(options));
+  auto receiver = self_->spawn<caf::monitored>(decode_receiver, std::move(options));
   rank.receiver = receiver;
-  st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
-  session_begins(st, operation, transfer, std::move(receiver), link, std::move(report), deadline);
+  leases_.meet(operation, transfer, link.peer, link.peer_incarnation, now());
+  session_begins(operation, transfer, std::move(receiver), link, std::move(report), deadline);
   if (std::ranges::all_of(r.ranks, [](const auto& one) { return one.transfer.has_value(); })) {
-    end_own_hold(self, r.spec.request);
+    end_own_hold(r.spec.request);
   }
 }
 
 /// Whether the sources whose links are up may start. Sources that hold parts of a model wait for each other:
 /// only all their layouts say whether they make up a whole, and a part that is missing is told before a byte
 /// moves. What is wrong with one of them is told at once.
-result<bool> may_start(engine_port_state& st, const receiving& r) {
+result<bool> port_core::may_start(const receiving& r) {
   std::vector<const link_handle*> up;
   for (const auto& rank : r.ranks) {
-    const auto link = st.links.find(rank.peer);
-    up.push_back(link != st.links.end() ? &link->second : nullptr);
+    const auto link = links_.find(rank.peer);
+    up.push_back(link != links_.end() ? &link->second : nullptr);
   }
   const bool divided = std::ranges::any_of(up, [](const link_handle* link) {
     return link != nullptr && link->peer_layout && kvcache::is_part(*link->peer_layout);
@@ -212,128 +215,122 @@ result<bool> may_start(engine_port_state& st, const receiving& r) {
   std::vector<kvcache::source_layout> layouts;
   for (std::size_t index = 0; index < up.size(); ++index) {
     if (up[index] == nullptr) continue;
-    if (auto maps = geometry(st, *up[index], kvcache::data_flow::to_local); !maps) {
+    if (auto maps = geometry(*up[index], kvcache::data_flow::to_local); !maps) {
       return fail(maps.error());
     }
     if (auto meant = check_meant(r.spec, index, *up[index]); !meant) return fail(meant.error());
     layouts.push_back({r.ranks[index].peer, up[index]->peer_layout.get()});
   }
   if (layouts.size() < up.size()) return false;
-  if (auto whole = kvcache::check_covers(*st.context->layout, layouts); !whole) {
+  if (auto whole = kvcache::check_covers(*context_->layout, layouts); !whole) {
     return fail(whole.error());
   }
   return true;
 }
 
 /// Why the placement that a receive follows counts no more.
-std::optional<troupe::error> void_placement(const engine_port_state& st, const receive_spec& spec) {
+std::optional<troupe::error> port_core::void_placement(const receive_spec& spec) const {
   const epoch_mark placed{spec.placed_by, spec.placed_at};
   if (placed.by == 0) return std::nullopt;
-  const auto last = st.context->registration.last();
+  const auto last = context_->registration.last();
   auto why =
-      voided_here(*st.members, st.context->self, {last.supervisor_incarnation, last.epoch}, placed);
+      voided_here(*members_, context_->self, {last.supervisor_incarnation, last.epoch}, placed);
   for (const auto& source : spec.sources) {
-    if (!why) why = voided(*st.members, source, 0, placed);
+    if (!why) why = voided(*members_, source, 0, placed);
   }
   return why;
 }
 
 /// The blocks are there: reach every rank of the prefill replica. Whatever was lost while it waited in
 /// line is looked at once more.
-void begin_moving(self_pointer self, operation_id operation) {
-  auto& st = self->state;
-  auto& r = st.receives.at(operation);
-  if (auto why = void_placement(st, r.spec)) {
+void port_core::begin_moving(operation_id operation) {
+  auto& r = receives_.at(operation);
+  if (auto why = void_placement(r.spec)) {
     r.now = receiving::phase::linking;
-    fail_receive(self, operation, std::move(*why));
+    fail_receive(operation, std::move(*why));
     return;
   }
   r.now = receiving::phase::moving;
-  r.told.assign(st.context->layout->layers.size(), r.spec.prefix_tokens);
+  r.told.assign(context_->layout->layers.size(), r.spec.prefix_tokens);
   for (std::size_t index = 0; index < r.spec.sources.size(); ++index) {
     const auto& peer = r.spec.sources[index];
     r.ranks.push_back({peer, std::nullopt, {}, false, {}});
   }
-  start_receivers(self, operation);
+  start_receivers(operation);
 }
 
-}  // namespace
-
-void start_receivers(self_pointer self, operation_id operation) {
-  auto& st = self->state;
+void port_core::start_receivers(operation_id operation) {
   const auto going_on = [&]() -> receiving* {
-    const auto found = st.receives.find(operation);
-    const bool moves = found != st.receives.end() && found->second.now == receiving::phase::moving;
+    const auto found = receives_.find(operation);
+    const bool moves = found != receives_.end() && found->second.now == receiving::phase::moving;
     return moves ? &found->second : nullptr;
   };
   auto* r = going_on();
   if (r == nullptr) return;
-  const auto start = may_start(st, *r);
+  const auto start = may_start(*r);
   if (!start) {
-    fail_receive(self, operation, start.error());
+    fail_receive(operation, start.error());
     return;
   }
   // The first that cannot start ends all of it.
   for (std::size_t index = 0; (r = going_on()) != nullptr && index < r->ranks.size(); ++index) {
     const auto& rank = r->ranks[index];
     if (rank.transfer) continue;
-    const auto link = st.links.find(rank.peer);
-    if (link == st.links.end()) {
-      wait_for_link(st, rank.peer, operation);
+    const auto link = links_.find(rank.peer);
+    if (link == links_.end()) {
+      wait_for_link(rank.peer, operation);
     } else if (*start) {
-      start_receiver(self, operation, index, link->second);
+      start_receiver(operation, index, link->second);
     }
   }
   // The others may have landed what these have nothing to tell of while the links were being made.
-  if (r != nullptr) tell_layers_of(st, operation, *r);
+  if (r != nullptr) tell_layers_of(operation, *r);
 }
 
-void on_start_receive(self_pointer self, start_receive& order) {
-  auto& st = self->state;
+void port_core::on_start_receive(start_receive& order) {
   const auto operation = order.operation;
-  auto& r = st.receives[operation];
+  auto& r = receives_[operation];
   r.spec = std::move(order.spec);
-  r.deadline = deadline_after(st, r.spec.deadline);
-  st.deadlines.emplace(r.deadline, timer::operation, operation.value);
-  if (st.stopping) {
-    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
-    fail_receive(self, operation, {errc::aborted, "the node stops"});
+  r.deadline = deadline_after(r.spec.deadline);
+  deadlines_.emplace(r.deadline, timer::operation, operation.value);
+  if (stopping_) {
+    r.pinned = context_->pool != nullptr && !r.spec.blocks.empty();
+    fail_receive(operation, {errc::aborted, "the node stops"});
     return;
   }
-  if (auto why = void_placement(st, r.spec)) {
-    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
-    fail_receive(self, operation, std::move(*why));
+  if (auto why = void_placement(r.spec)) {
+    r.pinned = context_->pool != nullptr && !r.spec.blocks.empty();
+    fail_receive(operation, std::move(*why));
     return;
   }
   // From here on, not from the link on: it may wait in line for as long as its sources live.
   for (const auto& node : r.spec.sources)
-    st.leases.hold(operation, node, now(), {r.spec.placed_by, r.spec.placed_at});
-  watch_leases(st);
-  const auto block_tokens = st.context->layout->block_tokens;
+    leases_.hold(operation, node, now(), {r.spec.placed_by, r.spec.placed_at});
+  watch_leases();
+  const auto block_tokens = context_->layout->block_tokens;
   const auto needed = (r.spec.tokens + block_tokens - 1) / block_tokens;
   if (!r.spec.blocks.empty() || !r.spec.groups.empty() || needed == 0) {
-    r.pinned = st.context->pool != nullptr && !r.spec.blocks.empty();
-    begin_moving(self, operation);
+    r.pinned = context_->pool != nullptr && !r.spec.blocks.empty();
+    begin_moving(operation);
     return;
   }
   r.now = receiving::phase::in_line;
   if (!r.spec.fail_when_full) {
-    tell(st.pool, pool_command{wait_for_blocks{operation, needed, r.deadline}});
+    tell(pool_, pool_command{wait_for_blocks{operation, needed, r.deadline}});
     return;
   }
-  auto blocks = st.context->pool
-                    ? st.context->pool->allocate(needed)
+  auto blocks = context_->pool
+                    ? context_->pool->allocate(needed)
                     : result<kvcache::allocation>{
                           fail(errc::invalid_config,
                                "this node has no pool of its own; name the destination blocks")};
-  self->send(caf::actor_cast<engine_port_actor>(self),
-             port_event{blocks_granted{operation, std::move(blocks)}});
+  self_->send(caf::actor_cast<engine_port_actor>(self_),
+              port_event{blocks_granted{operation, std::move(blocks)}});
 }
 
-void on_open_when_complete(self_pointer self, open_when_complete& order) {
-  const auto found = self->state.receives.find(order.operation);
-  const bool goes_on =
-      found != self->state.receives.end() && found->second.now != receiving::phase::concluded;
+void port_core::on_open_when_complete(open_when_complete& order) {
+  const auto found = receives_.find(order.operation);
+  const bool goes_on = found != receives_.end() && found->second.now != receiving::phase::concluded;
   if (!goes_on || is_complete(found->second, order)) {
     order.gate->open();
     return;
@@ -341,48 +338,36 @@ void on_open_when_complete(self_pointer self, open_when_complete& order) {
   found->second.held.push_back(std::move(order));
 }
 
-void on_blocks_granted(self_pointer self, blocks_granted& granted) {
-  auto& st = self->state;
-  const auto found = st.receives.find(granted.operation);
-  const bool wanted = found != st.receives.end() && found->second.now == receiving::phase::in_line;
+void port_core::on_blocks_granted(blocks_granted& granted) {
+  const auto found = receives_.find(granted.operation);
+  const bool wanted = found != receives_.end() && found->second.now == receiving::phase::in_line;
   if (!wanted) {
-    if (granted.blocks) (void)st.context->pool->free(granted.blocks->owner, granted.blocks->blocks);
+    if (granted.blocks) (void)context_->pool->free(granted.blocks->owner, granted.blocks->blocks);
     return;
   }
   auto& r = found->second;
   if (!granted.blocks) {
     r.now = receiving::phase::linking;
-    fail_receive(self, granted.operation, granted.blocks.error());
+    fail_receive(granted.operation, granted.blocks.error());
     return;
   }
   r.spec.blocks = granted.blocks->blocks;
-  if (auto pinned = st.context->pool->pin(r.spec.blocks); !pinned) {
+  if (auto pinned = context_->pool->pin(r.spec.blocks); !pinned) {
     r.now = receiving::phase::linking;
-    fail_receive(self, granted.operation, pinned.error());
+    fail_receive(granted.operation, pinned.error());
     return;
   }
   r.pinned = true;
-  st.context->events.push({granted.operation, event_allocated{std::move(*granted.blocks)}});
-  begin_moving(self, granted.operation);
+  context_->events.push({granted.operation, event_allocated{std::move(*granted.blocks)}});
+  begin_moving(granted.operation);
 }
 
-namespace {
-
-receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
-  const auto found = std::ranges::find_if(
-      r.ranks, [&](const receiving::from_rank& rank) { return rank.transfer == transfer; });
-  return found == r.ranks.end() ? nullptr : &*found;
-}
-
-}  // namespace
-
-void on_session_layers(self_pointer self, session_layers& layers) {
-  auto& st = self->state;
-  const auto session = st.sessions.find(layers.transfer);
-  if (session == st.sessions.end()) return;
+void port_core::on_session_layers(session_layers& layers) {
+  const auto session = sessions_.find(layers.transfer);
+  if (session == sessions_.end()) return;
   const auto operation = session->second.operation;
-  const auto found = st.receives.find(operation);
-  if (found == st.receives.end() || found->second.now == receiving::phase::concluded) return;
+  const auto found = receives_.find(operation);
+  if (found == receives_.end() || found->second.now == receiving::phase::concluded) return;
   auto* rank = rank_of(found->second, layers.transfer);
   if (rank == nullptr) return;
   session->second.report.state = "receiving";
@@ -391,15 +376,15 @@ void on_session_layers(self_pointer self, session_layers& layers) {
        ++layer) {
     rank->landed[layer] = std::max(rank->landed[layer], slice.token_end);
   }
-  tell_layers_of(st, operation, found->second);
+  tell_layers_of(operation, found->second);
 }
 
-void receiver_concluded(self_pointer self, operation_id operation, session_concluded& outcome) {
-  auto& r = self->state.receives.at(operation);
+void port_core::receiver_concluded(operation_id operation, session_concluded& outcome) {
+  auto& r = receives_.at(operation);
   if (r.now == receiving::phase::concluded) return;
   if (outcome.failure) {
     const session_event to_others{abort_session{*outcome.failure, outcome.refused}};
-    conclude_receive(self, operation, std::move(outcome.failure), to_others);
+    conclude_receive(operation, std::move(outcome.failure), to_others);
     return;
   }
   auto* rank = rank_of(r, outcome.transfer);
@@ -411,7 +396,7 @@ void receiver_concluded(self_pointer self, operation_id operation, session_concl
   r.moved.add(outcome.moved);
   if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
   if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
-    conclude_receive(self, operation, std::nullopt, {receive_is_whole{}});
+    conclude_receive(operation, std::nullopt, {receive_is_whole{}});
   }
 }
 

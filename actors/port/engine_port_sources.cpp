@@ -15,92 +15,12 @@
 #include "troupe/actors/membership/placement_epochs.hpp"
 #include "troupe/actors/messages/member_list.hpp"
 #include "troupe/actors/operations/request_tables.hpp"
-#include "troupe/actors/port/engine_port_parts.hpp"
+#include "troupe/actors/port/port_core.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/transfer/send_session.hpp"
 #include "troupe/kvcache/block_list.hpp"
 
 namespace troupe::actors::port {
-
-void release_source(self_pointer self, operation_id operation) {
-  auto& st = self->state;
-  const auto found = st.sources.find(operation);
-  if (found == st.sources.end() || !found->second.concluded || !found->second.senders().empty())
-    return;
-  const auto& spec = found->second.spec();
-  if (st.context->pool) unpin_blocks(st, spec.request, spec.blocks);
-  st.sources.erase(found);
-  st.context->events.push_last({operation, event_unpinned{}});
-}
-
-std::string replica_of(const engine_port_state& st, const std::string& node) {
-  const member* m = find_member(*st.members, node);
-  if (m == nullptr) return "";
-  // A supervisor that is restarted gives those that joined other numbers.
-  const auto& joined = m->node.replica_name;
-  return m->node.stage + "/" + (joined.empty() ? std::to_string(m->node.replica) : joined);
-}
-
-namespace {
-
-void learn_replicas(const engine_port_state& st, source& src) {
-  src.learn_replicas([&st](const std::string& node) { return replica_of(st, node); });
-}
-
-}  // namespace
-
-void lengthen_if_filled(engine_port_state& st, operation_id operation, source& src) {
-  if (!src.lost() || src.has_open_place(st.leases.waiting(operation))) return;
-  forget_deadline(st, src.deadline(), timer::operation, operation.value);
-  src.lengthen();
-  st.deadlines.emplace(src.deadline(), timer::operation, operation.value);
-}
-
-void place_ranks(self_pointer self) {
-  auto& st = self->state;
-  std::vector<operation_id> delivered;
-  for (auto& [operation, src] : st.sources) {
-    if (src.concluded) continue;
-    learn_replicas(st, src);
-    lengthen_if_filled(st, operation, src);
-    if (src.is_delivered()) delivered.push_back(operation);
-  }
-  for (const auto operation : delivered)
-    conclude_source(self, operation, std::nullopt, {deadline_reached{}});
-}
-
-void conclude_source(self_pointer self, operation_id operation,
-                     std::optional<troupe::error> failure, const session_event& to_senders) {
-  auto& st = self->state;
-  auto& src = st.sources.at(operation);
-  if (src.concluded) return;
-  src.concluded = true;
-  st.compute.erase(operation);
-  st.leases.end(operation);
-  const auto& request = src.spec().request;
-  forget_deadline(st, src.deadline(), timer::operation, operation.value);
-  if (const auto of = st.source_of.find(request);
-      of != st.source_of.end() && of->second == operation) {
-    st.source_of.erase(of);
-  }
-  using ended_how = ended_requests::how;
-  if (failure) {
-    st.ended.remember(request, {ended_how::failed, *failure});
-  } else {
-    st.ended.remember(request,
-                      {ended_how::delivered,
-                       {errc::not_found, "request `" + request + "` was delivered already"}});
-  }
-  tell_holders(st, src, failure);
-  count_outcome(st, failure, src.bytes());
-  if (failure) {
-    tell_outcome(st, operation, event_failed{*failure});
-    for (const auto sender : src.senders()) tell_session(st, sender, to_senders);
-  } else {
-    tell_outcome(st, operation, event_done{{}, src.bytes(), src.moved.told(src.began, now())});
-  }
-  release_source(self, operation);
-}
 
 namespace {
 
@@ -140,41 +60,114 @@ std::vector<std::uint32_t> ready_of(const source& src, const kvcache::transfer_g
   return {shared.begin(), shared.end()};
 }
 
+}  // namespace
+
+void port_core::release_source(operation_id operation) {
+  const auto found = sources_.find(operation);
+  if (found == sources_.end() || !found->second.concluded || !found->second.senders().empty())
+    return;
+  const auto& spec = found->second.spec();
+  if (context_->pool) unpin_blocks(spec.request, spec.blocks);
+  sources_.erase(found);
+  context_->events.push_last({operation, event_unpinned{}});
+}
+
+std::string port_core::replica_of(const std::string& node) const {
+  const member* m = find_member(*members_, node);
+  if (m == nullptr) return "";
+  // A supervisor that is restarted gives those that joined other numbers.
+  const auto& joined = m->node.replica_name;
+  return m->node.stage + "/" + (joined.empty() ? std::to_string(m->node.replica) : joined);
+}
+
+void port_core::learn_replicas(source& src) const {
+  src.learn_replicas([this](const std::string& node) { return replica_of(node); });
+}
+
+void port_core::lengthen_if_filled(operation_id operation, source& src) {
+  if (!src.lost() || src.has_open_place(leases_.waiting(operation))) return;
+  forget_deadline(src.deadline(), timer::operation, operation.value);
+  src.lengthen();
+  deadlines_.emplace(src.deadline(), timer::operation, operation.value);
+}
+
+void port_core::place_ranks() {
+  std::vector<operation_id> delivered;
+  for (auto& [operation, src] : sources_) {
+    if (src.concluded) continue;
+    learn_replicas(src);
+    lengthen_if_filled(operation, src);
+    if (src.is_delivered()) delivered.push_back(operation);
+  }
+  for (const auto operation : delivered)
+    conclude_source(operation, std::nullopt, {deadline_reached{}});
+}
+
+void port_core::conclude_source(operation_id operation, std::optional<troupe::error> failure,
+                                const session_event& to_senders) {
+  auto& src = sources_.at(operation);
+  if (src.concluded) return;
+  src.concluded = true;
+  compute_.erase(operation);
+  leases_.end(operation);
+  const auto& request = src.spec().request;
+  forget_deadline(src.deadline(), timer::operation, operation.value);
+  if (const auto of = source_of_.find(request); of != source_of_.end() && of->second == operation) {
+    source_of_.erase(of);
+  }
+  using ended_how = ended_requests::how;
+  if (failure) {
+    ended_.remember(request, {ended_how::failed, *failure});
+  } else {
+    ended_.remember(request,
+                    {ended_how::delivered,
+                     {errc::not_found, "request `" + request + "` was delivered already"}});
+  }
+  tell_holders(src, failure);
+  count_outcome(failure, src.bytes());
+  if (failure) {
+    tell_outcome(operation, event_failed{*failure});
+    for (const auto sender : src.senders()) tell_session(sender, to_senders);
+  } else {
+    tell_outcome(operation, event_done{{}, src.bytes(), src.moved.told(src.began, now())});
+  }
+  release_source(operation);
+}
+
 /// `deadline` is the decode rank's, which counts since it asked.
-void start_sender(self_pointer self, operation_id operation, const link_handle& link,
-                  transfer_request request, time_point deadline) {
-  auto& st = self->state;
-  auto& src = st.sources.at(operation);
+void port_core::start_sender(operation_id operation, const link_handle& link,
+                             transfer_request request, time_point deadline) {
+  auto& src = sources_.at(operation);
   const auto transfer = request.transfer;
-  if (const auto live = st.sessions.find(transfer); live != st.sessions.end()) {
+  if (const auto live = sessions_.find(transfer); live != sessions_.end()) {
     if (live->second.link == link.actor.id()) pass_on(live->second, link, std::move(request));
     return;
   }
-  auto mapping = geometry(st, link, kvcache::data_flow::to_remote);
+  auto mapping = geometry(link, kvcache::data_flow::to_remote);
   if (!mapping) {
     refuse_request(link, transfer, mapping.error());
     return;
   }
-  const auto& settings = st.context->settings;
+  const auto& settings = context_->settings;
   if (auto its = check_rank_of(settings, request, link.peer, *link.peer_layout); !its) {
     refuse_request(link, transfer, its.error());
     return;
   }
-  const auto stage = stage_of_peer(*st.context, link.peer);
+  const auto stage = stage_of_peer(*context_, link.peer);
   auto edge = stage ? result<void>{} : fail(stage.error());
   if (stage && !stage->empty()) {
-    edge = check_edge(settings, st.context->self.stage, *stage, request.mode);
+    edge = check_edge(settings, context_->self.stage, *stage, request.mode);
   }
   if (!edge) {
     refuse_request(link, transfer, edge.error());
     return;
   }
-  if (auto served = room_to_serve(st); !served) {
+  if (auto served = room_to_serve(); !served) {
     refuse_request(link, transfer, served.error());
     return;
   }
   if (!(*mapping)->moves_anything()) request.token_begin = request.token_end;
-  const auto& layout = *st.context->layout;
+  const auto& layout = *context_->layout;
   auto tables = tables_of(layout, src.spec().blocks, src.spec().groups);
   auto kept = kept_of(request.groups);
   if (auto holds = check_held(request, layout, tables); !holds) {
@@ -190,7 +183,7 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
                                 std::to_string(room)};
     refuse_request(link, transfer, why);
     if (settings.retry_window.count() == 0) {
-      conclude_source(self, operation, why, session_event{abort_session{why}});
+      conclude_source(operation, why, session_event{abort_session{why}});
     }
     return;
   }
@@ -202,8 +195,8 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
     }
   }
   prefill_sender_options options;
-  options.basis.context = st.context;
-  options.basis.port = caf::actor_cast<engine_port_actor>(self);
+  options.basis.context = context_;
+  options.basis.port = caf::actor_cast<engine_port_actor>(self_);
   options.basis.link = link;
   options.basis.geometry = *mapping;
   options.basis.transfer = transfer;
@@ -220,44 +213,42 @@ void start_sender(self_pointer self, operation_id operation, const link_handle& 
   options.sealed_tokens = src.sealed_tokens();
   options.aux = src.aux();
   options.deadline = deadline + patience_for_its_word;
-  learn_replicas(st, src);
-  src.taken_by(transfer, {link.peer, replica_of(st, link.peer), request.rank, request.ranks,
+  learn_replicas(src);
+  src.taken_by(transfer, {link.peer, replica_of(link.peer), request.rank, request.ranks,
                           link.peer_incarnation.value, request.again});
-  st.leases.meet(operation, transfer, link.peer, link.peer_incarnation, now());
-  watch_leases(st);
-  lengthen_if_filled(st, operation, src);
+  leases_.meet(operation, transfer, link.peer, link.peer_incarnation, now());
+  watch_leases();
+  lengthen_if_filled(operation, src);
   if (src.spec().tell_wanted && src.told_wanted.insert(link.peer).second) {
-    st.context->events.push(
+    context_->events.push(
         {operation, event_wanted{link.peer, request.rank, request.ranks, src.wanted(),
                                  request.token_begin, request.token_end}});
   }
   auto report = report_of(request.request, link, "send", "streaming");
   options.request = std::move(request);
-  auto sender = self->spawn<caf::monitored>(prefill_sender, std::move(options));
-  session_begins(st, operation, transfer, std::move(sender), link, std::move(report),
+  auto sender = self_->spawn<caf::monitored>(prefill_sender, std::move(options));
+  session_begins(operation, transfer, std::move(sender), link, std::move(report),
                  deadline + patience_for_its_word);
 }
 
-void no_longer_parked(engine_port_state& st, const parked_request& one) {
-  forget_deadline(st, one.until, timer::parked, one.request.transfer.value);
-  --st.parked_count;
-  const auto [first, last] = st.parked_as.equal_range(one.request.transfer);
-  st.parked_as.erase(std::find_if(
+void port_core::no_longer_parked(const parked_request& one) {
+  forget_deadline(one.until, timer::parked, one.request.transfer.value);
+  --parked_count_;
+  const auto [first, last] = parked_as_.equal_range(one.request.transfer);
+  parked_as_.erase(std::find_if(
       first, last, [&](const auto& entry) { return entry.second == one.request.request; }));
-  const auto of_peer = st.parked_of.find(one.link.peer);
-  if (--of_peer->second == 0) st.parked_of.erase(of_peer);
-  st.parked_bytes -= bytes_of(one.request);
+  const auto of_peer = parked_of_.find(one.link.peer);
+  if (--of_peer->second == 0) parked_of_.erase(of_peer);
+  parked_bytes_ -= bytes_of(one.request);
 }
 
 /// By the request's live source, as that source ended, or as one given back. False: nobody has offered it.
-bool answer(self_pointer self, const link_handle& link, transfer_request& request,
-            time_point deadline) {
-  auto& st = self->state;
-  if (const auto of = st.source_of.find(request.request); of != st.source_of.end()) {
-    start_sender(self, of->second, link, std::move(request), deadline);
+bool port_core::answer(const link_handle& link, transfer_request& request, time_point deadline) {
+  if (const auto of = source_of_.find(request.request); of != source_of_.end()) {
+    start_sender(of->second, link, std::move(request), deadline);
     return true;
   }
-  const auto* ended = st.ended.find(request.request);
+  const auto* ended = ended_.find(request.request);
   const bool is_sent_again =
       request.again && ended != nullptr && ended->came == ended_requests::how::delivered;
   if (ended != nullptr && !is_sent_again) {
@@ -265,7 +256,7 @@ bool answer(self_pointer self, const link_handle& link, transfer_request& reques
     return true;
   }
   // The word that gave it back may have overtaken the request: another actor sends it.
-  if (const auto* given_back = st.given_back.find(request.request)) {
+  if (const auto* given_back = given_back_.find(request.request)) {
     refuse_request(link, request.transfer, given_back->told);
     return true;
   }
@@ -273,162 +264,148 @@ bool answer(self_pointer self, const link_handle& link, transfer_request& reques
 }
 
 /// One of those that wait may end the source for the others.
-void unpark(self_pointer self, const std::string& request) {
-  auto& st = self->state;
-  const auto found = st.parked.find(request);
-  if (found == st.parked.end()) return;
+void port_core::unpark(const std::string& request) {
+  const auto found = parked_.find(request);
+  if (found == parked_.end()) return;
   auto waiting = std::move(found->second);
-  st.parked.erase(found);
+  parked_.erase(found);
   for (auto& one : waiting) {
-    no_longer_parked(st, one);
-    (void)answer(self, one.link, one.request, one.deadline);
+    no_longer_parked(one);
+    (void)answer(one.link, one.request, one.deadline);
   }
 }
 
-}  // namespace
-
-void on_start_send(self_pointer self, start_send& order) {
-  auto& st = self->state;
-  const auto deadline = deadline_after(st, order.spec.deadline);
+void port_core::on_start_send(start_send& order) {
+  const auto deadline = deadline_after(order.spec.deadline);
   const auto request = order.spec.request;
-  const auto layers = static_cast<std::uint32_t>(st.context->layout->layers.size());
-  st.sources.emplace(order.operation, source{std::move(order.spec), layers, deadline})
+  const auto layers = static_cast<std::uint32_t>(context_->layout->layers.size());
+  sources_.emplace(order.operation, source{std::move(order.spec), layers, deadline})
       .first->second.began = now();
-  st.source_of[request] = order.operation;
+  source_of_[request] = order.operation;
   std::optional<troupe::error> unwanted;
-  if (const auto* end = st.given_back.find(request)) unwanted = end->told;
-  st.given_back.forget(request);
-  st.ended.forget(request);
-  st.deadlines.emplace(deadline, timer::operation, order.operation.value);
-  if (st.stopping) unwanted = {errc::aborted, "the node stops"};
+  if (const auto* end = given_back_.find(request)) unwanted = end->told;
+  given_back_.forget(request);
+  ended_.forget(request);
+  deadlines_.emplace(deadline, timer::operation, order.operation.value);
+  if (stopping_) unwanted = {errc::aborted, "the node stops"};
   if (unwanted) {
-    conclude_source(self, order.operation, unwanted, session_event{abort_session{*unwanted}});
-    unpark(self, request);
+    conclude_source(order.operation, unwanted, session_event{abort_session{*unwanted}});
+    unpark(request);
     return;
   }
-  for (const auto& node : st.sources.at(order.operation).spec().held_for) {
-    st.leases.hold(order.operation, node, now());
+  for (const auto& node : sources_.at(order.operation).spec().held_for) {
+    leases_.hold(order.operation, node, now());
   }
-  watch_leases(st);
-  unpark(self, request);
+  watch_leases();
+  unpark(request);
 }
 
-void on_send_grew(self_pointer self, send_grew& order) {
-  auto& st = self->state;
-  const auto found = st.sources.find(order.operation);
-  if (found == st.sources.end() || found->second.concluded) {
+void port_core::on_send_grew(send_grew& order) {
+  const auto found = sources_.find(order.operation);
+  if (found == sources_.end() || found->second.concluded) {
     // It has ended meanwhile: what it pinned is given back without these.
-    if (st.context->pool) unpin_blocks(st, "that has ended", order.more.blocks);
+    if (context_->pool) unpin_blocks("that has ended", order.more.blocks);
     return;
   }
   auto& src = found->second;
   src.add_blocks(order.more.blocks, order.more.group);
-  for (const auto sender : src.senders()) tell_session(st, sender, session_event{order.more});
+  for (const auto sender : src.senders()) tell_session(sender, session_event{order.more});
 }
 
-namespace {
-
-void grow(engine_port_state& st, source& src, const source_progress& more) {
+void port_core::grow(source& src, const source_progress& more) {
   src.computed(more.layer_begin, more.layer_end, more.token_end);
-  for (const auto sender : src.senders()) tell_session(st, sender, session_event{more});
+  for (const auto sender : src.senders()) tell_session(sender, session_event{more});
 }
 
-void complete(engine_port_state& st, operation_id operation, source& src, source_sealed& seal) {
+void port_core::complete(operation_id operation, source& src, source_sealed& seal) {
   // A seal says that every layer is ready up to there, whether or not each was reported before.
-  const source_progress all{0, static_cast<std::uint32_t>(st.context->layout->layers.size()),
+  const source_progress all{0, static_cast<std::uint32_t>(context_->layout->layers.size()),
                             seal.tokens};
   for (const auto sender : src.senders()) {
-    tell_session(st, sender, session_event{all});
-    tell_session(st, sender, session_event{seal});
+    tell_session(sender, session_event{all});
+    tell_session(sender, session_event{seal});
   }
   src.seal(seal.tokens, std::move(seal.aux));
-  st.leases.sealed(operation, now());
-  watch_leases(st);
+  leases_.sealed(operation, now());
+  watch_leases();
 }
 
 /// What of the line is true by now.
-void go_on(engine_port_state& st, operation_id operation, source& src) {
-  const auto line = st.compute.find(operation);
-  if (line == st.compute.end()) return;
+void port_core::go_on(operation_id operation, source& src) {
+  const auto line = compute_.find(operation);
+  if (line == compute_.end()) return;
   for (auto& said : line->second.take()) {
     if (auto* more = std::get_if<source_progress>(&said)) {
-      grow(st, src, *more);
+      grow(src, *more);
     } else {
-      complete(st, operation, src, std::get<source_sealed>(said));
+      complete(operation, src, std::get<source_sealed>(said));
     }
   }
-  if (line->second.empty()) st.compute.erase(line);
+  if (line->second.empty()) compute_.erase(line);
 }
 
-}  // namespace
-
-void on_send_progress(self_pointer self, send_progress& order) {
-  auto& st = self->state;
-  const auto found = st.sources.find(order.operation);
-  if (found == st.sources.end() || found->second.concluded) return;
-  if (order.point == 0 && !st.compute.contains(order.operation)) {
-    grow(st, found->second, order.progress);
+void port_core::on_send_progress(send_progress& order) {
+  const auto found = sources_.find(order.operation);
+  if (found == sources_.end() || found->second.concluded) return;
+  if (order.point == 0 && !compute_.contains(order.operation)) {
+    grow(found->second, order.progress);
     return;
   }
-  st.compute[order.operation].add(order.progress, order.point);
-  go_on(st, order.operation, found->second);
+  compute_[order.operation].add(order.progress, order.point);
+  go_on(order.operation, found->second);
 }
 
-void on_send_sealed(self_pointer self, send_sealed& order) {
-  auto& st = self->state;
-  const auto found = st.sources.find(order.operation);
-  if (found == st.sources.end() || found->second.concluded) return;
-  if (!st.compute.contains(order.operation)) {
-    complete(st, order.operation, found->second, order.seal);
+void port_core::on_send_sealed(send_sealed& order) {
+  const auto found = sources_.find(order.operation);
+  if (found == sources_.end() || found->second.concluded) return;
+  if (!compute_.contains(order.operation)) {
+    complete(order.operation, found->second, order.seal);
     return;
   }
-  st.compute[order.operation].add(std::move(order.seal), 0);
-  go_on(st, order.operation, found->second);
+  compute_[order.operation].add(std::move(order.seal), 0);
+  go_on(order.operation, found->second);
 }
 
-void on_gpu_point_reached(self_pointer self, gpu_point_reached& news) {
-  auto& st = self->state;
-  const auto found = st.sources.find(news.send);
-  if (found == st.sources.end() || found->second.concluded) return;
+void port_core::on_gpu_point_reached(gpu_point_reached& news) {
+  const auto found = sources_.find(news.send);
+  if (found == sources_.end() || found->second.concluded) return;
   if (news.failure) {
-    conclude_source(self, news.send, news.failure, session_event{abort_session{*news.failure}});
+    conclude_source(news.send, news.failure, session_event{abort_session{*news.failure}});
     return;
   }
-  st.compute[news.send].reached(news.point);
-  go_on(st, news.send, found->second);
+  compute_[news.send].reached(news.point);
+  go_on(news.send, found->second);
 }
-
-namespace {
 
 /// Why the placement that a decode rank follows counts no more.
-std::optional<troupe::error> void_placement(const engine_port_state& st, const link_handle& link,
-                                            const transfer_request& request) {
+std::optional<troupe::error> port_core::void_placement(const link_handle& link,
+                                                       const transfer_request& request) const {
   const epoch_mark placed{request.placed_by, request.placed_at};
-  const auto last = st.context->registration.last();
+  const auto last = context_->registration.last();
   auto why =
-      voided_here(*st.members, st.context->self, {last.supervisor_incarnation, last.epoch}, placed);
-  if (!why) why = voided(*st.members, link.peer, link.peer_incarnation.value, placed);
+      voided_here(*members_, context_->self, {last.supervisor_incarnation, last.epoch}, placed);
+  if (!why) why = voided(*members_, link.peer, link.peer_incarnation.value, placed);
   return why;
 }
 
 /// Whether a request may wait here for a prefill that may never come: it names as many blocks as its
 /// tokens need, no more of those than this node could fill, with no more beside them than a transfer can
 /// use; and all that wait take so much memory.
-result<void> room_to_park(const engine_port_state& st, const link_handle& link,
-                          const transfer_request& request) {
+result<void> port_core::room_to_park(const link_handle& link,
+                                     const transfer_request& request) const {
   const auto& peer = link.peer;
-  const auto of_peer = st.parked_of.find(peer);
-  if (of_peer != st.parked_of.end() && of_peer->second >= st.context->settings.max_parked) {
+  const auto of_peer = parked_of_.find(peer);
+  if (of_peer != parked_of_.end() && of_peer->second >= context_->settings.max_parked) {
     return fail(errc::overloaded, count_of(of_peer->second, "receive") + " of " + peer +
                                       " wait here for requests that are not sent yet, at most " +
-                                      std::to_string(st.context->settings.max_parked) +
+                                      std::to_string(context_->settings.max_parked) +
                                       " may (limits.max_parked)");
   }
-  if (!st.context->layout) {
+  if (!context_->layout) {
     return fail(errc::layout_mismatch,
-                st.context->self.name + " has no cache of blocks, and offers no request");
+                context_->self.name + " has no cache of blocks, and offers no request");
   }
-  const auto& layout = *st.context->layout;
+  const auto& layout = *context_->layout;
   const auto named = count_named(request.blocks, request.groups);
   // In read mode it names none.
   const auto needed =
@@ -459,53 +436,50 @@ result<void> room_to_park(const engine_port_state& st, const link_handle& link,
                 "the request tells of " + std::to_string(request.progress->here.size()) +
                     " layers, the cache here has " + std::to_string(layout.layers.size()));
   }
-  if (st.parked_bytes + bytes_of(request) > max_parked_bytes) {
+  if (parked_bytes_ + bytes_of(request) > max_parked_bytes) {
     return fail(errc::overloaded, "requests that wait here for their prefill take " +
-                                      std::to_string(st.parked_bytes) + " bytes, at most " +
+                                      std::to_string(parked_bytes_) + " bytes, at most " +
                                       std::to_string(max_parked_bytes) + " may be");
   }
   return {};
 }
 
-}  // namespace
-
-void request_came(self_pointer self, const link_handle& link, transfer_request request) {
-  auto& st = self->state;
-  if (st.stopping) {
+void port_core::request_came(const link_handle& link, transfer_request request) {
+  if (stopping_) {
     refuse_request(link, request.transfer, {errc::aborted, "the node stops"});
     return;
   }
-  const auto& self_info = st.context->self;
+  const auto& self_info = context_->self;
   auto meant = check_life(self_info.name, self_info.incarnation, request.life);
   // Without a cache it is refused when it meets its source, which has none either.
-  if (meant && st.context->layout) meant = check_groups(*st.context->layout, request.groups);
+  if (meant && context_->layout) meant = check_groups(*context_->layout, request.groups);
   if (!meant) {
     refuse_request(link, request.transfer, meant.error());
     return;
   }
   // What moves already goes on, whatever the cluster thinks meanwhile.
   if (!request.progress) {
-    if (const auto why = void_placement(st, link, request)) {
+    if (const auto why = void_placement(link, request)) {
       refuse_request(link, request.transfer, *why);
       return;
     }
   }
   // Said again: the one that waits has grants of a link that broke.
   if (request.progress) {
-    drop_parked_of(st, request.transfer, [&](const parked_request& one) {
+    drop_parked_of(request.transfer, [&](const parked_request& one) {
       return one.link.actor.id() == link.actor.id();
     });
   }
   const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
-  if (answer(self, link, request, deadline)) return;
+  if (answer(link, request, deadline)) return;
   // Read late, of a decode that has left: it must not take a source that its next life asks for.
-  const auto watched = st.watched_links.find(link.actor.id());
-  if (watched != st.watched_links.end() && watched->second) return;
-  if (auto served = room_to_serve(st); !served) {
+  const auto watched = watched_links_.find(link.actor.id());
+  if (watched != watched_links_.end() && watched->second) return;
+  if (auto served = room_to_serve(); !served) {
     refuse_request(link, request.transfer, served.error());
     return;
   }
-  if (auto room = room_to_park(st, link, request); !room) {
+  if (auto room = room_to_park(link, request); !room) {
     refuse_request(link, request.transfer, room.error());
     return;
   }
@@ -515,12 +489,12 @@ void request_came(self_pointer self, const link_handle& link, transfer_request r
   }
   auto until = deadline;
   if (request.park_ms) until = std::min(until, now() + std::chrono::milliseconds{*request.park_ms});
-  ++st.parked_count;
-  ++st.parked_of[link.peer];
-  st.parked_as.emplace(request.transfer, request.request);
-  st.parked_bytes += bytes_of(request);
-  st.deadlines.emplace(until, timer::parked, request.transfer.value);
-  auto& waiting = st.parked[request.request];
+  ++parked_count_;
+  ++parked_of_[link.peer];
+  parked_as_.emplace(request.transfer, request.request);
+  parked_bytes_ += bytes_of(request);
+  deadlines_.emplace(until, timer::parked, request.transfer.value);
+  auto& waiting = parked_[request.request];
   waiting.push_back({link, std::move(request), deadline, until});
 }
 
@@ -530,96 +504,87 @@ troupe::error not_offered(const std::string& request) {
                                "with a longer `park`, or later"};
 }
 
-namespace {
-
-using parked_requests = std::unordered_map<std::string, std::vector<parked_request>>;
-
-parked_requests::iterator drop_parked_at(engine_port_state& st, parked_requests::iterator of,
-                                         const std::function<bool(const parked_request&)>& gone) {
+parked_requests::iterator port_core::drop_parked_at(
+    parked_requests::iterator of, const std::function<bool(const parked_request&)>& gone) {
   auto& waiting = of->second;
   for (auto one = waiting.begin(); one != waiting.end();) {
     if (!gone(*one)) {
       ++one;
       continue;
     }
-    no_longer_parked(st, *one);
+    no_longer_parked(*one);
     one = waiting.erase(one);
   }
-  return waiting.empty() ? st.parked.erase(of) : std::next(of);
+  return waiting.empty() ? parked_.erase(of) : std::next(of);
 }
 
-}  // namespace
-
-void drop_parked(engine_port_state& st, const std::function<bool(const parked_request&)>& gone) {
-  for (auto of = st.parked.begin(); of != st.parked.end();) of = drop_parked_at(st, of, gone);
+void port_core::drop_parked(const std::function<bool(const parked_request&)>& gone) {
+  for (auto of = parked_.begin(); of != parked_.end();) of = drop_parked_at(of, gone);
 }
 
-void drop_parked_for(engine_port_state& st, const std::string& request,
-                     const std::function<bool(const parked_request&)>& gone) {
-  if (const auto of = st.parked.find(request); of != st.parked.end()) drop_parked_at(st, of, gone);
+void port_core::drop_parked_for(const std::string& request,
+                                const std::function<bool(const parked_request&)>& gone) {
+  if (const auto of = parked_.find(request); of != parked_.end()) drop_parked_at(of, gone);
 }
 
-void drop_parked_of(engine_port_state& st, transfer_id transfer,
-                    const std::function<bool(const parked_request&)>& gone) {
+void port_core::drop_parked_of(transfer_id transfer,
+                               const std::function<bool(const parked_request&)>& gone) {
   // Peers choose the numbers: several requests may have one.
   std::vector<std::string> requests;
-  const auto [first, last] = st.parked_as.equal_range(transfer);
+  const auto [first, last] = parked_as_.equal_range(transfer);
   for (auto one = first; one != last; ++one) requests.push_back(one->second);
   for (const auto& request : requests) {
-    drop_parked_for(st, request, [&](const parked_request& one) {
+    drop_parked_for(request, [&](const parked_request& one) {
       return one.request.transfer == transfer && gone(one);
     });
   }
 }
 
-void place_lost(self_pointer self, operation_id operation, source& src, troupe::error why) {
-  auto& st = self->state;
+void port_core::place_lost(operation_id operation, source& src, troupe::error why) {
   // Others that are as many as it is for have come, or live and will come.
-  if (!src.has_open_place(st.leases.waiting(operation))) return;
-  const auto window = st.context->settings.retry_window;
+  if (!src.has_open_place(leases_.waiting(operation))) return;
+  const auto window = context_->settings.retry_window;
   if (window.count() == 0) {
     const session_event to_others{abort_session{why}};
-    conclude_source(self, operation, std::move(why), to_others);
+    conclude_source(operation, std::move(why), to_others);
     return;
   }
   // The source stays for another decode rank; the engine hears of it if none comes.
   const auto until = std::min(src.deadline(), now() + window);
-  forget_deadline(st, src.deadline(), timer::operation, operation.value);
+  forget_deadline(src.deadline(), timer::operation, operation.value);
   src.shorten(until, std::move(why));
-  st.deadlines.emplace(until, timer::operation, operation.value);
+  deadlines_.emplace(until, timer::operation, operation.value);
 }
 
-void sender_concluded(self_pointer self, operation_id operation, session_concluded& outcome) {
-  auto& st = self->state;
-  auto& src = st.sources.at(operation);
+void port_core::sender_concluded(operation_id operation, session_concluded& outcome) {
+  auto& src = sources_.at(operation);
   if (src.concluded) return;
-  st.leases.leave(operation, outcome.transfer, now());
+  leases_.leave(operation, outcome.transfer, now());
   if (outcome.refused) {
     src.not_taken_by(outcome.transfer);
     return;
   }
   if (!outcome.failure) {
     src.moved.add(outcome.moved);
-    learn_replicas(st, src);
+    learn_replicas(src);
     if (src.released(outcome.transfer, outcome.bytes))
-      conclude_source(self, operation, std::nullopt, {deadline_reached{}});
+      conclude_source(operation, std::nullopt, {deadline_reached{}});
     return;
   }
-  rank_failed(self, operation, outcome.transfer, std::move(*outcome.failure));
+  rank_failed(operation, outcome.transfer, std::move(*outcome.failure));
 }
 
 // What our own engine gives up, and what fails in its computing, has concluded the source before its
 // senders hear of it: what is told here is of one decode rank.
-void rank_failed(self_pointer self, operation_id operation, transfer_id transfer,
-                 troupe::error why) {
-  auto& src = self->state.sources.at(operation);
-  if (self->state.context->settings.retry_window.count() > 0) {
+void port_core::rank_failed(operation_id operation, transfer_id transfer, troupe::error why) {
+  auto& src = sources_.at(operation);
+  if (context_->settings.retry_window.count() > 0) {
     src.lost_one(transfer);
-    place_lost(self, operation, src, std::move(why));
+    place_lost(operation, src, std::move(why));
     return;
   }
   const session_event to_others{abort_session{why}};
-  conclude_source(self, operation, std::move(why), to_others);
+  conclude_source(operation, std::move(why), to_others);
 }
 
 }  // namespace troupe::actors::port

@@ -4,171 +4,168 @@
 #include <vector>
 
 #include "troupe/actors/context/engine_checks.hpp"
-#include "troupe/actors/port/engine_port_parts.hpp"
+#include "troupe/actors/port/port_core.hpp"
 #include "troupe/actors/port/source_word.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::port {
 
+namespace {
+
+void say_ended(const link_handle& link, transfer_id transfer) {
+  tell(link.actor, link_command{say{transfer_release{transfer}, {}}});
+}
+
+}  // namespace
+
 // -- our own, decode side
 
-void conclude_words(self_pointer self, operation_id operation, std::optional<troupe::error> failure,
-                    const session_event& to_sessions) {
-  auto& st = self->state;
-  const auto found = st.words.find(operation);
-  if (found == st.words.end()) return;
+void port_core::conclude_words(operation_id operation, std::optional<troupe::error> failure,
+                               const session_event& to_sessions) {
+  const auto found = words_.find(operation);
+  if (found == words_.end()) return;
   const auto words = std::move(found->second);
-  st.words.erase(found);
-  forget_deadline(st, words.deadline, timer::operation, operation.value);
-  if (words.verb == source_verb::hold) st.hold_of.erase(words.request);
+  words_.erase(found);
+  forget_deadline(words.deadline, timer::operation, operation.value);
+  if (words.verb == source_verb::hold) hold_of_.erase(words.request);
   for (const auto& to : words.sources) {
     if (!to.transfer) {
-      leave_link_line(st, to.peer, operation);
+      leave_link_line(to.peer, operation);
     } else if (!to.ended) {
-      tell_session(st, *to.transfer, to_sessions);
+      tell_session(*to.transfer, to_sessions);
     }
   }
   if (failure) {
-    tell_last_outcome(st, operation, event_failed{std::move(*failure)});
+    tell_last_outcome(operation, event_failed{std::move(*failure)});
   } else {
-    tell_last_outcome(st, operation, event_done{});
+    tell_last_outcome(operation, event_done{});
   }
 }
 
-namespace {
-
 /// One source has answered, or will not.
-void has_ended(self_pointer self, operation_id operation, words_to_sources::to_source& at,
-               std::optional<troupe::error> failure) {
-  auto& words = self->state.words.at(operation);
+void port_core::has_ended(operation_id operation, words_to_sources::to_source& at,
+                          std::optional<troupe::error> failure) {
+  auto& words = words_.at(operation);
   at.ended = true;
   if (words.verb == source_verb::hold) {
     // What one of them cannot give, nobody can have.
     const troupe::error others{errc::aborted, "the source at " + at.peer + " has ended"};
-    conclude_words(self, operation, std::move(failure), session_event{abort_session{others}});
+    conclude_words(operation, std::move(failure), session_event{abort_session{others}});
     return;
   }
   if (failure && !words.failure) words.failure = std::move(failure);
   if (std::ranges::all_of(words.sources, &words_to_sources::to_source::ended)) {
-    conclude_words(self, operation, std::move(words.failure), session_event{receive_is_whole{}});
+    conclude_words(operation, std::move(words.failure), session_event{receive_is_whole{}});
   }
 }
 
 /// The source at that node, if it waits for its link. A node is named once.
-words_to_sources::to_source* waiting_source(engine_port_state& st, operation_id operation,
-                                            const std::string& peer) {
-  const auto words = st.words.find(operation);
-  if (words == st.words.end()) return nullptr;
+words_to_sources::to_source* port_core::waiting_source(operation_id operation,
+                                                       const std::string& peer) {
+  const auto words = words_.find(operation);
+  if (words == words_.end()) return nullptr;
   auto& sources = words->second.sources;
   const auto at = std::ranges::find(sources, peer, &words_to_sources::to_source::peer);
   const bool waits = at != sources.end() && !at->transfer && !at->ended;
   return waits ? &*at : nullptr;
 }
 
-void say_word(self_pointer self, operation_id operation, words_to_sources::to_source& to,
-              const link_handle& link) {
-  auto& st = self->state;
-  auto& words = st.words.at(operation);
-  to.transfer = new_transfer(st);
-  auto word = self->spawn<caf::monitored>(
-      source_word, source_word_options{caf::actor_cast<engine_port_actor>(self), link, *to.transfer,
-                                       words.verb, words.request, to.life});
+void port_core::say_word(operation_id operation, words_to_sources::to_source& to,
+                         const link_handle& link) {
+  auto& words = words_.at(operation);
+  to.transfer = new_transfer();
+  auto word = self_->spawn<caf::monitored>(
+      source_word, source_word_options{caf::actor_cast<engine_port_actor>(self_), link,
+                                       *to.transfer, words.verb, words.request, to.life});
   const auto* side = words.verb == source_verb::hold ? "hold" : "release";
-  session_begins(st, operation, *to.transfer, std::move(word), link,
+  session_begins(operation, *to.transfer, std::move(word), link,
                  report_of(words.request, link, side, "asked"), no_deadline);
 }
 
-}  // namespace
-
-void start_word_to(self_pointer self, operation_id operation, const link_handle& link) {
-  auto* to = waiting_source(self->state, operation, link.peer);
+void port_core::start_word_to(operation_id operation, const link_handle& link) {
+  auto* to = waiting_source(operation, link.peer);
   if (to == nullptr) return;
   if (auto meant = check_life(link.peer, link.peer_incarnation.value, to->life); meant) {
-    say_word(self, operation, *to, link);
+    say_word(operation, *to, link);
   } else {
-    has_ended(self, operation, *to, meant.error());
+    has_ended(operation, *to, meant.error());
   }
 }
 
-void word_cannot_come(self_pointer self, operation_id operation, const std::string& peer,
-                      const troupe::error& why) {
+void port_core::word_cannot_come(operation_id operation, const std::string& peer,
+                                 const troupe::error& why) {
   // The others are still told.
-  if (auto* to = waiting_source(self->state, operation, peer); to != nullptr)
-    has_ended(self, operation, *to, why);
+  if (auto* to = waiting_source(operation, peer); to != nullptr) has_ended(operation, *to, why);
 }
 
-void on_start_word(self_pointer self, start_word& order) {
-  auto& st = self->state;
+void port_core::on_start_word(start_word& order) {
   const auto operation = order.operation;
-  auto& words = st.words[operation];
+  auto& words = words_[operation];
   words.verb = order.verb;
   words.request = std::move(order.request);
   // A hold lasts until somebody ends it.
-  words.deadline = words.verb == source_verb::hold
-                       ? no_deadline
-                       : deadline_after(st, std::chrono::milliseconds{});
+  words.deadline =
+      words.verb == source_verb::hold ? no_deadline : deadline_after(std::chrono::milliseconds{});
   if (words.verb == source_verb::hold) {
-    st.hold_of[words.request] = operation;
+    hold_of_[words.request] = operation;
   } else {
-    st.deadlines.emplace(words.deadline, timer::operation, operation.value);
+    deadlines_.emplace(words.deadline, timer::operation, operation.value);
   }
   for (std::size_t i = 0; i < order.sources.size(); ++i) {
     words.sources.push_back(
         {order.sources[i], order.lives.empty() ? 0 : order.lives[i], std::nullopt, false});
   }
-  if (st.stopping) {
-    conclude_words(self, operation, troupe::error{errc::aborted, "the node stops"}, {});
+  if (stopping_) {
+    conclude_words(operation, troupe::error{errc::aborted, "the node stops"}, {});
     return;
   }
   for (const auto& peer : order.sources) {
-    if (const auto link = st.links.find(peer); link != st.links.end()) {
-      start_word_to(self, operation, link->second);
-    } else if (st.words.contains(operation)) {
-      wait_for_link(st, peer, operation);
+    if (const auto link = links_.find(peer); link != links_.end()) {
+      start_word_to(operation, link->second);
+    } else if (words_.contains(operation)) {
+      wait_for_link(peer, operation);
     }
   }
 }
 
-void word_concluded(self_pointer self, operation_id operation, session_concluded& outcome) {
-  auto& sources = self->state.words.at(operation).sources;
+void port_core::word_concluded(operation_id operation, session_concluded& outcome) {
+  auto& sources = words_.at(operation).sources;
   const auto at = std::ranges::find(sources, std::optional{outcome.transfer},
                                     &words_to_sources::to_source::transfer);
-  if (at != sources.end()) has_ended(self, operation, *at, std::move(outcome.failure));
+  if (at != sources.end()) has_ended(operation, *at, std::move(outcome.failure));
 }
 
-void end_own_hold(self_pointer self, const std::string& request) {
-  const auto& holds = self->state.hold_of;
+void port_core::end_own_hold(const std::string& request) {
+  const auto& holds = hold_of_;
   const auto found = holds.find(request);
   if (found != holds.end()) {
-    conclude_words(self, found->second, std::nullopt, session_event{receive_is_whole{}});
+    conclude_words(found->second, std::nullopt, session_event{receive_is_whole{}});
   }
 }
 
 // -- of peers, prefill side
 
-namespace {
-
 /// Whether the peer may speak of our sources at all.
-result<void> check_word(const engine_port_state& st, const link_handle& link, std::uint64_t life) {
-  if (st.stopping) return fail(errc::aborted, "the node stops");
-  const auto& ours = st.context->self;
+result<void> port_core::check_word(const link_handle& link, std::uint64_t life) const {
+  if (stopping_) return fail(errc::aborted, "the node stops");
+  const auto& ours = context_->self;
   if (auto meant = check_life(ours.name, ours.incarnation, life); !meant) return meant;
-  const auto stage = stage_of_peer(*st.context, link.peer);
+  const auto stage = stage_of_peer(*context_, link.peer);
   if (!stage) return fail(stage.error());
   if (stage->empty()) return {};
-  return check_any_edge(st.context->settings, st.context->self.stage, *stage);
+  return check_any_edge(context_->settings, context_->self.stage, *stage);
 }
 
 /// Another node that takes the source, or is to: for that one it goes on.
-std::optional<std::string> other_taker(const engine_port_state& st, const source& src,
-                                       const std::string& peer) {
+std::optional<std::string> port_core::other_taker(const source& src,
+                                                  const std::string& peer) const {
   for (const auto sender : src.senders()) {
-    const auto session = st.sessions.find(sender);
-    if (session != st.sessions.end() && session->second.report.peer != peer)
+    const auto session = sessions_.find(sender);
+    if (session != sessions_.end() && session->second.report.peer != peer)
       return session->second.report.peer;
   }
   for (const auto holder : src.holders) {
-    const auto& its = st.holds.at(holder).link.peer;
+    const auto& its = holds_.at(holder).link.peer;
     if (its != peer) return its;
   }
   const auto& for_whom = src.spec().held_for;
@@ -177,31 +174,24 @@ std::optional<std::string> other_taker(const engine_port_state& st, const source
 }
 
 /// Another node that waits for the request to be sent.
-std::optional<std::string> other_asker(const engine_port_state& st, const std::string& request,
-                                       const std::string& peer) {
-  const auto found = st.parked.find(request);
-  if (found == st.parked.end()) return std::nullopt;
+std::optional<std::string> port_core::other_asker(const std::string& request,
+                                                  const std::string& peer) const {
+  const auto found = parked_.find(request);
+  if (found == parked_.end()) return std::nullopt;
   const auto other = std::ranges::find_if(
       found->second, [&](const parked_request& one) { return one.link.peer != peer; });
   return other == found->second.end() ? std::nullopt : std::optional{other->link.peer};
 }
 
-void say_ended(const link_handle& link, transfer_id transfer) {
-  tell(link.actor, link_command{say{transfer_release{transfer}, {}}});
-}
-
-}  // namespace
-
-void forget_came(self_pointer self, const link_handle& link, const transfer_forget& word) {
-  auto& st = self->state;
-  if (auto may = check_word(st, link, word.life); !may) {
+void port_core::forget_came(const link_handle& link, const transfer_forget& word) {
+  if (auto may = check_word(link, word.life); !may) {
     refuse_request(link, word.transfer, may.error());
     return;
   }
-  const auto of = st.source_of.find(word.request);
-  const bool is_sent = of != st.source_of.end();
-  if (const auto other = is_sent ? other_taker(st, st.sources.at(of->second), link.peer)
-                                 : other_asker(st, word.request, link.peer)) {
+  const auto of = source_of_.find(word.request);
+  const bool is_sent = of != source_of_.end();
+  if (const auto other = is_sent ? other_taker(sources_.at(of->second), link.peer)
+                                 : other_asker(word.request, link.peer)) {
     refuse_request(link, word.transfer,
                    {errc::already_exists, "request `" + word.request + "` goes on for " + *other +
                                               "; only that node gives it back"});
@@ -210,10 +200,10 @@ void forget_came(self_pointer self, const link_handle& link, const transfer_forg
   const troupe::error why{errc::aborted,
                           link.peer + " gave request `" + word.request + "` back: nobody wants it"};
   if (is_sent) {
-    conclude_source(self, of->second, why, session_event{abort_session{why}});
-  } else if (st.ended.find(word.request) == nullptr) {
-    st.given_back.remember(word.request, {ended_requests::how::failed, why});
-    drop_parked_for(st, word.request, [&](const parked_request& one) {
+    conclude_source(of->second, why, session_event{abort_session{why}});
+  } else if (ended_.find(word.request) == nullptr) {
+    given_back_.remember(word.request, {ended_requests::how::failed, why});
+    drop_parked_for(word.request, [&](const parked_request& one) {
       refuse_request(one.link, one.request.transfer, why);
       return true;
     });
@@ -221,13 +211,12 @@ void forget_came(self_pointer self, const link_handle& link, const transfer_forg
   say_ended(link, word.transfer);
 }
 
-void hold_came(self_pointer self, const link_handle& link, const transfer_hold& word) {
-  auto& st = self->state;
-  if (auto may = check_word(st, link, word.life); !may) {
+void port_core::hold_came(const link_handle& link, const transfer_hold& word) {
+  if (auto may = check_word(link, word.life); !may) {
     refuse_request(link, word.transfer, may.error());
     return;
   }
-  if (const auto known = st.holds.find(word.transfer); known != st.holds.end()) {
+  if (const auto known = holds_.find(word.transfer); known != holds_.end()) {
     if (known->second.link.actor.id() == link.actor.id()) {
       known->second.link = link;  // said again over the link that was made again
     } else {
@@ -235,9 +224,9 @@ void hold_came(self_pointer self, const link_handle& link, const transfer_hold& 
     }
     return;
   }
-  const auto of = st.source_of.find(word.request);
-  if (of == st.source_of.end()) {
-    const auto* end = st.ended.find(word.request);
+  const auto of = source_of_.find(word.request);
+  if (of == source_of_.end()) {
+    const auto* end = ended_.find(word.request);
     if (end != nullptr && end->came == ended_requests::how::delivered) {
       say_ended(link, word.transfer);
     } else {
@@ -250,57 +239,57 @@ void hold_came(self_pointer self, const link_handle& link, const transfer_hold& 
     }
     return;
   }
-  auto& src = st.sources.at(of->second);
+  auto& src = sources_.at(of->second);
   const auto former = std::ranges::find_if(
-      src.holders, [&](const transfer_id one) { return st.holds.at(one).link.peer == link.peer; });
+      src.holders, [&](const transfer_id one) { return holds_.at(one).link.peer == link.peer; });
   if (former != src.holders.end()) {
     const auto replaced = *former;
-    refuse_request(st.holds.at(replaced).link, replaced,
+    refuse_request(holds_.at(replaced).link, replaced,
                    {errc::aborted, "this node holds it by another word now"});
-    end_hold(st, replaced);
+    end_hold(replaced);
   }
-  if (st.holds.size() >= st.context->settings.max_operations) {
+  if (holds_.size() >= context_->settings.max_operations) {
     refuse_request(
         link, word.transfer,
-        {errc::overloaded, std::to_string(st.holds.size()) + " sources are held here, which is "
-                                                             "limits.max_operations: hold fewer"});
+        {errc::overloaded, std::to_string(holds_.size()) + " sources are held here, which is "
+                                                           "limits.max_operations: hold fewer"});
     return;
   }
-  st.holds.emplace(word.transfer, source_hold{of->second, link, now()});
+  holds_.emplace(word.transfer, source_hold{of->second, link, now()});
   src.holders.insert(word.transfer);
-  st.leases.keep(of->second, word.transfer, link.peer, link.peer_incarnation, now());
-  lengthen_if_filled(st, of->second, src);
-  watch_leases(st);
+  leases_.keep(of->second, word.transfer, link.peer, link.peer_incarnation, now());
+  lengthen_if_filled(of->second, src);
+  watch_leases();
 }
 
-void tell_holders(engine_port_state& st, source& src, const std::optional<troupe::error>& failure) {
+void port_core::tell_holders(source& src, const std::optional<troupe::error>& failure) {
   for (const auto transfer : src.holders) {
-    const auto found = st.holds.find(transfer);
+    const auto found = holds_.find(transfer);
     if (failure) {
       refuse_request(found->second.link, transfer, *failure);
     } else {
       say_ended(found->second.link, transfer);
     }
-    st.holds.erase(found);
+    holds_.erase(found);
   }
   src.holders.clear();
 }
 
-void end_hold(engine_port_state& st, transfer_id transfer) {
-  const auto found = st.holds.find(transfer);
-  if (found == st.holds.end()) return;
+void port_core::end_hold(transfer_id transfer) {
+  const auto found = holds_.find(transfer);
+  if (found == holds_.end()) return;
   const auto of = found->second.source;
-  st.sources.at(of).holders.erase(transfer);
-  st.leases.leave(of, transfer, now());
-  st.holds.erase(found);
+  sources_.at(of).holders.erase(transfer);
+  leases_.leave(of, transfer, now());
+  holds_.erase(found);
 }
 
-void end_holds_over(engine_port_state& st, caf::actor_id link) {
+void port_core::end_holds_over(caf::actor_id link) {
   std::vector<transfer_id> over;
-  for (const auto& [transfer, hold] : st.holds) {
+  for (const auto& [transfer, hold] : holds_) {
     if (hold.link.actor.id() == link) over.push_back(transfer);
   }
-  for (const auto transfer : over) end_hold(st, transfer);
+  for (const auto transfer : over) end_hold(transfer);
 }
 
 }  // namespace troupe::actors::port

@@ -1,0 +1,376 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+#include <caf/typed_event_based_actor.hpp>
+
+#include "troupe/actors/context/node_context.hpp"
+#include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/operations/cache_leases.hpp"
+#include "troupe/actors/operations/compute_line.hpp"
+#include "troupe/actors/operations/source.hpp"
+#include "troupe/actors/port/engine_port.hpp"
+#include "troupe/kvcache/plan.hpp"
+
+namespace troupe::actors {
+struct value_client_options;
+}
+
+namespace troupe::actors::port {
+
+/// Of a session that only its peer's liveness bounds.
+constexpr auto no_deadline = time_point::max();
+/// A longer one is none; the clock's own unit would overflow.
+constexpr std::chrono::milliseconds longest_time = std::chrono::hours{24 * 365};
+
+/// A `receive` of the engine: one transfer from each rank of the prefill replica, one outcome.
+struct receiving {
+  enum class phase : std::uint8_t { in_line, linking, moving, concluded };
+  struct from_rank {
+    std::string peer;
+    std::optional<transfer_id> transfer;  ///< once its receiver is spawned
+    session_actor receiver;
+    bool done{false};
+    /// Per layer of this node, the first token that is not there yet; all tokens are of a layer that this
+    /// source does not hold.
+    std::vector<std::uint32_t> landed;
+  };
+
+  receive_spec spec;
+  phase now{phase::linking};
+  std::vector<from_rank> ranks;
+  std::vector<std::uint32_t> told;       ///< per layer, what the engine was told of
+  std::vector<open_when_complete> held;  ///< streams that wait for layers
+  std::uint32_t live{0};                 ///< receivers that have not unpinned
+  bool pinned{false};
+  time_point began{std::chrono::steady_clock::now()};
+  time_point deadline;
+  std::uint64_t bytes{0};
+  seen_movement moved;
+  std::vector<std::byte> aux;
+};
+
+/// A request of a decode rank that came before its source.
+struct parked_request {
+  link_handle link;
+  transfer_request request;
+  time_point deadline;
+  time_point until;  ///< the deadline, or sooner where the request says so
+};
+
+/// A `release` or a `hold` of the engine: a word to each source of a request, one outcome.
+struct words_to_sources {
+  struct to_source {
+    std::string peer;
+    std::uint64_t life{0};                ///< that is meant; 0: whichever lives
+    std::optional<transfer_id> transfer;  ///< once its actor is spawned
+    bool ended{false};
+  };
+  source_verb verb{source_verb::release};
+  std::string request;
+  std::vector<to_source> sources;
+  time_point deadline;
+  std::optional<troupe::error> failure;  ///< the first of a release
+};
+
+/// A decode node holds a source of ours, and will ask for it.
+struct source_hold {
+  operation_id source;
+  link_handle link;
+  time_point since;
+};
+
+/// An actor that works for an operation, until its last message.
+struct live_session {
+  operation_id operation;  ///< 0: of a peer, on a keyed value of ours
+  session_actor actor;
+  caf::actor_id link{0};  ///< of the link's actor
+  transfer_report report;
+  time_point deadline;
+  bool served{false};   ///< a peer has asked for it, and its share of what is served counts
+  bool crashed{false};  ///< it, or its link: nobody is left to end it
+  time_point started{std::chrono::steady_clock::now()};
+};
+
+/// Who waits for the link with one peer. Stays, also when nobody waits any more, until the node has
+/// answered: it is asked once.
+struct link_line {
+  std::set<operation_id> waiting;
+  std::uint64_t ask{0};  ///< of the question
+};
+
+/// An operation on a keyed value of another node, before it has a link.
+struct waiting_value {
+  start_value order;
+  time_point deadline;
+};
+
+/// Runs every operation of the engine: sends and receives, words to sources and keyed values, each with one outcome.
+/// Spawns the actors that work for them, and ends what nobody ends in time.
+class port_core {
+ public:
+  using self_pointer = engine_port_actor::stateful_pointer<port_slot>;
+
+  port_core(self_pointer self, context_ptr context);
+  port_core(const port_core&) = delete;
+  port_core& operator=(const port_core&) = delete;
+
+  [[nodiscard]] engine_port_actor::behavior_type begin();
+
+ private:
+  /// What a deadline ends.
+  enum class timer : std::uint8_t { operation, session, parked, leases };
+  using deadline_entry = std::tuple<time_point, timer, std::uint64_t>;
+  using parked_requests = std::unordered_map<std::string, std::vector<parked_request>>;
+
+  void arm();
+  void on_session_concluded(session_concluded& outcome);
+  void on_session_unpinned(session_unpinned& last);
+  void on_link_ready(link_ready& ready);
+  void forget_link(const std::string& peer, caf::actor_id actor);
+  void on_link_leaves(link_leaves& leaves);
+  void on_link_gone(link_gone& gone);
+  void on_unrouted_message(unrouted_message& came);
+  void end_operation(operation_id operation, troupe::error why, const session_event& to_sessions);
+  void on_abort_operation(abort_operation& order);
+  void on_connect_operations(connect_operations& order);
+  void on_stop_port();
+  void parked_too_long(transfer_id transfer);
+  void deadline_passed(timer what, std::uint64_t id);
+  void tick();
+  transfer_reports describe() const;
+  void count_as_crashed(live_session& session);
+  void link_ended(caf::actor_id link, bool crashed);
+  void session_crashed(const caf::down_msg& down);
+
+  // -- shared (engine_port_sessions.cpp)
+
+  [[nodiscard]] time_point deadline_after(std::chrono::milliseconds wanted) const;
+  void forget_deadline(time_point when, timer what, std::uint64_t id);
+  [[nodiscard]] transfer_id new_transfer();
+  /// `overloaded` where no more may be served of what peers ask for.
+  [[nodiscard]] result<void> room_to_serve() const;
+  /// The mapping between our cache and the peer's, made once per peer.
+  [[nodiscard]] result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(
+      const link_handle& link, kvcache::data_flow flow);
+  /// A session lives from here on; it is told of its deadline, and of the end of its link.
+  void session_begins(operation_id operation, transfer_id transfer, session_actor session,
+                      const link_handle& link, transfer_report report, time_point deadline);
+  void session_ends(transfer_id transfer);
+  /// What heartbeats say: those that have crashed hold their pins, and will never end.
+  void count_sessions();
+  void tell_session(transfer_id transfer, session_event event);
+  /// The outcome of an operation that has no event behind it. False: it was told before.
+  bool tell_last_outcome(operation_id operation, decltype(value_concluded::outcome) outcome);
+  /// The one outcome of an operation. False: it was told before.
+  bool tell_outcome(operation_id operation, std::variant<event_done, event_failed> outcome);
+  void count_outcome(const std::optional<troupe::error>& failure, std::uint64_t bytes);
+  /// The operation goes on with `link_ready`, or ends with `link_gone`.
+  void wait_for_link(const std::string& peer, operation_id operation);
+  /// An operation that has ended leaves the line.
+  void leave_link_line(const std::string& peer, operation_id operation);
+  /// Blocks that the operation had pinned, so that it cannot fail while the bookkeeping is right.
+  void unpin_blocks(const std::string& request, std::span<const block_id> blocks);
+
+  // -- sources, prefill side (engine_port_sources.cpp)
+
+  void on_start_send(start_send& order);
+  void on_send_grew(send_grew& order);
+  void on_send_progress(send_progress& order);
+  void on_send_sealed(send_sealed& order);
+  void on_gpu_point_reached(gpu_point_reached& news);
+  /// A decode rank asks; its request meets its source, or is parked until that comes.
+  void request_came(const link_handle& link, transfer_request request);
+  /// Takes requests out of the parking lot that `gone` says are over.
+  void drop_parked(const std::function<bool(const parked_request&)>& gone);
+  /// The same among those for one request, and among those of one transfer.
+  void drop_parked_for(const std::string& request,
+                       const std::function<bool(const parked_request&)>& gone);
+  void drop_parked_of(transfer_id transfer, const std::function<bool(const parked_request&)>& gone);
+  /// Which replica of which stage a node is a rank of; empty while the membership does not have it.
+  [[nodiscard]] std::string replica_of(const std::string& node) const;
+  /// Where nobody is missing any more, the ranks have the time that the engine gave.
+  void lengthen_if_filled(operation_id operation, source& src);
+  /// The membership is another one: ranks whose replica was not known may be placed now, and with them a source
+  /// be done.
+  void place_ranks();
+  void conclude_source(operation_id operation, std::optional<troupe::error> failure,
+                       const session_event& to_senders);
+  void sender_concluded(operation_id operation, session_concluded& outcome);
+  /// One of the decode ranks that take it failed, which ends the source or leaves a place open.
+  void rank_failed(operation_id operation, transfer_id transfer, troupe::error why);
+  /// One that it was for is gone. Its place waits for another for `retry_window`, where there is one.
+  void place_lost(operation_id operation, source& src, troupe::error why);
+  /// Lets go of a concluded source once its last sender has unpinned.
+  void release_source(operation_id operation);
+  void learn_replicas(source& src) const;
+  void start_sender(operation_id operation, const link_handle& link, transfer_request request,
+                    time_point deadline);
+  void no_longer_parked(const parked_request& one);
+  bool answer(const link_handle& link, transfer_request& request, time_point deadline);
+  void unpark(const std::string& request);
+  void grow(source& src, const source_progress& more);
+  void complete(operation_id operation, source& src, source_sealed& seal);
+  void go_on(operation_id operation, source& src);
+  std::optional<troupe::error> void_placement(const link_handle& link,
+                                              const transfer_request& request) const;
+  result<void> room_to_park(const link_handle& link, const transfer_request& request) const;
+  parked_requests::iterator drop_parked_at(parked_requests::iterator of,
+                                           const std::function<bool(const parked_request&)>& gone);
+
+  // -- receives, decode side (engine_port_receives.cpp)
+
+  void on_start_receive(start_receive& order);
+  void on_open_when_complete(open_when_complete& order);
+  void on_blocks_granted(blocks_granted& granted);
+  void on_session_layers(session_layers& layers);
+  /// Starts what can be of a receive whose blocks are there: from each source whose link is up; the others'
+  /// links are asked for. Sources that hold parts of a model start together, once it is known that each layer
+  /// is held by one.
+  void start_receivers(operation_id operation);
+  void conclude_receive(operation_id operation, std::optional<troupe::error> failure,
+                        const session_event& to_receivers);
+  void fail_receive(operation_id operation, troupe::error why);
+  void receiver_concluded(operation_id operation, session_concluded& outcome);
+  /// Lets go of a concluded receive once its last receiver has unpinned.
+  void release_receive(operation_id operation);
+  void tell_layers_of(operation_id operation, receiving& r);
+  void start_receiver(operation_id operation, std::size_t index, const link_handle& link);
+  result<bool> may_start(const receiving& r);
+  std::optional<troupe::error> void_placement(const receive_spec& spec) const;
+  void begin_moving(operation_id operation);
+
+  // -- words to sources without a receive, both sides (engine_port_words.cpp)
+
+  void on_start_word(start_word& order);
+  void start_word_to(operation_id operation, const link_handle& link);
+  /// There is no link with that source.
+  void word_cannot_come(operation_id operation, const std::string& peer, const troupe::error& why);
+  void word_concluded(operation_id operation, session_concluded& outcome);
+  void conclude_words(operation_id operation, std::optional<troupe::error> failure,
+                      const session_event& to_sessions);
+  /// Every source of the request was asked for it: nobody need hold them any more.
+  void end_own_hold(const std::string& request);
+  /// A decode node holds a source, or gives it back.
+  void hold_came(const link_handle& link, const transfer_hold& word);
+  void forget_came(const link_handle& link, const transfer_forget& word);
+  /// The source has ended; `failure` empty: it was delivered.
+  void tell_holders(source& src, const std::optional<troupe::error>& failure);
+  void end_hold(transfer_id transfer);
+  /// Those that came over a link which has ended.
+  void end_holds_over(caf::actor_id link);
+  void has_ended(operation_id operation, words_to_sources::to_source& at,
+                 std::optional<troupe::error> failure);
+  words_to_sources::to_source* waiting_source(operation_id operation, const std::string& peer);
+  void say_word(operation_id operation, words_to_sources::to_source& to, const link_handle& link);
+  result<void> check_word(const link_handle& link, std::uint64_t life) const;
+  std::optional<std::string> other_taker(const source& src, const std::string& peer) const;
+  std::optional<std::string> other_asker(const std::string& request, const std::string& peer) const;
+
+  // -- leases (engine_port_leases.cpp)
+
+  void on_membership_changed(membership_changed& news);
+  void on_heartbeat_answered(heartbeat_answered& news);
+  /// Ends what is held for, or from, nodes that do not live.
+  void lapsed(const std::vector<cache_leases::lapse>& lapses);
+  /// Something is held from now on: it is looked after once per beat.
+  void watch_leases();
+  void lease_beat();
+  void reclaim(operation_id operation, source& src, const cache_leases::lapse& over);
+  void source_lapses(operation_id operation, source& src, const cache_leases::lapse& over);
+
+  // -- keyed values (engine_port_values.cpp)
+
+  void on_start_value(start_value& order);
+  void on_value_concluded(value_concluded& outcome);
+  void start_client(waiting_value value, const link_handle& link);
+  /// The end of one that has no client, or whose client is not to be waited for.
+  void fail_value(operation_id operation, troupe::error why);
+  /// The end of one whose actor, or whose link's, crashed: nobody knows any more what became of it.
+  void lose_value(operation_id operation, troupe::error why);
+  /// Nobody can read any more what the operation puts.
+  void unpin_value(operation_id operation);
+  /// Takes a value's operation out of the line for its link; nothing if it is not in one.
+  [[nodiscard]] std::optional<waiting_value> no_longer_waits(operation_id operation);
+  /// A peer asks for something of our values.
+  void value_came(const link_handle& link, session_message& message);
+  void value_outcome(value_concluded& outcome);
+  void count_copies();
+  session_actor spawn_copying_client(value_client_options options);
+  void copy_here(start_value& order);
+
+  const self_pointer self_;
+  const context_ptr context_;
+  caf::typed_actor<caf::reacts_to<node_command>> node_;
+  caf::typed_actor<caf::reacts_to<pool_command>> pool_;
+  std::map<operation_id, source> sources_;
+  std::unordered_map<operation_id, compute_line> compute_;   ///< of sources, held back
+  std::unordered_map<std::string, operation_id> source_of_;  ///< by request, not concluded
+  ended_requests ended_;
+  ended_requests given_back_;  ///< before they were sent
+  std::map<operation_id, receiving> receives_;
+  std::unordered_map<transfer_id, live_session> sessions_;  ///< both sides, and values
+  std::size_t crashed_sessions_{0};                         ///< of them; nobody waits for their end
+  std::unordered_map<std::string, link_handle> links_;      ///< by peer name, up
+  /// Links whose end is told to their sessions; whether their peer has left.
+  std::unordered_map<caf::actor_id, bool> watched_links_;
+  std::unordered_map<std::string, link_line> waiting_for_link_;  ///< by peer name
+  std::unordered_map<std::string, std::uint64_t> former_lives_;  ///< by peer name, ended last
+  parked_requests parked_;                                       ///< by request
+  std::uint64_t asks_{0};                                        ///< for links, so far
+  std::unordered_multimap<transfer_id, std::string> parked_as_;  ///< their requests by transfer
+  std::uint32_t parked_count_{0};
+  std::map<std::string, std::uint32_t> parked_of_;  ///< by peer name
+  std::size_t parked_bytes_{0};                     ///< of their lists
+  std::uint32_t served_count_{0};                   ///< of the sessions
+  std::set<deadline_entry> deadlines_;
+  cache_leases leases_;                   ///< of sources and receives that are not concluded
+  std::optional<time_point> lease_beat_;  ///< the next one; empty: nothing is held
+  std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry_;
+  std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
+      receive_geometry_;
+  std::map<operation_id, words_to_sources> words_;         ///< not concluded
+  std::unordered_map<std::string, operation_id> hold_of_;  ///< of the words, by request
+  std::unordered_map<transfer_id, source_hold> holds_;     ///< of peers
+  std::map<operation_id, waiting_value> values_;           ///< that wait for a link
+  std::unordered_map<operation_id, transfer_id> value_clients_;
+  std::unordered_set<operation_id> copying_;  ///< large puts to this node itself
+  /// Blocks of the pool that values are put from, until nobody can read them.
+  std::unordered_map<operation_id, std::vector<block_id>> value_pins_;
+  std::shared_ptr<const membership> members_{std::make_shared<membership>()};  ///< newest seen
+  std::mt19937_64 random_{std::random_device{}()};
+  bool ticking_{false};
+  bool stopping_{false};
+};
+
+// -- helpers of more than one of its files
+
+[[nodiscard]] time_point now();
+/// A message that its link does not know the session of: it came right behind the one that the session
+/// was spawned for, or over the link that was made again since.
+void pass_on(const live_session& session, const link_handle& link, session_message message);
+/// What `troupe status` shows of a session; its transfer is filled in when it begins.
+[[nodiscard]] transfer_report report_of(const std::string& request, const link_handle& link,
+                                        std::string_view side, std::string_view state);
+void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why);
+/// The same where the source does not have what is asked for: nobody's send fails by it.
+void refuse_alone(const link_handle& link, transfer_id transfer, const troupe::error& why);
+/// What a request is told that waits no longer for its source.
+[[nodiscard]] troupe::error not_offered(const std::string& request);
+
+}  // namespace troupe::actors::port
