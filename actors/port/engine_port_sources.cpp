@@ -504,7 +504,7 @@ troupe::error not_offered(const std::string& request) {
                                "with a longer `park`, or later"};
 }
 
-parked_requests::iterator port_core::drop_parked_at(
+port_core::parked_requests::iterator port_core::drop_parked_at(
     parked_requests::iterator of, const std::function<bool(const parked_request&)>& gone) {
   auto& waiting = of->second;
   for (auto one = waiting.begin(); one != waiting.end();) {
