@@ -40,9 +40,9 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
+using transport::tcp::unique_fd;
 using troupe::testing::comes_true;
 using troupe::testing::end_of_wait;
-using transport::tcp::unique_fd;
 using troupe::testing::wait_limit;
 
 milliseconds since(steady_clock::time_point start) {

@@ -8,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include "simulation.hpp"
 #include "seed.hpp"
+#include "simulation.hpp"
 
 // TROUPE_SEED=N TROUPE_NODES=N TROUPE_REQUESTS=N run one of them again, or a larger one.
 namespace troupe::actors::cluster_simulation {

@@ -9,9 +9,9 @@
 
 #include "troupe/actors/request_carrier.hpp"
 
-#include "reference_cluster.hpp"
 #include "free_port.hpp"
 #include "own_connections.hpp"
+#include "reference_cluster.hpp"
 
 namespace troupe::reference {
 namespace {
