@@ -19,6 +19,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "troupe/actors/cluster_client.hpp"
@@ -241,12 +242,14 @@ struct rude_host {
     auto* const generic = reinterpret_cast<sockaddr*>(&at);
     socklen_t size = sizeof at;
     EXPECT_EQ(::setsockopt(listens.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
+    const timeval patience{std::chrono::duration_cast<std::chrono::seconds>(wait_limit).count(), 0};
+    EXPECT_EQ(::setsockopt(listens.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
     EXPECT_EQ(::bind(listens.get(), generic, size), 0);
     EXPECT_EQ(::listen(listens.get(), 8), 0);
     EXPECT_EQ(::getsockname(listens.get(), generic, &size), 0);
     port = ntohs(at.sin_port);
   }
-  /// Closed when it is dropped; none once the port is shut.
+  /// Closed when it is dropped; none once the port is shut, or where nobody comes.
   [[nodiscard]] unique_fd guest() const {
     return unique_fd{::accept4(listens.get(), nullptr, nullptr, SOCK_CLOEXEC)};
   }
