@@ -123,10 +123,7 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
       return end_write(header, session, landed, trailer_status);
     case frame_type::read_request: return {};
     case frame_type::read_data: {
-      if (header.has(flag_end_of_request)) {
-        tx_.read_request_answered();
-        urgent_ = true;  // another request may go
-      }
+      if (header.has(flag_end_of_request)) make_room_for_read();
       std::optional<troupe::error> failure;
       if (trailer_status != 0) {
         failure = ended_by_peer(trailer_status);
@@ -311,6 +308,11 @@ result<void> tcp_lane::acknowledge(const frame_header& about, std::uint8_t flags
 
 // -- initiator
 
+void tcp_lane::make_room_for_read() {
+  tx_.read_request_answered();
+  urgent_ = true;  // another request may go
+}
+
 result<landing> tcp_lane::begin_read_data(const frame_header& header) {
   const std::lock_guard lock{owner_.batch_mutex_};
   const auto at = owner_.batches_.find(header.batch);
@@ -335,7 +337,7 @@ result<landing> tcp_lane::begin_read_data(const frame_header& header) {
 
 result<void> tcp_lane::end_completion(const frame_header& header,
                                       std::span<const std::byte> session) {
-  if (header.has(flag_end_of_request)) tx_.read_request_answered();
+  if (header.has(flag_end_of_request)) make_room_for_read();
   auto body = decode_completion_body(session);
   if (!body) return against_protocol(body.error().message);
   std::optional<troupe::error> failure;

@@ -77,6 +77,8 @@ class tcp_lane final : public frame_handler {
 
   [[nodiscard]] result<landing> begin_write(const frame_header& header,
                                             std::span<const std::byte> table);
+  /// The peer answered one of our read requests.
+  void make_room_for_read();
   [[nodiscard]] result<landing> begin_read_data(const frame_header& header);
   [[nodiscard]] result<void> serve_read(const frame_header& header,
                                         std::span<const std::byte> table);

@@ -152,6 +152,25 @@ TEST_P(backend_contract, a_grant_id_that_was_never_given_is_refused_by_the_targe
   }
 }
 
+// So many segments ask more of one lane than may be asked at once: each refusal makes room for the next.
+TEST_P(backend_contract, a_refused_read_of_very_many_segments_ends_and_the_next_one_lands) {
+  pair p{GetParam()};
+  fill(p.b.memory, 11);
+  const auto real = p.grant(p.b, access::read, t1);
+  auto forged = *real;
+  forged.id ^= 1;
+  std::vector<segment> scattered;
+  for (std::uint64_t i = 60'000; i > 0; --i) scattered.push_back({2 * i, 3 * i, 1, 0, 0, 1});
+  const auto refused = p.run(
+      p.a,
+      p.make_batch(p.a, direction::read, std::make_shared<const remote_grant>(forged), scattered));
+  ASSERT_TRUE(refused.failure);
+  EXPECT_EQ(refused.failure->code, errc::grant_revoked);
+  EXPECT_FALSE(
+      p.run(p.a, p.make_batch(p.a, direction::read, real, {{0, 0, 4096, 0, 0, 1}})).failure);
+  EXPECT_TRUE(std::ranges::equal(p.a.memory.first(4096), p.b.memory.first(4096)));
+}
+
 TEST_P(backend_contract, a_grant_needs_a_region_and_extents_within_it) {
   pair p{GetParam()};
   const auto code = [&](region_id region, std::vector<extent> extents) {
