@@ -34,7 +34,7 @@ class door_greeting : public std::enable_shared_from_this<door_greeting> {
   ~door_greeting() = default;
 
   /// `then` is called once, perhaps before this returns. Errors speak of "the peer":
-  /// `unauthorized`, `version_mismatch`, `peer_unreachable` (it hung up), `deadline`.
+  /// `unauthorized`, `version_mismatch`, `link_broken` (it hung up), `deadline`.
   void begin(door_loop::clock::time_point until, outcome then);
   /// Closes the connection; `then` is not called any more.
   void give_up();

@@ -107,7 +107,7 @@ class door_tls_session {
   /// Tells the peer that nothing more comes. It may still send.
   [[nodiscard]] step say_end();
 
-  /// After `broken`: `unauthorized` (which certificate is not accepted, and why), `peer_unreachable`.
+  /// After `broken`: `unauthorized` (which certificate is not accepted, and why), `link_broken`.
   [[nodiscard]] const troupe::error& why() const noexcept { return why_; }
 
  private:

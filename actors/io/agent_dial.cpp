@@ -67,7 +67,10 @@ void agent_core::dial(const peer_ptr& who) {
   door_->connect(who->known.host, who->known.port, clock::now() + options_.connect_timeout,
                  [this, who](result<actors::door_socket> how) {
                    if (!how) {
-                     loop_->post([this, who, why = how.error()] { lose(who, why, false); });
+                     auto why = how.error();
+                     // Nothing was sent to it: of a link that broke it would not be known.
+                     if (why.code == errc::link_broken) why.code = errc::peer_unreachable;
+                     loop_->post([this, who, why] { lose(who, why, false); });
                      return;
                    }
                    // Owned, for a loop that ends calls nothing of what was posted to it.

@@ -114,10 +114,13 @@ link_actor::behavior_type peer_link::begin() {
 
 }  // namespace links
 
+link_slot::link_slot() = default;
+link_slot::~link_slot() = default;
+
 link_actor::behavior_type link_behavior(link_actor::stateful_pointer<link_slot> self,
                                         link_options options) {
   set_log_handlers(*self, "link");
-  self->state.link = std::make_shared<links::peer_link>(self, std::move(options));
+  self->state.link = std::make_unique<links::peer_link>(self, std::move(options));
   return self->state.link->begin();
 }
 

@@ -14,8 +14,14 @@ class peer_link;
 
 /// What the actor of a link carries: `links::peer_link` has all of it.
 struct link_slot {
-  std::shared_ptr<links::peer_link> link;
+  std::unique_ptr<links::peer_link> link;
+
   static inline const char* name = "link";
+
+  link_slot();
+  link_slot(const link_slot&) = delete;
+  link_slot& operator=(const link_slot&) = delete;
+  ~link_slot();
 };
 
 struct link_options {

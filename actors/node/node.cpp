@@ -109,11 +109,14 @@ local_node_actor::behavior_type node_core::begin() {
 
 }  // namespace nodes
 
+node_slot::node_slot() = default;
+node_slot::~node_slot() = default;
+
 local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_slot> self,
                                      context_ptr context, engine_port_actor port,
                                      pool_manager_actor pool, node_drain_ptr drain) {
   set_log_handlers(*self, "node");
-  self->state.core = std::make_shared<nodes::node_core>(self, std::move(context), std::move(port),
+  self->state.core = std::make_unique<nodes::node_core>(self, std::move(context), std::move(port),
                                                         std::move(pool), std::move(drain));
   return self->state.core->begin();
 }

@@ -15,8 +15,14 @@ class node_core;
 
 /// What the actor of a node carries: `nodes::node_core` has all of it.
 struct node_slot {
-  std::shared_ptr<nodes::node_core> core;
+  std::unique_ptr<nodes::node_core> core;
+
   static inline const char* name = "node";
+
+  node_slot();
+  node_slot(const node_slot&) = delete;
+  node_slot& operator=(const node_slot&) = delete;
+  ~node_slot();
 };
 
 /// Bound on ends of placed requests that wait for a supervisor; the oldest is given up.

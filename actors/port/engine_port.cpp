@@ -415,10 +415,13 @@ engine_port_actor::behavior_type port_core::begin() {
 
 }  // namespace port
 
+port_slot::port_slot() = default;
+port_slot::~port_slot() = default;
+
 engine_port_actor::behavior_type engine_port(engine_port_actor::stateful_pointer<port_slot> self,
                                              context_ptr context) {
   set_log_handlers(*self, "port");
-  self->state.core = std::make_shared<port::port_core>(self, std::move(context));
+  self->state.core = std::make_unique<port::port_core>(self, std::move(context));
   return self->state.core->begin();
 }
 

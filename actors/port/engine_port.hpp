@@ -13,8 +13,14 @@ class port_core;
 
 /// What the actor of an engine's port carries: `port::port_core` has all of it.
 struct port_slot {
-  std::shared_ptr<port::port_core> core;
+  std::unique_ptr<port::port_core> core;
+
   static inline const char* name = "engine_port";
+
+  port_slot();
+  port_slot(const port_slot&) = delete;
+  port_slot& operator=(const port_slot&) = delete;
+  ~port_slot();
 };
 
 [[nodiscard]] engine_port_actor::behavior_type engine_port(

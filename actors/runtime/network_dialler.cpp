@@ -59,8 +59,8 @@ void cut(const dialler_state::attempt& attempt) {
 void begin(self_pointer self, dialler_state::attempt attempt);
 
 /// After its pause.
-void rest(self_pointer self, dialler_state::attempt attempt) {
-  attempt.rests_until = steady_clock::now() + attempt.pause;
+void begin_later(self_pointer self, dialler_state::attempt attempt, troupe::error why) {
+  attempt.rests.emplace(steady_clock::now() + attempt.pause, std::move(why));
   self->delayed_send(self, attempt.pause, tick_atom::value);
   self->state.attempts.emplace(++self->state.last_attempt, std::move(attempt));
 }
@@ -74,19 +74,20 @@ void fail_attempt(self_pointer self, attempt_map::iterator which, const troupe::
   const auto next_pause = hung_up ? std::max(first_pause, 4 * ended.pause) : milliseconds{0};
   const bool again = hung_up ? next_pause <= last_pause : why.code == errc::deadline;
   const auto soonest = steady_clock::now() + next_pause + spare;
+  const troupe::error told{hung_up ? errc::peer_unreachable : why.code, why.message};
   std::vector<dialler_state::asker> patient;
   for (auto& asker : ended.askers) {
     if (again && asker.deadline > soonest) {
       patient.push_back(std::move(asker));
     } else {
-      answer(asker, {hung_up ? errc::peer_unreachable : why.code, why.message});
+      answer(asker, told);
     }
   }
   if (patient.empty()) return;
   ended.askers = std::move(patient);
   ended.pause = next_pause;
   if (hung_up) {
-    rest(self, std::move(ended));
+    begin_later(self, std::move(ended), told);
   } else {
     begin(self, std::move(ended));
   }
@@ -94,7 +95,7 @@ void fail_attempt(self_pointer self, attempt_map::iterator which, const troupe::
 
 void begin(self_pointer self, dialler_state::attempt attempt) {
   auto& st = self->state;
-  attempt.rests_until.reset();
+  attempt.rests.reset();
   attempt.deadline = std::ranges::max(attempt.askers, {}, &dialler_state::asker::deadline).deadline;
   const auto number = ++st.last_attempt;
   const auto where = attempt.to;
@@ -169,15 +170,18 @@ void look_at_the_clock(self_pointer self) {
   const auto now = steady_clock::now();
   std::vector<dialler_state::attempt> rested;
   for (auto it = attempts.begin(); it != attempts.end();) {
-    auto& askers = it->second.askers;
+    auto& [number, attempt] = *it;
+    auto& askers = attempt.askers;
     for (auto& asker : askers) {
-      if (asker.deadline <= now) answer(asker, too_late(it->second.to, asker.timeout));
+      if (asker.deadline > now) continue;
+      answer(asker, attempt.rests ? attempt.rests->why : too_late(attempt.to, asker.timeout));
     }
     std::erase_if(askers, [now](const auto& asker) { return asker.deadline <= now; });
-    if (askers.empty()) cut(it->second);
-    const bool is_due = !askers.empty() && it->second.rests_until.value_or(now + spare) <= now;
-    if (is_due) rested.push_back(std::move(it->second));
-    it = askers.empty() || is_due ? attempts.erase(it) : std::next(it);
+    const bool waits = !askers.empty();
+    const bool is_due = waits && attempt.rests && attempt.rests->until <= now;
+    if (!waits) cut(attempt);
+    if (is_due) rested.push_back(std::move(attempt));
+    it = !waits || is_due ? attempts.erase(it) : std::next(it);
   }
   for (auto& attempt : rested) begin(self, std::move(attempt));
 }
@@ -230,12 +234,16 @@ network_actor::behavior_type network_dialler(self_pointer self, caf::actor broke
         }
         const auto running = std::ranges::find_if(
             st.attempts, [&to](const auto& entry) { return entry.second.to == to; });
-        if (running != st.attempts.end()) {
-          running->second.askers.push_back(std::move(asker));
-        } else {
-          std::vector<dialler_state::asker> askers;
-          askers.push_back(std::move(asker));
-          begin(self, {to, {}, std::move(askers), {}, {}, nullptr});
+        dialler_state::attempt fresh{to, {}, {}, {}, {}, nullptr};
+        auto& attempt = running == st.attempts.end() ? fresh : running->second;
+        attempt.pause = {};
+        attempt.askers.push_back(std::move(asker));
+        if (running == st.attempts.end()) {
+          begin(self, std::move(fresh));
+        } else if (attempt.rests) {
+          auto rested = std::move(attempt);
+          st.attempts.erase(running);
+          begin(self, std::move(rested));
         }
         self->delayed_send(self, patience + spare, tick_atom::value);
         return reply;

@@ -34,7 +34,8 @@ using dial_function = std::function<std::optional<troupe::error>(
 ///     asked -> dialling -> greeting (CAF's handshake) -> known, until its actor ends
 ///
 /// An attempt that ended by its own deadline is made again for those who can still wait. So is, a few times and after
-/// a pause, one that ended because the peer hung up in the middle: its door may be crowded.
+/// a pause, one that ended because the peer hung up before its door had opened: that may be crowded. Whoever asks
+/// meanwhile ends the pause, and has as many attempts as the first.
 struct dialler_state {
   using endpoint = std::pair<std::string, std::uint16_t>;
   using promise = caf::typed_response_promise<reached>;
@@ -45,13 +46,17 @@ struct dialler_state {
     std::chrono::steady_clock::time_point deadline;
     std::chrono::milliseconds timeout;
   };
+  /// Until an attempt is made again.
+  struct rest {
+    std::chrono::steady_clock::time_point until;
+    troupe::error why;  ///< what those hear whose deadline comes before
+  };
   struct attempt {
     endpoint to;
     std::chrono::steady_clock::time_point deadline;
     std::vector<asker> askers;
-    std::chrono::milliseconds pause{0};  ///< before it was made again; 0: the first
-    /// It is to be made again then, and does not run.
-    std::optional<std::chrono::steady_clock::time_point> rests_until;
+    std::chrono::milliseconds pause{0};  ///< before it was made again; 0: none
+    std::optional<rest> rests;           ///< it does not run
     /// Another descriptor of its socket while CAF's handshake runs: cuts it without knowing whether
     /// CAF still has its own.
     std::shared_ptr<const door_socket> line;

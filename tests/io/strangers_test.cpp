@@ -1,4 +1,5 @@
 #include <fstream>
+#include <thread>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -8,6 +9,7 @@
 #include "troupe/io/descriptor.hpp"
 
 #include "agents.hpp"
+#include "rude_host.hpp"
 #include "scratch_folder.hpp"
 
 // Descriptors and greetings that are wrong, forged, or of a former life.
@@ -170,6 +172,22 @@ TEST(strangers_test, garbage_at_the_port_costs_the_agent_nothing) {
   const auto out = p.make_blocks(direction::write, 4, 4096);
   ASSERT_TRUE(p.a.self->post(out, {}, 0ms));
   EXPECT_EQ(p.ended(p.a, out).now, state::done);
+}
+
+TEST(strangers_test, of_a_host_that_hangs_up_it_is_known_that_nothing_reached_it) {
+  agent_node a{"a", by_tcp};
+  const agent_node b{"b", by_tcp};
+  const testing::rude_host rude;
+  std::thread door{[&] {
+    while (rude.guest().get() >= 0) {
+    }
+  }};
+  auto elsewhere = described(b);
+  elsewhere.port = rude.port;
+  const auto why = end_of_transfer(a, elsewhere);
+  ::shutdown(rude.listens.get(), SHUT_RDWR);
+  door.join();
+  EXPECT_EQ(why.code, errc::peer_unreachable) << why.message;
 }
 
 TEST(strangers_test, agents_with_a_secret_know_each_other_by_it) {

@@ -452,10 +452,14 @@ class Bounds(Routed):
             eventually(lambda: self.front.metric("troupe_router_running") == 0, "its seat is free")
         self.assertEqual(self.front.metric("troupe_router_disconnects_total"), 2)
 
-    def opened_only(self, body):
-        """A connection on which a request was sent."""
+    def opened_only(self, body, holds=None):
+        """A connection on which a request was sent. `holds`: bytes that wait for a client that does not read."""
         at = urllib.parse.urlsplit(self.front.url)
         connection = http.client.HTTPConnection(at.hostname, at.port)
+        if holds is not None:
+            connection.sock = socket.socket()
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, holds)
+            connection.sock.connect((at.hostname, at.port))
         connection.request("POST", "/v1/completions", json.dumps(body))
         return _Closing(connection)
 
@@ -623,10 +627,11 @@ class Bounds(Routed):
             eventually(lambda: self.front.ask("/v1/completions", long)[0] == 200, "there is room again")
 
     def test_a_client_that_does_not_read_is_given_up(self):
-        self.pair(decodes=1, settings="times: {request: 1s}\n", seconds={"reply._STREAM_SECONDS": 0.5})
+        self.pair(decodes=1, settings="times: {request: 3s}\n", seconds={"reply._STREAM_SECONDS": 0.5})
         event = json.dumps({"choices": [{"index": 0, "text": "x" * 2**17, "finish_reason": None}]})
         self.decodes[0].behave(raw=f"data: {event}\n\n", repeat=200)
-        with self.opened_only(completion(stream=True)):
+        # Full before the request has taken its time: else the router's last word would still have room.
+        with self.opened_only(completion(stream=True), holds=4096):
             eventually(lambda: self.front.metric("troupe_router_disconnects_total") == 1, "it is given up")
             self.assertEqual(self.front.metric("troupe_router_running"), 0)
             self.assertIn("does not read", self.front.log.read_text())

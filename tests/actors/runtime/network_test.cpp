@@ -19,7 +19,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "troupe/actors/cluster_client.hpp"
@@ -31,6 +30,7 @@
 
 #include "cluster_peer.hpp"
 #include "end_of_monitored.hpp"
+#include "rude_host.hpp"
 #include "scratch_folder.hpp"
 #include "waiting.hpp"
 
@@ -229,34 +229,8 @@ TEST(network, who_waits_shortly_is_answered_in_time_beside_who_waits_long) {
 
 // -- a crowded door
 
-/// A port at which nobody greets.
-struct rude_host {
-  unique_fd listens;
-  std::uint16_t port{0};
-
-  rude_host() : listens{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
-    const int on = 1;
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    auto* const generic = reinterpret_cast<sockaddr*>(&at);
-    socklen_t size = sizeof at;
-    EXPECT_EQ(::setsockopt(listens.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
-    const timeval patience{std::chrono::duration_cast<std::chrono::seconds>(wait_limit).count(), 0};
-    EXPECT_EQ(::setsockopt(listens.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
-    EXPECT_EQ(::bind(listens.get(), generic, size), 0);
-    EXPECT_EQ(::listen(listens.get(), 8), 0);
-    EXPECT_EQ(::getsockname(listens.get(), generic, &size), 0);
-    port = ntohs(at.sin_port);
-  }
-  /// Closed when it is dropped; none once the port is shut, or where nobody comes.
-  [[nodiscard]] unique_fd guest() const {
-    return unique_fd{::accept4(listens.get(), nullptr, nullptr, SOCK_CLOEXEC)};
-  }
-};
-
 TEST(network, a_peer_that_hangs_up_is_asked_a_few_times_more) {
-  const rude_host rude;
+  const troupe::testing::rude_host rude;
   int came = 0;
   std::thread door{[&] {
     while (rude.guest().get() >= 0) ++came;
@@ -271,8 +245,29 @@ TEST(network, a_peer_that_hangs_up_is_asked_a_few_times_more) {
   EXPECT_EQ(came, 4);
 }
 
+TEST(network, whoever_asks_during_a_pause_has_as_many_attempts_as_the_first) {
+  const troupe::testing::rude_host rude;
+  std::atomic<int> came{0};
+  std::thread door{[&] {
+    while (rude.guest().get() >= 0) ++came;
+  }};
+  actor_host host;
+  const auto ask = [&] {
+    return host.connect<supervisor_actor>("127.0.0.1", rude.port, wait_limit);
+  };
+  auto first = std::async(std::launch::async, ask);
+  EXPECT_TRUE(comes_true([&] { return came == 3; }, 1ms));
+  const auto second = ask();
+  EXPECT_FALSE(first.get());
+  ::shutdown(rude.listens.get(), SHUT_RDWR);
+  door.join();
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, errc::peer_unreachable);
+  EXPECT_GE(came, 2 + 4);  // the dialler may not have heard of the third hang-up when it was asked
+}
+
 TEST(network, a_peer_is_found_whose_door_was_crowded) {
-  rude_host rude;
+  troupe::testing::rude_host rude;
   actor_host here, there;
   auto asked = std::async(std::launch::async, [&] {
     return here.connect<supervisor_actor>("127.0.0.1", rude.port, wait_limit);
