@@ -54,6 +54,7 @@ class driver {
   void play(std::uint32_t index) {
     round_ = &s_.rounds[index];
     given_up_.clear();
+    missed_.clear();
     for (auto& node : nodes_) node->begin_round(index);
     came_ = steady_clock::now();
     if (!act_all() || !drain()) return;
@@ -85,14 +86,21 @@ class driver {
         if (++acts_ % 8 == 0) pump();
       }
       give_up_what_nobody_asks_for();
-      if (!did && stalled("what the next steps wait for")) return false;
+      if (!did && stalled("what the next steps wait for")) {
+        for (const auto i : left) {
+          if (!is_due(round_->acts[i]))
+            report_.findings.back() += "\n" + describe(s_, round_->acts[i]);
+        }
+        return false;
+      }
     }
     return true;
   }
 
   [[nodiscard]] bool is_due(const act& one) const {
     if (one.what == act_kind::wait_for_outcome)
-      return is_away(one.a) || has_ended(one.a, one.request, part::receive);
+      return is_away(one.a) || missed_.contains({one.a, one.request}) ||
+             has_ended(one.a, one.request, part::receive);
     if (one.what == act_kind::wait_for_sends) {
       for (const auto p : s_.sources_of(round_->requests[one.request]))
         if (!is_away(p) && !has_ended(p, one.request, part::send)) return false;
@@ -100,6 +108,11 @@ class driver {
     // All others end without it first.
     if (one.what == act_kind::wake) return all([](fuzz_node& n) { return n.settled(); });
     return true;
+  }
+
+  [[nodiscard]] static bool goes_on_with_a_receive(act_kind what) {
+    return what == act_kind::receive_again || what == act_kind::receive_late ||
+           what == act_kind::abort_receive;
   }
 
   [[nodiscard]] bool is_away(std::uint32_t node) const {
@@ -140,7 +153,11 @@ class driver {
         return;
       default: break;
     }
-    if (!is_away(one.node)) nodes_[one.node]->carry_out(index);
+    if (is_away(one.node)) {
+      if (one.what == act_kind::receive) missed_.emplace(one.node, one.request);
+    } else if (!goes_on_with_a_receive(one.what) || !missed_.contains({one.node, one.request})) {
+      nodes_[one.node]->carry_out(index);
+    }
   }
 
   void break_links() {
@@ -230,6 +247,8 @@ class driver {
   std::unique_ptr<fuzz_supervisor> supervisor_;
   const round* round_{nullptr};
   std::set<std::uint32_t> gone_, standing_;
+  /// Node and request of receives that were to begin while their process stood still: there are none.
+  std::set<std::pair<std::uint32_t, std::uint32_t>> missed_;
   /// Requests all of whose receives have ended: since when; nothing once they were given up.
   std::map<std::uint32_t, std::optional<steady_clock::time_point>> given_up_;
   steady_clock::time_point came_;
