@@ -1,5 +1,6 @@
 #include "troupe/actors/door/door_dial.hpp"
 
+#include <new>
 #include <utility>
 
 #include <sys/epoll.h>
@@ -135,11 +136,13 @@ void door_dial::finish(result<door_guest> how) {
   auto then = std::move(then_);
   then_ = nullptr;
   if (!then) return;
-  if (how) {
-    then(std::move(how));
-  } else {
-    then(fail(how.error().code, socket_text(host_, port_) + ": " + how.error().message));
+  if (!how) {
+    try {
+      how = fail(how.error().code, socket_text(host_, port_) + ": " + how.error().message);
+    } catch (const std::bad_alloc&) {  // told as it is
+    }
   }
+  then(std::move(how));
 }
 
 void door_dial::stop_waiting() {

@@ -99,6 +99,8 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
     {
       command process{of.program, of.arguments_for(file.path()), [&] {
                         ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
+                        ::setenv("TMPDIR", state.path().c_str(),
+                                 1);  // where a demo that fails keeps its files
                         ::setenv(call_counts_variable, counts.path().c_str(), 1);
                         ::setenv("LD_PRELOAD", FAILING_CALLS, 1);
                       }};

@@ -101,6 +101,8 @@ TEST_P(tight_start, ends_with_a_sentence_or_when_it_is_told_to) {
     give_to_stranger(state.path());
     command process{of.program, of.arguments_for(file.path()), [&with = with, &state, most] {
                       ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
+                      ::setenv("TMPDIR", state.path().c_str(),
+                               1);  // where a demo that fails keeps its files
                       restrict_to(with, most);
                     }};
     const bool last = most == with.tried.back();
