@@ -52,14 +52,33 @@ result<put_slot> keyed_store::begin_put(std::string_view key, std::uint64_t size
   auto memory = make_room(size, now);
   if (!memory) return fail(memory.error());
   const value_number number = next_number_++;
+  try {
+    take_in(number, key, size, *memory);
+  } catch (...) {
+    if (*memory) static_cast<void>(memory_.free(**memory));
+    throw;
+  }
+  ++counters_.in_flight;
+  return put_slot{put_id{number}, *memory ? (*memory)->offset : 0, size};
+}
+
+/// All of it or nothing.
+void keyed_store::take_in(value_number number, std::string_view key, std::uint64_t size,
+                          const std::optional<arena_range>& memory) {
+  std::list<value_number> place{number};
   value fresh;
   fresh.key = std::string{key};
   fresh.size = size;
-  fresh.memory = *memory;
-  values_.emplace(number, std::move(fresh));
-  by_key_.emplace(std::string{key}, number);
-  ++counters_.in_flight;
-  return put_slot{put_id{number}, *memory ? (*memory)->offset : 0, size};
+  fresh.memory = memory;
+  fresh.place = place.begin();
+  const auto by_key = by_key_.emplace(fresh.key, number).first;
+  try {
+    values_.emplace(number, std::move(fresh));
+  } catch (...) {
+    by_key_.erase(by_key);
+    throw;
+  }
+  busy_.splice(busy_.end(), place);
 }
 
 result<std::optional<arena_range>> keyed_store::make_room(std::uint64_t size, time_point now) {
@@ -93,12 +112,13 @@ result<void> keyed_store::commit(put_id put, time_point now, std::optional<durat
                 "store: the time to live of " + shown(at->second.key) + " is not positive");
   }
   value& v = at->second;
-  v.state = value_state::stored;
-  v.idle = idle_.insert(idle_.end(), at->first);
   if (time_to_live) {
-    v.expires = after(now, *time_to_live);
-    expiries_.emplace(*v.expires, at->first);
+    const auto expires = after(now, *time_to_live);
+    expiries_.emplace(expires, at->first);
+    v.expires = expires;
   }
+  v.state = value_state::stored;
+  idle_.splice(idle_.end(), busy_, v.place);
   --counters_.in_flight;
   ++counters_.values;
   return {};
@@ -124,11 +144,11 @@ result<pinned_view> keyed_store::get(std::string_view key, time_point now) {
     ++counters_.misses;
     return missing(key);
   }
-  ++counters_.hits;
   value& v = at->second;
-  if (v.views++ == 0) idle_.erase(v.idle);
   const view_id view{next_view_++};
   views_.emplace(view, at->first);
+  if (v.views++ == 0) busy_.splice(busy_.end(), idle_, v.place);
+  ++counters_.hits;
   return pinned_view{view, v.memory ? v.memory->offset : 0, v.size};
 }
 
@@ -144,7 +164,7 @@ result<void> keyed_store::release(view_id view) {
   if (--v.views > 0) return {};
   switch (v.state) {
     case value_state::in_flight: break;  // has no views
-    case value_state::stored: v.idle = idle_.insert(idle_.end(), at->first); break;
+    case value_state::stored: idle_.splice(idle_.end(), busy_, v.place); break;
     case value_state::detached:
       --counters_.detached;
       destroy(at);
@@ -189,7 +209,7 @@ std::optional<keyed_store::time_point> keyed_store::next_expiry() const {
 void keyed_store::detach(value_map::iterator at) {
   value& v = at->second;
   by_key_.erase(v.key);
-  if (v.views == 0) idle_.erase(v.idle);
+  if (v.views == 0) busy_.splice(busy_.end(), idle_, v.place);
   if (v.expires) expiries_.erase({*v.expires, at->first});
   --counters_.values;
   if (v.views > 0) {
@@ -202,8 +222,10 @@ void keyed_store::detach(value_map::iterator at) {
 
 void keyed_store::destroy(value_map::iterator at) {
   // The range came from this arena and is freed only here, so this cannot fail.
-  if (at->second.memory) static_cast<void>(memory_.free(*at->second.memory));
+  const auto memory = at->second.memory;
+  busy_.erase(at->second.place);
   values_.erase(at);
+  if (memory) static_cast<void>(memory_.free(*memory));
 }
 
 keyed_store::value_map::iterator keyed_store::find_stored(std::string_view key, time_point now) {

@@ -128,7 +128,8 @@ class keyed_store {
     value_state state{value_state::in_flight};
     std::uint32_t views{0};
     std::optional<time_point> expires;
-    std::list<value_number>::iterator idle;  // place in `idle_` while stored and not read
+    std::list<value_number>::iterator
+        place;  // in `idle_` while stored and not read, else in `busy_`
   };
   struct string_hash {
     using is_transparent = void;
@@ -139,6 +140,8 @@ class keyed_store {
   using value_map = std::unordered_map<value_number, value>;
 
   [[nodiscard]] result<std::optional<arena_range>> make_room(std::uint64_t size, time_point now);
+  void take_in(value_number number, std::string_view key, std::uint64_t size,
+               const std::optional<arena_range>& memory);
   bool evict_one();
   void detach(value_map::iterator at);
   void destroy(value_map::iterator at);
@@ -151,6 +154,7 @@ class keyed_store {
   std::unordered_map<std::string, value_number, string_hash, std::equal_to<>> by_key_;
   std::unordered_map<view_id, value_number> views_;
   std::list<value_number> idle_;  // stored values that nobody reads, least recently used first
+  std::list<value_number> busy_;  // all others: to end a view must take no memory
   std::set<std::pair<time_point, value_number>> expiries_;
   std::uint64_t next_number_{1};
   std::uint64_t next_view_{1};

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <iostream>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,7 @@ troupe::result<void> run(const troupe::config::deployment& deployment, const std
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc != 3) return 2;
   const auto deployment = troupe::config::load(argv[1]);
   if (!deployment.value) {
@@ -49,4 +50,7 @@ int main(int argc, char** argv) {
     return returned_error;
   }
   return 0;
+} catch (const std::bad_alloc&) {
+  std::cerr << "no memory for the program's own words\n";
+  return returned_error;
 }

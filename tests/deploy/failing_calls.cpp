@@ -90,6 +90,9 @@ bool is_spared(call_kind kind) {
     spared = begins_with(at.dli_sname, "_ZN3caf12actor_systemC") ||
              begins_with(at.dli_sname, "_ZN3caf12actor_systemD") ||
              begins_with(at.dli_sname, "_ZN3caf17monitorable_actor7cleanup") ||
+             begins_with(at.dli_sname, "_ZN3caf15scheduled_actor7cleanup") ||
+             begins_with(at.dli_sname, "_ZN3caf14blocking_actor7cleanup") ||
+             begins_with(at.dli_sname, "_ZN3caf2io7network11pipe_reader") ||
              begins_with(at.dli_sname, "_ZN3caf6detail23thread_safe_actor_clock") ||
              begins_with(at.dli_sname, "_ZN3caf6logger16thread_local_aid") ||  // between two actors
              begins_with(at.dli_sname, "__cxa_thread_atexit_impl") ||
