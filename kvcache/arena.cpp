@@ -24,7 +24,9 @@ std::optional<std::uint64_t> place(std::uint64_t gap, std::uint64_t gap_size, st
 }  // namespace
 
 arena::arena(std::uint64_t size) : size_{size} {
-  if (size > 0) add_gap(0, size);
+  if (size == 0) return;
+  gaps_.emplace(0, size);
+  by_size_.emplace(size, 0);
 }
 
 result<arena_range> arena::allocate(std::uint64_t size, std::uint64_t alignment) {
@@ -38,14 +40,23 @@ result<arena_range> arena::allocate(std::uint64_t size, std::uint64_t alignment)
   for (auto gap = by_size_.lower_bound({size, 0}); gap != by_size_.end(); ++gap) {
     const auto [length, begin] = *gap;
     if (const auto offset = place(begin, length, size, alignment)) {
-      drop_gap(begin, length);
-      if (*offset > begin) add_gap(begin, *offset - begin);
       const std::uint64_t end = *offset + size;
-      if (end < begin + length) add_gap(end, begin + length - end);
-      const std::uint64_t serial = next_serial_++;
-      held_.emplace(*offset, held{size, serial});
+      // What takes memory comes before anything changes.
+      gap_map rest;
+      size_set rest_by_size;
+      const auto leave = [&](std::uint64_t from, std::uint64_t to) {
+        if (from == to) return;
+        rest.emplace(from, to - from);
+        rest_by_size.emplace(to - from, from);
+      };
+      leave(begin, *offset);
+      leave(end, begin + length);
+      const auto at = held_.emplace(*offset, held{}).first;
+      at->second = {size, next_serial_++, gaps_.extract(begin), by_size_.extract(gap)};
+      gaps_.merge(rest);
+      by_size_.merge(rest_by_size);
       used_bytes_ += size;
-      return arena_range{*offset, size, serial};
+      return arena_range{*offset, size, at->second.serial};
     }
   }
   const auto now = counters();
@@ -53,11 +64,6 @@ result<arena_range> arena::allocate(std::uint64_t size, std::uint64_t alignment)
               "arena: no room for " + std::to_string(size) + " bytes; " + std::to_string(now.free) +
                   " of " + std::to_string(now.total) + " are free, the largest gap has " +
                   std::to_string(now.largest_free));
-}
-
-void arena::add_gap(std::uint64_t offset, std::uint64_t size) {
-  gaps_.emplace(offset, size);
-  by_size_.emplace(size, offset);
 }
 
 void arena::drop_gap(std::uint64_t offset, std::uint64_t size) {
@@ -82,13 +88,13 @@ result<void> arena::free(const arena_range& range) {
     }
     return fail(errc::not_found, "arena: cannot free " + describe(range) + ": " + why);
   }
-  held_.erase(found);
   used_bytes_ -= range.size;
-  give_back(range.offset, range.size);
+  give_back(range.offset, std::move(held_.extract(found).mapped()));
   return {};
 }
 
-void arena::give_back(std::uint64_t offset, std::uint64_t size) {
+void arena::give_back(std::uint64_t offset, held range) {
+  auto size = range.size;
   const auto after = gaps_.lower_bound(offset);
   std::optional<std::pair<std::uint64_t, std::uint64_t>> left;
   std::optional<std::pair<std::uint64_t, std::uint64_t>> right;
@@ -106,7 +112,11 @@ void arena::give_back(std::uint64_t offset, std::uint64_t size) {
     drop_gap(right->first, right->second);
     size += right->second;
   }
-  add_gap(offset, size);
+  range.gap.key() = offset;
+  range.gap.mapped() = size;
+  range.by_size.value() = {size, offset};
+  gaps_.insert(std::move(range.gap));
+  by_size_.insert(std::move(range.by_size));
 }
 
 arena_counters arena::counters() const noexcept {

@@ -48,18 +48,22 @@ class arena {
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return size_ - used_bytes_; }
 
  private:
+  using gap_map = std::map<std::uint64_t, std::uint64_t>;              // offset -> bytes
+  using size_set = std::set<std::pair<std::uint64_t, std::uint64_t>>;  // bytes, offset
   struct held {
     std::uint64_t size{0};
     std::uint64_t serial{0};
+    // Of the gap that it was cut from, for the one that it leaves: to give a range back takes no memory.
+    gap_map::node_type gap;
+    size_set::node_type by_size;
   };
 
-  void add_gap(std::uint64_t offset, std::uint64_t size);
   void drop_gap(std::uint64_t offset, std::uint64_t size);
-  void give_back(std::uint64_t offset, std::uint64_t size);
+  void give_back(std::uint64_t offset, held range);
 
-  std::map<std::uint64_t, std::uint64_t> gaps_;                // offset -> bytes; no two touch
-  std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;  // the same gaps: bytes, offset
-  std::map<std::uint64_t, held> held_;                         // offset -> range
+  gap_map gaps_;                        // no two touch
+  size_set by_size_;                    // the same gaps
+  std::map<std::uint64_t, held> held_;  // by offset
   std::uint64_t size_;
   std::uint64_t used_bytes_{0};
   std::uint64_t next_serial_{1};

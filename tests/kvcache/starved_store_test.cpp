@@ -1,0 +1,110 @@
+#include <cstdlib>
+#include <new>
+#include <optional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "troupe/kvcache/store.hpp"
+
+// A store whose allocations fail: what it was asked for is done whole or not at all.
+
+namespace {
+/// Allocations of this thread until one fails; none: all are made.
+thread_local std::optional<std::size_t> left;
+
+bool fails() {
+  if (!left) return false;
+  if (*left == 0) return true;
+  --*left;
+  return false;
+}
+}  // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  if (!fails()) {
+    if (void* memory = std::malloc(size)) return memory;
+  }
+  throw std::bad_alloc{};
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace troupe::kvcache {
+namespace {
+
+constexpr std::uint64_t whole = 1024;
+
+keyed_store::time_point now() {
+  return {};
+}
+
+/// Lets the first, then the second allocation of `call` fail, and so on, and looks at the store each time.
+template <class Call, class Look>
+void starve(Call&& call, Look&& look) {
+  for (std::size_t made = 0;; ++made) {
+    SCOPED_TRACE(made);
+    bool failed = false;
+    left = made;
+    try {
+      call();
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    } catch (...) {
+      left.reset();
+      throw;
+    }
+    left.reset();
+    if (!failed) return;
+    look();
+  }
+}
+
+TEST(starved_store, a_view_ends_without_memory) {
+  keyed_store store{{.size = whole, .policy = on_full::evict}};
+  const auto slot = store.begin_put("key", whole, now()).value();
+  ASSERT_TRUE(store.commit(slot.put, now()));
+  const auto first = store.get("key", now()).value();
+  const auto second = store.get("key", now()).value();
+  left = 0;
+  const bool ended = store.release(first.view) && store.release(second.view);
+  left.reset();
+  EXPECT_TRUE(ended);
+  EXPECT_EQ(store.counters().views, 0U);
+  // Nobody reads it any more, so it makes room.
+  EXPECT_TRUE(store.begin_put("other", whole, now()));
+  EXPECT_EQ(store.counters().evicted, 1U);
+}
+
+TEST(starved_store, a_put_that_finds_no_memory_leaves_nothing_behind) {
+  keyed_store store{{.size = whole}};
+  const std::string key(100, 'k');
+  std::optional<put_slot> slot;
+  starve([&] { slot = store.begin_put(key, whole, now()).value(); },
+         [&] {
+           EXPECT_EQ(store.counters().in_flight, 0U);
+           EXPECT_EQ(store.counters().memory.used, 0U);
+         });
+  ASSERT_TRUE(slot);
+  starve([&] { (void)store.commit(slot->put, now(), std::chrono::seconds{1}); },
+         [&] { EXPECT_EQ(store.counters().in_flight, 1U); });
+  EXPECT_TRUE(store.query(key, now()));
+}
+
+TEST(starved_store, a_get_that_finds_no_memory_pins_nothing) {
+  keyed_store store{{.size = whole}};
+  const auto slot = store.begin_put("key", whole, now()).value();
+  ASSERT_TRUE(store.commit(slot.put, now()));
+  std::optional<pinned_view> view;
+  starve([&] { view = store.get("key", now()).value(); },
+         [&] { EXPECT_EQ(store.query("key", now())->views, 0U); });
+  ASSERT_TRUE(view);
+  EXPECT_TRUE(store.release(view->view));
+}
+
+}  // namespace
+}  // namespace troupe::kvcache
