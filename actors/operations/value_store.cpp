@@ -4,8 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "troupe/kvcache/or_error.hpp"
-
 namespace troupe::actors {
 
 namespace {
@@ -177,14 +175,13 @@ void value_store::describe(pool_report& report) const {
 
 void value_store::abort(kvcache::put_id put) {
   const std::lock_guard lock{mutex_};
-  // Only a reservation that was not committed gets here, so the put is there. Nobody can be told that no
-  // memory was left for the books: its range is lost then.
-  (void)or_error("ending a put", [&] { return store_.abort(put); });
+  // Only a reservation that was not committed gets here, so the put is there.
+  (void)store_.abort(put);
 }
 
 void value_store::release(kvcache::view_id view) {
   const std::lock_guard lock{mutex_};
-  (void)or_error("ending a view", [&] { return store_.release(view); });
+  (void)store_.release(view);
 }
 
 }  // namespace troupe::actors
