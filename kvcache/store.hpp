@@ -128,8 +128,8 @@ class keyed_store {
     value_state state{value_state::in_flight};
     std::uint32_t views{0};
     std::optional<time_point> expires;
-    std::list<value_number>::iterator
-        place;  // in `idle_` while stored and not read, else in `busy_`
+    // In `idle_` while stored and not read, else in `busy_`.
+    std::list<value_number>::iterator place;
   };
   struct string_hash {
     using is_transparent = void;

@@ -62,8 +62,7 @@ void peer_link::on_down(const caf::down_msg& down) {
   const bool is_end = down.source == other_end_.address();
   // An acceptor of an attempt that failed is watched as well, and does not matter any more.
   if (!is_end && down.source != peer_node_.address()) return;
-  const bool end_of_attempt = is_dialler() && !broke_ && phase_ != phase::up;
-  if (is_end && (!down.reason || end_of_attempt)) {
+  if (is_end && (!down.reason || is_made_for_the_first_time())) {
     other_end_ended(down.reason ? "the end of " + peer_.name + " crashed (" +
                                       self_->system().render(down.reason) + ")"
                                 : peer_.name + " ended the link",

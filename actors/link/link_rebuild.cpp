@@ -28,6 +28,10 @@ bool peer_link::is_dialler() const {
   return role_ == transport::link_role::initiator;
 }
 
+bool peer_link::is_made_for_the_first_time() const {
+  return is_dialler() && !broke_ && phase_ != phase::up;
+}
+
 /// Why the link broke that the peer says has broken. What this end knows of its own backend says more
 /// than what the peer saw of it, and may be on its way still.
 troupe::error peer_link::cause_of(const std::string& said) const {
@@ -155,7 +159,7 @@ void peer_link::other_end_ended(std::string why, bool is_gone) {
     end_link(*leaving_);
     return;
   }
-  if (!is_dialler() || broke_ || phase_ == phase::up) {
+  if (!is_made_for_the_first_time()) {
     on_peer_left(peer_left{{errc::peer_lost, std::move(why)}});
     return;
   }

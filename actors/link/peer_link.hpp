@@ -235,6 +235,8 @@ class peer_link {
   void other_end_ended(std::string why, bool is_gone);
   [[nodiscard]] troupe::error cause_of(const std::string& said) const;
   [[nodiscard]] bool is_dialler() const;
+  /// Whether this end dials, and the link has not been up yet.
+  [[nodiscard]] bool is_made_for_the_first_time() const;
 
   // -- whether the peer lives (link_watch.cpp)
 
