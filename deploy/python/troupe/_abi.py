@@ -557,7 +557,8 @@ _FREEING: dict[str, list[Any]] = {
 
 
 class Library:
-    """The functions of the library by their names without `troupe_`."""
+    """The functions of the library by their names without `troupe_`. Other threads of Python run meanwhile, except beside
+    `io_run_at_once`, which is `io_run` for what ends sooner than another thread would begin."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -576,6 +577,8 @@ class Library:
                 function.argtypes = arguments
                 function.restype = result
                 setattr(self, name, function)
+        self.io_run_at_once = ctypes.PyDLL(path).troupe_io_run
+        self.io_run_at_once.argtypes, self.io_run_at_once.restype = _io_abi.FALLIBLE["io_run"], c_int32
         loaded.troupe_protocol_version.argtypes = []
         loaded.troupe_protocol_version.restype = c_uint32
         self.protocol_version = loaded.troupe_protocol_version

@@ -50,6 +50,8 @@ __all__ = [
 
 _BATCH = 64
 _SIGNALS = 200  # milliseconds that a wait may keep signals waiting
+_BRIEF = 64 * 1024  # bytes that are copied sooner than threads of Python take turns
+_CHANCES = 3  # in a row, for a transfer of so few bytes to end within the call that posts it
 _BACKENDS = {"shm": 1, "tcp": 2, "rdma": 3, "xgmi": 4}
 _BACKEND_NAMES = {number: name for name, number in _BACKENDS.items()}
 _RIGHTS = {"read": 1, "write": 2, "read_write": 3}
@@ -93,6 +95,7 @@ class State(enum.Enum):
 
 
 _STATES = tuple(State)
+_DONE = State.DONE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -708,8 +711,15 @@ class Session(_Owned):
 class Transfer(_Owned):
     """Bytes that move between memory of this agent and of a peer. It goes on also where nobody references it."""
 
-    __slots__ = ()
+    __slots__ = ("_chances", "_done")
     _release = "io_release_transfer"
+    _chances: int
+    _done: Status | None  # what `run` returns where all has moved, once it has
+
+    def __init__(self, agent: Agent, number: int) -> None:
+        super().__init__(agent, number)
+        self._chances = _CHANCES
+        self._done = None
 
     def post(self, notice: bytes = b"", *, deadline: float | None = None) -> None:
         """Starts the transfer; once more after its end. The peer gets the notice (at most 64 KiB; empty: none) when
@@ -744,21 +754,22 @@ class Transfer(_Owned):
         return self._finished(said, left - step, raw)
 
     def run(self, notice: bytes = b"", *, deadline: float | None = None, timeout: float | None = None) -> Status:
-        """`post` and `wait` in one call, which counts where little moves."""
-        left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
-        step = min(left, _SIGNALS)
+        """`post` and `wait` in one call, which counts where little moves: what is copied within microseconds does not
+        let other threads of Python run meanwhile."""
+        agent, done = self.agent, self._done
+        lib = agent._lib
+        left = _abi.FOREVER if timeout is None else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
+        limit = 0 if deadline is None else _abi.milliseconds("deadline", deadline, 0)
         raw = _io_abi.IoStatus(_STATUS_SIZE)
         data = bytes(notice)
-        said = self.agent._lib.io_run(
-            self.agent._handle,
-            self.number,
-            data,
-            len(data),
-            _abi.milliseconds("deadline", deadline, 0),
-            step,
-            ctypes.addressof(raw),
-        )
-        return self._finished(said, left - step, raw)
+        if done is None or done.bytes_moved > _BRIEF or not self._chances:
+            step = min(left, _SIGNALS)
+            said = lib.io_run(agent._handle, self.number, data, len(data), limit, step, ctypes.addressof(raw))
+            self._done = self._finished(said, left - step, raw)
+            return self._done
+        said = lib.io_run_at_once(agent._handle, self.number, data, len(data), limit, 0, ctypes.addressof(raw))
+        self._chances = self._chances - 1 if said == _abi.TIMED_OUT else _CHANCES
+        return done if not said and raw.state == _DONE else self._finished(said, left, raw)
 
     def _finished(self, said: int, left: int, raw: _io_abi.IoStatus) -> Status:
         """Goes on waiting where the first step was too short, so that signals are heard."""
