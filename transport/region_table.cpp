@@ -48,16 +48,25 @@ result<allocated_regions> region_table::allocate(std::span<const std::uint64_t> 
     files.push_back(*file);
     return add_file(std::move(*file), std::move(called));
   };
-  for (const auto size : sizes) {
-    auto region = next(size);
-    if (!region) {
-      // Nobody can use them yet.
-      for (const auto id : made.regions) (void)remove(id);
-      return fail(std::move(region).error());
+  const auto take_back = [&] {
+    // Nobody can use them yet.
+    for (const auto id : made.regions) (void)remove(id);
+  };
+  try {
+    made.regions.reserve(sizes.size());
+    for (const auto size : sizes) {
+      auto region = next(size);
+      if (!region) {
+        take_back();
+        return fail(std::move(region).error());
+      }
+      made.regions.push_back(*region);
     }
-    made.regions.push_back(*region);
+    made.pages = describe_pages(files, how);
+  } catch (...) {
+    take_back();
+    throw;
   }
-  made.pages = describe_pages(files, how);
   return made;
 }
 
@@ -165,8 +174,13 @@ result<region_id> region_table::insert(region::description what) {
   }
   made->what_.id = region_id{++last_id_};
   const auto id = made->id();
-  by_address_.emplace(begin, made.get());
-  regions_.emplace(id, std::move(made));
+  const auto place = by_address_.emplace(begin, made.get()).first;
+  try {
+    regions_.emplace(id, std::move(made));
+  } catch (...) {
+    by_address_.erase(place);
+    throw;
+  }
   return id;
 }
 

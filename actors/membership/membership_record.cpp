@@ -137,7 +137,8 @@ result<membership_record> record_from(const json& object) {
 }  // namespace
 
 std::string to_text(const membership_record& record) {
-  json object;
+  // Not null at first: of one that becomes an object without memory the destructor reads what is not there.
+  auto object = json::object();
   object["cluster"] = record.cluster;
   object["epoch_limit"] = record.epoch_limit;
   auto& nodes = object["nodes"] = json::array();

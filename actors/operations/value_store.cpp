@@ -1,6 +1,7 @@
 #include "troupe/actors/operations/value_store.hpp"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -25,6 +26,19 @@ std::chrono::milliseconds left_of(const kvcache::value_info& info,
 }
 
 }  // namespace
+
+/// Ends a view. Made before there is one, since a view that nobody can hold any more would never end.
+struct value_store::view_pin {
+  std::shared_ptr<value_store> store;
+  std::optional<kvcache::view_id> view;
+
+  explicit view_pin(std::shared_ptr<value_store> of) : store{std::move(of)} {}
+  view_pin(const view_pin&) = delete;
+  view_pin& operator=(const view_pin&) = delete;
+  ~view_pin() {
+    if (view) store->release(*view);
+  }
+};
 
 result<std::shared_ptr<value_store>> value_store::create(transport::endpoint& endpoint,
                                                          std::uint64_t size) {
@@ -83,27 +97,33 @@ result<void> value_store::reservation::commit() {
 
 result<std::shared_ptr<const void>> value_store::reservation::commit_pinned(std::string_view key) {
   const auto store = store_;
+  auto pin = std::make_shared<view_pin>(store);
   const std::lock_guard lock{store->mutex_};
   const auto now = clock::now();
   if (auto committed = store->store_.commit(slot_.put, now, duration_of(ttl_)); !committed) {
     return fail(committed.error());
   }
   store_.reset();
-  const auto view = store->store_.get(key, now);
-  if (!view) return fail(view.error());
-  return store->pin_of(*view);
+  try {
+    const auto view = store->store_.get(key, now);
+    if (!view) return fail(view.error());
+    pin->view = view->view;
+  } catch (const std::bad_alloc&) {
+    (void)store->store_.remove(key, now);
+    throw;
+  }
+  return pin;
 }
 
 result<value_store::reservation> value_store::reserve(std::string_view key, std::uint64_t size,
                                                       std::chrono::milliseconds ttl) {
+  std::optional<reservation> room;  // outlives the lock, which it takes if it comes to nothing
   const std::lock_guard lock{mutex_};
   auto slot = store_.begin_put(key, size, clock::now());
   if (!slot) return fail(slot.error());
-  if (auto allocated = allocate(); !allocated) {
-    (void)store_.abort(slot->put);
-    return fail(allocated.error());
-  }
-  return reservation{shared_from_this(), *slot, ttl};
+  room.emplace(reservation{shared_from_this(), *slot, ttl});
+  if (auto allocated = allocate(); !allocated) return fail(allocated.error());
+  return std::move(*room);
 }
 
 result<value_store::reservation> value_store::scratch(std::uint64_t size) {
@@ -126,20 +146,18 @@ result<void> value_store::put(std::string_view key, std::span<const std::byte> v
 }
 
 result<value_store::pinned> value_store::get(std::string_view key) {
+  auto pin = std::make_shared<view_pin>(shared_from_this());
   const std::lock_guard lock{mutex_};
   const auto now = clock::now();
   auto view = store_.get(key, now);
   if (!view) return fail(view.error());
+  pin->view = view->view;
   pinned value;
   value.where = {view->offset, view->size, 0, 1};
   value.bytes = memory_.subspan(view->offset, view->size);
   if (const auto info = store_.query(key, now)) value.ttl = left_of(*info, now);
-  value.pin = pin_of(*view);
+  value.pin = std::move(pin);
   return value;
-}
-
-std::shared_ptr<const void> value_store::pin_of(const kvcache::pinned_view& view) {
-  return {nullptr, [self = shared_from_this(), id = view.view](const void*) { self->release(id); }};
 }
 
 result<value_store::information> value_store::query(std::string_view key) {

@@ -86,10 +86,11 @@ class value_store : public std::enable_shared_from_this<value_store> {
   [[nodiscard]] region_id region() const;
 
  private:
+  struct view_pin;
+
   value_store(transport::endpoint& endpoint, std::uint64_t size);
   [[nodiscard]] result<void> allocate();
   void abort(kvcache::put_id put);
-  [[nodiscard]] std::shared_ptr<const void> pin_of(const kvcache::pinned_view& view);
   void release(kvcache::view_id view);
 
   transport::endpoint& endpoint_;

@@ -1,6 +1,7 @@
 #include "troupe/actors/runtime/network_dialler.hpp"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include <caf/sec.hpp>
@@ -31,8 +32,11 @@ std::string text_of(const dialler_state::endpoint& to) {
   return to.first + ":" + std::to_string(to.second);
 }
 
+/// For the rest of what a handler that found no memory was to do.
+constexpr milliseconds next_look{100};
+
 void answer(dialler_state::asker& asker, troupe::error why) {
-  asker.reply.deliver(reached{std::move(why), nullptr});
+  asker.answer(reached{std::move(why), nullptr});
 }
 
 void answer(const self_pointer& self, dialler_state::asker& asker,
@@ -44,7 +48,7 @@ void answer(const self_pointer& self, dialler_state::asker& asker,
                        "that every host runs the same release"});
     return;
   }
-  asker.reply.deliver(reached{std::nullopt, found.actor});
+  asker.answer(reached{std::nullopt, found.actor});
 }
 
 troupe::error too_late(const dialler_state::endpoint& at, milliseconds timeout) {
@@ -54,6 +58,16 @@ troupe::error too_late(const dialler_state::endpoint& at, milliseconds timeout) 
 
 void cut(const dialler_state::attempt& attempt) {
   if (attempt.line) ::shutdown(*attempt.line, SHUT_RDWR);
+}
+
+/// Whatever handler found no memory: the process has its network still, and who was to be answered by then is.
+template <class Handler>
+void with_what_memory_there_is(self_pointer self, Handler&& handle) {
+  try {
+    handle();
+  } catch (const std::bad_alloc&) {
+    self->delayed_send(self, next_look, tick_atom::value);
+  }
 }
 
 void begin(self_pointer self, dialler_state::attempt attempt);
@@ -96,26 +110,35 @@ void fail_attempt(self_pointer self, attempt_map::iterator which, const troupe::
 void begin(self_pointer self, dialler_state::attempt attempt) {
   auto& st = self->state;
   attempt.rests.reset();
-  attempt.deadline = std::ranges::max(attempt.askers, {}, &dialler_state::asker::deadline).deadline;
+  attempt.deadline =
+      std::ranges::max_element(attempt.askers, {}, &dialler_state::asker::deadline)->deadline;
   const auto number = ++st.last_attempt;
   const auto where = attempt.to;
   const auto until = attempt.deadline;
   const auto which = st.attempts.emplace(number, std::move(attempt)).first;
-  if (auto failed = st.dial(number, where.first, where.second, until)) {
-    fail_attempt(self, which, *failed);
+  std::optional<troupe::error> failed;
+  try {
+    failed = st.dial(number, where.first, where.second, until);
+  } catch (const std::bad_alloc&) {
+    st.attempts.erase(which);
+    throw;
   }
+  if (failed) fail_attempt(self, which, *failed);
 }
 
 void found(self_pointer self, std::uint64_t number, const dialler_state::endpoint& at,
            dialler_state::known_actor actor) {
   auto& st = self->state;
+  std::vector<dialler_state::asker> askers;
   if (const auto it = st.attempts.find(number); it != st.attempts.end()) {
-    for (auto& asker : it->second.askers) answer(self, asker, at, actor);
+    askers = std::move(it->second.askers);
     st.attempts.erase(it);
   }
-  if (!actor.actor) return;
-  self->monitor(actor.actor);
-  st.known.insert_or_assign(at, std::move(actor));
+  if (actor.actor) {
+    self->monitor(actor.actor);
+    st.known.insert_or_assign(at, actor);
+  }
+  for (auto& asker : askers) answer(self, asker, at, actor);
 }
 
 void greeting_failed(self_pointer self, std::uint64_t number, const caf::error& why) {
@@ -153,14 +176,16 @@ void greet(self_pointer self, std::uint64_t number,
       .then(
           [self, number, to = attempt.to](const caf::node_id&, caf::strong_actor_ptr& actor,
                                           std::set<std::string>& messages) {
-            found(self, number, to, {std::move(actor), std::move(messages)});
+            with_what_memory_there_is(self, [&] {
+              found(self, number, to, {std::move(actor), std::move(messages)});
+            });
           },
           [self, number](const caf::error& why) {
             const auto it = self->state.attempts.find(number);
             if (it != self->state.attempts.end() && why == caf::sec::request_timeout) {
               cut(it->second);
             }
-            greeting_failed(self, number, why);
+            with_what_memory_there_is(self, [&] { greeting_failed(self, number, why); });
           });
 }
 
@@ -197,7 +222,46 @@ void take(self_pointer self, const dialled& outcome) {
   }
 }
 
+void connect(self_pointer self, dialler_state::asker asker, dialler_state::endpoint to) {
+  auto& st = self->state;
+  if (const auto it = st.known.find(to); it != st.known.end()) {
+    answer(self, asker, to, it->second);
+    return;
+  }
+  self->delayed_send(self, asker.timeout + spare, tick_atom::value);
+  const auto running =
+      std::ranges::find_if(st.attempts, [&to](const auto& entry) { return entry.second.to == to; });
+  if (running == st.attempts.end()) {
+    dialler_state::attempt fresh{std::move(to), {}, {}, {}, {}, nullptr};
+    fresh.askers.push_back(std::move(asker));
+    begin(self, std::move(fresh));
+    return;
+  }
+  auto& attempt = running->second;
+  attempt.pause = {};
+  attempt.askers.push_back(std::move(asker));
+  if (!attempt.rests) return;
+  auto rested = std::move(attempt);
+  st.attempts.erase(running);
+  begin(self, std::move(rested));
+}
+
 }  // namespace
+
+dialler_state::asker::asker(promise reply, std::set<std::string> knows, milliseconds patience)
+    : messages{std::move(knows)},
+      timeout{patience},
+      deadline{steady_clock::now() + patience},
+      reply_{std::move(reply)} {}
+
+dialler_state::asker::~asker() {
+  if (!reply_.pending()) return;
+  try {
+    reply_.deliver(
+        reached{{{errc::pool_exhausted, "this process has no memory left to connect"}}, nullptr});
+  } catch (const std::bad_alloc&) {  // there is none for that, either
+  }
+}
 
 network_actor::behavior_type network_dialler(self_pointer self, caf::actor broker,
                                              std::shared_ptr<open_streams> streams,
@@ -220,36 +284,19 @@ network_actor::behavior_type network_dialler(self_pointer self, caf::actor broke
     self->quit(std::move(order.reason));
   });
   return {
-      [self](caf::connect_atom, const std::string& host, std::uint16_t port,
+      [self](caf::connect_atom, std::string& host, std::uint16_t port,
              std::set<std::string>& messages, caf::timespan timeout) {
-        auto& st = self->state;
-        const auto patience = std::chrono::ceil<milliseconds>(timeout);
         auto reply = self->make_response_promise<reached>();
-        dialler_state::asker asker{reply, std::move(messages), steady_clock::now() + patience,
-                                   patience};
-        const dialler_state::endpoint to{host, port};
-        if (const auto it = st.known.find(to); it != st.known.end()) {
-          answer(self, asker, to, it->second);
-          return reply;
-        }
-        const auto running = std::ranges::find_if(
-            st.attempts, [&to](const auto& entry) { return entry.second.to == to; });
-        dialler_state::attempt fresh{to, {}, {}, {}, {}, nullptr};
-        auto& attempt = running == st.attempts.end() ? fresh : running->second;
-        attempt.pause = {};
-        attempt.askers.push_back(std::move(asker));
-        if (running == st.attempts.end()) {
-          begin(self, std::move(fresh));
-        } else if (attempt.rests) {
-          auto rested = std::move(attempt);
-          st.attempts.erase(running);
-          begin(self, std::move(rested));
-        }
-        self->delayed_send(self, patience + spare, tick_atom::value);
+        with_what_memory_there_is(self, [&] {
+          connect(self, {reply, std::move(messages), std::chrono::ceil<milliseconds>(timeout)},
+                  {std::move(host), port});
+        });
         return reply;
       },
-      [self](const dialled& outcome) { take(self, outcome); },
-      [self](tick_atom) { look_at_the_clock(self); },
+      [self](const dialled& outcome) {
+        with_what_memory_there_is(self, [&] { take(self, outcome); });
+      },
+      [self](tick_atom) { with_what_memory_there_is(self, [&] { look_at_the_clock(self); }); },
   };
 }
 

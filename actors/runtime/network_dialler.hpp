@@ -40,11 +40,22 @@ struct dialler_state {
   using endpoint = std::pair<std::string, std::uint16_t>;
   using promise = caf::typed_response_promise<reached>;
 
-  struct asker {
-    promise reply;
+  /// One that is dropped unanswered hears that memory is short: nothing else loses it.
+  class asker {
+   public:
+    asker(promise reply, std::set<std::string> knows, std::chrono::milliseconds patience);
+    ~asker();
+    asker(asker&&) noexcept = default;
+    asker& operator=(asker&&) noexcept = default;
+
+    void answer(reached outcome) { reply_.deliver(std::move(outcome)); }
+
     std::set<std::string> messages;
-    std::chrono::steady_clock::time_point deadline;
     std::chrono::milliseconds timeout;
+    std::chrono::steady_clock::time_point deadline;
+
+   private:
+    promise reply_;
   };
   /// Until an attempt is made again.
   struct rest {

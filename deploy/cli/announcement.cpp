@@ -69,12 +69,16 @@ void announcer::say(const announcement& what) const {
 // -- the starter's end
 
 result<announcements> announcements::open() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0)
+  const auto refused = [] {
     return fail(errc::internal, std::string{"cannot make a pipe: "} + std::strerror(errno));
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  ::fcntl(ends[1], F_SETFD, 0);  // the next child inherits it
-  return announcements{ends[0], ends[1]};
+  };
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return refused();
+  announcements made{ends[0], ends[1]};
+  if (::fcntl(made.fd_, F_SETFL, O_NONBLOCK) != 0) return refused();
+  // The next child inherits it.
+  if (::fcntl(made.far_end_, F_SETFD, 0) != 0) return refused();
+  return made;
 }
 
 announcements::~announcements() {

@@ -75,7 +75,7 @@ void print_results(const bench_report& report, std::ostream& out) {
 std::string to_json(const bench_report& report) {
   const auto& o = report.outcome;
   const auto& options = report.options;
-  nlohmann::json out;
+  auto out = nlohmann::json::object();
   out["version"] = TROUPE_VERSION;
   out["supervisor"] = report.supervisor;
   out["load"] = {{"layers", options.layers},

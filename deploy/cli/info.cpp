@@ -123,7 +123,7 @@ void print_text(const std::vector<actors::backend_report>& backends) {
 }
 
 void print_json(const std::vector<actors::backend_report>& backends) {
-  nlohmann::json out;
+  nlohmann::json out{{"troupe", nlohmann::json::object()}, {"machine", nlohmann::json::object()}};
   for (const auto& [name, value] : build_facts()) out["troupe"][name] = value;
   for (const auto& [name, value] : hardware_facts()) out["machine"][name] = value;
   out["backends"] = deploy::to_json(backends);

@@ -3,7 +3,8 @@
 //
 // A first run counts the calls. Then some of them fail, one a run: as many as fit into a build of every
 // commit, which ones the seed says. By hand: TROUPE_FAIL_EVERY=50 takes every 50th, 1 all of them;
-// TROUPE_FAIL_AT=1234 one, and with TROUPE_CALL_TRACE=1 it is written where that one came from.
+// TROUPE_FAIL_AT=1234 one, and with TROUPE_CALL_TRACE=1 it is written where that one came from; with
+// TROUPE_FAIL_TO=1299 those from the one to the other.
 
 #include "failing_calls.hpp"
 
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <new>
+#include <numeric>
 #include <random>
 #include <string>
 #include <system_error>
@@ -128,11 +130,15 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
 
   /// The calls that fail, of so many.
   static std::vector<std::uint64_t> chosen(std::uint64_t all) {
-    if (const auto one = number_from_environment("TROUPE_FAIL_AT", 0); one != 0) return {one};
+    std::vector<std::uint64_t> some;
+    if (const auto first = number_from_environment("TROUPE_FAIL_AT", 0); first != 0) {
+      some.resize(std::max(number_from_environment("TROUPE_FAIL_TO", first), first) + 1 - first);
+      std::iota(some.begin(), some.end(), first);
+      return some;
+    }
     const auto step =
         std::max<std::uint64_t>(number_from_environment("TROUPE_FAIL_EVERY", all / few), 1);
     std::mt19937_64 chance{seed()};
-    std::vector<std::uint64_t> some;
     for (std::uint64_t begin = 1; begin <= all; begin += step)
       some.push_back(std::min(begin + chance() % step, all));
     return some;

@@ -1,5 +1,3 @@
-#include <cstdlib>
-#include <new>
 #include <optional>
 #include <string>
 
@@ -7,61 +5,20 @@
 
 #include "troupe/kvcache/store.hpp"
 
+#include "starving.hpp"
+
 // A store whose allocations fail: what it was asked for is done whole or not at all.
-
-namespace {
-/// Allocations of this thread until one fails; none: all are made.
-thread_local std::optional<std::size_t> left;
-
-bool fails() {
-  if (!left) return false;
-  if (*left == 0) return true;
-  --*left;
-  return false;
-}
-}  // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  if (!fails()) {
-    if (void* memory = std::malloc(size)) return memory;
-  }
-  throw std::bad_alloc{};
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 namespace troupe::kvcache {
 namespace {
+
+using troupe::testing::allocations_left;
+using troupe::testing::starve;
 
 constexpr std::uint64_t whole = 1024;
 
 keyed_store::time_point now() {
   return {};
-}
-
-/// Lets the first, then the second allocation of `call` fail, and so on, and looks at the store each time.
-template <class Call, class Look>
-void starve(Call&& call, Look&& look) {
-  for (std::size_t made = 0;; ++made) {
-    SCOPED_TRACE(made);
-    bool failed = false;
-    left = made;
-    try {
-      call();
-    } catch (const std::bad_alloc&) {
-      failed = true;
-    } catch (...) {
-      left.reset();
-      throw;
-    }
-    left.reset();
-    if (!failed) return;
-    look();
-  }
 }
 
 TEST(starved_store, a_view_ends_without_memory) {
@@ -70,9 +27,9 @@ TEST(starved_store, a_view_ends_without_memory) {
   ASSERT_TRUE(store.commit(slot.put, now()));
   const auto first = store.get("key", now()).value();
   const auto second = store.get("key", now()).value();
-  left = 0;
+  allocations_left = 0;
   const bool ended = store.release(first.view) && store.release(second.view);
-  left.reset();
+  allocations_left.reset();
   EXPECT_TRUE(ended);
   EXPECT_EQ(store.counters().views, 0U);
   // Nobody reads it any more, so it makes room.

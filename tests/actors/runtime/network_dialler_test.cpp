@@ -1,0 +1,66 @@
+// Who asks for an address is answered, whatever the dialler of the process meets.
+
+#include "troupe/actors/runtime/network_dialler.hpp"
+
+#include <atomic>
+#include <new>
+#include <optional>
+
+#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
+#include <gtest/gtest.h>
+
+#include "troupe/actors/runtime/system.hpp"
+
+#include "waiting.hpp"
+
+namespace troupe::actors {
+namespace {
+
+using namespace std::chrono_literals;
+using troupe::testing::wait_limit;
+
+class network_dialler_without_memory : public ::testing::Test {
+ protected:
+  actor_host host;
+  caf::scoped_actor self{host.system()};
+  std::atomic<int> dials{0};
+
+  network_actor spawn(dial_function dial) {
+    return host.system().spawn<caf::hidden>(network_dialler, caf::actor{}, nullptr,
+                                            std::move(dial));
+  }
+
+  /// None: it has not answered.
+  std::optional<reached> ask(const network_actor& dialler) {
+    std::optional<reached> said;
+    self->request(dialler, wait_limit, caf::connect_atom::value, std::string{"127.0.0.1"},
+                  std::uint16_t{1}, std::set<std::string>{}, caf::timespan{1h})
+        .receive([&](reached& answer) { said = std::move(answer); }, [](const caf::error&) {});
+    return said;
+  }
+};
+
+TEST_F(network_dialler_without_memory, answers_and_tries_again_when_it_is_asked_again) {
+  const auto dialler = spawn([this](auto&&...) -> std::optional<troupe::error> {
+    if (++dials == 1) throw std::bad_alloc{};
+    return troupe::error{errc::peer_unreachable, "nobody is there"};
+  });
+  const auto first = ask(dialler);
+  ASSERT_TRUE(first && first->failed);
+  EXPECT_EQ(first->failed->code, errc::pool_exhausted);
+  const auto second = ask(dialler);
+  ASSERT_TRUE(second && second->failed);
+  EXPECT_EQ(second->failed->code, errc::peer_unreachable);
+  caf::anon_send_exit(dialler, caf::exit_reason::user_shutdown);
+}
+
+TEST_F(network_dialler_without_memory, that_ends_by_what_nobody_expects_leaves_nobody_waiting) {
+  const auto dialler = spawn([](auto&&...) -> std::optional<troupe::error> { throw 7; });
+  const auto first = ask(dialler);
+  ASSERT_TRUE(first && first->failed);
+  EXPECT_EQ(first->failed->code, errc::pool_exhausted);
+}
+
+}  // namespace
+}  // namespace troupe::actors
