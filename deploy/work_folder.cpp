@@ -1,5 +1,6 @@
 #include "troupe/deploy/work_folder.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,8 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "troupe/transport/folder.hpp"
 
 namespace troupe::deploy {
 
@@ -43,14 +46,12 @@ bool is_there(int fd, const std::string& path) {
 
 /// A run writes nothing else.
 bool holds_only_ours(const fs::path& folder) {
-  std::error_code failed;
-  for (fs::directory_iterator it{folder, failed}, end; !failed && it != end; it.increment(failed)) {
-    std::error_code unknown;
-    if (!fs::is_regular_file(it->symlink_status(unknown))) return false;
-    if (it->path().filename() != "deployment.yaml" && it->path().extension() != ".log")
-      return false;
-  }
-  return !failed;
+  const auto entries = transport::read_folder(folder);
+  return entries && std::ranges::all_of(*entries, [](const fs::path& entry) {
+           std::error_code unknown;
+           return fs::is_regular_file(fs::symlink_status(entry, unknown)) &&
+                  (entry.filename() == "deployment.yaml" || entry.extension() == ".log");
+         });
 }
 
 bool is_named_like_ours(std::string_view name) {
@@ -59,14 +60,15 @@ bool is_named_like_ours(std::string_view name) {
 
 /// What killed runs of this user have left behind: nobody holds its lock.
 void remove_abandoned(const std::string& base) {
-  std::error_code failed;
-  for (fs::directory_iterator it{base, failed}, end; !failed && it != end; it.increment(failed)) {
-    if (!is_named_like_ours(it->path().filename().string())) continue;
-    const int fd = open_own(it->path().string());
+  const auto entries = transport::read_folder(base);
+  if (!entries) return;
+  for (const auto& entry : *entries) {
+    if (!is_named_like_ours(entry.filename().string())) continue;
+    const int fd = open_own(entry.string());
     if (fd < 0) continue;
     std::error_code ignored;
-    if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && holds_only_ours(it->path()))
-      fs::remove_all(it->path(), ignored);
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && holds_only_ours(entry))
+      fs::remove_all(entry, ignored);
     ::close(fd);
   }
 }

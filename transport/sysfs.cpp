@@ -1,18 +1,13 @@
 #include "troupe/transport/sysfs.hpp"
 
 #include <fstream>
-#include <system_error>
+
+#include "troupe/transport/folder.hpp"
 
 namespace troupe::transport {
 
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> found;
-  std::error_code bad;
-  for (std::filesystem::directory_iterator at{folder, bad}, end; !bad && at != end;
-       at.increment(bad)) {
-    found.push_back(at->path());
-  }
-  return found;
+  return read_folder(folder).value_or(std::vector<std::filesystem::path>{});
 }
 
 std::string line_of(const std::filesystem::path& file) {

@@ -16,6 +16,7 @@
 
 #include "troupe/actors/secrets/door_files.hpp"
 #include "troupe/config/name_rule.hpp"
+#include "troupe/transport/folder.hpp"
 #include "troupe/transport/os_error.hpp"
 #include "troupe/transport/random.hpp"
 #include "troupe/transport/tcp/socket.hpp"
@@ -168,15 +169,15 @@ result<std::string> make_user_secret(const std::string& cluster) {
 std::vector<user_secret> user_secrets() {
   const auto state = user_state_folder();
   if (state.empty()) return {};
+  const auto folders = transport::read_folder(state + "/troupe");
+  if (!folders) return {};
   std::vector<std::pair<std::filesystem::file_time_type, user_secret>> found;
-  std::error_code failed;
-  for (std::filesystem::directory_iterator it{state + "/troupe", failed}, end; !failed && it != end;
-       it.increment(failed)) {
-    auto cluster = it->path().filename().string();
+  for (const auto& folder : *folders) {
+    auto cluster = folder.filename().string();
     if (!config::cluster_name.allows(cluster)) continue;
-    const auto secret = it->path() / "secret";
+    const auto secret = folder / "secret";
     std::error_code missing;
-    const auto used = std::filesystem::last_write_time(it->path(), missing);
+    const auto used = std::filesystem::last_write_time(folder, missing);
     if (!missing && std::filesystem::exists(secret, missing))
       found.push_back({used, {std::move(cluster), secret.string()}});
   }

@@ -5,16 +5,16 @@
 #include <charconv>
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
 #include <iostream>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "troupe/transport/folder.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -31,10 +31,10 @@ bool close_from_to(unsigned first, unsigned last) noexcept {
 /// One by one, as the kernel lists them.
 void close_listed(int keep) {
   std::vector<int> listed;
-  std::error_code failed;
-  for (std::filesystem::directory_iterator it{"/proc/self/fd", failed}, end; !failed && it != end;
-       it.increment(failed)) {
-    const auto name = it->path().filename().string();
+  const auto entries = transport::read_folder("/proc/self/fd");
+  if (!entries) return;
+  for (const auto& entry : *entries) {
+    const auto name = entry.filename().string();
     int fd = -1;
     if (std::from_chars(name.data(), name.data() + name.size(), fd).ec == std::errc{})
       listed.push_back(fd);

@@ -21,6 +21,7 @@
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/report_json.hpp"
 #include "troupe/transport/endpoint.hpp"
+#include "troupe/transport/sysfs.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -66,9 +67,8 @@ std::string memory_text() {
 /// The entries of a folder that the kernel fills, e.g. one per device.
 std::string entries_of(const char* folder, const std::string& prefix) {
   std::string names;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator{folder, none}) {
-    const auto name = entry.path().filename().string();
+  for (const auto& entry : transport::entries_of(folder)) {
+    const auto name = entry.filename().string();
     if (name.rfind(prefix, 0) == 0) names += (names.empty() ? "" : ", ") + name;
   }
   return names.empty() ? "none" : names;
