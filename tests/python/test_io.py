@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,39 @@ def test_prepared_lists_are_made_of_tuples_and_of_arrays_and_posted_again(both: 
         assert both.theirs[i * 64 : (i + 1) * 64] == both.ours[(63 - i) * 64 : (64 - i) * 64]
     pieces = both.a.prepare_pieces([(both.kv, 0, 8, 16, 4)])
     both.a.make("read", pieces, both.peer.prepare([(there, 8, 8, 4)])).post()
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_a_few_bytes_that_run_again_and_again_are_the_newest_each_time_or_fail(backend: str) -> None:
+    both = Both(backends=[backend])
+    here, there = both.kv.address, both.lent.address
+
+    def transfer(number: int) -> io.Transfer:
+        place = number * 4096
+        return both.a.make("write", both.a.prepare([(here + place, 64)]), both.peer.prepare([(there + place, 64)]))
+
+    def run(number: int, transfer: io.Transfer) -> None:
+        place = slice(number * 4096, number * 4096 + 64)
+        for i in range(50):
+            both.ours[place] = bytes([number * 50 + i]) * 64
+            assert transfer.run(timeout=PATIENCE) == io.Status(io.State.DONE, 64)
+            assert both.theirs[place] == both.ours[place]
+
+    with ThreadPoolExecutor(4) as threads:
+        ended = [threads.submit(run, number, transfer(number)) for number in range(4)]
+        for one in ended:
+            one.result(PATIENCE)
+    last = transfer(5)
+    last.run(timeout=PATIENCE)
+    assert last.run(b"noted", deadline=PATIENCE, timeout=PATIENCE).bytes_moved == 64
+    assert both.b.take_notices(timeout=PATIENCE)[0].data == b"noted"
+    both.lent.deregister(PATIENCE)
+    with refused(troupe.ErrorCode.GRANT_REVOKED):
+        last.run(timeout=PATIENCE)
+    both.kv.deregister(PATIENCE)
+    with refused(troupe.ErrorCode.ABORTED):
+        last.run(timeout=PATIENCE)
+    both.close()
 
 
 def test_memory_that_the_agent_allocates_is_seen_and_named(both: Both) -> None:
