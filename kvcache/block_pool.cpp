@@ -1,7 +1,9 @@
 #include "troupe/kvcache/block_pool.hpp"
 
 #include <algorithm>
+#include <new>
 #include <string>
+#include <utility>
 
 namespace troupe::kvcache {
 
@@ -19,6 +21,7 @@ block_pool::block_pool(std::uint32_t blocks, std::uint32_t max_waiters)
 // -- allocation
 
 result<allocation> block_pool::allocate(std::uint32_t count) {
+  if (unlisted_) list_free_runs();
   if (count > 0 && (!waiters_.empty() || count > counters_.free)) {
     ++counters_.refused;
     return fail(exhausted(count));
@@ -61,11 +64,15 @@ allocation block_pool::take(std::uint32_t count) {
 
 void block_pool::take_run(std::uint32_t start, std::uint32_t length, std::uint32_t count,
                           allocation& into) {
-  runs_by_length_.erase({length, start});
-  free_runs_.erase(start);
+  auto run = free_runs_.extract(start);
+  auto by_length = runs_by_length_.extract({length, start});
   if (count < length) {
-    free_runs_.emplace(start + count, length - count);
-    runs_by_length_.emplace(length - count, start + count);
+    // In its own nodes: what is taken is never lost for want of memory.
+    run.key() = start + count;
+    run.mapped() = length - count;
+    by_length.value() = {length - count, start + count};
+    free_runs_.insert(std::move(run));
+    runs_by_length_.insert(std::move(by_length));
   }
   for (std::uint32_t id = start; id < start + count; ++id) {
     blocks_[id] = {into.owner, 1, 0, block_state::allocated};
@@ -102,6 +109,8 @@ result<void> block_pool::retain(block_owner owner, std::span<const block_id> ids
 }
 
 result<release_count> block_pool::free(block_owner owner, std::span<const block_id> ids) {
+  std::vector<std::uint32_t> back;
+  back.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     auto ok = owned(owner, ids[i], "free");
     if (ok && blocks_[ids[i].value].references == 0) {
@@ -115,7 +124,6 @@ result<release_count> block_pool::free(block_owner owner, std::span<const block_
     --blocks_[ids[i].value].references;
   }
   release_count counts;
-  std::vector<std::uint32_t> back;
   for (const auto id : ids) {
     block& b = blocks_[id.value];
     if (b.state != block_state::allocated) continue;  // named twice: counted at its first mention
@@ -149,6 +157,8 @@ result<void> block_pool::pin(block_owner owner, std::span<const block_id> ids) {
 }
 
 result<release_count> block_pool::unpin(block_owner owner, std::span<const block_id> ids) {
+  std::vector<std::uint32_t> back;
+  back.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     auto ok = owned(owner, ids[i], "unpin");
     if (ok && blocks_[ids[i].value].pins == 0) {
@@ -164,7 +174,6 @@ result<release_count> block_pool::unpin(block_owner owner, std::span<const block
     if (--blocks_[ids[i].value].pins == 0) --counters_.pinned;
   }
   release_count counts;
-  std::vector<std::uint32_t> back;
   for (const auto id : ids) {
     block& b = blocks_[id.value];
     switch (b.state) {
@@ -186,15 +195,36 @@ result<release_count> block_pool::unpin(block_owner owner, std::span<const block
   return counts;
 }
 
-void block_pool::return_blocks(std::vector<std::uint32_t> ids) {
+void block_pool::return_blocks(std::vector<std::uint32_t> ids) noexcept {
   counters_.free += static_cast<std::uint32_t>(ids.size());
+  if (unlisted_) return;
   std::sort(ids.begin(), ids.end());
-  for (std::size_t i = 0; i < ids.size();) {
-    std::size_t end = i + 1;
-    while (end < ids.size() && ids[end] == ids[end - 1] + 1) ++end;
-    return_run(ids[i], static_cast<std::uint32_t>(end - i));
-    i = end;
+  try {
+    for (std::size_t i = 0; i < ids.size();) {
+      std::size_t end = i + 1;
+      while (end < ids.size() && ids[end] == ids[end - 1] + 1) ++end;
+      return_run(ids[i], static_cast<std::uint32_t>(end - i));
+      i = end;
+    }
+  } catch (const std::bad_alloc&) {
+    unlisted_ = true;  // the blocks are free all the same: whoever wants some next lists them
   }
+}
+
+void block_pool::list_free_runs() {
+  free_runs_.clear();
+  runs_by_length_.clear();
+  const auto count = static_cast<std::uint32_t>(blocks_.size());
+  for (std::uint32_t start = 0; start < count;) {
+    auto end = start;
+    while (end < count && blocks_[end].state == block_state::free) ++end;
+    if (end != start) {
+      free_runs_.emplace(start, end - start);
+      runs_by_length_.emplace(end - start, start);
+    }
+    start = end + 1;
+  }
+  unlisted_ = false;
 }
 
 void block_pool::return_run(std::uint32_t start, std::uint32_t length) {
@@ -230,8 +260,13 @@ result<waiter_id> block_pool::wait(std::uint32_t count, time_point deadline) {
                                       " requests wait already; try again later");
   }
   const waiter_id id{next_waiter_++};
-  waiters_.emplace(id, waiter{count, deadline});
-  deadlines_.emplace(deadline, id);
+  const auto place = deadlines_.emplace(deadline, id).first;
+  try {
+    waiters_.emplace(id, waiter{count, deadline});
+  } catch (...) {
+    deadlines_.erase(place);
+    throw;
+  }
   counters_.waited_blocks += count;
   return id;
 }
@@ -254,20 +289,27 @@ void block_pool::leave_queue(std::map<waiter_id, waiter>::iterator at) {
 
 std::vector<served_waiter> block_pool::serve(time_point now) {
   std::vector<served_waiter> served;
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    const auto late = waiters_.find(deadlines_.begin()->second);
-    served.push_back(
-        {late->first,
-         fail(errc::deadline, "pool: waited for " + std::to_string(late->second.count) +
-                                  " blocks until the deadline; make the pool larger or send "
-                                  "fewer requests at once")});
-    ++counters_.refused;
-    leave_queue(late);
-  }
-  while (!waiters_.empty() && waiters_.begin()->second.count <= counters_.free) {
-    const auto first = waiters_.begin();
-    served.push_back({first->first, take(first->second.count)});
-    leave_queue(first);
+  try {
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      const auto late = waiters_.find(deadlines_.begin()->second);
+      served.push_back(
+          {late->first,
+           fail(errc::deadline, "pool: waited for " + std::to_string(late->second.count) +
+                                    " blocks until the deadline; make the pool larger or send "
+                                    "fewer requests at once")});
+      ++counters_.refused;
+      leave_queue(late);
+    }
+    if (unlisted_) list_free_runs();
+    while (!waiters_.empty() && waiters_.begin()->second.count <= counters_.free) {
+      const auto first = waiters_.begin();
+      served.reserve(served.size() + 1);
+      served.push_back({first->first, take(first->second.count)});
+      leave_queue(first);
+    }
+  } catch (const std::bad_alloc&) {
+    if (served.empty()) throw;
+    // Those that were served have left the queue, and must hear of it; the others stay in it.
   }
   return served;
 }

@@ -134,7 +134,8 @@ class block_pool {
   [[nodiscard]] result<void> owned(block_owner owner, block_id id, const char* verb) const;
   [[nodiscard]] allocation take(std::uint32_t count);
   void take_run(std::uint32_t start, std::uint32_t length, std::uint32_t count, allocation& into);
-  void return_blocks(std::vector<std::uint32_t> ids);
+  void return_blocks(std::vector<std::uint32_t> ids) noexcept;
+  void list_free_runs();
   void return_run(std::uint32_t start, std::uint32_t length);
   void leave_queue(std::map<waiter_id, waiter>::iterator at);
   [[nodiscard]] error exhausted(std::uint32_t count) const;
@@ -142,7 +143,8 @@ class block_pool {
   std::vector<block> blocks_;
   std::map<std::uint32_t, std::uint32_t> free_runs_;                  // start -> length
   std::set<std::pair<std::uint32_t, std::uint32_t>> runs_by_length_;  // length, start
-  std::map<waiter_id, waiter> waiters_;                               // in order of arrival
+  bool unlisted_{false};  // the runs are to be listed again: there was no memory to change them
+  std::map<waiter_id, waiter> waiters_;  // in order of arrival
   std::set<std::pair<time_point, waiter_id>> deadlines_;
   std::uint32_t max_waiters_;
   std::uint64_t next_owner_{1};

@@ -80,8 +80,13 @@ result<remote_grant> grant_table::give(region_use memory, const byte_set& permit
                 std::to_string(grants_.size()) +
                     " grants are open on this link, the maximum; fence transfers");
   }
-  by_transfer_.emplace(scope.transfer, given->id);
-  grants_.emplace(given->id, std::move(given));
+  const auto place = by_transfer_.emplace(scope.transfer, given->id);
+  try {
+    grants_.emplace(said->id, std::move(given));
+  } catch (...) {
+    by_transfer_.erase(place);
+    throw;
+  }
   return said;
 }
 

@@ -277,6 +277,10 @@ class agent_core final : public agent {
   // -- memory
   [[nodiscard]] result<memory_id> add_memory(std::span<std::byte> bytes, std::string name,
                                              transport::access rights);
+  [[nodiscard]] result<memory_id> add_with_regions(std::span<std::byte> bytes, std::string name,
+                                                   transport::access rights,
+                                                   std::vector<region_id>& made);
+  void forget_regions(std::span<const region_id> those);
   [[nodiscard]] descriptor own_descriptor() const;
   struct revocation {
     std::uint64_t link{0};

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 // Memory: registered, described, taken back.
 
@@ -33,59 +34,57 @@ result<memory_id> agent_core::add_memory(std::span<std::byte> bytes, std::string
   }
   const std::lock_guard one_at_a_time{registering_};
   std::vector<region_id> made;
-  result<memory_id> added = fail(errc::internal, "");
+  auto added = or_error("memory is registered",
+                        [&] { return add_with_regions(bytes, std::move(name), rights, made); });
+  if (!added) forget_regions(made);
+  return added;
+}
+
+/// Without the lock. `made` has the regions that were made for it, also where it fails.
+result<memory_id> agent_core::add_with_regions(std::span<std::byte> bytes, std::string name,
+                                               transport::access rights,
+                                               std::vector<region_id>& made) {
   while (true) {
     lock_type lock{mutex_};
     const auto gaps = memories_.gaps_in(bytes);
-    if (gaps.empty()) {
-      added = memories_.add(bytes, std::move(name), rights);
-      break;
-    }
+    if (gaps.empty()) return memories_.add(bytes, std::move(name), rights);
     lock.unlock();  // to register may take long
-    std::optional<troupe::error> why;
+    made.reserve(made.size() + gaps.size());
     for (const auto& gap : gaps) {
       auto* const at =
           bytes.data() + (gap.address - reinterpret_cast<std::uintptr_t>(bytes.data()));
       auto region = place_->register_memory({at, gap.length}, name);
-      if (!region) {
-        why = std::move(region).error();
-        break;
-      }
+      if (!region) return fail(std::move(region).error());
+      made.push_back(*region);
       lock.lock();
       memories_.add_region(*region, gap);
       lock.unlock();
-      made.push_back(*region);
     }
-    if (!why) continue;
-    added = fail(std::move(*why));
-    break;
   }
-  if (added) return added;
-  for (const auto region : made) {
+}
+
+void agent_core::forget_regions(std::span<const region_id> those) {
+  for (const auto region : those) {
     const lock_type lock{mutex_};
     memories_.remove_region(region);
   }
-  for (const auto region : made) static_cast<void>(place_->deregister(region));
-  return added;
+  for (const auto region : those) static_cast<void>(place_->deregister(region));
 }
 
 result<memory_id> agent_core::allocate(std::uint64_t size, std::string name,
                                        transport::access rights) {
-  auto region = place_->allocate(size, name);
-  if (!region) return fail(std::move(region).error());
-  const auto span = place_->bytes(*region);
-  if (!span) return fail(span.error());
-  {
-    const lock_type lock{mutex_};
-    memories_.add_region(*region, {reinterpret_cast<std::uintptr_t>(span->data()), span->size()});
-  }
-  auto added = add_memory(*span, std::move(name), rights);
-  if (added) return added;
-  {
-    const lock_type lock{mutex_};
-    memories_.remove_region(*region);
-  }
-  static_cast<void>(place_->deregister(*region));
+  const auto region = place_->allocate(size, name);
+  if (!region) return fail(region.error());
+  auto added = or_error("memory is allocated", [&]() -> result<memory_id> {
+    const auto span = place_->bytes(*region);
+    if (!span) return fail(span.error());
+    {
+      const lock_type lock{mutex_};
+      memories_.add_region(*region, {reinterpret_cast<std::uintptr_t>(span->data()), span->size()});
+    }
+    return add_memory(*span, std::move(name), rights);
+  });
+  if (!added) forget_regions({&*region, 1});
   return added;
 }
 

@@ -73,10 +73,16 @@ result<memory_id> memory_table::add(std::span<std::byte> bytes, std::string name
                                       std::to_string(descriptor::max_parts) +
                                       "; register whole allocations before parts of them");
   }
-  for (auto* one : used) ++one->uses;
   const auto number = made.what.number;
-  by_address_.add(made.what.address(), made.what.length(), number);
-  memories_.emplace(number, std::move(made));
+  const auto [at_number, fresh] = memories_.emplace(number, std::move(made));
+  const auto& what = at_number->second.what;
+  try {
+    by_address_.add(what.address(), what.length(), number);
+  } catch (...) {
+    memories_.erase(at_number);
+    throw;
+  }
+  for (auto* one : used) ++one->uses;
   return memory_id{number};
 }
 
