@@ -29,11 +29,17 @@ result<operation_id> operation_table::begin(entry what) {
   }
   const operation_id id{next_};
   const auto key = key_of(what);
-  if (!key.empty() && !by_request_.try_emplace(key, id).second) {
+  if (by_request_.contains(key)) {
     return fail(errc::already_exists, "request `" + what.request + "` is live here already");
   }
+  const auto begun = live_.emplace(id, std::move(what)).first;
+  try {
+    if (!key.empty()) by_request_.emplace(key, id);
+  } catch (...) {
+    live_.erase(begun);
+    throw;
+  }
   ++next_;
-  live_.emplace(id, std::move(what));
   return id;
 }
 
