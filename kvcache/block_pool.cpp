@@ -303,7 +303,7 @@ std::vector<served_waiter> block_pool::serve(time_point now) {
     if (unlisted_) list_free_runs();
     while (!waiters_.empty() && waiters_.begin()->second.count <= counters_.free) {
       const auto first = waiters_.begin();
-      served.reserve(served.size() + 1);
+      if (served.size() == served.capacity()) served.reserve(2 * served.size() + 1);
       served.push_back({first->first, take(first->second.count)});
       leave_queue(first);
     }

@@ -137,7 +137,7 @@ result<membership_record> record_from(const json& object) {
 }  // namespace
 
 std::string to_text(const membership_record& record) {
-  // Not null at first: of one that becomes an object without memory the destructor reads what is not there.
+  // An object from the start: where null finds no memory to become one, the destructor reads what was never made.
   auto object = json::object();
   object["cluster"] = record.cluster;
   object["epoch_limit"] = record.epoch_limit;

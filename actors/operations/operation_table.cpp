@@ -91,10 +91,12 @@ result<void> operation_table::seal(operation_id id) {
 std::optional<operation_table::entry> operation_table::end_locked(operation_id id) {
   const auto found = live_.find(id);
   if (found == live_.end()) return std::nullopt;
-  auto was = std::move(found->second);
-  if (const auto key = key_of(was); !key.empty()) by_request_.erase(key);
-  live_.erase(found);
+  // What takes memory first: it ends whole, or goes on.
+  const auto key = key_of(found->second);
   ended_.insert(id);
+  auto was = std::move(found->second);
+  if (!key.empty()) by_request_.erase(key);
+  live_.erase(found);
   return was;
 }
 
@@ -105,15 +107,18 @@ bool operation_table::end(operation_id id) {
 
 bool operation_table::end(operation_id id, const std::optional<troupe::error>& failure) {
   const std::lock_guard lock{mutex_};
-  const auto was = end_locked(id);
-  if (!was) return false;
-  if (was->kind != operation_kind::receive) return true;
-  endings_.emplace(id, ended_receive{was->token_capacity, failure});
-  ending_order_.push_back(id);
-  if (ending_order_.size() > receives_kept) {
-    endings_.erase(ending_order_.front());
-    ending_order_.pop_front();
+  const auto found = live_.find(id);
+  if (found == live_.end()) return false;
+  if (found->second.kind == operation_kind::receive) {
+    ended_receive ending{found->second.token_capacity, failure};
+    if (!endings_.contains(id)) ending_order_.push_back(id);
+    endings_.insert_or_assign(id, std::move(ending));
+    if (ending_order_.size() > receives_kept) {
+      endings_.erase(ending_order_.front());
+      ending_order_.pop_front();
+    }
   }
+  (void)end_locked(id);
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include <caf/sec.hpp>
@@ -32,8 +33,9 @@ std::string text_of(const dialler_state::endpoint& to) {
   return to.first + ":" + std::to_string(to.second);
 }
 
-/// For the rest of what a handler that found no memory was to do.
-constexpr milliseconds next_look{100};
+/// Between two tries to do what memory was short for, and from a handler that found none to the next look.
+constexpr milliseconds next_try{10}, next_look{100};
+constexpr int most_tries = 10;
 
 void answer(dialler_state::asker& asker, troupe::error why) {
   asker.answer(reached{std::move(why), nullptr});
@@ -60,13 +62,39 @@ void cut(const dialler_state::attempt& attempt) {
   if (attempt.line) ::shutdown(*attempt.line, SHUT_RDWR);
 }
 
-/// Whatever handler found no memory: the process has its network still, and who was to be answered by then is.
+/// Once more where there is no memory for the message: somebody waits for it.
+template <class Send>
+void send_with_patience(Send&& send) noexcept {
+  for (int tries = 0; tries < most_tries; ++tries) {
+    try {
+      send();
+      return;
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(next_try);
+    }
+  }
+}
+
+/// Runs a handler. One that finds no memory does not end the actor, without which this process reaches nobody: it looks
+/// again soon, so that deadlines hold.
 template <class Handler>
 void with_what_memory_there_is(self_pointer self, Handler&& handle) {
   try {
     handle();
   } catch (const std::bad_alloc&) {
-    self->delayed_send(self, next_look, tick_atom::value);
+    send_with_patience([&] { self->delayed_send(self, next_look, tick_atom::value); });
+  }
+}
+
+/// Runs a step of an attempt. One that finds no memory leaves no attempt behind that nothing will end: whoever asks next
+/// begins a new one.
+template <class Step>
+void step_of(self_pointer self, std::uint64_t attempt, Step&& step) {
+  try {
+    step();
+  } catch (const std::bad_alloc&) {
+    self->state.attempts.erase(attempt);
+    throw;
   }
 }
 
@@ -117,12 +145,7 @@ void begin(self_pointer self, dialler_state::attempt attempt) {
   const auto until = attempt.deadline;
   const auto which = st.attempts.emplace(number, std::move(attempt)).first;
   std::optional<troupe::error> failed;
-  try {
-    failed = st.dial(number, where.first, where.second, until);
-  } catch (const std::bad_alloc&) {
-    st.attempts.erase(which);
-    throw;
-  }
+  step_of(self, number, [&] { failed = st.dial(number, where.first, where.second, until); });
   if (failed) fail_attempt(self, which, *failed);
 }
 
@@ -185,7 +208,8 @@ void greet(self_pointer self, std::uint64_t number,
             if (it != self->state.attempts.end() && why == caf::sec::request_timeout) {
               cut(it->second);
             }
-            with_what_memory_there_is(self, [&] { greeting_failed(self, number, why); });
+            with_what_memory_there_is(
+                self, [&] { step_of(self, number, [&] { greeting_failed(self, number, why); }); });
           });
 }
 
@@ -256,11 +280,13 @@ dialler_state::asker::asker(promise reply, std::set<std::string> knows, millisec
 
 dialler_state::asker::~asker() {
   if (!reply_.pending()) return;
-  try {
-    reply_.deliver(
-        reached{{{errc::pool_exhausted, "this process has no memory left to connect"}}, nullptr});
-  } catch (const std::bad_alloc&) {  // there is none for that, either
-  }
+  send_with_patience([this] {
+    reply_.deliver(reached{
+        {{errc::internal,
+          "the attempt to connect was given up: this process is short of memory, or its network "
+          "has crashed, which its log says"}},
+        nullptr});
+  });
 }
 
 network_actor::behavior_type network_dialler(self_pointer self, caf::actor broker,
@@ -294,7 +320,8 @@ network_actor::behavior_type network_dialler(self_pointer self, caf::actor broke
         return reply;
       },
       [self](const dialled& outcome) {
-        with_what_memory_there_is(self, [&] { take(self, outcome); });
+        with_what_memory_there_is(
+            self, [&] { step_of(self, outcome.attempt, [&] { take(self, outcome); }); });
       },
       [self](tick_atom) { with_what_memory_there_is(self, [&] { look_at_the_clock(self); }); },
   };

@@ -40,7 +40,7 @@ struct dialler_state {
   using endpoint = std::pair<std::string, std::uint16_t>;
   using promise = caf::typed_response_promise<reached>;
 
-  /// One that is dropped unanswered hears that memory is short: nothing else loses it.
+  /// One that is dropped unanswered hears of it: memory was short, or the actor ends by an exception.
   class asker {
    public:
     asker(promise reply, std::set<std::string> knows, std::chrono::milliseconds patience);

@@ -1,7 +1,9 @@
 // Memory of an agent in a process whose allocations fail: registered whole, or as it was before.
 
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,6 +17,16 @@ namespace {
 
 using transport::access;
 using troupe::testing::starve;
+
+/// Memory that has a file of its own.
+std::size_t files_mapped() {
+  std::ifstream maps{"/proc/self/maps"};
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("/memfd:") != std::string::npos ? 1U : 0U;
+  }
+  return count;
+}
 
 class starved_agent : public ::testing::Test {
  protected:
@@ -49,10 +61,12 @@ TEST_F(starved_agent, registers_memory_that_it_could_not_register_before) {
 }
 
 TEST_F(starved_agent, allocates_memory_that_it_gives_back) {
+  const auto before = files_mapped();
   const auto added = unless_starved(
       [&] { return self->allocate(4096, "memory whose name is no short string", access::read); });
   ASSERT_TRUE(added) << to_string(added.error());
   EXPECT_TRUE(self->deregister(*added, std::chrono::seconds{1}));
+  EXPECT_EQ(files_mapped(), before) << "what was allocated for a try that failed";
 }
 
 }  // namespace

@@ -557,8 +557,8 @@ _FREEING: dict[str, list[Any]] = {
 
 
 class Library:
-    """The functions of the library by their names without `troupe_`. Other threads of Python run beside them, but for
-    `io_run_at_once`, which is `io_run` for what ends sooner than they would begin."""
+    """The functions of the library by their names without `troupe_`. Calls release the interpreter's lock, except
+    `io_run_at_once`, which is `io_run` for what takes less time than threads that take turns."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -51,7 +51,6 @@ __all__ = [
 _BATCH = 64
 _SIGNALS = 200  # milliseconds that a wait may keep signals waiting
 _BRIEF = 64 * 1024  # bytes that are copied sooner than threads of Python take turns
-_CHANCES = 3  # in a row, for a transfer of so few bytes to end within the call that posts it
 _BACKENDS = {"shm": 1, "tcp": 2, "rdma": 3, "xgmi": 4}
 _BACKEND_NAMES = {number: name for name, number in _BACKENDS.items()}
 _RIGHTS = {"read": 1, "write": 2, "read_write": 3}
@@ -711,14 +710,14 @@ class Session(_Owned):
 class Transfer(_Owned):
     """Bytes that move between memory of this agent and of a peer. It goes on also where nobody references it."""
 
-    __slots__ = ("_chances", "_done")
+    __slots__ = ("_at_once", "_done")
     _release = "io_release_transfer"
-    _chances: int
+    _at_once: bool  # whether so few bytes end within the call that posts them, as far as that was tried
     _done: Status | None  # what `run` returns where all has moved, once it has
 
     def __init__(self, agent: Agent, number: int) -> None:
         super().__init__(agent, number)
-        self._chances = _CHANCES
+        self._at_once = True
         self._done = None
 
     def post(self, notice: bytes = b"", *, deadline: float | None = None) -> None:
@@ -762,13 +761,16 @@ class Transfer(_Owned):
         limit = 0 if deadline is None else _abi.milliseconds("deadline", deadline, 0)
         raw = _io_abi.IoStatus(_STATUS_SIZE)
         data = bytes(notice)
-        if done is None or done.bytes_moved > _BRIEF or not self._chances:
+        if done is None or done.bytes_moved > _BRIEF or not self._at_once:
             step = min(left, _SIGNALS)
             said = lib.io_run(agent._handle, self.number, data, len(data), limit, step, ctypes.addressof(raw))
-            self._done = self._finished(said, left - step, raw)
-            return self._done
+            status = self._finished(said, left - step, raw)
+            if status.state is State.DONE:  # another thread may have posted it again meanwhile
+                self._done = status
+            return status
         said = lib.io_run_at_once(agent._handle, self.number, data, len(data), limit, 0, ctypes.addressof(raw))
-        self._chances = self._chances - 1 if said == _abi.TIMED_OUT else _CHANCES
+        if said == _abi.TIMED_OUT:
+            self._at_once = False
         return done if not said and raw.state == _DONE else self._finished(said, left, raw)
 
     def _finished(self, said: int, left: int, raw: _io_abi.IoStatus) -> Status:
