@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "troupe/kvcache/or_undo.hpp"
+
 namespace troupe::kvcache {
 
 // -- construction
@@ -12,10 +14,7 @@ namespace troupe::kvcache {
 block_pool::block_pool(std::uint32_t blocks, std::uint32_t max_waiters)
     : blocks_(blocks), max_waiters_{max_waiters} {
   counters_.total = counters_.free = blocks;
-  if (blocks > 0) {
-    free_runs_.emplace(0, blocks);
-    runs_by_length_.emplace(blocks, 0);
-  }
+  list_free_runs();
 }
 
 // -- allocation
@@ -261,12 +260,7 @@ result<waiter_id> block_pool::wait(std::uint32_t count, time_point deadline) {
   }
   const waiter_id id{next_waiter_++};
   const auto place = deadlines_.emplace(deadline, id).first;
-  try {
-    waiters_.emplace(id, waiter{count, deadline});
-  } catch (...) {
-    deadlines_.erase(place);
-    throw;
-  }
+  or_undo([&] { waiters_.emplace(id, waiter{count, deadline}); }, [&] { deadlines_.erase(place); });
   counters_.waited_blocks += count;
   return id;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "troupe/kvcache/or_undo.hpp"
 #include "troupe/transport/random.hpp"
 
 namespace troupe::transport {
@@ -81,12 +82,7 @@ result<remote_grant> grant_table::give(region_use memory, const byte_set& permit
                     " grants are open on this link, the maximum; fence transfers");
   }
   const auto place = by_transfer_.emplace(scope.transfer, given->id);
-  try {
-    grants_.emplace(said->id, std::move(given));
-  } catch (...) {
-    by_transfer_.erase(place);
-    throw;
-  }
+  or_undo([&] { grants_.emplace(said->id, std::move(given)); }, [&] { by_transfer_.erase(place); });
   return said;
 }
 

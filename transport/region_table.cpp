@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "troupe/kvcache/or_undo.hpp"
 #include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport {
@@ -175,12 +176,7 @@ result<region_id> region_table::insert(region::description what) {
   made->what_.id = region_id{++last_id_};
   const auto id = made->id();
   const auto place = by_address_.emplace(begin, made.get()).first;
-  try {
-    regions_.emplace(id, std::move(made));
-  } catch (...) {
-    by_address_.erase(place);
-    throw;
-  }
+  or_undo([&] { regions_.emplace(id, std::move(made)); }, [&] { by_address_.erase(place); });
   return id;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "troupe/kvcache/or_undo.hpp"
 #include "troupe/transport/random.hpp"
 
 namespace troupe::io {
@@ -76,12 +77,8 @@ result<memory_id> memory_table::add(std::span<std::byte> bytes, std::string name
   const auto number = made.what.number;
   const auto [at_number, fresh] = memories_.emplace(number, std::move(made));
   const auto& what = at_number->second.what;
-  try {
-    by_address_.add(what.address(), what.length(), number);
-  } catch (...) {
-    memories_.erase(at_number);
-    throw;
-  }
+  or_undo([&] { by_address_.add(what.address(), what.length(), number); },
+          [&] { memories_.erase(at_number); });
   for (auto* one : used) ++one->uses;
   return memory_id{number};
 }

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "troupe/kvcache/or_undo.hpp"
+
 namespace troupe::actors {
 
 std::uint32_t operation_table::room_of(std::uint64_t tokens) noexcept {
@@ -33,12 +35,11 @@ result<operation_id> operation_table::begin(entry what) {
     return fail(errc::already_exists, "request `" + what.request + "` is live here already");
   }
   const auto begun = live_.emplace(id, std::move(what)).first;
-  try {
-    if (!key.empty()) by_request_.emplace(key, id);
-  } catch (...) {
-    live_.erase(begun);
-    throw;
-  }
+  or_undo(
+      [&] {
+        if (!key.empty()) by_request_.emplace(key, id);
+      },
+      [&] { live_.erase(begun); });
   ++next_;
   return id;
 }
@@ -88,21 +89,20 @@ result<void> operation_table::seal(operation_id id) {
   return {};
 }
 
-std::optional<operation_table::entry> operation_table::end_locked(operation_id id) {
+bool operation_table::end_locked(operation_id id) {
   const auto found = live_.find(id);
-  if (found == live_.end()) return std::nullopt;
+  if (found == live_.end()) return false;
   // What takes memory first: it ends whole, or goes on.
   const auto key = key_of(found->second);
   ended_.insert(id);
-  auto was = std::move(found->second);
   if (!key.empty()) by_request_.erase(key);
   live_.erase(found);
-  return was;
+  return true;
 }
 
 bool operation_table::end(operation_id id) {
   const std::lock_guard lock{mutex_};
-  return end_locked(id).has_value();
+  return end_locked(id);
 }
 
 bool operation_table::end(operation_id id, const std::optional<troupe::error>& failure) {
@@ -118,8 +118,7 @@ bool operation_table::end(operation_id id, const std::optional<troupe::error>& f
       ending_order_.pop_front();
     }
   }
-  (void)end_locked(id);
-  return true;
+  return end_locked(id);
 }
 
 std::optional<operation_table::ended_receive> operation_table::ended(operation_id receive) const {

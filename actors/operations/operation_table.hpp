@@ -70,7 +70,7 @@ class operation_table {
   static constexpr std::size_t receives_kept = 4096;
 
   [[nodiscard]] static std::string key_of(const entry& what);
-  [[nodiscard]] std::optional<entry> end_locked(operation_id id);
+  [[nodiscard]] bool end_locked(operation_id id);
 
   mutable std::mutex mutex_;
   std::uint64_t next_{1};

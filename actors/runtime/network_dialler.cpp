@@ -14,6 +14,7 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/types.hpp"
 #include "troupe/actors/runtime/system.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 #include "troupe/transport/os_error.hpp"
 
 namespace troupe::actors {
@@ -90,12 +91,7 @@ void with_what_memory_there_is(self_pointer self, Handler&& handle) {
 /// begins a new one.
 template <class Step>
 void step_of(self_pointer self, std::uint64_t attempt, Step&& step) {
-  try {
-    step();
-  } catch (const std::bad_alloc&) {
-    self->state.attempts.erase(attempt);
-    throw;
-  }
+  or_undo(std::forward<Step>(step), [&] { self->state.attempts.erase(attempt); });
 }
 
 void begin(self_pointer self, dialler_state::attempt attempt);

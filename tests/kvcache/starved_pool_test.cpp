@@ -12,7 +12,7 @@
 namespace troupe::kvcache {
 namespace {
 
-using troupe::testing::allocations_left;
+using troupe::testing::allocations;
 using troupe::testing::starve;
 
 constexpr std::uint32_t total = 16;
@@ -82,9 +82,9 @@ TEST(starved_pool, whoever_waits_has_a_deadline_and_is_served_once) {
     starve(
         [&] {
           for (auto& one : pool.serve(at(now))) {
-            const auto kept = std::exchange(allocations_left, std::nullopt);
+            const auto kept = std::exchange(allocations.left, std::nullopt);
             served.push_back(std::move(one));
-            allocations_left = kept;
+            allocations.left = kept;
           }
         },
         [] {});

@@ -12,7 +12,7 @@
 namespace troupe::kvcache {
 namespace {
 
-using troupe::testing::allocations_left;
+using troupe::testing::allocations;
 using troupe::testing::starve;
 
 constexpr std::uint64_t whole = 1024;
@@ -27,9 +27,9 @@ TEST(starved_store, a_view_ends_without_memory) {
   ASSERT_TRUE(store.commit(slot.put, now()));
   const auto first = store.get("key", now()).value();
   const auto second = store.get("key", now()).value();
-  allocations_left = 0;
+  allocations.left = 0;
   const bool ended = store.release(first.view) && store.release(second.view);
-  allocations_left.reset();
+  allocations.left.reset();
   EXPECT_TRUE(ended);
   EXPECT_EQ(store.counters().views, 0U);
   // Nobody reads it any more, so it makes room.

@@ -16,24 +16,8 @@
 
 #include "troupe/transport/backend.hpp"
 
+#include "allocations.hpp"
 #include "seed.hpp"
-
-namespace {
-/// The largest single allocation since it was last set to 0.
-std::size_t largest_allocation = 0;
-}  // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  largest_allocation = std::max(largest_allocation, size);
-  if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc{};
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 namespace troupe::actors {
 namespace {
@@ -405,9 +389,10 @@ TEST(session_messages, a_count_that_the_frame_cannot_hold_is_refused_before_anyt
     for (const std::uint32_t count : {100u, 1u << 16, 1u << 30, 1u << 31, 0xFFFFFFFFu}) {
       auto changed = r.bytes;
       put(changed, offset, count);
-      largest_allocation = 0;
+      troupe::testing::allocations.largest = 0;
       const auto back = decode(changed);
-      EXPECT_LT(largest_allocation, 512u) << name << " " << count;  // the sentence
+      EXPECT_LT(troupe::testing::allocations.largest, 512u)
+          << name << " " << count;  // the sentence
       ASSERT_FALSE(back) << name << " " << count;
       EXPECT_EQ(back.error().code, errc::out_of_range);
       EXPECT_THAT(back.error().message, HasSubstr("transfer_request." + name));
@@ -437,11 +422,11 @@ TEST(session_messages, what_a_decoded_frame_allocates_is_bounded_by_the_frame) {
   EXPECT_LE(blocks.capacity() * sizeof blocks.front(), 8 * f.size());
   r.blocks.assign(1, {{0}, std::numeric_limits<std::uint32_t>::max()});
   f = encoded(r);
-  largest_allocation = 0;
+  troupe::testing::allocations.largest = 0;
   back = decode(f);
   ASSERT_TRUE(back);
   EXPECT_EQ(std::get<transfer_request>(*back).blocks, r.blocks);
-  EXPECT_LT(largest_allocation, 512U);
+  EXPECT_LT(troupe::testing::allocations.largest, 512U);
 }
 
 TEST(session_messages, a_block_of_a_shuffled_pool_takes_three_bytes) {

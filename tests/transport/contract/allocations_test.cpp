@@ -1,42 +1,8 @@
-#include <cstdlib>
-#include <new>
+#include "allocations.hpp"
 
 #include "pair.hpp"
 
 // What posting a prepared batch costs the allocator: nothing, once the like was posted before.
-
-namespace {
-
-thread_local bool counting = false;
-thread_local std::size_t allocations = 0;
-
-void* counted(std::size_t size) {
-  if (counting) ++allocations;
-  void* const made = std::malloc(size == 0 ? 1 : size);
-  if (made == nullptr) throw std::bad_alloc{};
-  return made;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  return counted(size);
-}
-void* operator new[](std::size_t size) {
-  return counted(size);
-}
-void operator delete(void* what) noexcept {
-  std::free(what);
-}
-void operator delete[](void* what) noexcept {
-  std::free(what);
-}
-void operator delete(void* what, std::size_t) noexcept {
-  std::free(what);
-}
-void operator delete[](void* what, std::size_t) noexcept {
-  std::free(what);
-}
 
 namespace troupe::transport::contract {
 
@@ -45,14 +11,10 @@ namespace {
 /// Counts what its thread allocates.
 class allocation_count {
  public:
-  allocation_count() {
-    allocations = 0;
-    counting = true;
-  }
-  ~allocation_count() { counting = false; }
-  allocation_count(const allocation_count&) = delete;
-  allocation_count& operator=(const allocation_count&) = delete;
-  [[nodiscard]] static std::size_t so_far() { return allocations; }
+  [[nodiscard]] std::size_t so_far() const { return troupe::testing::allocations.made - before_; }
+
+ private:
+  const std::size_t before_{troupe::testing::allocations.made};
 };
 
 /// Takes what it is told without keeping it: what a sink keeps is its own.
@@ -109,7 +71,7 @@ TEST_P(allocations_test, posting_64_prepared_segments_again_allocates_nothing) {
       const bool posted = [&] {
         const allocation_count count;
         const bool took = wire->post_prepared(*what, how).has_value();
-        if (i > 200) counted += allocation_count::so_far();
+        if (i > 200) counted += count.so_far();
         return took;
       }();
       ASSERT_TRUE(posted);
@@ -120,7 +82,7 @@ TEST_P(allocations_test, posting_64_prepared_segments_again_allocates_nothing) {
     EXPECT_EQ(counted, 0U) << (dir == direction::write ? "writes" : "reads");
     const allocation_count count;
     const std::vector<std::byte> something(100);
-    EXPECT_EQ(allocation_count::so_far(), 1U);  // what is allocated is counted
+    EXPECT_EQ(count.so_far(), 1U);  // what is allocated is counted
   }
   EXPECT_FALSE(sink->failed);
   wire->close();

@@ -1,26 +1,32 @@
-#include "starving.hpp"
+#include "allocations.hpp"
 
+#include <algorithm>
 #include <cstdlib>
+#include <new>
 
 namespace troupe::testing {
 
-thread_local std::optional<std::size_t> allocations_left;
+thread_local allocation_record allocations;
 
 namespace {
 
-bool allocation_fails() {
-  if (!allocations_left) return false;
-  if (*allocations_left == 0) return true;
-  --*allocations_left;
-  return false;
+bool is_made(std::size_t size) {
+  auto& record = allocations;
+  record.largest = std::max(record.largest, size);
+  if (record.left && *record.left == 0) return false;
+  if (record.left) --*record.left;
+  ++record.made;
+  return true;
 }
 
 }  // namespace
 
 }  // namespace troupe::testing
 
+// Those of arrays call these.
+
 [[gnu::noinline]] void* operator new(std::size_t size) {
-  if (!troupe::testing::allocation_fails()) {
+  if (troupe::testing::is_made(size)) {
     if (void* memory = std::malloc(size)) return memory;
   }
   throw std::bad_alloc{};
