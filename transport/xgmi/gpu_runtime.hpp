@@ -120,7 +120,11 @@ class gpu_runtime {
 
   /// Whether kernels of `device` may touch memory of `peer`.
   [[nodiscard]] virtual bool reaches(std::uint32_t device, std::uint32_t peer) const = 0;
-  /// Makes it so; idempotent. `backend_unavailable`.
+  /// Whether they may touch memory of a GPU of this host that the process does not see
+  /// (CUDA_VISIBLE_DEVICES), once `open_memory` has opened it; why not, as a clause about that GPU, and what to do.
+  [[nodiscard]] virtual usability reaches_unseen(std::uint32_t device,
+                                                 const std::string& bus_id) const = 0;
+  /// Of one that is seen: makes it so; idempotent. `backend_unavailable`.
   [[nodiscard]] virtual result<void> enable(std::uint32_t device, std::uint32_t peer) = 0;
 
   // -- work

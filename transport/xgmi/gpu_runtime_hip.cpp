@@ -17,6 +17,7 @@
 #include "troupe/transport/xgmi/scatter_kernel.hpp"
 #if defined(TROUPE_GPU_CUDA)
 #include "troupe/transport/xgmi/cuda_driver.hpp"
+#include "troupe/transport/xgmi/nvml_library.hpp"
 #else
 #include "troupe/transport/xgmi/hip_library.hpp"
 #endif
@@ -243,6 +244,8 @@ class hip_runtime final : public gpu_runtime {
                                           std::span<std::byte> memory) override;
   void unpin(const pinned_memory& memory) noexcept override;
   [[nodiscard]] bool reaches(std::uint32_t device, std::uint32_t peer) const override;
+  [[nodiscard]] usability reaches_unseen(std::uint32_t device,
+                                         const std::string& bus_id) const override;
   [[nodiscard]] result<void> enable(std::uint32_t device, std::uint32_t peer) override;
   [[nodiscard]] result<gpu_stream> make_stream(std::uint32_t device) override;
   void release_stream(gpu_stream stream) noexcept override;
@@ -450,6 +453,17 @@ bool hip_runtime::reaches(std::uint32_t device, std::uint32_t peer) const {
   const auto error = hipDeviceCanAccessPeer(&can, static_cast<int>(device), static_cast<int>(peer));
   if (error != hipSuccess) static_cast<void>(hipGetLastError());
   return error == hipSuccess && can != 0;
+}
+
+usability hip_runtime::reaches_unseen(std::uint32_t device, const std::string& bus_id) const {
+#if defined(TROUPE_GPU_CUDA)
+  return nvml_reaches(name(device), bus_id);
+#else
+  static_cast<void>(device);
+  static_cast<void>(bus_id);
+  return {false,
+          "HIP opens memory only of GPUs that it sees; let it see both (HIP_VISIBLE_DEVICES)"};
+#endif
 }
 
 result<void> hip_runtime::enable(std::uint32_t device, std::uint32_t peer) {

@@ -53,6 +53,10 @@ class no_runtime final : public gpu_runtime {
   [[nodiscard]] bool reaches(std::uint32_t /*device*/, std::uint32_t /*peer*/) const override {
     return false;
   }
+  [[nodiscard]] usability reaches_unseen(std::uint32_t /*device*/,
+                                         const std::string& /*bus_id*/) const override {
+    return {false, not_built};
+  }
   [[nodiscard]] result<void> enable(std::uint32_t /*device*/, std::uint32_t /*peer*/) override {
     return absent();
   }

@@ -17,6 +17,21 @@ std::optional<std::uint32_t> gpu_site::index_of(const std::string& bus_id) const
   return std::nullopt;
 }
 
+usability gpu_site::reaches(std::uint32_t device, const std::string& bus_id) const {
+  const auto& ours = runtime->devices()[device].bus_id;
+  if (ours == bus_id) return {true, "the same GPU " + bus_id};
+  if (const auto theirs = index_of(bus_id)) {
+    if (runtime->reaches(device, *theirs)) return {true, "GPU " + ours + " reaches GPU " + bus_id};
+    return {false, "GPU " + ours + " does not reach the peer's GPU " + bus_id +
+                       ": no link between them, or the driver forbids it"};
+  }
+  auto unseen = runtime->reaches_unseen(device, bus_id);
+  if (unseen.usable) {
+    return {true, "GPU " + ours + " reaches GPU " + bus_id + ", which this process does not see"};
+  }
+  return {false, "this process does not see the peer's GPU " + bus_id + ", and " + unseen.reason};
+}
+
 namespace {
 std::function<std::shared_ptr<gpu_site>()>& maker() {
   static std::function<std::shared_ptr<gpu_site>()> make;

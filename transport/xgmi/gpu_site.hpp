@@ -23,6 +23,8 @@ struct gpu_site {
   [[nodiscard]] std::vector<std::string> bus_ids() const;
   /// The index of the GPU with that bus id; empty: this process does not see it.
   [[nodiscard]] std::optional<std::uint32_t> index_of(const std::string& bus_id) const;
+  /// Whether our GPU `device` may touch memory of a peer's, which this process need not see.
+  [[nodiscard]] usability reaches(std::uint32_t device, const std::string& bus_id) const;
 
   /// Looks for GPUs at the first call.
   [[nodiscard]] static std::shared_ptr<gpu_site> of_process();

@@ -130,19 +130,15 @@ result<reachable_region> peer_gpu_regions::reach(region_id region, std::uint32_t
 result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_message& said,
                                                 std::uint32_t device) const {
   const std::string gpu{said.gpu.data()};
-  const auto theirs = site_->index_of(gpu);
-  if (!theirs) {
-    return fail(errc::backend_unavailable,
-                "the peer's memory is on GPU " + gpu +
-                    ", which this process does not see; let it see both GPUs "
-                    "(CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)");
-  }
-  if (!site_->runtime->reaches(device, *theirs)) {
-    return fail(errc::backend_unavailable, "GPU " + site_->runtime->devices()[device].bus_id +
-                                               " does not reach the memory of GPU " + gpu +
-                                               ": no link between them, or the driver forbids it");
+  if (auto reached = site_->reaches(device, gpu); !reached.usable) {
+    return fail(errc::backend_unavailable, std::move(reached.reason));
   }
   if (same_process_) {
+    const auto theirs = site_->index_of(gpu);
+    if (!theirs) {
+      return fail(errc::unauthorized, "a region of this process is said to be on GPU " + gpu +
+                                          ", which it does not see");
+    }
     if (auto ok = site_->runtime->enable(device, *theirs); !ok) return fail(std::move(ok).error());
     return reachable_region{reinterpret_cast<std::byte*>(said.address), said.size, {}, nullptr};
   }

@@ -53,8 +53,8 @@ class peer_gpu_regions {
   [[nodiscard]] std::vector<parted_region> take_all();
   [[nodiscard]] bool knows(region_id region) const;
   /// The region for copies by our GPU `device`. `grant_revoked` (it is not, or no longer, shared),
-  /// `backend_unavailable` (the GPUs do not reach each other, or this process does not see the
-  /// peer's), and what opening it says.
+  /// `backend_unavailable` (the GPUs do not reach each other, or nothing says so of one that this
+  /// process does not see), and what opening it says.
   [[nodiscard]] result<reachable_region> reach(region_id region, std::uint32_t device);
 
  private:

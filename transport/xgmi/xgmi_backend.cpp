@@ -48,27 +48,20 @@ class xgmi_backend final : public shm::mapped_backend {
 usability xgmi_backend::reaches(const host_identity& peer) const {
   if (auto why = why_apart(context_.identity, peer)) return {false, std::move(*why)};
   if (peer.gpus.empty()) return {false, "same host, but the peer names no GPU of its own"};
-  const auto& runtime = *gpus_->site->runtime;
-  const auto& devices = runtime.devices();
   // Those that hold what we would move; before there is any, all that this process sees.
   auto own = context_.regions.gpus();
   if (own.empty()) {
-    for (std::uint32_t i = 0; i < devices.size(); ++i) own.insert(i);
+    for (std::uint32_t i = 0; i < gpus_->site->runtime->devices().size(); ++i) own.insert(i);
   }
   std::string why_not;
   for (const auto& gpu : peer.gpus) {
-    const auto theirs = gpus_->site->index_of(gpu);
-    if (!theirs) {
-      why_not = "this process does not see the peer's GPU " + gpu +
-                "; let it see both (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)";
-      continue;
+    if (const auto theirs = gpus_->site->index_of(gpu); theirs && own.contains(*theirs)) {
+      return {true, "same host, and the same GPU " + gpu};
     }
-    if (own.contains(*theirs)) return {true, "same host, and the same GPU " + gpu};
     for (const auto ours : own) {
-      if (runtime.reaches(ours, *theirs)) {
-        return {true, "same host; GPU " + devices[ours].bus_id + " reaches GPU " + gpu};
-      }
-      why_not = "GPU " + devices[ours].bus_id + " does not reach the peer's GPU " + gpu;
+      auto reached = gpus_->site->reaches(ours, gpu);
+      if (reached.usable) return {true, "same host; " + reached.reason};
+      why_not = std::move(reached.reason);
     }
   }
   return {false, "same host, but " + why_not};

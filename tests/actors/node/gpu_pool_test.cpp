@@ -193,10 +193,15 @@ TEST_P(computed_on_gpus, layers_move_when_a_worker_in_another_process_has_comput
   gpus.release_event(event);
 }
 
+std::vector<way> gpu_links() {
+  auto ways = gpu_ways();
+  std::erase_if(ways, [](const way& w) { return w.backend != "xgmi"; });
+  return ways;
+}
 /// The prefill node's GPU copies, which is the one that is lost.
 std::vector<way> gpu_pushes() {
-  auto ways = gpu_ways();
-  std::erase_if(ways, [](const way& w) { return w.backend != "xgmi" || w.mode != "write"; });
+  auto ways = gpu_links();
+  std::erase_if(ways, [](const way& w) { return w.mode != "write"; });
   return ways;
 }
 
@@ -427,6 +432,40 @@ TEST_F(half_seen, by_the_dialler_are_said_to_be_apart_where_only_xgmi_may_join_t
   options.decode_device = "gpu:1";
   expect_apart();
 }
+
+/// As servers of one GPU each are started, with a CUDA_VISIBLE_DEVICES of their own.
+class own_gpu_only : public computed_on_gpus {
+ protected:
+  void SetUp() override {
+    if (::testing::UnitTest::GetInstance()->test_to_run_count() != 1) {
+      GTEST_SKIP() << "a process looks for its GPUs once: run this test alone";
+    }
+    gpu_site::set_maker([test = ::getpid()] {
+      const std::vector<std::string> first{"0000:0a:00.0"}, second{"0000:0b:00.0"};
+      const bool here = ::getpid() == test;
+      auto gpus = std::make_unique<gpu_double>(here ? first : second);
+      gpus->reach(here ? second : first);
+      return std::make_shared<gpu_site>(std::move(gpus));
+    });
+    options_.decode_device = "gpu:0";
+    computed_on_gpus::SetUp();
+  }
+};
+
+TEST_P(own_gpu_only, is_seen_by_each_process_and_the_cache_moves_from_one_to_the_other) {
+  ASSERT_EQ(tell("launch"), "ok");
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    ASSERT_EQ(tell("compute " + std::to_string(layer)), "ok");
+  }
+  ASSERT_TRUE(events->outcome(taken));
+  ASSERT_EQ(events->of(taken).done, 1) << to_string(events->of(taken).why);
+  EXPECT_EQ(cache->differing(events->of(taken).allocated->blocks, 0, tokens, 5), 0u);
+  EXPECT_EQ(tell("outcome"), "done");
+  EXPECT_EQ(decode->report().links.front().backend, "xgmi");
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(own_gpu_only);
+INSTANTIATE_TEST_SUITE_P(over_gpus, own_gpu_only, ::testing::ValuesIn(gpu_links()), name_of);
 
 TEST(cache_on_the_host, is_never_joined_by_xgmi_although_its_process_sees_gpus) {
   if (have_verbs()) GTEST_SKIP() << "the doubles are for machines without devices";

@@ -217,6 +217,10 @@ void gpu_double::cut(std::uint32_t device, std::uint32_t peer) {
   const std::lock_guard lock{mutex_};
   cut_[{device, peer}] = true;
 }
+void gpu_double::reach(const std::vector<std::string>& bus_ids) {
+  const std::lock_guard lock{mutex_};
+  unseen_.insert(bus_ids.begin(), bus_ids.end());
+}
 
 usability gpu_double::state() const {
   if (lost_) return {false, "GPU 0000:0a:00.0 has fallen off the bus"};
@@ -350,6 +354,11 @@ void gpu_double::unpin(const pinned_memory& memory) noexcept {
 bool gpu_double::reaches(std::uint32_t device, std::uint32_t peer) const {
   const std::lock_guard lock{mutex_};
   return device < devices_.size() && peer < devices_.size() && !cut_.contains({device, peer});
+}
+
+usability gpu_double::reaches_unseen(std::uint32_t /*device*/, const std::string& bus_id) const {
+  const std::lock_guard lock{mutex_};
+  return {unseen_.contains(bus_id), "it is out of reach; let it see both (CUDA_VISIBLE_DEVICES)"};
 }
 
 result<void> gpu_double::enable(std::uint32_t device, std::uint32_t peer) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -66,6 +67,8 @@ class gpu_double : public gpu_runtime {
   void never_waits() { waits_ = false; }
   /// Pairs that do not reach each other.
   void cut(std::uint32_t device, std::uint32_t peer);
+  /// Those of them that the process does not see are within reach.
+  void reach(const std::vector<std::string>& bus_ids);
 
   // -- gpu_runtime
   [[nodiscard]] const char* kind() const noexcept override { return "double"; }
@@ -89,6 +92,8 @@ class gpu_double : public gpu_runtime {
                                           std::span<std::byte> memory) override;
   void unpin(const pinned_memory& memory) noexcept override;
   [[nodiscard]] bool reaches(std::uint32_t device, std::uint32_t peer) const override;
+  [[nodiscard]] usability reaches_unseen(std::uint32_t device,
+                                         const std::string& bus_id) const override;
   [[nodiscard]] result<void> enable(std::uint32_t device, std::uint32_t peer) override;
   [[nodiscard]] result<gpu_stream> make_stream(std::uint32_t device) override;
   void release_stream(gpu_stream stream) noexcept override;
@@ -125,6 +130,7 @@ class gpu_double : public gpu_runtime {
   std::map<void*, std::shared_ptr<stream>> streams_;
   std::map<void*, std::uint32_t> device_of_;  ///< of streams
   std::map<std::pair<std::uint32_t, std::uint32_t>, bool> cut_;
+  std::set<std::string> unseen_;  ///< within reach
   std::uint64_t last_id_{0};
   std::atomic<bool> lost_{false};
   std::atomic<bool> still_{false};

@@ -166,7 +166,12 @@ TEST(reach, is_judged_by_the_gpus_that_hold_what_would_move) {
   EXPECT_THAT(judged("0000:0a:00.0"), HasSubstr("the same GPU 0000:0a:00.0"));
   EXPECT_THAT(judged("0000:0b:00.0"),
               HasSubstr("GPU 0000:0a:00.0 does not reach the peer's GPU 0000:0b:00.0"));
-  EXPECT_THAT(judged("0000:0c:00.0"), HasSubstr("does not see the peer's GPU 0000:0c:00.0"));
+  EXPECT_THAT(judged("0000:0c:00.0"), HasSubstr("does not see the peer's GPU 0000:0c:00.0, and"));
+  gpus.reach({"0000:0d:00.0"});
+  EXPECT_THAT(judged("0000:0c:00.0"), HasSubstr("does not see the peer's GPU 0000:0c:00.0, and"));
+  EXPECT_THAT(
+      judged("0000:0d:00.0"),
+      HasSubstr("GPU 0000:0a:00.0 reaches GPU 0000:0d:00.0, which this process does not see"));
   ASSERT_TRUE(place->deregister(first));
   ASSERT_TRUE(place->allocate_on_gpu(1, 4096, "pool"));
   EXPECT_THAT(judged("0000:0a:00.0"), HasSubstr("GPU 0000:0b:00.0 reaches GPU 0000:0a:00.0"));
