@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Two vLLM engines on one GPU, a prefill and a decode, between which Troupe moves the cache of one prompt at a time.
+"""Two vLLM engines on one GPU or on two, a prefill and a decode; Troupe moves the cache of one prompt at a time.
 
     gpu_pair.py [--push] [--lengths 8,512,2048,8192] [--rounds 13] [--step TOKENS] [--prefix-caching] [--lose]
-                [--model FOLDER]
+                [--own-gpus] [--latents] [--cache-dtype auto|fp8] [--model FOLDER]
 
 Handed over: the prefill engine is asked, then the decode engine with what it answers. Pushed: both are asked at once, and
 each layer moves when the GPU has computed it. Prints, by length, milliseconds (median / greatest): of one token by the
@@ -10,8 +10,9 @@ prefill engine, alone and for the other one; of 8 tokens by the decode engine, a
 question to the end of the text. All of these are asked in turn, in an order of its own each round; the first three rounds
 of each length are not counted. After each transfer the cache of the prompt is compared, byte for byte, on both sides.
 With --prefix-caching half of each prompt is that of the round before. With --lose, instead, the decode engine is stopped
-and killed in the middle of transfers. The model is made if it is missing: seeded, 64 KiB of cache a token. Wants vLLM
-with CUDA, and TROUPE_LIBRARY and TROUPE_COMMAND of a build with -DTROUPE_GPU=cuda.
+and killed in the middle of transfers. With --own-gpus each engine sees a GPU that the other does not see. The model is
+made if it is missing: seeded, 64 KiB of cache a token, or 18 KiB of latents (MLA) with --latents. Wants vLLM with CUDA,
+and TROUPE_LIBRARY and TROUPE_COMMAND of a build with -DTROUPE_GPU=cuda.
 """
 import argparse
 import hashlib
@@ -26,25 +27,31 @@ import time
 
 from troupe.hand_off import KEY, VERSION, new_transfer, source_params
 
+NAMES = ["prefill", "decode"]
 TOKENS_OUT = 8
 WARM_UP = 3
 VOCABULARY = 4096
+LAYERS = 16
 START_SECONDS, ASK_SECONDS = 240, 120
 LOST_TOKENS = 8192
 SEND = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def make_model(folder):
+def make_model(folder, latents):
     # pylint: disable=import-outside-toplevel
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
+    shape = {"hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": LAYERS, "num_attention_heads": 16,
+             "vocab_size": VOCABULARY, "max_position_embeddings": 16384}
     torch.manual_seed(7)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"), torch.no_grad():
-        model = LlamaForCausalLM(LlamaConfig(
-            hidden_size=2048, intermediate_size=4096, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=8,
-            head_dim=128, vocab_size=VOCABULARY, max_position_embeddings=16384))
+        if latents:
+            model = DeepseekV2ForCausalLM(DeepseekV2Config(
+                **shape, num_key_value_heads=16, head_dim=64, first_k_dense_replace=LAYERS, q_lora_rank=None))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=8, head_dim=128))
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(0, 1.0 if "embed" in name else 0.03)
@@ -86,7 +93,8 @@ class LastCache:
         torch.cuda.synchronize()
         found = hashlib.sha256()
         for cache in self._caches.values():
-            rows = cache[self._blocks].transpose(1, 2).flatten(0, 1)[:tokens]
+            blocks = cache[self._blocks]
+            rows = (blocks if blocks.dim() == 3 else blocks.transpose(1, 2)).flatten(0, 1)[:tokens]
             found.update(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes())
         return found.hexdigest()
 
@@ -94,6 +102,9 @@ class LastCache:
 def engine(name, asked, jobs, answers):
     """A process. Every answer: seconds, token ids, and what the engine says of its cache."""
     # pylint: disable=import-outside-toplevel
+    if asked.own_gpus:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen[NAMES.index(name)]
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", HF_HUB_OFFLINE="1",
                       VLLM_LOGGING_LEVEL="WARNING")
     from vllm import LLM, SamplingParams
@@ -106,7 +117,7 @@ def engine(name, asked, jobs, answers):
                                 engine_id=name, kv_connector_extra_config={"read_mode": not asked.push})
     llm = LLM(model=str(asked.model), skip_tokenizer_init=True, enforce_eager=True, gpu_memory_utilization=0.2,
               max_model_len=16384, max_num_batched_tokens=asked.step, enable_prefix_caching=asked.prefix_caching,
-              disable_log_stats=True, kv_transfer_config=transfer)
+              kv_cache_dtype=asked.cache_dtype, disable_log_stats=True, kv_transfer_config=transfer)
     answers.put("up")
     for job in iter(jobs.get, None):
         if isinstance(job, int):
@@ -127,11 +138,11 @@ class Engines:
         self._asked = asked
         self._context = multiprocessing.get_context("spawn")
         if not asked.model.is_dir():
-            maker = self._context.Process(target=make_model, args=(asked.model,))
+            maker = self._context.Process(target=make_model, args=(asked.model, asked.latents))
             maker.start()
             maker.join()
         self._engines = {}
-        for name in ("prefill", "decode"):
+        for name in NAMES:
             self.start(name)
 
     def start(self, name):
@@ -271,8 +282,13 @@ def main():
     parser.add_argument("--step", type=int, default=16384, help="tokens that an engine computes at once")
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--lose", action="store_true")
-    parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()) / "troupe-model")
+    parser.add_argument("--own-gpus", action="store_true")
+    parser.add_argument("--latents", action="store_true")
+    parser.add_argument("--cache-dtype", default="auto")
+    parser.add_argument("--model", type=pathlib.Path)
     asked = parser.parse_args()
+    if asked.model is None:
+        asked.model = pathlib.Path(tempfile.gettempdir()) / ("troupe-latents" if asked.latents else "troupe-model")
     engines = Engines(asked)
     prompts = Prompts(asked)
     fine = lose(engines, asked, prompts) if asked.lose else all([

@@ -1,9 +1,10 @@
 """Makes a model of the engine tests: some million seeded weights, too small to say anything but sensitive.
 
-    model.py FOLDER llama|windows
+    model.py FOLDER llama|windows|latents
 
 `llama`: every layer keeps every token. `windows`: every other layer keeps the last 256 (a Gemma 3), so that vLLM has a
-block table for each kind.
+block table for each kind. `latents`: a token's keys and values are one latent that all heads share (a DeepSeek V2
+without experts), of the size that vLLM has kernels for.
 
 A change of any prompt token changes the greedy text within one or two tokens, so a block of the cache that is lost,
 stale or swapped shows in the text. Its tokenizer writes a token per byte; texts have tokens of several letters as well, and
@@ -15,7 +16,7 @@ import sys
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast)
+from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast)
 
 VOCABULARY = 2048
 WINDOW = 256
@@ -38,6 +39,13 @@ def windows():
     return model
 
 
+def latents():
+    shape = {**SHAPE, "num_key_value_heads": SHAPE["num_attention_heads"], "head_dim": 64}
+    return DeepseekV2ForCausalLM(DeepseekV2Config(
+        **shape, first_k_dense_replace=SHAPE["num_hidden_layers"], kv_lora_rank=512, q_lora_rank=None,
+        qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=64))
+
+
 def tokenizer():
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = ("".join(some) for count in (2, 3) for some in itertools.product(string.ascii_lowercase, repeat=count))
@@ -52,7 +60,7 @@ def tokenizer():
 
 def main(folder, kind):
     torch.manual_seed(7)
-    {"llama": llama, "windows": windows}[kind]().to(torch.bfloat16).save_pretrained(folder)
+    {"llama": llama, "windows": windows, "latents": latents}[kind]().to(torch.bfloat16).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
 
 
