@@ -74,6 +74,8 @@ struct posting {
   /// Its segments that move, counted over all pieces; empty: all of them.
   std::span<const std::uint32_t> which;
   std::span<const std::byte> frame;  ///< as `batch::frame`
+  /// For the end of this: copies of the processor's may be made on this thread, up to 16 MiB.
+  bool caller_waits{false};
 
   /// How many move.
   [[nodiscard]] std::uint32_t count(const prepared_batch& of) const noexcept {

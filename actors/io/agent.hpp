@@ -118,6 +118,9 @@ struct event {
 
 enum class wait_for : std::uint8_t { all, any };
 enum class merge_entries : std::uint8_t { yes, no };
+/// What the caller does after posting. `waits`: it copies up to 16 MiB itself over `shm`, from the transfer's second
+/// posting over a link on, so that no other thread has to be woken for it.
+enum class then : std::uint8_t { goes_on, waits };
 
 struct peer_report {
   peer_id who;
@@ -239,8 +242,13 @@ class agent {
   /// have arrived, and only the answer is lost. `deadline` 0: none.
   /// `overloaded`: the transfer is active, or the peer has too many unread notices. `aborted`: a local
   /// memory was deregistered. Other failures are the transfer's: `status_of`.
+  [[nodiscard]] result<void> post(transfer_handle which, std::span<const std::byte> notice,
+                                  std::chrono::milliseconds deadline) {
+    return post(which, notice, deadline, then::goes_on);
+  }
+  /// The same; what the caller does next.
   [[nodiscard]] virtual result<void> post(transfer_handle which, std::span<const std::byte> notice,
-                                          std::chrono::milliseconds deadline) = 0;
+                                          std::chrono::milliseconds deadline, then caller) = 0;
   /// `make` and `post` in one, over a `session`. Offsets count from the beginning of each memory.
   [[nodiscard]] virtual result<transfer_handle> move(transport::direction dir, plan_id over,
                                                      std::span<const segment> segments,

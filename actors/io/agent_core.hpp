@@ -216,8 +216,9 @@ class agent_core final : public agent {
                                              std::chrono::milliseconds deadline) override;
 
   // -- transfers (agent_transfers.cpp)
+  using agent::post;
   [[nodiscard]] result<void> post(transfer_handle which, std::span<const std::byte> note_bytes,
-                                  std::chrono::milliseconds deadline) override;
+                                  std::chrono::milliseconds deadline, then caller) override;
   [[nodiscard]] result<status> status_of(transfer_handle which) const override;
   std::size_t wait(std::span<const transfer_handle> which, wait_for how_many,
                    std::chrono::milliseconds limit) override;
@@ -299,7 +300,7 @@ class agent_core final : public agent {
   void make_way(const peer_ptr& who);
   void try_later(const peer_ptr& who);
   void dial(const peer_ptr& who);
-  void on_dialled(const peer_ptr& who, actors::unique_fd fd);
+  void on_dialled(const peer_ptr& who, actors::owned_fd fd);
   void on_answer(const peer_ptr& who, control_message said);
   void greet(const peer_ptr& who, const challenge& said);
   void on_welcome(const peer_ptr& who, const welcome& said);
@@ -335,7 +336,7 @@ class agent_core final : public agent {
     incarnation life;  ///< once it has proved that it has our descriptor
     peer_ptr who;      ///< once it has introduced itself
   };
-  void let_in(actors::unique_fd fd);
+  void let_in(actors::owned_fd fd);
   void on_guest_message(const std::shared_ptr<newcomer>& from, control_message said);
   void on_hello(const std::shared_ptr<newcomer>& from, const hello& said);
   void on_introduction(const std::shared_ptr<newcomer>& from, const introduction& said);
@@ -375,10 +376,10 @@ class agent_core final : public agent {
   // -- transfers
   [[nodiscard]] result<transfer_handle> add_transfer(transport::direction dir, peer_id who,
                                                      planned_batch moves);  ///< takes the lock
-  void start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which);
+  void start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which, then caller);
   void go_on(lock_type& lock, const peer_ptr& who);
   /// Posts one that has all it needs. Gives the lock up.
-  void hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which);
+  void hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which, then caller);
   [[nodiscard]] static std::optional<std::vector<transport::piece>> pieces_of(
       remote_agent& who, const agent_transfer& which);
   void stop(lock_type& lock, const transfer_ptr& which, troupe::error why, bool is_cancel);
@@ -439,7 +440,7 @@ class agent_core final : public agent {
   std::deque<notice> inbox_;
   std::list<event> events_;
   bool notices_told_{false};  ///< an event says that the inbox has some
-  actors::unique_fd events_fd_;
+  actors::owned_fd events_fd_;
 };
 
 }  // namespace troupe::io

@@ -30,7 +30,7 @@ result<agent_core::transfer_ptr> agent_core::find_transfer(transfer_handle which
 }
 
 result<void> agent_core::post(transfer_handle which, std::span<const std::byte> note_bytes,
-                              std::chrono::milliseconds deadline) {
+                              std::chrono::milliseconds deadline, then caller) {
   lock_type lock{mutex_};
   const auto found = find_transfer(which);
   if (!found) return fail(found.error());
@@ -69,18 +69,19 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
   if (who.is_self) {
     copy_within(lock, one);
   } else {
-    start(lock, *peer, one);
+    start(lock, *peer, one, caller);
   }
   return {};
 }
 
 /// Gives the lock up, at its end for good.
-void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which) {
+void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which,
+                       then caller) {
   which->at = agent_transfer::stage::waiting;
   if (who->now == remote_agent::phase::up) {
     grant_questions ask;
     if (has_grants(*who, *which, ask)) {
-      hand_to_link(lock, who, which);
+      hand_to_link(lock, who, which, caller);
       return;
     }
     who->waiting.push_back(which);
@@ -100,7 +101,7 @@ void agent_core::go_on(lock_type& lock, const peer_ptr& who) {
     const auto one = some.front();
     if (one->at != agent_transfer::stage::waiting) continue;
     if (who->now == remote_agent::phase::up && has_grants(*who, *one, ask)) {
-      hand_to_link(lock, who, one);
+      hand_to_link(lock, who, one, then::goes_on);
     } else {
       who->waiting.push_back(one);
     }
@@ -131,7 +132,8 @@ std::optional<std::vector<transport::piece>> agent_core::pieces_of(remote_agent&
   return pieces;
 }
 
-void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which) {
+void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which,
+                              then caller) {
   const auto run = which->run;
   const auto link = who->link;
   const auto wire = wire_of(link);
@@ -180,7 +182,8 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
       posted = wire->post_prepared(*prepared, {.id = transport::batch_id{run},
                                                .transfer = transfer_id{run},
                                                .which = {},
-                                               .frame = frame});
+                                               .frame = frame,
+                                               .caller_waits = caller == then::waits});
     }
   }
   lock.lock();

@@ -248,8 +248,10 @@ troupe_status troupe_io_run(troupe_io_agent* agent, troupe_io_transfer transfer,
     if (auto out = writable(status, "status"); !out) return fail(out.error());
     const auto note = bytes(notice, notice_size, "notice");
     if (!note) return fail(note.error());
-    if (auto ok = self.post(io::transfer_handle{transfer}, *note, milliseconds(deadline_ms)); !ok)
-      return fail(ok.error());
+    const auto caller = timeout_ms != 0 ? io::then::waits : io::then::goes_on;
+    const auto posted =
+        self.post(io::transfer_handle{transfer}, *note, milliseconds(deadline_ms), caller);
+    if (!posted) return fail(posted.error());
     return finish(*agent, self, transfer, timeout_ms, status);
   });
 }

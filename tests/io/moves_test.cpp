@@ -89,6 +89,24 @@ TEST_P(agents_test, a_transfer_is_posted_again_after_its_end_and_not_before) {
   }
 }
 
+TEST_P(agents_test, a_caller_that_waits_copies_what_the_processor_copies) {
+  agent_pair p{GetParam()};
+  const auto out = p.make_blocks(direction::write, agent_node::size / 4096, 4096);
+  int at_once = 0;
+  for (std::uint32_t round = 0; round < 5; ++round) {
+    p.a.fill(round);
+    ASSERT_TRUE(p.a.self->post(out, bytes_of(std::to_string(round)), 0ms, then::waits));
+    at_once += p.a.self->status_of(out).value().now == state::done ? 1 : 0;
+    ASSERT_EQ(p.ended(p.a, out).now, state::done);
+    EXPECT_EQ(p.notices(p.b, 1), std::vector<std::string>{std::to_string(round)});
+    ASSERT_EQ(std::memcmp(p.a.memory.data(), p.b.memory.data(), agent_node::size), 0);
+  }
+  // Another thread may be telling of something else just then, and tells of the end as well.
+  if (GetParam().kind == transport::backend_kind::shm) {
+    EXPECT_GE(at_once, 2);
+  }
+}
+
 TEST_P(agents_test, indices_choose_entries_of_prepared_lists) {
   agent_pair p{GetParam()};
   p.a.fill(3);

@@ -262,8 +262,9 @@ TROUPE_API troupe_status troupe_io_wait(troupe_io_agent* agent, const troupe_io_
  * moves. `status` says how it stands also after TROUPE_TIMED_OUT. */
 TROUPE_API troupe_status troupe_io_finish(troupe_io_agent* agent, troupe_io_transfer transfer,
                                           uint64_t timeout_ms, troupe_io_status* status);
-/* `troupe_io_post` and `troupe_io_finish` in one call. Where the transfer cannot be posted, `status` is as
- * it was. */
+/* `troupe_io_post` and `troupe_io_finish` in one call. From the second time over a link on the caller copies
+ * up to 16 MiB itself where the processor copies (`shm`), unless `timeout_ms` is 0. Where the transfer cannot
+ * be posted, `status` is as it was. */
 TROUPE_API troupe_status troupe_io_run(troupe_io_agent* agent, troupe_io_transfer transfer,
                                        const void* notice, size_t notice_size, uint64_t deadline_ms,
                                        uint64_t timeout_ms, troupe_io_status* status);
